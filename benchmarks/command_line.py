@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from draftquant.recipes.errors import DraftQuantError
-from draftquant.scripts.console import print_error, print_json, print_table, table
 from draftquant.scripts.dev.real_shapes.drafts import REAL_DRAFTS
 from draftquant.scripts.dev.real_shapes.generate import write_real_shape_draft
+from draftquant.scripts.frame.console import print_error, print_json, print_table, table
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -17,10 +17,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from draftquant.scripts.console import stderr
-from draftquant.validate.judging.interim_analysis import Look, Spending
+from draftquant.scripts.frame.console import stderr
 from draftquant.validate.judging.judgement import GateReport, judge
-from draftquant.validate.judging.policy import POLICIES
+from draftquant.validate.judging.policy import POLICIES, Look, Spending
 
 from .command_line import run_benchmark
 from .simulated_replays import Loss, Recorded, over_contexts, record, replays

@@ -20,8 +20,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from draftquant.scripts.console import stderr
 from draftquant.scripts.dev import PAIRS
+from draftquant.scripts.frame.console import stderr
 
 from .command_line import add_draft, benchmark_parser, given_draft, run_benchmark
 from .measured_process import BenchError, folder_bytes, run_measured

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from draftquant.recipes import load_recipe
-from draftquant.scripts.console import stderr
 from draftquant.scripts.dev import PAIRS
+from draftquant.scripts.frame.console import stderr
 from draftquant.validate.judging.judgement import GateReport
 from draftquant.validate.report.document import read_report
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from draftquant.recipes import load_recipe
-from draftquant.scripts.console import stderr
 from draftquant.scripts.dev.real_shapes.drafts import DEFAULT_DRAFT
+from draftquant.scripts.frame.console import stderr
 
 from .command_line import add_draft, benchmark_parser, given_draft, run_benchmark
 from .measured_process import BenchError, folder_bytes, run_measured

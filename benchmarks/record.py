@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from draftquant.scripts.console import stderr
+from draftquant.scripts.frame.console import stderr
 
 from .command_line import benchmark_parser, run_benchmark
 
@@ -158,8 +158,11 @@ def record_all(
     """Record the prompts, up to a finished folder."""
     from draftquant.calibration.recording.decoding import GREEDY
     from draftquant.calibration.recording.record_traces import record_into
-    from draftquant.calibration.recording.recorded_target import RecordedTarget
-    from draftquant.calibration.recording.target_model import decoder_layers, shape_of
+    from draftquant.calibration.recording.target_model import (
+        RecordedTarget,
+        decoder_layers,
+        shape_of,
+    )
     from draftquant.calibration.recording.target_shape import feature_spec
     from draftquant.calibration.traces.manifest import TargetIdentity
     from draftquant.calibration.traces.writer import trace_output
@@ -187,7 +190,7 @@ def record_all(
 def measure(name: str, target: Path, load: Load, chosen: argparse.Namespace) -> Measurement:
     """Both, in turns."""
     import torch
-    from draftquant.calibration.passes.devices import resolve_device
+    from draftquant.calibration.passes.memory import resolve_device
     from transformers import AutoModelForCausalLM
 
     device = resolve_device(chosen.device)

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from draftquant.scripts.console import stderr
 from draftquant.scripts.dev.real_shapes.drafts import DEFAULT_DRAFT, REAL_DRAFTS
 from draftquant.scripts.dev.real_shapes.traces import TraceSize, write_traces
+from draftquant.scripts.frame.console import stderr
 
 from .command_line import add_draft, benchmark_parser, given_draft, run_benchmark
 from .measured_process import draftquant, run_measured
@@ -145,12 +145,11 @@ def timed_replay(
 ) -> dict[str, Any]:
     """What a replay in this process takes; see `Row`."""
     import torch
-    from draftquant.calibration.passes.devices import peak_bytes
-    from draftquant.calibration.passes.memory import estimate_replay
+    from draftquant.calibration.passes.memory import estimate_replay, peak_bytes
     from draftquant.calibration.traces.trace_folder import TraceFolder
-    from draftquant.scripts.api.loaded_drafts import load_for_replay
-    from draftquant.scripts.api.replay import OnTracesSettings
-    from draftquant.scripts.console import OnTerminal
+    from draftquant.scripts.frame.console import OnTerminal
+    from draftquant.scripts.loaded_drafts import load_for_replay
+    from draftquant.scripts.verbs.replay import OnTracesSettings
     from draftquant.validate.counting.trace_replay import replay_drafts
 
     settings = OnTracesSettings(

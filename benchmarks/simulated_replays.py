@@ -18,11 +18,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from draftquant.calibration.traces.feature_evidence import FeatureEvidence
 from draftquant.calibration.traces.manifest import TargetIdentity
-from draftquant.validate.counting.acceptance_counts import AcceptanceCounts
-from draftquant.validate.counting.context_bins import CONTEXT_BINS, ContextCounts
-from draftquant.validate.counting.draft_replay import (
+from draftquant.calibration.traces.trace_info import FeatureEvidence
+from draftquant.validate.counting.acceptance_counts import (
+    CONTEXT_BINS,
+    AcceptanceCounts,
+    ContextCounts,
+)
+from draftquant.validate.counting.draft_counts import (
     DraftReplay,
     FirstStepAgreement,
     PromptReplay,

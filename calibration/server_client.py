@@ -13,10 +13,9 @@ from typing import Any, Self, TypeVar
 
 import httpx2
 
-from ..recipes.bounds import AT_LEAST_1
-from ..recipes.errors import short
+from ..recipes.decode import AT_LEAST_1
+from ..recipes.errors import NoAnswerError, ServerError, short
 from ..recipes.strict_json import JsonProblem, parse_json
-from .errors import NoAnswerError, ServerError
 
 _MOST_BYTES = 64 * 2**20  # 100,000 tokens with 20 log-probabilities each have 40 MB
 _LONGEST_PAUSE = 60.0

@@ -8,8 +8,8 @@ import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ..recipes.errors import CheckpointError, EstimateError
 from ..recipes.formats import NumberFormat, Precision
-from .errors import CheckpointError, EstimateError
 
 _A100 = (
     "https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/a100/pdf/"

@@ -5,18 +5,18 @@ from typing import TYPE_CHECKING
 from .lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from .algorithm import Algorithm as Algorithm
     from .errors import DraftQuantError as DraftQuantError
     from .errors import RecipeError as RecipeError
-    from .expectations import Expectation as Expectation
-    from .expectations import GateChoice as GateChoice
-    from .kv_cache import KvCacheFormat as KvCacheFormat
+    from .formats import KvCacheFormat as KvCacheFormat
     from .library import aliases as aliases
     from .library import built_in_recipes as built_in_recipes
     from .library import load_recipe as load_recipe
     from .library import recipe_of_alias as recipe_of_alias
     from .schema import ActivationFormat as ActivationFormat
+    from .schema import Algorithm as Algorithm
+    from .schema import Expectation as Expectation
     from .schema import Format as Format
+    from .schema import GateChoice as GateChoice
     from .schema import Recipe as Recipe
     from .schema import Rule as Rule
     from .schema import WeightFormat as WeightFormat
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "ActivationFormat": ".schema",
-    "Algorithm": ".algorithm",
+    "Algorithm": ".schema",
     "DraftQuantError": ".errors",
-    "Expectation": ".expectations",
+    "Expectation": ".schema",
     "Format": ".schema",
-    "GateChoice": ".expectations",
-    "KvCacheFormat": ".kv_cache",
+    "GateChoice": ".schema",
+    "KvCacheFormat": ".formats",
     "Recipe": ".schema",
     "RecipeError": ".errors",
     "Rule": ".schema",

@@ -91,3 +91,114 @@ def _field(text: str) -> str:
 
 class RecipeError(DraftQuantError):
     """A recipe file is missing or does not say what the schema asks for."""
+
+
+# ---- The errors of this package; see `recipes.errors` for their form
+
+PASS_TRACES = (
+    "pass --traces CALIBRATION, recorded on other prompts than those of the gate; from one folder:"
+    " draftquant traces split TRACES --fraction 0.3 --out CALIBRATION GATE"
+)
+"""The fix where a recipe must know the inputs of the linears."""
+
+
+class CheckpointError(DraftQuantError):
+    """A draft folder, its config, its index or a safetensors header is not what it claims."""
+
+
+class PlanError(DraftQuantError):
+    """The recipe and the draft do not fit each other."""
+
+
+class LayoutError(DraftQuantError):
+    """A layout cannot express the recipe's formats."""
+
+
+class BackendError(DraftQuantError):
+    """A vendor toolkit is missing, unusable, or refused a weight."""
+
+
+class OutputError(DraftQuantError):
+    """An output, folder or file, cannot be written: it exists, overlaps the input, ..."""
+
+
+class VerifyError(DraftQuantError):
+    """The folder to verify cannot even be read as a quantized draft."""
+
+
+class DeclarationError(VerifyError):
+    """A quantization_config says what is not understood here: the input is to blame, no weights."""
+
+
+class ForwardError(DraftQuantError):
+    """A draft computes NaN or infinity."""
+
+
+class EstimateError(DraftQuantError):
+    """Speed cannot be estimated: of an unknown GPU, of such a target, or of such a number."""
+
+
+# ---- The errors of this package; see `recipes.errors` for their form
+
+
+class TraceError(DraftQuantError):
+    """A trace folder is not what it claims, cannot be recorded, or does not fit a draft."""
+
+
+class PromptError(DraftQuantError):
+    """A prompt file has lines that are no prompts."""
+
+
+class LineProblem(Exception):  # noqa: N818 - collected, never seen by a user as an exception
+    """What is wrong with one line of a prompt file, and its own fix where there is one."""
+
+    def __init__(self, what: str, fix: str = "") -> None:
+        super().__init__(what)
+        self.fix = fix
+
+
+class CalibrationError(DraftQuantError):
+    """Statistics of a draft's activations cannot be taken."""
+
+
+class DeviceError(DraftQuantError):
+    """There is no such device, or it has too little memory."""
+
+
+class ServerError(DraftQuantError):
+    """A server does not answer, refuses, or is none of an engine."""
+
+
+class NoAnswerError(ServerError):
+    """A server gave no answer, however often it was asked."""
+
+
+# ---- The errors of this package; see `recipes.errors` for their form
+
+
+class ReplayError(DraftQuantError):
+    """Drafts cannot be replayed on these traces."""
+
+
+class GateError(DraftQuantError):
+    """The gate was asked for something that no policy allows; a verdict is never an error."""
+
+
+class MeasureError(DraftQuantError):
+    """A server cannot be measured, or a measurement is not what it claims to be."""
+
+
+class ParityError(DraftQuantError):
+    """Outputs or scores cannot be held against each other."""
+
+
+class CompareError(DraftQuantError):
+    """Drafts cannot be compared with each other, or not for the traffic that was asked about."""
+
+
+class GoldenError(DraftQuantError):
+    """Golden acceptance is not what it claims to be, or cannot be written of what is given."""
+
+
+class CardError(DraftQuantError):
+    """A model card lacks what it must say, or is given figures of another draft."""

@@ -132,3 +132,66 @@ FEW_BITS: tuple[WeightDtype, ...] = tuple(
     name for name, number in NUMBER_FORMATS.items() if number.bits < 8
 )
 """Formats that lose enough for their codes to be searched along inputs."""
+
+
+# ---- The KV cache of a draft: in which format an engine holds it, and where its scales come from
+
+KvCacheScales = Literal["unit", "absmax", "measured"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvCacheFormat:
+    """How the draft's keys and values are rounded when they enter its cache: x ≈ code * scale.
+
+    A layer has one scale of its keys and one of its values, which are stored in the folder. The
+    weights and inputs of linears have nothing to do with them.
+
+    Attributes:
+        scales: unit: 1.0, which is what engines take where a folder has none, so that whatever
+            exceeds FP8's largest number is cut off; absmax: the largest magnitude along recorded
+            traces fits; measured: what leaves the smallest error along these traces.
+    """
+
+    dtype: KvCacheDtype
+    scales: KvCacheScales
+
+    @property
+    def needs_traces(self) -> bool:
+        """True if scales are found along recorded traces."""
+        return self.scales != "unit"
+
+    def __str__(self) -> str:
+        return f"{self.dtype}, {self.scales} scales"
+
+
+# ---- What an engine makes of a draft's folder when it is told to, beyond what the folder declares
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedForm:
+    """Options of an engine that make another draft of the same folder.
+
+    Attributes:
+        online_head: what vLLM makes of the head while it loads (`draft_lm_head_quantization`).
+        kv_cache: the format of the KV cache, by the engine's option for a draft's; None = what the
+            folder declares.
+    """
+
+    online_head: OnlineHead | None = None
+    kv_cache: KvCacheDtype | None = None
+
+    @property
+    def changes(self) -> bool:
+        """The folder alone is not what is served."""
+        return self != AS_STORED
+
+    def label(self, name: str) -> str:
+        """The name of a draft as reports have it: served otherwise it is another draft."""
+        if self.online_head is not None:
+            name = f"{name}, head {self.online_head} online"
+        if self.kv_cache is not None:
+            name = f"{name}, KV cache {self.kv_cache}"
+        return name
+
+
+AS_STORED = ServedForm()

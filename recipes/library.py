@@ -1,19 +1,266 @@
 """Finding recipes: built-in ones by name, a user's own by path, and `extends` one level deep."""
 
+import dataclasses
 import difflib
-from collections.abc import Mapping
+import io
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
-from yaml.nodes import MappingNode, ScalarNode
+from yaml.constructor import SafeConstructor
+from yaml.events import CollectionEndEvent, CollectionStartEvent
+from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from .decode import nearest
-from .errors import RecipeError
-from .recipe_file import Problem, RecipeFileError, compose, decode, merge
-from .refused import REFUSED, refusal
+from .decode import Misfit, MisfitError, nearest, walk
+from .errors import RecipeError, reason, visible
+from .regular_file import read_text
 from .schema import Recipe, to_mapping
-from .schemes import DIFFERENT, SAME, spelled
+from .schemes import ABSENT_FORMATS, DIFFERENT, REFUSED, SAME, refusal, spelled
+
+# ---- A recipe file: its YAML nodes, and every problem as `file:line: key: what / fix`, all at
+# once
+#
+# Nodes keep the file and line that they come from, also after `extends` merged two files. What the
+# keys mean is known to `schema.py`.
+
+DataclassT = TypeVar("DataclassT")
+
+MAX_RECIPE_BYTES = 16 * 2**10  # ours have 2 kB; PyYAML takes half a second for this much
+_DEEPEST = 32
+_MOST_SHOWN = 50
+_LONGEST_NUMBER = 40  # digits and signs
+
+_SCALARS: dict[type, tuple[str, str]] = {
+    str: ("tag:yaml.org,2002:str", "text"),
+    int: ("tag:yaml.org,2002:int", "a whole number"),
+    float: ("tag:yaml.org,2002:float", "a number"),
+    bool: ("tag:yaml.org,2002:bool", "true or false"),
+}
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Problem:
+    """One thing wrong in a recipe file, with the line it stands on (1-based)."""
+
+    file: str
+    line: int
+    what: str
+    fix: str
+
+    def __str__(self) -> str:
+        where = f"{visible(self.file)}:{self.line}"
+        return f"{where}: {visible(self.what)}\n  fix: {visible(self.fix)}"
+
+
+class RecipeFileError(RecipeError):
+    """Every problem of a recipe file, in the order of its lines."""
+
+    def __init__(self, problems: list[Problem]) -> None:
+        self.problems = tuple(sorted(set(problems)))
+        first = self.problems[0]
+        others = [f"{p.file}:{p.line}: {p.what}; {p.fix}" for p in self.problems[1:_MOST_SHOWN]]
+        super().__init__(f"{first.file}:{first.line}", first.what, fix=first.fix, details=others)
+        lines = [str(problem) for problem in self.problems[:_MOST_SHOWN]]
+        if len(self.problems) > _MOST_SHOWN:
+            lines.append(f"and {len(self.problems) - _MOST_SHOWN} problems more")
+        self.args = ("\n".join(lines),)
+
+
+def compose(path: Path, *, ours: bool) -> MappingNode:
+    """Parse a recipe file into its YAML node tree, without constructing any object.
+
+    Args:
+        ours: it is shipped, so no error has to be worded: libyaml parses it five times as fast.
+
+    Raises:
+        RecipeError: the file cannot be read, is not YAML, or is not one mapping of keys.
+    """
+    try:
+        text = read_text(path, MAX_RECIPE_BYTES)
+    except OSError as exc:
+        raise RecipeError(
+            path, f"cannot be read: {reason(exc)}", fix="give a readable recipe file"
+        ) from exc
+    try:
+        depth = 0
+        loader_of = yaml.CSafeLoader if ours and yaml.__with_libyaml__ else yaml.SafeLoader
+        for event in yaml.parse(text, loader_of):
+            depth += isinstance(event, CollectionStartEvent)
+            depth -= isinstance(event, CollectionEndEvent)
+            line = event.start_mark.line if event.start_mark else 0
+            if depth > _DEEPEST:
+                raise _one(
+                    path,
+                    line,
+                    "the keys are nested too deeply",
+                    "write the keys as 'draftquant recipes show NAME' prints them",
+                )
+            if getattr(event, "anchor", None) is not None:
+                raise _one(path, line, "anchors and aliases are not allowed", "write the value out")
+            tag = getattr(event, "tag", None)
+            if tag is not None:
+                raise _one(path, line, "tags are not allowed", f"remove {tag!r}")
+        stream = io.StringIO(text)
+        stream.name = str(path)
+        node = loader_of(stream).get_single_node()
+    except yaml.MarkedYAMLError as exc:
+        line = exc.problem_mark.line if exc.problem_mark else 0
+        tab = "'\\t'" in str(exc.problem)
+        fix = "indent with spaces, not tabs" if tab else "correct the syntax"
+        raise _one(path, line, f"not YAML: {exc.problem}", fix) from exc
+    except yaml.YAMLError as exc:
+        raise RecipeError(path, f"not YAML: {exc}", fix="save it as UTF-8 text") from exc
+    if not isinstance(node, MappingNode):
+        fix = "start from 'draftquant recipes show NAME'"
+        raise _one(path, 0, "expected a mapping of recipe keys", fix)
+    _check_keys(path, node)
+    return node
+
+
+def _check_keys(path: Path, node: Node) -> None:
+    """Keys are plain words: YAML also allows lists and mappings as keys."""
+    if isinstance(node, SequenceNode):
+        for item in node.value:
+            _check_keys(path, item)
+    if isinstance(node, MappingNode):
+        for key, value in node.value:
+            if not isinstance(key, ScalarNode):
+                raise _one(path, key.start_mark.line, "a key is not a word", "quote the key")
+            _check_keys(path, value)
+
+
+def merge(base: MappingNode, override: MappingNode) -> MappingNode:
+    """`extends`: keys of `override` replace those of `base`; mappings merge, lists do not."""
+    inherited = {key.value: value for key, value in base.value}
+    own = {key.value for key, _ in override.value}
+    merged = [(key, value) for key, value in base.value if key.value not in own]
+    for key, value in override.value:  # a key given twice stays twice: decoding reports it
+        below = inherited.get(key.value)
+        if isinstance(below, MappingNode) and isinstance(value, MappingNode):
+            value = merge(below, value)
+        merged.append((key, value))
+    return MappingNode(override.tag, merged, override.start_mark, override.end_mark)
+
+
+Explain = Callable[[str, str], tuple[str, str] | None]
+"""From a key and the text there to what is wrong and the fix; None = as decoding says it."""
+
+
+def decode(cls: type[DataclassT], node: Node, *, explain: Explain) -> DataclassT:
+    """Decode a YAML node into the dataclass `cls`, following its type annotations.
+
+    Raises:
+        RecipeFileError: every unknown, missing, doubled or wrongly typed key found.
+    """
+    value, misfits = walk(cls, _YamlTree(node))
+    if misfits:
+        raise RecipeFileError([_problem(misfit, explain) for misfit in misfits])
+    return typing.cast(DataclassT, value)
+
+
+def _problem(misfit: "Misfit[_YamlTree]", explain: Explain) -> Problem:
+    node = misfit.at.node
+    text = node.value if isinstance(node, ScalarNode) else ""
+    found = explain(misfit.key, text)
+    what, fix = (f"{misfit.key}: {found[0]}", found[1]) if found else (str(misfit), misfit.fix)
+    return Problem(node.start_mark.name, node.start_mark.line + 1, what, fix or _BY_THE_SCHEMA)
+
+
+_BY_THE_SCHEMA = "see the table of keys in recipes/README.md"
+
+
+@dataclass(frozen=True, slots=True)
+class _YamlTree:
+    """A node as the walker sees it: text, whole numbers and booleans, by the tags of YAML 1.1."""
+
+    node: Node
+
+    def entries(self) -> list[tuple[str, "_YamlTree", "_YamlTree"]]:
+        if not isinstance(self.node, MappingNode):
+            what = f"expected a mapping, got {self._got()}"
+            raise MisfitError(what, "indent its keys below it")
+        return [(k.value, _YamlTree(k), _YamlTree(value)) for k, value in self.node.value]
+
+    def items(self) -> "Sequence[_YamlTree]":
+        """Of a list; one value stands for a list of one."""
+        items = self.node.value if isinstance(self.node, SequenceNode) else [self.node]
+        if not items:
+            raise MisfitError("empty list", "remove the key or fill the list")
+        return [_YamlTree(item) for item in items]
+
+    def all_of(self, kind: Any) -> tuple[object, ...] | None:
+        """Never seen at once: lists of recipes are short."""
+        del kind
+        return None
+
+    def scalar(self, kind: Any) -> object:
+        value = self._scalar(kind)
+        if value is None:
+            wanted = _SCALARS[kind][1]
+            if kind is str and (read := self._read_by_yaml()):
+                text = self.node.value
+                fix = f"quote it ('{text}'): YAML reads {text} as {read}"
+                raise MisfitError(f"expected text, got {text}", fix)
+            raise MisfitError(f"expected {wanted}, got {self._got()}", f"write {wanted}")
+        return value
+
+    def choice(self, choices: tuple[object, ...]) -> object:
+        value = self._scalar(type(choices[0]))
+        if value is None and getattr(self.node, "tag", "") == _SCALARS[bool][0]:
+            value = self.node.value  # a word that YAML takes for true or false: `off`
+        if value in choices:
+            return value
+        expected = ", ".join(map(repr, choices))
+        written = self.node.value if isinstance(self.node, ScalarNode) else ""
+        if len(choices) == 1:
+            raise MisfitError(
+                f"expected {expected}, got {written or self._got()}", f"write {expected}"
+            )
+        what = f"expected one of {expected}, got {self._got()}"
+        raise MisfitError(what, ABSENT_FORMATS.get(written) or nearest(written, choices))
+
+    def is_null(self) -> bool:
+        if not isinstance(self.node, ScalarNode) or self.node.tag != "tag:yaml.org,2002:null":
+            return False
+        if not self.node.value:
+            raise MisfitError("blank value", "write null if that is meant")
+        return True
+
+    def _scalar(self, kind: type) -> object | None:
+        """The value of a scalar of this type, None where it is something else."""
+        if kind is float and (whole := self._scalar(int)) is not None:
+            return whole
+        if not isinstance(self.node, ScalarNode) or self.node.tag != _SCALARS[kind][0]:
+            return None
+        if kind is not str and len(self.node.value) > _LONGEST_NUMBER:
+            return None
+        try:
+            value: object = SafeConstructor().construct_object(self.node)
+        except ValueError:  # 0x_
+            return None
+        return value
+
+    def _read_by_yaml(self) -> str | None:
+        """What YAML 1.1 takes an unquoted word for; None where it is no word, or text."""
+        if not isinstance(self.node, ScalarNode) or not self.node.value:
+            return None
+        tag = self.node.tag.rpartition(":")[2]
+        if tag == "bool":
+            return str(self._scalar(bool)).lower()
+        return {"int": "a number", "float": "a number", "timestamp": "a date"}.get(tag)
+
+    def _got(self) -> str:
+        if isinstance(self.node, ScalarNode):
+            return repr(self.node.value) if self.node.value else "nothing"
+        return "a list" if isinstance(self.node, SequenceNode) else "a mapping"
+
+
+def _one(path: Path, line: int, what: str, fix: str) -> RecipeFileError:
+    return RecipeFileError([Problem(str(path), line + 1, what, fix)])
+
 
 _FOLDER = Path(__file__).parent
 _ALIASES: Mapping[str, str] = {

@@ -4,10 +4,15 @@ Every file that a user names is opened here. A FIFO or a device under the name o
 for ever or never end; a file of a gigabyte where a config is expected would fill the memory.
 """
 
+import fnmatch
 import io
 import os
 import stat
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
+
+from .errors import CheckpointError
 
 MAX_DOCUMENT_BYTES = 32 * 2**20
 """Of one JSON document. The index of a target of 140,000 tensors has 14 MB."""
@@ -78,3 +83,112 @@ def _kind(mode: int) -> str:
     if stat.S_ISDIR(mode):
         return "a folder"
     return "a FIFO" if stat.S_ISFIFO(mode) else "a device or a socket"
+
+
+# ---- What lies in a folder: every file below it, and which of them may be read through their
+# links
+#
+# A link may lead to another file of the folder, or from a snapshot of the Hub's cache to a blob of
+# the same repository (`models--X/snapshots/REV/file -> ../../blobs/HASH`, of a data set
+# `datasets--X`). Any other link could bring
+# a file of the machine into an output.
+
+MASK_EMBEDDING_FILE = "mask_embedding.pt"  # the one that engines read beside the safetensors
+_REPOSITORIES = ("models--", "datasets--")  # beginnings of their names in the Hub's cache
+SIGNATURE_FILE = "model.sig"  # of one folder, and of no other that is made from it
+_WEIGHTS = (
+    "*.bin", "*.bin.index.json", "*.ckpt", "*.ggml", "*.gguf", "*.h5", "*.joblib", "*.msgpack",
+    "*.npy", "*.npz", "*.onnx", "*.onnx_data", "*.pickle", "*.pkl", "*.pt", "*.pt2", "*.pth",
+    "*.safetensors", "*.safetensors.index.json", "*.tflite",
+)  # fmt: skip
+
+
+class Entry(NamedTuple):
+    """One file: its path relative to the folder, and why it cannot be read as one, or None."""
+
+    file: str
+    problem: str | None
+
+
+def entries(folder: Path) -> Iterator[Entry]:
+    """Every entry below `folder` that is no folder itself, by name; links are not walked through.
+
+    Raises:
+        CheckpointError: a subfolder cannot be listed.
+    """
+
+    def refuse(exc: OSError) -> None:
+        raise CheckpointError(exc.filename, f"cannot be listed: {exc.strerror}",
+                              fix="make the folder readable") from exc  # fmt: skip
+
+    for parent, folders, files in os.walk(folder, onerror=refuse):
+        folders.sort()
+        links = [name for name in folders if Path(parent, name).is_symlink()]
+        for path in sorted(Path(parent, name) for name in (*files, *links)):
+            yield Entry(path.relative_to(folder).as_posix(), _problem(path, folder))
+
+
+def files_of(folder: Path, *, skip: Callable[[str], bool]) -> list[str]:
+    """Every file below `folder`, relative, by name.
+
+    Args:
+        folder: where they lie.
+        skip: of a relative path: true for one that is left out, whatever it is.
+
+    Raises:
+        CheckpointError: one of them is a link out of the folder, or no file at all.
+    """
+    found = [entry for entry in entries(folder) if not skip(entry.file)]
+    for file, problem in found:
+        _check(folder / file, problem)
+    return [file for file, _ in found]
+
+
+def check_own(folder: Path, file: str) -> None:
+    """A file that is read by its name is no link out of the folder; it may be absent.
+
+    Raises:
+        CheckpointError: it is.
+    """
+    path = folder / file
+    if path.is_symlink():
+        _check(path, _problem(path, folder))
+
+
+def looks_like_weights(file: str) -> bool:
+    """True for weights or pickles in another format, by name; a mask embedding is neither."""
+    name = Path(file).name.lower()
+    return file != MASK_EMBEDDING_FILE and any(fnmatch.fnmatchcase(name, p) for p in _WEIGHTS)
+
+
+def _check(path: Path, problem: str | None) -> None:
+    if problem is not None:
+        raise CheckpointError(
+            path,
+            f"expected a file of the folder, got {problem}",
+            fix="put the file itself there, or move this out of the folder",
+        )
+
+
+def _problem(path: Path, folder: Path) -> str | None:
+    mode = path.lstat().st_mode
+    if stat.S_ISREG(mode):
+        return None
+    if not stat.S_ISLNK(mode):
+        return "neither a file nor a folder"
+    link = f"a link to {path.readlink()}"
+    try:
+        target = path.resolve(strict=True)
+    except (OSError, RuntimeError):  # absent, or a circle
+        return f"{link}, which leads nowhere"
+    if not target.is_file():
+        return f"{link}, which is no file"
+    homes = _homes(folder.resolve())
+    return None if any(target.is_relative_to(home) for home in homes) else f"{link}, elsewhere"
+
+
+def _homes(folder: Path) -> list[Path]:
+    """Where the links of a folder may lead."""
+    snapshots = [parent for parent in folder.parents if parent.name == "snapshots"]
+    repositories = [p.parent for p in snapshots if p.parent.name.startswith(_REPOSITORIES)]
+    return [folder, *(repository / "blobs" for repository in repositories)]

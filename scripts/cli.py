@@ -16,25 +16,28 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from ..quantize.errors import DeclarationError, VerifyError
-from ..quantize.files.command_line import command_line
-from ..recipes.errors import DraftQuantError, visible
-from .api.option import spelling
-from .command_table import COMMANDS, GROUPS
-from .commands.verbs import add_arguments
-from .console import (
+from ..quantize.files.hub import command_line
+from ..recipes.errors import DeclarationError, DraftQuantError, VerifyError, visible
+from .command_table import COMMANDS, EXAMPLES, GROUPS
+from .frame.console import (
     RESULTS,
     OnTerminal,
     StdoutError,
     detail,
     open_streams,
     print_error,
-    speak,
     stderr,
 )
-from .examples import EXAMPLES
-from .parsers import COMMON, CommandParser, UsageError, add_common_options, sentence
-from .progress import heartbeat
+from .frame.parsers import (
+    COMMON,
+    CommandParser,
+    UsageError,
+    add_arguments,
+    add_common_options,
+    sentence,
+)
+from .frame.progress import heartbeat, speak
+from .frame.settings import spelling
 
 _FIXES = {
     errno.EACCES: "change its permissions, or choose another place",
@@ -98,7 +101,7 @@ def _run(arguments: Sequence[str], options: argparse.Namespace) -> int:
         options.settings.check_bounds(spelling)
         options.settings.check()
     with _unwinding_signals(), command_line(options.argv), heartbeat(options.command):
-        command = importlib.import_module(f".commands.{options.command}", __package__)
+        command = importlib.import_module(f".verbs.{options.command}", __package__)
         return int(command.run(options))
 
 
@@ -143,7 +146,7 @@ def parser_of(arguments: Container[str]) -> CommandParser:
             name, help=summary, description=sentence(summary), examples=EXAMPLES.get(name, ())
         )
         if name in arguments:  # the arguments of the other commands are not needed
-            add_arguments(sub, importlib.import_module(f".commands.{name}", __package__))
+            add_arguments(sub, importlib.import_module(f".verbs.{name}", __package__))
     parser.list_commands(GROUPS)
     add_common_options(parser)
     return parser

@@ -64,7 +64,7 @@ def float64_on_one_thread(one_thread: None) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def quark_imported() -> None:
     """For tests that run Quark themselves: imported as the backend does, with its build guarded."""
-    from draftquant.quantize.backends.quark_import import quark_process_state
+    from draftquant.quantize.backends.quark_backend import quark_process_state
 
     if importlib.util.find_spec("quark") is not None:
         with quark_process_state():

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from draftquant.quantize.files.hub import DraftSource
-from draftquant.quantize.files.vocabulary_cut import VocabularyChoice
+from draftquant.quantize.files.provenance import VocabularyChoice
 from draftquant.quantize.vocabulary.cut_vocabulary import VocabularyReport, cut_vocabulary
 from tiny import read_tensors, tiny_eagle3_llama, write_tensors
 

@@ -2,8 +2,8 @@
 
 import torch
 from draftquant.quantize.algorithms import InputMoments
+from draftquant.quantize.numerics.number_formats import nearest_codes, served_scale
 from draftquant.quantize.numerics.quantized_weight import QuantizedWeight, code_values
-from draftquant.quantize.numerics.rows import nearest_codes, served_scale
 from draftquant.recipes import WeightFormat
 from torch import Tensor
 

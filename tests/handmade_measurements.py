@@ -13,8 +13,8 @@ from draftquant.validate.measure.measurement import (
     ServerIdentity,
     Setup,
     Speculation,
+    prompts_sha256,
 )
-from draftquant.validate.measure.measurement_checks import prompts_sha256
 
 _SECONDS = itertools.count(1)  # no two runs take the same time
 

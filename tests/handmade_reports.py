@@ -3,12 +3,13 @@
 import dataclasses
 from typing import Any
 
-from draftquant.validate.judging.anomalies import Background
+from draftquant.validate.judging.advice import Background
 from draftquant.validate.judging.judgement import GateReport, judge
 from draftquant.validate.judging.policy import resolve_policy
 from draftquant.validate.parity.finding import Finding
 from draftquant.validate.report.document import (
     Document,
+    Judgement,
     document_of,
     document_text,
     parse_report,
@@ -20,10 +21,8 @@ from draftquant.validate.report.facts import (
     QuantizationFacts,
     RuleFacts,
 )
-from draftquant.validate.report.judged_again import Judgement
 from draftquant.validate.served.joint_report import joint_report
-from draftquant.validate.served.served_gate import judge_measured
-from draftquant.validate.served.server_noise import server_noise
+from draftquant.validate.served.served_gate import judge_measured, server_noise
 from handmade_measurements import alternating, measurement
 from handmade_replays import BASELINE, RELEASE, noisy, replay
 

@@ -12,8 +12,8 @@ from draftquant.validate.measure.measurement import (
     ServerIdentity,
     Setup,
     Speculation,
+    prompts_sha256,
 )
-from draftquant.validate.measure.measurement_checks import prompts_sha256
 
 SPECULATION = Speculation(num_draft_tokens=3, method="eagle3")
 

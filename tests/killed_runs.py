@@ -14,7 +14,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from draftquant.quantize.files.staging_names import find_staging
+from draftquant.quantize.files.staging import find_staging
 from publishers import FAILED, Publisher, contents, exit_code, make_publishers, quiet
 
 SOFT_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)

@@ -12,10 +12,9 @@ from pathlib import Path
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.decoding import GREEDY
 from draftquant.calibration.server_client import Patience
-from draftquant.validate.measure.measure_plan import Plan, ServerAddress
-from draftquant.validate.measure.measuring import measure
-from draftquant.validate.measure.protocols.protocol import Ask
-from draftquant.validate.measure.protocols.vllm import VLLMProtocol
+from draftquant.validate.measure.engine_protocol import Ask
+from draftquant.validate.measure.measuring import Plan, ServerAddress, measure
+from draftquant.validate.measure.vllm_server import VLLMProtocol
 
 PROMPTS = tuple(
     Prompt(id=f"p{i}", category="ab"[i % 2], token_ids=(i, 3, i % 7)) for i in range(60)

@@ -16,7 +16,7 @@ from unittest.mock import MagicMock
 
 import pytest
 from draftquant.scripts.cli import every_parser, main
-from draftquant.scripts.parsers import CommandParser
+from draftquant.scripts.frame.parsers import CommandParser
 
 PACKAGES = ("quantize", "calibration", "validate", "scripts")
 

@@ -144,8 +144,8 @@ def quiet(log: Path) -> Callable[[], None]:
 
 def _import_all() -> None:
     from draftquant.calibration.recording import record_traces  # noqa: F401
-    from draftquant.quantize import dequantize_draft, quantize_draft  # noqa: F401
-    from draftquant.scripts.commands import check  # noqa: F401
+    from draftquant.quantize.making import quantize_draft  # noqa: F401
+    from draftquant.scripts.verbs import check  # noqa: F401
     from transformers import LlamaForCausalLM  # noqa: F401 - loads torch and itself
 
 

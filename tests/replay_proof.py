@@ -3,13 +3,13 @@
 from collections.abc import Callable
 
 from draftquant.calibration.passes.draft_inputs import first_hidden
-from draftquant.calibration.passes.predictions import draft_predictions
+from draftquant.calibration.passes.proposals import draft_predictions
 from draftquant.calibration.traces.prompt_trace import PromptTrace
 from draftquant.calibration.traces.trace_folder import TraceFolder
-from draftquant.quantize.numerics.fp8 import fp8_codes, fp8_scale
+from draftquant.quantize.numerics.number_formats import fp8_codes, fp8_scale
 from draftquant.quantize.stored.loading import LoadedDraft
 from draftquant.validate.counting.acceptance_counts import AcceptanceCounts
-from draftquant.validate.counting.rounds import accepted_by_row, rounds
+from draftquant.validate.counting.trace_replay import accepted_by_row, rounds
 from engine_loop import speculative_decode
 from reference_draft import ReferenceDraft
 from torch import Tensor

@@ -14,10 +14,10 @@ from draftquant.calibration.traces.target_tables import TargetTables
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.quantization_plan import Plan, make_plan
+from draftquant.quantize.planning.quantization_plan import Plan, make_plan
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.recipes import Recipe, WeightFormat, load_recipe
-from draftquant.recipes.algorithm import InputCorrection, NormChoice, ScaleChoice
+from draftquant.recipes.schema import InputCorrection, NormChoice, ScaleChoice
 from reference_draft import transformers_in_float64
 from safetensors.torch import load_file, save_file
 

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from draftquant.calibration.passes.predictions import draft_proposals
+from draftquant.calibration.passes.proposals import draft_proposals
 from draftquant.calibration.traces.prompt_trace import PromptTrace
 from draftquant.calibration.traces.target_tables import TargetTables
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
-from draftquant.validate.counting.rounds import prompt_counts
+from draftquant.validate.counting.trace_replay import prompt_counts
 from engine_loop import CachedTarget
 from reference_dflash import ReferenceDFlash
 from reference_draft import ReferenceDraft

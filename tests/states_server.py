@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from draftquant.calibration.vllm.state_pages import Pages, write_states
-from draftquant.calibration.vllm.states_file import STATES_KEY, StatesHead
+from draftquant.calibration.vllm.states_file import STATES_KEY, Pages, StatesHead, write_states
 from local_http import listening
 from torch import Tensor
 

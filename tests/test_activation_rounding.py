@@ -11,18 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from draftquant.quantize.converting.transcode_draft import plan_transcoding, transcode_draft
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
-from draftquant.quantize.measured import Measured
-from draftquant.quantize.quantization_plan import make_plan
-from draftquant.quantize.quantize_draft import quantize_draft
-from draftquant.quantize.stored.activations import STATIC, InputRounding
+from draftquant.quantize.making.quantize_draft import quantize_draft
+from draftquant.quantize.planning.quantization_plan import Measured, make_plan
 from draftquant.quantize.stored.layouts.scheme import Activations
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
-from draftquant.quantize.transcoding.transcode_draft import plan_transcoding, transcode_draft
+from draftquant.quantize.stored.online_rounding import STATIC, InputRounding
 from draftquant.recipes import load_recipe
+from draftquant.recipes.errors import CheckpointError
 from foreign_nvfp4 import NVFP4, by_compressed_tensors, input_scales
 from safetensors.torch import load_file, save_file
 from tiny import tiny_eagle3_llama

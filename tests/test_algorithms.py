@@ -5,10 +5,10 @@ import pytest
 import torch
 from draftquant.quantize.algorithms import InputMoments, get_algorithm, row_algorithm
 from draftquant.quantize.backends import get_backend
-from draftquant.quantize.errors import BackendError
-from draftquant.quantize.numerics.fp4 import fp4_codes, fp4_values
+from draftquant.quantize.numerics.number_formats import fp4_codes, fp4_values
 from draftquant.quantize.numerics.quantized_weight import QuantizedWeight
 from draftquant.recipes import Algorithm, WeightFormat
+from draftquant.recipes.errors import BackendError
 
 ABSMAX = Algorithm(scale="absmax", rounding="nearest")
 MSE = Algorithm(scale="mse", rounding="nearest")

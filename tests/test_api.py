@@ -18,14 +18,14 @@ from pathlib import Path
 import draftquant
 import pytest
 from draftquant import api as dq
-from draftquant.quantize.errors import CheckpointError
-from draftquant.quantize.files.command_line import command_line
-from draftquant.quantize.quantize_draft import QuantizeReport
+from draftquant.quantize.files.hub import command_line
+from draftquant.quantize.making.quantize_draft import QuantizeReport
 from draftquant.recipes import to_mapping
-from draftquant.scripts.api import reports
-from draftquant.scripts.api.listener import SILENT, Listener
+from draftquant.recipes.errors import CheckpointError
 from draftquant.scripts.cli import main
-from draftquant.validate.counting.draft_replay import DraftReplay
+from draftquant.scripts.frame import reports
+from draftquant.scripts.frame.listener import SILENT, Listener
+from draftquant.validate.counting.draft_counts import DraftReplay
 from draftquant.validate.judging.judgement import GateReport
 from test_packaging import ROOT, project
 
@@ -382,9 +382,9 @@ def test_the_package_quantize_is_a_package(tmp_path: Path) -> None:
     """And nothing else, whichever was imported first; neither loads torch."""
     code = """
 import sys
-import draftquant.quantize.quantization_plan as p
+import draftquant.quantize.planning.quantization_plan as p
 from draftquant import api, quantize
-assert quantize.quantization_plan is p
+assert quantize.planning.quantization_plan is p
 assert not callable(quantize) and callable(api.quantize)
 print(sorted({"torch", "transformers", "rich"} & sys.modules.keys()))
 """

@@ -15,17 +15,16 @@ import pytest
 import torch
 from draftquant.quantize.backends import get_backend
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.errors import CheckpointError, VerifyError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
-from draftquant.quantize.measured import Measured
-from draftquant.quantize.numerics.fp4 import fp4_values
+from draftquant.quantize.making.quantize_draft import quantize_draft
+from draftquant.quantize.numerics.number_formats import fp4_values
 from draftquant.quantize.numerics.quantized_weight import QuantizedWeight
-from draftquant.quantize.quantization_plan import make_plan
-from draftquant.quantize.quantize_draft import quantize_draft
-from draftquant.quantize.stored.looks_quantized import looks_quantized
+from draftquant.quantize.planning.quantization_plan import Measured, make_plan
+from draftquant.quantize.stored.stored_declaration import looks_quantized
 from draftquant.quantize.verify.audit import Audit, LinearAudit, audit
 from draftquant.recipes import ActivationFormat, Recipe, WeightFormat, load_recipe
+from draftquant.recipes.errors import CheckpointError, VerifyError
 from draftquant.recipes.schema import LayoutName
 from draftquant.scripts.cli import main
 from handmade import MADE, by_hand, encode, pack, quantize_by_hand, stored_parts

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.drafts.shared.aux_layers import KEY, SECTION, read_aux_layer_ids
-from draftquant.quantize.errors import CheckpointError
+from draftquant.quantize.drafts.config_reader import KEY, SECTION, read_aux_layer_ids
 from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.recipes.errors import CheckpointError
 from tiny import edit_json, tiny_eagle3_llama
 
 Ids = list[int] | None

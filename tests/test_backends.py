@@ -16,14 +16,15 @@ from typing import Any
 
 import pytest
 import torch
-from draftquant.quantize.backends import get_backend, quark_import
+from draftquant.quantize.backends import get_backend
+from draftquant.quantize.backends import quark_backend as quark_import
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.errors import BackendError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
-from draftquant.quantize.quantization_plan import make_plan
-from draftquant.quantize.quantize_draft import quantize_draft
+from draftquant.quantize.making.quantize_draft import quantize_draft
+from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.recipes import load_recipe
+from draftquant.recipes.errors import BackendError
 from draftquant.recipes.schema import BackendName, WeightFormat
 from tiny import tiny_eagle3_llama
 from vendors import needs
@@ -229,7 +230,7 @@ IMPORT_QUARK = """
 import sys
 from torch.utils.file_baton import FileBaton
 FileBaton.wait = lambda _: sys.exit("waits for ever")
-from draftquant.quantize.backends.quark_import import quark_process_state
+from draftquant.quantize.backends.quark_backend import quark_process_state
 with quark_process_state():
     import quark.torch
 """

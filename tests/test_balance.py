@@ -8,20 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from draftquant.quantize.algorithms.balance import (
-    divide_norm,
-    multiply_columns,
-)
 from draftquant.quantize.drafts import Draft, read_draft
-from draftquant.quantize.drafts.kinds.chain import ChainForward
-from draftquant.quantize.errors import BackendError
+from draftquant.quantize.drafts.passes import ChainForward
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.lints.concat import balance_exponent
-from draftquant.quantize.quantization_plan import make_plan
+from draftquant.quantize.making.execute import divide_norm, multiply_columns
+from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.stored.stored_draft import StoredDraft
 from draftquant.quantize.verify import verify
 from draftquant.recipes import Algorithm, load_recipe
+from draftquant.recipes.errors import BackendError
 from draftquant.scripts.cli import main
 from tiny import read_tensors, store, tiny_eagle3_llama, values_of, write_tensors
 from tiny_dflash import tiny_dflash
@@ -190,7 +187,7 @@ def test_nan_is_left_for_the_check_of_the_weight(tmp_path: Path) -> None:
 
 def quantize(source: Path, out: Path) -> None:
     from draftquant.quantize.files.hub import DraftSource
-    from draftquant.quantize.quantize_draft import quantize_draft
+    from draftquant.quantize.making.quantize_draft import quantize_draft
 
     plan = make_plan(load_recipe("int4-channel"), draft_of(source))
     quantize_draft(plan, out, source=DraftSource(folder=source))

@@ -8,11 +8,15 @@ from typing import Any, cast
 
 import pytest
 import torch
-from draftquant.calibration.errors import TraceError
-from draftquant.calibration.passes import batches, draft_inputs
-from draftquant.calibration.passes.batches import batches_of, proposals_of_batch, read_ahead
-from draftquant.calibration.passes.draft_inputs import first_hidden
-from draftquant.calibration.passes.predictions import NOTHING, draft_proposals
+from draftquant.calibration.passes import draft_inputs
+from draftquant.calibration.passes import draft_inputs as batches
+from draftquant.calibration.passes.draft_inputs import (
+    batches_of,
+    first_hidden,
+    proposals_of_batch,
+    read_ahead,
+)
+from draftquant.calibration.passes.proposals import NOTHING, draft_proposals
 from draftquant.calibration.prompts.prompt_file import Prompt, read_prompts
 from draftquant.calibration.recording.decoding import GREEDY, Decoding
 from draftquant.calibration.recording.record_traces import record_traces
@@ -20,8 +24,12 @@ from draftquant.calibration.traces.manifest import TraceEntry
 from draftquant.calibration.traces.prompt_trace import PromptTrace
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
-from draftquant.validate.counting.rounds import recorded_tokens
-from draftquant.validate.counting.trace_replay import chosen_num_draft_tokens, replay_drafts
+from draftquant.recipes.errors import TraceError
+from draftquant.validate.counting.trace_replay import (
+    chosen_num_draft_tokens,
+    recorded_tokens,
+    replay_drafts,
+)
 
 PAIRS = Path(__file__).parent / "pairs"
 LAYERS = {"eagle3-llama": (0, 1, 2), "eagle3-mla": (1, 2, 3), "dflash": (0, 1, 2)}
@@ -133,7 +141,7 @@ def test_drawn_proposals_in_a_batch(tmp_path: Path) -> None:
     draft = draft_of(drawn)
     for parts in (2**26, 7 * draft.forward.num_logits):  # logits in one part, and seven rows each
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("draftquant.calibration.passes.predictions.MAX_LOGITS", parts)
+            patch.setattr("draftquant.calibration.passes.proposals.MAX_LOGITS", parts)
             single, batched = (
                 replay_drafts(
                     [draft],

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 from draftquant.calibration.traces.trace_folder import TraceFolder
-from draftquant.scripts import api
-from draftquant.scripts.api.gate import gate as judge
+from draftquant.scripts import frame as api
 from draftquant.scripts.dev.real_shapes.generate import write_real_shape_draft
 from draftquant.scripts.dev.real_shapes.traces import TraceSize, write_traces
+from draftquant.scripts.verbs.gate import gate as judge
 from tiny_dflash import tiny_dflash
 
 from benchmarks import gate, peers, quality, quantize, record, replay

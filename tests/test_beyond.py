@@ -10,21 +10,20 @@ import pytest
 import torch
 from draftquant.quantize.algorithms import InputMoments
 from draftquant.quantize.backends import get_backend
-from draftquant.quantize.dequantize_draft import dequantize_draft
+from draftquant.quantize.converting.dequantize_draft import dequantize_draft
+from draftquant.quantize.converting.transcode_draft import plan_transcoding, transcode_draft
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.errors import LayoutError, PlanError
-from draftquant.quantize.estimate.draft_round import draft_round, planned_weights
+from draftquant.quantize.estimate.draft_step import draft_round, planned_weights
 from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.files.how_rounded import GptqFactors
 from draftquant.quantize.files.hub import DraftSource
-from draftquant.quantize.measured import Measured
-from draftquant.quantize.quantization_plan import Plan, make_plan
-from draftquant.quantize.quantize_draft import quantize_draft
+from draftquant.quantize.files.provenance import GptqFactors
+from draftquant.quantize.making.quantize_draft import quantize_draft
+from draftquant.quantize.planning.quantization_plan import Measured, Plan, make_plan
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
-from draftquant.quantize.transcoding.transcode_draft import plan_transcoding, transcode_draft
 from draftquant.quantize.verify import verify
 from draftquant.quantize.verify.audit import audit
 from draftquant.recipes import Recipe, load_recipe
+from draftquant.recipes.errors import LayoutError, PlanError
 from heads import BEYOND, FUSION, HEAD, beyond
 from mixes import FP8, INT4
 from tiny import read_tensors, tiny_eagle3_llama, write_tensors
@@ -406,7 +405,7 @@ def test_gptq_of_a_head_comes_closer_in_outputs(source: Path, tmp_path: Path) ->
 
 
 def test_of_a_foreign_head_the_gate_asks_where_it_points(source: Path, tmp_path: Path) -> None:
-    from draftquant.validate.errors import GateError
+    from draftquant.recipes.errors import GateError
     from draftquant.validate.judging.candidate_origin import DraftFolder, check_loaded
 
     out = tmp_path / "out"

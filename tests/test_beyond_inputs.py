@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from draftquant.calibration.errors import CalibrationError, TraceError
-from draftquant.calibration.linear_inputs.input_scales import measure_input_scales
-from draftquant.calibration.linear_inputs.second_moments import MomentsAlongTraces
-from draftquant.calibration.linear_inputs.static_scales import calibrated_scales
+from draftquant.calibration.linear_inputs.plan_inputs import MomentsAlongTraces
+from draftquant.calibration.linear_inputs.static_scales import (
+    calibrated_scales,
+    measure_input_scales,
+)
 from draftquant.calibration.passes.draft_inputs import check_trace_fits, first_hidden
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.record_traces import record_traces
@@ -16,11 +17,11 @@ from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.forward import whole_rows
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
-from draftquant.quantize.measured import Measured
-from draftquant.quantize.quantization_plan import make_plan
-from draftquant.quantize.quantize_draft import quantize_draft
+from draftquant.quantize.making.quantize_draft import quantize_draft
+from draftquant.quantize.planning.quantization_plan import Measured, make_plan
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.quantize.verify import verify
+from draftquant.recipes.errors import CalibrationError, TraceError
 from draftquant.scripts.cli import main
 from heads import beyond
 from mixes import FP8, FP8_STATIC

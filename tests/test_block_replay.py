@@ -24,29 +24,25 @@ from block_pair import (
     shared_tables,
     with_own_tensors,
 )
-from draftquant.calibration.errors import CalibrationError, TraceError
-from draftquant.calibration.linear_inputs.input_scales import measure_input_scales
+from draftquant.calibration.linear_inputs.static_scales import measure_input_scales
 from draftquant.calibration.passes.draft_inputs import first_hidden
-from draftquant.calibration.passes.predictions import draft_predictions
+from draftquant.calibration.passes.proposals import draft_predictions
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.trace_folder import TraceFolder
+from draftquant.quantize.drafts import passes as block
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.families.dflash.names import DFlash
 from draftquant.quantize.drafts.forward import whole_rows
-from draftquant.quantize.drafts.kinds import block
-from draftquant.quantize.errors import ForwardError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
-from draftquant.quantize.measured import Measured
-from draftquant.quantize.quantization_plan import make_plan
-from draftquant.quantize.quantize_draft import quantize_draft
+from draftquant.quantize.making.quantize_draft import quantize_draft
+from draftquant.quantize.planning.quantization_plan import Measured, make_plan
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.recipes import load_recipe
+from draftquant.recipes.errors import CalibrationError, ForwardError, ReplayError, TraceError
 from draftquant.validate.counting.acceptance_counts import AcceptanceCounts
-from draftquant.validate.counting.rounds import accepted_by_row, rounds
-from draftquant.validate.counting.trace_replay import replay_drafts
-from draftquant.validate.errors import ReplayError
+from draftquant.validate.counting.trace_replay import accepted_by_row, replay_drafts, rounds
 from reference_dflash import ReferenceDFlash, random_weights, round_inputs
 from reference_dflash2 import ReferenceDFlash2
 from reference_draft import transformers_in_float64

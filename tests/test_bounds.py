@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from draftquant.recipes.bounds import ABOVE_0, AT_LEAST_1, CONFIDENCE, SHARE, SHARE_OR_ALL, Bounds
+from draftquant.recipes.decode import ABOVE_0, AT_LEAST_1, CONFIDENCE, SHARE, SHARE_OR_ALL, Bounds
 from draftquant.recipes.errors import DraftQuantError
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from draftquant import api as dq
-from draftquant.quantize.files.command_line import command_line
+from draftquant.quantize.files.hub import command_line
 from draftquant.recipes.brief import Brief, megabytes, percent
-from draftquant.scripts.api import reports
 from draftquant.scripts.cli import main
+from draftquant.scripts.frame import reports
 
 PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"
 RETURNED = sorted({*reports.__all__, "Recipe"})

@@ -8,25 +8,23 @@ from typing import Any
 import numpy as np
 import pytest
 from cuts import CHOICE
+from draftquant.quantize.converting.transcode_draft import plan_transcoding, transcode_draft
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.drafts.kv_cache import UNIT, CacheScales, scale_origin
-from draftquant.quantize.engines.preview import planned_verdicts, verdicts_of
-from draftquant.quantize.errors import CheckpointError, DraftQuantError, PlanError
+from draftquant.quantize.drafts.draft_cache import UNIT, CacheScales, scale_origin
+from draftquant.quantize.engines.engine_check import planned_verdicts, verdicts_of
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import resolve_draft
-from draftquant.quantize.measured import Measured
-from draftquant.quantize.quantization_plan import make_plan
-from draftquant.quantize.quantize_draft import quantize_draft
+from draftquant.quantize.making.quantize_draft import quantize_draft
+from draftquant.quantize.planning.quantization_plan import Measured, make_plan
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.stored.stored_draft import StoredDraft
-from draftquant.quantize.transcoding.transcode_draft import plan_transcoding, transcode_draft
 from draftquant.quantize.verify import verify
 from draftquant.quantize.verify.audit import audit
 from draftquant.quantize.vocabulary.cut_vocabulary import cut_vocabulary
 from draftquant.recipes import KvCacheFormat, Recipe, WeightFormat, load_recipe
-from draftquant.recipes.kv_cache import KvCacheScales
+from draftquant.recipes.errors import CheckpointError, DraftQuantError, PlanError
+from draftquant.recipes.formats import KvCacheScales, ServedForm
 from draftquant.recipes.schema import LayoutName
-from draftquant.recipes.served_form import ServedForm
 from draftquant.scripts.cli import main
 from draftquant.validate.judging.candidate_origin import DraftFolder
 from draftquant.validate.report.facts import folder_facts

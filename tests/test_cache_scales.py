@@ -5,22 +5,22 @@ import math
 
 import pytest
 import torch
-from draftquant.calibration.errors import CalibrationError
-from draftquant.calibration.kv_cache.cache_divergence import cache_divergences
-from draftquant.calibration.kv_cache.cache_ranges import measure_cache_ranges, octave_above
-from draftquant.calibration.kv_cache.cache_scales import (
+from draftquant.calibration.linear_inputs.static_scales import run_over_traces
+from draftquant.calibration.measured_cache import (
     OCTAVES,
     best_octaves,
+    cache_divergences,
+    measure_cache_ranges,
     measure_cache_scales,
+    octave_above,
 )
-from draftquant.calibration.linear_inputs.trace_runs import run_over_traces
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.drafts.cache_rounding import CacheRounding
-from draftquant.quantize.drafts.kv_cache import UNIT, CacheScales
-from draftquant.quantize.errors import CheckpointError, ForwardError
+from draftquant.quantize.drafts.draft_cache import UNIT, CacheScales
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
+from draftquant.recipes.errors import CalibrationError, CheckpointError, ForwardError
 from tied_pair import prompt_tokens, save_draft, save_target
 from torch import Tensor
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from draftquant.quantize.errors import CheckpointError, OutputError
 from draftquant.quantize.files.card_text import (
     BEGIN,
     END,
@@ -27,14 +26,25 @@ from draftquant.quantize.files.provenance_file import read_provenance
 from draftquant.quantize.files.publish import write_provenance
 from draftquant.quantize.files.staging import replace_text
 from draftquant.quantize.verify.folder_verification import verify
-from draftquant.recipes.errors import visible
+from draftquant.recipes.errors import (
+    CardError,
+    CheckpointError,
+    GateError,
+    MeasureError,
+    OutputError,
+    visible,
+)
 from draftquant.scripts.cli import main
-from draftquant.validate.card.acceptance_section import acceptance_section, read_gate
-from draftquant.validate.card.model_card import CardRequest, model_card
-from draftquant.validate.card.served_section import Served, served_section
-from draftquant.validate.errors import CardError, GateError, MeasureError
 from draftquant.validate.measure.measurement_file import line_of
 from draftquant.validate.report.document import Header
+from draftquant.validate.report.model_card import (
+    CardRequest,
+    Served,
+    acceptance_section,
+    model_card,
+    read_gate,
+    served_section,
+)
 from handmade_measurements import measurement
 from huggingface_hub import ModelCard
 from markdown_it import MarkdownIt

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from draftquant.calibration.passes.predictions import draft_predictions
+from draftquant.calibration.passes.proposals import draft_predictions
+from draftquant.quantize.drafts import passes as chain
 from draftquant.quantize.drafts.families.eagle3_llama.names import Eagle3Llama
-from draftquant.quantize.drafts.kinds import chain
 from reference_draft import ReferenceDraft, random_weights, transformers_in_float64
 
 

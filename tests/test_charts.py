@@ -5,8 +5,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from draftquant.validate.charts.acceptance_charts import Dot, histogram, positions, scatter
-from draftquant.validate.charts.forest import Interval, forest
+from draftquant.validate.charts.plots import Dot, Interval, forest, histogram, positions, scatter
 from draftquant.validate.charts.svg import (
     WIDTH,
     Drawing,

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.files.checkpoint import INDEX_FILE, Checkpoint, byte_blocks
 from draftquant.quantize.files.hub import resolve_draft
 from draftquant.quantize.files.safetensors_file import open_files
 from draftquant.quantize.lints.concat import half_ratios
 from draftquant.quantize.stored.decoded_numbers import read_whole
+from draftquant.recipes.errors import CheckpointError
 from tiny import read_tensors, tiny_eagle3_llama, write_safetensors
 
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")

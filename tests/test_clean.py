@@ -9,10 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
-from draftquant.quantize.errors import OutputError
-from draftquant.quantize.files import staging_names as stale
-from draftquant.quantize.files.staging import staged_output
-from draftquant.quantize.files.staging_names import find_staging, staging_name
+from draftquant.quantize.files import staging as stale
+from draftquant.quantize.files.staging import find_staging, staged_output, staging_name
+from draftquant.recipes.errors import OutputError
 from draftquant.scripts.cli import main
 
 
@@ -164,7 +163,7 @@ SLEEPER = """
 import sys, time
 from draftquant.quantize.files.staging import staged_output
 from draftquant.scripts import cli
-from draftquant.scripts.commands import clean
+from draftquant.scripts.verbs import clean
 from pathlib import Path
 def run(options):
     with staged_output(Path(options.settings.folder) / "out") as staging:
@@ -224,7 +223,7 @@ def test_a_signal_that_a_library_turned_into_another_error(
             raise ValueError("could not determine the shape of object type") from None
         return 0
 
-    monkeypatch.setattr("draftquant.scripts.commands.clean.run", reads)
+    monkeypatch.setattr("draftquant.scripts.verbs.clean.run", reads)
     with pytest.raises(SystemExit) as ended:
         main(["clean", str(tmp_path)])
     assert ended.value.code == 143

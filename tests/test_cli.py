@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from draftquant.scripts.api.arguments import share
 from draftquant.scripts.cli import COMMANDS, main
-from draftquant.scripts.parsers import sentence
+from draftquant.scripts.frame.arguments import share
+from draftquant.scripts.frame.parsers import sentence
 from tiny import tiny_eagle3_llama
 
 PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"

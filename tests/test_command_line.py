@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from draftquant.quantize.files.command_line import recorded_argv
+from draftquant.quantize.files.hub import recorded_argv
 from draftquant.scripts.cli import main
 from tiny import tiny_eagle3_llama
 

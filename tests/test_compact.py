@@ -10,14 +10,14 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from draftquant.quantize.drafts import maths, read_draft
 from draftquant.quantize.drafts.maths import linear, softmax_attention
-from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
-from draftquant.quantize.quantization_plan import make_plan
-from draftquant.quantize.quantize_draft import quantize_draft
-from draftquant.quantize.stored import weights as stored_weights
+from draftquant.quantize.making.quantize_draft import quantize_draft
+from draftquant.quantize.planning.quantization_plan import make_plan
+from draftquant.quantize.stored import loading as stored_weights
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.recipes import load_recipe
+from draftquant.recipes.errors import CheckpointError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 

@@ -10,25 +10,28 @@ from typing import Any
 
 import numpy as np
 import pytest
+from draftquant.recipes.errors import CompareError, GateError
 from draftquant.validate.comparison import draft_comparison as comparison_module
-from draftquant.validate.comparison import simultaneous as simultaneous_module
-from draftquant.validate.comparison.comparison_page import drawing, page
-from draftquant.validate.comparison.counted_drafts import Contestant, CountedDrafts, count_drafts
-from draftquant.validate.comparison.draft_comparison import compare
-from draftquant.validate.comparison.prompt_samples import ALL_PROMPTS, TRAFFIC, samples_of
+from draftquant.validate.comparison import scopes as simultaneous_module
+from draftquant.validate.comparison.draft_comparison import compare, drawing, page
 from draftquant.validate.comparison.replay_file import ReplayedDraft
-from draftquant.validate.comparison.simultaneous import (
+from draftquant.validate.comparison.scopes import (
+    ALL_PROMPTS,
     MOST_CORRELATED,
+    TRAFFIC,
+    Contestant,
+    CountedDrafts,
     Estimate,
     bonferroni,
+    count_drafts,
     level_of_each,
+    samples_of,
     simultaneous,
 )
 from draftquant.validate.comparison.sources import Counted, of_files, of_replays
 from draftquant.validate.counting.acceptance_counts import AcceptanceCounts
-from draftquant.validate.counting.draft_replay import DraftReplay
+from draftquant.validate.counting.draft_counts import DraftReplay
 from draftquant.validate.counting.paired_change import paired_change
-from draftquant.validate.errors import CompareError, GateError
 from draftquant.validate.judging.judgement import judge
 from draftquant.validate.measure.measurement import Measurement
 from draftquant.validate.measure.measurement_file import line_of

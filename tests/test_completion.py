@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from draftquant.recipes import aliases, built_in_recipes
-from draftquant.scripts.api.completion import Shell
 from draftquant.scripts.cli import COMMANDS, main
+from draftquant.scripts.verbs.completion import Shell
 
 ASK = """
 source "$1"; shift

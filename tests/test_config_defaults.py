@@ -12,9 +12,9 @@ from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.config_defaults import as_read, class_defaults
 from draftquant.quantize.drafts.rope import Unreplayed, Yarn
 from draftquant.quantize.engines.engine_check import check_draft
-from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.lints import find_lints
+from draftquant.recipes.errors import CheckpointError
 from draftquant.scripts.dev.config_defaults import OUT, classes, row
 from tiny import edit_json, tiny_eagle3_llama
 from tiny_dflash import tiny_dflash

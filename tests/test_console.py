@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from draftquant.recipes import built_in_recipes
 from draftquant.scripts.cli import main
-from draftquant.scripts.console import print_table, table
+from draftquant.scripts.frame.console import print_table, table
 
 pytestmark = pytest.mark.slow
 

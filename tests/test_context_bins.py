@@ -6,17 +6,21 @@ from pathlib import Path
 
 import pytest
 import torch
-from draftquant.calibration.passes.predictions import Proposals
+from draftquant.calibration.passes.proposals import Proposals
 from draftquant.calibration.traces.prompt_trace import PromptTrace
 from draftquant.recipes.decode import encode
+from draftquant.recipes.errors import CompareError
 from draftquant.validate.comparison.replay_file import ReplayedDraft, read_replays
-from draftquant.validate.counting.acceptance_counts import AcceptanceCounts
-from draftquant.validate.counting.context_bins import CONTEXT_BINS, ContextBins, ContextCounts
+from draftquant.validate.counting.acceptance_counts import (
+    CONTEXT_BINS,
+    AcceptanceCounts,
+    ContextBins,
+    ContextCounts,
+)
 from draftquant.validate.counting.draft_counts import context_edges
-from draftquant.validate.counting.rounds import prompt_counts
-from draftquant.validate.errors import CompareError
+from draftquant.validate.counting.trace_replay import prompt_counts
 from draftquant.validate.measure.measurement import RequestRecord
-from draftquant.validate.served.common_rounds import PAIRED_NOISE, pair_outputs, whole_counts
+from draftquant.validate.served.common_steps import PAIRED_NOISE, pair_outputs, whole_counts
 from handmade_measurements import record
 from handmade_replays import replay
 

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from draftquant.calibration.errors import LineProblem, PromptError
-from draftquant.calibration.prompts.prompt_choice import PromptChoice
 from draftquant.calibration.prompts.prompt_file import PromptEncoder, read_prompts
-from draftquant.calibration.prompts.recorded_texts import recorded_texts
+from draftquant.calibration.prompts.prompt_forms import PromptChoice
+from draftquant.calibration.recording.conversations import recorded_texts
 from draftquant.calibration.recording.target_shape import end_token_ids
-from draftquant.calibration.traces.recorded_prompts import recorded_prompts, seen_prompts
+from draftquant.calibration.traces.near_duplicates import recorded_prompts, seen_prompts
 from draftquant.calibration.traces.trace_folder import TraceFolder
+from draftquant.recipes.errors import LineProblem, PromptError
 from draftquant.scripts.cli import main
 from said_traces import VOCAB, write_said
 from test_conversations import target as chat_target

@@ -10,15 +10,17 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import pytest
-from draftquant.calibration.errors import PromptError
 from draftquant.calibration.prompts.prompt_file import Prompt, read_prompts
 from draftquant.calibration.recording.conversations import record_conversations
 from draftquant.calibration.recording.record_traces import record_traces
-from draftquant.calibration.traces.near_duplicates import num_near_duplicates, prompt_text
-from draftquant.calibration.traces.recorded_prompts import recorded_prompts
+from draftquant.calibration.traces.near_duplicates import (
+    num_near_duplicates,
+    prompt_text,
+    recorded_prompts,
+)
 from draftquant.calibration.traces.trace_folder import TraceFolder
-from draftquant.quantize.errors import OutputError
 from draftquant.quantize.stored.loading import load_draft
+from draftquant.recipes.errors import OutputError, PromptError
 from draftquant.scripts.cli import main
 from draftquant.validate.counting.draft_counts import distinct_prompts
 from draftquant.validate.counting.trace_replay import replay_drafts
@@ -221,7 +223,7 @@ def test_parquet_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(PromptError, match="cannot be read"):
         read_prompts(tmp_path / "none.parquet")
     path.write_bytes(whole)
-    monkeypatch.setattr("draftquant.calibration.prompts.parquet.MAX_GROUP_BYTES", 10)
+    monkeypatch.setattr("draftquant.calibration.prompts.prompt_file.MAX_GROUP_BYTES", 10)
     with pytest.raises(PromptError, match="a row group of more than 10 bytes"):
         read_prompts(path)
     monkeypatch.setitem(sys.modules, "pyarrow", None)

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-from draftquant.calibration.passes import counted_rows
-from draftquant.calibration.passes.predictions import NOTHING, Proposals, batch_proposals
+from draftquant.calibration.passes import proposals as counted_rows
+from draftquant.calibration.passes.proposals import NOTHING, Proposals, batch_proposals
 from draftquant.quantize.drafts import maths
 from draftquant.quantize.drafts.forward import DraftForward
-from draftquant.quantize.drafts.kinds.chain import ChainForward
-from draftquant.quantize.errors import ForwardError
+from draftquant.quantize.drafts.passes import ChainForward
 from draftquant.quantize.stored.loading import load_draft
+from draftquant.recipes.errors import ForwardError
 from tiny import tiny_eagle3_llama
 from tiny_dflash import tiny_dflash
 from tiny_dspark import tiny_dspark

@@ -7,20 +7,24 @@ from typing import Any
 
 import pytest
 from cuts import IDS, cut, target
-from draftquant.quantize.dequantize_draft import dequantize_draft
+from draftquant.quantize.converting.dequantize_draft import dequantize_draft
+from draftquant.quantize.converting.transcode_draft import plan_transcoding
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.errors import CheckpointError, LayoutError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.digests import tensor_digests
 from draftquant.quantize.files.hub import DraftSource
-from draftquant.quantize.files.lineage import cuts_of, quantization_of, sources_of
-from draftquant.quantize.files.provenance_file import read_provenance
-from draftquant.quantize.quantization_plan import make_plan
-from draftquant.quantize.quantize_draft import quantize_draft
-from draftquant.quantize.transcoding.transcode_draft import plan_transcoding
+from draftquant.quantize.files.provenance_file import (
+    cuts_of,
+    quantization_of,
+    read_provenance,
+    sources_of,
+)
+from draftquant.quantize.making.quantize_draft import quantize_draft
+from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.quantize.verify import verify
 from draftquant.quantize.vocabulary.cut_plan import cut_config
 from draftquant.recipes import Recipe, Rule, load_recipe
+from draftquant.recipes.errors import CheckpointError, LayoutError
 from tiny import tiny_eagle3_llama
 from tiny_dflash import tiny_dflash
 from tiny_dspark import tiny_dspark

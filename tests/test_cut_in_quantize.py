@@ -9,12 +9,10 @@ from typing import Any, NamedTuple
 import pytest
 from cuts import target
 from draftquant import api as dq
-from draftquant.quantize.errors import OutputError
 from draftquant.quantize.files import staging
-from draftquant.quantize.files.staging_names import find_staging, staging_name
-from draftquant.recipes.errors import DraftQuantError
+from draftquant.quantize.files.staging import find_staging, staging_name
+from draftquant.recipes.errors import DraftQuantError, GateError, OutputError
 from draftquant.scripts.cli import main
-from draftquant.validate.errors import GateError
 from said_traces import write_said
 from tiny import tiny_eagle3_llama
 from tiny_dflash import tiny_dflash
@@ -146,7 +144,7 @@ def test_what_a_killed_run_left_is_hidden_and_goes(folder: Path, tmp_path: Path)
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("draftquant.quantize.quantize_draft.quantize_draft", killed)
+        patch.setattr("draftquant.quantize.making.quantize_draft.quantize_draft", killed)
         with pytest.raises(KeyboardInterrupt):
             dq.quantize(
                 folder / "draft", "fp8-ptpc", tmp_path / "out", traces=folder / "traces",

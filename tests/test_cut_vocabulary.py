@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from cuts import CHOICE, IDS, cut, target
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.errors import CheckpointError, OutputError, PlanError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.provenance import CutProvenance
 from draftquant.quantize.files.provenance_file import read_provenance
@@ -17,7 +16,7 @@ from draftquant.quantize.lints import find_lints
 from draftquant.quantize.stored.stored_draft import StoredDraft
 from draftquant.quantize.verify import verify
 from draftquant.quantize.vocabulary.cut_plan import plan_cut
-from draftquant.recipes.errors import DraftQuantError
+from draftquant.recipes.errors import CheckpointError, DraftQuantError, OutputError, PlanError
 from tiny import Stored, edit_json, read_tensors, tiny_eagle3_llama
 from tiny_dflash import tiny_dflash
 from tiny_dspark import tiny_dspark

@@ -13,9 +13,8 @@ from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.layouts import get_layout
-from draftquant.quantize.measured import Measured
-from draftquant.quantize.quantization_plan import make_plan
-from draftquant.quantize.quantize_draft import quantize_draft
+from draftquant.quantize.making.quantize_draft import quantize_draft
+from draftquant.quantize.planning.quantization_plan import Measured, make_plan
 from draftquant.quantize.stored.layouts import LAYOUTS
 from draftquant.quantize.verify import verify
 from draftquant.recipes import Recipe, WeightFormat, load_recipe

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 from compressed_tensors.compressors import pack_to_int32
-from draftquant.quantize.errors import VerifyError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.stored import decoded_numbers as decode
-from draftquant.quantize.stored.declarations import DeclaredScheme, declared_scheme
 from draftquant.quantize.stored.decoded_numbers import E4M3, floats, unpack_int4
-from draftquant.quantize.stored.layouts import LAYOUTS
+from draftquant.quantize.stored.layouts import LAYOUTS, DeclaredScheme
 from draftquant.quantize.stored.linear import StoredLinear
+from draftquant.quantize.stored.stored_declaration import declared_scheme
+from draftquant.recipes.errors import VerifyError
 from handmade import MADE, pack, quantize_by_hand
 from handmade_declarations import EXCLUDES
 from handmade_numbers import e4m3_value, group_width, nearest_e4m3

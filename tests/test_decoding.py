@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from draftquant.calibration.errors import TraceError
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.decoding import (
     Decoding,
@@ -15,6 +14,7 @@ from draftquant.calibration.recording.decoding import (
     prompt_seed,
 )
 from draftquant.calibration.recording.record_traces import record_traces
+from draftquant.recipes.errors import TraceError
 from tied_pair import prompt_tokens, save_target
 from transformers import (
     TemperatureLogitsWarper,

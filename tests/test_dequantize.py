@@ -11,26 +11,26 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from draftquant.quantize import dequantize_draft as module
 from draftquant.quantize.backends import get_backend
-from draftquant.quantize.dequantize_draft import (
+from draftquant.quantize.converting import dequantize_draft as module
+from draftquant.quantize.converting.dequantize_draft import (
     DequantizeReport,
     dequantize_draft,
     plan_dequantization,
 )
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.errors import CheckpointError, OutputError, VerifyError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.files.safetensors_header import FloatDtype
-from draftquant.quantize.measured import Measured
-from draftquant.quantize.quantization_plan import make_plan
-from draftquant.quantize.quantize_draft import quantize_draft
-from draftquant.quantize.stored.declarations import declared_scheme
+from draftquant.quantize.making.quantize_draft import quantize_draft
+from draftquant.quantize.planning.quantization_plan import Measured, make_plan
 from draftquant.quantize.stored.loading import load_draft
+from draftquant.quantize.stored.stored_declaration import declared_scheme
 from draftquant.quantize.stored.stored_draft import StoredDraft
-from draftquant.quantize.verify.dequantized_verification import rounded_bytes, verify_dequantized
+from draftquant.quantize.verify.rewritten import verify_dequantized
+from draftquant.quantize.verify.scales import rounded_bytes
 from draftquant.recipes import Recipe, WeightFormat, load_recipe
+from draftquant.recipes.errors import CheckpointError, OutputError, VerifyError
 from draftquant.recipes.schema import LayoutName
 from draftquant.scripts.cli import main
 from handmade import MADE, quantize_by_hand

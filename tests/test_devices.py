@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from draftquant.calibration.errors import DeviceError
-from draftquant.calibration.passes import counted_rows, devices, draft_inputs
-from draftquant.calibration.passes.batches import proposals_of_batch
-from draftquant.calibration.passes.devices import available_bytes, peak_bytes, resolve_device
+from draftquant.calibration.passes import draft_inputs
+from draftquant.calibration.passes import memory as devices
+from draftquant.calibration.passes import proposals as counted_rows
+from draftquant.calibration.passes.draft_inputs import proposals_of_batch
+from draftquant.calibration.passes.memory import available_bytes, peak_bytes, resolve_device
 from draftquant.calibration.traces.prompt_trace import PromptTrace
 from draftquant.quantize.stored.loading import LoadedDraft
+from draftquant.recipes.errors import DeviceError
 from test_passes import ACTIVATIONS, DRAFTS, K, case_of, rounding
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -114,8 +116,8 @@ def test_the_peak_of_this_process_is_in_bytes() -> None:
 def _no_values(monkeypatch: pytest.MonkeyPatch) -> None:
     """What looks at values, which fake tensors have none of: every other row goes on."""
     for module in (
-        "quantize.drafts.kinds.chain",
-        "quantize.drafts.kinds.block",
+        "quantize.drafts.passes",
+        "quantize.drafts.passes",
     ):
         monkeypatch.setattr(f"draftquant.{module}.finite", lambda values, *_: values)
     monkeypatch.setattr(draft_inputs, "_check_embedded", lambda *_: None)

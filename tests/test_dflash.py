@@ -12,8 +12,8 @@ from draftquant.quantize.drafts import Draft, read_draft
 from draftquant.quantize.drafts.families.dflash.geometry import DFlashGeometry
 from draftquant.quantize.drafts.families.dflash.names import DFlash
 from draftquant.quantize.drafts.rope import RopeConfig
-from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.recipes.errors import CheckpointError
 from tiny import Stored, edit_json, read_tensors, tiny_eagle3_llama, write_tensors
 from tiny_dflash import tiny_dflash
 

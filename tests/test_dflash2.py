@@ -12,12 +12,12 @@ import torch
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.families.dflash2.forward import grouped_conv
 from draftquant.quantize.drafts.families.dflash2.geometry import DFlash2Geometry
-from draftquant.quantize.drafts.kinds.block import BlockAttention, BlockForward
+from draftquant.quantize.drafts.passes import BlockAttention, BlockForward
 from draftquant.quantize.engines import check_draft
-from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.lints import find_lints
 from draftquant.quantize.stored.loading import load_draft
+from draftquant.recipes.errors import CheckpointError
 from engines.blocks import CASES, NUM_CONTEXT, NUM_DRAFT_TOKENS, OUT, draft, features
 from tiny import edit_json
 from tiny_dflash import OWN_KEYS, tiny_dflash

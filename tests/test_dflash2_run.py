@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from block_pair import with_own_tensors
-from draftquant.calibration.rounding import learning_settings as settings_module
+from draftquant.calibration.rounding import learned_state as settings_module
 from draftquant.quantize.verify import verify
 from draftquant.scripts.cli import main
 from rounding_pairs import make_pair

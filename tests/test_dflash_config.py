@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.families.dflash.geometry import DFlashGeometry
-from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.recipes.errors import CheckpointError
 from tiny import edit_json
 from tiny_dflash import MASK_TOKEN_ID, tiny_dflash
 

@@ -8,15 +8,14 @@ import pytest
 import torch
 from data_free import LAYERS_ALONE
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
-from draftquant.quantize.measured import Measured
-from draftquant.quantize.quantization_plan import Plan, make_plan
-from draftquant.quantize.quantize_draft import quantize_draft
+from draftquant.quantize.making.quantize_draft import quantize_draft
+from draftquant.quantize.planning.quantization_plan import Measured, Plan, make_plan
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.verify import verify
 from draftquant.recipes import load_recipe
+from draftquant.recipes.errors import CheckpointError
 from tiny_dflash import README, tiny_dflash
 from torch import Tensor
 from wide import dimensions

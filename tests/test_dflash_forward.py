@@ -14,7 +14,7 @@ import pytest
 import torch
 from draftquant.quantize.drafts.families.dflash.geometry import DFlashGeometry
 from draftquant.quantize.drafts.families.dflash.names import DFlash
-from draftquant.quantize.drafts.kinds.block import BlockAttention, BlockForward
+from draftquant.quantize.drafts.passes import BlockAttention, BlockForward
 from reference_dflash import ReferenceDFlash, random_weights
 from torch import Tensor
 

@@ -5,11 +5,11 @@ import json
 from pathlib import Path
 
 import pytest
-from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.digests import Digest, algorithm_of, has_identity, tensor_digests
 from draftquant.quantize.files.provenance_file import read_provenance
 from draftquant.quantize.verify import verify
+from draftquant.recipes.errors import CheckpointError
 from draftquant.scripts.cli import main
 from draftquant.validate.judging.candidate_origin import DraftFolder, check_folders
 from tiny import read_tensors, tiny_eagle3_llama, write_tensors

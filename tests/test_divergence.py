@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from draftquant.calibration.passes.predictions import draft_predictions
+from draftquant.calibration.passes.proposals import draft_predictions
 from draftquant.calibration.rounding import proposal_divergence as divergence
 from draftquant.calibration.rounding.proposal_divergence import (
     Agreement,
@@ -19,7 +19,7 @@ from draftquant.calibration.rounding.sequences import LearningSequences, Sequenc
 from draftquant.calibration.traces.manifest import TraceEntry
 from draftquant.calibration.traces.sets import copy_traces
 from draftquant.quantize.drafts.forward import DraftForward, checked_at_the_end, finite
-from draftquant.quantize.errors import ForwardError
+from draftquant.recipes.errors import ForwardError
 from rounding_pairs import K, RoundingPair, make_pair
 from torch import Tensor
 

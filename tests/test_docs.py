@@ -12,10 +12,10 @@ from types import SimpleNamespace
 import pytest
 from draftquant.quantize.drafts import FAMILIES, read_draft
 from draftquant.quantize.engines.contract import EngineName
-from draftquant.quantize.engines.preview import planned_verdicts
+from draftquant.quantize.engines.engine_check import planned_verdicts
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.gpus import architecture
-from draftquant.quantize.quantization_plan import make_plan
+from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.recipes import built_in_recipes, load_recipe
 from draftquant.scripts.dev.docs import (
     acceptance,

@@ -8,22 +8,21 @@ from typing import Any
 
 import pytest
 import torch
-from draftquant.calibration.errors import TraceError
 from draftquant.calibration.passes.draft_inputs import check_reads_layers
 from draftquant.calibration.recording.target_shape import TargetShape, chosen_layers, feature_spec
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.architectures import declared_architecture
 from draftquant.quantize.engines import check_draft
 from draftquant.quantize.engines.contract import ENGINE_NAMES
-from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.estimate.estimate_report import candidates_of
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
-from draftquant.quantize.quantization_plan import make_plan
-from draftquant.quantize.quantize_draft import quantize_draft
+from draftquant.quantize.making.quantize_draft import quantize_draft
+from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.verify import verify
 from draftquant.recipes import load_recipe
+from draftquant.recipes.errors import CheckpointError, TraceError
 from draftquant.scripts.cli import main
 from tiny import Stored, edit_json, read_tensors, tiny_eagle3_llama, write_tensors
 from tiny_mla import tiny_eagle3_mla

@@ -10,22 +10,22 @@ import pytest
 import torch
 from draftquant import api as dq
 from draftquant.calibration.traces.target_tables import TargetTables
-from draftquant.quantize import checks
-from draftquant.quantize.dequantize_draft import dequantize_draft
+from draftquant.quantize.converting.dequantize_draft import dequantize_draft
+from draftquant.quantize.converting.transcode_draft import plan_transcoding, transcode_draft
 from draftquant.quantize.drafts import Draft, read_draft
 from draftquant.quantize.engines import check_draft
 from draftquant.quantize.engines.contract import TITLES
-from draftquant.quantize.errors import CheckpointError, PlanError
-from draftquant.quantize.estimate.draft_round import draft_round, planned_weights
+from draftquant.quantize.estimate.draft_step import draft_round, planned_weights
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
-from draftquant.quantize.quantization_plan import make_plan
-from draftquant.quantize.quantize_draft import QuantizeReport, quantize_draft
+from draftquant.quantize.making import checks
+from draftquant.quantize.making.quantize_draft import QuantizeReport, quantize_draft
+from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.quantize.stored.loading import load_draft
-from draftquant.quantize.transcoding.transcode_draft import plan_transcoding, transcode_draft
 from draftquant.quantize.verify import verify
 from draftquant.recipes import Recipe, RecipeError, Rule, load_recipe
-from draftquant.recipes.roles import Role
+from draftquant.recipes.errors import CheckpointError, PlanError
+from draftquant.recipes.schema import Role
 from draftquant.scripts.cli import main
 from draftquant.validate.judging.candidate_origin import DraftFolder, check_folders
 from tiny import Stored, edit_json, read_tensors, tiny_eagle3_llama, write_tensors

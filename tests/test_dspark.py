@@ -5,18 +5,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from draftquant.calibration.passes.predictions import num_draft_tokens_fault
-from draftquant.quantize.dequantize_draft import dequantize_draft
+from draftquant.calibration.passes.proposals import num_draft_tokens_fault
+from draftquant.quantize.converting.dequantize_draft import dequantize_draft
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.families.dspark.geometry import MARKOV_HEADS
 from draftquant.quantize.drafts.families.dspark.names import DSpark
 from draftquant.quantize.engines import check_draft
-from draftquant.quantize.errors import CheckpointError, PlanError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
-from draftquant.quantize.quantization_plan import make_plan
-from draftquant.quantize.quantize_draft import quantize_draft
+from draftquant.quantize.making.quantize_draft import quantize_draft
+from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.recipes import load_recipe
+from draftquant.recipes.errors import CheckpointError, PlanError
 from engines.dspark_variants import TABLE, VARIANTS, write_variant
 from reasons import own_text
 from tiny import edit_json, read_tensors

@@ -13,7 +13,7 @@ import pytest
 import torch
 from draftquant.quantize.drafts.families.dspark.geometry import MARKOV_HEADS, DSparkGeometry
 from draftquant.quantize.drafts.families.dspark.names import DSpark
-from draftquant.quantize.drafts.kinds.block import BlockAttention, BlockForward
+from draftquant.quantize.drafts.passes import BlockAttention, BlockForward
 from dspark_case import CONFIG, K, features, geometry_of, tokens, weights_of
 from reference_dspark import ReferenceDSpark
 from torch import Tensor

@@ -14,17 +14,16 @@ from typing import Any
 
 import pytest
 import torch
-from draftquant.calibration.dumps import whole_texts
+from draftquant.calibration.dumps import dump_target as whole_texts
 from draftquant.calibration.dumps.dump_conventions import Declared
 from draftquant.calibration.dumps.dump_formats import samples_of
 from draftquant.calibration.dumps.import_dump import import_dump
-from draftquant.calibration.errors import PromptError, TraceError
 from draftquant.calibration.prompts.prompt_file import Prompt, read_prompts
 from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.trace_folder import TraceFolder
-from draftquant.quantize.errors import OutputError
 from draftquant.quantize.files.torch_file import TorchFileProblem, load_plain
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
+from draftquant.recipes.errors import OutputError, PromptError, TraceError
 from dumps import (
     BUILDERS,
     Text,

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from draftquant.calibration.dumps.dump_answers import Answers
 from draftquant.calibration.dumps.dump_conventions import Declared
 from draftquant.calibration.dumps.import_dump import import_dump
-from draftquant.calibration.dumps.sample import Sample
+from draftquant.calibration.dumps.samples import Answers, Sample
 from draftquant.calibration.prompts.prompt_file import Prompt, read_prompts
 from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.manifest import FeatureDtype
-from draftquant.calibration.traces.target_tables import EMBEDDING, HEAD, TargetTables
+from draftquant.calibration.traces.target_tables import TargetTables
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
+from draftquant.quantize.stored.stored_tables import EMBEDDING, HEAD
 from draftquant.validate.counting.trace_replay import replay_drafts
 from dumps import (
     BUILDERS,

@@ -12,13 +12,12 @@ from pathlib import Path
 
 import pytest
 from draftquant.calibration.traces.writer import trace_output
-from draftquant.quantize.dequantize_draft import dequantize_draft
+from draftquant.quantize.converting.dequantize_draft import dequantize_draft
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
-from draftquant.quantize.measured import Measured
-from draftquant.quantize.quantization_plan import make_plan
-from draftquant.quantize.quantize_draft import quantize_draft
+from draftquant.quantize.making.quantize_draft import quantize_draft
+from draftquant.quantize.planning.quantization_plan import Measured, make_plan
 from draftquant.recipes import load_recipe
 from test_traces import AUX, TARGET, TRACES
 from tiny import edit_json, tiny_eagle3_llama

@@ -8,9 +8,9 @@ import pytest
 from draftquant.quantize.drafts import Draft, read_draft
 from draftquant.quantize.drafts.rope import RopeConfig, Yarn
 from draftquant.quantize.drafts.shared.eagle3.geometry import Eagle3MlaGeometry
-from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.stored.loading import load_draft
+from draftquant.recipes.errors import CheckpointError
 from tiny import Stored, edit_json, read_tensors, tiny_eagle3_llama, write_tensors
 from tiny_mla import MODELOPT_EXTRAS, tiny_eagle3_mla
 

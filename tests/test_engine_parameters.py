@@ -1,8 +1,8 @@
 """The rows of a head in one shard: filled up once, over all shards, and then split."""
 
 import pytest
+from draftquant.quantize.engines.built_linears import parameters, without_ones
 from draftquant.quantize.engines.contract import Module
-from draftquant.quantize.engines.parameters import parameters, without_ones
 
 
 @pytest.mark.parametrize(

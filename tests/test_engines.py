@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 from draftquant.quantize.engines import EngineCheck, check_draft
 from draftquant.quantize.engines.contract import ENGINE_NAMES, EngineName, UnsureError
-from draftquant.quantize.engines.name_patterns import (
+from draftquant.quantize.engines.excludes import (
     dotted_path,
     exact_or_regex,
     star_on_parts,
     substring_or_wildcard,
     suffix_or_regex,
 )
-from draftquant.quantize.errors import CheckpointError
+from draftquant.recipes.errors import CheckpointError
 from draftquant.scripts.cli import main
 from heads import LOADED
 from mixes import KEPT_DOWN, MIXES

@@ -11,10 +11,8 @@ from typing import Any
 
 import pytest
 from draftquant.quantize.drafts import Draft, read_draft
-from draftquant.quantize.engines.preview import planned_verdicts
-from draftquant.quantize.errors import EstimateError, LayoutError
-from draftquant.quantize.estimate.attention_cache import cache_works
-from draftquant.quantize.estimate.draft_round import (
+from draftquant.quantize.engines.engine_check import planned_verdicts
+from draftquant.quantize.estimate.draft_step import (
     checked_num_draft_tokens,
     draft_round,
     multiplied_as,
@@ -23,11 +21,19 @@ from draftquant.quantize.estimate.draft_round import (
     usual_context,
 )
 from draftquant.quantize.estimate.estimate_report import Candidate, EstimateReport, candidates_of
-from draftquant.quantize.estimate.work import Machine, Pass, Round, Work, break_even_loss
+from draftquant.quantize.estimate.work import (
+    Machine,
+    Pass,
+    Round,
+    Work,
+    break_even_loss,
+    cache_works,
+)
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.gpus import GPUS, USUAL_GPUS, named_gpu
-from draftquant.quantize.quantization_plan import Plan, make_plan
+from draftquant.quantize.planning.quantization_plan import Plan, make_plan
 from draftquant.recipes import built_in_recipes, load_recipe, to_mapping
+from draftquant.recipes.errors import EstimateError, LayoutError
 from draftquant.recipes.formats import FP8_CACHE
 from draftquant.scripts.cli import main
 from draftquant.scripts.dev.real_shapes.drafts import REAL_DRAFTS

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.drafts.fused import fused_names
+from draftquant.quantize.drafts.engine_traits import fused_names
 from draftquant.quantize.drafts.runtime_names import numbered_name
 from draftquant.quantize.engines import EngineCheck, check_draft
-from draftquant.quantize.errors import CheckpointError, PlanError
 from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.quantization_plan import Plan, make_plan
+from draftquant.quantize.planning.quantization_plan import Plan, make_plan
 from draftquant.quantize.verify import verify
 from draftquant.recipes import Expectation, Recipe, Rule, load_recipe
+from draftquant.recipes.errors import CheckpointError, PlanError
 from draftquant.scripts.cli import main
 from tiny import edit_json
 from tiny_mla import tiny_eagle3_mla

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from draftquant.validate.counting.rounds import (
+from draftquant.validate.counting.trace_replay import (
     acceptance_probabilities,
     expected_rounds,
     outcome_probabilities,

@@ -8,20 +8,20 @@ import numpy as np
 import pytest
 import tied_pair
 import torch
-from draftquant.calibration.linear_inputs import second_moments as moments
-from draftquant.calibration.linear_inputs.second_moments import LEAST_PER_COLUMN, MomentsAlongTraces
-from draftquant.calibration.linear_inputs.trace_runs import run_over_traces
+from draftquant.calibration.linear_inputs import plan_inputs as moments
+from draftquant.calibration.linear_inputs.plan_inputs import LEAST_PER_COLUMN, MomentsAlongTraces
+from draftquant.calibration.linear_inputs.static_scales import run_over_traces
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.shared.mixture.names import is_expert
-from draftquant.quantize.errors import PlanError
 from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.quantization_plan import make_plan
+from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.recipes import load_recipe
-from draftquant.recipes.algorithm import Algorithm
+from draftquant.recipes.errors import PlanError
+from draftquant.recipes.schema import Algorithm
 from draftquant.scripts.cli import main
 from tiny import read_tensors, store, write_tensors
 from tiny_mtp import tiny_glm4_moe_mtp

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from draftquant.calibration.traces import feature_evidence
-from draftquant.calibration.traces.feature_evidence import FeatureEvidence, FeatureTally
+from draftquant.calibration.traces import trace_info as feature_evidence
 from draftquant.calibration.traces.prompt_trace import PromptTrace
+from draftquant.calibration.traces.trace_info import FeatureEvidence, FeatureTally
 from torch import Tensor
 
 VOCAB, WIDTH, PROMPTS, TOKENS = 40, 96, 6, 200

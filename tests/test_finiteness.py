@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from draftquant.quantize.errors import CheckpointError
-from draftquant.quantize.files.finiteness import Finiteness
+from draftquant.quantize.files.digests import Finiteness
 from draftquant.quantize.stored.loading import load_draft
+from draftquant.recipes.errors import CheckpointError
 from draftquant.scripts.cli import main
 from handmade import MADE, quantize_by_hand
 from test_balance import unbalanced

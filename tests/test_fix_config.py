@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from draftquant import api as dq
-from draftquant.quantize.drafts.shared.aux_layers import KEY, SECTION
+from draftquant.quantize.drafts.config_reader import KEY, SECTION
 from draftquant.quantize.lints import fixed_config
 from draftquant.quantize.verify import verify
 from draftquant.scripts.cli import main
@@ -181,7 +181,9 @@ def test_quantize_does_not_publish_what_nobody_asked_for(
     def damaged(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
         return fixed_config(config, changes) | {"rms_norm_eps": 0.5}
 
-    monkeypatch.setattr(sys.modules["draftquant.quantize.quantize_draft"], "fixed_config", damaged)
+    monkeypatch.setattr(
+        sys.modules["draftquant.quantize.making.quantize_draft"], "fixed_config", damaged
+    )
     out = tmp_path / "out"
     assert main(["quantize", str(draft), *RECIPE, "--out", str(out), *options]) == 1
     assert "config.json: rms_norm_eps: expected 1e-06, got 0.5" in capsys.readouterr().err

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from draftquant.calibration.passes import batches as passes
+from draftquant.calibration.passes import draft_inputs as passes
 from draftquant.calibration.passes.memory import DraftMemory, MemoryEstimate
 from draftquant.quantize.stored.stored_draft import StoredDraft
-from draftquant.scripts.api import replay_in_groups
-from draftquant.scripts.api.compare import CompareSettings
 from draftquant.scripts.cli import main
+from draftquant.scripts.verbs import compare as replay_in_groups
+from draftquant.scripts.verbs.compare import CompareSettings
 from safetensors.torch import load_file, save_file
 
 PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"

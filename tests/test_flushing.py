@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.errors import OutputError
 from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.files.flushing import Flushing
 from draftquant.quantize.files.hub import DraftSource
-from draftquant.quantize.quantization_plan import make_plan
-from draftquant.quantize.quantize_draft import quantize_draft
+from draftquant.quantize.files.publish import Flushing
+from draftquant.quantize.making.quantize_draft import quantize_draft
+from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.recipes import load_recipe
+from draftquant.recipes.errors import OutputError
 from tiny import tiny_eagle3_llama
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from draftquant.quantize.backends.quark_import import quark_process_state
+from draftquant.quantize.backends.quark_backend import quark_process_state
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.verify import verify

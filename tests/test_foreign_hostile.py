@@ -9,9 +9,9 @@ from typing import Any
 import handmade_foreign as handmade
 import pytest
 from draftquant.api import compare, gate
-from draftquant.validate.errors import CompareError, MeasureError
+from draftquant.recipes.errors import CompareError, MeasureError
+from draftquant.validate.foreign.foreign_formats import read_foreign
 from draftquant.validate.foreign.foreign_measurement import ForeignMeasurement, ForeignPair
-from draftquant.validate.foreign.formats import read_foreign
 from draftquant.validate.judging.policy import Policy
 from draftquant.validate.served.foreign_gate import judge_foreign
 from handmade_foreign import FOREIGN

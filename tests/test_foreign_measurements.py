@@ -9,11 +9,15 @@ import handmade_foreign as handmade
 import pytest
 from draftquant.api import DraftQuantWarning, compare, gate
 from draftquant.api import report as make_report
-from draftquant.scripts.api.reports import GateReport
-from draftquant.validate.errors import CompareError, GateError, GoldenError, MeasureError
-from draftquant.validate.foreign.averages import AVERAGES
+from draftquant.recipes.errors import CompareError, GateError, GoldenError, MeasureError
+from draftquant.scripts.frame.reports import GateReport
+from draftquant.validate.foreign.foreign_formats import (
+    AVERAGES,
+    FORMATS,
+    read_foreign,
+    read_foreign_pair,
+)
 from draftquant.validate.foreign.foreign_measurement import narrowest
-from draftquant.validate.foreign.formats import FORMATS, read_foreign, read_foreign_pair
 from handmade_foreign import FOREIGN
 
 DOCS = Path(__file__).parents[1] / "docs" / "foreign-numbers.md"

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.errors import CheckpointError, DeclarationError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
-from draftquant.quantize.quantization_plan import make_plan
-from draftquant.quantize.quantize_draft import quantize_draft
-from draftquant.quantize.stored.declarations import declared_scheme
+from draftquant.quantize.making.quantize_draft import quantize_draft
+from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.quantize.stored.loading import load_draft
+from draftquant.quantize.stored.stored_declaration import declared_scheme
 from draftquant.quantize.verify import verify
 from draftquant.recipes import load_recipe
+from draftquant.recipes.errors import CheckpointError, DeclarationError
 from handmade import LINEARS
 from handmade_gptq import packed
 from tiny import Stored, edit_json, read_tensors, store, tiny_eagle3_llama, values_of, write_tensors

@@ -9,18 +9,18 @@ import pytest
 import torch
 from draftquant.quantize.backends import get_backend
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.errors import LayoutError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import resolve_draft
 from draftquant.quantize.layouts import get_layout
-from draftquant.quantize.measured import Measured
-from draftquant.quantize.quantization_plan import make_plan
-from draftquant.quantize.quantize_draft import quantize_draft
-from draftquant.quantize.stored.declarations import declared_scheme
+from draftquant.quantize.making.quantize_draft import quantize_draft
+from draftquant.quantize.planning.quantization_plan import Measured, make_plan
 from draftquant.quantize.stored.linear import StoredLinear
+from draftquant.quantize.stored.stored_declaration import declared_scheme
 from draftquant.quantize.verify import verify
 from draftquant.recipes import ActivationFormat, Recipe, WeightFormat, load_recipe
-from draftquant.recipes.schema import LayoutName, WeightDtype
+from draftquant.recipes.errors import LayoutError
+from draftquant.recipes.formats import WeightDtype
+from draftquant.recipes.schema import LayoutName
 from handmade import MADE, Made, quantize_by_hand
 from handmade_numbers import group_width
 from tiny import Stored, fused_absmax, read_tensors, tiny_eagle3_llama, write_tensors

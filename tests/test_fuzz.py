@@ -19,15 +19,13 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import yaml
-from draftquant.calibration.errors import PromptError
 from draftquant.calibration.prompts.prompt_file import read_prompts
 from draftquant.calibration.traces.manifest import FeatureSpec, TargetIdentity
 from draftquant.calibration.traces.prompt_trace import PromptTrace
 from draftquant.calibration.traces.writer import trace_output
 from draftquant.quantize.drafts.families.dflash.mask_embedding import read_mask_embedding
-from draftquant.quantize.errors import CheckpointError
 from draftquant.recipes import built_in_recipes, load_recipe, to_mapping
-from draftquant.recipes.errors import DraftQuantError
+from draftquant.recipes.errors import CheckpointError, DraftQuantError, PromptError
 from draftquant.scripts.cli import main
 from handmade import MADE, quantize_by_hand
 from hypothesis import given
@@ -312,7 +310,7 @@ def test_an_error_of_another_kind_would_be_seen(
 
     changed(folders, folders.sources["llama"], "config.json", b"{}")
     run(("inspect", "DRAFT"), folders)
-    monkeypatch.setattr("draftquant.scripts.api.inspect._plain", broken)
+    monkeypatch.setattr("draftquant.scripts.verbs.inspect._plain", broken)
     changed(folders, folders.sources["llama"], "x", b"")
     with pytest.raises(ValueError, match="\x1b"):
         run(("inspect", "DRAFT"), folders)

@@ -6,12 +6,12 @@ import math
 from typing import Any
 
 import pytest
-from draftquant.recipes.expectations import PolicyName
+from draftquant.recipes.errors import GateError
+from draftquant.recipes.schema import PolicyName
 from draftquant.validate.counting.acceptance_counts import AcceptanceCounts
-from draftquant.validate.counting.draft_replay import FirstStepAgreement
+from draftquant.validate.counting.draft_counts import FirstStepAgreement
 from draftquant.validate.counting.paired_change import RequiredPrompts, paired_change
-from draftquant.validate.errors import GateError
-from draftquant.validate.judging.anomalies import Background
+from draftquant.validate.judging.advice import Background
 from draftquant.validate.judging.categories import outcome
 from draftquant.validate.judging.judgement import GateReport, judge
 from draftquant.validate.judging.policy import POLICIES, Policy, resolve_policy

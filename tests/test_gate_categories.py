@@ -4,9 +4,8 @@ import dataclasses
 from typing import Any
 
 import pytest
-from draftquant.validate.judging.interim_analysis import Look
 from draftquant.validate.judging.judgement import GateReport, judge
-from draftquant.validate.judging.policy import POLICIES, looser_than_release, resolve_policy
+from draftquant.validate.judging.policy import POLICIES, Look, looser_than_release, resolve_policy
 from handmade_replays import BASELINE, RELEASE, noisy, replay, spread
 
 EVERY = dataclasses.replace(RELEASE, every_category_passes=True)

@@ -6,16 +6,15 @@ from typing import Any
 
 import pytest
 from draftquant.recipes import load_recipe
-from draftquant.scripts.api.gate_on_traces import (
+from draftquant.scripts.gate_on_traces import (
     algorithm_to_try,
     other_policy_warnings,
     recipes_to_try,
 )
-from draftquant.scripts.commands.gate_report import print_gate
-from draftquant.validate.judging.anomalies import Background
-from draftquant.validate.judging.interim_analysis import Look
+from draftquant.scripts.verbs.gate import print_gate
+from draftquant.validate.judging.advice import Background
 from draftquant.validate.judging.judgement import judge
-from draftquant.validate.judging.policy import resolve_policy
+from draftquant.validate.judging.policy import Look, resolve_policy
 from handmade_replays import FIGURES, RELEASE, noisy, replay, spread
 
 

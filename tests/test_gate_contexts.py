@@ -6,17 +6,19 @@ from collections.abc import Sequence
 
 import pytest
 from draftquant.recipes.errors import DraftQuantError
-from draftquant.scripts.commands.gate_report import print_gate
-from draftquant.scripts.commands.replay import print_replays
-from draftquant.validate.counting.acceptance_counts import AcceptanceCounts
-from draftquant.validate.counting.context_bins import CONTEXT_BINS, ContextCounts
-from draftquant.validate.counting.draft_replay import DraftReplay
+from draftquant.scripts.verbs.gate import print_gate
+from draftquant.scripts.verbs.replay import print_replays
+from draftquant.validate.counting.acceptance_counts import (
+    CONTEXT_BINS,
+    AcceptanceCounts,
+    ContextCounts,
+)
+from draftquant.validate.counting.draft_counts import DraftReplay
 from draftquant.validate.judging.judgement import GateReport, judge
 from draftquant.validate.judging.policy import Policy
 from draftquant.validate.report.document import parse_report
 from draftquant.validate.report.html_report import page
-from draftquant.validate.report.junit_report import junit
-from draftquant.validate.report.markdown_report import markdown
+from draftquant.validate.report.report_texts import junit, markdown
 from handmade_replays import BASELINE, RELEASE, noisy, replay, spread
 from handmade_reports import document, text_of
 

@@ -12,14 +12,13 @@ from draftquant.calibration.traces.prompt_trace import prompt_sha256
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
-from draftquant.quantize.quantization_plan import make_plan
-from draftquant.quantize.quantize_draft import quantize_draft
+from draftquant.quantize.files.provenance import SeenPrompts
+from draftquant.quantize.making.quantize_draft import quantize_draft
+from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.recipes import load_recipe
-from draftquant.recipes.seen_prompts import SeenPrompts
-from draftquant.scripts.api.measured_draft import draft_identity
-from draftquant.validate.errors import GateError
-from draftquant.validate.judging.candidate_origin import DraftFolder
-from draftquant.validate.judging.held_out import check_held_out_measured
+from draftquant.recipes.errors import GateError
+from draftquant.scripts.frame.opening import draft_identity
+from draftquant.validate.judging.candidate_origin import DraftFolder, check_held_out_measured
 from draftquant.validate.measure.measurement_file import line_of
 from draftquant.validate.parity.finding import Finding, write_findings
 from handmade_measurements import alternating, measurement

@@ -5,19 +5,18 @@ from pathlib import Path
 
 import pytest
 from cuts import CHOICE, IDS
-from draftquant.calibration.traces.recorded_prompts import seen_prompts
+from draftquant.calibration.traces.near_duplicates import seen_prompts
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
-from draftquant.quantize.quantization_plan import make_plan
-from draftquant.quantize.quantize_draft import quantize_draft
+from draftquant.quantize.making.quantize_draft import quantize_draft
+from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.vocabulary.cut_vocabulary import cut_vocabulary
 from draftquant.recipes import load_recipe
+from draftquant.recipes.errors import GateError
 from draftquant.scripts.cli import main
-from draftquant.validate.errors import GateError
-from draftquant.validate.judging.advice import lose_less
-from draftquant.validate.judging.anomalies import Background
+from draftquant.validate.judging.advice import Background, lose_less
 from draftquant.validate.judging.candidate_origin import DraftFolder, check_folders, check_loaded
 from draftquant.validate.report.facts import folder_facts
 from test_held_out import TRACES, folder_of

@@ -4,14 +4,13 @@ import dataclasses
 from typing import Any
 
 import pytest
-from draftquant.scripts.commands.gate_report import print_gate
-from draftquant.validate.counting.draft_counts import distinct_prompts
-from draftquant.validate.counting.draft_replay import DraftReplay
-from draftquant.validate.errors import GateError
+from draftquant.recipes.errors import GateError
+from draftquant.scripts.verbs.gate import print_gate
+from draftquant.validate.counting.draft_counts import DraftReplay, distinct_prompts
 from draftquant.validate.judging.judgement import judge
 from draftquant.validate.report.document import document_text, parse_report
 from draftquant.validate.report.html_report import page
-from draftquant.validate.report.markdown_report import markdown
+from draftquant.validate.report.report_texts import markdown
 from handmade_replays import BASELINE, FIGURES, RELEASE, noisy, replay, spread
 from handmade_reports import document, mapping_of
 

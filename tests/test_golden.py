@@ -7,10 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from draftquant.validate.counting.jackknife import pooled_mean
-from draftquant.validate.errors import GoldenError
-from draftquant.validate.golden.golden import Golden, GoldenCategory, GoldenPrompt
-from draftquant.validate.golden.golden_file import golden_document, read_golden
+from draftquant.recipes.errors import GoldenError
+from draftquant.validate.counting.paired_change import pooled_mean
+from draftquant.validate.golden.golden_acceptance import (
+    Golden,
+    GoldenCategory,
+    GoldenPrompt,
+    golden_document,
+    read_golden,
+)
 from draftquant.validate.golden.golden_sources import (
     golden_of_measurement,
     golden_of_replay,

@@ -14,20 +14,21 @@ from unittest.mock import MagicMock
 
 import pytest
 import yaml
-from draftquant.quantize.errors import OutputError
-from draftquant.scripts.api.gate import GateSettings, _golden_file
-from draftquant.scripts.api.gate_measured import Measured
-from draftquant.scripts.api.golden import Form, GoldenSettings
-from draftquant.scripts.api.listener import Listener
+from draftquant.recipes.errors import GoldenError, OutputError
 from draftquant.scripts.cli import main
-from draftquant.validate.errors import GoldenError
-from draftquant.validate.golden.golden import Golden, categories_of
-from draftquant.validate.golden.golden_file import golden_document, read_golden
+from draftquant.scripts.frame.listener import Listener
+from draftquant.scripts.gate_on_traces import Measured
+from draftquant.scripts.verbs.gate import GateSettings, _golden_file
+from draftquant.scripts.verbs.golden import Form, GoldenSettings
+from draftquant.validate.golden.golden_acceptance import (
+    Golden,
+    categories_of,
+    golden_document,
+    read_golden,
+)
 from draftquant.validate.golden.golden_sources import golden_of_measurement, golden_of_replay
 from draftquant.validate.golden.grafana_dashboard import grafana_dashboard
-from draftquant.validate.golden.limits import limits_of
-from draftquant.validate.golden.prometheus_rules import prometheus_rules
-from draftquant.validate.golden.promql import Queries, check_window
+from draftquant.validate.golden.prometheus import Queries, check_window, limits_of, prometheus_rules
 from draftquant.validate.golden.synthetic import simulation
 from draftquant.validate.judging.judgement import judge
 from draftquant.validate.measure.measurement import EngineName

@@ -10,12 +10,12 @@ from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.quantize.algorithms import InputMoments
 from draftquant.quantize.backends import get_backend
-from draftquant.quantize.errors import BackendError
 from draftquant.quantize.numerics.quantized_weight import QuantizedWeight, code_values
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.verify import verify
 from draftquant.recipes import Algorithm, WeightFormat
-from draftquant.recipes.algorithm import ScaleChoice
+from draftquant.recipes.errors import BackendError
+from draftquant.recipes.schema import ScaleChoice
 from draftquant.scripts.cli import main
 from gptq_textbook import gaussian, inputs, moments_of, textbook
 from tied_pair import prompt_tokens, save_draft, save_target

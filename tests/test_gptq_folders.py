@@ -6,15 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from draftquant.quantize.dequantize_draft import dequantize_draft
-from draftquant.quantize.engines.exclude_keys import gptq_by_rules
-from draftquant.quantize.errors import CheckpointError, LayoutError
+from draftquant.quantize.converting.dequantize_draft import dequantize_draft
+from draftquant.quantize.converting.transcode_draft import plan_transcoding, transcode_draft
+from draftquant.quantize.engines.excludes import gptq_by_rules
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.stored.loading import load_draft
-from draftquant.quantize.transcoding.transcode_draft import plan_transcoding, transcode_draft
 from draftquant.quantize.verify import verify
 from draftquant.quantize.verify.audit import audit
+from draftquant.recipes.errors import CheckpointError, LayoutError
 from handmade_gptq import gptq_folder
 from tiny import Stored, read_tensors, tiny_eagle3_llama, values_of, write_tensors
 

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from draftquant.quantize.drafts import Draft, read_draft
 from draftquant.quantize.engines.engine_check import check_draft
-from draftquant.quantize.errors import LayoutError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
-from draftquant.quantize.quantization_plan import make_plan
-from draftquant.quantize.quantize_draft import quantize_draft
+from draftquant.quantize.making.quantize_draft import quantize_draft
+from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.quantize.verify import verify
 from draftquant.recipes import built_in_recipes, load_recipe
+from draftquant.recipes.errors import LayoutError
 from tiny import tiny_eagle3_llama
 
 

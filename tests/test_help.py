@@ -6,8 +6,8 @@ import sys
 import pytest
 from draftquant.scripts.cli import COMMANDS, every_parser, main
 from draftquant.scripts.command_table import GROUPS
-from draftquant.scripts.option_groups import COMMON, NEEDED, RARE
-from draftquant.scripts.option_groups import GROUPS as OPTION_GROUPS
+from draftquant.scripts.frame.help_text import COMMON, NEEDED, RARE
+from draftquant.scripts.frame.help_text import GROUPS as OPTION_GROUPS
 from test_parsers import ALL, LEAVES
 
 LIST, PAGE = 56, 102

@@ -22,22 +22,20 @@ from types import FrameType
 
 import pytest
 import torch
-from draftquant.calibration.dumps.dump_files import load_safetensors, load_tensors
-from draftquant.calibration.errors import PromptError
+from draftquant.calibration.dumps.samples import load_safetensors, load_tensors
 from draftquant.calibration.prompts.prompt_file import read_prompts
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.drafts.families.dflash.mask_embedding import read_mask_embedding
-from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.files.safetensors_header import MAX_HEADER_BYTES, read_header
-from draftquant.quantize.pairing.tokenizers import Tokenizer
+from draftquant.quantize.pairing.target import Tokenizer
 from draftquant.recipes import load_recipe
-from draftquant.recipes.errors import DraftQuantError, short, visible
+from draftquant.recipes.errors import CheckpointError, DraftQuantError, PromptError, short, visible
 from draftquant.recipes.regular_file import open_regular, read_text
 from draftquant.recipes.strict_json import JsonProblem, parse_json
 from draftquant.scripts.cli import main
-from draftquant.validate.foreign.foreign_files import object_in
-from draftquant.validate.foreign.formats import read_foreign
-from draftquant.validate.golden.golden_file import read_golden
+from draftquant.validate.foreign.foreign_formats import read_foreign
+from draftquant.validate.foreign.foreign_measurement import object_in
+from draftquant.validate.golden.golden_acceptance import read_golden
 from draftquant.validate.measure.measurement_file import read_measurement
 from draftquant.validate.report.document import read_report
 from test_packaging import MODULES, parsed
@@ -94,16 +92,16 @@ def test_text_is_read_up_to_a_limit(tmp_path: Path) -> None:
 
 HOMES = {
     # Of /proc, of the identity of this machine, and of an installed distribution.
-    "read_text": {"quantize/files/staging_names.py", "recipes/install_line.py",
+    "read_text": {"quantize/files/staging.py", "recipes/install_line.py",
                   "quantize/engines/targets.py"},  # a table of ours, in TOML
     "read_bytes": set(),
-    "open": {"recipes/regular_file.py", "quantize/files/safetensors_file.py", "scripts/console.py",
-             "scripts/terminal.py", "quantize/files/staging.py",  # a folder, to lock it
-             "quantize/backends/quark_import.py", "quantize/files/flushing.py",  # to sync
+    "open": {"recipes/regular_file.py", "quantize/files/safetensors_file.py", "scripts/frame/console.py",
+             "scripts/frame/progress.py", "quantize/files/staging.py",  # a folder, to lock it
+             "quantize/backends/quark_backend.py", "quantize/files/publish.py",  # to sync
              # New files in a staging folder and in one of their own.
-             "quantize/verify/cut_view.py", "quantize/files/linking.py"},
+             "quantize/verify/cut_view.py"},
     "loads": {"recipes/strict_json.py", "quantize/engines/targets.py"},
-    "load": {"quantize/files/torch_file.py", "calibration/linear_inputs/second_moments.py"},
+    "load": {"quantize/files/torch_file.py", "calibration/linear_inputs/plan_inputs.py"},
     "print": set(),
 }  # fmt: skip
 """Methods that open, read, parse or print, and the modules that call them: the others ask these."""

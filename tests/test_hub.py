@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.files.hub import DraftSource, resolve_draft
-from draftquant.recipes.errors import visible
+from draftquant.recipes.errors import CheckpointError, visible
 from tiny import tiny_eagle3_llama
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -80,7 +79,7 @@ def resolved(reference: str, cache: Path, **environment: str) -> subprocess.Comp
     """Resolve in a process of its own: huggingface_hub reads its environment once."""
     code = """
 import sys
-from draftquant.quantize.errors import CheckpointError
+from draftquant.recipes.errors import CheckpointError
 from draftquant.quantize.files.hub import resolve_draft
 try:
     found = resolve_draft(sys.argv[1])

@@ -12,14 +12,18 @@ from typing import Any
 import datasets
 import huggingface_hub.constants
 import pytest
-from draftquant.calibration.errors import LineProblem, PromptError
-from draftquant.calibration.prompts.hub_dataset import is_dataset
-from draftquant.calibration.prompts.prompt_choice import PromptChoice, of_column
 from draftquant.calibration.prompts.prompt_file import PromptEncoder, read_prompts
-from draftquant.calibration.prompts.prompt_source import MOST_ROWS, ReadPrompts, prompts_of
-from draftquant.calibration.traces.dataset_source import DatasetSource, datasets_problem
+from draftquant.calibration.prompts.prompt_forms import PromptChoice, of_column
+from draftquant.calibration.prompts.prompt_source import (
+    MOST_ROWS,
+    ReadPrompts,
+    is_dataset,
+    prompts_of,
+)
+from draftquant.calibration.traces.manifest import DatasetSource, datasets_problem
 from draftquant.calibration.traces.sets import merge_traces
 from draftquant.calibration.traces.trace_folder import TraceFolder
+from draftquant.recipes.errors import LineProblem, PromptError
 from draftquant.scripts import cli
 from local_http import listening
 from test_prompt_forms import PAIR, chat_target

@@ -13,14 +13,14 @@ import torch
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.quantize.algorithms import InputMoments
-from draftquant.quantize.algorithms.input_moments import MOST_CHANGED
+from draftquant.quantize.algorithms.algorithm import MOST_CHANGED
 from draftquant.quantize.backends import get_backend
 from draftquant.quantize.verify import verify
 from draftquant.recipes import Algorithm, load_recipe, recipe_sha256
 from draftquant.recipes.errors import RecipeError
 from draftquant.recipes.schema import WeightFormat
-from draftquant.scripts.api.opening import chosen_recipe
 from draftquant.scripts.cli import main
+from draftquant.scripts.frame.opening import chosen_recipe
 from gptq_textbook import gaussian, inputs, moments_of
 from tied_pair import prompt_tokens, save_draft, save_target
 from tiny import read_tensors

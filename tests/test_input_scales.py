@@ -7,20 +7,22 @@ from pathlib import Path
 
 import pytest
 import torch
-from draftquant.calibration.errors import CalibrationError, TraceError
-from draftquant.calibration.linear_inputs.input_scales import InputScale, measure_input_scales
-from draftquant.calibration.linear_inputs.static_scales import calibrated_scales
-from draftquant.calibration.linear_inputs.trace_runs import run_over_traces
+from draftquant.calibration.linear_inputs.static_scales import (
+    InputScale,
+    calibrated_scales,
+    measure_input_scales,
+    run_over_traces,
+)
 from draftquant.calibration.prompts.prompt_file import Prompt, read_prompts
 from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.trace_folder import TraceFolder
-from draftquant.quantize.changed_norms import balanced_norms
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.errors import ForwardError
 from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.quantization_plan import make_plan
+from draftquant.quantize.making.changed_norms import balanced_norms
+from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.recipes import ActivationFormat, Algorithm, load_recipe
+from draftquant.recipes.errors import CalibrationError, ForwardError, TraceError
 from draftquant.scripts.cli import main
 from safetensors.torch import load_file, save_file
 from tied_pair import HIDDEN, prompt_tokens, save_draft, save_target

@@ -5,14 +5,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from draftquant.calibration.errors import CalibrationError
-from draftquant.calibration.rounding.latent_norm import LatentNorm
-from draftquant.calibration.rounding.latent_weight import LatentWeight
-from draftquant.calibration.rounding.learned_state import KeptRounding
-from draftquant.calibration.rounding.learning_settings import LearningSettings
-from draftquant.calibration.rounding.optimiser import LatentOptimiser, learning_rate_share
-from draftquant.calibration.rounding.validation import Validation, best_of, is_over
-from draftquant.quantize.errors import OutputError
+from draftquant.calibration.rounding.latents import (
+    LatentNorm,
+    LatentOptimiser,
+    LatentWeight,
+    learning_rate_share,
+)
+from draftquant.calibration.rounding.learned_state import (
+    KeptRounding,
+    LearningSettings,
+    Validation,
+    best_of,
+    is_over,
+)
+from draftquant.recipes.errors import CalibrationError, OutputError
 from test_latent_weight import FORMATS, latent
 
 STATE = "state.safetensors"

@@ -4,14 +4,14 @@ import json
 from pathlib import Path
 
 import pytest
-from draftquant.calibration.kv_cache.cache_scales import measure_cache_scales
-from draftquant.calibration.passes.batches import batches_of
+from draftquant.calibration.measured_cache import measure_cache_scales
+from draftquant.calibration.passes.draft_inputs import batches_of
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.trace_folder import TraceFolder
-from draftquant.quantize.drafts.kv_cache import UNIT, CacheScales, scale_origin
+from draftquant.quantize.drafts.draft_cache import UNIT, CacheScales, scale_origin
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
-from draftquant.recipes.served_form import AS_STORED, ServedForm
+from draftquant.recipes.formats import AS_STORED, ServedForm
 from draftquant.scripts.cli import main
 from draftquant.validate.counting.replay_cache import Question
 from draftquant.validate.judging.candidate_origin import DraftFolder

@@ -8,26 +8,24 @@ from typing import Any
 
 import pytest
 import torch
-from draftquant.calibration.errors import TraceError
 from draftquant.calibration.passes.draft_inputs import first_hidden
-from draftquant.calibration.passes.predictions import draft_predictions
+from draftquant.calibration.passes.proposals import draft_predictions
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.trace_folder import TraceFolder
-from draftquant.quantize.dequantize_draft import dequantize_draft
+from draftquant.quantize.converting.dequantize_draft import dequantize_draft
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.engines import check_draft
-from draftquant.quantize.errors import CheckpointError, PlanError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.lints import find_lints
-from draftquant.quantize.quantization_plan import make_plan
-from draftquant.quantize.quantize_draft import quantize_draft
+from draftquant.quantize.making.quantize_draft import quantize_draft
+from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.verify import verify
 from draftquant.recipes import load_recipe
-from draftquant.validate.counting.rounds import accepted_by_row, rounds
-from draftquant.validate.counting.trace_replay import replay_drafts
+from draftquant.recipes.errors import CheckpointError, PlanError, TraceError
+from draftquant.validate.counting.trace_replay import accepted_by_row, replay_drafts, rounds
 from reference_draft import transformers_in_float64
 from tied_pair import VOCAB, prompt_tokens, save_target
 from tiny import edit_json

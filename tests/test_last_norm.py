@@ -6,10 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from draftquant.calibration.errors import TraceError
 from draftquant.calibration.recording.decoding import GREEDY, Decoding
-from draftquant.calibration.recording.last_norm import LastNorm, Written, shown_norm
-from draftquant.quantize.errors import CheckpointError
+from draftquant.calibration.vllm.vllm_recording import LastNorm, Written, shown_norm
+from draftquant.recipes.errors import CheckpointError, TraceError
 from tiny import Stored, edit_json, read_tensors, store, write_tensors
 
 VOCAB, WIDTH, EPS = 40, 16, 1e-5

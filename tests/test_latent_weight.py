@@ -5,11 +5,9 @@ import math
 
 import pytest
 import torch
-from draftquant.calibration.rounding.latent_weight import LatentWeight, straight_through
+from draftquant.calibration.rounding.latents import LatentWeight, straight_through
 from draftquant.quantize.algorithms import get_algorithm
-from draftquant.quantize.numerics.fp4 import SMALLEST_E4M3
-from draftquant.quantize.numerics.fp8 import FP8, FP8_MAX
-from draftquant.quantize.numerics.int4 import SMALLEST_SCALE
+from draftquant.quantize.numerics.number_formats import FP8, FP8_MAX, SMALLEST_E4M3, SMALLEST_SCALE
 from draftquant.recipes import Algorithm, WeightFormat
 from test_algorithms import INT4, INT4_F16, INT4_GROUPS, MXFP4, NVFP4, gaussian
 from torch import Tensor

@@ -20,9 +20,8 @@ from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.safetensors_header import TensorInfo
 from draftquant.quantize.layouts import Columns, get_layout
-from draftquant.quantize.numerics.packing import int4_words
-from draftquant.quantize.numerics.quantized_weight import QuantizedWeight
-from draftquant.quantize.quantization_plan import make_plan
+from draftquant.quantize.numerics.quantized_weight import QuantizedWeight, int4_words
+from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.recipes import ActivationFormat, Recipe, WeightFormat, built_in_recipes, load_recipe
 from tiny import tiny_eagle3_llama
 from torch import Tensor

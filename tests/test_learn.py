@@ -5,41 +5,38 @@ import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import draftquant.calibration.rounding.learning_loop as learning_module
+import draftquant.calibration.rounding.learning_run as learning_module
 import pytest
 import torch
-from draftquant.calibration.errors import CalibrationError
 from draftquant.calibration.linear_inputs.plan_inputs import measured_inputs, served_rounding
 from draftquant.calibration.linear_inputs.static_scales import StaticScales
-from draftquant.calibration.rounding.latent_weight import Latent
+from draftquant.calibration.rounding.latents import Latent
 from draftquant.calibration.rounding.learn import first_latents, latent_norms, learned_codes
-from draftquant.calibration.rounding.learned_state import KeptRounding, LearnedCodes
-from draftquant.calibration.rounding.learning_loop import Learning
-from draftquant.calibration.rounding.learning_settings import LearningSettings
+from draftquant.calibration.rounding.learned_state import (
+    KeptRounding,
+    LearnedCodes,
+    LearningProgress,
+    LearningSettings,
+)
+from draftquant.calibration.rounding.learning_run import Learning
 from draftquant.calibration.rounding.proposal_divergence import (
     DepthWeights,
     agreement,
     backward_of_divergence,
 )
-from draftquant.calibration.rounding.sequences import (
-    SequenceReader,
-    split_prompts,
-    validation_rows,
-)
-from draftquant.calibration.rounding.validation import LearningProgress
+from draftquant.calibration.rounding.sequences import SequenceReader, split_prompts, validation_rows
 from draftquant.calibration.traces.sets import copy_traces
 from draftquant.calibration.traces.trace_folder import TraceEntry, TraceFolder
 from draftquant.quantize.algorithms import FoundCodes
 from draftquant.quantize.drafts.forward import whole_rows
-from draftquant.quantize.errors import BackendError, OutputError
 from draftquant.quantize.files.hub import resolve_draft
 from draftquant.quantize.files.provenance import QuantizedProvenance
 from draftquant.quantize.files.provenance_file import read_provenance
-from draftquant.quantize.measured import Measured
-from draftquant.quantize.quantization_plan import Plan
-from draftquant.quantize.quantize_draft import quantize_draft
+from draftquant.quantize.making.quantize_draft import quantize_draft
+from draftquant.quantize.planning.quantization_plan import Measured, Plan
 from draftquant.quantize.verify import verify
 from draftquant.recipes import WeightFormat, load_recipe
+from draftquant.recipes.errors import BackendError, CalibrationError, OutputError
 from rounding_pairs import K, RoundingPair, learned_recipe, make_pair, scale_tensors
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -9,11 +9,10 @@ import torch
 from draftquant.calibration.linear_inputs.plan_inputs import served_rounding
 from draftquant.calibration.prompts.prompt_file import read_prompts
 from draftquant.calibration.recording.record_traces import record_traces
-from draftquant.calibration.rounding import learning_settings as settings_module
+from draftquant.calibration.rounding import learned_state as settings_module
 from draftquant.calibration.rounding.learn import first_latents
-from draftquant.calibration.rounding.learned_state import KeptRounding
-from draftquant.calibration.rounding.learning_loop import Learning
-from draftquant.calibration.rounding.learning_settings import LearningSettings
+from draftquant.calibration.rounding.learned_state import KeptRounding, LearningSettings
+from draftquant.calibration.rounding.learning_run import Learning
 from draftquant.calibration.rounding.sequences import split_prompts
 from draftquant.quantize.verify import verify
 from draftquant.scripts.cli import main

@@ -10,19 +10,17 @@ import numpy as np
 import pytest
 import torch
 from draftquant.api import dequantize, transcode
-from draftquant.calibration.rounding.latent_norm import LatentNorm
-from draftquant.quantize.algorithms.absmax_nearest import AbsmaxNearest
+from draftquant.calibration.rounding.latents import LatentNorm
+from draftquant.quantize.algorithms.nearest import AbsmaxNearest
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.drafts.norms import MOST_OF_NORM
+from draftquant.quantize.drafts.family import MOST_OF_NORM
 from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.files.how_rounded import LearnedRounding
 from draftquant.quantize.files.hub import DraftSource
-from draftquant.quantize.files.provenance import QuantizedProvenance
+from draftquant.quantize.files.provenance import LearnedRounding, QuantizedProvenance
 from draftquant.quantize.files.provenance_file import read_provenance
-from draftquant.quantize.measured import Measured
+from draftquant.quantize.making.quantize_draft import quantize_draft
 from draftquant.quantize.numerics.quantized_weight import QuantizedWeight
-from draftquant.quantize.quantization_plan import Plan, make_plan
-from draftquant.quantize.quantize_draft import quantize_draft
+from draftquant.quantize.planning.quantization_plan import Measured, Plan, make_plan
 from draftquant.quantize.verify import verify
 from draftquant.recipes import Algorithm, Recipe, load_recipe
 from safetensors.torch import load_file

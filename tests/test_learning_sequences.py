@@ -6,7 +6,6 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from draftquant.calibration.errors import CalibrationError
 from draftquant.calibration.rounding.sequences import (
     MAX_SLOTS,
     MAX_VALIDATION_SLOTS,
@@ -19,6 +18,7 @@ from draftquant.calibration.rounding.sequences import (
 )
 from draftquant.calibration.traces.manifest import TraceEntry
 from draftquant.calibration.traces.trace_folder import TraceFolder
+from draftquant.recipes.errors import CalibrationError
 from test_trace_sets import body, make_trace, plain, write
 
 K = 3

@@ -13,10 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 from draftquant.quantize.drafts import Draft, read_draft
-from draftquant.quantize.drafts.config_reader import near_key
-from draftquant.quantize.drafts.shared.aux_layers import KEY, SECTION
-from draftquant.quantize.drafts.speculators_layout import plain_config
-from draftquant.quantize.errors import CheckpointError
+from draftquant.quantize.drafts.config_reader import KEY, SECTION, near_key
+from draftquant.quantize.drafts.recognition import plain_config
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.lints import (
     Lint,
@@ -25,6 +23,7 @@ from draftquant.quantize.lints import (
     find_lints,
     fixed_config,
 )
+from draftquant.recipes.errors import CheckpointError
 from draftquant.scripts.dev.docs.lints import messages
 from tiny import Stored, read_tensors, tiny_eagle3_llama, write_tensors
 from tiny_dflash import tiny_dflash

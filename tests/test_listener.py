@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from draftquant import api as dq
-from draftquant.scripts.api.listener import SILENT, usual_listener
+from draftquant.scripts.frame.listener import SILENT, usual_listener
 
 
 class ZMQInteractiveShell:
@@ -74,7 +74,7 @@ def test_a_verb_shows_it_by_default(kernel: list[str], tmp_path: Path) -> None:
 def test_outside_of_notebooks_the_bar_is_that_of_the_command_line(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("draftquant.scripts.progress.SHORT", 0.0)
+    monkeypatch.setattr("draftquant.scripts.frame.progress.SHORT", 0.0)
     with dq.ProgressListener().bar("replay", 2) as bar:
         bar.set(2, 2)
     out, err = capfd.readouterr()

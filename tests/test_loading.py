@@ -11,16 +11,15 @@ from data_free import data_free
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.engines import check_draft
 from draftquant.quantize.engines.contract import EngineName
-from draftquant.quantize.engines.preview import planned_verdicts
+from draftquant.quantize.engines.engine_check import planned_verdicts
 from draftquant.quantize.engines.registry import choose
-from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.gpus import GPUS, architecture, gpu_name
-from draftquant.quantize.measured import Measured
-from draftquant.quantize.quantization_plan import make_plan
-from draftquant.quantize.quantize_draft import quantize_draft
+from draftquant.quantize.making.quantize_draft import quantize_draft
+from draftquant.quantize.planning.quantization_plan import Measured, make_plan
 from draftquant.recipes import built_in_recipes, load_recipe
+from draftquant.recipes.errors import CheckpointError
 from draftquant.scripts.cli import main
 from tiny import edit_json
 

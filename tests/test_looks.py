@@ -4,8 +4,9 @@ import math
 
 import numpy as np
 import pytest
-from draftquant.validate.errors import GateError
-from draftquant.validate.judging.interim_analysis import (
+from draftquant.recipes.errors import GateError
+from draftquant.validate.judging.judgement import judge
+from draftquant.validate.judging.policy import (
     MAX_LOOKS,
     Look,
     Spending,
@@ -13,7 +14,6 @@ from draftquant.validate.judging.interim_analysis import (
     crossing_probability,
     parse_look,
 )
-from draftquant.validate.judging.judgement import judge
 from handmade_replays import BASELINE, RELEASE, noisy, replay
 from scipy import stats
 

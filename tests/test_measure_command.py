@@ -12,8 +12,8 @@ from draftquant.quantize.files.provenance import QuantizedProvenance
 from draftquant.quantize.files.provenance_file import read_provenance
 from draftquant.scripts.cli import main
 from draftquant.validate.judging.candidate_origin import DraftFolder
+from draftquant.validate.measure.measurement import all_figures, tokens_per_second
 from draftquant.validate.measure.measurement_file import read_measurement
-from draftquant.validate.measure.summary import all_figures, tokens_per_second
 from test_prompts import target  # noqa: F401 - a fixture
 from tiny import tiny_eagle3_llama
 from vllm_server import VLLMServer, rounds_of, served

@@ -8,20 +8,22 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from draftquant.calibration.errors import ServerError
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.decoding import GREEDY, Decoding, prompt_seed
 from draftquant.calibration.server_client import Patience
 from draftquant.calibration.traces.prompt_trace import prompt_sha256
-from draftquant.quantize.errors import OutputError
-from draftquant.validate.errors import MeasureError
-from draftquant.validate.measure.measure_plan import Plan, ServerAddress
+from draftquant.recipes.errors import MeasureError, OutputError, ServerError
+from draftquant.validate.measure.engine_protocol import Ask
 from draftquant.validate.measure.measurement import Measurement
 from draftquant.validate.measure.measurement_file import read_measurement
-from draftquant.validate.measure.measuring import Progress, measure
-from draftquant.validate.measure.protocols.protocol import Ask
-from draftquant.validate.measure.protocols.vllm import VLLMProtocol
-from draftquant.validate.measure.served_draft import DraftIdentity
+from draftquant.validate.measure.measuring import (
+    DraftIdentity,
+    Plan,
+    Progress,
+    ServerAddress,
+    measure,
+)
+from draftquant.validate.measure.vllm_server import VLLMProtocol
 from vllm_server import END, GAP, MODEL, VLLMServer, continued, rounds_of, served
 
 PROMPTS = tuple(

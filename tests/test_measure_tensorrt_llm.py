@@ -7,19 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from draftquant.calibration.errors import ServerError
 from draftquant.calibration.recording.decoding import Decoding
 from draftquant.calibration.server_client import Event, Reply
-from draftquant.validate.errors import MeasureError
-from draftquant.validate.measure.measure_plan import Plan, ServerAddress
-from draftquant.validate.measure.measurement_checks import record_problem
+from draftquant.recipes.errors import MeasureError, ServerError
+from draftquant.validate.measure.answer_fields import AnswerProblem
+from draftquant.validate.measure.engine_protocol import Completion, get_protocol
+from draftquant.validate.measure.measurement import record_problem
 from draftquant.validate.measure.measurement_file import read_measurement
-from draftquant.validate.measure.measuring import measure
-from draftquant.validate.measure.protocols import get_protocol
-from draftquant.validate.measure.protocols.answer_fields import AnswerProblem
-from draftquant.validate.measure.protocols.protocol import Completion
-from draftquant.validate.measure.protocols.tensorrt_llm import TensorRTLLMProtocol
-from draftquant.validate.measure.protocols.tensorrt_llm_answer import read_answer
+from draftquant.validate.measure.measuring import Plan, ServerAddress, measure
+from draftquant.validate.measure.tensorrt_llm_server import TensorRTLLMProtocol, read_answer
 from stand.asking import (
     IMPATIENT,
     NUM_TOKENS,

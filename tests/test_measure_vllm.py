@@ -9,12 +9,12 @@ import pytest
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.decoding import GREEDY, Decoding
 from draftquant.calibration.server_client import Patience, ServerClient
-from draftquant.validate.errors import MeasureError
+from draftquant.recipes.errors import MeasureError
+from draftquant.validate.measure import vllm_answer as counted
+from draftquant.validate.measure.engine_protocol import Ask, Completion
 from draftquant.validate.measure.measurement import ServerIdentity, Speculation
-from draftquant.validate.measure.protocols import counter_rounds as counted
-from draftquant.validate.measure.protocols.counters import Counters
-from draftquant.validate.measure.protocols.protocol import Ask, Completion
-from draftquant.validate.measure.protocols.vllm import VLLMProtocol
+from draftquant.validate.measure.server_counters import Counters
+from draftquant.validate.measure.vllm_server import VLLMProtocol
 from vllm_server import VLLMServer, continued, rounds_of, served
 
 PROMPT = Prompt(id="p", category="a", token_ids=(5, 6, 7))

@@ -13,8 +13,7 @@ from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.scripts.cli import main
 from draftquant.validate.judging.candidate_origin import DraftFolder
-from draftquant.validate.measure.measurement import Measurement
-from draftquant.validate.measure.measurement_checks import prompts_sha256
+from draftquant.validate.measure.measurement import Measurement, prompts_sha256
 from draftquant.validate.measure.measurement_file import line_of
 from draftquant.validate.parity.finding import Finding, write_findings
 from handmade_measurements import alternating, measurement, record, setup

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 from draftquant.validate.measure.measurement import RequestRecord
-from draftquant.validate.served.common_rounds import (
+from draftquant.validate.served.common_steps import (
     PAIRED_NOISE,
     common_length,
     pair_outputs,

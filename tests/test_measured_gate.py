@@ -6,16 +6,15 @@ import math
 from typing import Any
 
 import pytest
-from draftquant.validate.errors import GateError
-from draftquant.validate.judging.anomalies import Background
-from draftquant.validate.judging.interim_analysis import Look
+from draftquant.recipes.errors import GateError
+from draftquant.validate.judging.advice import Background
 from draftquant.validate.judging.judgement import judge
+from draftquant.validate.judging.policy import Look
 from draftquant.validate.measure.measurement import Measurement
 from draftquant.validate.parity.finding import Finding
-from draftquant.validate.served.common_rounds import num_unwritten
+from draftquant.validate.served.common_steps import num_unwritten
 from draftquant.validate.served.joint_report import joint_report
-from draftquant.validate.served.served_gate import judge_measured
-from draftquant.validate.served.server_noise import server_noise
+from draftquant.validate.served.served_gate import judge_measured, server_noise
 from handmade_measurements import alternating, measurement
 from handmade_replays import RELEASE, noisy, replay, spread
 

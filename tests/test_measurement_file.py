@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from draftquant.validate.errors import MeasureError
+from draftquant.recipes.errors import MeasureError
 from draftquant.validate.measure import measurement_file
 from draftquant.validate.measure.measurement import (
     Asked,
@@ -16,8 +16,8 @@ from draftquant.validate.measure.measurement import (
     ServerIdentity,
     Setup,
     Speculation,
+    prompts_sha256,
 )
-from draftquant.validate.measure.measurement_checks import prompts_sha256
 from draftquant.validate.measure.measurement_file import line_of, read_measurement
 
 RECORDS = tuple(

@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 import torch
-from draftquant.calibration.errors import DeviceError
-from draftquant.calibration.passes import batches, memory
+from draftquant.calibration.passes import draft_inputs as batches
+from draftquant.calibration.passes import memory
 from draftquant.calibration.passes.memory import MemoryEstimate, estimate_replay
 from draftquant.calibration.traces.manifest import FeatureSpec, TargetIdentity
 from draftquant.calibration.traces.prompt_trace import PromptTrace
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.calibration.traces.writer import trace_output
-from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.stored.loading import load_draft
-from draftquant.scripts import progress
+from draftquant.recipes.errors import CheckpointError, DeviceError
 from draftquant.scripts.cli import main
+from draftquant.scripts.frame import progress
 from safetensors.torch import load_file, save_file
 from tiny import edit_json
 

@@ -11,22 +11,19 @@ from pathlib import Path
 import pytest
 import torch
 from draftquant.calibration.rounding import proposal_divergence as divergence
-from draftquant.calibration.rounding.latent_weight import LatentWeight
-from draftquant.calibration.rounding.proposal_divergence import (
-    DepthWeights,
-    backward_of_divergence,
-)
+from draftquant.calibration.rounding.latents import LatentWeight
+from draftquant.calibration.rounding.proposal_divergence import DepthWeights, backward_of_divergence
 from draftquant.calibration.rounding.sequences import LearningSequences
 from draftquant.quantize.algorithms import InputMoments, row_algorithm
-from draftquant.quantize.algorithms.input_moments import Feedback
+from draftquant.quantize.algorithms.algorithm import Feedback
 from draftquant.quantize.backends import get_backend
 from draftquant.quantize.drafts import forward as draft_forward
-from draftquant.quantize.errors import BackendError
 from draftquant.quantize.layouts import Columns, get_layout
-from draftquant.quantize.numerics.fp4 import _values_on
-from draftquant.quantize.stored.activations import STATIC, InputRounding
+from draftquant.quantize.numerics.number_formats import _values_on
+from draftquant.quantize.stored.online_rounding import STATIC, InputRounding
 from draftquant.recipes import Recipe, built_in_recipes, load_recipe
-from draftquant.recipes.algorithm import Algorithm
+from draftquant.recipes.errors import BackendError
+from draftquant.recipes.schema import Algorithm
 from rounding_pairs import K, make_pair
 from test_passes import ACTIVATIONS
 from torch import Tensor

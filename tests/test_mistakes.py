@@ -458,7 +458,7 @@ def test_what_the_system_refuses_has_a_place_and_a_fix(
     def refuse(*_: object) -> None:
         raise OSError(number, os.strerror(number), "config.json")
 
-    monkeypatch.setattr("draftquant.scripts.api.inspect.resolve_draft", refuse)
+    monkeypatch.setattr("draftquant.scripts.verbs.inspect.resolve_draft", refuse)
     code, said = told("inspect draft", capsys)
     assert code == 2
     assert said.startswith(f"error: config.json: {os.strerror(number)}\n  fix: ")
@@ -486,7 +486,7 @@ def test_an_interrupted_run_leaves_nothing(
     def interrupt(*_args: object, **_more: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("draftquant.quantize.execute.execute", interrupt)
+    monkeypatch.setattr("draftquant.quantize.making.execute.execute", interrupt)
     before = sorted(Path.cwd().iterdir())
     code, said = told("quantize draft --recipe fp8-ptpc --out o", capsys)
     assert code == 130

@@ -7,14 +7,13 @@ import pytest
 import torch
 from draftquant.calibration.linear_inputs.plan_inputs import measured_inputs, served_rounding
 from draftquant.calibration.rounding.learn import first_latents, learned_codes, nearest_weights
-from draftquant.calibration.rounding.learned_state import LearnedCodes
-from draftquant.calibration.rounding.learning_settings import LearningSettings
-from draftquant.quantize.errors import BackendError
+from draftquant.calibration.rounding.learned_state import LearnedCodes, LearningSettings
 from draftquant.quantize.files.hub import resolve_draft
-from draftquant.quantize.measured import Measured
-from draftquant.quantize.quantize_draft import quantize_draft
+from draftquant.quantize.making.quantize_draft import quantize_draft
+from draftquant.quantize.planning.quantization_plan import Measured
 from draftquant.quantize.verify import verify
 from draftquant.recipes import Algorithm, Recipe
+from draftquant.recipes.errors import BackendError
 from mixes import DOWN, FP8, FP8_STATIC, INT4_CHANNEL, NVFP4, mixed
 from rounding_pairs import K, RoundingPair, make_pair
 

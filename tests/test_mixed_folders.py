@@ -12,21 +12,20 @@ import torch
 from compressed_tensors.quantization import QuantizationConfig
 from compressed_tensors.utils import is_match
 from draftquant.quantize.backends import get_backend
-from draftquant.quantize.dequantize_draft import dequantize_draft
+from draftquant.quantize.converting.dequantize_draft import dequantize_draft
+from draftquant.quantize.converting.transcode_draft import plan_transcoding
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.drafts.fused import fused_group
-from draftquant.quantize.errors import CheckpointError, DraftQuantError, LayoutError, VerifyError
+from draftquant.quantize.drafts.engine_traits import fused_group
 from draftquant.quantize.files.checkpoint import CONFIG_FILE, Checkpoint
 from draftquant.quantize.files.hub import resolve_draft
-from draftquant.quantize.measured import Measured
-from draftquant.quantize.quantization_plan import Plan, make_plan
-from draftquant.quantize.quantize_draft import quantize_draft
+from draftquant.quantize.making.quantize_draft import quantize_draft
+from draftquant.quantize.planning.quantization_plan import Measured, Plan, make_plan
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.stored.stored_draft import StoredDraft
-from draftquant.quantize.transcoding.transcode_draft import plan_transcoding
 from draftquant.quantize.verify.audit import audit
 from draftquant.quantize.verify.folder_verification import verify
 from draftquant.recipes import Recipe
+from draftquant.recipes.errors import CheckpointError, DraftQuantError, LayoutError, VerifyError
 from draftquant.recipes.schema import BackendName
 from mixes import DOWN, FP8, INT4, INT4_CHANNEL, MIXES, mixed
 from tiny import read_tensors, tiny_eagle3_llama

@@ -4,14 +4,14 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from draftquant.quantize.checks import check_backends
 from draftquant.quantize.drafts import Draft, read_draft
-from draftquant.quantize.engines.preview import planned_verdicts
-from draftquant.quantize.errors import BackendError, LayoutError, PlanError
-from draftquant.quantize.estimate.draft_round import planned_weights
+from draftquant.quantize.engines.engine_check import planned_verdicts
+from draftquant.quantize.estimate.draft_step import planned_weights
 from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.quantization_plan import make_plan
+from draftquant.quantize.making.checks import check_backends
+from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.recipes import Algorithm, Format, Recipe, Rule, to_mapping
+from draftquant.recipes.errors import BackendError, LayoutError, PlanError
 from draftquant.recipes.schema import LayoutName
 from draftquant.scripts.cli import main
 from mixes import DOWN, FP8, FP8_STATIC, INT4, MIXES, MXFP4, NVFP4, PER_TOKEN, mixed

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from draftquant.calibration.passes.predictions import draft_predictions
+from draftquant.calibration.passes.proposals import draft_predictions
 from draftquant.quantize.drafts.families.eagle3_mla.names import Eagle3Mla
-from draftquant.quantize.drafts.kinds.chain import ChainForward
 from draftquant.quantize.drafts.maths import softmax_attention
+from draftquant.quantize.drafts.passes import ChainForward
 from draftquant.quantize.drafts.rope import rope_frequencies
 from draftquant.quantize.drafts.shared.attention.forward import (
     MlaAttention,

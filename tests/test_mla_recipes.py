@@ -7,14 +7,13 @@ from typing import Any
 import pytest
 from data_free import LAYERS_ALONE
 from draftquant.quantize.drafts import Draft, read_draft
-from draftquant.quantize.errors import PlanError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
-from draftquant.quantize.measured import Measured
-from draftquant.quantize.quantization_plan import make_plan
-from draftquant.quantize.quantize_draft import QuantizeReport, quantize_draft
+from draftquant.quantize.making.quantize_draft import QuantizeReport, quantize_draft
+from draftquant.quantize.planning.quantization_plan import Measured, make_plan
 from draftquant.quantize.verify import verify
 from draftquant.recipes import Expectation, Rule, load_recipe
+from draftquant.recipes.errors import PlanError
 from draftquant.recipes.schema import BackendName
 from tiny import read_tensors, write_tensors
 from tiny_mla import tiny_eagle3_mla

@@ -8,20 +8,20 @@ from typing import Any
 
 import pytest
 import torch
-from draftquant.quantize.dequantize_draft import dequantize_draft
+from draftquant.quantize.converting.dequantize_draft import dequantize_draft
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.engines import check_draft
-from draftquant.quantize.errors import CheckpointError, VerifyError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import resolve_draft
-from draftquant.quantize.measured import Measured
-from draftquant.quantize.quantization_plan import make_plan
-from draftquant.quantize.quantize_draft import quantize_draft
-from draftquant.quantize.stored.declarations import HF_QUANT_CONFIG, DeclaredScheme, declared_scheme
+from draftquant.quantize.making.quantize_draft import quantize_draft
+from draftquant.quantize.planning.quantization_plan import Measured, make_plan
+from draftquant.quantize.stored.layouts import HF_QUANT_CONFIG, DeclaredScheme
 from draftquant.quantize.stored.loading import load_draft
+from draftquant.quantize.stored.stored_declaration import declared_scheme
 from draftquant.quantize.verify import verify
 from draftquant.quantize.verify.audit import audit
 from draftquant.recipes import load_recipe
+from draftquant.recipes.errors import CheckpointError, VerifyError
 from draftquant.scripts.cli import main
 from tiny import edit_json, read_tensors, tiny_eagle3_llama, write_tensors
 

@@ -9,15 +9,16 @@ import block_pair
 import pytest
 import tied_pair
 import torch
-from draftquant.calibration.errors import CalibrationError
-from draftquant.calibration.linear_inputs import second_moments, trace_runs
-from draftquant.calibration.linear_inputs.second_moments import BLOCK_ROW_STRIDE, MomentsAlongTraces
-from draftquant.calibration.linear_inputs.trace_runs import run_over_traces
+from draftquant.calibration.linear_inputs import plan_inputs as second_moments
+from draftquant.calibration.linear_inputs import static_scales as trace_runs
+from draftquant.calibration.linear_inputs.plan_inputs import BLOCK_ROW_STRIDE, MomentsAlongTraces
+from draftquant.calibration.linear_inputs.static_scales import run_over_traces
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.trace_folder import TraceFolder
-from draftquant.quantize.drafts.kinds.block import BlockForward
+from draftquant.quantize.drafts.passes import BlockForward
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
+from draftquant.recipes.errors import CalibrationError
 from reference_draft import transformers_in_float64
 from torch import Tensor
 

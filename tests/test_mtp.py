@@ -16,14 +16,14 @@ from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.shared.mixture.forward import routed
 from draftquant.quantize.drafts.shared.mixture.names import Mixture
 from draftquant.quantize.engines.engine_check import check_draft
-from draftquant.quantize.errors import CheckpointError, EstimateError, PlanError
 from draftquant.quantize.estimate.estimate_report import candidates_of
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import resolve_draft
-from draftquant.quantize.quantization_plan import make_plan
+from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.stored.stored_draft import StoredDraft
 from draftquant.recipes import load_recipe
+from draftquant.recipes.errors import CheckpointError, EstimateError, PlanError
 from draftquant.scripts.cli import main
 from reference_mtp import ReferenceMtp
 from tiny import edit_json, read_tensors, write_tensors

@@ -14,18 +14,17 @@ from typing import Any
 
 import pytest
 import torch
-from draftquant.calibration.passes.predictions import num_draft_tokens_fault
+from draftquant.calibration.passes.proposals import num_draft_tokens_fault
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.engines.engine_check import check_draft
-from draftquant.quantize.errors import CheckpointError, EstimateError, PlanError
 from draftquant.quantize.estimate.estimate_report import candidates_of
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.lints import find_lints
-from draftquant.quantize.quantization_plan import make_plan
+from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.recipes import load_recipe
-from draftquant.recipes.roles import Role
-from draftquant.recipes.schema import Recipe, Rule
+from draftquant.recipes.errors import CheckpointError, EstimateError, PlanError
+from draftquant.recipes.schema import Recipe, Role, Rule
 from draftquant.scripts.cli import main
 from reasons import own_text
 from reference_mtp import ReferenceModules

@@ -14,13 +14,13 @@ from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.shared.mtp.forward import Gated
 from draftquant.quantize.engines.contract import EngineName
 from draftquant.quantize.engines.engine_check import check_draft
-from draftquant.quantize.errors import CheckpointError, PlanError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.lints import find_lints
-from draftquant.quantize.quantization_plan import make_plan
+from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.quantize.stored.loading import load_draft
-from draftquant.quantize.stored.table_names import EMBEDDING, HEAD
+from draftquant.quantize.stored.stored_tables import EMBEDDING, HEAD
 from draftquant.recipes import load_recipe
+from draftquant.recipes.errors import CheckpointError, PlanError
 from draftquant.scripts.cli import main
 from tiny import Stored, edit_json, read_tensors, write_tensors
 from tiny_mtp import tiny_qwen3_next_mtp

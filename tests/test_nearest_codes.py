@@ -7,17 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from draftquant.quantize.stored.decoded_numbers import (
-    E2M1,
-    E4M3,
-    Bytes,
-    Floats,
-    Nibbles,
-    decoder,
-)
+from draftquant.quantize.stored.decoded_numbers import E2M1, E4M3, Bytes, Floats, Nibbles, decoder
 from draftquant.quantize.stored.layouts import LAYOUTS, DeclaredScheme
-from draftquant.quantize.verify.code_judge import Block, Buffers
-from draftquant.quantize.verify.nearest_codes import Nearest
+from draftquant.quantize.verify.code_judges import Block, Buffers, Nearest
 
 ROWS, COLUMNS = 12, 64
 COLUMN_OF_NIBBLE = {"order": range(8), "reorder": (0, 2, 4, 6, 1, 3, 5, 7)}

@@ -5,20 +5,25 @@ import torch
 from compressed_tensors.quantization import QuantizationArgs
 from compressed_tensors.quantization.utils import calculate_qparams
 from draftquant.quantize.backends import get_backend
-from draftquant.quantize.numerics import rows
-from draftquant.quantize.numerics.absmax import row_absmax
-from draftquant.quantize.numerics.fp4 import (
+from draftquant.quantize.numerics import number_formats as rows
+from draftquant.quantize.numerics.number_formats import (
+    FP8,
     fp4_codes,
+    fp8_codes,
+    fp8_scale,
+    int4_codes,
+    int4_scale,
     mxfp4_codes,
     mxfp4_scale,
+    nearest_codes,
     nvfp4_global_scale,
     nvfp4_scale,
+    rounded_values,
+    row_absmax,
+    storable_scale,
 )
-from draftquant.quantize.numerics.fp8 import FP8, fp8_codes, fp8_scale
-from draftquant.quantize.numerics.int4 import int4_codes, int4_scale
 from draftquant.quantize.numerics.quantized_weight import QuantizedWeight, code_values
-from draftquant.quantize.numerics.rows import nearest_codes, rounded_values, storable_scale
-from draftquant.quantize.stored.activations import _fp4
+from draftquant.quantize.stored.online_rounding import _fp4
 from draftquant.recipes.formats import WeightDtype
 from draftquant.recipes.schema import WeightFormat
 from torch import Tensor

@@ -10,17 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 from draftquant.quantize.drafts import FAMILIES, read_draft
-from draftquant.quantize.drafts.fused import FUSED_LINEARS
-from draftquant.quantize.errors import CheckpointError, VerifyError
+from draftquant.quantize.drafts.engine_traits import FUSED_LINEARS
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.layouts import get_layout
-from draftquant.quantize.numerics.fp4 import FP4_MAX
-from draftquant.quantize.numerics.fp8 import FP8_MAX
-from draftquant.quantize.numerics.int4 import INT4_MAX
-from draftquant.quantize.stored.declarations import Strictness, declared_scheme
+from draftquant.quantize.numerics.number_formats import FP4_MAX, FP8_MAX, INT4_MAX
 from draftquant.quantize.stored.decoded_numbers import DECODERS
-from draftquant.quantize.stored.layouts import LAYOUTS
+from draftquant.quantize.stored.layouts import LAYOUTS, Strictness
+from draftquant.quantize.stored.stored_declaration import declared_scheme
 from draftquant.quantize.stored.stored_draft import StoredDraft
+from draftquant.recipes.errors import CheckpointError, VerifyError
 from draftquant.recipes.formats import NUMBER_FORMATS, WeightDtype
 from draftquant.recipes.schema import LayoutName
 from handmade import MADE, quantize_by_hand

@@ -14,18 +14,18 @@ import torch
 from draftquant.calibration.passes.memory import estimate_replay
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.record_traces import record_traces
-from draftquant.calibration.traces.target_tables import EMBEDDING, HEAD
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
-from draftquant.quantize.numerics.fp8 import fp8_codes, fp8_scale
-from draftquant.quantize.quantization_plan import make_plan
-from draftquant.quantize.quantize_draft import quantize_draft
+from draftquant.quantize.making.quantize_draft import quantize_draft
+from draftquant.quantize.numerics.number_formats import fp8_codes, fp8_scale
+from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.quantize.stored.loading import load_draft
-from draftquant.quantize.stored.online_head import quantized_head
+from draftquant.quantize.stored.online_rounding import quantized_head
+from draftquant.quantize.stored.stored_tables import EMBEDDING, HEAD
 from draftquant.recipes import load_recipe
+from draftquant.recipes.errors import CheckpointError
 from draftquant.recipes.formats import OnlineHead
 from draftquant.scripts.cli import main
 from tied_pair import prompt_tokens, save_draft, save_target

@@ -17,22 +17,22 @@ TWO, THREE = (ANY, ANY), (ANY, ANY, 3)
 FINDING = MagicMock(verdict="PASS", details=[{"first": 1, "second": 1, "items": 1}])
 
 OPEN = "calibration.traces.trace_folder.TraceFolder.open"
-LIMITS = "scripts.api.position_limits.position_warnings"
+LIMITS = "scripts.position_limits.position_warnings"
 MEASURED = "validate.measure.measurement_file.read_measurement"
 PROMPTS = "calibration.prompts.prompt_source.prompts_of"
 PROMPT_FILE = "calibration.prompts.prompt_file.read_prompts"
-DEVICE = "calibration.passes.devices.resolve_device"
-PAGES = "scripts.api.pages.write_reports"
+DEVICE = "calibration.passes.memory.resolve_device"
+PAGES = "scripts.frame.pages.write_reports"
 FINDINGS = "validate.parity.finding.write_findings"
-DRAFTS = "scripts.api.replay.load_for_replay"
-BOTH_DRAFTS = "scripts.api.parity_draft.load_for_replay"
-COMPARED = "scripts.api.compare"
+DRAFTS = "scripts.verbs.replay.load_for_replay"
+BOTH_DRAFTS = "scripts.verbs.parity.load_for_replay"
+COMPARED = "scripts.verbs.compare"
 PAIR_CHECK = "quantize.pairing.check_pair"
 
 
 def on_traces(verb: str) -> tuple[Row, ...]:
     """Of drafts that run along traces, by `draft_on_traces`."""
-    loaded = f"scripts.api.{verb}.draft_on_traces"
+    loaded = f"scripts.frame.{verb}.draft_on_traces"
     return (
         Row("--traces", "other", "folder", Path("other"), OPEN),
         Row("--num-draft-tokens", "5", "num_draft_tokens", 5, loaded),
@@ -80,10 +80,10 @@ def pages() -> tuple[Row, ...]:
             "skipped",
             "inconclusive",
             "skipped",
-            "validate.report.junit_report.junit",
+            "validate.report.report_texts.junit",
             "--junit r.xml",
         ),
-        Row("--github", "", "path", Path("summary"), "scripts.api.pages.append_text"),
+        Row("--github", "", "path", Path("summary"), "scripts.frame.pages.append_text"),
         Row("--overwrite", "", "overwrite", True, PAGES, "--html r.html"),
         Row("--golden", "g.json", "documents.*", (Path("g.json"),), PAGES),
     )
@@ -99,68 +99,68 @@ def findings() -> tuple[Row, ...]:
 
 WRITERS = stubs(
     "validate.report.html_report.page",
-    "validate.report.markdown_report.markdown",
-    "validate.report.junit_report.junit",
+    "validate.report.report_texts.markdown",
+    "validate.report.report_texts.junit",
     "validate.golden.golden_sources.golden_of_report",
-    "validate.golden.golden_file.golden_document",
+    "validate.golden.golden_acceptance.golden_document",
 )
 SERVED = {"spy": "validate.served.joint_report.judge_measured", "beside": "--measured A B",
           "without": ("BF16", "QUANT", "--traces")}  # fmt: skip
-CHOOSING = "calibration.vocabulary.choosing"
+CHOOSING = "calibration.vocabulary_rows"
 VOCABULARY = "validate.vocabulary"
 CURVE = {"beside": "--curve", "without": ("--size", "--out")}
 RECORDED_BY = "--engine vllm --shared FOLDER"
 
 COMMANDS = (
-    Command("recipes list", "scripts.api.recipes.places", (
+    Command("recipes list", "scripts.verbs.recipes.places", (
         Row("--engine", "sglang", "asked.engine", "sglang"),
         Row("--gpu", "b200", "asked.gpu", "b200"),
         Row("--family", "eagle3-mla", "asked.family", "eagle3-mla"),
     )),
-    Command("recipes show RECIPE", "scripts.api.recipes.named_recipe", (
+    Command("recipes show RECIPE", "scripts.verbs.recipes.named_recipe", (
         Row("RECIPE", "fp8-ptpc", "reference", "fp8-ptpc"),
     )),
-    Command("recipes check RECIPE", "scripts.api.recipes.named_recipe", (
+    Command("recipes check RECIPE", "scripts.verbs.recipes.named_recipe", (
         Row("RECIPE", "fp8-ptpc", "reference", "fp8-ptpc"),
     )),
-    Command("inspect DRAFT", "scripts.api.inspect.resolve_draft", (
+    Command("inspect DRAFT", "scripts.verbs.inspect.resolve_draft", (
         Row("DRAFT", "a/b", "reference", "a/b"),
         Row("--subtree", "mtp", "subtree", "mtp"),
     )),
-    Command("plan DRAFT --recipe int4-channel", "scripts.api.plan.chosen_recipe", (
-        Row("DRAFT", "a/b", "reference", "a/b", "scripts.api.plan.open_draft"),
-        Row("--subtree", "mtp", "subtree", "mtp", "scripts.api.plan.open_draft"),
+    Command("plan DRAFT --recipe int4-channel", "scripts.verbs.plan.chosen_recipe", (
+        Row("DRAFT", "a/b", "reference", "a/b", "scripts.verbs.plan.open_draft"),
+        Row("--subtree", "mtp", "subtree", "mtp", "scripts.verbs.plan.open_draft"),
         Row("--recipe", "fp8-ptpc", "recipe", "fp8-ptpc"),
         Row("--backend", "quark", "backend", "quark"),
         Row("--algorithm", "gptq", "algorithm", "gptq"),
         Row("--input-correction", "off", "input_correction", "off"),
         Row("--kv-cache", "unit", "kv_cache", "unit"),
-        Row("--target-layers", "61", "target_layers", 61, "scripts.api.plan.make_plan"),
-    ), {"scripts.api.plan.open_draft": TWO}),
-    Command("estimate DRAFT --recipe int4-channel", "scripts.api.estimate.EstimateReport", (
-        Row("DRAFT", "a/b", "reference", "a/b", "scripts.api.estimate.open_draft"),
+        Row("--target-layers", "61", "target_layers", 61, "scripts.verbs.plan.make_plan"),
+    ), {"scripts.verbs.plan.open_draft": TWO}),
+    Command("estimate DRAFT --recipe int4-channel", "scripts.verbs.estimate.EstimateReport", (
+        Row("DRAFT", "a/b", "reference", "a/b", "scripts.verbs.estimate.open_draft"),
         Row("--recipe", "fp8-ptpc", "reference", "fp8-ptpc",
-            "scripts.api.estimate.named_recipe"),
+            "scripts.verbs.estimate.named_recipe"),
         Row("--gpu", "mi355x", "machines.0.gpu.name", "mi355x"),
         Row("--num-draft-tokens", "5", "asked", 5,
-            "scripts.api.estimate.checked_num_draft_tokens"),
-        Row("--context", "77", "context", 77, "scripts.api.estimate.candidates_of"),
+            "scripts.verbs.estimate.checked_num_draft_tokens"),
+        Row("--context", "77", "context", 77, "scripts.verbs.estimate.candidates_of"),
         Row("--concurrency", "3", "concurrency", 3),
-        Row("--tp", "2", "tp", 2, "scripts.api.estimate.candidates_of"),
+        Row("--tp", "2", "tp", 2, "scripts.verbs.estimate.candidates_of"),
         Row("--efficiency", "0.5", "machines.0.efficiency", 0.5),
         Row("--target-step-ms", "14", "verify_seconds", 0.014),
-        Row("--target-layers", "61", "target_layers", 61, "scripts.api.estimate.make_plan"),
+        Row("--target-layers", "61", "target_layers", 61, "scripts.verbs.estimate.make_plan"),
     ), {
-        "scripts.api.estimate.open_draft": TWO,
-        "scripts.api.estimate.usual_context": 4096,
-        **stubs("scripts.api.estimate.checked_num_draft_tokens",
-                "scripts.api.estimate.candidates_of", "scripts.api.estimate.make_plan",
-                "scripts.api.estimate._loaded_by",
-                "scripts.commands.estimate.print_report"),
+        "scripts.verbs.estimate.open_draft": TWO,
+        "scripts.verbs.estimate.usual_context": 4096,
+        **stubs("scripts.verbs.estimate.checked_num_draft_tokens",
+                "scripts.verbs.estimate.candidates_of", "scripts.verbs.estimate.make_plan",
+                "scripts.verbs.estimate._loaded_by",
+                "scripts.verbs.estimate.print_report"),
     }),
     Command("vocab DRAFT --traces TRACES --size 300 --out OUT",
             "quantize.vocabulary.cut_vocabulary.cut_vocabulary", (
-        Row("DRAFT", "a/b", "reference", "a/b", "scripts.api.vocab.resolve_draft"),
+        Row("DRAFT", "a/b", "reference", "a/b", "scripts.verbs.vocab.resolve_draft"),
         Row("--traces", "other", "folder", Path("other"), OPEN),
         Row("--size", "77", "size", 77, f"{CHOOSING}.chosen_rows"),
         Row("--coverage", "99.5%", "coverage", 0.995, f"{CHOOSING}.chosen_rows",
@@ -169,7 +169,7 @@ COMMANDS = (
         Row("--counts", "c.json", "counts", Path("c.json"), f"{CHOOSING}.choosing_of"),
         Row("--target", "M", "target", Path("M"), f"{CHOOSING}.choosing_of"),
         Row("--draft-sampling", "probabilistic", "where", "--draft-sampling",
-            "validate.errors.ReplayError"),
+            "recipes.errors.ReplayError"),
         Row("--curve", "", "", True, f"{VOCABULARY}.size_curve.size_curve",
             without=("--size", "--out")),
         Row("--sizes", "32,16", "sizes", (16, 32), f"{VOCABULARY}.size_curve.size_curve", **CURVE),
@@ -179,9 +179,9 @@ COMMANDS = (
         Row("--num-draft-tokens", "5", "asked", 5,
             "validate.counting.trace_replay.chosen_num_draft_tokens", **CURVE),
         Row("--device", "cuda:1", "settings.device", "cuda:1",
-            "scripts.api.vocab.load_for_replay", **CURVE),
+            "scripts.verbs.vocab.load_for_replay", **CURVE),
         Row("--dtype", "bfloat16", "settings.dtype", "bfloat16",
-            "scripts.api.vocab.load_for_replay", **CURVE),
+            "scripts.verbs.vocab.load_for_replay", **CURVE),
         Row("--gpu", "b200", "machines.0.gpu.name", "b200",
             f"{VOCABULARY}.size_estimate.size_estimate", **CURVE),
         Row("--concurrency", "5,3", "concurrencies", (3, 5),
@@ -189,22 +189,22 @@ COMMANDS = (
         Row("--target-step-ms", "14.2", "text", "14.2",
             f"{VOCABULARY}.step_times.parse_step_times", **CURVE),
         Row("--plot", "p.svg", "documents.*", (Path("p.svg"),),
-            "scripts.api.vocab.write_reports", **CURVE),
+            "scripts.verbs.vocab.write_reports", **CURVE),
     ), {
         f"{CHOOSING}.choosing_of": MagicMock(is_quantized=False, least=1),
         f"{VOCABULARY}.size_curve.usual_sizes": (16,),
-        **stubs(OPEN, "scripts.api.vocab.resolve_draft", "scripts.api.vocab.load_for_replay",
+        **stubs(OPEN, "scripts.verbs.vocab.resolve_draft", "scripts.verbs.vocab.load_for_replay",
                 f"{CHOOSING}.chosen_rows", f"{CHOOSING}.check_same_target",
-                "validate.judging.held_out.check_apart",
-                "calibration.traces.recorded_prompts.seen_prompts",
+                "validate.judging.candidate_origin.check_apart",
+                "calibration.traces.near_duplicates.seen_prompts",
                 "validate.counting.trace_replay.chosen_num_draft_tokens",
                 f"{VOCABULARY}.size_curve.size_curve", f"{VOCABULARY}.curve_chart.drawing",
-                f"{VOCABULARY}.size_estimate.size_estimate", "scripts.api.vocab.write_reports",
+                f"{VOCABULARY}.size_estimate.size_estimate", "scripts.verbs.vocab.write_reports",
                 "quantize.vocabulary.cut_vocabulary.cut_vocabulary",
-                "scripts.commands.vocab._print_curve", "scripts.commands.vocab._print_rows"),
+                "scripts.verbs.vocab._print_curve", "scripts.verbs.vocab._print_rows"),
     }),
     Command("quantize DRAFT --recipe int4-channel --out OUT",
-            "scripts.commands.quantize.quantize.run", (
+            "scripts.verbs.quantize.quantize.run", (
         Row("DRAFT", "a/b", "settings.draft", "a/b"),
         Row("--subtree", "mtp", "settings.subtree", "mtp"),
         Row("--recipe", "fp8-ptpc", "settings.recipe", "fp8-ptpc"),
@@ -226,61 +226,61 @@ COMMANDS = (
         Row("--fix-config", "", "settings.fix_config"),
     )),
     Command("verify QUANT --against DRAFT", "quantize.verify.folder_verification.verify", (
-        Row("QUANT", "a/b", "settings.output", "a/b", "scripts.commands.verify.verify.run"),
-        Row("--against", "a/b", "settings.against", "a/b", "scripts.commands.verify.verify.run"),
-        Row("--subtree", "mtp", "subtree", "mtp", "scripts.api.verify.resolve_draft"),
+        Row("QUANT", "a/b", "settings.output", "a/b", "scripts.verbs.verify.verify.run"),
+        Row("--against", "a/b", "settings.against", "a/b", "scripts.verbs.verify.verify.run"),
+        Row("--subtree", "mtp", "subtree", "mtp", "scripts.verbs.verify.resolve_draft"),
         Row("--foreign", "", "foreign"),
-        Row("--layer", "a/b", "settings.layer", "a/b", "scripts.commands.verify.verify.run"),
+        Row("--layer", "a/b", "settings.layer", "a/b", "scripts.verbs.verify.verify.run"),
         Row("--target", "M", "target", Path("M")),
     ), {
         "quantize.verify.folder_verification.verify": MagicMock(ok=True),
-        "scripts.api.verify.resolve_draft": MagicMock(hub_id=None),
-        **stubs("scripts.api.verify._check_sides", "scripts.api.verify._check_declaration",
-                "scripts.commands.verify.print_verification"),
+        "scripts.verbs.verify.resolve_draft": MagicMock(hub_id=None),
+        **stubs("scripts.verbs.verify._check_sides", "scripts.verbs.verify._check_declaration",
+                "scripts.verbs.verify.print_verification"),
     }),
-    Command("dequantize QUANT --out OUT", "quantize.dequantize_draft.dequantize_draft", (
-        Row("QUANT", "a/b", "reference", "a/b", "scripts.api.dequantize.resolve_draft"),
-        Row("--subtree", "mtp", "subtree", "mtp", "scripts.api.dequantize.resolve_draft"),
+    Command("dequantize QUANT --out OUT", "quantize.converting.dequantize_draft.dequantize_draft", (
+        Row("QUANT", "a/b", "reference", "a/b", "scripts.verbs.dequantize.resolve_draft"),
+        Row("--subtree", "mtp", "subtree", "mtp", "scripts.verbs.dequantize.resolve_draft"),
         Row("--out", "other", "out", Path("other")),
         Row("--dtype", "float32", "dtype", "F32"),
     ), {
-        "quantize.dequantize_draft.plan_dequantization": MagicMock(bytes_after=1),
-        **stubs("scripts.api.dequantize.resolve_draft"),
+        "quantize.converting.dequantize_draft.plan_dequantization": MagicMock(bytes_after=1),
+        **stubs("scripts.verbs.dequantize.resolve_draft"),
     }),
-    Command("unpickle DRAFT --out OUT", "quantize.files.unpickle_draft.unpickle_draft", (
-        Row("DRAFT", "a/b", "reference", "a/b", "scripts.api.unpickle.resolve_draft"),
+    Command("unpickle DRAFT --out OUT", "quantize.making.unpickle_draft.unpickle_draft", (
+        Row("DRAFT", "a/b", "reference", "a/b", "scripts.verbs.unpickle.resolve_draft"),
         Row("--out", "other", "out", Path("other")),
-    ), stubs("scripts.api.unpickle.resolve_draft")),
-    Command("transcode QUANT --out OUT", "quantize.transcoding.transcode_draft.plan_transcoding", (
+    ), stubs("scripts.verbs.unpickle.resolve_draft")),
+    Command("transcode QUANT --out OUT", "quantize.converting.transcode_draft.plan_transcoding", (
         Row("QUANT", "a/b", "source.given", "a/b"),
         Row("--layout", "quark", "layout", "quark"),
         Row("--carrier", "none", "carrier", "none"),
         Row("--target-layers", "61", "target_layers", 61),
         Row("--out", "other", "out", Path("other"),
-            "quantize.transcoding.transcode_draft.transcode_draft"),
+            "quantize.converting.transcode_draft.transcode_draft"),
     ), {
-        "quantize.transcoding.transcode_draft.plan_transcoding": MagicMock(bytes_after=1),
-        **stubs("scripts.api.transcode.resolve_draft"),
+        "quantize.converting.transcode_draft.plan_transcoding": MagicMock(bytes_after=1),
+        **stubs("scripts.verbs.transcode.resolve_draft"),
     }),
     Command("graft TARGET LAYER --out OUT", "quantize.grafting.graft_layer.graft_layer", (
         Row("TARGET", "M", "target", Path("M"), "quantize.grafting.graft_plan.plan_graft"),
-        Row("LAYER", "a/b", "reference", "a/b", "scripts.api.graft.resolve_draft"),
-        Row("--subtree", "mtp", "subtree", "mtp", "scripts.api.graft.resolve_draft"),
+        Row("LAYER", "a/b", "reference", "a/b", "scripts.verbs.graft.resolve_draft"),
+        Row("--subtree", "mtp", "subtree", "mtp", "scripts.verbs.graft.resolve_draft"),
         Row("--replace", "", "replace", spy="quantize.grafting.graft_plan.plan_graft"),
         Row("--link", "symbolic", "link", "symbolic"),
         Row("--out", "other", "out", Path("other")),
     ), {
         "quantize.grafting.graft_plan.plan_graft": MagicMock(written_bytes=1),
-        **stubs("scripts.api.graft.resolve_draft"),
+        **stubs("scripts.verbs.graft.resolve_draft"),
     }),
     Command("check DRAFT --engine vllm", "quantize.engines.check_draft", (
-        Row("DRAFT", "a/b", "reference", "a/b", "scripts.api.check.resolve_draft"),
+        Row("DRAFT", "a/b", "reference", "a/b", "scripts.verbs.check.resolve_draft"),
         Row("--engine", "sglang", "engine", "sglang"),
         Row("--version", "1.2", "version", "1.2"),
         Row("--tp", "2", "tp", 2),
         Row("--target-layers", "61", "target_layers", 61),
         Row("--target", "t", "named.1", "t", PAIR_CHECK),
-        Row("--target", "t", "reference", "t", "scripts.api.check.resolve_target"),
+        Row("--target", "t", "reference", "t", "scripts.verbs.check.resolve_target"),
         Row("--target-args", "words", "target_args", "words", PAIR_CHECK, "--target t"),
         Row("--subtree", "mtp", "subtree", "mtp", PAIR_CHECK, "--target t"),
         Row("--traces", "other", "folder", Path("other"), OPEN, "--target t"),
@@ -288,15 +288,15 @@ COMMANDS = (
     ), {
         "quantize.engines.check_draft": MagicMock(verdict="LOADS"),
         PAIR_CHECK: MagicMock(verdict="LOADS", exit_code=0),
-        **stubs("scripts.api.check.resolve_draft", "scripts.api.check.resolve_target",
-                "scripts.commands.check.print_pair", OPEN, "scripts.commands.check._print"),
+        **stubs("scripts.verbs.check.resolve_draft", "scripts.verbs.check.resolve_target",
+                "scripts.verbs.check.print_pair", OPEN, "scripts.verbs.check._print"),
     }),
-    Command("clean FOLDER", "quantize.files.staging_names.clean_folder", (
+    Command("clean FOLDER", "quantize.files.staging.clean_folder", (
         Row("FOLDER", ".", "parent", Path()),
         Row("--older-than", "5", "older_than", 5),
-        Row("--cache", "", "settings.cache", spy="scripts.commands.clean.clean.run"),
+        Row("--cache", "", "settings.cache", spy="scripts.verbs.clean.clean.run"),
     )),
-    Command("record --target M --prompts P --out OUT", "scripts.commands.record.record.run", (
+    Command("record --target M --prompts P --out OUT", "scripts.verbs.record.record.run", (
         Row("--target", "other", "settings.target", Path("other")),
         Row("--prompts", "other", "settings.prompts", Path("other")),
         *chosen_prompts("settings."),
@@ -339,7 +339,7 @@ COMMANDS = (
         Row("--from", "vllm", "written_by", "vllm"),
         Row("--target", "other", "target", Path("other")),
         Row("--out", "other", "out", Path("other")),
-        Row("--draft", "a/b", "reference", "a/b", "scripts.api.traces.resolve_draft"),
+        Row("--draft", "a/b", "reference", "a/b", "scripts.verbs.traces.resolve_draft"),
         Row("--aux-layers", "2,30", "declared.layer_ids", (2, 30)),
         Row("--prompts", "P", "prompts.given", Path("P")),
         Row("--greedy", "", "declared.greedy"),
@@ -362,12 +362,12 @@ COMMANDS = (
         Row("--out", "other", "out", Path("other")),
     ), stubs(OPEN)),
     Command("traces store TRACES --feature-storage zstd --out OUT",
-            "calibration.traces.store_traces.store_traces", (
+            "calibration.traces.sets.store_traces", (
         Row("TRACES", "other", "traces.given", Path("other")),
         Row("--out", "other", "out", Path("other")),
         Row("--feature-storage", "exact", "choice", "exact"),
     ), stubs(OPEN)),
-    Command("replay DRAFT --traces TRACES", "scripts.api.replay.load_for_replay", (
+    Command("replay DRAFT --traces TRACES", "scripts.verbs.replay.load_for_replay", (
         Row("DRAFT", "P a/b", "references", ("P", "a/b")),
         Row("--traces", "other", "folder", Path("other"), OPEN),
         *replayed("settings."),
@@ -378,18 +378,18 @@ COMMANDS = (
         Row("--head-online", "nvfp4", "settings.head_online", "nvfp4"),
         Row("--kv-cache-dtype", "fp8_e4m3", "settings.kv_cache_dtype", "fp8_e4m3"),
         Row("--ray", "local", "settings.ray", "local"),
-        Row("--golden", "g.json", "path", Path("g.json"), "scripts.api.replay.check_golden",
+        Row("--golden", "g.json", "path", Path("g.json"), "scripts.verbs.replay.check_golden",
             "--draft-sampling greedy"),
-        Row("--overwrite", "", "overwrite", True, "scripts.api.replay.check_golden"),
+        Row("--overwrite", "", "overwrite", True, "scripts.verbs.replay.check_golden"),
     ), {
         LIMITS: (),
-        "scripts.api.replay.check_golden": None,
-        "scripts.api.replay.write_golden": None,
+        "scripts.verbs.replay.check_golden": None,
+        "scripts.verbs.replay.write_golden": None,
         DRAFTS: MagicMock(traces=[]),
         "validate.counting.trace_replay.replay_drafts": [
             MagicMock(**{"traces.features.fault.return_value": ""})],
         **stubs(OPEN, "validate.counting.trace_replay.chosen_num_draft_tokens",
-                "scripts.commands.replay.print_replays"),
+                "scripts.verbs.replay.print_replays"),
     }),
     Command("measure --server http://h --engine vllm --prompts P --out r.jsonl",
             "validate.measure.measuring.measure", (
@@ -402,7 +402,7 @@ COMMANDS = (
         Row("--tokenizer", "M", "target", Path("M"),
             "calibration.prompts.prompt_file.PromptEncoder"),
         Row("--draft", "a/b", "plan.draft.given", "a/b"),
-        Row("--served-as", "/d", "served_as", "/d", "scripts.api.measure.draft_identity",
+        Row("--served-as", "/d", "served_as", "/d", "scripts.verbs.measure.draft_identity",
             "--draft DRAFT"),
         Row("--model", "m", "plan.model", "m"),
         Row("--max-new-tokens", "7", "plan.ask.max_new_tokens", 7),
@@ -417,18 +417,18 @@ COMMANDS = (
         Row("--max-requests-per-second", "2.5", "server.most_per_second", 2.5),
         Row("--timeout", "33", "server.patience.seconds", 33),
         Row("--attempts", "2", "server.patience.attempts", 2),
-        Row("--golden", "g.json", "path", Path("g.json"), "scripts.api.measure.check_golden"),
-        Row("--overwrite", "", "overwrite", True, "scripts.api.measure.check_golden"),
+        Row("--golden", "g.json", "path", Path("g.json"), "scripts.verbs.measure.check_golden"),
+        Row("--overwrite", "", "overwrite", True, "scripts.verbs.measure.check_golden"),
     ), {
         PROMPTS: MagicMock(passed_over=()),
-        **stubs("scripts.api.measure.check_golden", "scripts.api.measure.write_golden",
+        **stubs("scripts.verbs.measure.check_golden", "scripts.verbs.measure.write_golden",
                 "validate.golden.golden_sources.golden_of_measurement"),
         **stubs("calibration.prompts.prompt_file.PromptEncoder",
-                "validate.measure.measuring.measure", "scripts.commands.measure._print",
-                "validate.measure.protocols.get_protocol",
-                "scripts.api.measure.draft_identity"),
+                "validate.measure.measuring.measure", "scripts.verbs.measure._print",
+                "validate.measure.engine_protocol.get_protocol",
+                "scripts.verbs.measure.draft_identity"),
     }),
-    Command("gate BF16 QUANT --traces TRACES", "scripts.api.gate.judge_on_traces", (
+    Command("gate BF16 QUANT --traces TRACES", "scripts.verbs.gate.judge_on_traces", (
         Row("BF16", "a/b", "settings.baseline", "a/b"),
         Row("QUANT", "a/b", "settings.candidate", "a/b"),
         Row("--ray", "local", "settings.ray", "local"),
@@ -460,13 +460,13 @@ COMMANDS = (
         Row("--report", "r.json", "documents.*", (Path("r.json"),), PAGES),
         *pages(),
     ), {
-        "scripts.api.gate._judged_drafts": TWO,
+        "scripts.verbs.gate._judged_drafts": TWO,
         **WRITERS,
-        **stubs(MEASURED, PAGES, "scripts.api.gate.judge_on_traces",
+        **stubs(MEASURED, PAGES, "scripts.verbs.gate.judge_on_traces",
                 "validate.served.joint_report.judge_measured",
                 "validate.report.document.document_of",
                 "validate.report.document.document_text", "validate.report.document.parse_report",
-                "scripts.commands.gate.print_replays", "scripts.commands.gate.print_gate"),
+                "scripts.verbs.gate.print_replays", "scripts.verbs.gate.print_gate"),
     }),
     Command("compare DRAFT --traces TRACES", "validate.comparison.draft_comparison.compare", (
         Row("DRAFT", "P a/b", "references", ("P", "a/b"), f"{COMPARED}.replay_in_groups"),
@@ -486,16 +486,16 @@ COMMANDS = (
              f"{COMPARED}.replay_in_groups",
              "validate.comparison.sources.of_replays",
              "validate.comparison.draft_comparison.compare",
-             "validate.comparison.comparison_page.page",
-             "validate.comparison.comparison_page.drawing",
+             "validate.comparison.draft_comparison.page",
+             "validate.comparison.draft_comparison.drawing",
              "validate.comparison.draft_comparison.text_of",
-             "scripts.commands.compare._print")),
+             "scripts.verbs.compare._print")),
     Command("report G.json", "validate.report.document.read_report", (
         Row("G.json", "other.json", "path", Path("other.json")),
         *pages(),
     ), {**WRITERS, **stubs("validate.report.document.read_report",
-                           "scripts.commands.report.print_document")}),
-    Command("golden G.json", "scripts.commands.golden.golden.run", (
+                           "scripts.verbs.report.print_document")}),
+    Command("golden G.json", "scripts.verbs.golden.golden.run", (
         Row("G.json", "other.json", "settings.golden", Path("other.json")),
         Row("--for", "vllm", "settings.to", "vllm"),
         Row("--category", "code", "settings.category", "code"),
@@ -507,19 +507,19 @@ COMMANDS = (
         Row("--window", "30m", "settings.window", "30m", beside="--for prometheus"),
         Row("--out", "r.yml", "settings.out", Path("r.yml"), beside="--for prometheus"),
         Row("--overwrite", "", "settings.overwrite"),
-    ), {"scripts.commands.golden.golden.run": MagicMock(text="", notes=(), out=None),
-        **stubs("scripts.commands.golden._print")}),
-    Command("card FOLDER", "validate.card.model_card.model_card", (
+    ), {"scripts.verbs.golden.golden.run": MagicMock(text="", notes=(), out=None),
+        **stubs("scripts.verbs.golden._print")}),
+    Command("card FOLDER", "validate.report.model_card.model_card", (
         Row("FOLDER", "other", "folder", Path("other")),
         Row("--gate", "G.json", "request.gate", Path("G.json")),
         Row("--measured", "P Q", "request.measured", (Path("P"), Path("Q"))),
         Row("--base-model", "a/b", "request.base_model", "a/b"),
         Row("--license", "mit", "request.license", "mit"),
         Row("--name", "a/b", "request.name", "a/b"),
-        Row("--out", "other.md", "path", Path("other.md"), "scripts.api.card.replace_text"),
-        Row("--overwrite", "", "", True, "scripts.api.card.replace_text",
+        Row("--out", "other.md", "path", Path("other.md"), "scripts.verbs.card.replace_text"),
+        Row("--overwrite", "", "", True, "scripts.verbs.card.replace_text",
             "--out FOLDER/README.md"),
-    ), {"validate.card.model_card.model_card": "text"}),
+    ), {"validate.report.model_card.model_card": "text"}),
     Command("parity divergence PLAIN SPECULATIVE",
             "validate.parity.divergence_findings.divergence_findings",
             (
@@ -532,7 +532,7 @@ COMMANDS = (
         *findings(),
     ), {
         "validate.parity.divergence_findings.divergence_findings": [FINDING],
-        **stubs(MEASURED, "scripts.commands.parity._print"),
+        **stubs(MEASURED, "scripts.verbs.parity._print"),
     }),
     Command("parity tasks A_SAMPLES B_SAMPLES", "validate.parity.task_findings.task_findings", (
         Row("A_SAMPLES", "other", "first.given", Path("other")),
@@ -545,7 +545,7 @@ COMMANDS = (
     ), {
         "validate.parity.task_findings.task_findings": [FINDING],
         **stubs("validate.parity.lm_eval_samples.read_samples",
-                "scripts.commands.parity._print"),
+                "scripts.verbs.parity._print"),
     }),
     Command("parity run-tasks --server http://h --engine vllm --tasks gsm8k --out OUT",
             "validate.parity.run_tasks.run_tasks", (
@@ -577,28 +577,28 @@ COMMANDS = (
         Row("--tokenizer", "K", "target", Path("K"),
             "calibration.prompts.prompt_file.PromptEncoder"),
         Row("--target", "other", "target", Path("other"),
-            "validate.parity.text_scores.score_by_target"),
+            "validate.parity.sampled_findings.score_by_target"),
         Row("--score-server", "http://h", "url", "http://h",
-            "validate.parity.text_scores.score_by_server", "--score-engine vllm", ("--target",)),
+            "validate.parity.sampled_findings.score_by_server", "--score-engine vllm", ("--target",)),
         Row("--score-engine", "sglang", "engine", "sglang",
-            "validate.parity.text_scores.score_by_server", "--score-server http://h",
+            "validate.parity.sampled_findings.score_by_server", "--score-server http://h",
             ("--target",)),
-        Row("--concurrency", "3", "concurrency", 3, "validate.parity.text_scores.score_by_server",
+        Row("--concurrency", "3", "concurrency", 3, "validate.parity.sampled_findings.score_by_server",
             "--score-server http://h --score-engine vllm", ("--target",)),
         Row("--device", "cuda:1", "name", "cuda:1", DEVICE),
         Row("--dtype", "bfloat16", "dtype", torch.bfloat16,
-            "validate.parity.text_scores.score_by_target"),
+            "validate.parity.sampled_findings.score_by_target"),
         Row("--max-logprob-drop", "0.2", "max_logprob_drop.most", 0.2),
         Row("--confidence", "90%", "confidence", 0.9),
         *findings(),
     ), {
         "validate.parity.sampled_findings.sampled_finding": FINDING,
         "validate.parity.sampled_findings.texts_of": [],
-        "validate.parity.text_scores.score_by_target": [],
+        "validate.parity.sampled_findings.score_by_target": [],
         PROMPTS: MagicMock(passed_over=()),
         **stubs(MEASURED, DEVICE, "validate.parity.sampled_findings.check_sampled",
                 "calibration.prompts.prompt_file.PromptEncoder",
-                "scripts.commands.parity._print"),
+                "scripts.verbs.parity._print"),
     }),
     Command("parity draft BF16 QUANT --traces TRACES",
             "validate.parity.draft_findings.draft_findings", (
@@ -610,7 +610,7 @@ COMMANDS = (
         *(row for row in replayed("settings.", BOTH_DRAFTS)
           if row.option not in ("--draft-sampling", "--batch-size", "--no-cache")),
         Row("--top", "7", "top", 7),
-        Row("--top", "7", "top", 7, "validate.parity.draft_agreement.draft_agreement"),
+        Row("--top", "7", "top", 7, "validate.parity.draft_findings.draft_agreement"),
         *(Row(f"--{limit}", "0.2", f"allowed.{limit.replace('-', '_')}", 0.2)
           for limit in ("max-kl", "min-agreement", "min-top-agreement", "min-overlap",
                         "max-right-drop", "max-perplexity-rise", "max-alpha-drop")),
@@ -620,10 +620,10 @@ COMMANDS = (
         BOTH_DRAFTS: MagicMock(both=TWO),
         "validate.parity.draft_findings.draft_findings": [FINDING],
         **stubs(OPEN, "validate.counting.trace_replay.chosen_num_draft_tokens",
-                "validate.parity.draft_agreement.draft_agreement",
-                "scripts.api.parity_draft.draft_identity",
-                "scripts.commands.parity._print_parts",
-                "scripts.commands.parity._print"),
+                "validate.parity.draft_findings.draft_agreement",
+                "scripts.verbs.parity.draft_identity",
+                "scripts.verbs.parity._print_parts",
+                "scripts.verbs.parity._print"),
     }),
     Command("completion SHELL", "shtab.complete", (
         Row("SHELL", "zsh", "shell", "zsh"),

@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from draftquant.quantize.errors import CheckpointError, DeclarationError
 from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.stored.declarations import declared_scheme
 from draftquant.quantize.stored.linear import StoredLinear
-from draftquant.quantize.stored.parts import stored_parts
+from draftquant.quantize.stored.stored_declaration import declared_scheme, stored_parts
+from draftquant.recipes.errors import CheckpointError, DeclarationError
 from other_tools import COLUMNS, MODULE, OUT, ROWS
 from tiny import Stored, write_tensors
 

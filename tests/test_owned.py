@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.stored.stored_draft import StoredDraft
 from draftquant.quantize.verify import verify
-from draftquant.quantize.verify.dequantized_verification import verify_dequantized
+from draftquant.quantize.verify.rewritten import verify_dequantized
+from draftquant.recipes.errors import CheckpointError
 from draftquant.scripts.cli import main
 from tiny import read_tensors, tiny_eagle3_llama, write_tensors
 from verify_cases import assert_only_fault, reseal

@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 LAYERS = ("recipes", "quantize", "calibration", "validate", "scripts")  # each imports from the left
 VENDORS = {
-    "quark": {"quantize/backends/quark_backend.py", "quantize/backends/quark_import.py"},
+    "quark": {"quantize/backends/quark_backend.py"},
     "modelopt": {"quantize/backends/modelopt_backend.py"},
     "compressed_tensors": set(),
 }

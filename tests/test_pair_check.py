@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from draftquant import api as dq
-from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.pairing import PairCheck, check_pair
+from draftquant.recipes.errors import CheckpointError
 from draftquant.scripts.cli import main
 from said_traces import write_said
 from tiny import edit_json, read_tensors, store, tiny_eagle3_llama, write_tensors

@@ -11,12 +11,11 @@ import pytest
 from draftquant.quantize.drafts import read_config
 from draftquant.quantize.engines.contract import EngineName
 from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.pairing.contexts import is_too_short, served_length
 from draftquant.quantize.pairing.dtypes import dtype_in
 from draftquant.quantize.pairing.inherited import quantization, quantization_in
-from draftquant.quantize.pairing.pair import Pair
+from draftquant.quantize.pairing.pair import Pair, TargetArgs
+from draftquant.quantize.pairing.serving_limits import is_too_short, served_length
 from draftquant.quantize.pairing.target import Target
-from draftquant.quantize.pairing.target_args import TargetArgs
 
 EXECUTED = json.loads(
     (Path(__file__).parent / "engines" / "pairs.json").read_text(encoding="utf-8")

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.stored.loading import load_draft
+from draftquant.recipes.errors import CheckpointError, GateError
 from draftquant.scripts.cli import main
-from draftquant.validate.errors import GateError
 from draftquant.validate.judging.candidate_origin import DraftFolder, check_folders, check_loaded
 from tiny import (
     Stored,

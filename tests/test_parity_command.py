@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 from draftquant.scripts.cli import main
-from draftquant.scripts.commands.parity import VERBS
-from draftquant.scripts.parsers import sentence
+from draftquant.scripts.frame.parsers import sentence
+from draftquant.scripts.verbs.parity import VERBS
 from draftquant.validate.measure.measurement_file import line_of
 from handmade_runs import SPECULATION, record, run
 

@@ -5,11 +5,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from draftquant.validate.errors import ParityError
+from draftquant.recipes.errors import ParityError
 from draftquant.validate.measure.measurement import Measurement
-from draftquant.validate.parity.divergence_findings import LEAST_NOISE, divergence_findings
+from draftquant.validate.parity.divergence_findings import LEAST_NOISE, audit, divergence_findings
 from draftquant.validate.parity.finding import Finding
-from draftquant.validate.parity.first_differences import audit
 from handmade_runs import SPECULATION, record, run
 from scipy import stats
 

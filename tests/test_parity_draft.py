@@ -14,14 +14,19 @@ from draftquant.calibration.recording.decoding import GREEDY, Decoding
 from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.drafts.forward import whole_rows
-from draftquant.quantize.errors import ForwardError
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
+from draftquant.recipes.errors import ForwardError, ParityError
 from draftquant.scripts.cli import main
 from draftquant.validate.counting.trace_replay import replay_drafts
-from draftquant.validate.errors import ParityError
-from draftquant.validate.parity import draft_agreement as module
-from draftquant.validate.parity.draft_agreement import PromptAgreement, Quantity, draft_agreement
-from draftquant.validate.parity.draft_findings import DraftLimits, check_limits, draft_findings
+from draftquant.validate.parity import draft_findings as module
+from draftquant.validate.parity.draft_findings import (
+    DraftLimits,
+    PromptAgreement,
+    Quantity,
+    check_limits,
+    draft_agreement,
+    draft_findings,
+)
 from draftquant.validate.parity.finding import Finding
 from torch import Tensor
 

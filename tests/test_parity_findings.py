@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from draftquant.scripts.commands.parity import _show
-from draftquant.validate.errors import ParityError
-from draftquant.validate.judging.verdict import worst
+from draftquant.recipes.errors import ParityError
+from draftquant.scripts.verbs.parity import _show
+from draftquant.validate.judging.policy import worst
 from draftquant.validate.parity.finding import (
     Finding,
     Findings,

@@ -4,8 +4,8 @@ import itertools
 
 import numpy as np
 import pytest
-from draftquant.validate.counting.jackknife import pooled_mean
-from draftquant.validate.parity.proportions import (
+from draftquant.validate.counting.paired_change import pooled_mean
+from draftquant.validate.parity.task_findings import (
     Discordance,
     items_needed,
     mcnemar,

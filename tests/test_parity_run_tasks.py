@@ -13,10 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from draftquant.calibration.errors import ServerError
-from draftquant.quantize.errors import OutputError
+from draftquant.recipes.errors import OutputError, ParityError, ServerError
 from draftquant.scripts.cli import main
-from draftquant.validate.errors import ParityError
 from draftquant.validate.parity.run_tasks import TaskRun, run_tasks
 from test_parity_tasks import DATE, right
 from vllm_server import MODEL, VLLMServer, served

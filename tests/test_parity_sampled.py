@@ -10,19 +10,23 @@ from typing import Any
 
 import pytest
 import torch
-from draftquant.calibration.errors import ServerError, TraceError
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.server_client import Patience
+from draftquant.recipes.errors import ParityError, ServerError, TraceError
 from draftquant.scripts.cli import main
-from draftquant.validate.errors import ParityError
 from draftquant.validate.measure.measurement import Measurement
 from draftquant.validate.measure.measurement_file import line_of
-from draftquant.validate.measure.protocols.vllm import VLLMProtocol
-from draftquant.validate.parity import text_scores as scored
-from draftquant.validate.parity.finding import Finding
-from draftquant.validate.parity.limits import limits
-from draftquant.validate.parity.sampled_findings import check_sampled, sampled_finding, texts_of
-from draftquant.validate.parity.text_scores import Text, score_by_server, score_by_target
+from draftquant.validate.measure.vllm_server import VLLMProtocol
+from draftquant.validate.parity import sampled_findings as scored
+from draftquant.validate.parity.finding import Finding, limits
+from draftquant.validate.parity.sampled_findings import (
+    Text,
+    check_sampled,
+    sampled_finding,
+    score_by_server,
+    score_by_target,
+    texts_of,
+)
 from handmade_runs import SPECULATION, record, run
 from local_http import listening
 from scipy import stats

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from draftquant.recipes.errors import ParityError
 from draftquant.scripts.cli import main
-from draftquant.validate.errors import ParityError
 from draftquant.validate.parity.finding import Finding
 from draftquant.validate.parity.lm_eval_samples import read_samples
 from draftquant.validate.parity.task_findings import task_findings

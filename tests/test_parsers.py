@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 from draftquant.recipes import load_recipe
 from draftquant.scripts.cli import COMMANDS, every_parser, main
-from draftquant.scripts.examples import EXAMPLES
-from draftquant.scripts.option_groups import GROUPS
-from draftquant.scripts.parsers import CommandParser, UsageError, sentence
+from draftquant.scripts.command_table import EXAMPLES
+from draftquant.scripts.frame.help_text import GROUPS
+from draftquant.scripts.frame.parsers import CommandParser, UsageError, sentence
 
 
 def commands(parser: CommandParser) -> Iterator[CommandParser]:

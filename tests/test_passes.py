@@ -15,15 +15,16 @@ from typing import Any
 import pytest
 import reference_dflash
 import torch
-from draftquant.calibration.passes.predictions import draft_predictions
+from draftquant.calibration.passes.proposals import draft_predictions
 from draftquant.quantize.drafts import Family
+from draftquant.quantize.drafts import passes as block
+from draftquant.quantize.drafts import passes as chain
 from draftquant.quantize.drafts.families.dflash.names import DFlash
 from draftquant.quantize.drafts.families.eagle3_llama.names import Eagle3Llama
 from draftquant.quantize.drafts.families.eagle3_mla.names import Eagle3Mla
 from draftquant.quantize.drafts.forward import DraftForward, whole_rows
-from draftquant.quantize.drafts.kinds import block, chain
-from draftquant.quantize.errors import ForwardError
-from draftquant.quantize.stored.activations import STATIC, InputRounding, kernel_scale
+from draftquant.quantize.stored.online_rounding import STATIC, InputRounding, kernel_scale
+from draftquant.recipes.errors import ForwardError
 from reference_dflash import ReferenceDFlash
 from reference_draft import ReferenceDraft, random_weights
 from reference_mla import ReferenceMlaDraft

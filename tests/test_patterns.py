@@ -5,7 +5,7 @@ import re
 import time
 
 import pytest
-from draftquant.quantize.stored.patterns import PatternProblem, matches
+from draftquant.quantize.stored.layouts.module_patterns import PatternProblem, matches
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -5,18 +5,18 @@ from typing import Any
 
 import pytest
 import torch
-from draftquant.calibration.passes.predictions import draft_predictions
+from draftquant.calibration.passes.proposals import draft_predictions
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.shared.eagle3.geometry import Eagle3LlamaGeometry
 from draftquant.quantize.engines import check_draft
-from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
-from draftquant.quantize.quantization_plan import make_plan
-from draftquant.quantize.quantize_draft import quantize_draft
+from draftquant.quantize.making.quantize_draft import quantize_draft
+from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.verify import verify
 from draftquant.recipes import load_recipe
+from draftquant.recipes.errors import CheckpointError
 from reference_draft import ReferenceDraft
 from tiny import edit_json, read_tensors, tiny_eagle3_llama, write_tensors
 from tiny_llama import with_mask_hidden

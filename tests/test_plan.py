@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from draftquant.quantize.drafts import Draft, read_draft
-from draftquant.quantize.errors import LayoutError, PlanError
 from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.quantization_plan import Plan, make_plan
+from draftquant.quantize.planning.quantization_plan import Plan, make_plan
 from draftquant.recipes import Expectation, Recipe, Rule, built_in_recipes, load_recipe
+from draftquant.recipes.errors import LayoutError, PlanError
 from draftquant.recipes.schema import LayoutName
 from draftquant.scripts.cli import main
 from tiny import tiny_eagle3_llama

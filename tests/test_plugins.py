@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from draftquant.quantize.layouts import get_layout
-from draftquant.quantize.numerics.packing import int4_words
+from draftquant.quantize.numerics.quantized_weight import int4_words
 from draftquant.quantize.plugins.int4_linear import (
     UnpackedInt4,
     as_fp8,

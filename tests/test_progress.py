@@ -8,10 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from draftquant.scripts import progress
-from draftquant.scripts.api.learning import StepsShown
-from draftquant.scripts.progress import heartbeat, progress_bar, seconds, speed
-from draftquant.scripts.terminal import SPEECH, speak
+from draftquant.scripts.frame import progress
+from draftquant.scripts.frame.progress import SPEECH, heartbeat, progress_bar, seconds, speak, speed
+from draftquant.scripts.learning import StepsShown
 
 
 @pytest.fixture(autouse=True)

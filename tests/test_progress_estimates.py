@@ -14,10 +14,10 @@ import pytest
 from draftquant import api as dq
 from draftquant.calibration.prompts.prompt_file import Prompt, read_prompts
 from draftquant.calibration.recording.record_traces import record_traces
-from draftquant.quantize import execute
-from draftquant.scripts import progress
-from draftquant.scripts.console import OnTerminal
-from draftquant.scripts.terminal import speak
+from draftquant.quantize.making import execute
+from draftquant.scripts.frame import progress
+from draftquant.scripts.frame.console import OnTerminal
+from draftquant.scripts.frame.progress import speak
 from torch.utils._python_dispatch import TorchDispatchMode
 
 pytestmark = pytest.mark.slow

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from draftquant.calibration.errors import LineProblem
-from draftquant.calibration.prompts.forms import read_form
 from draftquant.calibration.prompts.prompt_file import read_prompts
+from draftquant.calibration.prompts.prompt_forms import read_form
+from draftquant.recipes.errors import LineProblem
 from draftquant.scripts.cli import main
 
 USER = {"role": "user", "content": "Hi"}

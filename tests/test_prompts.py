@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from draftquant.calibration.errors import PromptError
 from draftquant.calibration.prompts.prompt_file import Prompt, PromptEncoder, read_prompts
+from draftquant.recipes.errors import PromptError
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.files.provenance import (
     CutProvenance,
     DequantizedProvenance,
@@ -16,12 +15,8 @@ from draftquant.quantize.files.provenance import (
 )
 from draftquant.quantize.files.provenance_file import check_seal, read_provenance
 from draftquant.quantize.files.publish import write_provenance
-from draftquant.recipes import (
-    Recipe,
-    built_in_recipes,
-    load_recipe,
-    to_mapping,
-)
+from draftquant.recipes import Recipe, built_in_recipes, load_recipe, to_mapping
+from draftquant.recipes.errors import CheckpointError
 from draftquant.recipes.strict_json import decode
 
 RECIPE = """{

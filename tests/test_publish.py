@@ -9,12 +9,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from draftquant.quantize.errors import OutputError, VerifyError
 from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.files.provenance import GraftedProvenance, Provenance
-from draftquant.quantize.files.provenance_sources import SourceFolder
+from draftquant.quantize.files.provenance import GraftedProvenance, Provenance, SourceFolder
 from draftquant.quantize.files.publish import SPARE_BYTES, Rewrite, publish
 from draftquant.quantize.verify import Fault, check_faults
+from draftquant.recipes.errors import OutputError, VerifyError
 from tiny import tiny_eagle3_llama
 
 RECORD = GraftedProvenance(

@@ -20,16 +20,12 @@ from typing import Any
 import pytest
 import torch
 from draftquant import api as dq
-from draftquant.calibration.errors import TraceError
-from draftquant.calibration.recording.recorded_batches import (
-    HeldTraces,
-    RecordedBatch,
-    write_recorded,
-)
+from draftquant.calibration.recording.record_traces import HeldTraces, RecordedBatch, write_recorded
 from draftquant.calibration.traces.prompt_trace import PromptTrace
-from draftquant.scripts.api import loaded_drafts, on_ray
-from draftquant.scripts.api.on_ray import ClusterError, ray_tasks
+from draftquant.recipes.errors import TraceError
+from draftquant.scripts import loaded_drafts, on_ray
 from draftquant.scripts.cli import main
+from draftquant.scripts.on_ray import ClusterError, ray_tasks
 
 PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"
 CPU = torch.device("cpu")

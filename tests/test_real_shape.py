@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.errors import OutputError
 from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.recipes.errors import DraftQuantError
+from draftquant.recipes.errors import DraftQuantError, OutputError
 from draftquant.scripts.dev.real_shapes.__main__ import main
 from draftquant.scripts.dev.real_shapes.drafts import REAL_DRAFTS
 from draftquant.scripts.dev.real_shapes.generate import write_real_shape_draft

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import pytest
 from draftquant.quantize.drafts import Draft, read_draft
-from draftquant.quantize.errors import CheckpointError, LayoutError
 from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.quantization_plan import Plan, make_plan
+from draftquant.quantize.planning.quantization_plan import Plan, make_plan
 from draftquant.recipes import Rule, built_in_recipes, load_recipe
+from draftquant.recipes.errors import CheckpointError, LayoutError
 from draftquant.scripts.dev.real_shapes.drafts import REAL_DRAFTS
 from draftquant.scripts.dev.real_shapes.generate import write_sparse_model
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import pytest
 from draftquant.recipes import RecipeError, load_recipe
-from draftquant.recipes.recipe_file import RecipeFileError
+from draftquant.recipes.library import RecipeFileError
 
 GOOD = """\
 schema_version: 1

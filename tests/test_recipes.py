@@ -14,11 +14,10 @@ import draftquant.recipes
 import pytest
 import yaml
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.errors import DraftQuantError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.gpus import GPUS, gpu_names
 from draftquant.quantize.layouts import check_layout
-from draftquant.quantize.quantization_plan import make_plan
+from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.recipes import (
     ActivationFormat,
     Algorithm,
@@ -34,10 +33,8 @@ from draftquant.recipes import (
     recipe_sha256,
     to_mapping,
 )
-from draftquant.recipes.errors import RecipeError
-from draftquant.recipes.expectations import LoadsOn
-from draftquant.recipes.roles import Role
-from draftquant.recipes.schema import LayoutName
+from draftquant.recipes.errors import DraftQuantError, RecipeError
+from draftquant.recipes.schema import LayoutName, LoadsOn, Role
 from tiny import tiny_eagle3_llama
 from wide import dimensions
 

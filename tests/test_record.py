@@ -8,15 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from draftquant.calibration.errors import TraceError
 from draftquant.calibration.passes.draft_inputs import check_trace_fits, default_aux_layer_ids
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.decoding import Decoding
 from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.sets import merge_traces
 from draftquant.calibration.traces.trace_folder import TraceFolder
-from draftquant.quantize.errors import OutputError
 from draftquant.quantize.stored.loading import load_draft
+from draftquant.recipes.errors import OutputError, TraceError
 from draftquant.validate.counting.trace_replay import replay_drafts
 from safetensors.torch import load_file, save_file
 from tied_pair import AUX_LAYER_IDS, HIDDEN, VOCAB, prompt_tokens, save_draft, save_target

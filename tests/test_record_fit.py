@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 from draftquant import api as dq
-from draftquant.calibration.errors import TraceError
 from draftquant.calibration.prompts.prompt_file import Prompt
-from draftquant.calibration.recording.prompt_fit import fitted_prompts
-from draftquant.calibration.recording.target_shape import TargetShape
+from draftquant.calibration.recording.target_shape import TargetShape, fitted_prompts
+from draftquant.calibration.traces.manifest import TooLongPrompts
 from draftquant.calibration.traces.sets import merge_traces, split_traces
-from draftquant.calibration.traces.too_long import TooLongPrompts
 from draftquant.calibration.traces.trace_folder import TraceFolder
+from draftquant.recipes.errors import TraceError
 from draftquant.scripts.cli import main
 from tied_pair import VOCAB, save_draft, save_target
 from tiny import edit_json

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 import torch
-from draftquant.calibration.errors import TraceError
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording import batch_plan, continuing
+from draftquant.calibration.recording.continuing import Together, Waiting, give_way
 from draftquant.calibration.recording.decoding import Decoding
 from draftquant.calibration.recording.record_traces import record_traces
-from draftquant.calibration.recording.row_schedule import Together, Waiting, give_way
 from draftquant.calibration.recording.slot_cache import SlotCache
 from draftquant.calibration.traces.prompt_trace import PromptTrace
+from draftquant.recipes.errors import TraceError
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.cache_utils import DynamicCache, DynamicLayer, LinearAttentionLayer
 

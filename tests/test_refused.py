@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 from draftquant.quantize.backends import get_backend
-from draftquant.quantize.errors import BackendError
 from draftquant.recipes import Algorithm, RecipeError, load_recipe
-from draftquant.recipes.algorithm import ALGORITHMS, RoundingChoice, ScaleChoice
-from draftquant.recipes.recipe_file import RecipeFileError
-from draftquant.recipes.refused import REFUSED, named_algorithm, refusal
-from draftquant.recipes.schema import BackendName
+from draftquant.recipes.errors import BackendError
+from draftquant.recipes.library import RecipeFileError
+from draftquant.recipes.schema import ALGORITHMS, BackendName, RoundingChoice, ScaleChoice
+from draftquant.recipes.schemes import REFUSED, named_algorithm, refusal
 from draftquant.scripts.cli import main
 from tiny import tiny_eagle3_llama
 

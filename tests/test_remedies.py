@@ -10,7 +10,7 @@ import pytest
 from draftquant import api as dq
 from draftquant.quantize.engines import check_draft
 from draftquant.quantize.engines.contract import ENGINE_NAMES, EngineName
-from draftquant.quantize.errors import DraftQuantError
+from draftquant.recipes.errors import DraftQuantError
 from tiny import Stored, edit_json, read_tensors, tiny_eagle3_llama, write_tensors
 from tiny_dflash import tiny_dflash
 from tiny_dspark import tiny_dspark

@@ -12,25 +12,23 @@ from pathlib import Path
 
 import pytest
 import torch
-from draftquant.calibration.errors import TraceError
 from draftquant.calibration.passes.draft_inputs import check_trace_fits
-from draftquant.calibration.passes.predictions import Proposals
+from draftquant.calibration.passes.proposals import Proposals
 from draftquant.calibration.prompts.prompt_file import Prompt, read_prompts
 from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.prompt_trace import PromptTrace
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.backends import get_backend
-from draftquant.quantize.errors import ForwardError
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.recipes import WeightFormat
-from draftquant.validate.counting.rounds import (
+from draftquant.recipes.errors import ForwardError, ReplayError, TraceError
+from draftquant.validate.counting.trace_replay import (
     accepted_by_row,
     prompt_counts,
+    replay_drafts,
     rounds,
     shorter_counts,
 )
-from draftquant.validate.counting.trace_replay import replay_drafts
-from draftquant.validate.errors import ReplayError
 from draftquant.validate.judging.judgement import judge
 from draftquant.validate.judging.policy import POLICIES
 from engine_loop import greedy_decode

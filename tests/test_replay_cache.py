@@ -9,13 +9,13 @@ import draftquant.validate.counting.replay_cache as module
 import numpy as np
 import pytest
 import torch
-from draftquant.calibration.passes import batches as passes
-from draftquant.calibration.passes.batches import batches_of
+from draftquant.calibration.passes import draft_inputs as passes
+from draftquant.calibration.passes.draft_inputs import batches_of
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.files.result_cache import ResultCache
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.scripts.cli import main
-from draftquant.validate.counting.draft_replay import DraftReplay
+from draftquant.validate.counting.draft_counts import DraftReplay
 from draftquant.validate.counting.replay_cache import Question, ReplayCache
 from draftquant.validate.counting.trace_replay import replay_drafts
 from safetensors.torch import load_file, save_file

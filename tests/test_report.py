@@ -10,19 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from draftquant.recipes.errors import GateError
 from draftquant.validate.comparison.replay_file import ReplayedDraft, ReplayedPrompt
-from draftquant.validate.errors import GateError
 from draftquant.validate.judging.judgement import GateReport, judge
 from draftquant.validate.parity.finding import to_mapping
 from draftquant.validate.report import document as document_module
 from draftquant.validate.report.document import (
     SCHEMA_VERSION,
     Header,
+    Judgement,
     document_text,
     parse_report,
     read_report,
 )
-from draftquant.validate.report.judged_again import Judgement
 from draftquant.validate.served.joint_report import JointReport
 from handmade_replays import BASELINE, FIGURES, RELEASE, noisy, replay, spread
 from handmade_reports import (

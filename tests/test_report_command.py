@@ -8,16 +8,16 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from draftquant.quantize.files.command_line import recorded_argv
-from draftquant.scripts.api.pages import annotation
+from draftquant.quantize.files.hub import recorded_argv
 from draftquant.scripts.cli import main
+from draftquant.scripts.frame.pages import annotation
 from draftquant.validate.judging.candidate_origin import DraftFolder
 from draftquant.validate.judging.judgement import GateReport
 from draftquant.validate.measure.measurement_file import line_of
 from draftquant.validate.report.document import read_report
 from draftquant.validate.report.facts import folder_facts
 from draftquant.validate.report.html_report import page
-from draftquant.validate.report.markdown_report import markdown
+from draftquant.validate.report.report_texts import markdown
 from handmade_measurements import alternating, measurement
 from handmade_reports import EVIL, comparison, text_of
 

@@ -5,9 +5,9 @@ import os
 from pathlib import Path
 
 import pytest
-from draftquant.quantize.errors import OutputError
 from draftquant.quantize.files import report_files as report_files_module
 from draftquant.quantize.files.report_files import append_text, check_reports, write_reports
+from draftquant.recipes.errors import OutputError
 
 
 def test_names_that_fit_their_format(tmp_path: Path) -> None:

@@ -11,10 +11,9 @@ import pytest
 from draftquant.recipes.errors import visible
 from draftquant.validate.judging.judgement import GateReport, judge
 from draftquant.validate.report import words
+from draftquant.validate.report.document import Judgement
 from draftquant.validate.report.html_report import page
-from draftquant.validate.report.judged_again import Judgement
-from draftquant.validate.report.junit_report import junit
-from draftquant.validate.report.markdown_report import MOST_ROWS, code, escaped, markdown
+from draftquant.validate.report.report_texts import MOST_ROWS, code, escaped, junit, markdown
 from draftquant.validate.report.words import NONE
 from draftquant.validate.served.served_gate import judge_measured
 from handmade_measurements import alternating, measurement

@@ -6,16 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from draftquant.calibration.row_choice import RowOrder, TokenCounts, row_order, said_texts
 from draftquant.calibration.traces.trace_folder import TraceFolder
-from draftquant.calibration.vocabulary.row_choice import RowOrder, row_order
-from draftquant.calibration.vocabulary.token_counts import TokenCounts, said_texts
 from draftquant.quantize.files.hub import DraftSource
-from draftquant.quantize.files.vocabulary_cut import VocabularyChoice
+from draftquant.quantize.files.provenance import VocabularyChoice
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.quantize.vocabulary.cut_vocabulary import cut_vocabulary
+from draftquant.recipes.errors import ReplayError
 from draftquant.validate.counting.acceptance_counts import AcceptanceCounts
 from draftquant.validate.counting.trace_replay import replay_drafts
-from draftquant.validate.errors import ReplayError
 from draftquant.validate.vocabulary.right_sizes import right_sizes
 from said_traces import VOCAB, write_said
 from tiny import tiny_eagle3_llama

@@ -11,38 +11,28 @@ from draftquant.scripts.command_table import COMMANDS
 from test_packaging import MODULES, ROOT, imported_names, imports, module_name, parsed
 
 QUANTIZE = (
-    ("errors", "plugins"),
-    ("files", "gpus"),
+    ("files", "gpus", "plugins"),
     ("drafts", "numerics"),
-    ("stored", "layouts"),
-    ("lints", "outputs", "verify", "algorithms", "claims"),
-    ("cache_scales", "plan_step"),
-    ("backends", "measured", "quantization_plan"),
-    ("changed_norms", "checks", "engines", "estimate", "execute", "folder_card"),
-    (
-        "dequantize_draft",
-        "grafting",
-        "pairing",
-        "quantize_draft",
-        "transcoding",
-        "vocabulary",
-    ),
+    ("algorithms", "layouts", "stored"),
+    ("backends", "lints", "planning", "verify"),
+    ("engines", "estimate"),
+    ("grafting", "making", "pairing"),
+    ("converting", "vocabulary"),
 )
 CALIBRATION = (
-    ("errors",),
     ("server_client", "traces"),
-    ("prompts", "passes", "vocabulary"),
-    ("recording", "linear_inputs"),
-    ("dumps", "kv_cache", "rounding", "vllm"),
+    ("passes", "prompts", "row_choice"),
+    ("linear_inputs", "recording", "vocabulary_rows"),
+    ("dumps", "measured_cache", "rounding", "vllm"),
 )
 VALIDATE = (
-    ("charts", "errors"),
+    ("charts",),
     ("counting",),
     ("judging", "measure"),
     ("foreign", "parity"),
     ("served",),
     ("report",),
-    ("card", "comparison", "golden"),
+    ("comparison", "golden"),
     ("vocabulary",),
 )
 HOUSES = {"quantize": QUANTIZE, "calibration": CALIBRATION, "validate": VALIDATE}
@@ -54,7 +44,7 @@ FLOOR = {
     for room in rooms
 }
 Room = tuple[str, str]
-READING = {"errors", "files", "drafts", "stored"}
+READING = {"files", "drafts", "stored"}
 """Rooms of which verification may reach what it likes, but for `WRITES`."""
 WRITES = {"quantize/files/staging.py", "quantize/files/safetensors_file.py"}
 """The two modules through which every byte of an output goes."""

@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from draftquant.calibration.dumps.dump_answers import Answer
 from draftquant.calibration.dumps.dump_conventions import Declared
 from draftquant.calibration.dumps.import_dump import _Conversion, import_dump
-from draftquant.calibration.dumps.sample import Sample
+from draftquant.calibration.dumps.samples import Answer, Sample
 from draftquant.calibration.dumps.vllm import load_states
-from draftquant.calibration.errors import TraceError
 from draftquant.quantize.stored.loading import load_draft
+from draftquant.recipes.errors import TraceError
 from draftquant.validate.counting.trace_replay import replay_drafts
 from dumps import make_texts, prompts_of, speculators, vllm
 from safetensors.torch import load_file, save_file

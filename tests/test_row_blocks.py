@@ -11,17 +11,16 @@ import numpy as np
 import pytest
 from blake3 import blake3
 from data_free import DATA_FREE
-from draftquant.quantize import execute
-from draftquant.quantize.dequantize_draft import dequantize_draft
+from draftquant.quantize.converting.dequantize_draft import dequantize_draft
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.errors import BackendError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
-from draftquant.quantize.measured import Measured
-from draftquant.quantize.quantization_plan import make_plan
-from draftquant.quantize.quantize_draft import quantize_draft
+from draftquant.quantize.making import execute
+from draftquant.quantize.making.quantize_draft import quantize_draft
+from draftquant.quantize.planning.quantization_plan import Measured, make_plan
 from draftquant.quantize.verify import verify
 from draftquant.recipes import Recipe, load_recipe
+from draftquant.recipes.errors import BackendError
 from handmade import MADE, by_hand, quantize_by_hand, stored_parts
 from handmade_numbers import code_values, spread
 from tiny import Stored, read_tensors, store, tiny_eagle3_llama, values_of, write_tensors

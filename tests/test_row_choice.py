@@ -4,11 +4,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from draftquant.calibration.vocabulary.row_choice import RowOrder, row_order
-from draftquant.calibration.vocabulary.token_counts import (
+from draftquant.calibration.row_choice import (
+    RowOrder,
     SaidText,
     TokenCounts,
     folds_of,
+    row_order,
     said_texts,
 )
 from said_traces import VOCAB, write_said

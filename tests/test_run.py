@@ -14,23 +14,17 @@ from pathlib import Path
 import pytest
 import torch
 from data_free import DATA_FREE
-from draftquant.quantize import execute
-from draftquant.quantize.checks import checked_scales
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.errors import (
-    BackendError,
-    CheckpointError,
-    OutputError,
-    VerifyError,
-)
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
-from draftquant.quantize.measured import Measured
-from draftquant.quantize.quantization_plan import Plan, make_plan
-from draftquant.quantize.quantize_draft import QuantizeReport, quantize_draft
+from draftquant.quantize.making import execute
+from draftquant.quantize.making.checks import checked_scales
+from draftquant.quantize.making.quantize_draft import QuantizeReport, quantize_draft
+from draftquant.quantize.planning.quantization_plan import Measured, Plan, make_plan
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.verify import verify
 from draftquant.recipes import load_recipe
+from draftquant.recipes.errors import BackendError, CheckpointError, OutputError, VerifyError
 from draftquant.recipes.schema import BackendName
 from draftquant.scripts.cli import main
 from tiny import Stored, read_tensors, tiny_eagle3_llama, write_tensors
@@ -313,7 +307,7 @@ def test_what_fails_verification_is_not_published(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A writer that flips one nibble: the independent decoder sees it, and nothing appears."""
-    from draftquant.quantize.numerics import packing
+    from draftquant.quantize.numerics import quantized_weight as packing
 
     right = packing.int4_words
     monkeypatch.setattr(packing, "int4_words", lambda *args, **kwargs: right(*args, **kwargs) ^ 1)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.files.safetensors_header import DTYPE_BYTES, read_header
+from draftquant.recipes.errors import CheckpointError
 from safetensors.torch import save
 
 # Two tensors: BF16 1.0 and -2.0, then the bytes 1 and 2.

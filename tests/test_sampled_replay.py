@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 import torch
 from draftquant.calibration.passes.draft_inputs import first_hidden
-from draftquant.calibration.passes.predictions import draft_proposals
+from draftquant.calibration.passes.proposals import draft_proposals
 from draftquant.calibration.prompts.prompt_file import Prompt, read_prompts
 from draftquant.calibration.recording.decoding import GREEDY, Decoding
 from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.manifest import LogprobSpec
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
+from draftquant.recipes.errors import ReplayError
 from draftquant.scripts.cli import main
-from draftquant.validate.counting.draft_replay import DraftReplay
+from draftquant.validate.counting.draft_counts import DraftReplay
 from draftquant.validate.counting.trace_replay import replay_drafts
-from draftquant.validate.errors import ReplayError
 from draftquant.validate.judging.judgement import judge
 from draftquant.validate.judging.policy import POLICIES
 from sampled_loop import PAIRS, REFERENCES, Sampled, compare, difference, loaded_pair

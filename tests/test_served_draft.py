@@ -5,11 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from draftquant.scripts.api.measure import draft_identity
+from draftquant.recipes.errors import MeasureError
 from draftquant.scripts.cli import main
-from draftquant.validate.errors import MeasureError
+from draftquant.scripts.frame.opening import draft_identity
 from draftquant.validate.measure.measurement import ServerIdentity, Speculation
-from draftquant.validate.measure.served_draft import DraftIdentity, identified
+from draftquant.validate.measure.measuring import DraftIdentity, identified
 from tiny import tiny_eagle3_llama
 
 SERVER = ServerIdentity(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from draftquant.calibration.traces.prompt_trace import PromptTrace
-from draftquant.quantize.drafts.kv_cache import CacheScales
+from draftquant.quantize.drafts.draft_cache import CacheScales
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.scripts.cli import main
 from served import cpu, results

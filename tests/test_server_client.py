@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 import pytest
 from draftquant.calibration import server_client as client_module
-from draftquant.calibration.errors import ServerError
 from draftquant.calibration.server_client import Patience, ServerClient
+from draftquant.recipes.errors import ServerError
 
 T = TypeVar("T")
 Answers = Callable[[BaseHTTPRequestHandler, int], None]

@@ -10,10 +10,9 @@ from draftquant.quantize.backends import get_backend
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import resolve_draft
-from draftquant.quantize.measured import Measured
-from draftquant.quantize.numerics.packing import fp4_bytes
-from draftquant.quantize.quantization_plan import make_plan
-from draftquant.quantize.quantize_draft import quantize_draft
+from draftquant.quantize.making.quantize_draft import quantize_draft
+from draftquant.quantize.numerics.quantized_weight import fp4_bytes
+from draftquant.quantize.planning.quantization_plan import Measured, make_plan
 from draftquant.quantize.verify import verify
 from draftquant.recipes import load_recipe
 from tiny import (

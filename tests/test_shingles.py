@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from draftquant.calibration.traces.shingles import (
+from draftquant.calibration.traces.near_duplicates import (
     Overlaps,
     Shingled,
     Templates,
@@ -11,8 +11,8 @@ from draftquant.calibration.traces.shingles import (
     shingles,
     sketch_text,
 )
+from draftquant.quantize.files.provenance import SeenPrompts
 from draftquant.recipes.decode import encode
-from draftquant.recipes.seen_prompts import SeenPrompts
 from draftquant.recipes.strict_json import JsonProblem, decode
 
 WHOLE = 2**64

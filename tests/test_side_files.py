@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.files.files_of_folder import entries, looks_like_weights
+from draftquant.recipes.errors import CheckpointError
+from draftquant.recipes.regular_file import entries, looks_like_weights
 from draftquant.scripts.cli import main
 from tiny import tiny_eagle3_llama
 from tiny_mtp import tiny_mimo_mtp

@@ -8,29 +8,27 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 import torch
+from draftquant.calibration.row_choice import RowChooser, crosswise, held_out_coverage, said_texts
 from draftquant.calibration.traces.trace_folder import TraceFolder
-from draftquant.calibration.vocabulary.row_chooser import RowChooser, crosswise, held_out_coverage
-from draftquant.calibration.vocabulary.token_counts import said_texts
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.errors import EstimateError
-from draftquant.quantize.estimate.draft_round import draft_round, plain_weights
+from draftquant.quantize.estimate.draft_step import draft_round, plain_weights
 from draftquant.quantize.estimate.work import Machine, Pass, Round, Work
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.gpus import named_gpu
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
-from draftquant.validate.comparison.simultaneous import bonferroni
+from draftquant.recipes.errors import EstimateError
+from draftquant.validate.comparison.scopes import bonferroni
 from draftquant.validate.counting.acceptance_counts import pooled
 from draftquant.validate.counting.paired_change import paired_change
 from draftquant.validate.counting.trace_replay import replay_drafts
-from draftquant.validate.vocabulary.curve_chart import drawing
-from draftquant.validate.vocabulary.cut_headers import with_vocabulary
 from draftquant.validate.vocabulary.right_sizes import right_sizes
-from draftquant.validate.vocabulary.size_curve import SizeCurve, size_curve, usual_sizes
-from draftquant.validate.vocabulary.size_speed import size_speeds
-from draftquant.validate.vocabulary.step_times import (
+from draftquant.validate.vocabulary.size_curve import SizeCurve, drawing, size_curve, usual_sizes
+from draftquant.validate.vocabulary.size_estimate import (
     StepTimes,
     checked_concurrencies,
     parse_step_times,
+    size_speeds,
+    with_vocabulary,
 )
 from said_traces import VOCAB, write_said
 from test_real_shapes import write_headers

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 from draftquant.quantize.drafts import Draft, read_draft
+from draftquant.quantize.drafts.recognition import is_speculators, plain_config
 from draftquant.quantize.drafts.shared.eagle3.geometry import Eagle3LlamaGeometry
-from draftquant.quantize.drafts.speculators_layout import is_speculators, plain_config
-from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.recipes.errors import CheckpointError
 from draftquant.scripts.cli import main
 from tiny import Stored, edit_json, read_tensors, tiny_eagle3_llama, write_tensors
 from tiny_speculators import BUILD, YARN, tiny_speculators_dflash, tiny_speculators_eagle3

@@ -16,13 +16,12 @@ from data_free import DATA_FREE
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.families.eagle3_llama.names import Eagle3Llama
 from draftquant.quantize.drafts.maths import softmax_attention
+from draftquant.quantize.drafts.recognition import plain_config
 from draftquant.quantize.drafts.shared.eagle3.geometry import Eagle3LlamaGeometry
-from draftquant.quantize.drafts.speculators_layout import plain_config
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
-from draftquant.quantize.measured import Measured
-from draftquant.quantize.quantization_plan import make_plan
-from draftquant.quantize.quantize_draft import quantize_draft
+from draftquant.quantize.making.quantize_draft import quantize_draft
+from draftquant.quantize.planning.quantization_plan import Measured, make_plan
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.verify import verify
 from draftquant.recipes import load_recipe

@@ -13,15 +13,14 @@ import torch
 from draftquant.quantize.algorithms import InputMoments, Need
 from draftquant.quantize.backends.torch_backend import TorchBackend
 from draftquant.quantize.drafts import Draft, read_draft
-from draftquant.quantize.errors import BackendError
-from draftquant.quantize.execute import execute
 from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.files.how_rounded import GptqFactors
-from draftquant.quantize.measured import Measured
+from draftquant.quantize.files.provenance import GptqFactors
+from draftquant.quantize.making.execute import execute
 from draftquant.quantize.numerics.quantized_weight import QuantizedWeight
-from draftquant.quantize.outputs import opened
-from draftquant.quantize.quantization_plan import make_plan
+from draftquant.quantize.planning.outputs import opened
+from draftquant.quantize.planning.quantization_plan import Measured, make_plan
 from draftquant.recipes import WeightFormat, load_recipe
+from draftquant.recipes.errors import BackendError
 from tiny import tiny_eagle3_llama
 from tiny_dflash import tiny_dflash
 from tiny_mla import tiny_eagle3_mla

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from draftquant.quantize.errors import OutputError
 from draftquant.quantize.files import staging as staging_module
 from draftquant.quantize.files.checkpoint import UNVERIFIED
 from draftquant.quantize.files.staging import check_output, staged_output, write_text
+from draftquant.recipes.errors import OutputError
 from draftquant.scripts.cli import main
 from tiny import tiny_eagle3_llama
 from transformers import LlamaConfig, LlamaForCausalLM

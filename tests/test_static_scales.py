@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from draftquant.calibration.linear_inputs.static_scales import constant_scales, static_activations
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.errors import BackendError
 from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.quantization_plan import make_plan
+from draftquant.quantize.files.provenance import NO_PROMPTS
+from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.recipes import load_recipe
-from draftquant.recipes.seen_prompts import NO_PROMPTS
+from draftquant.recipes.errors import BackendError
 from tiny import tiny_eagle3_llama
 from tiny_mla import tiny_eagle3_mla
 

@@ -11,20 +11,18 @@ from typing import Any
 import pytest
 import torch
 import zstandard
-from draftquant.calibration.errors import TraceError
 from draftquant.calibration.traces import stored_features
 from draftquant.calibration.traces.manifest import FeatureSpec, FeatureStorage
 from draftquant.calibration.traces.prompt_trace import FEATURE_DTYPES, PromptTrace
-from draftquant.calibration.traces.sets import merge_traces, split_traces
-from draftquant.calibration.traces.store_traces import store_traces
+from draftquant.calibration.traces.sets import merge_traces, split_traces, store_traces
 from draftquant.calibration.traces.stored_features import decoded, encoded, storage_of
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.calibration.traces.writer import trace_output
-from draftquant.quantize.errors import OutputError
+from draftquant.recipes.errors import OutputError, TraceError
 from draftquant.recipes.install_line import install_line
-from draftquant.scripts.api.listener import Listener
-from draftquant.scripts.api.opened_traces import open_traces
 from draftquant.scripts.cli import main
+from draftquant.scripts.frame.listener import Listener
+from draftquant.scripts.frame.opening import open_traces
 from safetensors.torch import load_file, save_file
 from test_traces import AUX, TARGET, TRACES, WIDTH, make_trace, same
 from torch import Tensor

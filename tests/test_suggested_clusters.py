@@ -1,7 +1,7 @@
 """Groups that ids or categories suggest, and names that suggest none."""
 
 import pytest
-from draftquant.calibration.traces.suggested_clusters import suggested_clusters
+from draftquant.calibration.traces.near_duplicates import suggested_clusters
 
 SUGGESTING = {
     "documents": ([(f"doc{d}-{i}", "all") for d in range(8) for i in range(5)], "8 groups (doc0, "),

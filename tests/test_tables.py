@@ -11,22 +11,27 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from draftquant.calibration.errors import TraceError
 from draftquant.calibration.passes.draft_inputs import check_trace_fits, first_hidden
-from draftquant.calibration.passes.predictions import draft_predictions
+from draftquant.calibration.passes.proposals import draft_predictions
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.manifest import TargetIdentity
-from draftquant.calibration.traces.target_tables import EMBEDDING, HEAD, TargetTables
+from draftquant.calibration.traces.target_tables import TargetTables
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.calibration.traces.writer import trace_output
 from draftquant.quantize.drafts import read_config
-from draftquant.quantize.errors import CheckpointError, ForwardError, OutputError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.stored.loading import load_draft
+from draftquant.quantize.stored.stored_tables import EMBEDDING, HEAD
+from draftquant.recipes.errors import (
+    CheckpointError,
+    ForwardError,
+    OutputError,
+    ReplayError,
+    TraceError,
+)
 from draftquant.scripts.cli import main
 from draftquant.validate.counting.trace_replay import chosen_num_draft_tokens, replay_drafts
-from draftquant.validate.errors import ReplayError
 from safetensors.torch import load_file, save_file
 from test_traces import AUX, TARGET, TRACES
 from tied_pair import HIDDEN, VOCAB, prompt_tokens, save_draft, save_target

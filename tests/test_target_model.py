@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from draftquant.calibration.errors import TraceError
 from draftquant.calibration.prompts.prompt_file import read_prompts
-from draftquant.calibration.recording import row_independence, target_model
+from draftquant.calibration.recording import batch_plan as row_independence
+from draftquant.calibration.recording import target_model
 from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.recording.target_model import (
     ON_CPU,
@@ -19,6 +19,7 @@ from draftquant.calibration.recording.target_model import (
 )
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.stored.loading import load_draft
+from draftquant.recipes.errors import TraceError
 from draftquant.scripts.cli import main
 from tied_pair import save_target
 from torch import Tensor, nn

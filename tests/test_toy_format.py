@@ -27,7 +27,7 @@ EDITS = {
             "    ),\n",
         ),
     ],
-    "quantize/numerics/rows.py": [
+    "quantize/numerics/number_formats.py": [
         (
             "    return mxfp4_scale(rows) if whole is None else nvfp4_scale(rows, whole)\n",
             "    if number.powers_of_two or number.global_scale:\n"
@@ -36,7 +36,7 @@ EDITS = {
             "    return torch.where(scale > 0, scale, 1.0)\n",
         ),
     ],
-    "quantize/verify/scales_by_absmax.py": [
+    "quantize/verify/scales.py": [
         (
             "    if scheme.number.is_fp8:\n        scale = largest / np.float32(E4M3_MAX)\n",
             "    if not scheme.number.is_integer:\n"

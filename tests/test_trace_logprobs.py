@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from draftquant.calibration.errors import TraceError
 from draftquant.calibration.traces.manifest import LogprobSpec, Sampling
 from draftquant.calibration.traces.prompt_trace import PromptTrace
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.calibration.traces.writer import trace_output
+from draftquant.recipes.errors import TraceError
 from test_traces import AUX, TARGET, make_trace, rewrite
 
 SPEC = LogprobSpec(kind="processed", num_top=3)

@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from draftquant.calibration.errors import TraceError
 from draftquant.calibration.traces.manifest import FeatureSpec, TargetIdentity
 from draftquant.calibration.traces.prompt_trace import PromptTrace
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.calibration.traces.writer import trace_output
-from draftquant.quantize.errors import OutputError
+from draftquant.recipes.errors import OutputError, TraceError
 from safetensors.torch import load_file, save_file
 
 TARGET = TargetIdentity(

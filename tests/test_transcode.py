@@ -9,25 +9,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.errors import CheckpointError, LayoutError, VerifyError
-from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.files.hub import DraftSource
-from draftquant.quantize.files.provenance import QuantizedProvenance
-from draftquant.quantize.files.provenance_file import read_provenance
-from draftquant.quantize.measured import Measured
-from draftquant.quantize.quantization_plan import make_plan
-from draftquant.quantize.quantize_draft import quantize_draft
-from draftquant.quantize.stored.loading import load_draft
-from draftquant.quantize.stored.stored_draft import StoredDraft
-from draftquant.quantize.transcoding import recode
-from draftquant.quantize.transcoding.transcode_draft import (
+from draftquant.quantize.converting import recode
+from draftquant.quantize.converting.transcode_draft import (
     CarrierChoice,
     plan_transcoding,
     transcode_draft,
 )
+from draftquant.quantize.drafts import read_draft
+from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.quantize.files.hub import DraftSource
+from draftquant.quantize.files.provenance import QuantizedProvenance
+from draftquant.quantize.files.provenance_file import read_provenance
+from draftquant.quantize.making.quantize_draft import quantize_draft
+from draftquant.quantize.planning.quantization_plan import Measured, make_plan
+from draftquant.quantize.stored.loading import load_draft
+from draftquant.quantize.stored.stored_draft import StoredDraft
 from draftquant.quantize.verify.folder_verification import verify
 from draftquant.recipes import Recipe, load_recipe
+from draftquant.recipes.errors import CheckpointError, LayoutError, VerifyError
 from draftquant.recipes.schema import LayoutName
 from draftquant.scripts.cli import main
 from tiny import (

@@ -10,26 +10,26 @@ import numpy as np
 import pytest
 import torch
 from draftquant.quantize.backends import get_backend
-from draftquant.quantize.backends.quark_backend import _weight_spec
-from draftquant.quantize.backends.quark_import import quark_process_state
-from draftquant.quantize.dequantize_draft import dequantize_draft
+from draftquant.quantize.backends.quark_backend import _weight_spec, quark_process_state
+from draftquant.quantize.converting.dequantize_draft import dequantize_draft
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.engines import check_draft
-from draftquant.quantize.errors import VerifyError
 from draftquant.quantize.files.checkpoint import PROVENANCE_FILE, Checkpoint
 from draftquant.quantize.files.hub import resolve_draft
 from draftquant.quantize.layouts import get_layout
-from draftquant.quantize.numerics.fp8 import FP8
-from draftquant.quantize.numerics.packing import int4_words
-from draftquant.quantize.quantization_plan import make_plan
-from draftquant.quantize.quantize_draft import quantize_draft
-from draftquant.quantize.stored.activations import InputRounding
-from draftquant.quantize.stored.declarations import DeclaredScheme, declared_scheme
+from draftquant.quantize.making.quantize_draft import quantize_draft
+from draftquant.quantize.numerics.number_formats import FP8
+from draftquant.quantize.numerics.quantized_weight import int4_words
+from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.quantize.stored.decoded_numbers import E4M3, unpack_int4
+from draftquant.quantize.stored.layouts import DeclaredScheme
+from draftquant.quantize.stored.online_rounding import InputRounding
+from draftquant.quantize.stored.stored_declaration import declared_scheme
 from draftquant.quantize.stored.stored_draft import StoredDraft
 from draftquant.quantize.verify import verify
-from draftquant.quantize.verify.rounded_values import e4m3_rounded
+from draftquant.quantize.verify.scales import e4m3_rounded
 from draftquant.recipes import ActivationFormat, RecipeError, WeightFormat, load_recipe
+from draftquant.recipes.errors import VerifyError
 from safetensors.torch import load_file
 from tiny import Stored, read_tensors, tiny_eagle3_llama, write_tensors
 from torch import Tensor

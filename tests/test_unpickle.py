@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.errors import CheckpointError, OutputError, VerifyError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.safetensors_file import SafetensorsFile
-from draftquant.quantize.files.unpickle_draft import unpickle_draft
+from draftquant.quantize.making.unpickle_draft import unpickle_draft
+from draftquant.recipes.errors import CheckpointError, OutputError, VerifyError
 from draftquant.scripts.cli import main
 from tiny import Stored, read_tensors, tiny_eagle3_llama
 

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 from draftquant.quantize.algorithms import InputMoments
-from draftquant.quantize.algorithms.input_moments import DAMPINGS
+from draftquant.quantize.algorithms.algorithm import DAMPINGS
 from draftquant.quantize.backends import get_backend
-from draftquant.quantize.errors import BackendError
 from draftquant.quantize.numerics.quantized_weight import QuantizedWeight, code_values
 from draftquant.quantize.verify import verify
 from draftquant.recipes import Algorithm, WeightFormat
+from draftquant.recipes.errors import BackendError
 from draftquant.recipes.schema import BackendName
 from draftquant.scripts.cli import main
 from gptq_textbook import gaussian, inputs, moments_of, textbook
@@ -273,7 +273,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     pytest.importorskip("modelopt")
     pytest.importorskip("quark")
-    from draftquant.quantize.backends.quark_import import quark_process_state
+    from draftquant.quantize.backends.quark_backend import quark_process_state
     from modelopt.torch.quantization.calib.mse import MseCalibrator
     from modelopt.torch.quantization.utils.calib_utils import GPTQHelper
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 from draftquant.quantize.backends import get_backend
-from draftquant.quantize.errors import BackendError
 from draftquant.quantize.layouts.layout import exponent_bytes
-from draftquant.quantize.numerics.fp8 import fp8_codes, fp8_scale
+from draftquant.quantize.numerics.number_formats import fp8_codes, fp8_scale
+from draftquant.recipes.errors import BackendError
 from draftquant.recipes.schema import WeightFormat
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file

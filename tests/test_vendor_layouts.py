@@ -10,12 +10,11 @@ import torch
 from draftquant.quantize.backends import get_backend
 from draftquant.quantize.backends.backend import ABSMAX_NEAREST
 from draftquant.quantize.backends.modelopt_backend import _run_modelopt
-from draftquant.quantize.backends.quark_backend import _weight_spec
-from draftquant.quantize.backends.quark_import import quark_process_state
+from draftquant.quantize.backends.quark_backend import _weight_spec, quark_process_state
 from draftquant.quantize.files.safetensors_header import TensorInfo
 from draftquant.quantize.layouts import Columns, get_layout
-from draftquant.quantize.numerics.fp8 import fp8_codes, fp8_scale
-from draftquant.quantize.numerics.packing import fp4_bytes, int4_words
+from draftquant.quantize.numerics.number_formats import fp8_codes, fp8_scale
+from draftquant.quantize.numerics.quantized_weight import fp4_bytes, int4_words
 from draftquant.recipes import ActivationFormat, WeightFormat, load_recipe
 from safetensors.torch import load_file
 from torch import Tensor

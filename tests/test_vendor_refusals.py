@@ -1,7 +1,7 @@
 """Why vendors' algorithms are refused, shown on the toolkits themselves.
 
 Each test fails when the vendor mends what it shows: then that algorithm can be looked at again, and
-`recipes/refused.py` with it.
+`recipes/schemes.py` with it.
 """
 
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from draftquant.quantize.backends import get_backend
-from draftquant.quantize.numerics.fp8 import fp8_scale
+from draftquant.quantize.numerics.number_formats import fp8_scale
 from draftquant.recipes import Algorithm, WeightFormat
 from gptq_textbook import gaussian, inputs, moments_of
 from test_vendor_defects import modelopt_export, one_linear

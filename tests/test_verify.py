@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from blake3 import blake3
-from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.stored.layouts import LAYOUTS
 from draftquant.quantize.verify import verify
+from draftquant.recipes.errors import CheckpointError
 from handmade import MADE, by_hand, quantize_by_hand, stored_parts
 from handmade_declarations import EXCLUDES
 from tiny import (

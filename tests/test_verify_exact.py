@@ -11,26 +11,27 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import draftquant.quantize.execute as executing
+import draftquant.quantize.making.execute as executing
 import numpy as np
 import pytest
-from draftquant.quantize import quantize_draft as quantize
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.errors import VerifyError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.files.provenance import Method
-from draftquant.quantize.quantization_plan import make_plan
+from draftquant.quantize.making import quantize_draft as quantize
+from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.quantize.stored.layouts import LAYOUTS, DeclaredScheme
 from draftquant.quantize.verify import verify
-from draftquant.quantize.verify.rules import FOREIGN, rule_of
-from draftquant.quantize.verify.scales_by_absmax import (
+from draftquant.quantize.verify.scales import (
+    FOREIGN,
     absmax_scales,
+    rule_of,
     searched_shares,
     share_of_scales,
     whole_scale,
 )
 from draftquant.recipes import ActivationFormat, Algorithm, Recipe, WeightFormat, load_recipe
+from draftquant.recipes.errors import VerifyError
 from tiny import Stored, edit_json, read_tensors, store, tiny_eagle3_llama, values_of
 from verify_cases import (
     ACTIVATIONS,
@@ -451,7 +452,7 @@ def test_the_pipeline_hands_its_own_recipe_to_verify(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A writer whose scales are a thousandth too large, with codes that are right for them."""
-    from draftquant.quantize.numerics import rows
+    from draftquant.quantize.numerics import number_formats as rows
 
     right = rows.fp8_scale
     monkeypatch.setattr(rows, "fp8_scale", lambda absmax: right(absmax) * 1.001)

@@ -6,15 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from draftquant.calibration.errors import TraceError
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.decoding import Decoding
 from draftquant.calibration.recording.target_shape import TargetShape
 from draftquant.calibration.traces.trace_folder import TraceFolder
-from draftquant.calibration.vllm import server_answers as answers
-from draftquant.calibration.vllm.engine_arguments import EngineSetup
-from draftquant.calibration.vllm.offline import offline_engine
-from draftquant.calibration.vllm.server_answers import Answer, most_likely
+from draftquant.calibration.vllm import vllm_engines as answers
+from draftquant.calibration.vllm.recording_plan import EngineSetup
+from draftquant.calibration.vllm.vllm_engines import Answer, most_likely, offline_engine
+from draftquant.recipes.errors import TraceError
 from draftquant.scripts.cli import main
 from states_server import StatesServer, served, write_target
 

@@ -13,15 +13,15 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from draftquant.calibration.errors import TraceError
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.decoding import Decoding, prompt_seed
 from draftquant.calibration.recording.target_shape import TargetShape
-from draftquant.calibration.vllm.offline import offline_engine
 from draftquant.calibration.vllm.recording_plan import RecordingPlan
 from draftquant.calibration.vllm.states_file import STATES_KEY
+from draftquant.calibration.vllm.vllm_engines import offline_engine
 from draftquant.calibration.vllm.vllm_recording import Offline, record_with_vllm
 from draftquant.quantize.stored.loading import load_draft
+from draftquant.recipes.errors import TraceError
 from states_server import END, VOCAB, write_file, write_target
 from tiny_mtp import tiny_mimo_mtp
 

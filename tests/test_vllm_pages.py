@@ -5,14 +5,15 @@ from typing import Any
 
 import pytest
 import torch
-from draftquant.calibration.vllm import state_pages as pages
-from draftquant.calibration.vllm.state_pages import Pages, write_states
+from draftquant.calibration.vllm import states_file as pages
 from draftquant.calibration.vllm.states_file import (
     ExpectedStates,
+    Pages,
     StatesHead,
     check_states,
     layer_inputs,
     read_features,
+    write_states,
 )
 
 HEAD = StatesHead(layer_inputs=(1, 3), engine="vllm 0.32.0")

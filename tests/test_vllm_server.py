@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 import torch
-from draftquant.calibration.errors import ServerError, TraceError
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.decoding import Decoding, prompt_seed
 from draftquant.calibration.recording.target_shape import TargetShape
 from draftquant.calibration.server_client import Patience
 from draftquant.calibration.traces.trace_folder import TraceFolder
-from draftquant.calibration.vllm import recording_folder, server
+from draftquant.calibration.vllm import recording_plan as recording_folder
+from draftquant.calibration.vllm import vllm_engines as server
 from draftquant.calibration.vllm.recording_plan import RecordingPlan
 from draftquant.calibration.vllm.vllm_recording import Served, record_with_vllm
-from draftquant.quantize.errors import OutputError
+from draftquant.recipes.errors import OutputError, ServerError, TraceError
 from states_server import (
     END,
     VOCAB,

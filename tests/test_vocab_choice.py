@@ -6,21 +6,25 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from draftquant.calibration.errors import CalibrationError
+from draftquant.calibration.row_choice import (
+    RowChooser,
+    SaidText,
+    TokenCounts,
+    crosswise,
+    held_out_coverage,
+    read_general_counts,
+    said_texts,
+)
 from draftquant.calibration.traces.trace_folder import TraceFolder
-from draftquant.calibration.vocabulary.choosing import (
+from draftquant.calibration.vocabulary_rows import (
     Choosing,
     check_same_target,
     choosing_of,
     chosen_rows,
+    special_tokens,
 )
-from draftquant.calibration.vocabulary.general_counts import read_general_counts
-from draftquant.calibration.vocabulary.row_chooser import RowChooser, crosswise, held_out_coverage
-from draftquant.calibration.vocabulary.special_tokens import special_tokens
-from draftquant.calibration.vocabulary.token_counts import SaidText, TokenCounts, said_texts
-from draftquant.quantize.errors import PlanError
 from draftquant.quantize.files.hub import resolve_draft
-from draftquant.recipes.errors import DraftQuantError
+from draftquant.recipes.errors import CalibrationError, DraftQuantError, PlanError
 from said_traces import VOCAB, write_said
 from tiny import edit_json, tiny_eagle3_llama
 from tiny_dflash import tiny_dflash

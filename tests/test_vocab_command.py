@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 from draftquant import api as dq
-from draftquant.calibration.errors import CalibrationError
-from draftquant.quantize.errors import OutputError
-from draftquant.recipes.errors import DraftQuantError
-from draftquant.scripts.api.settings import SettingsError
+from draftquant.recipes.errors import (
+    CalibrationError,
+    DraftQuantError,
+    GateError,
+    OutputError,
+    ReplayError,
+)
 from draftquant.scripts.cli import main
-from draftquant.validate.errors import GateError, ReplayError
+from draftquant.scripts.frame.settings import SettingsError
 from said_traces import write_said
 from tiny import tiny_eagle3_llama
 

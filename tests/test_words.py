@@ -7,12 +7,9 @@ from pathlib import Path
 import pytest
 from draftquant.quantize.drafts import FAMILIES
 from draftquant.quantize.engines.contract import Verdict as EngineVerdict
-from draftquant.recipes.algorithm import RoundingChoice, ScaleChoice
 from draftquant.recipes.formats import NUMBER_FORMATS, ActivationDtype, Granularity
-from draftquant.recipes.schema import BackendName, LayoutName
-from draftquant.validate.judging.interim_analysis import Spending
-from draftquant.validate.judging.policy import POLICIES
-from draftquant.validate.judging.verdict import Verdict
+from draftquant.recipes.schema import BackendName, LayoutName, RoundingChoice, ScaleChoice
+from draftquant.validate.judging.policy import POLICIES, Spending, Verdict
 
 ROOT = Path(__file__).parents[1]
 GLOSSARY = ROOT / "docs/glossary.md"

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from draftquant.quantize.errors import CheckpointError, OutputError
 from draftquant.quantize.files.safetensors_file import COPY_BYTES, SafetensorsFile
 from draftquant.quantize.files.safetensors_header import (
     DTYPE_BYTES,
@@ -18,6 +17,7 @@ from draftquant.quantize.files.safetensors_header import (
     read_header,
 )
 from draftquant.quantize.files.staging import staged_output
+from draftquant.recipes.errors import CheckpointError, OutputError
 from safetensors import safe_open
 
 A = StoredTensor(name="a", dtype="BF16", shape=(1, 2))

@@ -10,10 +10,14 @@ from typing import Any, Literal
 
 import numpy as np
 from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.files.provenance import Method, QuantizedProvenance, TensorBytes
+from draftquant.quantize.files.provenance import (
+    Method,
+    QuantizedProvenance,
+    SourceDraft,
+    TensorBytes,
+)
 from draftquant.quantize.files.provenance_file import sealed
-from draftquant.quantize.files.provenance_sources import SourceDraft
-from draftquant.quantize.stored.declarations import declared_scheme
+from draftquant.quantize.stored.stored_declaration import declared_scheme
 from draftquant.quantize.verify import VerifyReport
 from draftquant.recipes import (
     ActivationFormat,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from .sample import Pending
+    from .samples import Pending
 
 DumpFormat = Literal["specforge", "torchspec", "speculators", "modelopt", "angelslim", "vllm"]
 """Those of `torch_dumps`, and one module beside this one for each other."""

@@ -1,19 +1,30 @@
 """What an import knows of the target without running it."""
 
+import math
 import os
-from collections.abc import Collection, Mapping
+import tempfile
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...quantize.errors import CheckpointError
+import torch
+from torch import Tensor
+
 from ...quantize.files.checkpoint import CONFIG_FILE, read_json_object
-from ...recipes.errors import visible
-from ..errors import TraceError
+from ...recipes.errors import CheckpointError, TraceError, visible
+from ..passes.proposals import MAX_LOGITS
+from ..prompts.prompt_file import Prompt
+from ..recording.record_traces import record_traces
+from ..recording.target_model import ON_CPU, RecordedTarget, decoder_layers, loaded_target
 from ..recording.target_shape import end_token_ids
-from ..traces.manifest import TargetIdentity
+from ..traces.manifest import FeatureDtype, TargetIdentity
+from ..traces.prompt_trace import FEATURE_DTYPES, PromptTrace
 from ..traces.target_tables import FINAL_NORM, TargetTables
 from ..traces.trace_folder import file_sha256
+from .dump_evidence import SHIFTS
+from .samples import TEXT_AGAIN, Answer, Pending, Sample
 
 RUNNABLE_SHARE = 0.4
 """Of the memory: larger weights are not loaded to recompute a few positions."""
@@ -101,3 +112,262 @@ def _object(path: Path) -> Mapping[str, Any]:
         return read_json_object(path, "give the folder of the target that was dumped")
     except CheckpointError as exc:
         raise TraceError(exc.where, exc.what, fix=exc.fix) from exc
+
+
+# ---- Which layers a dump holds, found by recomputing a few positions with the target itself
+#
+# Our own recorder gives the outputs of all layers for the beginnings of a few texts. Each slot of
+# the
+# dump is one of them, up to the arithmetic of another engine; another layer is far off.
+
+MAX_TEXTS, MAX_TOKENS = 4, 160
+MAX_DIFFERENCE = 0.1
+"""Relative, median over positions. Engines in BF16 differ by 0.02 or less, other layers by 0.2."""
+CLEARLY = 2.0
+"""Times that the next best layer is farther."""
+MIN_OWN = 0.9
+"""Tokens that are the target's argmax, near ties aside."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecomputedFinding:
+    """What recomputing showed.
+
+    Attributes:
+        target: with the hash of its weights. dtype: that it computed in.
+        layer_ids: of each slot, 0-based, outputs.
+        shift: row i belongs to token i + shift.
+        difference: largest of the slots, relative, median over positions.
+        own: share of the answers' tokens that are the target's argmax; None where the beginnings
+            hold no answer.
+    """
+
+    target: TargetIdentity
+    dtype: FeatureDtype
+    layer_ids: tuple[int, ...]
+    shift: int
+    difference: float
+    own: float | None
+
+
+def recompute(
+    target: Path, answers: Sequence[Answer], *, num_layers: int, width: int, dtype: FeatureDtype
+) -> RecomputedFinding:
+    """Run the target on the beginnings of some texts and find the dump's slots among its layers.
+
+    Args:
+        answers: of different samples; the first few are looked at.
+        width: W; a sample's aux features are m slots of this width.
+
+    Raises:
+        TraceError: the target cannot be run; or it can, and a slot is the output of none of its
+            layers (`TraceError.where` is then the dump's folder).
+    """
+    answers = answers[:MAX_TEXTS]
+    prompts = [
+        Prompt(id=str(i), category="all", token_ids=tuple(_beginning(answer).tolist()))
+        for i, answer in enumerate(answers)
+    ]
+    with tempfile.TemporaryDirectory() as scratch:
+        traces = record_traces(
+            target,
+            prompts,
+            Path(scratch) / "layers",
+            max_new_tokens=1,
+            aux_layer_ids=range(num_layers),
+            dtype=dtype,
+        )
+        recorded = list(traces)
+    pairs = list(zip(answers, recorded, strict=True))
+    apart = {
+        # The median, as one text with the rows of another must not hide the layers of the rest.
+        shift: torch.stack([_apart(*both, shift, width) for both in pairs]).median(dim=0).values
+        for shift in SHIFTS
+    }
+    shift = min(apart, key=lambda s: float(apart[s].min(dim=1).values.mean()))
+    nearest, layer_ids = apart[shift].min(dim=1)
+    _check_clear(answers[0].sample.file.parent, apart[shift])
+    return RecomputedFinding(
+        target=traces.manifest.target,
+        dtype=dtype,
+        layer_ids=tuple(layer_ids.tolist()),
+        shift=shift,
+        difference=float(nearest.max()),
+        own=_own(answers, recorded),
+    )
+
+
+def _beginning(answer: Answer) -> Tensor:
+    """As much as shows some tokens of the answer, within bounds."""
+    return answer.sample.token_ids[: min(answer.stop, MAX_TOKENS)]
+
+
+def _apart(answer: Answer, trace: PromptTrace, shift: int, width: int) -> Tensor:
+    """[m, layers]: relative difference of each slot and each layer, median over positions."""
+    count = trace.prompt_length - abs(shift)
+    slots = slots_of(answer.sample.aux, width)[max(-shift, 0) :][:count].float()
+    layers = slots_of(trace.features, width)[max(shift, 0) :][:count].float()
+    differences = [
+        (slot[:, None] - layers).norm(dim=2) / layers.norm(dim=2).clamp(min=1e-9)
+        for slot in slots.unbind(1)
+    ]
+    return torch.stack(differences).median(dim=1).values
+
+
+def slots_of(features: Tensor, width: int) -> Tensor:
+    """[N, m, W] of [N, m * W]."""
+    return features.reshape(len(features), -1, width)
+
+
+def _check_clear(where: Path, apart: Tensor) -> None:
+    """Raise unless every slot is one layer and clearly no other."""
+    for slot, differences in enumerate(apart):
+        ordered = differences.sort()
+        nearest = float(ordered.values[0])
+        next_best = float(ordered.values[1]) if len(differences) > 1 else float("inf")
+        if not nearest <= MAX_DIFFERENCE or next_best < CLEARLY * nearest:
+            raise TraceError(
+                where,
+                f"slot {slot} of the aux features equals the output of none of the target's"
+                f" {len(differences)} layers: layer {int(ordered.indices[0])} is the nearest,"
+                f" and differs by {nearest:.0%}; the next one by {next_best:.0%}",
+                fix="give the target that was dumped, and a dump of the outputs of its layers",
+            )
+
+
+def _own(answers: Sequence[Answer], recorded: Sequence[PromptTrace]) -> float | None:
+    hits = [
+        trace.target_top1[answer.start - 1 : trace.prompt_length - 1]
+        == trace.token_ids[answer.start : trace.prompt_length]
+        for answer, trace in zip(answers, recorded, strict=True)
+    ]
+    joined = torch.cat(hits)
+    return float(joined.double().mean()) if len(joined) else None
+
+
+# ---- Whole texts of a dump, recomputed by the target: which rows are those of their own positions
+#
+# `recomputed` finds the layers in the beginnings of a few texts. Rows that are late by one from
+# the
+# middle of a text on, or that belong to another text, show only where they lie; so positions are
+# counted, over whole texts.
+
+MAX_WORK = 3e13
+"""Tokens times bytes of the target's weights: about as many operations in BF16, some five minutes
+on two cores. Of a dump that needs more, one text in so many is recomputed."""
+WHOLE_TEXTS_MAX_DIFFERENCE = 0.5
+"""Relative, at one position. Rows of other tokens differ by about 1, other arithmetic by 0.02."""
+MAX_OTHER_ROWS = 0.001
+"""Share of a text's positions, and one more: a target may choose other experts at a few."""
+
+
+@dataclass(slots=True)
+class RowCounts:
+    """Of `num_seen` texts `num_texts` were recomputed; `num_other` positions hold other rows."""
+
+    num_seen: int = 0
+    num_texts: int = 0
+    num_positions: int = 0
+    num_other: int = 0
+
+
+class WholeTexts:
+    """Counts positions of the texts that go by; made by `recomputing`."""
+
+    def __init__(self, target: RecordedTarget, found: RecomputedFinding, every: int) -> None:
+        self._target, self._found, self._every = target, found, every
+        self._counts = RowCounts()
+        self._refused: list[tuple[Path, str]] = []
+
+    def add(self, sample: Sample, stop: int) -> None:
+        """Take in the next text, of which the tokens before `stop` are used."""
+        counts = self._counts
+        counts.num_seen += 1
+        if (counts.num_seen - 1) % self._every:
+            return
+        token_ids, shift = sample.token_ids[:stop], self._found.shift
+        computed = self._computed(token_ids)
+        width = computed.shape[1] // len(self._found.layer_ids)
+        slots, layers = (slots_of(x, width).float() for x in (sample.aux, computed))
+        tokens = torch.arange(max(shift, 0), len(token_ids) + min(shift, 0))
+        other = _differs(slots[tokens - shift], layers[tokens])
+        wrong, which = tokens[other.any(dim=1)], other.any(dim=0)
+        counts.num_texts += 1
+        counts.num_positions += len(tokens)
+        counts.num_other += len(wrong)
+        if len(wrong) > 1 + MAX_OTHER_ROWS * len(tokens):
+            ids = torch.tensor(self._found.layer_ids)[which].tolist()
+            what = (
+                f"at {len(wrong)} of {len(tokens)} positions, {int(wrong[0])} to {int(wrong[-1])},"
+                f" the hidden states of layers {ids} are not what the target computes there, but"
+                f" {_whose(slots[wrong - shift][:, which], layers[:, which], wrong)}"
+            )
+            self._refused.append((sample.file, what))
+
+    @torch.inference_mode()
+    def _computed(self, token_ids: Tensor) -> Tensor:
+        """[N, m * W], read in pieces whose logits fit into memory."""
+        from transformers import DynamicCache
+
+        cache = DynamicCache(config=self._target.model.config)
+        pieces = torch.split(token_ids, max(1, MAX_LOGITS // self._target.config.vocab_size))
+        return torch.cat([self._target.run(some[None], cache, {}).features[0] for some in pieces])
+
+    def counts(self) -> RowCounts:
+        """Of all texts.
+
+        Raises:
+            TraceError: a text holds other rows; the others that do are named too.
+        """
+        if self._refused:
+            (file, what), *more = self._refused
+            if more:
+                names = ", ".join(other.name for other, _ in more[:8])
+                what += (
+                    f"; and in {len(more)} of the {self._counts.num_texts - 1} other texts that"
+                    f" were recomputed: {names}{', ...' if len(more) > 8 else ''}"
+                )
+            raise TraceError(file, what, fix=TEXT_AGAIN)
+        return self._counts
+
+
+@contextmanager
+def recomputing(
+    target: Path, found: RecomputedFinding, pendings: Sequence[Pending], first: Sample
+) -> Iterator[WholeTexts]:
+    """Load the target to recompute all texts, or one in so many if `MAX_WORK` does not do for all.
+
+    Args:
+        pendings: all texts; how long they are is estimated by the sizes of their files.
+        first: of these, read.
+    """
+    weights = sum(path.stat().st_size for path in target.glob("*.safetensors"))
+    sizes = [pending.file.stat().st_size for pending in pendings]
+    num_tokens = len(first.token_ids) * sum(sizes) / sizes[0]
+    dtype, _ = FEATURE_DTYPES[found.dtype]
+    with (
+        loaded_target(target, dtype, ON_CPU, beside=target) as model,
+        RecordedTarget(
+            model, decoder_layers(model, target), found.layer_ids, last_state=False
+        ) as recorded,
+    ):
+        every = math.ceil(num_tokens * weights / MAX_WORK)
+        yield WholeTexts(recorded, found, max(every, 1))
+
+
+def _differs(slots: Tensor, layers: Tensor) -> Tensor:
+    """[N, m] bool of rows [N, m, W]."""
+    off: Tensor = (slots - layers).norm(dim=2) / layers.norm(dim=2).clamp(min=1e-9)
+    return off > WHOLE_TEXTS_MAX_DIFFERENCE
+
+
+def _whose(rows: Tensor, layers: Tensor, tokens: Tensor) -> str:
+    """What the target computes elsewhere and these rows [n, m, W] hold, in words."""
+    for late in (1, 2, -1, -2):
+        there = tokens - late
+        inside = (there >= 0) & (there < len(layers))
+        same = ~_differs(rows[inside], layers[there[inside]]).any(dim=1)
+        if int(same.sum()) > 0.9 * len(rows):
+            steps = f"{abs(late)} position{'s' if abs(late) > 1 else ''}"
+            return f"what it computes {steps} {'earlier' if late > 0 else 'later'}"
+    return "zeros" if not bool(rows.any()) else "those of other tokens"

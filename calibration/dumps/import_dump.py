@@ -8,18 +8,18 @@ from pathlib import Path
 import torch
 
 from ...quantize.files.staging import check_output
-from ..errors import TraceError
+from ...recipes.errors import TraceError
 from ..prompts.prompt_file import Prompt
-from ..traces.feature_evidence import FeatureTally
-from ..traces.head_agreement import MIN_AGREEMENT
 from ..traces.manifest import FeatureSpec
 from ..traces.prompt_trace import PromptTrace, prompt_sha256
 from ..traces.target_tables import TargetTables
 from ..traces.trace_folder import TraceFolder
+from ..traces.trace_info import MIN_AGREEMENT, FeatureTally
 from ..traces.writer import trace_output
-from .dump_answers import Answer, Answers
 from .dump_conventions import (
     Declared,
+    ImportReport,
+    Layout,
     check_finite,
     check_sample,
     feature_dtype,
@@ -27,11 +27,10 @@ from .dump_conventions import (
     settle,
     split_last,
 )
+from .dump_evidence import TargetHead
 from .dump_formats import DumpFormat, samples_of
-from .dump_target import TargetFacts, read_target
-from .head import TargetHead
-from .import_findings import ImportReport, Layout
-from .whole_texts import recomputing
+from .dump_target import TargetFacts, read_target, recomputing
+from .samples import Answer, Answers
 
 
 def import_dump(

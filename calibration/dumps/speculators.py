@@ -18,12 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...recipes.errors import TraceError
 from ...recipes.regular_file import open_stream, read_text
 from ...recipes.strict_json import JsonProblem, parse_object
-from ..errors import TraceError
-from ..prompts.parquet import import_pyarrow
-from .dump_files import find_files, pending, sample_name
-from .sample import Pending, Sample, make_sample
+from ..prompts.prompt_file import import_pyarrow
+from .samples import Pending, Sample, find_files, make_sample, pending, sample_name
 from .vllm import load_states
 
 _STATE = "state.json"

@@ -22,9 +22,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ..errors import TraceError
-from .dump_files import find_files, load_tensors, pending, stored_sample
-from .sample import Pending, Sample
+from ...recipes.errors import TraceError
+from .samples import Pending, Sample, find_files, load_tensors, pending, stored_sample
 
 
 class _Layout(NamedTuple):

@@ -26,10 +26,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...quantize.numerics.fp8 import FP8
-from ..errors import TraceError
-from .dump_files import find_files, load_safetensors, pending, sample_name
-from .sample import AGAIN, Pending, Sample, make_sample
+from ...quantize.numerics.number_formats import FP8
+from ...recipes.errors import TraceError
+from .samples import (
+    AGAIN,
+    Pending,
+    Sample,
+    find_files,
+    load_safetensors,
+    make_sample,
+    pending,
+    sample_name,
+)
 
 _SCALES = "hidden_states_scales"
 

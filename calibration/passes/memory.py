@@ -5,6 +5,8 @@ Weights are counted to the byte; what the passes hold for a moment is bounded fr
 
 import dataclasses
 import math
+import resource
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,15 +19,106 @@ from ...quantize.drafts.geometry import usual_draft_tokens
 from ...quantize.drafts.maths import MAX_WIDENED
 from ...quantize.files.checkpoint import Checkpoint
 from ...quantize.stored.decoded_numbers import read_rows
+from ...quantize.stored.loading import BLOCK_BYTES, held_dtype
 from ...quantize.stored.stored_draft import StoredDraft
-from ...quantize.stored.weights import BLOCK_BYTES, held_dtype
+from ...recipes.errors import DeviceError
 from ...recipes.formats import OnlineHead
-from ..errors import DeviceError
+from ...recipes.regular_file import read_text
 from ..traces.prompt_trace import FEATURE_DTYPES
 from ..traces.trace_folder import TraceFolder
-from .batches import MAX_TOKENS, batches_of
-from .devices import available_bytes
-from .predictions import MAX_LOGITS
+from .draft_inputs import MAX_TOKENS, batches_of
+from .proposals import MAX_LOGITS
+
+# ---- Where tensors are computed: a device by its name, and the memory of it
+
+_MEMINFO = Path("/proc/meminfo")
+_CGROUPS = (
+    (Path("/sys/fs/cgroup"), "memory.max", "memory.current", ""),
+    (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+)
+"""Of versions 2 and 1: folder, limit, what is used, and how the keys of memory.stat begin."""
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device that a command line names.
+
+    Args:
+        name: "auto" is the first GPU that torch sees, and the CPU where it sees none; else "cpu",
+            "cuda" or "cuda:I".
+
+    Raises:
+        DeviceError: there is no such device; names what there is.
+    """
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name == "auto":
+        return torch.device("cuda:0" if count else "cpu")
+    if name == "cpu":
+        return torch.device("cpu")
+    kind, _, index = name.partition(":")
+    if kind != "cuda" or (name != "cuda" and not index.isdecimal()):
+        raise DeviceError(
+            "--device", f"expected auto, cpu, cuda or cuda:I, got {name!r}", fix="give one of these"
+        )
+    number = int(index or 0)
+    if number >= count:
+        raise DeviceError(
+            "--device",
+            f"there is no {name}: {_what_there_is(count)}",
+            fix="give one of these, or auto",
+        )
+    return torch.device("cuda", number)
+
+
+def available_bytes(device: torch.device) -> int | None:
+    """Bytes that can still be taken on a device: of a GPU, or of this machine and its container.
+
+    None where the system does not say: there is no /proc/meminfo.
+    """
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    free = _available_of_machine()
+    if free is None:
+        return None
+    lefts = (_left_in_cgroup(*group) for group in _CGROUPS)
+    return min([free, *(left for left in lefts if left is not None)])
+
+
+def peak_bytes(device: torch.device) -> int:
+    """The most memory that this process has held: on a GPU as torch counts, else resident."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _what_there_is(count: int) -> str:
+    if not count:
+        built = torch.version.cuda or torch.version.hip
+        why = "" if built else ", a build without GPUs,"
+        return f"torch {torch.__version__}{why} sees the CPU only"
+    names = [f"cuda:{i} ({torch.cuda.get_device_name(i)})" for i in range(count)]
+    return f"torch sees cpu, {', '.join(names)}"
+
+
+def _available_of_machine() -> int | None:
+    try:
+        lines = read_text(_MEMINFO).splitlines()
+    except OSError:
+        return None
+    found = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+    return int(found[0]) * 1024 if found else None
+
+
+def _left_in_cgroup(folder: Path, limit: str, used: str, prefix: str) -> int | None:
+    """None where there is no limit. Cached files, which can be dropped, are not in use."""
+    try:
+        held = int(read_text(folder / used))
+        stat = dict(line.split() for line in read_text(folder / "memory.stat").splitlines())
+        cached = sum(int(stat[f"{prefix}{key}_file"]) for key in ("active", "inactive"))
+        return max(0, int(read_text(folder / limit)) - held + cached)
+    except (OSError, ValueError, KeyError):  # no such group; "max"
+        return None
+
 
 _DECODED = 8  # bytes that decoding holds at most per byte of a stored block
 

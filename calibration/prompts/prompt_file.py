@@ -15,21 +15,124 @@ the id, and lines are numbered then. Prompts that share a document, a task or a 
 """
 
 import codecs
+import difflib
 import hashlib
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...recipes.errors import first_line, reason, short
+from ...recipes.errors import LineProblem, PromptError, first_line, reason, short
+from ...recipes.install_line import install_line
 from ...recipes.regular_file import open_stream
 from ...recipes.strict_json import JsonProblem, parse_json
-from ..errors import LineProblem, PromptError
-from ..traces.names import is_printable_name
-from .forms import Form, Message, read_form
-from .mistaken_prompts import EXAMPLE, FORM, missing_file, mistaken_bytes, mistaken_lines
-from .parquet import parquet_rows
-from .prompt_choice import EVERY_PROMPT, PromptChoice, of_column
+from ..traces.manifest import MANIFEST_FILE, is_printable_name
+from .prompt_forms import EVERY_PROMPT, Form, Message, PromptChoice, of_column, read_form
+
+# ---- What a file is that was given as prompts and is none: the kind of mistake, and the way out
+
+EXAMPLE = '{"id": "1", "category": "chat", "text": "Hello"}'
+FORM = f"one prompt per line: {EXAMPLE}"
+_PACKED = {
+    b"\x1f\x8b": ("gzip", "gunzip -k"),
+    b"\x28\xb5\x2f\xfd": ("zstd", "zstd -d"),
+    b"BZh": ("bzip2", "bunzip2 -k"),
+    b"\xfd7zX": ("xz", "unxz -k"),
+    b"PK\x03\x04": ("zip", "unzip"),
+}
+_UTF16 = (b"\xff\xfe", b"\xfe\xff")
+
+
+def mistaken_bytes(path: Path, start: bytes) -> tuple[str, str] | None:
+    """What is wrong with a file that begins with these bytes, and the fix; None = nothing."""
+    name = shlex.quote(str(path))
+    for magic, (kind, unpack) in _PACKED.items():
+        if start.startswith(magic):
+            return f"it is compressed by {kind}", f"unpack it: {unpack} {name}"
+    if start.startswith(_UTF16):
+        convert = f"iconv -f UTF-16 -t UTF-8 {name} > NEW.jsonl"
+        return "it is UTF-16, not UTF-8", f"convert it: {convert}"
+    if start.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
+        write = f"jq -c '.[]' {name} > NEW.jsonl"
+        return "it is one JSON list, not JSON lines", f"write one prompt per line: {write}"
+    return None
+
+
+def mistaken_lines(path: Path, first: str) -> str:
+    """How to mend a file of which some lines are no prompts."""
+    name = shlex.quote(str(path))
+    if first.strip() == "{":
+        return f"write each prompt on one line: jq -c . {name} > NEW.jsonl"
+    if path.suffix in (".json", ".csv", ".txt", ".tsv"):
+        return f"write JSON lines instead of {path.suffix}: {FORM}"
+    return f"write {FORM}; 'draftquant record --help' names the other forms"
+
+
+def missing_file(path: Path) -> str:
+    """What to do about a file that cannot be read."""
+    if (path / MANIFEST_FILE).is_file():
+        return f"give a file with {FORM}; `record --continue` goes on behind texts of traces"
+    beside = (
+        path.parent.glob(f"*{path.suffix}") if path.parent.is_dir() and not path.exists() else ()
+    )
+    close = difflib.get_close_matches(path.stem, sorted(one.stem for one in beside), n=1)
+    near = path.parent / f"{close[0]}{path.suffix}" if close else None
+    return f"did you mean {near}?" if near else f"give a file with {FORM}"
+
+
+# ---- Parquet files, and pyarrow, which only they and Arrow files need: imported when one is read
+
+_ROWS = 256  # read at a time
+MAX_GROUP_BYTES = 2**30
+"""Of one row group unpacked. All of SPEED-Bench's longest prompts together have a tenth."""
+
+
+def import_pyarrow(where: object) -> Any:
+    """The package `pyarrow`, with its parquet and IPC readers.
+
+    Args:
+        where: the file that needs it, for the error.
+
+    Raises:
+        PromptError: it is not installed.
+    """
+    try:
+        import pyarrow
+        import pyarrow.ipc
+        import pyarrow.parquet
+    except ImportError as exc:
+        raise PromptError(
+            where, "reading it needs pyarrow, which is not installed", fix=install_line("parquet")
+        ) from exc
+    return pyarrow
+
+
+def parquet_rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Every row of a parquet file with its number, from 1; without the columns that are null in it.
+
+    Raises:
+        PromptError: pyarrow is not installed, or the file cannot be read.
+    """
+    pyarrow = import_pyarrow(path)
+
+    def wrong(what: str) -> PromptError:
+        return PromptError(path, what, fix="give a parquet file with one prompt per row")
+
+    number = 0
+    try:
+        with open_stream(path) as stream:
+            file = pyarrow.parquet.ParquetFile(stream)
+            groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
+            if any(group.total_byte_size > MAX_GROUP_BYTES for group in groups):
+                raise wrong(f"it has a row group of more than {MAX_GROUP_BYTES:,} bytes")
+            for batch in file.iter_batches(batch_size=_ROWS):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield number, {key: value for key, value in row.items() if value is not None}
+    except (OSError, ValueError, pyarrow.ArrowException) as exc:
+        raise wrong(f"cannot be read: {str(exc).splitlines()[0] if str(exc) else exc!r}") from exc
+
 
 _LONGEST_LINE = 16 * 2**20  # bytes; a prompt of a million tokens has 7 MB
 _MOST_PROBLEMS = 20
@@ -89,7 +192,7 @@ def read_prompts(
     fixes: list[str] = []
     first = ""
     lines: Iterator[tuple[int, Line]]
-    lines = parquet_rows(path) if path.suffix == ".parquet" else _lines(path)
+    lines = parquet_rows(path) if path.suffix == ".prompt_file" else _lines(path)
     for number, line in _chosen(lines, choice, path):
         first = first or (line.decode(errors="replace") if isinstance(line, bytes) else "row")
         try:

@@ -1,17 +1,147 @@
 """How many prompts run together: as many as asked for, where memory holds the longest so often."""
 
+import inspect
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from ..passes.devices import available_bytes
+import torch
+
+from ..passes.memory import available_bytes
 from ..prompts.prompt_file import Prompt
-from .continuing import MAX_LOGITS
+from ..traces.prompt_trace import PromptTrace
+from .continuing import MAX_LOGITS, Continuing, Together
 from .decoding import Decoding
-from .kept_rows import LONG_TEXT, entry_bytes
-from .recorded_target import RecordedTarget
-from .row_independence import Independence, tried_independence
-from .row_schedule import Together
+from .recorded_rows import LONG_TEXT, entry_bytes
+from .target_model import RecordedTarget
+
+# ---- What a target can continue together: by the cache that it asks for, and by trying it
+#
+# A row must not see what is padding, nor know of the others. Which targets keep to that is known
+# of
+# the kinds of layers below; whether this one does is tried on three short prompts, once together
+# and
+# once alone.
+
+_TRIED = ((9, 4), (8, 2), (4, 2))
+"""Tokens of the prompts, and new ones: two are read together, the second leaves, and the third
+takes its place."""
+_MAX_APART = {torch.float64: 1e-3, torch.float32: 1e-3}
+_MAX_APART_ROUNDED = 5e-2
+"""Relative difference of a row's features that sums in another order make, with a wide margin."""
+_ROPES_BY_LENGTH = ("dynamic", "longrope")
+"""Rotary angles that depend on the longest row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Independence:
+    """What a target can continue together.
+
+    Attributes:
+        together: see `Together`.
+        why_not: what stands against prompts of any length; None = nothing.
+        token_bytes, row_bytes: what its cache holds of a token, and of a row whatever its length.
+    """
+
+    together: Together
+    why_not: str | None
+    token_bytes: int
+    row_bytes: int
+
+
+def tried_independence(target: RecordedTarget, prompts: Sequence[Prompt]) -> Independence:
+    """Find out, with beginnings of these prompts."""
+    from .slot_cache import held_bytes
+
+    short = _short_prompts(prompts)
+    alone, cache = _continued(target, short, "equal lengths")
+    of_tokens, of_row = held_bytes(cache)
+    together, why_not = _by_kind(target, cache)
+    if why_not is None:
+        found, _ = _continued(target, short, together)
+        why_not = _difference(found, alone)
+    return Independence(
+        together="equal lengths" if why_not else together,
+        why_not=why_not,
+        token_bytes=of_tokens // (sum(_TRIED[-1]) - 1),  # the last one is not read
+        row_bytes=of_row,
+    )
+
+
+def _by_kind(target: RecordedTarget, cache: Any) -> tuple[Together, str | None]:
+    from .slot_cache import takes_padding, unheld_layer
+
+    parameters = inspect.signature(target.model.forward).parameters
+    for name in ("position_ids", "attention_mask"):
+        if name not in parameters:
+            return "equal lengths", f"it takes no {name}"
+    if kind := unheld_layer(cache):
+        return "equal lengths", f"its cache has layers of the kind {kind}"
+    if _chunks(target.config):
+        return "equal lengths", "its attention sees chunks of the text"
+    if rope := _rope_by_length(getattr(target.config, "rope_parameters", None)):
+        return "equal lengths", f"its rotary angles depend on the longest text ({rope})"
+    return ("any lengths" if takes_padding(cache) else "equal prompts"), None
+
+
+def _chunks(config: Any) -> bool:
+    kinds = getattr(config, "layer_types", None) or ()
+    return bool(getattr(config, "attention_chunk_size", None)) or "chunked_attention" in kinds
+
+
+def _rope_by_length(parameters: Any) -> str | None:
+    """The kind of rotary angles, of all layers or of one kind of them."""
+    if not isinstance(parameters, Mapping):
+        return None
+    kind = parameters.get("rope_type")
+    if kind in _ROPES_BY_LENGTH:
+        return str(kind)
+    return next(filter(None, map(_rope_by_length, parameters.values())), None)
+
+
+def _short_prompts(prompts: Sequence[Prompt]) -> list[Prompt]:
+    token_ids = [token for prompt in prompts[:8] for token in prompt.token_ids]
+    longest = max(length for length, _ in _TRIED)
+    wanted = longest * len(_TRIED)
+    token_ids = (token_ids * wanted)[:wanted]
+    return [
+        Prompt(id=str(i), category="tried", token_ids=tuple(token_ids[i * longest :][:length]))
+        for i, (length, _) in enumerate(_TRIED)
+    ]
+
+
+def _continued(
+    target: RecordedTarget, prompts: Sequence[Prompt], together: Together
+) -> tuple[list[PromptTrace], Any]:
+    """The prompts, continued; and what the target remembers at the end."""
+    running = Continuing(
+        target,
+        prompts,
+        [limit for _, limit in _TRIED],
+        Decoding(ignore_eos=True),
+        together=together,
+        batch_size=len(prompts) - 1,
+    )
+    found: dict[int, PromptTrace] = {}
+    for left in running.run(lambda _rows: None):
+        left.wait()
+        found |= dict(left.traces)
+    return [found[i] for i in range(len(prompts))], running.cache
+
+
+def _difference(found: Sequence[PromptTrace], alone: Sequence[PromptTrace]) -> str | None:
+    """What is wrong with rows that ran together; None where they are those that ran alone."""
+    for one, own in zip(found, alone, strict=True):
+        count = min(len(one.features), len(own.features))
+        equal = (one.token_ids[:count] == own.token_ids[:count]).long().cumprod(0)
+        count = int(equal.sum())  # behind a tie that falls otherwise, the texts are others
+        expected = own.features[:count].double()
+        apart = float((one.features[:count].double() - expected).norm() / expected.norm())
+        if not apart <= _MAX_APART.get(own.features.dtype, _MAX_APART_ROUNDED):
+            return f"its hidden states differ by {apart:.1%} when prompts run together"
+    return None
+
 
 _OF_AVAILABLE = 0.9
 _OF_LOGITS = 12

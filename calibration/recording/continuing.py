@@ -1,9 +1,10 @@
 """Continuing prompts with a target: rows leave the batch as they end, and new ones enter."""
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -11,10 +12,122 @@ from torch import Tensor
 from ..prompts.prompt_file import Prompt
 from ..traces.prompt_trace import PromptTrace
 from .decoding import Decoding, choose, prompt_draws
-from .kept_rows import LONG_TEXT, Fuse, KeptRows, LeftRow
-from .recorded_target import Ran, RecordedTarget
-from .row_schedule import Together, Waiting, give_way
-from .running_rows import RowsOnDevice, RunningRow
+from .recorded_rows import LONG_TEXT, Fuse, KeptRows, LeftRow
+from .target_model import Ran, RecordedTarget
+
+# ---- Which prompts a batch reads together, and when ended rows give way to new ones
+
+Together = Literal["any lengths", "equal prompts", "equal lengths"]
+"""What a target can continue together: prompts of any lengths; of any lengths, of which only equal
+ones are read together (recurrent states would take padding in); or of equal lengths alone."""
+
+_MAX_PADDING = 1 / 8
+"""Share of what is read together."""
+_REFILL, _SHRINK = 1 / 8, 1 / 4
+"""Shares of ended rows at which new prompts are read, and at which the others move together."""
+
+
+class Waiting:
+    """Prompts that wait for a row, the longest first.
+
+    So a batch that does not fit into memory fails at once, and a new prompt is never longer than
+    the rows that it joins.
+
+    Args:
+        lengths: tokens of every prompt.
+        max_tokens: that are read together, unless one prompt alone has more.
+    """
+
+    def __init__(self, lengths: Sequence[int], together: Together, max_tokens: int) -> None:
+        self._lengths = lengths
+        self._together = together
+        self._max_tokens = max_tokens
+        self._order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def entering(self, free: int) -> list[list[int]]:
+        """Positions of the prompts that go into free rows, by groups that are read together."""
+        first, lengths = self._order[:free], self._lengths
+        if self._together == "equal lengths":
+            first = [i for i in first if lengths[i] == lengths[first[0]]]
+        self._order = self._order[len(first) :]
+        return list(self._groups(first))
+
+    def _groups(self, entering: Sequence[int]) -> Iterator[list[int]]:
+        group: list[int] = []
+        for i in entering:
+            if group and not self._fits(i, group):
+                yield group
+                group = []
+            group.append(i)
+        if group:
+            yield group
+
+    def _fits(self, one: int, group: Sequence[int]) -> bool:
+        if self._together == "equal lengths":
+            return True  # of one cache: what is too long is read in pieces
+        read = self._lengths[group[0]] * (len(group) + 1)
+        tokens = sum(self._lengths[i] for i in group) + self._lengths[one]
+        padding = _MAX_PADDING if self._together == "any lengths" else 0
+        return read <= self._max_tokens and read - tokens <= padding * read
+
+
+def give_way(num_ended: int, num_rows: int, num_waiting: int, together: Together) -> bool:
+    """Whether so many of the rows have ended that they leave now."""
+    if num_ended == num_rows or together == "equal lengths":
+        return num_ended == num_rows
+    return num_ended >= num_rows * (_REFILL if num_waiting else _SHRINK)
+
+
+# ---- The rows of a batch that a target continues: what is known of them here, and on its device
+
+
+@dataclass(slots=True, kw_only=True)
+class RunningRow:
+    """A row: the prompt's position and length, the most new tokens, and those that it has."""
+
+    position: int
+    length: int
+    limit: int
+    num_new: int = 1
+    ended: bool = False
+
+    @property
+    def num_read(self) -> int:
+        """Tokens of it that the target has read."""
+        return self.length + self.num_new - 1
+
+
+@dataclass(slots=True, kw_only=True)
+class RowsOnDevice:
+    """The rows' state where the target runs, [R] each.
+
+    Attributes:
+        slot: of the kept rows.
+        at: tokens read, the entry of the next. last: the entry where an ended row stays.
+        first: the entry that the first new token is chosen from.
+        unread: the newest token. ended: there was an end of text.
+        draws: [R, limit + 1]; None where greedy.
+    """
+
+    slot: Tensor
+    at: Tensor
+    last: Tensor
+    first: Tensor
+    unread: Tensor
+    ended: Tensor
+    draws: Tensor | None
+
+    def select(self, rows: Tensor) -> "RowsOnDevice":
+        """The state of some rows."""
+        kept: dict[str, Any] = {}
+        for field in dataclasses.fields(self):
+            state = getattr(self, field.name)
+            kept[field.name] = None if state is None else state[rows]
+        return RowsOnDevice(**kept)
+
 
 MAX_LOGITS = 2**26
 """Elements of one logits tensor while reading prompts: 256 MB in float32."""

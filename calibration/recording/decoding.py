@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...recipes.bounds import AT_LEAST_0, SHARE_OR_ALL
-from ..errors import TraceError
+from ...recipes.decode import AT_LEAST_0, SHARE_OR_ALL
+from ...recipes.errors import TraceError
 from ..traces.manifest import LogprobSpec, Sampling
 from ..traces.prompt_trace import prompt_sha256
 

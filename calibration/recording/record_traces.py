@@ -3,35 +3,186 @@
 It knows the target; of drafts it knows only which layers they read and how they fuse them.
 """
 
+import dataclasses
 import itertools
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor
 
 from ...quantize.files.staging import check_output
 from ...quantize.stored.loading import LoadedDraft
-from ...recipes.bounds import AT_LEAST_1
-from ..errors import TraceError
+from ...recipes.decode import AT_LEAST_1
+from ...recipes.errors import TraceError
 from ..prompts.prompt_file import Prompt
-from ..traces.dataset_source import DatasetSource
-from ..traces.manifest import FeatureDtype, FeatureStorage
+from ..traces.manifest import (
+    DatasetSource,
+    FeatureDtype,
+    FeatureSpec,
+    FeatureStorage,
+    TargetIdentity,
+    TooLongPrompts,
+)
 from ..traces.prompt_trace import FEATURE_DTYPES, PromptTrace
 from ..traces.stored_features import check_storage
 from ..traces.target_tables import TargetTables
-from ..traces.too_long import TooLongPrompts
 from ..traces.trace_folder import TraceFolder
-from ..traces.writer import trace_output
-from .background_writer import BackgroundWriter, TakesTraces
+from ..traces.writer import TraceWriter, trace_output
 from .batch_plan import BatchPlan, planned_batch
-from .continuing import Continuing
+from .continuing import Continuing, Left, RunningRow
 from .decoding import GREEDY, Decoding
-from .kept_rows import Fuse
-from .opened_target import OpenedTarget, opened_target
-from .prompt_fit import check_prompts
-from .recorded_batches import FixedBatch, HeldTraces, RecordedBatch, write_recorded
-from .recorded_target import RecordedTarget
-from .running_rows import RunningRow
-from .target_model import ON_CPU, Placement, configured_shape
+from .recorded_rows import Fuse
+from .target_model import (
+    ON_CPU,
+    OpenedTarget,
+    Placement,
+    RecordedTarget,
+    configured_shape,
+    opened_target,
+)
+from .target_shape import check_prompts
+
+# ---- Writing traces while the target goes on
+
+_MOST_WAITING = 2
+
+
+class TakesTraces(Protocol):
+    """A `TraceWriter`, or what takes traces as it does."""
+
+    @property
+    def staging(self) -> Path:
+        """A folder for files without a name."""
+
+    def add(self, trace: PromptTrace, *, position: int) -> None:
+        """Take one trace; `position` is the place of its prompt."""
+
+
+class BackgroundWriter:
+    """One thread that writes what has left, in order; leaving the block waits for it.
+
+    Args:
+        writer: that no one else uses meanwhile.
+        first: position in the folder of the first prompt that may leave.
+    """
+
+    def __init__(self, writer: TakesTraces, first: int = 0) -> None:
+        self._writer = writer
+        self._first = first
+        self._thread = ThreadPoolExecutor(max_workers=1)
+        self._waiting: deque[Future[None]] = deque()
+
+    def __enter__(self) -> "BackgroundWriter":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with ExitStack() as stack:
+            stack.callback(self._thread.shutdown, cancel_futures=kind is not None)
+            while self._waiting and kind is None:
+                self._waiting.popleft().result()
+
+    def write(self, left: Left) -> None:
+        """Have it written soon.
+
+        Raises:
+            TraceError, OutputError: what was left before could not be written.
+        """
+        self._waiting.append(self._thread.submit(self._write, left))
+        if len(self._waiting) > _MOST_WAITING:
+            self._waiting.popleft().result()
+
+    def _write(self, left: Left) -> None:
+        left.wait()
+        for position, trace in left.traces:
+            self._writer.add(trace, position=self._first + position)
+
+
+# ---- Fixed batches that were recorded elsewhere, and written as one run would have written them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FixedBatch:
+    """Prompts that run together, and with no others.
+
+    Attributes:
+        first: position of the first one among all prompts.
+    """
+
+    first: int
+    prompts: Sequence[Prompt]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedBatch:
+    """A fixed batch that was recorded.
+
+    Attributes:
+        identity: of the target that it was recorded of.
+        features: what was recorded of the target's hidden states.
+        traces: with their positions among all prompts, in the order in which they ended.
+    """
+
+    identity: TargetIdentity
+    features: FeatureSpec
+    traces: tuple[tuple[int, PromptTrace], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldTraces:
+    """Takes traces as a `TraceWriter` does, and holds them.
+
+    Attributes:
+        staging: a folder for files without a name.
+        traces: with their positions.
+    """
+
+    staging: Path
+    traces: list[tuple[int, PromptTrace]] = field(default_factory=list)
+
+    def add(self, trace: PromptTrace, *, position: int) -> None:
+        """Hold one."""
+        names = [each.name for each in dataclasses.fields(trace)]
+        given = {name: getattr(trace, name) for name in names}
+        # Tensors of prompts that ended together share memory, all of which each would travel with.
+        own: dict[str, Any] = {n: x.clone() for n, x in given.items() if isinstance(x, Tensor)}
+        self.traces.append((position, dataclasses.replace(trace, **own)))
+
+
+def write_recorded(
+    writer: TraceWriter,
+    batches: Iterable[RecordedBatch],
+    num_prompts: int,
+    on_progress: Callable[[int, int], None],
+) -> None:
+    """Write batches in their order.
+
+    Args:
+        on_progress: called with (prompts that are written, prompts).
+
+    Raises:
+        TraceError: not all of them are of the same target, or one contradicts itself.
+    """
+    expected: RecordedBatch | None = None
+    done = 0
+    for batch in batches:
+        expected = expected or batch
+        if (batch.identity, batch.features) != (expected.identity, expected.features):
+            raise TraceError(
+                f"target {batch.identity.name}",
+                "not all prompts were recorded of the same target: weights"
+                f" {batch.identity.weights_sha256}, expected {expected.identity.weights_sha256}",
+                fix="let the target's path name the same files wherever it is recorded",
+            )
+        for position, trace in batch.traces:
+            writer.add(trace, position=position)
+        done += len(batch.traces)
+        on_progress(done, num_prompts)
 
 
 def record_traces(

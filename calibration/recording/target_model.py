@@ -1,25 +1,28 @@
 """A target that transformers runs: loaded on one device, or spread over all that there are."""
 
+import dataclasses
 import importlib.util
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
-from torch import nn
+from torch import Tensor, nn
 
-from ...quantize.errors import CheckpointError
 from ...quantize.files.checkpoint import CONFIG_FILE, read_json_object
 from ...quantize.files.hub import no_target
-from ...quantize.stored.loading import CPU
-from ...recipes.errors import first_line
+from ...quantize.stored.loading import CPU, LoadedDraft
+from ...recipes.errors import CheckpointError, TraceError, first_line
 from ...recipes.install_line import install_line
-from ..errors import TraceError
-from .target_shape import TargetShape
+from ..traces.manifest import FeatureDtype, FeatureSpec, FeatureStorage, TargetIdentity
+from ..traces.prompt_trace import FEATURE_DTYPES
+from .recorded_rows import Fuse
+from .target_shape import TargetShape, chosen_layers, feature_spec, target_identity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,3 +175,143 @@ def input_device(model: Any) -> torch.device:
     """Where token ids are read; the hooks of a spread target move them on."""
     device: torch.device = model.get_input_embeddings().weight.device
     return CPU if device.type == "meta" else device  # offloaded: its hook fetches it
+
+
+# ---- The target with hooks: what its layers give on tokens, beside its logits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """Of tokens [B, t]: features [B, t, width], top1 [B, t] int64, and last_logits [B, V]."""
+
+    features: Tensor
+    top1: Tensor
+    last_logits: Tensor
+
+
+class RecordedTarget:
+    """The target with hooks behind its aux layers; hooks are removed on leaving the block.
+
+    Args:
+        last_state: record what the head reads, behind the final norm, instead of layers.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        layers: nn.ModuleList,
+        aux_layer_ids: Sequence[int],
+        *,
+        last_state: bool,
+    ) -> None:
+        self.model = model
+        self.config = model.config.get_text_config()
+        self.device = input_device(model)
+        self.width = len(aux_layer_ids) * int(self.config.hidden_size)
+        self._layers = layers
+        self._last_state = last_state
+        self._ids = tuple(aux_layer_ids)
+        self._captured: dict[int, Tensor] = {}
+        self._hooks = ExitStack()
+        ends = model.generation_config.eos_token_id if model.generation_config else None
+        ends = self.config.eos_token_id if ends is None else ends
+        self.ends = torch.tensor(ends if isinstance(ends, list) else [] if ends is None else [ends])
+
+    def __enter__(self) -> "RecordedTarget":
+        for i in self._ids:
+            if self._last_state:
+                head = self.model.get_output_embeddings()
+                handle = head.register_forward_pre_hook(self._keep_input(i))
+            else:
+                handle = self._layers[i].register_forward_hook(self._keep(i))
+            self._hooks.callback(handle.remove)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._hooks.close()
+
+    def run(self, token_ids: Tensor, cache: Any, given: dict[str, Tensor]) -> Ran:
+        """Run it on tokens [B, t], all of which end in the last column."""
+        ran = self.model(input_ids=token_ids, past_key_values=cache, use_cache=True, **given)
+        parts = [self._captured.pop(i).to(self.device) for i in self._ids]
+        return Ran(
+            features=parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1),
+            top1=ran.logits.argmax(-1).to(self.device),
+            last_logits=ran.logits[:, -1].to(self.device),
+        )
+
+    def _keep(self, layer: int) -> Callable[[nn.Module, Any, Any], None]:
+        def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
+            # A Tensor in transformers 5, a tuple before. Returning None leaves it unchanged.
+            self._captured[layer] = output if isinstance(output, Tensor) else output[0]
+
+        return hook
+
+    def _keep_input(self, layer: int) -> Callable[[nn.Module, Any], None]:
+        def hook(_module: nn.Module, inputs: Any) -> None:
+            self._captured[layer] = inputs[0]
+
+        return hook
+
+
+# ---- `OpenedTarget`: a loaded target with its hooks, and what the traces of its prompts will be
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedTarget:
+    """A target that is ready to continue prompts.
+
+    Attributes:
+        recorded: the target with its hooks.
+        identity: name and hashes, for trace.json.
+        features: what is stored of its hidden states.
+        fuse: made of the features of each prompt; None = they stay as they are.
+    """
+
+    recorded: RecordedTarget
+    identity: TargetIdentity
+    features: FeatureSpec
+    fuse: Fuse | None
+
+
+@contextmanager
+def opened_target(
+    target: Path,
+    *,
+    aux_layer_ids: Sequence[int] | None,
+    fuse_with: LoadedDraft | None,
+    dtype: FeatureDtype,
+    stored: FeatureDtype | None,
+    placement: Placement,
+    storage: FeatureStorage | None,
+    beside: Path,
+) -> Iterator[OpenedTarget]:
+    """Load a target and hook its layers; leaving the block removes the hooks.
+
+    Args:
+        target: as of `record_traces`, also the next five and `storage`.
+        placement: where the target runs.
+        beside: see `loaded_target`.
+
+    Raises:
+        TraceError: the target cannot be loaded or placed, or an argument does not fit it.
+    """
+    with loaded_target(target, FEATURE_DTYPES[dtype][0], placement, beside=beside) as model:
+        layers = decoder_layers(model, target)
+        shape = shape_of(model.config.get_text_config(), len(layers))
+        identity = target_identity(target, shape)
+        ids = chosen_layers(aux_layer_ids, fuse_with, shape)
+        computed = feature_spec(shape, ids, fuse_with, dtype)
+        last_state = fuse_with is not None and not fuse_with.geometry.reads_layers
+        with RecordedTarget(model, layers, ids, last_state=last_state) as recorded:
+            yield OpenedTarget(
+                recorded=recorded,
+                identity=identity,
+                features=dataclasses.replace(computed, dtype=stored or dtype, storage=storage),
+                fuse=None if fuse_with is None else partial(_fused, fuse_with),
+            )
+
+
+def _fused(draft: LoadedDraft, features: Tensor) -> Tensor:
+    """What the draft's fc makes of the features [n, width] of a prompt, where it is."""
+    return draft.forward.fuse(features[None].to(draft.device))[0]

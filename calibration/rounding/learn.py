@@ -9,26 +9,20 @@ from types import MappingProxyType
 import torch
 
 from ...quantize.algorithms import InputMoments, row_algorithm
-from ...quantize.checks import check_backends
-from ...quantize.drafts.fused import fused_group
-from ...quantize.errors import BackendError
+from ...quantize.drafts.engine_traits import fused_group
 from ...quantize.files.staging import check_output
-from ...quantize.quantization_plan import Plan, Step
-from ...quantize.stored.activations import InputRounding
+from ...quantize.making.checks import check_backends
+from ...quantize.planning.quantization_plan import Plan, Step
 from ...quantize.stored.loading import LoadedDraft
-from ...recipes.algorithm import Algorithm, RoundingChoice
-from ...recipes.schema import Recipe, recipe_sha256
-from ..errors import CalibrationError
-from ..linear_inputs.plan_inputs import corrected_linears, served_rounding
-from ..linear_inputs.second_moments import MomentsAlongTraces
+from ...quantize.stored.online_rounding import InputRounding
+from ...recipes.errors import BackendError, CalibrationError
+from ...recipes.schema import Algorithm, Recipe, RoundingChoice, recipe_sha256
+from ..linear_inputs.plan_inputs import MomentsAlongTraces, corrected_linears, served_rounding
 from ..linear_inputs.static_scales import StaticScales, balanced_draft
 from ..traces.trace_folder import TraceFolder
-from .latent_norm import LatentNorm
-from .latent_weight import LatentWeight
-from .learned_state import LearnedCodes
+from .latents import LatentNorm, LatentWeight
+from .learned_state import LearnedCodes, LearningProgress, LearningSettings
 from .learning_run import SAVE_SECONDS, LearningTask, Start, learned_beside
-from .learning_settings import LearningSettings
-from .validation import LearningProgress
 
 _DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...quantize.drafts.forward import whole_rows
 from ...quantize.stored.loading import LoadedDraft
-from ..errors import CalibrationError
+from ...recipes.errors import CalibrationError
 from ..passes.draft_inputs import filled_up, first_hidden
 from ..traces.manifest import TraceEntry
 from ..traces.near_duplicates import independent_groups, prompt_text
@@ -166,8 +166,7 @@ def run_together(
 
 
 class SequenceReader:
-    """What a draft reads of prompts, on its device: read once, as far as it can be held.
-    """
+    """What a draft reads of prompts, on its device: read once, as far as it can be held."""
 
     def __init__(self, draft: LoadedDraft, traces: TraceFolder) -> None:
         self._draft, self._traces = draft, traces

@@ -1,11 +1,182 @@
 """Prompts that are not equal but hardly differ: many of them say less than they count."""
 
+import hashlib
+import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from .prompt_trace import PromptTrace
-from .shingles import PROMPT_WIDTH, SKETCH, Overlaps, Shingled, Templates, largest_known, shingles
+import numpy as np
+from numpy.typing import NDArray
+
+from ...quantize.files.provenance import SeenPrompts, Sketches
+from .manifest import TraceEntry
+from .prompt_trace import PromptTrace, prompt_sha256
+from .trace_folder import TraceFolder
+
+# ---- Shingles: what prompts have in common wherever it stands in them, apart from their templates
+#
+# A shingle is w consecutive tokens, by a hash of 32 bits: 4 of a prompt, so that a token that was
+# changed costs 4 shingles and not 16, and 16 of a continuation, because different ones are alike
+# in
+# short phrases. A text of fewer than 16 tokens is one shingle, so that only its copies share it.
+# The
+# 64 smallest of a text are its sketch: a sample of its shingles that is drawn alike of every text,
+# so
+# that of two texts the same ones are kept.
+#
+# hash = the upper 32 bits of f(h_w), h_0 = 0, h_j = h_(j-1) * 0x9E3779B97F4A7C15 + token_j + 1
+# f(h): h ^= h >> 30, h *= 0xBF58476D1CE4E5B9, h ^= h >> 27, h *= 0x94D049BB133111EB, h ^= h >> 31
+#
+# in 64 bits (f is the finalizer of SplitMix64). It is part of `Sketches.method`: files keep it.
+
+Values = NDArray[np.uint32]
+"""Distinct hashes, ascending."""
+
+WIDTH = 16
+"""Of continuations, and of prompts in the records of earlier versions."""
+PROMPT_WIDTH = 4
+SKETCH = 64
+_LEAST_SAMPLE = 8
+"""Values of a sketch that is a sample: of fewer an overlap is no estimate."""
+_LEAST_DOCUMENTS = 3
+"""Of fewer, what they share is as well what makes them copies of each other."""
+_LEAST_OWN = 4
+"""Shingles beside a template: with fewer a prompt is the template, changed at one edge."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shingled:
+    """One prompt.
+
+    Attributes:
+        category: of the prompt, whose prompts may share a template.
+        document: the same for turns of one conversation and for prompts of a declared cluster: what
+            they share is no template.
+    """
+
+    category: str
+    document: str
+    values: Values
+
+
+def shingles(token_ids: Sequence[int], width: int = WIDTH) -> Values:
+    """The shingles of a text; at least one."""
+    tokens = np.asarray(token_ids, dtype=np.uint64)
+    width = width if len(tokens) >= WIDTH else len(tokens)
+    hashed = np.zeros(len(tokens) - width + 1, dtype=np.uint64)
+    for place in range(width):
+        hashed *= np.uint64(0x9E3779B97F4A7C15)
+        hashed += tokens[place : place + len(hashed)] + np.uint64(1)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        hashed ^= hashed >> np.uint64(shift)
+        hashed *= np.uint64(factor)
+    hashed ^= hashed >> np.uint64(31)
+    return np.unique((hashed >> np.uint64(32)).astype(np.uint32))
+
+
+def sketch_text(own: Values) -> str:
+    """The sketch of a prompt as it is stored."""
+    return own[:SKETCH].astype(">u4").tobytes().hex()
+
+
+def parsed_sketch(text: str) -> Values:
+    """The values of a stored sketch."""
+    return np.unique(np.frombuffer(bytes.fromhex(text), dtype=">u4").astype(np.uint32))
+
+
+class Templates:
+    """What most prompts have in common: of all, and of each category.
+
+    That is a shingle of more than half of the documents, of three or more; sketches of prompts that
+    are not at hand count with those that are, and once more these are asked alone.
+
+    Args:
+        sketches: category -> sketches of others.
+    """
+
+    def __init__(
+        self, prompts: Iterable[Shingled], sketches: Mapping[str, Sequence[Values]] | None = None
+    ) -> None:
+        texts: dict[str, dict[str, list[Values]]] = {}
+        for prompt in prompts:
+            documents = texts.setdefault(prompt.category, {})
+            documents.setdefault(prompt.document, []).append(prompt.values)
+        of_all: list[Values] = []
+        others_of_all: list[Values] = []
+        self._of: dict[str, Values] = {}
+        for category in texts.keys() | (sketches or {}).keys():
+            documents = texts.get(category, {})
+            own = [np.unique(np.concatenate(parts)) for parts in documents.values()]
+            others = list((sketches or {}).get(category, ()))
+            self._of[category] = _of_most(own, others)
+            of_all += own
+            others_of_all += others
+        self._of_all = _of_most(of_all, others_of_all)
+
+    def own(self, values: Values, category: str, *, sample: bool = False) -> Values:
+        """What is not the template's of a prompt's shingles.
+
+        Args:
+            values: all of the prompt's shingles, or some of them.
+            sample: they are some; otherwise a prompt that has hardly any of its own keeps all.
+        """
+        template = self._of.get(category, self._of_all[:0])
+        rest = values[~np.isin(values, self._of_all) & ~np.isin(values, template)]
+        return rest if sample or len(rest) >= _LEAST_OWN else values
+
+
+class Overlaps:
+    """How much of each of many prompts is in another one."""
+
+    def __init__(self, own: Sequence[Values]) -> None:
+        self._count = len(own)
+        values = np.concatenate([*own, np.zeros(0, dtype=np.uint32)])
+        owners = np.repeat(np.arange(len(own)), [len(each) for each in own])
+        order = np.argsort(values, kind="stable")
+        self._values, self._owners = values[order], owners[order]
+        self._sizes = self._of_each(self._owners)
+
+    def with_sketch(self, sketch: Values, *, largest: int | None) -> NDArray[np.float64]:
+        """[N] estimated share of the shorter of the two that is in both, in [0, 1].
+
+        Args:
+            sketch: of the other prompt, without templates.
+            largest: value of the sketch, up to which it knows that prompt; None = it knows all.
+        """
+        first = np.searchsorted(self._values, sketch, side="left")
+        behind = np.searchsorted(self._values, sketch, side="right")
+        hits = [self._owners[a:b] for a, b in zip(first, behind, strict=True)]
+        shared = self._of_each(np.concatenate([*hits, self._owners[:0]]))
+        sizes = self._sizes
+        if largest is not None:
+            below = np.searchsorted(self._values, np.uint32(largest), side="right")
+            sizes = self._of_each(self._owners[:below])
+        of_shorter = np.minimum(sizes, len(sketch))
+        enough = of_shorter >= (1 if largest is None else _LEAST_SAMPLE)
+        return np.where(enough, shared / np.maximum(of_shorter, 1), 0.0)
+
+    def _of_each(self, owners: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.bincount(owners, minlength=self._count)
+
+
+def largest_known(sketch: Values) -> int | None:
+    """Up to which value a sketch, as it is stored, knows its prompt; None = it knows all."""
+    return int(sketch[-1]) if len(sketch) >= SKETCH else None
+
+
+def _of_most(own: Sequence[Values], others: Sequence[Values]) -> Values:
+    """Shingles of more than half of some documents, and of more than half of these and others."""
+    return np.union1d(_frequent(own), _frequent([*own, *others]))
+
+
+def _frequent(documents: Sequence[Values]) -> Values:
+    if len(documents) < _LEAST_DOCUMENTS:
+        return np.zeros(0, dtype=np.uint32)
+    values, counts = np.unique(np.concatenate(documents), return_counts=True)
+    return values[counts > len(documents) / 2]
+
 
 SHARED_SHARE = 0.9
 MIN_PROMPTS_OF_A_TASK = 10
@@ -166,3 +337,159 @@ def _common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
         if a != b:
             return place
     return min(len(one), len(other))
+
+
+# ---- Groups of prompts that nobody declared, but that their ids or categories suggest
+#
+# Prompts of one document, task or user have more in common than others, and say less than they
+# count:
+# in groups of five that share an effect, 5 % of false passes become 11 %.
+
+_TURN = re.compile(r"/turn-\d+$")
+_NUMBERED = re.compile(r"(.+?)[-_/.:# ]\d+$")
+"""doc1-2, boolq/17: a name, and a number within it."""
+_DIGITS = re.compile(r"\d+")
+_LEAST_GROUPS = 3
+
+
+def suggested_clusters(prompts: Sequence[tuple[str, str]]) -> str:
+    """What a reader should know of prompts without a declared cluster.
+
+    Ids suggest groups where, without the number at their end, there are three names or more for
+    twice as many prompts or more, and not one for each category; categories where three or more
+    differ in a number only.
+
+    Returns:
+        Whole sentences; empty if nothing is suggested.
+    """
+    named = {prompt_id: category for prompt_id, category in prompts if not _TURN.search(prompt_id)}
+    stems = {prompt_id: _stem(prompt_id) for prompt_id in named}
+    by_category = Counter((named[prompt_id], stem) for prompt_id, stem in stems.items())
+    finer = len({category for category, _ in by_category}) < len(by_category)
+    if finer and _are_groups(stems.values()):
+        return _sentence("ids", sorted(set(stems.values())))
+    categories = [_DIGITS.sub("#", category) for category in set(named.values())]
+    numbered = {form for form, count in Counter(categories).items() if count >= _LEAST_GROUPS}
+    within = [c for c in named.values() if _DIGITS.sub("#", c) in numbered and _DIGITS.search(c)]
+    if _are_groups(within):
+        return _sentence("categories", sorted(set(within)))
+    return ""
+
+
+def _stem(prompt_id: str) -> str:
+    found = _NUMBERED.fullmatch(prompt_id)
+    return found[1] if found else prompt_id
+
+
+def _are_groups(found: Iterable[str]) -> bool:
+    names = list(found)
+    return _LEAST_GROUPS <= len(set(names)) <= len(names) / 2
+
+
+def _sentence(what: str, names: Sequence[str]) -> str:
+    shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+    return (
+        f"The {what} look like {len(names)} groups ({shown}). If prompts of a group share a"
+        ' document, a task or a user, declare it as "cluster" in the prompt file: undeclared, the'
+        " bounds are too narrow."
+    )
+
+
+# ---- Which prompts a trace folder holds, as a record keeps them and as the gate looks for them
+
+_LEAST_CONTINUED = 16
+"""Different shingles of a continuation: 31 tokens or more, and no loop of a few."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedPrompt:
+    """One prompt of a folder.
+
+    Attributes:
+        sha256: of its own token ids, see `prompt_sha256`.
+        conversation_known: it is a first turn, or the folder has the first turn that it names, or
+            its own token ids begin with that.
+        token_ids, continuation: of the prompt, and what the target wrote.
+    """
+
+    entry: TraceEntry
+    sha256: str
+    conversation_known: bool
+    token_ids: Sequence[int]
+    continuation: Sequence[int]
+
+    @property
+    def hashes(self) -> tuple[str, str]:
+        """Of its own token ids, and of the first turn of its conversation."""
+        return self.sha256, self.entry.conversation_sha256 or self.sha256
+
+    def shingled(self, width: int | None) -> Shingled:
+        """The shingles of its prompt; without a width, those of its continuation.
+
+        A short continuation has none, because different prompts have it alike.
+        """
+        values = shingles(self.token_ids, width) if width else shingles(self.continuation)
+        if width is None and len(values) < _LEAST_CONTINUED:
+            values = values[:0]
+        document = self.entry.cluster or self.hashes[1]
+        return Shingled(category=self.entry.category, document=document, values=values)
+
+
+def recorded_prompts(traces: TraceFolder) -> list[RecordedPrompt]:
+    """Every prompt, in order; reads token ids only.
+
+    Raises:
+        TraceError: the shard's bytes changed since recording.
+    """
+    cut = [(entry, ids.tolist(), entry.prompt_length) for entry, ids in traces.token_ids()]
+    prompts = [(entry, ids[:n], ids[n:], prompt_sha256(ids[:n])) for entry, ids, n in cut]
+    first_turns = {own for entry, *_, own in prompts if entry.conversation_sha256 is None}
+    return [
+        RecordedPrompt(
+            entry=entry,
+            sha256=own,
+            conversation_known=(conversation := entry.conversation_sha256 or own) in first_turns
+            or _begins_with(ids, conversation),
+            token_ids=ids,
+            continuation=continuation,
+        )
+        for entry, ids, continuation, own in prompts
+    ]
+
+
+def seen_prompts(traces: TraceFolder) -> SeenPrompts:
+    """The prompts of a folder, for the record of what is made by them.
+
+    Raises:
+        TraceError: the shard's bytes changed since recording.
+    """
+    prompts = recorded_prompts(traces)
+    return SeenPrompts(
+        sha256=tuple(sorted({digest for prompt in prompts for digest in prompt.hashes})),
+        sketches=Sketches(
+            method="64 minima of 4-token shingles, of 16-token ones of continuations, 2",
+            minima=_minima([prompt.shingled(PROMPT_WIDTH) for prompt in prompts]),
+            continuations=_minima([prompt.shingled(None) for prompt in prompts]),
+        ),
+    )
+
+
+def _minima(texts: Sequence[Shingled]) -> dict[str, tuple[str, ...]]:
+    """Category -> sketches, ascending, of the texts that have shingles."""
+    templates = Templates(texts)
+    found: dict[str, set[str]] = {}
+    for text in texts:
+        if len(text.values):
+            sketch = sketch_text(templates.own(text.values, text.category))
+            found.setdefault(text.category, set()).add(sketch)
+    return {name: tuple(sorted(found[name])) for name in sorted(found)}
+
+
+def _begins_with(token_ids: Sequence[int], digest: str) -> bool:
+    """Whether `digest` is the `prompt_sha256` of the first of these tokens, however many."""
+    hashed = hashlib.sha256()
+    for place, token in enumerate(token_ids):
+        hashed.update(f"{',' if place else ''}{token}".encode())
+        if hashed.hexdigest() == digest:
+            return True
+    return False

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...quantize.files.mapped_rows import row_blocks
-from ..errors import TraceError
+from ...quantize.files.torch_file import row_blocks
+from ...recipes.errors import TraceError
 from .manifest import FeatureDtype, TraceManifest
 
 FEATURE_DTYPES: dict[FeatureDtype, tuple[torch.dtype, str]] = {

@@ -13,19 +13,22 @@ from pathlib import Path
 from typing_extensions import override
 
 from ...quantize.files.staging import check_output
-from ...recipes.brief import Brief
+from ...recipes.brief import Brief, megabytes
 from ...recipes.decode import encode
-from ...recipes.errors import short
-from ..errors import TraceError
-from .carried_tables import CarriedTables
-from .dataset_source import DatasetSource
-from .manifest import Sampling, TraceManifest
-from .names import is_printable_name
+from ...recipes.errors import TraceError, short
+from .manifest import (
+    DatasetSource,
+    Sampling,
+    StorageChoice,
+    TooLongPrompts,
+    TraceManifest,
+    is_printable_name,
+)
 from .near_duplicates import independent_groups, prompt_text
 from .prompt_trace import PromptTrace
-from .too_long import TooLongPrompts
+from .stored_features import storage_of
 from .trace_folder import TraceFolder
-from .writer import TraceWriter, trace_output
+from .writer import CarriedTables, TraceWriter, trace_output
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -343,3 +346,62 @@ def output_like(
         datasets=manifest.datasets,
         carried=CarriedTables(carrying) if carrying else None,
     )
+
+
+# ---- A copy of a trace folder whose features are stored in another way
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class StoreReport(Brief):
+    """Traces whose features are stored in another way.
+
+    Attributes:
+        traces: the folder that was written, opened.
+        nbytes_before: bytes of the shards of the given folder.
+        nbytes: bytes of the shards of the written one.
+    """
+
+    traces: TraceFolder
+    nbytes_before: int
+    nbytes: int
+
+    @override
+    def brief(self) -> Mapping[str, object]:
+        change = f"{megabytes(self.nbytes_before)} -> {megabytes(self.nbytes)}"
+        return {**self.traces.brief(), "shards": change}
+
+
+def store_traces(traces: TraceFolder, out: Path, choice: StorageChoice) -> StoreReport:
+    """Write the same traces with their features stored in another way, one prompt at a time.
+
+    Args:
+        traces: to copy; they stay as they are.
+
+    Raises:
+        TraceError: they are stored so already, their features were rounded before, a trace is
+            damaged, or a package that the storage needs is not installed.
+        OutputError: `out` exists already, or its parent does not.
+    """
+    check_output(out, traces.folder)
+    spec, storage = traces.manifest.features, storage_of(choice)
+    if spec.storage == storage:
+        raise TraceError(traces.folder, f"its features are stored as {choice} already",
+                         fix="copy the folder, or choose another --feature-storage")  # fmt: skip
+    if spec.storage == "fp8-per-token":
+        raise TraceError(
+            traces.folder,
+            "its features were rounded to FP8: what they were before is lost",
+            fix=f"record the traces again with --feature-storage {choice}",
+        )
+    manifest = replace(traces.manifest, features=replace(spec, storage=storage))
+    with output_like(out, manifest, [traces]) as writer:
+        for place, trace in enumerate(traces):
+            writer.add(trace, position=place)
+    written = TraceFolder.open(out)
+    return StoreReport(
+        traces=written, nbytes_before=_shard_bytes(traces), nbytes=_shard_bytes(written)
+    )
+
+
+def _shard_bytes(traces: TraceFolder) -> int:
+    return sum(shard.nbytes for shard in traces.manifest.shards)

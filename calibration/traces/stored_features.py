@@ -21,12 +21,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...quantize.numerics.fp8 import FP8, fp8_codes, fp8_scale
+from ...quantize.numerics.number_formats import FP8, fp8_codes, fp8_scale
+from ...recipes.errors import TraceError
 from ...recipes.install_line import install_line
-from ..errors import TraceError
 from .manifest import FeatureSpec, FeatureStorage, StorageChoice
 from .prompt_trace import FEATURE_DTYPES
-from .trace_tables import ANY_LENGTH, TensorTable
+from .target_tables import ANY_LENGTH, TensorTable
 
 BLOCK_TOKENS = 1024
 """Positions that are packed together, and unpacked at a time; part of the format."""

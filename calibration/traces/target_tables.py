@@ -3,23 +3,25 @@
 And its last norm, with which the head can be held against recorded features.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from ...quantize.files.checkpoint import Checkpoint
-from ...quantize.files.safetensors_header import TensorInfo
+from ...quantize.files.checkpoint import Checkpoint, open_weights, pread_exactly
+from ...quantize.files.safetensors_file import SafetensorsFile
+from ...quantize.files.safetensors_header import StoredTensor, TensorInfo
+from ...quantize.stored.layouts.scheme import FLOAT_DTYPES
 from ...quantize.stored.loading import CPU
-from ...quantize.stored.parts import FLOAT_DTYPES
-from ...quantize.stored.stored_tables import StoredTables
-from ...quantize.stored.table_names import EMBEDDING, HEAD
-
-__all__ = ["EMBEDDING", "FINAL_NORM", "HEAD", "SharedTables", "TargetTables"]
+from ...quantize.stored.stored_tables import EMBEDDING, HEAD, StoredTables
+from ...recipes.errors import TraceError
+from .manifest import TablesFile
 
 FINAL_NORM = "target_norm.weight"
 """The target's last norm, [W]; not the name of any draft's tensor."""
@@ -118,3 +120,123 @@ def _final_norm(checkpoint: Checkpoint, embedding: TensorInfo) -> TensorInfo | N
     norm = checkpoint.tensors.get(embedding.name.removesuffix(EMBEDDING) + "norm.weight")
     fits = norm is not None and norm.dtype in FLOAT_DTYPES and norm.shape == embedding.shape[1:]
     return norm if fits else None
+
+
+# ---- The target's tables in a trace folder, so that drafts without their own need no target
+#
+# tables.safetensors   "token_ids"     I32 [n], ascending: every token of the traces, and what
+# else was asked for (the mask token of a DFlash draft)
+# "embed_tokens"  [n, W], the embeddings of these tokens
+# "lm_head"       [V, W], the whole head; the embedding in a tied target
+# "norm"          [W], the norm before the head, where it is known
+#
+# W is the target's width, V its vocabulary; tables are stored as the target stores them, byte for
+# byte. Replay feeds a draft the recorded tokens and its mask token, nothing else, so no other row
+# of
+# the embedding is ever read.
+
+TensorTable = dict[str, tuple[str, tuple[int, ...]]]
+"""Tensor name -> safetensors dtype and shape."""
+ANY_LENGTH = -1
+"""In a shape: an axis that no other fact implies."""
+
+
+def expected_tensors(tables: TablesFile, vocab_size: int) -> TensorTable:
+    """What tables.safetensors holds according to trace.json."""
+    count, width = tables.num_token_ids, tables.width
+    norm: TensorTable = {"norm": (tables.norm_dtype, (width,))} if tables.norm_dtype else {}
+    return norm | {
+        "token_ids": ("I32", (count,)),
+        "embed_tokens": (tables.embed_tokens_dtype, (count, width)),
+        "lm_head": (tables.lm_head_dtype, (vocab_size, width)),
+    }
+
+
+def write_tables(path: Path, tables: TargetTables, token_ids: Sequence[int]) -> None:
+    """Copy what the traces need of a target's tables into a new file, and sync it.
+
+    Args:
+        path: does not exist yet.
+        token_ids: n ids in [0, V), ascending.
+
+    Raises:
+        CheckpointError: the target's files changed while they were read.
+    """
+    embedding, head, norm = tables.embed_tokens, tables.lm_head, tables.norm
+    stored = [
+        StoredTensor(name=name, dtype=dtype, shape=shape)
+        for name, dtype, shape in (
+            ("token_ids", "I32", (len(token_ids),)),
+            ("embed_tokens", embedding.dtype, (len(token_ids), tables.width)),
+            ("lm_head", head.dtype, head.shape),
+            *([("norm", norm.dtype, norm.shape)] if norm else []),
+        )
+    ]
+    row = torch.empty(embedding.nbytes // tables.vocab_size, dtype=torch.uint8)
+    with SafetensorsFile(path, stored, {}) as file:
+        file.write("token_ids", torch.tensor(token_ids, dtype=torch.int32))
+        source = tables.checkpoint.folder / embedding.file
+        with open_weights(source) as descriptor:
+            for i, token in enumerate(token_ids):
+                start = embedding.start + token * len(row)
+                pread_exactly(descriptor, row.numpy().data, start, source)
+                file.write("embed_tokens", row, offset=i * len(row))
+        for name, whole in (("lm_head", head), ("norm", norm)):
+            if whole is not None:
+                with open_weights(tables.checkpoint.folder / whole.file) as descriptor:
+                    file.copy(descriptor, dataclasses.replace(whole, name=name))
+
+
+def shared_tables(
+    opened: Callable[[], Any],
+    listed: TablesFile,
+    vocab_size: int,
+    where: Path,
+    *,
+    dtype: torch.dtype | None,
+    device: torch.device,
+) -> SharedTables:
+    """The carried tables under the names that drafts use.
+
+    Args:
+        opened: gives the safetensors file, its header and hash checked.
+        where: the file, for errors.
+        dtype: of the tables given; None = as they are stored.
+
+    Returns:
+        The embedding [V, W], rows that are not carried NaN, and the head [V, W]. Reading either
+        raises TraceError if the file contradicts itself.
+    """
+
+    def embedding() -> Tensor:
+        token_ids = opened().get_tensor("token_ids").to(torch.int64)
+        if int(token_ids[0]) < 0 or int(token_ids[-1]) >= vocab_size or _descends(token_ids):
+            raise TraceError(where, f"token_ids: expected ascending ids in [0, {vocab_size})",
+                             fix="record the traces again")  # fmt: skip
+        rows = _finite(opened().get_tensor("embed_tokens"), "embed_tokens", where)
+        shape, given = (vocab_size, rows.shape[1]), dtype or rows.dtype
+        table = torch.full(shape, torch.nan, dtype=given, device=device)
+        table[token_ids.to(device)] = rows.to(device, given)
+        return table
+
+    def whole(name: str) -> Tensor:
+        return _finite(opened().get_tensor(name), name, where).to(device, dtype)
+
+    readers: dict[str, Callable[[], Tensor]] = {
+        EMBEDDING: embedding,
+        HEAD: partial(whole, "lm_head"),
+    }
+    if listed.norm_dtype:
+        readers[FINAL_NORM] = partial(whole, "norm")
+    return SharedTables(readers)
+
+
+def _descends(token_ids: Tensor) -> bool:
+    return bool((token_ids[1:] <= token_ids[:-1]).any())
+
+
+def _finite(table: Tensor, name: str, where: Path) -> Tensor:
+    if not bool(torch.isfinite(torch.stack(table.aminmax())).all()):
+        raise TraceError(where, f"{name} contains NaN or infinity",
+                         fix="give a target whose tables are finite, and record again")  # fmt: skip
+    return table

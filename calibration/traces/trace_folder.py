@@ -32,15 +32,12 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from typing_extensions import override
 
-from ...quantize.errors import CheckpointError
-from ...quantize.files.files_of_folder import check_own
-from ...quantize.files.mapped_rows import BLOCK_ROWS, mapped_rows
 from ...quantize.files.safetensors_header import read_header
+from ...quantize.files.torch_file import BLOCK_ROWS, mapped_rows
 from ...quantize.stored.loading import CPU
 from ...recipes.brief import Brief
-from ...recipes.errors import reason
-from ...recipes.regular_file import open_stream, read_text
-from ..errors import TraceError
+from ...recipes.errors import CheckpointError, TraceError, reason
+from ...recipes.regular_file import check_own, open_stream, read_text
 from .manifest import (
     MANIFEST_FILE,
     Shard,
@@ -48,12 +45,11 @@ from .manifest import (
     TraceEntry,
     TraceManifest,
     manifest_text,
+    parse_manifest,
 )
-from .manifest_checks import parse_manifest
 from .prompt_trace import FEATURE_DTYPES, PromptTrace, check_trace
 from .stored_features import decoded, stored_tensors
-from .target_tables import SharedTables
-from .trace_tables import ANY_LENGTH, TensorTable, expected_tensors, shared_tables
+from .target_tables import ANY_LENGTH, SharedTables, TensorTable, expected_tensors, shared_tables
 
 _Tensor = tuple[str, tuple[int, ...]]  # dtype and shape
 _RECORDED = "give a folder written by 'draftquant record' or 'traces import'"

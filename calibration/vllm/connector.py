@@ -29,8 +29,7 @@ from vllm.logger import init_logger
 from vllm.model_executor.models.extract_hidden_states import CacheOnlyAttentionLayer
 from vllm.v1.request import RequestStatus
 
-from .state_pages import Pages, write_states
-from .states_file import FAILED, FOLDER_KEY, SESSION, STATES_KEY, StatesHead
+from .states_file import FAILED, FOLDER_KEY, SESSION, STATES_KEY, Pages, StatesHead, write_states
 
 _WRITERS = 2  # threads; pages of as many requests are read at a time
 _LAYER = "cache_only_layers."  # in the name of the one layer that keeps hidden states

@@ -2,14 +2,11 @@
 
 from collections.abc import Mapping
 
-from ...recipes.algorithm import Algorithm as Choice
-from ..errors import PASS_TRACES, BackendError
-from .absmax_nearest import AbsmaxNearest
-from .algorithm import Algorithm, FoundCodes, Need, RowAlgorithm, Statistics
-from .gptq_rounding import Gptq
-from .input_moments import InputMoments
-from .learned_rounding import Learned
-from .mse_nearest import MseNearest
+from ...recipes.errors import PASS_TRACES, BackendError
+from ...recipes.schema import Algorithm as Choice
+from .algorithm import Algorithm, FoundCodes, InputMoments, Need, RowAlgorithm, Statistics
+from .gptq_rounding import Gptq, Learned
+from .nearest import AbsmaxNearest, MseNearest
 
 _ALGORITHMS: Mapping[tuple[str, str], Algorithm] = {
     ("absmax", "nearest"): AbsmaxNearest(),

@@ -20,10 +20,9 @@ from typing_extensions import override
 
 from ...recipes.formats import FEW_BITS, NUMBER_FORMATS, WeightDtype
 from ...recipes.schema import WeightFormat
+from ..numerics.number_formats import nearest_codes, rounded_values, served_scale
 from ..numerics.quantized_weight import QuantizedWeight
-from ..numerics.rows import nearest_codes, rounded_values, served_scale
-from .algorithm import Need, RowAlgorithm
-from .input_moments import InputMoments
+from .algorithm import Algorithm, InputMoments, Need, RowAlgorithm
 
 _BLOCK, _PANEL = 256, 16
 """Columns between two products with all errors behind, and between two within a block. Measured on
@@ -135,3 +134,26 @@ def _round_block(
             error = columns[k].neg_()
             error.addcmul_(rounded_values(dtype, target), steps[k])
         wanted[:start].addmm_(taps[start:stop, :start].T, columns[start:stop], alpha=-1)
+
+
+# ---- Learned rounding: calibration finds the codes of all linears together, on the draft's own
+# output
+#
+# What is here says for which formats; the learning itself knows drafts and traces, and lies above.
+
+
+class Learned(Algorithm):
+    """Codes, and scales but for powers of two, from the gradient of the draft's loss."""
+
+    needs: Need = "codes"
+
+    @override
+    def problem(self, weights: WeightFormat) -> str | None:
+        if weights.dtype not in FEW_BITS:
+            return (
+                f"rounding: learned is for formats of four bits ({', '.join(FEW_BITS)}): rounding"
+                " to 8 bits loses too little for it to improve"
+            )
+        if weights.first_stage is not None:
+            return "rounding: learned does not work with values that are rounded in two stages"
+        return None

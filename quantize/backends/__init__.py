@@ -1,9 +1,8 @@
 """Backends compute quantized values and scales. Vendor toolkits are imported only when they run."""
 
-from ...recipes.algorithm import Algorithm
-from ...recipes.refused import refusal
-from ...recipes.schema import BackendName
-from ..errors import BackendError
+from ...recipes.errors import BackendError
+from ...recipes.schema import Algorithm, BackendName
+from ...recipes.schemes import refusal
 from .backend import ABSMAX_NEAREST, Backend
 
 

@@ -8,8 +8,7 @@ the writer do.
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
-from ...recipes.algorithm import Algorithm
-from ...recipes.schema import BackendName, WeightFormat
+from ...recipes.schema import Algorithm, BackendName, WeightFormat
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -14,13 +14,11 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from ...recipes.algorithm import Algorithm
-from ...recipes.schema import BackendName, WeightFormat
+from ...recipes.errors import BackendError
+from ...recipes.schema import Algorithm, BackendName, WeightFormat
 from ..algorithms import InputMoments, Need
-from ..errors import BackendError
-from ..numerics.fp8 import fp8_codes, fp8_scale
-from ..numerics.packing import fp4_codes_of_bytes
-from ..numerics.quantized_weight import QuantizedWeight
+from ..numerics.number_formats import fp8_codes, fp8_scale
+from ..numerics.quantized_weight import QuantizedWeight, fp4_codes_of_bytes
 from .backend import ABSMAX_NEAREST, Backend
 from .torch_backend import TorchBackend
 from .vendor import (

@@ -4,10 +4,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from ...recipes.algorithm import Algorithm
-from ...recipes.schema import BackendName, WeightFormat
+from ...recipes.errors import BackendError
+from ...recipes.schema import Algorithm, BackendName, WeightFormat
 from ..algorithms import InputMoments, get_algorithm, row_algorithm
-from ..errors import BackendError
 from ..numerics.quantized_weight import QuantizedWeight
 from .backend import ABSMAX_NEAREST, Backend
 

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from ...recipes.errors import BackendError
 from ...recipes.install_line import install_line
 from ...recipes.schema import BackendName, WeightFormat
 from ..algorithms import InputMoments
-from ..errors import BackendError
-from ..numerics.absmax import row_absmax
+from ..numerics.number_formats import row_absmax
 
 WEIGHT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 TOOLKIT_ERRORS = (

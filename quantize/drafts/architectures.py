@@ -4,8 +4,12 @@ Sources: `models/registry.py` of vLLM 0.33.0, and its `EAGLEConfig`, which puts 
 name of an ordinary model; `EntryClass` of SGLang 0.5.23; TensorRT-LLM.
 """
 
-from collections.abc import Collection, Mapping
-from typing import Any
+import re
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from ...recipes.errors import CheckpointError
+from ..files.safetensors_header import TensorInfo
 
 _OF_DRAFTS: Mapping[str, str] = {
     "EAGLE3LlamaForCausalLM": "LlamaForCausalLMEagle3",  # TensorRT-LLM
@@ -78,3 +82,189 @@ def projector_type(config: Mapping[str, Any]) -> Any:
     """Of a block draft; that of dflash_config goes first: SGLang 0.5.23 `dflash_utils.py:727`."""
     nested = config.get("dflash_config")
     return {**config, **(nested if isinstance(nested, Mapping) else {})}.get("projector_type")
+
+
+# ---- Drafts of kinds that no family reads: told apart, so that the refusal names them
+#
+# Kimi-Linear's config.json says `num_nextn_predict_layers` 0, which vLLM 0.33 and SGLang 0.5.23
+# take
+# for its default (`configs/kimi_linear.py:49`, `:55`); no class of theirs serves such a layer. Of
+# MiMo-V2's three layers vLLM serves the first alone, fed with its own output
+# (`mimo_v2_mtp.py:37`),
+# SGLang all, each fed with the target's state (`multi_layer_eagle_worker_v2.py:196`).
+#
+# Names are those of `models/registry.py` of vLLM 0.33.0, `EntryClass` of SGLang 0.5.23 and the
+# trainers; what no name tells, tensors do.
+
+MARKS: Mapping[str, str] = {
+    r"\.(experts|switch_mlp)\.": "a mixture of experts",
+    r"kv_[ab]_proj": "latent attention (MLA)",
+    r"attn\.g_proj": "gates on its attention, as Laguna's",
+    r"attn\.\w*gate|attn_gate": "gates on its attention",
+    r"attn\.sinks|attention_sink": "attention sinks",
+    r"linear_attn\.": "linear attention",
+    r"\.mixer\.": "layers of Mamba",
+    "pre_feedforward_layernorm": "layers of Gemma",
+}
+"""Part of a tensor's name, a regular expression -> what its layers are, of which most families have
+none."""
+SUPPORTED = (
+    "give a draft of a supported architecture (docs/families.md lists them), or serve this one with"
+    " the software that it was trained for"
+)
+_OUT_OF_MLX = (
+    "take the BF16 draft that it was converted from: MLX alone decodes it (mlx.core.dequantize)"
+)
+_BY_NAME = (
+    (r"P-?Eagle", "P-EAGLE"),
+    (r"(Lfm2|K3|Gemma4|MuseSpark)DSpark|DSpark(MiniMax|V41)", "DSpark with another body"),
+    (r"DSpark", "DSpark"),
+    (r"DFlash2Beam", "DFlash2 with layers of Beam"),
+    (r"LiLiCorr", "LiLiCorr"),
+    (r"XPress", "XPress"),
+    (r"MuseGlimmer", "Muse Glimmer's DFlash"),
+    (r"Laguna", "Laguna's DFlash"),
+    (r"DFlare", "DFlare"),
+    (r"DFlash", "DFlash with {}"),
+    (r"Medusa", "a target with Medusa heads"),
+    (r"MiMoV2", "an MTP layer of MiMo-V2"),
+    (r"KimiK3", "an MTP layer of Kimi-K3"),
+    (r"KimiLinear", "Kimi-Linear, which was published without an MTP layer"),
+    (r"NemotronH", "an MTP layer of Nemotron-H"),
+    (r"NextN|MTP", "an MTP layer"),
+    (r"Eagle3", "EAGLE-3 with {}"),
+    (r"Eagle.*Mistral", "Mistral's EAGLE"),
+    (r"Eagle", "EAGLE-1 with {}"),
+    (r"Assistant", "Gemma's assistant"),
+)
+"""Part of an architecture, in any case -> the kind, {} its layers; the first that fits."""
+_BY_TENSORS = (
+    (r"markov_", "DSpark"),
+    (r"mask_hidden", "P-EAGLE"),
+    (r"(^|.)medusa", "a target with Medusa heads"),
+    (r"^\d+\.\d+\.linear\.", "Medusa heads"),
+    (r"\b(eh_proj|enorm)\b|^mtp\.", "an MTP layer"),
+    (r"^eagle_linear\.", "Mistral's EAGLE"),
+    (r"^(model\.)?hidden_norm\.", "a DFlash draft under an unknown name"),
+    (r"(^|\.)fc\.weight$", "an EAGLE draft under an unknown name"),
+    (r"^model\.layers\.\d+\.", "a whole language model"),
+)
+"""Part of a tensor's name -> the kind; the first that fits."""
+
+
+class Kind(NamedTuple):
+    """What a draft is that is not supported: no single tensor or key is to blame.
+
+    Attributes:
+        name: as people call it.
+        what: what shows it, as an error says it.
+        fix: what to do about it; "" = nothing but what its tensors tell.
+        in_config: its name in config.json shows it.
+    """
+
+    name: str
+    what: str
+    fix: str
+    in_config: bool = False
+
+
+_EAGLE1 = (
+    "EagleLlamaForCausalLM",
+    "EagleQwen2ForCausalLM",
+    "LlamaForCausalLMEagle",
+    "Qwen2ForCausalLMEagle",
+    "EagleSpeculator",
+)
+_NAMED_AS_TARGET = ("LlamaForCausalLM", "Qwen2ForCausalLM")
+"""What EAGLE-1 heads call themselves too; of other drafts of these names none has an fc alone."""
+_FC = re.compile(r"(^|[._])fc\.")
+"""Of speculators' `fusion_fc` too, and of codes."""
+
+
+def refuse_earlier_kinds(
+    config: Mapping[str, Any], tensors: Collection[str], where: object
+) -> None:
+    """Refuse a draft whose maths version 0.2.0 knew, and this one does not.
+
+    Raises:
+        CheckpointError: it is a Medusa, EAGLE-1 or Domino draft.
+    """
+    kind = _earlier_kind(config, tensors)
+    if kind is not None:
+        raise CheckpointError(
+            where,
+            f"draftquant does not know the maths of {kind} draft; version 0.2.0 quantized it",
+            fix="use draftquant 0.2.0 for this draft; docs/families.md lists what this one reads",
+        )
+
+
+def _earlier_kind(config: Mapping[str, Any], tensors: Collection[str]) -> str | None:
+    name = declared_architecture(config) or declared_architecture(nested_eagle_keys(config) or {})
+    if name == "MedusaModel" or (not name and "medusa_num_heads" in config):
+        return "a Medusa"
+    if name == "DominoDraftModel" or (
+        name == "DFlashDraftModel"
+        and (
+            projector_type(config) == "domino" or any("prefix_gru." in tensor for tensor in tensors)
+        )
+    ):
+        return "a Domino"
+    has_norm = any(tensor.endswith("hidden_norm.weight") for tensor in tensors)
+    has_fc_alone = any(map(_FC.search, tensors)) and not has_norm
+    if (
+        (name in _EAGLE1 and not has_norm)
+        or (name in _NAMED_AS_TARGET and has_fc_alone)
+        or config.get("speculators_model_type") == "eagle"
+    ):
+        return "an EAGLE-1"
+    return None
+
+
+def kind_by_name(architecture: str, tensors: Collection[str]) -> Kind | None:
+    """What a draft is whose architecture no family has; None where that is not known."""
+    named = [kind for part, kind in _BY_NAME if re.search(part, architecture, re.IGNORECASE)]
+    if any(name.endswith("hidden_norm.weight") for name in tensors):  # which no EAGLE-1 has
+        named = [kind for kind in named if not kind.startswith("EAGLE-1")]
+    told = [kind for part, kind in _BY_TENSORS if any(re.search(part, t) for t in tensors)]
+    if not named and not told:
+        return None
+    layers = (k for mark, k in MARKS.items() if any(re.search(mark, name) for name in tensors))
+    name = [*named, *told][0].format(next(layers, "layers of another kind"))
+    what = f"no supported draft family has {architecture!r}: it is {name}, which is not supported"
+    return Kind(name, f"architectures: {what}", SUPPORTED if named else "", in_config=True)
+
+
+def kind_by_marks(family: str, relatives: Mapping[str, str], tensors: Iterable[str]) -> Kind | None:
+    """What a draft is whose tensors have the mark of another kind than its family's."""
+    for name in tensors:
+        for mark, kind in relatives.items():
+            if found := re.search(mark, name):
+                what = f"{name}: no tensor of {family}; {found[0]!r} is the mark of {kind}"
+                return Kind(kind, what, SUPPORTED)
+    return None
+
+
+def packed_by_mlx(tensors: Mapping[str, TensorInfo]) -> Kind | None:
+    """What MLX quantized, whatever config.json says of it.
+
+    `mlx.nn.QuantizedLinear` of MLX 0.29 stores words of 32 bits as weight, beside scales, and
+    biases in its affine mode; config.json says {group_size, bits, mode}, without a quant_method.
+    """
+    for name, tensor in tensors.items():
+        module = name.removesuffix(".weight")
+        if tensor.dtype == "U32" and module != name and f"{module}.scales" in tensors:
+            what = (
+                f"{name}: packed by MLX, whose format neither draftquant nor vLLM or SGLang reads"
+            )
+            return Kind("in MLX's format", what, _OUT_OF_MLX)
+    return None
+
+
+def nested_eagle_keys(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The keys of a draft that stand under "model", in vLLM's own form; None where none do.
+
+    Source: `EAGLEConfig` of vLLM 0.33 writes `{"model_type": "eagle", "model": {...}}` for a draft
+    that it has renamed, and reads it again; SGLang 0.5.23 knows no such model_type.
+    """
+    inner = config.get("model")
+    return inner if isinstance(inner, Mapping) and "hidden_size" in inner else None

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from .kv_cache import CacheScales
+from .draft_cache import CacheScales
 
 FP8_MAX = torch.finfo(torch.float8_e4m3fn).max
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from .config_reader import with_text_config
 from .family import Draft
-from .speculators_layout import LAYER_CONFIG, is_speculators
+from .recognition import LAYER_CONFIG, is_speculators
 
 _MODELOPT_KEYS = ("next_layer_regular", "parallel_draft_step", "parallel_draft_heads_num_layers")
 

@@ -7,26 +7,84 @@ is written keeps the name that was read.
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
-from ...recipes.roles import SHARED_ROLES, Role
+from ...recipes.errors import CheckpointError
+from ...recipes.schema import SHARED_ROLES, Role
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
-from .engine_traits import EngineTraits
-from .fused import FusedLinear, fused_linear
+from .architectures import MARKS
+from .config_reader import ConfigReader
+from .engine_traits import GATE_UP, MLA_DOWN, QKV, EngineTraits, FusedLinear, fused_linear
 from .geometry import Geometry
-from .lint import Lint
-from .speculators_form import SpeculatorsForm
-from .unsupported import MARKS
 
 if TYPE_CHECKING:
     import torch
 
     from .forward import DraftForward, OnInput
+
+# ---- One finding about a draft that is otherwise well-formed; families have lints of their own
+
+Level = Literal["warning", "note"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lint:
+    """Something that may cost acceptance, or bytes, although the draft is well-formed.
+
+    Attributes:
+        name: stable, in lower case with hyphens.
+        level: "warning" where acceptance or loading is at stake, "note" for advice.
+        cause: what is there, and who reads it how.
+        remedy: what to do about it.
+        fix: dotted config.json key -> the value that settles it; empty where only the user knows.
+            A fix changes what engines read, never what this package computes for the draft.
+    """
+
+    name: str
+    level: Level
+    cause: str
+    remedy: str
+    fix: Mapping[str, Any] = field(default_factory=dict)
+
+
+# ---- How the speculators package spells the config of a kind of draft: what its families say of
+# it
+
+
+class SpeculatorsForm(NamedTuple):
+    """One speculators_model_type.
+
+    Attributes:
+        architectures: as the package's config class names them, and as its `save_pretrained` does.
+        spelled: makes of the config and its section of layers the keys as the family reads them.
+    """
+
+    architectures: tuple[str, ...]
+    spelled: Callable[[ConfigReader, ConfigReader], dict[str, Any]]
+
+
+def after_layer(keys: ConfigReader, key: str) -> list[int] | None:
+    """Indices into transformers' `hidden_states`, where 0 is the embedding, as 0-based layers."""
+    ids = keys.layer_ids(key)
+    if ids is None:
+        return None
+    if ids[0] == 0:
+        raise CheckpointError(
+            keys.where,
+            f"{key}: expected ids from 1 (the output of layer 0), got {list(ids)}",
+            fix="a draft that reads the target's embedding is not supported",
+        )
+    return [i - 1 for i in ids]
+
+
+def positive_keys(keys: ConfigReader, *names: str) -> dict[str, int]:
+    """Those of the keys that are given."""
+    return {name: keys.positive(name) for name in names if keys.config.get(name) is not None}
 
 
 class Dim(NamedTuple):
@@ -216,3 +274,50 @@ class Draft:
             if fused is not None:
                 groups.setdefault((parent, fused), []).append(row.module)
         return tuple(tuple(group) for group in groups.values())
+
+
+# ---- Which norms of a draft stand in front of quantized linears: for every family, by their names
+#
+# Their weights may learn beside the codes (`norms: learned`). What is behind them rounds its
+# inputs
+# and its weights anyway, so that nothing that was exact is lost but the norm itself. A norm in
+# front
+# of anything that is kept stays as it is: of fc, of the head, of a router, of `kv_b_proj`.
+
+MOST_OF_NORM = 2.0
+"""By which an element of a norm's weight may be multiplied or divided, at most, when it learns. A
+power of two: rounding to the dtype of the norm cannot lead beyond it."""
+_ATTENTION = (*QKV.members, *MLA_DOWN.members)
+_READERS: Mapping[str, tuple[str, ...]] = {
+    "input_layernorm": _ATTENTION,
+    "hidden_norm": _ATTENTION,
+    "post_attention_layernorm": GATE_UP.members,
+    "q_a_layernorm": ("q_b_proj",),
+    "kv_a_layernorm": ("kv_b_proj",),
+}
+"""Last part of a norm's name -> those of the linears of its layer that read it."""
+
+
+def norms_before(draft: Draft, quantized: Collection[str]) -> tuple[Row, ...]:
+    """The weights of norms that only quantized linears read, and residual streams, in file order."""
+    return tuple(row for row in draft.rows if row.role == "norm" and _learns(row, draft, quantized))
+
+
+def _learns(norm: Row, draft: Draft, quantized: Collection[str]) -> bool:
+    layer, leaf = _layer(norm), _leaf(norm)
+    if layer is None or not norm.canonical.endswith(".weight") or leaf not in _READERS:
+        return False
+    inside = [row for row in draft.rows if _layer(row) == layer]
+    routed = leaf == "post_attention_layernorm" and any(row.role == "router" for row in inside)
+    readers = [row for row in inside if _leaf(row) in _READERS[leaf]]
+    return bool(readers) and not routed and all(row.module in quantized for row in readers)
+
+
+def _layer(row: Row) -> str | None:
+    """Its number; None outside the layers."""
+    root, number, *_ = (*row.canonical.split("."), "")
+    return number if root == "layers" else None
+
+
+def _leaf(row: Row) -> str:
+    return row.canonical.removesuffix(".weight").rpartition(".")[2]

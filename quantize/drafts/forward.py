@@ -11,15 +11,16 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from copy import copy
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Protocol, Self
 
 import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 from typing_extensions import override
 
-from ..errors import ForwardError
+from ...recipes.errors import ForwardError
 from .geometry import Geometry
-from .maths import Product, largest_of, sum_of, target_ids
+from .maths import Product, largest_of, linear, rms_norm, sum_of, target_ids
 
 OnInput = Callable[[str, Tensor], Tensor]
 """Called with (canonical module name, input [..., in_features]) before every linear that may be
@@ -244,3 +245,60 @@ def not_finite(where: str, what: str) -> ForwardError:
         fix="its weights are finite, so one is far too large, or an input is: compare norms and"
         " scales with those that it was exported from",
     )
+
+
+# ---- Linears and norms of a draft by their names, as layers of several families run them
+
+
+class Modules(Protocol):
+    """The linears and norms of a draft, by canonical module name."""
+
+    @abstractmethod
+    def linear(self, name: str, x: Tensor) -> Tensor:
+        """[..., in_features] -> [..., out_features]; `OnInput` sees the input first."""
+
+    @abstractmethod
+    def kept_linear(self, name: str, x: Tensor) -> Tensor:
+        """Its product alone: nothing observes or rounds the input."""
+
+    @abstractmethod
+    def norm(self, name: str, x: Tensor) -> Tensor:
+        """RMS norm over the last axis, with the draft's own epsilon."""
+
+    @abstractmethod
+    def cached(self, prefix: str, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """What attention reads of keys and values: see `OnCache`.
+
+        Args:
+            prefix: of the attention's modules, "layers.N.self_attn.".
+        """
+
+
+class ModulesForward(DraftForward, Modules):
+    """A draft over linears and norms by name; a bias is added where the draft has one."""
+
+    geometry: Any
+
+    @override
+    def linear(self, name: str, x: Tensor) -> Tensor:
+        product = self.kept_linear(name, self.on_input(name, x)).to(x.dtype)
+        bias = self.weights.get(f"{name}.bias")
+        return product if bias is None else product + bias
+
+    @override
+    def kept_linear(self, name: str, x: Tensor) -> Tensor:
+        return linear(x, self.weights[f"{name}.weight"])
+
+    @override
+    def norm(self, name: str, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weights[f"{name}.weight"], self.geometry.rms_norm_eps)
+
+    @override
+    def cached(self, prefix: str, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        return self.on_cache(int(prefix.split(".")[1]), keys, values)
+
+
+def gated_mlp(prefix: str, x: Tensor, modules: Modules) -> Tensor:
+    """down(silu(gate x) * up x)."""
+    gate, up = modules.linear(prefix + "gate_proj", x), modules.linear(prefix + "up_proj", x)
+    return modules.linear(prefix + "down_proj", F.silu(gate) * up)

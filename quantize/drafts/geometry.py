@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from typing_extensions import override
 
-from ..errors import CheckpointError
+from ...recipes.errors import CheckpointError
 from .rope import RopeConfig
 
 CHAIN_LENGTH = 3
@@ -268,3 +268,15 @@ def vocabulary_share(geometry: Geometry) -> str | None:
 def usual_draft_tokens(geometry: Geometry) -> int:
     """K where nobody says it: a whole block, or a chain of `CHAIN_LENGTH`."""
     return geometry.most_draft_tokens or CHAIN_LENGTH
+
+
+# ---- Where a draft says that it proposes fewer tokens than its target has
+#
+# So do EAGLE-3, DFlash and DSpark: SpecForge, ModelOpt, speculators, vLLM and SGLang.
+
+SIZE_KEY = "draft_vocab_size"
+"""Of config.json, at its top level in every layout: the rows of the head."""
+MAP = "d2t"
+"""Canonical name of the table from draft ids to target ids, as offsets: target id - draft id."""
+MASK = "t2d"
+"""Canonical name of the table that marks the target ids which have a row."""

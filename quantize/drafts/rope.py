@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ...recipes.errors import short
-from ..errors import CheckpointError
+from ...recipes.errors import CheckpointError, short
 from .config_reader import ConfigReader
 
 if TYPE_CHECKING:

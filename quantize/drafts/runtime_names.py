@@ -7,11 +7,11 @@ number of layers; a language model is built below a root of its own and counts f
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from ...recipes.roles import QUANTIZABLE
-from ..errors import CheckpointError
+from ...recipes.errors import CheckpointError
+from ...recipes.schema import QUANTIZABLE
 from ..files.checkpoint import CONFIG_FILE, Checkpoint
+from .engine_traits import fused_names
 from .family import Draft, Family, Row
-from .fused import fused_names
 
 
 def numbered_name(canonical: str, first_layer: int) -> str:

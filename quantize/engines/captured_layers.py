@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from ..drafts.config_reader import DEEPSEEK_TYPES, KEY, SECTION, layers_in_both_places
 from ..drafts.engine_traits import Finding, Fusion
-from ..drafts.shared.aux_layers import DEEPSEEK_TYPES, KEY, SECTION, layers_in_both_places
 
 _DFLASH_SECTION, _DFLASH_KEY = "dflash_config", "target_layer_ids"
 _WIDTH = "target_hidden_size"
@@ -138,9 +138,8 @@ def remedy_of_layers(config: Mapping[str, Any], after: tuple[int, ...] | None) -
 
 
 def remedy_of_fc(config: Mapping[str, Any], fusion: Fusion, read: Any, built: Any) -> str:
-    """What config.json must say so that an engine builds fc as it is stored.
-    """
-    from ..drafts.speculators_layout import LAYER_CONFIG, is_speculators  # imports all families
+    """What config.json must say so that an engine builds fc as it is stored."""
+    from ..drafts.recognition import LAYER_CONFIG, is_speculators  # imports all families
 
     count = read.num_aux_layers
     if built.num_aux_layers == count:

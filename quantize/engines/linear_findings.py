@@ -12,25 +12,9 @@ from ..drafts.engine_traits import Finding
 from ..drafts.family import TensorSpec
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
-from ..stored.parts import COMPANIONS, FLOAT_DTYPES
-from .contract import Layer, Module, Question, Scheme, UnsureError
-from .cut_heads import Stored
-from .engine import Engine
-from .float_experts import float_experts
-from .float_findings import floats_into_codes
-from .folder_findings import (
-    SHARED,
-    dropped_scales,
-    folder_findings,
-    never_written,
-    no_such_name,
-    not_executed,
-    strangers,
-)
-from .linear_scheme import LinearScheme
-from .mtp import built_as_floats
-from .name_patterns import NAMED_HEADS, scheme_of
-from .parameters import (
+from ..stored.layouts.scheme import FLOAT_DTYPES
+from ..stored.stored_declaration import COMPANIONS
+from .built_linears import (
     built_biases,
     holds,
     never_fits,
@@ -40,6 +24,22 @@ from .parameters import (
     refused_shape,
     without_ones,
 )
+from .contract import Layer, Module, Question, Scheme, UnsureError
+from .engine import Engine
+from .exclude_findings import float_experts, floats_into_codes
+from .excludes import NAMED_HEADS, scheme_of
+from .folder_findings import (
+    SHARED,
+    Stored,
+    dropped_scales,
+    folder_findings,
+    never_written,
+    no_such_name,
+    not_executed,
+    strangers,
+)
+from .linear_scheme import LinearScheme
+from .mtp_linears import built_as_floats
 
 _REQUANTIZE = "quantize the draft again"
 

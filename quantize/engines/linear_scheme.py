@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
 from ...recipes.formats import NUMBER_FORMATS
-from ..stored.declarations import DeclaredScheme
+from ..stored.layouts import DeclaredScheme
 from ..stored.layouts.scheme import FLOAT_DTYPES, GROUPS, Part, Parts
-from ..stored.parts import stored_parts, weight_suffix
+from ..stored.stored_declaration import stored_parts, weight_suffix
 
 BLOCK = (128, 128)
 ANY_FLOAT = (*FLOAT_DTYPES, "F8_E8M0")

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 
 from ..drafts.engine_traits import Finding
 from .contract import Module, Question, Scheme
-from .serving import Serving, flag
+from .engine import Serving, flag
 
 _USE = "use FP8 in layout modelopt: recipe blackwell-fp8, or NVFP4: blackwell-nvfp4"
 _NO_INPUTS = "TypeError: 'NoneType' object is not subscriptable"

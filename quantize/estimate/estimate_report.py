@@ -7,10 +7,10 @@ from typing import Any, get_args
 from typing_extensions import override
 
 from ...recipes.brief import Brief, counted
+from ...recipes.errors import EstimateError
 from ..drafts.family import Draft
-from ..errors import EstimateError
-from ..quantization_plan import Plan
-from .draft_round import draft_round, plain_weights, planned_weights
+from ..planning.quantization_plan import Plan
+from .draft_step import draft_round, plain_weights, planned_weights
 from .work import Machine, Part, Pass, Round, break_even_loss
 
 

@@ -12,10 +12,8 @@ from typing import Any
 
 import yaml
 
-from ...recipes.errors import reason, visible
-from ...recipes.regular_file import read_text
-from ..errors import CheckpointError
-from .files_of_folder import check_own
+from ...recipes.errors import CheckpointError, reason, visible
+from ...recipes.regular_file import check_own, read_text
 
 CARD_FILE = "README.md"
 BEGIN, END = "<!-- card of draftquant -->\n", "<!-- end of the card of draftquant -->\n"

@@ -4,22 +4,124 @@ Opening one reads no tensor data, so a 6 GB draft opens in milliseconds. It know
 not what a tensor is for (`drafts/` does) nor what becomes of it (`plan.py` does).
 """
 
+import dataclasses
 import os
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...recipes.errors import reason
-from ...recipes.regular_file import open_regular, read_text
+from ...recipes.errors import CheckpointError, reason
+from ...recipes.regular_file import SIGNATURE_FILE, check_own, files_of, open_regular, read_text
 from ...recipes.strict_json import JsonProblem, parse_json
-from ..errors import CheckpointError
-from .files_of_folder import SIGNATURE_FILE, check_own, files_of
 from .not_a_draft import mistaken_folder, without_safetensors
 from .safetensors_header import Header, TensorInfo, read_header
-from .stacked import unstacked
-from .subtree import names_below, shards_of
+
+# ---- Experts that are stacked in one tensor, as tensors of their own: slices of its bytes
+#
+# Qwen3.5's MoE layers and what speculators and transformers 5 save hold `experts.gate_up_proj`
+# [E, 2 I, W], gate above up, and `experts.down_proj` [E, W, I]. Every expert's matrices are rows
+# that
+# lie in one piece there, so they are named and placed as the released folders of Qwen3-Next have
+# them, `experts.0.gate_proj.weight`: from there on they are tensors like others. What is written
+# has
+# these names, which vLLM 0.33 and SGLang 0.5.23 load (`tests/engines/mtp.json`).
+#
+# The layout of gpt-oss, [E, W, 2 I] with gate and up in turn, has no such rows; no MTP layer has
+# it.
+
+_STACKED = re.compile(r"((?:mtp\.layers|mtp_layers)\.\d+\.mlp\.experts)\.(gate_up_proj|down_proj)")
+MOST_EXPERTS = 4096
+"""A header that claims more is no model's: it would become as many tensors."""
+_PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+
+
+def unstacked(header: Header) -> Header:
+    """The header with a tensor for each matrix of each expert; unchanged where none is stacked."""
+    if not any(_is_stacked(tensor) for tensor in header.tensors):
+        return header
+    tensors = tuple(part for tensor in header.tensors for part in _matrices(tensor))
+    return dataclasses.replace(header, tensors=tensors)
+
+
+def _is_stacked(tensor: TensorInfo) -> bool:
+    found = _STACKED.fullmatch(tensor.name)
+    if found is None or len(tensor.shape) != 3:
+        return False
+    good = 0 < tensor.shape[0] <= MOST_EXPERTS and tensor.numel > 0
+    return good and tensor.shape[1] % len(_PARTS[found[2]]) == 0
+
+
+def _matrices(tensor: TensorInfo) -> Iterator[TensorInfo]:
+    """The matrices that a tensor is made of, itself where it is none of experts."""
+    found = _STACKED.fullmatch(tensor.name)
+    if found is None or not _is_stacked(tensor):
+        yield tensor
+        return
+    experts, rows, columns = tensor.shape
+    parts = _PARTS[found[2]]
+    nbytes = tensor.nbytes // (experts * len(parts))
+    for i in range(experts * len(parts)):
+        expert, part = divmod(i, len(parts))
+        start = tensor.start + i * nbytes
+        yield TensorInfo(
+            name=f"{found[1]}.{expert}.{parts[part]}.weight",
+            dtype=tensor.dtype,
+            shape=(rows // len(parts), columns),
+            file=tensor.file,
+            start=start,
+            stop=start + nbytes,
+        )
+
+
+# ---- A part of a checkpoint: the tensors below some prefixes, as MTP layers lie inside a target
+
+_MTP = re.compile(r"(.*\.eh_proj|model\.mtp_layers\.\d+\.input_proj|mtp\.fc)\.weight")
+"""The linear that an MTP layer reads the embedding and the state with, and no other layer has."""
+
+
+def mtp_layers(names: Collection[str]) -> tuple[str, ...]:
+    """The prefixes of the MTP layers among the tensors of a target, sorted."""
+    found = (name.rsplit(".", 2)[0] for name in names if _MTP.fullmatch(name))
+    return tuple(sorted(set(found)))
+
+
+def names_below(subtree: str, names: Collection[str], folder: Path) -> frozenset[str]:
+    """Those names that begin with a prefix and a dot.
+
+    Args:
+        subtree: the prefix, or several with commas between them.
+
+    Raises:
+        CheckpointError: there are none below one of the prefixes.
+    """
+    found: set[str] = set()
+    for prefix in subtree.split(","):
+        below = {name for name in names if name.startswith(f"{prefix}.")}
+        _check_below(prefix, below, names, folder)
+        found |= below
+    return frozenset(found)
+
+
+def _check_below(prefix: str, below: Collection[str], names: Collection[str], folder: Path) -> None:
+    if not below:
+        there = mtp_layers(names)
+        raise CheckpointError(
+            folder,
+            f"no tensor lies below {prefix!r} (--subtree)",
+            fix=f"give one of the MTP layers of this folder: {', '.join(there)}"
+            if there
+            else "this folder has no MTP layer: give the one that has",
+        )
+
+
+def shards_of(below: Collection[str], index: Mapping[str, Any]) -> dict[str, Any]:
+    """An index of these tensors alone: no other shard needs to be there."""
+    weight_map = index["weight_map"]
+    return {**index, "weight_map": {name: weight_map[name] for name in sorted(below)}}
+
 
 INDEX_FILE = "model.safetensors.index.json"
 CONFIG_FILE = "config.json"

@@ -1,13 +1,27 @@
 """Where a draft comes from: a local folder, or a Hugging Face Hub id pinned to a revision."""
 
 import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import CheckpointError
+from ...recipes.errors import CheckpointError
 from .checkpoint import Checkpoint
-from .hub_id import NAMES, is_hub_id
 from .not_a_draft import mistaken_file, near_folder
+
+# ---- How drafts of the Hugging Face Hub are named
+
+NAMES = r"[\w][\w.-]*/[\w][\w.-]*"
+"""Owner and name."""
+_HUB_ID = re.compile(rf"{NAMES}(@[\w./-]+)?")
+
+
+def is_hub_id(reference: str) -> bool:
+    """True for `owner/name` and `owner/name@revision`."""
+    return _HUB_ID.fullmatch(reference) is not None
+
 
 _FETCH = "check the spelling and the network, or download the draft and give its folder"
 _ONLINE = "unset HF_HUB_OFFLINE and check the spelling, or download the draft and give its folder"
@@ -135,3 +149,73 @@ def _download(reference: str, patterns: list[str] | None = None) -> DraftSource:
             fix=f"did you mean {near}?" if near else _ONLINE if offline else _FETCH,
         ) from exc
     return DraftSource(folder=folder, hub_id=hub_id, revision=folder.name)
+
+
+# ---- A command line as provenance keeps it: what was asked for, not where it lay on some machine
+#
+# So equal runs in different folders give equal records, and none says how a user's folders are
+# named.
+
+_LEFT_OUT = {
+    "--out": "--o",
+    "--report": "--rep",
+    "--html": "--ht",
+    "--markdown": "--mar",
+    "--junit": "--ju",
+    "--plot": "--pl",
+    "--token": "--to",
+}
+"""Options that are left out with their value -> the shortest spelling that argparse takes."""
+_TOKEN = re.compile(r"hf_[A-Za-z0-9]{8,}")
+
+
+_RUNNING: ContextVar[tuple[str, ...]] = ContextVar("command line", default=())
+
+
+@contextmanager
+def command_line(argv: Sequence[str]) -> Iterator[None]:
+    """Inside, everything that is made was asked for by this command line."""
+    token = _RUNNING.set(tuple(argv))
+    try:
+        yield
+    finally:
+        _RUNNING.reset(token)
+
+
+def running_argv() -> tuple[str, ...]:
+    """The command line that runs; nothing where Python called."""
+    return _RUNNING.get()
+
+
+def recorded_argv(argv: Iterable[str]) -> tuple[str, ...]:
+    """Arguments with names for paths, without tokens and outputs (`_LEFT_OUT`) and their values.
+
+    Args:
+        argv: as given. A Hub id stays whole, a token of the Hub nowhere.
+    """
+    return tuple(_recorded(iter(argv)))
+
+
+def _recorded(argv: Iterator[str]) -> Iterator[str]:
+    for argument in argv:
+        option, assigns, value = argument.partition("=")
+        if not option.startswith("--"):
+            yield _named(argument)
+        elif _is_left_out(option):
+            if not assigns:
+                next(argv, None)
+        else:
+            yield f"{option}={_named(value)}" if assigns else _named(option)
+
+
+def _is_left_out(option: str) -> bool:
+    return any(
+        name.startswith(option) and len(option) >= len(least) for name, least in _LEFT_OUT.items()
+    )
+
+
+def _named(argument: str) -> str:
+    name = argument
+    if "/" in argument and (Path(argument).exists() or not is_hub_id(argument)):
+        name = Path(argument).name
+    return _TOKEN.sub("hf_...", name)

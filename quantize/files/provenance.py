@@ -7,18 +7,290 @@ shows edits, and signs none.
 """
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Never
 
 from typing_extensions import override
 
-from ...recipes.schema import Recipe, recipe_sha256
-from ...recipes.seen_prompts import Sketches
-from .how_rounded import GptqFactors, LearnedRounding
-from .provenance_sources import Digested, QuantizedSource, SourceDraft, SourceFolder, TranscodedFrom
+from ...recipes.schema import Recipe, StoredLayoutName, WeightFormat, recipe_sha256
 from .safetensors_header import FloatDtype
-from .vocabulary_cut import VocabularyCut
+
+# ---- The folders that others are made of, as draftquant.json records them: by digests of tensors
+
+
+class Digested:
+    """A record of tensors, each by the digest of its bytes; see `digests`.
+
+    Attributes:
+        tensor_digests: by name.
+        tensor_sha256: in their place, in records of version 0.2 and before.
+    """
+
+    __slots__ = ()
+    tensor_digests: Mapping[str, str]
+    tensor_sha256: Mapping[str, str]
+
+    @property
+    def digests(self) -> Mapping[str, str]:
+        """Of every tensor, as `Digest` spells them."""
+        return self.tensor_digests or self.tensor_sha256
+
+    def problem(self) -> str | None:
+        """What two keys say of one thing differently, or None."""
+        if bool(self.tensor_digests) == bool(self.tensor_sha256):
+            return "tensor_digests: expected the digest of every tensor"
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceFolder:
+    """Where a folder came from: Hub id and commit, None for a local one."""
+
+    hub_id: str | None
+    revision: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceDraft(Digested, SourceFolder):
+    """The unquantized draft that was quantized, with the digest of each of its tensors."""
+
+    family: str
+    tensor_digests: Mapping[str, str] = field(default_factory=dict)
+    tensor_sha256: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizedSource(Digested, SourceFolder):
+    """The quantized folder that was dequantized; `scheme` is what it declared."""
+
+    family: str
+    scheme: str
+    tensor_digests: Mapping[str, str] = field(default_factory=dict)
+    tensor_sha256: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TranscodedFrom(Digested, SourceFolder):
+    """The quantized folder whose codes and scales were written in another layout or carrier.
+
+    Attributes:
+        layout: of that folder.
+        weights: in which format codes and scales were found at first: of several transcodings in a
+            row, before the first one.
+        scale_dtype: safetensors dtype to which the scales were rounded then.
+    """
+
+    layout: StoredLayoutName
+    weights: WeightFormat
+    scale_dtype: str
+    tensor_digests: Mapping[str, str] = field(default_factory=dict)
+    tensor_sha256: Mapping[str, str] = field(default_factory=dict)
+
+
+# ---- How codes were found where they were not rounded to nearest, as draftquant.json records it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnedRounding:
+    """How codes were learned, and what they gave on prompts that nothing was learned from.
+
+    Attributes:
+        traces_sha256: of the calibration traces.
+        num_draft_tokens: K, along which was learned.
+        steps, sequences: planned, and traces in each.
+        seed: of what was learned from when, and of which prompts were held back.
+        validation_prompts: how many were held back.
+        kept_step: whose codes are stored; 0 = the first ones, before anything was learned: nearest,
+            or by GPTQ corrected for the rounding of inputs.
+        acceptance_length: mean over every position of the validation prompts, bonus token counted.
+        overlap: there, of its distributions with those of the unquantized draft: the mean over rows
+            and depths of the sum of the smaller probabilities, 1 = equal.
+        acceptance_length_before, overlap_before: of the first codes.
+        acceptance_length_unquantized: of the draft that was quantized.
+    """
+
+    traces_sha256: str
+    num_draft_tokens: int
+    steps: int
+    sequences: int
+    seed: int
+    validation_prompts: int
+    kept_step: int
+    acceptance_length: float
+    overlap: float
+    acceptance_length_before: float
+    overlap_before: float
+    acceptance_length_unquantized: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GptqFactors:
+    """How the Cholesky factors were computed by which GPTQ makes up for errors.
+
+    Attributes:
+        dtype: of the computation.
+        damping: linear -> what was added to the diagonal of its inputs' second moments, as a share
+            of its mean, where the usual 0.01 was too little. By canonical names.
+        input_correction: linear -> the same of those whose weights were corrected for the rounding
+            of their inputs: of few inputs less is believed.
+    """
+
+    dtype: Literal["float32", "float64"]
+    damping: Mapping[str, float] = field(default_factory=dict)
+    input_correction: Mapping[str, float] = field(default_factory=dict)
+
+
+# ---- Prompts that were looked at while a draft was made, by hashes and sketches, not by their
+# text
+#
+# A prompt is known again by the sha256 of its token ids, and nearly the same prompt by its sketch
+# and
+# that of its continuation: the smallest values of a hash of their shingles
+# (`calibration.traces.near_duplicates` computes them).
+
+_SKETCH = re.compile(r"(?:[0-9a-f]{8}){1,64}")
+SketchMethod = Literal[
+    "64 minima of 16-token shingles, 1",
+    "64 minima of 4-token shingles, of 16-token ones of continuations, 2",
+]
+"""The first, of earlier versions, has none of continuations."""
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sketches:
+    """Sketches of prompts and of their continuations.
+
+    Attributes:
+        method: how they are computed: another way has another name.
+        minima: category -> one sketch for each prompt, ascending: up to 64 values of 32 bits,
+            smallest first, as hex digits.
+        continuations: the same of what the target wrote, where that is long enough.
+    """
+
+    method: SketchMethod
+    minima: Mapping[str, tuple[str, ...]]
+    continuations: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def problem(self) -> str | None:
+        """What no sketch says, or None."""
+        for name, of in (("minima", self.minima), ("continuations", self.continuations)):
+            if not all(_SKETCH.fullmatch(one) for sketches in of.values() for one in sketches):
+                return f"{name}: expected 1 to 64 values of 8 hex digits each"
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenPrompts:
+    """Prompts that were looked at.
+
+    Attributes:
+        sha256: of the token ids of each and of the first turn of its conversation, ascending.
+        sketches: of each; None where there are none.
+    """
+
+    sha256: tuple[str, ...] = ()
+    sketches: Sketches | None = None
+
+    def problem(self) -> str | None:
+        """What no prompt has, or None."""
+        if not all(_SHA256.fullmatch(digest) for digest in self.sha256):
+            return "sha256: expected 64 hex digits each"
+        return None
+
+
+NO_PROMPTS = SeenPrompts()
+
+
+# ---- How a vocabulary was cut, as draftquant.json records it: which rows were kept, and why
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VocabularyChoice:
+    """Why these rows were kept.
+
+    Attributes:
+        method: how the tokens were ordered, in words.
+        traces_sha256: of the trace folder whose target tokens were counted.
+        size: rows that were asked for; None where a coverage was.
+        coverage: share of the target's tokens that was asked for; None where a size was.
+        coverage_reached: share of the counted tokens that the rows stand for.
+        calibration_prompts, calibration_sketches: of the prompts that were counted, by which the
+            gate knows them whatever they are called: see `SeenPrompts`.
+    """
+
+    method: str
+    traces_sha256: str
+    size: int | None = None
+    coverage: float | None = None
+    coverage_reached: float
+    calibration_prompts: tuple[str, ...]
+    calibration_sketches: Sketches | None = None
+
+    @property
+    def prompts(self) -> SeenPrompts:
+        """The prompts that chose the rows."""
+        return SeenPrompts(sha256=self.calibration_prompts, sketches=self.calibration_sketches)
+
+    def problem(self) -> str | None:
+        """What two keys say of one thing differently, or None."""
+        if (self.size is None) == (self.coverage is None):
+            return "size and coverage: expected one of the two"
+        if not 0 <= self.coverage_reached <= 1 or not 0 <= (self.coverage or 0) <= 1:
+            return "coverage and coverage_reached: expected shares from 0 to 1"
+        if problem := self.prompts.problem():
+            return f"calibration_prompts: {problem}"
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetHead:
+    """The target's table whose rows a draft without a head of its own was given.
+
+    Attributes:
+        tensor: its name there. digest: of all its bytes.
+    """
+
+    tensor: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VocabularyCut:
+    """One cut of a vocabulary.
+
+    Attributes:
+        source: the folder that was cut, quantized or not.
+        choice: why these rows were kept.
+        vocabulary: tokens of the target.
+        size_before: tokens that the draft could propose before. size: those that it can now.
+        convention: the map from draft ids to target ids holds target id - draft id.
+        missing: ids that were asked for, but for which the source had no row.
+        head_from: where the rows came from, if the source had no head of its own.
+    """
+
+    source: SourceDraft
+    choice: VocabularyChoice
+    vocabulary: int
+    size_before: int
+    size: int
+    convention: Literal["offsets"] = "offsets"
+    missing: int = 0
+    head_from: TargetHead | None = None
+
+    def problem(self) -> str | None:
+        """Sizes that no cut has, or None."""
+        if not 0 < self.size <= self.size_before <= self.vocabulary:
+            return (
+                f"expected 0 < size <= size_before <= vocabulary, got {self.size},"
+                f" {self.size_before}, {self.vocabulary}"
+            )
+        return None
+
+    def __str__(self) -> str:
+        return f"vocabulary {self.size:,} of {self.vocabulary:,}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

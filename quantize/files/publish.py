@@ -3,21 +3,149 @@
 It knows files and their order, not what stands in them: that is the business of each `Rewrite`.
 """
 
+import errno
 import json
+import os
+import shutil
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar
 
 from ...recipes.decode import encode
-from ..errors import OutputError
-from .checkpoint import CONFIG_FILE, PROVENANCE_FILE, UNVERIFIED
-from .flushing import Flushing
+from ...recipes.errors import CheckpointError, OutputError
+from ...recipes.regular_file import looks_like_weights
+from .checkpoint import CONFIG_FILE, INDEX_FILE, PROVENANCE_FILE, UNVERIFIED, Checkpoint
 from .provenance import Provenance
 from .provenance_file import sealed
-from .side_files import copy_side_files
 from .staging import check_output, staged_output, write_text
+
+# ---- Bringing a folder to the disk while it is being written, and while it is being verified
+#
+# A disk is slower than its cache: what is written waits for it at the end, unless it begins early.
+
+_PAUSE = 0.1  # seconds; the first files of a small folder are synced once
+
+
+class Flushing:
+    """A thread that syncs the files of a folder; use as a context manager.
+
+    Each file is held open from when it is first seen, so that no error of the disk is lost.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._descriptors: dict[Path, int] = {}
+        self._all_written = threading.Event()
+        self._pool = ThreadPoolExecutor(1)
+        self._runs: list[Future[None]] = []
+
+    def __enter__(self) -> Self:
+        self._runs.append(self._pool.submit(self._begin))
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._all_written.set()
+        self._pool.shutdown(cancel_futures=True)
+        for descriptor in self._descriptors.values():
+            os.close(descriptor)
+
+    def finish(self) -> None:
+        """Everything is written: sync it, while this thread goes on."""
+        self._all_written.set()
+        self._runs.append(self._pool.submit(self._sync, os.fsync))
+
+    def wait(self) -> None:
+        """Until everything is on the disk.
+
+        Raises:
+            OSError: the disk has failed.
+        """
+        for run in self._runs:
+            run.result()
+
+    def _begin(self) -> None:
+        while not self._all_written.wait(_PAUSE):
+            self._sync(os.fdatasync)
+
+    def _sync(self, sync: Callable[[int], None]) -> None:
+        for path in sorted(self._folder.rglob("*")):
+            if path.is_file() and path not in self._descriptors:
+                self._descriptors[path] = os.open(path, os.O_RDONLY)
+        for descriptor in self._descriptors.values():
+            sync(descriptor)
+
+
+# ---- Files beside the tensors: what travels to an output, and the config and index of the output
+
+
+def check_no_other_weights(folder: Path, files: Sequence[str], *, travel: str, made: str) -> None:
+    """No side file holds weights or pickles: the draft's once more, or an optimizer's.
+
+    Args:
+        travel: how such weights would come along, for the message.
+        made: what becomes of the safetensors, for the message.
+
+    Raises:
+        CheckpointError: names the file.
+    """
+    for file in files:
+        if looks_like_weights(file):
+            raise CheckpointError(
+                folder / file,
+                f"weights in another format would travel {travel}",
+                fix=f"move this file out of the folder: the safetensors are what is {made}",
+            )
+
+
+def check_not_made(folder: Path, files: Sequence[str], *, cut: bool = False) -> None:
+    """No record says that the source was quantized: outputs are made of BF16 drafts.
+
+    Args:
+        cut: its draftquant.json says that its vocabulary was cut, and nothing else.
+
+    Raises:
+        CheckpointError: names the file.
+    """
+    if PROVENANCE_FILE in files and not cut:
+        raise CheckpointError(
+            folder / PROVENANCE_FILE,
+            "the source is already the result of a quantization",
+            fix="start from the BF16 draft",
+        )
+
+
+def copy_side_files(folder: Path, staging: Path, files: Sequence[str]) -> None:
+    """Copy side files byte for byte; `publish` syncs them with all else."""
+    for file in files:
+        (staging / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(folder / file, staging / file)
+
+
+def json_texts(documents: Mapping[str, Any]) -> dict[str, str]:
+    """File -> its text, of what is to be written as JSON."""
+    return {file: json.dumps(content, indent=2) + "\n" for file, content in documents.items()}
+
+
+def config_and_index(
+    source: Checkpoint, config: Mapping[str, Any], files: Mapping[str, str], nbytes: int
+) -> dict[str, str]:
+    """The text of the index, where the source has one, and of config.json.
+
+    Args:
+        files: tensor name -> safetensors file.
+    """
+    texts: dict[str, str] = {}
+    if source.index is not None:
+        metadata = {**source.index.get("metadata", {}), "total_size": nbytes}
+        index = {"metadata": metadata, "weight_map": dict(sorted(files.items()))}
+        texts |= json_texts({INDEX_FILE: index})
+    texts[CONFIG_FILE] = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
+    return texts
+
 
 SPARE_BYTES = 16 << 20  # headers, config, provenance
 
@@ -171,3 +299,78 @@ def write_provenance(folder: Path, provenance: Provenance) -> None:
     """Write draftquant.json, sealed, to the disk: equal provenance gives equal bytes."""
     text = json.dumps(encode(sealed(provenance)), indent=2) + "\n"
     write_text(folder / PROVENANCE_FILE, text)
+
+
+# ---- One file under a second name: a hard link, a symbolic link, or a copy of its bytes
+
+LinkChoice = Literal["hard", "symbolic", "none"]
+LinkedAs = Literal["hard link", "symbolic link", "copy"]
+_COPY_BYTES = 64 << 20
+_NO_HARD_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EACCES}
+"""Another disk, a file system without them, too many of one file, a file of somebody else."""
+_NO_KERNEL_COPY = {errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
+
+
+def hard_links_work(file: Path, folder: Path, probe: str) -> bool:
+    """Whether this file can be hard-linked into a folder, which is tried.
+
+    Raises:
+        OSError: nothing can be written there at all.
+    """
+    trial = folder / probe
+    try:
+        os.link(file.resolve(), trial)
+    except OSError as exc:
+        if exc.errno in _NO_HARD_LINK:
+            return False
+        raise
+    trial.unlink()
+    return True
+
+
+def place(file: Path, into: Path, how: LinkChoice) -> LinkedAs:
+    """Give a file a second name, or copy it where a hard link cannot be made.
+
+    Links lead to the file itself, also where `file` is a link: so does a snapshot of the Hub.
+
+    Raises:
+        OSError: writing failed.
+    """
+    itself = file.resolve()
+    if how == "symbolic":
+        into.symlink_to(itself)
+        return "symbolic link"
+    if how == "hard":
+        try:
+            os.link(itself, into)
+        except OSError as exc:
+            if exc.errno not in _NO_HARD_LINK:
+                raise
+        else:
+            return "hard link"
+    _copy(itself, into)
+    return "copy"
+
+
+def _copy(file: Path, into: Path) -> None:
+    """Byte for byte, inside the kernel where it can: some file systems then share the blocks."""
+    with file.open("rb") as source, into.open("xb") as target:
+        left = os.fstat(source.fileno()).st_size
+        while left:
+            done = _some(source.fileno(), target.fileno(), min(left, _COPY_BYTES))
+            if not done:
+                raise OSError(errno.EIO, "the file became shorter while it was copied", str(file))
+            left -= done
+
+
+def _some(source: int, target: int, length: int) -> int:
+    try:
+        return os.copy_file_range(source, target, length)
+    except OSError as exc:
+        if exc.errno not in _NO_KERNEL_COPY:
+            raise
+    chunk = os.read(source, length)
+    view = memoryview(chunk)
+    while view:
+        view = view[os.write(target, view) :]
+    return len(chunk)

@@ -9,10 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
+from ...recipes.errors import OutputError
 from ...recipes.regular_file import open_kept
-from ..errors import OutputError
-from .staging import sync, write_text
-from .staging_names import remove_stale, staging_name
+from .staging import remove_stale, staging_name, sync, write_text
 
 ReportFormat = Literal["report", "html", "markdown", "junit", "plot", "golden"]
 """As the options of the command line are called."""

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import CheckpointError
+from ...recipes.errors import CheckpointError
 from .checkpoint import Checkpoint, open_weights
 from .safetensors_header import DTYPE_BYTES, StoredTensor, TensorInfo
 

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ...recipes.errors import reason, short
+from ...recipes.errors import CheckpointError, reason, short
 from ...recipes.regular_file import open_stream
 from ...recipes.strict_json import JsonProblem, Pairs, parse_json
-from ..errors import CheckpointError
 
 FloatDtype = Literal["BF16", "F16", "F32"]
 """What the weights of a draft are stored in where they are not quantized."""
@@ -208,3 +207,12 @@ def _naturals(value: Any) -> bool:
 
 def _lie(path: Path, what: str) -> CheckpointError:
     return CheckpointError(path, what, fix="download or export the file again: it is damaged")
+
+
+# ---- How many threads read, compute and write at once
+
+_MOST = 8
+"""More would wait for memory; and each holds some blocks of rows, about 20 MB."""
+
+WORKERS = max(1, min(_MOST, len(os.sched_getaffinity(0))))
+"""Of the cores that this process may use. Kernels, torch and numpy release the interpreter lock."""

@@ -10,23 +10,21 @@ from typing_extensions import override
 from ...recipes.brief import Brief, megabytes
 from ..engines.contract import EngineCheck
 from ..files.checkpoint import UNVERIFIED_CONFIG_FILE, open_weights
-from ..files.command_line import recorded_argv
 from ..files.digests import algorithm_of
-from ..files.linking import LinkChoice, LinkedAs, hard_links_work, place
+from ..files.hub import recorded_argv
 from ..files.package_version import package_version
 from ..files.provenance import (
     DequantizedProvenance,
     GraftedProvenance,
     QuantizedProvenance,
+    SourceFolder,
     TranscodedProvenance,
 )
 from ..files.provenance_file import check_recorded, check_seal, read_provenance
-from ..files.provenance_sources import SourceFolder
-from ..files.publish import Rewrite, publish
+from ..files.publish import LinkChoice, LinkedAs, Rewrite, hard_links_work, place, publish
 from ..files.safetensors_file import SafetensorsFile
 from ..files.safetensors_header import TensorInfo
-from ..files.staging import check_output
-from ..files.staging_names import staging_name
+from ..files.staging import check_output, staging_name
 from ..verify import GraftVerification, check_faults, verify_graft
 from .graft_plan import GraftPlan
 

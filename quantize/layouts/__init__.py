@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 
+from ...recipes.errors import LayoutError
 from ...recipes.schema import LayoutName, Recipe
 from ..drafts.family import Row
-from ..errors import LayoutError
 from .awq_layout import AwqLayout
 from .compressed_tensors_layout import CompressedTensorsLayout
 from .fp8_layout import Fp8Layout

@@ -11,13 +11,7 @@ from typing_extensions import override
 
 from ...recipes.schema import LayoutName, Recipe, WeightFormat
 from ..files.safetensors_header import StoredTensor, TensorInfo
-from .layout import (
-    Columns,
-    Layout,
-    OwnFormat,
-    check_divides,
-    last_parts,
-)
+from .layout import Columns, Layout, OwnFormat, check_divides, last_parts
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -62,7 +56,7 @@ class AwqLayout(Layout):
     def encode_rows(
         self, module: str, block: "QuantizedWeight", weights: WeightFormat
     ) -> "Mapping[str, Tensor | Columns]":
-        from ..numerics.packing import int4_words
+        from ..numerics.quantized_weight import int4_words
 
         words = int4_words(block.codes.T, interleaved=True, offset=ZERO_POINT)
         return {f"{module}.qweight": Columns(words), f"{module}.scales": Columns(block.scale.T)}

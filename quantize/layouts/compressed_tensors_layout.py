@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from ...recipes.formats import NUMBER_FORMATS
-from ...recipes.kv_cache import KvCacheFormat
+from ...recipes.formats import NUMBER_FORMATS, KvCacheFormat
 from ...recipes.schema import ActivationFormat, LayoutName, Recipe, WeightFormat
 from ..files.safetensors_header import StoredTensor, TensorInfo
 from .layout import (
@@ -108,7 +107,7 @@ class CompressedTensorsLayout(Layout):
     def encode_rows(
         self, module: str, block: "QuantizedWeight", weights: WeightFormat
     ) -> "Mapping[str, Tensor | Columns]":
-        from ..numerics.packing import packed
+        from ..numerics.quantized_weight import packed
 
         codes = packed(weights.dtype, block.codes, interleaved=False, offset=8)
         rows: dict[str, Tensor | Columns] = {_codes(module, weights): codes}

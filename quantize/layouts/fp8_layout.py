@@ -10,12 +10,7 @@ from typing_extensions import override
 
 from ...recipes.schema import LayoutName, Recipe, WeightFormat
 from ..files.safetensors_header import StoredTensor, TensorInfo
-from .layout import (
-    Columns,
-    Layout,
-    OwnFormat,
-    last_parts,
-)
+from .layout import Columns, Layout, OwnFormat, last_parts
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -73,7 +73,7 @@ class ModelOptLayout(Layout):
     def encode_rows(
         self, module: str, block: "QuantizedWeight", weights: WeightFormat
     ) -> "Mapping[str, Tensor | Columns]":
-        from ..numerics.packing import packed
+        from ..numerics.quantized_weight import packed
 
         codes = packed(weights.dtype, block.codes, interleaved=False, offset=0)
         rows: dict[str, Tensor | Columns] = {f"{module}.weight": codes}

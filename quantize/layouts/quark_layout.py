@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
+from ...recipes.errors import LayoutError
 from ...recipes.formats import NUMBER_FORMATS
 from ...recipes.schema import ActivationFormat, LayoutName, Recipe, WeightFormat
-from ..errors import LayoutError
 from ..files.safetensors_header import StoredTensor, TensorInfo
 from .layout import (
     Columns,
@@ -74,7 +74,7 @@ class QuarkLayout(Layout):
     def encode_rows(
         self, module: str, block: "QuantizedWeight", weights: WeightFormat
     ) -> "Mapping[str, Tensor | Columns]":
-        from ..numerics.packing import packed
+        from ..numerics.quantized_weight import packed
 
         codes, scale = f"{module}.weight", f"{module}.weight_scale"
         if weights.first_stage:

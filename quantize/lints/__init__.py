@@ -5,18 +5,18 @@ from typing import TYPE_CHECKING
 from ...recipes.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from ..drafts.lint import Level as Level
-    from ..drafts.lint import Lint as Lint
+    from ..drafts.family import Level as Level
+    from ..drafts.family import Lint as Lint
     from .catalogue import config_changes as config_changes
     from .catalogue import find_lints as find_lints
     from .catalogue import fixed_config as fixed_config
     from .catalogue import output_changes as output_changes
-    from .vocabulary import check_vocabulary_map as check_vocabulary_map
+    from .vocabulary_lints import check_vocabulary_map as check_vocabulary_map
 
 _HOMES = {
-    "Level": "..drafts.lint",
-    "Lint": "..drafts.lint",
-    "check_vocabulary_map": ".vocabulary",
+    "Level": "..drafts.family",
+    "Lint": "..drafts.family",
+    "check_vocabulary_map": ".vocabulary_lints",
     "config_changes": ".catalogue",
     "find_lints": ".catalogue",
     "fixed_config": ".catalogue",

@@ -4,8 +4,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from ..drafts import Draft
-from ..drafts.lint import Lint
-from . import rope_config, storage, target_layers, vocabulary
+from ..drafts.family import Lint
+from . import config_lints as rope_config
+from . import config_lints as storage
+from . import config_lints as target_layers
+from . import vocabulary_lints as vocabulary
 
 Check = Callable[[Draft], Iterator[Lint]]
 """Looks at one draft for one kind of finding."""

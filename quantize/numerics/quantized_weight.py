@@ -3,10 +3,15 @@
 import dataclasses
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from .fp4 import fp4_values
+from ...recipes.errors import CheckpointError
+from ...recipes.formats import NUMBER_FORMATS, WeightDtype
+from ..files.safetensors_header import FloatDtype
+from .number_formats import fp4_values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,3 +68,116 @@ def carried(block: QuantizedWeight) -> QuantizedWeight:
 def code_values(codes: Tensor) -> Tensor:
     """The values that codes stand for, float32, codes' shape."""
     return fp4_values(codes) if codes.dtype == torch.uint8 else codes.float()
+
+
+# ---- Packing codes into the elements that are stored, INT4 into 32-bit words and FP4 into bytes
+
+
+def int4_words(codes: Tensor, *, interleaved: bool, offset: int) -> Tensor:
+    """Pack INT4 codes, eight to an int32 word; the last word of a row is padded with code 0.
+
+    Args:
+        codes: [rows, in_features] int8 in [-8, 7].
+        interleaved: nibble i (bits 4i .. 4i + 3) holds column 8c + (0, 2, 4, 6, 1, 3, 5, 7)[i], the
+            order of AWQ and Quark's `reorder`; else column 8c + i.
+        offset: added to each code before its low four bits are taken (8 = unsigned nibbles).
+
+    Returns:
+        [rows, ceil(in_features / 8)] int32.
+    """
+    padding = -codes.shape[1] % 8
+    if padding:
+        codes = torch.nn.functional.pad(codes, (0, padding))
+    nibbles = codes + offset if offset else codes
+    words = _bytes_of_pairs(nibbles.contiguous().view(torch.int16) & 0x0F0F).view(torch.int32)
+    if interleaved:
+        words = _exchanged(_exchanged(words, 4, 0x00F000F0), 8, 0x0000FF00)
+    return words
+
+
+def fp4_bytes(codes: Tensor) -> Tensor:
+    """Pack FP4 codes, two to a byte, the even column in the low four bits.
+
+    Args:
+        codes: [rows, in_features] uint8 in [0, 15], in_features even.
+
+    Returns:
+        [rows, in_features / 2] uint8.
+    """
+    return _bytes_of_pairs(codes.contiguous().view(torch.int16))
+
+
+def fp4_codes_of_bytes(packed: Tensor) -> Tensor:
+    """The inverse of `fp4_bytes`: [rows, in_features / 2] uint8 -> [rows, in_features] uint8."""
+    return torch.stack((packed & 0xF, packed >> 4), dim=-1).flatten(1)
+
+
+def _bytes_of_pairs(pairs: Tensor) -> Tensor:
+    """The low four bits of both bytes of each int16 element, the other bits zero -> uint8."""
+    return (pairs | pairs >> 4).to(torch.uint8)
+
+
+def _exchanged(words: Tensor, distance: int, mask: int) -> Tensor:
+    """The bits under the mask change places with those that lie `distance` higher."""
+    different = (words ^ words >> distance) & mask
+    return words ^ different ^ different << distance
+
+
+def packed(dtype: WeightDtype, codes: Tensor, *, interleaved: bool, offset: int) -> Tensor:
+    """The codes of any format, row by row, as the elements that are stored.
+
+    Args:
+        codes: [rows, in_features], see `QuantizedWeight`.
+        interleaved: see `int4_words`, as `offset`; other formats are packed in one way only.
+    """
+    number = NUMBER_FORMATS[dtype]
+    if number.is_integer:
+        return int4_words(codes, interleaved=interleaved, offset=offset)
+    return fp4_bytes(codes) if number.is_fp4 else codes
+
+
+# ---- Plain weights: the product code * scale, rounded to what a draft's weights are stored in
+
+Floats = npt.NDArray[np.float32]
+_TORCH: dict[FloatDtype, torch.dtype] = {
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "F32": torch.float32,
+}
+
+
+def rounded(product: Floats, dtype: FloatDtype, name: str, first_row: int) -> Tensor:
+    """Round to nearest, ties to even; neither the product nor the result may overflow.
+
+    Args:
+        product: [rows, in_features], code * scale in float32.
+        name: of the weight, for the error.
+        first_row: of the weight, where these rows begin.
+
+    Raises:
+        CheckpointError: names the row.
+    """
+    magnitude = np.maximum(product.max(axis=1), -product.min(axis=1))  # NaN where one is
+    bad = np.flatnonzero(~_fits(magnitude, dtype))
+    if not len(bad):
+        return torch.from_numpy(product).to(_TORCH[dtype])
+    row = int(bad[0])
+    if np.isfinite(magnitude[row]):
+        raise CheckpointError(
+            name,
+            f"row {first_row + row} holds values up to {magnitude[row]:g}, which {dtype}"
+            " cannot hold",
+            fix="use --dtype float32",
+        )
+    raise CheckpointError(
+        name,
+        f"row {first_row + row} decodes to NaN or infinity: a quantized value or a"
+        " scale is damaged",
+        fix="run `draftquant verify`, then quantize the draft again",
+    )
+
+
+def _fits(magnitude: Floats, dtype: FloatDtype) -> npt.NDArray[np.bool_]:
+    """Whether values round to finite ones; rounding is monotonic, so the largest of a row tells."""
+    fits: npt.NDArray[np.bool_] = torch.from_numpy(magnitude).to(_TORCH[dtype]).isfinite().numpy()
+    return fits

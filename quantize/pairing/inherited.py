@@ -9,11 +9,17 @@ cache's dtype is resolved by the target, and is the draft's too); SGLang
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
+from ...recipes.errors import CheckpointError
+from ..drafts.engine_traits import EngineTraits
 from ..engines.contract import EngineName
+from ..engines.exclude_findings import misread_excludes
 from ..engines.folder_findings import CACHE_SCALE
-from ..stored.declarations import raw_declaration
+from ..stored.stored_declaration import raw_declaration
+from ..stored.stored_tables import HEAD
 from .pair import Pair, PairFinding
+from .target import Target
 
 _READS_FILES = ("awq", "awq_marlin", "gptq", "gptq_marlin", "moe_wna16", "auto-round")
 """Methods of SGLang that look for a config file of the draft, which a BF16 draft has not."""
@@ -153,3 +159,112 @@ _STOPS: Mapping[EngineName, str] = {
     "tensorrt-llm": "no option that stops it was found in its source: store measured scales (recipe"
     " key kv_cache)",
 }
+
+
+# ---- Embedding and head that a draft borrows, where the target stores them quantized
+#
+# Sources: vLLM 0.33 hands on the module with its own kernel (`v1/worker/gpu/spec_decode/eagle/
+# utils.py:104`, `dflash/utils.py:62`, `dspark/utils.py:134`). SGLang 0.5.23 puts the target's
+# `weight` into the draft's head (`eagle_worker_v2.py:337`; executed for EAGLE-1 with 4-bit values,
+# whose error this is), which keeps the kernel of floats but for
+# Qwen3.5's and Nemotron's MTP layers (`set_lm_head_from_target`); DFlash, DFlash2 and DSpark
+# project
+# through the target's head with its own kernel (`models/dflash.py:106`, `models/dspark.py:128`).
+
+
+def quantized_head(pair: Pair) -> Iterator[PairFinding]:
+    """A target's quantized head that becomes the draft's."""
+    if not _borrows(pair, pair.family.engine_traits):
+        return
+    stored = pair.target.is_stored_quantized("lm_head")
+    if stored is None:
+        yield PairFinding(
+            "note",
+            "shared-head",
+            "the draft borrows the target's head; how the target stores it is not known, because"
+            " its shards are not there",
+            "give the target's folder with its shards",
+        )
+    if not stored:
+        return
+    if pair.family.engine_traits.drafts_blocks:
+        yield PairFinding(
+            "note",
+            "shared-head",
+            "the draft borrows the target's head, which is stored quantized: vLLM 0.33 and SGLang"
+            " 0.5.23 project through its own kernel; SGLang before that ended with 'requires a"
+            " dense FP16/BF16/FP32 target lm_head' or a shape error",
+            "serve with these versions or later",
+        )
+        return
+    yield PairFinding(
+        "refused",
+        "shared-head",
+        "the draft borrows the target's head, which is stored quantized: SGLang puts its packed"
+        " values into a head that it computes as floats, and ends with an error at the first"
+        " proposal [RuntimeError: mat1 and mat2 shapes cannot be multiplied]",
+        "store the head with the draft (lm_head.weight in BF16), keep the target's head in BF16, or"
+        " serve the pair with vLLM, which shares the head with its kernel",
+        "sglang",
+    )
+
+
+def _borrows(pair: Pair, traits: EngineTraits) -> bool:
+    """Whether the target's head is used: the draft stores none, or engines build none for it."""
+    if pair.is_whole_model:
+        return False
+    canonical = {pair.family.canonical_name(name) for name in pair.draft.tensors}
+    return HEAD not in canonical or traits.sglang.shares_tables
+
+
+# ---- The MTP layers of a quantized target: dropped by its quantizer, or mixed with its scheme
+#
+# Sources: `engines/mtp.py`; vLLM 0.33 gives most MTP layers the target's quantization
+# (`deepseek_mtp.py:83`, `mimo_mtp.py:111`, `glm4_moe_mtp.py:144`), SGLang 0.5.23 reads the config
+# of
+# the folder that the layer comes from.
+
+_GRAFT = "put the layer back: draftquant graft TARGET LAYER --out O"
+
+
+def dropped(target: Target) -> str | None:
+    """What is missing where config.json promises MTP layers and no shard has one."""
+    count = target.promised_mtp_layers
+    if not target.names or not count or target.stored_mtp_layers:
+        return None
+    return (
+        f"the target's config.json promises {count} MTP layer{'s' if count > 1 else ''}, and its"
+        " shards have none: whoever quantized it dropped them"
+    )
+
+
+def missing_layers(pair: Pair) -> Iterator[PairFinding]:
+    """Worth a note for a draft with a folder of its own."""
+    text = dropped(pair.target)
+    if text is not None:
+        yield PairFinding("note", "mtp", f"{text}; this draft does not need them", _GRAFT)
+
+
+def mixed_layer(pair: Pair) -> Iterator[PairFinding]:
+    """Linears of an MTP layer in a folder of its own, which vLLM builds as the target declares.
+
+    Of one inside its target the answer for the draft alone says it already.
+    """
+    if not pair.is_mtp or pair.is_inside or pair.target.declaration is None:
+        return
+    declared = {**pair.draft.config, "quantization_config": dict(pair.target.declaration)}
+    beside = replace(pair.draft, config=declared)
+    try:
+        found = misread_excludes(beside, target_layers=pair.target.num_layers)
+    except CheckpointError:
+        return
+    if "vllm" in found:
+        yield PairFinding(
+            "wrong",
+            "mtp",
+            "the target's quantization_config does not say how its MTP layer is stored:"
+            f" {found['vllm']}. It ends with an error, or serves weights that were never loaded",
+            "correct the excludes of the target's quantization_config, or take the layer of the"
+            " BF16 original: draftquant graft TARGET LAYER --out O",
+            "vllm",
+        )

@@ -9,26 +9,28 @@ from ..drafts.config_reader import with_text_config
 from ..drafts.recognition import other_kind
 from ..drafts.runtime_names import target_layers_named
 from ..engines.contract import ENGINE_NAMES, EngineCheck, EngineName
+from ..engines.engine import Serving
 from ..engines.engine_check import check_checkpoint, with_values
-from ..engines.serving import Serving
 from ..files.checkpoint import Checkpoint
-from ..files.finiteness import not_finite
-from ..stored.declarations import HF_QUANT_CONFIG
-from . import (
-    contexts,
-    dtypes,
-    features,
-    inherited,
-    mtp_layers,
-    overflow,
-    shared_tables,
-    tensor_parallel,
-    vocabularies,
+from ..files.digests import not_finite
+from ..stored.layouts import HF_QUANT_CONFIG
+from . import dtypes, features, inherited, vocabularies
+from . import dtypes as overflow
+from . import inherited as mtp_layers
+from . import inherited as shared_tables
+from . import serving_limits as contexts
+from . import serving_limits as tensor_parallel
+from .pair import (
+    EnginePair,
+    Pair,
+    PairCheck,
+    PairFinding,
+    PairRule,
+    TargetArgs,
+    in_order,
+    tensor_parallel_size,
 )
-from .pair import EnginePair, Pair, PairCheck, PairFinding, PairRule, in_order
-from .target import Target
-from .target_args import TargetArgs, tensor_parallel_size
-from .tokenizers import Tokenizer
+from .target import Target, Tokenizer
 
 RULES: tuple[PairRule, ...] = (
     features.features,

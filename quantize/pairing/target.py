@@ -4,19 +4,136 @@ Of a target of hundreds of shards only headers are read, and of one whose weight
 Hub id, of which the JSON files alone are fetched) the names that its index lists.
 """
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...recipes.errors import short
-from ..errors import CheckpointError
-from ..files.checkpoint import CONFIG_FILE, INDEX_FILE, Checkpoint, read_json_object
+from ...recipes.brief import counted
+from ...recipes.errors import CheckpointError, reason, short
+from ...recipes.regular_file import read_text
+from ...recipes.strict_json import JsonProblem, parse_json
+from ..drafts.rope import DEFAULT_THETA
+from ..files.checkpoint import CONFIG_FILE, INDEX_FILE, Checkpoint, mtp_layers, read_json_object
 from ..files.hub import no_target
 from ..files.safetensors_header import TensorInfo
-from ..files.subtree import mtp_layers
-from ..stored.parts import COMPANIONS, quantized_looking
-from .rotation import Rotation
+from ..stored.stored_declaration import COMPANIONS, quantized_looking
+
+# ---- How a model rotates positions, and for how many it is made, as engines derive it
+
+_MOST = 2**40
+"""Of a factor, of a base and of positions: more is no model's, and their products stay finite."""
+
+_ALREADY_SCALED = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
+"""Kinds whose max_position_embeddings holds the factor: vLLM `config/model.py:2613`."""
+_SIZES_CACHE_ONLY = ("default", "linear", "llama3", "ntk", "proportional")
+"""Kinds in which max_position_embeddings is the length of a table: vLLM
+`config/speculative.py:104`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rotation:
+    """The rope of one config.
+
+    Attributes:
+        kind: rope_type; "default" = plain.
+        theta: its base.
+        factor: of the scaling; 1 = none.
+        positions: that the config says; None = it does not say.
+        originally: positions before a scaling that names them; None = not said.
+    """
+
+    kind: str
+    theta: float
+    factor: float
+    positions: int | None
+    originally: int | None
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any], where: Path | str = CONFIG_FILE) -> "Rotation":
+        """By the keys of transformers 5 (rope_parameters) or 4 (rope_theta, rope_scaling).
+
+        Args:
+            where: it stands, for errors.
+
+        Raises:
+            CheckpointError: a number is none that positions can be rotated by.
+        """
+        modern = _object(config.get("rope_parameters"))
+        scaling = _object(config.get("rope_scaling")) or modern
+        kind = scaling.get("rope_type", scaling.get("type"))
+        longest = config.get("max_position_embeddings")
+        return cls(
+            kind=kind if isinstance(kind, str) else "default",
+            theta=_number(
+                modern.get("rope_theta", config.get("rope_theta")), DEFAULT_THETA, where, "theta"
+            ),
+            factor=_number(scaling.get("factor"), 1.0, where, "scaling factor"),
+            positions=_positions(longest, where),
+            originally=_whole(scaling.get("original_max_position_embeddings")),
+        )
+
+    @property
+    def in_vllm(self) -> int | None:
+        """Positions that vLLM derives: `_get_and_verify_max_len`, `config/model.py:2546`."""
+        if self.positions is None:
+            return None
+        return int(self.positions * (1.0 if self.kind in _ALREADY_SCALED else self.factor))
+
+    @property
+    def in_sglang(self) -> int | None:
+        """Positions that SGLang derives: `get_context_length`, `hf_transformers/common.py:677`."""
+        if self.positions is None:
+            return None
+        scaled = self.originally is None and self.kind != "llama3"
+        return int(self.positions * (self.factor if scaled else 1.0))
+
+    @property
+    def only_sizes_a_table(self) -> bool:
+        """Whether more positions leave every angle as it is."""
+        return self.kind in _SIZES_CACHE_ONLY
+
+    @property
+    def in_words(self) -> str:
+        """The base, and the scaling if there is one."""
+        scaled = "" if self.kind == "default" else f", {self.kind} scaling by {self.factor:g}"
+        return f"theta {self.theta:,.0f}{scaled}"
+
+
+def _object(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _number(value: object, default: float, where: Path | str, what: str) -> float:
+    """A positive number; the default where none is said, or one that engines take for none."""
+    if not isinstance(value, int | float) or value <= 0:
+        return default
+    if not value <= _MOST:  # NaN too
+        raise CheckpointError(
+            where,
+            f"rope {what}: expected a number up to 2^40, got {short(value)}",
+            fix="give the config.json that the model came with",
+        )
+    return float(value)
+
+
+def _positions(value: object, where: Path | str) -> int | None:
+    if type(value) is not int or value < 1:
+        return None
+    if value > _MOST:
+        raise CheckpointError(
+            where,
+            f"max_position_embeddings: expected a number up to 2^40, got {short(value)}",
+            fix="give the config.json that the model came with",
+        )
+    return value
+
+
+def _whole(value: object) -> int | None:
+    return value if type(value) is int else None
+
 
 _TEXT_SECTIONS = ("text_config", "llm_config")  # of multimodal targets
 _SIZES = ("num_hidden_layers", "vocab_size", "hidden_size")
@@ -216,3 +333,105 @@ def _size(config: Mapping[str, Any], key: str, where: Path) -> int:
             fix="give the folder of a causal language model",
         )
     return value
+
+
+# ---- A tokenizer by what tells two apart: its tokens and merges, not its file
+
+_FILE, _CONFIG, _TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
+_MOST_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokenizer:
+    """One tokenizer.json, and the chat template beside it.
+
+    Attributes:
+        tokens: id -> token, of vocabulary and added tokens.
+        merges: digest of the merges; of other models than BPE of what else they say.
+        template: digest of the chat template; None = there is none.
+    """
+
+    tokens: Mapping[int, str]
+    merges: str
+    template: str | None
+
+    @classmethod
+    def read(cls, folder: Path) -> "Tokenizer | None":
+        """The tokenizer of a folder; None where it has no tokenizer.json.
+
+        Raises:
+            CheckpointError: a file is not readable as JSON.
+        """
+        if not (folder / _FILE).exists():
+            return None
+        value = _tokenizers_object(folder / _FILE)
+        model = value.get("model")
+        model = model if isinstance(model, Mapping) else {}
+        rest = {key: part for key, part in model.items() if key != "vocab"}
+        return cls(
+            tokens={**_listed(model.get("vocab")), **_added(value.get("added_tokens"))},
+            merges=_digest(rest),
+            template=_template(folder),
+        )
+
+    @property
+    def size(self) -> int:
+        """Token ids lie below it."""
+        return max(self.tokens, default=-1) + 1
+
+    def difference(self, other: "Tokenizer") -> str | None:
+        """Where this tokenizer differs from another; None = in nothing that changes token ids."""
+        if self.tokens != other.tokens:
+            ids = self.tokens.keys() | other.tokens.keys()
+            unlike = sorted(i for i in ids if self.tokens.get(i) != other.tokens.get(i))
+            first = unlike[0]
+            return (
+                f"other tokens stand at {counted(len(unlike), 'id')}; the first is {first:,},"
+                f" {_said(self.tokens.get(first))} here and {_said(other.tokens.get(first))} in the"
+                " target"
+            )
+        return None if self.merges == other.merges else "equal tokens, but other merges"
+
+
+def _tokenizers_object(path: Path) -> Mapping[str, Any]:
+    """A tokenizer.json, which may be larger than any config."""
+    again = "download the tokenizer again, or remove it"
+    try:
+        value = parse_json(read_text(path, _MOST_BYTES))
+    except (OSError, JsonProblem) as exc:
+        raise CheckpointError(path, f"not readable as JSON: {reason(exc)}", fix=again) from exc
+    if not isinstance(value, dict):
+        what = f"expected a JSON object, got {type(value).__name__}"
+        raise CheckpointError(path, what, fix=again)
+    return value
+
+
+def _listed(vocab: object) -> dict[int, str]:
+    """BPE and WordPiece map tokens to ids, Unigram lists tokens with their scores."""
+    if isinstance(vocab, Mapping):
+        return {i: token for token, i in vocab.items() if type(i) is int}
+    rows = vocab if isinstance(vocab, list) else []
+    return {i: str(row[0]) for i, row in enumerate(rows) if isinstance(row, list) and row}
+
+
+def _added(tokens: object) -> dict[int, str]:
+    rows = [row for row in tokens if isinstance(row, Mapping)] if isinstance(tokens, list) else []
+    return {row["id"]: str(row.get("content")) for row in rows if type(row.get("id")) is int}
+
+
+def _template(folder: Path) -> str | None:
+    if (folder / _TEMPLATE).exists():
+        return _digest(read_text(folder / _TEMPLATE))
+    if not (folder / _CONFIG).exists():
+        return None
+    said = read_json_object(folder / _CONFIG, "download it again").get("chat_template")
+    return None if said is None else _digest(said)
+
+
+def _digest(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _said(token: str | None) -> str:
+    return "no token" if token is None else repr(token)

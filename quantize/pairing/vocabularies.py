@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from ..drafts.reduced_vocabulary import MAP
+from ..drafts.geometry import MAP
 from ..stored.decoded_numbers import read_integers
-from .fit import OTHER_TARGET
+from .features import OTHER_TARGET
 from .pair import Pair, PairFinding
 
 _TLI = (

@@ -6,21 +6,24 @@ Both are known from headers alone. It shares no code with the side that wrote th
 import dataclasses
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import get_args
 
 import numpy as np
 
-from ...recipes.formats import KvCacheDtype
+from ...recipes.errors import CheckpointError, LayoutError
+from ...recipes.formats import NUMBER_FORMATS, GroupedActivations, KvCacheDtype
+from ...recipes.schema import ActivationFormat, WeightFormat
 from ..drafts import Draft, Row, read_config, read_draft
-from ..drafts.kv_cache import UNIT, CacheScales, cached_layers
-from ..errors import CheckpointError
+from ..drafts.draft_cache import UNIT, CacheScales, cached_layers
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
-from .declarations import DeclaredScheme, declared_scheme
 from .decoded_numbers import read_whole
-from .kv_cache import CacheTensor, StoredKvCache, cache_scales, cache_tensors
+from .layouts import DeclaredScheme
+from .layouts.scheme import FLOAT_DTYPES, Activations, DeclaredScheme, is_of_recipes
 from .linear import StoredLinear
-from .parts import (
-    FLOAT_DTYPES,
+from .stored_cache import CacheTensor, StoredKvCache, cache_scales, cache_tensors
+from .stored_declaration import (
+    declared_scheme,
     quantized_looking,
     scale_suffix,
     stored_parts,
@@ -300,3 +303,75 @@ def _file_of(checkpoint: Checkpoint, scheme: DeclaredScheme | None, module: str)
     codes = checkpoint.tensors.get(f"{module}.{weight_suffix(own)}") if own else None
     stored = (t for name, t in checkpoint.tensors.items() if name.rpartition(".")[0] == module)
     return (codes or next(stored)).file
+
+
+# ---- The formats of a quantized folder in the words of recipes, whoever made it
+
+_ACTIVATIONS: Mapping[Activations, ActivationFormat | None] = {
+    "none": None,
+    "token-dynamic": ActivationFormat(dtype="fp8_e4m3", granularity="token", dynamic=True),
+    "tensor-static": ActivationFormat(dtype="fp8_e4m3", granularity="tensor", dynamic=False),
+    "group-dynamic": ActivationFormat(dtype="fp8_e4m3", granularity="group", dynamic=True),
+    **{
+        dtype: ActivationFormat(dtype=dtype, granularity="group", dynamic=True)
+        for dtype in get_args(GroupedActivations)
+    },
+}
+
+
+_NAMES: Mapping[ActivationFormat | None, Activations] = {
+    activations: name for name, activations in _ACTIVATIONS.items()
+}
+
+
+def declared_activations(activations: ActivationFormat | None) -> Activations:
+    """How every layout's declaration is read where a recipe has these activations."""
+    return _NAMES[activations]
+
+
+def weight_format(stored: StoredDraft, scheme: DeclaredScheme) -> WeightFormat:
+    """The declared format of the weights; `scale_dtype` says that INT4 scales are float16.
+
+    Raises:
+        LayoutError: recipes have no name for it.
+    """
+    int4 = scheme.number.is_integer and scheme.first_stage is None
+    sizes = NUMBER_FORMATS[scheme.weight_dtype].sizes if is_of_recipes(scheme.weight_dtype) else {}
+    size = (scheme.group_size,) if scheme.group_size else ()
+    known = scheme.granularity in sizes and set(size) <= set(sizes[scheme.granularity])
+    if not is_of_recipes(scheme.weight_dtype) or not known:
+        size_of = f" of {scheme.group_size}" if scheme.group_size else ""
+        raise LayoutError(
+            f"weights {scheme.weight_dtype} per {scheme.granularity}{size_of}",
+            "no layout that draftquant writes has this format",
+            fix="`draftquant dequantize` the folder, and quantize the weights with a recipe",
+        )
+    return WeightFormat(
+        dtype=scheme.weight_dtype,
+        granularity=scheme.granularity,
+        symmetric=True,
+        group_size=scheme.group_size,
+        scale_dtype="float16" if int4 and _scale_dtypes(stored, scheme) == {"F16"} else None,
+        first_stage=scheme.first_stage,
+    )
+
+
+def activation_format(scheme: DeclaredScheme) -> ActivationFormat | None:
+    """The declared format of the inputs; None where they are not rounded.
+
+    Raises:
+        LayoutError: recipes have no name for it.
+    """
+    if scheme.activations not in _ACTIVATIONS:
+        raise LayoutError(
+            f"activations {scheme.activations}",
+            "expected FP8 scales per token, or static ones: no recipe has the format of"
+            " this folder",
+            fix="quantize the BF16 draft with a recipe instead",
+        )
+    return _ACTIVATIONS[scheme.activations]
+
+
+def _scale_dtypes(stored: StoredDraft, scheme: DeclaredScheme) -> set[str]:
+    suffix = scale_suffix(scheme)
+    return {stored.checkpoint.tensors[f"{module}.{suffix}"].dtype for module in stored.modules}

@@ -7,12 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import CheckpointError
+from ...recipes.errors import CheckpointError
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
 from .decoded_numbers import read_rows
-from .parts import FLOAT_DTYPES
-from .table_names import EMBEDDING, HEAD
+from .layouts.scheme import FLOAT_DTYPES
+
+# ---- The names that drafts use for the two tables that they may share with their target
+
+EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
+
 
 _BLOCK_BYTES = 8 << 20  # compared at a time
 

@@ -10,26 +10,29 @@ from functools import partial
 
 import numpy as np
 
+from ...recipes.errors import CheckpointError
 from ...recipes.formats import WeightDtype
-from ..errors import CheckpointError
 from ..files.checkpoint import Checkpoint
-from ..files.digests import NEWEST, Algorithm, Digest
-from ..files.finiteness import problem_of
+from ..files.digests import NEWEST, Algorithm, Digest, problem_of
 from ..files.safetensors_header import TensorInfo
-from ..stored.declarations import DeclaredScheme
 from ..stored.decoded_numbers import Bytes, Floats, floats, read_rows
+from ..stored.layouts import DeclaredScheme
 from ..stored.layouts.scheme import NIBBLES_PER_WORD
 from ..stored.linear import StoredLinear, global_scale, spread, stored_scales
-from ..stored.parts import scale_suffix
-from .code_judge import Block, Buffers, CarriedNumbers, Judge, Numbers
-from .compensated_codes import Near
-from .foreign_codes import foreign_judge
-from .foreign_scales import about_absmax_faults, integer_scale_rule
-from .magnitudes import Bits, group_absmax, magnitudes, values_of
-from .nearest_codes import Nearest
-from .rules import Rule
-from .scales import scale_faults, whole_scale_faults
-from .scales_by_absmax import INT4_SMALLEST_SCALE, whole_scale
+from ..stored.stored_declaration import scale_suffix
+from .code_judges import Block, Buffers, CarriedNumbers, Judge, Near, Nearest, Numbers
+from .foreign_rules import about_absmax_faults, foreign_judge, integer_scale_rule
+from .scales import (
+    INT4_SMALLEST_SCALE,
+    Bits,
+    Rule,
+    group_absmax,
+    magnitudes,
+    scale_faults,
+    values_of,
+    whole_scale,
+    whole_scale_faults,
+)
 from .verify_report import Compared, Fault, LinearFinding, NotFinite, OnBytes, blocks_of
 
 _BLOCK = 2**17  # weights: a few float32 arrays of a block fit the cache of a core

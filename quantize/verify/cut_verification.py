@@ -13,26 +13,37 @@ from pathlib import Path
 
 import numpy as np
 
-from ..drafts.reduced_vocabulary import MAP
-from ..errors import CheckpointError, VerifyError
+from ...recipes.errors import CheckpointError, VerifyError
+from ..drafts.geometry import MAP
 from ..files.checkpoint import CONFIG_FILE, PROVENANCE_FILE, Checkpoint
 from ..files.digests import NEWEST, Algorithm, algorithm_of, tensor_digest
 from ..files.provenance import CutProvenance, Provenance, QuantizedProvenance
 from ..files.provenance_file import read_provenance
-from ..files.safetensors_header import TensorInfo
-from ..files.workers import WORKERS
-from ..stored.declarations import declared_scheme
+from ..files.safetensors_header import WORKERS, TensorInfo
 from ..stored.decoded_numbers import read_rows
-from ..stored.looks_quantized import looks_quantized
+from ..stored.stored_declaration import declared_scheme, looks_quantized
 from ..stored.stored_draft import StoredDraft
-from ..stored.stored_tables import StoredTables
-from ..stored.table_names import HEAD
+from ..stored.stored_tables import HEAD, StoredTables
 from .cut_view import Ids, check_may_be_cut, cut_view, map_faults, token_ids
-from .headers import form, index_faults, metadata_faults
-from .kept_tensors import compare_kept
-from .record_faults import record_faults
-from .unowned_files import ONLY_OURS, own_files, side_file_faults, unowned_faults
-from .verify_report import Compared, Fault, NotFinite, VerifyReport, blocks_of, unreadable
+from .demands import record_faults
+from .folder_faults import (
+    ONLY_OURS,
+    form,
+    index_faults,
+    metadata_faults,
+    own_files,
+    side_file_faults,
+    unowned_faults,
+)
+from .verify_report import (
+    Compared,
+    Fault,
+    NotFinite,
+    VerifyReport,
+    blocks_of,
+    compare_kept,
+    unreadable,
+)
 
 _BLOCK_BYTES = 8 << 20
 

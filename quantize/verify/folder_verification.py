@@ -11,46 +11,52 @@ from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
+from ...recipes.errors import CheckpointError, VerifyError
 from ..drafts import Draft, Row, read_draft
-from ..errors import CheckpointError, VerifyError
 from ..files.checkpoint import CONFIG_FILE, Checkpoint
-from ..files.digests import NEWEST, algorithm_of, tensor_digest
-from ..files.finiteness import Finiteness
+from ..files.digests import NEWEST, Finiteness, algorithm_of, tensor_digest
 from ..files.provenance import Method, QuantizedProvenance
-from ..files.safetensors_header import TensorInfo
-from ..files.workers import WORKERS
-from ..stored.declarations import DeclaredScheme, declared_scheme
+from ..files.safetensors_header import WORKERS, TensorInfo
+from ..stored.layouts import DeclaredScheme
+from ..stored.stored_declaration import declared_scheme
 from ..stored.stored_draft import StoredDraft
-from .cache_scale_faults import cache_scale_faults, cache_scale_names
-from .changed_norms import ChangedNorms
+from .changed_values import ChangedNorms, cache_scale_faults, cache_scale_names, config_faults
 from .codes import Expected, compare_linear
-from .config_json import config_faults
-from .cut_between import cut_between, quantized_record
 from .cut_verification import cut_of, verify_cut
-from .demands import demands_of, expected_codes
-from .dropped import dropped_faults, dropped_rows, remaining
-from .exclude_list_faults import exclude_faults
-from .foreign_scales import about_matrix_scale_faults
-from .headers import (
-    check_is_checkpoint,
-    fused_faults,
-    index_faults,
-    metadata_faults,
-    side_declaration_faults,
-    sort_tensors,
-)
-from .kept_tensors import compare_kept
-from .method import (
+from .cut_view import cut_between, quantized_record
+from .demands import (
+    NO_RECORD,
+    Record,
     action_faults,
     complete_faults,
     declared_faults,
+    demands_of,
+    dropped_faults,
+    dropped_rows,
+    expected_codes,
     input_scale_faults,
+    read_record,
+    record_faults,
+    recorded_changes,
     recorded_faults,
+    remaining,
 )
-from .record_faults import NO_RECORD, Record, read_record, record_faults, recorded_changes
-from .rules import Rule, rule_of
-from .scales import companion_faults
-from .unowned_files import QUANTIZED_ONLY, card_faults, own_files, side_file_faults, unowned_faults
+from .folder_faults import (
+    QUANTIZED_ONLY,
+    card_faults,
+    check_is_checkpoint,
+    exclude_faults,
+    fused_faults,
+    index_faults,
+    metadata_faults,
+    own_files,
+    side_declaration_faults,
+    side_file_faults,
+    sort_tensors,
+    unowned_faults,
+)
+from .foreign_rules import about_matrix_scale_faults
+from .scales import Rule, companion_faults, rule_of
 from .verify_report import (
     Compared,
     Fault,
@@ -59,6 +65,7 @@ from .verify_report import (
     OnProgress,
     Progress,
     VerifyReport,
+    compare_kept,
     unreadable,
 )
 

@@ -4,6 +4,7 @@ A file of the target that is in both folders the same file (a link) is not read 
 header shows that it is a file of tensors. Every other tensor is compared byte for byte.
 """
 
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,19 +13,186 @@ from typing import Any
 from typing_extensions import override
 
 from ...recipes.brief import Brief, megabytes
-from ..errors import CheckpointError, VerifyError
-from ..files.checkpoint import CONFIG_FILE, Checkpoint, open_weights, pread_exactly
+from ...recipes.errors import CheckpointError, DraftQuantError, VerifyError
+from ...recipes.regular_file import entries
+from ..files.checkpoint import (
+    CONFIG_FILE,
+    INDEX_FILE,
+    PROVENANCE_FILE,
+    Checkpoint,
+    open_weights,
+    pread_exactly,
+)
 from ..files.digests import NEWEST, Algorithm, Digest, tensor_digest
 from ..files.provenance import GraftedProvenance
 from ..files.provenance_file import sealed
 from ..files.safetensors_header import TensorInfo
+from ..stored.layouts import HF_QUANT_CONFIG, DeclaredScheme
+from ..stored.stored_declaration import raw_declaration, read_scheme
 from ..stored.stored_draft import StoredDraft
-from .graft_declarations import config_faults, declaration_faults
-from .graft_files import file_faults
-from .graft_tables import table_faults
-from .headers import index_faults
-from .kept_tensors import compare_kept
-from .verify_report import Fault
+from .folder_faults import index_faults, same_bytes
+from .verify_report import Fault, compare_kept
+
+# ---- What config.json says of the target's own linears is what it said before the graft
+
+_MAY_CHANGE = frozenset(
+    {"quantization_config", "num_nextn_predict_layers", "mtp_num_hidden_layers"}
+)
+_OF_LINEARS = frozenset(
+    {
+        "config_groups",
+        "exclude",
+        "exclude_modules",
+        "format",
+        "ignore",
+        "ignored_layers",
+        "layer_quant_config",
+        "modules_to_not_convert",
+        "quantized_layers",
+    }
+)
+"""Keys of a declaration that say how linears are stored: a graft adds the layer's."""
+_EXPERT = re.compile(r"\.experts\.\d+\.")
+
+
+def config_faults(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Fault]:
+    """Keys of config.json that a graft has no business with."""
+    for key in sorted(before.keys() | after.keys()):
+        here, there = before.get(key), after.get(key)
+        if key == "text_config" and isinstance(here, Mapping) and isinstance(there, Mapping):
+            yield from config_faults(here, there)
+        elif key not in _MAY_CHANGE and here != there:
+            yield Fault(where=f"config.json: {key}", expected=repr(here), got=repr(there))
+
+
+def declaration_faults(
+    before: Checkpoint, after: Checkpoint, own: Mapping[str, TensorInfo]
+) -> tuple[list[Fault], bool]:
+    """Whether each linear of the target is declared as it was.
+
+    Returns:
+        The faults; and whether both declarations were understood.
+    """
+    faults = [*_other_keys(before, after)]
+    try:
+        was_of = _scheme(before)
+    except DraftQuantError:
+        return faults, False
+    try:
+        now_of = _scheme(after)
+        for module in _modules(own):
+            was, now = _meant(was_of, module), _meant(now_of, module)
+            if was != now:
+                faults.append(Fault(where=f"declaration of {module}", expected=was, got=now))
+    except DraftQuantError as exc:
+        faults.append(Fault(where=str(exc.where), expected="what is understood", got=exc.what))
+    return faults, True
+
+
+def _other_keys(before: Checkpoint, after: Checkpoint) -> Iterator[Fault]:
+    """What the target declares besides its linears: a graft leaves it as it is."""
+    try:
+        was, now = raw_declaration(before), raw_declaration(after)
+    except DraftQuantError as exc:
+        yield Fault(where=str(exc.where), expected="a declaration", got=exc.what)
+        return
+    if was is None or not isinstance(was.value, Mapping):
+        return
+    if now is None or not isinstance(now.value, Mapping):
+        got = "none" if now is None else repr(now.value)
+        yield Fault(where="quantization_config", expected="the target's", got=got)
+        return
+    for key in sorted((was.value.keys() | now.value.keys()) - _OF_LINEARS):
+        here, there = was.value.get(key), now.value.get(key)
+        if here != there:
+            where = f"quantization_config: {key}"
+            yield Fault(where=where, expected=repr(here), got=repr(there))
+
+
+def _modules(own: Mapping[str, TensorInfo]) -> Collection[str]:
+    """Of the target's linears, one expert for all of its layer."""
+    modules: dict[str, str] = {}
+    for name, tensor in own.items():
+        if len(tensor.shape) == 2:
+            module = name.rpartition(".")[0]
+            modules.setdefault(_EXPERT.sub(".experts.*.", module), module)
+    return modules.values()
+
+
+def _scheme(checkpoint: Checkpoint) -> DeclaredScheme | None:
+    raw = raw_declaration(checkpoint)
+    return None if raw is None else read_scheme(raw, strictness="declaration")
+
+
+def _meant(scheme: DeclaredScheme | None, module: str) -> str:
+    if scheme is None or scheme.is_excluded(module):
+        return "floats"
+    found = scheme.of(module)
+    return "floats" if found is None else str(found).partition(";")[0]
+
+
+# ---- The files beside the tensors of a target's folder with a layer in it
+
+_OWN = frozenset({CONFIG_FILE, INDEX_FILE, PROVENANCE_FILE, HF_QUANT_CONFIG})
+_OF_THE_HUB = frozenset({".gitattributes", "model.sig"})
+
+
+def file_faults(before: Checkpoint, after: Checkpoint, config_file: str) -> Iterator[Fault]:
+    """The target's side files are there, byte for byte, and no file is nobody's."""
+    travel = set(before.side_files()) - _OWN
+    for file in sorted(travel):
+        here, there = before.folder / file, after.folder / file
+        if not there.is_file():
+            yield Fault(where=file, expected="the target's file", got="none")
+        elif not same_bytes(here, there):
+            yield Fault(where=file, expected="the target's bytes", got="others")
+    side = {HF_QUANT_CONFIG} & set(before.side_files())
+    known = {*travel, *(_OWN - {HF_QUANT_CONFIG}), *side, *_OF_THE_HUB, config_file, *after.headers}
+    for file, _ in entries(after.folder):
+        if file not in known:
+            yield Fault(where=file, expected="a file of the target or the layer", got="neither")
+
+
+# ---- Tables beside a grafted layer in its own folder: they are the target's, which serves its own
+#
+# A head of a target that stores none is tied to its embedding. What the target stores quantized
+# cannot be compared byte for byte, and is not.
+
+_EMBEDDING, _HEAD = "embed_tokens.weight", "lm_head.weight"
+
+
+def table_faults(target: Checkpoint, layer: Checkpoint, starts: tuple[str, ...]) -> Iterator[Fault]:
+    """Those that are not the target's.
+
+    Args:
+        target: the folder without the layer.
+    """
+    for name, tensor in sorted(layer.tensors.items()):
+        if name.startswith(starts) or not name.endswith((_EMBEDDING, _HEAD)):
+            continue
+        whole = target.tensors.get(name)
+        if whole is None and name.endswith(_HEAD) and not _stores_a_head(target):
+            whole = _embedding(target)
+        if whole is None or whole.dtype != tensor.dtype:
+            continue
+        if whole.shape != tensor.shape or (
+            tensor_digest(layer, tensor) != tensor_digest(target, whole)
+        ):
+            yield Fault(
+                where=f"{name} of the layer's own folder",
+                expected=f"the target's {whole.name}",
+                got="another table, for which the layer was trained",
+            )
+
+
+def _stores_a_head(target: Checkpoint) -> bool:
+    return any(".lm_head." in f".{name}" for name in target.tensors if ".layers." not in name)
+
+
+def _embedding(target: Checkpoint) -> TensorInfo | None:
+    found = [t for n, t in sorted(target.tensors.items()) if n.endswith(_EMBEDDING)]
+    return next((tensor for tensor in found if ".layers." not in tensor.name), None)
+
 
 _PREFIX_BYTES = 8
 

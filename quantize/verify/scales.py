@@ -1,24 +1,299 @@
 """Stored scales against those of the rule, bit for bit; and the small tensors beside them."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
-from ..files.checkpoint import Checkpoint
-from ..files.safetensors_header import DTYPE_BYTES, TensorInfo
-from ..stored.declarations import DeclaredScheme
-from ..stored.decoded_numbers import Floats, floats, read_rows, read_whole, stored_scalar
+from ...recipes.errors import VerifyError
+from ..files.checkpoint import PROVENANCE_FILE, Checkpoint
+from ..files.provenance import Method
+from ..files.safetensors_header import DTYPE_BYTES, FloatDtype, TensorInfo
+from ..stored.decoded_numbers import Bytes, Floats, floats, read_rows, read_whole, stored_scalar
+from ..stored.layouts import DeclaredScheme
 from ..stored.linear import INVERSE_SCALE, matrix_scale, stored_scales
-from ..stored.parts import INPUT_SCALES, scale_suffix
-from .rules import ScaleRule
-from .scales_by_absmax import (
-    absmax_scales,
-    searched_shares,
-    share_of_scales,
-    whole_scale,
-    whole_steps,
-)
+from ..stored.stored_declaration import INPUT_SCALES, scale_suffix
 from .verify_report import Fault, blocks_of
+
+# ---- What is demanded of the codes and scales of a folder, by how it says that they were found
+
+ScaleRule = Literal["absmax", "searched", "positive", "about-absmax"]
+CodeRule = Literal["nearest", "near", "about-nearest"]
+_WORDS: Mapping[ScaleRule | CodeRule, str] = {
+    "absmax": "exact absmax scales",
+    "searched": "scales of a search around absmax",
+    "positive": "positive scales",
+    "about-absmax": "scales of other tools (absmax; of INT4 also searched ones)",
+    "nearest": "exactly the nearest quantized values",
+    "near": "quantized values with at most 4 times the error of the nearest",
+    "about-nearest": "quantized values of other tools (nearest; of INT4 also GPTQ's)",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """What is demanded of every quantized linear.
+
+    Attributes:
+        scales: "absmax": bit for bit those of the largest magnitudes. "searched": of rows and
+            groups between the ends of the search (`searched_shares`), that of a whole matrix
+            exactly. "positive": finite and above zero. "about-absmax": those of absmax but for the
+            roundings of other tools, of INT4 by any of their rules.
+        codes: "nearest": bit for bit the nearest to weight / stored scale, as this package divides.
+            "near": not much further off than these, see `near`. "about-nearest": nearest but for
+            the roundings of other tools; of INT4 GPTQ's as well.
+        corrected: the weights were changed for the rounding of their inputs before (input
+            correction), as far as the record says.
+    """
+
+    scales: ScaleRule
+    codes: CodeRule
+    corrected: bool = False
+
+    @property
+    def by_absmax(self) -> bool:
+        """True if scales follow from the largest magnitudes bit for bit, or lie about them."""
+        return self.scales in ("absmax", "searched")
+
+    @property
+    def of_our_own(self) -> bool:
+        """True if bits are held against a recipe of this package, which stores one way only."""
+        return self.codes != "about-nearest"
+
+    def __str__(self) -> str:
+        corrected = ", of weights with input correction" if self.corrected else ""
+        return f"{_WORDS[self.scales]}, {_WORDS[self.codes]}{corrected}"
+
+
+FOREIGN = Rule(scales="about-absmax", codes="about-nearest")
+"""Of a folder that another tool made."""
+_LEARNED = Rule(scales="positive", codes="near")
+_RULES: Mapping[tuple[str, str], Rule] = {
+    ("absmax", "nearest"): Rule(scales="absmax", codes="nearest"),
+    ("mse", "nearest"): Rule(scales="searched", codes="nearest"),
+    ("absmax", "gptq"): Rule(scales="absmax", codes="near"),
+    ("mse", "gptq"): Rule(scales="searched", codes="near"),
+    ("absmax", "learned"): _LEARNED,
+    ("mse", "learned"): _LEARNED,
+}
+"""By the recipe's `scale` and `rounding`."""
+
+
+def rule_of(method: Method | None) -> Rule:
+    """The rule of a recipe's algorithm; None = another tool made the folder.
+
+    Raises:
+        VerifyError: nothing is known of this algorithm.
+    """
+    if method is None:
+        return FOREIGN
+    algorithm = method.recipe.algorithm
+    rule = _RULES.get((algorithm.scale, algorithm.rounding))
+    if rule is None:
+        raise VerifyError(
+            f"{PROVENANCE_FILE}: recipe.algorithm",
+            f"scale {algorithm.scale!r} with rounding {algorithm.rounding!r}: what its codes must"
+            " be is not known",
+            fix="use a version of draftquant that knows this algorithm",
+        )
+    return replace(rule, corrected=algorithm.input_correction == "auto")
+
+
+# ---- Rounding to what is stored, in numpy: BF16, F16, E4M3 and E2M1; to nearest, ties to even
+#
+# By other means than the writing side, which leaves it to torch.
+
+E4M3_MAX, E2M1_MAX = 448.0, 6.0
+_EXPONENT = np.uint32(0x7F800000)
+
+
+def rounded_bytes(values: Floats, dtype: FloatDtype) -> Bytes:
+    """Finite float32 values as stored bytes.
+
+    BF16 is the upper half of a float32: adding half of the lower half, less one where the result is
+    even already, carries exactly when the nearest value is the next one.
+    """
+    if dtype == "BF16":
+        bits = np.ascontiguousarray(values).view(np.uint32)
+        halves: npt.NDArray[np.uint16] = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(
+            np.uint16
+        )
+        return halves.reshape(-1).view(np.uint8)
+    kind = np.float16 if dtype == "F16" else np.float32
+    return np.ascontiguousarray(values, kind).reshape(-1).view(np.uint8)
+
+
+def rounded_values(values: Floats, dtype: FloatDtype) -> Floats:
+    """Finite float32 values rounded to `dtype`, of the same shape."""
+    with np.errstate(over="ignore"):  # infinity is reported as a fault
+        return floats(rounded_bytes(values, dtype), dtype).reshape(values.shape)
+
+
+def e4m3_rounded(x: Floats, *, out: Floats | None = None, step: Floats | None = None) -> Floats:
+    """Nearest values of F8_E4M3, saturating at 448; x's shape. Zero has no sign.
+
+    Between powers of two 2^e and 2^(e+1) they are 2^(e-3) apart, and 2^-9 below 2^-6.
+
+    Args:
+        x: any shape.
+        out: as x, written and returned; may be x.
+        step: as x, overwritten; another array than `out`.
+    """
+    return _rounded(x, E4M3_MAX, 2.0**-6, 2.0**-3, out, step)
+
+
+def e2m1_rounded(x: Floats, *, out: Floats | None = None, step: Floats | None = None) -> Floats:
+    """Nearest of the values 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives; see `e4m3_rounded`."""
+    return _rounded(x, E2M1_MAX, 1.0, 0.5, out, step)
+
+
+def _rounded(
+    x: Floats,
+    largest: float,
+    smallest_power: float,
+    steps: float,
+    out: Floats | None,
+    step: Floats | None,
+) -> Floats:
+    """Round to multiples of `steps` times the power of two below x, `smallest_power` at least.
+
+    Of a float32 sum between 2^23 and 2^24 steps the bits below a step are rounded, to nearest, ties
+    to even. Adding 1.5 * 2^23 steps keeps the sums of both signs there.
+    """
+    out = np.clip(x, np.float32(-largest), np.float32(largest), out=out)
+    step = np.empty_like(out) if step is None else step
+    np.bitwise_and(out.view(np.uint32), _EXPONENT, out=step.view(np.uint32))
+    np.maximum(step, np.float32(smallest_power), out=step)
+    np.multiply(step, np.float32(1.5 * 2.0**23 * steps), out=step)
+    np.add(out, step, out=out)
+    return np.subtract(out, step, out=out)
+
+
+def int4_words(codes: Floats, scratch: Floats) -> npt.NDArray[np.uint32]:
+    """INT4 codes as words of eight, column 8c + i in two's complement in bits 4i .. 4i + 3.
+
+    Args:
+        codes: whole numbers from -8 to 7, a multiple of eight.
+        scratch: as codes, overwritten; the words lie in it.
+    """
+    octets, pairs, high = (
+        scratch.reshape(-1).view(np.int8)[start : start + codes.size]
+        for start in (0, 0, codes.size)
+    )
+    octets[:] = codes.reshape(-1)
+    pairs, high = pairs.view(np.uint16), high.view(np.uint16)
+    np.bitwise_and(pairs, np.uint16(0x0F0F), out=pairs)
+    np.bitwise_or(pairs, np.right_shift(pairs, np.uint16(4), out=high), out=pairs)
+    packed = high.view(np.uint8)[: pairs.size]
+    packed[:] = pairs  # the low bytes
+    return packed.view(np.uint32)
+
+
+def sign_bytes(negative: npt.NDArray[np.bool_]) -> Bytes:
+    """Of every two elements one byte: bit 3 is set where the first is true, bit 7 the second."""
+    pairs = negative.reshape(-1).view(np.uint16)
+    return (pairs << np.uint16(3) | pairs >> np.uint16(1)).astype(np.uint8) & np.uint8(0x88)
+
+
+# ---- The scales that the largest magnitudes give, computed once more: bit for bit what is written
+#
+# Every rule is one float32 division and one rounding to what is stored. All-zero weights get a
+# constant scale, so that nothing divides by zero.
+
+INT4_HALF_RANGE = np.float32(7.5)
+INT4_SMALLEST_SCALE = np.float32(2.0**-23)
+E4M3_SMALLEST = np.float32(2.0**-9)
+E8M0_SMALLEST = np.float32(2.0**-127)
+QUARTER = Fraction(1, 4)
+"""Of the absmax scale: where searches end below."""
+_FLOATS: dict[str, FloatDtype] = {"BF16": "BF16", "F16": "F16", "F32": "F32"}
+
+
+def whole_steps(scheme: DeclaredScheme) -> float:
+    """What the largest magnitude of a matrix is divided by: the largest code; NVFP4: times 448."""
+    return E2M1_MAX * E4M3_MAX if scheme.number.global_scale else E4M3_MAX
+
+
+def whole_scale(scheme: DeclaredScheme, largest: np.float32) -> np.float32:
+    """The one scale of a matrix: of FP8, of a first stage, or over NVFP4's groups.
+
+    Args:
+        largest: magnitude that it must cover, of the matrix and of those fused with it.
+    """
+    scale = largest / np.float32(whole_steps(scheme))
+    return scale if scale > 0 else np.float32(1)
+
+
+def absmax_scales(
+    largest: Floats, scheme: DeclaredScheme, dtype: str, whole: np.float32 | None
+) -> Floats:
+    """The scales of rows, groups or blocks, in the shape of `largest`.
+
+    Args:
+        largest: magnitude that each must cover.
+        dtype: in which the scale is stored.
+        whole: the scale of the matrix over them (NVFP4, two stages), else None.
+    """
+    if scheme.number.powers_of_two:
+        return _powers_of_two(largest)
+    if scheme.number.global_scale:
+        assert whole is not None
+        scale = np.clip(largest / (np.float32(E2M1_MAX) * whole), E4M3_SMALLEST, E4M3_MAX)
+        return e4m3_rounded(np.where(largest > 0, scale, np.float32(1)))
+    if scheme.number.is_fp8:
+        scale = largest / np.float32(E4M3_MAX)
+        return np.where(scale > 0, scale, np.float32(1))
+    if whole is not None:  # rounding keeps the largest the largest
+        largest = e4m3_rounded(largest / whole)
+    scale = np.maximum(largest / INT4_HALF_RANGE, INT4_SMALLEST_SCALE)
+    return rounded_values(scale, _FLOATS[dtype])
+
+
+def searched_shares(scheme: DeclaredScheme) -> tuple[Fraction, Fraction]:
+    """The ends of a search: the smallest and the largest share of the absmax scale.
+
+    At the upper one NVFP4's largest weight becomes the code 4 instead of 6, and INT4's 7 instead of
+    7.5, which is no code. Of FP4 the lower one was reached up to version 0.2.0.
+    """
+    if scheme.number.global_scale:
+        return QUARTER, Fraction(6, 4)
+    return QUARTER, Fraction(15, 14) if scheme.number.is_integer else Fraction(1)
+
+
+def share_of_scales(
+    share: Fraction, largest: Floats, scheme: DeclaredScheme, dtype: str, whole: np.float32 | None
+) -> Floats:
+    """A share of what `absmax_scales` gives, rounded to what is stored: where a search ends.
+
+    NVFP4's are rounded once, from what is no scale in FP8 yet.
+    """
+    factor = np.float32(share)
+    if scheme.number.global_scale:
+        assert whole is not None
+        exact = largest / (np.float32(E2M1_MAX) * whole)
+        scale = np.clip(exact * factor, E4M3_SMALLEST, E4M3_MAX)
+        return e4m3_rounded(np.where(largest > 0, scale, np.float32(1)))
+    scale = absmax_scales(largest, scheme, dtype, whole)
+    if scheme.number.powers_of_two:
+        return np.maximum(scale, E8M0_SMALLEST / factor) * factor
+    if scheme.number.is_fp8:
+        return scale * factor
+    return rounded_values(np.maximum(scale * factor, INT4_SMALLEST_SCALE), _FLOATS[dtype])
+
+
+def _powers_of_two(largest: Floats) -> Floats:
+    """2^(floor(log2(absmax')) - 2), where absmax' is absmax rounded to one bit of mantissa, up.
+
+    In bits: half of the second mantissa bit carries into the exponent from 1.75 on. The exponent
+    lies in -127 .. 127; an absmax' of infinity gets the largest.
+    """
+    fields = (largest.view(np.uint32) + np.uint32(1 << 21)) >> np.uint32(23)
+    exponents = np.clip(fields.astype(np.int32) - 127 - 2, -127, 127)
+    return np.ldexp(np.float32(1), np.where(fields == 255, 127, exponents))
+
 
 _BLOCK = 2**21  # bytes
 _SCALES = 2**16  # those of small groups are a sixteenth as many as weights: a few at a time
@@ -169,3 +444,43 @@ def companion_faults(
                 where, expected = values[suffix].name, "a finite scale > 0"
                 faults.append(Fault(where=where, expected=expected, got=str(scale)))
     return faults
+
+
+# ---- Largest magnitudes of weights, found among their bit patterns as they are stored
+
+Bits = npt.NDArray[np.unsignedinteger]
+_PAIRWISE = 128  # groups smaller than this are reduced pair by pair: short loops are slow
+
+
+def values_of(bits: Bits, dtype: str) -> Floats:
+    """The numbers that bit patterns of `dtype` are, in their shape."""
+    return floats(bits.reshape(-1).view(np.uint8), dtype).reshape(bits.shape)
+
+
+def magnitudes(bits: Bits) -> Bits:
+    """Of the bit patterns of floating-point numbers, without their sign: they sort as these do.
+
+    NaN is above infinity. Integers of half the width are compared in half the time.
+    """
+    return np.bitwise_and(bits, bits.dtype.type(np.iinfo(bits.dtype).max >> 1))
+
+
+def group_absmax(bits: Bits, group: int) -> Bits:
+    """Largest magnitude of every `group` inputs of a row; the last group may be shorter.
+
+    Args:
+        bits: [rows, in_features], patterns of floating-point numbers.
+
+    Returns:
+        [rows, groups], patterns.
+    """
+    largest, columns = magnitudes(bits), bits.shape[1]
+    if columns % group:
+        shorter: Bits = np.maximum.reduceat(largest, np.arange(0, columns, group), axis=1)
+        return shorter
+    if group < _PAIRWISE and not group & (group - 1):
+        while largest.shape[1] * group > columns:
+            largest = np.maximum(largest[:, 0::2], largest[:, 1::2])
+        return largest
+    found: Bits = largest.reshape(len(bits), -1, group).max(axis=2)
+    return found

@@ -10,11 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from typing_extensions import override
 
 from ...recipes.brief import Brief, counted, megabytes
-from ..errors import VerifyError
-from ..files.finiteness import check_finite
+from ...recipes.errors import VerifyError
+from ..files.checkpoint import Checkpoint, byte_blocks
+from ..files.digests import NEWEST, Algorithm, Digest, Finiteness, check_finite
+from ..files.safetensors_header import TensorInfo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,3 +204,49 @@ class Progress:
             self.done += count
             if self._on_progress is not None:
                 self._on_progress(self.done, self._total)
+
+
+# ---- Tensors that are no codes and do not change: the source's bytes, which are finite numbers
+
+
+def compare_kept(
+    source: Checkpoint,
+    output: Checkpoint,
+    tensor: TensorInfo,
+    on_bytes: OnBytes,
+    algorithm: Algorithm = NEWEST,
+) -> Compared:
+    """Byte equality of a tensor of `source` and the one of the same name and shape in `output`."""
+    digest, finiteness = Digest(algorithm), Finiteness(tensor.dtype, tensor.shape)
+    other = digest  # one hash serves both tensors up to the first difference
+    changed, first_change, done = 0, -1, 0
+    sides = byte_blocks(source, tensor), byte_blocks(output, output.tensors[tensor.name])
+    for a, b in zip(*sides, strict=True):
+        if not _equal(a, b):
+            different = np.flatnonzero(np.frombuffer(a, np.uint8) != np.frombuffer(b, np.uint8))
+            if not changed:
+                other = digest.copy()
+                first_change = done + int(different[0])
+            changed += len(different)
+        digest.update(a)
+        finiteness.look(a)
+        if changed:
+            other.update(b)
+        done += len(a)
+        on_bytes(2 * len(a))
+    found = Compared(
+        source_digests={tensor.name: str(digest)},
+        output_digests={tensor.name: str(other)},
+        faults=NotFinite.of(tensor.name, finiteness.problem),
+    )
+    if changed:
+        what = f"{changed} different byte(s), first at byte {first_change}"
+        found.faults.append(Fault(where=tensor.name, expected="the source's bytes", got=what))
+    return found
+
+
+def _equal(a: memoryview, b: memoryview) -> bool:
+    """Compared eight bytes at a time, as far as that goes."""
+    whole = len(a) // 8 * 8
+    x, y = (np.frombuffer(side[:whole], np.uint64) for side in (a, b))
+    return np.array_equal(x, y) and a[whole:] == b[whole:]

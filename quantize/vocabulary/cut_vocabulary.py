@@ -12,32 +12,60 @@ import torch
 from typing_extensions import override
 
 from ...recipes.brief import Brief, megabytes
-from ..errors import CheckpointError
-from ..files.card_text import CARD_FILE
+from ...recipes.errors import CheckpointError
+from ..files.card_text import CARD_FILE, is_ours, read_card, split_front
 from ..files.checkpoint import PROVENANCE_FILE, UNVERIFIED_CONFIG_FILE, open_weights, pread_exactly
-from ..files.command_line import recorded_argv
 from ..files.digests import NEWEST, algorithm_of, tensor_digest
-from ..files.hub import DraftSource
+from ..files.hub import DraftSource, recorded_argv
 from ..files.package_version import package_version
 from ..files.provenance import (
     CutProvenance,
     Provenance,
     QuantizedProvenance,
+    SourceDraft,
+    TargetHead,
     TensorBytes,
     TranscodedProvenance,
+    VocabularyChoice,
+    VocabularyCut,
 )
-from ..files.provenance_file import check_recorded, check_seal, read_provenance
-from ..files.provenance_sources import SourceDraft
-from ..files.publish import Rewrite, publish
+from ..files.provenance_file import check_recorded, check_seal, quantization_of, read_provenance
+from ..files.publish import Rewrite, check_no_other_weights, config_and_index, publish
 from ..files.safetensors_file import SafetensorsFile
-from ..files.side_files import check_no_other_weights, config_and_index
-from ..files.vocabulary_cut import TargetHead, VocabularyChoice, VocabularyCut
-from ..outputs import OutputTensors, files_of, write_outputs
+from ..making.folder_card import renewed_card
+from ..planning.outputs import OutputTensors, files_of, write_outputs
 from ..stored.stored_draft import StoredDraft
 from ..verify import VerifyReport, check_faults, verify_cut
-from .cut_card import cut_card
-from .cut_plan import CutPlan, RowsOf, plan_cut
-from .kept_rows import Ids
+from .cut_plan import CutPlan, Ids, RowsOf, plan_cut
+
+# ---- README.md of a draft whose vocabulary was cut: the source's, saying before all what this is
+
+
+def cut_card(plan: CutPlan, record: Provenance | None, choice: VocabularyChoice) -> dict[str, str]:
+    """README.md and its text.
+
+    Args:
+        choice: why these rows are kept.
+
+    Raises:
+        CheckpointError: the card of the source cannot be read.
+    """
+    source = plan.source
+    card = read_card(source.checkpoint.folder)
+    size, vocabulary = len(plan.kept.rows), source.draft.geometry.vocab_size
+    said = f"vocabulary {size:,} of {vocabulary:,}"
+    quantized = quantization_of(record)
+    if is_ours(card) and quantized is not None:
+        recipe = quantized.recipe
+        return renewed_card(source, quantized, recipe, plan.bytes_after, vocabulary=said)
+    front, text = split_front(card)
+    mark = (
+        f"# CUT VOCABULARY\n\nThe head of this draft has rows for {size:,} of the {vocabulary:,}"
+        f" tokens of its target ({said}), and proposes no others. They were chosen by"
+        f" {len(choice.calibration_prompts):,} recorded prompts; draftquant.json says how.\n"
+    )
+    return {CARD_FILE: front + mark + (f"\n{text}" if text else "")}
+
 
 _BLOCK_BYTES = 8 << 20
 

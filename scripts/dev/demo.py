@@ -13,10 +13,9 @@ import time
 from pathlib import Path
 
 from ...recipes import load_recipe
-from ...validate.report.document import read_report
-from ...validate.report.judged_again import Judgement
+from ...validate.report.document import Judgement, read_report
 from ..cli import main as draftquant
-from ..console import stdout
+from ..frame.console import stdout
 from . import PAIRS
 
 PAIR = PAIRS / "eagle3-llama"

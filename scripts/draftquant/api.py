@@ -14,46 +14,43 @@ from typing import TYPE_CHECKING, Any
 
 from .recipes import Recipe
 from .recipes.errors import DraftQuantError, DraftQuantWarning
-from .scripts.api import reports
-from .scripts.api.card import card
-from .scripts.api.check import check
-from .scripts.api.clean import clean
-from .scripts.api.compare import compare
-from .scripts.api.completion import completion
-from .scripts.api.dequantize import dequantize
-from .scripts.api.estimate import estimate
-from .scripts.api.gate import gate
-from .scripts.api.golden import golden
-from .scripts.api.graft import graft
-from .scripts.api.inspect import inspect
-from .scripts.api.keywords import explain
-from .scripts.api.listener import Bar, Listener, ProgressListener
-from .scripts.api.measure import measure
-from .scripts.api.parity_divergence import parity_divergence
-from .scripts.api.parity_draft import parity_draft
-from .scripts.api.parity_run_tasks import parity_run_tasks
-from .scripts.api.parity_sampled import parity_sampled
-from .scripts.api.parity_tasks import parity_tasks
-from .scripts.api.plan import plan
-from .scripts.api.quantize import quantize
-from .scripts.api.recipes import recipes_check, recipes_list, recipes_show
-from .scripts.api.record import record
-from .scripts.api.replay import replay
-from .scripts.api.report import report
-from .scripts.api.traces import (
+from .scripts.frame import reports
+from .scripts.frame.listener import Bar, Listener, ProgressListener
+from .scripts.frame.verb import explain
+from .scripts.parity_sampled import parity_sampled
+from .scripts.verbs.card import card
+from .scripts.verbs.check import check
+from .scripts.verbs.clean import clean
+from .scripts.verbs.compare import compare
+from .scripts.verbs.completion import completion
+from .scripts.verbs.dequantize import dequantize
+from .scripts.verbs.estimate import estimate
+from .scripts.verbs.gate import gate
+from .scripts.verbs.golden import golden
+from .scripts.verbs.graft import graft
+from .scripts.verbs.inspect import inspect
+from .scripts.verbs.measure import measure
+from .scripts.verbs.parity import parity_divergence, parity_draft, parity_run_tasks, parity_tasks
+from .scripts.verbs.plan import plan
+from .scripts.verbs.quantize import quantize
+from .scripts.verbs.recipes import recipes_check, recipes_list, recipes_show
+from .scripts.verbs.record import record
+from .scripts.verbs.replay import replay
+from .scripts.verbs.report import report
+from .scripts.verbs.traces import (
     traces_import,
     traces_info,
     traces_merge,
     traces_split,
     traces_store,
 )
-from .scripts.api.transcode import transcode
-from .scripts.api.unpickle import unpickle
-from .scripts.api.verify import verify
-from .scripts.api.vocab import vocab
+from .scripts.verbs.transcode import transcode
+from .scripts.verbs.unpickle import unpickle
+from .scripts.verbs.verify import verify
+from .scripts.verbs.vocab import vocab
 
 if TYPE_CHECKING:
-    from .scripts.api.reports import (
+    from .scripts.frame.reports import (
         CheckReport,
         CleanReport,
         ComparisonReport,

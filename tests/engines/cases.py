@@ -20,9 +20,8 @@ from data_free import LAYERS_ALONE
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
-from draftquant.quantize.measured import Measured
-from draftquant.quantize.quantization_plan import make_plan
-from draftquant.quantize.quantize_draft import quantize_draft
+from draftquant.quantize.making.quantize_draft import quantize_draft
+from draftquant.quantize.planning.quantization_plan import Measured, make_plan
 from draftquant.recipes import DraftQuantError, Recipe, load_recipe
 from edits import Broken, Edit, Folder
 from formats import FamilyName, all_formats, format_recipe

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from cases import NUM_TARGET_LAYERS
 from draftquant.quantize.engines import EngineCheck, check_draft
-from draftquant.quantize.errors import CheckpointError
+from draftquant.recipes.errors import CheckpointError
 from results import Outcome
 
 _SERVED = ("LOADS", "LOADS BUT WRONG")

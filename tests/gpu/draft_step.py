@@ -8,7 +8,7 @@ from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.estimate.estimate_report import candidates_of
 from draftquant.quantize.estimate.work import Machine, Part, Pass
 from draftquant.quantize.gpus import GPUS
-from draftquant.quantize.quantization_plan import make_plan
+from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.recipes import load_recipe
 from draftquant.scripts.dev.real_shapes.drafts import REAL_DRAFTS
 from draftquant.scripts.dev.real_shapes.generate import write_sparse_model

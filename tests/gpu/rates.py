@@ -10,19 +10,19 @@ from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.recording.target_model import Placement
 from draftquant.calibration.rounding.learn import learned_codes
-from draftquant.calibration.rounding.learning_settings import LearningSettings
+from draftquant.calibration.rounding.learned_state import LearningSettings
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.algorithms import InputMoments
 from draftquant.quantize.backends import get_backend
-from draftquant.quantize.execute import GPU_BLOCK_BYTES
-from draftquant.quantize.quantization_plan import make_plan
+from draftquant.quantize.making.execute import GPU_BLOCK_BYTES
+from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.recipes import load_recipe
-from draftquant.recipes.algorithm import Algorithm
-from draftquant.scripts.api.opening import open_draft, with_algorithm
+from draftquant.recipes.schema import Algorithm
 from draftquant.scripts.dev.real_shapes.drafts import REAL_DRAFTS
 from draftquant.scripts.dev.real_shapes.generate import write_real_shape_draft
 from draftquant.scripts.dev.real_shapes.traces import TraceSize, write_traces
+from draftquant.scripts.frame.opening import open_draft, with_algorithm
 from gpu.rows import Row, Run
 from gpu.same import synthetic_moments
 from gpu.timing import gemm_rate, seconds_of, synchronize

@@ -18,8 +18,8 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 import torch  # noqa: E402
-from draftquant.calibration.errors import DeviceError  # noqa: E402
-from draftquant.calibration.passes.devices import resolve_device  # noqa: E402
+from draftquant.calibration.passes.memory import resolve_device  # noqa: E402
+from draftquant.recipes.errors import DeviceError  # noqa: E402
 from gpu.rows import Row, Run, markdown, read_rows, write_row  # noqa: E402
 
 RESULTS = "RESULTS.md"

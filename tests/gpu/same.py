@@ -7,19 +7,19 @@ from pathlib import Path
 import draftquant.api as dq
 import torch
 from draftquant.calibration.rounding.learn import learned_codes
-from draftquant.calibration.rounding.learning_settings import LearningSettings
+from draftquant.calibration.rounding.learned_state import LearningSettings
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.algorithms import InputMoments
 from draftquant.quantize.backends import get_backend
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.errors import BackendError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.layouts import Columns, get_layout
 from draftquant.quantize.numerics.quantized_weight import QuantizedWeight
-from draftquant.quantize.quantization_plan import make_plan
+from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.recipes import Recipe, built_in_recipes, load_recipe
-from draftquant.recipes.algorithm import Algorithm
+from draftquant.recipes.errors import BackendError
+from draftquant.recipes.schema import Algorithm
 from gpu.rows import Row, Run
 from safetensors.torch import load_file
 from torch import Tensor

@@ -28,14 +28,17 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 import yaml  # noqa: E402
-from draftquant.validate.golden.golden import Golden  # noqa: E402
+from draftquant.validate.golden.golden_acceptance import Golden  # noqa: E402
 from draftquant.validate.golden.golden_sources import golden_of_replay  # noqa: E402
 from draftquant.validate.golden.grafana_dashboard import grafana_dashboard  # noqa: E402
-from draftquant.validate.golden.limits import limits_of  # noqa: E402
-from draftquant.validate.golden.prometheus_rules import prometheus_rules  # noqa: E402
-from draftquant.validate.golden.promql import GENERATED, Queries  # noqa: E402
+from draftquant.validate.golden.prometheus import (  # noqa: E402
+    GENERATED,
+    Queries,
+    limits_of,
+    prometheus_rules,
+)
 from draftquant.validate.measure.measurement import EngineName  # noqa: E402
-from draftquant.validate.measure.protocols.engine_counters import ENGINE_COUNTERS  # noqa: E402
+from draftquant.validate.measure.server_counters import ENGINE_COUNTERS  # noqa: E402
 from handmade_replays import replay  # noqa: E402
 
 ENGINES: tuple[EngineName, ...] = ("vllm", "sglang", "tensorrt-llm")

@@ -14,7 +14,7 @@ from draftquant.calibration.traces.prompt_trace import PromptTrace
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.drafts.forward import DraftForward, whole_rows
 from draftquant.quantize.stored.loading import LoadedDraft
-from draftquant.validate.counting.rounds import accepted_by_row
+from draftquant.validate.counting.trace_replay import accepted_by_row
 from torch import Tensor
 
 NEAR = 4.0

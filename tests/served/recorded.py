@@ -8,8 +8,8 @@ from io import StringIO
 from pathlib import Path
 
 import torch
-from draftquant.calibration.traces.feature_evidence import feature_evidence
 from draftquant.calibration.traces.trace_folder import TraceFolder
+from draftquant.calibration.traces.trace_info import feature_evidence
 from draftquant.scripts.cli import main as draftquant
 
 

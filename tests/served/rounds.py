@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from draftquant.calibration.traces.prompt_trace import PromptTrace
-from draftquant.validate.counting.rounds import rounds
-from draftquant.validate.served.common_rounds import common_length
+from draftquant.validate.counting.trace_replay import rounds
+from draftquant.validate.served.common_steps import common_length
 from served.every_position import EveryPosition
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from draftquant.validate.golden.golden_file import read_golden  # noqa: E402
+from draftquant.validate.golden.golden_acceptance import read_golden  # noqa: E402
 from served.drafts import SERVED_PAIRS, record  # noqa: E402
 from served.recording import PORT, end, started, wait_until_healthy  # noqa: E402
 

@@ -187,8 +187,7 @@ def style_sheet() -> str:
 
 
 def standalone(svg: str) -> str:
-    """A drawing of this package as a file of its own, light or dark as whoever looks at it.
-    """
+    """A drawing of this package as a file of its own, light or dark as whoever looks at it."""
     head, rest = svg.split(">", 1)
     style = f"<style>{style_sheet()}svg {{ background: var(--paper); }}</style>"
     return f'{head} width="800">{style}{rest}\n'

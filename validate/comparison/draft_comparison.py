@@ -10,16 +10,21 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from jinja2 import PackageLoader
+from markupsafe import Markup
 from typing_extensions import override
 
 from ...quantize.files.report_files import ReportFormat
-from ...recipes.bounds import CONFIDENCE
-from ..errors import CompareError
+from ...recipes.decode import CONFIDENCE
+from ...recipes.errors import CompareError
+from ..charts.plots import Interval, forest
+from ..charts.svg import standalone
+from ..judging.policy import in_percent
 from ..judging.published import AnyPath, Paged
+from ..report import words
 from ..report.document import document_text
-from .counted_drafts import CountedDrafts
-from .prompt_samples import MIN_PROMPTS, Sample, samples_of
-from .scopes import Scope, scopes_of
+from ..report.html_report import render
+from .scopes import MIN_PROMPTS, CountedDrafts, Sample, Scope, samples_of, scopes_of
 
 FORMAT, SCHEMA_VERSION = "draftquant comparison", 1
 MOST_COLUMNS = 12
@@ -229,3 +234,79 @@ def _and(names: Sequence[str]) -> str:
         return f"{len(names)} others, {names[0]} among them,"
     *first, last = names
     return f"{', '.join(first)} and {last}" if first else last
+
+
+# ---- The comparison as a page, and its plot as a drawing of its own
+
+MOST_DRAWN = 60
+"""Scopes, or drafts where they are many; the table has all."""
+
+
+def page(report: ComparisonReport) -> str:
+    """The whole page."""
+    return render(
+        "comparison.html.j2",
+        PackageLoader(__package__, ""),
+        report=report,
+        compared=[scope for scope in report.scopes if scope.changes],
+        small=[scope for scope in report.scopes if not scope.changes],
+        plot=Markup(plot(report)),
+        command=words.command(report.argv),
+    )
+
+
+def drawing(report: ComparisonReport) -> str:
+    """The plot as a file of its own (SVG)."""
+    return standalone(plot(report))
+
+
+def plot(report: ComparisonReport) -> str:
+    """Changes against the first draft with simultaneous intervals, as the element `svg`.
+
+    Of all that were compared; categories of too few prompts are left out. Of many drafts those with
+    the longest acceptance, over the whole.
+    """
+    first, *others = report.names
+    if report.is_many:
+        rows = _rows_of_many(report.whole, report.names)
+        others = []
+    else:
+        compared = [scope for scope in report.scopes if scope.changes][:MOST_DRAWN]
+        rows = [row for scope in compared for row in _rows(scope, report.names)]
+    return forest(
+        "comparison",
+        rows,
+        title=f"Change of the acceptance length against {first}",
+        bounds=f"simultaneous {in_percent(report.confidence)} intervals",
+        series=others,
+    )
+
+
+def _rows_of_many(scope: Scope, names: tuple[str, ...]) -> list[Interval]:
+    """One row for every draft, over the whole alone, the longest acceptance first."""
+    changes = scope.against_first(names)
+    return [
+        Interval(
+            label=names[place],
+            estimate=None if change is None else change.relative_change,
+            lower=None if change is None else change.lower,
+            upper=None if change is None else change.upper,
+        )
+        for place in scope.ranked[1:][:MOST_DRAWN]
+        for change in [changes[place - 1]]
+    ]
+
+
+def _rows(scope: Scope, names: tuple[str, ...]) -> list[Interval]:
+    """One row for every draft but the first, the scope's name beside the first of them."""
+    return [
+        Interval(
+            label="" if series else scope.name,
+            estimate=None if change is None else change.relative_change,
+            lower=None if change is None else change.lower,
+            upper=None if change is None else change.upper,
+            whole=scope.is_whole,
+            series=series,
+        )
+        for series, change in enumerate(scope.against_first(names))
+    ]

@@ -6,20 +6,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...quantize.drafts.kv_cache import CacheScaleOrigin
+from ...quantize.drafts.draft_cache import CacheScaleOrigin
 from ...recipes.decode import encode
-from ...recipes.formats import FP8_CACHE, KvCacheDtype, OnlineHead
+from ...recipes.errors import CompareError
+from ...recipes.formats import AS_STORED, FP8_CACHE, KvCacheDtype, OnlineHead, ServedForm
 from ...recipes.regular_file import read_text
-from ...recipes.served_form import AS_STORED, ServedForm
 from ...recipes.strict_json import JsonProblem, decode, parse_json
-from ..counting.acceptance_counts import AcceptanceCounts
-from ..counting.context_bins import ContextCounts
-from ..counting.draft_counts import PromptCounts, context_edges
-from ..counting.draft_replay import DraftReplay, PromptReplay, TraceFigures
-from ..counting.estimand import DraftSampling, estimand
-from ..errors import CompareError
-from ..judging.contradictions import MOST_DRAFT_TOKENS, context_bins_problem, is_histogram
-from ..judging.figures import DraftFigures, draft_figures
+from ..counting.acceptance_counts import AcceptanceCounts, ContextCounts, DraftSampling, estimand
+from ..counting.draft_counts import (
+    DraftReplay,
+    PromptCounts,
+    PromptReplay,
+    TraceFigures,
+    context_edges,
+)
+from ..judging.figures import (
+    MOST_DRAFT_TOKENS,
+    DraftFigures,
+    context_bins_problem,
+    draft_figures,
+    is_histogram,
+)
 
 _LEFT = ("confidence_head", "shortened")
 """Keys of 0.2 that change no count."""

@@ -4,24 +4,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...recipes.errors import CompareError
 from ...recipes.regular_file import open_stream
 from ...recipes.strict_json import JsonProblem, parse_json
-from ..counting.draft_counts import PromptCounts
-from ..counting.draft_replay import DraftReplay
-from ..counting.estimand import estimand
-from ..errors import CompareError
+from ..counting.acceptance_counts import estimand
+from ..counting.draft_counts import DraftReplay, PromptCounts
+from ..foreign.foreign_formats import foreign_format, read_foreign
 from ..foreign.foreign_measurement import ForeignMeasurement
-from ..foreign.formats import foreign_format, read_foreign
 from ..judging.judgement import GateReport
 from ..measure.measurement import Measurement
 from ..measure.measurement_file import read_measurement
 from ..report.document import Document, read_report
-from ..served.common_rounds import whole_counts
+from ..served.common_steps import whole_counts
 from ..served.foreign_gate import incomparability, not_compared, paired, warnings_of
 from ..served.joint_report import JointReport
 from ..served.measurement_pair import pair_measurements
-from .counted_drafts import Contestant, CountedDrafts, count_drafts
 from .replay_file import ReplayedDraft, read_replays
+from .scopes import Contestant, CountedDrafts, count_drafts
 
 _MEASUREMENT = "draftquant measurement"
 _MOST_OF_A_LINE = 1 << 20  # bytes: a setup is shorter

@@ -25,14 +25,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...calibration.passes.batches import proposals_of_batch
-from ...calibration.passes.predictions import Proposals
+from ...calibration.passes.draft_inputs import proposals_of_batch
+from ...calibration.passes.proposals import Proposals
 from ...calibration.traces.trace_folder import TraceFolder
 from ...quantize.drafts.forward import whole_rows
 from ...quantize.files.digests import Digest, tensors_sha256
 from ...quantize.files.package_version import package_version
 from ...quantize.files.result_cache import ResultCache
-from ...quantize.files.workers import WORKERS
+from ...quantize.files.safetensors_header import WORKERS
 from ...quantize.stored.loading import LoadedDraft
 from ...recipes.regular_file import open_stream
 

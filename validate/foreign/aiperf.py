@@ -12,7 +12,7 @@ from typing import Any
 
 from ...recipes.errors import short
 from ...recipes.strict_json import parse_json
-from ..measure.protocols.answer_fields import (
+from ..measure.answer_fields import (
     AnswerProblem,
     Fields,
     checked_draft_tokens,
@@ -21,8 +21,18 @@ from ..measure.protocols.answer_fields import (
     text,
     whole,
 )
-from .foreign_files import check_sums, lines_of, object_in, optional, reading, string
-from .foreign_measurement import ForeignMeasurement, ForeignRequest, asked, with_k
+from .foreign_measurement import (
+    ForeignMeasurement,
+    ForeignRequest,
+    asked,
+    check_sums,
+    lines_of,
+    object_in,
+    optional,
+    reading,
+    string,
+    with_k,
+)
 
 _METRICS = (
     "start vLLM with --per-request-spec-decode-metrics summary (or detailed) and measure again;"

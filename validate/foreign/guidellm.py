@@ -8,12 +8,21 @@ as received, `request_args` the request as it was sent.
 from collections.abc import Mapping
 from pathlib import Path
 
-from ...recipes.errors import short
+from ...recipes.errors import MeasureError, short
 from ...recipes.strict_json import parse_object
-from ..errors import MeasureError
-from ..measure.protocols.answer_fields import AnswerProblem, Fields, number, object_, objects, whole
-from .foreign_files import PAGE, object_in, optional, reading, string, vllm_verify_steps
-from .foreign_measurement import ForeignMeasurement, ForeignRequest, asked, with_k
+from ..measure.answer_fields import AnswerProblem, Fields, number, object_, objects, whole
+from .foreign_measurement import (
+    PAGE,
+    ForeignMeasurement,
+    ForeignRequest,
+    asked,
+    object_in,
+    optional,
+    reading,
+    string,
+    vllm_verify_steps,
+    with_k,
+)
 
 _METRICS = (
     "use GuideLLM 0.8 or later with --backend kind=openai_http, start vLLM with"

@@ -10,30 +10,19 @@ Source: vLLM 0.32.0 and 0.33.0, `entrypoints/openai/completion/protocol.py`,
 from collections.abc import Mapping
 from pathlib import Path
 
-from ...recipes.errors import short
-from ..errors import MeasureError
-from ..measure.protocols.answer_fields import (
-    AnswerProblem,
-    Fields,
-    object_,
-    objects,
-    text,
-    whole,
-    wholes,
-)
-from .foreign_files import (
+from ...recipes.errors import MeasureError, short
+from ..measure.answer_fields import AnswerProblem, Fields, object_, objects, text, whole, wholes
+from .foreign_measurement import (
+    ForeignMeasurement,
+    ForeignRequest,
     check_finished,
     lines_of,
     optional,
     reading,
     sglang_verify_steps,
+    sha256_of,
     string,
     vllm_verify_steps,
-)
-from .foreign_measurement import (
-    ForeignMeasurement,
-    ForeignRequest,
-    sha256_of,
     with_copies_together,
     with_k,
 )

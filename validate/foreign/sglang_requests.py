@@ -11,16 +11,19 @@ from pathlib import Path
 
 from ...recipes.errors import short
 from ...recipes.strict_json import parse_object
-from ..measure.protocols.answer_fields import AnswerProblem, Fields, text, whole
-from .foreign_files import (
+from ..measure.answer_fields import AnswerProblem, Fields, text, whole
+from .foreign_measurement import (
+    ForeignMeasurement,
+    ForeignRequest,
     check_finished,
     lines_of,
     optional,
     reading,
     sglang_verify_steps,
+    sha256_of,
     string,
+    with_k,
 )
-from .foreign_measurement import ForeignMeasurement, ForeignRequest, sha256_of, with_k
 
 _METRICS = (
     "start SGLang 0.5.10 or later with --export-metrics-to-file --export-metrics-to-file-dir DIR,"

@@ -15,13 +15,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ...recipes.errors import short
-from ..measure.protocols.answer_fields import AnswerProblem, Fields, whole, wholes
-from .foreign_files import object_in, reading, string
+from ..measure.answer_fields import AnswerProblem, Fields, whole, wholes
 from .foreign_measurement import (
     ForeignMeasurement,
     ForeignRequest,
     narrowest,
+    object_in,
+    reading,
     sha256_of,
+    string,
     with_copies_together,
 )
 

@@ -3,16 +3,14 @@
 from collections.abc import Iterable
 
 from ...quantize.files.package_version import package_version
-from ..counting.context_bins import CONTEXT_BINS, ContextCounts
-from ..counting.draft_counts import PromptCounts, context_edges
-from ..counting.draft_replay import DraftReplay
-from ..counting.estimand import estimand
-from ..errors import GoldenError
+from ...recipes.errors import GoldenError
+from ..counting.acceptance_counts import CONTEXT_BINS, ContextCounts, estimand
+from ..counting.draft_counts import DraftReplay, PromptCounts, context_edges
 from ..judging.judgement import GateReport
 from ..measure.measurement import Measurement, RequestRecord
 from ..report.document import Document
 from ..served.served_gate import served_estimand
-from .golden import Golden, Source, categories_of, context_bins_of, golden_prompts
+from .golden_acceptance import Golden, Source, categories_of, context_bins_of, golden_prompts
 
 
 def golden_of_replay(replay: DraftReplay, *, draft_sha256: str | None) -> Golden:

@@ -9,10 +9,9 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from ..measure.protocols.engine_counters import MODEL_LABEL
-from .golden import Golden
-from .limits import Limit
-from .promql import Queries, label_is
+from ..measure.server_counters import MODEL_LABEL
+from .golden_acceptance import Golden
+from .prometheus import Limit, Queries, label_is
 
 _SCHEMA = 39
 """Of dashboards: Grafana 11; later ones migrate it by themselves."""

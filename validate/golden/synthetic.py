@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ..measure.measurement import EngineName
-from .golden import GoldenCategory
+from .golden_acceptance import GoldenCategory
 
 _DIGITS = 6
 """Of rates and lengths: far below what a load test resolves."""

@@ -15,8 +15,7 @@ from typing import Literal, TypeVar
 
 from typing_extensions import override
 
-from ..counting.acceptance_counts import pooled
-from ..counting.context_bins import ContextBins
+from ..counting.acceptance_counts import ContextBins, pooled
 from ..counting.draft_counts import (
     PromptPair,
     RecordedPair,

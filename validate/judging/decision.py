@@ -15,13 +15,21 @@ from dataclasses import dataclass
 
 from ..counting.draft_counts import DraftCounts, PromptPair
 from ..counting.paired_change import PairedChange, RequiredPrompts, required_prompts
-from .advice import fresh_prompts, lines, lose_less, more_prompts
-from .anomalies import Background, find_anomaly
+from .advice import (
+    Background,
+    calibrate_on,
+    find_anomaly,
+    findings,
+    fresh_prompts,
+    kinds_of,
+    lines,
+    lose_less,
+    more_prompts,
+    names,
+    number_of,
+)
 from .categories import Parts, outcome
-from .interim_analysis import Look
-from .named_parts import calibrate_on, findings, kinds_of, names, number_of
-from .policy import Policy
-from .verdict import Verdict, Wording, in_percent
+from .policy import Look, Policy, Verdict, Wording, in_percent
 
 _ENOUGH_FOR_RARE_LOSSES = 100
 """Prompts of which a loss in one prompt in twenty passes in 5 % of cases; in 9 % of 36."""

@@ -9,10 +9,9 @@ from typing import Any, Literal, Self
 
 from typing_extensions import override
 
-from ...quantize.errors import OutputError
 from ...quantize.files.report_files import ReportFormat, check_reports, write_reports
 from ...recipes.brief import Brief
-from ..errors import GateError
+from ...recipes.errors import GateError, OutputError
 
 AnyPath = str | Path
 Inconclusive = Literal["error", "skipped"]

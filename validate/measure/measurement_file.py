@@ -4,18 +4,28 @@ A file is whole: its records are those of the prompts that the setup names. What
 lies beside it under another name, see `kept`.
 """
 
+import dataclasses
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ...quantize.files.result_cache import differences, refuse_other_work, take_alone
+from ...quantize.files.staging import check_output, sync, write_text
 from ...recipes.decode import encode
-from ...recipes.errors import reason
-from ...recipes.regular_file import open_stream
+from ...recipes.errors import MeasureError, OutputError, reason
+from ...recipes.regular_file import open_kept, open_stream
 from ...recipes.strict_json import JsonProblem, decode, parse_object
-from ..errors import MeasureError
-from .measurement import Measurement, RequestRecord, Setup
-from .measurement_checks import prompts_sha256, record_problem, setup_problem
+from .measurement import (
+    Measurement,
+    RequestRecord,
+    Setup,
+    prompts_sha256,
+    record_problem,
+    setup_problem,
+)
 
 _LONGEST_LINE = 64 * 2**20  # bytes; 100,000 tokens with log-probabilities have 6 MB
 _MOST_BYTES = 2 * 2**30  # 10,000 prompts of 2,000 tokens with log-probabilities have 1.2 GB
@@ -121,3 +131,173 @@ def _first_double(records: list[RequestRecord]) -> str | None:
             return record.id
         seen.add(record.id)
     return None
+
+
+# ---- What of a measurement is done: a file beside the output, which a run that dies leaves behind
+#
+# `OUT.measuring` is a measurement file whose records stand in the order in which they came, each
+# written at once and flushed to the disk. Its last line may be cut off: its run was killed while
+# it
+# wrote.
+
+MEASURING = ".measuring"
+"""Behind the name of the output."""
+
+
+class KeptRecords:
+    """The file; made by `kept_records`, which nobody else has meanwhile.
+
+    Attributes:
+        records: by the id of their prompt.
+        dropped_line: the last line was cut off, and is asked for again.
+    """
+
+    def __init__(self, out: Path, descriptor: int, setup: Setup) -> None:
+        self.path = out.with_name(out.name + MEASURING)
+        self.records: dict[str, RequestRecord] = {}
+        self.dropped_line = False
+        self._out = out
+        self._descriptor = descriptor
+        self._setup = setup
+        self._is_broken = False
+        self._read()
+
+    def add(self, record: RequestRecord) -> None:
+        """Keep a record; it is on the disk when this returns.
+
+        Raises:
+            MeasureError: it contradicts itself or the setup, or its prompt has one.
+            OutputError: it cannot be written.
+        """
+        problem = record_problem(record, self._setup)
+        if problem is None and record.id in self.records:
+            problem = "was answered twice"
+        if problem:
+            raise MeasureError(f"prompt {record.id}", problem, fix="look at the server's log")
+        self._append(line_of(record))
+        self.records[record.id] = record
+
+    def publish(self, prompt_ids: Sequence[str]) -> Measurement:
+        """Give the output its name, its records in order.
+
+        Args:
+            prompt_ids: of all prompts, which all have records.
+
+        Raises:
+            OutputError: the output appeared meanwhile, or cannot be written.
+        """
+        records = tuple(self.records[prompt_id] for prompt_id in prompt_ids)
+        unfinished = self.path.with_name(f"{self.path.name}.sorted")
+        try:
+            lines = (line_of(self._setup), *map(line_of, records))
+            write_text(unfinished, "".join(lines))
+            check_output(self._out)
+            unfinished.rename(self._out)
+            sync(self._out.absolute().parent)
+        except OSError as exc:
+            raise _unwritable(self._out, exc) from exc
+        finally:
+            unfinished.unlink(missing_ok=True)
+        self.path.unlink()
+        return Measurement(name=self._out.name, setup=self._setup, records=records)
+
+    def _read(self) -> None:
+        """What an earlier run has kept; a file without a whole first line is begun anew."""
+        whole = 0  # bytes
+        for number, line in numbered_lines(self.path):
+            if not line.endswith(b"\n"):
+                self.dropped_line = True
+                break
+            whole += len(line)
+            where = f"{self.path}:{number}"
+            if number == 1:
+                self._check_plan(read_setup(line, where))
+                continue
+            record = read_record(line, self._setup, where)
+            if record.id in self.records:
+                raise MeasureError(where, f"prompt {record.id} stands on an earlier line too",
+                                   fix=f"rm {self.path}, and measure again")  # fmt: skip
+            self.records[record.id] = record
+        os.ftruncate(self._descriptor, whole)
+        if not whole:
+            self.dropped_line = False
+            self._append(line_of(self._setup))
+
+    def _check_plan(self, begun: Setup) -> None:
+        refuse_other_work(
+            self.path,
+            "measurement",
+            setup_differences(begun, self._setup),
+            given="arguments and server",
+            remove=f"rm {self.path}",
+        )
+
+    def _append(self, line: str) -> None:
+        """Write a line; behind one that is cut off nothing may follow."""
+        if self._is_broken:
+            raise OutputError(self.path, "cannot be written, as before", fix="free some space")
+        data = memoryview(line.encode())
+        try:
+            while data:
+                data = data[os.write(self._descriptor, data) :]
+            os.fsync(self._descriptor)
+        except OSError as exc:
+            self._is_broken = True
+            raise _unwritable(self.path, exc) from exc
+
+
+@contextmanager
+def kept_records(out: Path, setup: Setup) -> Iterator[KeptRecords]:
+    """Begin a measurement, or go on with the one of the same setup; nobody else has it meanwhile.
+
+    Args:
+        out: the file that it becomes; does not exist.
+
+    Raises:
+        OutputError: another setup was begun there, another process is at it, or it cannot be
+            written.
+        MeasureError: what lies there is no measurement that was begun.
+    """
+    path = out.with_name(out.name + MEASURING)
+    try:
+        descriptor = open_kept(path)
+    except OSError as exc:
+        raise _unwritable(path, exc) from exc
+    try:
+        take_alone(path, descriptor, path, "measuring")
+        kept = KeptRecords(out, descriptor, setup)
+        try:
+            yield kept
+        finally:
+            if not kept.records:  # nothing to go on with
+                path.unlink(missing_ok=True)
+    finally:
+        os.close(descriptor)
+
+
+def setup_differences(begun: Setup, now: Setup) -> tuple[str, ...]:
+    """In what two setups differ, a line for each; the version of draftquant may."""
+    one, other = (
+        {key: value for key, value in _leaves(setup) if key != "draftquant"}
+        for setup in (begun, now)
+    )
+    return differences(one, other)
+
+
+def _leaves(value: object, key: str = "") -> Iterator[tuple[str, object]]:
+    """Everything in it that is no mapping, with the keys that lead there."""
+    if dataclasses.is_dataclass(value):
+        value = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    if not isinstance(value, Mapping):
+        yield key, value
+        return
+    for name, item in value.items():
+        yield from _leaves(item, f"{key}.{name}" if key else name)
+
+
+def _unwritable(path: Path, exc: OSError) -> OutputError:
+    return OutputError(
+        path,
+        f"cannot be written: {exc.strerror or exc}",
+        fix="free some space or choose another place, and run again: what is kept stays",
+    )

@@ -5,22 +5,283 @@ It knows neither engines, which are behind `EngineProtocol`, nor the command lin
 
 import asyncio
 import itertools
+import math
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
 
 from ...calibration.prompts.prompt_file import Prompt
-from ...calibration.server_client import ServerClient
+from ...calibration.server_client import Patience, ServerClient
 from ...calibration.traces.prompt_trace import prompt_sha256
+from ...quantize.files.checkpoint import Checkpoint
+from ...quantize.files.digests import has_identity
+from ...quantize.files.package_version import package_version
 from ...quantize.files.staging import check_output
+from ...recipes.decode import AT_LEAST_0, AT_LEAST_1
+from ...recipes.errors import CheckpointError, MeasureError, short
 from ..counting.acceptance_counts import AcceptanceCounts, pooled
-from ..errors import MeasureError
-from .measure_plan import Plan, ServerAddress
-from .measurement import Measurement, RequestRecord, Setup
-from .measuring_file import KeptRecords, kept_records, setup_differences
-from .protocols.protocol import Completion, EngineProtocol
+from .engine_protocol import Ask, Completion, EngineProtocol
+from .measurement import (
+    Asked,
+    Measurement,
+    RequestRecord,
+    ServerIdentity,
+    Setup,
+    Speculation,
+    ToldBy,
+    prompts_sha256,
+)
+from .measurement_file import KeptRecords, kept_records, setup_differences
+
+# ---- Is the draft that a server runs the one that `--draft` names? Its own words against the
+# folder's
+#
+# Servers name their draft by a path of their own machine, or by a Hub id. So names may differ
+# where
+# the draft is the same, and the other way round: what can be compared is, from the surest on.
+
+_UNQUANTIZED = ("unquant", "none")
+"""How engines say that a draft is not quantized; vLLM and SGLang say nothing where they do not
+know, which is the rule."""
+_NAMES_OF_THE_TARGET = ("root", "model_path")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftIdentity:
+    """The draft that a server runs, as its folder says; the first three fields as in `Speculation`.
+
+    Attributes:
+        quantized: the folder declares a quantization; None = not known.
+        folder: where it lies here; None = not known.
+        served_as: what the server calls it, as the user says; None = as its folder is called.
+    """
+
+    draft: str
+    draft_sha256: str
+    draft_quantization: str | None
+    quantized: bool | None = None
+    folder: Path | None = None
+    served_as: str | None = None
+
+
+def identified(
+    speculation: Speculation, draft: DraftIdentity, server: ServerIdentity
+) -> Speculation:
+    """How a server drafts, with the identity of the draft that it was said to run.
+
+    Raises:
+        MeasureError: the server tells of another one.
+    """
+    named = speculation.draft or None
+    of_the_target = (server.model, *map(server.arguments.get, _NAMES_OF_THE_TARGET))
+    in_the_target = named is not None and named in of_the_target
+    # An MTP layer is a part of the target, whose name and quantization are what is told.
+    told_by = _told_by(None if in_the_target else named, draft)
+    if not in_the_target:
+        _check_quantization(speculation, draft)
+    return replace(
+        speculation,
+        draft=draft.draft,
+        draft_sha256=draft.draft_sha256,
+        draft_quantization=draft.draft_quantization,
+        served_draft=speculation.draft,
+        served_quantization=speculation.draft_quantization,
+        told_by=told_by,
+    )
+
+
+def _told_by(named: str | None, draft: DraftIdentity) -> ToldBy | None:
+    """See `Speculation`."""
+    if draft.served_as is not None and draft.served_as != named:
+        raise MeasureError(
+            "--served-as",
+            f"expected what the server calls its draft, {short(named)}, got"
+            f" {short(draft.served_as)}",
+            fix="copy the name as the server reports it, or leave it out",
+        )
+    if named is None:
+        return None
+    if draft.served_as is not None:
+        return "user"
+    here = _folder(named)
+    if here is not None and draft.folder is not None:
+        if here.samefile(draft.folder):
+            return "path"
+        if _has_tensors(here, draft.draft_sha256):
+            return "tensors"
+    elif _last_name(named) in _names(draft):
+        return "name"
+    raise MeasureError(
+        "--draft",
+        f"expected the draft that the server runs, {short(named)}, got {short(draft.draft)}"
+        f" (tensors {draft.draft_sha256[:12]})",
+        fix="give the draft that the server runs, or start the server with this one; if it is the"
+        f" same by another name: --served-as {named}",
+    )
+
+
+def _folder(named: str) -> Path | None:
+    """What is meant, where this machine has such a folder; the server may be another one."""
+    try:
+        return Path(named) if Path(named).is_dir() else None
+    except OSError:  # too long for a path
+        return None
+
+
+def _has_tensors(folder: Path, sha256: str) -> bool:
+    """Whether a folder holds a draft whose tensors have this identity."""
+    try:
+        return has_identity(Checkpoint.open(folder), sha256)
+    except CheckpointError:
+        return False
+
+
+def _names(draft: DraftIdentity) -> set[str]:
+    """By which a folder may go: its own, and that of the Hub's cache or of the id."""
+    paths = [draft.draft] + ([] if draft.folder is None else [str(draft.folder)])
+    return {_last_name(path) for path in paths}
+
+
+def _last_name(path: str) -> str:
+    """The last part of a path or a Hub id; of a path in the Hub's cache that of the repository."""
+    parts = PurePosixPath(path).parts
+    cached = [part for part in parts if part.startswith("models--")]
+    return cached[-1].rpartition("--")[2] if cached else parts[-1] if parts else path
+
+
+def _check_quantization(speculation: Speculation, draft: DraftIdentity) -> None:
+    """The server quantizes what is stored plain, or reads as plain what is not."""
+    told, called = speculation.draft_quantization, speculation.draft
+    if told is None or draft.quantized is None:
+        return
+    if draft.quantized == (told.lower() in _UNQUANTIZED):
+        raise MeasureError(
+            "--draft",
+            f"{short(draft.draft)} {'is' if draft.quantized else 'is not'} quantized, but the"
+            f" server reports quantization {short(told)} for its"
+            f" draft{f' {short(called)}' if called else ''}",
+            fix="give the draft that the server runs, or leave --draft out",
+        )
+
+
+# ---- What is to be measured, and where
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerAddress:
+    """Where a server is, and how patiently it is asked.
+
+    Attributes:
+        url: http://HOST:PORT. key: of the server; None = it asks for none.
+        most_per_second: requests begun; None = as fast as they are answered.
+    """
+
+    url: str
+    key: str | None = field(default=None, repr=False)
+    patience: Patience = field(default_factory=Patience)
+    most_per_second: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check the rate.
+
+        Raises:
+            MeasureError: it is none.
+        """
+        rate = self.most_per_second
+        if rate is not None and not 0 < rate < math.inf:
+            raise MeasureError("--max-requests-per-second", f"expected more than 0, got {rate:g}",
+                               fix="give a number, such as 10")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is measured.
+
+    Attributes:
+        prompts: with unique ids, at least one. ask: of each.
+        concurrency: requests in flight; fewer where the engine's interface allows no more.
+        num_warm_up: requests before, over the first prompts again and again, not recorded.
+        template_sha256: see `Asked`.
+        draft: None = what the server says of its draft is all that is known.
+        model: name that the server must serve; None = any.
+    """
+
+    prompts: Sequence[Prompt]
+    ask: Ask
+    concurrency: int = 8
+    num_warm_up: int = 0
+    template_sha256: str | None = None
+    draft: DraftIdentity | None = None
+    model: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check the ranges.
+
+        Raises:
+            MeasureError: a number is out of range, or two prompts have one id.
+        """
+        for flag, value, allowed in (
+            ("--concurrency", self.concurrency, AT_LEAST_1),
+            ("--warm-up", self.num_warm_up, AT_LEAST_0),
+            ("--max-new-tokens", self.ask.max_new_tokens, AT_LEAST_1),
+        ):
+            allowed.check(MeasureError, flag, value, fix="give a whole number")
+        if len({prompt.id for prompt in self.prompts}) != len(self.prompts) or not self.prompts:
+            raise MeasureError("prompts", "expected at least one prompt, and a unique id for each",
+                               fix="give a prompt file")  # fmt: skip
+
+    def setup(
+        self, protocol: EngineProtocol, server: ServerIdentity, speculation: Speculation | None
+    ) -> Setup:
+        """What identifies a run of this plan.
+
+        Args:
+            protocol: which has identified the server.
+            speculation: that it has found; None = the server uses no draft.
+
+        Raises:
+            MeasureError: the server is not what is expected.
+        """
+        if self.model is not None and server.model != self.model:
+            raise MeasureError(
+                "--model",
+                f"expected {short(self.model)}, the server has {short(server.model)}",
+                fix="give the --server of that model",
+            )
+        if self.draft is not None:
+            if speculation is None:
+                raise MeasureError(
+                    "--draft",
+                    "the server uses no draft",
+                    fix="start it with this draft, or leave --draft out",
+                )
+            speculation = identified(speculation, self.draft, server)
+        most = protocol.most_in_flight
+        decoding = self.ask.decoding
+        asked = Asked(
+            prompts_sha256=prompts_sha256(
+                (prompt.id, prompt.category, prompt_sha256(prompt.token_ids))
+                for prompt in self.prompts
+            ),
+            template_sha256=self.template_sha256,
+            temperature=decoding.temperature,
+            top_p=decoding.top_p,
+            top_k=decoding.top_k,
+            seed=decoding.seed,
+            max_new_tokens=self.ask.max_new_tokens,
+            ignore_eos=self.ask.ignore_eos,
+            concurrency=self.concurrency if most is None else min(self.concurrency, most),
+            num_warm_up=self.num_warm_up,
+            num_top_logprobs=decoding.num_top_logprobs,
+        )
+        return Setup(
+            server=server,
+            speculation=speculation,
+            asked=asked,
+            draftquant=package_version("draftquant"),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

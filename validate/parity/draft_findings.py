@@ -6,14 +6,255 @@ length does, and not always in the same direction.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from ..counting.jackknife import Bounded, pooled_mean
-from .draft_agreement import ACCEPTED, PromptAgreement, Quantity
-from .finding import Finding
-from .limits import MIN_PROMPTS, Limits, judged, limits
+from ...calibration.passes.draft_inputs import check_trace_fits, first_hidden, work_of
+from ...calibration.passes.proposals import MAX_LOGITS, draft_ids_of, num_draft_tokens_fault
+from ...calibration.traces.prompt_trace import PromptTrace
+from ...calibration.traces.trace_folder import TraceFolder
+from ...quantize.drafts.forward import DraftPass, finite, positions, whole_rows
+from ...quantize.stored.loading import LoadedDraft
+from ...recipes.errors import ParityError
+from ..counting.paired_change import Bounded, pooled_mean
+from ..counting.trace_replay import acceptance_probabilities
+from .finding import MIN_PROMPTS, Finding, Limits, judged, limits
+
+# ---- What a quantized draft proposes beside BF16, at every row and draft step of recorded traces
+#
+# Both are teacher-forced along the recorded tokens, so that each step is asked about the same
+# text,
+# whatever the steps before it would have proposed. Distributions are those at temperature 1; their
+# logits are never held for more than some rows.
+
+Quantity = Literal[
+    "rows",
+    "divergence",
+    "same_first",
+    "same_top",
+    "overlap",
+    "right_baseline",
+    "right_candidate",
+    "proposable",
+    "surprise_baseline",
+    "surprise_candidate",
+    "accepted_baseline",
+    "accepted_candidate",
+]
+"""What is added up over rows, at each step:
+
+rows                 1
+divergence           KL(BF16 || quantized) = sum p log(p / q), nats
+same_first           1 where both find the same token most likely
+same_top             share of the `top` most likely tokens that both have
+overlap              sum min(p, q): how often both draw the same token, coupled as well as can be
+right_X              1 where X's most likely token is the recorded one
+proposable           1 where the recorded token is in the drafts' vocabulary
+surprise_X           -log of X's probability of the recorded token, of proposable ones, nats
+accepted_X           min(1, X's probability / the target's) of the recorded token, see
+                     `expectation`; of drawn text whose probabilities were recorded
+"""
+
+DEFAULT_TOP = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PromptAgreement:
+    """One recorded prompt.
+
+    Attributes:
+        prompt_sha256: identity of its conversation.
+        sums: [K] float64 of each quantity; `accepted_*` are missing where nothing tells them.
+    """
+
+    category: str
+    prompt_sha256: str
+    sums: Mapping[Quantity, Tensor]
+
+
+def check_comparable(
+    baseline: LoadedDraft, candidate: LoadedDraft, traces: TraceFolder, num_draft_tokens: int
+) -> None:
+    """Check that two drafts can be held against each other on these traces.
+
+    Raises:
+        TraceError: the traces do not fit a draft.
+        ParityError: one cannot propose K tokens, or they propose from different vocabularies.
+    """
+    for draft in (baseline, candidate):
+        fault = num_draft_tokens_fault(draft.geometry, num_draft_tokens)
+        if fault:
+            raise ParityError(f"{draft.name}: --num-draft-tokens", fault[0], fix=fault[1])
+        check_trace_fits(draft, traces)
+    if not torch.equal(_vocabulary(baseline), _vocabulary(candidate)):
+        raise ParityError(
+            candidate.name,
+            f"proposes tokens of another vocabulary than {baseline.name}",
+            fix="give the BF16 draft that it was quantized from",
+        )
+
+
+@torch.inference_mode()
+def draft_agreement(
+    baseline: LoadedDraft,
+    candidate: LoadedDraft,
+    traces: TraceFolder,
+    *,
+    num_draft_tokens: int,
+    top: int = DEFAULT_TOP,
+    on_progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> tuple[PromptAgreement, ...]:
+    """Run both drafts along every prompt.
+
+    Args:
+        baseline: BF16.
+        top: most likely tokens that are compared as a set, from 1 to the drafts' vocabulary.
+        on_progress: called with (work done, work) after each prompt; see `work_of`.
+
+    Returns:
+        Per prompt that has K tokens to propose, in the order of the traces; at least one.
+
+    Raises:
+        TraceError: the traces do not fit a draft, or are damaged.
+        ParityError: see `check_comparable`; `top` is out of range; all continuations are too short.
+        ForwardError: a draft computes NaN or infinity.
+    """
+    check_comparable(baseline, candidate, traces, num_draft_tokens)
+    if not 1 <= top <= baseline.forward.num_logits:
+        most = baseline.forward.num_logits
+        raise ParityError("--top", f"expected 1 to {most:,} (the drafts' vocabulary), got {top}",
+                          fix=f"leave it out for the default, {DEFAULT_TOP}")  # fmt: skip
+    found = []
+    work = [work_of([entry], num_draft_tokens) for entry in traces.manifest.prompts]
+    for done, entry in zip(accumulate(work), traces.manifest.prompts, strict=True):
+        trace = traces.load(entry)
+        rows = whole_rows(trace.num_tokens, num_draft_tokens, first_row=trace.prompt_length - 1)
+        if rows:
+            compared = _Compared(baseline, candidate, traces, trace, rows, num_draft_tokens)
+            found.append(compared.agreement(top))
+        on_progress(done, sum(work))
+    if not found:
+        raise ParityError(
+            traces.folder,
+            f"no continuation is longer than --num-draft-tokens {num_draft_tokens}",
+            fix="record longer continuations",
+        )
+    return tuple(found)
+
+
+class _Compared:
+    """Two drafts along one prompt."""
+
+    def __init__(
+        self,
+        baseline: LoadedDraft,
+        candidate: LoadedDraft,
+        traces: TraceFolder,
+        trace: PromptTrace,
+        rows: range,
+        num_draft_tokens: int,
+    ) -> None:
+        self._drafts = (baseline, candidate)
+        self._traces, self._trace = traces, trace
+        self._rows, self._k = rows, num_draft_tokens
+        self._token_ids = trace.token_ids.to(baseline.device)
+        self._draft_ids = draft_ids_of(baseline.forward, self._token_ids)
+        manifest = traces.manifest
+        self._temperature = manifest.temperature if manifest.logprobs_as_sampled else None
+
+    def agreement(self, top: int) -> PromptAgreement:
+        """Add up what is asked of every row."""
+        sums: dict[Quantity, Tensor] = {}
+        baseline, candidate = self._drafts
+        passes = zip(self._passes(baseline), self._passes(candidate), strict=True)
+        for one, other in passes:
+            at = slice(one.depths.start, one.depths.stop)
+            for (mine, its), tokens, logprob in self._parts(one, other):
+                logits = (_logits(baseline, mine), _logits(candidate, its))
+                for name, each in self._each(logits, tokens, logprob, top):
+                    known = sums.setdefault(name, torch.zeros(self._k, dtype=torch.float64))
+                    known[at] += each.double().sum(0).cpu()
+        return PromptAgreement(
+            category=self._trace.category, prompt_sha256=self._trace.cluster_sha256, sums=sums
+        )
+
+    def _passes(self, draft: LoadedDraft) -> Iterator[DraftPass]:
+        hidden = first_hidden(draft, self._traces, self._trace)
+        return draft.forward.passes(
+            hidden[None],
+            self._token_ids[None],
+            rows=self._rows,
+            num_draft_tokens=self._k,
+        )
+
+    def _parts(
+        self, one: DraftPass, other: DraftPass
+    ) -> Iterator[tuple[tuple[Tensor, Tensor], Tensor, Tensor | None]]:
+        """Hidden states [R, D, W] of both, and tokens [R, D] with the target's log-probability."""
+        device = self._token_ids.device
+        at = positions(one.rows, device)[:, None] + 2 + positions(one.depths, device)
+        tokens, logprob = self._token_ids[at], None
+        if self._temperature is not None and self._trace.token_logprob is not None:
+            logprob = self._trace.token_logprob.to(device)[at - self._trace.prompt_length]
+        together = max(1, MAX_LOGITS // (self._drafts[0].forward.num_logits * len(one.depths)))
+        for start in range(0, len(at), together):
+            part = slice(start, start + together)
+            hidden = (one.hidden[0, part], other.hidden[0, part])
+            yield hidden, tokens[part], None if logprob is None else logprob[part]
+
+    def _each(
+        self, logits: tuple[Tensor, Tensor], tokens: Tensor, logprob: Tensor | None, top: int
+    ) -> Iterator[tuple[Quantity, Tensor]]:
+        """[R, D] of every quantity."""
+        p, q = (found.log_softmax(-1) for found in logits)
+        best_p, best_q = (found.topk(top, dim=-1).indices for found in (p, q))
+        draft_ids = self._draft_ids[tokens]
+        proposable = draft_ids >= 0
+        yield "rows", torch.ones_like(tokens)
+        # Rounding puts a divergence of nothing a little below zero.
+        yield "divergence", (p.exp() * (p - q)).sum(-1).clamp(min=0)
+        yield "same_first", best_p[..., 0] == best_q[..., 0]
+        yield "same_top", (best_p[..., None] == best_q[..., None, :]).any(-1).double().mean(-1)
+        yield "overlap", torch.minimum(p, q).exp().sum(-1)
+        yield "proposable", proposable
+        yield "right_baseline", best_p[..., 0] == draft_ids
+        yield "right_candidate", best_q[..., 0] == draft_ids
+        yield "surprise_baseline", -_of(p, draft_ids).masked_fill(~proposable, 0)
+        yield "surprise_candidate", -_of(q, draft_ids).masked_fill(~proposable, 0)
+        if logprob is not None and self._temperature is not None:
+            for name, found in zip(ACCEPTED, logits, strict=True):
+                drawn = _of((found / self._temperature).log_softmax(-1), draft_ids)
+                drawn = drawn.masked_fill(~proposable, -torch.inf)
+                yield name, acceptance_probabilities(drawn, logprob)
+
+
+ACCEPTED: tuple[Quantity, Quantity] = ("accepted_baseline", "accepted_candidate")
+
+
+def _of(logprobs: Tensor, draft_ids: Tensor) -> Tensor:
+    """[R, D] of [R, D, V], anything for a token that is not in the vocabulary."""
+    return logprobs.gather(-1, draft_ids.clamp(min=0)[..., None])[..., 0]
+
+
+def _logits(draft: LoadedDraft, hidden: Tensor) -> Tensor:
+    """In float32 at least: rounded to BF16 they would move by more than codes move them.
+
+    Before a draft rules tokens out, as DFlash2 does all but its candidates: else the divergence of
+    two drafts whose candidates differ by one would be infinite.
+    """
+    logits = finite(draft.forward.scores(hidden), draft.name, "logits")
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+def _vocabulary(draft: LoadedDraft) -> Tensor:
+    """The target's id of each of the draft's tokens."""
+    return draft.forward.to_target(torch.arange(draft.forward.num_logits, device=draft.device))
+
 
 Floats = NDArray[np.float64]
 Sums = Mapping[Quantity, Floats]

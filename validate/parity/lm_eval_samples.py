@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,9 @@ from typing import Any
 from typing_extensions import override
 
 from ...recipes.brief import Brief
-from ...recipes.errors import reason, short
+from ...recipes.errors import ParityError, reason, short
 from ...recipes.regular_file import open_stream, read_text
 from ...recipes.strict_json import JsonProblem, parse_json
-from ..errors import ParityError
 
 _FILE = re.compile(r"samples_(?P<task>.+)_(?P<date>\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d(\.\d+)?)\.jsonl")
 _HASHES = ("doc_hash", "prompt_hash", "target_hash")
@@ -243,3 +242,59 @@ def _unreadable(path: Path, exc: Exception) -> ParityError:
     return ParityError(
         path, f"cannot be read: {reason(exc)}", fix="give the folder as lm_eval wrote it"
     )
+
+
+# ---- Which way a metric is better: what a score change means hangs on it, so that it is never
+# guessed
+#
+# The results of either run say it (lm_eval writes "higher_is_better" of every task), else the
+# command
+# line, else its name where that has one meaning.
+
+_HIGHER = frozenset((
+    "acc", "acc_norm", "acc_mutual_info", "acc_bytes", "acc_all", "exact_match", "em", "f1", "mcc",
+    "bleu", "chrf", "rouge1", "rouge2", "rougeL", "pass@1", "likelihood",
+))  # fmt: skip
+_LOWER = frozenset((
+    "perplexity", "word_perplexity", "byte_perplexity", "bits_per_byte", "ppl", "brier_score",
+    "mae", "mse", "wer", "cer",
+))  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Directions:
+    """What the command line says of metrics, by name."""
+
+    higher: Collection[str] = ()
+    lower: Collection[str] = ()
+
+    def higher_is_better(self, metric: str, first: TaskSamples, second: TaskSamples) -> bool:
+        """Whether more is better.
+
+        Raises:
+            ParityError: two of those who say it contradict each other, or nobody says it.
+        """
+        told = {
+            str(one.path): one.higher_is_better[metric]
+            for one in (first, second)
+            if metric in one.higher_is_better
+        }
+        told |= {"--higher-is-better": True} if metric in self.higher else {}
+        told |= {"--lower-is-better": False} if metric in self.lower else {}
+        if len(set(told.values())) > 1:
+            said = ", ".join(f"{who}: {'higher' if up else 'lower'}" for who, up in told.items())
+            raise ParityError(
+                f"{first.task}, {metric}",
+                f"two places disagree on whether higher is better ({said})",
+                fix="run both with one version of the task, whose results stand beside the samples",
+            )
+        if told:
+            return next(iter(told.values()))
+        if metric in _HIGHER | _LOWER:
+            return metric in _HIGHER
+        raise ParityError(
+            f"{first.task}, {metric}",
+            "it is not recorded whether a higher or a lower score is better: expected"
+            " results_DATE.json beside the samples of one side",
+            fix=f"--higher-is-better {metric}, or --lower-is-better {metric}",
+        )

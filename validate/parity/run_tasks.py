@@ -19,15 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from ...calibration.server_client import KEY_VARIABLE, Patience, ServerClient
-from ...quantize.errors import OutputError
-from ...quantize.files.resumable import resumable_folder
+from ...quantize.files.result_cache import resumable_folder
 from ...quantize.files.staging import check_output
-from ...recipes.bounds import AT_LEAST_0, AT_LEAST_1
+from ...recipes.decode import AT_LEAST_0, AT_LEAST_1
+from ...recipes.errors import OutputError, ParityError
 from ...recipes.install_line import install_line
 from ...recipes.strict_json import parse_object
-from ..errors import ParityError
+from ..measure.engine_protocol import get_protocol
 from ..measure.measurement import EngineName
-from ..measure.protocols import get_protocol
 from .lm_eval_samples import TaskSamples, missing_samples, read_samples
 
 DEFAULT_COMMAND = "lm_eval"

@@ -6,17 +6,232 @@ whatever the temperature (SGLang on ROCm does by default) writes too likely ones
 log-probability per token, prompt by prompt, may change in neither direction.
 """
 
+import asyncio
 import dataclasses
-from collections.abc import Sequence
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
 
 from ...calibration.prompts.prompt_file import Prompt
+from ...calibration.recording.target_model import Placement, input_device, loaded_target
+from ...calibration.server_client import Patience, ServerClient
 from ...calibration.traces.prompt_trace import prompt_sha256
-from ..counting.jackknife import pooled_mean
-from ..errors import ParityError
+from ...recipes.errors import ParityError, short
+from ..counting.paired_change import pooled_mean
+from ..measure.engine_protocol import get_protocol
 from ..measure.measurement import Measurement, RequestRecord, differences
-from .finding import Finding
-from .limits import MIN_PROMPTS, Limits, judged
-from .text_scores import Scores, Text
+from .finding import MIN_PROMPTS, Finding, Limits, judged
+
+# ---- Texts, and how likely each token of them is to a target that is asked afterwards
+#
+# Whoever wrote a text does not score it: the target itself does, run by transformers, or a plain
+# server of it that reads prompt and output as one prompt.
+
+ScoringEngine = Literal["vllm", "sglang"]
+"""Engines that tell how likely the tokens of a prompt are."""
+
+_MAX_LOGITS = 2**26  # elements of logits that are normalised together: 256 MB in float32
+_IMPOSSIBLE = -9999.0
+"""What vLLM writes for -infinity (entrypoints/generate/base/serving.py:370 of 0.32)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Text:
+    """What was given, and what came out; at least one token each."""
+
+    id: str
+    prompt: tuple[int, ...]
+    output: tuple[int, ...]
+
+
+Scores = tuple[float, ...]
+"""Of one text: the log-probability of each token of its output, at temperature 1, in nats."""
+Progress = Callable[[int, int], None]
+
+
+def score_by_target(
+    target: Path,
+    texts: Sequence[Text],
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    on_progress: Progress = lambda _done, _total: None,
+) -> list[Scores]:
+    """Score with transformers, one text at a time.
+
+    Args:
+        on_progress: called with (texts done, texts).
+
+    Raises:
+        TraceError: it cannot be loaded.
+        ParityError: it has no such token, or computes NaN.
+    """
+    found = []
+    placement = Placement(device=device)
+    with loaded_target(target, dtype, placement, beside=target) as model, torch.inference_mode():
+        vocabulary = model.get_input_embeddings().num_embeddings
+        for done, text in enumerate(texts, start=1):
+            whole = text.prompt + text.output
+            if max(whole) >= vocabulary:
+                raise _another(target, text, f"token {max(whole)} is not of its {vocabulary:,}")
+            ids = torch.tensor([whole], device=input_device(model))
+            # Of the positions that predict the output; the last one predicts what was not written.
+            logits = model(ids, logits_to_keep=len(text.output) + 1, use_cache=False).logits[0, :-1]
+            found.append(_scores(logits, ids[0, len(text.prompt) :].to(logits.device)))
+            if not all(map(math.isfinite, found[-1])):
+                raise _another(target, text, "its log-probabilities are not finite")
+            on_progress(done, len(texts))
+    return found
+
+
+def _scores(logits: torch.Tensor, token_ids: torch.Tensor) -> Scores:
+    rows = max(1, _MAX_LOGITS // logits.shape[-1])
+    parts = zip(torch.split(logits, rows), torch.split(token_ids, rows), strict=True)
+    scored = [
+        some.float().log_softmax(-1).gather(-1, tokens[:, None])[:, 0] for some, tokens in parts
+    ]
+    return tuple(torch.cat(scored).tolist())
+
+
+def score_by_server(
+    url: str,
+    engine: ScoringEngine,
+    texts: Sequence[Text],
+    *,
+    key: str | None = None,
+    concurrency: int = 8,
+    patience: Patience | None = None,
+    on_progress: Progress = lambda _done, _total: None,
+) -> list[Scores]:
+    """Score with a server that drafts nothing.
+
+    Args:
+        url: http://HOST:PORT.
+        texts: each at least one token shorter than the server's longest.
+        key: see `ServerClient`.
+        concurrency: texts in flight, at least 1.
+        patience: of each request; None = the usual one.
+        on_progress: called with (texts done, texts).
+
+    Raises:
+        ServerError: no such server, or no answer.
+        ParityError: it drafts, or its answers are no scores of these tokens.
+    """
+    scoring = _by_server(url, engine, texts, key, concurrency, patience or Patience(), on_progress)
+    return asyncio.run(scoring)
+
+
+async def _by_server(
+    url: str,
+    engine: ScoringEngine,
+    texts: Sequence[Text],
+    key: str | None,
+    concurrency: int,
+    patience: Patience,
+    on_progress: Progress,
+) -> list[Scores]:
+    free, done = asyncio.Semaphore(concurrency), 0
+    async with ServerClient(url, key=key, most_in_flight=concurrency, patience=patience) as client:
+        identity, speculation = await get_protocol(engine).identify(client)
+        if speculation is not None:
+            raise ParityError(
+                "--score-server",
+                f"{url} uses a draft itself ({speculation.num_draft_tokens} tokens): scores have"
+                " to come from a server without a draft",
+                fix="give the server without a draft, or --target M",
+            )
+
+        async def score(text: Text) -> Scores:
+            nonlocal done
+            async with free:
+                found = await _ASK[engine](client, identity.model, text)
+            done += 1
+            on_progress(done, len(texts))
+            return found
+
+        return await asyncio.gather(*map(score, texts))
+
+
+async def _ask_vllm(client: ServerClient, model: str, text: Text) -> Scores:
+    """`prompt_logprobs` (entrypoints/openai/completion/protocol.py:98 of vLLM 0.32).
+
+    One entry per token of the prompt, the first null, else {"TOKEN": {"logprob": X, ...}}.
+    """
+    body = {
+        "model": model,
+        "prompt": [*text.prompt, *text.output],
+        "max_tokens": 1,
+        "temperature": 0,
+        "prompt_logprobs": 0,
+    }
+    reply = await client.post("/v1/completions", body)
+    choices = reply.events[0].data.get("choices")
+    first = choices[0] if isinstance(choices, list) and choices else None
+    entries = first.get("prompt_logprobs") if isinstance(first, Mapping) else None
+    pairs = []
+    for token, entry in zip(text.output, _last(client, text, entries), strict=True):
+        own = entry.get(str(token)) if isinstance(entry, Mapping) else None
+        pairs.append((token, own.get("logprob") if isinstance(own, Mapping) else None))
+    return _checked(client, text, pairs)
+
+
+async def _ask_sglang(client: ServerClient, _model: str, text: Text) -> Scores:
+    """`return_logprob` of the native interface (managers/io_struct.py of SGLang 0.5.23).
+
+    `meta_info.input_token_logprobs`: [logprob, token id, text] per token of the prompt from
+    `logprob_start_len` on, the first of them null (managers/tokenizer_manager.py:2868, :3098).
+    """
+    body = {
+        "input_ids": [*text.prompt, *text.output],
+        "sampling_params": {"max_new_tokens": 0, "temperature": 0},
+        "return_logprob": True,
+        "logprob_start_len": 0,
+    }
+    reply = await client.post("/generate", body)
+    meta = reply.events[0].data.get("meta_info")
+    entries = meta.get("input_token_logprobs") if isinstance(meta, Mapping) else None
+    pairs = []
+    for entry in _last(client, text, entries):
+        whole = isinstance(entry, list) and len(entry) >= 2
+        pairs.append((entry[1], entry[0]) if whole else (None, None))
+    return _checked(client, text, pairs)
+
+
+_ASK: Mapping[ScoringEngine, Callable[[ServerClient, str, Text], Awaitable[Scores]]] = {
+    "vllm": _ask_vllm,
+    "sglang": _ask_sglang,
+}
+
+
+def _last(client: ServerClient, text: Text, entries: object) -> list[Any]:
+    """Of the output; there is one for each token, prompt and output."""
+    expected = len(text.prompt) + len(text.output)
+    if not isinstance(entries, list) or len(entries) != expected:
+        got = f"{len(entries)}" if isinstance(entries, list) else short(entries)
+        raise _another(client.url, text, f"expected log-probabilities of {expected} tokens of the"
+                       f" prompt, got {got}")  # fmt: skip
+    return entries[len(text.prompt) :]
+
+
+def _checked(client: ServerClient, text: Text, pairs: Sequence[tuple[Any, Any]]) -> Scores:
+    scores = []
+    for token, (named, logprob) in zip(text.output, pairs, strict=True):
+        plain = isinstance(logprob, int | float) and not isinstance(logprob, bool)
+        if named != token or not plain or not _IMPOSSIBLE < logprob < 1e-3:
+            what = f"expected the log-probability of token {token}, got {short(logprob)}"
+            raise _another(client.url, text, what)
+        scores.append(float(logprob))
+    return tuple(scores)
+
+
+def _another(where: object, text: Text, what: str) -> ParityError:
+    return ParityError(where, f"prompt {text.id}: {what}",
+                       fix="score with the target that wrote these texts")  # fmt: skip
+
 
 SCORED_AS_SERVED = 0.25
 """Nats, per token on average: a target that is run elsewhere scores a text as its server did within

@@ -10,21 +10,21 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from ...quantize.drafts.draft_cache import scale_origin
 from ...quantize.drafts.geometry import vocabulary_share
-from ...quantize.drafts.kv_cache import scale_origin
 from ...quantize.engines.contract import EngineCheck, EngineName
 from ...quantize.engines.engine_check import check_checkpoint
 from ...quantize.engines.registry import newest_engines
-from ...quantize.errors import CheckpointError
 from ...quantize.files.checkpoint import Checkpoint
 from ...quantize.files.package_version import package_version
 from ...quantize.files.provenance import QuantizedProvenance
 from ...quantize.gpus import gpu_name
-from ...quantize.stored.declarations import HF_QUANT_CONFIG, declared_scheme
+from ...quantize.stored.layouts import HF_QUANT_CONFIG
+from ...quantize.stored.stored_declaration import declared_scheme
 from ...quantize.stored.stored_draft import StoredDraft
+from ...recipes.errors import CheckpointError, GateError
+from ...recipes.formats import AS_STORED, ServedForm
 from ...recipes.schema import Rule
-from ...recipes.served_form import AS_STORED, ServedForm
-from ..errors import GateError
 from ..judging.candidate_origin import DraftFolder
 from ..measure.measurement import Measurement
 

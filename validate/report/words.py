@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from ..counting.paired_change import PairedChange
 from ..judging.categories import Parts
 from ..judging.figures import ServedFigures
-from ..judging.verdict import in_percent
+from ..judging.policy import in_percent
 
 NONE = "\u2013"
 """A dash, where there is no figure."""

@@ -9,23 +9,15 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
-from ...recipes.errors import short
+from ...recipes.errors import GateError, short
 from ..counting.acceptance_counts import pooled
 from ..counting.draft_counts import CountedDraft, TextFigures
-from ..errors import GateError
-from ..foreign.foreign_measurement import (
-    ForeignMeasurement,
-    ForeignPair,
-    ForeignRequest,
-    numbered,
-)
-from ..judging.anomalies import NO_BACKGROUND, Background
+from ..foreign.foreign_measurement import ForeignMeasurement, ForeignPair, ForeignRequest, numbered
+from ..judging.advice import NO_BACKGROUND, Background
 from ..judging.figures import ServedFigures
-from ..judging.interim_analysis import Look
 from ..judging.judgement import GateReport, judge_counts
-from ..judging.policy import Policy
-from ..judging.verdict import Wording
-from .common_rounds import common_length, num_missing
+from ..judging.policy import Look, Policy, Wording
+from .common_steps import common_length, num_missing
 from .measurement_pair import other_target, unaccounted, undrafted_share
 
 MOST_NAMED = 5

@@ -13,18 +13,15 @@ from typing_extensions import override
 
 from ..counting.paired_change import PairedChange
 from ..foreign.foreign_measurement import ForeignPair
-from ..judging.anomalies import Background
-from ..judging.contradictions import comparison_problem, exit_code_problem
-from ..judging.interim_analysis import Look
+from ..judging.advice import Background
+from ..judging.figures import comparison_problem, exit_code_problem
 from ..judging.judgement import GateReport
-from ..judging.policy import Policy
+from ..judging.policy import EXIT_CODES, Look, Policy, Verdict, worst
 from ..judging.published import Published
-from ..judging.verdict import EXIT_CODES, Verdict, worst
 from ..measure.measurement import Measurement
 from ..parity.finding import Finding
 from .foreign_gate import judge_foreign
-from .served_gate import judge_measured
-from .server_noise import ServerNoise, server_noise
+from .served_gate import ServerNoise, judge_measured, server_noise
 
 Part = tuple[str, Verdict, str, str | None]
 """Title of a judgement, its verdict, reason and action."""

@@ -5,15 +5,21 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ..counting.acceptance_counts import AcceptanceCounts, pooled, repeated_ngram_share
-from ..counting.context_bins import CONTEXT_BINS, ContextBins, ContextCounts
+from ...recipes.errors import GateError
+from ..counting.acceptance_counts import (
+    CONTEXT_BINS,
+    AcceptanceCounts,
+    ContextBins,
+    ContextCounts,
+    pooled,
+    repeated_ngram_share,
+)
 from ..counting.draft_counts import CountedDraft, PromptCounts, TextFigures
 from ..counting.paired_change import PairedChange
-from ..errors import GateError
 from ..judging.categories import widest_change
 from ..judging.figures import ServedFigures
 from ..measure.measurement import Measurement, RequestRecord, differences
-from .common_rounds import PairedOutputs, num_unwritten, pair_outputs, whole_counts
+from .common_steps import PairedOutputs, num_unwritten, pair_outputs, whole_counts
 
 CountsPair = tuple[AcceptanceCounts, AcceptanceCounts]
 Contexts = Sequence[ContextCounts | None]
@@ -52,8 +58,7 @@ class ServedPair:
         return self._change(((b.counts, q.counts) for b, q in prompts), confidence)
 
     def figures(self, confidence: float) -> ServedFigures:
-        """What is said beside the figures of the two drafts.
-        """
+        """What is said beside the figures of the two drafts."""
         baseline, candidate = self.measurements
         server, outputs = baseline.setup.server, self.outputs
         tokens = sum(sum(one.num_tokens) for one in outputs)

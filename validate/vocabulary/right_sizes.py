@@ -22,17 +22,28 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...calibration.passes.batches import MAX_TOKENS, batches_of, read_ahead, work_of
-from ...calibration.passes.counted_rows import CountedRows
-from ...calibration.passes.draft_inputs import TraceBatch, check_trace_fits, first_hidden_of_batch
-from ...calibration.passes.predictions import MAX_LOGITS, draft_ids_of, num_draft_tokens_fault
+from ...calibration.passes.draft_inputs import (
+    MAX_TOKENS,
+    TraceBatch,
+    batches_of,
+    check_trace_fits,
+    first_hidden_of_batch,
+    read_ahead,
+    work_of,
+)
+from ...calibration.passes.proposals import (
+    MAX_LOGITS,
+    CountedRows,
+    draft_ids_of,
+    num_draft_tokens_fault,
+)
+from ...calibration.row_choice import RowOrder
 from ...calibration.traces.trace_folder import TraceFolder
-from ...calibration.vocabulary.row_choice import RowOrder
 from ...quantize.drafts.forward import BLOCK_ROWS, whole_rows
 from ...quantize.stored.loading import LoadedDraft
+from ...recipes.errors import ReplayError
 from ..counting.acceptance_counts import AcceptanceCounts
-from ..counting.rounds import rounds
-from ..errors import ReplayError
+from ..counting.trace_replay import rounds
 
 _COMPARED = 2**20
 """Logits that are compared at a time: what stays in a cache."""

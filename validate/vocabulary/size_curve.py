@@ -17,18 +17,24 @@ from dataclasses import dataclass
 import numpy as np
 from typing_extensions import override
 
-from ...calibration.passes.batches import MAX_TOKENS
+from ...calibration.passes.draft_inputs import MAX_TOKENS
+from ...calibration.row_choice import RowChooser, RowOrder, SaidText, crosswise, said_texts
 from ...calibration.traces.trace_folder import TraceFolder
-from ...calibration.vocabulary.row_choice import RowOrder
-from ...calibration.vocabulary.row_chooser import RowChooser, crosswise
-from ...calibration.vocabulary.token_counts import SaidText, said_texts
 from ...quantize.stored.loading import LoadedDraft
 from ...recipes.brief import Brief
-from ..comparison.counted_drafts import Contestant, CountedDrafts, count_drafts
-from ..comparison.prompt_samples import Sample, samples_of
-from ..comparison.simultaneous import simultaneous
+from ..charts.plots import Column, Interval, columns
+from ..charts.svg import standalone
+from ..comparison.scopes import (
+    Contestant,
+    CountedDrafts,
+    Sample,
+    count_drafts,
+    samples_of,
+    simultaneous,
+)
 from ..counting.draft_counts import PromptCounts
 from ..counting.paired_change import jackknife_bounds
+from ..judging.policy import in_percent
 from .right_sizes import RightSizes, right_sizes
 
 USUAL_SIZES = (8192, 16384, 32768, 65536)
@@ -302,3 +308,48 @@ class _Way:
             lower=lower,
             upper=upper,
         )
+
+
+# ---- The curve as a picture: change of the acceptance length by the number of rows (SVG)
+
+
+def drawing(curve: SizeCurve, name: str) -> str:
+    """A file of its own."""
+    series = ["rows chosen by all categories", "its worst category"]
+    if curve.off_domain is not None:
+        series += ["rows chosen by other categories", "its worst category"]
+    return standalone(
+        columns(
+            "sizes",
+            [_column(curve, place) for place in range(len(curve.sizes))],
+            series,
+            title=f"{name}: change of the acceptance length by rows of the head",
+            bounds=f"{in_percent(curve.confidence)} intervals that hold together",
+            foot="rows of the head; share of the held-out tokens that have one",
+        )
+    )
+
+
+def _column(curve: SizeCurve, place: int) -> Column:
+    ways = [curve.chosen, *([curve.off_domain] if curve.off_domain else [])]
+    found: list[SizeChange | None] = []
+    for way in ways:
+        found += [way.whole[place], way.worst(place)]
+    covered = curve.chosen.whole[place].coverage
+    labels = (f"{curve.sizes[place]:,}", f"{covered:.2%}")
+    return Column(labels=labels, rows=_intervals(found))
+
+
+def _intervals(changes: Sequence[SizeChange | None]) -> tuple[Interval | None, ...]:
+    return tuple(
+        None
+        if one is None
+        else Interval(
+            label=one.scope,
+            estimate=one.relative_change,
+            # Bounds of a category of few prompts are wide, and would flatten everything.
+            lower=one.lower if place % 2 == 0 else None,
+            upper=one.upper if place % 2 == 0 else None,
+        )
+        for place, one in enumerate(changes)
+    )

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from ...drafts.engine_traits import Finding
 from ..contract import CutHead, Question
-from .config import is_ordinary
+from ..sglang_config import is_ordinary
 
 
 def cut_head(question: Question, head: CutHead) -> Iterator[Finding]:

@@ -3,8 +3,8 @@
 import shlex
 
 from ..contract import Question
-from ..serving import Serving, flag
-from .modules import is_float16_only
+from ..engine import Serving, flag
+from ..sglang_linears import is_float16_only
 
 _UNQUANT = "--speculative-draft-model-quantization unquant"
 LAUNCH_NOTE = (

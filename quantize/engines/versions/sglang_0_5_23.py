@@ -1,9 +1,13 @@
 """SGLang 0.5.23."""
 
+from .. import sglang_config as config
+from .. import sglang_config as declarations
+from .. import sglang_linears as cache_scales
+from .. import sglang_linears as modules
 from ..captured_layers import sglang_captures
+from ..config_rules import NULL_BASE
 from ..engine import ConfigRules, DeclarationRules, Engine, LinearRules, TensorRules
-from ..nulls import NULL_BASE
-from ..sglang import cache_scales, config, cut_head, declarations, modules
+from ..sglang import cut_head
 from ..sglang.launch import LAUNCH_NOTE, launch
 from ..sglang.schemes import SCHEMES
 

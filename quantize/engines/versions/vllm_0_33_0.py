@@ -1,14 +1,19 @@
 """vLLM 0.33.0."""
 
 from ...drafts.architectures import declared_architecture
+from .. import vllm_config as config
+from .. import vllm_config as declarations
+from .. import vllm_linears as cache_scales
+from .. import vllm_linears as modules
+from .. import vllm_linears as quantized_head
 from ..captured_layers import Captures, vllm_captures
+from ..config_rules import NULL_BASE
 from ..contract import Question
 from ..engine import ConfigRules, DeclarationRules, Engine, LinearRules, TensorRules
-from ..nulls import NULL_BASE
-from ..vllm import cache_scales, config, cut_head, declarations, modules, quantized_head
+from ..vllm import cut_head
 from ..vllm.launch import launch
 from ..vllm.schemes import SCHEMES
-from ..vllm.speculators_config import plain_config
+from ..vllm_config import plain_config
 
 
 def _captures(question: Question) -> Captures:

@@ -4,7 +4,7 @@ import json
 import shlex
 
 from ..contract import Question
-from ..serving import Serving, flag
+from ..engine import Serving, flag
 
 
 def launch(question: Question, num_draft_tokens: int, serving: Serving) -> str:

@@ -9,13 +9,7 @@ from typing import Any
 
 from ..grafted_layer import GraftedLayer
 from .convention import EXPERTS, Merged, other_tool, refused, same_names
-from .patterns import (
-    excludes_without,
-    float_patterns,
-    means,
-    only_some_engines,
-    patterns_of,
-)
+from .patterns import excludes_without, float_patterns, means, only_some_engines, patterns_of
 
 METHOD = "compressed-tensors"
 _MIXED, _PACKED = "mixed-precision", "pack-quantized"

@@ -4,8 +4,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...drafts.fused import fused_names
-from ...errors import LayoutError
+from ....recipes.errors import LayoutError
+from ...drafts.engine_traits import fused_names
 from ..grafted_layer import GraftedLayer
 
 GRAFT = "graft"

@@ -6,8 +6,8 @@ Each begins as no name of a linear of the target does; see `layer_names`.
 import re
 from collections.abc import Iterable, Sequence
 
-from ...drafts.fused import fused_names
-from ...stored.patterns import PatternProblem, matches
+from ...drafts.engine_traits import fused_names
+from ...stored.layouts.module_patterns import PatternProblem, matches
 from ..grafted_layer import GraftedLayer
 from .convention import leaves_of, refused, told_apart
 

@@ -6,14 +6,11 @@ other.
 
 from collections.abc import Mapping
 
-from .reader import Strictness
+from .declaration_reader import Strictness
+from .integer_layouts import StoredAutoRound, StoredAwq, StoredGptq
 from .scheme import DeclaredScheme, Part, SideFile, StoredLayout
-from .stored_auto_round import StoredAutoRound
-from .stored_awq import StoredAwq
 from .stored_compressed_tensors import StoredCompressedTensors
-from .stored_fp8 import StoredFp8
-from .stored_gptq import StoredGptq
-from .stored_modelopt import HF_QUANT_CONFIG, StoredModelOpt
+from .stored_modelopt import HF_QUANT_CONFIG, StoredFp8, StoredModelOpt
 from .stored_quark import StoredQuark
 
 _ALL: tuple[StoredLayout, ...] = (

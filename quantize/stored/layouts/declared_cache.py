@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ....recipes.formats import FP8_CACHE, NUMBER_FORMATS, KvCacheDtype
-from .reader import SPEC_NO_MEANING, ObjectReader, not_understood
+from .declaration_reader import SPEC_NO_MEANING, ObjectReader, not_understood
 
 CACHED_LINEARS = ("*k_proj", "*v_proj")
 """As Quark names the linears whose outputs are cached."""

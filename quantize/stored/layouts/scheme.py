@@ -8,17 +8,59 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
+from typing_extensions import TypeIs
+
 from ....recipes.formats import (
     NUMBER_FORMATS,
     Granularity,
     GroupedActivations,
     KvCacheDtype,
     NumberFormat,
+    WeightDtype,
 )
 from ....recipes.schema import Recipe, StoredLayoutName
 from ...files.safetensors_header import TensorInfo
-from .reader import ObjectReader
-from .stored_dtypes import StoredDtype, number_format
+from .declaration_reader import ObjectReader
+
+# ---- Number formats in which weights are found: those of recipes, and integers of other tools
+
+StoredDtype = Literal[WeightDtype, "int2", "int3", "int8"]
+
+
+def _integer(bits: int) -> NumberFormat:
+    """Two's complement, packed into words of 32 bits unless a layout says otherwise."""
+    return NumberFormat(
+        bits=bits,
+        kind="int",
+        largest=2 ** (bits - 1) - 1,
+        sizes={},
+        stored_dtype="I32",
+        codes_per_element=32 // bits,
+        scale_dtype=None,
+    )
+
+
+_OF_OTHER_TOOLS: Mapping[StoredDtype, NumberFormat] = {
+    "int2": _integer(2),
+    "int3": _integer(3),
+    "int8": _integer(8),
+}
+INTEGERS: Mapping[int, StoredDtype] = {
+    **{number.bits: dtype for dtype, number in _OF_OTHER_TOOLS.items()},
+    **{number.bits: dtype for dtype, number in NUMBER_FORMATS.items() if number.is_integer},
+}
+"""By bits."""
+
+
+def is_of_recipes(dtype: StoredDtype) -> TypeIs[WeightDtype]:
+    """True if recipes have it."""
+    return dtype in NUMBER_FORMATS
+
+
+def number_format(dtype: StoredDtype) -> NumberFormat:
+    """The facts of one."""
+    return NUMBER_FORMATS[dtype] if is_of_recipes(dtype) else _OF_OTHER_TOOLS[dtype]
+
 
 FLOAT_DTYPES = ("BF16", "F16", "F32")
 FP8_DTYPE = "F8_E4M3"

@@ -8,10 +8,10 @@ from typing_extensions import override
 
 from ....recipes.formats import NUMBER_FORMATS, Granularity, WeightDtype
 from ....recipes.schema import Recipe, StoredLayoutName
+from .declaration_reader import SPEC_NO_MEANING, ObjectReader, not_understood
 from .declared_cache import complete_spec_of, of_compressed_tensors
-from .integer_keys import SIZES
-from .name_matching import is_regex_match
-from .reader import SPEC_NO_MEANING, ObjectReader, not_understood
+from .integer_layouts import SIZES
+from .module_patterns import is_regex_match
 from .scheme import (
     EVERY_LINEAR,
     Activations,

@@ -9,9 +9,9 @@ from typing_extensions import override
 
 from ....recipes.formats import NUMBER_FORMATS, Granularity, WeightDtype
 from ....recipes.schema import Recipe, StoredLayoutName
+from .declaration_reader import SPEC_NO_MEANING, ObjectReader, not_understood
 from .declared_cache import CACHED_LINEARS, of_quark
-from .name_matching import is_regex_match
-from .reader import SPEC_NO_MEANING, ObjectReader, not_understood
+from .module_patterns import is_regex_match
 from .scheme import (
     FLOAT_DTYPES,
     PACK_METHODS,

@@ -13,14 +13,14 @@ from typing import NamedTuple
 
 from ....quantize.drafts import read_draft
 from ....quantize.engines.contract import TITLES, EngineName
-from ....quantize.engines.preview import planned_verdicts
+from ....quantize.engines.engine_check import planned_verdicts
+from ....quantize.engines.plan_verdicts import is_for_the_plugin
 from ....quantize.engines.registry import choose
 from ....quantize.files.checkpoint import Checkpoint
 from ....quantize.gpus import GPUS, architecture
-from ....quantize.quantization_plan import make_plan
+from ....quantize.planning.quantization_plan import make_plan
 from ....recipes import Recipe, built_in_recipes, load_recipe
 from ....recipes.formats import NUMBER_FORMATS
-from ...api.engine_verdicts import is_for_the_plugin
 from .. import PAIRS
 from .acceptance import measured_changes
 from .markdown import code, table

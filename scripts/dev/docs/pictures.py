@@ -8,25 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from ....quantize.drafts import read_draft
-from ....quantize.quantization_plan import make_plan
+from ....quantize.planning.quantization_plan import make_plan
 from ....recipes import load_recipe
 from ....recipes.formats import NUMBER_FORMATS
 from ..real_shapes.drafts import DEFAULT_DRAFT, REAL_DRAFTS
 from ..real_shapes.generate import write_sparse_model
 from .acceptance import Change, measured_changes
-from .drawing import (
-    BLUE,
-    FAINT,
-    GREEN,
-    GRID,
-    ORANGE,
-    PAPER,
-    PURPLE,
-    RED,
-    figure,
-    house_look,
-    svg,
-)
+from .drawing import BLUE, FAINT, GREEN, GRID, ORANGE, PAPER, PURPLE, RED, figure, house_look, svg
 
 _LIMIT = -1.0
 _KINDS = {(8, False): "FP8", (4, False): "INT4", (4, True): "FP4"}

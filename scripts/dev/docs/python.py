@@ -7,9 +7,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from ...api.keywords import Keywords
-from ...api.option import Option
-from ...api.settings import options_of
+from ...frame.settings import Option, options_of
+from ...frame.verb import Keywords
 from .markdown import code, page, table, text
 
 api: Any = importlib.import_module(f"{__name__.partition('.')[0]}.api")

@@ -10,9 +10,8 @@ from ....quantize.gpus import gpu_names
 from ....quantize.layouts import get_layout
 from ....recipes import Recipe, built_in_recipes, load_recipe
 from ....recipes.formats import NUMBER_FORMATS, Granularity
-from ....recipes.refused import REFUSED
 from ....recipes.schema import ActivationFormat, LayoutName, WeightFormat
-from ....recipes.schemes import DIFFERENT, SAME
+from ....recipes.schemes import DIFFERENT, REFUSED, SAME
 from .markdown import code, page, table, text
 
 _NONE = "no engine without the draftquant plugin"

@@ -9,13 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from ....recipes.errors import DraftQuantError
-from .configs import (
-    Config,
-    dflash_config,
-    llama_config,
-    modelopt_mla_config,
-    torchspec_mla_config,
-)
+from .configs import Config, dflash_config, llama_config, modelopt_mla_config, torchspec_mla_config
 
 Shapes = dict[str, tuple[int, ...]]
 """On-disk name without ".weight" -> shape, in the order of writing; every tensor is BF16."""

@@ -20,8 +20,8 @@ from ....calibration.traces.manifest import FeatureSpec, TargetIdentity
 from ....calibration.traces.prompt_trace import PromptTrace
 from ....calibration.traces.writer import trace_output
 from ....quantize.files.checkpoint import Checkpoint
+from ....quantize.stored.loading import read_weight
 from ....quantize.stored.stored_draft import StoredDraft
-from ....quantize.stored.weights import read_weight
 from .configs import INITIALIZER_RANGE
 
 PROMPT_LENGTH = 32

@@ -13,15 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .corpus import standard_library
-from .draft_kinds import (
-    DFLASH,
-    DFLASH2,
-    DSPARK,
-    EAGLE3_LLAMA,
-    EAGLE3_MLA,
-    MIMO_MTP,
-    PEAGLE,
-)
+from .draft_kinds import DFLASH, DFLASH2, DSPARK, EAGLE3_LLAMA, EAGLE3_MLA, MIMO_MTP, PEAGLE
 from .mtp_kinds import GLM4_MOE_MTP
 from .optimisation import Schedule
 from .pair import Family, PairPlan, train_pair

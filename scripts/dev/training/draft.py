@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ....calibration.passes.predictions import draft_predictions
+from ....calibration.passes.proposals import draft_predictions
 from ....quantize.drafts import Family
 from ....quantize.drafts.forward import DraftForward, DraftPass, whole_rows
 from ....quantize.drafts.geometry import Geometry

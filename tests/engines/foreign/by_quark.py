@@ -7,7 +7,7 @@ from typing import Any
 
 os.environ["QUARK_DISABLE_COMPILE"] = "1"
 
-from draftquant.quantize.backends.quark_import import quark_process_state
+from draftquant.quantize.backends.quark_backend import quark_process_state
 from maker import main
 from torch import Tensor
 from transformers import LlamaConfig, PreTrainedModel

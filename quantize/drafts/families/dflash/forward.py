@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from ...forward import Attend, OnInput, ProductLogits
+from ...forward import Attend, ModulesForward, OnInput, ProductLogits, gated_mlp
 from ...geometry import needed_mask
-from ...kinds.block import BlockForward
 from ...maths import Product, embedding, rotate
+from ...passes import BlockForward
 from ...rope import check_replayed
-from ...shared.module_forward import ModulesForward, gated_mlp
 from .geometry import DFlashGeometry
 
 

@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 
 from ...exporters import in_speculators_layout, layer_config
-from ...family import Draft
-from ...lint import Lint
+from ...family import Draft, Lint
 
 
 def block_size(draft: Draft) -> Iterator[Lint]:

@@ -10,8 +10,7 @@ from typing import TypeGuard
 import torch
 from torch import Tensor
 
-from .....recipes.errors import short
-from ....errors import CheckpointError
+from .....recipes.errors import CheckpointError, short
 from ....files.torch_file import TorchFileProblem, load_plain
 
 _MOST_BYTES = 16 * 2**20  # one vector has 100 kB

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from ....errors import CheckpointError
-from ....files.files_of_folder import MASK_EMBEDDING_FILE, check_own
+from .....recipes.errors import CheckpointError
+from .....recipes.regular_file import MASK_EMBEDDING_FILE, check_own
 from ...config_reader import ConfigReader, Served
-from ...family import Dim, Draft, Family, TensorSpec
+from ...family import Dim, Draft, Family, Lint, TensorSpec
 from ...geometry import needed_mask
-from ...lint import Lint
 from ...rope import read_rope
 from ...shared.attention.names import Shapes, grouped_shapes, head_norm_shapes, weight_names
 from ...shared.mixture.names import mlp_shapes
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     import torch
 
     from ...forward import OnInput
-    from ...kinds.block import BlockForward
+    from ...passes import BlockForward
 
 DEFAULT_BLOCK_SIZE = 16
 """Where config.json has none: SGLang's (`dflash.py:703`); vLLM drafts as many as it is told to."""

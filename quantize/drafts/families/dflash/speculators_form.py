@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from ....errors import CheckpointError
+from .....recipes.errors import CheckpointError
 from ...config_reader import ConfigReader
-from ...speculators_form import SpeculatorsForm, after_layer
+from ...family import SpeculatorsForm, after_layer
 
 
 def dflash_keys(keys: ConfigReader, _layers: ConfigReader) -> dict[str, Any]:

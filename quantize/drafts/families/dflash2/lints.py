@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 
 from ...exporters import layer_config
-from ...family import Draft
-from ...lint import Lint
+from ...family import Draft, Lint
 from ..dflash import lints as dflash
 from .geometry import DFlash2Geometry
 

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from ....errors import CheckpointError
+from .....recipes.errors import CheckpointError
 from ...config_reader import ConfigReader, Served
-from ...family import Dim, Draft, TensorSpec
-from ...lint import Lint
+from ...family import Dim, Draft, Lint, TensorSpec
 from ..dflash.names import DFlash
 from .engine_traits import ENGINE_TRAITS
 from .geometry import DFlash2Geometry
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     import torch
 
     from ...forward import OnInput
-    from ...kinds.block import BlockForward
+    from ...passes import BlockForward
 
 _CONVOLUTIONS = ("attention_conv", "mlp_conv")
 _SELECTOR = "candidate_selector."

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator
 
-from ...family import Draft
-from ...lint import Lint
+from ...family import Draft, Lint
 from ..dflash import lints as dflash
 
 _KEYS = (

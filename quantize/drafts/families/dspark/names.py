@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from ....errors import CheckpointError
-from ....files.files_of_folder import MASK_EMBEDDING_FILE
+from .....recipes.errors import CheckpointError
+from .....recipes.regular_file import MASK_EMBEDDING_FILE
 from ...config_reader import ConfigReader, Served
-from ...family import Dim, Draft, TensorSpec
-from ...lint import Lint
+from ...family import Dim, Draft, Lint, TensorSpec
 from ..dflash.names import DFlash
 from .engine_traits import ENGINE_TRAITS
 from .geometry import MARKOV_HEADS, DSparkGeometry
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     import torch
 
     from ...forward import OnInput
-    from ...kinds.block import BlockForward
+    from ...passes import BlockForward
 
 _SECTION = "dflash_config"
 _OF_OTHERS = ("sample_from_anchor", "shift_label", "projector_type", "markov_rank")

@@ -3,7 +3,7 @@
 from typing import Any
 
 from ...config_reader import ConfigReader
-from ...speculators_form import SpeculatorsForm, positive_keys
+from ...family import SpeculatorsForm, positive_keys
 from ..dflash.speculators_form import block_keys
 
 

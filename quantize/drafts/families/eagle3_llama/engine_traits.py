@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from ...config_reader import KEY, SECTION
 from ...engine_traits import (
     INVALID,
     EngineTraits,
@@ -16,7 +17,6 @@ from ...engine_traits import (
     dropped_roots,
     refused_roots,
 )
-from ...shared.aux_layers import KEY, SECTION
 
 MASK_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
 """Where vLLM 0.33 looks for the mask token, in this order: `llm_base_proposer.py:361-372`."""

@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from .....recipes.errors import short
-from ....errors import CheckpointError
+from .....recipes.errors import CheckpointError, short
 from ...architectures import declared_architecture
 from ...config_reader import ConfigReader
-from ...family import Dim, TensorSpec
-from ...lint import Lint
+from ...family import Dim, Lint, TensorSpec
 from ...shared.attention.names import Shapes, grouped_shapes, head_norm_shapes
 from ...shared.eagle3.geometry import Eagle3LlamaGeometry
 from ...shared.eagle3.names import Eagle3, read_common
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
     import torch
 
     from ...forward import OnInput
-    from ...kinds.chain import ChainForward
+    from ...passes import ChainForward
     from ...shared.attention.forward import LlamaAttention
 
 

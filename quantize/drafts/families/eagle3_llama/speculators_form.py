@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from ....errors import CheckpointError
+from .....recipes.errors import CheckpointError
 from ...config_reader import ConfigReader
-from ...speculators_form import SpeculatorsForm, after_layer
+from ...family import SpeculatorsForm, after_layer
 
 _EAGLE3_ARCHITECTURES = {"llama": "LlamaForCausalLMEagle3", "qwen3": "Eagle3Qwen3ForCausalLM"}
 

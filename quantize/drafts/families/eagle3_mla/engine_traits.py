@@ -1,5 +1,6 @@
 """EAGLE-3 with DeepSeek's latent attention in engines."""
 
+from ...config_reader import KEY, SECTION
 from ...engine_traits import (
     EngineTraits,
     Finding,
@@ -11,7 +12,6 @@ from ...engine_traits import (
     dropped_roots,
     refused_roots,
 )
-from ...shared.aux_layers import KEY, SECTION
 
 
 def _in_vllm(draft: ServedDraft) -> Finding | None:

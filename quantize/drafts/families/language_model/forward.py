@@ -8,11 +8,10 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 from typing_extensions import override
 
-from ...forward import Attend, OnInput, ProductLogits
-from ...kinds.text import TextForward
+from ...forward import Attend, ModulesForward, OnInput, ProductLogits, gated_mlp
 from ...maths import Product, embedding
+from ...passes import TextForward
 from ...shared.attention.forward import LlamaAttention
-from ...shared.module_forward import ModulesForward, gated_mlp
 from .geometry import LanguageModelGeometry
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from typing_extensions import override
 
-from ....errors import CheckpointError
+from .....recipes.errors import CheckpointError
 from ...config_reader import ConfigReader, Served
 from ...family import Dim, Family, TensorSpec
 from ...rope import read_rope
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import torch
 
     from ...forward import OnInput
-    from ...kinds.chain import ChainForward
+    from ...passes import ChainForward
 
 LayerKind = Literal["Llama", "Qwen2", "Qwen3"]
 _LAYERS: Mapping[str, LayerKind] = {

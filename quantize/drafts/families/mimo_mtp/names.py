@@ -11,7 +11,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from ....errors import CheckpointError
+from .....recipes.errors import CheckpointError
 from ...config_reader import ConfigReader
 from ...shared.mtp.geometry import MtpGroupedGeometry
 from ...shared.mtp.names import GroupedMtp, read_mtp

@@ -2,10 +2,9 @@
 
 from typing import Any
 
-from .....recipes.errors import short
-from ....errors import CheckpointError
+from .....recipes.errors import CheckpointError, short
 from ...config_reader import ConfigReader
-from ...speculators_form import SpeculatorsForm
+from ...family import SpeculatorsForm
 
 _MTP_LAYERS = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 """Of those that the package trains, the ones that an engine has: `qwen3` has no gate."""

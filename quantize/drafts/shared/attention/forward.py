@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from ...forward import Modules
 from ...maths import rotate
 from ...rope import RopeConfig, Yarn, check_replayed, yarn_mscale
 from ..eagle3.geometry import Eagle3MlaGeometry
-from ..module_forward import Modules
 from ..mtp.geometry import MtpLatentGeometry
 
 

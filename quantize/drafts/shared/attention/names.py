@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from .....recipes.roles import Role
+from .....recipes.schema import Role
 from ...config_reader import ConfigReader
 from ...family import Dim
 

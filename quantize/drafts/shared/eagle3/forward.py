@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from ...forward import Attend, OnInput, ProductLogits
-from ...kinds.chain import ChainForward
+from ...forward import Attend, ModulesForward, OnInput, ProductLogits, gated_mlp
 from ...maths import Product, embedding
+from ...passes import ChainForward
 from ..attention.forward import Attention
-from ..module_forward import ModulesForward, gated_mlp
 from .geometry import Eagle3Geometry
 
 

@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 
 from ...exporters import in_speculators_layout, is_mla, is_modelopt, is_torchspec
-from ...family import Draft
-from ...lint import Lint
+from ...family import Draft, Lint
 from .geometry import Eagle3Geometry
 
 

@@ -11,20 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from ....errors import CheckpointError
-from ...config_reader import ConfigReader
-from ...family import Concat, Dim, Draft, Family, TensorSpec
-from ...lint import Lint
+from .....recipes.errors import CheckpointError
+from ...config_reader import ConfigReader, read_aux_layer_ids, reads_aux_layers
+from ...family import Concat, Dim, Draft, Family, Lint, TensorSpec
 from ...rope import read_rope
 from ..attention.names import Shapes
-from ..aux_layers import read_aux_layer_ids, reads_aux_layers
 from .geometry import Eagle3Geometry
 
 if TYPE_CHECKING:
     import torch
 
     from ...forward import OnInput
-    from ...kinds.chain import ChainForward
+    from ...passes import ChainForward
     from ..attention.forward import Attention
 
 _LATER_HIDDEN_NORM = re.compile(r"layers\.([1-9]\d*)\.hidden_norm\.")

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
+from ...forward import Modules, gated_mlp
 from ...maths import linear
-from ..module_forward import Modules, gated_mlp
 from .names import Mixture
 
 _EPSILON = 1e-20

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from ....errors import CheckpointError
+from .....recipes.errors import CheckpointError
 from ...config_reader import ConfigReader
 from ...family import Dim
 from ..attention.names import Shapes

@@ -11,19 +11,12 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from ...forward import Attend, OnInput, ProductLogits
-from ...kinds.chain import ChainForward
-from ...kinds.staged import StagedForward
+from ...forward import Attend, Modules, ModulesForward, OnInput, ProductLogits, gated_mlp
 from ...maths import Product, embedding, linear, rms_norm
+from ...passes import ChainForward, StagedForward
 from ..attention.forward import Attention
 from ..mixture.forward import mixture_mlp
-from ..module_forward import Modules, ModulesForward, gated_mlp
-from .geometry import (
-    MtpGeometry,
-    MtpGroupedGeometry,
-    MtpStepGeometry,
-    around_layer,
-)
+from .geometry import MtpGeometry, MtpGroupedGeometry, MtpStepGeometry, around_layer
 
 
 class MtpForward(ModulesForward, ChainForward, ProductLogits):

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from typing_extensions import override
 
-from ....errors import CheckpointError
+from .....recipes.errors import CheckpointError
+from ...architectures import MARKS
 from ...config_reader import ConfigReader
 from ...family import Dim, Family, TensorSpec
 from ...rope import read_rope
-from ...unsupported import MARKS
 from ..attention.names import (
     Shapes,
     grouped_shapes,

@@ -1,1 +1,0 @@
-"""The scales under which a draft's keys and values are kept in FP8, measured along traces."""

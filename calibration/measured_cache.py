@@ -1,0 +1,344 @@
+"""Scales of a draft's FP8 KV cache: the largest magnitude, or what its proposals bear best.
+
+FP8 has the same precision in every octave, so a scale decides only what is cut off at the top and
+what is lost at the bottom. `absmax` is the quotient that other tools store, largest / 448: it cuts
+off nothing that calibration saw, and all that is larger elsewhere. `measured` is a power of two, in
+the middle of those whose divergence is as small as the smallest: other texts may have larger and
+smaller values. All powers of two that cut off and lose nothing keep the same values bit for bit.
+
+Both engines keep the same under powers of two, too. vLLM 0.33 divides by a scale in float32; SGLang
+0.5.23 divides by it rounded to BF16, and rounds the quotient to BF16 before it rounds to FP8
+(`srt/mem_cache/memory_pool.py:2928`).
+
+There is one scale of a layer's keys and one of its values. vLLM can read one for each head
+(compressed-tensors' strategy "attn_head"), SGLang cannot; heads would have to differ by more than
+a factor of 1,000 for it to matter.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..quantize.drafts.cache_rounding import CacheRounding
+from ..quantize.drafts.draft_cache import CacheScales, cached_layers
+from ..quantize.drafts.forward import DraftForward, OnCache, whole_rows
+from ..quantize.numerics.number_formats import fp8_scale
+from ..quantize.stored.loading import LoadedDraft
+from ..recipes.errors import CalibrationError
+from .linear_inputs.static_scales import run_over_traces
+from .passes.draft_inputs import first_hidden
+from .passes.proposals import MAX_LOGITS
+from .traces.manifest import TraceEntry
+from .traces.trace_folder import TraceFolder
+
+# ---- How far a draft's proposals move when its keys and values are read from caches
+
+ROWS = 512
+"""That draft, about: each divergence is a mean over K times so many."""
+
+
+@torch.inference_mode()
+def cache_divergences(
+    draft: LoadedDraft,
+    traces: TraceFolder,
+    caches: Sequence[OnCache],
+    *,
+    num_draft_tokens: int,
+    on_progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> list[float]:
+    """KL(as it is ‖ through the cache) in nats of each cache, the mean over rows and depths.
+
+    Args:
+        draft: whose cache is not rounded.
+        traces: recorded for calibration, long enough for K.
+        caches: each as `OnCache`.
+        on_progress: called with (prompts done, prompts).
+
+    Raises:
+        TraceError: the traces are damaged.
+        ForwardError: the draft computes NaN or infinity.
+    """
+    sample = _sample(traces, num_draft_tokens)
+    forwards = [draft.forward.caching(cache) for cache in caches]
+    totals, count = torch.zeros(len(caches), dtype=torch.float64), 0
+    for done, (entry, rows) in enumerate(sample):
+        trace = traces.load(entry)
+        hidden = first_hidden(draft, traces, trace)[None]
+        token_ids = trace.token_ids[None].to(draft.device)
+        wanted = _states(draft.forward, hidden, token_ids, rows, num_draft_tokens)
+        count += len(rows) * num_draft_tokens
+        for i, forward in enumerate(forwards):
+            got = _states(forward, hidden, token_ids, rows, num_draft_tokens)
+            totals[i] += sum(map(partial(_divergence, draft.forward), wanted, got))
+        on_progress(done + 1, len(sample))
+    return [float(total) / count for total in totals]
+
+
+def _sample(traces: TraceFolder, num_draft_tokens: int) -> list[tuple[TraceEntry, range]]:
+    """Every n-th prompt that drafts, and its rows."""
+    own = [
+        (entry, rows)
+        for entry in traces.manifest.prompts
+        if (
+            rows := whole_rows(
+                entry.num_tokens, num_draft_tokens, first_row=entry.prompt_length - 1
+            )
+        )
+    ]
+    return own[:: max(1, sum(len(rows) for _, rows in own) // ROWS)]
+
+
+def _states(
+    forward: DraftForward, hidden: Tensor, token_ids: Tensor, rows: range, num_draft_tokens: int
+) -> list[Tensor]:
+    """[n, D, W] of each pass."""
+    passes = forward.passes(hidden, token_ids, rows=rows, num_draft_tokens=num_draft_tokens)
+    return [one.hidden.flatten(0, 1) for one in passes]
+
+
+def _divergence(forward: DraftForward, wanted: Tensor, got: Tensor) -> float:
+    """Summed over hidden states [n, D, W], the logits of some rows at a time."""
+    together = max(1, MAX_LOGITS // (forward.num_logits * wanted.shape[1]))
+    total = 0.0
+    for its, mine in zip(*(torch.split(x, together) for x in (wanted, got)), strict=True):
+        p = forward.logits(its).float().log_softmax(-1)
+        q = forward.logits(mine).float().log_softmax(-1)
+        total += float((p.exp() * (p - q)).sum(dtype=torch.float64))
+    return total
+
+
+# ---- How large the keys and values are that a draft keeps, along all that K draft tokens need
+
+_SMALLEST = 2.0**-10
+"""Half of E4M3's smallest number above zero: what is no larger is kept as zero."""
+_NORMAL = 2.0**-6
+"""Below it E4M3 has fewer than four significant bits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheRange:
+    """Magnitudes of what one layer keeps of keys, or of values.
+
+    Attributes:
+        absmax: of each key-value head the largest; of latent attention that of the one entry.
+        beyond: share of the elements above 448, cut off at unit scales.
+        coarse: share of them, other than zero, below 2^-6, kept with fewer bits at unit scales.
+        lost: share of them, other than zero, kept as zero at unit scales.
+    """
+
+    absmax: tuple[float, ...]
+    beyond: float
+    coarse: float
+    lost: float
+
+    @property
+    def largest(self) -> float:
+        """Of all heads."""
+        return max(self.absmax)
+
+
+Ranges = Mapping[int, tuple[CacheRange, CacheRange]]
+"""By layer: keys and values. Latent attention keeps one entry, which both are."""
+
+
+def measure_cache_ranges(
+    draft: LoadedDraft,
+    traces: TraceFolder,
+    *,
+    num_draft_tokens: int,
+    on_progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> Ranges:
+    """Ranges of all keys and values, of the context and of every later step.
+
+    Args:
+        draft: whose cache is not rounded.
+        num_draft_tokens: K, as it will be served: later steps keep keys of the draft's own states.
+        on_progress: called with (work done, work).
+
+    Raises:
+        CheckpointError: the draft has no KV cache.
+        TraceError: the traces do not fit the draft.
+        CalibrationError: the draft cannot propose K tokens, or no trace is long enough.
+        ForwardError: the draft computes NaN or infinity.
+    """
+    layers = cached_layers(draft.weights, draft.name)
+    seen: dict[int, tuple[_Sum, _Sum]] = {layer: (_Sum(), _Sum()) for layer in layers}
+
+    def watch(layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        of_keys, of_values = seen[layer]
+        of_keys.add(keys)
+        if values.shape[-1]:
+            of_values.add(values)
+        return keys, values
+
+    run_over_traces(
+        draft.forward.caching(watch),
+        draft,
+        traces,
+        num_draft_tokens=num_draft_tokens,
+        on_progress=on_progress,
+    )
+    found: dict[int, tuple[CacheRange, CacheRange]] = {}
+    for layer, (of_keys, of_values) in seen.items():
+        if of_keys.empty:
+            raise CalibrationError(
+                traces.folder,
+                f"no continuation is longer than {num_draft_tokens} tokens, so no key was kept",
+                fix="record longer continuations: --max-new-tokens",
+            )
+        keys = of_keys.range()
+        found[layer] = keys, keys if of_values.empty else of_values.range()
+    return found
+
+
+class _Sum:
+    """What was seen of the keys, or of the values, of a layer."""
+
+    def __init__(self) -> None:
+        self._absmax: Tensor | None = None
+        self._counts: Tensor | None = None
+
+    def add(self, x: Tensor) -> None:
+        """[B, KV, T, D]; a GPU is not waited for."""
+        size = x.detach().abs()
+        absmax = size.amax((0, 2, 3))
+        below = (size > 0) & (size < _NORMAL)
+        counts = torch.stack(
+            [
+                torch.tensor(x.numel(), device=x.device),
+                (size > torch.finfo(torch.float8_e4m3fn).max).sum(),
+                below.sum(),
+                (below & (size <= _SMALLEST)).sum(),
+            ]
+        )
+        if self._absmax is not None and self._counts is not None:
+            absmax, counts = torch.maximum(self._absmax, absmax), self._counts + counts
+        self._absmax, self._counts = absmax, counts
+
+    @property
+    def empty(self) -> bool:
+        """Nothing was kept."""
+        return self._absmax is None
+
+    def range(self) -> CacheRange:
+        """Of all that was seen, something at least."""
+        assert self._absmax is not None
+        assert self._counts is not None
+        count, beyond, coarse, lost = self._counts.tolist()
+        return CacheRange(
+            absmax=tuple(self._absmax.double().tolist()),
+            beyond=beyond / count,
+            coarse=coarse / count,
+            lost=lost / count,
+        )
+
+
+def octave_above(x: float) -> float:
+    """The smallest power of two that is no smaller; 1 for zero."""
+    if x == 0:
+        return 1.0
+    mantissa, exponent = math.frexp(x)  # mantissa in [0.5, 1)
+    return math.ldexp(1.0, exponent - (mantissa == 0.5))
+
+
+OCTAVES = range(-3, 8)
+"""Candidates: so many octaves above the power of two that just holds the largest magnitude."""
+AS_SMALL = 1.01
+"""Times the smallest divergence."""
+
+Octaves = tuple[int, int]
+"""Of the keys and of the values of all layers."""
+
+
+def measure_cache_scales(
+    draft: LoadedDraft,
+    traces: TraceFolder,
+    *,
+    how: Literal["absmax", "measured"],
+    num_draft_tokens: int,
+    on_progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> Mapping[int, CacheScales]:
+    """Scales of every layer, from all keys and values that K draft tokens need.
+
+    Args:
+        draft: in BF16 or wider values, its cache not rounded.
+        traces: recorded for calibration, not the ones that the gate judges on.
+        num_draft_tokens: K, as it will be served.
+        on_progress: called with (work done, work), of one run and then of the other.
+
+    Returns:
+        By number of the layer. Of latent attention k is the entry's scale, and v the same number.
+
+    Raises:
+        CheckpointError: the draft has no KV cache.
+        TraceError: the traces do not fit the draft.
+        CalibrationError: the draft cannot propose K tokens, or no trace is long enough.
+        ForwardError: the draft computes NaN or infinity.
+    """
+    ranges = measure_cache_ranges(
+        draft, traces, num_draft_tokens=num_draft_tokens, on_progress=on_progress
+    )
+    if how == "absmax":
+        return _by_layer(ranges, lambda one, _: quotient(one.largest))
+    tried = _tried(ranges)
+    divergences = cache_divergences(
+        draft,
+        traces,
+        [CacheRounding(_at(ranges, octaves)) for octaves in tried],
+        num_draft_tokens=num_draft_tokens,
+        on_progress=on_progress,
+    )
+    return _at(ranges, best_octaves(dict(zip(tried, divergences, strict=True))))
+
+
+def quotient(largest: float) -> float:
+    """The scale that other tools store: largest / 448 in float32; 1 for zero."""
+    return float(fp8_scale(torch.tensor(largest, dtype=torch.float32)))
+
+
+def best_octaves(divergences: Mapping[Octaves, float]) -> Octaves:
+    """The middle of those that are as good as the best, of keys and of values.
+
+    Args:
+        divergences: of (k, 0) for every k and (0, v) for every v; or of (k, k) alone.
+    """
+    if (1, 0) not in divergences:
+        both = _middle({k: found for (k, _), found in divergences.items()})
+        return both, both
+    of_keys = {k: found for (k, v), found in divergences.items() if v == 0}
+    of_values = {v: found for (k, v), found in divergences.items() if k == 0}
+    return _middle(of_keys), _middle(of_values)
+
+
+def _middle(divergences: Mapping[int, float]) -> int:
+    best = min(divergences.values())
+    good = sorted(octave for octave, found in divergences.items() if found <= AS_SMALL * best)
+    return good[(len(good) - 1) // 2]
+
+
+def _tried(ranges: Ranges) -> list[Octaves]:
+    if all(keys is values for keys, values in ranges.values()):
+        return [(octave, octave) for octave in OCTAVES]
+    others = [octave for octave in OCTAVES if octave != 0]
+    return [(0, 0), *((octave, 0) for octave in others), *((0, octave) for octave in others)]
+
+
+def _at(ranges: Ranges, octaves: Octaves) -> Mapping[int, CacheScales]:
+    def scale(one: CacheRange, which: int) -> float:
+        return 2.0 ** octaves[which] * octave_above(quotient(one.largest))
+
+    return _by_layer(ranges, scale)
+
+
+def _by_layer(
+    ranges: Ranges, scale: Callable[[CacheRange, int], float]
+) -> Mapping[int, CacheScales]:
+    return {
+        layer: CacheScales(k=(scale(keys, 0),), v=(scale(values, 1),))
+        for layer, (keys, values) in ranges.items()
+    }

@@ -1,0 +1,348 @@
+"""What a draft proposes along a trace, and how much it can propose.
+
+What counts of a row are its proposals up to the first wrong one. A caller that counts says which
+rows it counts, and then nothing behind a wrong proposal is computed that others do not need.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ...quantize.drafts.forward import (
+    BLOCK_ROWS,
+    Alive,
+    DraftForward,
+    DraftPass,
+    not_finite,
+    whole_rows,
+)
+from ...quantize.drafts.geometry import Geometry
+
+# ---- Which rows of the passes are looked at: those that may still be accepted
+#
+# What counts of a row are its proposals up to the first one that cannot be accepted. Behind
+# it a chain computes nothing deeper, and no kind of draft multiplies by its head, which is most of
+# the work.
+
+FEWEST_ROWS = 16
+"""Rows that are multiplied together at least: libraries sum fewer of them in another order."""
+
+
+class CountedRows:
+    """The rows of the B sequences of a batch that are counted, while the passes go by.
+
+    Args:
+        counted: of each sequence; None = all, at every depth.
+    """
+
+    def __init__(self, counted: Sequence[range] | None) -> None:
+        self._counted = counted
+        self._rows: Tensor | None = None
+        self._left: Tensor | None = None
+
+    @property
+    def alive(self) -> Alive | None:
+        """For `DraftForward.passes`."""
+        return None if self._counted is None else lambda: self._left
+
+    def any_in(self, one: DraftPass, depth: int) -> bool:
+        """Turn to a depth of a pass; whether any of its rows is looked at."""
+        if depth == 0:
+            self._rows = self._left = self._counted_in(one.rows, one.hidden.device)
+        return self._rows is None or len(self._rows) > 0
+
+    def states(self, one: DraftPass, depth: int) -> Tensor:
+        """[n, W] of the rows that are looked at."""
+        states = one.hidden[:, :, depth - one.depths.start]
+        return states.flatten(0, 1) if one.kept is not None else self.of(states)
+
+    def of(self, values: Tensor) -> Tensor:
+        """[B, R, ...] of all rows of a pass -> [n, ...]."""
+        flat = values.flatten(0, 1)
+        return flat if self._rows is None else flat[self._rows]
+
+    def put(self, into: Tensor, values: Tensor) -> None:
+        """Write values [n] to their places in [B, R]."""
+        if self._rows is None:
+            into.copy_(values.view(into.shape))
+        else:
+            into[self._rows // into.shape[1], self._rows % into.shape[1]] = values
+
+    def go_on(self, one: DraftPass, *, states: Tensor, top: Tensor, possible: Tensor) -> None:
+        """Leave out what cannot be accepted; all that is asked of the device comes in one copy.
+
+        Args:
+            states: [n, W], that proposals were made from.
+            top: [n], their largest logits; NaN and infinity are maximal.
+            possible: [n] bool, where the proposal may be accepted.
+
+        Raises:
+            ForwardError: hidden states or logits are NaN or infinite.
+        """
+        sound = torch.stack((torch.isfinite(states).all(), torch.isfinite(top).all()))
+        seen = _read(torch.cat((sound, possible)))
+        if not seen[0]:
+            raise not_finite(one.where, "hidden states")
+        if not seen[1]:
+            raise not_finite(f"draft rows {one.rows[0]} to {one.rows[-1]}", "logits")
+        still = torch.from_numpy(seen[2:].nonzero()[0])
+        if self._counted is None or len(still) == len(possible):
+            self._left = None if one.kept is not None else self._rows
+            return
+        still = _enough(still).to(possible.device)
+        self._rows = still if self._rows is None else self._rows[still]
+        self._left = still if one.kept is not None else self._rows
+
+    def _counted_in(self, rows: range, device: torch.device) -> Tensor | None:
+        """[n] int64 of the B * R rows of a block, sequence after sequence; None = all of them."""
+        if self._counted is None:
+            return None
+        own = [range(max(c.start, rows.start), min(c.stop, rows.stop)) for c in self._counted]
+        if all(len(one) == len(rows) for one in own):
+            return None
+        found = [
+            torch.arange(one.start, max(one.start, one.stop)) + i * len(rows) - rows.start
+            for i, one in enumerate(own)
+        ]
+        return _enough(torch.cat(found)).to(device)
+
+
+def _read(flags: Tensor) -> npt.NDArray[np.bool_]:
+    found: npt.NDArray[np.bool_] = flags.cpu().numpy()
+    return found
+
+
+def _enough(rows: Tensor) -> Tensor:
+    """The rows, where they are too few with the last one again and again; none stay none."""
+    missing = FEWEST_ROWS - len(rows)
+    return torch.cat((rows, rows[-1:].expand(missing))) if len(rows) and missing > 0 else rows
+
+
+MAX_LOGITS = 2**26
+"""Elements of the logits of one part of the rows: 256 MB in float32."""
+NOTHING = -1
+"""Stands for a proposal that was not computed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposals:
+    """What a draft proposes from R rows at K depths.
+
+    Attributes:
+        token_ids: [R, K] int64, its most likely tokens, in the target's vocabulary: row i, column j
+            is for position first_row + i + 2 + j. `NOTHING` where that is not counted.
+        recorded_logprobs: [R, K] float32, its log-probabilities of the tokens recorded there,
+            -infinity for those that it cannot propose, and where that is not counted; None where no
+            temperature is given.
+    """
+
+    token_ids: Tensor
+    recorded_logprobs: Tensor | None = None
+
+    def of_sequence(self, i: int, rows: slice = slice(None)) -> "Proposals":
+        """Some rows of one sequence of a batch."""
+        return self._each(lambda values: values[i, rows])
+
+    def cpu(self) -> "Proposals":
+        """The same on the CPU."""
+        return self._each(Tensor.cpu)
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> "Proposals":
+        logprobs = self.recorded_logprobs
+        return Proposals(
+            token_ids=change(self.token_ids),
+            recorded_logprobs=None if logprobs is None else change(logprobs),
+        )
+
+
+@torch.inference_mode()
+def draft_predictions(
+    forward: DraftForward,
+    hidden: Tensor,
+    token_ids: Tensor,
+    *,
+    first_row: int,
+    num_draft_tokens: int,
+    block_rows: int = BLOCK_ROWS,
+) -> Tensor:
+    """The most likely tokens of `draft_proposals`, which has the arguments."""
+    return draft_proposals(
+        forward,
+        hidden,
+        token_ids,
+        first_row=first_row,
+        num_draft_tokens=num_draft_tokens,
+        block_rows=block_rows,
+    ).token_ids
+
+
+@torch.inference_mode()
+def draft_proposals(
+    forward: DraftForward,
+    hidden: Tensor,
+    token_ids: Tensor,
+    *,
+    first_row: int,
+    num_draft_tokens: int,
+    temperature: float | None = None,
+    block_rows: int = BLOCK_ROWS,
+) -> Proposals:
+    """What a draft proposes from every row, teacher-forced along the recorded tokens.
+
+    Args:
+        hidden: [N - 1, W], the draft's rows of the target's features, from position 0 on.
+        token_ids: [N] int64.
+        first_row: rows before it are context only.
+        num_draft_tokens: K, one that `num_draft_tokens_fault` finds nothing wrong with.
+        temperature: above 0, at which the draft samples; None asks for its most likely tokens only.
+        block_rows: see `DraftForward.passes`.
+
+    Returns:
+        Of R = max(0, N - 1 - K - first_row) rows.
+
+    Raises:
+        ForwardError: the draft computes NaN or infinity.
+    """
+    found = batch_proposals(
+        forward,
+        hidden[None],
+        token_ids[None],
+        rows=whole_rows(len(token_ids), num_draft_tokens, first_row=first_row),
+        num_draft_tokens=num_draft_tokens,
+        temperature=temperature,
+        block_rows=block_rows,
+    )
+    return found.of_sequence(0)
+
+
+@torch.inference_mode()
+def batch_proposals(
+    forward: DraftForward,
+    hidden: Tensor,
+    token_ids: Tensor,
+    *,
+    rows: range,
+    num_draft_tokens: int,
+    temperature: float | None = None,
+    block_rows: int = BLOCK_ROWS,
+    counted: Sequence[range] | None = None,
+) -> Proposals:
+    """`draft_proposals` of the same rows of several sequences.
+
+    Args:
+        hidden: [B, N - 1, W].
+        token_ids: [B, N] int64. Nothing looks ahead, so shorter sequences may be padded behind.
+        rows: R consecutive ones, each with all its K predictions inside the N tokens.
+        temperature: see `draft_proposals`.
+        block_rows: see `DraftForward.passes`.
+        counted: of each sequence the rows, among `rows`, whose proposals are counted up to the
+            first one that can never be accepted; None = every proposal of every row.
+
+    Returns:
+        [B, R, K] each.
+
+    Raises:
+        ForwardError: the draft computes NaN or infinity.
+    """
+    shape = (len(token_ids), len(rows), num_draft_tokens)
+    best = token_ids.new_full(shape, NOTHING)
+    logprobs = None
+    if temperature is not None:
+        logprobs = hidden.new_full(shape, -torch.inf, dtype=torch.float32)
+    chooser = _Chooser(forward, token_ids, temperature)
+    looked_at = CountedRows(counted)
+    for one in forward.passes(
+        hidden,
+        token_ids,
+        rows=rows,
+        num_draft_tokens=num_draft_tokens,
+        block_rows=block_rows,
+        alive=looked_at.alive,
+    ):
+        at = slice(one.rows.start - rows.start, one.rows.stop - rows.start)
+        after = token_ids[:, one.rows.start + 2 :].unfold(1, num_draft_tokens, 1)
+        for depth in one.depths:
+            if not looked_at.any_in(one, depth):
+                break
+            states = looked_at.states(one, depth)
+            recorded = looked_at.of(after[:, : len(one.rows), depth])
+            top, likely, drawn = chooser.choose(states, recorded)
+            looked_at.put(best[:, at, depth], likely)
+            if logprobs is not None and drawn is not None:
+                looked_at.put(logprobs[:, at, depth], drawn)
+            possible = likely == recorded if drawn is None else drawn > -torch.inf
+            looked_at.go_on(one, states=states, top=top, possible=possible)
+    return Proposals(token_ids=best, recorded_logprobs=logprobs)
+
+
+class _Chooser:
+    """What a draft proposes from hidden states of one depth, the logits of some rows at a time."""
+
+    def __init__(self, forward: DraftForward, token_ids: Tensor, temperature: float | None) -> None:
+        self._forward = forward
+        self._temperature = temperature
+        self._draft_ids = None if temperature is None else draft_ids_of(forward, token_ids)
+
+    def choose(self, states: Tensor, recorded: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """[n] each: the largest logits, their tokens, and log-probabilities of recorded tokens.
+
+        Args:
+            states: [n, W].
+            recorded: [n] int64, of the target's vocabulary, as the tokens that are returned.
+        """
+        if self._draft_ids is None or self._temperature is None:
+            top, draft_ids = self._forward.largest_logits(states, MAX_LOGITS)
+            return top, self._forward.to_target(draft_ids), None
+        together = max(1, MAX_LOGITS // self._forward.num_logits)
+        tops, likely, drawn = [], [], []
+        parts = zip(torch.split(states, together), torch.split(recorded, together), strict=True)
+        for some, tokens in parts:
+            logits = self._forward.logits(some)
+            top, draft_ids = logits.max(-1)
+            tops.append(top)
+            likely.append(self._forward.to_target(draft_ids))
+            drawn.append(_logprobs_of(self._draft_ids[tokens], logits, self._temperature))
+        return torch.cat(tops), torch.cat(likely), torch.cat(drawn)
+
+
+def draft_ids_of(forward: DraftForward, token_ids: Tensor) -> Tensor:
+    """The draft's id of every token of the target's, -1 for those that it cannot propose.
+
+    Args:
+        token_ids: int64, of the target's vocabulary.
+
+    Returns:
+        [V] int64, V large enough to be indexed by `token_ids`.
+    """
+    offered = forward.to_target(torch.arange(forward.num_logits, device=token_ids.device))
+    draft_ids = offered.new_full((int(max(offered.max(), token_ids.max())) + 1,), -1)
+    draft_ids[offered] = torch.arange(len(offered), device=offered.device)
+    return draft_ids
+
+
+def _logprobs_of(draft_ids: Tensor, logits: Tensor, temperature: float) -> Tensor:
+    """[R] float32 of draft ids [R], -1 for none, under logits [R, draft vocabulary]."""
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
+    logprobs = wide.float().log_softmax(-1).gather(-1, draft_ids.clamp(min=0)[..., None])[..., 0]
+    return logprobs.masked_fill(draft_ids < 0, -torch.inf)
+
+
+def num_draft_tokens_fault(geometry: Geometry, num_draft_tokens: int) -> tuple[str, str] | None:
+    """What is wrong with a number of draft tokens for this draft, and how to put it right.
+
+    Fewer masks make a shorter block, as vLLM 0.33 and SGLang 0.5.23 do when they are asked for
+    fewer draft tokens.
+    """
+    if num_draft_tokens < 1:
+        return f"expected at least 1, got {num_draft_tokens}", "give the number that will be served"
+    limit = geometry.token_limit
+    if limit is not None and num_draft_tokens > limit.tokens:
+        return (
+            f"expected at most {limit.tokens}, got {num_draft_tokens}: {limit.why}",
+            f"give {limit.tokens} or less, as it will be served",
+        )
+    return None

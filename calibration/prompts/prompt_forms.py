@@ -1,0 +1,305 @@
+"""The forms in which prompts come: ours, and those of the benchmarks and trainers that users have.
+
+| form | keys | prompt |
+|---|---|---|
+| ours | `token_ids`, `text` or `messages` | as they are; messages through the chat template |
+| MT-Bench, Spec-Bench, SPEED-Bench | `turns` | the first; others follow the target's answer |
+| ShareGPT, SpecForge, TorchSpec | `conversations` | all up to the last turn of the user |
+| instruction sets, mt_bench_prompts | `prompt` | one turn of the user; of a list the first |
+| Alpaca | `instruction`, `input` | one turn of the user: both, with an empty line between |
+| GSM8K and other tasks | `question` | one turn of the user |
+
+Sources: `question.jsonl` of FastChat and Spec-Bench, the dataset cards of SPEED-Bench, Alpaca and
+GSM8K, `scripts/prepare_data.py` of SpecForge.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from ...recipes.decode import AT_LEAST_1
+from ...recipes.errors import LineProblem, PromptError, short
+from ...recipes.strict_json import JsonProblem, parse_object
+
+Kind = Literal["token_ids", "text", "messages"]
+Message = Mapping[str, Any]
+
+NO_CATEGORY = "all"
+_ROLES = {"human": "user", "gpt": "assistant"}
+"""ShareGPT's names."""
+_PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED"
+"""How SPEED-Bench begins texts that its script is still to fill in."""
+_IDS = ("id", "question_id", "prompt_id")
+_BESIDE = {*_IDS, "category", "cluster"}
+_SPEED = {"sub_category", "source", "src_id", "difficulty", "multiturn"}
+"""What SPEED-Bench says beside its turns."""
+_OF_DATA_SETS = ("query", "input", "content", "problem", "user")
+"""Where data sets of other forms have the user's turn."""
+_OURS = _BESIDE | {"token_ids", "text", "messages", "tools"}
+
+
+class Form(NamedTuple):
+    """What a line says of its prompt.
+
+    Attributes:
+        id: None where the line has none; lines are numbered then.
+        kind: what `value` is.
+        later_turns: of the user, which follow the target's answers.
+        cluster: see `Prompt`.
+        of_others: it is no form of ours.
+        key: of the line, that holds the prompt.
+        tools: that the chat template describes to the target, as JSON schemas.
+    """
+
+    id: object
+    category: object
+    kind: Kind
+    value: Any
+    later_turns: tuple[str, ...] = ()
+    cluster: object = None
+    of_others: bool = False
+    key: str = ""
+    tools: tuple[Mapping[str, Any], ...] = ()
+
+
+def read_form(value: Mapping[str, Any]) -> Form:
+    """The prompt of one line, whatever tool wrote it.
+
+    Raises:
+        LineProblem: it is of no known form; the message names those that are known.
+    """
+    marks = [mark for mark in _FORMS if mark in value]
+    if len(marks) > 1 or (marks and value.keys() & {"token_ids", "text", "messages"}):
+        raise LineProblem(f"expected one form of prompt, got {', '.join(sorted(value))}")
+    allowed, read = _FORMS[marks[0]] if marks else (_OURS, _ours)
+    unknown = sorted(value.keys() - allowed)
+    foreign = [key for key in _OF_DATA_SETS if key in unknown]
+    if unknown:
+        raise LineProblem(
+            f"unknown key {short((foreign or unknown)[0])}; known: {', '.join(sorted(allowed))};"
+            f" forms: token_ids, text, messages, {', '.join(_FORMS)}",
+            f"name the key that holds the prompt: --prompts-column {foreign[0]}" if foreign else "",
+        )
+    found = next((value[key] for key in _IDS if key in value), None)
+    named = str(found) if type(found) is int else found
+    kind, prompt, later_turns = read(value)
+    category = value.get("category", NO_CATEGORY)
+    cluster = value.get("cluster")
+    key = marks[0] if marks else kind
+    tools = () if marks else _tools(value, kind)
+    return Form(named, category, kind, prompt, later_turns, cluster, bool(marks), key, tools)
+
+
+Read = tuple[Kind, Any, tuple[str, ...]]
+
+
+def _ours(value: Mapping[str, Any]) -> Read:
+    if "token_ids" in value and "messages" not in value:
+        return "token_ids", value["token_ids"], ()
+    if "text" in value and "messages" not in value:
+        if not isinstance(value["text"], str):
+            raise LineProblem("text: expected text")
+        return "text", value["text"], ()
+    if "messages" in value and not value.keys() & {"text", "token_ids"}:
+        return "messages", _messages(value["messages"], "messages", "role", "content"), ()
+    forms = f"token_ids, text, messages, {', '.join(_FORMS)}"
+    raise LineProblem(f"expected one of {forms}")
+
+
+def _tools(value: Mapping[str, Any], kind: Kind) -> tuple[Mapping[str, Any], ...]:
+    if "tools" not in value:
+        return ()
+    tools = value["tools"]
+    if kind != "messages":
+        raise LineProblem(f"tools: they are for messages, and the prompt is {kind}")
+    good = isinstance(tools, list) and tools and all(isinstance(one, dict) for one in tools)
+    if not good:
+        raise LineProblem("tools: expected a list of objects, as the API of OpenAI has them")
+    return tuple(tools)
+
+
+def _turns(value: Mapping[str, Any]) -> Read:
+    return _first_turn(value["turns"], "turns")
+
+
+def _prompt(value: Mapping[str, Any]) -> Read:
+    prompt = value["prompt"]
+    return _first_turn([prompt] if isinstance(prompt, str) else prompt, "prompt")
+
+
+def _first_turn(turns: object, key: str) -> Read:
+    good = isinstance(turns, list) and turns and all(isinstance(turn, str) for turn in turns)
+    if not good:
+        raise LineProblem(f"{key}: expected at least one text of the user")
+    assert isinstance(turns, list)
+    if any(turn.startswith(_PLACEHOLDER) for turn in turns):
+        raise LineProblem(
+            f"{key}: it holds a placeholder of SPEED-Bench, whose own script has to"
+            " fetch the text first"
+        )
+    return "messages", [{"role": "user", "content": turns[0]}], tuple(turns[1:])
+
+
+def _instruction(value: Mapping[str, Any]) -> Read:
+    parts = [value["instruction"], value.get("input") or ""]
+    if not all(isinstance(part, str) for part in parts) or not parts[0].strip():
+        raise LineProblem("instruction: expected text, and text or nothing as input")
+    return _first_turn(["\n\n".join(part for part in parts if part.strip())], "instruction")
+
+
+def _question(value: Mapping[str, Any]) -> Read:
+    return _first_turn([value["question"]], "question")
+
+
+def _conversations(value: Mapping[str, Any]) -> Read:
+    given = value["conversations"]
+    first = given[0] if isinstance(given, list) and given and isinstance(given[0], dict) else {}
+    names = ("from", "value") if "from" in first else ("role", "content")
+    messages = _messages(given, "conversations", *names)
+    users = [i for i, message in enumerate(messages) if message["role"] == "user"]
+    if not users:
+        raise LineProblem("conversations: the user has no turn")
+    return "messages", messages[: users[-1] + 1], ()
+
+
+def _messages(given: object, key: str, role: str, content: str) -> list[Message]:
+    if not isinstance(given, list) or not given:
+        raise LineProblem(f"{key}: expected a list of objects with {role} and {content}")
+    for i, message in enumerate(given):
+        if not _is_message(message, role, content):
+            what = f"expected an object with {role} and {content}, both of them text"
+            raise LineProblem(f"{key}[{i}]: {what}, got {short(message)}")
+    if role == "role":
+        return [
+            _with_arguments(m, key)
+            if _has_calls(m)
+            else {name: own for name, own in m.items() if name != "tool_calls"}
+            for m in given
+        ]
+    return [{"role": _ROLES.get(m[role], m[role]), "content": m[content]} for m in given]
+
+
+def _is_message(message: object, role: str, content: str) -> bool:
+    if not isinstance(message, dict) or not isinstance(message.get(role), str):
+        return False
+    said = message.get(content)
+    return isinstance(said, str) or (said is None and role == "role" and _has_calls(message))
+
+
+def _has_calls(message: Mapping[str, Any]) -> bool:
+    return message.get("tool_calls") not in (None, [])
+
+
+def _with_arguments(message: Mapping[str, Any], key: str) -> Message:
+    """Arguments of calls as objects, which templates write; the API of OpenAI has them as text.
+
+    Source: vLLM's server does the same, `_postprocess_messages` of its chat_utils.
+    """
+    given = message["tool_calls"]
+    called = []
+    for call in given if isinstance(given, list) else [None]:
+        own = call.get("function") if isinstance(call, dict) else None
+        named = isinstance(own, dict) and isinstance(own.get("name"), str)
+        if not isinstance(call, dict) or not isinstance(own, dict) or not named:
+            what = f"{key}: tool_calls: expected a list of objects, each with a function"
+            raise LineProblem(what)
+        where = f"{key}: tool_calls: the arguments of {short(own['name'])}"
+        arguments = own.get("arguments")
+        try:
+            read = parse_object(arguments or "{}") if isinstance(arguments, str) else arguments
+        except JsonProblem as exc:
+            raise LineProblem(f"{where}: {exc}") from exc
+        if not isinstance(read, Mapping | None):
+            raise LineProblem(f"{where}: expected an object or its JSON, got {short(read)}")
+        called.append({**call, "function": {**own, "arguments": read or {}}})
+    content = message.get("content")
+    return {**message, "content": "" if content is None else content, "tool_calls": called}
+
+
+_FORMS: Mapping[str, tuple[set[str], Callable[[Mapping[str, Any]], Read]]] = {
+    "turns": (_BESIDE | _SPEED | {"turns", "reference"}, _turns),
+    "conversations": (_BESIDE | {"conversations"}, _conversations),
+    "prompt": (_BESIDE | {"prompt", "reference"}, _prompt),
+    "instruction": (_BESIDE | {"instruction", "input", "output"}, _instruction),
+    "question": (_BESIDE | {"question", "answer"}, _question),
+}
+"""Key that marks a form of others -> the keys that it may have, and its reader."""
+
+CONVERSATIONS = ("messages", "conversations", "conversation")
+KNOWN_COLUMNS = (
+    ("token_ids",), *((name,) for name in CONVERSATIONS), ("turns",), ("prompt",),
+    ("instruction", "input"), ("question",), ("text",),
+)  # fmt: skip
+"""Columns of a data set that a prompt is made of: the first ones that are there."""
+
+
+# ---- Which prompts are taken out of many
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptChoice:
+    """What is taken out of a prompt file or a data set.
+
+    Attributes:
+        split: of a data set, [CONFIG/]SPLIT; None where there is one alone.
+        column: that holds the prompts; None = the one that is known.
+        num_prompts: to take; None = all.
+        seed: draws which ones.
+    """
+
+    split: str | None = None
+    column: str | None = None
+    num_prompts: int | None = None
+    seed: int = 0
+
+    def order(self, count: int) -> Sequence[int]:
+        """Places 0 ... count - 1 in the order in which they are drawn; in their own for all.
+
+        It depends on seed and place alone, so whoever takes more gets these and others.
+        """
+        if self.num_prompts is None:
+            return range(count)
+
+        def drawn(place: int) -> bytes:
+            return hashlib.sha256(f"{self.seed}/{place}".encode()).digest()
+
+        return sorted(range(count), key=drawn)
+
+    def check(self, where: object, count: int) -> None:
+        """Refuse to take more than there are.
+
+        Raises:
+            PromptError: `count` is below what is asked for.
+        """
+        AT_LEAST_1.check(PromptError, "num_prompts", self.num_prompts, fix="give a larger number")
+        if self.num_prompts is not None and count < self.num_prompts:
+            raise PromptError(
+                where,
+                f"expected at least {self.num_prompts} prompts, got {count}",
+                fix=f"take fewer: --num-prompts {count}" if count else "give another source",
+            )
+
+
+EVERY_PROMPT = PromptChoice()
+
+
+def of_column(row: Mapping[str, Any], column: str | None) -> Mapping[str, Any]:
+    """A row as if the column were one of those that are known: its text is a turn of the user.
+
+    Raises:
+        LineProblem: there is none, or it holds neither text nor texts nor messages.
+    """
+    if column is None:
+        return row
+    if column not in row:
+        raise LineProblem(f"no column {short(column)}; there are {', '.join(sorted(row))}")
+    found = row[column]
+    beside = {key: row[key] for key in ("id", "category", "cluster") if key in row}
+    if isinstance(found, str):
+        return {**beside, "prompt": found}
+    if isinstance(found, list) and found and isinstance(found[0], str):
+        return {**beside, "turns": found}
+    if isinstance(found, list):
+        return {**beside, "conversations": found}
+    raise LineProblem(f"{column}: expected text, texts or messages, got {short(found)}")

@@ -1,0 +1,429 @@
+"""One order of a target's tokens, by which rows a head keeps: every size is a prefix of it.
+
+Tokens come by how often the target said them, all categories together; but while the coverage of
+some category lies below `floor` times that of all, the next token is the one which that category
+says most. So a category with little text does not starve.
+
+Tokens that were never said stand behind: by general counts of some other text where there are some,
+then by how often they stand in prompts, then by id (ids of a BPE tokenizer are in the order of its
+merges). These break ties and weigh nothing beside what was said: added to it with a weight, each of
+them covered less held-out text, or as much (docs/vocabulary.md has the figures).
+
+Pure arithmetic: it knows neither drafts nor files, and draws no random number.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..recipes.errors import CalibrationError, reason, short
+from ..recipes.regular_file import read_text
+from ..recipes.strict_json import JsonProblem, parse_json
+from .traces.near_duplicates import PromptText, independent_groups
+from .traces.prompt_trace import prompt_sha256
+from .traces.trace_folder import TraceFolder
+
+# ---- What a target says on recorded prompts, token by token: what the head of a draft must
+# propose
+#
+# A verify step follows a token that is committed already, so the first token of a continuation,
+# which
+# comes from the prefill, is never proposed; every later one is. Those are counted. Tokens of
+# prompts
+# are not: a draft reads them through its embedding, which no cut of the head touches, and what
+# users
+# write is not what a target answers. They only say which of the tokens that were never said come
+# first.
+#
+# This module knows tokens and prompts, neither drafts nor rows.
+
+Counts = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SaidText:
+    """What the target said on one prompt.
+
+    Attributes:
+        group: the same for prompts that belong together: copies, near duplicates, turns of a
+            conversation, prompts of a declared cluster.
+        prompt: int64, the tokens of the prompt.
+        token_ids: int64, the tokens that a draft was to propose behind it.
+    """
+
+    id: str
+    category: str
+    group: int
+    prompt: NDArray[np.int64]
+    token_ids: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TokenCounts:
+    """How often each token was said, by category.
+
+    Attributes:
+        categories: C names, ascending.
+        by_category: [C, V] int64.
+        of_prompts: [V] int64, how often it stands in a prompt.
+    """
+
+    categories: tuple[str, ...]
+    by_category: Counts
+    of_prompts: Counts
+
+    @classmethod
+    def of(cls, texts: Collection[SaidText], vocab_size: int) -> "TokenCounts":
+        """The counts of some texts, of a target with so many tokens."""
+        categories = tuple(sorted({text.category for text in texts}))
+        said = np.zeros((len(categories), vocab_size), dtype=np.int64)
+        read = np.zeros(vocab_size, dtype=np.int64)
+        for text in texts:
+            np.add.at(said[categories.index(text.category)], text.token_ids, 1)
+            np.add.at(read, text.prompt, 1)
+        return cls(categories=categories, by_category=said, of_prompts=read)
+
+    @property
+    def pooled(self) -> Counts:
+        """[V] of all categories."""
+        sums: Counts = self.by_category.sum(axis=0)
+        return sums
+
+
+def said_texts(traces: TraceFolder) -> list[SaidText]:
+    """What the target said on every prompt, in order; reads token ids only.
+
+    Raises:
+        TraceError: the shard's bytes changed since recording.
+    """
+    read = [(entry, ids.numpy().astype(np.int64)) for entry, ids in traces.token_ids()]
+    texts = []
+    for entry, ids in read:
+        prompt = tuple(ids[: entry.prompt_length].tolist())
+        texts.append(
+            PromptText(
+                category=entry.category,
+                prompt=prompt,
+                continuation=tuple(ids[entry.prompt_length :].tolist()),
+                cluster=entry.conversation_sha256 or prompt_sha256(prompt),
+                declared=entry.cluster,
+            )
+        )
+    group_of = _group_of(independent_groups(texts))
+    return [
+        SaidText(
+            id=entry.id,
+            category=entry.category,
+            group=group_of[place],
+            prompt=ids[: entry.prompt_length],
+            token_ids=ids[entry.prompt_length + 1 :],
+        )
+        for place, (entry, ids) in enumerate(read)
+    ]
+
+
+def _group_of(groups: Sequence[Sequence[int]]) -> dict[int, int]:
+    return {place: number for number, group in enumerate(groups) for place in group}
+
+
+def folds_of(texts: Sequence[SaidText], number: int) -> list[int]:
+    """The fold of every text: groups are kept together, and each category is spread over all.
+
+    Args:
+        texts: in an order that stays the same.
+        number: of folds; fewer are used where there are fewer groups.
+    """
+    first = {text.group: text.category for text in reversed(texts)}
+    fold_of_group: dict[int, int] = {}
+    for place, group in enumerate(sorted(first, key=lambda group: (first[group], group))):
+        fold_of_group[group] = place % number
+    return [fold_of_group[text.group] for text in texts]
+
+
+# ---- A file of counts of any other text, by the user: how often each token of the target stands
+# in it
+#
+# JSON, one array of as many whole numbers as the target has tokens, the count of token 0 first.
+
+_LARGEST = 2**53
+_FORM = "write one JSON array with the count of every token of the target, token 0 first"
+
+
+def read_general_counts(path: Path, vocab_size: int) -> Counts:
+    """Read the file.
+
+    Args:
+        vocab_size: tokens of the target.
+
+    Returns:
+        [vocab_size] int64, with at least one above 0.
+
+    Raises:
+        CalibrationError: it cannot be read, or is not such a file.
+    """
+    try:
+        counts = parse_json(read_text(path))
+    except OSError as exc:
+        raise CalibrationError(path, f"cannot be read: {reason(exc)}", fix=_FORM) from exc
+    except JsonProblem as exc:
+        raise CalibrationError(path, str(exc), fix=_FORM) from exc
+    if not isinstance(counts, list):
+        raise CalibrationError(path, f"expected a JSON array, got {short(counts)}", fix=_FORM)
+    for token, count in enumerate(counts):
+        if type(count) is not int or not 0 <= count < _LARGEST:
+            what = f"token {token}: expected a whole number from 0 on, got {short(count)}"
+            raise CalibrationError(path, what, fix=_FORM)
+    if len(counts) != vocab_size:
+        raise CalibrationError(
+            path,
+            f"expected {vocab_size:,} counts, one for each token of the target, got"
+            f" {len(counts):,}",
+            fix="count with the tokenizer of the target, whose config.json says vocab_size",
+        )
+    if not any(counts):
+        raise CalibrationError(path, "every count is 0", fix="count the tokens of some text")
+    return np.array(counts, dtype=np.int64)
+
+
+FLOOR = 0.95
+"""The least coverage of a category, relative to that of all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RowOrder:
+    """The order in which tokens get a row.
+
+    Attributes:
+        token_ids: [n] int64, every token that may have a row, once; the first ones are kept.
+        ranks: [V] int64, the place of each token in it, n for a token without one.
+    """
+
+    token_ids: NDArray[np.int64]
+    ranks: NDArray[np.int64]
+
+    def first(self, size: int) -> tuple[int, ...]:
+        """The tokens of a head with `size` rows, ascending."""
+        return tuple(sorted(self.token_ids[:size].tolist()))
+
+    def covered(self, counts: Counts) -> Counts:
+        """Tokens of [V] counts that heads of 0 .. n rows can propose: [n + 1], ascending."""
+        reached: Counts = np.concatenate(([0], np.cumsum(counts[self.token_ids])))
+        return reached
+
+
+def row_order(
+    said: TokenCounts,
+    *,
+    offered: Sequence[int] | None = None,
+    always: Sequence[int] = (),
+    general: Counts | None = None,
+    floor: float = FLOOR,
+) -> RowOrder:
+    """Order the tokens.
+
+    Args:
+        said: by the target, at least one token.
+        offered: those that the draft has a row for; None = all.
+        always: tokens that every head keeps, such as the end of text; others than the offered are
+            left out.
+        general: [V] counts of some other text, of the same tokenizer; None = there are none.
+        floor: see `FLOOR`, in [0, 1]; 0 = frequency alone.
+    """
+    vocab_size = said.by_category.shape[1]
+    may_have_row = np.zeros(vocab_size, dtype=bool)
+    may_have_row[slice(None) if offered is None else list(offered)] = True
+    order = [token for token in dict.fromkeys(always) if may_have_row[token]]
+    may_have_row[order] = False
+    other = np.zeros(vocab_size, dtype=np.int64) if general is None else general
+    by_weight = np.lexsort((np.arange(vocab_size), -said.of_prompts, -other, -said.pooled))
+    by_weight = by_weight[may_have_row[by_weight]]
+    spoken = np.count_nonzero(said.pooled[by_weight])
+    _Chooser(said, by_weight[:spoken], order).choose(floor)
+    order += by_weight[spoken:].tolist()
+    token_ids = np.array(order, dtype=np.int64)
+    ranks = np.full(vocab_size, len(token_ids), dtype=np.int64)
+    ranks[token_ids] = np.arange(len(token_ids))
+    return RowOrder(token_ids=token_ids, ranks=ranks)
+
+
+class _Chooser:
+    """Puts tokens that were said into an order, one after the other.
+
+    Args:
+        candidates: [n] tokens that were said, by weight.
+        order: to which they are appended.
+    """
+
+    def __init__(self, said: TokenCounts, candidates: NDArray[np.int64], order: list[int]) -> None:
+        self._counts = said.by_category
+        self._totals = np.maximum(said.by_category.sum(axis=1), 1)
+        self._order = order
+        self._reached = said.by_category[:, order].sum(axis=1)
+        self._number = len(order) + len(candidates)
+        self._taken = set(order)
+        # By weight in all, then by what each category says of them; of equal ones by weight in all.
+        self._queues = [candidates.tolist()]
+        for own in said.by_category[:, candidates]:
+            best = np.argsort(-own, kind="stable")
+            self._queues.append(candidates[best[: np.count_nonzero(own)]].tolist())
+        for queue in self._queues:
+            queue.reverse()
+
+    def choose(self, floor: float) -> None:
+        """Append all candidates."""
+        total = int(self._totals.sum())
+        while len(self._order) < self._number:
+            shares = self._reached / self._totals
+            starved = np.flatnonzero(shares < floor * self._reached.sum() / total)
+            for category in starved[np.argsort(shares[starved], kind="stable")]:
+                if self._took(self._queues[1 + category]):
+                    break
+            else:
+                self._took(self._queues[0])
+
+    def _took(self, queue: list[int]) -> bool:
+        """Whether there was one left to take."""
+        while queue and queue[-1] in self._taken:
+            queue.pop()
+        if not queue:  # what else a category says, the draft has no rows for
+            return False
+        token = queue.pop()
+        self._taken.add(token)
+        self._order.append(token)
+        self._reached = self._reached + self._counts[:, token]
+        return True
+
+
+# ---- Choosing rows by some texts and looking at others: what a size covers of text it was not
+# made by
+#
+# Crosswise: the prompts of a trace folder are dealt into parts, those that belong together into
+# one;
+# each part is looked at under the order that the other parts give. What the order of all of them
+# covers of its own text is more than it will cover of a user's.
+
+NUM_FOLDS = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RowChooser:
+    """How rows are ordered, whatever the texts; see `row_order`.
+
+    Attributes:
+        vocab_size: tokens of the target.
+        offered: those that the draft has a row for; None = all.
+    """
+
+    vocab_size: int
+    offered: tuple[int, ...] | None = None
+    always: tuple[int, ...] = ()
+    general: Counts | None = None
+    floor: float = FLOOR
+
+    @property
+    def num_rows(self) -> int:
+        """Of the draft as it is."""
+        return self.vocab_size if self.offered is None else len(self.offered)
+
+    def order(self, texts: Sequence[SaidText]) -> RowOrder:
+        """By what the target said in these texts."""
+        return row_order(
+            TokenCounts.of(texts, self.vocab_size),
+            offered=self.offered,
+            always=self.always,
+            general=self.general,
+            floor=self.floor,
+        )
+
+    @property
+    def method(self) -> str:
+        """In words, for records."""
+        ties = "prompts" if self.general is None else "general counts, then prompts"
+        return (
+            "tokens by how often the target said them, no category's coverage below"
+            f" {self.floor:g} of that of all; those never said by {ties}, then by id"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class HeldOutCoverage:
+    """What each number of rows covers of texts that did not choose them.
+
+    Attributes:
+        categories: C names, ascending.
+        covered: [C, n + 1] tokens that heads of 0 .. n rows can propose.
+        totals: [C] tokens.
+        never_said: tokens of the text that the choosing texts never said.
+    """
+
+    categories: tuple[str, ...]
+    covered: Counts
+    totals: Counts
+    never_said: int
+
+    def of(self, size: int) -> float:
+        """Share of all tokens, in [0, 1]."""
+        return float(self.covered[:, size].sum() / self.totals.sum())
+
+    def by_category(self, size: int) -> dict[str, float]:
+        """Share of the tokens of each category that has any."""
+        pairs = zip(self.categories, self.covered[:, size], self.totals, strict=True)
+        return {name: float(covered / total) for name, covered, total in pairs if total}
+
+    def least_size(self, share: float) -> int | None:
+        """Rows that are enough for that share; None where all of them are not."""
+        enough = self.covered.sum(axis=0) >= share * self.totals.sum() * (1 - 1e-12)
+        return int(enough.argmax()) if enough.any() else None
+
+
+def held_out_coverage(chooser: RowChooser, texts: Sequence[SaidText]) -> HeldOutCoverage:
+    """Coverage of the texts, each part of them under the order that the other parts give.
+
+    Raises:
+        CalibrationError: see `crosswise`.
+    """
+    orders, of_text = crosswise(chooser, texts)
+    categories = tuple(sorted({text.category for text in texts}))
+    covered = np.zeros((len(categories), chooser.num_rows + 1), dtype=np.int64)
+    totals = np.zeros(len(categories), dtype=np.int64)
+    never_said = 0
+    for number, order in enumerate(orders):
+        own = [text for text, fold in zip(texts, of_text, strict=True) if fold == number]
+        others = [text for text, fold in zip(texts, of_text, strict=True) if fold != number]
+        counts = TokenCounts.of(own, chooser.vocab_size)
+        said = TokenCounts.of(others, chooser.vocab_size).pooled > 0
+        never_said += int(counts.pooled[~said].sum())
+        for category, of_category in zip(counts.categories, counts.by_category, strict=True):
+            row = categories.index(category)
+            covered[row] += order.covered(of_category)
+            totals[row] += of_category.sum()
+    return HeldOutCoverage(
+        categories=categories, covered=covered, totals=totals, never_said=never_said
+    )
+
+
+def crosswise(
+    chooser: RowChooser, texts: Sequence[SaidText]
+) -> tuple[list[RowOrder], Sequence[int]]:
+    """The order that the texts outside each part give, and the part of each text.
+
+    Raises:
+        CalibrationError: the texts are one group, so that nothing can be held out.
+    """
+    groups = len({text.group for text in texts})
+    if groups < 2:
+        raise CalibrationError(
+            "--traces",
+            f"its {len(texts)} prompts belong together, so none of them can be held out",
+            fix="record traces of more prompts",
+        )
+    number = min(NUM_FOLDS, groups)
+    of_text = folds_of(texts, number)
+    orders = [
+        chooser.order([text for text, fold in zip(texts, of_text, strict=True) if fold != part])
+        for part in range(number)
+    ]
+    return orders, of_text

@@ -1,0 +1,431 @@
+"""Running vLLM servers, over their OpenAI interface: token ids in, token ids out.
+
+They were started with the arguments that `EngineSetup.command` prints, and write the hidden states
+into a folder that they share with this machine. Each request goes to the server that has the fewest
+of them; where a server answers no more, the others take its requests.
+"""
+
+import asyncio
+import importlib.util
+import os
+from abc import ABC, abstractmethod
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from typing_extensions import override
+
+from ...recipes.errors import NoAnswerError, TraceError
+from ...recipes.install_line import install_itself
+from ..prompts.prompt_file import Prompt
+from ..recording.decoding import Decoding, prompt_seed
+from ..server_client import KEY_VARIABLE, Patience, Reply, ServerClient
+from .states_file import STATES_KEY
+
+# ---- What an engine answers to a prompt, and the stream of answers to many of them
+#
+# An engine is anything that takes prompts and gives answers as they come: in this process
+# (`offline`)
+# or behind HTTP (`server`).
+
+LEAST_LOGPROB = -9999.0
+"""What vLLM's server writes for the logarithm of 0, which JSON cannot say."""
+_MAX_UNREAD_BYTES = 4 * 2**30
+
+TopLogprobs = tuple[tuple[int, float], ...]
+"""Tokens and their log-probabilities, most likely first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """One continuation.
+
+    Attributes:
+        token_ids: at least one.
+        ended: "stop" = with the end-of-text token, "length" = with the last token asked for.
+        states: name of the file with the hidden states, in the shared folder.
+        token_logprob: of each token; None = not asked for.
+        top: the most likely tokens at each place; None = not asked for.
+    """
+
+    token_ids: tuple[int, ...]
+    ended: Literal["stop", "length"]
+    states: str
+    token_logprob: tuple[float, ...] | None = None
+    top: tuple[TopLogprobs, ...] | None = None
+
+
+class Engine(ABC):
+    """Takes prompts and gives answers, in any order."""
+
+    @abstractmethod
+    def submit(self, position: int, prompt: Prompt) -> None:
+        """Hand over a prompt; `position` names its answer."""
+
+    @abstractmethod
+    def next_answer(self) -> tuple[int, Answer]:
+        """Wait for an answer: the position of its prompt, and what was said.
+
+        Raises:
+            TraceError: the engine has failed.
+        """
+
+
+def answers(
+    engine: Engine,
+    prompts: Sequence[tuple[int, Prompt]],
+    *,
+    most_in_flight: int,
+    bytes_per_token: int,
+    max_new_tokens: int,
+) -> Iterator[tuple[int, Answer]]:
+    """The answer to each prompt, as they come.
+
+    No more prompts are in flight than may be, nor so many that their states could take more than
+    4 GiB: an answer is in flight until the next one is asked for, so whoever takes its file away
+    meanwhile bounds the shared folder.
+    """
+    waiting = deque(prompts)
+    sizes: dict[int, int] = {}
+    while waiting or sizes:
+        while waiting and len(sizes) < most_in_flight:
+            position, prompt = waiting[0]
+            size = (len(prompt.token_ids) + max_new_tokens) * bytes_per_token
+            if sizes and sum(sizes.values()) + size > _MAX_UNREAD_BYTES:
+                break
+            engine.submit(position, prompt)
+            sizes[position] = size
+            waiting.popleft()
+        position, answer = engine.next_answer()
+        yield position, answer
+        del sizes[position]
+
+
+def most_likely(logprobs: Sequence[tuple[int, float]], count: int) -> TopLogprobs:
+    """The `count` most likely of some tokens; engines add the emitted one to those asked for."""
+    bounded = [(token, max(logprob, LEAST_LOGPROB)) for token, logprob in logprobs]
+    return tuple(sorted(bounded, key=lambda pair: (-pair[1], pair[0]))[:count])
+
+
+# ---- vLLM as an engine of our own: `vllm.LLM` with its workers, on as many GPUs as it is told
+
+_ENVIRONMENT = {
+    # The engine in a process of its own goes on, and writes, while this one reads.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+    "VLLM_LOGGING_STREAM": "ext://sys.stderr",  # stdout is for results
+}
+
+
+@contextmanager
+def offline_engine(
+    arguments: Mapping[str, object], decoding: Decoding, *, session: str, max_new_tokens: int
+) -> Iterator["OfflineEngine"]:
+    """Start vLLM with these arguments; leaving the block ends it.
+
+    Args:
+        arguments: of `vllm.LLM`.
+        decoding: how tokens are chosen.
+        session: see `states_file.STATES_KEY`.
+
+    Raises:
+        TraceError: vLLM is not installed, or does not start.
+    """
+    if importlib.util.find_spec("vllm") is None:
+        raise TraceError(
+            "--engine vllm",
+            "vLLM is not installed beside draftquant",
+            fix=f"install draftquant into vLLM's own environment ({install_itself()}) and record"
+            " there, or give a running server: --server URL",
+        )
+    os.environ.update(_ENVIRONMENT)
+    import vllm
+
+    try:
+        engine = vllm.LLM(**arguments)
+    except Exception as exc:  # whatever the engine says is the answer
+        raise TraceError(
+            "vLLM",
+            f"does not start: {_said(exc)}",
+            fix="see vLLM's own messages above; --engine-arg sets its arguments",
+        ) from exc
+    try:
+        yield OfflineEngine(engine, decoding, session, max_new_tokens)
+    finally:
+        engine.llm_engine.engine_core.shutdown()
+
+
+class OfflineEngine(Engine):
+    """vLLM in this process."""
+
+    def __init__(self, engine: Any, decoding: Decoding, session: str, max_new_tokens: int) -> None:
+        self._engine = engine.llm_engine
+        self._session = session
+        self._decoding = decoding
+        self._max_new_tokens = max_new_tokens
+        self._finished: list[Any] = []
+
+    @override
+    def submit(self, position: int, prompt: Prompt) -> None:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        decoding, spec = self._decoding, self._decoding.logprob_spec
+        params = SamplingParams(
+            temperature=decoding.temperature,
+            top_p=decoding.top_p,
+            top_k=decoding.top_k,
+            seed=prompt_seed(decoding.seed, prompt.token_ids) if decoding.sampled else None,
+            max_tokens=self._max_new_tokens,
+            ignore_eos=decoding.ignore_eos,
+            logprobs=spec.num_top if spec else None,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            extra_args={"kv_transfer_params": {STATES_KEY: self._session}},
+        )
+        given = {"prompt_token_ids": list(prompt.token_ids)}
+        try:
+            self._engine.add_request(str(position), given, params)
+        except Exception as exc:
+            raise TraceError(
+                f"prompt {prompt.id}",
+                f"vLLM refuses it: {_said(exc)}",
+                fix="change the prompt or the engine's arguments (--engine-arg)",
+            ) from exc
+
+    @override
+    def next_answer(self) -> tuple[int, Answer]:
+        while not self._finished:
+            try:
+                self._finished = [done for done in self._engine.step() if done.finished]
+            except Exception as exc:
+                raise TraceError(
+                    "vLLM",
+                    f"died: {_said(exc)}",
+                    fix="run the same command again: what was recorded is kept",
+                ) from exc
+        output = self._finished.pop()
+        completion = output.outputs[0]
+        token_ids = tuple(completion.token_ids)
+        logprobs, spec = completion.logprobs, self._decoding.logprob_spec
+        top = None
+        if spec and spec.num_top:
+            top = tuple(
+                most_likely([(t, one.logprob) for t, one in place.items()], spec.num_top)
+                for place in logprobs
+            )
+        return int(output.request_id), Answer(
+            token_ids=token_ids,
+            ended=completion.finish_reason,
+            states=(output.kv_transfer_params or {}).get(STATES_KEY, ""),
+            token_logprob=tuple(
+                place[t].logprob for t, place in zip(token_ids, logprobs, strict=True)
+            )
+            if spec
+            else None,
+            top=top,
+        )
+
+
+def _said(exc: BaseException) -> str:
+    """On one line; engines put the cause last."""
+    return " ".join(str(exc).split()) or repr(exc)
+
+
+_PATIENCE = Patience(seconds=3600)
+_TOKEN = "token_id:"  # how `return_tokens_as_token_ids` spells a token
+
+
+@contextmanager
+def server_engine(
+    urls: Sequence[str],
+    decoding: Decoding,
+    *,
+    session: str,
+    max_new_tokens: int,
+    max_model_len: int,
+    most_in_flight: int,
+    on_warning: Callable[[str], None],
+) -> Iterator["ServerEngine"]:
+    """Connect to servers; leaving the block gives up what is not answered.
+
+    Args:
+        urls: such as http://host:8000, with or without /v1, each once. The key of the servers, if
+            they ask for one, is read from the environment: `server_client.KEY_VARIABLE`.
+        decoding: how tokens are chosen.
+        session: see `states_file.STATES_KEY`.
+        max_model_len: tokens of the longest prompt with its continuation.
+        on_warning: hears of a server that answers no more, while another does.
+
+    Raises:
+        ServerError: nothing answers at one of the addresses.
+        TraceError: a server serves no model or another one than the first, or its context is
+            shorter; or an address is given twice.
+    """
+    key = os.environ.get(KEY_VARIABLE)
+    clients = [
+        ServerClient(url, key=key, most_in_flight=most_in_flight, patience=_PATIENCE)
+        for url in urls
+    ]
+    twice = [url for url, count in Counter(client.url for client in clients).items() if count > 1]
+    if twice:
+        raise TraceError("--server", f"{twice[0]} is given twice", fix="give each server once")
+    with asyncio.Runner() as runner:
+        engine = ServerEngine(clients, runner, decoding, session, max_new_tokens, on_warning)
+        try:
+            engine.check_context(max_model_len)
+            yield engine
+        finally:
+            runner.run(engine.give_up())
+
+
+class ServerEngine(Engine):
+    """Servers that run elsewhere."""
+
+    def __init__(
+        self,
+        clients: Sequence[ServerClient],
+        runner: asyncio.Runner,
+        decoding: Decoding,
+        session: str,
+        max_new_tokens: int,
+        on_warning: Callable[[str], None],
+    ) -> None:
+        self._session = session
+        self._clients, self._live = tuple(clients), list(clients)
+        self._on_their_way: Counter[ServerClient] = Counter()
+        self._on_warning = on_warning
+        self._runner = runner
+        self._decoding = decoding
+        self._max_new_tokens = max_new_tokens
+        self._model = ""
+        self._asked: dict[asyncio.Task[Answer], int] = {}
+
+    def check_context(self, max_model_len: int) -> None:
+        """Ask which model is served, and hold its context against what is needed.
+
+        Raises:
+            TraceError, ServerError: see `server_engine`.
+        """
+        for client in self._clients:
+            model = self._served_model(client, max_model_len)
+            if client is not self._clients[0] and model != self._model:
+                raise TraceError(
+                    client.url,
+                    f"serves {model!r}, and {self._clients[0].url} serves {self._model!r}",
+                    fix="start all servers with the same model and arguments",
+                )
+            self._model = model
+
+    def _served_model(self, client: ServerClient, max_model_len: int) -> str:
+        served = self._runner.run(client.get_object("/v1/models")).get("data")
+        if not isinstance(served, list) or not served or not isinstance(served[0], Mapping):
+            raise TraceError(client.url, "serves no model", fix="give the address of a vLLM server")
+        longest = served[0].get("max_model_len")
+        if type(longest) is int and longest < max_model_len:
+            raise TraceError(
+                client.url,
+                f"its context has {longest} tokens, the longest prompt with its continuation needs"
+                f" {max_model_len}",
+                fix=f"start it with --max-model-len {max_model_len}, or shorten the prompts",
+            )
+        return str(served[0].get("id"))
+
+    @override
+    def submit(self, position: int, prompt: Prompt) -> None:
+        task = self._runner.get_loop().create_task(self._complete(prompt))
+        self._asked[task] = position
+
+    @override
+    def next_answer(self) -> tuple[int, Answer]:
+        first = self._runner.run(self._first_done())
+        return self._asked.pop(first), first.result()
+
+    async def give_up(self) -> None:
+        """End the requests that are on their way, and the connection."""
+        for task in self._asked:
+            task.cancel()
+        await asyncio.gather(*self._asked, return_exceptions=True)
+        for client in self._clients:
+            await client.close()
+
+    async def _first_done(self) -> asyncio.Task[Answer]:
+        done, _ = await asyncio.wait(self._asked, return_when=asyncio.FIRST_COMPLETED)
+        # What failed comes last: what is answered already is kept.
+        return min(done, key=lambda task: task.exception() is not None)
+
+    async def _complete(self, prompt: Prompt) -> Answer:
+        decoding, spec = self._decoding, self._decoding.logprob_spec
+        asked = {
+            "model": self._model,
+            "prompt": list(prompt.token_ids),
+            "max_tokens": self._max_new_tokens,
+            "ignore_eos": decoding.ignore_eos,
+            "temperature": decoding.temperature,
+            "top_p": decoding.top_p,
+            "top_k": decoding.top_k,
+            # A server takes what is not said from the model's generation_config.json.
+            "min_p": 0,
+            "repetition_penalty": 1,
+            "presence_penalty": 0,
+            "frequency_penalty": 0,
+            "return_token_ids": True,
+            "return_tokens_as_token_ids": True,
+            "kv_transfer_params": {STATES_KEY: self._session},
+        }
+        if decoding.sampled:
+            asked["seed"] = prompt_seed(decoding.seed, prompt.token_ids)
+        if spec:
+            asked["logprobs"] = spec.num_top
+        client, reply = await self._post(asked)
+        try:
+            return _read(reply.events[0].data, spec.num_top if spec else None)
+        except (LookupError, TypeError, ValueError) as exc:
+            raise TraceError(
+                f"{client.url}: prompt {prompt.id}",
+                f"its answer is not vLLM's: {type(exc).__name__}: {exc}",
+                fix="give a vLLM server of 0.32 or later, not a proxy that rewrites answers",
+            ) from exc
+
+    async def _post(self, asked: Mapping[str, Any]) -> tuple[ServerClient, Reply]:
+        """The answer of the server that has the fewest requests, or of one that lives on."""
+        while True:
+            client = min(self._live, key=self._on_their_way.__getitem__)
+            self._on_their_way[client] += 1
+            try:
+                return client, await client.post("/v1/completions", asked)
+            except NoAnswerError as exc:
+                if client in self._live and len(self._live) > 1:
+                    self._live.remove(client)
+                    left = f"{len(self._live)} of {len(self._clients)} servers"
+                    self._on_warning(f"{client.url}: {exc.what}; {left} take its requests")
+                elif client in self._live:
+                    raise  # the last one
+            finally:
+                self._on_their_way[client] -= 1
+
+
+def _read(answer: Mapping[str, Any], num_top: int | None) -> Answer:
+    choice = answer["choices"][0]
+    token_ids = tuple(choice["token_ids"])
+    token_logprob, top = None, None
+    if num_top is not None:
+        logprobs = choice["logprobs"]
+        token_logprob = tuple(float(value) for value in logprobs["token_logprobs"])
+        if num_top:
+            top = tuple(
+                most_likely([(_token(name), float(v)) for name, v in place.items()], num_top)
+                for place in logprobs["top_logprobs"]
+            )
+    return Answer(
+        token_ids=token_ids,
+        ended=choice["finish_reason"],
+        states=str(answer["kv_transfer_params"][STATES_KEY]),
+        token_logprob=token_logprob,
+        top=top,
+    )
+
+
+def _token(name: str) -> int:
+    return int(name.removeprefix(_TOKEN))

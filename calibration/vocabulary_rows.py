@@ -1,0 +1,355 @@
+"""Choosing the rows that a draft's head keeps: by which text, for which draft, how many."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..quantize.drafts import Draft
+from ..quantize.drafts.geometry import MAP
+from ..quantize.files.checkpoint import CONFIG_FILE, read_json_object
+from ..quantize.files.hub import DraftSource, no_target
+from ..quantize.files.provenance import VocabularyChoice, VocabularyCut
+from ..quantize.files.provenance_file import cuts_of, read_provenance
+from ..quantize.stored.stored_draft import StoredDraft
+from ..quantize.vocabulary.cut_plan import TREE_WIDTH, check_may_be_cut, stored_target_ids
+from ..recipes.errors import CalibrationError
+from .row_choice import (
+    HeldOutCoverage,
+    RowChooser,
+    SaidText,
+    TokenCounts,
+    held_out_coverage,
+    read_general_counts,
+    said_texts,
+)
+from .traces.near_duplicates import seen_prompts
+from .traces.trace_folder import TraceFolder, file_sha256
+
+# ---- Tokens that every head keeps: those that begin and end texts and turns
+#
+# The target's config.json and generation_config.json name them, and often the draft's own config.
+
+_KEYS = ("eos_token_id", "bos_token_id")
+_TEXT = "text_config"  # where the config of a multimodal target has that of its language model
+
+
+def special_tokens(configs: Iterable[Mapping[str, Any]], vocab_size: int) -> tuple[int, ...]:
+    """The ids that configs name, each once, of those that a vocabulary has.
+
+    Args:
+        configs: parsed JSON objects, in any order.
+        vocab_size: tokens of the target.
+    """
+    named = (token for config in configs for token in _named(config))
+    return tuple(dict.fromkeys(token for token in named if 0 <= token < vocab_size))
+
+
+def _named(config: Mapping[str, Any]) -> Iterator[int]:
+    section = config.get(_TEXT)
+    for each in (config, section if isinstance(section, Mapping) else {}):
+        for key in _KEYS:
+            found = each.get(key)
+            for token in found if isinstance(found, list) else [found]:
+                if type(token) is int:
+                    yield token
+
+
+_GENERATION_FILE = "generation_config.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenRows:
+    """Rows that were chosen, and what they cover.
+
+    Attributes:
+        target_ids: ascending.
+        coverage: share of the tokens that chose them.
+        held_out: share of the same text, each part of it under rows that the others choose.
+        held_out_by_category: the same of each category.
+        never_said: share of that text's tokens which the choosing parts never said.
+        needed: how many rows the coverage needs that was asked for; None where a size was.
+    """
+
+    target_ids: tuple[int, ...]
+    coverage: float
+    held_out: float
+    held_out_by_category: Mapping[str, float]
+    never_said: float
+    needed: int | None = None
+
+    @property
+    def more_than_asked(self) -> str | None:
+        """That engines need more rows than the coverage does, where that is so."""
+        size = len(self.target_ids)
+        if self.needed is None or self.needed >= size:
+            return None
+        return (
+            f"{self.needed:,} rows cover what was asked for; {size:,} are kept, because engines"
+            " may take so many of one step"
+        )
+
+    @property
+    def worst(self) -> tuple[str, float]:
+        """The category that is covered least."""
+        return min(self.held_out_by_category.items(), key=lambda item: item[1])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Choosing:
+    """By which text rows of which draft are chosen.
+
+    Attributes:
+        source: the draft's folder. draft: as its headers say it, whatever it is quantized to.
+        is_quantized: some of its linears are.
+        texts: what the target said.
+        cuts: of its vocabulary, which chose the rows that it has.
+        warnings: sentences without a full stop.
+    """
+
+    source: DraftSource
+    draft: Draft
+    is_quantized: bool
+    traces: TraceFolder
+    texts: Sequence[SaidText]
+    chooser: RowChooser
+    cuts: tuple[VocabularyCut, ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """Of all texts."""
+        return sum(len(text.token_ids) for text in self.texts)
+
+    @property
+    def num_distinct(self) -> int:
+        """Different tokens among them for which the draft has a row."""
+        said = TokenCounts.of(self.texts, self.chooser.vocab_size).pooled > 0
+        offered = self.chooser.offered
+        return int(said[slice(None) if offered is None else list(offered)].sum())
+
+    @property
+    def said(self) -> str:
+        """By how much text, in words."""
+        return (
+            f"{len(self.texts):,} prompts ({self.num_tokens:,} tokens, {self.num_distinct:,}"
+            " different ones with a row)"
+        )
+
+    def warnings_of(self, size: int) -> tuple[str, ...]:
+        """Of the choice, and of a number of rows that is more than were ever said."""
+        if size <= (said := self.num_distinct):
+            return self.warnings
+        few = (
+            f"{size - said:,} of {size:,} rows are of tokens that were never said by what chooses"
+            f" them, {self.said}: record more prompts, or keep fewer rows"
+        )
+        return (*self.warnings, few)
+
+    @property
+    def least(self) -> int:
+        """Rows that engines need to draft at all."""
+        return max(TREE_WIDTH, self.draft.geometry.most_draft_tokens or 0)
+
+    def check_size(self, option: str, size: int) -> None:
+        """Refuse a number of rows that is no cut of this draft.
+
+        Raises:
+            CalibrationError: it is less than engines draft with, or not less than there are.
+        """
+        if not self.least <= size < self.chooser.num_rows:
+            raise CalibrationError(
+                option,
+                f"expected from {self.least:,} (what engines take of one step at most) to fewer"
+                f" than the {self.chooser.num_rows:,} rows that {self.source.folder} has, got"
+                f" {size:,}",
+                fix="ask for another size; draftquant vocab --curve shows what sizes cost",
+            )
+
+    def record(
+        self, rows: ChosenRows, size: int | None, coverage: float | None
+    ) -> VocabularyChoice:
+        """Why these rows, for draftquant.json."""
+        seen = seen_prompts(self.traces)
+        return VocabularyChoice(
+            method=self.chooser.method,
+            traces_sha256=self.traces.sha256,
+            size=size,
+            coverage=coverage,
+            coverage_reached=rows.coverage,
+            calibration_prompts=seen.sha256,
+            calibration_sketches=seen.sketches,
+        )
+
+
+def chosen_rows(
+    choosing: Choosing, size: int | None, coverage: float | None, *, options: str = "--"
+) -> ChosenRows:
+    """The rows of a size, or of the least size that covers so much of held-out text.
+
+    Args:
+        choosing: by which text.
+        size: rows.
+        coverage: share of held-out text, where no size is given.
+        options: what the names of the two options begin with, for errors.
+
+    Raises:
+        CalibrationError: no cut of this draft has that size, or reaches that coverage.
+    """
+    held_out = held_out_coverage(choosing.chooser, choosing.texts)
+    needed: int | None = None
+    if size is None:
+        needed = _least_size(choosing, held_out, coverage or 1.0, f"{options}coverage")
+        size = max(choosing.least, needed)
+    else:
+        choosing.check_size(f"{options}size", size)
+    order = choosing.chooser.order(choosing.texts)
+    said = TokenCounts.of(choosing.texts, choosing.chooser.vocab_size).pooled
+    return ChosenRows(
+        target_ids=order.first(size),
+        coverage=float(order.covered(said)[size] / said.sum()),
+        held_out=held_out.of(size),
+        held_out_by_category=held_out.by_category(size),
+        never_said=held_out.never_said / int(held_out.totals.sum()),
+        needed=needed,
+    )
+
+
+def _least_size(choosing: Choosing, held_out: HeldOutCoverage, coverage: float, option: str) -> int:
+    rows, vocabulary = choosing.chooser.num_rows, choosing.chooser.vocab_size
+    found = held_out.least_size(coverage)
+    if found is None:
+        raise CalibrationError(
+            option,
+            f"{coverage:.2%} of held-out text cannot be reached: all {rows:,} rows of the draft"
+            f" (of {vocabulary:,} tokens) cover {held_out.of(rows):.2%}, and a cut makes no row"
+            " that the draft lacks",
+            fix="ask for less, or cut the draft that has the whole vocabulary",
+        )
+    if found >= rows:
+        raise CalibrationError(
+            option,
+            f"{coverage:.2%} of held-out text needs all {rows:,} rows:"
+            f" {held_out.never_said:,} of its {int(held_out.totals.sum()):,} tokens were said"
+            " by no other part of the traces",
+            fix="ask for less, or record traces of more prompts",
+        )
+    return found
+
+
+def choosing_of(
+    source: DraftSource, traces: TraceFolder, *, target: Path | None, counts: Path | None
+) -> Choosing:
+    """Read what rows are chosen by.
+
+    Args:
+        source: the draft, quantized or not.
+        target: folder of the target, whose configs name tokens that are always kept.
+        counts: see `read_general_counts`.
+
+    Raises:
+        PlanError: the vocabulary of such a draft cannot be cut.
+        CheckpointError: its map is wrong.
+        CalibrationError: the traces are another target's, or say nothing.
+        TraceError: a trace is damaged.
+    """
+    stored = StoredDraft.read(source.checkpoint())
+    draft = stored.draft
+    check_may_be_cut(draft)
+    ids = stored_target_ids(draft)
+    offered = None if draft.row(MAP) is None else tuple(ids.tolist())
+    vocab_size, recorded = draft.geometry.vocab_size, traces.manifest.target
+    if recorded.vocab_size != vocab_size:
+        raise CalibrationError(
+            traces.folder,
+            f"was recorded with a target of {recorded.vocab_size:,} tokens, {recorded.name}; the"
+            f" draft is for one of {vocab_size:,}",
+            fix="give traces of the draft's own target: ids of another tokenizer are other tokens",
+        )
+    configs: list[Mapping[str, Any]] = [draft.checkpoint.config]
+    if target is not None:
+        _check_target(target, traces)
+        configs += _configs(target)
+    texts = said_texts(traces)
+    chooser = RowChooser(
+        vocab_size=vocab_size,
+        offered=offered,
+        always=special_tokens(configs, vocab_size),
+        general=None if counts is None else read_general_counts(counts, vocab_size),
+    )
+    if not any(len(text.token_ids) for text in texts):
+        raise CalibrationError(
+            traces.folder,
+            "says nothing that a draft is to propose: no continuation has more than one token",
+            fix="record longer continuations (record --max-new-tokens)",
+        )
+    cuts = cuts_of(read_provenance(source.folder))
+    return Choosing(
+        source=source,
+        draft=draft,
+        is_quantized=bool(stored.modules),
+        traces=traces,
+        texts=texts,
+        chooser=chooser,
+        cuts=cuts,
+        warnings=(*_lacking(chooser, texts), *_chosen_before(cuts, traces)),
+    )
+
+
+def check_same_target(traces: TraceFolder, judge: TraceFolder) -> None:
+    """Refuse traces of two targets.
+
+    Raises:
+        CalibrationError: both say which target was recorded, and it is not the same.
+    """
+    one, other = traces.manifest.target, judge.manifest.target
+    known = None not in (one.config_sha256, other.config_sha256)
+    if one.vocab_size != other.vocab_size or (known and one.config_sha256 != other.config_sha256):
+        raise CalibrationError(
+            judge.folder,
+            f"was recorded with another target ({other.name}) than {traces.folder} ({one.name})",
+            fix="record both with the target that the draft serves",
+        )
+
+
+def _check_target(target: Path, traces: TraceFolder) -> None:
+    recorded = traces.manifest.target
+    read_json_object(target / CONFIG_FILE, no_target(target))
+    if recorded.config_sha256 not in (None, file_sha256(target / CONFIG_FILE)):
+        raise CalibrationError(
+            f"--target {target}",
+            f"has another {CONFIG_FILE} than the target of the traces, {recorded.name}",
+            fix="give the target that was recorded: ids of another tokenizer are other tokens",
+        )
+
+
+def _configs(target: Path) -> Iterable[Mapping[str, Any]]:
+    for name in (CONFIG_FILE, _GENERATION_FILE):
+        if (target / name).exists():
+            yield read_json_object(target / name, no_target(target))
+
+
+def _chosen_before(cuts: Sequence[VocabularyCut], traces: TraceFolder) -> Iterable[str]:
+    """Text that chose the rows which the draft has covers itself better than other text."""
+    chose = {prompt for cut in cuts for prompt in cut.choice.calibration_prompts}
+    again = chose.intersection(seen_prompts(traces).sha256) if chose else ()
+    if again:
+        yield (
+            f"prompts of these traces chose the rows that the draft has ({len(again):,} of them),"
+            " so nothing here is held out from that: give traces of other prompts, or the draft"
+            " with the whole vocabulary"
+        )
+
+
+def _lacking(chooser: RowChooser, texts: Sequence[SaidText]) -> Iterable[str]:
+    """What the target says, but the draft has no row for."""
+    if chooser.offered is None:
+        return
+    said = TokenCounts.of(texts, chooser.vocab_size).pooled
+    said_in_all, said[list(chooser.offered)] = int(said.sum()), 0
+    if said.any():
+        yield (
+            f"{int((said > 0).sum()):,} tokens that the target says ({said.sum() / said_in_all:.2%}"
+            f" of its text) have no row in the draft, which has {chooser.num_rows:,}: a cut makes"
+            " no row that the draft lacks"
+        )

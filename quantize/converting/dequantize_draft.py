@@ -1,0 +1,327 @@
+"""`dequantize_draft`: a quantized folder in, a folder of plain weights out, verified bit by bit.
+
+Engines without a kernel for a format can serve the result, and accept what the format's weights
+make them accept. It holds weights only: the rounding of activations is not in it.
+"""
+
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from typing_extensions import override
+
+from ...recipes.brief import Brief, megabytes
+from ...recipes.errors import CheckpointError
+from ..drafts import Row
+from ..files.checkpoint import CONFIG_FILE, PROVENANCE_FILE, UNVERIFIED_CONFIG_FILE, Checkpoint
+from ..files.digests import algorithm_of
+from ..files.hub import DraftSource, recorded_argv
+from ..files.package_version import package_version
+from ..files.provenance import (
+    CutProvenance,
+    DequantizedProvenance,
+    GraftedProvenance,
+    QuantizedProvenance,
+    QuantizedSource,
+    Rounding,
+    TensorBytes,
+    TranscodedProvenance,
+)
+from ..files.provenance_file import check_recorded, check_seal, read_provenance
+from ..files.publish import Rewrite, check_no_other_weights, config_and_index, publish
+from ..files.safetensors_file import SafetensorsFile
+from ..files.safetensors_header import FloatDtype, StoredTensor
+from ..making.folder_card import plain_card
+from ..numerics.quantized_weight import rounded
+from ..planning.outputs import (
+    ONLY_OF_CODES,
+    OutputTensors,
+    bytes_of,
+    copied,
+    files_of,
+    write_outputs,
+)
+from ..stored.stored_cache import cache_scales
+from ..stored.stored_declaration import declared_scheme
+from ..stored.stored_draft import StoredDraft
+from ..verify import DequantizedLinear, DequantizedReport, check_faults, verify_dequantized
+
+_BLOCK = 2**18  # weights
+_WORD = 8  # transposed codes are stored in words of so many rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DequantizePlan:
+    """Every tensor of the output, by name, and the dtype of the dequantized ones."""
+
+    source: StoredDraft
+    dtype: FloatDtype
+    outputs: tuple[OutputTensors, ...]
+
+    @property
+    def bytes_after(self) -> int:
+        """Tensor bytes of the output, headers not counted."""
+        return bytes_of(self.outputs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class DequantizeReport(Brief):
+    """A dequantized draft, and what rounding lost.
+
+    Attributes:
+        out: the folder that was written.
+        scheme: the scheme that the source declares.
+        dtype: the dtype of the dequantized weights.
+        kept: number of tensors that were copied byte for byte.
+        linears: the dequantized linears.
+        bytes_before: bytes of the tensors of the source.
+        bytes_after: bytes of the tensors that were written.
+    """
+
+    out: Path
+    scheme: str
+    dtype: FloatDtype
+    kept: int
+    linears: tuple[DequantizedLinear, ...]
+    bytes_before: int
+    bytes_after: int
+
+    @property
+    def elements(self) -> int:
+        """Number of dequantized weights."""
+        return sum(linear.elements for linear in self.linears)
+
+    @property
+    def rounded(self) -> int:
+        """Dequantized weights that differ from the float32 product of quantized value and scale."""
+        return sum(linear.rounded for linear in self.linears)
+
+    @property
+    def max_relative_difference(self) -> float:
+        """The largest relative difference that rounding made, over all linears."""
+        return max(linear.max_relative_difference for linear in self.linears)
+
+    @override
+    def brief(self) -> Mapping[str, object]:
+        return {
+            "out": self.out,
+            "from": self.scheme,
+            "dtype": self.dtype,
+            "linears": len(self.linears),
+            "rounded weights": f"{self.rounded:,} of {self.elements:,}",
+            "size": f"{megabytes(self.bytes_before)} -> {megabytes(self.bytes_after)}",
+        }
+
+
+def plan_dequantization(checkpoint: Checkpoint, dtype: FloatDtype | None = None) -> DequantizePlan:
+    """What a quantized folder becomes. Reads headers only.
+
+    Args:
+        dtype: of the dequantized weights; None for that of the floating-point weights kept.
+
+    Raises:
+        CheckpointError: the folder is not quantized, not a draft, or not as it declares, or its
+            kept weights mix dtypes and none is given.
+        VerifyError: its quantization_config is not understood.
+    """
+    if declared_scheme(checkpoint) is None:
+        raise CheckpointError(
+            checkpoint.folder / CONFIG_FILE,
+            "there is nothing to dequantize: it declares no quantization_config",
+            fix="give the output folder of `draftquant quantize`, or another quantized draft",
+        )
+    source = StoredDraft.read(checkpoint)
+    if not source.modules:
+        raise CheckpointError(
+            checkpoint.folder / CONFIG_FILE,
+            f"there is nothing to dequantize: it declares {source.scheme}, but stores no"
+            " quantized linear",
+            fix="remove quantization_config from config.json, or quantize the draft again",
+        )
+    chosen = _kept_dtype(source) if dtype is None else dtype
+    outputs = (
+        _decoded(row, chosen) if source.is_quantized(row) else copied(row)
+        for row in source.draft.rows
+    )
+    return DequantizePlan(source=source, dtype=chosen, outputs=tuple(outputs))
+
+
+def _decoded(row: Row, dtype: FloatDtype) -> OutputTensors:
+    plain = StoredTensor(name=row.tensor.name, dtype=dtype, shape=row.tensor.shape)
+    return OutputTensors(row=row, stored=(plain,), changed=True)
+
+
+def _kept_dtype(source: StoredDraft) -> FloatDtype:
+    """The one dtype of the floating-point tensors that are not quantized, but for a router's."""
+    kept = {
+        row.tensor.dtype
+        for row in source.draft.rows
+        if not source.is_quantized(row) and row.role != "router"
+    }
+    floats: list[FloatDtype] = [d for d in typing.get_args(FloatDtype) if d in kept]
+    if len(floats) != 1:
+        raise CheckpointError(
+            source.checkpoint.folder,
+            f"expected kept weights of one dtype, got {' and '.join(floats) or 'none'}",
+            fix="choose the dtype of the dequantized ones: --dtype bfloat16 or --dtype float32",
+        )
+    return floats[0]
+
+
+def dequantize_draft(
+    source: DraftSource,
+    out: Path,
+    *,
+    dtype: FloatDtype | None = None,
+    argv: Sequence[str] = (),
+    on_progress: Callable[[int], None] = lambda _count: None,
+    on_stage: Callable[[str], None] = lambda _stage: None,
+) -> DequantizeReport:
+    """Write the dequantized weights of a quantized folder: write, verify by re-reading, rename.
+
+    Every quantized linear becomes one `NAME.weight` of its unquantized shape, the float32 product
+    code * scale rounded to nearest even; its scales, zero points and input scales disappear. All
+    other tensors and side files keep their bytes, config.json loses its `quantization_config`.
+
+    Args:
+        dtype: of the dequantized weights; None for that of the floating-point weights kept.
+        argv: the command line, for provenance.
+        on_progress: called with the bytes of each tensor written.
+        on_stage: called with "write" and "verify" when they begin.
+
+    Raises:
+        DraftQuantError: of the stage that failed; nothing is left behind.
+    """
+    checkpoint = source.checkpoint()
+    plan = plan_dequantization(checkpoint, dtype)
+    cache_scales(checkpoint, plan.source.draft, plan.source.scheme)  # dropped, but not if damaged
+    side_files, card = plain_card(
+        checkpoint.folder, [f for f in checkpoint.side_files() if f not in ONLY_OF_CODES]
+    )
+    travel = "beside the dequantized ones"
+    check_no_other_weights(checkpoint.folder, side_files, travel=travel, made="dequantized")
+    made_by = read_provenance(checkpoint.folder)
+    check_seal(checkpoint.folder, made_by)
+    if isinstance(made_by, GraftedProvenance):
+        made_by = made_by.quantized_by  # of the layer that stands in its target
+    if isinstance(made_by, DequantizedProvenance):
+        raise CheckpointError(
+            checkpoint.folder / PROVENANCE_FILE,
+            f"the folder was dequantized, but its {CONFIG_FILE} declares codes",
+            fix="copy or quantize the draft again",
+        )
+    dequantization = _Dequantization(
+        out=out,
+        folder=checkpoint.folder,
+        tensor_bytes=plan.bytes_after,
+        side_files=side_files,
+        documents=_documents(plan) | card,
+        plan=plan,
+        source=source,
+        argv=argv,
+        made_by=made_by,
+        on_progress=on_progress,
+    )
+    return dequantization.report(publish(dequantization, on_stage))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Dequantization(Rewrite[DequantizedReport]):
+    """One run; attributes as the arguments of `dequantize_draft`.
+
+    Attributes:
+        made_by: draftquant.json of the quantized folder, None where it has none.
+    """
+
+    plan: DequantizePlan
+    source: DraftSource
+    argv: Sequence[str]
+    made_by: QuantizedProvenance | TranscodedProvenance | CutProvenance | None
+    on_progress: Callable[[int], None]
+
+    @override
+    def write_tensors(self, staging: Path) -> None:
+        write_outputs(
+            self.plan.source.checkpoint,
+            staging,
+            self.plan.outputs,
+            self._write_decoded,
+            on_progress=self.on_progress,
+        )
+
+    def _write_decoded(self, output: OutputTensors, file: SafetensorsFile) -> None:
+        """Stream one linear from codes and scales to plain weights."""
+        linear, (stored,) = self.plan.source.linear(output.row), output.stored
+        offset = 0
+        for rows in _row_blocks(output.row):
+            product = linear.decoded(rows).dequantized()
+            weights = rounded(product, self.plan.dtype, stored.name, rows.start)
+            offset += file.write(stored.name, weights, offset=offset)
+
+    @override
+    def verify(self, staging: Path) -> DequantizedReport:
+        plan = self.plan
+        found = verify_dequantized(
+            plan.source,
+            staging,
+            plan.dtype,
+            config_file=UNVERIFIED_CONFIG_FILE,
+            algorithm=algorithm_of(self.made_by.digests if self.made_by else {}),
+        )
+        fix = "run again; if it stays, report this with the folder's config.json"
+        check_faults(self.out, self.folder, found.faults, fix=fix)
+        if self.made_by is not None:
+            check_recorded(self.folder, self.made_by.digests, found.source_digests)
+        return found
+
+    @override
+    def provenance(self, found: DequantizedReport) -> DequantizedProvenance:
+        report = self.report(found)
+        return DequantizedProvenance(
+            draftquant=package_version("draftquant"),
+            argv=recorded_argv(self.argv),
+            source=QuantizedSource(
+                hub_id=self.source.hub_id,
+                revision=self.source.revision,
+                family=self.plan.source.draft.family.name,
+                scheme=report.scheme,
+                tensor_digests=found.source_digests,
+            ),
+            dtype=report.dtype,
+            rounding=Rounding(
+                elements=report.elements,
+                rounded=report.rounded,
+                max_relative_difference=report.max_relative_difference,
+            ),
+            tensor_digests=found.output_digests,
+            tensor_bytes=TensorBytes(before=report.bytes_before, after=report.bytes_after),
+            quantized_by=self.made_by,
+        )
+
+    def report(self, found: DequantizedReport) -> DequantizeReport:
+        """What was written, of what verification found."""
+        return DequantizeReport(
+            out=self.out,
+            scheme=str(self.plan.source.scheme),
+            dtype=self.plan.dtype,
+            kept=found.kept,
+            linears=found.linears,
+            bytes_before=self.plan.source.checkpoint.nbytes,
+            bytes_after=self.plan.bytes_after,
+        )
+
+
+def _row_blocks(row: Row) -> Iterator[range]:
+    """Blocks of rows of a linear that bound the memory of decoding it."""
+    rows, columns = row.tensor.shape
+    step = max(_WORD, _BLOCK // max(1, columns) // _WORD * _WORD)
+    for first in range(0, rows, step):
+        yield range(first, min(first + step, rows))
+
+
+def _documents(plan: DequantizePlan) -> dict[str, str]:
+    """The index, and config.json without the declaration."""
+    checkpoint = plan.source.checkpoint
+    config = {k: v for k, v in checkpoint.config.items() if k != "quantization_config"}
+    return config_and_index(checkpoint, config, files_of(plan.outputs), plan.bytes_after)

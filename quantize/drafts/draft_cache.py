@@ -1,0 +1,147 @@
+"""Where a draft has a KV cache whose scales a folder can store: layers, and the names of scales.
+
+Both engines build the scales of a layer inside its attention, as `self_attn.attn.k_scale`, and
+their whole models rename to that what tools write (`maybe_remap_kv_scale_name`). Draft classes of
+SGLang 0.5.23 rename nothing: they read that name, and drop every other one.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from ...recipes.errors import CheckpointError, PlanError
+from .family import Draft, Row
+from .geometry import LatentAttention
+
+# ---- The scales under which engines keep a draft's keys and values in FP8, and of which layers
+#
+# An element x is kept as e4m3(x / scale) and read as that times the scale. Scales that a folder
+# does
+# not store are 1: `vllm/model_executor/layers/quantization/kv_cache.py:143` of vLLM 0.33,
+# `srt/layers/quantization/kv_cache.py:58` of SGLang 0.5.23.
+
+_ATTENTION = re.compile(r"layers\.(\d+)\.self_attn\.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheScales:
+    """Of one layer: one scale, or one for each key-value head.
+
+    Of latent attention (MLA) one entry is kept, the normed latent and the rotated part of the key
+    behind it: k is the scale of the whole entry, v the same number, which nothing reads.
+
+    Attributes:
+        k: of the keys as they are kept: normed and rotated.
+        v: of the values.
+    """
+
+    k: tuple[float, ...]
+    v: tuple[float, ...]
+
+
+UNIT = CacheScales(k=(1.0,), v=(1.0,))
+"""What engines take where a folder stores no scales."""
+
+CacheScaleOrigin = Literal["unit", "stored"]
+
+
+def scale_origin(scales: Mapping[int, CacheScales]) -> CacheScaleOrigin | None:
+    """Whether a folder stores any other than 1; None = of no cache in FP8."""
+    if not scales:
+        return None
+    return "unit" if all(one == UNIT for one in scales.values()) else "stored"
+
+
+def cached_layers(names: Iterable[str], draft: object) -> tuple[int, ...]:
+    """The numbers N of the layers "layers.N.self_attn.", in order.
+
+    Args:
+        draft: what is named where there is none.
+
+    Raises:
+        CheckpointError: the draft has no attention, so no KV cache.
+    """
+    found = {int(match[1]) for name in names if (match := _ATTENTION.match(name))}
+    if not found:
+        raise CheckpointError(
+            draft,
+            "no layer of this draft has attention, so there is no KV cache",
+            fix="leave kv_cache (of a recipe) or --kv-cache-dtype out",
+        )
+    return tuple(sorted(found))
+
+
+_KEYS = "layers.{layer}.self_attn.k_proj"
+ToolNames = Callable[[str], tuple[str, str]]
+"""On-disk name of an attention -> the names of its two scales, as tools of a layout write them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheSite:
+    """The KV cache of one layer.
+
+    Attributes:
+        layer: its number, from 0, as `DraftForward` counts.
+        keys: the linear that makes its keys; the scales lie in the same file.
+        attention: on-disk name of its attention.
+        whole_model: it is a layer of a model that engines load as any other.
+    """
+
+    layer: int
+    keys: Row
+    attention: str
+    whole_model: bool
+
+    @property
+    def recorded(self) -> tuple[str, str]:
+        """What draftquant.json calls the scale of keys and the scale of values."""
+        return f"{self.attention}.k", f"{self.attention}.v"
+
+    def names(self, tool_names: ToolNames) -> tuple[str, str]:
+        """On-disk names of the scale of keys and of the scale of values."""
+        if self.whole_model:
+            return tool_names(self.attention)
+        return f"{self.attention}.attn.k_scale", f"{self.attention}.attn.v_scale"
+
+
+def cache_sites(draft: Draft) -> tuple[CacheSite, ...]:
+    """One for each layer, in order.
+
+    Raises:
+        PlanError: engines read no scales of such a draft's cache.
+        CheckpointError: it has no KV cache.
+    """
+    layers = cached_layers((row.canonical for row in draft.rows), draft.checkpoint.folder)
+    family = draft.family
+    reason = family.no_cache_scales
+    if reason is None and isinstance(draft.geometry, LatentAttention):
+        reason = (
+            "its attention is latent (MLA): vLLM 0.33 has no parameter for the scale of a latent"
+            " cache, and refuses a draft's folder that stores one"
+        )
+    if reason is not None:
+        raise PlanError(
+            draft.checkpoint.folder,
+            f"the recipe stores scales of the KV cache, which engines do not read of {family.name}:"
+            f" {reason}",
+            fix="leave kv_cache out. Served with an FP8 cache nevertheless, its scales are 1:"
+            " 'draftquant replay --kv-cache-dtype fp8_e4m3' counts what that loses",
+        )
+    return tuple(_site(draft, layer) for layer in layers)
+
+
+def _site(draft: Draft, layer: int) -> CacheSite:
+    keys = draft.row(f"{_KEYS.format(layer=layer)}.weight")
+    if keys is None:
+        raise PlanError(
+            draft.checkpoint.folder,
+            f"layer {layer} has no k_proj, so nothing is known of its KV cache",
+            fix="leave kv_cache out of the recipe",
+        )
+    return CacheSite(
+        layer=layer,
+        keys=keys,
+        attention=keys.module.rpartition(".")[0],
+        whole_model=draft.family.is_whole_model,
+    )

@@ -1,0 +1,245 @@
+"""The parameters that an engine builds for one linear, after fusion, and what fills them.
+
+Both engines name a parameter as its stored tensor, put the parts of a fused linear one below the
+other, and hold what each part has once in one element per part: executed with vLLM 0.33.0 and
+SGLang 0.5.23 (`tests/engines/run.py` compares every shape). Biases of attention and MLP that
+config.json asks for were executed with every combination that stands in the engines' `biases`
+(`tests/engines/kinds.py`); another one is UNKNOWN.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from ..drafts.engine_traits import Finding
+from ..files.checkpoint import Checkpoint
+from ..files.safetensors_header import TensorInfo
+from ..stored.layouts.scheme import FP8_DTYPE
+from .contract import Module, Parameter, Question, Scheme
+from .engine import Engine
+from .linear_scheme import LinearScheme
+
+VOCAB_PADDING = 64
+"""Rows of a head are filled up to a multiple of this before they are split."""
+_FNUZ = "F8_E4M3FNUZ"
+_GLOBAL_SCALES = ("weight_scale_2", "weight_global_scale")
+BIAS_KEYS = ("attention_bias", "mlp_bias")
+
+
+def parameters(
+    module: Module,
+    parts: Mapping[str, Mapping[str, TensorInfo]],
+    shapes: Sequence[tuple[int, int]],
+    scheme: LinearScheme | None,
+    tp: int,
+    *,
+    biased: bool = False,
+) -> tuple[Parameter, ...]:
+    """Name and shape of each parameter in one shard, and the stored tensors that fill it.
+
+    Args:
+        parts: its canonical parts -> suffix -> stored tensor.
+        shapes: rows and columns of each part in one shard.
+        scheme: as which it is taken; None = as floats.
+        biased: the linear has a bias, whatever its weight is.
+    """
+    rows, columns = sum(count for count, _ in shapes), shapes[0][1]
+    if module.leaf == "lm_head":
+        rows = -(-rows * tp // VOCAB_PADDING) * VOCAB_PADDING // tp
+    expected: dict[str, tuple[int, ...]] = {"weight": (rows, columns)}
+    if scheme is not None:
+        expected = {
+            suffix: part.shape if part.shape not in ((), (1,)) else (len(parts),)
+            for suffix, part in scheme.parts(rows, columns).items()
+        }
+    if biased:
+        expected["bias"] = (rows,)
+    return tuple(
+        Parameter(
+            name=suffix,
+            shape=shape,
+            tensors=tuple(stored[suffix].name for stored in parts.values() if suffix in stored),
+        )
+        for suffix, shape in expected.items()
+    )
+
+
+def without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A shape without trailing ones: engines load a column of scales as [out] or [out, 1]."""
+    while shape and shape[-1] == 1:
+        shape = shape[:-1]
+    return shape
+
+
+def never_fits(stored: tuple[int, ...], expected: tuple[int, ...]) -> bool:
+    """An engine may cut a part out of a larger tensor, and stretch a single number."""
+    stored, expected = without_ones(stored), without_ones(expected)
+    return len(stored) != len(expected) or any(
+        there < wanted for there, wanted in zip(stored, expected, strict=True)
+    )
+
+
+def refused_shape(tensor: TensorInfo, shape: tuple[int, ...], remedy: str) -> Finding:
+    """The assertion with which loaders refuse a tensor of another shape than its parameter."""
+    text = f"AssertionError: {tensor.name} is {list(tensor.shape)}, its parameter {list(shape)}"
+    return Finding("load", text, remedy)
+
+
+def other_shape(tensor: TensorInfo, shape: tuple[int, ...]) -> Finding:
+    """A tensor of which it is not known what a loader makes of its shape."""
+    text = (
+        f"{tensor.name} is stored as {tensor.dtype} {list(tensor.shape)}, where {list(shape)} is"
+        " expected"
+    )
+    return Finding("unknown", text, "make the tensors, quantization_config and config.json agree")
+
+
+def holds(tensor: TensorInfo, dtypes: Sequence[str]) -> bool:
+    """Codes of the FNUZ kind are FP8 as well: engines copy them by value (executed)."""
+    return tensor.dtype in dtypes or (FP8_DTYPE in dtypes and tensor.dtype == _FNUZ)
+
+
+def one_global_scale(
+    checkpoint: Checkpoint,
+    module: Module,
+    parts: Mapping[str, Mapping[str, TensorInfo]],
+    taken: Scheme,
+) -> Iterator[Finding]:
+    """What becomes of parts of a fused linear that have different ones; their values are read."""
+    from ..stored.decoded_numbers import stored_scalar  # numpy: for this question alone
+
+    scales = [t for part in parts.values() for s, t in part.items() if s in _GLOBAL_SCALES]
+    if len({stored_scalar(checkpoint, tensor) for tensor in scales}) < 2:
+        return
+    remedy = "quantize the fused parts with one global scale"
+    if taken.own_global_scales:
+        yield Finding("after load", taken.own_global_scales, remedy)
+    else:
+        text = f"{module.name} gets one scale, although its parts were quantized with several"
+        yield Finding("wrong", text, remedy)
+
+
+def of_shapes(config: Mapping[str, Any], said: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The config.json of the same draft without biases, which every family reads.
+
+    Args:
+        said: as it is. Heads are rotated whole where it does not say: that is no matter of shapes.
+    """
+    kept = {key: value for key, value in config.items() if not (key in BIAS_KEYS and value is True)}
+    return {**kept, "partial_rotary_factor": said.get("partial_rotary_factor", 1.0)}
+
+
+def built_biases(engine: Engine, question: Question) -> frozenset[str]:
+    """Leaves to which it gives a bias for what config.json says, beside the family's own."""
+    return frozenset().union(*(leaves or () for leaves in _asked(engine, question)))
+
+
+def bias_findings(
+    engine: Engine, question: Question, stored: Mapping[str, Any]
+) -> Iterator[Finding]:
+    """Biases that are built and not stored, and keys of which nothing is known."""
+    for leaves in _asked(engine, question):
+        if leaves is None:
+            what = "Loading such a draft with attention_bias or mlp_bias was never executed"
+            yield Finding("unknown", what, "try it, or train the draft without biases")
+    built = built_biases(engine, question)
+    for module in engine.linears.modules(question) if built else ():
+        for part in module.parts:
+            biased = part.rpartition(".")[2] in built
+            if biased and part in stored and "bias" not in stored[part]:
+                remedy = (
+                    "correct attention_bias and mlp_bias of config.json, which are those of its"
+                    " model_type where they are absent"
+                )
+                text = f"{module.name}.bias stays uninitialised, because {part}.bias is not stored"
+                yield Finding("wrong", text, remedy)
+
+
+def _asked(engine: Engine, question: Question) -> list[frozenset[str] | None]:
+    built = engine.linears.biases(question)
+    return [
+        leaves
+        for key, leaves in zip(BIAS_KEYS, built, strict=True)
+        if question.config.get(key) is True
+    ]
+
+
+# ---- What both engines ask of blocks and groups: whole ones in every part and shard
+#
+# Source: `validate_fp8_block_shape`, the same in vLLM 0.33.0 and SGLang 0.5.23, executed with
+# parts
+# and shards that are no whole blocks of 128 x 128; INT4 and FP4 executed with shards that are no
+# whole groups.
+
+_CUT = ("gptq", "auto-round")
+_FEWER = "serve the draft on fewer GPUs (--tp), or quantize in smaller groups"
+
+
+def block_problem(
+    question: Question, module: Module, shapes: list[tuple[int, int]], block: tuple[int, int]
+) -> Finding | None:
+    """Why an engine refuses to build a module in blocks, whose parts have `shapes` per shard."""
+    split, columns = question.tp > 1, shapes[0][1]
+    high, wide = block
+    if split and module.sharding == "row" and columns % wide:
+        return _refused(module, f"input_size_per_partition = {columns}", "block_k", wide)
+    every = split and module.sharding == "column"
+    checked = shapes if every else shapes[:-1]  # in one piece the last part may end in the middle
+    small = next((rows for rows, _ in checked if rows % high), None)
+    if small is None:
+        return None
+    return _refused(module, f"output_partition_size = {small}", "block_n", high)
+
+
+def group_problem(
+    module: Module,
+    scheme: LinearScheme,
+    columns: int,
+    errors: Mapping[str, str],
+    dropped: Collection[str] = (),
+) -> Finding | None:
+    """Why an engine refuses to build a module in groups.
+
+    Args:
+        scheme: as which it is taken.
+        errors: signature, or "layout dtype" -> the engine's error; others were not executed.
+        dropped: "layout dtype" of which it builds no scale for a shard of less than one group, and
+            drops the stored ones.
+    """
+    size = scheme.group_size or 1
+    if scheme.granularity != "group" or columns % size == 0:
+        return None
+    kind, remedy = f"{scheme.layout} {scheme.weight_dtype}", _FEWER
+    text = errors.get(scheme.signature, errors.get(kind))
+    if text is not None:
+        said = text.format(columns=columns, prefix=module.prefix, group_size=size)
+        return Finding("init", said, remedy)
+    if kind in dropped and columns < size:
+        text = (
+            f"The scales of {module.name} are dropped, because one GPU's share is less than a group"
+        )
+        return Finding("wrong", text, remedy)
+    text = f"The groups of {module.name} are split between GPUs, which was never executed"
+    return Finding("unknown", text, remedy)
+
+
+def cut_groups(module: Module, scheme: LinearScheme, columns: int) -> Finding | None:
+    """GPTQ's and AutoRound's scales where a shard begins or ends within a group.
+
+    Both engines take as many scales as whole groups fit into a shard, and no kernel minds.
+    """
+    size = scheme.group_size or columns
+    if scheme.layout not in _CUT or scheme.weight_dtype.startswith("awq") or not columns % size:
+        return None
+    text = (
+        f"A group of {size} inputs of {module.name} is split between GPUs, and its scale is served"
+        " for other inputs"
+    )
+    return Finding("wrong", text, _FEWER)
+
+
+def _refused(module: Module, size: str, side: str, block: int) -> Finding:
+    return Finding(
+        "init",
+        f"ValueError: Weight {size} is not divisible by weight quantization {side} = {block}.",
+        f"quantize {module.leaf} per channel, or serve the draft on fewer GPUs (--tp)",
+    )

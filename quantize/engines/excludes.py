@@ -1,0 +1,283 @@
+"""How excludes and targets of a declaration are matched with the names of modules.
+
+Each engine says which way of excluding it uses. Source of targets: `find_matched_target` of
+compressed-tensors' configs in vLLM 0.33.0 and SGLang 0.5.23; other declarations have one group.
+"""
+
+import fnmatch
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+from ...recipes.errors import short
+from ..drafts.engine_traits import Finding
+from ..stored.layouts.module_patterns import PatternProblem, matches
+from ..stored.layouts.scheme import EVERY_LINEAR
+from ..stored.stored_declaration import WORDS_OF_CODES
+from .contract import Module, Question, UnsureError
+from .linear_scheme import LinearScheme
+
+SOME_PARTS = (
+    "Detected some but not all shards of {} are quantized. All shards of fused layers to have the"
+    " same precision."
+)
+"""The error of both engines for excludes of plain names."""
+Matching = Callable[[str, str], bool]
+"""Whether a pattern matches a name."""
+NAMED_HEADS = frozenset({"compressed-tensors"})
+"""Each quant_method whose heads are quantized only where a target names them.
+
+vLLM's ParallelLMHead has no "Linear" in its name (`utils.py:73`), SGLang asks no class for it
+(`get_lm_head_scheme`).
+"""
+
+
+def is_regex_match(pattern: str, name: str) -> bool:
+    """True if a pattern `re:...` matches from the start of the name.
+
+    Raises:
+        UnsureError: it is no regular expression; when an engine notices depends on the engine. Or
+            it is one that is not understood here.
+    """
+    return pattern.startswith("re:") and _matches(pattern, pattern[3:], name)
+
+
+def exact_or_regex(pattern: str, name: str) -> bool:
+    """The whole name, or `re:` from its start."""
+    return pattern == name or is_regex_match(pattern, name)
+
+
+def suffix_or_regex(pattern: str, name: str) -> bool:
+    """The whole name, its last dotted parts, or `re:` from its start."""
+    return exact_or_regex(pattern, name) or (
+        not pattern.startswith("re:") and name.endswith("." + pattern)
+    )
+
+
+def substring(pattern: str, name: str) -> bool:
+    """Any piece of the name."""
+    return pattern in name
+
+
+def substring_or_wildcard(pattern: str, name: str) -> bool:
+    """Any piece of the name, or a shell wildcard for all of it."""
+    return pattern in name or fnmatch.fnmatch(name, pattern)
+
+
+def dotted_path(pattern: str, name: str) -> bool:
+    """Whole dotted parts anywhere in the name."""
+    return f".{pattern.rstrip('.')}." in f".{name.rstrip('.')}."
+
+
+def star_on_parts(pattern: str, name: str) -> bool:
+    """`*` in the whole name or in one dotted part; everything else is a regular expression.
+
+    Raises:
+        UnsureError: that is no regular expression, or one that is not understood here.
+    """
+    expression = pattern.replace(".", r"\.").replace("*", ".*")
+    names = (name, *name.split("."))
+    return any(_matches(pattern, expression, text, whole=True) for text in names)
+
+
+def whole_or_parts(
+    matched: Matching, patterns: Collection[str], module: Module, parts: Iterable[str], error: str
+) -> bool | Finding:
+    """By the name of a module, else by those of all its parts."""
+    if any(matched(pattern, module.prefix) for pattern in patterns):
+        return True
+    return by_parts(matched, patterns, module, parts, error)
+
+
+def by_parts(
+    matched: Matching, patterns: Collection[str], module: Module, parts: Iterable[str], error: str
+) -> bool | Finding:
+    """By these names, of which all are excluded or none."""
+    found = {any(matched(pattern, name) for pattern in patterns) for name in parts}
+    return one_answer(found, module, error)
+
+
+def one_answer(excluded: set[bool], module: Module, error: str) -> bool | Finding:
+    """The same for every part of a fused linear, or the engine's error, with {} for its name."""
+    if len(excluded) < 2:
+        return excluded == {True}
+    text = f"ValueError: {error.format(module.prefix)}"
+    remedy = f"exclude all parts of {module.leaf} or none, as they are stored: they are fused"
+    return Finding("init", text, remedy)
+
+
+def _matches(pattern: str, expression: str, name: str, *, whole: bool = False) -> bool:
+    try:
+        return matches(expression, name, whole=whole)
+    except PatternProblem as exc:
+        what = f"The exclude {short(pattern)} is no regular expression that is understood: {exc}"
+        raise UnsureError(what) from exc
+
+
+def scheme_of(question: Question, module: Module) -> LinearScheme | None:
+    """How a module is stored if it is not excluded; None where no group is meant for it.
+
+    Names decide before classes, all of which are called something with "Linear".
+
+    Raises:
+        UnsureError: a target is no regular expression that is understood.
+    """
+    groups = question.declaration.groups if question.declaration else ()
+    on_disk = question.method in question.own.targets_on_disk
+    for group in groups:
+        if on_disk and set(module.parts) <= set(group.targets):
+            return group.scheme
+        if any(exact_or_regex(target, module.prefix) for target in group.targets):
+            return group.scheme
+    if is_head(question, module.leaf) and question.method in NAMED_HEADS:
+        return None
+    every = next((each.scheme for each in groups if set(EVERY_LINEAR) & set(each.targets)), None)
+    if every is not None and question.own.classes_first:
+        return every
+    parts = [
+        next((g.scheme for g in groups if any(exact_or_regex(t, name) for t in g.targets)), None)
+        for name in question.names_of_parts(module)
+    ]
+    return parts[0] if parts and all(parts) else every
+
+
+def is_head(question: Question, leaf: str) -> bool:
+    """Whether a module is a head, the draft's or another one that is built as such."""
+    return leaf == "lm_head" or leaf in extra_heads(question)
+
+
+def extra_heads(question: Question) -> frozenset[str]:
+    """Leaves of the linears beside the head that are built as one."""
+    return frozenset(linear.leaf for linear in question.traits.extra_linears if linear.is_head)
+
+
+# ---- Which linears GPTQ and AutoRound leave as floats: their declarations say it in keys of their
+# own
+#
+# Sources: `gptq_utils.py` and `inc/config_parser.py` of vLLM 0.33.0, `quantization/utils.py` and
+# `auto_round.py` of SGLang 0.5.23; executed (`tests/engines/kinds.py`).
+
+Patterns = tuple[str, ...]
+_FOR_REGEX = frozenset("*+?^$()[]{}|\\")
+"""A key of extra_config with one of these is a regular expression."""
+
+
+def gptq_by_rules(question: Question, module: Module, _patterns: Patterns) -> bool:
+    """`dynamic`: the first regular expression that matches from the start decides; "-:" keeps."""
+    rules: Iterable[str] = _keys(question).get("dynamic") or {}
+    for rule in rules:
+        is_kept: bool = rule.startswith("-:")
+        if is_regex_match(f"re:{rule.removeprefix('-:' if is_kept else '+:')}", module.prefix):
+            return is_kept
+    return False
+
+
+def gptq_by_lists(question: Question, module: Module, patterns: Patterns) -> bool | Finding:
+    """And what no name in `modules_in_block_to_quantize` is a part of.
+
+    Without the key vLLM lists the modules that have codes, by their names on disk, which are those
+    of the runtime for whole models alone.
+    """
+    if gptq_by_rules(question, module, patterns):
+        return True
+    said = _keys(question).get("modules_in_block_to_quantize")
+    given = _flat(said or [])
+    if said and not given:
+        return False  # lists without a name
+    listed = given or [
+        name.rpartition(".")[0] for name in question.tensor_names if name.endswith(WORDS_OF_CODES)
+    ]
+    found = {any(name in each for name in listed) for each in _unfused(question, module)}
+    return one_answer({not each for each in found}, module, SOME_PARTS)
+
+
+def auto_round_in_vllm(question: Question, module: Module, _patterns: Patterns) -> bool | Finding:
+    """`extra_config` by the whole name, its end or a part, then `block_name_to_quantize`."""
+    own, prefix = _floats(question), module.prefix
+    if any(prefix == key or key == f"model.{prefix}" or prefix.endswith(f".{key}") for key in own):
+        return True
+    unfused = _unfused(question, module)
+    found = {key in own or _matched(own, key, anywhere=True) for key in unfused}
+    if len(unfused) > 1 and True in found:
+        return one_answer(found, module, "Fused module '{}' requires consistent quant config")
+    return _matched(own, prefix, anywhere=True) or not _in_blocks(question, prefix)
+
+
+def auto_round_in_sglang(question: Question, module: Module, _patterns: Patterns) -> bool | Finding:
+    """As vLLM, but for ends of names and parts of fused linears."""
+    own, prefix = _floats(question), module.prefix
+    named = prefix in own or _matched(own, prefix, anywhere=False)
+    return named or not _in_blocks(question, prefix)
+
+
+def _keys(question: Question) -> Mapping[str, Any]:
+    if question.declaration is None:
+        raise UnsureError(f"Loading such a draft in {question.method} was never executed")
+    return question.declaration.keys
+
+
+def _floats(question: Question) -> Patterns:
+    """Names and expressions of `extra_config` whose linears stay floats; others have a group."""
+    own = _keys(question).get("extra_config") or {}
+    return tuple(name for name, said in own.items() if said.get("bits", 0) >= 16)
+
+
+def _unfused(question: Question, module: Module) -> tuple[str, ...]:
+    """Names that a linear goes by: its own, or those of its parts."""
+    return question.names_of_parts(module) or (module.prefix,)
+
+
+def _matched(own: Iterable[str], name: str, *, anywhere: bool) -> bool:
+    wanted = "re:.*(?:{})" if anywhere else "re:(?:{})$"
+    expressions = [key for key in own if _FOR_REGEX & set(key)]
+    return any(is_regex_match(wanted.format(key), name) for key in expressions)
+
+
+def _in_blocks(question: Question, prefix: str) -> bool:
+    """Without the key everything is."""
+    keys = _keys(question)
+    said = keys.get("block_name_to_quantize") or keys.get("to_quant_block_names") or []
+    blocks = said.split(",") if isinstance(said, str) else _flat(said)
+    return not blocks or prefix.startswith(tuple(blocks))
+
+
+def _flat(names: Any) -> list[str]:
+    """Names of a list, or of lists in it."""
+    if isinstance(names, str):
+        return [names]
+    return [each for name in names for each in _flat(name)] if isinstance(names, list) else []
+
+
+# ---- Transforms that compressed-tensors declares for the inputs and outputs of linears
+#
+# Those of weights are in the stored values already. Source: `get_linear_transform_schemes` of vLLM
+# 0.33.0; SGLang 0.5.23 does not read the key.
+
+_ONLINE = ("input", "output")
+
+
+def _online(question: Question) -> Iterator[str]:
+    """Targets of those that are applied when the draft is served."""
+    keys = question.declaration.keys if question.declaration else {}
+    for scheme in _object(_object(keys.get("transform_config")).get("config_groups")).values():
+        for asked in map(_object, _list(_object(scheme).get("apply"))):
+            if asked.get("location") in _ONLINE:
+                yield from (each for each in _list(asked.get("targets")) if isinstance(each, str))
+
+
+def _object(value: object) -> Mapping[str, object]:
+    """A section, of any JSON type, as an object."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def _list(value: object) -> list[object]:
+    return value if isinstance(value, list) else []
+
+
+def is_transformed(question: Question, name: str) -> bool:
+    """Whether what a linear of this name reads or writes is to be transformed."""
+    return any(exact_or_regex(each, name) or each == "Linear" for each in _online(question))
+
+
+def any_transform(question: Question) -> bool:
+    """Whether something is to be transformed when the draft is served."""
+    return any(True for _ in _online(question))

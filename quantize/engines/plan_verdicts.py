@@ -1,0 +1,85 @@
+"""Where the result of a plan will load, which `plan` and `quantize` find out before they write."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from ...recipes import Recipe, built_in_recipes, load_recipe
+from ...recipes.errors import DraftQuantError
+from ..gpus import gpu_name
+from ..planning.quantization_plan import Plan, make_plan
+from .contract import TITLES, EngineCheck
+from .engine_check import planned_verdicts
+
+
+def verdicts_of(plan: Plan, *, fix_config: bool = False) -> tuple[EngineCheck, ...]:
+    """What each known engine on each of its GPUs will do with the result."""
+    return planned_verdicts(plan, target_layers=plan.target_layers, fix_config=fix_config)
+
+
+def verdict_lines(verdicts: Iterable[EngineCheck]) -> list[str]:
+    """One line per engine: its verdict on each GPU."""
+    by_engine: dict[str, list[str]] = {}
+    for one in verdicts:
+        where = gpu_name(one.arch)
+        by_engine.setdefault(one.title, []).append(f"{where} {one.verdict}")
+    return [f"{engine}: {', '.join(each)}" for engine, each in by_engine.items()]
+
+
+def to_mapping(verdicts: Iterable[EngineCheck]) -> list[dict[str, str | None]]:
+    """For JSON: engine, version, arch, verdict and the engine's error."""
+    keys = ("engine", "version", "arch", "verdict", "error", "remedy")
+    return [{key: getattr(one, key) for key in keys} for one in verdicts]
+
+
+def nothing_loads(plan: Plan, verdicts: Sequence[EngineCheck]) -> str | None:
+    """That no known engine loads the result, and which recipe's does on which GPU; else None."""
+    if any(one.verdict == "LOADS" for one in verdicts):
+        return None
+    lines = [f"no known engine loads what recipe {plan.recipe.name} makes of this draft:"]
+    lines += verdict_lines(verdicts)
+    lines += dict.fromkeys(map(_why, verdicts))
+    if is_for_the_plugin(plan.recipe):
+        lines.append("with draftquant installed beside them (its plugin), vLLM and SGLang load it")
+    for arch, recipes in _alternatives(plan).items():
+        lines.append(f"on {gpu_name(arch)} these load: {', '.join(recipes)}")
+    return "\n  ".join(lines)
+
+
+def _why(one: EngineCheck) -> str:
+    """Its reason, which says the engine's name."""
+    title, reason = TITLES[one.engine], one.error or ""
+    return reason if title in reason else f"{title}: {reason}"
+
+
+def is_for_the_plugin(recipe: Recipe) -> bool:
+    """Whether engines load its result with draftquant beside them: see `quantize/plugins`."""
+    weights, inputs = recipe.weights, recipe.activations
+    return (
+        recipe.layout == "quark"
+        and (weights.dtype, weights.granularity, weights.carrier) == ("int4", "channel", None)
+        and weights.first_stage is None
+        and inputs is not None
+        and inputs.dtype == "fp8_e4m3"
+    )
+
+
+def _alternatives(plan: Plan) -> Mapping[str, list[str]]:
+    """GPU -> built-in recipes whose result loads there; those of as many bits and inputs first."""
+    found: dict[str, list[str]] = {}
+    for name in sorted(built_in_recipes(), key=lambda name: _distance(plan, name)):
+        try:
+            other = make_plan(load_recipe(name), plan.draft, target_layers=plan.target_layers)
+        except DraftQuantError:
+            continue  # a recipe that this draft cannot follow is no way out
+        for one in verdicts_of(other):
+            if one.arch and one.verdict == "LOADS" and name not in found.setdefault(one.arch, []):
+                found[one.arch].append(name)
+    return {arch: recipes for arch, recipes in found.items() if recipes}
+
+
+def _distance(plan: Plan, name: str) -> tuple[bool, bool, str]:
+    ours, other = plan.recipe, load_recipe(name)
+    return (
+        ours.weights.dtype != other.weights.dtype,
+        str(ours.activations) != str(other.activations),
+        name,
+    )

@@ -1,0 +1,249 @@
+"""A round of a draft as engines run it: which tensors each pass reads, for how many tokens.
+
+Sources: vLLM 0.33 `llm_base_proposer.py`, `qwen3_dflash.py`; SGLang 0.5.23 `eagle_worker_v2.py`,
+`dflash_worker_v2.py`. Both hand the draft all K + 1 positions that the target verified, also those
+that were not accepted: the batch keeps its shape.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ...recipes.errors import EstimateError
+from ...recipes.formats import KvCacheDtype, Precision
+from ...recipes.schema import Recipe
+from ..drafts.family import Draft, Row
+from ..drafts.geometry import Geometry, usual_draft_tokens
+from ..files.safetensors_header import DTYPE_BYTES, TensorInfo
+from ..planning.quantization_plan import Plan
+from .work import ELEMENT_BYTES, Part, Pass, Round, Work, cache_works, key_value_shards
+
+USUAL_CONTEXT = 4096
+"""Positions of each sequence that are in the KV cache where nobody says how many."""
+_REPLICATED = ("q_a_proj", "kv_a_proj_with_mqa")
+"""Latent projections, which every shard computes whole."""
+_LOOKED_UP = ("markov_w1", "predecessor_codebook", "successor_codebook")
+"""Tables of which a block reads a few rows."""
+_PARTS: dict[str, Part] = {
+    "attention": "attention",
+    "kv_up": "attention",
+    "mlp": "mlp",
+    "fusion": "fusion",
+    "head": "head",
+    "embedding": "embedding",
+    "mask": "embedding",
+    "proposal": "head",
+    "router": "other",
+    "norm": "norm",
+    "vocabulary_map": "other",
+}
+
+
+class Weight(NamedTuple):
+    """A tensor of a draft: the bytes that stand for it, and what its inputs are multiplied as."""
+
+    row: Row
+    nbytes: int
+    precision: Precision
+    is_fp4: bool = False
+
+    @property
+    def is_quantized(self) -> bool:
+        """Other bytes stand for it than its own."""
+        return self.nbytes != self.row.tensor.nbytes
+
+
+def plain_weights(draft: Draft) -> tuple[Weight, ...]:
+    """The tensors as the draft has them."""
+    return tuple(Weight(row, row.tensor.nbytes, "bf16") for row in draft.rows)
+
+
+def planned_weights(plan: Plan) -> tuple[Weight, ...]:
+    """The tensors as a plan stores them; scales and zero points count to their linear.
+
+    What it drops is the target's, as in a draft that never had it.
+    """
+    found = []
+    for step in plan.steps:
+        if step.action == "quantize":
+            recipe = plan.recipe_of(step)
+            precision, is_fp4 = multiplied_as(recipe), recipe.weights.number.is_fp4
+            found.append(Weight(step.row, step.bytes_after, precision, is_fp4))
+        elif step.action != "drop":
+            found.append(Weight(step.row, step.bytes_after, "bf16"))
+    return tuple(found)
+
+
+def multiplied_as(recipe: Recipe) -> Precision:
+    """What quantized linears are multiplied as: the dtype of their inputs.
+
+    Weights alone in fewer bits are widened on the way into a 16-bit multiplication.
+    """
+    return recipe.activations.number.unit if recipe.activations else "bf16"
+
+
+def usual_context(config: Mapping[str, Any]) -> int:
+    """Positions per sequence where nobody says them: 4,096, or fewer by the draft's config.json."""
+    section = config.get("text_config")
+    text = section if isinstance(section, Mapping) else config
+    found = text.get("max_position_embeddings")
+    return min(USUAL_CONTEXT, found) if type(found) is int and found > 0 else USUAL_CONTEXT
+
+
+def checked_num_draft_tokens(geometry: Geometry, asked: int | None) -> int:
+    """K: as asked, else a chain of 3 or the whole block behind its anchor.
+
+    Raises:
+        EstimateError: more than the draft can propose.
+    """
+    limit = geometry.token_limit
+    if asked is not None and limit is not None and asked > limit.tokens:
+        raise EstimateError(
+            "--num-draft-tokens",
+            f"expected at most {limit.tokens}, got {asked}: {limit.why}",
+            fix="give the number that will be served",
+        )
+    return usual_draft_tokens(geometry) if asked is None else asked
+
+
+def draft_round(
+    draft: Draft,
+    weights: Sequence[Weight],
+    *,
+    num_draft_tokens: int,
+    context: int,
+    tp: int,
+    kv_cache: KvCacheDtype | None = None,
+) -> Round:
+    """The passes of one round.
+
+    Args:
+        weights: its tensors, in whatever form.
+        kv_cache: its format; None = BF16.
+
+    Raises:
+        EstimateError: `tp` GPUs cannot share the heads; the draft has experts or several modules.
+    """
+    if draft.geometry.num_modules > 1 or any(row.role == "router" for row in draft.rows):
+        raise EstimateError(
+            draft.checkpoint.folder,
+            "drafts with experts, or with a module for each token, are not estimated",
+            fix="measure it ('draftquant measure')",
+        )
+    heads = draft.geometry.num_attention_heads
+    if tp < 1 or heads % tp:
+        raise EstimateError(
+            "--tp",
+            f"expected a number of GPUs that share {heads} attention heads evenly, got {tp}",
+            fix=f"give a divisor of {heads}",
+        )
+    whole, proposed, later = num_draft_tokens + 1, num_draft_tokens, num_draft_tokens - 1
+    builder = _Passes(draft, weights, context, tp, kv_cache)
+    features = builder.features(whole)
+    if draft.geometry.block_size is not None:
+        slots = whole - (draft.geometry.most_draft_tokens == draft.geometry.block_size)
+        features = (*features, *builder.context_keys_values(whole))
+        steps = [Pass(name="block", works=builder.body(slots, proposed, own_positions=slots))]
+    elif draft.geometry.parallel:
+        steps = [Pass(name="step", works=builder.body(whole + later, proposed))]
+    else:
+        steps = [Pass(name="first step", works=builder.body(whole, 1))]
+        if later:
+            steps.append(Pass(name="step", works=builder.body(1, 1), repeats=later))
+    return Round(passes=(Pass(name="features", works=features), *steps))
+
+
+@dataclass(frozen=True, slots=True)
+class _Passes:
+    """Makes the works of passes; tokens and proposals are those of one sequence."""
+
+    draft: Draft
+    weights: Sequence[Weight]
+    context: int
+    tp: int
+    kv_cache: KvCacheDtype | None
+
+    def features(self, tokens: int) -> tuple[Work, ...]:
+        """What makes the draft's first input of the target's features."""
+        return tuple(self._weight(w, tokens) for w in self.weights if self._makes_features(w.row))
+
+    def context_keys_values(self, tokens: int) -> tuple[Work, ...]:
+        """Keys and values of new context positions, projected apart from the block's.
+
+        In floats, k and v of all layers are one matrix. Quantized, a layer's q, k and v are run
+        whole and q is thrown away. Sources: vLLM 0.33 `qwen3_dflash.py:505-534` and `:592-616`;
+        SGLang 0.5.23 `models/dflash.py:429-456` and `dflash_worker_v2.py:1000-1062`.
+        """
+        inputs = [w for w in self.weights if _leaf(w.row) in ("q_proj", "k_proj", "v_proj")]
+        quantized = any(w.is_quantized for w in inputs)
+        read = [w for w in inputs if quantized or _leaf(w.row) != "q_proj"]
+        norms = [w for w in self.weights if _leaf(w.row) == "k_norm"]
+        return tuple(self._weight(w, tokens) for w in (*read, *norms))
+
+    def body(self, tokens: int, proposals: int, *, own_positions: int = 0) -> tuple[Work, ...]:
+        """The layers over `tokens`, the head over `proposals`; `own_positions` see each other."""
+        works = []
+        for weight in self.weights:
+            role = weight.row.role
+            looked_up = role in ("embedding", "mask") or _leaf(weight.row) in _LOOKED_UP
+            if looked_up or self._makes_features(weight.row) or weight.row.canonical == "t2d":
+                continue
+            if role == "vocabulary_map":
+                nbytes = DTYPE_BYTES[weight.row.tensor.dtype] * proposals
+                works.append(Work(part="other", sequence_bytes=nbytes))
+            else:
+                works.append(self._weight(weight, proposals if role == "head" else tokens))
+        if all(weight.row.role != "head" for weight in self.weights):
+            works.append(self._weight(_targets_head(self.draft), proposals))
+        cache = cache_works(
+            self.draft.geometry,
+            context=self.context,
+            own_positions=own_positions,
+            queries=tokens,
+            tp=self.tp,
+            dtype=self.kv_cache,
+        )
+        return (*works, self._embedding_rows(tokens), *cache)
+
+    def _makes_features(self, row: Row) -> bool:
+        return row.canonical.startswith(self.draft.family.makes_features)
+
+    def _weight(self, weight: Weight, tokens: int) -> Work:
+        shards, tensor = self._shards(weight.row), weight.row.tensor
+        return Work(
+            part=_PARTS[weight.row.role],
+            weight_bytes=weight.nbytes,
+            sequence_flops=2 * tensor.numel * tokens if len(tensor.shape) == 2 else 0,
+            unfolded_bytes=2 * ELEMENT_BYTES * tensor.numel if weight.is_fp4 else 0,
+            precision=weight.precision,
+            byte_shards=shards,
+            flop_shards=shards,
+        )
+
+    def _shards(self, row: Row) -> int:
+        """SGLang holds fc as a plain linear, and vLLM replicates it; norms are everywhere."""
+        if row.role in ("fusion", "norm") or _leaf(row) in _REPLICATED:
+            return 1
+        if self.tp > 1 and _leaf(row) in ("k_proj", "v_proj"):
+            return key_value_shards(self.draft.geometry, self.tp)
+        return self.tp
+
+    def _embedding_rows(self, tokens: int) -> Work:
+        """One row for each token, of the draft's table or of the target's."""
+        own = (w.row.tensor.dtype for w in self.weights if w.row.role == "embedding")
+        size = next((DTYPE_BYTES[dtype] for dtype in own), ELEMENT_BYTES)
+        return Work(
+            part="embedding", sequence_bytes=tokens * size * self.draft.geometry.hidden_size
+        )
+
+
+def _targets_head(draft: Draft) -> Weight:
+    """The target's head, which a draft that has none reads."""
+    shape = (draft.geometry.draft_vocab_size, draft.geometry.hidden_size)
+    nbytes, name = ELEMENT_BYTES * shape[0] * shape[1], "lm_head.weight"
+    tensor = TensorInfo(name=name, dtype="BF16", shape=shape, file="", start=0, stop=nbytes)
+    return Weight(Row(tensor=tensor, canonical=name, role="head"), nbytes, "bf16")
+
+
+def _leaf(row: Row) -> str:
+    return row.canonical.removesuffix(".weight").rpartition(".")[2]

@@ -1,0 +1,496 @@
+"""How the draft lies on disk: dtypes, names, what need not be there, and keys of config.json."""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ..drafts import Draft
+from ..drafts.architectures import KNOWN_TO_BOTH, OTHER_NAMES, declared_architecture
+from ..drafts.config_defaults import REWRITTEN_BY_VLLM, absent_keys, as_read, class_defaults
+from ..drafts.config_reader import (
+    DEEPSEEK_TYPES,
+    KEY,
+    SECTION,
+    AuxLayerIds,
+    Spelling,
+    layers_in_both_places,
+    near_key,
+    read_aux_layer_ids,
+)
+from ..drafts.exporters import (
+    in_speculators_layout,
+    is_mla,
+    is_modelopt,
+    is_torchspec,
+    layer_config,
+)
+from ..drafts.family import Lint
+from ..drafts.recognition import LAYER_CONFIG, layers_of_one
+from ..drafts.rope import DEFAULT_THETA, Unreplayed
+from ..drafts.shared.eagle3.lints import eagle3
+from ..files.checkpoint import CONFIG_FILE
+
+# ---- Rotary embeddings: trained with one base or scaling, served with another
+
+_INJECTED = (32, 2048)
+"""Factor and original positions that ModelOpt's export writes into a draft trained without yarn."""
+
+
+def rope_base(draft: Draft) -> Iterator[Lint]:
+    """TorchSpec may have trained at base 10000 whatever `rope_theta` says.
+
+    Source: TorchSpec @6f21829 `deepseek_eagle.py` (yarn without `base`), `llama3_eagle.py`
+    (`getattr(config, "rope_theta", 10000)`, which transformers 5 moved into `rope_parameters`).
+    """
+    geometry = eagle3(draft)
+    if geometry is None or geometry.rope.theta == DEFAULT_THETA:
+        return
+    if is_mla(draft) and geometry.rope.yarn is not None and not is_modelopt(draft):
+        who = "TorchSpec trains MLA with yarn"
+    elif is_torchspec(draft) and not is_mla(draft):
+        who = "TorchSpec under transformers 5 trains Llama drafts"
+    else:
+        return
+    yield Lint(
+        name="rope-base",
+        level="warning",
+        cause=f"{who} at rope base 10000, but engines serve rope_theta {geometry.rope.theta:g}",
+        remedy="replay with both bases (draftquant replay, with and without --rope-theta"
+        " 10000); if 10000 accepts more, correct rope_theta in the source",
+    )
+
+
+def rope_default(draft: Draft) -> Iterator[Lint]:
+    """Source: `DEFAULT_THETA`; SpecForge's and AngelSlim's draft models train at it as well."""
+    if draft.geometry.rope is None:
+        return
+    config = layer_config(draft)
+    nested = config.get("rope_parameters") or {}
+    if config.get("rope_theta") is None and nested.get("rope_theta") is None:
+        null, rope = "rope_theta" in config, draft.geometry.rope
+        by_class = f", which model_type {config.get('model_type')} fills in"
+        whose = by_class if rope.theta != DEFAULT_THETA else ""
+        yield Lint(
+            name="rope-theta-missing",
+            level="warning" if null else "note",
+            cause="rope_theta is null, which both engines refuse"
+            if null
+            else f"config.json has no rope_theta: both engines then use base {rope.theta:g}{whose}",
+            remedy="if the draft was trained at another base, such as its target's, add"
+            " rope_theta; replay shows which base is right (draftquant replay, with and"
+            " without --rope-theta)",
+        )
+
+
+def rope_unreplayed(draft: Draft) -> Iterator[Lint]:
+    """What only replay minds."""
+    scaling = draft.geometry.rope and draft.geometry.rope.scaling
+    if isinstance(scaling, Unreplayed):
+        yield Lint(name="rope-unreplayed", level="note", cause=scaling.what, remedy=scaling.fix)
+
+
+def rope_injected(draft: Draft) -> Iterator[Lint]:
+    """Yarn that training did not have.
+
+    Source: ModelOpt 0.47 `hf_spec_export.py`; without mscale keys engines multiply cos and sin by
+    0.1 ln 32 + 1.
+    """
+    geometry = eagle3(draft)
+    yarn = geometry.rope.yarn if geometry is not None else None
+    if yarn is None or is_mla(draft):
+        return
+    plain = yarn.mscale is None and yarn.mscale_all_dim is None and yarn.attention_factor is None
+    if plain and (yarn.factor, yarn.original_max_positions) == _INJECTED:
+        yield Lint(
+            name="rope-injected",
+            level="warning",
+            cause="config.json has yarn with factor 32 over 2048 positions and no mscale,"
+            " which ModelOpt's export writes into Llama drafts that were trained without"
+            " it; engines then also scale cos and sin by 1.3466",
+            remedy="replay with and without rope_scaling; if the draft accepts more without,"
+            " remove the key from the source",
+        )
+
+
+_TORCH_NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+_DTYPE_KEYS = ("dtype", "torch_dtype")
+_NOBODY_READS = (
+    "draft_model.", "eagle_module.", "dflash_module.", "context_proj.", "context_norm.",
+    "final_norm.",
+)  # fmt: skip
+_VLLM_REFUSES = ("model.", "aux_norm_low.", "aux_norm_mid.", "aux_norm_high.")
+
+
+def architecture(draft: Draft) -> Iterator[Lint]:
+    """Source: `architectures.py`; what each engine makes of a name, `check` says."""
+    name = declared_architecture(draft.checkpoint.config)
+    if name in draft.family.misnamed:
+        yield draft.family.misnamed[name]
+    wanted = None if draft.family.inside_target else OTHER_NAMES.get(name)
+    if wanted in KNOWN_TO_BOTH and wanted in draft.family.architectures:
+        yield Lint(
+            name="architecture-name",
+            level="warning",
+            cause=f"vLLM 0.33 and SGLang 0.5.23 do not both serve {name} as a draft; the"
+            f" tensors are those of {wanted}, which both serve",
+            remedy=f"write {wanted}",
+            fix={"architectures": [wanted]},
+        )
+
+
+def dtype(draft: Draft) -> Iterator[Lint]:
+    """Declared and stored dtype, and more than one of them.
+
+    Source: SGLang 0.5.23 `_get_and_verify_dtype` (none declared: float16); vLLM 0.33
+    `speculative.py` (the draft is cast to the target's dtype).
+    """
+    stored = sorted({row.tensor.dtype for row in draft.linears()})
+    if len(stored) > 1:
+        yield Lint(
+            name="dtype-mixed",
+            level="warning",
+            cause=f"the linears are stored as {' and '.join(stored)}, and engines cast all of"
+            " them to one dtype",
+            remedy="export the draft in one dtype, so that what is measured is what is served",
+        )
+        return
+    wanted, config = _TORCH_NAMES[stored[0]], layer_config(draft)
+    declared = {key: config[key] for key in _DTYPE_KEYS if config.get(key) is not None}
+    if in_speculators_layout(draft):  # vLLM alone, which casts to the target's
+        return
+    if not declared:
+        yield Lint(
+            name="dtype-missing",
+            level="warning",
+            cause="config.json declares no dtype: SGLang 0.5.23 then serves float16, but the"
+            f" weights are {wanted}",
+            remedy=f"add torch_dtype {wanted}",
+            fix={"torch_dtype": wanted},
+        )
+    elif any(value != wanted for value in declared.values()):
+        said = ", ".join(f"{key} {value!r}" for key, value in declared.items())
+        yield Lint(
+            name="dtype-mismatch",
+            level="warning",
+            cause=f"config.json declares {said}, but the weights are {wanted}: SGLang 0.5.23"
+            " casts them to the declared dtype",
+            remedy=f"write {wanted}",
+            fix=dict.fromkeys(declared, wanted),
+        )
+
+
+def names(draft: Draft) -> Iterator[Lint]:
+    """Names that engines skip or refuse.
+
+    Source: loaded in vLLM 0.33 and SGLang 0.5.23 (Llama); SGLang `kimi_k25_eagle3.py`.
+    """
+    spelled = [] if draft.family.inside_target else [row.tensor.name for row in draft.rows]
+    unread = [name for name in spelled if name.startswith(_NOBODY_READS)]
+    refused = [name for name in spelled if name.startswith(_VLLM_REFUSES)]
+    if draft.family.is_whole_model:  # which is loaded as any model, by its own names
+        return
+    if unread:
+        yield Lint(
+            name="tensor-names",
+            level="warning",
+            cause=f"{len(unread)} tensors are named like {unread[0]}: vLLM refuses these"
+            " names, and SGLang silently leaves its own parameters uninitialized",
+            remedy="export the draft in its serving layout (layers.0., fc., norm.)",
+        )
+    elif refused:
+        sglang = "skips them" if is_mla(draft) else "reads them"
+        yield Lint(
+            name="tensor-names",
+            level="warning",
+            cause=f"{len(refused)} tensors are named like {refused[0]}: vLLM 0.33 refuses"
+            f" these names, and SGLang 0.5.23 {sglang}",
+            remedy="rename the tensors of the source: remove 'model.', and write fc_norm.0, .1, .2",
+        )
+
+
+def layout(draft: Draft) -> Iterator[Lint]:
+    """Source: no reader of `transformer_layer_config` in SGLang 0.5.23."""
+    if in_speculators_layout(draft):
+        yield Lint(
+            name="speculators-layout",
+            level="note",
+            cause="the draft is in the speculators layout: vLLM 0.33 translates it, but"
+            " SGLang 0.5.23 does not read it",
+            remedy="serve this draft with vLLM",
+        )
+
+
+def model_type(draft: Draft) -> Iterator[Lint]:
+    """A model_type that an engine rewrites, or whose class fills in what the layers are not.
+
+    Source: `config_defaults.json`; executed for the types of `tests/engines/names.json`.
+    """
+    config, geometry = draft.checkpoint.config, draft.geometry
+    found, usual = config.get("model_type"), draft.family.engine_traits.usual_type
+    if isinstance(found, str) and found in draft.family.misnamed:
+        yield draft.family.misnamed[found]
+        return
+    if found in DEEPSEEK_TYPES and (geometry.aux_layer_ids or (0,))[0] > 1:
+        usual = "kimi_k2"  # by which engines count the layers
+    if not usual or not isinstance(found, str) or found == usual or in_speculators_layout(draft):
+        return
+    if why := _misread_by(found, config):
+        yield Lint(
+            name="model-type",
+            level="warning",
+            cause=f"model_type {found}: {why}",
+            remedy=f"write {usual}, whose layers these are, and of the keys that config.json lacks"
+            " the values of training",
+            fix={"model_type": usual, **_read_by(draft, usual)},
+        )
+
+
+def _misread_by(model_type: str, config: Mapping[str, Any]) -> str:
+    """What engines make of a draft under a model_type that is not its own; "" = nothing else."""
+    row = class_defaults(model_type)
+    if model_type in REWRITTEN_BY_VLLM:
+        return f"vLLM 0.33 rewrites the architecture to {REWRITTEN_BY_VLLM[model_type]}"
+    if row == "unknown":
+        return "neither Transformers nor an engine knows it"
+    if row == "refused" or any(value is None for value in row.changes.values()):
+        return "its config class has other keys than such a draft"
+    usual = absent_keys(config, class_defaults("llama"))
+    given = {k: v for k, v in absent_keys(config, row).items() if v not in (None, usual.get(k))}
+    if "sliding_attention" not in (given.get("layer_types") or config.get("layer_types") or ()):
+        given.pop("sliding_window", None)
+    said = [f"{key} {json.dumps(value)}" for key, value in given.items()]
+    said += [f"no {key}" for key in sorted((row.lacks | row.unclear) - config.keys())]
+    return f"its config class fills in {', '.join(said)}" if said else ""
+
+
+def _read_by(draft: Draft, usual: str) -> dict[str, Any]:
+    """What a forward pass depends on and the class of `usual` would fill in otherwise."""
+    config, geometry = draft.checkpoint.config, draft.geometry
+    read = as_read({**config, "num_hidden_layers": geometry.num_layers})
+    found = {key: read[key] for key in read if key not in config and read[key] is not None}
+    if "layer_types" not in found and not config.get("layer_types"):
+        found.pop("sliding_window", None)
+    other = class_defaults(usual)
+    for key in ("num_key_value_heads", "head_dim"):
+        if key not in config and not isinstance(other, str) and key in other.values:
+            found[key] = getattr(geometry, key)
+    return found
+
+
+def embedding(draft: Draft) -> Iterator[Lint]:
+    """Source: SGLang 0.5.23 `eagle_worker_v2.py`; vLLM 0.33 `llm_base_proposer.py`."""
+    row = draft.row("embed_tokens.weight")
+    if "embedding" not in draft.family.shared_tables:
+        return
+    if row is not None and draft.geometry.hidden_size == draft.geometry.target_hidden_size:
+        yield Lint(
+            name="embed-tokens",
+            level="note",
+            cause="the draft stores embed_tokens, but SGLang 0.5.23 uses the target's"
+            " embedding instead, and so does vLLM 0.33 where the two are equal",
+            remedy="drop it if it equals the target's (a rule with 'action: drop'), which"
+            f" saves {row.tensor.nbytes:,} bytes",
+        )
+
+
+def misspelt_keys(draft: Draft) -> Iterator[Lint]:
+    """A key beside which the right one is absent: its value is not read by anything.
+
+    Source: no engine refuses a key that it does not know (`PretrainedConfig` keeps all of them).
+    """
+    config = draft.checkpoint.config
+    found = {key: near for key in config if (near := near_key(key, config))}
+    if found:
+        yield Lint(
+            name="misspelt-key",
+            level="warning",
+            cause=f"nothing reads {', '.join(map(repr, found))} of config.json",
+            remedy="if that is what is meant, rename "
+            + ", ".join(f"{key!r} to {near!r}" for key, near in found.items()),
+        )
+
+
+# ---- Which target layers engines capture, and what they make of the draft's own layers
+
+_NESTED = f"{SECTION}.{KEY}"
+_COUNT, _WIDTH = "num_aux_hidden_states", "target_hidden_size"
+_READ_BY: dict[Spelling, str] = {
+    "nested": f"stand in {SECTION} only: vLLM 0.33 takes them as inputs of layers (one layer too"
+    " early) or, in its V2 runner, ignores them",
+    "nested-inputs": f"stand in {SECTION} as inputs of layers (TorchSpec's export for vLLM): other"
+    " readers take them for layers themselves, and vLLM's V2 runner ignores them",
+    "top": "stand at the top level only: SGLang 0.5.23 captures its default layers, and both"
+    f" engines size fc by the list in {SECTION} (3 layers without one)",
+    "equal": f"are the same at the top level and in {SECTION}: SGLang 0.5.23 adds one to the"
+    " latter",
+    "portable": f"stand in {SECTION} as 'after layer': SGLang 0.5.23 reads them so for DeepSeek"
+    " and Kimi targets only where the first is 1",
+}
+
+
+def aux_layer_ids(draft: Draft) -> Iterator[Lint]:
+    """Ids that an engine misses or misreads; a default needs none.
+
+    Source: `aux_layers.py`.
+    """
+    found, config = _spelled(draft), draft.checkpoint.config
+    if found is None or found.after is None:
+        return
+    inputs, nested = layers_in_both_places(found.after, config)
+    if found.spelling == ("equal" if nested == inputs else "portable"):
+        return
+    spelled = {KEY: config.get(KEY), _NESTED: (config.get(SECTION) or {}).get(KEY)}
+    yield Lint(
+        name="aux-layer-ids",
+        level="warning",
+        cause=f"the ids of the target layers {_READ_BY[found.spelling]}",
+        remedy=f"write {inputs} at the top level and {nested} in {SECTION}; both engines"
+        f" then capture the outputs of layers {list(found.after)}",
+        fix={k: ids for k, ids in {KEY: inputs, _NESTED: nested}.items() if ids != spelled[k]},
+    )
+
+
+def aux_layer_list(draft: Draft) -> Iterator[Lint]:
+    """Source: SGLang 0.5.23 `llama.py:929-941` takes its default for null only; vLLM for both."""
+    geometry, section = eagle3(draft), draft.checkpoint.config.get(SECTION) or {}
+    if geometry is not None and geometry.fuses and section.get(KEY) == []:
+        yield Lint(
+            name="aux-layer-ids-empty",
+            level="warning",
+            cause=f"{_NESTED} is [], which means the default layers in ModelOpt: vLLM 0.33"
+            " captures these, but SGLang 0.5.23 captures none",
+            remedy="write null: both engines then capture their default layers",
+            fix={_NESTED: None},
+        )
+
+
+def layers_of_fc(draft: Draft) -> Iterator[Lint]:
+    """Keys by which engines size fc otherwise than it is. Source: `Fusion` of `engine_traits`."""
+    geometry, config = eagle3(draft), draft.checkpoint.config
+    if geometry is None or not geometry.fuses:
+        return
+    count, traits = geometry.num_aux_layers, draft.family.engine_traits
+    spelled, speculators = layer_config(draft), in_speculators_layout(draft)
+    ids = list(geometry.aux_layer_ids or ()) or None
+    as_fixed = {**spelled, KEY: ids}  # by `aux_layer_ids`, which knows no speculators
+    if not speculators:
+        as_fixed[SECTION] = {**(config.get(SECTION) or {}), KEY: ids}
+    normed = traits.vllm.normed_fusion if getattr(geometry, "qk_norm", False) else None
+    fusions = {"vLLM 0.33": normed or traits.vllm.fusion}
+    if not speculators:
+        fusions["SGLang 0.5.23"] = traits.sglang.fusion
+    wrong = [who for who, how in fusions.items() if how and how.num_layers(as_fixed) != count]
+    if wrong:
+        numbers = [key for key in ("num_aux_layers", _COUNT) if spelled.get(key) is not None]
+        place = f"{LAYER_CONFIG}." if speculators else ""
+        yield Lint(
+            name="aux-layer-count",
+            level="warning",
+            cause=f"the draft reads {count} layers of the target, and {' and '.join(wrong)} size"
+            f" fc by {' and '.join(numbers or [_COUNT])}, or else for 3: they refuse the draft",
+            remedy=f"write {count} there",
+            fix={f"{place}{key}": count for key in numbers or [_COUNT]},
+        )
+    if not speculators and config.get(_WIDTH, 0) is None:
+        yield Lint(
+            name="target-hidden-size-null",
+            level="warning",
+            cause="target_hidden_size is null, with which vLLM 0.33, and SGLang 0.5.23 for Llama"
+            " layers, compute the width of fc: they end with a TypeError",
+            remedy="write the width, or remove the key",
+            fix={_WIDTH: geometry.target_hidden_size},
+        )
+
+
+def layers_of_target(draft: Draft) -> Iterator[Lint]:
+    """Source: `llama_eagle3.py:206` of vLLM 0.33, `:202` of SGLang 0.5.23; executed."""
+    said = layer_config(draft).get("num_hidden_layers")
+    if not draft.family.one_layer or said == draft.geometry.num_layers:
+        return
+    fix = {} if in_speculators_layout(draft) else layers_of_one(draft.checkpoint.config)
+    yield Lint(
+        name="layers-of-target",
+        level="warning",
+        cause=f"num_hidden_layers is {said}, as in the target, but the tensors are those"
+        " of one layer: vLLM 0.33 and SGLang 0.5.23 also build the other layers, and"
+        " serve them uninitialized",
+        remedy="write num_hidden_layers: 1",
+        fix=fix,
+    )
+
+
+def without_fc(draft: Draft) -> Iterator[Lint]:
+    """Source: `reads_aux_layers`."""
+    geometry = eagle3(draft)
+    if geometry is not None and not geometry.fuses:
+        yield Lint(
+            name="last-hidden-state",
+            level="note",
+            cause="use_aux_hidden_state is false, so the draft has no fc, and reads the"
+            " target's last hidden state behind the final norm; dumps of hidden states"
+            " hold the outputs of layers instead",
+            remedy="record its traces with draftquant record --draft DRAFT --fused",
+        )
+
+
+def aux_layer_zero(draft: Draft) -> Iterator[Lint]:
+    """Source: SGLang 0.5.23 `deepseek_v2.py`: [0, ...] stays as it is, [1, ...] gets one added."""
+    found = _spelled(draft)
+    if found and found.after and found.after[0] == 0 and _for_deepseek(draft):
+        yield Lint(
+            name="aux-layer-zero",
+            level="warning",
+            cause="the draft reads the output of layer 0, which SGLang 0.5.23 cannot capture"
+            " for DeepSeek and Kimi targets",
+            remedy="serve this draft with vLLM",
+        )
+
+
+def _spelled(draft: Draft) -> AuxLayerIds | None:
+    """How config.json spells the layers; None where engines read them from elsewhere."""
+    if eagle3(draft) is None or in_speculators_layout(draft):
+        return None
+    return read_aux_layer_ids(draft.checkpoint.config, draft.checkpoint.folder / CONFIG_FILE)
+
+
+def _for_deepseek(draft: Draft) -> bool:
+    return draft.checkpoint.config.get("model_type") in DEEPSEEK_TYPES
+
+
+def later_layer_norm(draft: Draft) -> Iterator[Lint]:
+    """Layers after the first have one norm before attention, under two names.
+
+    Source: loaded in vLLM 0.33 and SGLang 0.5.23 (Llama): each leaves its own name at ones.
+    """
+    if eagle3(draft) is None:
+        return
+    for row in draft.rows:
+        _, _, rest = row.canonical.partition("layers.")
+        if rest.startswith("0.") or not rest.endswith(".input_layernorm.weight"):
+            continue
+        sglang = row.tensor.name.endswith(".hidden_norm.weight")
+        if is_mla(draft) and not sglang:  # SGLang refuses these layers anyway
+            return
+        here, there = ("SGLang", "vLLM") if sglang else ("vLLM", "SGLang")
+        other = "input_layernorm" if sglang else "hidden_norm"
+        yield Lint(
+            name="later-layer-norm",
+            level="warning",
+            cause=f"only {here} reads the name {row.tensor.name}; {there} looks for {other},"
+            " and silently serves a norm of ones",
+            remedy=f"serve this draft with {here}, or rename the tensors for {there}",
+        )
+        return
+
+
+def layers_of_mla(draft: Draft) -> Iterator[Lint]:
+    """Source: SGLang 0.5.23 `kimi_k25_eagle3.py` `Eagle3MLAModel`."""
+    geometry = eagle3(draft)
+    if geometry is not None and is_mla(draft) and geometry.num_layers > 1:
+        yield Lint(
+            name="mla-layers",
+            level="warning",
+            cause=f"the draft has {geometry.num_layers} layers with MLA, and SGLang 0.5.23"
+            " refuses more than one",
+            remedy="serve this draft with vLLM",
+        )

@@ -1,0 +1,1 @@
+"""Making an output folder: what must hold, writing, verifying, publishing."""

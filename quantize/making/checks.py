@@ -1,0 +1,162 @@
+"""What must hold before a plan is carried out: asked before anything that takes long."""
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from ...recipes.errors import PASS_TRACES, BackendError, CheckpointError, PlanError
+from ...recipes.schema import Recipe
+from ..backends import get_backend
+from ..drafts import Draft, Row
+from ..files.checkpoint import CONFIG_FILE
+from ..files.provenance import CutProvenance, VocabularyCut
+from ..files.provenance_file import check_seal, read_provenance
+from ..files.publish import check_no_other_weights, check_not_made
+from ..planning.outputs import ONLY_OF_CODES
+from ..planning.quantization_plan import Plan
+from ..stored.stored_declaration import looks_quantized, raw_declaration
+from ..stored.stored_tables import EMBEDDING, StoredTables, first_differing_row
+
+_MOST_NAMED = 3  # linears that one message names
+
+
+def check_backends(recipe: Recipe) -> None:
+    """Fail before any work if the recipe's toolkit or algorithm cannot do one of its formats.
+
+    Raises:
+        BackendError: see `Backend.check`.
+    """
+    for form in recipe.formats:
+        each = recipe.in_format(form)
+        get_backend(each.backend, each.algorithm).check(each.weights)
+
+
+def check_tables(plan: Plan, target: Path | None) -> dict[str, str]:
+    """What is dropped is the target's, and a head that is quantized is not the embedding.
+
+    Reads these tables, and so may be asked before anything that takes long.
+
+    Returns:
+        Name of each dropped tensor -> name of the target's.
+
+    Raises:
+        PlanError: nothing shows it, or embedding and head are equal byte for byte.
+        CheckpointError: it is not so.
+    """
+    _check_untied(plan)
+    return prove_dropped(plan.draft, [step.row for step in plan.dropped], target)
+
+
+def prove_dropped(draft: Draft, dropped: Collection[Row], target: Path | None) -> dict[str, str]:
+    """Show that a target has every table that is to be dropped.
+
+    Args:
+        target: folder of the target; None where nobody said it.
+
+    Returns:
+        Name of the draft's tensor -> name of the target's.
+
+    Raises:
+        PlanError: a table is to be dropped, and there is no target.
+        CheckpointError: a table differs from the target's, or the target has none.
+    """
+    if not dropped:
+        return {}
+    if target is None:
+        names = " and ".join(row.tensor.name for row in dropped)
+        raise PlanError(
+            draft.checkpoint.folder,
+            f"the recipe drops {names}, but without the target it cannot be proven that"
+            " the target has the same tensor",
+            fix="give the target's folder (--target M), or keep it",
+        )
+    tables = StoredTables.find(target)
+    for row in dropped:
+        problem = tables.difference(draft.checkpoint, row.tensor, row.canonical)
+        if problem is not None:
+            raise CheckpointError(
+                f"{draft.checkpoint.folder}: {row.tensor.name}",
+                f"{problem}, and only a tensor that equals the target's byte for byte can be"
+                " dropped",
+                fix="keep it, or give the target that this draft was trained for",
+            )
+    return {row.tensor.name: tables.table(row.canonical).name for row in dropped}
+
+
+def _check_untied(plan: Plan) -> None:
+    embedding = plan.draft.row(EMBEDDING)
+    for step in plan.quantized:
+        if step.row.role != "head" or embedding is None:
+            continue
+        ours, other = step.row.tensor, embedding.tensor
+        alike = (ours.dtype, ours.shape) == (other.dtype, other.shape)
+        source = plan.draft.checkpoint
+        if alike and first_differing_row(source, ours, source, other) is None:
+            raise PlanError(
+                f"{source.folder}: {ours.name}",
+                f"the recipe quantizes it, but it equals {other.name} byte for byte: the two"
+                " are tied, and quantizing one would change it without the other",
+                fix="keep the head, or drop both where the target has them (action: drop)",
+            )
+
+
+def check_source(plan: Plan) -> tuple[tuple[str, ...], tuple[VocabularyCut, ...]]:
+    """What a run copies is neither a file that it writes nor the weights once more.
+
+    Returns:
+        The side files that it copies, and how the vocabulary of the source was cut before.
+
+    Raises:
+        CheckpointError: it is, or the source is quantized already.
+    """
+    folder, side_files = plan.draft.checkpoint.folder, plan.draft.checkpoint.side_files()
+    check_no_other_weights(folder, side_files, travel="unquantized", made="quantized")
+    cuts = _cuts_before(folder)
+    check_not_made(folder, side_files, cut=bool(cuts))
+    if looks_quantized(plan.draft.checkpoint):
+        declared = raw_declaration(plan.draft.checkpoint)
+        raise CheckpointError(
+            declared.where if declared else folder / CONFIG_FILE,
+            "the source is quantized already (it declares a quantization_config)",
+            fix="start from the BF16 draft",
+        )
+    return tuple(file for file in side_files if file not in ONLY_OF_CODES), cuts
+
+
+def _cuts_before(folder: Path) -> tuple[VocabularyCut, ...]:
+    """Of a source that is nothing but cut."""
+    record = read_provenance(folder)
+    if not isinstance(record, CutProvenance) or record.quantized_by is not None:
+        return ()
+    check_seal(folder, record)
+    return record.cuts
+
+
+def checked_scales(plan: Plan, scales: Mapping[str, float] | None) -> dict[str, float]:
+    """Static input scales, which are given exactly where the recipe needs them.
+
+    Raises:
+        BackendError: they are not.
+    """
+    modules = [s.row.module for s in plan.quantized if plan.format_of(s).needs_input_scale]
+    if not plan.recipe.needs_input_scales:
+        if scales:
+            raise BackendError(
+                f"recipe {plan.recipe.name}",
+                "input scales are given, but the recipe's activations are not static",
+                fix="leave --input-scale out, or use a recipe with static activations",
+            )
+        return {}
+    missing = [module for module in modules if module not in (scales or {})]
+    if scales is None or missing:
+        named = ", ".join(missing[:_MOST_NAMED])
+        if missing[_MOST_NAMED:]:
+            named += f" and {len(missing) - _MOST_NAMED} more"
+        static = next(form.activations for form in plan.recipe.formats if form.needs_input_scale)
+        raise BackendError(
+            f"recipe {plan.recipe.name}",
+            f"activations are {static}, so each linear needs a static scale of its"
+            f" input. Missing: {named}",
+            fix=f"{PASS_TRACES}. Or use a recipe without static scales (fp8-ptpc), or pass"
+            " --input-scale 1.0",
+        )
+    return {module: scales[module] for module in modules}

@@ -1,0 +1,403 @@
+"""Executing a plan: weights are read, quantized and stored in blocks, while the rest is copied.
+
+Reading, arithmetic and writing overlap: threads take tensors, the largest first, and every step
+releases the interpreter. Memory is bounded by a few blocks of rows for each, or by one linear where
+a vendor toolkit needs the whole weight. What an algorithm must know of inputs is measured before.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from ...recipes.errors import PASS_TRACES, BackendError
+from ...recipes.schema import Recipe
+from ..algorithms import InputMoments
+from ..backends import Backend, get_backend
+from ..files.checkpoint import pread_exactly
+from ..files.safetensors_file import SafetensorsFile
+from ..files.safetensors_header import TensorInfo
+from ..layouts import Columns, get_layout, rows_of_block
+from ..numerics.number_formats import row_absmax
+from ..numerics.quantized_weight import QuantizedWeight, carried
+from ..planning.outputs import OpenOutputs, finish, largest_first, workers
+from ..planning.quantization_plan import Measured, Plan, Step
+
+# ---- A stored weight as blocks of rows, read one by one into one buffer
+
+DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+
+
+def row_blocks(
+    descriptor: int, tensor: TensorInfo, *, block_bytes: int, multiple: int
+) -> Iterator[Tensor]:
+    """Consecutive blocks of rows; the buffer is reused, so use each before the next.
+
+    Args:
+        tensor: [rows, in_features], BF16, F16 or F32.
+        block_bytes: size that a block should have at most.
+        multiple: all blocks but the last have a multiple of so many rows, at least once.
+
+    Raises:
+        CheckpointError: the file shrank.
+    """
+    rows, columns = tensor.shape
+    row_bytes = tensor.nbytes // max(rows, 1)
+    fitting = block_bytes // max(row_bytes, 1)
+    step = rows if fitting >= rows else min(rows, max(multiple, fitting // multiple * multiple))
+    buffer = torch.empty(step * row_bytes, dtype=torch.uint8)
+    view = buffer.numpy().data
+    for first in range(0, rows, step):
+        count = min(step, rows - first)
+        part = view[: count * row_bytes]
+        pread_exactly(descriptor, part, tensor.start + first * row_bytes, tensor.name)
+        block = buffer[: count * row_bytes].view(DTYPES[tensor.dtype])
+        yield block.view(count, columns)
+
+
+# ---- Balancing the concat input: an exact change of scale between a norm and the columns behind
+# it
+#
+# The first linears of EAGLE-3 read [norm(embedding); norm(hidden)]. Multiplying the embedding's
+# columns by 2^k and dividing the norm's weight by 2^k leaves the network as it is, bit for bit,
+# and
+# lets both halves share one scale per row.
+
+
+def divide_norm(norm: Tensor, exponent: int, name: str) -> Tensor:
+    """A norm's weight [width] divided by 2^exponent, in its dtype.
+
+    Raises:
+        BackendError: the dtype cannot hold the result exactly.
+    """
+    return _scaled(norm, -exponent, name)
+
+
+def multiply_columns(rows: Tensor, exponent: int, name: str) -> None:
+    """Multiply the first half of the columns of a block [rows, in_features] in place.
+
+    Raises:
+        BackendError: the dtype cannot hold the result exactly.
+    """
+    half = rows[:, : rows.shape[1] // 2]
+    half.copy_(_scaled(half, exponent, name))
+
+
+def _scaled(values: Tensor, exponent: int, name: str) -> Tensor:
+    factor = torch.tensor(2.0**exponent, dtype=torch.float64)
+    exact = values.double() * factor
+    scaled = exact.to(values.dtype)
+    if bool(((scaled.double() != exact) & exact.isfinite()).any()):
+        raise BackendError(
+            name,
+            f"it cannot be multiplied by 2^{exponent} exactly in {values.dtype}, as"
+            " balancing the two halves of the concatenated input requires",
+            fix="use a recipe with 'balance_concat: off', or store the draft in float32",
+        )
+    return scaled
+
+
+CPU = torch.device("cpu")
+BLOCK_BYTES = 512 << 10
+"""Of the source weight: with its float32 copies it fits the cache of a core."""
+COLUMN_BLOCK_BYTES = 64 << 20
+"""Where columns take their turns: long ones cost less each."""
+GPU_BLOCK_BYTES = 512 << 20
+"""On a GPU: whole matrices but for heads; GPTQ takes ten times as much."""
+WRITE_BYTES = 4 << 20
+"""Written at once: the kernel lets one thread at a time write to a file, and the others wait."""
+
+
+def execute(
+    plan: Plan,
+    run: OpenOutputs[Step],
+    backend: Backend,
+    *,
+    measured: Measured,
+    exponents: Mapping[str, int],
+    allow_zero_rows: bool,
+    on_progress: Callable[[Step], None],
+    device: torch.device = CPU,
+) -> None:
+    """Write what is not copied into the safetensors files of a plan, and wait for what is.
+
+    Args:
+        measured: what is known of inputs; of static scales those of the recipe's linears alone.
+        exponents: of balanced norms and of the linears behind them: on-disk module -> k of 2^k.
+        allow_zero_rows: store all-zero rows instead of refusing them.
+        on_progress: called in this thread after each tensor.
+        device: where codes are computed and packed, unless a vendor's toolkit computes them.
+
+    Raises:
+        BackendError: a weight holds NaN, inf or an all-zero row, the toolkit failed, or nothing was
+            measured of inputs that the algorithm must know.
+        CheckpointError: a source file shrank.
+        OSError: writing failed.
+    """
+    with workers() as pool:
+        execution = _Execution(
+            pool, plan, run, backend, measured, exponents, allow_zero_rows, device
+        )
+        execution.run(on_progress)
+        finish(run.copies, on_progress)
+
+
+class _Execution:
+    """One run: open files, a pool of threads, and what the linears of a matrix scale share."""
+
+    def __init__(
+        self,
+        pool: ThreadPoolExecutor,
+        plan: Plan,
+        run: OpenOutputs[Step],
+        backend: Backend,
+        measured: Measured,
+        exponents: Mapping[str, int],
+        allow_zero_rows: bool,
+        device: torch.device,
+    ) -> None:
+        self._plan, self._backend, self._measured = plan, backend, measured
+        self._device = device if backend.streams_rows else CPU
+        self._exponents, self._allow_zero_rows = exponents, allow_zero_rows
+        self._inputs, self._outputs, self._copied = run.inputs, run.files, run.copied
+        self._pool = pool
+        self._absmax = self._shared_absmax()
+
+    def run(self, on_progress: Callable[[Step], None]) -> None:
+        """All at once; with moments stage by stage, so that memory is that of one stage's."""
+        statistics, found = self._measured.statistics, self._measured.found
+        if self._backend.needs == "none" or (self._backend.needs == "codes" and found is not None):
+            self._run_stage(self._plan.steps, on_progress)
+            return
+        if statistics is None:
+            raise BackendError(
+                f"recipe {self._plan.recipe.name}",
+                f"{self._plan.recipe.algorithm} must know the inputs of the linears",
+                fix=PASS_TRACES,
+            )
+        statistics.measure(self._names_of_need(self._plan.quantized))
+        for stage in self._plan.stages():
+            names = self._names_of_need([step for step in stage if step.action == "quantize"])
+            self._run_stage(stage, on_progress, statistics.second_moments(names))
+
+    def _backend_of(self, step: Step) -> Backend:
+        """That of the recipe; of a format with which its algorithm wins nothing, a plain one.
+
+        An expert that too few tokens reached is rounded to nearest.
+        """
+        recipe = self._plan.recipe_of(step)
+        algorithm, statistics = recipe.algorithm, self._measured.statistics
+        if statistics is not None and _canonical(step) in statistics.too_few:
+            algorithm = algorithm.to_nearest
+        if algorithm == self._plan.recipe.algorithm:
+            return self._backend
+        return get_backend(recipe.backend, algorithm)
+
+    def _names_of_need(self, steps: Sequence[Step]) -> list[str]:
+        """Of linears whose inputs must be known."""
+        return [_canonical(step) for step in steps if self._backend_of(step).needs != "none"]
+
+    def _run_stage(
+        self,
+        stage: Sequence[Step],
+        on_progress: Callable[[Step], None],
+        moments: Mapping[str, InputMoments] = MappingProxyType({}),
+    ) -> None:
+        """Steps in any order."""
+
+        def run(step: Step) -> Step:
+            self._step(step, moments.get(_canonical(step)))
+            return step
+
+        by_size = largest_first(s for s in stage if s.row.tensor.name not in self._copied)
+        here = [s for s in by_size if s.action == "quantize" and not self._backend.streams_rows]
+        futures = [self._pool.submit(run, step) for step in by_size if step not in here]
+        try:
+            for step in here:  # vendor toolkits change process state: never in a thread
+                on_progress(run(step))
+            finish(futures, on_progress)
+        finally:
+            for future in futures:
+                future.cancel()
+
+    def _step(self, step: Step, moments: InputMoments | None) -> None:
+        if step.action == "drop":
+            return
+        output = self._outputs[step.row.tensor.file]
+        if step.action == "transform":
+            self._write_norm(step, self._exponents[step.row.module])
+        elif step.action == "learn":
+            self._write_learned_norm(step)
+        else:
+            blocks = self._quantized_blocks(step, moments)
+            input_scale = self._measured.input_scales.get(step.row.module)
+            recipe = self._plan.recipe_of(step).stored
+            store_linear(blocks, step.row.tensor, recipe, output, input_scale)
+
+    def _write_norm(self, step: Step, exponent: int) -> None:
+        tensor = step.row.tensor
+        as_row = TensorInfo(name=tensor.name, dtype=tensor.dtype, shape=(1, tensor.numel),
+                            file=tensor.file, start=tensor.start, stop=tensor.stop)  # fmt: skip
+        source = self._inputs[tensor.file]
+        (norm,) = row_blocks(source, as_row, block_bytes=tensor.nbytes, multiple=1)
+        self._outputs[tensor.file].write(tensor.name, divide_norm(norm, exponent, tensor.name))
+
+    def _write_learned_norm(self, step: Step) -> None:
+        assert self._measured.found is not None  # `run` has seen it
+        tensor = step.row.tensor
+        weight = self._measured.found.weight(_canonical(step))
+        self._outputs[tensor.file].write(tensor.name, weight)
+
+    def _blocks(self, step: Step, block_bytes: int) -> Iterator[Tensor]:
+        """Blocks of rows of a weight, its first columns balanced."""
+        tensor = step.row.tensor
+        exponent = self._exponents.get(step.row.module, 0)
+        source = self._inputs[tensor.file]
+        multiple = rows_of_block(self._plan.format_of(step).weights)
+        for rows in row_blocks(source, tensor, block_bytes=block_bytes, multiple=multiple):
+            if exponent:
+                multiply_columns(rows, exponent, tensor.name)
+            yield rows
+
+    def _quantized_blocks(
+        self, step: Step, moments: InputMoments | None
+    ) -> Iterator[QuantizedWeight]:
+        tensor, weights = step.row.tensor, self._plan.format_of(step).weights
+        backend = self._backend_of(step)
+        absmax = self._absmax.get(step.row.module)
+        absmax = None if absmax is None else absmax.to(self._device)
+        whole = self._found(step) if backend.needs == "codes" else None
+        first = 0
+        block_bytes = BLOCK_BYTES if moments is None else COLUMN_BLOCK_BYTES
+        if self._device != CPU and whole is None:
+            block_bytes = GPU_BLOCK_BYTES
+        for rows in self._blocks(step, block_bytes if backend.streams_rows else tensor.nbytes):
+            if absmax is None:
+                self._checked_absmax(rows, tensor.name, first)
+            if whole is None:
+                block = backend.quantize(rows.to(self._device), weights, absmax, moments)
+            else:
+                block = whole.block(slice(first, first + len(rows)))
+            yield carried(block) if weights.carrier else block
+            first += len(rows)
+
+    def _found(self, step: Step) -> QuantizedWeight | None:
+        """The codes of a whole weight where calibration found them."""
+        if self._measured.found is None:
+            return None
+        whole, tensor = self._measured.found.quantized(_canonical(step)), step.row.tensor
+        if tuple(whole.codes.shape) != tensor.shape:
+            raise BackendError(
+                tensor.name,
+                f"expected codes {list(tensor.shape)}, found were {list(whole.codes.shape)}",
+                fix="learn them of this draft",
+            )
+        return whole
+
+    def _checked_absmax(self, rows: Tensor, name: str, first: int) -> Tensor:
+        """Largest magnitude per row, [rows, 1], of a block that starts at row `first`."""
+        absmax = row_absmax(rows)
+        bad = (~absmax.isfinite()).nonzero()
+        if len(bad):
+            raise BackendError(
+                name,
+                f"row {first + int(bad[0, 0])} holds NaN or inf: nothing to quantize",
+                fix="repair the source checkpoint: this draft cannot have been served",
+            )
+        zero = (absmax == 0).nonzero()
+        if len(zero) and not self._allow_zero_rows:
+            raise BackendError(
+                name,
+                f"{len(zero)} all-zero row(s) from row {first + int(zero[0, 0])}: usually"
+                " padding or a damaged export",
+                fix="repair the source, or pass --allow-zero-rows to store them as they are",
+            )
+        return absmax
+
+    def _shared_absmax(self) -> dict[str, Tensor]:
+        """What the one scale of each matrix must cover, by module; {} where rows have their own.
+
+        Engines hold linears that they fuse under one scale: with several, NVFP4 is served wrongly
+        and FP8 is rounded a second time. So they share the largest magnitude, as in ModelOpt's own
+        export.
+        """
+        steps = [
+            step
+            for step in self._plan.quantized
+            if self._plan.format_of(step).weights.scales_whole_matrix
+        ]
+        found = self._pool.map(self._matrix_absmax, steps)
+        modules = (step.row.module for step in steps)
+        absmax = dict(zip(modules, found, strict=True))
+        for group in self._plan.draft.fused_groups():
+            if members := absmax.keys() & set(group):
+                absmax |= dict.fromkeys(members, max(absmax[module] for module in members))
+        return absmax
+
+    def _matrix_absmax(self, step: Step) -> Tensor:
+        """Largest magnitude of the whole weight, [1, 1]: a first pass over its blocks."""
+        first, largest = 0, torch.zeros(1, 1)
+        for rows in self._blocks(step, BLOCK_BYTES):
+            absmax = self._checked_absmax(rows, step.row.tensor.name, first)
+            largest = torch.maximum(largest, absmax.amax(dim=0, keepdim=True).float())
+            first += len(rows)
+        return largest
+
+
+def store_linear(
+    blocks: Iterator[QuantizedWeight],
+    weight: TensorInfo,
+    recipe: Recipe,
+    output: SafetensorsFile,
+    input_scale: float | None,
+) -> None:
+    """Write a quantized weight as its layout stores it.
+
+    Of the recipe the formats are those that are stored: `Recipe.stored`.
+    """
+    layout = get_layout(recipe.layout)
+    module = weight.name.removesuffix(".weight")
+    gathered: dict[str, _Rows] = {}
+    columns: dict[str, list[Tensor]] = {}
+    block = QuantizedWeight(codes=torch.empty(0), scale=torch.empty(0))
+    for block in blocks:
+        for name, data in layout.encode_rows(module, block, recipe.weights).items():
+            if isinstance(data, Columns):
+                columns.setdefault(name, []).append(data.tensor)
+            else:
+                gathered.setdefault(name, _Rows(output, name)).add(data)
+    for rows in gathered.values():
+        rows.write()
+    for name, parts in columns.items():
+        output.write(name, torch.cat(parts, dim=1))
+    for name, data in layout.encode_whole(weight, block, recipe, input_scale).items():
+        output.write(name, data)
+
+
+class _Rows:
+    """Rows of a stored tensor, from the first to the last, gathered and written some at a time."""
+
+    def __init__(self, output: SafetensorsFile, name: str) -> None:
+        self._output, self._name = output, name
+        self._parts: list[Tensor] = []
+        self._nbytes = self._offset = 0
+
+    def add(self, rows: Tensor) -> None:
+        """The next rows."""
+        self._parts.append(rows.contiguous().reshape(-1).view(torch.uint8))
+        self._nbytes += rows.nbytes
+        if self._nbytes >= WRITE_BYTES:
+            self.write()
+
+    def write(self) -> None:
+        """What is gathered."""
+        if self._parts:
+            written = self._output.write(self._name, torch.cat(self._parts), offset=self._offset)
+            self._offset += written
+            self._parts, self._nbytes = [], 0
+
+
+def _canonical(step: Step) -> str:
+    return step.row.canonical.removesuffix(".weight")

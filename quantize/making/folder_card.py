@@ -1,0 +1,242 @@
+"""What a model card says of a quantized draft from its folder or plan alone, and the least card.
+
+The least card is written by whoever writes the folder, before its tensors are known: no hash, no
+measurement, no name of a folder, so that equal runs give equal files.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ...recipes.schema import Recipe
+from ..files.card_text import (
+    CARD_FILE,
+    around,
+    card_text,
+    code,
+    inherited,
+    is_ours,
+    prose,
+    read_card,
+    table,
+    without_ours,
+)
+from ..files.hub import DraftSource
+from ..files.package_version import package_version
+from ..files.provenance import Provenance, QuantizedProvenance
+from ..planning.quantization_plan import Plan
+from ..stored.stored_draft import StoredDraft
+
+TAGS = ("speculative-decoding", "draft-model", "quantized", "draftquant")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardFacts:
+    """What a folder is.
+
+    Attributes:
+        family: of the draft.
+        hub_id: of the draft that was quantized, with its commit; None = a local folder.
+        recipe: resolved.
+        bytes_before: of all tensors of that draft. bytes_after: of this one.
+        quantized: role -> linears that are codes.
+        kept: role -> tensors that have the bytes of the source.
+        num_balanced: norms that were divided by a power of two, and the columns behind multiplied.
+        num_learned: norms that learned with the codes.
+        vocabulary: how much of it the head has rows for; None where it was not cut.
+        inherited: see `files.card`.
+    """
+
+    family: str
+    hub_id: str | None
+    revision: str | None
+    recipe: Recipe
+    bytes_before: int
+    bytes_after: int
+    quantized: Mapping[str, int]
+    kept: Mapping[str, int]
+    num_balanced: int = 0
+    num_learned: int = 0
+    vocabulary: str | None = None
+    inherited: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of_plan(
+        cls,
+        plan: Plan,
+        source: DraftSource,
+        card: str,
+        balanced: Collection[str],
+        learned: Collection[str] = (),
+    ) -> "CardFacts":
+        """Of a plan.
+
+        Args:
+            source: where the draft came from.
+            card: README.md beside it, "" for none.
+        """
+        changed = {step.row.tensor.name for step in plan.quantized} | {*balanced, *learned}
+        rows = [row for row in plan.remaining.rows if row.tensor.name not in changed]
+        return cls(
+            family=plan.draft.family.name,
+            hub_id=source.hub_id,
+            revision=source.revision,
+            recipe=plan.recipe,
+            bytes_before=plan.bytes_before,
+            bytes_after=plan.bytes_after,
+            quantized=Counter(step.row.role for step in plan.quantized),
+            kept=Counter(row.role for row in rows),
+            num_balanced=len(balanced),
+            num_learned=len(learned),
+            inherited=inherited(card),
+        )
+
+    @classmethod
+    def of_folder(cls, stored: StoredDraft, record: QuantizedProvenance) -> "CardFacts":
+        """Of a folder that `quantize` wrote, and of the card in it."""
+        codes = [row for row in stored.draft.rows if stored.is_quantized(row)]
+        changed = {row.tensor.name for row in codes} | record.changed_norms
+        rows = [row for row in stored.draft.rows if row.tensor.name not in changed]
+        return cls(
+            family=record.source.family,
+            hub_id=record.source.hub_id,
+            revision=record.source.revision,
+            recipe=record.recipe,
+            bytes_before=record.tensor_bytes.before,
+            bytes_after=record.tensor_bytes.after,
+            quantized=Counter(row.role for row in codes),
+            kept=Counter(row.role for row in rows),
+            num_balanced=len(record.balanced),
+            num_learned=len(record.learned_norms),
+            vocabulary=str(record.cuts[-1]) if record.cuts else None,
+            inherited=inherited(read_card(stored.checkpoint.folder)),
+        )
+
+    @property
+    def title(self) -> str:
+        """A heading."""
+        if self.hub_id is None:
+            return f"# A quantized {prose(self.family)} draft"
+        return f"# {prose(self.hub_id.rpartition('/')[2])}, quantized"
+
+    def front_matter(
+        self, *, base_model: str | None = None, license: str | None = None
+    ) -> dict[str, Any]:
+        """Keys for the Hub, in one order.
+
+        Args:
+            base_model: where the source was no draft of the Hub.
+            license: instead of the one that is inherited, with its name and link.
+        """
+        base, own = base_model or self.hub_id, dict(self.inherited)
+        if license is not None:
+            own = {key: own[key] for key in own if not key.startswith("license")}
+        return {
+            "license": license or own.get("license"),
+            "license_name": own.get("license_name"),
+            "license_link": own.get("license_link"),
+            "language": own.get("language"),
+            "base_model": base,
+            "base_model_relation": "quantized" if base else None,
+            "pipeline_tag": own.get("pipeline_tag"),
+            "library_name": own.get("library_name", "draftquant"),
+            "tags": [*TAGS, self.family, self.recipe.layout],
+        }
+
+    def scheme(self) -> str:
+        """The table of what was made, and of which tensors."""
+        recipe = self.recipe
+        saved = 1 - self.bytes_after / self.bytes_before if self.bytes_before else 0.0
+        formats = [
+            ("weights", prose(recipe.weights)),
+            ("activations", prose(recipe.activations or "not quantized")),
+            *((f"format {i}", prose(each)) for i, each in enumerate(recipe.formats[1:], 2)),
+        ]
+        counts = {"divided, exactly": self.num_balanced, "learned": self.num_learned}
+        changed = [(how, _counted({"norm": n}, "tensor")) for how, n in counts.items() if n]
+        return table(
+            ("", ""),
+            [
+                ("recipe", code(recipe.name)),
+                *formats,
+                ("scales and rounding", prose(recipe.algorithm)),
+                ("stored as", prose(recipe.layout)),
+                ("tensors", f"{self.bytes_before:,} → {self.bytes_after:,} bytes ({-saved:+.1%})"),
+                ("quantized", _counted(self.quantized, "linear")),
+                ("kept byte for byte", _counted(self.kept, "tensor")),
+                *changed,
+                *([("cut", prose(self.vocabulary))] if self.vocabulary else ()),
+            ],
+        )
+
+
+def least_card(facts: CardFacts, *, before: str = "", behind: str = "") -> str:
+    """What `quantize` writes where the source has no card: what this is, and what is not known.
+
+    Args:
+        before: see `card_text`, as `behind`.
+    """
+    return card_text(
+        facts.front_matter(),
+        [
+            facts.title,
+            "A draft model of speculative decoding: it proposes tokens that a target model accepts"
+            " or rejects. It is of no use alone, and of none with another target.",
+            facts.scheme(),
+            f"Made and verified byte by byte by draftquant {prose(package_version('draftquant'))};"
+            " `draftquant verify FOLDER --against SOURCE` does it again, and `draftquant.json` has"
+            " the sha256 of every tensor.",
+            "How many tokens are accepted was **not measured** when this was written:"
+            " `draftquant gate SOURCE FOLDER --traces T --report G.json` measures it, and"
+            " `draftquant card FOLDER --gate G.json` says it here.",
+        ],
+        before=before,
+        behind=behind,
+    )
+
+
+def renewed_card(
+    stored: StoredDraft,
+    record: Provenance | None,
+    recipe: Recipe,
+    bytes_after: int,
+    *,
+    vocabulary: str | None = None,
+) -> dict[str, str]:
+    """README.md of a folder whose codes are written once more, where its own is one of ours.
+
+    Args:
+        vocabulary: how much of it is left, if it is cut.
+
+    Returns:
+        The file and its text; nothing where its card is somebody else's, and travels as it is.
+    """
+    card = read_card(stored.checkpoint.folder)
+    if not is_ours(card) or not isinstance(record, QuantizedProvenance):
+        return {}
+    facts = replace(CardFacts.of_folder(stored, record), recipe=recipe, bytes_after=bytes_after)
+    facts = replace(facts, vocabulary=vocabulary or facts.vocabulary)
+    before, behind = around(card)
+    return {CARD_FILE: least_card(facts, before=before, behind=behind)}
+
+
+def plain_card(folder: Path, files: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """What becomes of the card of a quantized folder that is dequantized: our part is left out.
+
+    Returns:
+        The files that travel as they are, and README.md with its text where something else is left
+        of it.
+    """
+    card = read_card(folder)
+    if not is_ours(card):
+        return list(files), {}
+    left = without_ours(card)
+    return [file for file in files if file != CARD_FILE], {CARD_FILE: left} if left else {}
+
+
+def _counted(by_role: Mapping[str, int], what: str) -> str:
+    total = sum(by_role.values())
+    roles = ", ".join(f"{prose(role)} {count}" for role, count in sorted(by_role.items()))
+    return f"{total} {what}{'' if total == 1 else 's'}: {roles}" if total else f"no {what}"

@@ -1,0 +1,325 @@
+"""`quantize_draft`: plan in, published folder out. It appears whole and verified, or not at all."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import override
+
+from ...recipes.brief import Brief, megabytes
+from ...recipes.schema import recipe_sha256
+from ..backends import get_backend
+from ..drafts.geometry import vocabulary_share
+from ..engines.contract import EngineCheck, loading_places
+from ..files.card_text import CARD_FILE, read_card
+from ..files.checkpoint import UNVERIFIED_CONFIG_FILE
+from ..files.hub import DraftSource, recorded_argv
+from ..files.package_version import package_version
+from ..files.provenance import Method, QuantizedProvenance, SourceDraft, TensorBytes, VocabularyCut
+from ..files.provenance_file import check_recorded, read_provenance
+from ..files.publish import Rewrite, config_and_index, json_texts, publish
+from ..layouts import get_layout
+from ..lints import Lint, fixed_config, output_changes
+from ..planning.outputs import checked_cache_scales, files_of, opened, store_cache_scales
+from ..planning.quantization_plan import NOTHING_MEASURED, Measured, Plan, Step
+from ..verify import VerifyReport, check_faults, verify
+from .changed_norms import balance_exponents, balanced_norms, learned_norms
+from .checks import check_backends, check_source, check_tables, checked_scales
+from .folder_card import CardFacts, least_card
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class QuantizeReport(Brief):
+    """A quantized draft, and what verification found in it.
+
+    Attributes:
+        out: the folder that was written.
+        plan: every tensor with its rule, its action and its bytes.
+        verification: what reading the folder again found.
+        config_changes: dotted key of config.json -> the value that a lint asked for.
+        dropped: table of the draft that was left out -> the equal table of the target.
+        balanced: name of a norm -> k, where the norm was divided by 2^k.
+        learned_norms: name of a norm that learned -> the largest factor of an element.
+        few_inputs: expert -> the number of its inputs in the traces, where these were too few;
+            its weights were rounded to nearest.
+        damping: linear -> share of the mean of its inputs' second moments that GPTQ added to their
+            diagonal, where it needed more than 0.01.
+        cuts: of the vocabulary of what was quantized, the first one first; mostly none.
+        loads: what each known engine does with the result, on each of its GPUs.
+        lints: settings of the source that trainers and engines are known to read differently.
+        warnings: what the command line prints as warnings.
+    """
+
+    out: Path
+    plan: Plan
+    verification: VerifyReport
+    config_changes: Mapping[str, Any]
+    dropped: Mapping[str, str]
+    balanced: Mapping[str, int]
+    learned_norms: Mapping[str, float]
+    few_inputs: Mapping[str, int]
+    damping: Mapping[str, float]
+    cuts: tuple[VocabularyCut, ...] = ()
+    loads: tuple[EngineCheck, ...] = ()
+    lints: tuple[Lint, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    @override
+    def brief(self) -> Mapping[str, object]:
+        plan = self.plan
+        return {
+            "verified": "verified" if self.verification.ok else "WRONG, not as its source",
+            "out": self.out,
+            "recipe": plan.recipe.name,
+            "linears": len(plan.quantized),
+            "head": vocabulary_share(plan.draft.geometry),
+            "size": f"{megabytes(plan.bytes_before)} -> {megabytes(plan.bytes_after)}",
+            "loads in": loading_places(self.loads),
+            "warnings": len(self.warnings) or None,
+        }
+
+
+def quantize_draft(
+    plan: Plan,
+    out: Path,
+    *,
+    source: DraftSource,
+    argv: Sequence[str] = (),
+    measured: Measured = NOTHING_MEASURED,
+    allow_zero_rows: bool = False,
+    fix_config: bool = False,
+    target: Path | None = None,
+    proven: Mapping[str, str] | None = None,
+    on_progress: Callable[[Step], None] = lambda _step: None,
+    on_stage: Callable[[str], None] = lambda _stage: None,
+    on_verified: Callable[[int, int], None] | None = None,
+    device: "Callable[[], torch.device] | None" = None,
+) -> QuantizeReport:
+    """Quantize a draft into a new folder: write, verify by re-reading, rename.
+
+    Args:
+        plan: from `make_plan`; its recipe names backend and layout.
+        source: where the draft came from, for provenance.
+        argv: the command line, for provenance.
+        measured: what is known of the inputs of its linears, as far as recipe and algorithm ask.
+        allow_zero_rows: store all-zero rows instead of refusing them.
+        target: folder of the target, needed exactly where the recipe drops a table: that the target
+            has the very same is shown first.
+        proven: what `check_tables` gave for this plan and target; None = it is asked here.
+        on_progress: called after each tensor written.
+        on_stage: called with "start" (where a vendor's toolkit is loaded), "write", "verify" and
+            "sync" when they begin.
+        on_verified: called with bytes re-read and bytes to re-read, of both folders.
+        device: says where quantized values are computed, unless a vendor's toolkit does, once
+            torch is imported; None = on the CPU.
+
+    Raises:
+        DraftQuantError: of the stage that failed; nothing is left behind.
+    """
+    # 1. What is asked for can be done.
+    if plan.recipe.backend != "torch":  # which is there, and takes a second to be imported
+        check_backends(plan.recipe)
+    scales = checked_scales(plan, measured.input_scales)
+    cache_scales = checked_cache_scales(plan.recipe, plan.draft, measured.cache_scales)
+    # 2. What changes beside the quantized weights.
+    balanced = balanced_norms(plan)
+    learned = learned_norms(plan, measured.found, balanced)
+    changes = output_changes(plan.draft, plan.remaining, fix_config=fix_config)
+    side_files, cuts = check_source(plan)
+    dropped = check_tables(plan, target) if proven is None else proven
+    card = _card(plan, side_files, source, balanced, learned)
+    # 3. Write, verify, publish.
+    quantization = _Quantization(
+        out=out,
+        folder=plan.draft.checkpoint.folder,
+        tensor_bytes=plan.bytes_after,
+        side_files=[file for file in side_files if file not in card],
+        documents=card | _documents(plan, changes),
+        plan=plan,
+        source=source,
+        argv=argv,
+        measured=replace(measured, input_scales=scales),
+        cache_scales=cache_scales,
+        balanced=balanced,
+        learned_norms=learned,
+        changes=changes,
+        dropped=dropped,
+        cuts=cuts,
+        allow_zero_rows=allow_zero_rows,
+        on_progress=on_progress,
+        on_stage=on_stage,
+        on_verified=on_verified,
+        device=device,
+    )
+    return quantization.report(publish(quantization, on_stage))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Quantization(Rewrite[VerifyReport]):
+    """One run; attributes as the arguments of `quantize_draft`, and what was found before writing.
+
+    Attributes:
+        balanced: norm -> k, as `balanced_norms` found it. learned_norms: as it found them.
+        changes: dotted config.json key -> the value that a lint asked for.
+        dropped: table of the draft -> the target's that it equals. cuts: of the vocabulary.
+        cache_scales: of the KV cache, see `Method`.
+    """
+
+    plan: Plan
+    source: DraftSource
+    argv: Sequence[str]
+    measured: Measured
+    balanced: Mapping[str, int]
+    learned_norms: Mapping[str, float]
+    changes: Mapping[str, Any]
+    dropped: Mapping[str, str]
+    cache_scales: Mapping[str, float]
+    cuts: tuple[VocabularyCut, ...]
+    allow_zero_rows: bool
+    on_progress: Callable[[Step], None]
+    on_stage: Callable[[str], None]
+    on_verified: Callable[[int, int], None] | None
+    device: "Callable[[], torch.device] | None"
+
+    @override
+    def write_tensors(self, staging: Path) -> None:
+        plan, exponents = self.plan, balance_exponents(self.plan, self.balanced)
+        changed = self.balanced.keys() | self.learned_norms.keys()
+        kept = [
+            step
+            for step in plan.steps
+            if step.action not in ("quantize", "drop") and step.row.tensor.name not in changed
+        ]
+        sides = plan.draft.checkpoint, staging
+        with opened(*sides, plan.steps, kept=kept, beside=plan.cache) as run:
+            from .execute import CPU, execute  # torch is imported while the kernel copies
+
+            check_backends(plan.recipe)
+            backend = get_backend(plan.recipe.backend, plan.recipe.algorithm)
+            if not backend.streams_rows:
+                self.on_stage("start")
+                backend.start()
+                self.on_stage("write")
+            execute(
+                plan,
+                run,
+                backend,
+                measured=self.measured,
+                exponents=exponents,
+                allow_zero_rows=self.allow_zero_rows,
+                device=CPU if self.device is None else self.device(),
+                on_progress=self.on_progress,
+            )
+            store_cache_scales(plan.cache, run.files, self.cache_scales)
+
+    @override
+    def verify(self, staging: Path) -> VerifyReport:
+        method = Method(
+            recipe=self.plan.recipe,
+            input_scales=self.measured.input_scales,
+            balanced=self.balanced,
+            learned_norms=self.learned_norms,
+            few_inputs=self.few_inputs(),
+            cache_scales=self.cache_scales,
+        )
+        report = verify(
+            staging,
+            self.folder,
+            self.on_verified,
+            method=method,
+            config_changes=self.changes,
+            subtree=self.plan.draft.checkpoint.subtree,
+            config_file=UNVERIFIED_CONFIG_FILE,
+        )
+        fix = "report this with the recipe and the draft's config.json"
+        check_faults(self.out, self.folder, report.faults, fix=fix)
+        return report
+
+    @override
+    def provenance(self, found: VerifyReport) -> QuantizedProvenance:
+        if self.cuts:
+            record = read_provenance(self.folder)
+            check_recorded(self.folder, record.digests if record else {}, found.source_digests)
+        plan, measured = self.plan, self.measured
+        return QuantizedProvenance(
+            draftquant=package_version("draftquant"),
+            backend_versions=get_backend(plan.recipe.backend, plan.recipe.algorithm).versions(),
+            argv=recorded_argv(self.argv),
+            source=SourceDraft(
+                hub_id=self.source.hub_id,
+                revision=self.source.revision,
+                family=plan.draft.family.name,
+                tensor_digests=found.source_digests,
+            ),
+            recipe=plan.recipe,
+            recipe_sha256=recipe_sha256(plan.recipe),
+            tensor_digests=found.output_digests,
+            tensor_bytes=TensorBytes(before=plan.bytes_before, after=plan.bytes_after),
+            config_changes=self.changes,
+            dropped=self.dropped,
+            balanced=self.balanced,
+            learned_norms=self.learned_norms,
+            input_scales=measured.input_scales,
+            input_scale_origin=measured.input_scale_origin if measured.input_scales else "",
+            few_inputs=self.few_inputs(),
+            cache_scales=self.cache_scales,
+            calibration_prompts=measured.prompts.sha256,
+            calibration_sketches=measured.prompts.sketches,
+            gptq=measured.statistics.factors if measured.statistics else None,
+            learned=measured.found.origin if measured.found else None,
+            cuts=self.cuts,
+            card=True,
+        )
+
+    def few_inputs(self) -> dict[str, int]:
+        """Known when everything is written: experts are measured stage by stage."""
+        statistics = self.measured.statistics
+        few = statistics.too_few if statistics is not None else {}
+        modules = {
+            s.row.canonical.removesuffix(".weight"): s.row.module for s in self.plan.quantized
+        }
+        return {modules[name]: count for name, count in sorted(few.items())}
+
+    def report(self, found: VerifyReport) -> QuantizeReport:
+        """What was written, of what verification found."""
+        statistics = self.measured.statistics
+        return QuantizeReport(
+            out=self.out,
+            plan=self.plan,
+            verification=replace(found, output=str(self.out)),
+            config_changes=self.changes,
+            dropped=self.dropped,
+            balanced=self.balanced,
+            learned_norms=self.learned_norms,
+            few_inputs=self.few_inputs(),
+            damping=statistics.factors.damping if statistics else {},
+            cuts=self.cuts,
+        )
+
+
+def _card(
+    plan: Plan,
+    side_files: Sequence[str],
+    source: DraftSource,
+    balanced: Mapping[str, int],
+    learned: Mapping[str, float],
+) -> dict[str, str]:
+    """README.md where the source has none: the least one."""
+    folder = plan.draft.checkpoint.folder
+    if CARD_FILE in side_files:
+        return {}
+    facts = CardFacts.of_plan(plan, source, read_card(folder), balanced, learned)
+    return {CARD_FILE: least_card(facts)}
+
+
+def _documents(plan: Plan, changes: Mapping[str, Any]) -> dict[str, str]:
+    """The layout's own files, the index, config.json with changes and the layout's declaration."""
+    checkpoint = plan.draft.checkpoint
+    layout, declared = get_layout(plan.recipe.layout), plan.declared()
+    own = json_texts(layout.side_files(declared))
+    config = {**fixed_config(checkpoint.config, changes), "quantization_config": declared}
+    return own | config_and_index(checkpoint, config, files_of(plan.outputs), plan.bytes_after)

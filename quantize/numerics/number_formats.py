@@ -1,0 +1,340 @@
+"""FP4 E2M1 in groups: NVFP4 by the rule of NVIDIA ModelOpt 0.47, MXFP4 by that of AMD Quark 0.13.
+
+Bit for bit: the differential tests hold both against the toolkits themselves.
+"""
+
+import functools
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from ...recipes.formats import NUMBER_FORMATS, WeightDtype
+
+# ---- Largest magnitudes: of the rows of a weight, and of its squares. In torch
+
+
+def row_absmax(weight: Tensor) -> Tensor:
+    """max_i |weight[o, i]|: [rows, in_features] -> [rows, 1], exact in the weight's own dtype.
+
+    Magnitudes sort like their bit patterns, NaN above infinity; comparing integers is 25 times
+    faster than comparing bfloat16.
+    """
+    integer = torch.int32 if weight.dtype == torch.float32 else torch.int16
+    magnitudes = weight.view(integer) & torch.iinfo(integer).max  # without the sign bit
+    return magnitudes.amax(dim=1, keepdim=True).view(weight.dtype)
+
+
+def over(x: Tensor, divisor: float) -> Tensor:
+    """The quotient rounded once; by a plain number a GPU would multiply with its reciprocal."""
+    return x / torch.full((), divisor, dtype=x.dtype, device=x.device)
+
+
+def block_absmax(weight: Tensor, size: int) -> Tensor:
+    """Largest magnitude of every square of `size` rows and columns; those at the edge are smaller.
+
+    Args:
+        weight: [rows, in_features].
+        size: rows and columns of a square.
+
+    Returns:
+        [ceil(rows / size), ceil(in_features / size)] in the weight's dtype.
+    """
+    columns = [row_absmax(part) for part in torch.split(weight, size, dim=1)]
+    rows = [part.amax(dim=0, keepdim=True) for part in torch.split(torch.cat(columns, dim=1), size)]
+    return torch.cat(rows)
+
+
+# ---- FP8 E4M3 under a float32 scale, correctly rounded, by the rule of every toolkit
+
+FP8 = torch.float8_e4m3fn
+FP8_MAX = torch.finfo(FP8).max
+
+
+def fp8_scale(absmax: Tensor) -> Tensor:
+    """Scale = absmax / 448 in float32; an all-zero weight gets 1, so that nothing divides by zero.
+
+    Args:
+        absmax: any shape, the largest magnitude that the scale must cover.
+
+    Returns:
+        float32, the same shape, positive.
+    """
+    scale = over(absmax.float(), FP8_MAX)
+    return torch.where(scale > 0, scale, torch.ones_like(scale))
+
+
+def fp8_codes(weight: Tensor, scale: Tensor) -> Tensor:
+    """Codes = e4m3(clamp(weight / scale, -448, 448)), rounded once, to nearest even.
+
+    The division is in float32: dividing in bfloat16 first rounds twice and changes 3 % of the codes
+    (ModelOpt 0.47 default export). The clamp makes the saturation explicit.
+
+    Args:
+        weight: [rows, in_features], finite.
+        scale: float32, broadcastable.
+
+    Returns:
+        [rows, in_features] float8_e4m3fn.
+    """
+    return (weight.float() / scale).clamp_(-FP8_MAX, FP8_MAX).to(FP8)
+
+
+# ---- INT4: symmetric codes -8 .. 7 under one scale per row, by the rule of AMD Quark 0.13
+#
+# Bit for bit: the differential tests hold it against the toolkit itself.
+
+INT4_MIN, INT4_MAX = -8, 7
+SMALLEST_SCALE = torch.finfo(torch.float32).eps
+
+
+def int4_scale(weight: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Symmetric INT4 scale per row: scale[o] = max_i |weight[o, i]| / ((qmax - qmin) / 2).
+
+    The divisor is 7.5, so +absmax rounds to 8 and clamps to 7; the division rounds to the weight's
+    dtype. Source: Quark 0.13 `observer.calculate_int_quant_params`, equal in compressed-tensors.
+
+    Args:
+        weight: [rows, in_features], bfloat16, float16 or float32, finite.
+        dtype: of the scale; None = the weight's, as Quark does by default.
+
+    Returns:
+        [rows, 1] in that dtype, at least 2^-23 (an all-zero row gets 2^-23).
+    """
+    half_range = (INT4_MAX - INT4_MIN) / 2
+    absmax = row_absmax(weight)
+    if dtype is not None:  # one rounding, to that dtype
+        return over(absmax.float(), half_range).clamp_(min=SMALLEST_SCALE).to(dtype)
+    return over(absmax, half_range).clamp_(min=SMALLEST_SCALE)
+
+
+def int4_codes(weight: Tensor, scale: Tensor) -> Tensor:
+    """Codes = clamp(round(weight * (1 / scale)), -8, 7), ties to even, in float32.
+
+    Multiplies by the reciprocal, as Quark 0.13 does; dividing gives other codes at ties.
+
+    Args:
+        weight: [rows, in_features].
+        scale: [rows, 1].
+
+    Returns:
+        [rows, in_features] int8.
+    """
+    inv_scale = 1.0 / scale.float()
+    return (weight * inv_scale).round_().clamp_(INT4_MIN, INT4_MAX).to(torch.int8)
+
+
+SMALLEST_E4M3 = 2.0**-9
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""The magnitudes of FP4: 2 exponent bits, 1 mantissa bit; code 8 + i is -E2M1[i]."""
+FP4_MAX = E2M1[-1]
+NEGATIVE_ZERO = 8
+_EXPONENT, _EXPONENT_OF_ONE = 0x7F800000, 0x3F800000
+
+
+def nvfp4_global_scale(absmax: Tensor) -> Tensor:
+    """Scale = absmax / (6 * 448), float32: so that the largest group scale is 448.
+
+    Source: ModelOpt 0.47 `NVFP4QTensor`. An all-zero weight gets 1 (ModelOpt: 0, then NaN).
+    """
+    scale = over(absmax.float(), FP4_MAX * FP8_MAX)
+    return torch.where(scale > 0, scale, torch.ones_like(scale))
+
+
+def nvfp4_scale(groups: Tensor, global_scale: Tensor) -> Tensor:
+    """Scale = e4m3(clamp(absmax / (6 * global_scale), 2^-9, 448)); an all-zero group gets 1.
+
+    Args:
+        groups: [number of groups, 16], finite.
+        global_scale: [] float32.
+
+    Returns:
+        [number of groups, 1] float8_e4m3fn.
+    """
+    absmax = row_absmax(groups).float()
+    scale = (absmax / (FP4_MAX * global_scale)).clamp_(SMALLEST_E4M3, FP8_MAX)
+    return torch.where(absmax > 0, scale, torch.ones_like(scale)).to(FP8)
+
+
+def mxfp4_scale(groups: Tensor) -> Tensor:
+    """Scale = 2^(floor(log2(absmax')) - 2), absmax' rounded to one bit of mantissa: Quark's "even".
+
+    Adding 2^21 to the bits of a float32 carries into the exponent from mantissa 1.75 on: so the
+    largest value, at most 6 by the format, is not clamped more often than needed. The exponent lies
+    in [-127, 127]; an all-zero group gets the smallest, one that rounds to infinity the largest.
+
+    Args:
+        groups: [number of groups, 32], finite.
+
+    Returns:
+        [number of groups, 1] float32, powers of two.
+    """
+    bits = row_absmax(groups).float().view(torch.int32) + (1 << 21)
+    exponent = ((bits >> 23) - 127 - 2).clamp(-127, 127)
+    exponent = exponent.masked_fill(bits >> 23 == 255, 127)
+    powers = torch.where(exponent < -126, 1 << 22, exponent + 127 << 23)  # 2^-127 is subnormal
+    return powers.to(torch.int32).view(torch.float32)
+
+
+def fp4_codes(x: Tensor) -> Tensor:
+    """Nearest E2M1 codes of x, ties to the even code; magnitudes above 5 give 6.
+
+    Args:
+        x: float32, weights divided by their scales.
+
+    Returns:
+        uint8 in [0, 15], x's shape: bit 3 is set where x < 0, also if x rounds to zero.
+    """
+    # Zero has no sign here, and what is no number is zero.
+    finite = x.nan_to_num(0.0).add_(0.0)
+    sign = (finite.view(torch.int32) >> 31).to(torch.uint8) & NEGATIVE_ZERO
+    size = finite.abs_().clamp_(max=FP4_MAX)
+    # A sum of 2^22 or more has no bits below 0.5 (2^23: below 1, 2^24: below 2): adding rounds to
+    # nearest, ties to even, and leaves the number of these steps in the low byte. Codes are the
+    # halves below 2, 2 + the ones below 4, and 4 + the twos: of the three always the smallest.
+    halves = _low_bytes(size + 2.0**22)
+    ones = _low_bytes(size + (2.0**23 + 2))
+    twos = _low_bytes(size.add_(2.0**24 + 2 * 4))
+    return torch.minimum(torch.minimum(halves, ones), twos) | sign
+
+
+def _low_bytes(x: Tensor) -> Tensor:
+    return x.view(torch.int32).to(torch.uint8)
+
+
+def fp4_rounded(x: Tensor) -> Tensor:
+    """The values of the nearest E2M1 codes: `fp4_values(fp4_codes(x))`, without the codes between.
+
+    Magnitudes are 0.5 apart below 2, 1 below 4 and 2 above, and the even code of a tie is the even
+    multiple of that step.
+
+    Args:
+        x: float32, any device.
+
+    Returns:
+        float32, x's shape; -0 where a negative number rounds to zero.
+    """
+    size = x.abs().clamp_(max=FP4_MAX)
+    # 2^22 times the power of two below, and not below 1: sums have no bits below the step.
+    power = (size.view(torch.int32) & _EXPONENT).clamp_(min=_EXPONENT_OF_ONE)
+    large = power.add_(22 << 23).view(torch.float32)
+    return size.add_(large).sub_(large).copysign_(x)
+
+
+def mxfp4_codes(groups: Tensor, scale: Tensor) -> Tensor:
+    """Codes = e2m1(group / scale); a negative number that rounds to zero gets the code of +0.
+
+    So does Quark 0.13 `scaled_real_quantize`; ModelOpt 0.47 keeps the sign (NVFP4).
+
+    Args:
+        groups: [number of groups, 32], finite.
+        scale: [number of groups, 1] float32.
+
+    Returns:
+        [number of groups, 32] uint8 in [0, 15], never 8.
+    """
+    codes = fp4_codes(groups.float() / scale)
+    return codes & (-(codes & 7) | 7)  # bit 3 of -1 .. -7 is set, of 0 it is not
+
+
+def fp4_values(codes: Tensor) -> Tensor:
+    """E2M1 codes -> their values, float32."""
+    return _values_on(codes.device)[codes.long()]
+
+
+@functools.cache
+def _values_on(device: torch.device) -> Tensor:
+    return torch.tensor([*E2M1, *(-value for value in E2M1)], device=device)
+
+
+# ---- Scales and codes of rows or groups of weights, one function each for every number format
+#
+# Groups are rows here: [number of groups, group size]. What a format has beside its scales, one
+# scale
+# of the whole matrix, is `whole` ([] float32, None where it has none).
+
+CACHED_WEIGHTS = 2**16
+"""So many float32 copies of weights stay in the cache of a core from one pass to the next."""
+
+
+def cached_rows(weight: Tensor) -> Iterator[slice]:
+    """The rows of a weight, on a CPU a few at a time: arithmetic takes half as long then."""
+    on_cpu = weight.device.type == "cpu"
+    step = max(1, CACHED_WEIGHTS // max(1, weight.shape[1]) if on_cpu else len(weight))
+    return (slice(first, first + step) for first in range(0, len(weight), step))
+
+
+def whole_scale(dtype: WeightDtype, absmax: Tensor) -> Tensor | None:
+    """The scale over all others, from the largest magnitude that it must cover, one element."""
+    return nvfp4_global_scale(absmax).reshape(()) if NUMBER_FORMATS[dtype].global_scale else None
+
+
+def absmax_scale(
+    dtype: WeightDtype, rows: Tensor, whole: Tensor | None, scale_dtype: torch.dtype | None
+) -> Tensor:
+    """Scales [rows, 1] under which the largest magnitude of each row fits.
+
+    Args:
+        rows: [rows, in_features], finite.
+        scale_dtype: of INT4 scales; None = that of the weight.
+    """
+    number = NUMBER_FORMATS[dtype]
+    if number.is_integer:
+        return int4_scale(rows, scale_dtype)
+    if number.is_fp8:
+        return fp8_scale(row_absmax(rows))
+    return mxfp4_scale(rows) if whole is None else nvfp4_scale(rows, whole)
+
+
+def nearest_codes(dtype: WeightDtype, rows: Tensor, scale: Tensor, whole: Tensor | None) -> Tensor:
+    """The codes nearest to rows / scale, [rows, in_features]; dtypes as in `QuantizedWeight`."""
+    number = NUMBER_FORMATS[dtype]
+    if number.is_integer:
+        return int4_codes(rows, scale)
+    if number.is_fp8:
+        return fp8_codes(rows, scale)
+    if number.powers_of_two:
+        return mxfp4_codes(rows, scale)
+    return fp4_codes(rows.float() / served_scale(scale, whole))
+
+
+def nearest_values(dtype: WeightDtype, rows: Tensor, served: Tensor) -> Tensor:
+    """The values of `nearest_codes` under a scale of 1, but for signs of zero; a new tensor.
+
+    Args:
+        rows: [rows, in_features] float32, finite.
+        served: what multiplies the codes, [rows, 1] float32.
+    """
+    number = NUMBER_FORMATS[dtype]
+    if number.is_fp8:
+        return fp8_codes(rows, served).float()
+    return rounded_values(dtype, rows * (1.0 / served) if number.is_integer else rows / served)
+
+
+def rounded_values(dtype: WeightDtype, x: Tensor) -> Tensor:
+    """The values of the codes nearest to x under a scale of 1, float32, for INT4 and FP4.
+
+    Args:
+        x: float32, any device.
+    """
+    return (
+        x.round().clamp_(INT4_MIN, INT4_MAX) if NUMBER_FORMATS[dtype].is_integer else fp4_rounded(x)
+    )
+
+
+def storable_scale(dtype: WeightDtype, scale: Tensor, stored: torch.dtype) -> Tensor:
+    """The nearest scale that is stored: of INT4 not below 2^-23, of NVFP4 one of FP8, above zero.
+
+    Args:
+        dtype: of the codes, int4 or nvfp4.
+        scale: float32; of NVFP4 without the scale of the whole matrix.
+        stored: dtype of the result.
+    """
+    if not NUMBER_FORMATS[dtype].global_scale:
+        return scale.clamp(min=SMALLEST_SCALE).to(stored)
+    return scale.clamp(SMALLEST_E4M3, FP8_MAX).to(stored)
+
+
+def served_scale(scale: Tensor, whole: Tensor | None) -> Tensor:
+    """What multiplies the codes, float32."""
+    return scale.float() if whole is None else scale.float() * whole

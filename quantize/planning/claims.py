@@ -1,0 +1,215 @@
+"""Claims: which rule of a recipe claims which tensor of a draft, and whether it may.
+
+Every tensor is claimed once, and every rule that is not `optional` claims one. A linear may be
+quantized where an engine multiplies by codes, a table dropped where engines take the target's.
+"""
+
+import difflib
+import fnmatch
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from ...recipes.errors import PlanError
+from ...recipes.schema import QUANTIZABLE, SHARED_ROLES, Recipe, Role, Rule
+from ..drafts.family import Draft, Row, norms_before
+from ..drafts.shared.mixture.names import is_expert
+from ..stored.stored_tables import EMBEDDING, HEAD
+
+NormAction = Literal["transform", "learn"]
+"""What becomes of a kept norm that changes: it is divided by a power of two, exactly, or learns."""
+
+
+def claims(recipe: Recipe, draft: Draft) -> tuple[int, ...]:
+    """The index of the rule that claims each row of a draft, in the order of its rows.
+
+    Raises:
+        PlanError: a tensor is unclaimed or claimed twice, a rule claims nothing or is to quantize
+            what cannot be.
+    """
+    found = []
+    for row in draft.rows:
+        index = _claim(recipe, draft, row)
+        rule = recipe.rules[index]
+        if rule.action == "quantize":
+            _check_quantizable(recipe, draft, row)
+            _check_algorithm(recipe, rule, row)
+        elif rule.action == "drop":
+            _check_droppable(recipe, draft, row)
+        found.append(index)
+    _check_rules_used(recipe, draft, frozenset(found))
+    return tuple(found)
+
+
+def changed_norms(recipe: Recipe, draft: Draft, claimed: Sequence[int]) -> dict[str, NormAction]:
+    """What becomes of the norms that do not stay as they are, by canonical names.
+
+    The norm before the concat input is transformed if the linears behind it are quantized; norms
+    learn where the recipe says so, that one too.
+
+    Args:
+        recipe: what becomes of which tensor.
+        claimed: what `claims` gave.
+    """
+    rows = (
+        r for r, i in zip(draft.rows, claimed, strict=True) if recipe.rules[i].action == "quantize"
+    )
+    quantized = {row.canonical: row.module for row in rows}
+    concat, found = draft.family.concat(draft.geometry), dict[str, NormAction]()
+    balances = recipe.algorithm.balance_concat == "auto"
+    if balances and concat is not None and quantized.keys() >= set(concat.linears):
+        found[concat.norm] = "transform"
+    if recipe.algorithm.norms == "learned":
+        learned = norms_before(draft, frozenset(quantized.values()))
+        found |= dict.fromkeys((row.canonical for row in learned), "learn")
+    return found
+
+
+def _claim(recipe: Recipe, draft: Draft, row: Row) -> int:
+    """Index of the rule that claims a tensor: patterns (exceptions) go before roles."""
+    by_name = [i for i, rule in enumerate(recipe.rules) if _names(rule, row)]
+    named = any("router" in rule.role for rule in recipe.rules)
+    role: Role = "norm" if row.role == "router" and not named else row.role  # kept, as norms are
+    by_role = [i for i, rule in enumerate(recipe.rules) if role in rule.role]
+    for claims in (by_name, by_role):
+        if len(claims) > 1:
+            raise PlanError(
+                f"recipe {recipe.name}",
+                f"{row.tensor.name} is claimed by rules[{claims[0]}] and rules[{claims[1]}]",
+                fix="narrow one of the two patterns",
+            )
+    claims = by_name or by_role
+    if not claims:
+        raise PlanError(
+            f"recipe {recipe.name}",
+            f"no rule claims {row.tensor.name} (role {row.role}) of {draft.checkpoint.folder}",
+            fix=f"add a rule for role {row.role!r}",
+        )
+    return claims[0]
+
+
+def _names(rule: Rule, row: Row) -> bool:
+    """True if one of the rule's patterns matches the tensor's on-disk or canonical name."""
+    return any(
+        fnmatch.fnmatchcase(name, pattern)
+        for pattern in rule.tensor
+        for name in (row.tensor.name, row.canonical)
+    )
+
+
+_NEVER_CODES: Mapping[Role, str] = {
+    "router": "if the router were rounded, it would choose other experts",
+    "kv_up": "engines absorb kv_b_proj into the attention and want floats",
+    "embedding": "its rows are looked up, never multiplied; 'action: drop' leaves it to the target",
+}
+"""Why a matrix is no linear that an engine multiplies by codes."""
+
+
+def _check_quantizable(recipe: Recipe, draft: Draft, row: Row) -> None:
+    if row.role not in QUANTIZABLE or len(row.tensor.shape) != 2:
+        reason = _NEVER_CODES.get(row.role, "it is not a linear")
+        raise PlanError(
+            f"recipe {recipe.name}",
+            f"{row.tensor.name} (role {row.role}, shape {list(row.tensor.shape)}) cannot be"
+            f" quantized: {reason}",
+            fix=f"quantize roles {', '.join(QUANTIZABLE)} only",
+        )
+    if row.role == "head" and is_tied(draft):
+        raise PlanError(
+            f"recipe {recipe.name}",
+            f"{row.tensor.name} cannot be quantized, because config.json ties it to the"
+            " embedding (tie_word_embeddings) and engines use the embedding in its place",
+            fix="keep the head, or train the draft with one of its own",
+        )
+
+
+def _check_algorithm(recipe: Recipe, rule: Rule, row: Row) -> None:
+    """Fc and the head stand before and behind what algorithms look at."""
+    rounding = recipe.algorithm.rounding
+    if row.role == "fusion" and recipe.of(rule).algorithm.rounding == "gptq":
+        width = row.tensor.shape[1]
+        raise PlanError(
+            f"recipe {recipe.name}",
+            f"{row.tensor.name}: with rounding gptq it would need the second moments of"
+            f" all {width:,} features ({4 * width**2 / 1e9:.1f} GB) and their"
+            " factorization",
+            fix="give fc a format of eight bits, round it to nearest, or keep it",
+        )
+    if is_expert(row.canonical) and recipe.of(rule).algorithm.rounding == "learned":
+        raise PlanError(
+            f"recipe {recipe.name}",
+            f"{row.tensor.name}: rounding learned would keep the weights, gradients"
+            " and optimizer states of all experts in memory at once, and an expert that"
+            " no token reaches would learn nothing",
+            fix="use 'rounding: gptq' or 'nearest', or give the experts a format of eight bits",
+        )
+    if row.role in ("fusion", "head") and rounding == "learned":
+        raise PlanError(
+            f"recipe {recipe.name}",
+            f"{row.tensor.name}: rounding learned compares drafts between fc and the"
+            " head, so it cannot learn fc or the head themselves",
+            fix="keep fc and the head, or use 'rounding: nearest' or, without fc, 'gptq'",
+        )
+
+
+def _check_droppable(recipe: Recipe, draft: Draft, row: Row) -> None:
+    if row.role not in SHARED_ROLES:
+        raise PlanError(
+            f"recipe {recipe.name}",
+            f"{row.tensor.name} (role {row.role}) cannot be dropped: engines take only"
+            " the embedding and the head of a draft from its target",
+            fix="keep it",
+        )
+    if row.role not in draft.family.shared_tables or row.canonical not in (EMBEDDING, HEAD):
+        raise PlanError(
+            f"recipe {recipe.name}",
+            f"{row.tensor.name} cannot be dropped: engines do not take this table of a"
+            f" {draft.family.name} draft from the target",
+            fix="keep it",
+        )
+    geometry = draft.geometry
+    if row.role == "head" and geometry.draft_vocab_size != geometry.vocab_size:
+        raise PlanError(
+            f"recipe {recipe.name}",
+            f"{row.tensor.name} cannot be dropped: it has {geometry.draft_vocab_size:,}"
+            f" of {geometry.vocab_size:,} rows, and engines cannot take some rows of the"
+            " target's head",
+            fix="keep the pruned head; it may be quantized",
+        )
+
+
+def is_tied(draft: Draft) -> bool:
+    """True if config.json says that the head is the embedding."""
+    return draft.checkpoint.config.get("tie_word_embeddings") is True
+
+
+_OF_MOST: tuple[tuple[Role, ...], ...] = (("fusion",), ("norm",))
+"""Rules that recipes have for every draft, though some families need no such tensor."""
+
+
+def _check_rules_used(recipe: Recipe, draft: Draft, used: frozenset[int]) -> None:
+    specs = draft.family.tensor_specs(draft.geometry)
+    sure = {spec.role for spec in specs.values() if not spec.optional}
+    for index, rule in enumerate(recipe.rules):
+        absent = rule.role in _OF_MOST and sure.isdisjoint(rule.role)
+        if index in used or rule.optional or absent:
+            continue
+        hint = f"roles here: {sorted({row.role for row in draft.rows})}"
+        if rule.role == ("head",) and rule.action != "keep":
+            hint = "without an lm_head of its own the draft has the target's"
+        if rule.tensor:
+            hint = f"nearest: {', '.join(_nearest(rule.tensor, draft))}"
+        raise PlanError(
+            f"recipe {recipe.name}",
+            f"rules[{index}] ({rule}) claims no tensor of {draft.checkpoint.folder}"
+            f" ({draft.family.name}, {len(draft.rows)} tensors); {hint}",
+            fix="correct the rule, mark it 'optional: true', or use the recipe for this family",
+        )
+
+
+def _nearest(patterns: Sequence[str], draft: Draft) -> list[str]:
+    """Up to three names, on disk or canonical, that look most like the patterns."""
+    names = [name for row in draft.rows for name in (row.tensor.name, row.canonical)]
+    unique = list(dict.fromkeys(names))
+    wanted = [pattern.replace("*", "") for pattern in patterns]
+    near = [n for w in wanted for n in difflib.get_close_matches(w, unique, 3, cutoff=0.0)]
+    return near[:3]

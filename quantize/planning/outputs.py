@@ -1,0 +1,277 @@
+"""The tensors of an output: what each tensor of a draft becomes, and the loop that writes them.
+
+It knows which bytes are copied and which are written anew; what those are, the writers say.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, Protocol, TypeVar
+
+from ...recipes.errors import PASS_TRACES, BackendError
+from ...recipes.schema import Recipe
+from ..drafts import Draft, Row
+from ..drafts.draft_cache import UNIT, CacheScales, cache_sites
+from ..files.checkpoint import PROVENANCE_FILE, Checkpoint
+from ..files.safetensors_file import SafetensorsFile, open_files
+from ..files.safetensors_header import WORKERS, StoredTensor
+from ..layouts import get_layout
+from ..stored.layouts import HF_QUANT_CONFIG
+
+ONLY_OF_CODES = frozenset({PROVENANCE_FILE, HF_QUANT_CONFIG})
+"""Side files of a quantized folder that say nothing true about what is made of it."""
+
+
+class Output(Protocol):
+    """What a tensor of a draft becomes, in the output's file of the same name."""
+
+    @property
+    def row(self) -> Row:
+        """The tensor of the draft."""
+
+    @property
+    def stored(self) -> tuple[StoredTensor, ...]:
+        """The tensors of the output; none where it is dropped."""
+
+
+OutputT = TypeVar("OutputT", bound=Output)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputTensors:
+    """An `Output`; `changed` where it is written anew, else it is copied byte for byte."""
+
+    row: Row
+    stored: tuple[StoredTensor, ...]
+    changed: bool
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of everything that it becomes."""
+        return sum(tensor.nbytes for tensor in self.stored)
+
+
+def copied(row: Row) -> OutputTensors:
+    """A tensor that keeps its bytes."""
+    return OutputTensors(row=row, stored=(row.tensor.as_stored,), changed=False)
+
+
+def bytes_of(outputs: Iterable[Output]) -> int:
+    """Tensor bytes of an output, headers not counted."""
+    return sum(tensor.nbytes for output in outputs for tensor in output.stored)
+
+
+def files_of(outputs: Iterable[Output]) -> dict[str, str]:
+    """Tensor name -> safetensors file."""
+    return {tensor.name: output.row.tensor.file for output in outputs for tensor in output.stored}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenOutputs(Generic[OutputT]):
+    """The files of a run.
+
+    Attributes:
+        inputs: descriptors of the files that are read, by name.
+        files: being written, by name.
+        copies: of tensors that keep their bytes, each under way or done.
+        copied: names of these.
+    """
+
+    inputs: Mapping[str, int]
+    files: Mapping[str, SafetensorsFile]
+    copies: Sequence[Future[OutputT]]
+    copied: frozenset[str]
+
+
+@contextmanager
+def opened(
+    source: Checkpoint,
+    folder: Path,
+    outputs: Sequence[OutputT],
+    *,
+    kept: Iterable[OutputT],
+    beside: Sequence[Output] = (),
+) -> Iterator[OpenOutputs[OutputT]]:
+    """Open the files of an output, and begin to copy what keeps its bytes.
+
+    One thread copies, inside the kernel: it needs neither torch nor the interpreter, and two would
+    wait for each other, as the kernel lets one at a time write to a file.
+
+    Args:
+        beside: what else goes into the files, made of no tensor of the draft.
+    """
+    stored: dict[str, list[StoredTensor]] = {}
+    every: list[Output] = [*outputs, *beside]
+    for output in every:
+        if output.stored:
+            stored.setdefault(output.row.tensor.file, []).extend(output.stored)
+    with ExitStack() as stack:
+        inputs, files = open_files(stack, source, folder, dict(sorted(stored.items())))
+
+        def copy(output: OutputT) -> OutputT:
+            tensor = output.row.tensor
+            files[tensor.file].copy(inputs[tensor.file], tensor)
+            return output
+
+        pool = ThreadPoolExecutor(1)
+        stack.callback(pool.shutdown, cancel_futures=True)
+        ordered = largest_first(kept)
+        copies = [pool.submit(copy, output) for output in ordered]
+        names = frozenset(output.row.tensor.name for output in ordered)
+        yield OpenOutputs(inputs=inputs, files=files, copies=copies, copied=names)
+        finish(copies, lambda _output: None)
+
+
+def largest_first(outputs: Iterable[OutputT]) -> list[OutputT]:
+    """By bytes that are read, so that threads end together."""
+    return sorted(outputs, key=lambda each: (-each.row.tensor.nbytes, each.row.tensor.name))
+
+
+def finish(futures: Iterable[Future[OutputT]], on_done: Callable[[OutputT], None]) -> None:
+    """Wait for all; each is told in this thread, and the first that failed ends it."""
+    waiting = set(futures)
+    while waiting:
+        done, waiting = wait(waiting, timeout=0.2, return_when=FIRST_EXCEPTION)
+        for future in done:
+            on_done(future.result())
+
+
+@contextmanager
+def workers() -> Iterator[ThreadPoolExecutor]:
+    """Threads of one core each; at the end torch has as many threads as before.
+
+    What one thread sets is what torch gives every thread that begins later, the caller's too.
+    """
+    import torch
+
+    before = torch.get_num_threads()
+    try:
+        with ThreadPoolExecutor(WORKERS, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            yield pool
+    finally:
+        torch.set_num_threads(before)
+
+
+def write_outputs(
+    source: Checkpoint,
+    folder: Path,
+    outputs: Sequence[OutputTensors],
+    write: Callable[[OutputTensors, SafetensorsFile], None],
+    *,
+    on_progress: Callable[[int], None] = lambda _count: None,
+) -> None:
+    """Write every safetensors file of an output, the largest tensors first.
+
+    Args:
+        write: writes what a changed tensor becomes into its file, in several threads at once.
+        on_progress: called in this thread with the bytes of each tensor written.
+
+    Raises:
+        CheckpointError: a source file shrank.
+        OSError: writing failed.
+    """
+
+    def write_one(output: OutputTensors) -> OutputTensors:
+        write(output, run.files[output.row.tensor.file])
+        return output
+
+    kept = [output for output in outputs if output.stored and not output.changed]
+    changed = largest_first(output for output in outputs if output.changed)
+    with opened(source, folder, outputs, kept=kept) as run, workers() as pool:
+        futures = [pool.submit(write_one, output) for output in changed]
+        try:
+            finish([*run.copies, *futures], lambda output: on_progress(output.nbytes))
+        finally:
+            for future in futures:
+                future.cancel()
+
+
+# ---- The scales of a draft's KV cache in an output: planned, checked and written
+
+
+def cache_outputs(recipe: Recipe, draft: Draft) -> tuple[OutputTensors, ...]:
+    """Of each layer the scale of its keys and that of its values; none where no cache is declared.
+
+    Raises:
+        PlanError: engines read no scales of this draft's KV cache.
+        CheckpointError: it has no KV cache.
+    """
+    if recipe.kv_cache is None:
+        return ()
+    layout = get_layout(recipe.layout)
+    found = []
+    for site in cache_sites(draft):
+        stored = tuple(
+            StoredTensor(name=name, dtype="F32", shape=layout.cache_scale_shape)
+            for name in site.names(layout.cache_scale_names)
+        )
+        found.append(OutputTensors(row=site.keys, stored=stored, changed=True))
+    return tuple(found)
+
+
+def checked_cache_scales(
+    recipe: Recipe, draft: Draft, scales: Mapping[int, CacheScales]
+) -> dict[str, float]:
+    """Scales of the KV cache, which are given exactly where the recipe measures them.
+
+    Returns:
+        By what draftquant.json calls them, see `Method`.
+
+    Raises:
+        BackendError: they are not, or one is not a positive number in float32.
+    """
+    cache, where = recipe.kv_cache, f"recipe {recipe.name}"
+    if cache is None or not cache.needs_traces:
+        if scales:
+            raise BackendError(
+                where,
+                f"scales of the KV cache are given, but the recipe's are {cache or 'none'}",
+                fix="leave them out, or write kv_cache: {dtype: fp8_e4m3, scales: measured}",
+            )
+        if cache is None:
+            return {}
+    sites = cache_sites(draft)
+    missing = [site.layer for site in sites if site.layer not in scales]
+    if cache.needs_traces and missing:
+        raise BackendError(
+            where,
+            f"kv_cache is {cache}, so each layer needs one of its keys and one of its values."
+            f" Missing: {', '.join(map(str, missing))}",
+            fix=f"{PASS_TRACES}. Or take the scales that need no traces (--kv-cache unit)",
+        )
+    import numpy as np
+
+    found: dict[str, float] = {}
+    for site in sites:
+        each = scales.get(site.layer, UNIT)
+        for name, values in zip(site.recorded, (each.k, each.v), strict=True):
+            if len(values) != 1 or not 0 < float(np.float32(values[0])) < float("inf"):
+                raise BackendError(
+                    f"{where}: {name}",
+                    f"expected one positive scale of the KV cache, got {list(values)}",
+                    fix="measure it again, on traces in which the draft computes finite numbers",
+                )
+            found[name] = float(np.float32(values[0]))
+    return found
+
+
+def store_cache_scales(
+    outputs: Sequence[OutputTensors],
+    files: Mapping[str, SafetensorsFile],
+    scales: Mapping[str, float],
+) -> None:
+    """Write the scales of the KV cache.
+
+    Args:
+        outputs: from `cache_outputs`.
+        files: being written, by name.
+        scales: from `checked_cache_scales`, in the same order.
+    """
+    import torch
+
+    stored = [(output.row.tensor.file, each) for output in outputs for each in output.stored]
+    for (file, tensor), scale in zip(stored, scales.values(), strict=True):
+        value = torch.full(tensor.shape, scale, dtype=torch.float32)
+        files[file].write(tensor.name, value)

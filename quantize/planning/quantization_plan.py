@@ -1,0 +1,403 @@
+"""The plan: a recipe applied to a draft's headers, one row per tensor. Pure: it reads no data.
+
+Every tensor is claimed once, every rule that is not `optional` must match, and the number of
+quantized linears must be what the recipe expects; anything else stops here.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from ...recipes.decode import encode
+from ...recipes.errors import PlanError
+from ...recipes.schema import LAYER_ROLES, Format, Recipe
+from ..drafts import runtime_names
+from ..drafts.draft_cache import CacheScales
+from ..drafts.engine_traits import fused_names
+from ..drafts.family import Draft, Row
+from ..drafts.shared.mixture.names import without_expert
+from ..files.provenance import NO_PROMPTS, SeenPrompts
+from ..files.safetensors_header import DTYPE_BYTES, StoredTensor
+from ..layouts import OwnFormat, check_head, check_layout, get_layout, last_part, named_heads
+from ..layouts.layout import check_groups
+from .claims import NormAction, changed_norms, claims
+from .outputs import Output, OutputTensors, bytes_of, cache_outputs
+
+if TYPE_CHECKING:
+    from ..algorithms import FoundCodes, Statistics
+
+# ---- `Step`: one row of a plan, what happens to one tensor of the draft
+
+StepAction = Literal["quantize", "keep", "drop"] | NormAction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What happens to one tensor, and which rule said so.
+
+    Attributes:
+        action: "transform" is a kept tensor that changes in a known, exact way: the norm before the
+            concat input, divided by the power of two that balances the halves (1 where they are).
+            "learn": a norm whose weight learns with the codes.
+        rule: index into the recipe's rules.
+        stored: what the tensor becomes in the output; nothing where it is dropped.
+    """
+
+    row: Row
+    action: StepAction
+    rule: int
+    stored: tuple[StoredTensor, ...]
+
+    @property
+    def bytes_before(self) -> int:
+        """Bytes of the source tensor."""
+        return self.row.tensor.nbytes
+
+    @property
+    def bytes_after(self) -> int:
+        """Bytes of everything that it becomes."""
+        return sum(tensor.nbytes for tensor in self.stored)
+
+    def to_mapping(self, *, why: str | None, form: Any) -> dict[str, Any]:
+        """The step as plain data: why its rule says so, and in which format it is quantized."""
+        tensor = self.row.tensor
+        return {
+            "name": tensor.name,
+            "role": self.row.role,
+            "rule": self.rule,
+            "action": self.action,
+            "why": why,
+            "format": form,
+            "dtype": tensor.dtype,
+            "bits": 8 * DTYPE_BYTES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "bytes_before": self.bytes_before,
+            "bytes_after": self.bytes_after,
+            "stored": [
+                {"name": t.name, "dtype": t.dtype, "shape": list(t.shape), "bytes": t.nbytes}
+                for t in self.stored
+            ],
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """All steps, sorted by tensor name, with the recipe and the draft that they follow from.
+
+    Attributes:
+        target_layers: decoder layers of the target; None = not known.
+        cache: the scales of the KV cache, for each layer those of its keys and of its values; they
+            are made of no tensor, and `row` says beside which one they lie.
+    """
+
+    recipe: Recipe
+    draft: Draft
+    steps: tuple[Step, ...]
+    target_layers: int | None = None
+    cache: tuple[OutputTensors, ...] = ()
+
+    @property
+    def quantized(self) -> tuple[Step, ...]:
+        """The steps that quantize."""
+        return tuple(step for step in self.steps if step.action == "quantize")
+
+    @property
+    def dropped(self) -> tuple[Step, ...]:
+        """The steps that leave a table to the target."""
+        return tuple(step for step in self.steps if step.action == "drop")
+
+    @property
+    def remaining(self) -> Draft:
+        """The draft without what is dropped: what the output stands for."""
+        rows = tuple(step.row for step in self.steps if step.action != "drop")
+        return dataclasses.replace(self.draft, rows=rows)
+
+    @property
+    def balanced(self) -> tuple[Step, tuple[Step, ...]] | None:
+        """The norm to be transformed and the linears behind it; None where there is none."""
+        concat = self.draft.family.concat(self.draft.geometry)
+        if concat is None or self.recipe.algorithm.balance_concat == "off":
+            return None
+        behind = tuple(s for s in self.quantized if s.row.canonical in concat.linears)
+        norms = [step for step in self.steps if step.row.canonical == concat.norm]
+        return (norms[0], behind) if norms and len(behind) == len(concat.linears) else None
+
+    @property
+    def learned_norms(self) -> tuple[Step, ...]:
+        """The norms whose weights learn."""
+        return tuple(step for step in self.steps if step.action == "learn")
+
+    def stages(self) -> tuple[tuple[Step, ...], ...]:
+        """The steps in the order in which the draft runs its linears, those that are fused at once.
+
+        What is not quantized goes first.
+        """
+        order = {
+            name: i for i, name in enumerate(self.draft.family.tensor_specs(self.draft.geometry))
+        }
+        groups = {module: group for group in self.draft.fused_groups() for module in group}
+        stages: dict[tuple[str, ...], list[Step]] = {}
+        for step in sorted(self.quantized, key=lambda s: order[s.row.canonical]):
+            module = step.row.module
+            stages.setdefault(groups.get(module, (module,)), []).append(step)
+        rest = tuple(step for step in self.steps if step.action != "quantize")
+        return (rest, *(tuple(stage) for stage in stages.values()))
+
+    @property
+    def bytes_before(self) -> int:
+        """Tensor bytes of the source, headers not counted."""
+        return sum(step.bytes_before for step in self.steps)
+
+    @property
+    def bytes_after(self) -> int:
+        """Tensor bytes of the output, headers not counted."""
+        return bytes_of(self.outputs)
+
+    @property
+    def outputs(self) -> tuple[Output, ...]:
+        """All that is stored."""
+        return (*self.steps, *self.cache)
+
+    def overhead(self) -> dict[str, int]:
+        """Bytes that scales, zero points and shapes add, by the last part of their name."""
+        added: dict[str, int] = {}
+        for step in self.quantized:
+            for tensor in step.stored[1:]:
+                kind = tensor.name.rpartition(".")[2]
+                added[kind] = added.get(kind, 0) + tensor.nbytes
+        for tensor in (tensor for output in self.cache for tensor in output.stored):
+            kind = tensor.name.rpartition(".")[2]
+            added[kind] = added.get(kind, 0) + tensor.nbytes
+        return added
+
+    def recipe_of(self, step: Step) -> Recipe:
+        """The recipe as it holds for a tensor: with the format and algorithm of its rule."""
+        return self.recipe.of(self.recipe.rules[step.rule])
+
+    def format_of(self, step: Step) -> Format:
+        """The format of a quantized tensor."""
+        (form,) = self.recipe_of(step).formats
+        return form
+
+    def own_formats(self) -> tuple[OwnFormat, ...]:
+        """The linears of other formats than the recipe's own, by the names that engines have.
+
+        A head of the recipe's own as well where engines find a head by its name alone.
+        """
+        own = self.recipe.formats[0]
+        rows = [step.row for step in self.quantized if self.format_of(step) == own]
+        found = list(named_heads(self.recipe.in_format(own), rows))
+        for form in self.recipe.formats[1:]:
+            steps = [step for step in self.quantized if self.format_of(step) == form]
+            names = {name for s in steps for name in (s.row.module, *fused_names(s.row.module))}
+            if names:
+                leaves = tuple(sorted({last_part(name) for name in names}))
+                found.append(OwnFormat(self.recipe.in_format(form).stored, leaves))
+        return tuple(found)
+
+    def declared(self) -> dict[str, Any]:
+        """The `quantization_config` of the output."""
+        own, layout = self.recipe.in_format(self.recipe.formats[0]), get_layout(self.recipe.layout)
+        return layout.declare(own.stored, self.kept_modules(), self.own_formats())
+
+    def kept_modules(self) -> tuple[str, ...]:
+        """Names of the 2-D modules that stay floating-point, for the exclude list."""
+        exact = get_layout(self.recipe.layout).exact_excludes
+        sides = self.kept_matrices(), [step.row for step in self.quantized]
+        return runtime_names.excluded_modules(
+            self.draft, *sides, whole_names=exact, target_layers=self.target_layers
+        )
+
+    def kept_matrices(self) -> list[Row]:
+        """The 2-D tensors that stay floating-point."""
+        kept = [step.row for step in self.steps if step.action not in ("quantize", "drop")]
+        return [row for row in kept if len(row.tensor.shape) == 2]
+
+    def to_mapping(self) -> dict[str, Any]:
+        """The plan as plain data, for `--json`."""
+        return {
+            "recipe": self.recipe.name,
+            "draft": str(self.draft.checkpoint.folder),
+            "family": self.draft.family.name,
+            "layout": self.recipe.layout,
+            "backend": self.recipe.backend,
+            "bytes_before": self.bytes_before,
+            "bytes_after": self.bytes_after,
+            "overhead_bytes": self.overhead(),
+            "kv_cache": encode(self.recipe.kv_cache),
+            "tensors": [self._step_mapping(step) for step in self.steps],
+        }
+
+    def _step_mapping(self, step: Step) -> dict[str, Any]:
+        quantized = step.action == "quantize"
+        form = encode(self.format_of(step)) if quantized else None
+        return step.to_mapping(why=self.recipe.rules[step.rule].why, form=form)
+
+
+def make_plan(recipe: Recipe, draft: Draft, *, target_layers: int | None = None) -> Plan:
+    """Apply a recipe to a draft.
+
+    Args:
+        recipe: what becomes of which tensor.
+        target_layers: decoder layers of the target; None = as config.json says, if it does. Layouts
+            whose excludes are whole names need it where a linear of a decoder layer is kept.
+
+    Raises:
+        CheckpointError: `target_layers` is not what config.json says, or there is no KV cache.
+        PlanError: engines read no scales of this KV cache, a tensor is unclaimed or claimed twice,
+            a rule matches nothing or something that cannot be quantized, the count differs from the
+            recipe's `expect`, or linears that are fused, or of one name, differ in what becomes of
+            them.
+        LayoutError: the layout cannot express the formats, or a head in one of them, or cannot
+            store one of the shapes.
+    """
+    check_layout(recipe)
+    layout, steps = get_layout(recipe.layout), []
+    claimed = list(zip(draft.rows, claims(recipe, draft), strict=True))
+    changed = changed_norms(recipe, draft, [i for _, i in claimed])
+    check_groups(recipe, claimed)
+    for row, index in claimed:
+        rule = recipe.rules[index]
+        action: StepAction = rule.action
+        stored: tuple[StoredTensor, ...] = ()
+        if action == "quantize":
+            as_stored = recipe.of(rule).stored
+            check_head(as_stored, row)
+            stored = layout.stored(row.tensor, as_stored)
+        elif action == "keep":
+            action = changed.get(row.canonical, "keep")
+            stored = (row.tensor.as_stored,)
+        steps.append(Step(row=row, action=action, rule=index, stored=stored))
+    layers = runtime_names.known_target_layers(draft.checkpoint, target_layers)
+    plan = Plan(
+        recipe=recipe,
+        draft=draft,
+        steps=tuple(steps),
+        target_layers=layers,
+        cache=cache_outputs(recipe, draft),
+    )
+    _check_count(plan)
+    _check_fused(plan)
+    _check_formats(plan)
+    _check_excludable(plan)
+    _check_names(plan)
+    return plan
+
+
+def _check_count(plan: Plan) -> None:
+    layers, each = plan.draft.geometry.num_layers, plan.recipe.expect.quantized_per_layer
+    each = min(each, plan.draft.family.linears_per_layer or each)
+    names = (step.row.canonical for step in plan.quantized if step.row.role in LAYER_ROLES)
+    found = len({without_expert(name) for name in names})
+    if found != each * layers:
+        raise PlanError(
+            f"recipe {plan.recipe.name}",
+            f"expect: {each} quantized linears in each of {layers} layer(s) make"
+            f" {each * layers}, but the rules quantize {found}",
+            fix="correct the rules or 'expect'",
+        )
+
+
+def _check_fused(plan: Plan) -> None:
+    """Engines load fused linears with one scheme: all members are quantized, or none."""
+    quantized = {step.row.module for step in plan.quantized}
+    for group in plan.draft.fused_groups():
+        if 0 < len(quantized.intersection(group)) < len(group):
+            raise PlanError(
+                f"recipe {plan.recipe.name}",
+                f"every engine fuses {', '.join(group)}, but the rules quantize only"
+                f" {', '.join(sorted(quantized.intersection(group)))}",
+                fix="quantize all of them or none",
+            )
+
+
+def _check_formats(plan: Plan) -> None:
+    """Fused linears have one format, and so have those of one name in all layers."""
+    forms = {step.row.module: plan.format_of(step) for step in plan.quantized}
+    for group in plan.draft.fused_groups():
+        members = {module: forms[module] for module in group if module in forms}
+        if len(set(members.values())) > 1:
+            raise PlanError(
+                f"recipe {plan.recipe.name}",
+                f"{', '.join(group)} are fused by every engine, but would have several formats: "
+                + "; ".join(f"{module} {form}" for module, form in members.items()),
+                fix="give all of them the same format",
+            )
+    first: dict[str, str] = {}
+    for module, form in forms.items():
+        leaf = last_part(module)
+        other = first.setdefault(leaf, module)
+        if forms[other] != form:
+            raise PlanError(
+                f"recipe {plan.recipe.name}",
+                f"{other} would have {forms[other]}, {module} {form}: engines number the layers of"
+                f" a draft in their own way, so a format of {leaf!r} holds for all of them",
+                fix=f"give {leaf!r} the same format in every layer",
+            )
+
+
+def _check_excludable(plan: Plan) -> None:
+    """Excludes name the last part of a module (engines number layers in their own way)."""
+    kept = {last_part(name): name for name in plan.kept_modules()}
+    for module in (step.row.module for step in plan.quantized):
+        if (leaf := last_part(module)) in kept:
+            raise PlanError(
+                f"recipe {plan.recipe.name}",
+                f"{module} would be quantized, {kept[leaf]} kept: engines number the layers of a"
+                f" draft in their own way, so an exclude of {leaf!r} holds for all of them",
+                fix=f"quantize {leaf!r} in every layer or in none",
+            )
+    numbered = runtime_names.modules_in_layers(plan.kept_matrices())
+    first = runtime_names.first_layer(plan.draft.family, plan.target_layers)
+    if numbered and first is None and get_layout(plan.recipe.layout).exact_excludes:
+        raise PlanError(
+            f"recipe {plan.recipe.name}",
+            f"{', '.join(numbered)} would be kept, and layout {plan.recipe.layout} excludes whole"
+            " names: vLLM numbers a draft's layers after the target's, whose number is not known",
+            fix="give it (--target-layers 61), or use a layout with patterns (compressed-tensors)",
+        )
+
+
+def _check_names(plan: Plan) -> None:
+    """No stored tensor may take the name of another one."""
+    owners: dict[str, str] = {}
+    for step in plan.outputs:
+        for tensor in step.stored:
+            if tensor.name in owners:
+                raise PlanError(
+                    plan.draft.checkpoint.folder,
+                    f"{step.row.tensor.name} and {owners[tensor.name]} would both be stored as"
+                    f" {tensor.name}",
+                    fix="rename the stray tensor of the source",
+                )
+            owners[tensor.name] = step.row.tensor.name
+
+
+# ---- What is known of the inputs of a plan's linears before its first tensor is written
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Of calibration, or of the user.
+
+    Attributes:
+        input_scales: static activation scale per on-disk module name; needed exactly where the
+            recipe's activations are static.
+        input_scale_origin: where they came from, for provenance; None = nobody said it.
+        cache_scales: of the KV cache, by number of the layer; needed exactly where the recipe
+            stores measured ones.
+        statistics: of inputs, for algorithms that need them.
+        found: codes and scales, for algorithms that need them.
+        prompts: that were looked at, for provenance.
+    """
+
+    input_scales: Mapping[str, float] = field(default_factory=dict)
+    input_scale_origin: str | None = None
+    cache_scales: Mapping[int, CacheScales] = field(default_factory=dict)
+    statistics: "Statistics | None" = None
+    found: "FoundCodes | None" = None
+    prompts: SeenPrompts = NO_PROMPTS
+
+
+NOTHING_MEASURED = Measured()

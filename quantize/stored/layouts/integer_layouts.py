@@ -1,0 +1,427 @@
+"""GPTQ, as GPTQModel 7.7 and AutoGPTQ store it; read, never written."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from typing_extensions import override
+
+from ....recipes.formats import NUMBER_FORMATS
+from ....recipes.schema import Recipe, StoredLayoutName
+from .declaration_reader import ObjectReader
+from .module_patterns import is_regex_match
+from .scheme import (
+    FLOAT_DTYPES,
+    INTEGERS,
+    DeclaredScheme,
+    OwnFormat,
+    Part,
+    Parts,
+    StoredLayout,
+    Zeros,
+    words,
+)
+
+# ---- What GPTQ's, AutoRound's and AWQ's declarations of packed integers have in common
+
+SIZES = (16, 32, 64, 128, 256, 512, 1024)
+"""Of groups, beside -1: one for each row."""
+_NO_MEANING = (
+    "act_data_type",
+    "act_dynamic",
+    "act_group_size",
+    "act_sym",
+    "amp",
+    "autoround_version",
+    "backend",
+    "batch_size",
+    "block_name_to_quantize",
+    "cache_block_outputs",
+    "damp_percent",
+    "dataset",
+    "do_fuse",
+    "enable_minmax_tuning",
+    "enable_norm_bias_tuning",
+    "enable_quanted_input",
+    "exllama_config",
+    "fuse_max_seq_len",
+    "gradient_accumulate_steps",
+    "iters",
+    "lm_head",
+    "low_gpu_mem_usage",
+    "lr",
+    "max_input_length",
+    "meta",
+    "minmax_lr",
+    "model_file_base_name",
+    "model_name_or_path",
+    "model_seqlen",
+    "module_name_preceding_first_block",
+    "modules_in_block_to_quantize",
+    "modules_to_fuse",
+    "nsamples",
+    "pad_token_id",
+    "provider",
+    "quant_block_list",
+    "scale_dtype",
+    "seqlen",
+    "static_attention_granularity",
+    "static_groups",
+    "static_kv_granularity",
+    "to_quant_block_names",
+    "tokenizer",
+    "train_bs",
+    "true_sequential",
+    "use_cuda_fp16",
+    "use_exllama",
+)
+"""How values were found, which modules were looked at, and which kernels are to be used."""
+
+
+def check_integers(keys: ObjectReader) -> None:
+    """Weights are integers of one stage, inputs and the KV cache are not quantized.
+
+    Raises:
+        DeclarationError: they are not.
+    """
+    keys.skip(*_NO_MEANING)
+    keys.optional("data_type", "int", None)
+    keys.optional("act_bits", 16, 32, None)
+    keys.absent("static_attention_dtype", "static_kv_dtype", "super_bits", "super_group_size")
+
+
+# ---- AutoAWQ, version `gemm`: INT4 groups with zero points; this package writes 8 alone
+
+
+class StoredAwq(StoredLayout):
+    """`qweight` [in, out / 8], `qzeros` [groups, out / 8], `scales` [groups, out] float16."""
+
+    name: StoredLayoutName = "awq"
+    exclude_keys = ("modules_to_not_convert",)
+    companions = frozenset({"qweight", "qzeros", "scales"})
+    zero_points = MappingProxyType({"qzeros": 0x88})  # two nibbles of 8
+    nibble_offset = 8
+    signed_scales = True
+
+    @override
+    def read(self, keys: ObjectReader) -> DeclaredScheme:
+        # AutoAWQ's own file spells two keys otherwise
+        keys.choice("w_bit" if keys.has("w_bit") and not keys.has("bits") else "bits", 4)
+        engine = keys.strictness == "engine"
+        # AutoRound says false of symmetric values, and stores their zero points all the same.
+        zeros = keys.choice("zero_point", True, *(() if engine else (False,)))
+        keys.value("version", "gemm", "gemm", "GEMM")
+        check_integers(keys)
+        keys.skip("sym")
+        spelled = keys.has("q_group_size") and not keys.has("group_size")
+        sizes = NUMBER_FORMATS["int4"].sizes["group"] if engine else SIZES
+        size = keys.choice("q_group_size" if spelled else "group_size", -1, *sizes)
+        return DeclaredScheme(
+            layout=self if zeros else _SYMMETRIC,
+            weight_dtype="int4",
+            granularity="channel" if size == -1 else "group",
+            group_size=None if size == -1 else size,
+            pack_method="reorder",
+            activations="none",
+        )
+
+    @override
+    def complete(
+        self, recipe: Recipe, excludes: list[str], own: Sequence[OwnFormat] = ()
+    ) -> dict[str, Any]:
+        return {
+            "quant_method": "awq",
+            "version": "gemm",
+            "bits": 4,
+            "zero_point": True,
+            "group_size": recipe.weights.group_size,
+            "modules_to_not_convert": excludes,
+        }
+
+    @override
+    def excludes_module(self, pattern: str, module: str) -> bool:
+        """A part of the name."""
+        return pattern in module
+
+    @override
+    def parts(
+        self, scheme: DeclaredScheme, rows: int, columns: int, scale_dtypes: tuple[str, ...]
+    ) -> Parts:
+        groups = -(-columns // (scheme.group_size or columns))
+        return {
+            "qweight": Part(("I32",), (columns, words(rows))),
+            "qzeros": Part(("I32",), (groups, words(rows))),
+            "scales": Part(FLOAT_DTYPES, (groups, rows)),
+        }
+
+    @override
+    def weight_suffix(self, scheme: DeclaredScheme) -> str:
+        return "qweight"
+
+    @override
+    def scale_suffix(self, scheme: DeclaredScheme) -> str:
+        return "scales"
+
+    @override
+    def zeros(self, scheme: DeclaredScheme) -> Zeros | None:
+        return Zeros("qzeros")
+
+    @override
+    def transposed(self, scheme: DeclaredScheme) -> bool:
+        return True
+
+
+class _SymmetricAwq(StoredAwq):
+    """Declared to have no zero points: those that are stored have to be 8."""
+
+    declares_symmetry = True
+
+
+_SYMMETRIC = _SymmetricAwq()
+
+
+_WORD = 32
+V1, V2 = "gptq", "gptq_v2"
+_KEPT, _OTHERWISE = "-:", "+:"
+
+
+class _Numbers(NamedTuple):
+    """What may differ from linear to linear."""
+
+    bits: int
+    group_size: int
+    symmetric: bool
+    ordered: bool
+
+    @classmethod
+    def read(cls, keys: ObjectReader, others: "_Numbers | None") -> "_Numbers":
+        """Of one section; what it leaves out is that of the `others`, if there are any."""
+        either = (True, False)
+        if others is None:
+            return cls(
+                keys.choice("bits", *INTEGERS),
+                keys.choice("group_size", -1, *SIZES),
+                keys.choice("sym", *either),
+                keys.choice("desc_act", *either),
+            )
+        return cls(
+            keys.value("bits", others.bits, *INTEGERS),
+            keys.value("group_size", others.group_size, -1, *SIZES),
+            keys.value("sym", others.symmetric, *either),
+            keys.value("desc_act", others.ordered, *either),
+        )
+
+
+class StoredGptq(StoredLayout):
+    """`qweight` [in * bits / 32, out], `qzeros` [groups, out * bits / 32], `scales` [groups, out].
+
+    `g_idx` [in] says which group an input belongs to. Of version `gptq` a stored zero point is one
+    less than it means, of `gptq_v2` it is what it means.
+    """
+
+    name: StoredLayoutName = "gptq"
+    exclude_keys = ()
+    declares_symmetry = True
+    lists_layers_only = True
+    companions = frozenset({"qweight", "qzeros", "scales", "g_idx"})
+    codes_along_inputs = True
+    signed_scales = True
+
+    @override
+    def read(self, keys: ObjectReader) -> DeclaredScheme:
+        check_integers(keys)
+        version = keys.value("checkpoint_format", V1, V1, V2)
+        keys.optional("format", None, version)
+        keys.optional("method", None, "gptq")
+        keys.optional("pack_dtype", None, "int32")
+        keys.absent("is_marlin_format", "adapter", "rotation")
+        first = _Numbers.read(keys, None)
+        others = []
+        for pattern, own in keys.named("dynamic").items():
+            if not pattern.startswith(_KEPT):
+                check_integers(own)
+                own.skip("mse", "act_group_aware")
+                scheme = self._scheme(_Numbers.read(own, first), version)
+                own.finish()
+                target = f"re:{pattern.removeprefix(_OTHERWISE)}"
+                others.append(dataclasses.replace(scheme, targets=(target,)))
+        return dataclasses.replace(self._scheme(first, version), others=tuple(others))
+
+    def _scheme(self, numbers: "_Numbers", version: str) -> DeclaredScheme:
+        size = None if numbers.group_size == -1 else numbers.group_size
+        return DeclaredScheme(
+            layout=self,
+            weight_dtype=INTEGERS[numbers.bits],
+            granularity="group" if size else "channel",
+            group_size=size,
+            pack_method=None,
+            activations="none",
+            asymmetric=not numbers.symmetric,
+            ordered=numbers.ordered and size is not None,
+            version=version if version != V1 else None,
+        )
+
+    @override
+    def excludes(self, keys: ObjectReader) -> tuple[str, ...]:
+        """The first rule that matches a name decides, as engines' `get_dynamic_override` has it.
+
+        So what an earlier rule quantizes in its own way is not kept by a later one.
+        """
+        kept, before = [], list[str]()
+        for pattern in keys.named("dynamic"):
+            own = pattern.removeprefix(_KEPT if pattern.startswith(_KEPT) else _OTHERWISE)
+            if not pattern.startswith(_KEPT):
+                before.append(own)
+                continue
+            unless = f"(?!{'|'.join(f'(?:{each})' for each in before)})" if before else ""
+            kept.append(f"re:{unless}(?:{own})" if before else f"re:{own}")
+        return tuple(kept)
+
+    @override
+    def excludes_module(self, pattern: str, module: str) -> bool:
+        """`re:` matched from the start, else the whole name."""
+        return is_regex_match(pattern, module) if pattern.startswith("re:") else pattern == module
+
+    @override
+    def parts(
+        self, scheme: DeclaredScheme, rows: int, columns: int, scale_dtypes: tuple[str, ...]
+    ) -> Parts:
+        return gptq_parts(scheme, rows, columns)
+
+    @override
+    def weight_suffix(self, scheme: DeclaredScheme) -> str:
+        return "qweight"
+
+    @override
+    def scale_suffix(self, scheme: DeclaredScheme) -> str:
+        return "scales"
+
+    @override
+    def transposed(self, scheme: DeclaredScheme) -> bool:
+        return True
+
+    @override
+    def zeros(self, scheme: DeclaredScheme) -> Zeros | None:
+        return Zeros("qzeros", plus=0 if scheme.version == V2 else 1)
+
+
+def gptq_parts(scheme: DeclaredScheme, rows: int, columns: int) -> Parts:
+    """The stored tensors of a linear."""
+    bits, groups = scheme.number.bits, -(-columns // (scheme.group_size or columns))
+    return {
+        "qweight": Part(("I32",), (-(-columns * bits // _WORD), rows)),
+        "qzeros": Part(("I32",), (groups, -(-rows * bits // _WORD))),
+        "scales": Part(FLOAT_DTYPES, (groups, rows)),
+        "g_idx": Part(("I32",), (columns,), optional=not scheme.ordered),
+    }
+
+
+# ---- AutoRound 0.15: codes as GPTQ packs them, or as AWQ does; read, never written
+#
+# Other formats than packed integers (FP8, MXFP4, NVFP4) are refused here: AutoRound's export to
+# compressed-tensors has them.
+
+_KEPT_BITS = 16
+_REGEX = frozenset("*+?[](){}|^$\\")
+
+
+class _PackedAsGptq(StoredGptq):
+    """Without `g_idx`, or with one that says nothing."""
+
+    name: StoredLayoutName = "auto-round"
+
+
+class _PackedAsAwq(StoredAwq):
+    """Symmetric or not, always with zero points."""
+
+    name: StoredLayoutName = "auto-round"
+    declares_symmetry = True
+    lists_layers_only = True
+
+
+class StoredAutoRound(StoredLayout):
+    """`packing_format` says how codes are packed, and whether a zero point is stored less one."""
+
+    name: StoredLayoutName = "auto-round"
+    exclude_keys = ()
+    companions = StoredGptq.companions
+    lists_layers_only = True
+
+    @override
+    def read(self, keys: ObjectReader) -> DeclaredScheme:
+        check_integers(keys)
+        keys.optional("backend", "auto", None)
+        packing = keys.value("packing_format", next(iter(PACKINGS)), *PACKINGS)
+        whole = _scheme(keys, packing, None)
+        others = []
+        for name, own in keys.named("extra_config").items():
+            if not own.says("bits", _KEPT_BITS):
+                check_integers(own)
+                scheme = _scheme(own, packing, whole)
+                own.finish()
+                others.append(dataclasses.replace(scheme, targets=(_target(name),)))
+        return dataclasses.replace(whole, others=tuple(others))
+
+    @override
+    def excludes(self, keys: ObjectReader) -> tuple[str, ...]:
+        kept = keys.named("extra_config").items()
+        return tuple(_target(name) for name, own in kept if own.says("bits", _KEPT_BITS))
+
+    @override
+    def excludes_module(self, pattern: str, module: str) -> bool:
+        """`re:` matched from the start, else the whole name."""
+        return is_regex_match(pattern, module) if pattern.startswith("re:") else pattern == module
+
+    @override
+    def parts(
+        self, scheme: DeclaredScheme, rows: int, columns: int, scale_dtypes: tuple[str, ...]
+    ) -> Parts:
+        raise ValueError("parts are those of a packing")
+
+
+class _Packing(NamedTuple):
+    """How the codes of a `packing_format` are packed, and the version of GPTQ's zero points."""
+
+    layout: StoredLayout
+    version: str | None = None
+
+
+_AS_GPTQ, _AS_AWQ = _PackedAsGptq(), _PackedAsAwq()
+PACKINGS: Mapping[str, _Packing] = {
+    "auto_round:auto_gptq": _Packing(_AS_GPTQ),
+    "auto_round:gptqmodel": _Packing(_AS_GPTQ, V2),
+    "auto_round": _Packing(_AS_GPTQ, V2),
+    "auto_round:exllamav2": _Packing(_AS_GPTQ, V2),
+    "auto_round:tritonv2": _Packing(_AS_GPTQ, V2),
+    "auto_round:auto_awq": _Packing(_AS_AWQ),
+}
+"""As AutoRound chooses them (`dynamic_import_quant_linear_for_packing`)."""
+
+
+def _scheme(keys: ObjectReader, packing: str, others: DeclaredScheme | None) -> DeclaredScheme:
+    """Of one section; what it leaves out is that of the `others`, if there are any."""
+    layout, version = PACKINGS[packing]
+    all_bits = (4,) if layout is _AS_AWQ else tuple(INTEGERS)
+    if others is None:
+        bits, size = keys.choice("bits", *all_bits), keys.choice("group_size", -1, *SIZES)
+        symmetric = keys.choice("sym", True, False)
+    else:
+        bits = keys.value("bits", others.number.bits, *all_bits)
+        size = keys.value("group_size", others.group_size or -1, -1, *SIZES)
+        symmetric = keys.value("sym", not others.asymmetric, True, False)
+    return DeclaredScheme(
+        layout=layout,
+        weight_dtype=INTEGERS[bits],
+        granularity="channel" if size == -1 else "group",
+        group_size=None if size == -1 else size,
+        pack_method="reorder" if layout is _AS_AWQ else None,
+        activations="none",
+        asymmetric=not symmetric,
+        version=version,
+    )
+
+
+def _target(name: str) -> str:
+    """AutoRound takes a name with any of these characters for a regular expression."""
+    return f"re:{name}" if _REGEX & set(name) else name

@@ -1,0 +1,335 @@
+"""Heads that vLLM 0.33 quantizes while it loads a draft: `draft_lm_head_quantization`.
+
+A copy of the target's head that the draft shares is quantized, on each process its own rows: for a
+draft with a head of its own vLLM refuses to start. Nothing of it stands in a folder; what such a
+head multiplies by is computed here in vLLM's order of operations.
+
+Source: `layers/quantization/online/lm_head.py`, `online/fp8.py`, `config/speculative.py:1953` and
+`v1/worker/gpu/spec_decode/eagle/utils.py` of vLLM 0.33. SGLang 0.5.23 has no such option.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from ...recipes.errors import CheckpointError
+from ...recipes.formats import NUMBER_FORMATS, OnlineHead
+from ..drafts import Draft, Row
+from ..drafts.forward import OnInput
+from .layouts.scheme import GROUPS, INVERTED, Activations
+from .stored_draft import StoredDraft
+from .stored_tables import HEAD
+
+# ---- What a kernel sees of a linear's input: rounded to FP8, NVFP4 or MXFP4 and back
+#
+# Part of the reading side: it follows what a folder declares and shares no code with what wrote
+# it.
+
+FP8_MAX = NUMBER_FORMATS["fp8_e4m3"].largest
+(FP8_GROUP,) = NUMBER_FORMATS["fp8_e4m3"].sizes["block"]  # inputs that share a scale, with blocks
+_FP8_GROUPS: Mapping[str, int] = {"group-dynamic": FP8_GROUP, "group-dynamic-64": 64}
+FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+FP4_MAX = FP4_VALUES[-1]
+STATIC: tuple[str, ...] = ("tensor-static", *INVERTED)
+"""What has a stored scale, and cannot be rounded without it."""
+
+
+def kernel_scale(how: Activations, scale: Tensor) -> Tensor:
+    """The static scale of a linear's input as `InputRounding` takes it."""
+    return 1 / scale if how in INVERTED else scale
+
+
+class InputRounding:
+    """`OnInput` that rounds the inputs of quantized linears and leaves the others alone.
+
+    What it gives is exactly a code times its scale, in float32 at least: kernels multiply codes and
+    scale their sums, so that a narrower dtype would round once too often.
+
+    Gradients go straight through, as if nothing were rounded: rounding itself has none.
+
+    Args:
+        activations: canonical module name of every quantized linear -> as declared for it.
+        scales: canonical module name -> the static scale of a linear's input, [] float32 on the
+            device of the inputs, as kernels have it: of FP8 what codes are multiplied by, of NVFP4
+            its inverse.
+        before: sees every input first; what it returns goes on.
+
+    Raises:
+        ValueError: a linear has a static scale by what is declared, and none is given.
+    """
+
+    def __init__(
+        self,
+        activations: Mapping[str, Activations],
+        scales: Mapping[str, Tensor],
+        before: OnInput | None,
+    ) -> None:
+        without = [n for n, how in activations.items() if how in STATIC and n not in scales]
+        if without:
+            raise ValueError(f"a static scale is declared and none is given: {without}")
+        self._activations = activations
+        self._scales = scales
+        self._before = before
+
+    @property
+    def rounds_alone(self) -> bool:
+        """A token's inputs are rounded whatever other tokens are rounded in the same call."""
+        return "tensor-dynamic" not in self._activations.values()
+
+    def __call__(self, name: str, x: Tensor) -> Tensor:
+        """The input `x` of the linear `name` as its kernel reads it."""
+        if self._before is not None:
+            x = self._before(name, x)
+        how = self._activations.get(name, "none")
+        if how == "none":
+            return x
+        rounded = self._rounded(how, x.detach().to(torch.float32), name)
+        rounded = rounded.to(torch.promote_types(x.dtype, torch.float32))
+        return rounded + (x - x.detach()) if x.requires_grad else rounded
+
+    def _rounded(self, how: Activations, x: Tensor, name: str) -> Tensor:
+        if how == "tensor-static":
+            return _fp8(x, self._scales[name])
+        if how in INVERTED:
+            return _in_groups(x, GROUPS[how], lambda groups: _nvfp4(groups, self._scales[name]))
+        if how in GROUPS:
+            return _in_groups(x, GROUPS[how], _mxfp4)
+        if how in _FP8_GROUPS:
+            return _in_groups(x, _FP8_GROUPS[how], lambda groups: _fp8(groups, _fp8_scale(groups)))
+        if how == "tensor-dynamic":  # one scale for all tokens of a call
+            return _fp8(x, _fp8_scale(x.reshape(1, -1)).reshape(()))
+        return _fp8(x, _fp8_scale(x))
+
+
+def _in_groups(x: Tensor, size: int, rounded: Callable[[Tensor], Tensor]) -> Tensor:
+    """Apply to [..., groups, size]; the last group may be padded with zeros."""
+    padding = -x.shape[-1] % size
+    wide = torch.nn.functional.pad(x, (0, padding))
+    return rounded(wide.reshape(*x.shape[:-1], -1, size)).flatten(-2)[..., : x.shape[-1]]
+
+
+def _over(x: Tensor, divisor: float) -> Tensor:
+    """The quotient rounded once; by a plain number a GPU would multiply with its reciprocal."""
+    return x / torch.full((), divisor, dtype=x.dtype, device=x.device)
+
+
+def _fp8_scale(x: Tensor) -> Tensor:
+    absmax = x.abs().amax(-1, keepdim=True)
+    return torch.where(absmax > 0, _over(absmax, FP8_MAX), 1.0)  # a zero token stays zero
+
+
+def _fp8(x: Tensor, scale: Tensor) -> Tensor:
+    codes = (x / scale).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
+    return codes.to(torch.float32) * scale
+
+
+def _nvfp4(groups: Tensor, inverse: Tensor) -> Tensor:
+    """Groups of 16 under e4m3(inverse * absmax / 6) / inverse; zero where E4M3 rounds that to zero.
+
+    In this order of operations: that of kernels, and of compressed-tensors 0.20, which has the same
+    results bit for bit.
+    """
+    absmax = groups.abs().amax(-1, keepdim=True)
+    scale = (inverse * _over(absmax, FP4_MAX)).clamp(max=FP8_MAX).to(torch.float8_e4m3fn)
+    scale = scale.to(torch.float32) / inverse
+    return _fp4(groups / torch.where(scale > 0, scale, 1.0)) * scale
+
+
+def _mxfp4(groups: Tensor) -> Tensor:
+    """Groups of 32 under 2^(floor(log2(absmax)) - 2), absmax rounded to one bit of mantissa."""
+    absmax = groups.abs().amax(-1, keepdim=True)
+    mantissa, exponent = torch.frexp(absmax)  # absmax = mantissa * 2^exponent, mantissa in [.5, 1)
+    exponent = exponent - 1 + (mantissa >= 0.875) - 2
+    scale = (exponent.clamp(-126, 127) + 127 << 23).to(torch.int32).view(torch.float32)
+    return _fp4(groups / scale) * scale
+
+
+def _fp4(x: Tensor) -> Tensor:
+    """Nearest of the 16 values, ties to the even mantissa, saturating at 6.
+
+    They are 1/2 apart up to 2, 1 up to 4 and 2 beyond, and mantissas are even at the even multiples
+    of these steps.
+    """
+    size = x.abs()
+    step = torch.where(size < 2, 0.5, torch.where(size < 4, 1.0, 2.0))
+    return size.div_(step).round_().mul_(step).clamp_(max=FP4_MAX).copysign_(x)
+
+
+ONLINE_ACTIVATIONS: Mapping[OnlineHead, Activations] = {"fp8": "token-dynamic", "nvfp4": "none"}
+"""How the head's inputs are rounded: FP8 multiplies in FP8, NVFP4 is weight-only."""
+_GROUP = GROUPS["nvfp4"]
+_SMALLEST_FP8_SCALE = 1 / (FP8_MAX * 512)  # `_fp8_channel_scale`
+_SMALLEST_GLOBAL_SCALE = 1e-12
+_NO_RECIPROCAL_OF_ZERO = 1e8
+_ROWS = 8192  # quantized at a time; no row depends on another, but for the global scale
+_INSTEAD = (
+    "leave --head-online out; a head of the draft's own is quantized in the folder: 'draftquant"
+    " quantize' with a recipe that has a rule for the role 'head'"
+)
+
+
+def online_heads(
+    stored: StoredDraft,
+    weights: Mapping[str, Tensor],
+    shared: Mapping[str, Tensor],
+    how: OnlineHead | None,
+    dtype: torch.dtype,
+) -> dict[str, Tensor]:
+    """The heads of a draft as vLLM serves them with this option, dequantized; none without it.
+
+    Args:
+        weights: of the draft as it is loaded, by canonical name.
+        shared: the target's tables, see `load_draft`.
+        how: the value of `draft_lm_head_quantization`.
+        dtype: of the computation. What multiplies rounded inputs is float32 at least, see
+            `held_dtype`.
+
+    Raises:
+        CheckpointError: vLLM refuses the option for this draft, or nothing shows whether it does.
+    """
+    if how is None:
+        return {}
+    draft = stored.draft
+    _check_method(draft, how)
+    own = [row for row in draft.rows if row.role == "head"]
+    for row in own:
+        _check_not_quantized(stored, row, how)
+    if HEAD not in shared:
+        raise CheckpointError(
+            _where(draft, how),
+            "vLLM quantizes a copy of the target's head, and nothing here shows that head",
+            fix="give the target (--target M), or traces recorded with --tables",
+        )
+    head = _as_served(shared[HEAD])
+    for row in own:
+        _check_shared(draft, row, weights[row.canonical], head, how)
+    exact = ONLINE_ACTIVATIONS[how] != "none"
+    held = torch.promote_types(dtype, torch.float32) if exact else dtype
+    served = quantized_head(head, how).to(held)
+    return dict.fromkeys([row.canonical for row in own] or [HEAD], served)
+
+
+def quantized_head(head: Tensor, how: OnlineHead) -> Tensor:
+    """What a 16-bit head becomes, as quantized values times their scales.
+
+    Padding rows of vLLM's vocabulary are zeros, and change nothing. On a GPU torch divides by 2688
+    by multiplying with its reciprocal: there NVFP4's global scale, one number of which all others
+    are multiples, may differ in its last bit.
+
+    Args:
+        head: [vocabulary, W] bfloat16 or float16, finite.
+        how: "fp8" has one scale per row, "nvfp4" one per 16 inputs under one of the whole matrix.
+
+    Returns:
+        [vocabulary, W] float32.
+    """
+    served = torch.empty(head.shape, dtype=torch.float32, device=head.device)
+    lowest, highest = head.aminmax()
+    largest = torch.maximum(lowest.abs(), highest.abs()).float()
+    whole = (largest / (FP4_MAX * FP8_MAX)).clamp(min=_SMALLEST_GLOBAL_SCALE)
+    for at in _blocks(len(head)):
+        served[at] = _fp8_rows(head[at]) if how == "fp8" else _nvfp4_rows(head[at], whole)
+    return served
+
+
+def _fp8_rows(rows: Tensor) -> Tensor:
+    """`Fp8PtpcOnlineLinearMethod`: scale = absmax / 448, which the weights are divided by."""
+    divisor = torch.full((), FP8_MAX, dtype=torch.float32, device=rows.device)
+    scale = rows.abs().amax(-1, keepdim=True).float() / divisor
+    scale = scale.clamp_min(_SMALLEST_FP8_SCALE)
+    values = (rows.float() / scale).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
+    return values.float() * scale
+
+
+def _nvfp4_rows(rows: Tensor, whole: Tensor) -> Tensor:
+    """`_quantize_nvfp4` by `ref_nvfp4_quant`: a group is multiplied by the inverse of its scale.
+
+    A scale that E4M3 rounds to zero makes its group zero.
+    """
+    groups = rows.float().reshape(len(rows), -1, _GROUP)
+    inverse = 1 / whole
+    scale = inverse * (groups.abs().amax(-1, keepdim=True) * (1 / FP4_MAX))
+    scale = scale.clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn).float()
+    factor = _reciprocal(scale * _reciprocal(inverse))
+    values = _nearest_fp4((groups * factor).clamp(-FP4_MAX, FP4_MAX))
+    return (values * (scale * whole)).reshape(rows.shape)
+
+
+def _reciprocal(x: Tensor) -> Tensor:
+    return 1 / (x + (x == 0) * _NO_RECIPROCAL_OF_ZERO)
+
+
+def _nearest_fp4(x: Tensor) -> Tensor:
+    """Nearest of the values of FP4, ties to the even mantissa: `cast_to_fp4`."""
+    size = x.abs()
+    step = torch.where(size < 2, 0.5, torch.where(size < 4, 1.0, 2.0))
+    return (size / step).round() * step * x.sign()
+
+
+def _blocks(rows: int) -> Iterator[slice]:
+    return (slice(first, min(first + _ROWS, rows)) for first in range(0, rows, _ROWS))
+
+
+def _as_served(head: Tensor) -> Tensor:
+    """In the 16 bits in which vLLM serves a target."""
+    return head if head.dtype in (torch.bfloat16, torch.float16) else head.to(torch.bfloat16)
+
+
+def _check_method(draft: Draft, how: OnlineHead) -> None:
+    traits = draft.family.engine_traits
+    method = traits.vllm.served_as
+    known = traits.vllm.architectures | traits.vllm.not_executed
+    if not known:
+        raise CheckpointError(
+            _where(draft, how), f"vLLM 0.33 serves no {draft.family.name} drafts", fix=_INSTEAD
+        )
+    if not traits.vllm.takes_online_heads:
+        raise CheckpointError(
+            _where(draft, how),
+            f"vLLM 0.33 refuses it: draft_lm_head_quantization is not supported for method"
+            f" {method!r}, by which it serves {draft.family.name} drafts",
+            fix=_INSTEAD,
+        )
+    own_heads = traits.vllm.mtp is not None and traits.vllm.mtp.own_heads
+    if own_heads:
+        raise _not_shared(draft, how, "the modules have heads of their own")
+    if how == "nvfp4" and draft.geometry.hidden_size % _GROUP:
+        raise CheckpointError(
+            _where(draft, how),
+            f"NVFP4 has groups of {_GROUP} inputs, and the head has {draft.geometry.hidden_size}",
+            fix="use --head-online fp8, or leave it out",
+        )
+
+
+def _check_not_quantized(stored: StoredDraft, row: Row, how: OnlineHead) -> None:
+    scheme = stored.scheme_of(row)
+    if scheme is not None:
+        what = f"{row.module} is stored quantized already, in {scheme.number.bits} bits"
+        raise _not_shared(stored.draft, how, what)
+
+
+def _check_shared(draft: Draft, row: Row, own: Tensor, head: Tensor, how: OnlineHead) -> None:
+    """`_should_share`: of equal shape, and equal in every weight."""
+    if own.shape != head.shape:
+        what = f"{row.module} is {list(own.shape)}, the target's head {list(head.shape)}"
+        raise _not_shared(draft, how, what)
+    for at in _blocks(len(head)):
+        different = (own[at].to(head.dtype) != head[at]).any(-1)
+        if different.any():
+            row_number = at.start + int(different.int().argmax())
+            what = f"row {row_number} of {row.module} differs from that of the target's head"
+            raise _not_shared(draft, how, what)
+
+
+def _not_shared(draft: Draft, how: OnlineHead, what: str) -> CheckpointError:
+    return CheckpointError(
+        _where(draft, how),
+        f"{what}, and vLLM 0.33 quantizes only a head that the draft shares with the target:"
+        " 'draft_lm_head_quantization needs a drafter that shares the target lm_head'",
+        fix=_INSTEAD,
+    )
+
+
+def _where(draft: Draft, how: OnlineHead) -> str:
+    return f"--head-online {how}, {draft.checkpoint.folder.name}"

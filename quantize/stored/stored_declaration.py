@@ -1,0 +1,255 @@
+"""Where a folder declares its quantization, and ModelOpt's nested form spelled as its flat one.
+
+ModelOpt 0.47 writes hf_quant_config.json, `{"producer": ..., "quantization": {"quant_algo": ...}}`;
+its exporter of drafts puts the same object into config.json, without quant_method.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from ...recipes.errors import DeclarationError
+from ...recipes.regular_file import check_own
+from ..drafts.architectures import packed_by_mlx
+from ..files.checkpoint import CONFIG_FILE, Checkpoint, read_json_object
+from ..files.safetensors_header import TensorInfo
+from .layouts import HF_QUANT_CONFIG, READ_LAYOUTS, DeclaredScheme, StoredLayout, Strictness
+from .layouts.declaration_reader import OTHER_WAY, UNREAD_METHODS, ObjectReader
+from .layouts.module_patterns import check_patterns
+from .layouts.scheme import FLOAT_DTYPES, FP8_DTYPE, Parts
+
+# ---- How a declared layout stores one quantized linear: which tensors, of which dtypes and shapes
+#
+# It knows names and shapes, not bytes; shares no code with the writing side.
+
+COMPANIONS: frozenset[str] = frozenset().union(*(each.companions for each in READ_LAYOUTS.values()))
+"""Suffixes that only a quantized linear has."""
+ZERO_POINTS: Mapping[str, int] = {
+    suffix: byte for each in READ_LAYOUTS.values() for suffix, byte in each.zero_points.items()
+}
+"""Every byte of the zero points of symmetric codes; AWQ's are two nibbles of 8."""
+INVERSE_INPUT_SCALE = "input_global_scale"
+"""Of NVFP4 in compressed-tensors: it divides."""
+INPUT_SCALES = ("input_scale", INVERSE_INPUT_SCALE)
+"""Static scales of a linear's input: one of the two."""
+_BESIDE_CODES = frozenset({*INPUT_SCALES, *ZERO_POINTS, "weight_shape"})
+"""What symmetric codes are decoded without."""
+WORDS_OF_CODES = (".qweight", ".qzeros")
+"""Ends of names of codes, and of their zero points, in words of 32 bits: of AWQ and GPTQ."""
+_PACKED_DTYPES = (FP8_DTYPE, "I32", "U8")
+
+
+def stored_parts(
+    scheme: DeclaredScheme,
+    out_features: int,
+    in_features: int,
+    source_dtypes: tuple[str, ...] = FLOAT_DTYPES,
+) -> Parts:
+    """The tensors of a linear by suffix ("weight", "weight_scale", ...).
+
+    Args:
+        out_features: rows of the weight.
+        in_features: columns of the weight.
+        source_dtypes: which dtype an INT4 scale may have beside F16: that of the weight before
+            quantization.
+    """
+    scale_dtypes = tuple(dict.fromkeys((*source_dtypes, "F16")))
+    return scheme.layout.parts(scheme, out_features, in_features, scale_dtypes)
+
+
+def beside_codes(scheme: DeclaredScheme) -> frozenset[str]:
+    """What its codes are decoded without."""
+    zeros = scheme.layout.zeros(scheme)
+    return _BESIDE_CODES - ({zeros.suffix} if zeros else set())
+
+
+def weight_suffix(scheme: DeclaredScheme) -> str:
+    """Last part of the name of the tensor with the codes of a quantized linear."""
+    return scheme.layout.weight_suffix(scheme)
+
+
+def scale_suffix(scheme: DeclaredScheme) -> str:
+    """Last part of the name of the tensor with its scales."""
+    return scheme.layout.scale_suffix(scheme)
+
+
+def quantized_looking(tensors: Iterable[TensorInfo]) -> set[str]:
+    """Modules with a tensor, or a weight of a dtype, that only a quantized linear has."""
+    modules = set()
+    for tensor in tensors:
+        module, _, suffix = tensor.name.rpartition(".")
+        packed = suffix == "weight" and tensor.dtype in _PACKED_DTYPES
+        if module and (packed or suffix in COMPANIONS):
+            modules.add(module)
+    return modules
+
+
+_DECLARATION, _NESTED = "quantization_config", "quantization"
+_OF_NO_SCHEME = ("quant_method", "producer", "version", "exclude_modules", "ignore", "group_size")
+Form = Literal["flat", "nested", "side file"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RawDeclaration:
+    """A declaration as JSON, before anybody understands it.
+
+    Attributes:
+        value: the `quantization_config`; of the nested form, outer and inner keys together.
+        where: the file.
+        key: path of the object inside the file.
+        form: "nested": in config.json; "side file": the same in hf_quant_config.json alone.
+        has_method: it names a quant_method; the value of a nested one always has "modelopt".
+    """
+
+    value: Any
+    where: Path
+    key: str
+    form: Form
+    has_method: bool
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it names no scheme: ModelOpt writes a null quant_algo beside a BF16 draft.
+
+        MLX's {group_size, bits, mode} says how tensors are packed, not which.
+        """
+        said = self.value if isinstance(self.value, dict) else {"": True}
+        if not self.has_method and {"group_size", "bits"} <= said.keys():
+            return True
+        named = any(value for key, value in said.items() if key not in _OF_NO_SCHEME)
+        return not named and str(said.get("quant_method") or "modelopt").startswith("modelopt")
+
+
+def raw_declaration(checkpoint: Checkpoint) -> RawDeclaration | None:
+    """What a folder declares; None = nothing, also by an empty declaration beside a BF16 draft.
+
+    Raises:
+        CheckpointError: hf_quant_config.json is not readable as JSON.
+    """
+    found = written_declaration(checkpoint)
+    if found is None or not found.is_empty or quantized_looking(checkpoint.tensors.values()):
+        return found
+    return None
+
+
+def written_declaration(checkpoint: Checkpoint) -> RawDeclaration | None:
+    """The declaration that engines look at, empty or not; None = there is none.
+
+    Engines read config.json, and hf_quant_config.json only where it declares nothing (executed with
+    vLLM 0.33 and SGLang 0.5.23).
+
+    Raises:
+        CheckpointError: hf_quant_config.json is not readable as JSON.
+    """
+    declared = checkpoint.config.get(_DECLARATION)
+    where, key = checkpoint.folder / CONFIG_FILE, _DECLARATION
+    form: Form = "nested"
+    if declared is None:
+        where, key, form = checkpoint.folder / HF_QUANT_CONFIG, "", "side file"
+        check_own(checkpoint.folder, HF_QUANT_CONFIG)
+        if not where.exists():
+            return None
+        declared = read_json_object(where, "export it again")
+    named = isinstance(declared, dict) and declared.get("quant_method") is not None
+    flat = _flattened(declared)
+    if flat is not None:
+        key = f"{key}.{_NESTED}".lstrip(".")
+    elif form == "nested":
+        form, flat = "flat", declared
+    else:
+        flat = {"quant_method": "modelopt", **declared}  # which no reader understands
+    return RawDeclaration(value=flat, where=where, key=key, form=form, has_method=named)
+
+
+def _flattened(declared: object) -> dict[str, Any] | None:
+    """The nested form as a flat one; None where it is none, or says something twice."""
+    inner = declared.get(_NESTED) if isinstance(declared, dict) else None
+    if not isinstance(declared, dict) or not isinstance(inner, dict):
+        return None
+    outer = {key: value for key, value in declared.items() if key != _NESTED}
+    if outer.keys() & inner.keys():
+        return None
+    return {"quant_method": "modelopt", **outer, **inner}
+
+
+# ---- What a quantized folder declares in config.json: scheme, storage and excluded modules
+#
+# Reading is strict and uses no code of the writing side: a declaration that is not understood is
+# an
+# error, never a guess. This package knows JSON, but no tensors and no layouts.
+
+# Keys that say who made the folder or how values were found, never how to decode them.
+_NO_MEANING = frozenset({"producer", "version", "quant_mode", "global_compression_ratio"})
+
+
+def declared_scheme(
+    checkpoint: Checkpoint, *, strictness: Strictness = "folder"
+) -> DeclaredScheme | None:
+    """Read what a folder declares; None where it declares nothing: nothing is quantized.
+
+    Raises:
+        VerifyError: the declaration says something that this reader does not understand, or two
+            declarations of one folder disagree.
+        CheckpointError: hf_quant_config.json is not readable as JSON.
+    """
+    packed = packed_by_mlx(checkpoint.tensors)
+    if packed is not None:
+        raise DeclarationError(checkpoint.folder, packed.what, fix=packed.fix)
+    raw = raw_declaration(checkpoint)
+    return None if raw is None else read_scheme(raw, strictness=strictness)
+
+
+def read_scheme(
+    raw: RawDeclaration, *, layout: StoredLayout | None = None, strictness: Strictness
+) -> DeclaredScheme:
+    """The one reader of declarations.
+
+    Args:
+        layout: read it as one of this layout, whatever it says; None = as its quant_method says.
+        strictness: what must be understood.
+
+    Raises:
+        VerifyError: it says something else, or something more.
+        CheckpointError: the file beside config.json is not readable as JSON.
+    """
+    keys = ObjectReader.of(raw.value, raw.where, raw.key, _NO_MEANING, strictness)
+    if layout is None:
+        _check_not_refused(raw)
+        layout = READ_LAYOUTS[keys.choice("quant_method", *READ_LAYOUTS)]
+    keys.skip("quant_method")
+    scheme = dataclasses.replace(layout.read(keys), excludes=layout.excludes(keys))
+    if strictness == "folder" and layout.side_file and raw.form != "side file":
+        layout.side_file.check(raw.where.parent, scheme, raw.value)
+    keys.finish()
+    if strictness in ("folder", "declaration"):
+        check_patterns(keys, scheme)
+    return scheme
+
+
+def _check_not_refused(raw: RawDeclaration) -> None:
+    """Fail for a tool whose folders are known, and not read."""
+    method = raw.value.get("quant_method") if isinstance(raw.value, dict) else None
+    if isinstance(method, str) and (why := UNREAD_METHODS.get(method)):
+        raise DeclarationError(
+            raw.where,
+            f"{raw.key}.quant_method: {method} is not read: {why}",
+            fix=OTHER_WAY.format(method),
+        )
+
+
+# ---- Whether a folder is stored quantized, asked before anything else of it is understood
+
+
+def looks_quantized(checkpoint: Checkpoint) -> bool:
+    """True if a folder declares a quantization, or stores tensors that only quantized linears have.
+
+    Reads no tensor data.
+
+    Raises:
+        CheckpointError: hf_quant_config.json is not readable as JSON.
+    """
+    return raw_declaration(checkpoint) is not None or bool(
+        quantized_looking(checkpoint.tensors.values())
+    )

@@ -1,0 +1,439 @@
+"""What verification says from headers, configs and small values, without comparing tensor data."""
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...recipes.errors import CheckpointError
+from ...recipes.regular_file import SIGNATURE_FILE, entries, looks_like_weights, open_stream
+from ...recipes.schema import QUANTIZABLE
+from ..drafts import Draft, Row
+from ..drafts.engine_traits import fused_group, fused_names
+from ..files.card_text import CARD_FILE
+from ..files.checkpoint import CONFIG_FILE, HIDDEN, INDEX_FILE, PROVENANCE_FILE, Checkpoint
+from ..files.not_a_draft import mistaken_folder, without_safetensors
+from ..files.provenance import QuantizedProvenance
+from ..files.safetensors_header import TensorInfo
+from ..stored.decoded_numbers import stored_scalar
+from ..stored.layouts import HF_QUANT_CONFIG, DeclaredScheme
+from ..stored.layouts.scheme import Part
+from ..stored.stored_declaration import INPUT_SCALES, beside_codes, quantized_looking, stored_parts
+from .demands import Demand, own_parts
+from .verify_report import Fault
+
+_PYTORCH = repr("pt")  # what transformers demands as "format", and most exporters write
+_ONE_FOR_FUSED = (*INPUT_SCALES, "weight_scale_2", "weight_global_scale")
+
+
+def check_is_checkpoint(output: Path, config_file: str) -> None:
+    """There is a folder to verify.
+
+    Raises:
+        CheckpointError: config.json or weights are absent.
+    """
+    has_weights = (output / INDEX_FILE).exists() or any(output.glob("*.safetensors"))
+    has_config = (output / config_file).is_file()
+    if not has_config or not has_weights:
+        mistake = without_safetensors(output) if has_config else mistaken_folder(output)
+        nothing = f"it holds no {CONFIG_FILE}, or no safetensors files"
+        what, fix = mistake or (nothing, "give the output folder of `draftquant quantize`")
+        raise CheckpointError(output, what, fix=fix)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sorting:
+    """Which tensors are to be compared, and how; what is wrong by header is a fault instead.
+
+    Attributes:
+        kept: same name, dtype and shape on both sides.
+        linears: quantized linears whose codes can be decoded, with their stored tensors by suffix.
+        complete: on-disk names of those linears that have every tensor that is declared.
+        quantized: on-disk names of all modules that look quantized, complete or not.
+    """
+
+    kept: tuple[Row, ...]
+    linears: tuple[tuple[Row, Mapping[str, TensorInfo]], ...]
+    complete: frozenset[str]
+    quantized: frozenset[str]
+    faults: tuple[Fault, ...]
+
+
+def sort_tensors(
+    draft: Draft,
+    output: Checkpoint,
+    demands: Mapping[str, Demand],
+    beside: Collection[str] = (),
+) -> Sorting:
+    """Hold every tensor of the source against the header of the output, and the other way round.
+
+    Args:
+        draft: the source, without what the recipe drops.
+        demands: of the matrices of the source. Where there is no recipe, something else may have
+            stored INT4 scales in another dtype.
+    """
+    modules = quantized_looking(output.tensors.values())
+    kept, linears, quantized, complete = [], [], set(), set()
+    faults: list[Fault] = []
+    claimed: set[str] = set(beside)
+    for row in draft.rows:
+        module = row.module
+        if module not in modules:
+            claimed.add(row.tensor.name)
+            problem = _not_kept(row.tensor, output.tensors.get(row.tensor.name))
+            if problem is None:
+                kept.append(row)
+            else:
+                faults.append(problem)
+            continue
+        quantized.add(module)
+        demand = demands.get(module)
+        scheme = demand.scheme if demand else None
+        if demand is None or scheme is None or row.role not in QUANTIZABLE:
+            claimed |= {n for n in output.tensors if n.rpartition(".")[0] == module}
+            faults.append(must_not_be_quantized(module, row))
+            continue
+        recipe = demand.recipe
+        rows, columns = row.tensor.shape
+        wide = scheme.layout.foreign_scale_dtypes if recipe is None else ()
+        parts = stored_parts(scheme, rows, columns, source_dtypes=(row.tensor.dtype, *wide))
+        if recipe is not None:
+            scales = demand.origin.scale_dtype or row.tensor.dtype
+            parts = own_parts(parts, recipe.weights.stored, scheme, scales)
+        claimed |= {f"{module}.{suffix}" for suffix in parts}
+        found = {suffix: output.tensors.get(f"{module}.{suffix}") for suffix in parts}
+        wrong = wrong_parts(module, parts, found, scheme)
+        faults += wrong
+        absent = {fault.where.rpartition(".")[2] for fault in wrong}
+        if not absent:
+            complete.add(module)
+        if absent <= beside_codes(scheme):
+            linears.append((row, {s: t for s, t in found.items() if t and s not in absent}))
+    for name in sorted(output.tensors.keys() - claimed):
+        faults.append(Fault(where=name, expected="no such tensor", got=form(output.tensors[name])))
+    return Sorting(
+        kept=tuple(kept),
+        linears=tuple(linears),
+        complete=frozenset(complete),
+        quantized=frozenset(quantized),
+        faults=tuple(faults),
+    )
+
+
+def fused_faults(
+    draft: Draft,
+    output: Checkpoint,
+    scheme: DeclaredScheme | None,
+    quantized: frozenset[str],
+    complete: frozenset[str],
+) -> list[Fault]:
+    """Linears that engines fuse are quantized together, and share what engines take only once.
+
+    Args:
+        quantized: see `Sorting`.
+        complete: see `Sorting`.
+    """
+    faults = []
+    for group in draft.fused_groups():
+        members = [module for module in group if module in quantized]
+        if members and len(members) < len(group):
+            left = ", ".join(module for module in group if module not in quantized)
+            expected = "all or none of them quantized"
+            faults.append(Fault(where=", ".join(group), expected=expected, got=f"kept: {left}"))
+        formats = [scheme.of(module) for module in members] if scheme else []
+        if len(dict.fromkeys(map(str, formats))) > 1:
+            got = "; ".join(map(str, formats))
+            expected = "one format for fused linears"
+            faults.append(Fault(where=", ".join(members), expected=expected, got=got))
+        for suffix in _ONE_FOR_FUSED:
+            names = [f"{module}.{suffix}" for module in group if module in complete]
+            stored = [output.tensors[name] for name in names if name in output.tensors]
+            scales = {t.name: stored_scalar(output, t) for t in stored if t.numel == 1}
+            if len(set(scales.values())) > 1:
+                expected, got = f"one {suffix} for fused linears", str(list(scales.values()))
+                faults.append(Fault(where=", ".join(scales), expected=expected, got=got))
+    return faults
+
+
+def side_declaration_faults(output: Checkpoint, scheme: DeclaredScheme | None) -> list[Fault]:
+    """Some layouts have a second file for what they declare."""
+    side_file = scheme.layout.side_file if scheme else None
+    if side_file and not (output.folder / side_file.name).is_file():
+        return [Fault(where=side_file.name, expected=side_file.what, got="none")]
+    return []
+
+
+def index_faults(output: Checkpoint) -> list[Fault]:
+    """metadata.total_size of the index; its weight_map is checked on opening."""
+    if output.index is None:
+        return []
+    metadata = output.index.get("metadata")
+    total = metadata.get("total_size") if isinstance(metadata, dict) else None
+    if type(total) is int and total == output.nbytes:
+        return []
+    return [Fault(where=f"{INDEX_FILE}: metadata.total_size", expected=str(output.nbytes),
+                  got=repr(total))]  # fmt: skip
+
+
+def metadata_faults(
+    source: Checkpoint, output: Checkpoint, *, foreign: bool = False
+) -> list[Fault]:
+    """The safetensors `__metadata__` is the source's; other tools may say whose tensors these are."""
+    stored, wanted = _metadata(output), _metadata(source)
+    if foreign and stored.get("format", _PYTORCH) == _PYTORCH:
+        stored.pop("format", None)
+        wanted.pop("format", None)
+    return [
+        Fault(where=f"__metadata__: {key}", expected=wanted.get(key, "no such key"),
+              got=stored.get(key, "no such key"))
+        for key in sorted(wanted.keys() | stored.keys())
+        if wanted.get(key) != stored.get(key)
+    ]  # fmt: skip
+
+
+def _metadata(checkpoint: Checkpoint) -> dict[str, str]:
+    """Key -> what the files say, as text."""
+    found: dict[str, set[str]] = {}
+    for header in checkpoint.headers.values():
+        for key, value in header.metadata.items():
+            found.setdefault(key, set()).add(value)
+    return {key: " and ".join(map(repr, sorted(values))) for key, values in found.items()}
+
+
+def _not_kept(tensor: TensorInfo, stored: TensorInfo | None) -> Fault | None:
+    if stored is None:
+        return Fault(where=tensor.name, expected=form(tensor), got="none")
+    if (stored.dtype, stored.shape) != (tensor.dtype, tensor.shape):
+        return Fault(where=tensor.name, expected=f"{form(tensor)} (kept)", got=form(stored))
+    return None
+
+
+def must_not_be_quantized(module: str, row: Row) -> Fault:
+    """The fault of a row that is stored as codes but has no business to be."""
+    reason = f"{CONFIG_FILE} declares no quantization"
+    if row.role not in QUANTIZABLE:
+        reason = f"{row.role} is never quantized"
+    return Fault(where=module, expected=f"{form(row.tensor)}: {reason}", got="a quantized weight")
+
+
+def wrong_parts(
+    module: str,
+    parts: Mapping[str, Part],
+    found: Mapping[str, TensorInfo | None],
+    scheme: DeclaredScheme,
+) -> list[Fault]:
+    """Parts of a quantized linear, by suffix, that are absent or of another dtype or shape."""
+    faults = []
+    for suffix, part in parts.items():
+        tensor = found[suffix]
+        if not part.fits(tensor):
+            expected = f"{' or '.join(part.dtypes)} {list(part.shape)} ({scheme})"
+            got = form(tensor) if tensor else "none"
+            faults.append(Fault(where=f"{module}.{suffix}", expected=expected, got=got))
+    return faults
+
+
+def form(tensor: TensorInfo) -> str:
+    """Dtype and shape, for a fault."""
+    return f"{tensor.dtype} {list(tensor.shape)}"
+
+
+# ---- What verification says of excludes: what is kept is excluded, what is quantized is not
+#
+# Engines ask by run-time names: vLLM 0.33 and SGLang 0.5.23 fuse linears, vLLM numbers layers
+# anew.
+
+_NUMBER = re.compile(r"layers\.(\d+)\.")
+_ANY_LAYER = 61  # vLLM numbers a draft's layers after the target's: Kimi-K2 and DeepSeek-V3 have 61
+
+
+def exclude_faults(
+    draft: Draft, scheme: DeclaredScheme, quantized: frozenset[str], *, all_listed: bool = True
+) -> list[Fault]:
+    """Kept matrices are excluded, quantized ones are not, under each name an engine may ask for.
+
+    Args:
+        draft: the source, or the folder's own.
+        all_listed: every kept matrix, as this package lists them. Engines ask neither for an
+            embedding nor, in most layouts, for a head, and other tools leave these out.
+    """
+    faults = []
+    matrices = [row for row in draft.rows if len(row.tensor.shape) == 2]
+    kept = [row for row in matrices if row.module not in quantized]
+    root = draft.family.served_root
+    first = 0 if root else _first_layer([row for row in kept if _in_layer(row)], scheme)
+    for row in matrices:
+        module = row.module
+        if module in quantized:
+            for name in _runtime_names(row, scheme):
+                if scheme.is_excluded(name):
+                    faults.append(_exclude_fault(scheme, name, "not excluded: it is quantized"))
+                    break
+        elif all_listed or _is_asked_for(row, scheme):
+            base = module.removeprefix("model.")
+            # The head stands outside `model` at run time.
+            names = {module, base} if row.role == "head" else {module, base, f"model.{base}"}
+            names |= {f"{root}{_numbered(row, first)}"} if _in_layer(row) else set()
+            for name in sorted(names):
+                if not scheme.is_excluded(name):
+                    faults.append(_exclude_fault(scheme, name, "excluded: it is kept"))
+    return faults
+
+
+def _is_asked_for(row: Row, scheme: DeclaredScheme) -> bool:
+    """An embedding never is: vLLM 0.33 and SGLang 0.5.23 build it without a quantization."""
+    if row.role == "head":
+        return scheme.asks_for_head(row.module)
+    if scheme.layout.lists_layers_only and not _in_layer(row):
+        return False
+    return row.role != "embedding"
+
+
+def _runtime_names(row: Row, scheme: DeclaredScheme) -> list[str]:
+    """Names under which an engine may ask whether a quantized linear is excluded."""
+    canonical = row.canonical.removesuffix(".weight")
+    parent, _, leaf = canonical.rpartition(".")
+    block = parent.rpartition(".")[2]  # self_attn or mlp
+    leaves = [leaf, *fused_names(leaf)]
+    names = [row.module, canonical]
+    # vLLM numbers the draft's layer after the target's; SGLang drops layer and block.
+    numbers = [str(_ANY_LAYER), *_NUMBER.findall(" ".join(scheme.excludes))]
+    for part in leaves:
+        names += [part, f"{block}.{part}", f"{parent}.{part}"]
+        names += [f"layers.{number}.{block}.{part}" for number in numbers]
+    return names + [f"model.{name.removeprefix('model.')}" for name in names]
+
+
+def _numbered(row: Row, first: int) -> str:
+    """The name in vLLM of a linear of a decoder layer, where the first layer is number `first`."""
+    parent, leaf = fused_group(row.canonical.removesuffix(".weight"))
+    _, layer, block = parent.split(".")
+    return f"model.layers.{first + int(layer)}.{block}.{leaf}"
+
+
+def _first_layer(rows: Sequence[Row], scheme: DeclaredScheme) -> int:
+    """The number from which excludes count the draft's layers: that under which most are excluded.
+
+    Plain fp8 excludes whole names, so there is one such number; patterns hold for any.
+    """
+    found = {int(number) for number in _NUMBER.findall(" ".join(scheme.excludes))}
+    layers = {int(row.canonical.split(".")[1]) for row in rows}
+    firsts = {number - layer for number in found for layer in layers if number > layer}
+
+    def count(first: int) -> tuple[int, int]:
+        """Small numbers are those of the names on disk, so they go last."""
+        return sum(scheme.is_excluded(_numbered(row, first)) for row in rows), first
+
+    return max(firsts, key=count, default=_ANY_LAYER)
+
+
+def _exclude_fault(scheme: DeclaredScheme, name: str, expected: str) -> Fault:
+    got = f"patterns {list(scheme.excludes)}"
+    return Fault(where=f"{CONFIG_FILE}: {name}", expected=expected, got=got)
+
+
+def _in_layer(row: Row) -> bool:
+    return row.canonical.startswith("layers.")
+
+
+# ---- The files of an output: each belongs to somebody, the source's with the source's bytes
+
+ONLY_OURS = frozenset({PROVENANCE_FILE})
+"""Of a source that was cut: it says nothing true of what is made of it."""
+QUANTIZED_ONLY = ONLY_OURS | {HF_QUANT_CONFIG}
+"""Nor does an empty declaration of a BF16 draft of what is quantized."""
+_SAVED_ANEW = ("added_tokens.json", "generation_config.json", "special_tokens_map.json",
+               "tokenizer_config.json", "chat_template.jinja")  # fmt: skip
+"""What transformers writes beside the weights of a model whenever it saves one."""
+_RECORDS = ("quant_config.json", "quant_log.csv", "quantization_config.json",
+            "quantize_config.json", "recipe.yaml")  # fmt: skip
+"""Of AutoAWQ, GPTQModel, AutoRound and llm-compressor; engines read config.json before these."""
+_OF_THE_HUB = (CARD_FILE, ".gitattributes", SIGNATURE_FILE)  # repositories there have them
+_DOWNLOADED = ".cache/huggingface/"  # what a download from the Hub notes beside the files
+
+
+def side_file_faults(
+    source: Checkpoint,
+    output: Checkpoint,
+    *,
+    without: Collection[str] = (),
+    foreign: bool = False,
+) -> list[Fault]:
+    """Every side file of the source is there, byte for byte; README.md may be a new card.
+
+    Args:
+        source: the folder that the output was made from; weights in other formats do not travel.
+        without: files that do not travel either.
+        foreign: another tool wrote the output, which may say the same of the tokenizer otherwise.
+    """
+    faults = []
+    for file in _travelling(source, without):
+        if file == CARD_FILE:  # `draftquant card` writes another one
+            continue
+        path = output.folder / file
+        if not path.is_file():
+            faults.append(Fault(where=file, expected="the source's file", got="none"))
+        elif not same_bytes(source.folder / file, path) and not (foreign and file in _SAVED_ANEW):
+            faults.append(Fault(where=file, expected="the source's bytes", got="other bytes"))
+    return faults
+
+
+def card_faults(output: Checkpoint, recorded: QuantizedProvenance | None) -> list[Fault]:
+    """README.md is there, whatever it says, if one was written or travelled."""
+    if recorded is None or not recorded.card or (output.folder / CARD_FILE).is_file():
+        return []
+    return [Fault(where=CARD_FILE, expected="the model card that was written", got="none")]
+
+
+def unowned_faults(
+    source: Checkpoint,
+    output: Checkpoint,
+    *,
+    config_file: str = CONFIG_FILE,
+    own: Collection[str] = (),
+    without: Collection[str] = (),
+    foreign: bool = False,
+) -> list[Fault]:
+    """There is nothing that neither the source nor the layout has: engines read files by name.
+
+    Args:
+        source: see `side_file_faults`.
+        without: see `side_file_faults`.
+        foreign: likewise; tools leave records of how they quantized.
+    """
+    owned = {config_file, INDEX_FILE, *output.headers, *own, *_OF_THE_HUB}
+    owned.update({*_SAVED_ANEW, *_RECORDS} if foreign else ())
+    owned.update(_travelling(source, without))
+    faults: dict[str, Fault] = {}
+    for file, problem in entries(output.folder):
+        top = Path(file).parts[0]
+        if problem is not None:
+            expected = "a file of the folder" if file in owned else "no such file"
+            faults[file] = Fault(where=file, expected=expected, got=problem)
+        elif top in HIDDEN and not file.startswith(_DOWNLOADED):
+            faults[top] = Fault(where=f"{top}/", expected="no such folder", got=f"{file} in it")
+        elif file not in owned and top not in HIDDEN:
+            got = "a file of neither the source nor the layout"
+            faults[file] = Fault(where=file, expected="no such file", got=got)
+    return [faults[file] for file in sorted(faults)]
+
+
+def own_files(side_file: str | None) -> tuple[str, ...]:
+    """Files of a quantized folder besides config.json, index and tensors; `side_file` by layout."""
+    return (PROVENANCE_FILE, *((side_file,) if side_file else ()))
+
+
+def _travelling(source: Checkpoint, without: Collection[str]) -> list[str]:
+    side_files = source.side_files()
+    return [f for f in side_files if f not in without and not looks_like_weights(f)]
+
+
+def same_bytes(a: Path, b: Path) -> bool:
+    """Whether two files are equal, read a piece at a time."""
+    if a.stat().st_size != b.stat().st_size:
+        return False
+    with open_stream(a) as first, open_stream(b) as second:
+        while block := first.read(2**20):
+            if block != second.read(len(block)):
+                return False
+    return True

@@ -1,0 +1,425 @@
+"""Scales of other tools: those of absmax but for the roundings of these tools."""
+
+from collections.abc import Mapping
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+from typing_extensions import override
+
+from ..files.checkpoint import Checkpoint
+from ..files.safetensors_header import TensorInfo
+from ..stored.decoded_numbers import Floats, floats, read_whole
+from ..stored.layouts import DeclaredScheme
+from ..stored.linear import INVERSE_SCALE, StoredLinear, global_scale, matrix_scale, spread
+from ..stored.stored_declaration import scale_suffix
+from .code_judges import Block, Buffers, Judge, Near, Nearest, Numbers
+from .scales import E2M1_MAX, E4M3_MAX, e2m1_rounded, e4m3_rounded
+from .verify_report import Fault
+
+# ---- Codes of other tools: the nearest to weight / scale but for the roundings of these tools
+#
+# Each weight / scale may lie a little beyond half a step from its code: how far is said here.
+
+# w/s is computed as w * fl(1/s), there and here: two roundings of 2^-24 each, |w/s| <= 8.5. Of two
+# stages it is computed with three here, since s2 is s / s1: five in all, still less than 2^-18.
+INT4_BOUND = 0.5 + 2.0**-18
+# compressed-tensors 0.20 rounds w/s to the dtype of w: half an ulp of BF16 in [4, 8).
+INT4_ROUNDED_QUOTIENT = 2.0**-6
+# GPTQ's and AWQ's codes are those under scales that were rounded to float16 later.
+LATER_ROUNDED = 2.0**-11
+# w/s is computed with one rounding of the scale's inverse and one of the product, there a division.
+FP4_SLACK = np.float32(2.0**-21)
+# One rounding of w/s to bfloat16 before the one to FP8 is tolerated: half an ulp of 8 bits.
+FP8_SLACK = 2.0**-8
+
+
+# A tool that compensates moves tens of percent of the codes; one that is damaged, some.
+LEAST_COMPENSATED = 1 / 50
+# Codes that are one step off everywhere have 3.6 times the error of the nearest.
+MOST_COMPENSATED = 2.5
+
+
+class AboutNearest(Judge):
+    """Codes against bounds around the weights.
+
+    Args:
+        buffers: shared with the caller, which may use "x" between two blocks.
+    """
+
+    def __init__(self, scheme: DeclaredScheme, linear: StoredLinear, buffers: Buffers) -> None:
+        self.max_error = 0.0
+        self._scheme = scheme
+        self._linear = linear
+        self._buffers = buffers
+        rounded = scheme.layout.foreign_quotients_rounded(scheme)
+        one_stage = rounded and scheme.first_stage is None
+        wider = 2.0 ** (scheme.number.bits - 4)
+        self._int4_bound = 0.5 + (INT4_BOUND - 0.5) * max(wider, 1)
+        self._int4_bound += INT4_ROUNDED_QUOTIENT * wider if one_stage else 0
+        if scheme.layout.zeros(scheme) is not None:
+            self._int4_bound += LATER_ROUNDED * (16 * wider if scheme.asymmetric else 8 * wider)
+        self._first_slack = FP8_SLACK if rounded else 0.0
+        self._largest = 0.0
+        self._worst = (0, 0, 0.0, 0.0)  # row, column, w/scale, code
+
+    @override
+    def add(self, block: Block) -> None:
+        first_row, w, codes = block.first_row, block.w, block.codes
+        x, error = (self._buffers.get(name, w.shape) for name in ("x", "error"))
+        own = self._linear.scale_of(range(first_row, first_row + len(w)))
+        with np.errstate(all="ignore"):  # NaN and infinity are reported as faults
+            scale = spread(own, self._scheme.group_size, w.shape[1])
+            first = self._linear.first_scale
+            second = None if first is None else self._second_quotient(w, first, scale, codes)
+            np.multiply(w, np.float32(1) / scale, out=x)
+            if self._scheme.number.is_integer:
+                ends = self._linear.ends(
+                    self._scheme.number.bits, range(first_row, first_row + len(w))
+                )
+                self._int4_errors(x if second is None else second, codes, ends, error)
+            elif self._scheme.number.is_fp8:
+                self._fp8_errors(x, codes, error)
+            else:
+                self._fp4_errors(x, codes, error)
+            self._judge(first_row, error, x, codes)
+
+    def _second_quotient(
+        self, w: Floats, first: np.float32, scale: Floats, codes: Floats
+    ) -> Floats:
+        """FP8 value / second scale, where that of both stages is `scale`; the nearest to the codes.
+
+        One rounding of w / first scale to BF16 may decide between two neighbouring values.
+        """
+        low, high = (
+            e4m3_rounded(w / first * np.float32(1 + slack)) * (first / scale)
+            for slack in (-self._first_slack, self._first_slack)
+        )
+        return np.clip(codes, np.minimum(low, high), np.maximum(low, high))
+
+    def _int4_errors(
+        self, x: Floats, codes: Floats, ends: tuple[Floats | float, Floats | float], out: Floats
+    ) -> None:
+        """|clamp(x, -8, 7) - code| / bound, where x = w / scale; other integers have other ends."""
+        np.clip(x, *ends, out=out)
+        np.subtract(out, codes, out=out)
+        np.abs(out, out=out)
+        np.multiply(out, np.float32(1 / self._int4_bound), out=out)
+
+    def _fp8_errors(self, x: Floats, codes: Floats, out: Floats) -> None:
+        """|clamp(x, -448, 448) - code| / bound.
+
+        Half a step of F8_E4M3 between powers of two 2^e and 2^(e+1) is 2^(e-4), at least 2^-10. It
+        is taken at the smaller of |x| and |code|, so a code one step across a power of two is seen.
+        """
+        clamped = np.clip(x, -E4M3_MAX, E4M3_MAX, out=out)
+        half_step, size = (self._buffers.get(name, out.shape) for name in ("half", "size"))
+        np.abs(clamped, out=size)
+        np.minimum(size, np.abs(codes, out=half_step), out=half_step)
+        bits = half_step.view(np.uint32)
+        np.bitwise_and(bits, np.uint32(0x7F800000), out=bits)  # 2^e: the mantissa cleared
+        np.multiply(half_step, np.float32(2.0**-4), out=half_step)
+        np.maximum(half_step, np.float32(2.0**-10), out=half_step)
+        np.multiply(size, np.float32(FP8_SLACK), out=size)
+        np.add(half_step, size, out=half_step)
+        np.subtract(clamped, codes, out=out)
+        np.abs(out, out=out)
+        np.divide(out, half_step, out=out)
+
+    def _fp4_errors(self, x: Floats, codes: Floats, out: Floats) -> None:
+        """|clamp(x, -6, 6) - code| against the distance of the nearest of the 16 values."""
+        size = np.minimum(np.abs(x), np.float32(E2M1_MAX))
+        bound = np.abs(size - e2m1_rounded(size)) + FP4_SLACK * size + np.float32(2.0**-30)
+        np.subtract(np.clip(x, -E2M1_MAX, E2M1_MAX), codes, out=out)
+        np.divide(np.abs(out), bound, out=out)
+
+    def _judge(self, first_row: int, error: Floats, x: Floats, codes: Floats) -> None:
+        largest = float(error.max())  # NaN if any is
+        if not largest <= self._largest:
+            row, column = divmod(int(error.argmax()), error.shape[1])
+            self.max_error = self._largest = largest
+            found = float(x[row, column]), float(codes[row, column])
+            self._worst = (first_row + row, column, *found)
+        if not largest <= 1:
+            self.wrong += int(np.count_nonzero(~(error <= 1)))
+
+    @override
+    def faults(self, name: str) -> list[Fault]:
+        if not self.wrong:
+            return []
+        row, column, x, code = self._worst
+        got = (
+            f"{self.wrong} other(s), worst at row {row}, column {column}:"
+            f" code {code:g} where weight/scale is {x:.6g}"
+        )
+        return [Fault(where=name, expected="the quantized values nearest to weight/scale", got=got)]
+
+
+class NearestOrCompensated(Judge):
+    """INT4 codes that are about the nearest, or make up for the errors of others as GPTQ's do.
+
+    Where so many are others that it is no damage, they are held to their error instead.
+
+    Args:
+        nearest: tells which are not the nearest.
+    """
+
+    def __init__(self, nearest: AboutNearest, near: Near) -> None:
+        self.max_error = nearest.max_error
+        self._nearest, self._near = nearest, near
+        self._count = 0
+
+    @override
+    def add(self, block: Block) -> None:
+        before = self._nearest.wrong
+        self._nearest.add(block)
+        self._count += block.w.size
+        if self._nearest.wrong > before:
+            self._near.add(block)
+        sound = self.compensated
+        self.wrong = 0 if sound else self._nearest.wrong
+        self.max_error = None if sound else self._nearest.max_error
+
+    @property
+    def compensated(self) -> bool:
+        """True if codes are none of the nearest, and sound."""
+        return self._nearest.wrong > LEAST_COMPENSATED * self._count and not self._near.faults("")
+
+    @override
+    def faults(self, name: str) -> list[Fault]:
+        return [] if self.compensated else self._nearest.faults(name)
+
+
+def foreign_judge(scheme: DeclaredScheme, linear: StoredLinear, buffers: Buffers) -> Judge:
+    """What judges the codes of another tool."""
+    about = AboutNearest(scheme, linear, buffers)
+    if not scheme.number.is_integer or scheme.first_stage is not None:
+        return about
+    bits = scheme.number.bits
+    nearest = Nearest(scheme, linear.scale, None, buffers, ends=partial(linear.ends, bits))
+    size, most = scheme.group_size, MOST_COMPENSATED
+    return NearestOrCompensated(about, Near(Numbers(), nearest, linear, size, buffers, most=most))
+
+
+INT4_HALF_RANGE = 7.5
+MOST_BEYOND_COMPENSATED = 1.5
+"""GPTQ takes the scales of a group after the weights before it were made up for in it."""
+INT4_LEAST_OF_ABSMAX = 1 / 4
+"""Searched scales clip the largest weights; below this, rows are not clipped but cut off."""
+_ODD_ONES = 1 / 8
+"""Scales of one rule but for fewer than these are damaged, and not searched."""
+INT4_SMALLEST_SCALE = 2.0**-23
+FP8_MAX = 448.0
+FP4_MAX = 6.0
+POWERS_OF_TWO = "ue8m0"
+"""What a declaration calls FP8 scales that are the next power of two."""
+E4M3_SMALLEST = 2.0**-9
+# scale = absmax / divisor, rounded to the scale's dtype: half an ulp, and one float32 division.
+_SLACK = {"BF16": 2.0**-8, "F16": 2.0**-10, "F32": 2.0**-8, "F8_E8M0": 0.0}
+_BF16_HALF_STEP = 2.0**-8
+_GLOBAL_SLACK = 2.0**-20  # a few float32 roundings, and those of an inverse
+_F16_SMALLEST_STEP = 2.0**-24
+# Half a step of F8_E4M3, relative above 2^-6 and absolute below, and float32 roundings.
+_E4M3_HALF_STEP, _E4M3_SUBNORMAL_HALF_STEP = 2.0**-4 + 2.0**-20, 2.0**-10 + 2.0**-20
+
+Doubles = npt.NDArray[np.float64]
+
+
+def about_absmax_faults(
+    output: Checkpoint,
+    scheme: DeclaredScheme,
+    module: str,
+    scale: Floats,
+    absmax: Floats,
+    *,
+    compensated: bool = False,
+) -> list[Fault]:
+    """Scales that absmax does not give; what is all zero may have any FP8 or FP4 scale.
+
+    The one scale of a whole matrix is not judged here: see `about_matrix_scale_faults`.
+
+    Args:
+        scale: [out_features, groups] or [1, 1], as stored, finite and positive.
+        absmax: [out_features, groups] of the source weight.
+        compensated: codes are not the nearest, but make up for the errors of others.
+    """
+    if scheme.granularity == "tensor":
+        return []
+    name = f"{module}.{scale_suffix(scheme)}"
+    largest = _covered(absmax.astype(np.float64), scheme)
+    wide = scale.astype(np.float64)
+    wide = np.abs(wide) if scheme.has_signed_scales else wide
+    if scheme.number.global_scale:
+        return _nvfp4_faults(output, module, name, wide, largest)
+    if scheme.first_stage:
+        return _second_stage_faults(output, module, name, largest)
+    if scheme.number.powers_of_two:
+        # The largest weight lies in [3.5, 7) scales: exponents come from one rounded mantissa bit.
+        ratio = largest / wide
+        wrong = ~((ratio >= 3.5) & (ratio < 7)) & (largest > 0) & (wide > 2.0**-127)
+        return _faults(name, wrong, wide, largest / 4, "2^(floor(log2(absmax)) - 2), rounded")
+    if scheme.number.is_integer:
+        return _integer_faults(output.tensors[name], scheme, wide, largest, compensated=compensated)
+    expected = largest / FP8_MAX
+    dtype = output.tensors[name].dtype
+    wrong = ~_fits(wide, expected, dtype) & (largest > 0)
+    if scheme.version == POWERS_OF_TWO:
+        next_power = (np.frexp(wide)[0] == 0.5) & (wide >= expected) & (wide < 2 * expected)
+        wrong &= ~next_power
+    return _faults(name, wrong, wide, expected, f"absmax / {FP8_MAX:g}")
+
+
+def integer_scale_rule(
+    tensor: TensorInfo, scheme: DeclaredScheme, scale: Floats, absmax: Floats
+) -> str:
+    """What the scales of integer codes are, in words; of searched ones, from where to where.
+
+    Args:
+        tensor: where they are stored.
+        scale: see `about_absmax_faults`.
+    """
+    scale = np.abs(scale)
+    sides = scale.astype(np.float64), absmax.astype(np.float64)
+    divisor, wrong, _ = _integer_rule(tensor, scheme, *sides)
+    if not wrong.any() and not scheme.asymmetric:
+        return f"absmax / {divisor:g}"
+    half_range = _divisors(scheme)[0]
+    share = scale[absmax > 0] * half_range / absmax[absmax > 0]
+    how = "of ranges" if scheme.asymmetric else "searched"
+    ends = f"{share.min():.2f} to {share.max():.2f}" if share.size else "any"
+    return f"{how}, {ends} of absmax / {half_range:g}"
+
+
+def _divisors(scheme: DeclaredScheme) -> tuple[float, float, float]:
+    """What absmax is divided by: half the range, the largest code, or the smallest.
+
+    So do Quark and compressed-tensors; AutoAWQ, GPTQ and ModelOpt; and others.
+    """
+    half = 2.0 ** (scheme.number.bits - 1)
+    return half - 0.5, half - 1, half
+
+
+def _integer_faults(
+    tensor: TensorInfo,
+    scheme: DeclaredScheme,
+    scale: Doubles,
+    absmax: Doubles,
+    *,
+    compensated: bool,
+) -> list[Fault]:
+    """Scales of one of the rules; or searched ones, which are of none and only have their ends.
+
+    Those of a range from the smallest to the largest weight are half of these where all weights
+    have one sign.
+    """
+    divisor, wrong, expected = _integer_rule(tensor, scheme, scale, absmax)
+    if wrong.mean() < _ODD_ONES and not scheme.asymmetric:
+        return _faults(tensor.name, wrong, scale, expected, f"absmax / {divisor:g}")
+    _, fewest, many = _divisors(scheme)
+    beyond = MOST_BEYOND_COMPENSATED if compensated else 1.0
+    most = np.maximum(absmax / fewest * beyond, INT4_SMALLEST_SCALE)
+    least = absmax / (2 * many if scheme.asymmetric else many) * INT4_LEAST_OF_ABSMAX
+    slack = 2 * _SLACK[tensor.dtype]
+    wrong = ~((scale <= most * (1 + slack)) & (scale >= least)) & (absmax > 0)
+    what = f"1/4 to {beyond:g} of absmax / {fewest:g}"
+    return _faults(tensor.name, wrong, scale, most, what)
+
+
+def _integer_rule(
+    tensor: TensorInfo, scheme: DeclaredScheme, scale: Doubles, absmax: Doubles
+) -> tuple[float, npt.NDArray[np.bool_], Doubles]:
+    """The divisor that most scales have, the scales that do not, and what they should be."""
+    found = []
+    for divisor in _divisors(scheme):
+        expected = np.maximum(absmax / divisor, INT4_SMALLEST_SCALE)
+        found.append((divisor, ~_fits(scale, expected, tensor.dtype), expected))
+    return min(found, key=lambda one: int(one[1].sum()))
+
+
+def _fits(scale: Doubles, expected: Doubles, dtype: str) -> npt.NDArray[np.bool_]:
+    """Equal but for the rounding to the stored dtype."""
+    slack = expected * _SLACK[dtype] + (_F16_SMALLEST_STEP if dtype == "F16" else 0)
+    fits: npt.NDArray[np.bool_] = np.abs(scale - expected) <= slack
+    return fits
+
+
+def _covered(absmax: Doubles, scheme: DeclaredScheme) -> Doubles:
+    """Largest magnitude that each scale covers, in the shape of the scales."""
+    if scheme.granularity != "block":
+        return absmax
+    size = scheme.rows_of_scale
+    blocks = np.maximum.reduceat(absmax, np.arange(0, len(absmax), size), axis=0)
+    return np.repeat(blocks, size, axis=0)[: len(absmax)]
+
+
+def _nvfp4_faults(
+    output: Checkpoint, module: str, name: str, scale: Doubles, absmax: Doubles
+) -> list[Fault]:
+    """Group scale = e4m3(absmax / (6 * global scale))."""
+    whole = float(global_scale(output, module))
+    tensor = output.tensors[name]
+    stored = floats(read_whole(output, tensor), tensor.dtype).reshape(scale.shape)
+    expected = np.clip(absmax / (FP4_MAX * whole), E4M3_SMALLEST, FP8_MAX)
+    slack = np.maximum(expected * _E4M3_HALF_STEP, _E4M3_SUBNORMAL_HALF_STEP)
+    wrong = ~(np.abs(stored.astype(np.float64) - expected) <= slack) & (absmax > 0)
+    return _faults(name, wrong, stored.astype(np.float64), expected, "absmax / (6 * global scale)")
+
+
+def _second_stage_faults(
+    output: Checkpoint, module: str, name: str, absmax: Doubles
+) -> list[Fault]:
+    """Scale = absmax / 7.5 of the FP8 values of a row: rounding keeps the largest the largest.
+
+    Other tools round weight / first scale to BF16 before they round it to FP8.
+    """
+    tensor = output.tensors[name]
+    stored = floats(read_whole(output, tensor), tensor.dtype).reshape(absmax.shape)
+    wide, slack = stored.astype(np.float64), _SLACK[tensor.dtype]
+    quotient = absmax / float(global_scale(output, module))
+    least, expected, most = (
+        np.maximum(
+            e4m3_rounded((quotient * factor).astype(np.float32)) / INT4_HALF_RANGE,
+            INT4_SMALLEST_SCALE,
+        ).astype(np.float64)
+        for factor in (1 - _BF16_HALF_STEP, 1.0, 1 + _BF16_HALF_STEP)
+    )
+    wrong = ~((wide >= least * (1 - slack)) & (wide <= most * (1 + slack)))
+    return _faults(name, wrong, wide, expected, "absmax of the FP8 values / 7.5")
+
+
+def about_matrix_scale_faults(
+    output: Checkpoint,
+    scheme: DeclaredScheme,
+    absmax: Mapping[str, float],
+) -> list[Fault]:
+    """The one scale of each matrix of a group that engines fuse: of the largest magnitude, or own.
+
+    Other tools take one from each weight alone.
+
+    Args:
+        absmax: largest magnitude of each source weight, by on-disk module name.
+    """
+    divisor = FP4_MAX * FP8_MAX if scheme.number.global_scale else FP8_MAX
+    shared = max(absmax.values())
+    faults = []
+    for module, own in absmax.items():
+        tensor = matrix_scale(output, module)
+        scale = float(floats(read_whole(output, tensor), tensor.dtype)[0])
+        scale = 1 / scale if tensor.name.endswith(INVERSE_SCALE) else scale
+        slack = _GLOBAL_SLACK if scheme.number.global_scale else _SLACK[tensor.dtype]
+        allowed = [largest / divisor for largest in (shared, own)]
+        if not any(abs(scale - one) <= one * slack or one == 0 for one in allowed):
+            of = f" of {', '.join(absmax)}" if len(absmax) > 1 else ""
+            wanted = f"absmax{of} / {divisor:g} ({allowed[0]:.6g})"
+            faults.append(Fault(where=tensor.name, expected=wanted, got=f"{scale:.6g}"))
+    return faults
+
+
+def _faults(
+    name: str, wrong: npt.NDArray[np.bool_], scale: Doubles, expected: Doubles, rule: str
+) -> list[Fault]:
+    if not wrong.any():
+        return []
+    row, group = map(int, np.argwhere(wrong)[0])
+    got = f"{int(wrong.sum())} other(s), first {scale[row, group]:.6g} at row {row}"
+    return [Fault(where=name, expected=f"{rule} ({expected[row, group]:.6g})", got=got)]

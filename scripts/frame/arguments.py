@@ -1,0 +1,297 @@
+"""Arguments that several verbs take, each said once."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from ...quantize.files.hub import resolve_draft
+from ...recipes.decode import AT_LEAST_0, AT_LEAST_1, SHARE_OR_ALL, MisfitError
+from ...recipes.errors import short
+from ...recipes.formats import KvCacheChoice, KvCacheScales, OnlineHead, ServedForm
+from ...recipes.schema import ALGORITHMS, BackendName, InputCorrection, Recipe
+from ...validate.counting.acceptance_counts import DraftSampling
+from .settings import Argument, Option, Settings
+
+if TYPE_CHECKING:
+    from ...calibration.prompts.prompt_file import PromptEncoder
+    from ...calibration.prompts.prompt_forms import PromptChoice
+    from ...calibration.prompts.prompt_source import ReadPrompts
+
+# ---- What drafts, recipes and paths are given as, to several verbs
+
+Reference = str | Path
+"""A draft: its folder, or its id on the Hub (owner/name, owner/name@revision)."""
+AnyRecipe = Recipe | Mapping[str, Any] | str | Path
+"""A recipe: a built-in name, a file, a resolved recipe, or the keys of a file as a dict."""
+
+
+def folder_of(reference: Reference) -> Path:
+    """Where a draft lies; see `resolve_draft`."""
+    return resolve_draft(str(reference)).folder
+
+
+def optional_path(path: str | os.PathLike[str] | None) -> Path | None:
+    """A path, where one is given."""
+    return None if path is None else Path(path)
+
+
+AnyPath = str | os.PathLike[str]
+"""A file or folder; `Settings` hold it as a `Path`."""
+ComputeDtype = Literal["float32", "bfloat16"]
+
+
+def share(text: str) -> float:
+    """A share as people write it: 0.01 or 1%.
+
+    Raises:
+        MisfitError: it is neither.
+    """
+    number, percent = text.removesuffix("%"), text.endswith("%")
+    try:
+        return float(number) / (100 if percent else 1)
+    except ValueError as exc:
+        raise MisfitError(f"expected a share such as 0.01 or 1%, got {short(text)}") from exc
+
+
+Draft = Annotated[Reference, Argument("draft: a folder or a Hub id (owner/name)", "DRAFT")]
+Quantized = Annotated[Reference, Argument("quantized draft: a folder or a Hub id", "QUANT")]
+Subtree = Annotated[
+    str | None,
+    Option(
+        "DRAFT is a target's folder, and its draft is the MTP layer with this "
+        "prefix (model.layers.61, model.mtp_layers.0, mtp); list several layers "
+        "with commas",
+        "PREFIX[,PREFIX...]",
+    ),
+]
+GoldenFile = Annotated[
+    AnyPath | None,
+    Option("also write the draft's golden acceptance (JSON)", "F.json"),
+]
+OutFolder = Annotated[AnyPath, Option("folder to create", "FOLDER")]
+RecipeName = Annotated[
+    AnyRecipe,
+    Option("recipe: a built-in name or a .yaml file", "RECIPE"),
+]
+Backend = Annotated[
+    BackendName | None, Option("toolkit that computes the quantized values (default: the recipe's)")
+]
+AlgorithmName = Annotated[
+    str | None,
+    Option(
+        "algorithm for quantized values and scales (default: the recipe's); runs "
+        "on backend torch unless --backend is given",
+        f"{{{','.join(ALGORITHMS)}}}",
+    ),
+]
+InputCorrectionChoice = Annotated[
+    InputCorrection | None,
+    Option(
+        "whether GPTQ and learning correct the weights for the rounding of their inputs: auto "
+        "(where they are rounded to four bits; default with --algorithm), or off"
+    ),
+]
+KvCacheScalesChoice = Annotated[
+    KvCacheScales | None,
+    Option(
+        "declare an FP8 KV cache (kv_cache of the recipe), and where its scales come from: unit "
+        "(1.0), or absmax and measured, which need --traces"
+    ),
+]
+TargetLayers = Annotated[
+    int | None,
+    Option(
+        "number of decoder layers of the target; layout fp8 needs it for the "
+        "names in its exclude list",
+        "LAYERS",
+        bounds=AT_LEAST_1,
+    ),
+]
+NumDraftTokens = Annotated[
+    int | None,
+    Option(
+        "tokens drafted per verify step, as served (default: 3, or the whole "
+        "block of a block draft)",
+        "K",
+        short="-k",
+        bounds=AT_LEAST_1,
+        fix="give the K that is served, such as -k 3",
+    ),
+]
+Sampling = Annotated[
+    DraftSampling,
+    Option(
+        "how drafts propose on sampled traces, as served: the most likely token "
+        "(greedy, default), or sampled at the traces' temperature"
+    ),
+]
+Device = Annotated[
+    str,
+    Option(
+        "device to compute on: auto (the first GPU, else the CPU; default), cpu, cuda or cuda:I",
+        "DEVICE",
+    ),
+]
+Dtype = Annotated[
+    ComputeDtype,
+    Option("dtype that drafts compute in: float32 (default), or bfloat16 as engines do"),
+]
+HeadsOnline = Annotated[
+    OnlineHead | None,
+    Option(
+        "replay with the head that vLLM makes while it loads (draft_lm_head_quantization; SGLang"
+        " has no such option), every draft but the first of several"
+    ),
+]
+KvCaches = Annotated[
+    KvCacheChoice,
+    Option(
+        "KV cache: auto (what each folder declares; default), or fp8_e4m3 by the engines' option,"
+        " every draft but the first of several"
+    ),
+]
+KvCache = Annotated[
+    KvCacheChoice,
+    Option("KV cache of QUANT (default: auto, as it declares)"),
+]
+HeadOnline = Annotated[
+    OnlineHead | None,
+    Option("judge QUANT with vLLM's draft_lm_head_quantization"),
+]
+BatchSize = Annotated[
+    int | None,
+    Option(
+        "prompts per batch (default: as many as fit)",
+        "PROMPTS",
+        bounds=AT_LEAST_1,
+    ),
+]
+NoCache = Annotated[
+    bool,
+    Option(
+        "replay the BF16 draft too, instead of recalling from the cache what it proposed, and keep"
+        " nothing there"
+    ),
+]
+Ray = Annotated[
+    str | None,
+    Option(
+        "compute as tasks of this Ray cluster (HOST:PORT, auto, or local), whose nodes read"
+        " the same paths",
+        "ADDRESS",
+    ),
+]
+Target = Annotated[
+    AnyPath | None,
+    Option(
+        "folder of the target; needed if neither the draft nor the traces hold "
+        "embedding and head, or if the recipe drops tables shared with the target",
+        "TARGET",
+    ),
+]
+FixConfig = Annotated[
+    bool, Option("repair the output's config.json where 'inspect' reports problems")
+]
+Temperature = Annotated[
+    float, Option("sampling temperature (default 0: greedy)", "TEMPERATURE", bounds=AT_LEAST_0)
+]
+TopP = Annotated[
+    float,
+    Option(
+        "sample only from the most likely tokens with this total probability (default 1: all)",
+        "SHARE",
+        bounds=SHARE_OR_ALL,
+    ),
+]
+TopK = Annotated[
+    int,
+    Option(
+        "sample only from this many most likely tokens (default 0: all)",
+        "TOKENS",
+        bounds=AT_LEAST_0,
+    ),
+]
+SamplingSeed = Annotated[int, Option("seed of the sampling (default 0)", "SEED")]
+TableIds = Annotated[
+    Sequence[int],
+    Option(
+        "further tokens whose embedding is stored (default: those of the traces "
+        "and the mask token)",
+        "TOKEN_ID,...",
+        several="commas",
+    ),
+]
+Precise = Annotated[
+    bool, Option("compute the factors of GPTQ in float64 (default: float32, in half the time)")
+]
+AllowZeroRows = Annotated[
+    bool, Option("accept all-zero rows in weights (default: they are refused)")
+]
+Overwrite = Annotated[bool, Option("replace report files that exist already")]
+
+
+def served_form(head_online: OnlineHead | None, kv_cache_dtype: KvCacheChoice) -> ServedForm:
+    """Of the options by which an engine makes another draft of a folder."""
+    kv_cache = None if kv_cache_dtype == "auto" else kv_cache_dtype
+    return ServedForm(online_head=head_online, kv_cache=kv_cache)
+
+
+# ---- `ChosenPrompts`: which prompts of a file, or of a data set of the Hub, several verbs take
+
+_MOST_NAMED = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChosenPrompts(Settings):
+    """Which of the prompts are taken."""
+
+    prompts_split: Annotated[
+        str | None,
+        Option("split of a Hub data set, and its config if several", "[CONFIG/]SPLIT"),
+    ] = None
+    prompts_column: Annotated[
+        str | None,
+        Option("column that holds the prompts, if its name is not a usual one", "NAME"),
+    ] = None
+    num_prompts: Annotated[
+        int | None,
+        Option("draw so many prompts at random (default: take all)", "PROMPTS", bounds=AT_LEAST_1),
+    ] = None
+    prompts_seed: Annotated[
+        int,
+        Option("seed of --num-prompts (default 0); a larger draw contains a smaller one", "SEED"),
+    ] = 0
+
+    @property
+    def choice(self) -> "PromptChoice":
+        """The same, for who reads them."""
+        from ...calibration.prompts.prompt_forms import PromptChoice
+
+        return PromptChoice(
+            split=self.prompts_split,
+            column=self.prompts_column,
+            num_prompts=self.num_prompts,
+            seed=self.prompts_seed,
+        )
+
+    def read_prompts(self, prompts: AnyPath, encoder: "PromptEncoder") -> "ReadPrompts":
+        """Read the prompts, and warn of rows that are none.
+
+        Args:
+            prompts: a file, or owner/name[@revision] on the Hub.
+            encoder: of the target.
+
+        Raises:
+            PromptError: see `prompts_of`.
+        """
+        from ...calibration.prompts.prompt_source import prompts_of
+
+        read = prompts_of(Path(prompts), encoder, self.choice)
+        if read.dataset is not None:
+            self.listener.note(f"{len(read.prompts)} prompts of {read.dataset}")
+        if over := read.passed_over:
+            named = "; ".join(over[:_MOST_NAMED])
+            self.listener.warning(f"{prompts}: {len(over)} row(s) hold no prompt: {named}")
+        return read

@@ -1,0 +1,113 @@
+"""How `--help` looks: usage in one line, commands in groups, examples as a shell takes them."""
+
+import argparse
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Usage in one line: what must be given; the list below has the rest."""
+
+    def add_usage(
+        self,
+        usage: str | None,
+        actions: Iterable[argparse.Action],
+        groups: Iterable[Any],
+        prefix: str | None = None,
+    ) -> None:
+        """Only what must be given, in any order of groups."""
+        needed = [each for each in actions if each.required or not each.option_strings]
+        needed.sort(key=lambda each: bool(each.option_strings))
+        del groups
+        if usage is None and prefix is None:
+            # argparse puts positional arguments behind options, where commas of nargs="+" end.
+            parts = [self._format_needed(each) for each in needed]
+            usage = " ".join(["%(prog)s", *parts, "[options]"])
+            if any(each.nargs == argparse.PARSER for each in needed):
+                usage = usage.removesuffix(" [options]")
+        super().add_usage(usage, needed, [], prefix)
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        """Between words, never inside of `--max-new-tokens`."""
+        return textwrap.wrap(text, width, break_on_hyphens=False)
+
+    def _format_needed(self, action: argparse.Action) -> str:
+        metavar = self._get_default_metavar_for_positional(action)
+        if action.option_strings:
+            metavar = self._get_default_metavar_for_optional(action)
+            return f"{action.option_strings[0]} {self._format_args(action, metavar)}".strip()
+        return self._format_args(action, metavar)
+
+
+def listed(groups: Mapping[str, Mapping[str, str]], columns: int) -> Iterator[str]:
+    """Lines of commands in groups: heading -> name -> summary."""
+    width = max((len(name) for group in groups.values() for name in group), default=0)
+    for title, group in groups.items():
+        yield f"{title}:"
+        for name, summary in group.items():
+            first, beside = f"  {name:<{width}}  ", " " * (width + 4)
+            yield textwrap.fill(summary, columns, initial_indent=first, subsequent_indent=beside)
+
+
+def wrapped(examples: Sequence[str], columns: int) -> Iterator[str]:
+    """Each in one line, or as a shell takes several."""
+    for example in examples:
+        lines = textwrap.wrap(
+            example, columns - 2, initial_indent="  ", subsequent_indent="    ",
+            break_long_words=False, break_on_hyphens=False,
+        )  # fmt: skip
+        yield " \\\n".join(lines)
+
+
+# ---- Under which heading `--help` shows an option, where a command has many of them
+
+MANY = 8
+"""Options that need no headings."""
+NEEDED, COMMON, RARE = "needed", "common", "rarely needed"
+GROUPS: Mapping[str, tuple[str, ...]] = {
+    COMMON: (
+        "against", "baseline", "category", "coverage", "curve", "draft", "engine", "exact",
+        "fix_config", "gpu", "html", "judge", "junit", "max_drop", "max_new_tokens",
+        "num_draft_tokens", "num_prompts", "out", "plot", "prometheus", "prompts", "recipe",
+        "recipes", "report", "server", "show", "size", "target", "target_step_ms", "to",
+        "tokenizer", "traces", "traffic",
+    ),
+    "where the prompts come from": (
+        "continued", "prompts_column", "prompts_seed", "prompts_split", "too_long", "turns",
+    ),
+    "how it is quantized": (
+        "algorithm", "allow_zero_rows", "backend", "carrier", "input_correction", "input_scale",
+        "kv_cache", "layout", "precise", "subtree", "target_layers", "vocab_coverage",
+        "vocab_size",
+    ),
+    "how tokens are drawn": (
+        "ignore_eos", "logprobs", "seed", "temperature", "top_k", "top_logprobs", "top_p",
+    ),
+    "what is recorded": ("aux_layer_ids", "feature_storage", "fused", "table_ids", "tables"),
+    "the server": (
+        "concurrency", "engine_args", "model", "print_server_args", "selector", "served_as",
+        "shared",
+    ),
+    "when it reads": ("duration", "every", "once", "state", "until_alarm"),
+    "limits of the verdict": (
+        "alpha", "confidence SHARE", "every_category_passes", "max_relative_drop", "min_prompts",
+        "policy",
+    ),
+    "what servers measured": ("baseline_again", "measured", "parity", "tasks"),
+    "where it runs": (
+        "batch_size", "device", "device_map", "dtype", "fixed_batches", "no_cache", "ray",
+    ),
+    "report files": ("github", "golden", "junit_inconclusive", "markdown", "overwrite"),
+}  # fmt: skip
+"""Heading -> names of options, the most used heading first; what stands nowhere is rarely needed.
+A name that verbs use for different things has its metavar behind it.
+"""
+
+
+def heading(option: argparse.Action) -> str:
+    """The heading of an option."""
+    if option.required:
+        return NEEDED
+    own = {option.dest, f"{option.dest} {option.metavar}"}
+    return next((title for title, names in GROUPS.items() if own & set(names)), RARE)

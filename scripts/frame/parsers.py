@@ -1,0 +1,394 @@
+"""Parsers of the command line: what was meant, below the usage of the very command, and one fix.
+
+They know arguments, not what commands do.
+"""
+
+import argparse
+import collections.abc
+import dataclasses
+import os
+import re
+import shutil
+import textwrap
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
+
+from ...recipes.errors import DraftQuantError, short
+from ..command_table import EXAMPLES
+from .help_text import GROUPS, MANY, NEEDED, RARE, HelpFormatter, heading, listed, wrapped
+from .option_words import meant
+from .settings import Argument, Option, Settings, WordsError, members, options_of, spelling
+
+if TYPE_CHECKING:
+    from .verb import Verb
+
+
+class UsageError(DraftQuantError):
+    """A command line that cannot be parsed; `usage` is the line of the command in question."""
+
+    def __init__(self, where: object, what: str, *, fix: str, usage: str = "") -> None:
+        super().__init__(where, what, fix=fix)
+        self.usage = usage
+
+
+class CommandParser(argparse.ArgumentParser):
+    """A parser that raises `UsageError`, and says what was probably meant.
+
+    Attributes:
+        examples: command lines that work, shown below `--help` and as the fix of what is missing.
+        commands: name -> parser of what stands below it; none for a leaf.
+        common: options that every command takes.
+        settings: of the verb, which parsing makes of the words, as `settings` of the namespace.
+    """
+
+    def __init__(self, *, examples: Sequence[str] = (), **kwargs: Any) -> None:
+        kwargs.setdefault("formatter_class", HelpFormatter)
+        super().__init__(add_help=False, **kwargs)
+        self.examples = tuple(examples)
+        self.commands: Mapping[str, CommandParser] = {}
+        self.common: Sequence[argparse.Action] = ()
+        self._listing: Mapping[str, Mapping[str, str]] = {}
+        self.settings: type[Settings] | None = None
+
+    def takes(self, settings: type[Settings]) -> None:
+        """Take the fields of a verb's settings as arguments."""
+        self.settings = settings
+        alone = {
+            name: group
+            for names in (*settings.exclusive, *settings.one_of)
+            for group in (self.add_mutually_exclusive_group(required=names in settings.one_of),)
+            for name in names
+        }
+        hints = typing.get_type_hints(settings)
+        fields = {each.name: each for each in dataclasses.fields(settings)}
+        for name, option in options_of(settings).items():
+            needed = fields[name].default is fields[name].default_factory is dataclasses.MISSING
+            _add(alone.get(name, self), name, option, hints[name], needed=needed)
+
+    def format_help(self) -> str:
+        """As argparse's, with the commands in groups, common options in short, and examples."""
+        columns = shutil.get_terminal_size().columns - 2
+        paragraphs = [textwrap.fill(f"every command takes: {_IN_SHORT}", columns)]
+        if self.examples:
+            noun = "example" if len(self.examples) == 1 else "examples"
+            paragraphs.append("\n".join((f"{noun}:", *wrapped(self.examples, columns))))
+        if self.epilog:
+            paragraphs.append(textwrap.fill(self.epilog, columns))
+        listing = "\n".join(listed(self._listing, columns))
+        own = self.description, self.epilog
+        self.description = "\n\n".join(filter(None, (self.description, listing)))
+        self.epilog = "\n\n".join(paragraphs)
+        try:
+            return super().format_help()
+        finally:
+            self.description, self.epilog = own
+
+    def list_commands(self, groups: Mapping[str, Mapping[str, str]]) -> None:
+        """Show the commands in groups: heading -> name -> summary."""
+        self._listing = groups
+        self._positionals._group_actions.clear()  # argparse would list them once more
+
+    def below(self, name: str) -> "CommandParser":
+        """The parser of a command.
+
+        Raises:
+            UsageError: there is no such command, with what was probably meant.
+        """
+        if name not in self.commands:
+            self._refuse_command(name)
+        return self.commands[name]
+
+    def add_subparsers(self, **kwargs: Any) -> Any:
+        """As argparse's; the parsers are `commands` too."""
+        action = super().add_subparsers(prog=self.prog, **kwargs)
+        self.commands = action.choices
+        return action
+
+    def has(self, option: str) -> bool:
+        """Whether an option is declared already."""
+        return option in self._option_string_actions
+
+    def group_options(self) -> None:
+        """Show the options under headings, where there are many."""
+        options = self._optionals._group_actions
+        if len(options) <= MANY:
+            options.sort(key=lambda option: not option.required)
+            return
+        options = list(options)
+        groups: dict[str, argparse._ArgumentGroup] = {}
+        for title in (NEEDED, *GROUPS, RARE):
+            found = [option for option in options if heading(option) == title]
+            if found:
+                groups[title] = self.add_argument_group(title)
+            for option in found:
+                self._optionals._group_actions.remove(option)
+                groups[title]._group_actions.append(option)
+
+    def keep(self, option: str) -> None:
+        """Let an option that is left out keep the value that a parser above gave it."""
+        self._option_string_actions[option].default = argparse.SUPPRESS
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse's, but what is not known is an error of this very command."""
+        self._check_options(args)
+        self._words = list(args)
+        found, extras = super().parse_known_args(args, namespace)
+        if extras:
+            self._refuse_extras(extras)
+        if self.settings is not None:
+            found.settings = self._decoded(self.settings, found)
+        return found, extras
+
+    def _decoded(self, settings: type[Settings], found: argparse.Namespace) -> Settings:
+        """The settings that the words say."""
+        words = {n: getattr(found, n) for n in options_of(settings) if hasattr(found, n)}
+        given = {n: (word,) if isinstance(word, str) else word for n, word in words.items()}
+        try:
+            return settings.from_words(given)
+        except WordsError as exc:
+            self._fail(exc.where, exc.what, exc.fix or f"see '{self._help()}'")
+
+    def error(self, message: str) -> NoReturn:
+        """What argparse found."""
+        if message.startswith("the following arguments are required: --"):
+            self._refuse_misplaced(message.partition(": ")[2].split(", "))
+        found = re.fullmatch(r"argument (\S+): (.*)", message, re.DOTALL)
+        where, what = (found[1], found[2]) if found else (self.prog, message)
+        if "not allowed with" in what:
+            fix = "leave one of the two out"
+        elif "ambiguous option" in what:
+            fix = "write the option out"
+        else:
+            fix = self._example_or_help()
+        self._fail(where, what.replace("the following arguments are required", "missing"), fix)
+
+    def _refuse_misplaced(self, missing: Sequence[str]) -> None:
+        """Words that no place takes, where options are missing: what Python gives in order."""
+        needed = [action for action in self._actions if action.required and action.option_strings]
+        for action in needed:
+            action.required = False
+        try:
+            _, extras = super().parse_known_args(self._words, argparse.Namespace())
+        finally:
+            for action in needed:
+                action.required = True
+        if not extras or extras[0].startswith("-"):
+            return
+        named = [f"{name.partition('/')[0]} {word}" for name, word in zip(missing, extras)]  # noqa: B905
+        kept = [word for word in self._words if word not in extras]
+        fix = f"name what they are: {' '.join((self.prog, *kept, *named))}"
+        number = f"{len(extras)} arguments" if len(extras) > 1 else "one argument"
+        words = ", ".join(map(short, extras))
+        self._fail(
+            self.prog, f"{number} too many: {words}; and {', '.join(missing)} is missing", fix
+        )
+
+    def _fail(self, where: object, what: str, fix: str) -> NoReturn:
+        raise UsageError(where, what, fix=fix, usage=self.format_usage().strip())
+
+    def _example_or_help(self) -> str:
+        return f"for example: {self.examples[0]}" if self.examples else f"see '{self._help()}'"
+
+    def _help(self) -> str:
+        return f"{self.prog} --help"
+
+    def _check_options(self, args: Sequence[str]) -> None:
+        """A misspelt option before what is missing because of it; as far as arguments are ours."""
+        known = self._option_string_actions
+        for argument in args:
+            name = argument.partition("=")[0]
+            if argument == "--" or (self.commands and not argument.startswith("-")):
+                return
+            is_text = " " in name  # of one option, such as --target-args "--dtype float16"
+            if (
+                name.startswith("--")
+                and not is_text
+                and not any(each.startswith(name) for each in known)
+            ):
+                self._refuse_option(name)
+
+    def _refuse_option(self, name: str) -> NoReturn:
+        """What was meant, which may be an argument with a place, or where options are listed."""
+        options = [each[2:] for each in self._option_string_actions if each[:2] == "--"]
+        places = {each.lower(): each for each in self._places()}
+        found = meant(name.lstrip("-"), options, tuple(places))
+        fix = f"did you mean --{found}?" if found else f"'{self._help()}' lists the options"
+        if found in places:
+            fix = f"{places[found]} is given by its place, {self._example_or_help()}"
+        self._fail(self.prog, f"has no option {name}", fix)
+
+    def _places(self) -> list[str]:
+        """What is given by its place, as usage names it."""
+        taken = () if self.commands else self._actions
+        return [str(each.metavar or each.dest) for each in taken if not each.option_strings]
+
+    def _refuse_extras(self, extras: Sequence[str]) -> NoReturn:
+        option = next((each for each in extras if each.startswith("-") and len(each) > 1), None)
+        if option is not None:
+            self._refuse_option(option.partition("=")[0])
+        names = self._places()
+        fix = f"leave it out, or see '{self._help()}'"
+        if self.examples:
+            fix = f"leave it out, as in: {self.examples[0]}"
+        if len(names) > 1:
+            fix = f"give {' '.join(names)} side by side, and nothing more"
+        self._fail(self.prog, f"one argument too many: {short(extras[0])}", fix)
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """A command that there is: all other words are decoded by the settings of the verb."""
+        if action.choices is None or value in action.choices:
+            return
+        self._refuse_command(str(value))
+
+    def _refuse_command(self, name: str) -> NoReturn:
+        near = meant(name, list(self.commands))
+        program, *verb = self.prog.split()
+        listing = " ".join((program, "help", *verb))
+        fix = f"did you mean '{self.prog} {near}'?" if near else f"see '{listing}'"
+        self._fail(self.prog, f"has no command {short(name)}", fix)
+
+
+def _add(
+    parser: argparse._ActionsContainer, name: str, option: Option, hint: Any, *, needed: bool
+) -> None:
+    """One field of settings as an argument, whose words are kept as they are."""
+    kinds = [kind for kind in members(hint) if kind is not type(None)]
+    origin = typing.get_origin(kinds[0]) or kinds[0]
+    metavar: str | tuple[str, ...] | None = option.metavar
+    if origin is Literal and metavar is None:
+        metavar = f"{{{','.join(map(str, typing.get_args(kinds[0])))}}}"
+    given: dict[str, Any] = {"help": option.help, "default": argparse.SUPPRESS}
+    if kinds == [bool]:
+        given["action"] = "store_true"
+    elif origin in (tuple, collections.abc.Sequence, collections.abc.Mapping):
+        if option.several == "repeated":
+            given["action"] = "append"
+        elif option.several == "words":
+            given["nargs"] = option.count
+            if isinstance(option.count, int) and metavar is not None:
+                metavar = tuple(str(metavar).split())
+    elif isinstance(option, Argument) and not needed:
+        given["nargs"] = "?"
+    if kinds != [bool]:
+        given["metavar"] = metavar
+    if isinstance(option, Argument):
+        action = parser.add_argument(name, **given)
+    else:
+        names = [spelling(name, option), *([option.short] if option.short else [])]
+        action = parser.add_argument(*names, dest=name, required=needed, **given)
+    action.offered = _offered(kinds)  # type: ignore[attr-defined]
+
+
+def _offered(kinds: Sequence[Any]) -> tuple[object, ...] | type[Path] | None:
+    """What a shell may complete an argument of these kinds by: choices, or any file."""
+    if kinds and typing.get_origin(kinds[0]) in (tuple, collections.abc.Sequence):
+        return _offered(members(typing.get_args(kinds[0])[0]))
+    if {Path, os.PathLike[str]} & set(kinds):
+        return Path
+    choices = [kind for kind in kinds if typing.get_origin(kind) is Literal]
+    return tuple(map(str, typing.get_args(choices[0]))) if choices else None
+
+
+def sentence(summary: str) -> str:
+    """A summary as the first line of a help text; names keep their capital letters."""
+    return f"{summary[:1].upper()}{summary[1:]}"
+
+
+class _Version(argparse._VersionAction):
+    """Looks the version up where it is asked for: other runs need none."""
+
+    def __call__(self, *given: Any) -> None:
+        """Print it, and stop."""
+        from ...quantize.files.package_version import package_version
+
+        self.version = f"draftquant {package_version('draftquant')}"
+        super().__call__(*given)
+
+
+_FLAGS = (
+    (("--json",), "print JSON on stdout, errors too"),
+    (("-q", "--quiet"), "print nothing on stderr but warnings and errors"),
+    (("-v", "--verbose"), "print the versions that run, and how long each phase took"),
+    (("--debug",), "print the traceback of an error"),
+)
+_IN_SHORT = (
+    "-h/--help, -V (version), --json (JSON on stdout), -q/--quiet, -v/--verbose, --debug"
+    " (tracebacks)"
+)
+"""What `--help` says of all of them."""
+COMMON = {names[-1].strip("-"): False for names, _ in _FLAGS}
+"""The common options where none is given."""
+
+
+def add_common_options(parser: CommandParser) -> None:
+    """`-h`, `--json`, `-q`, `-v`, `-V` and `--debug` for a parser and all below it.
+
+    They count wherever they stand: before or behind the name of a command.
+    """
+    parser.group_options()
+    group = parser.add_argument_group()
+    parser._action_groups.remove(group)  # help says them in short
+    group.add_argument("-h", "--help", action="help", help="show this and stop")
+    for names, summary in _FLAGS:
+        if not parser.has(names[-1]):
+            group.add_argument(*names, action="store_true", help=summary)
+        parser.keep(names[-1])
+    # check --version is that of an engine.
+    names = ("-V",) if parser.has("--version") else ("-V", "--version")
+    group.add_argument(*names, action=_Version, help="show the version and stop")
+    parser.common = group._group_actions
+    for below in dict.fromkeys(parser.commands.values()):
+        add_common_options(below)
+
+
+# ---- What stands below a command: its settings, or verbs of which each has its own
+
+
+class Below(NamedTuple):
+    """A verb below a command.
+
+    Attributes:
+        run: runs it by the parsed options and prints; its exit code.
+    """
+
+    verb: "Verb[..., Any, Any]"
+    run: Callable[[argparse.Namespace], int]
+    summary: str
+
+
+Verbs = Mapping[str, Below]
+"""Name -> verb."""
+
+
+def add_arguments(parser: CommandParser, module: ModuleType) -> None:
+    """What a command takes: the settings of its `VERB`, or the `VERBS` that stand below it.
+
+    One that is no verb adds its own.
+
+    `EPILOG` of its module stands below the help, where exit codes of its own are told. Without a
+    verb the first one runs where the module says `DEFAULT`.
+    """
+    parser.epilog = getattr(module, "EPILOG", None)
+    if hasattr(module, "add_arguments"):
+        module.add_arguments(parser)
+        return
+    if hasattr(module, "VERB"):
+        parser.takes(module.VERB.settings)
+        return
+    required = not hasattr(module, "DEFAULT")
+    parsers = parser.add_subparsers(dest="verb", metavar="VERB", required=required)
+    for name, below in module.VERBS.items():
+        examples = EXAMPLES.get(f"{parser.prog.partition(' ')[2]} {name}", ())
+        sub = parsers.add_parser(
+            name, help=below.summary, description=sentence(below.summary), examples=examples
+        )
+        assert isinstance(sub, CommandParser)  # argparse makes it of its parent's class
+        sub.takes(below.verb.settings)
+
+
+def run_verb(options: argparse.Namespace, verbs: Verbs) -> int:
+    """Run the verb that was given; its exit code."""
+    return verbs[options.verb].run(options)

@@ -1,0 +1,331 @@
+"""Progress on stderr, phase by phase: how much is done, how fast, and how much time is left.
+
+A terminal shows a bar. A log gets a line when a phase ends, and lines in between: the longer a
+phase runs, the fewer, but at least one every 30 seconds while anything runs (`heartbeat`), also
+inside one long item.
+"""
+
+import math
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import IO, Any, Literal
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
+from rich.text import Text
+
+from ...recipes.errors import visible
+
+# ---- The terminal as the user set it up: colours, width, whether it can move its cursor
+
+
+class _Terminal(Console):
+    """One of the two streams; text is never read as markup."""
+
+    def __init__(self, stream: IO[str], width: int | None = None) -> None:
+        # NO_COLOR: rich leaves bold and dim, here nothing is left.
+        colours: Any = None if os.environ.get("NO_COLOR") else "auto"
+        super().__init__(
+            file=stream, width=width, color_system=colours, highlight=False, markup=False,
+            emoji=False,
+        )  # fmt: skip
+
+    def on_broken_pipe(self) -> None:
+        """A reader that went away has seen enough; rich would exit."""
+        discard(self.file)
+
+
+def terminal(stream: IO[str], width: int | None = None) -> Console:
+    """How text gets onto a stream, `width` columns wide if it says so.
+
+    NO_COLOR leaves out every style, FORCE_COLOR keeps them in a pipe, COLUMNS is the width.
+    """
+    return _Terminal(stream, width)
+
+
+def width_is_known(stream: IO[str]) -> bool:
+    """Whether somebody said how wide a line may be: a terminal, or COLUMNS."""
+    return stream.isatty() or os.environ.get("COLUMNS", "").isdecimal()
+
+
+def can_redraw(stream: IO[str]) -> bool:
+    """Whether a line that is there can be written anew, as bars are; a log cannot."""
+    return stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
+
+
+def discard(stream: IO[str]) -> None:
+    """Throw away what was printed and not written, which would fail again at the end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+class _Speech:
+    """How much is said on stderr, by `-q` and `-v`, for one run of the command; and when it was."""
+
+    quiet = False
+    verbose = False
+    _spoke_at = 0.0
+
+    def spoke(self) -> None:
+        """Something is said now."""
+        self._spoke_at = time.perf_counter()
+
+    def silence(self) -> float:
+        """Seconds since something was said."""
+        return time.perf_counter() - self._spoke_at
+
+
+SPEECH = _Speech()
+
+
+def speak(*, quiet: bool, verbose: bool) -> None:
+    """Say from now on only what is wrong (`quiet`), or more than usual (`verbose`)."""
+    SPEECH.quiet, SPEECH.verbose = quiet, verbose and not quiet
+
+
+def stderr_stream() -> IO[str]:
+    """What is stderr now: tests and shells put others in its place."""
+    return sys.stderr
+
+
+Unit = Literal["bytes", "items", "work"]
+PATIENCE = 5.0
+"""Seconds after which a log hears of a phase that goes on."""
+EVERY = 25.0
+"""Seconds of silence after which a log gets a line: below 30, whatever the machine is busy with."""
+LEAST_SHARE = 0.01
+"""Of a phase that must be done before its pace says anything."""
+SHORT = 1.0
+"""Seconds of a phase that no log needs to hear of."""
+
+
+@dataclass(slots=True)
+class Phase:
+    """One phase of a run, and its clock: how much of it is done, and since when it runs."""
+
+    label: str
+    total: int = 0
+    unit: Unit = "items"
+    since: float = field(default_factory=lambda: time.perf_counter())
+    done: int = 0
+    moved_at: float = 0.0
+
+    def move(self, done: int, total: int) -> None:
+        """So much of `total` is done now."""
+        self.done, self.total, self.moved_at = done, total, time.perf_counter()
+
+    @property
+    def spent(self) -> float:
+        """Seconds since the phase began."""
+        return time.perf_counter() - self.since
+
+    @property
+    def left(self) -> float | None:
+        """Estimated seconds until it ends, by the pace so far; None = no estimate yet."""
+        if not LEAST_SHARE * self.total <= self.done < self.total or not self.done:
+            return None
+        pace = (self.moved_at - self.since) / self.done
+        left = pace * (self.total - self.done) - (time.perf_counter() - self.moved_at)
+        return left if left > 0 else None  # the next item takes longer than those before
+
+    def so_far(self) -> str:
+        """How far it is, for a log."""
+        if not self.total:
+            return f"{self.label}: running for {seconds(self.spent)}"
+        amount = "" if self.unit == "work" else f" of {amount_of(self.total, self.unit)}"
+        text = f"{self.label}: {self.done / self.total:.0%}{amount} after {seconds(self.spent)}"
+        return text if self.left is None else f"{text}, about {seconds(self.left)} left"
+
+    def result(self) -> str:
+        """How long it took, for a log."""
+        if not self.done or self.unit == "work":
+            return f"{self.label}: done in {seconds(self.spent)}"
+        pace = speed(self.done / max(self.spent, 1e-9), self.unit)
+        return f"{self.label}: {amount_of(self.done, self.unit)} in {seconds(self.spent)}, {pace}"
+
+
+class Bar:
+    """The phases of one run, one after the other; `advance` is safe to call often."""
+
+    def __init__(self, progress: Progress | None) -> None:
+        self._progress = progress
+        self._task = None if progress is None else progress.add_task("", total=None)
+        self._console = terminal(stderr_stream()) if progress is None else progress.console
+        self._lock = threading.Lock()
+        self._timer: threading.Timer | None = None
+        self.now = Phase("")
+
+    def phase(self, label: str, total: int | None = None, unit: Unit = "items") -> None:
+        """End the phase that runs and begin the next; without a total it is not known how long."""
+        self.end()
+        with self._lock:
+            self.now = Phase(label, total or 0, unit)
+        if self._progress is not None and self._task is not None:
+            self._progress.reset(
+                self._task, total=total, description=visible(label), phase=self.now
+            )
+        elif total is None:
+            self._timer = threading.Timer(SHORT, self._say, [f"{label} ..."])
+            self._timer.daemon = True
+            self._timer.start()
+
+    def advance(self, by: int = 1) -> None:
+        """Move on by some items, bytes or work."""
+        with self._lock:
+            done = self.now.done + by
+            self.now.move(done, self.now.total)
+        self._show()
+
+    def label(self, text: str) -> None:
+        """Say something else before the bar."""
+        self.now.label = text
+        if self._progress is not None and self._task is not None:
+            self._progress.update(self._task, description=visible(text))
+
+    def set(self, done: int, total: int) -> None:
+        """Move to `done` of `total`."""
+        with self._lock:
+            self.now.move(done, total)
+        self._show()
+
+    def _show(self) -> None:
+        now = self.now
+        if self._progress is not None and self._task is not None:
+            self._progress.update(self._task, completed=now.done, total=now.total)
+        elif 0 < now.done < now.total and now.spent >= PATIENCE:
+            self.beat(min(max(PATIENCE, now.spent / 10), EVERY))
+
+    def beat(self, patience: float | None = None) -> None:
+        """Tell a log how far the phase is, unless something was said less than `patience` ago."""
+        with self._lock:
+            silent = SPEECH.silence() >= (EVERY if patience is None else patience)
+            tell = bool(self.now.label) and silent
+            if tell:
+                SPEECH.spoke()
+        if tell:
+            self._say(self.now.so_far())
+
+    @property
+    def measured(self) -> bool:
+        """Whether it is known how long the phase that runs is."""
+        return self.now.total > 0
+
+    def end(self) -> None:
+        """End the phase that runs: a log hears how long it took, a terminal with `--verbose`."""
+        with self._lock:
+            ended, self.now = self.now, Phase("")
+        self.stop()
+        if not ended.label or (self._progress is not None and not SPEECH.verbose):
+            return
+        if ended.spent >= SHORT or SPEECH.verbose:
+            self._say(ended.result())
+
+    def stop(self) -> None:
+        """Say no more of the phase that runs."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _say(self, text: str) -> None:
+        SPEECH.spoke()
+        if not SPEECH.quiet:
+            self._console.print(Text(visible(text)), soft_wrap=True)
+
+
+class Figures(ProgressColumn):
+    """How much is done, how fast, and how much time is left."""
+
+    def render(self, task: Task) -> Text:
+        """The figures of a phase, those that are known."""
+        phase: Phase | None = task.fields.get("phase")
+        if phase is None or not phase.total:
+            return Text(seconds(task.elapsed or 0))
+        parts = [f"{phase.done / phase.total:.0%}"]
+        if phase.unit != "work":
+            parts = [f"{amount_of(phase.done, phase.unit)} of {amount_of(phase.total, phase.unit)}"]
+        if phase.unit != "work" and phase.done:
+            parts.append(speed(phase.done / max(phase.moved_at - phase.since, 1e-9), phase.unit))
+        if phase.left is not None:
+            parts.append(f"{seconds(phase.left)} left")
+        return Text(", ".join(parts))
+
+
+@contextmanager
+def progress_bar(label: str, total: int | None, unit: Unit = "items") -> Iterator[Bar]:
+    """Progress on stderr, whose first phase begins."""
+    stream = stderr_stream()
+    if SPEECH.quiet or not can_redraw(stream):
+        bar = Bar(None)
+        bar.phase(label, total, unit)
+        _IN_LOGS.append(bar)
+        try:
+            yield bar
+            bar.end()
+        finally:
+            _IN_LOGS.remove(bar)
+            bar.stop()
+        return
+    columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=24), Figures()
+    with Progress(*columns, console=terminal(stream), transient=True) as progress:
+        bar = Bar(progress)
+        bar.phase(label, total, unit)
+        yield bar
+        bar.end()
+
+
+_IN_LOGS: list[Bar] = []
+"""Bars of which a log hears, the innermost last."""
+
+
+@contextmanager
+def heartbeat(name: str) -> Iterator[None]:
+    """Tell a log at least every 30 seconds that `name` still runs, and how far it is.
+
+    A terminal needs it not: its bar moves. Nothing is said after the block.
+    """
+    if SPEECH.quiet or can_redraw(stderr_stream()):
+        yield
+        return
+    whole, over = Bar(None), threading.Event()
+    whole.now = Phase(name)
+    SPEECH.spoke()
+
+    def beats() -> None:
+        while not over.wait(max(EVERY - SPEECH.silence(), SHORT / 10)):
+            bars = [whole, *_IN_LOGS]
+            next(bar for bar in reversed(bars) if bar.now.label).beat()
+
+    thread = threading.Thread(target=beats, name="heartbeat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def amount_of(count: int, unit: Unit) -> str:
+    """Megabytes or items."""
+    return f"{count / 1e6:,.1f} MB" if unit == "bytes" else f"{count:,}"
+
+
+def speed(per_second: float, unit: Unit) -> str:
+    """Bytes or items per second."""
+    if unit == "bytes":
+        return f"{per_second / 1e6:,.0f} MB/s"
+    return f"{per_second:,.1f}/s" if per_second >= 1 else f"{1 / per_second:,.1f} s each"
+
+
+def seconds(count: float) -> str:
+    """A duration as people say it: 0.4 s, 12 s, 3 min 20 s, 2 h 05 min."""
+    if count < 10:
+        return f"{count:.1f} s"
+    whole = math.ceil(count)
+    if whole < 100:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02} min"

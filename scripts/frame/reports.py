@@ -1,0 +1,76 @@
+"""What verbs return, by name; imported when it is asked for, so that no door loads torch."""
+
+from typing import TYPE_CHECKING
+
+from ...recipes.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from ...calibration.dumps.dump_conventions import ImportReport as ImportReport
+    from ...calibration.traces.sets import MergeReport as MergeReport
+    from ...calibration.traces.sets import SplitReport as SplitReport
+    from ...calibration.traces.sets import StoreReport as StoreReport
+    from ...calibration.traces.trace_folder import TraceFolder as TraceFolder
+    from ...calibration.traces.trace_info import TraceInfo as TraceInfo
+    from ...quantize.converting.dequantize_draft import DequantizeReport as DequantizeReport
+    from ...quantize.converting.transcode_draft import TranscodeReport as TranscodeReport
+    from ...quantize.engines.contract import EngineCheck as EngineCheck
+    from ...quantize.estimate.estimate_report import EstimateReport as EstimateReport
+    from ...quantize.files.staging import CleanReport as CleanReport
+    from ...quantize.grafting.graft_layer import GraftReport as GraftReport
+    from ...quantize.making.quantize_draft import QuantizeReport as QuantizeReport
+    from ...quantize.making.unpickle_draft import Unpickled as Unpickled
+    from ...quantize.verify.folder_verification import VerifyReport as VerifyReport
+    from ...validate.comparison.draft_comparison import ComparisonReport as ComparisonReport
+    from ...validate.counting.draft_counts import DraftReplay as DraftReplay
+    from ...validate.judging.judgement import GateReport as GateReport
+    from ...validate.measure.measurement import Measurement as Measurement
+    from ...validate.parity.finding import Findings as Findings
+    from ...validate.parity.lm_eval_samples import TaskSamples as TaskSamples
+    from ...validate.report.document import Document as Document
+    from ...validate.served.joint_report import JointReport as JointReport
+    from ...validate.vocabulary.size_estimate import VocabReport as VocabReport
+    from ..verbs.check import CheckReport as CheckReport
+    from ..verbs.golden import GoldenText as GoldenText
+    from ..verbs.inspect import Inspection as Inspection
+    from ..verbs.plan import PlanReport as PlanReport
+    from ..verbs.recipes import ListedRecipe as ListedRecipe
+    from ..verbs.report import WrittenReport as WrittenReport
+    from ..verbs.verify import Verification as Verification
+
+_HOMES = {
+    "CheckReport": "scripts.verbs.check",
+    "CleanReport": "quantize.files.staging",
+    "ComparisonReport": "validate.comparison.draft_comparison",
+    "DequantizeReport": "quantize.converting.dequantize_draft",
+    "Document": "validate.report.document",
+    "DraftReplay": "validate.counting.draft_counts",
+    "EngineCheck": "quantize.engines.contract",
+    "EstimateReport": "quantize.estimate.estimate_report",
+    "Findings": "validate.parity.finding",
+    "GateReport": "validate.judging.judgement",
+    "GoldenText": "scripts.verbs.golden",
+    "GraftReport": "quantize.grafting.graft_layer",
+    "ImportReport": "calibration.dumps.dump_conventions",
+    "Inspection": "scripts.verbs.inspect",
+    "JointReport": "validate.served.joint_report",
+    "ListedRecipe": "scripts.verbs.recipes",
+    "Measurement": "validate.measure.measurement",
+    "MergeReport": "calibration.traces.sets",
+    "PlanReport": "scripts.verbs.plan",
+    "QuantizeReport": "quantize.making.quantize_draft",
+    "SplitReport": "calibration.traces.sets",
+    "TaskSamples": "validate.parity.lm_eval_samples",
+    "TraceFolder": "calibration.traces.trace_folder",
+    "StoreReport": "calibration.traces.sets",
+    "TraceInfo": "calibration.traces.trace_info",
+    "TranscodeReport": "quantize.converting.transcode_draft",
+    "Unpickled": "quantize.making.unpickle_draft",
+    "Verification": "scripts.verbs.verify",
+    "VerifyReport": "quantize.verify.folder_verification",
+    "VocabReport": "validate.vocabulary.size_estimate",
+    "WrittenReport": "scripts.verbs.report",
+}
+"""Name -> the module that has it, below draftquant."""
+_PACKAGE = __name__.partition(".")[0]
+__all__ = [*_HOMES]
+__getattr__ = lazy_names(__name__, {n: f"{_PACKAGE}.{home}" for n, home in _HOMES.items()})

@@ -1,0 +1,249 @@
+"""`--ray`: batches of prompts that tasks of a Ray cluster compute, in place of this process.
+
+Ray places the tasks, and runs those of a worker that died again. What they give comes in the order
+of the batches, so that the result is the one of this machine alone. Each worker opens what its
+tasks need once, by the paths that the command names. Source: Ray 2.60: `ray.remote`, whose
+`max_retries` counts deaths of workers and nodes, not errors of a task.
+"""
+
+import dataclasses
+import platform
+import socket
+import sys
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stdout
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+
+from ..recipes.errors import DraftQuantError, first_line
+from ..recipes.install_line import install_line
+from .frame.listener import SILENT
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..calibration.passes.proposals import Proposals
+    from ..validate.counting.replay_cache import Elsewhere, Question
+    from .loaded_drafts import LoadedForReplay, PassesSettings
+
+Job = TypeVar("Job")
+Result = TypeVar("Result")
+Opening = Callable[[], AbstractContextManager[Callable[[Job], Result]]]
+"""Opens what jobs need, and gives what computes one of them."""
+Placed = Callable[[Sequence[Job]], Iterator[Result]]
+"""Computes jobs somewhere, and gives their results in the order of the jobs."""
+
+_RETRIES = 3
+_PATIENCE = 10.0
+"""Seconds for a cluster to take a connection."""
+_OPENED, _STACK = dict[str, Callable[[Any], Any]](), ExitStack()
+"""What this worker has opened, by the run that it works for, and holds until it ends."""
+
+
+class ClusterError(DraftQuantError):
+    """A Ray cluster cannot be reached, or does not compute what this machine would."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Work(Generic[Job, Result]):
+    """What all tasks of a run read.
+
+    Attributes:
+        run: a name of its own. num_threads: of torch, as well as `device`.
+        machine: that started the run, see `_machine`.
+    """
+
+    run: str
+    open_: Opening[Job, Result]
+    num_threads: int
+    device: "torch.device"
+    machine: Mapping[str, object]
+
+
+@contextmanager
+def ray_tasks(
+    address: str, device: "torch.device", open_: Opening[Job, Result]
+) -> Iterator[Placed[Job, Result]]:
+    """Inside the block, jobs are computed by a cluster.
+
+    Args:
+        address: HOST:PORT, auto, or local for a cluster that starts and ends with the block.
+        device: a task has one of its kind, and as many CPUs as torch has threads here.
+        open_: travels to the workers.
+
+    Raises:
+        ClusterError: there is no Ray, no cluster, or no node that is large enough; while results
+            are taken, a task is lost again and again, or a node cannot compute it.
+        DraftQuantError: as of a task.
+    """
+    import torch
+
+    try:
+        import ray
+    except ImportError as exc:
+        fix = install_line("ray")
+        raise ClusterError("--ray", "needs Ray, which is not installed", fix=fix) from exc
+    where = f"--ray {address}"
+    try:
+        _knock(address)
+        ray.init(address=address, log_to_driver=False, logging_level="error")
+    except (OSError, OverflowError, RuntimeError, ValueError, ray.exceptions.RayError) as exc:
+        fix = "give the HOST:PORT of a cluster (and its RAY_AUTH_TOKEN), auto, or local"
+        raise ClusterError(where, f"no cluster answers: {first_line(exc)}", fix=fix) from exc
+    num_threads, num_gpus = torch.get_num_threads(), int(device.type == "cuda")
+    try:
+        _check_nodes(where, ray.nodes(), num_threads, num_gpus)
+        remote = ray.remote(num_cpus=num_threads, num_gpus=num_gpus, max_retries=_RETRIES)
+        work = _Work(
+            run=uuid.uuid4().hex,
+            open_=open_,
+            num_threads=num_threads,
+            device=torch.device(device.type),
+            machine=_machine(device),
+        )
+        with redirect_stdout(sys.stderr):  # Ray prints which workers died, whatever it is told
+            yield partial(_results, where, ray, remote(_compute), ray.put(work))
+    finally:
+        ray.shutdown()
+
+
+def _knock(address: str) -> None:
+    """Connect to HOST:PORT and leave: Ray itself tries for minutes where nobody listens.
+
+    Raises:
+        OSError, OverflowError: nobody listens, or there is no such host or port.
+    """
+    host, _, port = address.rpartition(":")
+    if host and port.isdecimal():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_PATIENCE).close()
+
+
+def _check_nodes(where: str, nodes: Sequence[Any], num_cpus: int, num_gpus: int) -> None:
+    """Refuse a cluster where tasks would wait forever, by its nodes as `ray.nodes` says them."""
+    have = [node["Resources"] for node in nodes if node["Alive"]]
+    if not any(h.get("CPU", 0) >= num_cpus and h.get("GPU", 0) >= num_gpus for h in have):
+        raise ClusterError(
+            where,
+            f"no node of {len(have)} has {num_cpus} CPUs{' and a GPU' * num_gpus} for a task",
+            fix="start such nodes, or set OMP_NUM_THREADS to the CPUs that a task may take",
+        )
+
+
+def _results(where: str, ray: Any, remote: Any, work: Any, jobs: Sequence[Any]) -> Iterator[Any]:
+    """What tasks give, in the order of their jobs; errors in our own words."""
+    tasks = [remote.remote(work, job) for job in jobs]
+    try:
+        while tasks:
+            yield ray.get(tasks.pop(0))
+    except ray.exceptions.RayTaskError as exc:
+        if isinstance(exc.cause, DraftQuantError):
+            raise exc.cause from exc
+        raise ClusterError(
+            where,
+            f"a node cannot compute a batch: {type(exc.cause).__name__}: {first_line(exc.cause)}",
+            fix="install this draftquant and its packages on all nodes",
+        ) from exc
+    except ray.exceptions.RayError as exc:
+        raise ClusterError(
+            where,
+            f"a batch was lost {_RETRIES + 1} times: {type(exc).__name__}",
+            fix="let fewer tasks run on a node (OMP_NUM_THREADS), or give a smaller --batch-size",
+        ) from exc
+
+
+def _compute(work: _Work[Job, Result], job: Job) -> Result:
+    """A task: one job, by what its worker has opened."""
+    import torch
+
+    torch.set_num_threads(work.num_threads)
+    if work.run not in _OPENED:
+        _check_equal("it", _machine(work.device), work.machine)
+        _OPENED[work.run] = _STACK.enter_context(work.open_())
+    return cast("Result", _OPENED[work.run](job))
+
+
+def _machine(device: "torch.device") -> Mapping[str, object]:
+    """What gives the same bits where it is the same."""
+    from ..quantize.files.package_version import package_version
+    from ..validate.counting.replay_cache import computing
+
+    return {**computing(device), "transformers": package_version("transformers")}
+
+
+def _check_equal(what: str, found: Mapping[str, object], expected: Mapping[str, object]) -> None:
+    """Refuse a node that would give other results than the machine that started the tasks."""
+    if found != expected:
+        other = [f"{n} {found[n]}, expected {e}" for n, e in expected.items() if found[n] != e]
+        raise ClusterError(
+            f"node {platform.node()}",
+            f"{what} differs from the machine that started its tasks: {'; '.join(other)}",
+            fix="start the command on a machine like the nodes, with the same packages, and let the"
+            " paths of draft, target and traces name the same files everywhere",
+        )
+
+
+def replayed_on_ray(
+    address: str,
+    loaded: "LoadedForReplay",
+    settings: "PassesSettings",
+    on_progress: Callable[[int, int], None],
+) -> "Elsewhere":
+    """What drafts propose, by a task for each batch of prompts.
+
+    Args:
+        address: of the cluster.
+        loaded: the drafts.
+        settings: with which they were loaded.
+        on_progress: called with (prompts that are done, prompts).
+    """
+    from ..validate.counting.replay_cache import decoded
+
+    def answer(asked: "Sequence[Question]") -> "Sequence[Sequence[Proposals]]":
+        if not asked:
+            return []
+        names = {each.name for each in dataclasses.fields(asked[0])} - {"draft", "traces"}
+        places = {id(draft): place for place, draft in enumerate(loaded.drafts)}
+        device, target = loaded.device.type, settings.target and Path(settings.target).absolute()
+        open_ = partial(
+            _open_replay,
+            dataclasses.replace(settings, listener=SILENT, device=device, target=target),
+            [folder.absolute() for folder in loaded.folders],
+            loaded.traces.folder.absolute(),
+            {name: getattr(asked[0], name) for name in names},
+            {places[id(question.draft)]: question.content for question in asked},
+        )
+        found: list[dict[int, Proposals]] = [{} for _ in asked]
+        batches = asked[0].batches
+        with ray_tasks(address, loaded.device, open_) as placed:
+            for batch, answers in zip(batches, placed(batches), strict=True):
+                for own, question, answer in zip(found, asked, answers, strict=True):
+                    proposals = decoded(answer, question, batch)
+                    assert proposals is not None  # the worker was asked the same question
+                    own.update(zip(batch, proposals, strict=True))
+                on_progress(len(found[0]), len(loaded.traces))
+        return [[own[position] for position in sorted(own)] for own in found]
+
+    return answer
+
+
+@contextmanager
+def _open_replay(
+    settings: "PassesSettings",
+    folders: Sequence[Path],
+    traces: Path,
+    how: Mapping[str, Any],
+    contents: Mapping[int, Mapping[str, object]],
+) -> Iterator[Callable[[Sequence[int]], list[bytes]]]:
+    """In a worker: load the drafts, and ask some of them; a job is a batch of positions."""
+    from ..calibration.traces.trace_folder import TraceFolder
+    from ..validate.counting.replay_cache import Question, encoded
+    from .loaded_drafts import load_for_replay
+
+    loaded = load_for_replay(folders, TraceFolder.open(traces), settings)
+    questions = [Question(draft=loaded.drafts[i], traces=loaded.traces, **how) for i in contents]
+    for question, content in zip(questions, contents.values(), strict=True):
+        _check_equal(question.draft.name, question.content, content)
+    yield lambda batch: [encoded(question.answer(batch)) for question in questions]

@@ -1,0 +1,120 @@
+"""`card`: README.md of a quantized draft, for the Hub."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import Annotated
+
+from ...quantize.files.card_text import CARD_FILE
+from ...quantize.files.staging import check_output, replace_text
+from ...recipes.errors import OutputError
+from ..frame.arguments import AnyPath, optional_path
+from ..frame.console import print_document, print_json, stdout
+from ..frame.settings import Argument, Option, Settings
+from ..frame.verb import verb
+
+
+@dataclass(frozen=True, slots=True)
+class CardSettings(Settings):
+    """Of which folder, and what the card is to say that the folder does not."""
+
+    folder: Annotated[AnyPath, Argument("the folder that 'quantize' wrote", "FOLDER")]
+    _: KW_ONLY
+    gate: Annotated[
+        AnyPath | None, Option("JSON report of this draft, written by 'gate --report'", "G.json")
+    ] = None
+    measured: Annotated[
+        Sequence[AnyPath],
+        Option("measurements of servers with this draft, written by 'measure'", "R.jsonl"),
+    ] = ()
+    base_model: Annotated[
+        str | None,
+        Option("Hub id of the draft that was quantized, if it was a local folder", "OWNER/NAME"),
+    ] = None
+    license: Annotated[
+        str | None,
+        Option("license of the source draft, if its card names none (apache-2.0, mit)", "ID"),
+    ] = None
+    name: Annotated[
+        str | None,
+        Option("Hub id that the folder will have, for the launch commands", "OWNER/NAME"),
+    ] = None
+    out: Annotated[AnyPath | None, Option(f"write it here, such as O/{CARD_FILE}", "FILE")] = None
+    overwrite: Annotated[bool, Option("update a card that exists; text by other authors stays")] = (
+        False
+    )
+
+    def check(self) -> None:
+        """Nothing is replaced where nothing is written."""
+        if self.out is None and self.overwrite:
+            raise OutputError("--overwrite", "without --out, nothing is written", fix="add --out")
+
+
+@verb(CardSettings)
+def card(settings: CardSettings) -> str:
+    """Write the model card of a folder that `quantize` wrote.
+
+    Example:
+        >>> text = dq.card("OUT", base_model="someone/draft", license="mit")
+        >>> "base_model_relation: quantized" in text
+        True
+
+    Returns:
+        The text of the card. It is written to a file only if `out` names one.
+
+    Raises:
+        DraftQuantError: a file of the folder is not the recorded one, the figures belong to another
+            draft, or the base model or the licence is missing.
+    """
+    from ...validate.report.model_card import CardRequest, model_card
+
+    folder, out = Path(settings.folder), optional_path(settings.out)
+    if out is not None:
+        _check_place(out, folder, overwrite=settings.overwrite)
+    request = CardRequest(
+        gate=optional_path(settings.gate),
+        measured=tuple(map(Path, settings.measured)),
+        base_model=settings.base_model,
+        license=settings.license,
+        name=settings.name,
+    )
+    text = model_card(folder, request)
+    if out is not None:
+        replace_text(out, text)
+    return text
+
+
+def _check_place(out: Path, folder: Path, *, overwrite: bool) -> None:
+    """Where the card is to go.
+
+    Raises:
+        OutputError: nothing can be written there, or something would be lost.
+    """
+    if not out.exists() or not overwrite:
+        check_output(out)
+    elif out.is_symlink() or not out.is_file():
+        raise OutputError(out, "expected a file to replace", fix="give another name")
+    elif out.resolve() != (folder / CARD_FILE).resolve():
+        raise OutputError(
+            out,
+            f"--overwrite replaces the {CARD_FILE} of {folder} alone, whose text by others is kept",
+            fix=f"--out {folder / CARD_FILE}, or a new file",
+        )
+
+
+# ---- `draftquant card`: README.md of a quantized draft, for the Hub
+
+VERB = card
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the card, or where it was written."""
+    text, out = card.run(options.settings), optional_path(options.settings.out)
+    if options.json:
+        print_json({"out": None if out is None else str(out), "card": text})
+    elif out is not None:
+        stdout().line((str(out), "bold"), f": the model card, {len(text.splitlines())} lines")
+    else:
+        print_document(text)
+    return 0

@@ -1,0 +1,110 @@
+"""`clean`: remove what killed runs left beside outputs, and the cache."""
+
+import argparse
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from ...recipes.decode import AT_LEAST_0, MisfitError
+from ...recipes.errors import OutputError, short
+from ..frame import reports
+from ..frame.console import megabytes, print_json, stdout
+from ..frame.settings import Argument, Option, Settings
+from ..frame.verb import verb
+
+if TYPE_CHECKING:
+    from ..frame.reports import CleanReport
+
+
+def _hours(text: str) -> float:
+    try:
+        hours = float(text)
+    except ValueError:
+        hours = -1.0
+    if not hours >= 0:
+        raise MisfitError(f"expected hours, such as 24, got {short(text)}")
+    return hours
+
+
+@dataclass(frozen=True, slots=True)
+class CleanSettings(Settings):
+    """Which folder, and how long others may have been away."""
+
+    folder: Annotated[
+        str | Path | None, Argument("folder that outputs were written to", "FOLDER")
+    ] = None
+    _: KW_ONLY
+    cache: Annotated[
+        bool,
+        Option("remove the cache too, in which replays of BF16 drafts are kept between runs"),
+    ] = False
+    older_than: Annotated[
+        float | None,
+        Option(
+            "also remove what other machines' runs have not touched for this long "
+            "(default: only what died on this machine)",
+            "HOURS",
+            reads=_hours,
+            bounds=AT_LEAST_0,
+        ),
+    ] = None
+
+    def check(self) -> None:
+        """Refuse to look nowhere."""
+        if self.folder is None and not self.cache:
+            raise OutputError(
+                "clean", "expected FOLDER or --cache, got neither", fix="clean FOLDER, for example"
+            )
+
+
+@verb(CleanSettings)
+def clean(settings: CleanSettings) -> "reports.CleanReport":
+    """Remove the unfinished folders that interrupted runs left beside their outputs.
+
+    The cache is listed where it holds anything, and removed where that is asked for.
+
+    Returns:
+        What was removed, and what stays, with the reason.
+
+    Raises:
+        DraftQuantError: the folder does not exist.
+    """
+    from ...quantize.files.result_cache import user_cache
+    from ...quantize.files.staging import CleanReport, clean_folder
+
+    reports = []
+    if settings.folder is not None:
+        reports.append(clean_folder(Path(settings.folder), settings.older_than))
+    if (cache := user_cache(settings.listener.warning)) is not None:
+        reports.append(cache.clean() if settings.cache else cache.listed())
+    return CleanReport(
+        removed={name: size for report in reports for name, size in report.removed.items()},
+        left={name: why for report in reports for name, why in report.left.items()},
+    )
+
+
+# ---- `draftquant clean`: remove what killed runs left beside outputs
+
+VERB = clean
+
+
+def run(options: argparse.Namespace) -> int:
+    """Clean, and print what is gone and what is not."""
+    report = clean.run(options.settings)
+    if options.json:
+        removed = [{"folder": name, "bytes": nbytes} for name, nbytes in report.removed.items()]
+        left = [{"folder": name, "why": why} for name, why in report.left.items()]
+        print_json({"removed": removed, "left": left})
+    else:
+        _print(report)
+    return 0
+
+
+def _print(report: "CleanReport") -> None:
+    out = stdout()
+    for name, nbytes in report.removed.items():
+        out.line(f"removed {name} ({nbytes:,} bytes)")
+    for name, why in report.left.items():
+        out.line(f"left {name}: {why}")
+    total = sum(report.removed.values())
+    out.line(f"{len(report.removed)} removed, {megabytes(total)}; {len(report.left)} left")

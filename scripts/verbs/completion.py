@@ -1,0 +1,98 @@
+"""`completion`: what a shell completes commands, options and recipes by."""
+
+import argparse
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from ...recipes import DraftQuantError, aliases, built_in_recipes
+from ...recipes.install_line import install_line
+from ..frame.console import print_document, print_json
+from ..frame.settings import Argument, Settings
+from ..frame.verb import verb
+
+Shell = Literal["bash", "zsh", "fish"]
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionSettings(Settings):
+    """Of which shell."""
+
+    shell: Annotated[Shell, Argument("the shell: bash, zsh or fish", "SHELL")]
+
+
+@verb(CompletionSettings)
+def completion(settings: CompletionSettings) -> str:
+    """Write the script by which a shell completes commands, options and recipes.
+
+    Returns:
+        The script, in the language of the shell.
+
+    Raises:
+        DraftQuantError: the package shtab is not installed.
+    """
+    try:
+        import shtab
+    except ImportError as exc:
+        fix = install_line("completion")
+        raise DraftQuantError("completion", "needs shtab, which is not here", fix=fix) from exc
+
+    from ..cli import every_parser
+
+    parser = every_parser()
+    for action in _arguments_of(parser):
+        offered = getattr(action, "offered", action.type)
+        if action.dest in ("recipe", "recipes"):
+            action.complete = _recipes()  # type: ignore[attr-defined]
+        elif offered is Path:
+            action.complete = shtab.FILE  # type: ignore[attr-defined]
+        elif isinstance(offered, tuple):
+            action.choices = offered
+    return str(shtab.complete(parser, settings.shell))
+
+
+def _arguments_of(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    """Of a parser and of all below it."""
+    for action in parser._actions:
+        yield action
+        if isinstance(action.choices, Mapping):
+            for below in action.choices.values():
+                yield from _arguments_of(below)
+
+
+def _recipes() -> dict[str, str | dict[str, str]]:
+    """Names of recipes, and recipe files, as each shell completes them."""
+    names = " ".join((*aliases(), *built_in_recipes()))
+    function = "_draftquant_recipes"
+    return {
+        "bash": function,
+        "zsh": function,
+        "fish": f"({function})",
+        "preamble": {
+            "bash": f"{function}() {{\n"
+            f'  compgen -W "{names}" -- "$1"\n'
+            "  compgen -f -X '!*.yaml' -- \"$1\"\n"
+            "}\n",
+            "zsh": f"{function}() {{\n  compadd {names}\n  _files -g '*.yaml'\n}}\n",
+            "fish": f"function {function}\n"
+            f"  string split ' ' '{names}'\n"
+            "  __fish_complete_suffix .yaml\n"
+            "end\n",
+        },
+    }
+
+
+# ---- `draftquant completion`: what a shell completes commands, options and recipes by
+
+VERB = completion
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the script."""
+    script = completion.run(options.settings)
+    if options.json:
+        print_json({"shell": options.settings.shell, "script": script})
+    else:
+        print_document(script)
+    return 0

@@ -1,0 +1,110 @@
+"""`dequantize`: the weights of a quantized draft as plain ones."""
+
+import argparse
+import dataclasses
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from ...quantize.files.hub import resolve_draft, running_argv
+from ..frame import reports
+from ..frame.arguments import OutFolder, Quantized, Subtree
+from ..frame.console import megabytes, print_json, print_table, stdout, table
+from ..frame.listener import verifying
+from ..frame.settings import Option, Settings
+from ..frame.verb import verb
+
+if TYPE_CHECKING:
+    from ..frame.reports import DequantizeReport
+
+_DTYPES: dict[str, Literal["BF16", "F32"]] = {"bfloat16": "BF16", "float32": "F32"}
+
+
+@dataclass(frozen=True, slots=True)
+class DequantizeSettings(Settings):
+    """Of what, into which folder, in which dtype."""
+
+    quantized: Quantized
+    out: OutFolder
+    _: KW_ONLY
+    dtype: Annotated[
+        Literal["bfloat16", "float32"] | None,
+        Option("dtype of the dequantized weights (default: that of the unquantized "
+        "tensors); float32 is exact"),
+    ] = None  # fmt: skip
+    subtree: Subtree = None
+
+
+@verb(DequantizeSettings)
+def dequantize(settings: DequantizeSettings) -> "reports.DequantizeReport":
+    """Write the weights of a quantized draft as unquantized ones, which every engine loads.
+
+    Returns:
+        What was written, and how many weights were rounded.
+
+    Raises:
+        DraftQuantError: the folder is not quantized, or cannot be read; nothing is left behind.
+    """
+    from ...quantize.converting.dequantize_draft import dequantize_draft, plan_dequantization
+
+    source = resolve_draft(str(settings.quantized), settings.subtree)
+    dtype = None if settings.dtype is None else _DTYPES[settings.dtype]
+    plan = plan_dequantization(source.checkpoint(), dtype)
+    if dropped := plan.source.cache_tensors:
+        names = ", ".join(tensor.name for _, _, tensor in dropped[:2])
+        settings.listener.note(
+            f"{len(dropped)} scale(s) of the KV cache are dropped, because plain weights declare"
+            f" none: {names}{', ...' if dropped[2:] else ''}"
+        )
+    with settings.listener.bar("dequantize", plan.bytes_after, "bytes") as bar:
+        return dequantize_draft(
+            source,
+            Path(settings.out),
+            dtype=dtype,
+            argv=running_argv(),
+            on_progress=bar.advance,
+            on_stage=verifying(bar),
+        )
+
+
+# ---- `draftquant dequantize`: the weights of a quantized draft as plain ones, for any engine
+
+VERB = dequantize
+
+
+def run(options: argparse.Namespace) -> int:
+    """Dequantize, and print what rounding lost."""
+    report = dequantize.run(options.settings)
+    if options.json:
+        print_json(_mapping(report))
+    else:
+        print_dequantization(report)
+    return 0
+
+
+def print_dequantization(report: "DequantizeReport") -> None:
+    """Print what rounding lost per linear, then what was written."""
+    numbers = ("weights", "rounded", "largest relative difference")
+    found = table(f"Dequantized: {report.scheme} to {report.dtype}", "linear", *numbers,
+                  right=numbers)  # fmt: skip
+    for linear in report.linears:
+        largest = f"{linear.max_relative_difference:.6f}"
+        found.row(linear.module, f"{linear.elements:,}", f"{linear.rounded:,}", largest)
+    print_table(found)
+    stdout().line(
+        (str(report.out), "bold"),
+        f": {len(report.linears)} linears dequantized, {report.rounded:,} of"
+        f" {report.elements:,} weights rounded by up to {report.max_relative_difference:.6f},"
+        f" {report.kept} tensors kept byte for byte,"
+        f" {megabytes(report.bytes_before)} -> {megabytes(report.bytes_after)}, verified",
+    )
+
+
+def _mapping(report: "DequantizeReport") -> dict[str, Any]:
+    return {
+        **dataclasses.asdict(report),
+        "out": str(report.out),
+        "elements": report.elements,
+        "rounded": report.rounded,
+        "max_relative_difference": report.max_relative_difference,
+    }

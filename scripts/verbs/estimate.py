@@ -1,0 +1,238 @@
+"""`estimate`: bytes, time and break-even acceptance of a draft, from headers alone."""
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import Annotated
+
+from ...quantize.drafts import Draft
+from ...quantize.engines.engine_check import planned_verdicts
+from ...quantize.estimate.draft_step import USUAL_CONTEXT, checked_num_draft_tokens, usual_context
+from ...quantize.estimate.estimate_report import (
+    Candidate,
+    EstimateReport,
+    assumptions,
+    candidates_of,
+    to_mapping,
+)
+from ...quantize.estimate.work import Machine, Part
+from ...quantize.gpus import USUAL_GPUS, Gpu, named_gpu
+from ...quantize.planning.quantization_plan import Plan, make_plan
+from ...recipes import built_in_recipes
+from ...recipes.decode import ABOVE_0, AT_LEAST_1, SHARE_OR_ALL
+from ...recipes.errors import LayoutError, PlanError
+from ..frame import arguments, reports
+from ..frame.arguments import AnyRecipe
+from ..frame.console import megabytes, print_json, print_table, stdout, table
+from ..frame.opening import named_recipe, open_draft
+from ..frame.settings import Option, Settings
+from ..frame.verb import verb
+
+
+@dataclass(frozen=True, slots=True)
+class EstimateSettings(Settings):
+    """Of which draft, by which recipes, on which GPUs, beside which target."""
+
+    draft: arguments.Draft
+    _: KW_ONLY
+    recipes: Annotated[
+        Sequence[AnyRecipe],
+        Option(
+            "recipe to compare: a built-in name or a .yaml file; repeat for more "
+            "(default: all that fit the draft)",
+            "RECIPE",
+            flag="--recipe",
+            several="repeated",
+        ),
+    ] = ()
+    gpus: Annotated[
+        Sequence[str],
+        Option(
+            f"h100, mi325x, ..., may be repeated; default: {', '.join(USUAL_GPUS)}",
+            "GPU",
+            flag="--gpu",
+            several="repeated",
+        ),
+    ] = ()
+    num_draft_tokens: arguments.NumDraftTokens = None
+    context: Annotated[
+        int | None,
+        Option(
+            f"positions per sequence (default: {USUAL_CONTEXT}, or fewer where DRAFT's config.json"
+            " allows no more)",
+            "TOKENS",
+            bounds=AT_LEAST_1,
+        ),
+    ] = None
+    concurrency: Annotated[
+        int, Option("concurrent sequences (default 1)", "SEQUENCES", bounds=AT_LEAST_1)
+    ] = 1
+    tp: Annotated[int, Option("tensor-parallel size (default 1)", "GPUS")] = 1
+    efficiency: Annotated[
+        float,
+        Option(
+            "share of the data sheet's bandwidth and peak that kernels reach (default 0.75)",
+            "SHARE",
+            bounds=SHARE_OR_ALL,
+        ),
+    ] = 0.75
+    target_step_ms: Annotated[
+        float | None,
+        Option(
+            "measured time of the target's verify step in ms, at this concurrency",
+            "MILLISECONDS",
+            bounds=ABOVE_0,
+        ),
+    ] = None
+    target_layers: arguments.TargetLayers = None
+
+
+@verb(EstimateSettings)
+def estimate(settings: EstimateSettings) -> "reports.EstimateReport":
+    """Estimate how long one draft step takes, and how much acceptance quantization may cost.
+
+    Returns:
+        Bytes and milliseconds of the unquantized draft and of each recipe's draft, on each GPU.
+
+    Raises:
+        DraftQuantError: the draft, a recipe or a GPU cannot be estimated.
+    """
+    names = dict.fromkeys(named_gpu(name).name for name in settings.gpus or USUAL_GPUS)
+    gpus = [named_gpu(name) for name in names]
+    _, draft = open_draft(settings.draft, listener=settings.listener)
+    num_draft_tokens = checked_num_draft_tokens(draft.geometry, settings.num_draft_tokens)
+    plans, refused = _plans(draft, settings)
+    context = settings.context or usual_context(draft.checkpoint.config)
+    step_ms = settings.target_step_ms
+    return EstimateReport(
+        draft=draft,
+        num_draft_tokens=num_draft_tokens,
+        context=context,
+        tp=settings.tp,
+        concurrency=settings.concurrency,
+        candidates=candidates_of(
+            draft, plans, num_draft_tokens=num_draft_tokens, context=context, tp=settings.tp
+        ),
+        loaded_by={plan.recipe.name: _loaded_by(plan, gpus, settings.tp) for plan in plans},
+        refused=refused,
+        machines=tuple(Machine(gpu=gpu, efficiency=settings.efficiency) for gpu in gpus),
+        verify_seconds=None if step_ms is None else step_ms / 1e3,
+    )
+
+
+def _plans(draft: Draft, settings: EstimateSettings) -> tuple[list[Plan], Mapping[str, str]]:
+    """Plans of the recipes asked for; of all that are shipped, those that there are, and why not.
+
+    Raises:
+        PlanError, LayoutError: a recipe that was asked for does not fit the draft.
+    """
+    plans, refused = [], {}
+    named = [named_recipe(one, settings.listener) for one in settings.recipes or built_in_recipes()]
+    for recipe in (one for place, one in enumerate(named) if one not in named[:place]):
+        try:
+            plans.append(make_plan(recipe, draft, target_layers=settings.target_layers))
+        except (PlanError, LayoutError) as exc:
+            if settings.recipes:
+                raise
+            refused[recipe.name] = exc.what
+    return plans, refused
+
+
+def _loaded_by(plan: Plan, gpus: Sequence[Gpu], tp: int) -> dict[str, list[str]]:
+    """GPU -> the engines that load the result of a plan there, by `check`."""
+    found: dict[str, list[str]] = {}
+    for gpu in gpus:
+        layers = plan.target_layers
+        verdicts = planned_verdicts(plan, arch=gpu.arch, tp=tp, target_layers=layers)
+        found[gpu.name] = [one.engine for one in verdicts if one.verdict == "LOADS"]
+    return found
+
+
+# ---- `draftquant estimate`: bytes, time and break-even acceptance of a draft, from headers alone
+
+VERB = estimate
+
+
+def run(options: argparse.Namespace) -> int:
+    """Estimate, and print what a step reads, how long it takes and what it may cost."""
+    report = estimate.run(options.settings)
+    if options.json:
+        print_json(to_mapping(report))
+    else:
+        print_report(report)
+    return 0
+
+
+def print_report(report: EstimateReport) -> None:
+    """Print tables, and what they assume."""
+    out, draft = stdout(), report.draft
+    out.line(
+        (str(draft.checkpoint.folder), "bold"),
+        f": {draft.family.name}, {report.parameters:,} parameters; K ="
+        f" {report.num_draft_tokens}, context {report.context:,}, tp {report.tp}",
+    )
+    _print_bytes(report)
+    for name, reason in report.refused.items():
+        out.line(f"{name} does not fit this draft: {reason}")
+    at = f"at concurrency {report.concurrency}"
+    _print_by_gpu(report, f"Roofline: draft step / all drafting in µs, {at}", _times)
+    if report.verify_seconds is None:
+        out.line("break-even acceptance needs the target's measured verify step: --target-step-ms")
+    else:
+        what = "Break-even: the largest loss of acceptance length at which quantizing pays"
+        verify = f"{1e3 * report.verify_seconds:g}"
+        _print_by_gpu(report, f"{what}, beside a verify step of {verify} ms {at}", _loss)
+    out.line("† no stock engine is known to load it there (draftquant check)")
+    out.line("Assumed", style="bold")
+    for line in assumptions(report):
+        out.line(f"  {line}")
+
+
+def _print_bytes(report: EstimateReport) -> None:
+    parts: tuple[Part, ...] = ("attention", "mlp", "head")
+    numbers = ("stored", *parts, "rest", "step", "share", "drafting", "share of it")
+    found = table("Bytes read at concurrency 1", "draft", *numbers, right=numbers,
+                  spare=("share of it", *parts, "rest"))  # fmt: skip
+    before = report.candidates[0].round
+    for one in report.candidates:
+        step, whole = one.round.step.nbytes(1), one.round.nbytes(1)
+        by_part = [one.round.step.nbytes(1, part) for part in parts]
+        found.row(
+            one.name,
+            megabytes(one.stored_bytes),
+            *map(megabytes, by_part),
+            megabytes(step - sum(by_part)),
+            megabytes(step),
+            f"{step / before.step.nbytes(1):.1%}",
+            megabytes(whole),
+            f"{whole / before.nbytes(1):.1%}",
+        )
+    print_table(found)
+
+
+def _print_by_gpu(
+    report: EstimateReport, title: str, cell: Callable[[EstimateReport, Candidate, Machine], str]
+) -> None:
+    """A row for each form of the draft, a column for each GPU."""
+    names = tuple(machine.gpu.name for machine in report.machines)
+    found = table(title, "draft", *names, right=names)
+    for one in report.candidates:
+        cells = []
+        for machine in report.machines:
+            engines = report.loaded_by.get(one.name, {}).get(machine.gpu.name)
+            cells.append(cell(report, one, machine) + (" †" if engines == [] else ""))
+        found.row(one.name, *cells)
+    print_table(found)
+
+
+def _times(report: EstimateReport, one: Candidate, machine: Machine) -> str:
+    seconds = (
+        machine.pass_seconds(one.round.step, report.concurrency),
+        machine.round_seconds(one.round, report.concurrency),
+    )
+    return " / ".join(f"{1e6 * s:,.0f}" if s >= 1e-4 else f"{1e6 * s:.3g}" for s in seconds)
+
+
+def _loss(report: EstimateReport, one: Candidate, machine: Machine) -> str:
+    loss = report.break_even(one, machine) or 0.0
+    return f"{loss:.2%}" if loss > 0 else "no gain" if loss == 0 else f"slower by {-loss:.2%}"

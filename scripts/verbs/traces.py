@@ -1,0 +1,549 @@
+"""`traces`: what is done with trace folders beside recording them; a verb for each."""
+
+import argparse
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from ...calibration.dumps.dump_formats import DumpFormat
+from ...calibration.traces.manifest import StorageChoice
+from ...quantize.files.hub import resolve_draft
+from ...recipes.decode import AT_LEAST_1, encode
+from ..frame import reports
+from ..frame.arguments import AnyPath, OutFolder, Reference, TableIds, share
+from ..frame.console import megabytes, print_json, print_table, stdout, table
+from ..frame.parsers import Below, Verbs, run_verb
+from ..frame.settings import Argument, Option, Settings
+from ..frame.verb import verb
+
+if TYPE_CHECKING:
+    from ...calibration.traces.manifest import TraceManifest
+    from ...calibration.traces.trace_folder import TraceFolder
+    from ...quantize.stored.loading import LoadedDraft
+    from ..frame.reports import ImportReport, TraceInfo
+
+
+@dataclass(frozen=True, slots=True)
+class TracesImportSettings(Settings):
+    """Which dump of which target, and how it is read."""
+
+    dump: Annotated[AnyPath, Argument("folder of the dump", "DUMP")]
+    target: Annotated[
+        AnyPath,
+        Option(
+            "folder of the dumped target; its head shows whether the answers are its "
+            "own, and if it runs on this machine, a few recomputed positions show "
+            "which layers were dumped",
+            "TARGET",
+        ),
+    ]
+    out: OutFolder
+    _: KW_ONLY
+    written_by: Annotated[
+        DumpFormat,
+        Option("tool that wrote the dump (vllm: its ExampleHiddenStatesConnector)", flag="--from"),
+    ]
+    draft: Annotated[
+        Reference | None,
+        Option(
+            "draft that reads these hidden states; it names the expected layers, and "
+            "settles their order if the target does not run on this machine",
+            "DRAFT",
+        ),
+    ] = None
+    aux_layer_ids: Annotated[
+        Sequence[int] | None,
+        Option(
+            "layers that the dump should hold, counted from 0 (the layer's output)",
+            "LAYER,...",
+            flag="--aux-layers",
+            several="commas",
+        ),
+    ] = None
+    prompts: Annotated[
+        AnyPath | None,
+        Option(
+            "prompt file of the dump, for ids and categories, and for where prompts "
+            "end if the dump has no loss mask",
+            "PROMPTS",
+        ),
+    ] = None
+    greedy: Annotated[
+        bool,
+        Option(
+            "you assert that the answers are the target's own at temperature 0, if "
+            "the dump lacks the last hidden states to verify it"
+        ),
+    ] = False
+    leave_out_off_policy: Annotated[
+        bool,
+        Option("leave out answers that the target would not have given, and report their number"),
+    ] = False
+    tables: Annotated[
+        bool, Option("store the target's embedding and head too, as 'record --tables' does")
+    ] = False
+    table_ids: TableIds = ()
+
+    def check(self) -> None:
+        """Refuse rows of tables that are not carried."""
+        from ...recipes.errors import TraceError
+
+        if self.table_ids and not self.tables:
+            raise TraceError("--table-ids", "says which rows the tables carry", fix="add --tables")
+
+
+@verb(TracesImportSettings)
+def traces_import(settings: TracesImportSettings) -> "reports.ImportReport":
+    """Make traces of hidden states that a trainer or vLLM dumped.
+
+    Returns:
+        The traces, and what was found out about the dump.
+
+    Raises:
+        DraftQuantError: the dump is damaged, or belongs to another target; nothing is left behind.
+    """
+    from transformers.utils import logging
+
+    from ...calibration.dumps.dump_conventions import Declared
+    from ...calibration.dumps.import_dump import import_dump
+    from ...calibration.passes.draft_inputs import mask_token_ids
+    from ...calibration.prompts.prompt_file import read_prompts
+
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call] # one bar is enough
+    target = Path(settings.target)
+    draft = _loaded(settings.draft, target) if settings.draft else None
+    table_ids = (*settings.table_ids, *(mask_token_ids(draft.geometry) if draft else ()))
+    prompts = read_prompts(Path(settings.prompts), target=target) if settings.prompts else None
+    layers = settings.aux_layer_ids
+    with settings.listener.bar("import", 1) as bar:
+        return import_dump(
+            settings.written_by,
+            Path(settings.dump),
+            target,
+            Path(settings.out),
+            declared=Declared(
+                layer_ids=None if layers is None else tuple(layers),
+                draft=draft,
+                greedy=settings.greedy,
+            ),
+            prompts=prompts,
+            leave_out_off_policy=settings.leave_out_off_policy,
+            table_ids=table_ids if settings.tables else None,
+            on_progress=bar.set,
+        )
+
+
+def _loaded(reference: Reference, target: Path) -> "LoadedDraft":
+    from ...calibration.traces.target_tables import SharedTables, TargetTables
+    from ...quantize.stored.loading import load_draft
+    from ...recipes.errors import CheckpointError
+
+    try:
+        shared = TargetTables.find(target).shared()
+    except CheckpointError:  # a config alone; a draft with tables of its own needs none
+        shared = SharedTables({})
+    return load_draft(resolve_draft(str(reference)).folder, shared=shared)
+
+
+@dataclass(frozen=True, slots=True)
+class TracesInfoSettings(Settings):
+    """Which traces."""
+
+    traces: Annotated[AnyPath, Argument("trace folder", "TRACES")]
+
+
+@verb(TracesInfoSettings)
+def traces_info(settings: TracesInfoSettings) -> "reports.TraceInfo":
+    """Describe a trace folder, and check every trace in it.
+
+    Returns:
+        What the folder holds.
+
+    Raises:
+        DraftQuantError: a trace is damaged.
+    """
+    from ...calibration.traces.trace_folder import TraceFolder
+    from ...calibration.traces.trace_info import trace_info
+
+    return trace_info(TraceFolder.open(Path(settings.traces)))
+
+
+@dataclass(frozen=True, slots=True)
+class TracesSplitSettings(Settings):
+    """Which traces, into which two folders, and how many of them into the first."""
+
+    traces: Annotated[AnyPath, Argument("trace folder to split; it is kept", "TRACES")]
+    outs: Annotated[
+        Sequence[AnyPath],
+        Option(
+            "the two folders to create, for example for calibration and for the gate",
+            "A B",
+            flag="--out",
+            count=2,
+        ),
+    ]
+    _: KW_ONLY
+    fraction: Annotated[
+        float | None, Option("share of the prompts that go to A", "SHARE", reads=share)
+    ] = None
+    count: Annotated[
+        int | None, Option("number of prompts that go to A", "PROMPTS", bounds=AT_LEAST_1)
+    ] = None
+    categories: Annotated[
+        tuple[str, ...],
+        Option("categories that go to A as a whole", "CATEGORY", flag="--category"),
+    ] = ()
+    seed: Annotated[
+        int, Option("seed of the split (default 0); equal seeds give equal splits", "SEED")
+    ] = 0
+
+    one_of = (("fraction", "count", "categories"),)
+
+    def check(self) -> None:
+        """Refuse a fraction that is no share."""
+        from ...recipes.errors import TraceError
+
+        if self.fraction is not None and not 0 < self.fraction < 1:
+            raise TraceError("--fraction", f"expected a share in (0, 1), got {self.fraction}",
+                             fix="give the share of the prompts in the first folder")  # fmt: skip
+
+
+@verb(TracesSplitSettings)
+def traces_split(settings: TracesSplitSettings) -> "reports.SplitReport":
+    """Split a trace folder into two that share no prompt, for calibration and for the gate.
+
+    Returns:
+        The two folders, opened, and how many prompts of each category are in them.
+
+    Raises:
+        DraftQuantError: the first folder cannot have so many prompts, or one of the two exists.
+    """
+    from ...calibration.traces.sets import split_traces
+    from ...calibration.traces.trace_folder import TraceFolder
+
+    traces, count = TraceFolder.open(Path(settings.traces)), settings.count
+    if settings.fraction is not None:
+        count = round(settings.fraction * len(traces))
+    first, second = settings.outs
+    return split_traces(
+        traces,
+        Path(first),
+        Path(second),
+        count=count,
+        categories=settings.categories,
+        seed=settings.seed,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TracesMergeSettings(Settings):
+    """Which traces, into which folder."""
+
+    traces: Annotated[
+        tuple[AnyPath, ...], Argument("trace folders to merge; they are kept", "TRACES")
+    ]
+    out: OutFolder
+
+
+@verb(TracesMergeSettings)
+def traces_merge(settings: TracesMergeSettings) -> "reports.MergeReport":
+    """Join several trace folders of one target.
+
+    Returns:
+        The folder that was written, opened, and which prompts were renamed.
+
+    Raises:
+        DraftQuantError: the folders were recorded differently, or one of them is given twice.
+    """
+    from ...calibration.traces.sets import merge_traces
+    from ...calibration.traces.trace_folder import TraceFolder
+
+    folders = [TraceFolder.open(Path(folder)) for folder in settings.traces]
+    return merge_traces(folders, Path(settings.out))
+
+
+@dataclass(frozen=True, slots=True)
+class TracesStoreSettings(Settings):
+    """Which traces, how their hidden states are stored, and where."""
+
+    traces: Annotated[AnyPath, Argument("trace folder to copy; it is kept", "TRACES")]
+    out: OutFolder
+    _: KW_ONLY
+    feature_storage: Annotated[
+        StorageChoice,
+        Option("how hidden states are stored: as they are, rounded to FP8, or packed without loss"),
+    ]
+
+
+@verb(TracesStoreSettings)
+def traces_store(settings: TracesStoreSettings) -> "reports.StoreReport":
+    """Copy a trace folder, with its hidden states stored in fewer bytes, or exactly again.
+
+    Returns:
+        The folder that was written, opened, and the bytes of the shards before and after.
+
+    Raises:
+        DraftQuantError: they are stored so already, were rounded to FP8 before, or are damaged; or
+            a package is not installed.
+    """
+    from ...calibration.traces.sets import store_traces
+    from ...calibration.traces.trace_folder import TraceFolder
+
+    traces = TraceFolder.open(Path(settings.traces))
+    return store_traces(traces, Path(settings.out), settings.feature_storage)
+
+
+# ---- What is said of a trace folder, one that is there already or was just written
+
+_STORED = {None: "", "fp8-per-token": ", rounded to FP8 per token", "zstd": ", packed by zstd"}
+
+
+def print_info(info: "TraceInfo", folder: object, *, as_json: bool) -> None:
+    """Print what the folder holds."""
+    if as_json:
+        print_json(_mapping(info))
+        return
+    numbers = ("prompts", "prompt tokens", "new tokens", "shortest", "longest")
+    found = table(
+        f"{folder}, {len(info.traces)} prompts,"
+        f" {info.traces.manifest.num_tokens:,} tokens, {megabytes(info.nbytes)}",
+        "category",
+        *numbers,
+        right=numbers,
+    )
+    for one in info.categories:
+        found.row(
+            one.category,
+            f"{one.num_prompts:,}",
+            f"{one.prompt_tokens:,}",
+            f"{one.new_tokens:,}",
+            f"{one.shortest:,}",
+            f"{one.longest:,}",
+        )
+    print_table(found)
+    for line in _lines(info):
+        stdout().line(line)
+
+
+def _lines(info: "TraceInfo") -> Iterator[str]:
+    manifest = info.traces.manifest
+    target, features = manifest.target, manifest.features
+    yield f"sha256 {info.traces.sha256}"
+    yield (
+        f"target {target.name}, {target.num_layers} layers, vocabulary {target.vocab_size:,},"
+        f" weights {(target.weights_sha256 or 'not known')[:16]},"
+        f" recorded by {manifest.recorded_by or 'transformers'}"
+    )
+    yield (
+        f"features {features.kind} of layers {list(features.aux_layer_ids)} (counted after the"
+        f" layer), {features.width:,} wide, {features.dtype}"
+        f"{_STORED[features.storage]}"
+    )
+    yield _decoding(manifest)
+    if manifest.too_long:
+        left, cut = len(manifest.too_long.skipped), len(manifest.too_long.truncated)
+        yield f"too long for the target: {left} prompts left out, {cut} cut to their last tokens"
+    for dataset in manifest.datasets or ():
+        yield f"prompts of the data set {dataset}"
+    yield (
+        f"{info.num_independent} independent prompts; besides them {info.num_copies} copies,"
+        f" {info.num_later_turns} later turns, {info.num_near_duplicates} near duplicates,"
+        f" {info.num_clusters} declared clusters"
+    )
+    if info.suggested_clusters:
+        yield info.suggested_clusters
+    yield _tables(manifest)
+    yield f"the target's argmax is known at {info.known_top1:.0%} of the prompts' positions"
+    if info.head_agreement is not None:
+        yield f"the stored head predicts {info.head_agreement:.1%} of the tokens"
+    if info.features.checked:
+        own = info.features.share[0]
+        yield info.features.fault() or (
+            f"hidden states fit their tokens, which explain {own:.0%} of their variance"
+        )
+    else:
+        yield "too few tokens repeat to verify that the hidden states fit them"
+
+
+def _decoding(manifest: "TraceManifest") -> str:
+    sampling, logprobs = manifest.sampling, manifest.logprobs
+    beside = f", {logprobs.kind} log-probabilities" if logprobs else ""
+    beside += ", end of text ignored" if manifest.ignore_eos else ""
+    if sampling is None:
+        return f"greedy{beside}"
+    seed = "not known" if sampling.seed is None else sampling.seed
+    return (
+        f"sampled at temperature {manifest.temperature:g}, top-p {sampling.top_p:g}, top-k"
+        f" {sampling.top_k}, seed {seed}{beside}"
+    )
+
+
+def _tables(manifest: "TraceManifest") -> str:
+    tables = manifest.tables
+    if tables is None:
+        return "no embedding and head stored: drafts without their own need the target"
+    norm = "with" if tables.norm_dtype else "without"
+    return (
+        f"tables: {tables.num_token_ids:,} embeddings, the head {norm} its norm,"
+        f" {megabytes(tables.nbytes)}"
+    )
+
+
+def _mapping(info: "TraceInfo") -> dict[str, Any]:
+    manifest = info.traces.manifest
+    kept = ("nbytes", "num_copies", "num_later_turns", "num_near_duplicates", "num_independent",
+            "num_clusters", "suggested_clusters", "known_top1", "head_agreement")  # fmt: skip
+    return {
+        "sha256": info.traces.sha256,
+        "num_prompts": len(info.traces),
+        "num_tokens": manifest.num_tokens,
+        "target": dataclasses.asdict(manifest.target),
+        "recorded_by": manifest.recorded_by,
+        "features": dataclasses.asdict(manifest.features),
+        "temperature": manifest.temperature,
+        "sampling": dataclasses.asdict(manifest.sampling) if manifest.sampling else None,
+        "ignore_eos": manifest.ignore_eos,
+        "logprobs": dataclasses.asdict(manifest.logprobs) if manifest.logprobs else None,
+        "too_long": dataclasses.asdict(manifest.too_long) if manifest.too_long else None,
+        "datasets": [dataclasses.asdict(one) for one in manifest.datasets or ()],
+        "tables": dataclasses.asdict(manifest.tables) if manifest.tables else None,
+        "categories": [dataclasses.asdict(one) for one in info.categories],
+        **{name: getattr(info, name) for name in kept},
+        "feature_evidence": encode(info.features),
+        "feature_problem": info.features.fault(),
+    }
+
+
+def print_written(traces: "TraceFolder", of: str = "") -> None:
+    """Print its name, how many traces and tokens it has, and its identity."""
+    stdout().line(
+        (str(traces.folder), "bold"),
+        f": {len(traces)} traces{of}, {traces.manifest.num_tokens:,} tokens, sha256"
+        f" {traces.sha256[:16]}",
+    )
+
+
+def written(traces: "TraceFolder") -> dict[str, Any]:
+    """The same for JSON."""
+    return {
+        "out": str(traces.folder),
+        "traces": len(traces),
+        "tokens": traces.manifest.num_tokens,
+        "sha256": traces.sha256,
+    }
+
+
+# ---- `draftquant traces`: what is done with trace folders beside recording them
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the verb."""
+    return run_verb(options, VERBS)
+
+
+def _import(options: argparse.Namespace) -> int:
+    report = traces_import.run(options.settings)
+    if options.json:
+        print_json(_imported(report))
+    else:
+        _print_import(report)
+    return 0
+
+
+def _info(options: argparse.Namespace) -> int:
+    print_info(traces_info.run(options.settings), options.settings.traces, as_json=options.json)
+    return 0
+
+
+def _split(options: argparse.Namespace) -> int:
+    settings = options.settings
+    report = traces_split.run(settings)
+    if options.json:
+        print_json(
+            {
+                "first": written(report.first),
+                "second": written(report.second),
+                "by_category": {name: list(counts) for name, counts in report.by_category.items()},
+                "kept_together": report.num_kept_together,
+            }
+        )
+        return 0
+    names = [str(out) for out in settings.outs]
+    title = f"{settings.traces}, {len(report.first) + len(report.second)} prompts"
+    found = table(title, "category", *names, right=(*names,))
+    for category, (first, second) in report.by_category.items():
+        found.row(category, str(first), str(second))
+    found.row("sum", str(len(report.first)), str(len(report.second)), style="bold")
+    print_table(found)
+    if report.num_kept_together:
+        stdout().line(
+            f"{report.num_kept_together} prompts are on the same side as a related one: copies,"
+            " near duplicates and turns of one conversation are kept together"
+        )
+    return 0
+
+
+def _merge(options: argparse.Namespace) -> int:
+    report = traces_merge.run(options.settings)
+    if options.json:
+        absent = [str(folder) for folder in report.without_tables]
+        changed = {"renamed": dict(report.renamed), "without_tables": absent}
+        print_json(written(report.traces) | changed)
+        return 0
+    print_written(report.traces)
+    if report.renamed:
+        old, new = next(iter(report.renamed.items()))
+        stdout().line(
+            f"{len(report.renamed)} prompts were renamed because their ids existed twice: {old} is"
+            f" now {new}"
+        )
+    if report.without_tables:
+        named = ", ".join(map(str, report.without_tables))
+        stdout().line(f"the merged folder has no embedding and head, because {named} has none")
+    return 0
+
+
+def _store(options: argparse.Namespace) -> int:
+    report = traces_store.run(options.settings)
+    before, after = report.nbytes_before, report.nbytes
+    if options.json:
+        changed = {"feature_storage": options.settings.feature_storage}
+        print_json(written(report.traces) | changed | {"nbytes_before": before, "nbytes": after})
+        return 0
+    print_written(report.traces)
+    stdout().line(f"shards: {megabytes(before)} -> {megabytes(after)}, {after / before:.1%}")
+    return 0
+
+
+VERBS: Verbs = {
+    "import": Below(
+        traces_import, _import, "convert hidden states that a trainer or vLLM dumped into traces"
+    ),
+    "info": Below(traces_info, _info, "describe a trace folder"),
+    "split": Below(traces_split, _split, "split a trace folder into two without common prompts"),
+    "merge": Below(traces_merge, _merge, "merge trace folders of the same target"),
+    "store": Below(traces_store, _store, "copy traces with hidden states in fewer bytes"),
+}
+
+
+def _print_import(report: "ImportReport") -> None:
+    print_written(report.traces, f" of {report.num_samples} texts")
+    for sentence in report.layout.sentences():
+        stdout().line(f"  {sentence}")
+    if report.num_off_policy:
+        stdout().line(
+            f"  {report.num_off_policy} answers left out: the target would not have given them"
+        )
+    if report.num_without_answer:
+        stdout().line(f"  {report.num_without_answer} texts without an answer")
+
+
+def _imported(report: "ImportReport") -> dict[str, Any]:
+    return written(report.traces) | {
+        "texts": report.num_samples,
+        "findings": list(report.layout.sentences()),
+        "left_out_off_policy": report.num_off_policy,
+        "without_answer": report.num_without_answer,
+    }

@@ -1,0 +1,88 @@
+"""`transcode`: the same codes and scales in another layout or carrier, bit for bit."""
+
+import argparse
+import dataclasses
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from ...quantize.files.hub import resolve_draft, running_argv
+from ...recipes.schema import LayoutName
+from ..frame import reports
+from ..frame.arguments import OutFolder, Quantized, TargetLayers
+from ..frame.console import megabytes, print_json, stdout
+from ..frame.listener import verifying
+from ..frame.settings import Option, Settings
+from ..frame.verb import verb
+
+
+@dataclass(frozen=True, slots=True)
+class TranscodeSettings(Settings):
+    """Of what, into which folder, and how its codes are stored there."""
+
+    quantized: Quantized
+    out: OutFolder
+    _: KW_ONLY
+    layout: Annotated[
+        LayoutName | None, Option("layout of the output (default: that of QUANT)")
+    ] = None
+    carrier: Annotated[
+        Literal["fp8_e4m3", "none"] | None,
+        Option(
+            "dtype that stores the INT4 values: fp8 (which every engine loads) or "
+            "int4 (default: as in QUANT)"
+        ),
+    ] = None
+    target_layers: TargetLayers = None
+
+
+@verb(TranscodeSettings)
+def transcode(settings: TranscodeSettings) -> "reports.TranscodeReport":
+    """Store a quantized draft in another layout, or its values in another dtype, bit for bit.
+
+    Returns:
+        What was written.
+
+    Raises:
+        DraftQuantError: the layout cannot hold the quantized values; nothing is left behind.
+    """
+    from ...quantize.converting.transcode_draft import plan_transcoding, transcode_draft
+
+    plan = plan_transcoding(
+        resolve_draft(str(settings.quantized)),
+        settings.layout,
+        settings.carrier,
+        target_layers=settings.target_layers,
+    )
+    with settings.listener.bar("transcode", plan.bytes_after, "bytes") as bar:
+        return transcode_draft(
+            plan,
+            Path(settings.out),
+            argv=running_argv(),
+            on_progress=bar.advance,
+            on_stage=verifying(bar),
+        )
+
+
+# ---- `draftquant transcode`: the same quantized values in another layout or dtype, bit for bit
+
+VERB = transcode
+
+
+def run(options: argparse.Namespace) -> int:
+    """Transcode, and print what was written."""
+    report = transcode.run(options.settings)
+    if options.json:
+        print_json(dataclasses.asdict(report) | {"out": str(report.out)})
+    else:
+        out = stdout()
+        out.line(
+            (str(report.out), "bold"),
+            f": {report.linears} linears with the same quantized values and scales,"
+            f" {report.kept} tensors kept"
+            f" byte for byte, {megabytes(report.bytes_before)} -> {megabytes(report.bytes_after)},"
+            " verified",
+        )
+        out.line(report.before)
+        out.line(f"-> {report.after}")
+    return 0

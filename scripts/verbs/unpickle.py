@@ -1,0 +1,62 @@
+"""`unpickle`: a draft's pickled weights (pytorch_model.bin) as safetensors."""
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...quantize.files.hub import resolve_draft
+from ..frame import reports
+from ..frame.arguments import Draft, OutFolder
+from ..frame.console import megabytes, print_json, stdout
+from ..frame.settings import Settings
+from ..frame.verb import verb
+
+
+@dataclass(frozen=True, slots=True)
+class UnpickleSettings(Settings):
+    """Of which draft, into which folder."""
+
+    draft: Draft
+    out: OutFolder
+
+
+@verb(UnpickleSettings)
+def unpickle(settings: UnpickleSettings) -> "reports.Unpickled":
+    """Write a draft's pickled weights as safetensors, without running any pickled code.
+
+    Returns:
+        What was written.
+
+    Raises:
+        DraftQuantError: there are no pickles, or they hold more than plain tensors; nothing is left
+            behind.
+    """
+    from ...quantize.making.unpickle_draft import unpickle_draft
+
+    return unpickle_draft(resolve_draft(str(settings.draft)).folder, Path(settings.out))
+
+
+# ---- `draftquant unpickle`: a draft's pickled weights (pytorch_model.bin) as safetensors
+
+VERB = unpickle
+
+
+def run(options: argparse.Namespace) -> int:
+    """Unpickle, and print what was written."""
+    done = unpickle.run(options.settings)
+    if options.json:
+        print_json(
+            {
+                "out": str(done.out),
+                "files": list(done.files),
+                "tensors": done.tensors,
+                "bytes": done.nbytes,
+            }
+        )
+    else:
+        stdout().line(
+            (str(done.out), "bold"),
+            f": {done.tensors} tensors of {', '.join(done.files)}, {megabytes(done.nbytes)}, value"
+            " for value",
+        )
+    return 0

@@ -1,0 +1,580 @@
+"""`vocab`: rows of a draft's head, chosen by what its target says; written, or judged by size."""
+
+import argparse
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from ...quantize.files.hub import resolve_draft
+from ...quantize.files.report_files import check_reports, write_reports
+from ...quantize.files.staging import check_output
+from ...recipes.decode import AT_LEAST_1
+from ..cut_rows import RowsAsked, write_rows
+from ..frame import arguments, reports
+from ..frame.arguments import AnyPath, optional_path, share
+from ..frame.console import megabytes, print_json, print_table, stderr, stdout, table
+from ..frame.opening import open_traces
+from ..frame.settings import Option
+from ..frame.verb import verb
+from ..loaded_drafts import PassesSettings, load_for_replay
+
+if TYPE_CHECKING:
+    from ...calibration.vocabulary_rows import Choosing, ChosenRows
+    from ...quantize.estimate.work import Machine
+    from ...quantize.vocabulary.cut_vocabulary import VocabularyReport
+    from ...validate.vocabulary.size_curve import ChoiceCurve, SizeChange, SizeCurve
+    from ...validate.vocabulary.size_estimate import (
+        MachineSpeeds,
+        SizeEstimate,
+        SizeSpeed,
+        StepTimes,
+        VocabReport,
+    )
+    from ..frame.reports import VocabReport
+
+USUAL_GPU = "h200"
+USUAL_EFFICIENCY = 0.75
+"""As of `estimate`."""
+_USUAL_CONCURRENCY = (1,)
+_OF_THE_CURVE = (
+    "sizes", "judge", "gpus", "concurrency", "target_step_ms", "plot", "num_draft_tokens",
+    "batch_size",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class VocabSettings(PassesSettings):
+    """Of which draft, by which text, and how many rows; or the curve of all sizes."""
+
+    draft: arguments.Draft
+    traces: Annotated[
+        AnyPath,
+        Option("traces whose text chooses the rows; do not use the gate's traces", "TRACES"),
+    ]
+    _: KW_ONLY
+    size: Annotated[int | None, Option("rows to keep", "ROWS", bounds=AT_LEAST_1)] = None
+    coverage: Annotated[
+        float | None,
+        Option(
+            "keep as many rows as cover this share of the tokens of held-out text, such as 99.5%%",
+            "SHARE",
+            reads=share,
+        ),
+    ] = None
+    curve: Annotated[
+        bool,
+        Option("write no folder; show coverage, acceptance and speed by the number of rows"),
+    ] = False
+    out: Annotated[AnyPath | None, Option("folder to create", "FOLDER")] = None
+    counts: Annotated[
+        AnyPath | None,
+        Option(
+            "how often each token stands in other text: a JSON array, which orders the tokens that"
+            " the target never said",
+            "FILE.json",
+        ),
+    ] = None
+    sizes: Annotated[
+        Sequence[int],
+        Option(
+            "numbers of rows of the curve (default: 8192,16384,32768,65536, or halves of a small"
+            " vocabulary)",
+            "ROWS,...",
+            several="commas",
+            bounds=AT_LEAST_1,
+        ),
+    ] = ()
+    judge: Annotated[
+        AnyPath | None,
+        Option(
+            "traces of other prompts, which judge the curve (default: those of --traces, each part"
+            " judged by rows that the others choose)",
+            "TRACES",
+        ),
+    ] = None
+    gpus: Annotated[
+        Sequence[str],
+        Option(
+            "GPU that the curve's speed is estimated for, may be repeated (default: h200)",
+            "GPU",
+            flag="--gpu",
+            several="repeated",
+        ),
+    ] = ()
+    concurrency: Annotated[
+        Sequence[int],
+        Option(
+            "concurrent sequences that it is estimated for (default: 1)",
+            "SEQUENCES,...",
+            several="commas",
+        ),
+    ] = _USUAL_CONCURRENCY
+    target_step_ms: Annotated[
+        str | float | None,
+        Option(
+            "measured time of the target's verify step in ms: 14.2, or by concurrency"
+            " 1=9.5,8=14.2,64=38; says which size is the fastest",
+            "MILLISECONDS",
+        ),
+    ] = None
+    plot: Annotated[AnyPath | None, Option("draw the curve", "F.svg")] = None
+
+    one_of = (("size", "coverage", "curve"),)
+
+    def check(self) -> None:
+        """Refuse what does not go with a folder, or with the curve; and sampled proposals."""
+        from ...recipes.errors import ReplayError
+
+        if self.coverage is not None and not 0 < self.coverage <= 1:
+            raise ReplayError(
+                "--coverage",
+                f"expected a share above 0, up to 1, got {self.coverage:g}",
+                fix="for example 99.5%",
+            )
+        if self.curve and self.out is not None:
+            raise ReplayError(
+                "--out",
+                "the curve writes no rows",
+                fix="leave it out; then choose a size and write it: --size N --out FOLDER",
+            )
+        if not self.curve and self.out is None:
+            raise ReplayError("--out", "is missing", fix="name the folder to create: --out FOLDER")
+        unset = (None, (), _USUAL_CONCURRENCY)
+        stray = [name for name in _OF_THE_CURVE if getattr(self, name) not in unset]
+        if stray and not self.curve:
+            named = {"gpus": "--gpu"}.get(stray[0], f"--{stray[0].replace('_', '-')}")
+            raise ReplayError(
+                named, "is of use for the curve only", fix="leave it out, or ask for --curve"
+            )
+        if self.draft_sampling != "greedy":
+            raise ReplayError(
+                "--draft-sampling",
+                f"{self.draft_sampling} proposals are drawn from all rows of a head, so that their"
+                " probabilities at every size are not known from one replay",
+                fix="leave it out; replay the cut draft itself: draftquant replay",
+            )
+        if self.plot is not None:
+            check_reports({"plot": Path(self.plot)})
+
+
+@verb(VocabSettings)
+def vocab(settings: VocabSettings) -> "reports.VocabReport":
+    """Cut a draft's head to the tokens that its target says, or find out how many it needs.
+
+    With `curve=True` nothing is written: one replay gives the acceptance length at every size, with
+    rows chosen by other prompts than those that judge it.
+
+    Returns:
+        The rows that were kept, what they cover of held-out text and what was written; or the
+        curve.
+
+    Raises:
+        DraftQuantError: the draft, the traces or the counts cannot be read, do not belong together,
+            or the vocabulary of such a draft cannot be cut.
+    """
+    from ...calibration.vocabulary_rows import choosing_of
+
+    if settings.out is not None:
+        check_output(Path(settings.out))
+    choosing = choosing_of(
+        resolve_draft(str(settings.draft)),
+        open_traces(settings.traces, settings.listener),
+        target=optional_path(settings.target),
+        counts=optional_path(settings.counts),
+    )
+    found = _judged(settings, choosing) if settings.curve else _written(settings, choosing)
+    sizes = found.curve.sizes if found.curve is not None else ()
+    most = max((len(found.rows.target_ids) if found.rows is not None else 0, *sizes))
+    return replace(found, warnings=(*choosing.warnings_of(most), *found.warnings))
+
+
+def _written(settings: VocabSettings, choosing: "Choosing") -> "VocabReport":
+    """Choose the rows, and write the folder."""
+    from ...validate.vocabulary.size_estimate import VocabReport
+
+    target, listener = optional_path(settings.target), settings.listener
+    asked = RowsAsked(size=settings.size, coverage=settings.coverage, target=target)
+    rows, out = asked.of(choosing), Path(settings.out or "")
+    written = write_rows(choosing, rows, out, asked, listener=listener, on_stage=listener.stage)
+    return VocabReport(choosing=choosing, rows=rows, cut=written, warnings=written.warnings)
+
+
+def _judged(settings: VocabSettings, choosing: "Choosing") -> "VocabReport":
+    """The curve, and what it is worth in time."""
+    from ...calibration.traces.near_duplicates import seen_prompts
+    from ...calibration.vocabulary_rows import check_same_target
+    from ...validate.counting.trace_replay import chosen_num_draft_tokens
+    from ...validate.judging.candidate_origin import check_apart
+    from ...validate.vocabulary.size_curve import drawing, size_curve
+    from ...validate.vocabulary.size_estimate import VocabReport
+
+    traces, judge = choosing.traces, None
+    sizes = _sizes(settings, choosing)
+    machines, target, concurrencies = _serving(settings)
+    if settings.judge is not None:
+        judge = open_traces(settings.judge, settings.listener)
+        check_same_target(traces, judge)
+        check_apart(judge, seen_prompts(traces), "are among those that choose the rows")
+        for cut in choosing.cuts:
+            check_apart(judge, cut.choice.prompts, "chose the rows that the draft has")
+    loaded = load_for_replay([choosing.source.folder], judge or traces, settings)
+    with settings.listener.bar("replay", len(judge or traces), "work") as bar:
+        curve = size_curve(
+            loaded.drafts[0],
+            choosing.chooser,
+            traces,
+            judge,
+            sizes=sizes,
+            num_draft_tokens=chosen_num_draft_tokens(settings.num_draft_tokens, loaded.drafts),
+            batch_size=settings.batch_size,
+            max_tokens=loaded.max_tokens,
+            on_progress=bar.set,
+        )
+    if settings.plot is not None:
+        name = choosing.source.folder.name
+        write_reports({Path(settings.plot): drawing(curve, name)})
+    estimate, why = _estimate(choosing, curve, machines, target, concurrencies)
+    return VocabReport(
+        choosing=choosing,
+        curve=curve,
+        estimate=estimate,
+        warnings=() if why is None else (why,),
+    )
+
+
+def _sizes(settings: VocabSettings, choosing: "Choosing") -> tuple[int, ...]:
+    """As asked, in ascending order; of the usual ones those that are cuts of this draft."""
+    from ...validate.vocabulary.size_curve import usual_sizes
+
+    rows = choosing.chooser.num_rows
+    usual = [size for size in usual_sizes(rows) if size >= choosing.least] or [rows // 2]
+    sizes = tuple(sorted(set(settings.sizes or usual)))
+    for size in sizes:
+        choosing.check_size("--sizes", size)
+    return sizes
+
+
+def _serving(
+    settings: VocabSettings,
+) -> "tuple[list[Machine], StepTimes | None, tuple[int, ...]]":
+    """What the curve's speed is estimated for, checked before anything is replayed."""
+    from ...quantize.estimate.work import Machine
+    from ...quantize.gpus import named_gpu
+    from ...validate.vocabulary.size_estimate import checked_concurrencies, parse_step_times
+
+    concurrencies = checked_concurrencies(settings.concurrency)
+    names = dict.fromkeys(named_gpu(name).name for name in settings.gpus or (USUAL_GPU,))
+    machines = [Machine(gpu=named_gpu(name), efficiency=USUAL_EFFICIENCY) for name in names]
+    if settings.target_step_ms is None:
+        return machines, None, concurrencies
+    return machines, parse_step_times(str(settings.target_step_ms), concurrencies), concurrencies
+
+
+def _estimate(
+    choosing: "Choosing",
+    curve: "SizeCurve",
+    machines: "Sequence[Machine]",
+    target: "StepTimes | None",
+    concurrencies: Sequence[int],
+) -> "tuple[SizeEstimate | None, str | None]":
+    """Bytes and times by size, or why they are not estimated."""
+    from ...recipes.errors import EstimateError
+    from ...validate.vocabulary.size_estimate import size_estimate
+
+    if choosing.is_quantized:
+        return None, (
+            "bytes and times are estimated of unquantized drafts: give the one that this was made"
+            " of"
+        )
+    try:
+        return size_estimate(choosing.draft, curve, machines, target, concurrencies), None
+    except EstimateError as exc:
+        return None, f"bytes and times are not estimated: {exc.what}"
+
+
+# ---- `draftquant vocab`: rows of a draft's head by what its target says: written, or by size
+
+VERB = vocab
+
+
+def run(options: argparse.Namespace) -> int:
+    """Choose the rows, and print what was written or what every size costs."""
+    report = vocab.run(options.settings)
+    if options.json:
+        print_json(to_mapping(report))
+    elif report.curve is not None:
+        _print_curve(report, report.curve)
+    elif report.rows is not None and report.cut is not None:
+        _print_rows(report.choosing, report.rows, report.cut)
+    for warning in report.warnings:
+        stderr().line(("warning:", "yellow"), f" {warning}")
+    if options.settings.plot:
+        stderr().line((str(options.settings.plot), "bold"), ": the curve")
+    return 0
+
+
+def _print_rows(choosing: "Choosing", rows: "ChosenRows", cut: "VocabularyReport") -> None:
+    out = stdout()
+    _print_cut(cut)
+    worst, share = rows.worst
+    out.line(
+        f"chosen by {choosing.said}: covers {rows.coverage:.2%} of these tokens, and"
+        f" {rows.held_out:.2%} of them held out (each part of the prompts under rows that the"
+        f" others choose); the worst category is {worst}, {share:.2%}"
+    )
+    if rows.more_than_asked:
+        out.line(rows.more_than_asked)
+    if rows.never_said:
+        out.line(f"{rows.never_said:.2%} of the held-out tokens were said by no other part")
+    whole = "WHOLE_DRAFT" if choosing.cuts else choosing.source.folder
+    out.line(
+        f"next: draftquant gate {whole} {cut.out} --traces OTHERS (of"
+        " other prompts than those that chose the rows)"
+    )
+
+
+def _print_cut(cut: "VocabularyReport") -> None:
+    out = stdout()
+    out.line(
+        (str(cut.out), "bold"),
+        f": rows for {cut.size:,} of {cut.vocabulary:,} tokens ({cut.size_before:,} before),"
+        f" {megabytes(cut.bytes_before)} -> {megabytes(cut.bytes_after)}, verified",
+    )
+    if cut.head_from is not None:
+        out.line(
+            f"the draft had no head of its own: its rows are those of the target's {cut.head_from}"
+        )
+
+
+def _print_curve(report: "VocabReport", curve: "SizeCurve") -> None:
+    out, choosing = stdout(), report.choosing
+    out.line(
+        (str(choosing.source.folder), "bold"),
+        f": {curve.num_rows:,} rows of {choosing.chooser.vocab_size:,} tokens; rows chosen by"
+        f" {choosing.said}, judged on {curve.judged_on}",
+    )
+    _print_way(curve, curve.chosen, report.estimate, "Rows chosen by all categories")
+    if curve.off_domain is None:
+        out.line(
+            "off-domain is not judged: the traces have no other category than the prompts' own"
+        )
+    else:
+        _print_way(
+            curve,
+            curve.off_domain,
+            None,
+            "Off-domain: rows chosen by all categories but the prompt's",
+        )
+    _print_categories(curve)
+    out.line(
+        f"bounds hold together with {curve.confidence:.0%} confidence: those of all prompts over"
+        " the sizes, those of categories over sizes and categories"
+    )
+    if curve.too_small:
+        out.line(
+            f"categories with fewer than 10 prompts are not shown: {', '.join(curve.too_small)}"
+        )
+    if report.estimate is not None:
+        _print_speeds(report.estimate)
+
+
+def _print_way(
+    curve: "SizeCurve", way: "ChoiceCurve", estimate: "SizeEstimate | None", title: str
+) -> None:
+    numbers = (
+        "rows",
+        "coverage",
+        "acceptance length",
+        "change",
+        "bounds",
+        "its change",
+        "its bounds",
+    )
+    read = ("head reads", "drafting reads") if estimate else ()
+    found = table(
+        f"{title}; K = {curve.num_draft_tokens}, {curve.num_prompts} prompts",
+        *numbers[:5],
+        "worst category",
+        *numbers[5:],
+        *read,
+        right=(*numbers, *read),
+        spare=(*read[:1], "its bounds"),
+    )
+
+    def reads(size: int) -> tuple[str, ...]:
+        if estimate is None:
+            return ()
+        return megabytes(estimate.head_bytes[size]), megabytes(estimate.drafting_bytes[size])
+
+    for place, one in enumerate(way.whole):
+        worst = way.worst(place)
+        found.row(
+            f"{one.size:,}",
+            f"{one.coverage:.2%}",
+            f"{one.acceptance_length:.4f}",
+            *_change(one),
+            *(("", "", "") if worst is None else (worst.scope, *_change(worst))),
+            *reads(one.size),
+        )
+    found.row(
+        f"{curve.num_rows:,}",
+        f"{curve.coverage:.2%}",
+        f"{curve.acceptance_length:.4f}",
+        *[""] * 5,
+        *reads(curve.num_rows),
+    )
+    print_table(found)
+
+
+def _change(one: "SizeChange") -> tuple[str, str]:
+    return f"{one.relative_change:+.2%}", f"{one.lower:+.2%} to {one.upper:+.2%}"
+
+
+def _print_categories(curve: "SizeCurve") -> None:
+    """Both ways side by side, the change of the acceptance length."""
+    if not curve.chosen.categories[0]:
+        return
+    sizes = tuple(f"{size:,}" for size in curve.sizes)
+    heads = (*sizes, *(f"{size} off-domain" for size in sizes if curve.off_domain))
+    found = table(
+        "Change of the acceptance length by category",
+        "category",
+        "prompts",
+        *heads,
+        right=("prompts", *heads),
+    )
+    ways = [curve.chosen, *([curve.off_domain] if curve.off_domain else [])]
+    for number, one in enumerate(curve.chosen.categories[0]):
+        cells = (
+            f"{way.categories[place][number].relative_change:+.2%}"
+            for way in ways
+            for place in range(len(sizes))
+        )
+        found.row(one.scope, str(one.num_prompts), *cells)
+    print_table(found)
+
+
+def _print_speeds(estimate: "SizeEstimate") -> None:
+    for number, one in enumerate(estimate.speeds):
+        known = one.speeds[0].verify is not None
+        numbers = ("rows", "drafting", "pays below", *(("speed-up", "bounds") if known else ()))
+        verify = f", verify step {1e3 * (one.speeds[0].verify or 0):.3g} ms" if known else ""
+        found = table(
+            f"Roofline on {one.gpu} at concurrency {one.concurrency}{verify}, context"
+            f" {estimate.context:,}",
+            *numbers,
+            right=numbers,
+        )
+        for speed in one.speeds:
+            cells = (f"{speed.size:,}", f"{1e6 * speed.drafting:,.1f} µs", _pays(speed, one))
+            found.row(*cells, *(_speed_up(speed) if known else ()))
+        print_table(found)
+        for line in _advice(one, estimate.off_domain[number] if estimate.off_domain else None):
+            stdout().line(line, style="bold")
+    if estimate.speeds and estimate.speeds[0].recommended is None:
+        stdout().line(
+            "pays below: the longest verify step of the target at which fewer rows are faster; give"
+            " its time (--target-step-ms) for a recommended size"
+        )
+
+
+def _pays(speed: "SizeSpeed", one: "MachineSpeeds") -> str:
+    if speed is one.speeds[-1]:
+        return ""
+    if speed.pays_below is None:
+        return "never"
+    return "always" if math.isinf(speed.pays_below) else f"{1e3 * speed.pays_below:,.3g} ms"
+
+
+def _speed_up(speed: "SizeSpeed") -> tuple[str, str]:
+    if speed.speed_up is None or speed.lower is None or speed.upper is None:
+        return "", ""
+    return f"{speed.speed_up:+.2%}", f"{speed.lower:+.2%} to {speed.upper:+.2%}"
+
+
+def _advice(one: "MachineSpeeds", off_domain: "MachineSpeeds | None") -> Iterator[str]:
+    best = one.recommended
+    if best is None:
+        return
+    sizes = [f"{size:,}" for size in one.range if size != best.size]
+    within = (
+        f"; within the bounds {' or '.join(sizes)}" if sizes else "; at both ends of the bounds too"
+    )
+    yield (
+        f"fastest on {one.gpu} at concurrency {one.concurrency}: {best.size:,} rows,"
+        f" {best.speed_up or 0:+.2%}{within}"
+    )
+    if off_domain is not None and off_domain.recommended is not None:
+        other = off_domain.recommended
+        gain = f"{other.speed_up or 0:+.2%}"
+        yield f"for traffic like none of the traces: {other.size:,} rows, {gain}"
+
+
+def to_mapping(report: "VocabReport") -> dict[str, Any]:
+    """Plain data for JSON."""
+    choosing = report.choosing
+    found: dict[str, Any] = {
+        "draft": str(choosing.source.folder),
+        "traces": str(choosing.traces.folder),
+        "traces_sha256": choosing.traces.sha256,
+        "target": choosing.traces.manifest.target.name,
+        "vocabulary": choosing.chooser.vocab_size,
+        "num_rows": choosing.chooser.num_rows,
+        "prompts": len(choosing.texts),
+        "tokens": choosing.num_tokens,
+        "distinct_tokens": choosing.num_distinct,
+        "method": choosing.chooser.method,
+        "warnings": list(report.warnings),
+    }
+    if report.rows is not None and report.cut is not None:
+        rows = {**dataclasses.asdict(report.rows), "target_ids": list(report.rows.target_ids)}
+        found |= {"rows": rows, "cut": _cut_mapping(report.cut)}
+    if report.curve is not None:
+        found["curve"] = dataclasses.asdict(report.curve)
+        found["estimate"] = None if report.estimate is None else _estimate_mapping(report.estimate)
+    return found
+
+
+def _cut_mapping(cut: "VocabularyReport") -> dict[str, Any]:
+    return {
+        "out": str(cut.out),
+        "size": cut.size,
+        "size_before": cut.size_before,
+        "head_from": cut.head_from,
+        "bytes_before": cut.bytes_before,
+        "bytes_after": cut.bytes_after,
+        "verification": cut.verification.to_mapping(),
+    }
+
+
+def _estimate_mapping(estimate: "SizeEstimate") -> dict[str, Any]:
+    def of(speeds: "tuple[MachineSpeeds, ...]") -> list[dict[str, Any]]:
+        return [
+            {
+                "gpu": one.gpu,
+                "concurrency": one.concurrency,
+                "sizes": [_speed_mapping(speed) for speed in one.speeds],
+                "recommended": None if one.recommended is None else one.recommended.size,
+                "recommended_within_bounds": list(one.range),
+            }
+            for one in speeds
+        ]
+
+    bytes_by_size: Mapping[int, int] = estimate.drafting_bytes
+    return {
+        "drafting_bytes": {str(size): nbytes for size, nbytes in bytes_by_size.items()},
+        "head_bytes": {str(size): nbytes for size, nbytes in estimate.head_bytes.items()},
+        "context": estimate.context,
+        "chosen": of(estimate.speeds),
+        "off_domain": of(estimate.off_domain),
+    }
+
+
+def _speed_mapping(speed: "SizeSpeed") -> dict[str, Any]:
+    """JSON has no infinity: a size that always pays says so."""
+    found = dataclasses.asdict(speed)
+    always = speed.pays_below is not None and math.isinf(speed.pays_below)
+    return found | {"pays_below": None if always else speed.pays_below, "always_pays": always}

@@ -1,0 +1,508 @@
+"""What was counted of two drafts: acceptance by position and context, accepted tokens, prompts.
+
+The baseline is a circle, a full line, a full bar; the candidate a square, a dashed line, hatched.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .svg import MARKS, WIDTH, Drawing, Mark, Scale, percent, ticks
+
+# ---- A forest plot: changes with their bounds, a row each, beside the limits that they must clear
+
+_ROW, _TOP, _LABELS, _RIGHT = 21.0, 22.0, 112.0, 17.0
+_TICKS = 7
+_FOOT = 20.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """One row; numbers are relative changes, such as -0.01.
+
+    Attributes:
+        estimate: None = there is none, and the row says so.
+        lower, upper: its bounds.
+        limit: below which it must not fall; None = there is none.
+        whole: of everything, and not of a part. judged: it counts for a verdict.
+        series: 0 for one series; else which of several it is.
+    """
+
+    label: str
+    estimate: float | None
+    lower: float | None = None
+    upper: float | None = None
+    limit: float | None = None
+    whole: bool = False
+    judged: bool = True
+    series: int = 0
+
+
+def forest(
+    key: str, rows: Sequence[Interval], *, title: str, bounds: str, series: Sequence[str] = ()
+) -> str:
+    """Draw rows from top to bottom.
+
+    Args:
+        key: see `Drawing`.
+        rows: at least one.
+        bounds: what the lines are, such as "one-sided 95% bounds".
+        series: names of several series; none for one.
+
+    Returns:
+        The element `svg`.
+    """
+    names = 18.0 * len(series) if len(series) > 1 else 0.0
+    height = _TOP + names + _ROW * len(rows) + _FOOT + 14
+    drawing = Drawing(key, height, title=title, described=_described(rows, bounds))
+    scale = Scale(*domain(rows), _LABELS + 8, WIDTH - _RIGHT)
+    _legend(drawing, rows, bounds, series)
+    top = _TOP + names
+    bottom = top + _ROW * len(rows)
+    for value in ticks(scale.low, scale.high, _TICKS):
+        drawing.line(scale(value), top, scale(value), bottom, "axis" if not value else "grid")
+        drawing.text(scale(value), bottom + 15, percent(value), "soft", "middle")
+    drawing.text(WIDTH - _RIGHT, bottom + 29, "change of the acceptance length", "soft", "end")
+    for number, row in enumerate(rows):
+        if number and series and row.label:
+            drawing.line(0, top + _ROW * number, WIDTH, top + _ROW * number, "grid")
+        _row(drawing, scale, row, top + _ROW * (number + 0.5), series)
+    return drawing.to_text()
+
+
+def _row(drawing: Drawing, scale: Scale, row: Interval, y: float, series: Sequence[str]) -> None:
+    weight = "strong" if row.whole else ""
+    if row.label:
+        drawing.label(_LABELS, y + 4, row.label, _LABELS, weight)
+    if row.limit is not None:
+        x = scale.clipped(row.limit)
+        drawing.line(x, y - _ROW / 2 + 1, x, y + _ROW / 2 - 1, "limit")
+    if row.estimate is None:
+        drawing.text(WIDTH - _RIGHT, y + 4, "no bounds", "soft", "end")
+        return
+    colour = f"other-{row.series % 4 + 1}" if series else "candidate"
+    look = f"{colour}{'' if row.judged else ' unjudged'}"
+    if row.lower is not None and row.upper is not None:
+        left, right = scale.clipped(row.lower), scale.clipped(row.upper)
+        drawing.line(left, y, right, y, f"span {look}")
+        for value, x, way in ((row.lower, left, -1), (row.upper, right, 1)):
+            if scale.holds(value):
+                drawing.line(x, y - 4, x, y + 4, f"span {look}")
+            else:  # it goes on beyond the edge
+                tip = [(x, y), (x - 6 * way, y - 4), (x - 6 * way, y + 4)]
+                drawing.polygon(tip, f"full {look}")
+    kind = _mark(row.series) if series else "diamond" if row.whole else "circle"
+    fill = "full" if row.judged else "hollow"
+    drawing.mark(kind, scale.clipped(row.estimate), y, f"{fill} {look}")
+
+
+def _legend(drawing: Drawing, rows: Sequence[Interval], bounds: str, series: Sequence[str]) -> None:
+    drawing.line(2, 10, 26, 10, "span" if series else "span candidate")
+    drawing.text(32, 14, bounds)
+    at = 32 + drawing.text_width(bounds) + 14
+    if any(row.limit is not None for row in rows):
+        drawing.line(at, 2, at, 18, "limit")
+        drawing.text(at + 8, 14, "limit")
+        at += 58
+    if not series and not all(row.judged for row in rows):
+        drawing.mark("circle", at, 10, "hollow candidate unjudged")
+        drawing.text(at + 10, 14, "not judged")
+    if len(series) > 1:
+        for number, name in enumerate(series):
+            y = _TOP + 18 * number + 6
+            drawing.mark(_mark(number), 14, y, f"full other-{number % 4 + 1}")
+            drawing.text(32, y + 4, name if len(name) < 56 else f"{name[:55]}…")
+
+
+def _mark(series: int) -> Mark:
+    """With its colour, of sixteen series each has its own."""
+    return MARKS[(series + series // 4) % 4]
+
+
+def domain(rows: Sequence[Interval]) -> tuple[float, float]:
+    """What an axis shows: limits, estimates, and bounds; wide bounds of few prompts are cut."""
+    limits = [row.limit for row in rows if row.limit is not None]
+    estimates = [row.estimate for row in rows if row.estimate is not None]
+    counted = [row for row in rows if row.judged and row.lower is not None]
+    bounds = [x for row in counted for x in (row.lower, row.upper) if x is not None]
+    near = [0.0, *limits, *estimates, *bounds]
+    room = max(0.002, *(abs(x) for x in (*limits, *estimates, 0.0)))
+    low, high = min(near), max(max(near), 0.4 * room)
+    margin = 0.12 * (high - low)
+    return low - margin, high + margin
+
+
+def _described(rows: Sequence[Interval], bounds: str) -> str:
+    parts = [_said(row) for row in rows]
+    return f"Lines are {bounds}. " + "; ".join(parts) + "."
+
+
+def _said(row: Interval) -> str:
+    if row.estimate is None:
+        return f"{row.label}: too few prompts"
+    said = f"{row.label}: {row.estimate:+.2%}"
+    if row.lower is not None and row.upper is not None:
+        said += f" ({row.lower:+.2%} to {row.upper:+.2%})"
+    return said
+
+
+# ---- Columns of changes: several series side by side at each of a few settings, with their bounds
+
+_LEFT, _COLUMNS_RIGHT, _HEIGHT, _LINE = 44.0, 10.0, 200.0, 14.0
+_APART = 13.0
+"""Between the series of a column."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """One setting.
+
+    Attributes:
+        labels: lines below it, the first one names it.
+        rows: of each series; None = it has none here.
+    """
+
+    labels: tuple[str, ...]
+    rows: tuple[Interval | None, ...]
+
+
+def columns(
+    key: str,
+    settings: Sequence[Column],
+    series: Sequence[str],
+    *,
+    title: str,
+    bounds: str,
+    foot: str,
+) -> str:
+    """Draw settings from left to right.
+
+    Args:
+        key: see `Drawing`.
+        settings: at least one, with a row of at least one series.
+
+    Returns:
+        The element `svg`.
+    """
+    top = 14.0 + 17 * len(series)
+    bottom = top + _HEIGHT
+    below = bottom + _LINE * (1 + max(len(one.labels) for one in settings))
+    height = below + 6
+    drawing = Drawing(
+        key, height, title=title, described=_columns_described(settings, series, bounds)
+    )
+    up = Scale(*domain([row for one in settings for row in one.rows if row]), bottom, top)
+    for value in ticks(up.low, up.high):
+        drawing.line(
+            _LEFT, up(value), WIDTH - _COLUMNS_RIGHT, up(value), "grid" if value else "axis"
+        )
+        drawing.text(_LEFT - 6, up(value) + 4, percent(value), "soft", "end")
+    slot = (WIDTH - _LEFT - _COLUMNS_RIGHT) / len(settings)
+    for number, one in enumerate(settings):
+        middle = _LEFT + slot * (number + 0.5)
+        for place, row in enumerate(one.rows):
+            if row is not None:
+                _columns_row(
+                    drawing, up, row, middle + _APART * (place - (len(series) - 1) / 2), place
+                )
+        for line, text in enumerate(one.labels):
+            look = "soft" if line else "strong"
+            drawing.text(middle, bottom + _LINE * (line + 1), text, look, "middle")
+    drawing.text(WIDTH - _COLUMNS_RIGHT, below, foot, "soft", "end")
+    for place, name in enumerate(series):
+        drawing.mark(MARKS[place % len(MARKS)], _LEFT, 8 + 17 * place, f"full {_colour(place)}")
+        drawing.text(_LEFT + 10, 12 + 17 * place, name)
+    return drawing.to_text()
+
+
+def _columns_row(drawing: Drawing, up: Scale, row: Interval, x: float, place: int) -> None:
+    if row.estimate is None:
+        return
+    if row.lower is not None and row.upper is not None:
+        ends = up.clipped(row.lower), up.clipped(row.upper)
+        drawing.line(x, ends[0], x, ends[1], f"span {_colour(place)}")
+        for end in ends:
+            drawing.line(x - 3, end, x + 3, end, f"span {_colour(place)}")
+    mark = MARKS[place % len(MARKS)]
+    drawing.mark(mark, x, up.clipped(row.estimate), f"full {_colour(place)}", 3.5)
+
+
+def _colour(place: int) -> str:
+    return f"other-{place % 4 + 1}"
+
+
+def _columns_described(settings: Sequence[Column], series: Sequence[str], bounds: str) -> str:
+    said = [f"Lines are {bounds}."]
+    for one in settings:
+        of_each = [
+            f"{name} {row.estimate:+.2%}"
+            + (
+                f" ({row.lower:+.2%} to {row.upper:+.2%})"
+                if row.lower is not None and row.upper is not None
+                else ""
+            )
+            for name, row in zip(series, one.rows, strict=True)
+            if row is not None and row.estimate is not None
+        ]
+        said.append(f"{', '.join(one.labels)}: {'; '.join(of_each)}.")
+    return " ".join(said)
+
+
+(
+    _ACCEPTANCE_CHARTS_LEFT,
+    _ACCEPTANCE_CHARTS_RIGHT,
+    _ACCEPTANCE_CHARTS_TOP,
+    _ACCEPTANCE_CHARTS_HEIGHT,
+) = 40.0, 10.0, 30.0, 210.0
+_FEET = 34.0
+_MOST_DOTS = 2000
+_LOOKS: tuple[tuple[str, Mark, str], ...] = (
+    ("baseline", "circle", "full"),
+    ("candidate", "square", "hollow"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dot:
+    """One prompt: acceptance lengths under both drafts, and its share of the most steps."""
+
+    baseline: float
+    candidate: float
+    weight: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextLength:
+    """One context bin, such as 1k-4k: acceptance lengths under both drafts."""
+
+    label: str
+    baseline: float
+    candidate: float
+
+
+def contexts(key: str, bins: Sequence[ContextLength], *, names: tuple[str, str]) -> str:
+    """Draw the acceptance length by the number of tokens before a verify step.
+
+    Args:
+        key: see `Drawing`.
+        bins: at least two, the shortest context first.
+
+    Returns:
+        The element `svg`.
+    """
+    said = "; ".join(f"{one.label}: {one.baseline:.4f} and {one.candidate:.4f}" for one in bins)
+    title = "Acceptance length by tokens before the verify step"
+    described = f"{names[0]} and {names[1]} by context: {said}."
+    drawing = Drawing(key, _ACCEPTANCE_CHARTS_HEIGHT + _FEET, title=title, described=described)
+    highest = max(max(one.baseline, one.candidate) for one in bins)
+    up = Scale(
+        1, 1 + 1.04 * max(highest - 1, 0.01), _ACCEPTANCE_CHARTS_HEIGHT, _ACCEPTANCE_CHARTS_TOP
+    )
+    for value in ticks(1, up.high):
+        drawing.line(
+            _ACCEPTANCE_CHARTS_LEFT, up(value), WIDTH - _ACCEPTANCE_CHARTS_RIGHT, up(value), "grid"
+        )
+        drawing.text(_ACCEPTANCE_CHARTS_LEFT - 6, up(value) + 4, f"{value:g}", "soft", "end")
+    across = Scale(
+        0, len(bins) - 1, _ACCEPTANCE_CHARTS_LEFT + 34, WIDTH - _ACCEPTANCE_CHARTS_RIGHT - 34
+    )
+    for i in {number - 1 for number in _thinned(len(bins), most=8)}:
+        drawing.text(across(i), _ACCEPTANCE_CHARTS_HEIGHT + 15, bins[i].label, "soft", "middle")
+    drawing.text(
+        WIDTH - _ACCEPTANCE_CHARTS_RIGHT,
+        _ACCEPTANCE_CHARTS_HEIGHT + 30,
+        "tokens before the verify step",
+        "soft",
+        "end",
+    )
+    both = ([one.baseline for one in bins], [one.candidate for one in bins])
+    for lengths, (look, mark, fill) in zip(both, _LOOKS, strict=True):
+        places = [(across(i), up(length)) for i, length in enumerate(lengths)]
+        drawing.curve(places, look)
+        for x, y in places:
+            drawing.mark(mark, x, y, f"{fill} {look}", 3.6)
+    _acceptance_charts_legend(drawing, names)
+    return drawing.to_text()
+
+
+def positions(
+    key: str, baseline: Sequence[float], candidate: Sequence[float], *, names: tuple[str, str]
+) -> str:
+    """Draw which share of the steps accepted at least so many tokens.
+
+    Args:
+        key: see `Drawing`.
+        baseline: [K] shares in [0, 1].
+        candidate: [K] shares in [0, 1].
+
+    Returns:
+        The element `svg`.
+    """
+    count = len(baseline)
+    pairs = zip(baseline, candidate, strict=True)
+    said = "; ".join(f"{i}: {b:.1%} and {q:.1%}" for i, (b, q) in enumerate(pairs, 1))
+    title = "Share of steps that accepted the drafted token at each position"
+    drawing = Drawing(
+        key, _ACCEPTANCE_CHARTS_HEIGHT + _FEET, title=title, described=f"{_of(names)} {said}."
+    )
+    inner = 14.0 if count > 1 else (WIDTH - _ACCEPTANCE_CHARTS_LEFT - _ACCEPTANCE_CHARTS_RIGHT) / 2
+    across = Scale(
+        1, max(count, 2), _ACCEPTANCE_CHARTS_LEFT + inner, WIDTH - _ACCEPTANCE_CHARTS_RIGHT - 14
+    )
+    up = _share_axis(drawing, 1.0)
+    for i in _thinned(count):
+        drawing.text(across(i), _ACCEPTANCE_CHARTS_HEIGHT + 15, str(i), "soft", "middle")
+    drawing.text(
+        WIDTH - _ACCEPTANCE_CHARTS_RIGHT,
+        _ACCEPTANCE_CHARTS_HEIGHT + 30,
+        "position of the drafted token",
+        "soft",
+        "end",
+    )
+    for shares, (look, mark, fill) in zip((baseline, candidate), _LOOKS, strict=True):
+        places = [(across(i), up(share)) for i, share in enumerate(shares, 1)]
+        drawing.curve(places, look)
+        for x, y in places:
+            drawing.mark(mark, x, y, f"{fill} {look}", 3.6)
+    _acceptance_charts_legend(drawing, names)
+    return drawing.to_text()
+
+
+def histogram(
+    key: str, baseline: Sequence[float], candidate: Sequence[float], *, names: tuple[str, str]
+) -> str:
+    """Draw which share of the steps accepted exactly so many tokens.
+
+    Args:
+        key: see `Drawing`.
+        baseline: [K + 1] steps by number of accepted tokens, one at least.
+        candidate: [K + 1] steps, one at least.
+
+    Returns:
+        The element `svg`.
+    """
+    both = [[steps / sum(counts) for steps in counts] for counts in (baseline, candidate)]
+    said = "; ".join(
+        f"{i}: {b:.1%} and {q:.1%}" for i, (b, q) in enumerate(zip(*both, strict=True))
+    )
+    title = "Share of steps by number of accepted draft tokens"
+    drawing = Drawing(
+        key, _ACCEPTANCE_CHARTS_HEIGHT + _FEET, title=title, described=f"{_of(names)} {said}."
+    )
+    up = _share_axis(drawing, max(map(max, both)))
+    count = len(baseline)
+    slot = (WIDTH - _ACCEPTANCE_CHARTS_LEFT - _ACCEPTANCE_CHARTS_RIGHT) / count
+    wide = min(34.0, 0.38 * slot)
+    labelled = _thinned(count)
+    for i, shares in enumerate(zip(*both, strict=True)):
+        middle = _ACCEPTANCE_CHARTS_LEFT + slot * (i + 0.5)
+        for share, look, x in (
+            (shares[0], "baseline", middle - wide - 0.02 * slot),
+            (shares[1], "candidate", middle + 0.02 * slot),
+        ):
+            height = _ACCEPTANCE_CHARTS_HEIGHT - up(share)
+            drawing.bar(x, up(share), wide, height, look, hatched=look == "candidate")
+        if i + 1 in labelled:
+            drawing.text(middle, _ACCEPTANCE_CHARTS_HEIGHT + 15, str(i), "soft", "middle")
+    drawing.text(
+        WIDTH - _ACCEPTANCE_CHARTS_RIGHT,
+        _ACCEPTANCE_CHARTS_HEIGHT + 30,
+        "accepted draft tokens in a step",
+        "soft",
+        "end",
+    )
+    _acceptance_charts_legend(drawing, names)
+    return drawing.to_text()
+
+
+def scatter(key: str, dots: Sequence[Dot], *, limit: float, names: tuple[str, str]) -> str:
+    """Draw prompts by their acceptance length under both drafts.
+
+    Args:
+        key: see `Drawing`.
+        dots: at least one.
+        limit: the relative drop that is allowed, in (0, 1).
+
+    Returns:
+        The element `svg`.
+    """
+    shown = dots[:: -(-len(dots) // _MOST_DOTS)]
+    below = sum(dot.candidate < dot.baseline for dot in dots)
+    above = sum(dot.candidate > dot.baseline for dot in dots)
+    described = (
+        f"{len(dots)} prompts: {below} accept less quantized, {above} more,"
+        f" {len(dots) - below - above} the same."
+    )
+    if len(shown) < len(dots):
+        described += f" {len(shown)} of them are drawn, evenly chosen."
+    title = "Acceptance length of every prompt under both drafts"
+    side = WIDTH - _ACCEPTANCE_CHARTS_LEFT - _ACCEPTANCE_CHARTS_RIGHT
+    bottom = _ACCEPTANCE_CHARTS_TOP + side
+    drawing = Drawing(key, bottom + _FEET, title=title, described=described)
+    lengths = [length for dot in dots for length in (dot.baseline, dot.candidate)]
+    margin = 0.06 * max(max(lengths) - min(lengths), 0.2)
+    low, high = min(lengths) - margin, max(lengths) + margin
+    across, up = (
+        Scale(low, high, _ACCEPTANCE_CHARTS_LEFT, _ACCEPTANCE_CHARTS_LEFT + side),
+        Scale(low, high, bottom, _ACCEPTANCE_CHARTS_TOP),
+    )
+    for value in ticks(low, high):
+        drawing.line(across(value), _ACCEPTANCE_CHARTS_TOP, across(value), bottom, "grid")
+        drawing.line(
+            _ACCEPTANCE_CHARTS_LEFT, up(value), WIDTH - _ACCEPTANCE_CHARTS_RIGHT, up(value), "grid"
+        )
+        drawing.text(across(value), bottom + 15, f"{value:g}", "soft", "middle")
+        drawing.text(_ACCEPTANCE_CHARTS_LEFT - 6, up(value) + 4, f"{value:g}", "soft", "end")
+    drawing.line(across(low), up(low), across(high), up(high), "same")
+    kept = 1 - limit
+    if high * kept > low:  # what lies below is no part of the chart
+        drawing.line(across(low / kept), up(low), across(high), up(high * kept), "limit")
+    for dot in shown:
+        size = 2 + 4 * dot.weight**0.5
+        drawing.mark("circle", across(dot.baseline), up(dot.candidate), "dot candidate", size)
+    drawing.line(_ACCEPTANCE_CHARTS_LEFT, 12, _ACCEPTANCE_CHARTS_LEFT + 24, 12, "same")
+    drawing.text(_ACCEPTANCE_CHARTS_LEFT + 30, 16, "equal")
+    drawing.line(_ACCEPTANCE_CHARTS_LEFT + 76, 12, _ACCEPTANCE_CHARTS_LEFT + 100, 12, "limit")
+    drawing.text(_ACCEPTANCE_CHARTS_LEFT + 106, 16, "limit of the whole")
+    drawing.text(
+        WIDTH - _ACCEPTANCE_CHARTS_RIGHT,
+        bottom + 30,
+        f"{names[0]}, acceptance length",
+        "soft",
+        "end",
+    )
+    drawing.text(WIDTH - _ACCEPTANCE_CHARTS_RIGHT, 16, f"↑ {names[1]}", "soft", "end")
+    return drawing.to_text()
+
+
+def _share_axis(drawing: Drawing, highest: float) -> Scale:
+    scale = Scale(0, max(highest, 0.01) * 1.04, _ACCEPTANCE_CHARTS_HEIGHT, _ACCEPTANCE_CHARTS_TOP)
+    for value in ticks(0, scale.high):
+        drawing.line(
+            _ACCEPTANCE_CHARTS_LEFT,
+            scale(value),
+            WIDTH - _ACCEPTANCE_CHARTS_RIGHT,
+            scale(value),
+            "grid" if value else "axis",
+        )
+        drawing.text(
+            _ACCEPTANCE_CHARTS_LEFT - 6, scale(value) + 4, f"{100 * value:.3g}%", "soft", "end"
+        )
+    return scale
+
+
+def _acceptance_charts_legend(drawing: Drawing, names: tuple[str, str]) -> None:
+    at = _ACCEPTANCE_CHARTS_LEFT
+    for name, (look, mark, fill) in zip(names, _LOOKS, strict=True):
+        drawing.curve([(at, 12), (at + 24, 12)], look)
+        drawing.mark(mark, at + 12, 12, f"{fill} {look}", 3.6)
+        drawing.text(at + 31, 16, name)
+        at += 31 + drawing.text_width(name) + 18
+
+
+def _thinned(count: int, most: int = 17) -> set[int]:
+    """Of 1 .. count, those that have room for their numbers."""
+    return set(range(1, count + 1, -(-count // most)))
+
+
+def _of(names: tuple[str, str]) -> str:
+    return f"{names[0]} and {names[1]} by number:"

@@ -1,0 +1,330 @@
+"""Golden acceptance of one draft: counts prompt by prompt, and the figures that follow from them.
+
+A file of it says for one draft, one K and one set of prompts what was accepted, of all prompts and
+of each category. The figures stand there for tools that only read; what is read is computed again.
+"""
+
+import dataclasses
+import itertools
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from typing_extensions import override
+
+from ...recipes.brief import Brief
+from ...recipes.decode import encode
+from ...recipes.errors import GoldenError, reason, short
+from ...recipes.regular_file import read_text
+from ...recipes.strict_json import JsonProblem, decode, parse_object
+from ..counting.acceptance_counts import AcceptanceCounts, ContextBins, pooled
+from ..counting.draft_counts import PromptCounts
+from ..counting.paired_change import Floats, pseudo_values, sums_without
+from ..judging.figures import context_bins_problem
+from ..measure.measurement import MOST_DRAFT_TOKENS, prompts_sha256
+
+FORMAT: Literal["draftquant golden"] = "draftquant golden"
+Source = Literal["replay", "vllm", "sglang", "tensorrt-llm"]
+"""A replay of recorded traces, or the engine whose server was measured."""
+ALL = ""
+"""The category of all prompts together."""
+_ROUNDING = 1e-9
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoldenPrompt:
+    """One request: what was counted of one prompt.
+
+    Attributes:
+        histogram: [K + 1] verify steps by number of accepted draft tokens; whole numbers where
+            they were counted, any where they are expected.
+        cluster: prompts with the same number hardly differ, or belong together otherwise: copies,
+            near duplicates, turns of a conversation.
+        context_bins: [bins, K + 1] the histogram by context bin, without the empty bins at the end;
+            none where it is not known how many tokens stood before each step.
+    """
+
+    category: str
+    cluster: int
+    histogram: tuple[float, ...]
+    context_bins: tuple[tuple[float, ...], ...] = ()
+
+    @property
+    def counts(self) -> AcceptanceCounts:
+        """Its verify steps."""
+        return AcceptanceCounts(histogram=self.histogram)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoldenCategory:
+    """Figures of some prompts.
+
+    Attributes:
+        prompts: requests. clusters: of these prompts; each is counted as one sample.
+        verify_steps: of all of them.
+        accepted_at: [K] verify steps in which the draft token at each position was accepted, as
+            vLLM's counters per position have it: position 0 is the first draft token.
+        mean_acceptance_length: 1 + accepted / verify steps, pooled.
+        standard_error: of it, by the jackknife over clusters; None for fewer than two of them.
+        variance_of_step: of the acceptance length over single verify steps.
+        variance_of_request: of what one request adds to the sum of acceptance lengths beyond the
+            mean: the mean over requests of (accepted - steps x mean accepted)^2.
+        design_effect: `variance_of_request` over `variance_of_step` times the mean number of steps
+            of a request: 1 where steps of one request are independent; None without variance.
+    """
+
+    prompts: int
+    clusters: int
+    verify_steps: float
+    accepted_at: tuple[float, ...]
+    mean_acceptance_length: float
+    standard_error: float | None
+    variance_of_step: float
+    variance_of_request: float
+    design_effect: float | None
+
+    @classmethod
+    def of(cls, prompts: Sequence[GoldenPrompt]) -> "GoldenCategory":
+        """Of one prompt at least, each with one verify step at least."""
+        counts = pooled((one.counts for one in prompts), len(prompts[0].histogram) - 1)
+        steps, rate = counts.num_steps, counts.mean_acceptance_length - 1
+        squares = sum(n * accepted**2 for accepted, n in enumerate(counts.histogram))
+        of_step = max(0.0, squares / steps - rate**2)
+        own = [one.counts for one in prompts]
+        of_request = math.fsum(
+            (one.num_accepted_draft_tokens - rate * one.num_steps) ** 2 for one in own
+        ) / len(own)
+        independent = of_step * steps / len(own)
+        return cls(
+            prompts=len(prompts),
+            clusters=len({one.cluster for one in prompts}),
+            verify_steps=steps,
+            accepted_at=counts.accepted_at,
+            mean_acceptance_length=counts.mean_acceptance_length,
+            standard_error=_standard_error(prompts),
+            variance_of_step=of_step,
+            variance_of_request=of_request,
+            design_effect=of_request / independent if independent else None,
+        )
+
+    @property
+    def acceptance_rates(self) -> tuple[float, ...]:
+        """[K] share of the verify steps that accepted the token at each position: unconditional."""
+        return tuple(min(1.0, accepted / self.verify_steps) for accepted in self.accepted_at)
+
+    @property
+    def histogram(self) -> tuple[float, ...]:
+        """[K + 1] verify steps by number of accepted draft tokens."""
+        reached = (self.verify_steps, *self.accepted_at, 0)
+        return tuple(before - after for before, after in itertools.pairwise(reached))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Golden(Brief):
+    """Golden acceptance of one draft.
+
+    Attributes:
+        draftquant: version that wrote it.
+        draft, draft_sha256: name and identity of its tensors; None = not known.
+        target: its name.
+        source: "replay", or the engine whose server was measured. source_version: its version.
+        num_draft_tokens: K.
+        temperature: of the target's text, 0 = greedy; None = not known.
+        estimand: what is counted, in words: how text and proposals were chosen.
+        prompts_sha256: identity of the prompts: of their ids, categories and token ids, in order.
+        categories: figures by category, "" = of all prompts.
+        context_edges: tokens before a verify step from which on another context bin begins.
+        context_bins: figures of all prompts by context bin, such as 1k-4k; those with steps.
+        prompts: of which they are computed, in order.
+    """
+
+    format: Literal["draftquant golden"] = FORMAT
+    schema_version: Literal[1] = 1
+    draftquant: str
+    draft: str
+    draft_sha256: str | None
+    target: str
+    source: Source
+    source_version: str
+    num_draft_tokens: int
+    temperature: float | None
+    estimand: str
+    prompts_sha256: str
+    categories: Mapping[str, GoldenCategory]
+    context_edges: tuple[int, ...] = ()
+    context_bins: Mapping[str, GoldenCategory] = field(default_factory=dict)
+    prompts: tuple[GoldenPrompt, ...]
+
+    @property
+    def all(self) -> GoldenCategory:
+        """Figures of all prompts."""
+        return self.categories[ALL]
+
+    def problem(self) -> str:
+        """What cannot be, or does not follow from the counts; empty if nothing."""
+        return self._counts_problem() or self._figures_problem()
+
+    def _counts_problem(self) -> str:
+        if not 1 <= self.num_draft_tokens <= MOST_DRAFT_TOKENS:
+            return f"num_draft_tokens: expected 1 to {MOST_DRAFT_TOKENS}"
+        if self.temperature is not None and self.temperature < 0:
+            return f"temperature: expected at least 0, got {self.temperature}"
+        for key in ("draft_sha256", "prompts_sha256"):
+            digest = getattr(self, key)
+            if digest is not None and not _SHA256.fullmatch(digest):
+                return f"{key}: expected 64 hex digits, got {short(digest)}"
+        if not self.prompts:
+            return "prompts: empty list"
+        columns = self.num_draft_tokens + 1
+        for i, one in enumerate(self.prompts):
+            counts = one.histogram
+            if len(counts) != columns or min(counts) < 0 or not 1 <= sum(counts) < 1e12:
+                return f"prompts[{i}].histogram: expected {columns} counts of verify steps"
+            if problem := context_bins_problem(
+                counts, one.context_bins, self.context_edges, add_up=True
+            ):
+                return f"prompts[{i}].context_bins: {problem}"
+        return ""
+
+    def _figures_problem(self) -> str:
+        computed = categories_of(self.prompts)
+        if computed.keys() != self.categories.keys():
+            return f"categories: the prompts are of {', '.join(filter(None, computed)) or 'none'}"
+        by_bin = context_bins_of(self.prompts, self.context_edges)
+        if by_bin.keys() != self.context_bins.keys():
+            return f"context_bins: the prompts have steps in {', '.join(by_bin) or 'none'}"
+        return _differing("categories", self.categories, computed) or _differing(
+            "context_bins", self.context_bins, by_bin
+        )
+
+    @override
+    def brief(self) -> Mapping[str, object]:
+        return {
+            "acceptance length": f"acceptance length {self.all.mean_acceptance_length:.4f}",
+            "draft": self.draft,
+            "K": self.num_draft_tokens,
+            "prompts": self.all.prompts,
+            "categories": len(self.categories) - 1 or None,
+        }
+
+
+def categories_of(prompts: Sequence[GoldenPrompt]) -> dict[str, GoldenCategory]:
+    """Figures of all prompts, and of each category in the order in which they appear."""
+    names = dict.fromkeys((ALL, *(one.category for one in prompts)))
+    return {
+        name: GoldenCategory.of([one for one in prompts if name in (ALL, one.category)])
+        for name in names
+    }
+
+
+def context_bins_of(
+    prompts: Sequence[GoldenPrompt], edges: Sequence[int]
+) -> dict[str, GoldenCategory]:
+    """Figures of all prompts in each context bin in which a verify step began."""
+    found: dict[str, GoldenCategory] = {}
+    for i, one in enumerate(ContextBins(edges=tuple(edges)).ranges):
+        own = [
+            dataclasses.replace(prompt, histogram=prompt.context_bins[i])
+            for prompt in prompts
+            if i < len(prompt.context_bins) and any(prompt.context_bins[i])
+        ]
+        if own:
+            found[one.label] = GoldenCategory.of(own)
+    return found
+
+
+def golden_prompts(prompts: Iterable[PromptCounts]) -> tuple[tuple[GoldenPrompt, ...], str]:
+    """Those with a verify step at least, their clusters numbered; and the identity of them all."""
+    counted = [one for one in prompts if one.counts.num_steps]
+    numbers: dict[str, int] = {}
+    found = tuple(
+        GoldenPrompt(
+            category=one.category,
+            cluster=numbers.setdefault(one.counted_with, len(numbers)),
+            histogram=one.counts.histogram,
+            context_bins=() if one.contexts is None else one.contexts.histograms,
+        )
+        for one in counted
+    )
+    return found, prompts_sha256((one.id, one.category, one.prompt_sha256) for one in counted)
+
+
+def _standard_error(prompts: Sequence[GoldenPrompt]) -> float | None:
+    sums: dict[int, Floats] = {}
+    for one in prompts:
+        own = np.array([one.counts.num_accepted_draft_tokens, one.counts.num_steps], dtype=float)
+        sums[one.cluster] = sums.get(one.cluster, 0) + own
+    if len(sums) < 2:
+        return None
+    accepted, steps = np.stack(list(sums.values()), axis=1)
+    with np.errstate(all="ignore"):  # a file may claim anything; what is no number fits nothing
+        without = sums_without(accepted) / sums_without(steps)
+    values = pseudo_values(accepted.sum() / steps.sum(), without)
+    return float(values.std(ddof=1)) / math.sqrt(len(values))
+
+
+def _differing(
+    key: str, given: Mapping[str, GoldenCategory], computed: Mapping[str, GoldenCategory]
+) -> str:
+    """The first figure that is not what the counts give; empty if there is none."""
+    for name, own in given.items():
+        for figure in GoldenCategory.__dataclass_fields__:
+            got, expected = getattr(own, figure), getattr(computed[name], figure)
+            if not _close(got, expected):
+                return (
+                    f"{key}.{name or '(all)'}.{figure}: {got} is not what the counts of the prompts"
+                    f" give, {expected}"
+                )
+    return ""
+
+
+def _close(got: object, computed: object) -> bool:
+    if isinstance(got, tuple) and isinstance(computed, tuple):
+        return len(got) == len(computed) and all(map(_close, got, computed))
+    if isinstance(got, int | float) and isinstance(computed, int | float):
+        return math.isclose(got, computed, rel_tol=_ROUNDING, abs_tol=_ROUNDING)
+    return got is None and computed is None
+
+
+# ---- Golden acceptance as a file: one JSON object, written whole and read strictly
+
+_OURS = "give what --golden of 'replay', 'gate', 'report' or 'measure' wrote, or write it again"
+
+
+def golden_document(golden: Golden) -> str:
+    """The text of a file; every prompt has a line of its own."""
+    found = encode(golden)
+    prompts = found.pop("prompts")
+    head = json.dumps(found, indent=2, allow_nan=False).removesuffix("\n}")
+    lines = ",\n".join(f"    {json.dumps(one, allow_nan=False)}" for one in prompts)
+    return f'{head},\n  "prompts": [\n{lines}\n  ]\n}}\n'
+
+
+def read_golden(path: Path) -> Golden:
+    """Read a file of golden acceptance.
+
+    Raises:
+        GoldenError: it cannot be read, is something else or of another version, or its figures do
+            not follow from its counts.
+    """
+    try:
+        found = parse_object(read_text(path))
+        if found.get("format") != FORMAT:
+            raise GoldenError(
+                path,
+                f"is no golden acceptance: expected format {FORMAT!r}, got"
+                f" {short(found.get('format'))}",
+                fix=_OURS,
+            )
+        golden: Golden = decode(Golden, found)
+    except OSError as exc:
+        raise GoldenError(path, f"cannot be read: {reason(exc)}", fix=_OURS) from exc
+    except JsonProblem as exc:
+        raise GoldenError(path, f"is no golden acceptance: {exc}", fix=_OURS) from exc
+    return golden

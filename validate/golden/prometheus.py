@@ -1,0 +1,349 @@
+"""Rules for Prometheus: recorded acceptance of a live draft, and alerts where it fell below golden.
+
+A rule knows one window at a time. Its bound is the limit (see `limits`), less what chance moves the
+mean of so many verify steps by, steps of one request being as alike as golden's are. It looks again
+at every evaluation, so its error rate is that of one look.
+"""
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any
+
+import yaml
+
+from ...recipes.decode import SHARE
+from ...recipes.errors import GoldenError, short, visible
+from ..measure.measurement import EngineName
+from ..measure.server_counters import ENGINE_COUNTERS, MODEL_LABEL, EngineCounters, Series
+from .golden_acceptance import ALL, Golden, GoldenCategory
+
+# ---- What the acceptance of a live draft must not fall below, by golden acceptance
+#
+# A limit is the lower end of golden's 95 % interval, less the drop that is tolerated. What chance
+# moves the mean of some traffic by comes on top of that; see `prometheus_rules`.
+
+ACCURACY = 1.96
+"""Standard errors of golden's mean that count as its inaccuracy: to the lower end of its 95 %
+interval, beyond which one golden acceptance in forty is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """What the acceptance of some traffic must not fall below.
+
+    Attributes:
+        category: of golden whose prompts are like this traffic; "" = all.
+        golden: figures of these prompts.
+        standard_error: of their mean acceptance length.
+        max_drop: relative drop that is tolerated.
+    """
+
+    category: str
+    golden: GoldenCategory
+    standard_error: float
+    max_drop: float
+
+    @property
+    def lowest(self) -> float:
+        """Mean acceptance length at the limit."""
+        mean = self.golden.mean_acceptance_length
+        return (mean - ACCURACY * self.standard_error) * (1 - self.max_drop)
+
+    @property
+    def drop(self) -> float:
+        """Relative drop that is never taken for one: the tolerated one, and golden's inaccuracy."""
+        return 1 - self.lowest / self.golden.mean_acceptance_length
+
+    @property
+    def variance(self) -> float:
+        """Of a mean over verify steps, times their number: steps of one request are alike."""
+        return self.golden.variance_of_step * max(1.0, self.golden.design_effect or 1.0)
+
+
+def limits_of(
+    golden: Golden, max_drop: float, *, category: str = ALL, by_category: bool = False
+) -> tuple[Limit, ...]:
+    """The limit of the traffic, or that of each category.
+
+    Args:
+        max_drop: relative drop that is tolerated.
+        category: of golden whose prompts are like the traffic; "" = all.
+
+    Raises:
+        GoldenError: the drop is not above 0 and below 1, golden has no categories or does not say
+            how much its prompts differ, or no draft can accept less than the limit.
+    """
+    SHARE.check(GoldenError, "--max-drop", max_drop, fix="for example 0.01, which is 1 %")
+    names: Sequence[str] = [category]
+    if by_category:
+        names = [name for name in golden.categories if name != ALL]
+        if not names:
+            raise GoldenError(
+                "--category-label", "golden has no categories to hold its values against",
+                fix="leave it out, or write golden acceptance of prompts with categories",
+            )  # fmt: skip
+    return tuple(_limit(name, golden.categories[name], max_drop) for name in names)
+
+
+def _limit(category: str, golden: GoldenCategory, max_drop: float) -> Limit:
+    where = f"golden, category {category!r}" if category else "golden"
+    if not golden.standard_error:
+        raise GoldenError(
+            where,
+            "does not say how much requests differ: it has one prompt, or all accept alike",
+            fix="write it of more prompts (draftquant replay --golden)",
+        )
+    found = Limit(
+        category=category,
+        golden=golden,
+        standard_error=golden.standard_error,
+        max_drop=max_drop,
+    )
+    if found.lowest <= 1:
+        mean = golden.mean_acceptance_length
+        least = mean - ACCURACY * golden.standard_error
+        raise GoldenError(
+            "--max-drop",
+            f"{where}: acceptance length {mean:.4f}, the lower end of whose 95% interval is"
+            f" {least:.4f}, less {max_drop:.1%} is {found.lowest:.4f}, and no draft falls below 1:"
+            " the alert would never fire",
+            fix=f"give a drop below {1 - 1 / least:.4f}"
+            if least > 1
+            else "write golden acceptance of more prompts, or monitor a draft that accepts",
+        )
+    return found
+
+
+# ---- PromQL of what an engine's counters say of its verify steps; see `engine_counters`
+
+GENERATED = {
+    "vllm": "vllm:generation_tokens_total",
+    "sglang": "sglang:generation_tokens_total",
+    "tensorrt-llm": "trtllm_generation_tokens_total",
+}
+"""Counters of the tokens that were written, drafted or not."""
+
+
+_WINDOW = re.compile("".join(rf"([0-9]{{1,{digits}}}{unit})?" for unit, digits in
+                             (("w", 4), ("d", 4), ("h", 5), ("m", 5), ("s", 5))))  # fmt: skip
+"""Each unit once, the largest first, and below the 292 years that Prometheus can hold."""
+_LABEL = re.compile("(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
+
+
+def check_window(window: str) -> None:
+    """Refuse what Prometheus would not take for a time.
+
+    Raises:
+        GoldenError: it is none.
+    """
+    if not _WINDOW.fullmatch(window) or not re.search("[1-9]", window):
+        raise GoldenError(
+            "--window",
+            f"expected a time such as 30m or 1h, got {window!r}",
+            fix="give numbers with w, d, h, m or s, once each, in this order",
+        )
+
+
+def label_is(label: str, value: str) -> str:
+    """The matcher of one value, quoted as PromQL does."""
+    return f"{label}={json.dumps(value, ensure_ascii=False)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queries:
+    """Expressions over one engine's counters, one result for each served target.
+
+    Attributes:
+        selector: of labels that all series must have, such as `model_name="m"`; "" = none.
+        category_label: each of whose values has a result of its own too; "" = none.
+    """
+
+    engine: EngineName
+    selector: str = ""
+    category_label: str = ""
+
+    @classmethod
+    def of(cls, engine: EngineName, model: str | None, category_label: str | None) -> "Queries":
+        """Over the counters of one served target, or of all.
+
+        Raises:
+            GoldenError: the category label is no label of categories.
+        """
+        found = cls(
+            engine=engine,
+            selector=label_is(MODEL_LABEL, model) if model else "",
+            category_label=category_label or "",
+        )
+        taken = ("alertname", "severity", MODEL_LABEL, found.counters.position_label)
+        if category_label is not None and (
+            not _LABEL.fullmatch(category_label) or category_label in taken
+        ):
+            raise GoldenError(
+                "--category-label",
+                f"expected a label of the counters that names categories, got"
+                f" {short(category_label)}",
+                fix="give the name of a label, such as category",
+            )
+        return found
+
+    @property
+    def counters(self) -> EngineCounters:
+        """Names and labels."""
+        return ENGINE_COUNTERS[self.engine]
+
+    def verify_steps(self, window: str) -> str:
+        """Verify steps within a window such as 1h."""
+        return self._increase(self.counters.verify_steps, window)
+
+    def acceptance_length(self, window: str) -> str:
+        """The mean of a window: 1 + accepted / verify steps; nothing where there was no step."""
+        steps, found = self.verify_steps(window), self.counters
+        if found.emitted is not None and found.first_tokens is not None:
+            emitted = self._increase(found.emitted, window)
+            first = self._increase(found.first_tokens, window)
+            return f"({emitted} - {first}) / ({steps} > 0)"
+        accepted = found.accepted or found.accepted_at
+        assert accepted is not None  # an engine counts one of the three
+        return f"1 + {self._increase(accepted, window)} / ({steps} > 0)"
+
+    def accepted_at(self, window: str) -> str | None:
+        """Share of the steps that accepted the token at each position; None = not counted."""
+        found, label = self.counters, self.counters.position_label
+        if found.accepted_at is None:
+            return None
+        accepted = self._increase(found.accepted_at, window, by=f"{self._by}, {label}")
+        steps = self.verify_steps(window)
+        return f"{accepted} / on ({self._by}) group_left () ({steps} > 0)"
+
+    def generated(self, window: str) -> str:
+        """Tokens that were written within a window, drafted or not."""
+        return self._increase(Series(name=GENERATED[self.engine]), window)
+
+    def _increase(self, series: Series, window: str, by: str = "") -> str:
+        labels = [f'{name}="{value}"' for name, value in series.labels.items()]
+        matchers = ", ".join([*labels, *filter(None, [self.selector])])
+        chosen = f"{{{matchers}}}" if matchers else ""
+        grown = f"increase({series.name}{chosen}[{window}])"
+        return f"sum by ({by or self._by}) ({grown})"
+
+    @property
+    def _by(self) -> str:
+        return f"{MODEL_LABEL}, {self.category_label}" if self.category_label else MODEL_LABEL
+
+
+LENGTH = "draftquant:acceptance_length"
+STEPS = "draftquant:verify_steps"
+RATES = "draftquant:accepted_at"
+BY_CHANCE = 0.001
+"""Looks at which a mean lies below its bound by chance, of one category or all together."""
+LEAST_STEPS = 1000
+"""Of a window, before its mean is judged."""
+DEAD = 0.1
+"""Of golden's accepted tokens per step: a draft that accepts less proposes noise."""
+_FEW_STEPS = 200
+_SERVED = f"{{{{ $labels.{MODEL_LABEL} }}}}"
+
+
+def prometheus_rules(golden: Golden, limits: Sequence[Limit], queries: Queries, window: str) -> str:
+    """A file of rules.
+
+    Args:
+        limits: one; or one for each value of the category label that the queries have.
+        window: over which counters are summed, in Prometheus' words.
+    """
+    recorded = [
+        {"record": STEPS, "expr": queries.verify_steps(window)},
+        {"record": LENGTH, "expr": queries.acceptance_length(window)},
+    ]
+    if (rates := queries.accepted_at(window)) is not None:
+        recorded.append({"record": RATES, "expr": rates})
+    noise = -NormalDist().inv_cdf(BY_CHANCE / len(limits))
+    fallen = (
+        alert
+        for limit in limits
+        for alert in _fallen(golden.draft, limit, queries.category_label, noise)
+    )
+    group = {"name": "draftquant", "rules": [*recorded, *fallen, _stopped(queries, window)]}
+    body = yaml.safe_dump({"groups": [group]}, sort_keys=False, allow_unicode=True, width=1000)
+    return f"{_heading(golden, limits)}{body}"
+
+
+def _fallen(draft: str, limit: Limit, label: str, noise: float) -> Iterator[dict[str, Any]]:
+    """Alerts of the traffic that one limit is for."""
+    of = f", category {_plain(limit.category)}" if limit.category else ""
+    only = f"{{{label_is(label, limit.category)}}}" if label else ""
+    labels = {label: _plain(limit.category)} if label else {}
+    length, steps, mean = f"{LENGTH}{only}", f"{STEPS}{only}", limit.golden.mean_acceptance_length
+    yield _alert(
+        "DraftAcceptanceFell",
+        f"({length} < {limit.lowest:.6g} - {noise:.3g} * sqrt({limit.variance:.6g} / {steps}))"
+        f" and {steps} >= {LEAST_STEPS}",
+        "15m",
+        {"severity": "warning", **labels},
+        f'{_SERVED}{of}: the draft\'s acceptance length fell to {{{{ $value | printf "%.3f" }}}}',
+        f"Golden acceptance of {_plain(draft)}{of} is {mean:.4f}, and an acceptance length below"
+        f" {limit.lowest:.4f} ({limit.drop:.2%} lower: golden's own 95% interval, and the tolerated"
+        f" drop of {limit.max_drop:.1%}) is not chance. It is a reason to look, not a verdict: look"
+        " at the mixture of the traffic, then at what was deployed last: target, draft, engine. The"
+        " gate on held-out prompts gives the verdict.",
+    )
+    yield _alert(
+        "DraftAcceptsNothing",
+        f"{length} < {1 + DEAD * (mean - 1):.6g} and {steps} >= {_FEW_STEPS}",
+        "5m",
+        {"severity": "critical", **labels},
+        f"{_SERVED}{of}: the target accepts nothing of what the draft proposes",
+        "Every draft step is wasted time. The draft was read wrongly, or belongs to another"
+        " target: draftquant check DRAFT --target TARGET.",
+    )
+
+
+def _stopped(queries: Queries, window: str) -> dict[str, Any]:
+    """Not by category: engines may label what they draft alone."""
+    every = dataclasses.replace(queries, category_label="")
+    return _alert(
+        "DraftStopped",
+        f"{every.generated(window)} > 0 unless {every.verify_steps(window)} > 0",
+        "15m",
+        {"severity": "warning"},
+        f"{_SERVED}: the server writes text without drafting",
+        "Tokens are generated, but no verify step is counted: speculation is off, or the engine"
+        " switched it off under load.",
+    )
+
+
+def _alert(
+    name: str, expr: str, lasting: str, labels: dict[str, str], summary: str, description: str
+) -> dict[str, Any]:
+    return {
+        "alert": name,
+        "expr": expr,
+        "for": lasting,
+        "labels": labels,
+        "annotations": {"summary": summary, "description": description},
+    }
+
+
+def _plain(text: str) -> str:
+    """A name without what Prometheus would take for a template."""
+    return re.sub(r"\{(?=\{)", "{ ", re.sub(r"\}(?=\})", "} ", text))
+
+
+def _heading(golden: Golden, limits: Sequence[Limit]) -> str:
+    found = [
+        f"Golden acceptance of {golden.draft}, K = {golden.num_draft_tokens}"
+        f"{f', category {one.category}' if one.category else ''}:"
+        f" {one.golden.mean_acceptance_length:.4f} +- {one.standard_error:.4f}"
+        f" over {one.golden.prompts} prompts; alerts below {one.lowest:.4f}"
+        for one in limits
+    ]
+    lines = (
+        *found,
+        f"Tensors {golden.draft_sha256 or 'not known'}",
+        f"Written by draftquant {golden.draftquant}: draftquant golden --for prometheus",
+    )
+    return "".join(f"# {visible(line)}\n" for line in lines)

@@ -1,0 +1,416 @@
+"""SGLang, over its own interface: POST /generate, GET /server_info.
+
+Read in the sources of 0.5.23 (paths below `sglang/srt`); see also `sglang_answer`.
+
+- The gauges of /metrics and `avg_spec_accept_length` of /server_info are of an interval of the log,
+  of all requests, and count rounds of finished ones: nothing here reads them.
+- `speculative_num_draft_tokens` is K + 1; a chain (topk 1) of S steps proposes K = S
+  (arg_groups/speculative_hook.py:1256-1265).
+- An abort with a status ends a stream of status 200 (managers/tokenizer_manager.py:1891-1922), an
+  error too, as {"error": ...} (entrypoints/http_server.py:965-974); a full queue is an abort with
+  503 (managers/scheduler.py:3552-3589).
+- Verification is greedy at any temperature on CPU, XPU, and ROCm without
+  --speculative-use-rejection-sampling (speculative/eagle_utils.py:485-500).
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from typing_extensions import override
+
+from ...calibration.prompts.prompt_file import Prompt
+from ...calibration.recording.decoding import prompt_seed
+from ...calibration.server_client import PASSING, Event, Reply, ServerClient
+from ...recipes.errors import MeasureError, short
+from .answer_fields import (
+    AnswerProblem,
+    Fields,
+    checked_draft_tokens,
+    gap,
+    number,
+    object_,
+    text,
+    told,
+    whole,
+    wholes,
+)
+from .engine_protocol import Ask, Completion, EngineProtocol
+from .measurement import ServerIdentity, Speculation
+
+# ---- An answer of SGLang's /generate: its tokens, its rounds, its log-probabilities
+#
+# Read in the sources of 0.5.23 (paths below `sglang/srt`), the fields also in those of 0.5.6 to
+# 0.5.15:
+#
+# - A finished answer's `meta_info` has `spec_verify_ct` (rounds), `spec_num_correct_drafts`,
+# `spec_num_proposed_drafts` and `spec_correct_drafts_histogram`
+# (managers/tokenizer_manager.py:3138-3210). All are absent where no round was needed, and from a
+# server that drafts nothing. Up to 0.5.10 they are called `spec_accept_token_num`,
+# `spec_draft_token_num` and `spec_accept_histogram`; 0.5.9 is the first with a histogram.
+# - The histogram ends at the largest number seen, not at K (managers/schedule_batch.py:1566). It
+# holds every round of the request alone, with what the last one accepted beyond the end
+# (managers/scheduler_components/batch_result_processor.py:829-836). `spec_accept_length` is
+# completion_tokens / rounds, which is not 1 + accepted / rounds (tokenizer_manager.py:3165).
+# - A stream's events repeat everything from the beginning, or with --incremental-streaming-output
+# what is new (tokenizer_manager.py:2627-2671); events that nobody fetched become one (:1966-1979).
+# `meta_info.completion_tokens` is the sum in both. So rounds are told apart only if events are as
+# many as rounds.
+# - Log-probabilities are after temperature, before top-k and top-p; greedy ones are raw
+# (layers/logprob_processor.py:416-427; otherwise with SGLANG_RETURN_ORIGINAL_LOGPROB).
+
+OLDEST = "0.5.9"
+_HISTOGRAMS = ("spec_correct_drafts_histogram", "spec_accept_histogram")
+_ACCEPTED = ("spec_num_correct_drafts", "spec_accept_token_num")
+_PROPOSED = ("spec_num_proposed_drafts", "spec_draft_token_num")
+
+
+def read_answer(
+    reply: Reply, ask: Ask, num_draft_tokens: int | None, where: str, *, streamed: bool
+) -> Completion:
+    """What a prompt got.
+
+    Args:
+        reply: events of a stream, or the whole answer.
+        num_draft_tokens: K; None = the server drafts nothing.
+        where: server and prompt, for errors.
+        streamed: whether events tell when tokens came.
+
+    Raises:
+        AnswerProblem: it is not SGLang's.
+        MeasureError: the server gave up, cut the answer off, or does not say what it accepted.
+    """
+    if not reply.events:
+        raise AnswerProblem("its stream has no event")
+    events, last = reply.events, reply.events[-1]
+    meta = object_(last.data, "meta_info")
+    ended = _ended(meta, where)
+    token_ids = _token_ids(events, whole(meta, "completion_tokens", least=1))
+    if len(token_ids) > ask.max_new_tokens:
+        raise AnswerProblem(
+            f"output_ids: {len(token_ids)}, but {ask.max_new_tokens} were asked for"
+        )
+    if ended == "length" and len(token_ids) < ask.max_new_tokens:
+        raise MeasureError(
+            where,
+            f"its answer was cut off after {len(token_ids)} of {ask.max_new_tokens} tokens",
+            fix="start the server with a longer --context-length, or ask for fewer tokens",
+        )
+    histogram = None
+    if num_draft_tokens is not None:
+        histogram = _histogram(meta, len(token_ids), num_draft_tokens, where)
+    num_top = ask.decoding.num_top_logprobs
+    return Completion(
+        token_ids=token_ids,
+        ended=ended,
+        histogram=histogram,
+        accepted=_told_apart(events, histogram) if streamed else None,
+        drafted=None,
+        num_draft_tokens=num_draft_tokens if histogram and any(histogram) else None,
+        token_logprob=_logprobs(meta, token_ids) if num_top else None,
+        top_gap=_gaps(meta, len(token_ids)) if num_top > 1 else None,
+        time_to_first_token=events[0].seconds if streamed else None,
+        latency=last.seconds,
+        num_attempts=reply.num_attempts,
+    )
+
+
+def _ended(meta: Fields, where: str) -> Literal["stop", "length"]:
+    reason = meta.get("finish_reason")
+    kind = reason.get("type") if isinstance(reason, Mapping) else None
+    if kind == "stop":
+        return "stop"
+    if kind == "length":
+        return "length"
+    if kind == "abort" and isinstance(reason, Mapping):
+        raise MeasureError(where, f"the server gave up: {short(reason.get('message'))}",
+                           fix="see the server's own messages")  # fmt: skip
+    raise AnswerProblem(f"finish_reason: expected stop or length, got {short(reason)}")
+
+
+def _token_ids(events: Sequence[Event], num_tokens: int) -> tuple[int, ...]:
+    """Of the last event if it repeats all, else of all events together."""
+    last = wholes(events[-1].data, "output_ids")
+    if len(last) == num_tokens:
+        return last
+    ids = tuple(itertools.chain.from_iterable(wholes(e.data, "output_ids") for e in events))
+    if len(ids) != num_tokens:
+        raise AnswerProblem(f"completion_tokens: {num_tokens}, but {len(ids)} output_ids came")
+    return ids
+
+
+def _histogram(meta: Fields, num_tokens: int, num_draft_tokens: int, where: str) -> tuple[int, ...]:
+    """[K + 1], checked against all else that is told of the rounds."""
+    empty = (0,) * (num_draft_tokens + 1)
+    if num_tokens == 1:  # prefill wrote it
+        return empty
+    key = next((key for key in _HISTOGRAMS if key in meta), None)
+    if key is None:
+        raise MeasureError(
+            where,
+            "the server drafts, but its answer has no spec_correct_drafts_histogram",
+            fix=f"use SGLang {OLDEST} or later, and its Python server",
+        )
+    counts = wholes(meta, key)
+    rounds = sum(counts)
+    accepted = sum(j * count for j, count in enumerate(counts))
+    expected = {"spec_verify_ct": rounds}
+    expected |= {_first(meta, _ACCEPTED): accepted}
+    expected |= {_first(meta, _PROPOSED): rounds * num_draft_tokens}
+    for name, value in expected.items():
+        if whole(meta, name) != value:
+            raise AnswerProblem(f"{name}: {meta[name]}, but {key} gives {value}: {list(counts)}")
+    # Each round writes what it accepted and one more, the last up to K less than that; a request
+    # that was put back once more reads its tokens again, which writes one without a round.
+    written = 1 + rounds + accepted
+    again = whole({"num_retractions": 0, **meta}, "num_retractions")
+    fits = written - num_draft_tokens <= num_tokens <= written + again
+    if len(counts) > len(empty) or not fits:
+        raise AnswerProblem(
+            f"{key}: {list(counts)} with K = {num_draft_tokens} cannot have written"
+            f" {num_tokens} tokens"
+        )
+    return counts + empty[len(counts) :]
+
+
+def _first(meta: Fields, names: Sequence[str]) -> str:
+    return next((name for name in names if name in meta), names[0])
+
+
+def _told_apart(
+    events: Sequence[Event], histogram: tuple[int, ...] | None
+) -> tuple[int, ...] | None:
+    """Accepted tokens round by round, if the stream had an event for each; else None."""
+    if histogram is None or len(events) != sum(histogram) + 1:
+        return None
+    totals = [whole(object_(e.data, "meta_info"), "completion_tokens") for e in events]
+    seen = [after - before - 1 for before, after in itertools.pairwise(totals)]
+    # The last round may have accepted more than was written.
+    left = sum(j * count for j, count in enumerate(histogram)) - sum(seen[:-1])
+    accepted = (*seen[:-1], left) if seen else ()
+    counted = tuple(accepted.count(j) for j in range(len(histogram)))
+    return accepted if counted == histogram else None
+
+
+def _logprobs(meta: Fields, token_ids: tuple[int, ...]) -> tuple[float, ...]:
+    """Of the tokens; an entry is [log-probability, id, text or null]."""
+    entries = _entries(meta.get("output_token_logprobs"), "output_token_logprobs")
+    if tuple(token for _, token in entries) != token_ids:
+        raise AnswerProblem("output_token_logprobs: not those of output_ids")
+    return tuple(logprob for logprob, _ in entries)
+
+
+def _gaps(meta: Fields, num_tokens: int) -> tuple[float, ...]:
+    places = meta.get("output_top_logprobs")
+    if not isinstance(places, list) or len(places) != num_tokens:
+        raise AnswerProblem(
+            f"output_top_logprobs: expected {num_tokens} lists, got {short(places)}"
+        )
+    return tuple(gap([p for p, _ in _entries(v, "output_top_logprobs")]) for v in places)
+
+
+def _entries(values: object, where: str) -> list[tuple[float, int]]:
+    if not isinstance(values, list):
+        raise AnswerProblem(f"{where}: expected a list, got {short(values)}")
+    found = []
+    for value in values:
+        if not isinstance(value, list) or len(value) != 3 or type(value[1]) is not int:
+            raise AnswerProblem(
+                f"{where}: expected [log-probability, id, text], got {short(value)}"
+            )
+        found.append((number(value[0], where), value[1]))
+    return found
+
+
+_IN_STREAMS = 4096  # tokens: events that repeat 4,096 tokens and their text have 30 MB together
+_GREEDY_BACKENDS = ("aiter", "wave")  # attention of ROCm alone
+_SIMULATED = "SGLANG_SIMULATE_ACC_LEN"
+_THRESHOLDS = ("speculative_accept_threshold_single", "speculative_accept_threshold_acc")
+_ARGUMENTS = (
+    "model_path",
+    "revision",
+    "dtype",
+    "quantization",
+    "kv_cache_dtype",
+    "context_length",
+    "device",
+    "page_size",
+    "tp_size",
+    "dp_size",
+    "ep_size",
+    "attention_backend",
+    "sampling_backend",
+    "chat_template",
+    "max_running_requests",
+    "chunked_prefill_size",
+    "disable_radix_cache",
+    "disable_overlap_schedule",
+    "disable_cuda_graph",
+    "enable_deterministic_inference",
+    "stream_interval",
+    "speculative_algorithm",
+    "speculative_draft_model_path",
+    "speculative_draft_model_revision",
+    "speculative_num_steps",
+    "speculative_eagle_topk",
+    "speculative_num_draft_tokens",
+    "speculative_draft_model_quantization",
+    "speculative_attention_mode",
+    "speculative_use_rejection_sampling",
+    "speculative_use_block_verification",
+    "speculative_accept_threshold_single",
+    "speculative_accept_threshold_acc",
+)
+"""Of some hundred, which hold keys of the server too: those that change what is measured."""
+
+
+class SGLangProtocol(EngineProtocol):
+    """One SGLang server: every answer holds its own counts."""
+
+    def __init__(self) -> None:
+        self._num_draft_tokens: int | None = None
+        self._streams_what_is_new = False
+        self._verifies_greedily = False
+
+    @override
+    async def identify(self, client: ServerClient) -> tuple[ServerIdentity, Speculation | None]:
+        info = await client.get_object("/server_info")
+        if "version" not in info or "speculative_algorithm" not in info:
+            raise MeasureError(client.url, "its /server_info is not SGLang's: it has no version and"
+                               " speculative_algorithm", fix="see --engine")  # fmt: skip
+        named = info.get("served_model_name") is not None
+        try:
+            identity = ServerIdentity(
+                engine="sglang",
+                version=text(info, "version"),
+                model=text(info, "served_model_name" if named else "model_path"),
+                arguments=told(info, _ARGUMENTS),
+            )
+            speculation = _speculation(client.url, info)
+        except AnswerProblem as exc:
+            raise _not_sglang(client.url, "/server_info", exc) from exc
+        self._num_draft_tokens = speculation.num_draft_tokens if speculation else None
+        self._streams_what_is_new = info.get("incremental_streaming_output") is True
+        self._verifies_greedily = speculation is not None and _verifies_greedily(info)
+        return identity, speculation
+
+    @override
+    async def complete(self, client: ServerClient, prompt: Prompt, ask: Ask) -> Completion:
+        if ask.decoding.sampled and self._verifies_greedily:
+            raise MeasureError(
+                client.url,
+                f"temperature is {ask.decoding.temperature}, but this server verifies greedily at"
+                " any temperature (CPU, XPU, or ROCm without rejection sampling)",
+                fix="start it with --speculative-use-rejection-sampling, or measure at"
+                " temperature 0",
+            )
+        where = f"{client.url}: prompt {prompt.id}"
+        body = _request(prompt, ask)
+        # Log-probabilities would be repeated in every event too.
+        short_enough = self._streams_what_is_new or ask.max_new_tokens <= _IN_STREAMS
+        streamed = short_enough and not ask.decoding.num_top_logprobs
+        if streamed:
+            reply = await client.stream("/generate", body | {"stream": True}, failed=_failed)
+        else:
+            reply = await client.post("/generate", body)
+        try:
+            return read_answer(reply, ask, self._num_draft_tokens, where, streamed=streamed)
+        except AnswerProblem as exc:
+            raise _not_sglang(where, "/generate", exc) from exc
+
+
+def _speculation(url: str, info: Fields) -> Speculation | None:
+    if info["speculative_algorithm"] is None:
+        return None
+    method = text(info, "speculative_algorithm")
+    topk = info.get("speculative_eagle_topk")
+    if topk not in (None, 1):
+        raise MeasureError(
+            url,
+            f"it drafts trees (speculative_eagle_topk = {short(topk)}), whose rounds are not those"
+            " of a chain of K tokens",
+            fix="start it with --speculative-eagle-topk 1 and --speculative-num-draft-tokens"
+            " one more than --speculative-num-steps",
+        )
+    if info.get("speculative_adaptive") is True:
+        raise MeasureError(url, "it changes the number of drafted tokens while it runs",
+                           fix="start it without --speculative-adaptive")  # fmt: skip
+    return Speculation(
+        num_draft_tokens=checked_draft_tokens(
+            whole(info, "speculative_num_draft_tokens") - 1, "speculative_num_draft_tokens - 1"
+        ),
+        method=method,
+        draft=_text_or_none(info, "speculative_draft_model_path"),
+        draft_quantization=_text_or_none(info, "speculative_draft_model_quantization"),
+        lossy=_lossy(info),
+    )
+
+
+def _lossy(info: Fields) -> tuple[str, ...]:
+    found = [
+        f"{name} = {value:g}"
+        for name in _THRESHOLDS
+        if (value := number(info.get(name, 1.0), name)) != 1
+    ]
+    # Told only with SGLANG_EXPOSE_OWN_ENV_VARS (scheduler_components/internal_state.py:138).
+    states = info.get("internal_states")
+    for state in states if isinstance(states, list) else []:
+        variables = state.get("env_vars") if isinstance(state, Mapping) else None
+        if isinstance(variables, Mapping) and _SIMULATED in variables:
+            found.append(f"{_SIMULATED} = {short(variables[_SIMULATED])}")
+    return tuple(dict.fromkeys(found))
+
+
+def _verifies_greedily(info: Fields) -> bool:
+    if info.get("device") in ("cpu", "xpu"):
+        return True
+    return (
+        info.get("attention_backend") in _GREEDY_BACKENDS
+        and info.get("speculative_use_rejection_sampling") is not True
+    )
+
+
+def _request(prompt: Prompt, ask: Ask) -> dict[str, Any]:
+    decoding = ask.decoding
+    # A server may have --preferred-sampling-params: what is not said here is taken from them.
+    sampling: dict[str, Any] = {
+        "max_new_tokens": ask.max_new_tokens,
+        "ignore_eos": ask.ignore_eos,
+        "temperature": decoding.temperature,
+        "top_p": decoding.top_p,
+        "top_k": decoding.top_k or -1,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "min_new_tokens": 0,
+        "n": 1,
+    }
+    if decoding.sampled:  # heeded with --enable-deterministic-inference alone
+        sampling["sampling_seed"] = prompt_seed(decoding.seed, prompt.token_ids)
+    body: dict[str, Any] = {"input_ids": list(prompt.token_ids), "sampling_params": sampling}
+    if decoding.num_top_logprobs:
+        body |= {"return_logprob": True, "top_logprobs_num": decoding.num_top_logprobs}
+    return body
+
+
+def _failed(event: Mapping[str, Any]) -> str | None:
+    """An abort of a status that may pass: see `ServerClient.stream`."""
+    meta = event.get("meta_info")
+    reason = meta.get("finish_reason") if isinstance(meta, Mapping) else None
+    status = reason.get("status_code") if isinstance(reason, Mapping) else None
+    if isinstance(reason, Mapping) and type(status) is int and status in PASSING:
+        return f"{status} from /generate: {short(reason.get('message'))}"
+    return None
+
+
+def _text_or_none(info: Fields, key: str) -> str | None:
+    return None if info.get(key) is None else text(info, key)
+
+
+def _not_sglang(where: str, path: str, problem: AnswerProblem) -> MeasureError:
+    return MeasureError(
+        where,
+        f"its answer to {path} is not SGLang's: {problem}",
+        fix=f"give an SGLang server of {OLDEST} or later, not a proxy that rewrites answers",
+    )

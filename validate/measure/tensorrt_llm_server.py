@@ -1,0 +1,437 @@
+"""TensorRT-LLM, over trtllm-serve: POST /v1/completions, GET /version, /v1/models and its metrics.
+
+Read in the sources of 1.0 to 1.3 (paths below `tensorrt_llm`; functions, as lines move):
+
+- No answer holds a histogram, and no path tells how it was started. With
+  `return_perf_metrics: true` 1.3 tells method and K at /prometheus/metrics as labels of
+  `trtllm_speculative_config_info`, beside `trtllm_model_config_info` (serve/openai_server.py,
+  _log_config_info_metrics). Otherwise K is seen in `specDecodingStats` of /metrics, one object per
+  iteration, which `enable_iter_perf_stats: true` switches on (_torch/pyexecutor/py_executor.py,
+  _update_iter_stats): drafted tokens over requests. Drafted tokens of id 0 are not counted there,
+  so the largest ratio is K.
+- /metrics and /perf_metrics are emptied by who reads them (serve/openai_server.py,
+  get_iteration_stats, get_perf_metrics): other readers take what is looked for. The sums of
+  /perf_metrics are of a request that is named by a number which its answer does not hold; nothing
+  here reads them.
+- Relaxed acceptance (`use_relaxed_acceptance_for_thinking`) is lossy, and told nowhere. Neither are
+  `max_concurrency` and `draft_len_schedule`, by which it drafts less, or not, where more requests
+  run (1.0, 1.2): steps without a draft look like rounds that accepted nothing.
+- With `detokenize: false` token ids come back, in a stream those that are new
+  (serve/postprocess_handlers.py, completion_stream_post_processor). See `tensorrt_llm_answer` for
+  how rounds are seen in it.
+- Log-probabilities are not kept while drafting (_torch/speculative/spec_sampler_base.py,
+  _request_common_handling), and the answer breaks off.
+- Every refusal has status 400 (serve/openai_server.py, create_error_response).
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+from typing_extensions import override
+
+from ...calibration.prompts.prompt_file import Prompt
+from ...calibration.recording.decoding import GREEDY, prompt_seed
+from ...calibration.server_client import Event, Reply, ServerClient
+from ...recipes.errors import MeasureError, short
+from ...recipes.strict_json import JsonProblem, parse_json
+from .answer_fields import (
+    AnswerProblem,
+    Fields,
+    checked_draft_tokens,
+    gap,
+    number,
+    object_,
+    objects,
+    text,
+    whole,
+    wholes,
+)
+from .engine_protocol import Ask, Completion, EngineProtocol
+from .measurement import ServerIdentity, Speculation
+from .server_counters import Counters
+
+# ---- An answer of TensorRT-LLM's /v1/completions as a stream: its tokens and its rounds
+#
+# Read in the sources of 1.0 to 1.3 (paths below `tensorrt_llm`; functions, as lines move):
+#
+# - An event of a stream tells what one response of the executor added; there is a response after
+# the
+# first step, the last, and every `stream_interval`-th, 1 unless configured
+# (_torch/pyexecutor/py_executor.py, _handle_responses).
+# - `avg_decoded_tokens_per_iter` is tokens so far / steps so far, as a 32-bit float
+# (cpp batch_manager/llmRequest.h, getAvgDecodedTokensPerIter). Prefill is a step too
+# (_torch/speculative/spec_sampler_base.py, _request_common_handling). So every event tells how
+# many
+# steps it stands for, and a step's accepted tokens are its tokens less one.
+# - Tokens behind the end of the output are dropped before they are told (ibid., update_requests).
+# So
+# a round is known only if K + 1 tokens of output stood still to be written when it began: of these
+# alone the histogram is. That depends on the position alone, not on the outcome, so leaving the
+# others out biases nothing. Replay does likewise.
+# - A stop token that ends the output may be dropped from it, and is counted in the average.
+# - `top_logprobs` are keyed by text: of two tokens with the same text one is lost.
+
+_LEAST = 0.5  # no step writes less than a token
+_NEAR = 1e-3  # steps are whole numbers but for the rounding of a 32-bit float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """What the events of a stream wrote.
+
+    Attributes:
+        chunks: tokens of each event that has some. steps: that each of these stands for.
+        seconds: when each came.
+        finish_reason: of the last event; None = the answer has no end.
+        logprobs: of each of these events.
+    """
+
+    chunks: tuple[tuple[int, ...], ...]
+    steps: tuple[int, ...]
+    seconds: tuple[float, ...]
+    finish_reason: object
+    logprobs: tuple[object, ...]
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """All of them."""
+        return tuple(token for chunk in self.chunks for token in chunk)
+
+    @property
+    def num_steps(self) -> int:
+        """Prefill and all rounds."""
+        return sum(self.steps)
+
+    @classmethod
+    def of(cls, events: Sequence[Event]) -> Self:
+        """Read the events.
+
+        Raises:
+            AnswerProblem: they are not TensorRT-LLM's, or not all that was written.
+        """
+        chunks: list[tuple[int, ...]] = []
+        totals, seconds, logprobs = [0], [], []
+        finish_reason: object = None
+        written = 0
+        for event in events:
+            choices = objects(event.data, "choices")
+            if not choices:  # the last event tells the usage alone
+                _check_usage(event.data, written)
+                continue
+            choice = choices[0]
+            finish_reason = choice.get("finish_reason")
+            ids = wholes(choice, "token_ids")
+            if not ids:
+                continue
+            written += len(ids)
+            chunks.append(ids)
+            totals.append(_steps(choice, written, ended=finish_reason == "stop"))
+            seconds.append(event.seconds)
+            logprobs.append(choice.get("logprobs"))
+        if not chunks:
+            raise AnswerProblem("its stream has no token")
+        return cls(
+            chunks=tuple(chunks),
+            steps=tuple(b - a for a, b in itertools.pairwise(totals)),
+            seconds=tuple(seconds),
+            finish_reason=finish_reason,
+            logprobs=tuple(logprobs),
+        )
+
+
+def read_answer(reply: Reply, ask: Ask, num_draft_tokens: int | None, where: str) -> Completion:
+    """What a prompt got.
+
+    Args:
+        num_draft_tokens: K; None = the server drafts nothing.
+        where: server and prompt, for errors.
+
+    Raises:
+        AnswerProblem: it is not TensorRT-LLM's.
+        MeasureError: it was cut off, or rounds cannot be told apart.
+    """
+    steps = Steps.of(reply.events)
+    token_ids = steps.token_ids
+    ended = _ended(steps, ask, where)
+    if max(steps.steps) > 1:
+        raise MeasureError(
+            where,
+            f"one event of its stream tells of {max(steps.steps)} rounds together, so that what"
+            " each accepted is not known",
+            fix="start it with `stream_interval: 1`, the default",
+        )
+    accepted = _accepted(steps.chunks, len(token_ids), num_draft_tokens)
+    num_top = ask.decoding.num_top_logprobs
+    return Completion(
+        token_ids=token_ids,
+        ended=ended,
+        histogram=_histogram(accepted, num_draft_tokens),
+        accepted=accepted,
+        drafted=None,
+        num_cut_rounds=0 if accepted is None else len(steps.chunks) - 1 - len(accepted),
+        num_draft_tokens=None,
+        token_logprob=_logprobs(steps) if num_top else None,
+        top_gap=_gaps(steps) if num_top > 1 else None,
+        time_to_first_token=steps.seconds[0],
+        latency=reply.events[-1].seconds,
+        num_attempts=reply.num_attempts,
+    )
+
+
+def _check_usage(fields: Fields, written: int) -> None:
+    told = whole(object_(fields, "usage"), "completion_tokens")
+    if told != written:
+        raise AnswerProblem(f"completion_tokens: {told}, but {written} token_ids came")
+
+
+def _steps(choice: Fields, written: int, *, ended: bool) -> int:
+    """Steps so far, from the average."""
+    average = number(choice.get("avg_decoded_tokens_per_iter"), "avg_decoded_tokens_per_iter")
+    for tokens in (written, written + 1) if ended else (written,):  # with a dropped stop token
+        steps = tokens / max(average, _LEAST)
+        if round(steps) >= 1 and abs(steps - round(steps)) < _NEAR and average >= _LEAST:
+            return round(steps)
+    raise AnswerProblem(f"avg_decoded_tokens_per_iter: {average} is no average of {written} tokens")
+
+
+def _ended(steps: Steps, ask: Ask, where: str) -> Literal["stop", "length"]:
+    num_tokens = len(steps.token_ids)
+    if num_tokens > ask.max_new_tokens:
+        raise AnswerProblem(f"token_ids: {num_tokens}, but {ask.max_new_tokens} were asked for")
+    if steps.finish_reason == "stop":
+        return "stop"
+    if steps.finish_reason != "length":
+        what = f"finish_reason: expected stop or length, got {short(steps.finish_reason)}"
+        raise AnswerProblem(what)
+    if num_tokens < ask.max_new_tokens:
+        raise MeasureError(
+            where,
+            f"its answer was cut off after {num_tokens} of {ask.max_new_tokens} tokens",
+            fix="start the server with a larger --max_seq_len, or ask for fewer tokens",
+        )
+    return "length"
+
+
+def _accepted(
+    chunks: Sequence[tuple[int, ...]], num_tokens: int, num_draft_tokens: int | None
+) -> tuple[int, ...] | None:
+    """Of the rounds at whose beginning K + 1 tokens stood still to be written, in order."""
+    most = 1 + (num_draft_tokens or 0)
+    if len(chunks[0]) != 1 or max(map(len, chunks)) > most:
+        sizes = short([len(chunk) for chunk in chunks])
+        raise AnswerProblem(f"steps of {sizes} tokens, expected 1, then at most {most} each")
+    if num_draft_tokens is None:
+        return None
+    accepted, written = [], 1
+    for chunk in chunks[1:]:
+        if written + most > num_tokens:
+            break
+        accepted.append(len(chunk) - 1)
+        written += len(chunk)
+    return tuple(accepted)
+
+
+def _histogram(
+    accepted: tuple[int, ...] | None, num_draft_tokens: int | None
+) -> tuple[int, ...] | None:
+    if accepted is None or num_draft_tokens is None:
+        return None
+    return tuple(accepted.count(j) for j in range(num_draft_tokens + 1))
+
+
+def _logprobs(steps: Steps) -> tuple[float, ...]:
+    found: list[float] = []
+    for chunk, logprobs in zip(steps.chunks, steps.logprobs, strict=True):
+        found += [number(v, "token_logprobs") for v in _listed(logprobs, "token_logprobs", chunk)]
+    return tuple(found)
+
+
+def _gaps(steps: Steps) -> tuple[float, ...]:
+    found: list[float] = []
+    for chunk, logprobs in zip(steps.chunks, steps.logprobs, strict=True):
+        for top in _listed(logprobs, "top_logprobs", chunk):
+            if not isinstance(top, Mapping):
+                raise AnswerProblem(f"top_logprobs: expected objects, got {short(top)}")
+            found.append(gap([number(value, "top_logprobs") for value in top.values()]))
+    return tuple(found)
+
+
+def _listed(logprobs: object, key: str, chunk: Sequence[int]) -> list[object]:
+    """One value for each token of an event."""
+    values = logprobs.get(key) if isinstance(logprobs, Mapping) else None
+    if not isinstance(values, list) or len(values) != len(chunk):
+        raise AnswerProblem(f"{key}: expected {len(chunk)} values, got {short(values)}")
+    return values
+
+
+_PATH = "/v1/completions"
+_METRICS_ON = (
+    "start it with `return_perf_metrics: true` (1.3) or `enable_iter_perf_stats: true` in its"
+    " --extra_llm_api_options"
+)
+_GROUPS = ("model", "parallel", "kv_cache", "speculative")
+_PROBE = Prompt(id="probe", category="", token_ids=tuple(range(1, 17)))
+_PROBE_TOKENS = 32
+_READS = 3  # of /metrics, which waits up to two seconds for what iterations left
+
+
+class TensorRTLLMProtocol(EngineProtocol):
+    """One TensorRT-LLM server: every stream tells its own verify steps."""
+
+    def __init__(self) -> None:
+        self._model = ""
+        self._num_draft_tokens: int | None = None
+
+    @override
+    async def identify(self, client: ServerClient) -> tuple[ServerIdentity, Speculation | None]:
+        # A server that does not tell its K is asked for a few tokens, of which K is seen.
+        try:
+            models = objects(await client.get_object("/v1/models"), "data")
+            if not models or models[0].get("owned_by") != "tensorrt_llm":
+                raise MeasureError(client.url, "its /v1/models are not owned by tensorrt_llm",
+                                   fix="see --engine")  # fmt: skip
+            self._model = text(models[0], "id")
+            version = text(await client.get_object("/version"), "version")
+            told = await _told(client)
+            if told:
+                speculation = _speculation(told.get("speculative"))
+            else:
+                speculation = await self._seen(client)
+        except AnswerProblem as exc:
+            raise _not_tensorrt_llm(client.url, exc) from exc
+        self._num_draft_tokens = speculation.num_draft_tokens if speculation else None
+        identity = ServerIdentity(
+            engine="tensorrt-llm",
+            version=version,
+            model=self._model,
+            arguments={
+                f"{group}.{key}": value
+                for group, labels in told.items()
+                for key, value in labels.items()
+            },
+        )
+        return identity, speculation
+
+    @override
+    async def complete(self, client: ServerClient, prompt: Prompt, ask: Ask) -> Completion:
+        where = f"{client.url}: prompt {prompt.id}"
+        if ask.decoding.num_top_logprobs and self._num_draft_tokens is not None:
+            raise MeasureError(where, "TensorRT-LLM keeps no log-probabilities while it drafts",
+                               fix="ask for none, or a server without a draft")  # fmt: skip
+        reply = await client.stream(_PATH, _request(self._model, prompt, ask), failed=_failed)
+        try:
+            return read_answer(reply, ask, self._num_draft_tokens, where)
+        except AnswerProblem as exc:
+            raise _not_tensorrt_llm(where, exc) from exc
+
+    async def _seen(self, client: ServerClient) -> Speculation | None:
+        """Of a few tokens and the metrics of their iterations."""
+        ask = Ask(decoding=GREEDY, max_new_tokens=_PROBE_TOKENS, ignore_eos=True)
+        reply = await client.stream(_PATH, _request(self._model, _PROBE, ask), failed=_failed)
+        steps = Steps.of(reply.events)
+        iterations: list[Fields] = []
+        for _ in range(_READS):
+            iterations += _iterations(await client.get_text("/metrics"))
+            if ratios := _drafted(iterations):
+                most = checked_draft_tokens(max(ratios), "numDraftTokens per request")
+                return Speculation(num_draft_tokens=most)
+        if not iterations or steps.num_steps < len(steps.token_ids):
+            raise MeasureError(
+                client.url,
+                "it does not tell whether it drafts, and how many tokens: its metrics are off",
+                fix=_METRICS_ON,
+            )
+        return None
+
+
+async def _told(client: ServerClient) -> dict[str, Mapping[str, str]]:
+    """Labels of the `trtllm_X_config_info` gauges by X; empty where the server has none."""
+    page = await client.find_text("/prometheus/metrics")
+    if page is None:  # an older version, or metrics are off
+        return {}
+    samples = Counters.parse(page, client.url).samples
+    found = {group: samples.get(f"trtllm_{group}_config_info") for group in _GROUPS}
+    told = {group: sample[0][0] for group, sample in found.items() if sample}
+    return told if "model" in told else {}
+
+
+def _speculation(labels: Mapping[str, str] | None) -> Speculation | None:
+    if labels is None:
+        return None
+    proposed = labels.get("spec_num_tokens", "")
+    if not proposed.isascii() or not proposed.isdigit() or len(proposed) > 4:
+        what = f"spec_num_tokens: expected a number of tokens, got {short(proposed)}"
+        raise AnswerProblem(what)
+    return Speculation(
+        num_draft_tokens=checked_draft_tokens(int(proposed), "spec_num_tokens"),
+        method=labels.get("spec_method"),
+        draft=labels.get("spec_draft_model"),
+    )
+
+
+def _iterations(page: str) -> list[Fields]:
+    """Of /metrics: a list of objects."""
+    try:
+        return list(objects({"/metrics": parse_json(page)}, "/metrics"))
+    except JsonProblem as exc:
+        raise AnswerProblem(f"/metrics: {exc}") from exc
+
+
+def _drafted(iterations: Sequence[Fields]) -> list[int]:
+    """Drafted tokens per request, of the iterations that drafted."""
+    stats = [i["specDecodingStats"] for i in iterations if i.get("specDecodingStats") is not None]
+    if not all(isinstance(each, Mapping) for each in stats):
+        raise AnswerProblem("specDecodingStats: expected an object")
+    return [
+        -(-drafted // whole(each, "numRequestsWithDraftTokens", least=1))
+        for each in stats
+        if (drafted := whole(each, "numDraftTokens"))
+    ]
+
+
+def _request(model: str, prompt: Prompt, ask: Ask) -> dict[str, Any]:
+    decoding = ask.decoding
+    # A server takes what is not said from the model's generation_config.json.
+    body: dict[str, Any] = {
+        "model": model,
+        "prompt": list(prompt.token_ids),
+        "max_tokens": ask.max_new_tokens,
+        "ignore_eos": ask.ignore_eos,
+        "temperature": decoding.temperature,
+        "top_p": decoding.top_p,
+        "top_k": decoding.top_k if decoding.sampled else 1,  # 1 is greedy, 0 all tokens
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "min_tokens": 0,
+        "n": 1,
+        "detokenize": False,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    if decoding.sampled:
+        body["seed"] = prompt_seed(decoding.seed, prompt.token_ids)
+    if decoding.num_top_logprobs:
+        body["logprobs"] = decoding.num_top_logprobs
+    return body
+
+
+def _failed(event: Mapping[str, Any]) -> str | None:
+    """It tells no passing problem inside a stream, but for one: see `ServerClient.stream`."""
+    choices = event.get("choices")
+    for choice in choices if isinstance(choices, list) else []:
+        if isinstance(choice, Mapping) and choice.get("finish_reason") in ("timeout", "cancelled"):
+            return f"its answer to {_PATH} ended by {choice['finish_reason']}"
+    return None
+
+
+def _not_tensorrt_llm(where: str, problem: AnswerProblem) -> MeasureError:
+    return MeasureError(
+        where,
+        f"its answer is not TensorRT-LLM's: {problem}",
+        fix="give a trtllm-serve of 1.0 or later (PyTorch backend), not a proxy that rewrites"
+        " answers",
+    )

@@ -1,0 +1,505 @@
+"""`model_card`: README.md of a folder that `quantize` wrote, for people and for the Hub."""
+
+import hashlib
+import math
+import re
+import shlex
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...quantize.engines.contract import EngineCheck
+from ...quantize.engines.engine import Serving
+from ...quantize.engines.engine_check import check_checkpoint
+from ...quantize.engines.registry import newest_engines
+from ...quantize.files.card_text import (
+    CARD_FILE,
+    around,
+    card_text,
+    code,
+    code_block,
+    prose,
+    read_card,
+    table,
+)
+from ...quantize.files.checkpoint import PROVENANCE_FILE, Checkpoint
+from ...quantize.files.digests import algorithm_of, tensor_digests, tensors_sha256
+from ...quantize.files.hub import is_hub_id
+from ...quantize.files.package_version import package_version
+from ...quantize.files.provenance import DequantizedProvenance, Provenance, QuantizedProvenance
+from ...quantize.files.provenance_file import check_seal, quantization_of, read_provenance
+from ...quantize.gpus import gpus_of
+from ...quantize.making.folder_card import CardFacts
+from ...quantize.stored.layouts import HF_QUANT_CONFIG
+from ...quantize.stored.stored_draft import StoredDraft
+from ...recipes.errors import CardError, CheckpointError
+from ...recipes.regular_file import open_stream
+from ...recipes.schema import recipe_sha256
+from ..counting.paired_change import PairedChange
+from ..judging.judgement import GateReport
+from ..measure.measurement import Figures, Measurement, Speculation, all_figures, tokens_per_second
+from ..measure.measurement_file import read_measurement
+from . import words
+from .document import Document, read_report
+
+# ---- What servers accepted of a draft, in its model card
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """One measurement of a server with this draft.
+
+    Attributes:
+        figures: of each category, then of all.
+    """
+
+    measurement: Measurement
+    speculation: Speculation
+    figures: tuple[Figures, ...]
+
+    @classmethod
+    def of(cls, measurement: Measurement, candidate_sha256: str) -> "Served":
+        """A measurement of the draft with this identity.
+
+        Raises:
+            CardError: the server drafted nothing, with another draft, or nobody knows with which.
+        """
+        speculation = measurement.setup.speculation
+        if speculation is None:
+            raise CardError(measurement.name, "the measured server used no draft",
+                            fix="give a measurement with this draft")  # fmt: skip
+        other = speculation.draft_sha256
+        if other is None:
+            raise CardError(
+                measurement.name,
+                "does not know which draft was served: its draft_sha256 is null",
+                fix="measure with --draft FOLDER, which names the draft by its tensors",
+            )
+        if other != candidate_sha256:
+            raise CardError(
+                measurement.name,
+                f"is of a draft whose tensors are {other[:12]}, expected {candidate_sha256[:12]}",
+                fix="give a measurement of a server with this folder",
+            )
+        return cls(
+            measurement=measurement,
+            speculation=speculation,
+            figures=all_figures(measurement),
+        )
+
+
+def served_section(served: Sequence[Served]) -> list[str]:
+    """A table for each measurement, nothing for none."""
+    parts: list[str] = []
+    for one in served:
+        setup, rate = one.measurement.setup, tokens_per_second(one.measurement)
+        server, asked = setup.server, setup.asked
+        how = f"temperature {asked.temperature:g}" if asked.temperature else "greedy"
+        speed = "" if rate is None else f", {rate:,.1f} tokens/s"
+        parts += [
+            f"Served by {prose(server.engine)} {prose(server.version)} with target"
+            f" {code(server.model)}, K = {one.speculation.num_draft_tokens}, {how},"
+            f" {asked.concurrency} in flight{speed}:",
+            table(
+                ("category", "requests", "tokens", "acceptance length", "TTFT, ms", "TPOT, ms"),
+                [_row(figures) for figures in one.figures],
+            ),
+        ]
+        parts += [
+            "Its acceptance rule is lossy, so that its outputs differ from those of its target:"
+            f" {prose(setting)}."
+            for setting in one.speculation.lossy
+        ]
+    return ["### On a server", *parts] if parts else []
+
+
+def _row(figures: Figures) -> tuple[str, ...]:
+    length = figures.acceptance_length
+    return (
+        prose(figures.category),
+        f"{figures.num_requests:,}",
+        f"{figures.num_output_tokens:,}",
+        "" if length is None else f"{length:.4f}",
+        _milliseconds(figures.time_to_first_token),
+        _milliseconds(figures.time_per_output_token),
+    )
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "" if seconds is None else f"{1000 * seconds:,.1f}"
+
+
+# ---- Acceptance in a model card: the comparisons of the gate's report, as tables with intervals
+
+
+def read_gate(path: Path, candidate_sha256: str) -> Document:
+    """Read a report of the gate; it is a report of this draft.
+
+    Args:
+        path: what `gate --report` wrote.
+
+    Raises:
+        GateError: it cannot be read, or is no such report.
+        CardError: it is one of another draft, or does not know of which.
+    """
+    found = read_report(path)
+    for _, each in found.comparisons:
+        known = each.background
+        if known.candidate_sha256 is None or known.baseline_sha256 is None:
+            raise CardError(
+                path,
+                "does not know which drafts it judges: a sha256 of their tensors is null",
+                fix="run the gate on both folders, or on measurements that were taken with --draft",
+            )
+    judged = {each.background.candidate_sha256 for _, each in found.comparisons}
+    if judged != {candidate_sha256}:
+        (other,) = sorted(filter(None, judged - {candidate_sha256}))[:1]
+        raise CardError(
+            path,
+            f"judges a draft whose tensors are {other[:12]}, expected {candidate_sha256[:12]}",
+            fix="run the gate on this folder, and give its report",
+        )
+    return found
+
+
+def judges_drawn_text(found: Document) -> bool:
+    """Whether text at a temperature was judged."""
+    return any(each.traces is not None and each.traces.temperature > 0
+               for _, each in found.comparisons)  # fmt: skip
+
+
+def acceptance_section(found: Document) -> list[str]:
+    """Paragraphs and tables, a table for each comparison."""
+    parts = [f"Verdict of the gate: **{found.judgement.verdict}**."]
+    for title, each in found.comparisons:
+        target = _target(each)
+        of = f" with target {code(target)}" if target else ""
+        parts += [
+            f"{title or 'Against the unquantized draft'}{of}, K = {each.num_draft_tokens},"
+            f" {words.prompts(each.num_prompts, each.num_short_prompts)} distinct prompts, policy"
+            f" {code(each.policy.name)}. Counted: {prose(each.estimand)}.",
+            _table(each),
+            prose(each.reason),
+            *(f"Warning: {prose(warning)}" for warning in each.warnings),
+        ]
+    confidences = {each.change.confidence for _, each in found.comparisons if each.change}
+    if confidences:
+        at = ", ".join(f"{100 * one:.6g} %" for one in sorted(confidences))
+        parts.append(f"Each bound is one-sided, at {at}; the samples are prompts.")
+    parts += filter(None, (words.together(each.parts) for _, each in found.comparisons))
+    return parts
+
+
+def _target(found: GateReport) -> str | None:
+    """The target's name, of replays or of servers."""
+    if found.traces is not None:
+        return found.traces.target.name
+    return found.served.model if found.served is not None else None
+
+
+def _table(found: GateReport) -> str:
+    rows = [
+        _acceptance_section_row(own.category, own.num_prompts, own.baseline_mean_acceptance_length,
+             own.candidate_mean_acceptance_length, own.change, own.max_relative_drop,
+             own.outcome or "too few prompts")
+        for own in found.parts.all
+    ]  # fmt: skip
+    whole = _acceptance_section_row("all", found.num_prompts, found.baseline.mean_acceptance_length,
+                 found.candidate.mean_acceptance_length, found.change,
+                 found.policy.max_relative_drop, found.verdict)  # fmt: skip
+    head = ("category", "prompts", "unquantized", "this draft", "change", "lower bound",
+            "upper bound", "limit", "outcome")  # fmt: skip
+    return table(head, [*rows, whole])
+
+
+def _acceptance_section_row(
+    category: str,
+    num_prompts: int,
+    before: float,
+    after: float,
+    change: PairedChange | None,
+    limit: float,
+    outcome: str,
+) -> tuple[str, ...]:
+    logs = () if change is None else (change.log_ratio, change.lower, change.upper)
+    bounds = [f"{math.expm1(log):+.2%}" for log in logs] or [""] * 3
+    return (
+        prose(category),
+        f"{num_prompts:,}",
+        f"{before:.4f}",
+        f"{after:.4f}",
+        *bounds,
+        f"{-limit:+.2%}",
+        outcome,
+    )
+
+
+HERE = "PATH_OF_THIS_FOLDER"
+_LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,60}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardRequest:
+    """What a card is to say that its folder does not.
+
+    Attributes:
+        gate: report of the gate on this draft; None = acceptance is said not to be measured.
+        measured: what `measure` wrote of servers with this draft.
+        base_model: Hub id of the draft that was quantized, where the record has none.
+        license: of that draft, as the Hub calls it, where its card has none.
+        name: Hub id that the folder will have, for launch commands.
+    """
+
+    gate: Path | None = None
+    measured: Sequence[Path] = ()
+    base_model: str | None = None
+    license: str | None = None
+    name: str | None = None
+
+
+def model_card(folder: Path, request: CardRequest) -> str:
+    """The text of README.md. Every tensor is read, and has to be the one that was recorded.
+
+    What somebody wrote into README.md beside our part stays, and so does the card that came from
+    the source, behind ours.
+
+    Args:
+        folder: that `quantize` or `transcode` wrote; nothing in it is changed.
+        request: what it does not say by itself.
+
+    Raises:
+        CardError: it is no such folder, a base model or licence is missing or is none, or figures
+            are of another draft.
+        CheckpointError: the folder is not what its record says.
+        MeasureError: a measurement cannot be read.
+    """
+    checkpoint = Checkpoint.open(folder)
+    recorded = read_provenance(folder)
+    check_seal(folder, recorded)
+    record = _quantization(folder, recorded)
+    stored = StoredDraft.read(checkpoint)
+    facts = CardFacts.of_folder(stored, record)
+    front = _front_matter(facts, request)
+    said = recorded.digests if recorded is not None else {}
+    digests = tensor_digests(checkpoint, algorithm_of(said))
+    if digests != said:
+        raise CheckpointError(
+            folder,
+            f"its tensors are not those that {PROVENANCE_FILE} records",
+            fix="'draftquant verify' says which differ; quantize the draft again",
+        )
+    identity = tensors_sha256(digests)
+    gate = None if request.gate is None else read_gate(request.gate, identity)
+    served = [Served.of(read_measurement(path), identity) for path in request.measured]
+    card = read_card(folder)
+    before, behind = around(card)
+    ours = [
+        *_head(facts, record),
+        "## Acceptance",
+        *(acceptance_section(gate) if gate else ["Not measured."]),
+        *served_section(served),
+        "## What was not measured",
+        _unmeasured(gate, served),
+        "## Engines",
+        *_engines(checkpoint, request.name or HERE),
+        "## How it was made",
+        *_making(record),
+        "## Files",
+        *_files(checkpoint, stored, identity),
+    ]
+    return card_text(front, ours, before=before, behind=behind)
+
+
+def _quantization(folder: Path, recorded: Provenance | None) -> QuantizedProvenance:
+    record = None if isinstance(recorded, DequantizedProvenance) else quantization_of(recorded)
+    if record is None:
+        got = "no such file" if recorded is None else f"format {recorded.format!r}"
+        raise CardError(
+            folder / PROVENANCE_FILE,
+            f"expected the record of a quantization, got {got}",
+            fix="give a folder that `draftquant quantize` wrote",
+        )
+    return record
+
+
+def _front_matter(facts: CardFacts, request: CardRequest) -> dict[str, object]:
+    base = request.base_model or facts.hub_id
+    for option, name in (("--base-model", base), ("--name", request.name)):
+        if name is not None and (not is_hub_id(name) or "@" in name):
+            raise CardError(option, f"expected a Hub id (owner/name), got {name!r}",
+                            fix="for example someone/eagle3-draft")  # fmt: skip
+    if base is None:
+        raise CardError(
+            "--base-model",
+            f"{PROVENANCE_FILE} says that a local folder was quantized, and names no draft of the"
+            " Hub",
+            fix="add --base-model OWNER/NAME, the draft that was quantized",
+        )
+    if request.license is None and "license" not in facts.inherited:
+        raise CardError(
+            "--license",
+            f"neither {CARD_FILE} nor the command line names a licence",
+            fix="add --license ID as the Hub calls that of the draft that was quantized, such as"
+            " apache-2.0, mit or other",
+        )
+    if request.license is not None and not _LICENSE.fullmatch(request.license):
+        raise CardError("--license", f"expected a licence of the Hub, got {request.license!r}",
+                        fix="for example apache-2.0, mit or other")  # fmt: skip
+    return facts.front_matter(base_model=base, license=request.license)
+
+
+def _head(facts: CardFacts, record: QuantizedProvenance) -> list[str]:
+    of = f" of {code(facts.hub_id)}" if facts.hub_id else ""
+    at = f" (commit {code(facts.revision)})" if facts.revision else ""
+    parts = [
+        facts.title,
+        f"The {prose(facts.family)} draft model{of}{at} with quantized linears. A draft proposes"
+        " tokens that a target model accepts or rejects, so a lossless engine writes what the"
+        " target writes: quantization changes how many are accepted, and how fast a proposal is.",
+        facts.scheme(),
+    ]
+    if record.dropped:
+        names = ", ".join(code(name) for name in sorted(record.dropped))
+        parts.append(f"Not stored, because the target has identical tensors: {names}.")
+    if record.balanced:
+        norms = ", ".join(f"{code(n)} by 2^{k}" for n, k in sorted(record.balanced.items()))
+        parts.append(
+            "Divided by powers of two, while the matching columns of the next linears were"
+            f" multiplied by them, which changes no result: {norms}."
+        )
+    if record.learned_norms:
+        names = ", ".join(code(name) for name in sorted(record.learned_norms))
+        parts.append(
+            "Not equal to the source's, because they learned with the quantized values to keep the"
+            f" BF16 draft's output: {names}; no element was multiplied or divided by more than"
+            f" {max(record.learned_norms.values()):.4g}."
+        )
+    return parts
+
+
+def _unmeasured(gate: Document | None, served: Sequence[Served]) -> str:
+    missing = []
+    if gate is None:
+        missing.append("acceptance length, against the unquantized draft")
+    else:
+        missing.append("text unlike the prompts above, other targets, other numbers of draft"
+                       " tokens")  # fmt: skip
+        missing.append("greedy text" if judges_drawn_text(gate) else "text drawn at a temperature")
+    if not served:
+        missing.append("speed, and acceptance on a running server")
+    missing.append(
+        "whether the engines below load it: that is predicted from headers, by what their loaders"
+        " were seen to do"
+    )
+    return "\n".join(f"- {one[0].upper()}{one[1:]}." for one in missing)
+
+
+def _engines(checkpoint: Checkpoint, name: str) -> list[str]:
+    """Every engine and GPU with its verdict; the command of each engine that loads it."""
+    answers = [
+        check_checkpoint(
+            checkpoint,
+            engine=engine.name,
+            arch=arch,
+            has_side_file=(checkpoint.folder / HF_QUANT_CONFIG).is_file(),
+            serving=Serving(draft=name),
+        )
+        for engine in newest_engines()
+        for arch in engine.archs
+    ]
+    rows = [
+        (f"{one.engine} {one.version}", _gpus(one.arch), one.verdict, _why(one)) for one in answers
+    ]
+    parts = [table(("engine", "GPU", "verdict", "why"), rows)]
+    commands = defaultdict(list)
+    for one in answers:
+        if one.verdict == "LOADS" and one.launch:
+            commands[one.launch].append(f"{one.engine} {one.version} on {_gpus(one.arch)}")
+    if not commands:
+        parts.append("No engine without a plugin is known to load this folder.")
+    for launch, where in commands.items():
+        parts += [f"{prose('; '.join(where))}:", code_block(launch)]
+    return parts
+
+
+def _why(answer: EngineCheck) -> str:
+    return prose(answer.error) if answer.error else ""
+
+
+def _gpus(arch: str | None) -> str:
+    names = gpus_of(arch or "")
+    return f"{names} ({arch})" if names not in ("", arch) else str(arch)
+
+
+def _making(record: QuantizedProvenance) -> list[str]:
+    argv = record.made_by.argv if record.made_by else record.argv
+    by = record.made_by.draftquant if record.made_by else record.draftquant
+    versions = {"draftquant": by, **record.backend_versions}
+    shown = "Made by a call of the Python API: no command line is recorded."
+    parts = [shown]
+    if argv:
+        parts = [
+            "The command line; file names stand for paths, and `--out` is left out:",
+            code_block(shlex.join(argv)),
+        ]
+    if record.made_by:
+        parts += ["Converted afterwards by:", code_block(shlex.join(record.argv))]
+    parts.append(
+        table(("package", "version"), [(prose(n), prose(v)) for n, v in sorted(versions.items())])
+    )
+    if record.learned is not None:
+        learned = record.learned
+        parts.append(
+            f"The quantized values were learned from traces {code(learned.traces_sha256[:16])}:"
+            f" training step {learned.kept_step} of {learned.steps} was kept, with an acceptance"
+            f" length of {learned.acceptance_length:.3f} on {learned.validation_prompts} prompts"
+            f" that were held out (unquantized: {learned.acceptance_length_unquantized:.3f})."
+        )
+    for cut in record.cuts:
+        chosen = len(cut.choice.calibration_prompts)
+        parts.append(f"{str(cut).capitalize()}, by {prose(cut.choice.method)} on {chosen} prompts.")
+    if record.calibration_prompts:
+        parts.append(f"Calibrated on {len(record.calibration_prompts)} prompts.")
+    parts.append(
+        f"Recipe {code(record.recipe.name)}, sha256 {code(recipe_sha256(record.recipe))}, computed"
+        f" by {prose(record.recipe.backend)}; an independent decoder verified every byte, as"
+        f" `draftquant verify {HERE} --against SOURCE` does again. This card:"
+        f" draftquant {prose(package_version('draftquant'))}."
+    )
+    return parts
+
+
+def _files(checkpoint: Checkpoint, stored: StoredDraft, identity: str) -> list[str]:
+    files = [
+        (code(name), f"{(checkpoint.folder / name).stat().st_size:,}", code(digest))
+        for name, digest in file_sha256(checkpoint).items()
+    ]
+    return [
+        f"Tensors (over names and hashes of all): {code(identity)}.",
+        table(("file", "bytes", "sha256"), files),
+        table(("role", "stored as", "tensors", "bytes"), _by_dtype(checkpoint, stored)),
+    ]
+
+
+def file_sha256(checkpoint: Checkpoint) -> Mapping[str, str]:
+    """File -> its sha256, of the safetensors files."""
+    found = {}
+    for name in sorted(checkpoint.headers):
+        with open_stream(checkpoint.folder / name) as stream:
+            found[name] = hashlib.file_digest(stream, "sha256").hexdigest()
+    return found
+
+
+def _by_dtype(checkpoint: Checkpoint, stored: StoredDraft) -> list[tuple[str, str, str, str]]:
+    """Role and dtype of every stored tensor; parts of a quantized linear have its role."""
+    roles = {row.module: row.role for row in stored.draft.rows}
+    counted: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for tensor in checkpoint.tensors.values():
+        module = tensor.name.removesuffix(".weight")
+        role = roles.get(module) or roles.get(tensor.name.rpartition(".")[0]) or "other"
+        counted[role, tensor.dtype].append(tensor.nbytes)
+    return [
+        (prose(role), code(dtype), f"{len(sizes):,}", f"{sum(sizes):,}")
+        for (role, dtype), sizes in sorted(counted.items())
+    ]
