@@ -26,8 +26,7 @@ CALIBRATION = (
     ("dumps", "measured_cache", "rounding", "vllm"),
 )
 VALIDATE = (
-    ("charts",),
-    ("counting",),
+    ("charts", "counting"),
     ("judging", "measure"),
     ("foreign", "parity"),
     ("served",),
