@@ -30,8 +30,8 @@ class Gpu:
     Attributes:
         arch: the architecture that engines ask for, such as "gfx942" or "sm90".
         bandwidth: of its memory, in bytes per second.
-        peaks: dense FLOP per second by precision, without structured sparsity; a precision that is
-            not there has no unit: its weights are widened and multiplied as bf16.
+        peaks: dense FLOP per second by precision, without structured sparsity; weights of others
+            are widened and multiplied as bf16.
         source: the document that says so.
     """
 
@@ -120,7 +120,6 @@ def gpu_name(gpu: str | None, asked: str | None = None) -> str:
 
     Args:
         gpu: a GPU or an architecture, which stands for the newest of its usual GPUs; None for any.
-            What is in no table is written as it stands.
         asked: the name by which the user asked for it, which is used where it has the architecture.
     """
     if gpu is None:
@@ -139,11 +138,7 @@ def gpu_names(gpus: Iterable[str], asked: str | None = None) -> str:
 
 
 def architecture(name: str) -> str:
-    """The architecture that a GPU or an architecture is named by, in any case of letters.
-
-    Raises:
-        CheckpointError: nobody calls a GPU so.
-    """
+    """The architecture that a GPU or an architecture is named by, in any case of letters."""
     known = _spelled(name)
     if known in ARCHITECTURES:
         return known
@@ -154,11 +149,7 @@ def architecture(name: str) -> str:
 
 
 def named_gpu(name: str) -> Gpu:
-    """The GPU that people call so, in any case of letters; `H100 SXM` is h100.
-
-    Raises:
-        EstimateError: the table has no GPU of that name.
-    """
+    """The GPU that people call so, in any case of letters; `H100 SXM` is h100."""
     known = _spelled(name)
     if known in GPUS:
         return GPUS[known]

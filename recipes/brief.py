@@ -32,11 +32,7 @@ def counted(number: int, noun: str) -> str:
 
 
 class Brief(ABC):
-    """What a verb returns, shown by what a reader wants of it first.
-
-    Its `repr` has at most 300 characters. Notebooks show the same as a table, in the colours of
-    their own theme.
-    """
+    """What a verb returns, as a `repr` of at most 300 characters and as a table in a notebook."""
 
     __slots__ = ()
 

@@ -1,11 +1,11 @@
 """Strict decoding: a document and the annotations of frozen dataclasses, walked together.
 
-The walker sees a document as a `Tree`, YAML nodes (`recipe_file.py`), JSON values
-(`strict_json.py`), a command line or the arguments of a Python call, which say in their own words
-what a value should have been. It knows a schema only through its annotations: scalars, Literal,
-X | None, tuple[X, ...] and Sequence[X], Mapping[str, X] and Mapping[int, X], dataclasses, unions
-of dataclasses that the Literal in their first field tells apart, and unions of scalars, which the
-tree tells apart.
+The walker sees a document as a `Tree`: YAML nodes (`library.py`), JSON values (`strict_json.py`), a
+command line or the arguments of a Python call, which say in their own words what a value should
+have been. It knows a schema only through its annotations: scalars, Literal, X | None, tuple[X, ...]
+and Sequence[X], Mapping[str, X] and Mapping[int, X], dataclasses, unions of dataclasses that the
+Literal in their first field tells apart, and unions of scalars, which the tree tells apart.
+`Annotated[X, rule]` holds X to a rule: `Annotated[int, AT_LEAST_1]`, `Annotated[str, HEX_64]`.
 
 A key may be left out where its field has a default, unless it is a constant (a Literal of one
 value): a format and its version always stand there.
@@ -19,11 +19,76 @@ import math
 import re
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, Protocol, Self, TypeVar, Union
+from typing import Annotated, Any, Generic, Literal, Protocol, Self, TypeVar, Union
 
-from .errors import DraftQuantError
+from .errors import DraftQuantError, short
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """From a smallest number, or above one, to a largest, or below one; infinity is no number."""
+
+    least: float | None = None
+    above: float | None = None
+    most: float | None = None
+    below: float | None = None
+
+    def __contains__(self, value: float) -> bool:
+        return (
+            abs(value) < math.inf
+            and (self.least is None or value >= self.least)
+            and (self.above is None or value > self.above)
+            and (self.most is None or value <= self.most)
+            and (self.below is None or value < self.below)
+        )
+
+    def __str__(self) -> str:
+        if self.most is None and self.below is None:
+            return f"at least {self.least}" if self.above is None else f"more than {self.above}"
+        if type(self.least) is type(self.most) is int:
+            return f"{self.least:,} to {self.most:,}"
+        low = f"[{self.least}" if self.above is None else f"({self.above}"
+        high = f"{self.most}]" if self.below is None else f"{self.below})"
+        return f"a share in {low}, {high}"
+
+    def problem(self, value: float | None) -> str:
+        """What is wrong with a number, as expected and got; empty if nothing, or none is given."""
+        return "" if value is None or value in self else f"expected {self}, got {value}"
+
+    def check(
+        self, error: type[DraftQuantError], where: str, value: float | None, *, fix: str
+    ) -> None:
+        """Refuse a number out of bounds with an error of this type; None = none is given."""
+        if problem := self.problem(value):
+            raise error(where, problem, fix=fix)
+
+
+@dataclass(frozen=True, slots=True)
+class Spelled:
+    """Text that a regular expression matches as a whole; `words` say what it is."""
+
+    pattern: str
+    words: str
+
+    def problem(self, value: str | tuple[str, ...] | None) -> str:
+        """What is wrong with text, or with one of several."""
+        if isinstance(value, tuple):
+            fits = all(re.fullmatch(self.pattern, one) for one in value)
+            return "" if fits else f"expected {self.words} each"
+        fits = value is None or re.fullmatch(self.pattern, value) is not None
+        return "" if fits else f"expected {self.words}, got {short(value)}"
+
+
+AT_LEAST_0, AT_LEAST_1, AT_LEAST_2 = (Bounds(least=number) for number in range(3))
+ABOVE_0 = Bounds(above=0)
+SHARE = Bounds(above=0, below=1)
+SHARE_OR_ALL = Bounds(above=0, most=1)
+CONFIDENCE = Bounds(above=0.5, below=1)
+"""Of a one-sided bound."""
+HEX_64 = Spelled("[0-9a-f]{64}", "64 hex digits")
+"""A sha256."""
 
 
 class MisfitError(Exception):
@@ -45,10 +110,7 @@ class Tree(Protocol):
         """The items of a list."""
 
     def all_of(self, kind: Any) -> tuple[object, ...] | None:
-        """The items of a list of nothing but such scalars, where that is seen at once.
-
-        None = it is not, or something else stands there: each item is looked at.
-        """
+        """The items of a list of such scalars alone, where that is seen at once, else None."""
 
     def scalar(self, kind: Any) -> object:
         """The scalar of this type, of those that the kind of document has."""
@@ -66,13 +128,7 @@ _WHOLE = re.compile(r"0|-?[1-9][0-9]{0,8}")
 
 @dataclass(frozen=True, slots=True)
 class Misfit(Generic[TreeT]):
-    """One thing wrong in a document.
-
-    Attributes:
-        at: the value or key that it stands at.
-        key: the path to it, "" for the whole document.
-        fix: "" where a rule of the schema is broken, which its documentation explains.
-    """
+    """One thing wrong at a value or key; without a fix where a rule of the schema is broken."""
 
     at: TreeT
     key: str
@@ -84,12 +140,7 @@ class Misfit(Generic[TreeT]):
 
 
 def walk(hint: Any, tree: TreeT) -> tuple[Any, list[Misfit[TreeT]]]:
-    """Build what `hint` describes, a dataclass or a union of them, from a document.
-
-    Returns:
-        The value, None where there are misfits; and all misfits, for each mapping first those of
-        its keys, then those of its values in the order of the fields.
-    """
+    """What `hint` describes, a dataclass or a union of them, or None, and all misfits."""
     walker: _Walker[TreeT] = _Walker()
     value = walker.value(hint, tree, "")
     return value, walker.misfits
@@ -111,6 +162,14 @@ def encode(value: object) -> Any:
         plain = set(map(type, value)) <= {int, float}
         return list(value) if plain else [encode(item) for item in value]
     return value
+
+
+def problem_of(record: object) -> str | None:
+    """The first rule at the fields of a record, or of one in it, that does not hold, or None.
+
+    `decode` holds what it reads against them; this is for records that were made otherwise.
+    """
+    return next(_broken(type(record), record, ""), None)
 
 
 class _Walker(Generic[TreeT]):
@@ -137,10 +196,16 @@ class _Walker(Generic[TreeT]):
             if len(kinds) > 1:
                 return self._told_apart(kinds, tree, key)
             return self._value(kinds[0], tree, key)
+        if origin is Annotated:
+            value = self._value(arguments[0], tree, key)
+            if problem := _problem(hint, value):
+                raise MisfitError(problem)
+            return value
         if origin is Literal:
             return tree.choice(arguments)
         if origin in (tuple, collections.abc.Sequence):
-            if (known := tree.all_of(arguments[0])) is not None:  # lists of tokens are long
+            known = tree.all_of(_bare(arguments[0]))  # lists of tokens are long
+            if known is not None and not any(_problem(arguments[0], one) for one in known):
                 return known
             items = enumerate(tree.items())
             return tuple(self.value(arguments[0], item, f"{key}[{i}]") for i, item in items)
@@ -216,11 +281,43 @@ def nearest(name: object, choices: Iterable[object]) -> str:
 @functools.cache
 def _hints(cls: type) -> Mapping[str, Any]:
     """Field -> what it holds; a class is asked once, however many of its values a document has."""
-    return typing.get_type_hints(cls)
+    return typing.get_type_hints(cls, include_extras=True)
+
+
+def _bare(hint: Any) -> Any:
+    """A type without its rules."""
+    return typing.get_args(hint)[0] if typing.get_origin(hint) is Annotated else hint
+
+
+def _problem(hint: Any, value: object) -> str:
+    """What the rules of an annotation say against a value; empty = nothing."""
+    if value is None or typing.get_origin(hint) is not Annotated:
+        return ""
+    rules = (rule for rule in typing.get_args(hint)[1:] if isinstance(rule, Bounds | Spelled))
+    return next(filter(None, (rule.problem(value) for rule in rules)), "")  # type: ignore[arg-type]
+
+
+def _broken(hint: Any, value: object, key: str) -> Iterator[str]:
+    """What breaks a rule in a value, and in the records, lists and mappings in it."""
+    if problem := _problem(hint, value):
+        yield f"{key}: {problem}"
+    inner = typing.get_args(_bare(hint))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for name, field_hint in _hints(type(value)).items():
+            yield from _broken(field_hint, getattr(value, name), _join(key, name))
+    elif isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from _broken(inner[1], item, _join(key, str(name)))
+    elif isinstance(value, tuple):
+        for i, item in enumerate(value):
+            yield from _broken(inner[0], item, f"{key}[{i}]")
+    elif types.NoneType in inner:
+        yield from _broken(inner[0], value, key)
 
 
 def _may_be_left_out(f: "dataclasses.Field[Any]", hint: Any) -> bool:
     """True if the field has a default and is no constant."""
+    hint = _bare(hint)
     constant = typing.get_origin(hint) is Literal and len(typing.get_args(hint)) == 1
     has_default = not (f.default is f.default_factory is dataclasses.MISSING)
     return has_default and not constant
@@ -231,6 +328,7 @@ def _default(f: "dataclasses.Field[Any]") -> object:
 
 
 def _how_to_add(name: str, hint: Any) -> str:
+    hint = _bare(hint)
     if typing.get_origin(hint) is Literal:
         return f"add '{name}:' with one of: {', '.join(map(str, typing.get_args(hint)))}"
     return f"add '{name}:'"
@@ -238,60 +336,3 @@ def _how_to_add(name: str, hint: Any) -> str:
 
 def _join(key: str, name: str) -> str:
     return f"{key}.{name}" if key else name
-
-
-# ---- What a number may be, said in one way and refused in one way
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
-    """From a smallest number to a largest; infinity is no number.
-
-    Attributes:
-        least: smallest. above: what it has to be larger than instead.
-        most: largest. below: what it has to be smaller than instead.
-    """
-
-    least: float | None = None
-    above: float | None = None
-    most: float | None = None
-    below: float | None = None
-
-    def __contains__(self, value: float) -> bool:
-        return (
-            abs(value) < math.inf
-            and (self.least is None or value >= self.least)
-            and (self.above is None or value > self.above)
-            and (self.most is None or value <= self.most)
-            and (self.below is None or value < self.below)
-        )
-
-    def __str__(self) -> str:
-        if self.most is None and self.below is None:
-            return f"at least {self.least}" if self.above is None else f"more than {self.above}"
-        low = f"[{self.least}" if self.above is None else f"({self.above}"
-        high = f"{self.most}]" if self.below is None else f"{self.below})"
-        return f"a share in {low}, {high}"
-
-    def problem(self, value: float | None) -> str:
-        """What is wrong with a number, as expected and got; empty if nothing, or none is given."""
-        return "" if value is None or value in self else f"expected {self}, got {value}"
-
-    def check(
-        self, error: type[DraftQuantError], where: str, value: float | None, *, fix: str
-    ) -> None:
-        """Refuse a number; None = none is given.
-
-        Raises:
-            DraftQuantError: of this type, it is out of bounds.
-        """
-        if problem := self.problem(value):
-            raise error(where, problem, fix=fix)
-
-
-AT_LEAST_0, AT_LEAST_1, AT_LEAST_2 = (Bounds(least=number) for number in range(3))
-ABOVE_0 = Bounds(above=0)
-SHARE = Bounds(above=0, below=1)
-SHARE_OR_ALL = Bounds(above=0, most=1)
-CONFIDENCE = Bounds(above=0.5, below=1)
-"""Of a one-sided bound."""

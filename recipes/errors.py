@@ -9,17 +9,9 @@ _REPR.maxstring, _REPR.maxlist, _REPR.maxdict, _REPR.maxlong = 200, 12, 12, 50
 
 
 class DraftQuantError(Exception):
-    """Base of every error that a user can cause or mend.
+    """Base of every error that a user can cause or mend: where, what (expected, got), and the fix.
 
     Each text is one line of bounded length and holds no control characters, whatever it quotes.
-
-    Args:
-        where: the file, tensor, option, argument or key with the problem.
-        what: the problem, with what was expected and what was found.
-        details: more of the problem, a line for each.
-
-    Attributes:
-        where, what, fix, details: the same, as text.
     """
 
     def __init__(self, where: object, what: str, *, fix: str, details: Sequence[str] = ()) -> None:
@@ -31,12 +23,7 @@ class DraftQuantError(Exception):
         super().__init__("\n".join([first, *self.details, f"  fix: {self.fix}"]))
 
     def reword(self, say: Callable[[str], str], place: Callable[[str], str]) -> None:
-        """Say the same in other words, as who calls from Python knows options by other names.
-
-        Args:
-            say: of a text, the text in other words.
-            place: the same of `where`.
-        """
+        """Say the same in other words, as who calls from Python knows options by other names."""
         text = str(self)
         behind = text.removeprefix(self.where)
         where = place(self.where) if behind != text else ""
@@ -75,11 +62,7 @@ def reason(exc: Exception) -> str:
 
 
 def visible(text: str) -> str:
-    r"""Foreign text as it may be shown on a terminal: on one line, what is not printable escaped.
-
-    Control characters (also of C1), line ends, marks of text direction, odd spaces and lone
-    surrogates become Python's escapes, such as \x1b.
-    """
+    """Foreign text as a terminal may show it: what is not printable as Python's escapes."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
@@ -92,8 +75,6 @@ def _field(text: str) -> str:
 class RecipeError(DraftQuantError):
     """A recipe file is missing or does not say what the schema asks for."""
 
-
-# ---- The errors of this package; see `recipes.errors` for their form
 
 PASS_TRACES = (
     "pass --traces CALIBRATION, recorded on other prompts than those of the gate; from one folder:"
@@ -138,9 +119,6 @@ class EstimateError(DraftQuantError):
     """Speed cannot be estimated: of an unknown GPU, of such a target, or of such a number."""
 
 
-# ---- The errors of this package; see `recipes.errors` for their form
-
-
 class TraceError(DraftQuantError):
     """A trace folder is not what it claims, cannot be recorded, or does not fit a draft."""
 
@@ -171,9 +149,6 @@ class ServerError(DraftQuantError):
 
 class NoAnswerError(ServerError):
     """A server gave no answer, however often it was asked."""
-
-
-# ---- The errors of this package; see `recipes.errors` for their form
 
 
 class ReplayError(DraftQuantError):

@@ -30,19 +30,14 @@ class NumberFormat:
     """How the codes and scales of one format look, in whichever layout.
 
     Attributes:
-        bits: of a code.
-        kind: of a code: a signed whole number, or a floating-point one.
         largest: positive code.
-        sizes: which granularities there are -> the group sizes of each; none where a scale covers
-            a whole row or matrix.
-        stored_dtype: safetensors dtype of the elements into which codes are packed.
-        codes_per_element: along a row.
-        scale_dtype: safetensors dtype of its scales; "U8" holds an exponent (E8M0), None means the
-            dtype of the weight or the one that a recipe says.
-        global_scale: whether one scale of the whole matrix lies over those of the groups.
+        sizes: granularity -> group sizes; none where a scale covers a whole row or matrix.
+        stored_dtype: safetensors dtype of the elements into which codes are packed, along a row.
+        scale_dtype: safetensors dtype; "U8" holds an exponent (E8M0), None means the dtype of the
+            weight or the one that a recipe says.
+        global_scale: one scale of the whole matrix lies over those of the groups.
         unit: as what GPUs with a unit for it multiply it; "bf16" = it is always widened.
-        carried: granularities whose codes may be stored in a wider format, each exactly: -8 .. 7
-            are exact in FP8 E4M3.
+        carried: granularities whose codes a wider format holds exactly: -8 .. 7 in FP8 E4M3.
         second_stage: granularities whose codes may be taken of a weight rounded to FP8 first.
     """
 
@@ -134,8 +129,6 @@ FEW_BITS: tuple[WeightDtype, ...] = tuple(
 """Formats that lose enough for their codes to be searched along inputs."""
 
 
-# ---- The KV cache of a draft: in which format an engine holds it, and where its scales come from
-
 KvCacheScales = Literal["unit", "absmax", "measured"]
 
 
@@ -143,13 +136,10 @@ KvCacheScales = Literal["unit", "absmax", "measured"]
 class KvCacheFormat:
     """How the draft's keys and values are rounded when they enter its cache: x ≈ code * scale.
 
-    A layer has one scale of its keys and one of its values, which are stored in the folder. The
-    weights and inputs of linears have nothing to do with them.
-
     Attributes:
-        scales: unit: 1.0, which is what engines take where a folder has none, so that whatever
-            exceeds FP8's largest number is cut off; absmax: the largest magnitude along recorded
-            traces fits; measured: what leaves the smallest error along these traces.
+        scales: unit: 1.0, as engines take it where a folder has none, cutting off what exceeds FP8;
+            absmax: the largest magnitude along traces fits; measured: the smallest error along
+                them.
     """
 
     dtype: KvCacheDtype
@@ -164,17 +154,13 @@ class KvCacheFormat:
         return f"{self.dtype}, {self.scales} scales"
 
 
-# ---- What an engine makes of a draft's folder when it is told to, beyond what the folder declares
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedForm:
     """Options of an engine that make another draft of the same folder.
 
     Attributes:
         online_head: what vLLM makes of the head while it loads (`draft_lm_head_quantization`).
-        kv_cache: the format of the KV cache, by the engine's option for a draft's; None = what the
-            folder declares.
+        kv_cache: by the engine's option for a draft's; None = what the folder declares.
     """
 
     online_head: OnlineHead | None = None

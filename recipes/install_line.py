@@ -37,11 +37,7 @@ def _packages(extra: str) -> Sequence[str]:
 
 
 def _origin(extra: str = "") -> str:
-    """What pip was given for draftquant, as it says itself (PEP 610), with an extra of it.
-
-    That is the folder of a clone, the file or address of a wheel, or a repository's address; for an
-    index, and a folder of wheels, name and version.
-    """
+    """What pip was given for draftquant (PEP 610), folder, file, address or version."""
     found = _installed()
     brackets = f"[{extra}]" if extra else ""
     if found is None:

@@ -7,12 +7,7 @@ from typing import Any
 
 
 def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """The `__getattr__` of a module whose names live in other modules.
-
-    Args:
-        package: its `__name__`.
-        homes: name -> the module that has it, absolute, or relative to `package` (".library").
-    """
+    """The `__getattr__` of a package whose names have other homes: name -> ".module"."""
 
     def found(name: str) -> Any:
         if name not in homes:

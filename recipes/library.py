@@ -20,11 +20,8 @@ from .regular_file import read_text
 from .schema import Recipe, to_mapping
 from .schemes import ABSENT_FORMATS, DIFFERENT, REFUSED, SAME, refusal, spelled
 
-# ---- A recipe file: its YAML nodes, and every problem as `file:line: key: what / fix`, all at
-# once
-#
-# Nodes keep the file and line that they come from, also after `extends` merged two files. What the
-# keys mean is known to `schema.py`.
+# Nodes of a recipe file keep the file and line that they come from, also after `extends` merged
+# two.
 
 DataclassT = TypeVar("DataclassT")
 
@@ -70,14 +67,7 @@ class RecipeFileError(RecipeError):
 
 
 def compose(path: Path, *, ours: bool) -> MappingNode:
-    """Parse a recipe file into its YAML node tree, without constructing any object.
-
-    Args:
-        ours: it is shipped, so no error has to be worded: libyaml parses it five times as fast.
-
-    Raises:
-        RecipeError: the file cannot be read, is not YAML, or is not one mapping of keys.
-    """
+    """The YAML nodes of a file, no object constructed; libyaml reads `ours` five times as fast."""
     try:
         text = read_text(path, MAX_RECIPE_BYTES)
     except OSError as exc:
@@ -150,11 +140,7 @@ Explain = Callable[[str, str], tuple[str, str] | None]
 
 
 def decode(cls: type[DataclassT], node: Node, *, explain: Explain) -> DataclassT:
-    """Decode a YAML node into the dataclass `cls`, following its type annotations.
-
-    Raises:
-        RecipeFileError: every unknown, missing, doubled or wrongly typed key found.
-    """
+    """Decode a YAML node; a RecipeFileError has every unknown, missing, doubled or mistyped key."""
     value, misfits = walk(cls, _YamlTree(node))
     if misfits:
         raise RecipeFileError([_problem(misfit, explain) for misfit in misfits])
@@ -303,10 +289,7 @@ def aliases() -> Mapping[str, str]:
 
 
 def recipe_of_alias(name: str) -> str | None:
-    """The built-in recipe that a GPU's name or another tool's scheme is; None = `name` is neither.
-
-    In any case of letters: `MI325X`, `FP8_DYNAMIC`, `mtq.NVFP4_DEFAULT_CFG`.
-    """
+    """The built-in recipe of a GPU's name or another tool's scheme, in any case, or None."""
     return _ALIASES.get(name.lower()) or SAME.get(spelled(name))
 
 

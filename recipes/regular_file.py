@@ -19,11 +19,7 @@ MAX_DOCUMENT_BYTES = 32 * 2**20
 
 
 def open_regular(path: Path) -> int:
-    """Open a file for reading; the descriptor is the caller's to close.
-
-    Raises:
-        OSError: it is absent, may not be read, or is no regular file (or a link to one).
-    """
+    """A descriptor for reading, the caller's to close; an OSError for all but a regular file."""
     try:
         # Without O_NONBLOCK the open itself waits for a FIFO's writer. Regular files ignore it.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -37,11 +33,7 @@ def open_regular(path: Path) -> int:
 
 
 def open_kept(path: Path) -> int:
-    """Open a file for reading and for appending, which is made where there is none.
-
-    Raises:
-        OSError: it may not be read or written, or is no regular file (or a link to one).
-    """
+    """The same for reading and appending; the file is made where there is none."""
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
     descriptor = os.open(path, flags, 0o666)
     mode = os.fstat(descriptor).st_mode
@@ -52,22 +44,15 @@ def open_kept(path: Path) -> int:
 
 
 def open_stream(path: Path) -> io.BufferedReader:
-    """Open a file for reading, as a buffered stream.
-
-    Raises:
-        OSError: as of `open_regular`.
-    """
+    """The same as a buffered stream."""
     return io.BufferedReader(io.FileIO(open_regular(path)))
 
 
 def read_text(path: Path, limit: int = MAX_DOCUMENT_BYTES) -> str:
-    """Read a whole file of UTF-8 text; a byte order mark in front, as Windows writes, is skipped.
-
-    Args:
-        limit: bytes, more of which are refused before they are read.
+    """Read UTF-8 text of at most so many bytes, without the byte order mark that Windows writes.
 
     Raises:
-        OSError: as of `open_regular`; it is longer than that, or is not UTF-8.
+        OSError: it is absent, longer, no regular file, or not UTF-8.
     """
     with open_stream(path) as stream:
         content = stream.read(limit + 1)  # not the size that it claims: it may grow
@@ -85,13 +70,9 @@ def _kind(mode: int) -> str:
     return "a FIFO" if stat.S_ISFIFO(mode) else "a device or a socket"
 
 
-# ---- What lies in a folder: every file below it, and which of them may be read through their
-# links
-#
-# A link may lead to another file of the folder, or from a snapshot of the Hub's cache to a blob of
+# A link may lead to another file of its folder, or from a snapshot of the Hub's cache to a blob of
 # the same repository (`models--X/snapshots/REV/file -> ../../blobs/HASH`, of a data set
-# `datasets--X`). Any other link could bring
-# a file of the machine into an output.
+# `datasets--X`). Any other link could bring a file of the machine into an output.
 
 MASK_EMBEDDING_FILE = "mask_embedding.pt"  # the one that engines read beside the safetensors
 _REPOSITORIES = ("models--", "datasets--")  # beginnings of their names in the Hub's cache
@@ -111,11 +92,7 @@ class Entry(NamedTuple):
 
 
 def entries(folder: Path) -> Iterator[Entry]:
-    """Every entry below `folder` that is no folder itself, by name; links are not walked through.
-
-    Raises:
-        CheckpointError: a subfolder cannot be listed.
-    """
+    """Every entry below `folder` but folders, by name; links are not walked through."""
 
     def refuse(exc: OSError) -> None:
         raise CheckpointError(exc.filename, f"cannot be listed: {exc.strerror}",
@@ -129,15 +106,7 @@ def entries(folder: Path) -> Iterator[Entry]:
 
 
 def files_of(folder: Path, *, skip: Callable[[str], bool]) -> list[str]:
-    """Every file below `folder`, relative, by name.
-
-    Args:
-        folder: where they lie.
-        skip: of a relative path: true for one that is left out, whatever it is.
-
-    Raises:
-        CheckpointError: one of them is a link out of the folder, or no file at all.
-    """
+    """Every file below `folder`, relative, by name; only skipped ones may be links out of it."""
     found = [entry for entry in entries(folder) if not skip(entry.file)]
     for file, problem in found:
         _check(folder / file, problem)
@@ -145,11 +114,7 @@ def files_of(folder: Path, *, skip: Callable[[str], bool]) -> list[str]:
 
 
 def check_own(folder: Path, file: str) -> None:
-    """A file that is read by its name is no link out of the folder; it may be absent.
-
-    Raises:
-        CheckpointError: it is.
-    """
+    """Refuse a link out of the folder in the place of a file, which may be absent."""
     path = folder / file
     if path.is_symlink():
         _check(path, _problem(path, folder))

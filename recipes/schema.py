@@ -8,12 +8,12 @@ import hashlib
 import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 from typing_extensions import override
 
 from .brief import Brief
-from .decode import encode
+from .decode import AT_LEAST_1, encode
 from .formats import (
     NUMBER_FORMATS,
     ActivationDtype,
@@ -22,8 +22,6 @@ from .formats import (
     NumberFormat,
     WeightDtype,
 )
-
-# ---- What a tensor of a draft is for: what rules of recipes go by, whatever a family calls it
 
 Role = Literal[
     "attention",
@@ -46,8 +44,6 @@ SHARED_ROLES: tuple[Role, ...] = ("embedding", "head")
 """What a rule may drop: tables that engines take from the target where the draft has none."""
 
 
-# ---- What a recipe expects of its result: what plans find, where it loads, which policy judges it
-
 PolicyName = Literal["release", "screening"]
 
 
@@ -55,21 +51,12 @@ PolicyName = Literal["release", "screening"]
 class Expectation:
     """What the plan must find, else nothing starts."""
 
-    quantized_per_layer: int
-
-    def problem(self) -> str | None:
-        """What makes the expectation impossible, or None."""
-        if self.quantized_per_layer < 1:
-            return "quantized_per_layer: expected at least 1"
-        return None
+    quantized_per_layer: Annotated[int, AT_LEAST_1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadsOn:
-    """GPUs on which an engine loads what the recipe makes of drafts of these families.
-
-    It is what `draftquant check` says of the result, with nothing changed by hand.
-    """
+    """GPUs on which an engine loads what the recipe makes of these families, as `check` says it."""
 
     engine: Literal["vllm", "sglang", "tensorrt-llm"]
     arch: tuple[str, ...]
@@ -91,8 +78,6 @@ class GateChoice:
 
     policy: PolicyName
 
-
-# ---- The algorithm of a recipe: how scales are chosen, weights rounded, and what else changes
 
 ScaleChoice = Literal["absmax", "mse"]
 RoundingChoice = Literal["nearest", "gptq", "learned"]
@@ -123,20 +108,18 @@ class Algorithm:
     """How scales are chosen and codes are rounded.
 
     Attributes:
-        scale: absmax: the largest magnitude fits; mse: the one that leaves the smallest squared
-            error of the weights, each counted by the mean square of its inputs where `rounding`
-            measures these; FP4 is not clipped. Where rounding is learned, scales start there.
-        rounding: nearest; gptq: column by column, each making up for the errors of those before it
-            on the inputs that calibration traces show; learned: what brings the whole draft's
-            output closest to that of the BF16 draft along these traces, scales with it.
+        scale: absmax: the largest magnitude fits; mse: the smallest squared error of the weights,
+            each counted by the mean square of its inputs where `rounding` measures these; FP4 is
+            not clipped. Where rounding is learned, scales start there.
+        rounding: gptq: column by column, each making up for the errors of those before it on
+            recorded inputs; learned: what brings the whole draft's output closest to that of the
+            BF16 draft.
         balance_concat: auto: where the halves of EAGLE-3's concat input differ by 4 or more, the
-            columns of the embedding half are multiplied by a power of two, and the norm before
-            them is divided by it: exact, and both halves then share a scale.
+            embedding's columns are multiplied by a power of two, and the norm before them is
+            divided.
         input_correction: auto: where inputs are rounded to four bits when served, GPTQ aims at what
-            the weight makes of the unrounded ones, and learning starts there; off: at what the
-            weight makes of the rounded ones.
-        norms: learned: the weights of the norms in front of quantized linears learn with the codes;
-            kept: they are those of the source.
+            the weight makes of the unrounded ones, and learning starts there.
+        norms: learned: the weights of the norms in front of quantized linears learn with the codes.
     """
 
     scale: ScaleChoice
@@ -162,10 +145,7 @@ class Algorithm:
         return f"scale {self.scale}, rounding {self.rounding}{corrected}"
 
     def of(self, weights: Weights) -> "Algorithm":
-        """What it does where these weights are some of several formats.
-
-        Those that it cannot search or has nothing to win with get absmax scales and nearest codes.
-        """
+        """What it does with weights that are some of several formats: nothing that cannot help."""
         searched = weights.granularity in ("channel", "group") and weights.first_stage is None
         fine = NUMBER_FORMATS[weights.dtype].bits >= 8
         if (self.scale == "mse" and not searched) or (self.rounding != "nearest" and fine):
@@ -221,10 +201,10 @@ class WeightFormat:
 
     Attributes:
         scale_dtype: of INT4 scales; None = the dtype of the weight.
-        carrier: in which wider format INT4 codes per channel are stored, each code exactly, under
-            the same scales in float32: the arithmetic of INT4 in files that every engine loads.
-        first_stage: what INT4 codes per channel are taken of: the weight rounded to FP8 under one
-            scale for the matrix, w ≈ code * scale * matrix scale; None = the weight itself.
+        carrier: the wider format that stores INT4 codes per channel, each exactly, under the same
+            scales in float32: the arithmetic of INT4 in files that every engine loads.
+        first_stage: INT4 codes per channel are taken of the weight rounded to FP8 under one scale
+            for the matrix, w ≈ code * scale * matrix scale; None = of the weight itself.
     """
 
     dtype: WeightDtype
@@ -337,8 +317,8 @@ class Format:
     def has_coarse_inputs(self) -> bool:
         """True if inputs are rounded to four bits, so that correcting weights for it pays.
 
-        For FP8 inputs per token under INT4 weights it did not: the divergence of three drafts was
-        5 % larger, 7 % smaller and 3 % larger.
+        For FP8 inputs under INT4 weights it did not: the divergence of three drafts changed by -7
+        to 5 %.
         """
         return self.activations is not None and self.activations.number.bits < 8
 
@@ -351,9 +331,8 @@ class Rule:
     """What happens to the tensors of some roles, or of some tensor-name patterns.
 
     Attributes:
-        action: drop: not stored, because the target has the very same tensor, byte for byte; that
-            is proven before anything is written.
-        format: in which they are quantized; None = as the recipe's `weights` and `activations` say.
+        action: drop: not stored; that the target has the very same bytes is proven before.
+        format: in which they are quantized; None = the recipe's `weights` and `activations`.
     """
 
     role: tuple[Role, ...] = ()
@@ -393,11 +372,8 @@ class Recipe(Brief):
     """One way to quantize a draft, complete and resolved.
 
     Attributes:
-        name: how it is called. summary: what it does, in one line.
-        loads_on: engines, GPUs and families for which the result loads; empty where no stock engine
-            loads it.
-        backend: which library computes the quantized values. layout: how they are stored.
-        weights: their format. activations: the inputs' format; None = weight only.
+        loads_on: for which the result loads; empty where no stock engine loads it.
+        activations: the inputs' format; None = weight only.
         kv_cache: the format of the draft's KV cache; None = its own dtype, and no scales.
         rules: what becomes of each tensor; every rule that is not `optional` must match one.
     """

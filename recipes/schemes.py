@@ -163,15 +163,6 @@ def spelled(name: str) -> str:
     return name.lower().replace("-", "_").removeprefix("mtq.").removesuffix("_cfg")
 
 
-# ---- What backends are not asked for, and why: algorithms by the names that recipes and users
-# have
-#
-# A backend finds codes and scales, and layouts declare these alone. So a toolkit's own algorithm
-# is
-# run where codes and scales are all that it changes. What it moves into norms, into factors of
-# inputs
-# or into weights beside the codes would be lost on an engine, and is refused, as is what it lacks.
-
 VENDOR_ALGORITHMS: Mapping[str, tuple[ScaleChoice, RoundingChoice]] = {
     **ALGORITHMS,
     "gptq": ("absmax", "gptq"),
@@ -270,11 +261,7 @@ def refusal(backend: BackendName, algorithm: Algorithm) -> Refusal | None:
 
 
 def named_algorithm(name: str, backend: BackendName) -> tuple[ScaleChoice, RoundingChoice]:
-    """Scale and rounding of what the command line calls `name`, as a backend carries it.
-
-    Raises:
-        RecipeError: the backend does not run it, or no algorithm has this name.
-    """
+    """Scale and rounding of what the command line calls `name`, as a backend carries it."""
     refused = REFUSED.get((backend, name))
     if refused is not None:
         raise RecipeError(f"--algorithm {name}, backend {backend}", refused.reason, fix=refused.fix)

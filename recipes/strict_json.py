@@ -31,7 +31,6 @@ def parse_json(text: str, pairs_hook: Callable[[Pairs], Any] | None = None) -> A
     """Parse JSON of bounded size: what comes out can be copied, written again and printed.
 
     Args:
-        text: a document; who read it has bounded its length.
         pairs_hook: makes what stands for an object; None = a dict, the last of doubled keys wins.
 
     Raises:
@@ -76,11 +75,7 @@ def _slip(text: str, position: int) -> str | None:
 
 
 def parse_object(text: str) -> dict[str, Any]:
-    """Parse text that must be one JSON object without doubled keys.
-
-    Raises:
-        JsonProblem: as of `parse_json`, not an object, or a key stands twice in one object.
-    """
+    """The same of text that must be one object, in which no key stands twice."""
     value = parse_json(text, _without_doubles)
     if not isinstance(value, dict):
         raise JsonProblem(f"expected a JSON object, got {_kind(value)}")
@@ -88,13 +83,10 @@ def parse_object(text: str) -> dict[str, Any]:
 
 
 def decode(hint: Any, value: object) -> Any:
-    """Build what `hint` describes, a dataclass or a union of them, from a parsed JSON object.
-
-    A float may be written as a whole number, and is finite. `object` is whatever JSON can say, at
-    most 32 levels deep.
+    """Build a dataclass, or one of a union, from a parsed object.
 
     Raises:
-        JsonProblem: the first key that is unknown, missing or of another type than annotated.
+        JsonProblem: the first key that is unknown, missing, mistyped or out of bounds.
     """
     decoded, misfits = walk(hint, _JsonTree(value))
     if misfits:

@@ -25,11 +25,7 @@ def get_algorithm(choice: Choice) -> Algorithm:
 
 
 def row_algorithm(choice: Choice) -> RowAlgorithm:
-    """The algorithm of a recipe, where it finds codes weight by weight.
-
-    Raises:
-        BackendError: it does not.
-    """
+    """The algorithm of a recipe, where it finds codes weight by weight."""
     algorithm = get_algorithm(choice)
     if not isinstance(algorithm, RowAlgorithm):
         raise BackendError(

@@ -19,9 +19,6 @@ from ...recipes.schema import WeightFormat
 from ..files.provenance import GptqFactors, LearnedRounding
 from ..numerics.quantized_weight import QuantizedWeight
 
-# ---- What is known of the inputs of a linear: their second moments, and the factor that GPTQ
-# needs
-
 DAMPINGS = (0.01, 0.1, 1.0)
 """Added to the diagonal, as a share of its mean: what few inputs say is not believed outright. The
 first, unless a matrix has no factor with it: then the next."""
@@ -42,8 +39,7 @@ class Feedback:
     """How the errors of columns are made up for by another: H = factor factorᵀ.
 
     Attributes:
-        order: [in_features] int64, the columns from the last to be rounded to the first: those that
-            carry least come first here, and are rounded last.
+        order: [in_features] int64, the columns that carry least first: they are rounded last.
         factor: [in_features, in_features] float32 in that order, lower triangular: the outputs'
             squared error is the sum over columns c of (E factor)_c^2, to which columns >= c add.
     """
@@ -53,9 +49,7 @@ class Feedback:
 
 
 class InputMoments:
-    """The mean of x xᵀ over inputs x of linears that read the same ones.
-
-    Where inputs are rounded before they are multiplied, x are the rounded ones.
+    """The mean of x xᵀ over inputs x, rounded as they are when served.
 
     Args:
         mean: [in_features, in_features] float32, not changed.
@@ -91,10 +85,7 @@ class InputMoments:
 
     @property
     def squares(self) -> Tensor:
-        """[in_features] float32, the mean squares of the inputs, side by side.
-
-        The clip search reads them often; in the matrix each lies on a page of memory of its own.
-        """
+        """[in_features] float32, the mean squares of the inputs, side by side."""
         return self.mean.diagonal().contiguous()
 
     @contextmanager
@@ -109,13 +100,7 @@ class InputMoments:
                 torch.set_num_threads(before)
 
     def feedback(self) -> Feedback:
-        """The factor, found at the first call: 4 in_features^2 bytes, with `precise` 12 meanwhile.
-
-        To be called within `all_threads`.
-
-        Raises:
-            BackendError: there is none.
-        """
+        """The factor, found at the first call, within `all_threads`: 4 in_features^2 bytes."""
         if self._feedback is None:
             order = self.mean.diagonal().argsort(stable=True, descending=True).flip(0)
             factor = self._factor(order)
@@ -131,12 +116,7 @@ class InputMoments:
         weights the one that makes of the rounded x what W makes of x + e, on the average over
         inputs, unless for little gain it would have to be far from W. That is
         (W C + d W) (H + d I)^-1 with C the mean of (x + e) xᵀ. No row goes further from W than
-        `MOST_CHANGED`. Without M it is W itself.
-
-        To be called within `all_threads`.
-
-        Raises:
-            BackendError: the moments have no factor.
+        `MOST_CHANGED`. Without M it is W itself. To be called within `all_threads`.
         """
         rows = weight.to(self.device).float()
         if self.lost is None:
@@ -163,11 +143,8 @@ class InputMoments:
     def as_inputs(self) -> Tensor:
         """Rows [in_features, in_features] float32 on the CPU with these moments, damped.
 
-        A toolkit that asks for inputs, and reads nothing of them but their second moments, cannot
-        tell these from the ones that were measured; and damping is done.
-
-        Raises:
-            BackendError: the moments have no factor.
+        A toolkit that reads nothing of inputs but their moments cannot tell them from measured
+        ones.
         """
         factor = self._factor(torch.arange(len(self.mean), device=self.mean.device))
         return factor.T.contiguous().mul_(len(factor) ** 0.5).float().cpu()
@@ -217,20 +194,10 @@ class Statistics(Protocol):
     """
 
     def measure(self, modules: Sequence[str]) -> None:
-        """Measure the inputs of some linears, all at once.
-
-        Args:
-            modules: canonical names, for example "layers.0.self_attn.q_proj".
-
-        Raises:
-            DraftQuantError: nothing could be measured.
-        """
+        """Measure the inputs of linears, by canonical names without .weight, all at once."""
 
     def second_moments(self, modules: Sequence[str]) -> Mapping[str, InputMoments]:
-        """Of measured linears, by name; one object for those that read the same inputs.
-
-        Linears that too few inputs reached are not among them.
-        """
+        """Of measured linears that inputs enough reached, by name; one object for equal inputs."""
 
     @property
     def too_few(self) -> Mapping[str, int]:
@@ -249,27 +216,14 @@ class FoundCodes(Protocol):
         """How, for provenance."""
 
     def quantized(self, module: str) -> QuantizedWeight:
-        """The whole weight of a linear by its canonical name, of the recipe's format.
-
-        Raises:
-            DraftQuantError: nothing was found for it.
-        """
+        """The whole weight of a linear by its canonical name, of the recipe's format."""
 
     def weight(self, module: str) -> Tensor:
-        """The weight of a norm that learned, in the dtype in which it is stored, on the CPU.
-
-        Raises:
-            DraftQuantError: nothing was found for it.
-        """
+        """The weight of a norm that learned, in the dtype in which it is stored, on the CPU."""
 
 
 class Algorithm:
-    """One way to find codes and scales.
-
-    Attributes:
-        needs: what calibration must give. Codes that it finds for a whole draft are not found here:
-            such an algorithm says for which formats alone.
-    """
+    """One way to find codes and scales; `needs` says what calibration must give."""
 
     needs: Need = "none"
 

@@ -31,11 +31,7 @@ _ONE = torch.ones(())
 
 
 class Gptq(RowAlgorithm):
-    """Codes by GPTQ under the scales of another algorithm.
-
-    Args:
-        scales: whose scales are taken; its codes are not.
-    """
+    """Codes by GPTQ under the scales of another algorithm, whose codes are not taken."""
 
     needs: Need = "second_moments"
 
@@ -76,10 +72,7 @@ class Gptq(RowAlgorithm):
 def _compensated(
     weight: Tensor, weights: WeightFormat, scales: QuantizedWeight, moments: InputMoments
 ) -> Tensor:
-    """Codes [rows, in_features]; columns are rows in here, so that each lies in one piece.
-
-    Nothing in here waits for the device.
-    """
+    """Codes [rows, in_features]; columns are rows in here. Nothing in here waits for the device."""
     feedback = moments.feedback()
     order, factor = feedback.order, feedback.factor
     served = served_scale(scales.scale, scales.global_scale).to(order.device).T
@@ -134,12 +127,6 @@ def _round_block(
             error = columns[k].neg_()
             error.addcmul_(rounded_values(dtype, target), steps[k])
         wanted[:start].addmm_(taps[start:stop, :start].T, columns[start:stop], alpha=-1)
-
-
-# ---- Learned rounding: calibration finds the codes of all linears together, on the draft's own
-# output
-#
-# What is here says for which formats; the learning itself knows drafts and traces, and lies above.
 
 
 class Learned(Algorithm):

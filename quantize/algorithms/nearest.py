@@ -41,8 +41,6 @@ from ..numerics.number_formats import (
 from ..numerics.quantized_weight import QuantizedWeight
 from .algorithm import InputMoments, RowAlgorithm
 
-# ---- Absmax scales and nearest codes: what every toolkit does by default, in our own numerics
-
 
 class AbsmaxNearest(RowAlgorithm):
     """Scales such that the largest magnitude fits, then the nearest codes."""
@@ -76,12 +74,11 @@ def nearest_by_rows(
     absmax: Tensor | None,
     scale_of: Callable[[Tensor, Tensor | None, slice], Tensor],
 ) -> QuantizedWeight:
-    """The nearest codes under scales of rows or groups.
+    """The nearest codes under scales of rows or groups, which are rows too.
 
     Args:
-        weight: as `absmax`, see `RowAlgorithm`.
         scale_of: the scales [rows, 1] of some rows, from these, the scale of the whole matrix, and
-            which of all rows they are; a group is a row.
+            which of all rows they are.
     """
     all_rows = weight.reshape(-1, weights.group_size or weight.shape[1])
     whole = whole_scale(weights.dtype, row_absmax(weight).amax() if absmax is None else absmax)
@@ -121,10 +118,7 @@ def _fp8_of_blocks(weight: Tensor, size: int) -> QuantizedWeight:
 
 
 def _int4_of_fp8(weight: Tensor, absmax: Tensor | None) -> QuantizedWeight:
-    """Two stages: the weight to FP8 under one scale, these values to INT4 per row, in float32.
-
-    So does Quark 0.13 with a float32 weight; in a narrower dtype it rounds both more than once.
-    """
+    """The weight to FP8 under one scale, these values to INT4 per row, as Quark 0.13 in float32."""
     largest = row_absmax(weight).amax(dim=0, keepdim=True) if absmax is None else absmax
     first = fp8_scale(largest)
     scales, codes = [], []

@@ -7,11 +7,7 @@ from .backend import ABSMAX_NEAREST, Backend
 
 
 def get_backend(name: BackendName, algorithm: Algorithm = ABSMAX_NEAREST) -> Backend:
-    """The backend of a recipe; constructing it imports no vendor toolkit.
-
-    Raises:
-        BackendError: the backend does not carry the algorithm.
-    """
+    """The backend of a recipe; constructing it imports no vendor toolkit."""
     refused = refusal(name, algorithm)
     if refused is not None:
         raise BackendError(f"backend {name}, {algorithm}", refused.reason, fix=refused.fix)

@@ -34,19 +34,10 @@ class Backend(ABC):
 
     @abstractmethod
     def check(self, weights: WeightFormat) -> None:
-        """Fail before any work if this backend cannot run here or cannot express the format.
-
-        Raises:
-            BackendError: the toolkit is missing or unusable, or does not know the format, or its
-                algorithm does not.
-        """
+        """Fail before any work if this backend cannot run here or cannot express the format."""
 
     def start(self) -> None:  # noqa: B027
-        """Load the toolkit, if there is one, which takes seconds; `quantize` does so unasked.
-
-        Raises:
-            BackendError: it cannot be loaded.
-        """
+        """Load the toolkit, if there is one, which takes seconds; `quantize` does so unasked."""
 
     @abstractmethod
     def quantize(
@@ -56,14 +47,7 @@ class Backend(ABC):
         absmax: "Tensor | None" = None,
         moments: "InputMoments | None" = None,
     ) -> "QuantizedWeight":
-        """Quantize a weight, or a block of its rows if `streams_rows`.
-
-        Args:
-            weight: [rows, in_features] bfloat16, float16 or float32, finite.
-            absmax: [1, 1] float32, largest magnitude that a scale of the *whole* matrix must cover
-                (`WeightFormat.scales_whole_matrix`): that of the weight, of which `weight` may be
-                a block, and of those that engines fuse with it. None = that of `weight`.
-            moments: of the inputs where `needs` says so, else None.
+        """Quantize a weight, or a block of its rows if `streams_rows`; as `RowAlgorithm.quantize`.
 
         Raises:
             BackendError: the toolkit failed on this weight, or `absmax` makes no sense for it.

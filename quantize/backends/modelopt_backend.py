@@ -100,9 +100,6 @@ class ModelOptBackend(Backend):
         Returns:
             codes float8_e4m3fn, scale [rows, 1] or [1, 1] float32 (FP8), or codes uint8, scale
             [rows, in_features / 16] float8_e4m3fn and a global scale (NVFP4).
-
-        Raises:
-            BackendError: the weight or format is not usable, or ModelOpt is missing or failed.
         """
         rows = finite_absmax(self.name, weight).float()
         covered = with_absmax(self.name, weight, weights, absmax)

@@ -31,14 +31,7 @@ TOOLKIT_ERRORS = (
 
 
 def tested_version(backend: BackendName, package: str, wanted: str) -> str:
-    """The installed version of a toolkit.
-
-    Args:
-        wanted: the tested version, or a series such as "0.47.*".
-
-    Raises:
-        BackendError: it is not installed, or of another version.
-    """
+    """The installed version of a toolkit, which is the tested one or of its series ("0.47.*")."""
     try:
         version = importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError as exc:
@@ -58,11 +51,7 @@ def tested_version(backend: BackendName, package: str, wanted: str) -> str:
 
 @contextlib.contextmanager
 def toolkit_errors(toolkit: str, where: str, *, fix: str) -> Iterator[None]:
-    """What a toolkit raises, as an error of ours.
-
-    Raises:
-        BackendError: it failed.
-    """
+    """What a toolkit raises, as an error of ours."""
     try:
         yield
     except TOOLKIT_ERRORS as exc:
@@ -71,11 +60,7 @@ def toolkit_errors(toolkit: str, where: str, *, fix: str) -> Iterator[None]:
 
 
 def finite_absmax(backend: BackendName, weight: Tensor) -> Tensor:
-    """Largest magnitude per row, [rows, 1], of a weight that a toolkit may be given.
-
-    Raises:
-        BackendError: not a matrix, another dtype, or NaN or inf in it.
-    """
+    """Largest magnitude per row, [rows, 1], of a finite matrix that a toolkit may be given."""
     where = f"backend {backend}, weight {list(weight.shape)} {weight.dtype}"
     if weight.ndim != 2 or weight.numel() == 0 or weight.dtype not in WEIGHT_DTYPES:
         raise BackendError(
@@ -101,14 +86,10 @@ def with_absmax(
 
     Args:
         weight: [rows, in_features], finite.
-        absmax: [1, 1] float32, that the scale of the whole matrix must cover; None = that of
-            `weight`.
+        absmax: [1, 1] float32, that the scale of the whole matrix must cover; None = `weight`'s.
 
     Returns:
         `weight` itself, or [rows + 1, in_features] in its dtype, in float32 if that rounds absmax.
-
-    Raises:
-        BackendError: absmax is smaller than that of the weight, or rows have scales of their own.
     """
     if absmax is None:
         return weight

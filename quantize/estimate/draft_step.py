@@ -59,10 +59,7 @@ def plain_weights(draft: Draft) -> tuple[Weight, ...]:
 
 
 def planned_weights(plan: Plan) -> tuple[Weight, ...]:
-    """The tensors as a plan stores them; scales and zero points count to their linear.
-
-    What it drops is the target's, as in a draft that never had it.
-    """
+    """The tensors as a plan stores them, but for what it drops; scales count to their linear."""
     found = []
     for step in plan.steps:
         if step.action == "quantize":
@@ -75,10 +72,7 @@ def planned_weights(plan: Plan) -> tuple[Weight, ...]:
 
 
 def multiplied_as(recipe: Recipe) -> Precision:
-    """What quantized linears are multiplied as: the dtype of their inputs.
-
-    Weights alone in fewer bits are widened on the way into a 16-bit multiplication.
-    """
+    """The dtype of their inputs: weights alone in fewer bits are widened to 16 for the product."""
     return recipe.activations.number.unit if recipe.activations else "bf16"
 
 
@@ -91,11 +85,7 @@ def usual_context(config: Mapping[str, Any]) -> int:
 
 
 def checked_num_draft_tokens(geometry: Geometry, asked: int | None) -> int:
-    """K: as asked, else a chain of 3 or the whole block behind its anchor.
-
-    Raises:
-        EstimateError: more than the draft can propose.
-    """
+    """K: as asked, else a chain of 3 or the whole block behind its anchor."""
     limit = geometry.token_limit
     if asked is not None and limit is not None and asked > limit.tokens:
         raise EstimateError(
@@ -115,11 +105,7 @@ def draft_round(
     tp: int,
     kv_cache: KvCacheDtype | None = None,
 ) -> Round:
-    """The passes of one round.
-
-    Args:
-        weights: its tensors, in whatever form.
-        kv_cache: its format; None = BF16.
+    """The passes of one drafting; `kv_cache` None = BF16.
 
     Raises:
         EstimateError: `tp` GPUs cannot share the heads; the draft has experts or several modules.

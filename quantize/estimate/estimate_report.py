@@ -16,13 +16,7 @@ from .work import Machine, Part, Pass, Round, break_even_loss
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Candidate:
-    """The draft as it is, or as a recipe stores it.
-
-    Attributes:
-        name: of the recipe; of the draft as it is, its dtype.
-        stored_bytes: of all its tensors.
-        round: what its drafting reads and computes.
-    """
+    """The draft as it is, named by its dtype, or as a recipe of this name stores it."""
 
     name: str
     stored_bytes: int
@@ -32,11 +26,7 @@ class Candidate:
 def candidates_of(
     draft: Draft, plans: Sequence[Plan], *, num_draft_tokens: int, context: int, tp: int
 ) -> tuple[Candidate, ...]:
-    """The draft as it is, and by each plan.
-
-    Raises:
-        EstimateError: two recipes have one name; see also `draft_round`.
-    """
+    """The draft as it is, and by each plan; no two recipes have one name."""
     norms = [row for row in draft.rows if row.role == "norm"]
     dtype = (*norms, *draft.rows)[0].tensor.dtype
     found: dict[str, Candidate] = {}
@@ -67,12 +57,10 @@ class EstimateReport(Brief):
     """An estimate, with the settings that it was made for.
 
     Attributes:
-        draft: the unquantized draft.
         num_draft_tokens: tokens drafted per verify step (K).
         context: positions in the KV cache of each sequence.
         tp: GPUs that share the draft.
         concurrency: how many sequences are served at once.
-        candidates: bytes and operations of the draft as it is, and of each recipe's draft.
         loaded_by: name of a recipe -> GPU -> the engines that load its result there.
         refused: name of a built-in recipe that does not fit this draft -> the reason.
         machines: the GPUs, with the share of their data sheet that kernels reach.

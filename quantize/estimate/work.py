@@ -22,10 +22,8 @@ class Work:
 
     Attributes:
         weight_bytes: read once for all sequences.
-        sequence_bytes: read for each sequence.
-        sequence_flops: multiplications and additions for each sequence.
-        unfolded_bytes: moved besides where FP4 is emulated and multiplied as bf16, see
-            `Gpu.widens_fp4`.
+        sequence_bytes, sequence_flops: read and computed for each sequence.
+        unfolded_bytes: moved besides where FP4 is emulated and multiplied as bf16.
         byte_shards, flop_shards: GPUs that share the reading, and the arithmetic.
     """
 
@@ -103,27 +101,18 @@ class Machine:
 def break_even_loss(baseline: float, candidate: float, verify: float) -> float:
     """The relative loss of acceptance length at which the candidate is as fast as the baseline.
 
-    speed = acceptance_length / (round + verify), so that speeds are equal where
+    speed = acceptance_length / (drafting + verify), all in seconds, so that speeds are equal where
 
         1 - loss = (candidate + verify) / (baseline + verify)
 
-    Args:
-        baseline: seconds of a round of the draft as it is.
-        candidate: seconds of a round of the other one.
-        verify: seconds of the target's verify step.
-
-    Returns:
-        In (-inf, 1); below zero the candidate is the slower one even if it loses nothing.
+    Below zero the candidate is the slower one even if it loses nothing.
     """
     return (baseline - candidate) / (baseline + verify)
 
 
-# ---- The KV cache of a draft: what attention reads of it, and what it computes on it
-#
-# In BF16 or FP8, which is widened as it is read; its scales are nothing beside it. MLA keeps one
-# latent row per position, which all heads share and attention reads as it is: engines fold
-# kv_b_proj
-# into queries and outputs.
+# The KV cache is in BF16 or FP8, which is widened as it is read; its scales are nothing beside it.
+# MLA keeps one latent row per position, which all heads share and attention reads as it is: engines
+# fold kv_b_proj into queries and outputs.
 
 
 def cache_works(
@@ -135,15 +124,7 @@ def cache_works(
     tp: int,
     dtype: KvCacheDtype | None = None,
 ) -> tuple[Work, ...]:
-    """Attention of all layers for one sequence, a work per layer.
-
-    Args:
-        context: positions in the cache; a sliding layer reads its window of them.
-        dtype: of the cache; None = BF16.
-
-    Raises:
-        EstimateError: this family's cache is not known.
-    """
+    """Attention of all layers for one sequence, a work per layer; sliding ones read a window."""
     size = ELEMENT_BYTES if dtype is None else NUMBER_FORMATS[dtype].bits // 8
     if isinstance(geometry, LatentAttention):
         latent = _latent(geometry, context + own_positions, queries, tp, size)

@@ -26,11 +26,7 @@ _AT_START = re.compile(r"^(\d{1,9}(?=[.)](?:\s|$))|(?=[-+#=]))(.)")  # lists, he
 
 
 def read_card(folder: Path) -> str:
-    """README.md of a folder, "" where it has none.
-
-    Raises:
-        CheckpointError: it cannot be read, or is a link out of the folder.
-    """
+    """README.md of a folder, "" where it has none."""
     path = folder / CARD_FILE
     check_own(folder, CARD_FILE)
     try:
@@ -84,11 +80,7 @@ def without_ours(card: str) -> str:
 
 
 def inherited(card: str) -> dict[str, Any]:
-    """Keys of a front matter that hold for a quantized draft too: licence, language, library.
-
-    Values that are not short words, or lists of them, are left out, and so is all of a front matter
-    that is no YAML.
-    """
+    """What a front matter says that holds for a quantized draft too, in short words."""
     found = _front_keys(card)
     kept = {key: found[key] for key in _INHERITED if key in found}
     return {key: value for key, value in kept.items() if _is_word(value) or _are_words(value)}
@@ -97,13 +89,7 @@ def inherited(card: str) -> dict[str, Any]:
 def card_text(
     front: Mapping[str, Any], ours: Iterable[str], *, before: str = "", behind: str = ""
 ) -> str:
-    """A whole card.
-
-    Args:
-        front: keys of the front matter; those without a value are left out.
-        ours: paragraphs, tables and code blocks of our part.
-        before: what others wrote before it, as `around` gives it.
-    """
+    """A whole card: front matter, our paragraphs, and what others wrote around them."""
     keys = {key: value for key, value in front.items() if value}
     matter = yaml.safe_dump(keys, sort_keys=False, allow_unicode=True, width=1000)
     text = before + BEGIN + "\n" + "\n\n".join(ours) + "\n\n" + END

@@ -19,18 +19,12 @@ from ...recipes.strict_json import JsonProblem, parse_json
 from .not_a_draft import mistaken_folder, without_safetensors
 from .safetensors_header import Header, TensorInfo, read_header
 
-# ---- Experts that are stacked in one tensor, as tensors of their own: slices of its bytes
-#
-# Qwen3.5's MoE layers and what speculators and transformers 5 save hold `experts.gate_up_proj`
-# [E, 2 I, W], gate above up, and `experts.down_proj` [E, W, I]. Every expert's matrices are rows
-# that
-# lie in one piece there, so they are named and placed as the released folders of Qwen3-Next have
-# them, `experts.0.gate_proj.weight`: from there on they are tensors like others. What is written
-# has
-# these names, which vLLM 0.33 and SGLang 0.5.23 load (`tests/engines/mtp.json`).
-#
-# The layout of gpt-oss, [E, W, 2 I] with gate and up in turn, has no such rows; no MTP layer has
-# it.
+# Experts may be stacked in one tensor. Qwen3.5's MoE layers and what speculators and transformers 5
+# save hold `experts.gate_up_proj` [E, 2 I, W], gate above up, and `experts.down_proj` [E, W, I].
+# Every expert's matrices are rows that lie in one piece there, so they are named and placed as the
+# released folders of Qwen3-Next have them, `experts.0.gate_proj.weight`, which vLLM 0.33 and SGLang
+# 0.5.23 load (`tests/engines/mtp.json`). The layout of gpt-oss, [E, W, 2 I] with gate and up in
+# turn, has no such rows; no MTP layer has it.
 
 _STACKED = re.compile(r"((?:mtp\.layers|mtp_layers)\.\d+\.mlp\.experts)\.(gate_up_proj|down_proj)")
 MOST_EXPERTS = 4096
@@ -76,8 +70,6 @@ def _matrices(tensor: TensorInfo) -> Iterator[TensorInfo]:
         )
 
 
-# ---- A part of a checkpoint: the tensors below some prefixes, as MTP layers lie inside a target
-
 _MTP = re.compile(r"(.*\.eh_proj|model\.mtp_layers\.\d+\.input_proj|mtp\.fc)\.weight")
 """The linear that an MTP layer reads the embedding and the state with, and no other layer has."""
 
@@ -89,14 +81,7 @@ def mtp_layers(names: Collection[str]) -> tuple[str, ...]:
 
 
 def names_below(subtree: str, names: Collection[str], folder: Path) -> frozenset[str]:
-    """Those names that begin with a prefix and a dot.
-
-    Args:
-        subtree: the prefix, or several with commas between them.
-
-    Raises:
-        CheckpointError: there are none below one of the prefixes.
-    """
+    """Those names that begin with a prefix, or one of several between commas, and a dot."""
     found: set[str] = set()
     for prefix in subtree.split(","):
         below = {name for name in names if name.startswith(f"{prefix}.")}
@@ -138,14 +123,10 @@ class Checkpoint:
     """One draft folder.
 
     Attributes:
-        folder: where it lies.
-        config: the parsed config.json.
-        tensors: by name, sorted by name; experts that are stacked one by one, see `stacked`.
-        headers: one per safetensors file, by file name.
-        index: the parsed model.safetensors.index.json, None for a single file.
-        subtree: the tensors are those below this prefix, or these, with commas between them, and
-            nothing else of the folder is looked at: config.json is that of the model which they
-            are a part of. None = it is whole.
+        tensors: by name, sorted; experts that are stacked in one tensor one by one.
+        headers: by file. index: the parsed model.safetensors.index.json, None for a single file.
+        subtree: only tensors below this prefix, or these with commas between them, are looked at;
+            config.json is that of the model which they are a part of. None = it is whole.
     """
 
     folder: Path
@@ -164,13 +145,10 @@ class Checkpoint:
         subtree: str | None = None,
         is_target: bool = False,
     ) -> "Checkpoint":
-        """Read config, index and headers of a draft folder.
+        """Read config, index and headers of a draft folder, or of the shards of a subtree.
 
         Args:
-            folder: where it lies.
             config_file: `UNVERIFIED_CONFIG_FILE` for one that is staged.
-            subtree: read only the tensors below this prefix, or these, with commas between them,
-                and only the shards that hold them.
             is_target: it is the user's own target, of which nothing is written anywhere: its files
                 may be links out of the folder.
 
@@ -224,13 +202,7 @@ class Checkpoint:
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def side_files(self) -> tuple[str, ...]:
-        """Every other file of the folder (tokenizer, mask_embedding.pt), relative, sorted.
-
-        Of a subtree only code that config.json may name: all else belongs to the whole model.
-
-        Raises:
-            CheckpointError: one of them is a link out of the folder, or no file at all.
-        """
+        """Every other file (tokenizer, mask_embedding.pt), sorted; of a subtree only code."""
         if self.subtree is not None:
             return tuple(files_of(self.folder, skip=_is_no_code))
         own = {CONFIG_FILE, INDEX_FILE, SIGNATURE_FILE, *self.headers}
@@ -249,11 +221,7 @@ def _is_no_code(file: str) -> bool:
 
 @contextmanager
 def open_weights(path: Path) -> Iterator[int]:
-    """A descriptor of a file of tensors whose header was read.
-
-    Raises:
-        CheckpointError: it vanished, or cannot be read any more.
-    """
+    """A descriptor of a file of tensors whose header was read."""
     try:
         descriptor = open_regular(path)
     except OSError as exc:
@@ -267,11 +235,7 @@ def open_weights(path: Path) -> Iterator[int]:
 
 
 def pread_exactly(descriptor: int, buffer: memoryview, offset: int, where: object) -> None:
-    """Fill `buffer` from `offset` of an open file.
-
-    Raises:
-        CheckpointError: the file ends before the buffer is full (it shrank while being read).
-    """
+    """Fill `buffer` from `offset` of an open file, which may have shrunk."""
     done = 0
     while done < len(buffer):
         count = os.preadv(descriptor, [buffer[done:]], offset + done)
@@ -285,11 +249,7 @@ def pread_exactly(descriptor: int, buffer: memoryview, offset: int, where: objec
 
 
 def byte_blocks(checkpoint: Checkpoint, tensor: TensorInfo) -> Iterator[memoryview]:
-    """The bytes of a tensor, block by block, in one buffer: use each before the next.
-
-    Raises:
-        CheckpointError: its file shrank or vanished while being read.
-    """
+    """The bytes of a tensor, block by block, in one buffer: use each before the next."""
     path = checkpoint.folder / tensor.file
     buffer = memoryview(bytearray(min(BLOCK_BYTES, tensor.nbytes)))
     with open_weights(path) as descriptor:
@@ -305,12 +265,7 @@ def no_config(folder: Path) -> str:
 
 
 def read_json_object(path: Path, fix: str) -> dict[str, Any]:
-    """Read a file that must hold one JSON object.
-
-    Raises:
-        CheckpointError: absent, with the fix that is given; unreadable, too large, not JSON, or
-            not an object.
-    """
+    """Read a file that must hold one JSON object, of bounded size; the fix is for an absent one."""
     again = "correct it, or download or export the file again"
     try:
         value = parse_json(read_text(path))
@@ -379,11 +334,7 @@ def _files_of_index(folder: Path, index: Mapping[str, Any], *, whole: bool) -> l
 
 
 def _by_name(folder: Path, headers: Mapping[str, Header]) -> dict[str, TensorInfo]:
-    """All tensors of some files.
-
-    Raises:
-        CheckpointError: two of them have one name.
-    """
+    """All tensors of some files, none of which has another's name."""
     tensors: dict[str, TensorInfo] = {}
     for file, header in headers.items():
         for tensor in header.tensors:

@@ -65,11 +65,7 @@ def tensor_digest(
     algorithm: Algorithm = NEWEST,
     on_block: Callable[[memoryview], None] = lambda _block: None,
 ) -> str:
-    """Of a tensor's bytes, which are read block by block; `on_block` sees each.
-
-    Raises:
-        CheckpointError: its file shrank or vanished while being read.
-    """
+    """Of a tensor's bytes, which are read block by block; `on_block` sees each."""
     digest = Digest(algorithm)
     for block in byte_blocks(checkpoint, tensor):
         digest.update(block)
@@ -78,11 +74,7 @@ def tensor_digest(
 
 
 def tensor_digests(checkpoint: Checkpoint, algorithm: Algorithm = NEWEST) -> dict[str, str]:
-    """Of every tensor, by name.
-
-    Raises:
-        CheckpointError: as of `tensor_digest`.
-    """
+    """Of every tensor, by name."""
     with ThreadPoolExecutor(WORKERS) as pool:
         one = partial(tensor_digest, checkpoint, algorithm=algorithm)
         digests = pool.map(one, checkpoint.tensors.values())
@@ -96,23 +88,16 @@ def tensors_sha256(digests: Mapping[str, str]) -> str:
 
 
 def has_identity(checkpoint: Checkpoint, sha256: str) -> bool:
-    """Whether this is the identity of the weights of a folder, in whatever algorithm.
-
-    Raises:
-        CheckpointError: as of `tensor_digest`.
-    """
+    """Whether this is the identity of the weights of a folder, in whatever algorithm."""
     return any(
         tensors_sha256(tensor_digests(checkpoint, algorithm)) == sha256
         for algorithm in get_args(Algorithm)
     )
 
 
-# ---- NaN and infinity among stored numbers, seen in their bits while these are read anyway
-#
-# They have an exponent of all ones, above that of every number. So the largest of the bits, once
-# as
-# signed and once as unsigned integers, shows those of both signs, as fast as memory gives the
-# bytes.
+# NaN and infinity have an exponent of all ones, above that of every number. So the largest of the
+# bits, once as signed and once as unsigned integers, shows those of both signs, as fast as memory
+# gives the bytes.
 
 MEND = "export the draft again, or download it again: nothing sound can be computed with it"
 _MOST_NAMED = 10  # tensors of one message
@@ -140,11 +125,7 @@ _SCALES = ("_scale", "_scales")
 
 
 class Finiteness:
-    """What is NaN or infinite in one tensor.
-
-    Args:
-        dtype: of its elements, in the safetensors spelling; all integers are finite.
-    """
+    """What is NaN or infinite in one tensor of a safetensors dtype; all integers are finite."""
 
     def __init__(self, dtype: str, shape: tuple[int, ...]) -> None:
         self._bits, self._shape = _BITS.get(dtype), shape
@@ -175,22 +156,14 @@ class Finiteness:
 
 
 def not_finite(checkpoint: Checkpoint) -> dict[str, str]:
-    """Read every tensor of numbers with an exponent: name -> what is NaN or infinite in it, if any.
-
-    Raises:
-        CheckpointError: a file shrank or vanished while being read.
-    """
+    """Read every tensor of floating-point numbers: name -> its NaN or infinity, if any."""
     with ThreadPoolExecutor(WORKERS) as pool:
         problems = pool.map(partial(problem_of, checkpoint), checkpoint.tensors.values())
         return {name: p for name, p in zip(checkpoint.tensors, problems, strict=True) if p}
 
 
 def problem_of(checkpoint: Checkpoint, tensor: TensorInfo) -> str | None:
-    """The same of one tensor.
-
-    Raises:
-        CheckpointError: as of `not_finite`.
-    """
+    """The same of one tensor."""
     is_scale = tensor.dtype == "U8" and tensor.name.endswith(_SCALES)
     dtype = "F8_E8M0" if is_scale else tensor.dtype
     found = Finiteness(dtype, tensor.shape)
@@ -209,14 +182,7 @@ def lines_of(found: Mapping[str, str]) -> list[str]:
 
 
 def check_finite(where: object, found: Mapping[str, str]) -> None:
-    """Refuse a draft with which nothing can be computed.
-
-    Args:
-        found: of tensors with NaN or infinity, what `not_finite` says.
-
-    Raises:
-        CheckpointError: there are any.
-    """
+    """Refuse a draft with which nothing can be computed."""
     if found:
         first, *others = lines_of(found)
         raise CheckpointError(where, first, details=[f"  {line}" for line in others], fix=MEND)

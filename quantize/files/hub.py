@@ -11,8 +11,6 @@ from ...recipes.errors import CheckpointError
 from .checkpoint import Checkpoint
 from .not_a_draft import mistaken_file, near_folder
 
-# ---- How drafts of the Hugging Face Hub are named
-
 NAMES = r"[\w][\w.-]*/[\w][\w.-]*"
 """Owner and name."""
 _HUB_ID = re.compile(rf"{NAMES}(@[\w./-]+)?")
@@ -35,13 +33,10 @@ _COLON = re.compile(rf"({NAMES}):([\w./-]+)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftSource:
-    """A draft on this disk.
+    """A draft on this disk; `hub_id` and `revision` (a commit) are None for a local folder.
 
     Attributes:
-        folder: where it lies.
-        hub_id: None for a local folder, as `revision`, a commit hash.
-        subtree: prefix of the layer that is the draft, in the folder of its target, or those of
-            several with commas between them; None = all.
+        subtree: prefix of the layers that are the draft, in their target; None = all.
     """
 
     folder: Path
@@ -50,23 +45,12 @@ class DraftSource:
     subtree: str | None = None
 
     def checkpoint(self) -> Checkpoint:
-        """Read config, index and headers.
-
-        Raises:
-            CheckpointError: see `Checkpoint.open`.
-        """
+        """Read config, index and headers."""
         return Checkpoint.open(self.folder, subtree=self.subtree)
 
 
 def resolve_draft(reference: str, subtree: str | None = None) -> DraftSource:
-    """Find a draft: an existing folder wins, else `owner/name[@revision]` is fetched from the Hub.
-
-    Args:
-        subtree: prefix of the layer that is the draft, in the folder of its target.
-
-    Raises:
-        CheckpointError: neither a folder nor a Hub id that can be fetched.
-    """
+    """Find a draft: a folder wins, else `owner/name[@revision]` is fetched from the Hub."""
     folder = Path(reference)
     if folder.exists() or not is_hub_id(reference):
         if folder.is_dir():
@@ -87,13 +71,7 @@ def resolve_draft(reference: str, subtree: str | None = None) -> DraftSource:
 
 
 def resolve_target(reference: str) -> Path:
-    """The folder of a target: a local one, or that of a Hub id, of which JSON and text are fetched.
-
-    Weights are not: what is known of them is what the index says.
-
-    Raises:
-        CheckpointError: neither a folder nor a Hub id that can be fetched.
-    """
+    """The folder of a target; of a Hub id only JSON and text are fetched, no weights."""
     folder = Path(reference)
     if folder.is_dir():
         return folder
@@ -151,10 +129,8 @@ def _download(reference: str, patterns: list[str] | None = None) -> DraftSource:
     return DraftSource(folder=folder, hub_id=hub_id, revision=folder.name)
 
 
-# ---- A command line as provenance keeps it: what was asked for, not where it lay on some machine
-#
-# So equal runs in different folders give equal records, and none says how a user's folders are
-# named.
+# Provenance keeps of a command line what was asked for, not where it lay on some machine: equal
+# runs in different folders give equal records.
 
 _LEFT_OUT = {
     "--out": "--o",
@@ -188,11 +164,7 @@ def running_argv() -> tuple[str, ...]:
 
 
 def recorded_argv(argv: Iterable[str]) -> tuple[str, ...]:
-    """Arguments with names for paths, without tokens and outputs (`_LEFT_OUT`) and their values.
-
-    Args:
-        argv: as given. A Hub id stays whole, a token of the Hub nowhere.
-    """
+    """Arguments with names for paths, without outputs; a Hub id stays whole, a token nowhere."""
     return tuple(_recorded(iter(argv)))
 
 

@@ -17,16 +17,9 @@ from typing_extensions import override
 from ...recipes.schema import Recipe, StoredLayoutName, WeightFormat, recipe_sha256
 from .safetensors_header import FloatDtype
 
-# ---- The folders that others are made of, as draftquant.json records them: by digests of tensors
-
 
 class Digested:
-    """A record of tensors, each by the digest of its bytes; see `digests`.
-
-    Attributes:
-        tensor_digests: by name.
-        tensor_sha256: in their place, in records of version 0.2 and before.
-    """
+    """A record of tensors, each by the digest of its bytes, in 0.2 and before by SHA-256."""
 
     __slots__ = ()
     tensor_digests: Mapping[str, str]
@@ -76,9 +69,7 @@ class TranscodedFrom(Digested, SourceFolder):
     """The quantized folder whose codes and scales were written in another layout or carrier.
 
     Attributes:
-        layout: of that folder.
-        weights: in which format codes and scales were found at first: of several transcodings in a
-            row, before the first one.
+        weights: in which format they were found at first: before the first of several transcodings.
         scale_dtype: safetensors dtype to which the scales were rounded then.
     """
 
@@ -89,26 +80,16 @@ class TranscodedFrom(Digested, SourceFolder):
     tensor_sha256: Mapping[str, str] = field(default_factory=dict)
 
 
-# ---- How codes were found where they were not rounded to nearest, as draftquant.json records it
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnedRounding:
     """How codes were learned, and what they gave on prompts that nothing was learned from.
 
     Attributes:
-        traces_sha256: of the calibration traces.
-        num_draft_tokens: K, along which was learned.
-        steps, sequences: planned, and traces in each.
-        seed: of what was learned from when, and of which prompts were held back.
-        validation_prompts: how many were held back.
-        kept_step: whose codes are stored; 0 = the first ones, before anything was learned: nearest,
-            or by GPTQ corrected for the rounding of inputs.
+        sequences: traces in each step.
+        kept_step: whose codes are stored; 0 = those before anything was learned.
         acceptance_length: mean over every position of the validation prompts, bonus token counted.
-        overlap: there, of its distributions with those of the unquantized draft: the mean over rows
-            and depths of the sum of the smaller probabilities, 1 = equal.
-        acceptance_length_before, overlap_before: of the first codes.
-        acceptance_length_unquantized: of the draft that was quantized.
+        overlap: with the unquantized draft's distributions: mean over rows and depths of the sum of
+            the smaller probabilities, 1 = equal.
     """
 
     traces_sha256: str
@@ -130,11 +111,9 @@ class GptqFactors:
     """How the Cholesky factors were computed by which GPTQ makes up for errors.
 
     Attributes:
-        dtype: of the computation.
         damping: linear -> what was added to the diagonal of its inputs' second moments, as a share
             of its mean, where the usual 0.01 was too little. By canonical names.
-        input_correction: linear -> the same of those whose weights were corrected for the rounding
-            of their inputs: of few inputs less is believed.
+        input_correction: the same of weights that were corrected for the rounding of their inputs.
     """
 
     dtype: Literal["float32", "float64"]
@@ -142,12 +121,8 @@ class GptqFactors:
     input_correction: Mapping[str, float] = field(default_factory=dict)
 
 
-# ---- Prompts that were looked at while a draft was made, by hashes and sketches, not by their
-# text
-#
 # A prompt is known again by the sha256 of its token ids, and nearly the same prompt by its sketch
-# and
-# that of its continuation: the smallest values of a hash of their shingles
+# and that of its continuation: the smallest values of a hash of their shingles
 # (`calibration.traces.near_duplicates` computes them).
 
 _SKETCH = re.compile(r"(?:[0-9a-f]{8}){1,64}")
@@ -161,13 +136,12 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sketches:
-    """Sketches of prompts and of their continuations.
+    """Sketches of prompts and of what the target wrote behind them, by category.
 
     Attributes:
-        method: how they are computed: another way has another name.
-        minima: category -> one sketch for each prompt, ascending: up to 64 values of 32 bits,
-            smallest first, as hex digits.
-        continuations: the same of what the target wrote, where that is long enough.
+        method: another way to compute them has another name.
+        minima: for each prompt up to 64 values of 32 bits, smallest first, as hex digits;
+            ascending.
     """
 
     method: SketchMethod
@@ -184,12 +158,7 @@ class Sketches:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenPrompts:
-    """Prompts that were looked at.
-
-    Attributes:
-        sha256: of the token ids of each and of the first turn of its conversation, ascending.
-        sketches: of each; None where there are none.
-    """
+    """Prompts that were looked at: sha256 of each and of its first turn, ascending."""
 
     sha256: tuple[str, ...] = ()
     sketches: Sketches | None = None
@@ -204,21 +173,14 @@ class SeenPrompts:
 NO_PROMPTS = SeenPrompts()
 
 
-# ---- How a vocabulary was cut, as draftquant.json records it: which rows were kept, and why
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VocabularyChoice:
     """Why these rows were kept.
 
     Attributes:
         method: how the tokens were ordered, in words.
-        traces_sha256: of the trace folder whose target tokens were counted.
-        size: rows that were asked for; None where a coverage was.
-        coverage: share of the target's tokens that was asked for; None where a size was.
+        size, coverage: one of them was asked for: rows, or a share of the target's tokens.
         coverage_reached: share of the counted tokens that the rows stand for.
-        calibration_prompts, calibration_sketches: of the prompts that were counted, by which the
-            gate knows them whatever they are called: see `SeenPrompts`.
     """
 
     method: str
@@ -247,11 +209,7 @@ class VocabularyChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetHead:
-    """The target's table whose rows a draft without a head of its own was given.
-
-    Attributes:
-        tensor: its name there. digest: of all its bytes.
-    """
+    """The target's table whose rows a draft without a head of its own was given."""
 
     tensor: str
     digest: str
@@ -262,13 +220,9 @@ class VocabularyCut:
     """One cut of a vocabulary.
 
     Attributes:
-        source: the folder that was cut, quantized or not.
-        choice: why these rows were kept.
-        vocabulary: tokens of the target.
-        size_before: tokens that the draft could propose before. size: those that it can now.
+        vocabulary: tokens of the target. size_before, size: that the draft could and can propose.
         convention: the map from draft ids to target ids holds target id - draft id.
         missing: ids that were asked for, but for which the source had no row.
-        head_from: where the rows came from, if the source had no head of its own.
     """
 
     source: SourceDraft
@@ -298,15 +252,13 @@ class Method:
     """How the codes of a folder were found: what verification holds them against.
 
     Attributes:
-        recipe: resolved.
         input_scales: stored static scale of a linear's input, by on-disk module name.
-        balanced: on-disk name of a norm's weight -> k, by whose 2^k it was divided, while the
-            columns that read it were multiplied.
-        learned_norms: on-disk name of the weight of a norm that learned -> the largest factor by
-            which one of its elements was multiplied or divided, beside what balancing did.
+        balanced: on-disk name of a norm's weight -> k: it was divided by 2^k, the columns that read
+            it were multiplied.
+        learned_norms: on-disk name of a norm's weight -> the largest factor by which one of its
+            elements changed, beside what balancing did.
         few_inputs: expert's module -> inputs that reached it, too few: rounded to nearest.
-        cache_scales: stored scales of the KV cache, by on-disk name of an attention and ".k" for
-            its keys, ".v" for its values.
+        cache_scales: stored scales of the KV cache, by on-disk name of an attention and ".k", ".v".
     """
 
     recipe: Recipe
@@ -347,23 +299,16 @@ class QuantizedProvenance(Digested):
     """Of a folder that `quantize` wrote.
 
     Attributes:
-        argv: the command line, see `recorded_argv`.
-        backend_versions: packages that the codes depend on.
         config_changes: dotted config.json key -> the value that a lint asked for.
-        dropped: table of the source that is not stored -> the target's tensor that equals it, byte
-            for byte, so that its sha256 is that in `source`.
-        balanced, learned_norms, input_scales, few_inputs, cache_scales: see `Method`.
-        input_scale_origin: where they came from; None = not said, "" = there are none.
-        calibration_prompts, calibration_sketches: of the prompts that the run looked at, by which
-            the gate knows them whatever they are called: see `SeenPrompts`.
-        gptq: how the factors of GPTQ were computed; None = there are none, or float64 by an older
-            version.
-        learned: how codes were learned; None where not.
+        dropped: table of the source that is not stored -> the equal tensor of the target.
+        input_scale_origin: None = not said, "" = there are none.
+        calibration_prompts, calibration_sketches: by which the gate knows prompts again.
+        gptq: None = there are none, or float64 by an older version.
         cuts: of the vocabulary of the source, in order, before it was quantized.
-        made_by: where the folder was transcoded later: `draftquant` and `argv` are that run's.
-        transcoded_from: where its codes were written by `transcode`, `recipe` having the layout and
-            carrier of this folder.
-        card: README.md has to be there. sha256: the seal, see `sealed`; "" until it is written.
+        made_by: the first run, where the folder was transcoded later.
+        transcoded_from: where `transcode` wrote it, `recipe` having this folder's layout and
+            carrier.
+        card: README.md has to be there.
     """
 
     format: Literal["draftquant-provenance"] = "draftquant-provenance"
@@ -421,12 +366,7 @@ class QuantizedProvenance(Digested):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranscodedProvenance(Digested):
-    """Of a folder whose codes another tool found, and `transcode` wrote in another layout.
-
-    Attributes:
-        repairs: always empty.
-        transcoded_from: as in `QuantizedProvenance`.
-    """
+    """Of a folder whose codes another tool found, and `transcode` wrote in another layout."""
 
     format: Literal["draftquant-repaired"] = "draftquant-repaired"
     version: Literal[1] = 1
@@ -446,10 +386,8 @@ class CutProvenance(Digested):
     """Of a folder that `vocab` wrote: rows of fewer tokens, all else as it was.
 
     Attributes:
-        cuts: in order; each one's `source` is what the one before it wrote, the last one wrote this
-            folder.
-        quantized_by: the draftquant.json of the quantized folder that was cut first; None where it
-            was not quantized, or nothing says how.
+        cuts: in order; each one's `source` is what the one before it wrote.
+        quantized_by: of the quantized folder that was cut first; None where it has none.
     """
 
     format: Literal["draftquant-cut"] = "draftquant-cut"
@@ -486,12 +424,7 @@ class CutProvenance(Digested):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DequantizedProvenance(Digested):
-    """Of a folder of plain weights that `dequantize` wrote.
-
-    Attributes:
-        dtype: of the weights that were codes.
-        quantized_by: the draftquant.json of the quantized folder, None where it had none.
-    """
+    """Of a folder of plain weights that `dequantize` wrote."""
 
     format: Literal["draftquant-dequantized"] = "draftquant-dequantized"
     version: Literal[1] = 1
@@ -512,13 +445,9 @@ class GraftedProvenance(Digested):
     """Of a target's folder into which `graft` put an MTP layer.
 
     Attributes:
-        layers: prefixes of the layers that were put in.
-        replaced: tensors of the target that they stand in the place of.
-        target: each safetensors file of the target that is in the folder unchanged -> its header's
-            digest: its tensors are not read.
-        source: the folder of the layer.
+        layers: prefixes of the layers that were put in. replaced: tensors of the target.
+        target: unchanged safetensors file -> its header's digest: its tensors are not read.
         tensor_digests: of the layer's tensors alone.
-        quantized_by: the draftquant.json of the layer's folder; None where it had none.
     """
 
     format: Literal["draftquant-grafted"] = "draftquant-grafted"

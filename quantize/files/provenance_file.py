@@ -29,8 +29,6 @@ from .provenance import (
     VocabularyCut,
 )
 
-# ---- What earlier versions recorded in draftquant.json, and this one does not read
-
 _LEFT = (
     ("repairs", None, "that config.json was repaired"),
     ("format", "draftquant-tuned", "that it was fine-tuned (retune)"),
@@ -41,11 +39,7 @@ _LEFT = (
 
 
 def check_still_read(path: Path, content: Mapping[str, object]) -> None:
-    """A draftquant.json, and those of the folders before it, hold only what is still read.
-
-    Raises:
-        CheckpointError: one records what only version 0.2.0 reads.
-    """
+    """Refuse a draftquant.json where it, or one inside it, records what only 0.2.0 reads."""
     for record in _records(content):
         for key, value, what in _LEFT:
             found = _at(record, key)
@@ -77,12 +71,7 @@ ProvenanceT = TypeVar("ProvenanceT", bound=Provenance)
 
 
 def read_provenance(folder: Path) -> Provenance | None:
-    """The draftquant.json of a folder; None where it has none.
-
-    Raises:
-        CheckpointError: it is not readable, or a key is unknown, missing, mistyped, or contradicts
-            another; or only an earlier version reads what it records.
-    """
+    """The draftquant.json of a folder, every key understood; None where it has none."""
     path = folder / PROVENANCE_FILE
     check_own(folder, PROVENANCE_FILE)
     if not path.exists():
@@ -108,11 +97,7 @@ def sealed(provenance: ProvenanceT) -> ProvenanceT:
 
 
 def check_seal(folder: Path, provenance: Provenance | None) -> None:
-    """The draftquant.json of a folder, if it has one, is as it was written.
-
-    Raises:
-        CheckpointError: it was edited since.
-    """
+    """Refuse the draftquant.json of a folder, if it has one, that was edited since."""
     if provenance is not None and provenance.sha256 != sealed(provenance).sha256:
         raise CheckpointError(
             folder / PROVENANCE_FILE,
@@ -122,11 +107,7 @@ def check_seal(folder: Path, provenance: Provenance | None) -> None:
 
 
 def check_recorded(folder: Path, recorded: Mapping[str, str], found: Mapping[str, str]) -> None:
-    """The tensors of a folder still have the hashes that its draftquant.json records.
-
-    Raises:
-        CheckpointError: one has not.
-    """
+    """Refuse tensors whose digests are not those that the folder's draftquant.json records."""
     changed = [name for name in sorted(found) if recorded.get(name) != found[name]]
     if changed:
         raise CheckpointError(
@@ -136,8 +117,6 @@ def check_recorded(folder: Path, recorded: Mapping[str, str], found: Mapping[str
             fix="copy the folder or quantize the draft again: its files have changed",
         )
 
-
-# ---- What a later run makes of a record: the same codes in another layout
 
 RecordT = TypeVar("RecordT", QuantizedProvenance, TranscodedProvenance)
 
@@ -151,11 +130,7 @@ def transcoded(
     bytes_after: int,
     argv: Sequence[str],
 ) -> QuantizedProvenance | TranscodedProvenance:
-    """What a folder recorded of itself, its codes now written as `recipe` stores them.
-
-    Args:
-        recorded: of the folder whose codes these are; None where it has none.
-    """
+    """What a folder recorded of itself, if it did, now written as `recipe` stores it."""
     if isinstance(recorded, QuantizedProvenance):
         return dataclasses.replace(
             _by_this_run(recorded, argv),
@@ -194,14 +169,10 @@ def _by_this_run(recorded: RecordT, argv: Sequence[str]) -> RecordT:
     )
 
 
-# ---- What a folder is made of, through every record that its draftquant.json holds
-
-
 def quantization_of(record: Provenance | None) -> QuantizedProvenance | None:
     """How its weights were quantized, where a record of this package says so.
 
-    Of a folder that was cut or dequantized afterwards it is that of the folder before, with every
-    cut, and the bytes that are left. Its source has the Hub id of the whole draft.
+    After cuts it has all of them and the bytes left. Its source has the whole draft's Hub id.
     """
     if isinstance(record, DequantizedProvenance | GraftedProvenance):
         return quantization_of(record.quantized_by)

@@ -23,18 +23,13 @@ from .provenance import Provenance
 from .provenance_file import sealed
 from .staging import check_output, staged_output, write_text
 
-# ---- Bringing a folder to the disk while it is being written, and while it is being verified
-#
 # A disk is slower than its cache: what is written waits for it at the end, unless it begins early.
 
 _PAUSE = 0.1  # seconds; the first files of a small folder are synced once
 
 
 class Flushing:
-    """A thread that syncs the files of a folder; use as a context manager.
-
-    Each file is held open from when it is first seen, so that no error of the disk is lost.
-    """
+    """A context whose thread syncs the files of a folder, each held open: no disk error is lost."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -59,11 +54,7 @@ class Flushing:
         self._runs.append(self._pool.submit(self._sync, os.fsync))
 
     def wait(self) -> None:
-        """Until everything is on the disk.
-
-        Raises:
-            OSError: the disk has failed.
-        """
+        """Until everything is on the disk; an OSError if it has failed."""
         for run in self._runs:
             run.result()
 
@@ -79,19 +70,8 @@ class Flushing:
             sync(descriptor)
 
 
-# ---- Files beside the tensors: what travels to an output, and the config and index of the output
-
-
 def check_no_other_weights(folder: Path, files: Sequence[str], *, travel: str, made: str) -> None:
-    """No side file holds weights or pickles: the draft's once more, or an optimizer's.
-
-    Args:
-        travel: how such weights would come along, for the message.
-        made: what becomes of the safetensors, for the message.
-
-    Raises:
-        CheckpointError: names the file.
-    """
+    """Refuse side files with weights or pickles: the draft's once more, or an optimizer's."""
     for file in files:
         if looks_like_weights(file):
             raise CheckpointError(
@@ -102,14 +82,7 @@ def check_no_other_weights(folder: Path, files: Sequence[str], *, travel: str, m
 
 
 def check_not_made(folder: Path, files: Sequence[str], *, cut: bool = False) -> None:
-    """No record says that the source was quantized: outputs are made of BF16 drafts.
-
-    Args:
-        cut: its draftquant.json says that its vocabulary was cut, and nothing else.
-
-    Raises:
-        CheckpointError: names the file.
-    """
+    """Refuse a source whose record says more than that its vocabulary was cut."""
     if PROVENANCE_FILE in files and not cut:
         raise CheckpointError(
             folder / PROVENANCE_FILE,
@@ -133,11 +106,7 @@ def json_texts(documents: Mapping[str, Any]) -> dict[str, str]:
 def config_and_index(
     source: Checkpoint, config: Mapping[str, Any], files: Mapping[str, str], nbytes: int
 ) -> dict[str, str]:
-    """The text of the index, where the source has one, and of config.json.
-
-    Args:
-        files: tensor name -> safetensors file.
-    """
+    """The text of config.json, and of the index where the source has one."""
     texts: dict[str, str] = {}
     if source.index is not None:
         metadata = {**source.index.get("metadata", {}), "total_size": nbytes}
@@ -156,16 +125,10 @@ Found = TypeVar("Found")
 class Rewrite(ABC, Generic[Found]):
     """A folder that is made of another one: what is written, how it is verified and recorded.
 
-    What can be known before anything is written is in the attributes.
-
     Attributes:
-        out: folder to create.
-        folder: the one that is read.
-        tensor_bytes: of the safetensors files that will be written.
         side_files: files of `folder` that travel byte for byte.
-        documents: text of the other files by name, written in this order; config.json among them
-            is called `UNVERIFIED_CONFIG_FILE` until all is verified, so that a killed run leaves
-            nothing that looks like a checkpoint.
+        documents: text of the other files, written in this order; config.json is called
+            `UNVERIFIED_CONFIG_FILE` until all is verified: no killed run leaves a checkpoint.
     """
 
     out: Path
@@ -183,18 +146,11 @@ class Rewrite(ABC, Generic[Found]):
         """Re-read what was written, and raise if it is not as it should be."""
 
     def provenance(self, found: Found) -> Provenance | None:  # noqa: ARG002
-        """draftquant.json from what verification found; without one of its own, None.
-
-        No time stamp and no path, so that equal runs give equal files.
-        """
+        """draftquant.json of what verification found, if any: no time stamp and no path."""
         return None
 
     def confirm(self, staging: Path, found: Found) -> Found:  # noqa: ARG002
-        """Verify what asks for draftquant.json, which is in its place by now.
-
-        Returns:
-            What verification found, with this.
-        """
+        """What verification found, with what it needs draftquant.json for, now in its place."""
         return found
 
 
@@ -204,11 +160,7 @@ def publish(
     """Check the output, write into a staging folder, re-read what was written, rename.
 
     Args:
-        on_stage: called with "write", "verify" and "sync" when they begin; the disk has worked
-            since the first byte was written, and "sync" waits for the rest.
-
-    Returns:
-        What its verification found.
+        on_stage: called with "write", "verify" and "sync" when they begin.
 
     Raises:
         OutputError: `out` exists, overlaps the source, cannot be written, or something else wrote
@@ -301,8 +253,6 @@ def write_provenance(folder: Path, provenance: Provenance) -> None:
     write_text(folder / PROVENANCE_FILE, text)
 
 
-# ---- One file under a second name: a hard link, a symbolic link, or a copy of its bytes
-
 LinkChoice = Literal["hard", "symbolic", "none"]
 LinkedAs = Literal["hard link", "symbolic link", "copy"]
 _COPY_BYTES = 64 << 20
@@ -312,11 +262,7 @@ _NO_KERNEL_COPY = {errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 
 
 def hard_links_work(file: Path, folder: Path, probe: str) -> bool:
-    """Whether this file can be hard-linked into a folder, which is tried.
-
-    Raises:
-        OSError: nothing can be written there at all.
-    """
+    """Whether this file can be hard-linked into a folder, which is tried."""
     trial = folder / probe
     try:
         os.link(file.resolve(), trial)
@@ -329,13 +275,7 @@ def hard_links_work(file: Path, folder: Path, probe: str) -> bool:
 
 
 def place(file: Path, into: Path, how: LinkChoice) -> LinkedAs:
-    """Give a file a second name, or copy it where a hard link cannot be made.
-
-    Links lead to the file itself, also where `file` is a link: so does a snapshot of the Hub.
-
-    Raises:
-        OSError: writing failed.
-    """
+    """Give a file, not a link to it, a second name, or copy it where a hard link cannot be made."""
     itself = file.resolve()
     if how == "symbolic":
         into.symlink_to(itself)

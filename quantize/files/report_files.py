@@ -30,12 +30,7 @@ _NEW, _OLD = "new", "old"  # in the staging folder beside a report
 
 
 def check_reports(asked: Mapping[ReportFormat, Path], *, overwrite: bool = False) -> None:
-    """Refuse report files that cannot or must not be written, before any work.
-
-    Raises:
-        OutputError: a name contradicts its format or is given twice, its folder does not exist or
-            cannot be written, or something stands there that must not be replaced.
-    """
+    """Refuse report files that cannot or must not be written, before any work."""
     places: dict[Path, ReportFormat] = {}
     for kind, path in asked.items():
         if path.suffix.lower() not in ENDINGS[kind]:
@@ -54,14 +49,7 @@ def check_reports(asked: Mapping[ReportFormat, Path], *, overwrite: bool = False
 
 
 def write_reports(documents: Mapping[Path, str], *, overwrite: bool = False) -> None:
-    """Write report files; on any error everything is as it was before.
-
-    Args:
-        overwrite: see `check_reports`.
-
-    Raises:
-        OutputError: as of `check_reports`, or writing failed (disk full, no permission).
-    """
+    """Write report files; on any error everything is as it was before."""
     staged = {path: path.parent / staging_name(path.name) for path in documents}
     touched: list[Path] = []
     try:
@@ -93,11 +81,7 @@ def write_reports(documents: Mapping[Path, str], *, overwrite: bool = False) -> 
 
 
 def append_text(path: Path, text: str) -> None:
-    """Append to a file that other programs write too, such as a log; it is made if need be.
-
-    Raises:
-        OutputError: it cannot be written, or is no regular file.
-    """
+    """Append to a file that other programs write too, such as a log; it is made if need be."""
     try:
         descriptor = open_kept(path)
         try:
@@ -113,11 +97,7 @@ def append_text(path: Path, text: str) -> None:
 
 
 def check_place(path: Path, *, overwrite: bool) -> None:
-    """Refuse a place where no file can be written, or one stands that must not be replaced.
-
-    Raises:
-        OutputError: its folder does not exist or cannot be written, or something stands there.
-    """
+    """Refuse a place where no file can be written, or one stands that must not be replaced."""
     parent = path.absolute().parent
     if not parent.is_dir():
         what = f"the folder of this report file, {parent}, does not exist"

@@ -47,13 +47,7 @@ _ABANDONED = 3600.0  # seconds after which a file that was never finished belong
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResultCache:
-    """A folder of results.
-
-    Attributes:
-        folder: is made when the first result is kept, for this user alone.
-        on_warning: is told what is refused, and what cannot be read or kept.
-        max_bytes: of all entries.
-    """
+    """A folder of results, made when the first one is kept, for this user alone."""
 
     folder: Path
     on_warning: Callable[[str], None]
@@ -124,11 +118,7 @@ class ResultCache:
         return self.folder / f"{hashlib.sha256(_text(key)).hexdigest()}{_ENDING}"
 
     def _secret(self) -> bytes:
-        """That of the user, which the first run makes.
-
-        Raises:
-            OSError: it cannot be read or made, or others can read it or made it.
-        """
+        """That of the user, made by the first run; an OSError where others can read it."""
         path = self.folder / _SECRET
         if not path.exists():
             self._put(path, secrets.token_bytes(_SECRET_BYTES), keep=True)
@@ -181,8 +171,8 @@ class ResultCache:
 def user_cache(on_warning: Callable[[str], None]) -> ResultCache | None:
     """The cache of this user; None where DRAFTQUANT_CACHE is set to nothing.
 
-    It lies in DRAFTQUANT_CACHE, else in `draftquant` of XDG_CACHE_HOME, else in
-    ~/.cache/draftquant. Source: XDG Base Directory Specification 0.8, which ignores relative paths.
+    It lies in DRAFTQUANT_CACHE, else in `draftquant` of XDG_CACHE_HOME, else in ~/.cache.
+    Source: XDG Base Directory Specification 0.8, which ignores relative paths.
     """
     named = os.environ.get(FOLDER_VARIABLE)
     if named is not None:
@@ -217,19 +207,13 @@ def _code(secret: bytes, key: bytes, result: bytes) -> bytes:
     return code.hexdigest().encode()
 
 
-# ---- What long work has done, kept beside its output for the run that goes on with it
-#
-# Mostly a folder with one JSON file that says what is being done; another command is refused.
+# What long work has done is kept in a folder beside its output, with one JSON file that says what
+# is being done; another command is refused.
 
 
 @contextmanager
 def resumable_folder(folder: Path, work: str, plan: Mapping[str, Any]) -> Iterator[None]:
-    """Begin work, or go on with the same; nobody else has the folder meanwhile.
-
-    Args:
-        folder: beside an output; created where it is not there.
-        work: what is done, one word ("recording"): the plan lies in `work`.json.
-        plan: what exactly, as JSON says it.
+    """Begin work, or go on with the same plan; nobody else has the folder meanwhile.
 
     Raises:
         OutputError: another plan was begun there, another process is at it, or it cannot be
@@ -256,15 +240,7 @@ def resumable_folder(folder: Path, work: str, plan: Mapping[str, Any]) -> Iterat
 
 
 def take_alone(path: Path, descriptor: int, where: Path, work: str) -> None:
-    """Take a file; it is nobody else's, and not one that a run has just finished and removed.
-
-    Args:
-        descriptor: of it, opened; whoever closes it gives the file back.
-        work: what is done there, in one word.
-
-    Raises:
-        OutputError: another process is at it.
-    """
+    """Lock an open file, unless it is another run's, or was just finished and removed by one."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         is_there = os.path.samestat(os.fstat(descriptor), path.stat())
@@ -290,15 +266,7 @@ def differences(begun: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, 
 def refuse_other_work(
     where: Path, work: str, differing: Sequence[str], *, given: str = "arguments", remove: str
 ) -> None:
-    """Go on with equal work alone.
-
-    Args:
-        work: what is done, in one word.
-        differing: see `differences`.
-
-    Raises:
-        OutputError: something differs.
-    """
+    """Go on with equal work alone; `remove` is the command that removes what is kept."""
     if differing:
         raise OutputError(
             where,

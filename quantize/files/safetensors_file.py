@@ -36,12 +36,7 @@ class SafetensorsFile:
         *,
         synced: bool = True,
     ) -> None:
-        """Lay it out.
-
-        Args:
-            path: of a file that does not exist.
-            synced: it is on the disk when it is closed; else whoever publishes it sees to that.
-        """
+        """Lay out a new file; unless `synced`, whoever publishes it brings it to the disk."""
         self._synced = synced
         # Wide dtypes first, then by name: every tensor is aligned, and the order is reproducible.
         ordered = sorted(tensors, key=lambda t: (-DTYPE_BYTES[t.dtype], t.name))
@@ -81,11 +76,7 @@ class SafetensorsFile:
             os.close(self._descriptor)
 
     def write(self, name: str, data: "Tensor", *, offset: int = 0) -> int:
-        """Write bytes of a tensor, wherever it is, at `offset` bytes into its range.
-
-        Returns:
-            The bytes written.
-        """
+        """Write a tensor on any device at `offset` bytes into its range, and say how many bytes."""
         import torch
 
         view = data.contiguous().reshape(-1).view(torch.uint8).cpu().numpy().data
@@ -128,14 +119,7 @@ class SafetensorsFile:
 def open_files(
     stack: ExitStack, source: Checkpoint, folder: Path, stored: Mapping[str, Sequence[StoredTensor]]
 ) -> tuple[dict[str, int], dict[str, SafetensorsFile]]:
-    """Descriptors of files of `source`, and files of the same names being written; by file.
-
-    What is written is not synced: `publish` does that.
-
-    Args:
-        source: the folder that is read; the metadata of each file is kept.
-        stored: file -> the tensors that it will hold.
-    """
+    """By file: descriptors of those of `source`, and those being written, unsynced."""
     inputs, outputs = {}, {}
     for file, tensors in stored.items():
         inputs[file] = stack.enter_context(open_weights(source.folder / file))

@@ -35,10 +35,7 @@ DTYPE_BYTES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorInfo:
-    """Where one tensor lies: `start` and `stop` are absolute byte offsets in `file`.
-
-    `file` is relative to the draft folder, `dtype` is the safetensors spelling, for example "BF16".
-    """
+    """Where one tensor lies, in absolute byte offsets of a file of the draft folder."""
 
     name: str
     dtype: str
@@ -208,8 +205,6 @@ def _naturals(value: Any) -> bool:
 def _lie(path: Path, what: str) -> CheckpointError:
     return CheckpointError(path, what, fix="download or export the file again: it is damaged")
 
-
-# ---- How many threads read, compute and write at once
 
 _MOST = 8
 """More would wait for memory; and each holds some blocks of rows, about 20 MB."""

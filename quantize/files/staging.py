@@ -18,14 +18,10 @@ from ...recipes.brief import Brief, megabytes
 from ...recipes.errors import OutputError
 from .checkpoint import UNVERIFIED
 
-# ---- Staging folders: which process a folder belongs to, and which are left of processes that
-# died
-#
-# The name says it: `.OUT.PID-START-PLACE.staging`. START is when the process began, against
-# numbers
-# given twice; PLACE stands for the machine and the space in which its process numbers hold, so
-# that
-# containers and machines that share a disk never take a live run of each other for a dead one.
+# The name of a staging folder says whose it is: `.OUT.PID-START-PLACE.staging`. START is when the
+# process began, against numbers given twice; PLACE stands for the machine and the space in which
+# its process numbers hold, so that containers and machines that share a disk never take a live run
+# of each other for a dead one.
 
 _NAME = re.compile(
     r"\.(?P<out>.+)\.(?P<pid>\d{1,7})-(?P<start>\d+)-(?P<place>[0-9a-f]{12})\.staging", re.DOTALL
@@ -35,13 +31,7 @@ _HOUR = 3600.0  # seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staging:
-    """One staging folder.
-
-    Attributes:
-        out: name of the output that it was to become.
-        is_here: its process runs, or ran, on this machine.
-        is_live: its process runs, as far as that can be told from here.
-    """
+    """One staging folder; its process runs or ran here or elsewhere, as far as is known."""
 
     path: Path
     out: str
@@ -59,11 +49,7 @@ class Staging:
         return (time.time() - max(changes)) / _HOUR
 
     def why_left(self, older_than: float | None) -> str | None:
-        """Why it must stay; None = nobody works on it any more.
-
-        Args:
-            older_than: hours after which a run on another machine counts as dead; None = never.
-        """
+        """Why it must stay, if it must; after so many hours runs elsewhere count as dead."""
         if self.is_here:
             return "its run is alive" if self.is_live else None
         hours = self.idle_hours()
@@ -79,12 +65,7 @@ class Staging:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class CleanReport(Brief):
-    """What became of the unfinished folders that interrupted runs left.
-
-    Attributes:
-        removed: name of each removed folder -> its bytes.
-        left: name of each folder that stays -> the reason.
-    """
+    """What became of unfinished folders: removed, by name, their bytes; left, the reason."""
 
     removed: Mapping[str, int]
     left: Mapping[str, str]
@@ -118,14 +99,7 @@ def find_staging(parent: Path) -> list[Staging]:
 
 
 def clean_folder(parent: Path, older_than: float | None = None) -> CleanReport:
-    """Remove the staging folders in `parent` that nobody works on any more.
-
-    Args:
-        older_than: see `Staging.why_left`.
-
-    Raises:
-        OutputError: there is no such folder.
-    """
+    """Remove the staging folders in `parent` that nobody works on any more."""
     if not parent.is_dir():
         raise OutputError(parent, "no such folder", fix="give the parent of outputs")
     removed, left = {}, {}
@@ -181,12 +155,8 @@ def _place() -> str:
 def check_output(out: Path, source: Path | None = None, *, needed_bytes: int = 0) -> None:
     """Refuse an output that cannot or must not be written, before any work.
 
-    Args:
-        out: folder or file to create; its parent must exist.
-        source: folder that is read; neither may contain the other.
-
     Raises:
-        OutputError: the output exists, its parent does not, the two overlap, or the disk is full.
+        OutputError: it exists, its parent does not, it lies in the source, or the disk is full.
     """
     if out.exists() or out.is_symlink():
         raise OutputError(
@@ -228,11 +198,10 @@ def check_output(out: Path, source: Path | None = None, *, needed_bytes: int = 0
 def staged_output(
     out: Path, *, last: str | None = None, check: Callable[[Path], None] = lambda _staging: None
 ) -> Iterator[Path]:
-    """Give a staging folder beside `out`; leaving the block without an exception publishes it.
+    """Give a hidden folder beside `out`; leaving the block without an exception publishes it.
 
-    The staging folder has a hidden name and is removed on any exception; what killed runs left of
-    the same output is removed before. Everything in it must have been synced by its writer; the
-    rename is atomic.
+    What killed runs left of the same output is removed before. Everything in it must have been
+    synced by its writer; the rename is atomic.
 
     Args:
         last: the file that makes the folder what it is; written as `last` + `UNVERIFIED`, it gets
@@ -273,11 +242,7 @@ def staged_output(
 
 @contextmanager
 def _hidden_folder(beside: Path, *, of: str) -> Iterator[Path]:
-    """Give a new hidden folder beside a path; it goes when the block is left.
-
-    What killed runs left of the same name is removed before, and by `clean`; what this run cannot
-    remove is stale, and goes with the next run.
-    """
+    """Give a hidden folder beside a path until the block is left; what killed runs left goes."""
     folder = beside.parent / staging_name(of)
     remove_stale(beside.parent, of)
     folder.mkdir()
@@ -289,13 +254,7 @@ def _hidden_folder(beside: Path, *, of: str) -> Iterator[Path]:
 
 @contextmanager
 def staged_source(out: Path) -> Iterator[Path]:
-    """Give a hidden folder beside `out` for what `out` is made of; it goes when the block is left.
-
-    What killed runs left of it is removed before, and by `clean`.
-
-    Raises:
-        OutputError: it cannot be created.
-    """
+    """Give a hidden folder beside `out` for what `out` is made of, until the block is left."""
     made = ExitStack()
     try:
         folder = made.enter_context(_hidden_folder(out, of=f"{out.name}.source"))
@@ -326,11 +285,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a text file, or put it in the place of one: whole, or everything is as it was.
-
-    Raises:
-        OutputError: it cannot be written.
-    """
+    """Write a text file, or put it in the place of one: whole, or everything is as it was."""
     try:
         with _hidden_folder(path, of=path.name) as staging:
             write_text(staging / path.name, text)

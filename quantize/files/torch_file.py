@@ -44,9 +44,6 @@ def load_plain(path: Path, *, most_bytes: int | None = None) -> Any:
     Args:
         most_bytes: that it may hold unpacked; None = as many as it has on the disk.
 
-    Returns:
-        What was saved: tensors, numbers, text, and lists and dicts of them.
-
     Raises:
         TorchFileProblem: it cannot be opened, is cut off, holds objects, unpacks to too much, or
             has views that stand for more than it holds.
@@ -98,11 +95,7 @@ def _load(stream: IO[bytes], size: int, most_bytes: int | None) -> Any:
 
 
 def _check_views(loaded: Any) -> None:
-    """No tensor is longer than its storage: a view that repeats one value costs nothing to save.
-
-    Raises:
-        ValueError: one is, or very many share one storage.
-    """
+    """Refuse tensors longer than their storage: such a view costs nothing to save."""
     seen: set[int] = set()  # lists may hold one another, or themselves
     stands_for: dict[int, int] = {}
     waiting = [loaded]
@@ -129,12 +122,8 @@ def _check_views(loaded: Any) -> None:
                 )
 
 
-# ---- Rows of a file as a tensor that takes no memory of its own: the kernel reads what is looked
-# at
-#
-# What was looked at counts as resident until it is given back with `release`; `row_blocks` does
-# that
-# behind each block, so that a pass over rows of any number holds one block of them.
+# Rows of a file are a tensor that takes no memory of its own. What was looked at counts as resident
+# until it is given back with `release`; `row_blocks` does that behind each block.
 
 BLOCK_ROWS = 4096
 """Rows that are looked at together."""
@@ -143,24 +132,14 @@ _MAPS: weakref.WeakValueDictionary[int, mmap.mmap] = weakref.WeakValueDictionary
 
 
 class SpooledRows:
-    """Rows [longest, width] that are written in any order to a file without a name.
-
-    The file is gone when nothing refers to its rows, and when the process is killed.
-
-    Args:
-        width: elements of a row. dtype: of them.
-    """
+    """Rows [longest, width] that are written in any order to a file without a name."""
 
     def __init__(self, folder: Path, width: int, dtype: torch.dtype) -> None:
         self._width, self._dtype = width, dtype
         self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - it outlives this call
 
     def write(self, start: int, rows: Tensor) -> None:
-        """Write rows [n, width] from row `start` on.
-
-        Raises:
-            OSError: the disk is full.
-        """
+        """Write rows [n, width] from row `start` on."""
         own = rows.to(self._dtype).cpu().contiguous()
         self._file.seek(start * self._width * self._dtype.itemsize)
         self._file.write(own.reshape(-1).view(torch.uint8).numpy().data)
@@ -173,15 +152,7 @@ class SpooledRows:
 
 
 def mapped_rows(path: Path, start: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Rows of a file, not to be written to.
-
-    Args:
-        start: its first byte of them.
-        shape: of the tensor, at least one element.
-
-    Raises:
-        OSError: the file cannot be opened, or ends before.
-    """
+    """Rows of a file from a byte on, not to be written to; an OSError where it ends before."""
     with open_stream(path) as stream:
         return _mapped(stream.fileno(), start, tuple(shape), dtype)
 

@@ -13,11 +13,7 @@ from ..stored.decoded_numbers import floats, read_whole
 def balanced_norms(plan: Plan) -> dict[str, int]:
     """The norms that balancing the concat input changes: tensor name -> k, divided by 2^k.
 
-    Reads some rows of the linears behind them. Empty where the recipe does not ask for it, or where
-    the halves are less than 4 apart.
-
-    Raises:
-        CheckpointError: a source file shrank.
+    Reads some rows of the linears behind them; empty where the halves are less than 4 apart.
     """
     if plan.balanced is None:
         return {}
@@ -41,14 +37,6 @@ def learned_norms(
     """The norms that learned: tensor name -> the largest factor by which an element changed.
 
     An element was multiplied by it or divided, beside what balancing did; 1.0 = nothing changed.
-
-    Args:
-        found: what was learned; None = nothing, so that the run ends before it writes.
-        balanced: norm -> k, as `balanced_norms` found it.
-
-    Raises:
-        CheckpointError: a source file shrank.
-        DraftQuantError: nothing was found for a norm.
     """
     if found is None:
         return {}

@@ -20,40 +20,24 @@ _MOST_NAMED = 3  # linears that one message names
 
 
 def check_backends(recipe: Recipe) -> None:
-    """Fail before any work if the recipe's toolkit or algorithm cannot do one of its formats.
-
-    Raises:
-        BackendError: see `Backend.check`.
-    """
+    """Fail before any work if the recipe's toolkit or algorithm cannot do one of its formats."""
     for form in recipe.formats:
         each = recipe.in_format(form)
         get_backend(each.backend, each.algorithm).check(each.weights)
 
 
 def check_tables(plan: Plan, target: Path | None) -> dict[str, str]:
-    """What is dropped is the target's, and a head that is quantized is not the embedding.
-
-    Reads these tables, and so may be asked before anything that takes long.
+    """Prove that what is dropped is the target's, and a head that is quantized not the embedding.
 
     Returns:
         Name of each dropped tensor -> name of the target's.
-
-    Raises:
-        PlanError: nothing shows it, or embedding and head are equal byte for byte.
-        CheckpointError: it is not so.
     """
     _check_untied(plan)
     return prove_dropped(plan.draft, [step.row for step in plan.dropped], target)
 
 
 def prove_dropped(draft: Draft, dropped: Collection[Row], target: Path | None) -> dict[str, str]:
-    """Show that a target has every table that is to be dropped.
-
-    Args:
-        target: folder of the target; None where nobody said it.
-
-    Returns:
-        Name of the draft's tensor -> name of the target's.
+    """Show that a target has every table that is to be dropped: name -> the target's name.
 
     Raises:
         PlanError: a table is to be dropped, and there is no target.
@@ -100,14 +84,7 @@ def _check_untied(plan: Plan) -> None:
 
 
 def check_source(plan: Plan) -> tuple[tuple[str, ...], tuple[VocabularyCut, ...]]:
-    """What a run copies is neither a file that it writes nor the weights once more.
-
-    Returns:
-        The side files that it copies, and how the vocabulary of the source was cut before.
-
-    Raises:
-        CheckpointError: it is, or the source is quantized already.
-    """
+    """The side files that a run copies of an unquantized source, and how it was cut before."""
     folder, side_files = plan.draft.checkpoint.folder, plan.draft.checkpoint.side_files()
     check_no_other_weights(folder, side_files, travel="unquantized", made="quantized")
     cuts = _cuts_before(folder)
@@ -132,11 +109,7 @@ def _cuts_before(folder: Path) -> tuple[VocabularyCut, ...]:
 
 
 def checked_scales(plan: Plan, scales: Mapping[str, float] | None) -> dict[str, float]:
-    """Static input scales, which are given exactly where the recipe needs them.
-
-    Raises:
-        BackendError: they are not.
-    """
+    """Static input scales, which are given exactly where the recipe needs them."""
     modules = [s.row.module for s in plan.quantized if plan.format_of(s).needs_input_scale]
     if not plan.recipe.needs_input_scales:
         if scales:

@@ -25,23 +25,17 @@ from ..numerics.quantized_weight import QuantizedWeight, carried
 from ..planning.outputs import OpenOutputs, finish, largest_first, workers
 from ..planning.quantization_plan import Measured, Plan, Step
 
-# ---- A stored weight as blocks of rows, read one by one into one buffer
-
 DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 
 
 def row_blocks(
     descriptor: int, tensor: TensorInfo, *, block_bytes: int, multiple: int
 ) -> Iterator[Tensor]:
-    """Consecutive blocks of rows; the buffer is reused, so use each before the next.
+    """Consecutive blocks of rows of a weight [rows, in_features]: use each before the next.
 
     Args:
-        tensor: [rows, in_features], BF16, F16 or F32.
         block_bytes: size that a block should have at most.
         multiple: all blocks but the last have a multiple of so many rows, at least once.
-
-    Raises:
-        CheckpointError: the file shrank.
     """
     rows, columns = tensor.shape
     row_bytes = tensor.nbytes // max(rows, 1)
@@ -57,30 +51,18 @@ def row_blocks(
         yield block.view(count, columns)
 
 
-# ---- Balancing the concat input: an exact change of scale between a norm and the columns behind
-# it
-#
 # The first linears of EAGLE-3 read [norm(embedding); norm(hidden)]. Multiplying the embedding's
-# columns by 2^k and dividing the norm's weight by 2^k leaves the network as it is, bit for bit,
-# and
+# columns by 2^k and dividing the norm's weight by 2^k leaves the network as it is, bit for bit, and
 # lets both halves share one scale per row.
 
 
 def divide_norm(norm: Tensor, exponent: int, name: str) -> Tensor:
-    """A norm's weight [width] divided by 2^exponent, in its dtype.
-
-    Raises:
-        BackendError: the dtype cannot hold the result exactly.
-    """
+    """A norm's weight [width] divided by 2^exponent, which its dtype must hold exactly."""
     return _scaled(norm, -exponent, name)
 
 
 def multiply_columns(rows: Tensor, exponent: int, name: str) -> None:
-    """Multiply the first half of the columns of a block [rows, in_features] in place.
-
-    Raises:
-        BackendError: the dtype cannot hold the result exactly.
-    """
+    """Multiply the first half of the columns of a block [rows, in_features] in place, exactly."""
     half = rows[:, : rows.shape[1] // 2]
     half.copy_(_scaled(half, exponent, name))
 
@@ -126,15 +108,12 @@ def execute(
     Args:
         measured: what is known of inputs; of static scales those of the recipe's linears alone.
         exponents: of balanced norms and of the linears behind them: on-disk module -> k of 2^k.
-        allow_zero_rows: store all-zero rows instead of refusing them.
         on_progress: called in this thread after each tensor.
         device: where codes are computed and packed, unless a vendor's toolkit computes them.
 
     Raises:
         BackendError: a weight holds NaN, inf or an all-zero row, the toolkit failed, or nothing was
             measured of inputs that the algorithm must know.
-        CheckpointError: a source file shrank.
-        OSError: writing failed.
     """
     with workers() as pool:
         execution = _Execution(
@@ -183,10 +162,7 @@ class _Execution:
             self._run_stage(stage, on_progress, statistics.second_moments(names))
 
     def _backend_of(self, step: Step) -> Backend:
-        """That of the recipe; of a format with which its algorithm wins nothing, a plain one.
-
-        An expert that too few tokens reached is rounded to nearest.
-        """
+        """That of the recipe; a plain one where it wins nothing or too few tokens came."""
         recipe = self._plan.recipe_of(step)
         algorithm, statistics = recipe.algorithm, self._measured.statistics
         if statistics is not None and _canonical(step) in statistics.too_few:
@@ -353,10 +329,7 @@ def store_linear(
     output: SafetensorsFile,
     input_scale: float | None,
 ) -> None:
-    """Write a quantized weight as its layout stores it.
-
-    Of the recipe the formats are those that are stored: `Recipe.stored`.
-    """
+    """Write a quantized weight as the layout of a `Recipe.stored` stores it."""
     layout = get_layout(recipe.layout)
     module = weight.name.removesuffix(".weight")
     gathered: dict[str, _Rows] = {}

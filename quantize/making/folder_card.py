@@ -37,16 +37,11 @@ class CardFacts:
     """What a folder is.
 
     Attributes:
-        family: of the draft.
-        hub_id: of the draft that was quantized, with its commit; None = a local folder.
-        recipe: resolved.
-        bytes_before: of all tensors of that draft. bytes_after: of this one.
-        quantized: role -> linears that are codes.
-        kept: role -> tensors that have the bytes of the source.
-        num_balanced: norms that were divided by a power of two, and the columns behind multiplied.
-        num_learned: norms that learned with the codes.
+        hub_id, revision: of the draft that was quantized; None = a local folder.
+        quantized, kept: role -> linears that are codes, tensors with the bytes of the source.
+        num_balanced, num_learned: norms divided by a power of two, and learned with the codes.
         vocabulary: how much of it the head has rows for; None where it was not cut.
-        inherited: see `files.card`.
+        inherited: keys of the source's front matter.
     """
 
     family: str
@@ -71,12 +66,7 @@ class CardFacts:
         balanced: Collection[str],
         learned: Collection[str] = (),
     ) -> "CardFacts":
-        """Of a plan.
-
-        Args:
-            source: where the draft came from.
-            card: README.md beside it, "" for none.
-        """
+        """Of a plan, and of the card beside its source."""
         changed = {step.row.tensor.name for step in plan.quantized} | {*balanced, *learned}
         rows = [row for row in plan.remaining.rows if row.tensor.name not in changed]
         return cls(
@@ -124,12 +114,7 @@ class CardFacts:
     def front_matter(
         self, *, base_model: str | None = None, license: str | None = None
     ) -> dict[str, Any]:
-        """Keys for the Hub, in one order.
-
-        Args:
-            base_model: where the source was no draft of the Hub.
-            license: instead of the one that is inherited, with its name and link.
-        """
+        """Keys for the Hub, in one order; what is given goes before what is inherited."""
         base, own = base_model or self.hub_id, dict(self.inherited)
         if license is not None:
             own = {key: own[key] for key in own if not key.startswith("license")}
@@ -173,11 +158,7 @@ class CardFacts:
 
 
 def least_card(facts: CardFacts, *, before: str = "", behind: str = "") -> str:
-    """What `quantize` writes where the source has no card: what this is, and what is not known.
-
-    Args:
-        before: see `card_text`, as `behind`.
-    """
+    """What `quantize` writes where the source has no card: what this is, and what is not known."""
     return card_text(
         facts.front_matter(),
         [
@@ -205,14 +186,7 @@ def renewed_card(
     *,
     vocabulary: str | None = None,
 ) -> dict[str, str]:
-    """README.md of a folder whose codes are written once more, where its own is one of ours.
-
-    Args:
-        vocabulary: how much of it is left, if it is cut.
-
-    Returns:
-        The file and its text; nothing where its card is somebody else's, and travels as it is.
-    """
+    """README.md of a folder whose codes are written once more, unless it is somebody else's."""
     card = read_card(stored.checkpoint.folder)
     if not is_ours(card) or not isinstance(record, QuantizedProvenance):
         return {}
@@ -223,12 +197,7 @@ def renewed_card(
 
 
 def plain_card(folder: Path, files: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """What becomes of the card of a quantized folder that is dequantized: our part is left out.
-
-    Returns:
-        The files that travel as they are, and README.md with its text where something else is left
-        of it.
-    """
+    """Side files of a dequantized folder, and README.md without our part, if any is left."""
     card = read_card(folder)
     if not is_ours(card):
         return list(files), {}

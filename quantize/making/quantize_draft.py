@@ -37,21 +37,16 @@ class QuantizeReport(Brief):
     """A quantized draft, and what verification found in it.
 
     Attributes:
-        out: the folder that was written.
-        plan: every tensor with its rule, its action and its bytes.
-        verification: what reading the folder again found.
         config_changes: dotted key of config.json -> the value that a lint asked for.
         dropped: table of the draft that was left out -> the equal table of the target.
         balanced: name of a norm -> k, where the norm was divided by 2^k.
         learned_norms: name of a norm that learned -> the largest factor of an element.
-        few_inputs: expert -> the number of its inputs in the traces, where these were too few;
-            its weights were rounded to nearest.
+        few_inputs: expert -> its inputs in the traces, too few: it was rounded to nearest.
         damping: linear -> share of the mean of its inputs' second moments that GPTQ added to their
             diagonal, where it needed more than 0.01.
         cuts: of the vocabulary of what was quantized, the first one first; mostly none.
         loads: what each known engine does with the result, on each of its GPUs.
         lints: settings of the source that trainers and engines are known to read differently.
-        warnings: what the command line prints as warnings.
     """
 
     out: Path
@@ -102,15 +97,9 @@ def quantize_draft(
     """Quantize a draft into a new folder: write, verify by re-reading, rename.
 
     Args:
-        plan: from `make_plan`; its recipe names backend and layout.
-        source: where the draft came from, for provenance.
         argv: the command line, for provenance.
-        measured: what is known of the inputs of its linears, as far as recipe and algorithm ask.
-        allow_zero_rows: store all-zero rows instead of refusing them.
-        target: folder of the target, needed exactly where the recipe drops a table: that the target
-            has the very same is shown first.
+        target: folder of the target, needed exactly where the recipe drops a table.
         proven: what `check_tables` gave for this plan and target; None = it is asked here.
-        on_progress: called after each tensor written.
         on_stage: called with "start" (where a vendor's toolkit is loaded), "write", "verify" and
             "sync" when they begin.
         on_verified: called with bytes re-read and bytes to re-read, of both folders.
@@ -160,14 +149,7 @@ def quantize_draft(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Quantization(Rewrite[VerifyReport]):
-    """One run; attributes as the arguments of `quantize_draft`, and what was found before writing.
-
-    Attributes:
-        balanced: norm -> k, as `balanced_norms` found it. learned_norms: as it found them.
-        changes: dotted config.json key -> the value that a lint asked for.
-        dropped: table of the draft -> the target's that it equals. cuts: of the vocabulary.
-        cache_scales: of the KV cache, see `Method`.
-    """
+    """One run: the arguments of `quantize_draft`, and what was found before writing."""
 
     plan: Plan
     source: DraftSource

@@ -49,14 +49,7 @@ _SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Unpickled(Brief):
-    """A draft whose pickled weights were written as safetensors.
-
-    Attributes:
-        out: the folder that was written.
-        files: the pickles that were read, in order.
-        tensors: number of tensors.
-        nbytes: their bytes.
-    """
+    """A draft whose pickled weights were written as safetensors."""
 
     out: Path
     files: tuple[str, ...]
@@ -74,25 +67,16 @@ class Unpickled(Brief):
 
 
 def pickles(folder: Path) -> tuple[str, ...]:
-    """The pickled weights of a folder, by name; the mask embedding is none of them.
-
-    Raises:
-        CheckpointError: one of them is a link out of the folder, or no file at all.
-    """
+    """The pickled weights of a folder, by name; the mask embedding is none of them."""
     return tuple(files_of(folder, skip=lambda file: not _is_pickle(file)))
 
 
 def unpickle_draft(folder: Path, out: Path) -> Unpickled:
     """Write a folder with the tensors of all pickles, value for value, and the files beside them.
 
-    Args:
-        folder: config.json and pickled weights, one file or shards.
-
     Raises:
         CheckpointError: there are no pickles, safetensors lie beside them, one holds anything but
             tensors by name, or two hold the same name.
-        OutputError: `out` exists, or cannot be written.
-        VerifyError: what was written is not what was read; nothing is left behind.
     """
     if not folder.is_dir():
         raise CheckpointError(folder, "no such folder", fix="give the folder of a draft")
@@ -136,11 +120,7 @@ def unpickle_draft(folder: Path, out: Path) -> Unpickled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Unpickling(Rewrite[None]):
-    """One run.
-
-    Attributes:
-        tensors: by name, as they were read. stored: as they will be.
-    """
+    """One run: tensors by name as they were read, and as they will be stored."""
 
     tensors: Mapping[str, Tensor]
     stored: Sequence[StoredTensor]

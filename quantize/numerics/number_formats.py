@@ -11,8 +11,6 @@ from torch import Tensor
 
 from ...recipes.formats import NUMBER_FORMATS, WeightDtype
 
-# ---- Largest magnitudes: of the rows of a weight, and of its squares. In torch
-
 
 def row_absmax(weight: Tensor) -> Tensor:
     """max_i |weight[o, i]|: [rows, in_features] -> [rows, 1], exact in the weight's own dtype.
@@ -31,35 +29,21 @@ def over(x: Tensor, divisor: float) -> Tensor:
 
 
 def block_absmax(weight: Tensor, size: int) -> Tensor:
-    """Largest magnitude of every square of `size` rows and columns; those at the edge are smaller.
+    """Largest magnitude of every square of `size` rows and columns, smaller ones at the edge.
 
-    Args:
-        weight: [rows, in_features].
-        size: rows and columns of a square.
-
-    Returns:
-        [ceil(rows / size), ceil(in_features / size)] in the weight's dtype.
+    [rows, in_features] -> [ceil(rows / size), ceil(in_features / size)] in the weight's dtype.
     """
     columns = [row_absmax(part) for part in torch.split(weight, size, dim=1)]
     rows = [part.amax(dim=0, keepdim=True) for part in torch.split(torch.cat(columns, dim=1), size)]
     return torch.cat(rows)
 
 
-# ---- FP8 E4M3 under a float32 scale, correctly rounded, by the rule of every toolkit
-
 FP8 = torch.float8_e4m3fn
 FP8_MAX = torch.finfo(FP8).max
 
 
 def fp8_scale(absmax: Tensor) -> Tensor:
-    """Scale = absmax / 448 in float32; an all-zero weight gets 1, so that nothing divides by zero.
-
-    Args:
-        absmax: any shape, the largest magnitude that the scale must cover.
-
-    Returns:
-        float32, the same shape, positive.
-    """
+    """Scale = absmax / 448 in float32, of any shape; an all-zero weight gets 1."""
     scale = over(absmax.float(), FP8_MAX)
     return torch.where(scale > 0, scale, torch.ones_like(scale))
 
@@ -69,20 +53,9 @@ def fp8_codes(weight: Tensor, scale: Tensor) -> Tensor:
 
     The division is in float32: dividing in bfloat16 first rounds twice and changes 3 % of the codes
     (ModelOpt 0.47 default export). The clamp makes the saturation explicit.
-
-    Args:
-        weight: [rows, in_features], finite.
-        scale: float32, broadcastable.
-
-    Returns:
-        [rows, in_features] float8_e4m3fn.
     """
     return (weight.float() / scale).clamp_(-FP8_MAX, FP8_MAX).to(FP8)
 
-
-# ---- INT4: symmetric codes -8 .. 7 under one scale per row, by the rule of AMD Quark 0.13
-#
-# Bit for bit: the differential tests hold it against the toolkit itself.
 
 INT4_MIN, INT4_MAX = -8, 7
 SMALLEST_SCALE = torch.finfo(torch.float32).eps
@@ -93,13 +66,7 @@ def int4_scale(weight: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 
     The divisor is 7.5, so +absmax rounds to 8 and clamps to 7; the division rounds to the weight's
     dtype. Source: Quark 0.13 `observer.calculate_int_quant_params`, equal in compressed-tensors.
-
-    Args:
-        weight: [rows, in_features], bfloat16, float16 or float32, finite.
-        dtype: of the scale; None = the weight's, as Quark does by default.
-
-    Returns:
-        [rows, 1] in that dtype, at least 2^-23 (an all-zero row gets 2^-23).
+    [rows, in_features] -> [rows, 1] in `dtype`, None = the weight's, at least 2^-23.
     """
     half_range = (INT4_MAX - INT4_MIN) / 2
     absmax = row_absmax(weight)
@@ -109,16 +76,9 @@ def int4_scale(weight: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def int4_codes(weight: Tensor, scale: Tensor) -> Tensor:
-    """Codes = clamp(round(weight * (1 / scale)), -8, 7), ties to even, in float32.
+    """Codes = clamp(round(weight * (1 / scale)), -8, 7), ties to even, in float32, as int8.
 
     Multiplies by the reciprocal, as Quark 0.13 does; dividing gives other codes at ties.
-
-    Args:
-        weight: [rows, in_features].
-        scale: [rows, 1].
-
-    Returns:
-        [rows, in_features] int8.
     """
     inv_scale = 1.0 / scale.float()
     return (weight * inv_scale).round_().clamp_(INT4_MIN, INT4_MAX).to(torch.int8)
@@ -144,12 +104,7 @@ def nvfp4_global_scale(absmax: Tensor) -> Tensor:
 def nvfp4_scale(groups: Tensor, global_scale: Tensor) -> Tensor:
     """Scale = e4m3(clamp(absmax / (6 * global_scale), 2^-9, 448)); an all-zero group gets 1.
 
-    Args:
-        groups: [number of groups, 16], finite.
-        global_scale: [] float32.
-
-    Returns:
-        [number of groups, 1] float8_e4m3fn.
+    Groups [number of groups, 16], finite, and [] float32 -> [number of groups, 1] float8_e4m3fn.
     """
     absmax = row_absmax(groups).float()
     scale = (absmax / (FP4_MAX * global_scale)).clamp_(SMALLEST_E4M3, FP8_MAX)
@@ -163,11 +118,7 @@ def mxfp4_scale(groups: Tensor) -> Tensor:
     largest value, at most 6 by the format, is not clamped more often than needed. The exponent lies
     in [-127, 127]; an all-zero group gets the smallest, one that rounds to infinity the largest.
 
-    Args:
-        groups: [number of groups, 32], finite.
-
-    Returns:
-        [number of groups, 1] float32, powers of two.
+    Groups [number of groups, 32], finite -> [number of groups, 1] float32, powers of two.
     """
     bits = row_absmax(groups).float().view(torch.int32) + (1 << 21)
     exponent = ((bits >> 23) - 127 - 2).clamp(-127, 127)
@@ -177,13 +128,9 @@ def mxfp4_scale(groups: Tensor) -> Tensor:
 
 
 def fp4_codes(x: Tensor) -> Tensor:
-    """Nearest E2M1 codes of x, ties to the even code; magnitudes above 5 give 6.
+    """Nearest E2M1 codes of float32 x, ties to the even code; magnitudes above 5 give 6.
 
-    Args:
-        x: float32, weights divided by their scales.
-
-    Returns:
-        uint8 in [0, 15], x's shape: bit 3 is set where x < 0, also if x rounds to zero.
+    uint8 in [0, 15], x's shape: bit 3 is set where x < 0, also if x rounds to zero.
     """
     # Zero has no sign here, and what is no number is zero.
     finite = x.nan_to_num(0.0).add_(0.0)
@@ -206,13 +153,7 @@ def fp4_rounded(x: Tensor) -> Tensor:
     """The values of the nearest E2M1 codes: `fp4_values(fp4_codes(x))`, without the codes between.
 
     Magnitudes are 0.5 apart below 2, 1 below 4 and 2 above, and the even code of a tie is the even
-    multiple of that step.
-
-    Args:
-        x: float32, any device.
-
-    Returns:
-        float32, x's shape; -0 where a negative number rounds to zero.
+    multiple of that step. float32; -0 where a negative number rounds to zero.
     """
     size = x.abs().clamp_(max=FP4_MAX)
     # 2^22 times the power of two below, and not below 1: sums have no bits below the step.
@@ -224,14 +165,8 @@ def fp4_rounded(x: Tensor) -> Tensor:
 def mxfp4_codes(groups: Tensor, scale: Tensor) -> Tensor:
     """Codes = e2m1(group / scale); a negative number that rounds to zero gets the code of +0.
 
-    So does Quark 0.13 `scaled_real_quantize`; ModelOpt 0.47 keeps the sign (NVFP4).
-
-    Args:
-        groups: [number of groups, 32], finite.
-        scale: [number of groups, 1] float32.
-
-    Returns:
-        [number of groups, 32] uint8 in [0, 15], never 8.
+    So does Quark 0.13 `scaled_real_quantize`; ModelOpt 0.47 keeps the sign (NVFP4). Groups
+    [number of groups, 32], finite, and float32 scales -> uint8 in [0, 15], never 8.
     """
     codes = fp4_codes(groups.float() / scale)
     return codes & (-(codes & 7) | 7)  # bit 3 of -1 .. -7 is set, of 0 it is not
@@ -247,11 +182,8 @@ def _values_on(device: torch.device) -> Tensor:
     return torch.tensor([*E2M1, *(-value for value in E2M1)], device=device)
 
 
-# ---- Scales and codes of rows or groups of weights, one function each for every number format
-#
 # Groups are rows here: [number of groups, group size]. What a format has beside its scales, one
-# scale
-# of the whole matrix, is `whole` ([] float32, None where it has none).
+# scale of the whole matrix, is `whole` ([] float32, None where it has none).
 
 CACHED_WEIGHTS = 2**16
 """So many float32 copies of weights stay in the cache of a core from one pass to the next."""
@@ -272,12 +204,7 @@ def whole_scale(dtype: WeightDtype, absmax: Tensor) -> Tensor | None:
 def absmax_scale(
     dtype: WeightDtype, rows: Tensor, whole: Tensor | None, scale_dtype: torch.dtype | None
 ) -> Tensor:
-    """Scales [rows, 1] under which the largest magnitude of each row fits.
-
-    Args:
-        rows: [rows, in_features], finite.
-        scale_dtype: of INT4 scales; None = that of the weight.
-    """
+    """Scales [rows, 1] under which the largest magnitude of each row fits."""
     number = NUMBER_FORMATS[dtype]
     if number.is_integer:
         return int4_scale(rows, scale_dtype)
@@ -312,24 +239,14 @@ def nearest_values(dtype: WeightDtype, rows: Tensor, served: Tensor) -> Tensor:
 
 
 def rounded_values(dtype: WeightDtype, x: Tensor) -> Tensor:
-    """The values of the codes nearest to x under a scale of 1, float32, for INT4 and FP4.
-
-    Args:
-        x: float32, any device.
-    """
+    """The values of the codes nearest to x under a scale of 1, float32, for INT4 and FP4."""
     return (
         x.round().clamp_(INT4_MIN, INT4_MAX) if NUMBER_FORMATS[dtype].is_integer else fp4_rounded(x)
     )
 
 
 def storable_scale(dtype: WeightDtype, scale: Tensor, stored: torch.dtype) -> Tensor:
-    """The nearest scale that is stored: of INT4 not below 2^-23, of NVFP4 one of FP8, above zero.
-
-    Args:
-        dtype: of the codes, int4 or nvfp4.
-        scale: float32; of NVFP4 without the scale of the whole matrix.
-        stored: dtype of the result.
-    """
+    """The nearest scale that is stored: of INT4 at least 2^-23, of NVFP4 FP8 above zero."""
     if not NUMBER_FORMATS[dtype].global_scale:
         return scale.clamp(min=SMALLEST_SCALE).to(stored)
     return scale.clamp(SMALLEST_E4M3, FP8_MAX).to(stored)

@@ -52,14 +52,7 @@ class QuantizedWeight:
 
 
 def carried(block: QuantizedWeight) -> QuantizedWeight:
-    """INT4 codes and scales per channel as FP8 ones of the same values: nothing is rounded.
-
-    Args:
-        block: int8 codes in [-8, 7], scale [rows, 1].
-
-    Returns:
-        float8_e4m3fn codes, which hold every whole number up to 16, and float32 scales.
-    """
+    """INT4 codes and scales per channel as FP8 and float32 ones of the same values."""
     return QuantizedWeight(
         codes=block.codes.float().to(torch.float8_e4m3fn), scale=block.scale.float()
     )
@@ -70,9 +63,6 @@ def code_values(codes: Tensor) -> Tensor:
     return fp4_values(codes) if codes.dtype == torch.uint8 else codes.float()
 
 
-# ---- Packing codes into the elements that are stored, INT4 into 32-bit words and FP4 into bytes
-
-
 def int4_words(codes: Tensor, *, interleaved: bool, offset: int) -> Tensor:
     """Pack INT4 codes, eight to an int32 word; the last word of a row is padded with code 0.
 
@@ -81,9 +71,6 @@ def int4_words(codes: Tensor, *, interleaved: bool, offset: int) -> Tensor:
         interleaved: nibble i (bits 4i .. 4i + 3) holds column 8c + (0, 2, 4, 6, 1, 3, 5, 7)[i], the
             order of AWQ and Quark's `reorder`; else column 8c + i.
         offset: added to each code before its low four bits are taken (8 = unsigned nibbles).
-
-    Returns:
-        [rows, ceil(in_features / 8)] int32.
     """
     padding = -codes.shape[1] % 8
     if padding:
@@ -96,14 +83,7 @@ def int4_words(codes: Tensor, *, interleaved: bool, offset: int) -> Tensor:
 
 
 def fp4_bytes(codes: Tensor) -> Tensor:
-    """Pack FP4 codes, two to a byte, the even column in the low four bits.
-
-    Args:
-        codes: [rows, in_features] uint8 in [0, 15], in_features even.
-
-    Returns:
-        [rows, in_features / 2] uint8.
-    """
+    """Pack FP4 codes in [0, 15], two to a byte, the even column in the low four bits."""
     return _bytes_of_pairs(codes.contiguous().view(torch.int16))
 
 
@@ -124,19 +104,12 @@ def _exchanged(words: Tensor, distance: int, mask: int) -> Tensor:
 
 
 def packed(dtype: WeightDtype, codes: Tensor, *, interleaved: bool, offset: int) -> Tensor:
-    """The codes of any format, row by row, as the elements that are stored.
-
-    Args:
-        codes: [rows, in_features], see `QuantizedWeight`.
-        interleaved: see `int4_words`, as `offset`; other formats are packed in one way only.
-    """
+    """The codes of any format, row by row, as they are stored; only INT4 has options."""
     number = NUMBER_FORMATS[dtype]
     if number.is_integer:
         return int4_words(codes, interleaved=interleaved, offset=offset)
     return fp4_bytes(codes) if number.is_fp4 else codes
 
-
-# ---- Plain weights: the product code * scale, rounded to what a draft's weights are stored in
 
 Floats = npt.NDArray[np.float32]
 _TORCH: dict[FloatDtype, torch.dtype] = {
@@ -147,16 +120,7 @@ _TORCH: dict[FloatDtype, torch.dtype] = {
 
 
 def rounded(product: Floats, dtype: FloatDtype, name: str, first_row: int) -> Tensor:
-    """Round to nearest, ties to even; neither the product nor the result may overflow.
-
-    Args:
-        product: [rows, in_features], code * scale in float32.
-        name: of the weight, for the error.
-        first_row: of the weight, where these rows begin.
-
-    Raises:
-        CheckpointError: names the row.
-    """
+    """Round to nearest, ties to even; neither product nor result may overflow."""
     magnitude = np.maximum(product.max(axis=1), -product.min(axis=1))  # NaN where one is
     bad = np.flatnonzero(~_fits(magnitude, dtype))
     if not len(bad):

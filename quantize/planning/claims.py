@@ -20,12 +20,7 @@ NormAction = Literal["transform", "learn"]
 
 
 def claims(recipe: Recipe, draft: Draft) -> tuple[int, ...]:
-    """The index of the rule that claims each row of a draft, in the order of its rows.
-
-    Raises:
-        PlanError: a tensor is unclaimed or claimed twice, a rule claims nothing or is to quantize
-            what cannot be.
-    """
+    """The index of the rule that claims each row of a draft, in the order of its rows."""
     found = []
     for row in draft.rows:
         index = _claim(recipe, draft, row)
@@ -45,10 +40,6 @@ def changed_norms(recipe: Recipe, draft: Draft, claimed: Sequence[int]) -> dict[
 
     The norm before the concat input is transformed if the linears behind it are quantized; norms
     learn where the recipe says so, that one too.
-
-    Args:
-        recipe: what becomes of which tensor.
-        claimed: what `claims` gave.
     """
     rows = (
         r for r, i in zip(draft.rows, claimed, strict=True) if recipe.rules[i].action == "quantize"

@@ -70,14 +70,7 @@ def files_of(outputs: Iterable[Output]) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenOutputs(Generic[OutputT]):
-    """The files of a run.
-
-    Attributes:
-        inputs: descriptors of the files that are read, by name.
-        files: being written, by name.
-        copies: of tensors that keep their bytes, each under way or done.
-        copied: names of these.
-    """
+    """The files of a run: descriptors that are read, files that are written, and copies."""
 
     inputs: Mapping[str, int]
     files: Mapping[str, SafetensorsFile]
@@ -98,9 +91,6 @@ def opened(
 
     One thread copies, inside the kernel: it needs neither torch nor the interpreter, and two would
     wait for each other, as the kernel lets one at a time write to a file.
-
-    Args:
-        beside: what else goes into the files, made of no tensor of the draft.
     """
     stored: dict[str, list[StoredTensor]] = {}
     every: list[Output] = [*outputs, *beside]
@@ -167,10 +157,6 @@ def write_outputs(
     Args:
         write: writes what a changed tensor becomes into its file, in several threads at once.
         on_progress: called in this thread with the bytes of each tensor written.
-
-    Raises:
-        CheckpointError: a source file shrank.
-        OSError: writing failed.
     """
 
     def write_one(output: OutputTensors) -> OutputTensors:
@@ -188,16 +174,8 @@ def write_outputs(
                 future.cancel()
 
 
-# ---- The scales of a draft's KV cache in an output: planned, checked and written
-
-
 def cache_outputs(recipe: Recipe, draft: Draft) -> tuple[OutputTensors, ...]:
-    """Of each layer the scale of its keys and that of its values; none where no cache is declared.
-
-    Raises:
-        PlanError: engines read no scales of this draft's KV cache.
-        CheckpointError: it has no KV cache.
-    """
+    """Of each layer the scales of its keys and its values; none where no cache is declared."""
     if recipe.kv_cache is None:
         return ()
     layout = get_layout(recipe.layout)
@@ -214,14 +192,7 @@ def cache_outputs(recipe: Recipe, draft: Draft) -> tuple[OutputTensors, ...]:
 def checked_cache_scales(
     recipe: Recipe, draft: Draft, scales: Mapping[int, CacheScales]
 ) -> dict[str, float]:
-    """Scales of the KV cache, which are given exactly where the recipe measures them.
-
-    Returns:
-        By what draftquant.json calls them, see `Method`.
-
-    Raises:
-        BackendError: they are not, or one is not a positive number in float32.
-    """
+    """Scales of the KV cache, given exactly where the recipe measures them."""
     cache, where = recipe.kv_cache, f"recipe {recipe.name}"
     if cache is None or not cache.needs_traces:
         if scales:
@@ -262,13 +233,7 @@ def store_cache_scales(
     files: Mapping[str, SafetensorsFile],
     scales: Mapping[str, float],
 ) -> None:
-    """Write the scales of the KV cache.
-
-    Args:
-        outputs: from `cache_outputs`.
-        files: being written, by name.
-        scales: from `checked_cache_scales`, in the same order.
-    """
+    """Write the scales of the KV cache, in the same order as their outputs."""
     import torch
 
     stored = [(output.row.tensor.file, each) for output in outputs for each in output.stored]

@@ -27,8 +27,6 @@ from .outputs import Output, OutputTensors, bytes_of, cache_outputs
 if TYPE_CHECKING:
     from ..algorithms import FoundCodes, Statistics
 
-# ---- `Step`: one row of a plan, what happens to one tensor of the draft
-
 StepAction = Literal["quantize", "keep", "drop"] | NormAction
 
 
@@ -37,11 +35,8 @@ class Step:
     """What happens to one tensor, and which rule said so.
 
     Attributes:
-        action: "transform" is a kept tensor that changes in a known, exact way: the norm before the
-            concat input, divided by the power of two that balances the halves (1 where they are).
-            "learn": a norm whose weight learns with the codes.
-        rule: index into the recipe's rules.
-        stored: what the tensor becomes in the output; nothing where it is dropped.
+        action: "transform": the norm before the concat input, divided by the power of two that
+            balances the halves, exactly; "learn": a norm whose weight learns with the codes.
     """
 
     row: Row
@@ -87,8 +82,7 @@ class Plan:
 
     Attributes:
         target_layers: decoder layers of the target; None = not known.
-        cache: the scales of the KV cache, for each layer those of its keys and of its values; they
-            are made of no tensor, and `row` says beside which one they lie.
+        cache: the scales of each layer's KV cache; `row` says beside which tensor they lie.
     """
 
     recipe: Recipe
@@ -129,10 +123,7 @@ class Plan:
         return tuple(step for step in self.steps if step.action == "learn")
 
     def stages(self) -> tuple[tuple[Step, ...], ...]:
-        """The steps in the order in which the draft runs its linears, those that are fused at once.
-
-        What is not quantized goes first.
-        """
+        """What is not quantized, then linears as the draft runs them, fused ones at once."""
         order = {
             name: i for i, name in enumerate(self.draft.family.tensor_specs(self.draft.geometry))
         }
@@ -239,18 +230,13 @@ def make_plan(recipe: Recipe, draft: Draft, *, target_layers: int | None = None)
     """Apply a recipe to a draft.
 
     Args:
-        recipe: what becomes of which tensor.
         target_layers: decoder layers of the target; None = as config.json says, if it does. Layouts
             whose excludes are whole names need it where a linear of a decoder layer is kept.
 
     Raises:
         CheckpointError: `target_layers` is not what config.json says, or there is no KV cache.
-        PlanError: engines read no scales of this KV cache, a tensor is unclaimed or claimed twice,
-            a rule matches nothing or something that cannot be quantized, the count differs from the
-            recipe's `expect`, or linears that are fused, or of one name, differ in what becomes of
-            them.
-        LayoutError: the layout cannot express the formats, or a head in one of them, or cannot
-            store one of the shapes.
+        PlanError: the recipe does not fit this draft, or engines would not read the result.
+        LayoutError: the layout cannot express a format, or cannot store one of the shapes.
     """
     check_layout(recipe)
     layout, steps = get_layout(recipe.layout), []
@@ -374,21 +360,14 @@ def _check_names(plan: Plan) -> None:
             owners[tensor.name] = step.row.tensor.name
 
 
-# ---- What is known of the inputs of a plan's linears before its first tensor is written
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Of calibration, or of the user.
+    """What is known of the inputs of a plan's linears, by calibration or by the user.
 
     Attributes:
-        input_scales: static activation scale per on-disk module name; needed exactly where the
-            recipe's activations are static.
+        input_scales: static activation scale per on-disk module name.
         input_scale_origin: where they came from, for provenance; None = nobody said it.
-        cache_scales: of the KV cache, by number of the layer; needed exactly where the recipe
-            stores measured ones.
-        statistics: of inputs, for algorithms that need them.
-        found: codes and scales, for algorithms that need them.
+        cache_scales: of the KV cache, by number of the layer.
         prompts: that were looked at, for provenance.
     """
 

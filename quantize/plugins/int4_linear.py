@@ -38,11 +38,7 @@ def as_fp8(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def unpack_at_load(config: Any, layer: Any, prefix: str, parameters: Any) -> None:
-    """Load INT4 words into a linear that the engine took for FP8; others stay as they are.
-
-    Args:
-        layer: whose `scheme` is the engine's for FP8.
-    """
+    """Load INT4 words into a linear whose scheme is the engine's for FP8, and no other."""
     if is_int4_per_channel(config._find_matched_config(prefix, layer)):
         layer.scheme = UnpackedInt4(
             layer.scheme,
@@ -53,14 +49,10 @@ def unpack_at_load(config: Any, layer: Any, prefix: str, parameters: Any) -> Non
 
 
 def fp8_codes(words: Tensor, *, reordered: bool) -> Tensor:
-    """Unpack INT4 codes into FP8.
+    """[rows, in_features] float8_e4m3fn, -8..7, of [rows, in_features / 8] int32 words.
 
     Args:
-        words: [rows, in_features / 8] int32, eight signed codes to a word, on any device.
         reordered: nibble i holds column (0, 2, 4, 6, 1, 3, 5, 7)[i] of its word, else column i.
-
-    Returns:
-        [rows, in_features] float8_e4m3fn, the numbers -8..7.
     """
     order = _REORDERED if reordered else tuple(range(_NIBBLES))
     shifts = torch.tensor([28 - 4 * nibble for nibble in order], device=words.device)
@@ -73,8 +65,6 @@ class UnpackedInt4:
     """A scheme of an engine for one layer: loads INT4 words, serves with the engine's FP8 scheme.
 
     Attributes:
-        fp8: the engine's scheme for the same layer with FP8 weights per channel.
-        reordered: see `fp8_codes`.
         packed: the engine's parameter of packed words [rows, columns / 8].
         packed_rows: its parameter of words that pack rows, [rows / 8].
     """
@@ -101,11 +91,7 @@ class UnpackedInt4:
         weight_loader: Callable[..., None],
         **options: Any,
     ) -> None:
-        """Those of FP8, with words in place of its weight, and Quark's zero points.
-
-        Raises:
-            ValueError: the shard of this layer begins or ends within a word.
-        """
+        """Those of FP8, with words in place of its weight, and Quark's zero points."""
         uneven = [n for n in (*output_partition_sizes, input_size_per_partition) if n % _NIBBLES]
         if uneven:
             raise ValueError(
@@ -133,11 +119,7 @@ class UnpackedInt4:
         )
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        """Unpack, and go on as with FP8.
-
-        Raises:
-            ValueError: a zero point is not 0.
-        """
+        """Unpack, refusing zero points that are not 0, and go on as with FP8."""
         if layer.weight_zero_point.data.any():
             raise ValueError(
                 "draftquant: expected symmetric INT4, got a zero point that is not 0; fix: quantize"
