@@ -1,26 +1,17 @@
 """GPUs by the names that people say: their architecture, memory bandwidth and dense peaks.
 
 The one table of GPUs: engines are asked by architecture, estimates count with bandwidth and peaks.
-Sources: AMD ROCm and NVIDIA CUDA tables of GPUs for architectures, data sheets for figures.
+Its rows, with their sources, are those of `gpus.toml`.
 """
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+import tomllib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from ..recipes.errors import CheckpointError, EstimateError
 from ..recipes.formats import NumberFormat, Precision
-
-_A100 = (
-    "https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/a100/pdf/"
-    "nvidia-a100-datasheet-us-nvidia-1758950-r4-web.pdf"
-)
-_NVIDIA, _CENTER = (
-    "https://resources.nvidia.com/en-us-",
-    "https://www.nvidia.com/en-us/data-center/",
-)
-_AMD = "https://www.amd.com/content/dam/amd/en/documents/instinct-tech-docs/"
-_BRIEFS = _AMD + "product-briefs/amd-instinct-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,50 +50,8 @@ class Gpu:
         return number.is_fp4 and number.unit not in self.peaks and not self.widens_fp4
 
 
-_Peaks = Mapping[Precision, float]
-_CDNA3: _Peaks = {"bf16": 1307.4e12, "fp8": 2614.9e12}
-_CDNA4: _Peaks = {"bf16": 2309.6e12, "fp8": 4614e12, "mxfp4": 9227e12}
-_CDNA4_AT_2_4_GHZ: _Peaks = {"bf16": 2516.6e12, "fp8": 5033.2e12, "mxfp4": 10066e12}
-_ADA: _Peaks = {"bf16": 362.05e12, "fp8": 733e12}
-_HOPPER: _Peaks = {"bf16": 989.5e12, "fp8": 1979e12}
-
-
-def _blackwell(bf16: float, fp4: float) -> _Peaks:
-    return {"bf16": bf16, "fp8": 2 * bf16, "nvfp4": fp4, "mxfp4": fp4}
-
-
-# Name, architecture, bandwidth, dense peaks, source. NVIDIA prints peaks with sparsity (but for
-# A100), which are halved here; AMD prints both.
-_ROWS: Sequence[tuple[str, str, float, _Peaks, str]] = (
-    ("mi300x", "gfx942", 5.3e12, _CDNA3, _AMD + "data-sheets/amd-instinct-mi300x-data-sheet.pdf"),
-    ("mi325x", "gfx942", 6e12, _CDNA3, _AMD + "product-briefs/instinct-mi325x-datasheet.pdf"),
-    # FP8 is OCP's: 256 compute units x 8,192 and 16,384 FLOP x 2.2 GHz.
-    ("mi350x", "gfx950", 8e12, _CDNA4, _BRIEFS + "mi350x-gpu-brochure.pdf"),
-    ("mi355x", "gfx950", 8e12, _CDNA4_AT_2_4_GHZ, _BRIEFS + "mi355x-gpu-brochure.pdf"),
-    ("a100", "sm80", 2.039e12, {"bf16": 312e12}, _A100),  # 80 GB SXM
-    ("l40s", "sm89", 0.864e12, _ADA, _CENTER + "l40s/"),  # PCIe, GDDR6
-    (
-        "h100",
-        "sm90",
-        3.35e12,
-        _HOPPER,
-        _NVIDIA + "gpu-resources/h100-datasheet-24306",
-    ),  # 80 GB SXM5
-    ("h200", "sm90", 4.8e12, _HOPPER, _NVIDIA + "gpu-resources/hpc-datasheet-sc23"),  # 141 GB SXM
-    ("gh200", "sm90", 4e12, _HOPPER, _NVIDIA + "grace-cpu/grace-hopper-superchip"),  # 96 GB HBM3
-    # HGX, 1000 W; 4.5, 9 and 18 PFLOPS with sparsity.
-    ("b200", "sm100", 8e12, _blackwell(2250e12, 9000e12), _NVIDIA + "blackwell-architecture"),
-    # One of 72 in GB200 NVL72, 1200 W; 5, 10 and 20 PFLOPS with sparsity.
-    ("gb200", "sm100", 8e12, _blackwell(2500e12, 10000e12), _NVIDIA + "blackwell-architecture"),
-    # Blackwell Ultra, one of eight in HGX B300: 36, 72 PFLOPS with sparsity, 105 dense in FP4.
-    ("b300", "sm103", 8e12, _blackwell(2250e12, 13125e12), _CENTER + "hgx/"),
-    # One of 72 in GB300 NVL72: 360 and 720 PFLOPS with sparsity, 1,080 dense in FP4, 576 TB/s.
-    ("gb300", "sm103", 8e12, _blackwell(2500e12, 15000e12), _CENTER + "gb300-nvl72/"),
-)
-GPUS: Mapping[str, Gpu] = {
-    name: Gpu(name=name, arch=arch, bandwidth=bandwidth, peaks=peaks, source=source)
-    for name, arch, bandwidth, peaks, source in _ROWS
-}
+_TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+GPUS: Mapping[str, Gpu] = {name: Gpu(name=name, **row) for name, row in _TABLE.items()}
 USUAL_GPUS = ("h100", "h200", "b200", "mi300x", "mi325x", "mi355x")
 """What is estimated where no GPU is named."""
 
