@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from .lazy_names import lazy_names
+from .packages import lazy_names
 
 if TYPE_CHECKING:
     from .errors import DraftQuantError as DraftQuantError

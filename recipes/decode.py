@@ -302,7 +302,9 @@ def _broken(hint: Any, value: object, key: str) -> Iterator[str]:
     if problem := _problem(hint, value):
         yield f"{key}: {problem}"
     inner = typing.get_args(_bare(hint))
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    if types.NoneType in inner:
+        yield from _broken(inner[0], value, key)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for name, field_hint in _hints(type(value)).items():
             yield from _broken(field_hint, getattr(value, name), _join(key, name))
     elif isinstance(value, Mapping):
@@ -311,8 +313,6 @@ def _broken(hint: Any, value: object, key: str) -> Iterator[str]:
     elif isinstance(value, tuple):
         for i, item in enumerate(value):
             yield from _broken(inner[0], item, f"{key}[{i}]")
-    elif types.NoneType in inner:
-        yield from _broken(inner[0], value, key)
 
 
 def _may_be_left_out(f: "dataclasses.Field[Any]", hint: Any) -> bool:

@@ -89,7 +89,7 @@ def _run(arguments: Sequence[str], options: argparse.Namespace) -> int:
     parser_of(arguments).parse_args(arguments, namespace=options)
     speak(quiet=options.quiet, verbose=options.verbose)
     if options.verbose:
-        from ..quantize.files.package_version import package_version
+        from ..recipes.packages import package_version
 
         packages = ("draftquant", "torch", "transformers", "numpy")
         versions = ", ".join(f"{name} {package_version(name)}" for name in packages)

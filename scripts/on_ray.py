@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from ..recipes.errors import DraftQuantError, first_line
-from ..recipes.install_line import install_line
+from ..recipes.packages import install_line
 from .frame.listener import SILENT
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ def _compute(work: _Work[Job, Result], job: Job) -> Result:
 
 def _machine(device: "torch.device") -> Mapping[str, object]:
     """What gives the same bits where it is the same."""
-    from ..quantize.files.package_version import package_version
+    from ..recipes.packages import package_version
     from ..validate.counting.replay_cache import computing
 
     return {**computing(device), "transformers": package_version("transformers")}

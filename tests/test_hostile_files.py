@@ -92,7 +92,7 @@ def test_text_is_read_up_to_a_limit(tmp_path: Path) -> None:
 
 HOMES = {
     # Of /proc, of the identity of this machine, and of an installed distribution.
-    "read_text": {"quantize/files/staging.py", "recipes/install_line.py",
+    "read_text": {"quantize/files/staging.py", "recipes/packages.py",
                   "quantize/engines/targets.py"},  # a table of ours, in TOML
     "read_bytes": set(),
     "open": {"recipes/regular_file.py", "quantize/files/safetensors_file.py", "scripts/frame/console.py",

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...quantize.files.hub import is_hub_id
 from ...recipes.errors import LineProblem, PromptError, first_line
-from ...recipes.install_line import install_line
+from ...recipes.packages import install_line
 from ..traces.manifest import DatasetSource
 from .prompt_file import Prompt, PromptEncoder, prompt_of, read_prompts
 from .prompt_forms import CONVERSATIONS, EVERY_PROMPT, KNOWN_COLUMNS, PromptChoice, of_column

@@ -18,7 +18,7 @@ from ...quantize.files.checkpoint import CONFIG_FILE, read_json_object
 from ...quantize.files.hub import no_target
 from ...quantize.stored.loading import CPU, LoadedDraft
 from ...recipes.errors import CheckpointError, TraceError, first_line
-from ...recipes.install_line import install_line
+from ...recipes.packages import install_line
 from ..traces.manifest import FeatureDtype, FeatureSpec, FeatureStorage, TargetIdentity
 from ..traces.prompt_trace import FEATURE_DTYPES
 from .recorded_rows import Fuse

@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 
 from ...quantize.drafts.forward import DraftForward, OnInput, checked_at_the_end
-from ...quantize.files.package_version import package_version
 from ...quantize.files.provenance import LearnedRounding
 from ...quantize.files.result_cache import resumable_folder
 from ...quantize.stored.loading import LoadedDraft
 from ...recipes.errors import CalibrationError
+from ...recipes.packages import package_version
 from ..passes.draft_inputs import MAX_TOKENS, check_trace_fits
 from ..passes.proposals import num_draft_tokens_fault
 from ..traces.manifest import TraceEntry

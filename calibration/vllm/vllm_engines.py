@@ -18,7 +18,7 @@ from typing import Any, Literal
 from typing_extensions import override
 
 from ...recipes.errors import NoAnswerError, TraceError
-from ...recipes.install_line import install_itself
+from ...recipes.packages import install_itself
 from ..prompts.prompt_file import Prompt
 from ..recording.decoding import Decoding, prompt_seed
 from ..server_client import KEY_VARIABLE, Patience, Reply, ServerClient

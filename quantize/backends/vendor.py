@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...recipes.errors import BackendError
-from ...recipes.install_line import install_line
+from ...recipes.packages import install_line
 from ...recipes.schema import BackendName, WeightFormat
 from ..algorithms import InputMoments
 from ..numerics.number_formats import row_absmax

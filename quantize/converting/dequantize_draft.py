@@ -13,11 +13,11 @@ from typing_extensions import override
 
 from ...recipes.brief import Brief, megabytes
 from ...recipes.errors import CheckpointError
+from ...recipes.packages import package_version
 from ..drafts import Row
 from ..files.checkpoint import CONFIG_FILE, PROVENANCE_FILE, UNVERIFIED_CONFIG_FILE, Checkpoint
 from ..files.digests import algorithm_of
 from ..files.hub import DraftSource, recorded_argv
-from ..files.package_version import package_version
 from ..files.provenance import (
     CutProvenance,
     DequantizedProvenance,

@@ -6,7 +6,7 @@ of one engine. It runs no engine, needs no GPU and imports no torch.
 
 from typing import TYPE_CHECKING
 
-from ...recipes.lazy_names import lazy_names
+from ...recipes.packages import lazy_names
 
 if TYPE_CHECKING:
     from ..drafts.engine_traits import Finding as Finding

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...recipes.errors import CheckpointError
-from .checkpoint import Checkpoint
-from .not_a_draft import mistaken_file, near_folder
+from .checkpoint import Checkpoint, mistaken_file, near_folder
 
 NAMES = r"[\w][\w.-]*/[\w][\w.-]*"
 """Owner and name."""

@@ -10,7 +10,7 @@ import dataclasses
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Never
+from typing import Any, Literal, Never
 
 from typing_extensions import override
 
@@ -268,6 +268,16 @@ class Method:
     few_inputs: Mapping[str, int] = field(default_factory=dict)
     cache_scales: Mapping[str, float] = field(default_factory=dict)
 
+    @property
+    def changed_norms(self) -> frozenset[str]:
+        """On-disk names of the norms' weights that are not those of the source."""
+        return frozenset(self.balanced.keys() | self.learned_norms.keys())
+
+    @property
+    def keys(self) -> dict[str, Any]:
+        """The same as keys of a record."""
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MadeBy:
@@ -339,11 +349,6 @@ class QuantizedProvenance(Digested):
     transcoded_from: TranscodedFrom | None = None
     card: bool = False
     sha256: str = ""
-
-    @property
-    def changed_norms(self) -> frozenset[str]:
-        """On-disk names of the norms' weights that are not those of the source."""
-        return frozenset(self.balanced.keys() | self.learned_norms.keys())
 
     @property
     def method(self) -> Method:

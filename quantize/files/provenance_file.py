@@ -5,25 +5,23 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ...recipes.decode import encode
 from ...recipes.errors import CheckpointError, reason
+from ...recipes.packages import package_version
 from ...recipes.regular_file import check_own, read_text
 from ...recipes.schema import Recipe, recipe_sha256
 from ...recipes.strict_json import JsonProblem, decode, parse_object
 from .checkpoint import PROVENANCE_FILE
 from .hub import recorded_argv
-from .package_version import package_version
 from .provenance import (
     CutProvenance,
     DequantizedProvenance,
-    GraftedProvenance,
     MadeBy,
     Provenance,
     QuantizedProvenance,
     SourceFolder,
-    TensorBytes,
     TranscodedFrom,
     TranscodedProvenance,
     VocabularyCut,
@@ -40,9 +38,12 @@ _LEFT = (
 
 def check_still_read(path: Path, content: Mapping[str, object]) -> None:
     """Refuse a draftquant.json where it, or one inside it, records what only 0.2.0 reads."""
-    for record in _records(content):
+    record: object = content
+    while isinstance(record, Mapping):
         for key, value, what in _LEFT:
-            found = _at(record, key)
+            found: object = record
+            for part in key.split("."):
+                found = found.get(part) if isinstance(found, Mapping) else None
             if found and value in (None, found):
                 raise CheckpointError(
                     path,
@@ -50,21 +51,7 @@ def check_still_read(path: Path, content: Mapping[str, object]) -> None:
                     " read",
                     fix="use draftquant 0.2.0 with this folder, or quantize the draft again",
                 )
-
-
-def _at(record: Mapping[str, object], dotted: str) -> object:
-    found: object = record
-    for key in dotted.split("."):
-        found = found.get(key) if isinstance(found, Mapping) else None
-    return found
-
-
-def _records(content: Mapping[str, object]) -> Iterator[Mapping[str, object]]:
-    """The record, and the one of the folder that it was made from, if there is one."""
-    yield content
-    before = content.get("quantized_by")
-    if isinstance(before, Mapping):
-        yield from _records(before)
+        record = record.get("quantized_by")
 
 
 ProvenanceT = TypeVar("ProvenanceT", bound=Provenance)
@@ -118,9 +105,6 @@ def check_recorded(folder: Path, recorded: Mapping[str, str], found: Mapping[str
         )
 
 
-RecordT = TypeVar("RecordT", QuantizedProvenance, TranscodedProvenance)
-
-
 def transcoded(
     recorded: Provenance | None,
     recipe: Recipe,
@@ -131,42 +115,28 @@ def transcoded(
     argv: Sequence[str],
 ) -> QuantizedProvenance | TranscodedProvenance:
     """What a folder recorded of itself, if it did, now written as `recipe` stores it."""
-    if isinstance(recorded, QuantizedProvenance):
-        return dataclasses.replace(
-            _by_this_run(recorded, argv),
-            recipe=recipe,
-            recipe_sha256=recipe_sha256(recipe),
-            tensor_digests=tensor_digests,
-            tensor_sha256={},
-            tensor_bytes=dataclasses.replace(recorded.tensor_bytes, after=bytes_after),
-            transcoded_from=origin,
-        )
-    if isinstance(recorded, TranscodedProvenance):
-        return dataclasses.replace(
-            _by_this_run(recorded, argv),
-            tensor_digests=tensor_digests,
-            tensor_sha256={},
-            transcoded_from=origin,
-        )
-    return TranscodedProvenance(
-        draftquant=package_version("draftquant"),
-        argv=recorded_argv(argv),
-        source=SourceFolder(hub_id=origin.hub_id, revision=origin.revision),
-        repairs=(),
-        tensor_digests=tensor_digests,
-        transcoded_from=origin,
-    )
-
-
-def _by_this_run(recorded: RecordT, argv: Sequence[str]) -> RecordT:
-    """The record as this command line goes on with it; the first one stays in `made_by`."""
+    now: dict[str, Any] = {
+        "draftquant": package_version("draftquant"),
+        "argv": recorded_argv(argv),
+        "tensor_digests": tensor_digests,
+        "transcoded_from": origin,
+    }
+    if not isinstance(recorded, QuantizedProvenance | TranscodedProvenance):
+        source = SourceFolder(hub_id=origin.hub_id, revision=origin.revision)
+        return TranscodedProvenance(source=source, repairs=(), **now)
     first = MadeBy(draftquant=recorded.draftquant, argv=recorded_argv(recorded.argv))
-    return dataclasses.replace(
-        recorded,
-        draftquant=package_version("draftquant"),
-        argv=recorded_argv(argv),
-        made_by=recorded.made_by or first,
-    )
+    now |= {"tensor_sha256": {}, "made_by": recorded.made_by or first}
+    if isinstance(recorded, QuantizedProvenance):
+        nbytes = dataclasses.replace(recorded.tensor_bytes, after=bytes_after)
+        now |= {"recipe": recipe, "recipe_sha256": recipe_sha256(recipe), "tensor_bytes": nbytes}
+    return dataclasses.replace(recorded, **now)
+
+
+def history(record: Provenance | None) -> Iterator[Provenance]:
+    """A record, and those of the folders before it that it holds, the nearest one first."""
+    while record is not None:
+        yield record
+        record = getattr(record, "quantized_by", None)
 
 
 def quantization_of(record: Provenance | None) -> QuantizedProvenance | None:
@@ -174,40 +144,34 @@ def quantization_of(record: Provenance | None) -> QuantizedProvenance | None:
 
     After cuts it has all of them and the bytes left. Its source has the whole draft's Hub id.
     """
-    if isinstance(record, DequantizedProvenance | GraftedProvenance):
-        return quantization_of(record.quantized_by)
-    if isinstance(record, QuantizedProvenance):
-        whole = record.cuts[0].source if record.cuts else record.source
-        source = dataclasses.replace(record.source, hub_id=whole.hub_id, revision=whole.revision)
-        return dataclasses.replace(record, source=source)
-    if not isinstance(record, CutProvenance):
+    found = None
+    cuts: tuple[VocabularyCut, ...] = ()
+    for one in history(record):
+        if isinstance(one, CutProvenance):
+            cuts, nbytes = one.cuts, one.tensor_bytes.after
+        elif isinstance(one, QuantizedProvenance):
+            found = one
+    if found is None:
         return None
-    before = quantization_of(record.quantized_by)
-    if before is None:
-        return None
-    nbytes = TensorBytes(before=before.tensor_bytes.before, after=record.tensor_bytes.after)
-    return dataclasses.replace(before, tensor_bytes=nbytes, cuts=(*before.cuts, *record.cuts))
+    whole = found.cuts[0].source if found.cuts else found.source
+    source = dataclasses.replace(found.source, hub_id=whole.hub_id, revision=whole.revision)
+    found = dataclasses.replace(found, source=source, cuts=(*found.cuts, *cuts))
+    if not cuts:
+        return found
+    return dataclasses.replace(
+        found, tensor_bytes=dataclasses.replace(found.tensor_bytes, after=nbytes)
+    )
 
 
 def cuts_of(record: Provenance | None) -> tuple[VocabularyCut, ...]:
     """Every cut of its vocabulary, the first one first."""
-    if isinstance(record, DequantizedProvenance | GraftedProvenance):
-        return cuts_of(record.quantized_by)
-    if isinstance(record, CutProvenance):
-        return (*cuts_of(record.quantized_by), *record.cuts)
-    return record.cuts if isinstance(record, QuantizedProvenance) else ()
+    each = [getattr(one, "cuts", ()) for one in history(record)]
+    return tuple(cut for cuts in reversed(each) for cut in cuts)
 
 
 def sources_of(record: Provenance | None) -> Iterator[Mapping[str, str]]:
     """The digests of every folder that it was made of in turn, the nearest one first."""
-    if isinstance(record, DequantizedProvenance):
-        yield record.source.digests
-        yield from sources_of(record.quantized_by)
-    elif isinstance(record, GraftedProvenance):
-        yield from sources_of(record.quantized_by)
-    elif isinstance(record, CutProvenance):
-        yield from (cut.source.digests for cut in reversed(record.cuts))
-        yield from sources_of(record.quantized_by)
-    elif isinstance(record, QuantizedProvenance):
-        yield record.source.digests
-        yield from (cut.source.digests for cut in reversed(record.cuts))
+    for one in history(record):
+        if isinstance(one, QuantizedProvenance | DequantizedProvenance):
+            yield one.source.digests
+        yield from (cut.source.digests for cut in reversed(getattr(one, "cuts", ())))

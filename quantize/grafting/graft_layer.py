@@ -8,11 +8,11 @@ from pathlib import Path
 from typing_extensions import override
 
 from ...recipes.brief import Brief, megabytes
+from ...recipes.packages import package_version
 from ..engines.contract import EngineCheck
 from ..files.checkpoint import UNVERIFIED_CONFIG_FILE, open_weights
 from ..files.digests import algorithm_of
 from ..files.hub import recorded_argv
-from ..files.package_version import package_version
 from ..files.provenance import (
     DequantizedProvenance,
     GraftedProvenance,

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from ...recipes.lazy_names import lazy_names
+from ...recipes.packages import lazy_names
 
 if TYPE_CHECKING:
     from ..drafts.family import Level as Level

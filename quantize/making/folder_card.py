@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ...recipes.packages import package_version
 from ...recipes.schema import Recipe
 from ..files.card_text import (
     CARD_FILE,
@@ -24,7 +25,6 @@ from ..files.card_text import (
     without_ours,
 )
 from ..files.hub import DraftSource
-from ..files.package_version import package_version
 from ..files.provenance import Provenance, QuantizedProvenance
 from ..planning.quantization_plan import Plan
 from ..stored.stored_draft import StoredDraft
@@ -87,7 +87,7 @@ class CardFacts:
     def of_folder(cls, stored: StoredDraft, record: QuantizedProvenance) -> "CardFacts":
         """Of a folder that `quantize` wrote, and of the card in it."""
         codes = [row for row in stored.draft.rows if stored.is_quantized(row)]
-        changed = {row.tensor.name for row in codes} | record.changed_norms
+        changed = {row.tensor.name for row in codes} | record.method.changed_norms
         rows = [row for row in stored.draft.rows if row.tensor.name not in changed]
         return cls(
             family=record.source.family,

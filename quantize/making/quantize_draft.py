@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from ...recipes.brief import Brief, megabytes
+from ...recipes.packages import package_version
 from ...recipes.schema import recipe_sha256
 from ..backends import get_backend
 from ..drafts.geometry import vocabulary_share
@@ -15,7 +16,6 @@ from ..engines.contract import EngineCheck, loading_places
 from ..files.card_text import CARD_FILE, read_card
 from ..files.checkpoint import UNVERIFIED_CONFIG_FILE
 from ..files.hub import DraftSource, recorded_argv
-from ..files.package_version import package_version
 from ..files.provenance import Method, QuantizedProvenance, SourceDraft, TensorBytes, VocabularyCut
 from ..files.provenance_file import check_recorded, read_provenance
 from ..files.publish import Rewrite, config_and_index, json_texts, publish
@@ -120,7 +120,12 @@ def quantize_draft(
     changes = output_changes(plan.draft, plan.remaining, fix_config=fix_config)
     side_files, cuts = check_source(plan)
     dropped = check_tables(plan, target) if proven is None else proven
-    card = _card(plan, side_files, source, balanced, learned)
+    card = {}
+    if CARD_FILE not in side_files:
+        facts = CardFacts.of_plan(
+            plan, source, read_card(plan.draft.checkpoint.folder), balanced, learned
+        )
+        card = {CARD_FILE: least_card(facts)}
     # 3. Write, verify, publish.
     quantization = _Quantization(
         out=out,
@@ -132,9 +137,13 @@ def quantize_draft(
         source=source,
         argv=argv,
         measured=replace(measured, input_scales=scales),
-        cache_scales=cache_scales,
-        balanced=balanced,
-        learned_norms=learned,
+        method=Method(
+            recipe=plan.recipe,
+            input_scales=scales,
+            balanced=balanced,
+            learned_norms=learned,
+            cache_scales=cache_scales,
+        ),
         changes=changes,
         dropped=dropped,
         cuts=cuts,
@@ -155,11 +164,9 @@ class _Quantization(Rewrite[VerifyReport]):
     source: DraftSource
     argv: Sequence[str]
     measured: Measured
-    balanced: Mapping[str, int]
-    learned_norms: Mapping[str, float]
+    method: Method
     changes: Mapping[str, Any]
     dropped: Mapping[str, str]
-    cache_scales: Mapping[str, float]
     cuts: tuple[VocabularyCut, ...]
     allow_zero_rows: bool
     on_progress: Callable[[Step], None]
@@ -169,8 +176,7 @@ class _Quantization(Rewrite[VerifyReport]):
 
     @override
     def write_tensors(self, staging: Path) -> None:
-        plan, exponents = self.plan, balance_exponents(self.plan, self.balanced)
-        changed = self.balanced.keys() | self.learned_norms.keys()
+        plan, changed = self.plan, self.method.changed_norms
         kept = [
             step
             for step in plan.steps
@@ -191,28 +197,20 @@ class _Quantization(Rewrite[VerifyReport]):
                 run,
                 backend,
                 measured=self.measured,
-                exponents=exponents,
+                exponents=balance_exponents(plan, self.method.balanced),
                 allow_zero_rows=self.allow_zero_rows,
                 device=CPU if self.device is None else self.device(),
                 on_progress=self.on_progress,
             )
-            store_cache_scales(plan.cache, run.files, self.cache_scales)
+            store_cache_scales(plan.cache, run.files, self.method.cache_scales)
 
     @override
     def verify(self, staging: Path) -> VerifyReport:
-        method = Method(
-            recipe=self.plan.recipe,
-            input_scales=self.measured.input_scales,
-            balanced=self.balanced,
-            learned_norms=self.learned_norms,
-            few_inputs=self.few_inputs(),
-            cache_scales=self.cache_scales,
-        )
         report = verify(
             staging,
             self.folder,
             self.on_verified,
-            method=method,
+            method=self.found_method(),
             config_changes=self.changes,
             subtree=self.plan.draft.checkpoint.subtree,
             config_file=UNVERIFIED_CONFIG_FILE,
@@ -237,18 +235,13 @@ class _Quantization(Rewrite[VerifyReport]):
                 family=plan.draft.family.name,
                 tensor_digests=found.source_digests,
             ),
-            recipe=plan.recipe,
             recipe_sha256=recipe_sha256(plan.recipe),
             tensor_digests=found.output_digests,
             tensor_bytes=TensorBytes(before=plan.bytes_before, after=plan.bytes_after),
             config_changes=self.changes,
             dropped=self.dropped,
-            balanced=self.balanced,
-            learned_norms=self.learned_norms,
-            input_scales=measured.input_scales,
+            **self.found_method().keys,
             input_scale_origin=measured.input_scale_origin if measured.input_scales else "",
-            few_inputs=self.few_inputs(),
-            cache_scales=self.cache_scales,
             calibration_prompts=measured.prompts.sha256,
             calibration_sketches=measured.prompts.sketches,
             gptq=measured.statistics.factors if measured.statistics else None,
@@ -257,45 +250,31 @@ class _Quantization(Rewrite[VerifyReport]):
             card=True,
         )
 
-    def few_inputs(self) -> dict[str, int]:
-        """Known when everything is written: experts are measured stage by stage."""
+    def found_method(self) -> Method:
+        """Known whole when everything is written: experts are measured stage by stage."""
         statistics = self.measured.statistics
         few = statistics.too_few if statistics is not None else {}
         modules = {
             s.row.canonical.removesuffix(".weight"): s.row.module for s in self.plan.quantized
         }
-        return {modules[name]: count for name, count in sorted(few.items())}
+        few_inputs = {modules[name]: count for name, count in sorted(few.items())}
+        return replace(self.method, few_inputs=few_inputs)
 
     def report(self, found: VerifyReport) -> QuantizeReport:
         """What was written, of what verification found."""
-        statistics = self.measured.statistics
+        statistics, method = self.measured.statistics, self.found_method()
         return QuantizeReport(
             out=self.out,
             plan=self.plan,
             verification=replace(found, output=str(self.out)),
             config_changes=self.changes,
             dropped=self.dropped,
-            balanced=self.balanced,
-            learned_norms=self.learned_norms,
-            few_inputs=self.few_inputs(),
+            balanced=method.balanced,
+            learned_norms=method.learned_norms,
+            few_inputs=method.few_inputs,
             damping=statistics.factors.damping if statistics else {},
             cuts=self.cuts,
         )
-
-
-def _card(
-    plan: Plan,
-    side_files: Sequence[str],
-    source: DraftSource,
-    balanced: Mapping[str, int],
-    learned: Mapping[str, float],
-) -> dict[str, str]:
-    """README.md where the source has none: the least one."""
-    folder = plan.draft.checkpoint.folder
-    if CARD_FILE in side_files:
-        return {}
-    facts = CardFacts.of_plan(plan, source, read_card(folder), balanced, learned)
-    return {CARD_FILE: least_card(facts)}
 
 
 def _documents(plan: Plan, changes: Mapping[str, Any]) -> dict[str, str]:

@@ -6,7 +6,7 @@ what the engine makes of the pair. It runs no engine, needs no GPU and imports n
 
 from typing import TYPE_CHECKING
 
-from ...recipes.lazy_names import lazy_names
+from ...recipes.packages import lazy_names
 
 if TYPE_CHECKING:
     from .pair import EnginePair as EnginePair

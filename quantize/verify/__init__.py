@@ -6,7 +6,7 @@ into a tensor.
 
 from typing import TYPE_CHECKING
 
-from ...recipes.lazy_names import lazy_names
+from ...recipes.packages import lazy_names
 
 if TYPE_CHECKING:
     from .cut_verification import verify_cut as verify_cut

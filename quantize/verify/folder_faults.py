@@ -11,8 +11,15 @@ from ...recipes.schema import QUANTIZABLE
 from ..drafts import Draft, Row
 from ..drafts.engine_traits import fused_group, fused_names
 from ..files.card_text import CARD_FILE
-from ..files.checkpoint import CONFIG_FILE, HIDDEN, INDEX_FILE, PROVENANCE_FILE, Checkpoint
-from ..files.not_a_draft import mistaken_folder, without_safetensors
+from ..files.checkpoint import (
+    CONFIG_FILE,
+    HIDDEN,
+    INDEX_FILE,
+    PROVENANCE_FILE,
+    Checkpoint,
+    mistaken_folder,
+    without_safetensors,
+)
 from ..files.provenance import QuantizedProvenance
 from ..files.safetensors_header import TensorInfo
 from ..stored.decoded_numbers import stored_scalar

@@ -13,11 +13,11 @@ from typing_extensions import override
 
 from ...recipes.brief import Brief, megabytes
 from ...recipes.errors import CheckpointError
+from ...recipes.packages import package_version
 from ..files.card_text import CARD_FILE, is_ours, read_card, split_front
 from ..files.checkpoint import PROVENANCE_FILE, UNVERIFIED_CONFIG_FILE, open_weights, pread_exactly
 from ..files.digests import NEWEST, algorithm_of, tensor_digest
 from ..files.hub import DraftSource, recorded_argv
-from ..files.package_version import package_version
 from ..files.provenance import (
     CutProvenance,
     Provenance,

@@ -20,8 +20,6 @@ __all__ = ["__version__"]
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        return importlib.import_module(".quantize.files.package_version", __name__).package_version(
-            __name__
-        )
+        return importlib.import_module(".recipes.packages", __name__).package_version(__name__)
     what = f"module {__name__!r} has no attribute {name!r}"
     raise AttributeError(f"{what}; verbs and types are in draftquant.api")

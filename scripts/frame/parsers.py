@@ -302,7 +302,7 @@ class _Version(argparse._VersionAction):
 
     def __call__(self, *given: Any) -> None:
         """Print it, and stop."""
-        from ...quantize.files.package_version import package_version
+        from ...recipes.packages import package_version
 
         self.version = f"draftquant {package_version('draftquant')}"
         super().__call__(*given)

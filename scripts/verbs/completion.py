@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from ...recipes import DraftQuantError, aliases, built_in_recipes
-from ...recipes.install_line import install_line
+from ...recipes.packages import install_line
 from ..frame.console import print_document, print_json
 from ..frame.settings import Argument, Settings
 from ..frame.verb import verb

@@ -30,10 +30,10 @@ from ...calibration.passes.proposals import Proposals
 from ...calibration.traces.trace_folder import TraceFolder
 from ...quantize.drafts.forward import whole_rows
 from ...quantize.files.digests import Digest, tensors_sha256
-from ...quantize.files.package_version import package_version
 from ...quantize.files.result_cache import ResultCache
 from ...quantize.files.safetensors_header import WORKERS
 from ...quantize.stored.loading import LoadedDraft
+from ...recipes.packages import package_version
 from ...recipes.regular_file import open_stream
 
 PROMPTS_PER_PROOF = 32

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from ...quantize.files.package_version import package_version
 from ...recipes.errors import GoldenError
+from ...recipes.packages import package_version
 from ..counting.acceptance_counts import CONTEXT_BINS, ContextCounts, estimand
 from ..counting.draft_counts import DraftReplay, PromptCounts, context_edges
 from ..judging.judgement import GateReport

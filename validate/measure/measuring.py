@@ -17,10 +17,10 @@ from ...calibration.server_client import Patience, ServerClient
 from ...calibration.traces.prompt_trace import prompt_sha256
 from ...quantize.files.checkpoint import Checkpoint
 from ...quantize.files.digests import has_identity
-from ...quantize.files.package_version import package_version
 from ...quantize.files.staging import check_output
 from ...recipes.decode import AT_LEAST_0, AT_LEAST_1
 from ...recipes.errors import CheckpointError, MeasureError, short
+from ...recipes.packages import package_version
 from ..counting.acceptance_counts import AcceptanceCounts, pooled
 from .engine_protocol import Ask, Completion, EngineProtocol
 from .measurement import (

@@ -23,7 +23,7 @@ from ...quantize.files.result_cache import resumable_folder
 from ...quantize.files.staging import check_output
 from ...recipes.decode import AT_LEAST_0, AT_LEAST_1
 from ...recipes.errors import OutputError, ParityError
-from ...recipes.install_line import install_line
+from ...recipes.packages import install_line
 from ...recipes.strict_json import parse_object
 from ..measure.engine_protocol import get_protocol
 from ..measure.measurement import EngineName

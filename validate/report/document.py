@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 from typing_extensions import override
 
-from ...quantize.files.package_version import package_version
 from ...recipes.brief import Brief
 from ...recipes.errors import GateError, short
+from ...recipes.packages import package_version
 from ...recipes.regular_file import read_text
 from ...recipes.strict_json import JsonProblem, decode, parse_object
 from ..counting.acceptance_counts import AcceptanceCounts, estimand, pooled

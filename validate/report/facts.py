@@ -16,7 +16,6 @@ from ...quantize.engines.contract import EngineCheck, EngineName
 from ...quantize.engines.engine_check import check_checkpoint
 from ...quantize.engines.registry import newest_engines
 from ...quantize.files.checkpoint import Checkpoint
-from ...quantize.files.package_version import package_version
 from ...quantize.files.provenance import QuantizedProvenance
 from ...quantize.gpus import gpu_name
 from ...quantize.stored.layouts import HF_QUANT_CONFIG
@@ -24,6 +23,7 @@ from ...quantize.stored.stored_declaration import declared_scheme
 from ...quantize.stored.stored_draft import StoredDraft
 from ...recipes.errors import CheckpointError, GateError
 from ...recipes.formats import AS_STORED, ServedForm
+from ...recipes.packages import package_version
 from ...recipes.schema import Rule
 from ..judging.candidate_origin import DraftFolder
 from ..measure.measurement import Measurement
@@ -234,7 +234,7 @@ def _quantization(record: QuantizedProvenance) -> QuantizationFacts:
     changed = {
         name for name, digest in record.source.digests.items() if record.digests.get(name) != digest
     }
-    quantized = changed - record.dropped.keys() - record.changed_norms
+    quantized = changed - record.dropped.keys() - record.method.changed_norms
     return QuantizationFacts(
         recipe=recipe.name,
         recipe_sha256=record.recipe_sha256,

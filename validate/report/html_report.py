@@ -9,9 +9,9 @@ from typing import Any
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from ...quantize.files.package_version import package_version
 from ...quantize.gpus import gpu_name
 from ...recipes.errors import visible
+from ...recipes.packages import package_version
 from ..charts.plots import (
     ContextLength,
     Dot,

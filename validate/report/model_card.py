@@ -26,7 +26,6 @@ from ...quantize.files.card_text import (
 from ...quantize.files.checkpoint import PROVENANCE_FILE, Checkpoint
 from ...quantize.files.digests import algorithm_of, tensor_digests, tensors_sha256
 from ...quantize.files.hub import is_hub_id
-from ...quantize.files.package_version import package_version
 from ...quantize.files.provenance import DequantizedProvenance, Provenance, QuantizedProvenance
 from ...quantize.files.provenance_file import check_seal, quantization_of, read_provenance
 from ...quantize.gpus import gpus_of
@@ -34,6 +33,7 @@ from ...quantize.making.folder_card import CardFacts
 from ...quantize.stored.layouts import HF_QUANT_CONFIG
 from ...quantize.stored.stored_draft import StoredDraft
 from ...recipes.errors import CardError, CheckpointError
+from ...recipes.packages import package_version
 from ...recipes.regular_file import open_stream
 from ...recipes.schema import recipe_sha256
 from ..counting.paired_change import PairedChange

@@ -1,21 +1,43 @@
-"""What pip is asked for, in messages: it works for a clone, a wheel and an index alike.
+"""Packages: names that are imported when asked for (PEP 562), versions, and what pip is asked for.
 
-An extra's packages are named themselves. So the line does not depend on how draftquant was
-installed, and sends nobody to an index for a `draftquant` that somebody else may own there.
+An install line works for a clone, a wheel and an index alike: an extra's packages are named
+themselves, so it sends nobody to an index for a `draftquant` that somebody else may own there.
 """
 
+import importlib
 import shlex
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
-from urllib.parse import unquote, urlsplit
-
-from .strict_json import JsonProblem, parse_object
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from importlib.metadata import Distribution
 
 _NAME = "draftquant"
+
+
+def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+    """The `__getattr__` of a package whose names have other homes: name -> ".module"."""
+
+    def found(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(homes[name], package), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return found
+
+
+def package_version(name: str) -> str:
+    """The installed version of a distribution, or "not installed"."""
+    import importlib.metadata
+
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
 
 
 def install_line(extra: str) -> str:
@@ -38,6 +60,10 @@ def _packages(extra: str) -> Sequence[str]:
 
 def _origin(extra: str = "") -> str:
     """What pip was given for draftquant (PEP 610), folder, file, address or version."""
+    from urllib.parse import unquote, urlsplit
+
+    from .strict_json import JsonProblem, parse_object
+
     found = _installed()
     brackets = f"[{extra}]" if extra else ""
     if found is None:
