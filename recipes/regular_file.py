@@ -14,8 +14,15 @@ from typing import NamedTuple
 
 from .errors import CheckpointError
 
+AnyPath = str | os.PathLike[str]
+"""A file or folder as it is given."""
 MAX_DOCUMENT_BYTES = 32 * 2**20
 """Of one JSON document. The index of a target of 140,000 tensors has 14 MB."""
+
+
+def optional_path(path: AnyPath | None) -> Path | None:
+    """A path, where one is given."""
+    return None if path is None else Path(path)
 
 
 def open_regular(path: Path) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..quantize.files.hub import DraftSource, running_argv
 from ..quantize.files.staging import check_output, staged_source
-from .frame.listener import Listener
+from ..recipes.listener import Listener
 
 if TYPE_CHECKING:
     from ..calibration.vocabulary_rows import Choosing, ChosenRows

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 from typing_extensions import override
 
 from ..quantize.files.checkpoint import CONFIG_FILE
+from ..quantize.files.hub import Reference, folder_of
 from ..recipes.errors import GateError
 from ..recipes.formats import AS_STORED, ServedForm
 from ..recipes.library import aliases, calibrated
+from ..recipes.regular_file import AnyPath, optional_path
 from .frame import arguments
-from .frame.arguments import AnyPath, Reference, folder_of, optional_path
 from .frame.settings import Argument, Option
 from .loaded_drafts import load_for_replay
 from .verbs.replay import OnTracesSettings, replay_loaded

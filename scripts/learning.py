@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..quantize.planning.quantization_plan import Plan
-from .frame.listener import Bar, Listener
+from ..recipes.listener import Bar, Listener
 
 if TYPE_CHECKING:
     from ..calibration.linear_inputs.static_scales import StaticScales

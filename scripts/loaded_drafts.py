@@ -6,9 +6,10 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..quantize.files.hub import Reference, folder_of
 from ..recipes.formats import AS_STORED, ServedForm
+from ..recipes.regular_file import optional_path
 from .frame import arguments
-from .frame.arguments import Reference, folder_of, optional_path
 from .frame.opening import shared_tables
 from .frame.settings import Settings
 

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from ..recipes.errors import DraftQuantError, first_line
+from ..recipes.listener import SILENT
 from ..recipes.packages import install_line
-from .frame.listener import SILENT
 
 if TYPE_CHECKING:
     import torch

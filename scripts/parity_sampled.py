@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from ..recipes.decode import AT_LEAST_1
+from ..recipes.listener import Bar
+from ..recipes.regular_file import AnyPath, optional_path
+from ..validate.counting.acceptance_counts import ComputeDtype
 from .frame import reports
-from .frame.arguments import AnyPath, ChosenPrompts, ComputeDtype, Device, optional_path
+from .frame.arguments import ChosenPrompts, Device
 from .frame.findings import BoundedFindings, FindingsFile
-from .frame.listener import Bar
 from .frame.settings import Argument, Option
 from .frame.verb import verb
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 from ..quantize.drafts import Draft
 from ..quantize.drafts.exporters import layer_config
 from ..quantize.files.checkpoint import Checkpoint
+from ..quantize.files.hub import Reference, folder_of
 from ..quantize.pairing.serving_limits import LONGER
 from ..quantize.pairing.target import Rotation
 from ..quantize.stored.stored_draft import StoredDraft
-from .frame.arguments import Reference, folder_of
-from .frame.listener import Listener
+from ..recipes.listener import Listener
 
 if TYPE_CHECKING:
     from ..calibration.traces.trace_folder import TraceFolder

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from ..calibration.traces.manifest import FeatureDtype, StorageChoice, TooLong
+from ..quantize.files.hub import Reference
 from ..recipes.decode import AT_LEAST_0, AT_LEAST_1, MisfitError
 from ..recipes.strict_json import JsonProblem, parse_json
 from .frame import arguments
-from .frame.arguments import ChosenPrompts, Reference
+from .frame.arguments import ChosenPrompts
 from .frame.settings import Option, options_of, spelling
 
 _SGLANG = (

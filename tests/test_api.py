@@ -22,9 +22,9 @@ from draftquant.quantize.files.hub import command_line
 from draftquant.quantize.making.quantize_draft import QuantizeReport
 from draftquant.recipes import to_mapping
 from draftquant.recipes.errors import CheckpointError
+from draftquant.recipes.listener import SILENT, Listener
 from draftquant.scripts.cli import main
 from draftquant.scripts.frame import reports
-from draftquant.scripts.frame.listener import SILENT, Listener
 from draftquant.validate.counting.draft_counts import DraftReplay
 from draftquant.validate.judging.judgement import GateReport
 from test_packaging import ROOT, project

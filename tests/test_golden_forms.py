@@ -15,8 +15,8 @@ from unittest.mock import MagicMock
 import pytest
 import yaml
 from draftquant.recipes.errors import GoldenError, OutputError
+from draftquant.recipes.listener import Listener
 from draftquant.scripts.cli import main
-from draftquant.scripts.frame.listener import Listener
 from draftquant.scripts.gate_on_traces import Measured
 from draftquant.scripts.verbs.gate import GateSettings, _golden_file
 from draftquant.scripts.verbs.golden import Form, GoldenSettings

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 from draftquant import api as dq
-from draftquant.scripts.frame.listener import SILENT, usual_listener
+from draftquant.recipes.listener import SILENT
+from draftquant.scripts.frame.listener import usual_listener
 
 
 class ZMQInteractiveShell:

@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 from draftquant.calibration.traces.trace_folder import TraceFolder
+from draftquant.recipes.listener import Listener
 from draftquant.scripts.cli import main
-from draftquant.scripts.frame.listener import Listener
 from draftquant.scripts.position_limits import position_warnings
 from said_traces import write_said
 from tiny import tiny_eagle3_llama

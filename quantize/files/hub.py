@@ -10,6 +10,8 @@ from pathlib import Path
 from ...recipes.errors import CheckpointError
 from .checkpoint import Checkpoint, mistaken_file, near_folder
 
+Reference = str | Path
+"""A draft: its folder, or its id on the Hub (owner/name, owner/name@revision)."""
 NAMES = r"[\w][\w.-]*/[\w][\w.-]*"
 """Owner and name."""
 _HUB_ID = re.compile(rf"{NAMES}(@[\w./-]+)?")
@@ -67,6 +69,11 @@ def resolve_draft(reference: str, subtree: str | None = None) -> DraftSource:
             fix="download config.json, the index and the shards of the layer, and give the folder",
         )
     return _download(reference)
+
+
+def folder_of(reference: Reference) -> Path:
+    """Where a draft lies; raises as `resolve_draft`."""
+    return resolve_draft(str(reference)).folder
 
 
 def resolve_target(reference: str) -> Path:

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from .recipes import Recipe
 from .recipes.errors import DraftQuantError, DraftQuantWarning
+from .recipes.listener import Bar, Listener
 from .scripts.frame import reports
-from .scripts.frame.listener import Bar, Listener, ProgressListener
+from .scripts.frame.listener import ProgressListener
 from .scripts.frame.verb import explain
 from .scripts.parity_sampled import parity_sampled
 from .scripts.verbs.card import card

@@ -1,17 +1,17 @@
 """Arguments that several verbs take, each said once."""
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
-from ...quantize.files.hub import resolve_draft
+from ...quantize.files.hub import Reference
 from ...recipes.decode import AT_LEAST_0, AT_LEAST_1, SHARE_OR_ALL, MisfitError
 from ...recipes.errors import short
 from ...recipes.formats import KvCacheChoice, KvCacheScales, OnlineHead, ServedForm
+from ...recipes.regular_file import AnyPath as AnyPath
 from ...recipes.schema import ALGORITHMS, BackendName, InputCorrection, Recipe
-from ...validate.counting.acceptance_counts import DraftSampling
+from ...validate.counting.acceptance_counts import ComputeDtype, DraftSampling
 from .settings import Argument, Option, Settings
 
 if TYPE_CHECKING:
@@ -19,27 +19,8 @@ if TYPE_CHECKING:
     from ...calibration.prompts.prompt_forms import PromptChoice
     from ...calibration.prompts.prompt_source import ReadPrompts
 
-# ---- What drafts, recipes and paths are given as, to several verbs
-
-Reference = str | Path
-"""A draft: its folder, or its id on the Hub (owner/name, owner/name@revision)."""
 AnyRecipe = Recipe | Mapping[str, Any] | str | Path
 """A recipe: a built-in name, a file, a resolved recipe, or the keys of a file as a dict."""
-
-
-def folder_of(reference: Reference) -> Path:
-    """Where a draft lies; see `resolve_draft`."""
-    return resolve_draft(str(reference)).folder
-
-
-def optional_path(path: str | os.PathLike[str] | None) -> Path | None:
-    """A path, where one is given."""
-    return None if path is None else Path(path)
-
-
-AnyPath = str | os.PathLike[str]
-"""A file or folder; `Settings` hold it as a `Path`."""
-ComputeDtype = Literal["float32", "bfloat16"]
 
 
 def share(text: str) -> float:

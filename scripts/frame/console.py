@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ...recipes.errors import visible
-from .listener import Listener, Unit
+from ...recipes.listener import Listener, Unit
 from .progress import SPEECH, Bar, discard, progress_bar, terminal, width_is_known
 
 # ---- Tables of results: names stay whole at any width

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from ...quantize.files.report_files import check_reports
 from ...recipes.decode import CONFIDENCE
+from ...recipes.regular_file import AnyPath
 from . import reports
-from .arguments import AnyPath, Overwrite, share
+from .arguments import Overwrite, share
 from .pages import given
 from .settings import Option, Settings
 

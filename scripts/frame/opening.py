@@ -6,16 +6,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ...quantize.files.hub import DraftSource, resolve_draft
+from ...quantize.files.hub import DraftSource, Reference, resolve_draft
 from ...recipes import Recipe, load_recipe, recipe_of_alias, to_mapping
 from ...recipes.decode import walk
 from ...recipes.errors import RecipeError
 from ...recipes.formats import FP8_CACHE, KvCacheFormat, KvCacheScales
 from ...recipes.library import calibrated, merged
+from ...recipes.listener import SILENT, Listener
+from ...recipes.regular_file import AnyPath
 from ...recipes.schema import CORRECTED, BackendName, InputCorrection
 from ...recipes.schemes import named_algorithm, refusal
-from .arguments import AnyPath, AnyRecipe, Reference
-from .listener import SILENT, Listener
+from .arguments import AnyRecipe
 from .settings import of_value
 
 if TYPE_CHECKING:

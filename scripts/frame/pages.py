@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from ...quantize.files.hub import recorded_argv
 from ...quantize.files.report_files import ReportFormat, append_text, check_reports, write_reports
 from ...recipes.errors import OutputError, visible
-from .arguments import AnyPath, GoldenFile, Overwrite
+from ...recipes.regular_file import AnyPath
+from .arguments import GoldenFile, Overwrite
 from .settings import Option, Settings
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, Union
 
 from ...recipes.decode import Bounds, Misfit, MisfitError, nearest, walk
 from ...recipes.errors import DraftQuantError, short
-from .listener import SILENT, Listener
+from ...recipes.listener import SILENT, Heard, Listener
 
 # ---- `Option`: what one field of a verb's settings means, and how a command line gives it
 
@@ -310,7 +310,7 @@ class CallError(SettingsError, TypeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(Heard):
     """What a verb is asked to do. Subclasses are frozen dataclasses with annotated fields.
 
     Attributes:
@@ -319,17 +319,12 @@ class Settings:
 
     listener: Annotated[Listener, Hidden()] = field(default=SILENT, kw_only=True, repr=False)
 
+    options: ClassVar[Mapping[str, Any]] = {}
+    """What fields mean that a record below declares: an `Option`, or an annotation with one."""
     exclusive: ClassVar[tuple[tuple[str, ...], ...]] = ()
     """Fields of which at most one is given."""
     one_of: ClassVar[tuple[tuple[str, ...], ...]] = ()
     """Fields of which one is given, and no other."""
-
-    def check(self) -> None:
-        """Refuse settings that do not belong together; there is nothing to refuse by default.
-
-        Raises:
-            DraftQuantError: names what does not.
-        """
 
     def check_bounds(self, called: Callable[[str, Option], str]) -> None:
         """Refuse numbers out of the bounds of their fields.
@@ -410,9 +405,11 @@ class WordsError(Exception):
 def options_of(settings: type) -> dict[str, Option]:
     """Field -> what it means, of all that a command line can give; those given by place first."""
     hints = typing.get_type_hints(settings, include_extras=True)
+    beside = getattr(settings, "options", {})
     found = {}
     for each in sorted(dataclasses.fields(settings), key=lambda each: bool(each.kw_only)):
-        said = getattr(hints[each.name], "__metadata__", ())
-        if said and isinstance(said[0], Option):
-            found[each.name] = said[0]
+        said = beside.get(each.name, hints[each.name])
+        option, *_ = getattr(said, "__metadata__", (said,))
+        if isinstance(option, Option):
+            found[each.name] = option
     return found

@@ -20,7 +20,8 @@ from typing import Any, Literal, NamedTuple, ParamSpec, Protocol, TypeVar
 from typing_extensions import override
 
 from ...recipes.errors import DraftQuantError
-from .listener import Bar, Listener, Unit, usual_listener
+from ...recipes.listener import Bar, Listener, Unit
+from .listener import usual_listener
 from .option_words import meant
 from .settings import Argument, CallError, Settings, members, options_of, spelling
 

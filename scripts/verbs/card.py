@@ -9,7 +9,7 @@ from typing import Annotated
 from ...quantize.files.card_text import CARD_FILE
 from ...quantize.files.staging import check_output, replace_text
 from ...recipes.errors import OutputError
-from ..frame.arguments import AnyPath, optional_path
+from ...recipes.regular_file import AnyPath, optional_path
 from ..frame.console import print_document, print_json, stdout
 from ..frame.settings import Argument, Option, Settings
 from ..frame.verb import verb

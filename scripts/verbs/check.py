@@ -11,13 +11,12 @@ from typing_extensions import override
 
 from ...quantize.engines.contract import ENGINE_NAMES, TITLES, EngineCheck, EngineName, Verdict
 from ...quantize.engines.registry import newest_engines
-from ...quantize.files.hub import resolve_draft, resolve_target
+from ...quantize.files.hub import Reference, resolve_draft, resolve_target
 from ...quantize.gpus import gpu_names
 from ...recipes.brief import Brief
 from ...recipes.decode import AT_LEAST_1
 from ...recipes.errors import CheckpointError
 from ..frame import arguments
-from ..frame.arguments import Reference
 from ..frame.console import print_json, print_table, stdout, table
 from ..frame.settings import Argument, Option, Settings
 from ..frame.verb import verb

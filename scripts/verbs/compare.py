@@ -8,11 +8,12 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from ...quantize.files.hub import resolve_draft, running_argv
+from ...quantize.files.hub import Reference, folder_of, resolve_draft, running_argv
 from ...quantize.files.report_files import ReportFormat, check_reports, write_reports
 from ...recipes.decode import MisfitError
+from ...recipes.regular_file import AnyPath
 from ..frame import reports
-from ..frame.arguments import AnyPath, Reference, folder_of, share
+from ..frame.arguments import share
 from ..frame.console import print_json, print_table, stderr, stdout, table
 from ..frame.pages import asked_for, given
 from ..frame.settings import Argument, Option

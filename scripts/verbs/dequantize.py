@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ...quantize.files.hub import resolve_draft, running_argv
+from ...recipes.listener import verifying
 from ..frame import reports
 from ..frame.arguments import OutFolder, Quantized, Subtree
 from ..frame.console import megabytes, print_json, print_table, stdout, table
-from ..frame.listener import verifying
 from ..frame.settings import Option, Settings
 from ..frame.verb import verb
 

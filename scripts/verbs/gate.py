@@ -17,10 +17,10 @@ from typing_extensions import override
 
 from ...quantize.files.hub import running_argv
 from ...recipes.errors import GateError, GoldenError
+from ...recipes.regular_file import optional_path
 from ...recipes.schema import PolicyName
 from ...validate.judging.policy import Spending, parse_look
 from ..frame import arguments, reports
-from ..frame.arguments import optional_path
 from ..frame.console import print_json, print_table, stdout, table
 from ..frame.pages import Pages, asked_for, texts_of
 from ..frame.settings import Option

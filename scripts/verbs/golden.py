@@ -11,8 +11,9 @@ from typing_extensions import override
 from ...quantize.files.report_files import check_place, write_reports
 from ...recipes.brief import Brief
 from ...recipes.errors import GoldenError
+from ...recipes.regular_file import AnyPath
 from ...validate.measure.measurement import EngineName
-from ..frame.arguments import AnyPath, Overwrite, share
+from ..frame.arguments import Overwrite, share
 from ..frame.console import print_document, print_json, print_table, stderr, table
 from ..frame.settings import Argument, Option, Settings
 from ..frame.verb import verb

@@ -7,11 +7,12 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from ...quantize.files.hub import resolve_draft, running_argv
+from ...quantize.files.hub import Reference, resolve_draft, running_argv
+from ...recipes.listener import verifying
+from ...recipes.regular_file import AnyPath
 from ..frame import reports
-from ..frame.arguments import AnyPath, OutFolder, Reference
+from ..frame.arguments import OutFolder
 from ..frame.console import megabytes, print_json, stdout
-from ..frame.listener import verifying
 from ..frame.settings import Argument, Option, Settings
 from ..frame.verb import verb
 

@@ -8,25 +8,24 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from ...quantize.files.hub import Reference
 from ...quantize.files.staging import check_output
 from ...recipes.decode import ABOVE_0, AT_LEAST_0, AT_LEAST_1
 from ...recipes.errors import MeasureError
+from ...recipes.listener import Bar, Listener, beyond_kept
+from ...recipes.regular_file import AnyPath, optional_path
 from ...validate.measure.measurement import EngineName
 from ..frame import reports
 from ..frame.arguments import (
-    AnyPath,
     ChosenPrompts,
     GoldenFile,
     Overwrite,
-    Reference,
     SamplingSeed,
     Temperature,
     TopK,
     TopP,
-    optional_path,
 )
 from ..frame.console import print_json, print_table, stdout, table
-from ..frame.listener import Bar, Listener, beyond_kept
 from ..frame.opening import draft_identity
 from ..frame.pages import check_golden, write_golden
 from ..frame.settings import Option

@@ -6,20 +6,12 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from ...quantize.files.hub import Reference
 from ...recipes.decode import AT_LEAST_1
+from ...recipes.regular_file import AnyPath, optional_path
 from ...validate.measure.measurement import EngineName
 from ..frame import reports
-from ..frame.arguments import (
-    AnyPath,
-    Device,
-    Dtype,
-    NumDraftTokens,
-    OutFolder,
-    Reference,
-    Target,
-    optional_path,
-    share,
-)
+from ..frame.arguments import Device, Dtype, NumDraftTokens, OutFolder, Target, share
 from ..frame.console import print_json, print_table, stdout, table
 from ..frame.findings import BoundedFindings, FindingsFile
 from ..frame.opening import draft_identity, open_traces

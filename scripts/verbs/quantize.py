@@ -20,8 +20,8 @@ from ...quantize.files.hub import running_argv
 from ...quantize.files.staging import check_output
 from ...quantize.planning.quantization_plan import NOTHING_MEASURED, Measured, Plan, Step, make_plan
 from ...recipes.decode import AT_LEAST_1, SHARE_OR_ALL
+from ...recipes.regular_file import optional_path
 from ..frame import arguments, reports
-from ..frame.arguments import optional_path
 from ..frame.console import OnTerminal, megabytes, print_json, stderr, stdout
 from ..frame.opening import chosen_recipe, draft_on_traces, open_draft, open_traces
 from ..frame.settings import Option, Settings, SettingsError
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ...quantize.files.hub import DraftSource
     from ...quantize.lints import Lint
     from ...recipes import Recipe
-    from ..frame.listener import Bar, Listener
+    from ...recipes.listener import Bar, Listener
     from ..frame.reports import QuantizeReport
 
 

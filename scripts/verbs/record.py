@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...quantize.files.checkpoint import CONFIG_FILE, Checkpoint
+from ...quantize.files.hub import folder_of
+from ...recipes.listener import SILENT, Unit, beyond_kept
 from ..frame import reports
-from ..frame.arguments import folder_of
 from ..frame.console import megabytes, print_document, print_json, stdout
-from ..frame.listener import SILENT, Unit, beyond_kept
 from ..frame.verb import verb
 from ..record_settings import RecordSettings
 from .traces import print_written, written

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 from typing_extensions import override
 
+from ...quantize.files.hub import Reference
 from ...recipes.errors import GoldenError
 from ...recipes.formats import AS_STORED, ServedForm
+from ...recipes.listener import Listener
 from ..frame import arguments, reports
-from ..frame.arguments import Reference
 from ..frame.console import print_json, print_table, stdout, table
-from ..frame.listener import Listener
 from ..frame.pages import check_golden, write_golden
 from ..frame.settings import Argument, Option
 from ..frame.verb import verb

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from typing_extensions import override
 
-from ...recipes.regular_file import read_text
+from ...recipes.regular_file import AnyPath, read_text
 from ...validate.judging.published import Published
-from ..frame.arguments import AnyPath
 from ..frame.console import print_document, print_json, stderr
 from ..frame.pages import Pages, texts_of
 from ..frame.settings import Argument

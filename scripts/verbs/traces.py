@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from ...calibration.dumps.dump_formats import DumpFormat
 from ...calibration.traces.manifest import StorageChoice
-from ...quantize.files.hub import resolve_draft
+from ...quantize.files.hub import Reference, resolve_draft
 from ...recipes.decode import AT_LEAST_1, encode
+from ...recipes.regular_file import AnyPath
 from ..frame import reports
-from ..frame.arguments import AnyPath, OutFolder, Reference, TableIds, share
+from ..frame.arguments import OutFolder, TableIds, share
 from ..frame.console import megabytes, print_json, print_table, stdout, table
 from ..frame.parsers import Below, Verbs, run_verb
 from ..frame.settings import Argument, Option, Settings

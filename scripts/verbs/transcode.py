@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from ...quantize.files.hub import resolve_draft, running_argv
+from ...recipes.listener import verifying
 from ...recipes.schema import LayoutName
 from ..frame import reports
 from ..frame.arguments import OutFolder, Quantized, TargetLayers
 from ..frame.console import megabytes, print_json, stdout
-from ..frame.listener import verifying
 from ..frame.settings import Option, Settings
 from ..frame.verb import verb
 

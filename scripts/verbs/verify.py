@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typing_extensions import override
 
 from ...quantize.files.checkpoint import Checkpoint
-from ...quantize.files.hub import DraftSource, resolve_draft
+from ...quantize.files.hub import DraftSource, Reference, resolve_draft
 from ...recipes.brief import Brief
 from ...recipes.errors import CheckpointError
+from ...recipes.regular_file import optional_path
 from ..frame import arguments
-from ..frame.arguments import Reference, optional_path
 from ..frame.console import print_json, print_table, stdout, table
 from ..frame.settings import Option, Settings
 from ..frame.verb import verb

@@ -12,9 +12,10 @@ from ...quantize.files.hub import resolve_draft
 from ...quantize.files.report_files import check_reports, write_reports
 from ...quantize.files.staging import check_output
 from ...recipes.decode import AT_LEAST_1
+from ...recipes.regular_file import AnyPath, optional_path
 from ..cut_rows import RowsAsked, write_rows
 from ..frame import arguments, reports
-from ..frame.arguments import AnyPath, optional_path, share
+from ..frame.arguments import share
 from ..frame.console import megabytes, print_json, print_table, stderr, stdout, table
 from ..frame.opening import open_traces
 from ..frame.settings import Option

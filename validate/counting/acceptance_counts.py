@@ -255,6 +255,7 @@ def _short(tokens: int) -> str:
 
 # ---- What an acceptance length is of: how text and proposals were chosen, and what is counted
 
+ComputeDtype = Literal["float32", "bfloat16"]
 DraftSampling = Literal["greedy", "probabilistic"]
 """How a draft chooses its proposals: its most likely tokens, or drawn at the target's temperature.
 

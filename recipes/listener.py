@@ -1,0 +1,145 @@
+"""`Listener`: what a long run says meanwhile, and to whom."""
+
+import logging
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from typing_extensions import override
+
+from .errors import DraftQuantWarning
+
+Unit = Literal["bytes", "items", "work"]
+"""What a bar counts: work has no unit that people know, and is shown as a share."""
+LOG = logging.getLogger("draftquant")
+LOG.addHandler(logging.NullHandler())  # as libraries do: who wants to see it configures logging
+
+
+class Bar(Protocol):
+    """The progress of a run, phase by phase."""
+
+    @property
+    def measured(self) -> bool:
+        """Whether it is known how long the phase that runs is."""
+
+    def phase(self, label: str, total: int | None = None, unit: Unit = "items") -> None:
+        """End the phase that runs and begin the next; without a total it is not known how long."""
+
+    def advance(self, by: int = 1) -> None:
+        """Move on by some items."""
+
+    def label(self, text: str) -> None:
+        """Say something else before the bar."""
+
+    def set(self, done: int, total: int) -> None:
+        """Move to `done` of `total`."""
+
+
+class Listener:
+    """Sees how far a run is, and shows no bar; subclasses show what they like.
+
+    What a run says goes to `logging.getLogger("draftquant")`: notes and lines at level INFO, the
+    beginning of stages at level DEBUG. What may be wrong is a Python warning
+    (`DraftQuantWarning`). The command line prints all of that on stderr instead.
+    """
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+    @contextmanager
+    def bar(self, label: str, total: int | None, unit: Unit = "items") -> Iterator[Bar]:
+        """Something of `total` items or bytes begins; None = the number is not known.
+
+        It ends with the block.
+        """
+        bar = _NoBar()
+        bar.phase(label, total, unit)
+        yield bar
+
+    def stage(self, name: str) -> None:
+        """A stage of the run begins: "start", "measure", "write", "sync", "verify"."""
+        LOG.debug("%s", name)
+
+    def line(self, text: str) -> None:
+        """A line to show; what it quotes may hold any character."""
+        LOG.info("%s", text)
+
+    def warning(self, text: str) -> None:
+        """What may be wrong, in one line or more."""
+        warnings.warn(text, DraftQuantWarning, stacklevel=_outside())
+
+    def note(self, text: str) -> None:
+        """What is good to know, where nothing is wrong."""
+        self.line(text)
+
+
+def verifying(bar: Bar) -> Callable[[str], None]:
+    """For `on_stage` of what writes a folder: shows that it is verified now."""
+
+    def begin(stage: str) -> None:
+        if stage == "verify":
+            bar.phase("verify")
+
+    return begin
+
+
+def beyond_kept(bar: Bar) -> Callable[[int, int], None]:
+    """For progress of a run that goes on with what an earlier one kept, as its first call says.
+
+    That took no time now: the bar shows what is left to do.
+    """
+    kept: int | None = None
+
+    def show(done: int, total: int) -> None:
+        nonlocal kept
+        kept = done if kept is None else kept
+        bar.set(done - kept, total - kept)
+
+    return show
+
+
+class _NoBar(Bar):
+    """Shows nothing; the log hears of each phase that begins."""
+
+    measured = False
+
+    @override
+    def phase(self, label: str, total: int | None = None, unit: Unit = "items") -> None:
+        LOG.debug("%s", label if total is None else f"{label}: {total:,} {unit}")
+
+    @override
+    def advance(self, by: int = 1) -> None: ...
+
+    @override
+    def label(self, text: str) -> None: ...
+
+    @override
+    def set(self, done: int, total: int) -> None: ...
+
+
+def _outside() -> int:
+    """Frames from `Listener.warning` up to the caller's own code, where the warning is shown."""
+    package, level, frame = __name__.partition(".")[0], 2, sys._getframe(2)
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] == package:
+        level, frame = level + 1, frame.f_back
+    return level
+
+
+SILENT = Listener()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heard:
+    """What is asked of a run, with who hears of it. Subclasses are frozen dataclasses."""
+
+    listener: Listener = SILENT
+
+    def check(self) -> None:
+        """Refuse what does not belong together; there is nothing to refuse by default.
+
+        Raises:
+            DraftQuantError: names what does not.
+        """
