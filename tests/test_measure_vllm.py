@@ -10,7 +10,7 @@ from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.decoding import GREEDY, Decoding
 from draftquant.calibration.server_client import Patience, ServerClient
 from draftquant.recipes.errors import MeasureError
-from draftquant.validate.measure import vllm_answer as counted
+from draftquant.validate.measure import vllm_server as counted
 from draftquant.validate.measure.engine_protocol import Ask, Completion
 from draftquant.validate.measure.measurement import ServerIdentity, Speculation
 from draftquant.validate.measure.server_counters import Counters

@@ -23,10 +23,8 @@ _FILES = PackageLoader("draftquant.validate.charts", "")
 class Drawing:
     """What a chart draws on, with a title and a description for those who do not see it.
 
-    Args:
-        key: tells the chart from the others of its page: letters, digits and hyphens.
-        height: in units of `WIDTH`.
-        title: what it shows. described: what is to be seen in it, a sentence or more.
+    `key` tells the chart from the others of its page: letters, digits and hyphens. `height` is in
+    units of `WIDTH`.
     """
 
     def __init__(self, key: str, height: float, *, title: str, described: str) -> None:

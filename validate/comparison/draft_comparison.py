@@ -1,7 +1,7 @@
 """Which draft for which traffic: every pair of drafts, in every category and over all.
 
-All intervals, of all pairs in all
-categories, hold together: the best of many is not the luckiest of many.
+All intervals, of all pairs in all categories, hold together: the best of many is not the luckiest
+of many.
 """
 
 import math
@@ -171,14 +171,9 @@ def compare(
 ) -> ComparisonReport:
     """Compare every pair of drafts; of very many drafts each with the first and with the best.
 
-    Args:
-        traffic: share of the output tokens by category; None = prompts as they are, pooled.
-        confidence: of all intervals together, in (0.5, 1).
-        date: of the comparison, in UTC as ISO 8601.
-
-    Raises:
-        CompareError: the confidence is none, the traffic does not fit the prompts, or there are
-            more drafts, categories and prompts than memory has room for.
+    `traffic` is the share of the output tokens by category; None = prompts as they are, pooled.
+    `confidence` is of all intervals together, in (0.5, 1). CompareError: the traffic does not fit
+    the prompts, or there are more drafts, categories and prompts than memory has room for.
     """
     CONFIDENCE.check(CompareError, "--confidence", confidence, fix="write 95 % as 0.95")
     _check_number(drafts)
@@ -235,8 +230,6 @@ def _and(names: Sequence[str]) -> str:
     *first, last = names
     return f"{', '.join(first)} and {last}" if first else last
 
-
-# ---- The comparison as a page, and its plot as a drawing of its own
 
 MOST_DRAWN = 60
 """Scopes, or drafts where they are many; the table has all."""

@@ -82,17 +82,13 @@ class ReplayedPrompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayedDraft(DraftFigures):
-    """One draft: an item of the list that `replay --json` prints.
+    """One draft: an item of the list that `replay --json` prints; 0.2 printed no defaults.
 
     Attributes:
         first_step_agreement: share of the positions where it proposes what the first draft does.
         rope_theta, dtype: that it was replayed with; None = as its config.json has it.
-        family: of the draft; "" in what 0.2 printed.
-        draft_vocab_size, quantized: as in `DraftReplay`; None in what 0.2 printed.
         head_online: what vLLM made of its head while it loaded; None = the head is the folder's.
-        kv_cache: of its KV cache; None = BF16, or what 0.2 printed. cache_scales: whether its
-            scales are the folder's, or 1.
-        context_edges: of the context bins; none in what 0.2 printed.
+        kv_cache: None = BF16. cache_scales: whether its scales are the folder's, or 1.
     """
 
     estimand: str
@@ -186,11 +182,7 @@ class _Replays:
 
 
 def read_replays(path: Path) -> tuple[ReplayedDraft, ...]:
-    """Read what `replay --json` printed.
-
-    Raises:
-        CompareError: it cannot be read, or is something else.
-    """
+    """What `replay --json` printed, else CompareError."""
     try:
         plain = parse_json(read_text(path))
         found: _Replays = decode(_Replays, {"replays": _without_left(plain)})

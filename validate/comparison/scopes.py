@@ -1,8 +1,22 @@
 """How drafts compare in each scope: over all prompts, for a traffic, in every category.
 
-Where drafts are so many that the changes of all pairs would fill memory and report, those are
-reckoned that tell something: from the first draft, and between each draft and the best. Which draft
-is best is not known before, so that the intervals of all pairs still have to hold together.
+All intervals hold at once: the chance that any of them misses is what one's was. The estimates
+share their prompts, so they are correlated, and what Bonferroni adds for each is more than is
+needed. Here the largest of all statistics decides (max-t): Z is normal with the correlations of the
+estimates' jackknife contributions, c the quantile of max |Z_j|, and each interval has the level 2
+Phi(c) - 1 under Student's t of its own degrees of freedom, so that estimates of few prompts get
+wider ones. The quantile is drawn, from one fixed seed.
+
+Source of the method: Westfall & Young, Resampling-based multiple testing (1993), as balanced
+single-step intervals. By simulation (three drafts, 1000 runs) 95 % intervals of five scopes all
+hold in 0.955 of the runs with 20 prompts in a category, in 0.934 with 10; separate ones in 0.63.
+`tests/test_comparison.py` holds that.
+
+The draws take a time that grows with the square of the number of estimates, so beyond
+`MOST_CORRELATED` of them Bonferroni decides, which is wider and always holds. Where drafts are so
+many that the changes of all pairs would fill memory and report, those are reckoned that tell
+something: from the first draft, and between each draft and the best. Which draft is best is not
+known before, so that the intervals of all pairs still have to hold together.
 """
 
 import itertools
@@ -17,23 +31,6 @@ from ...recipes.errors import CompareError
 from ..counting.draft_counts import PromptCounts
 from ..counting.paired_change import NO_SPREAD, Floats, contributions, sums_without
 
-# ---- Intervals that hold all at once: the chance that any of them misses is what one's was
-#
-# The estimates share their prompts, so they are correlated, and what Bonferroni adds for each is
-# more
-# than is needed. Here the largest of all statistics decides (max-t): Z is normal with the
-# correlations of the estimates' jackknife contributions, c the quantile of max |Z_j|, and each
-# interval has the level 2 Phi(c) - 1 under Student's t of its own degrees of freedom, so that
-# estimates of few prompts get wider ones. The quantile is drawn, from one fixed seed.
-#
-# Source of the method: Westfall & Young, Resampling-based multiple testing (1993), as balanced
-# single-step intervals. By simulation (three drafts, 1000 runs) 95 % intervals of five scopes all
-# hold in 0.955 of the runs with 20 prompts in a category, in 0.934 with 10; separate ones in 0.63.
-# `tests/test_comparison.py` holds that.
-#
-# The draws take a time that grows with the square of the number of estimates, so beyond
-# `MOST_CORRELATED` of them Bonferroni decides, which is wider and always holds.
-
 NUM_DRAWS = 40_000  # the level is off by 0.001
 MOST_CORRELATED = 400
 """Estimates whose correlations are used: a second of one core; of 3,000 it would be minutes."""
@@ -43,12 +40,10 @@ _SEED = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """One of several estimates on the same prompts.
+    """A log-ratio, one of several estimates on the same prompts.
 
-    Attributes:
-        value: a log-ratio.
-        contributions: [N] of each prompt; their sum of squares is the squared standard error.
-        degrees: of freedom, at least 1.
+    The sum of squares of its [N] contributions, one of each prompt, is the squared standard error;
+    it has at least one degree of freedom.
     """
 
     value: float
@@ -70,10 +65,8 @@ class Estimate:
 class Simultaneous:
     """Two-sided intervals.
 
-    Attributes:
-        each: the confidence of each alone; all together have the one that was asked for.
-        by_correlation: max-t decided, and not Bonferroni.
-        bounds: lower and upper of every estimate.
+    `each` is the confidence of each alone; all together have the one that was asked for.
+    `by_correlation` = max-t decided, and not Bonferroni.
     """
 
     each: float
@@ -84,13 +77,7 @@ class Simultaneous:
 def simultaneous(
     estimates: Sequence[Estimate], confidence: float, *, at_least: int = 0
 ) -> Simultaneous:
-    """Intervals of all estimates that hold together.
-
-    Args:
-        estimates: on the same prompts, in one order.
-        confidence: of all together, in (0, 1).
-        at_least: so many intervals hold together, of which these are some.
-    """
+    """Intervals of all estimates that hold together, beside `at_least` so many in all."""
     spread = [estimate for estimate in estimates if estimate.has_spread]
     number = max(len(spread), at_least)
     by_correlation = number <= MOST_CORRELATED
@@ -112,12 +99,7 @@ def simultaneous(
 def level_of_each(estimates: Sequence[Estimate], confidence: float) -> float:
     """The confidence of each interval with which all of them have `confidence`.
 
-    Args:
-        estimates: with spread, at least one.
-        confidence: in (0, 1).
-
-    Returns:
-        At least `confidence`, at most what Bonferroni asks for.
+    At least `confidence`, at most what Bonferroni asks for; the estimates have spread.
     """
     rows = np.stack([one.contributions / one.standard_error for one in estimates])
     values, vectors = np.linalg.eigh(rows @ rows.T)
@@ -138,16 +120,9 @@ def bonferroni(number: int, confidence: float) -> float:
     return 1 - (1 - confidence) / number
 
 
-# ---- Several drafts, counted on the same distinct prompts: what is compared, wherever it is from
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contestant:
-    """One draft; prompts in an order that all drafts share.
-
-    Attributes:
-        name: for people. sha256: identity of its tensors; None = not known.
-    """
+    """One draft; prompts in an order that all share; `sha256` of its tensors, None = not known."""
 
     name: str
     sha256: str | None
@@ -172,10 +147,9 @@ class CountedDrafts:
 
 
 def count_drafts(contestants: Sequence[Contestant]) -> CountedDrafts:
-    """Put drafts side by side.
+    """Put drafts side by side, the baseline first.
 
-    Raises:
-        CompareError: fewer than two drafts, one of them twice, other prompts, or hardly any.
+    CompareError: fewer than two drafts, one of them twice, other prompts, or hardly any.
     """
     if len(contestants) < 2:
         raise CompareError(
@@ -242,10 +216,6 @@ def _names(contestants: Sequence[Contestant]) -> tuple[str, ...]:
     )
 
 
-# ---- Acceptance lengths of parts of the prompts, and what each prompt contributes to their error
-#
-# A category is compared from `MIN_PROMPTS` distinct prompts on.
-
 ALL_PROMPTS = "all prompts"
 TRAFFIC = "your traffic"
 MIN_PROMPTS = 10
@@ -299,11 +269,7 @@ class Sample:
 def samples_of(drafts: CountedDrafts, traffic: Mapping[str, float]) -> list[Sample]:
     """The whole first, then every category by name where there are several.
 
-    Args:
-        traffic: share of the output tokens by category; empty = prompts as they are, pooled.
-
-    Raises:
-        CompareError: the traffic does not fit the prompts.
+    `traffic` is the share of the output tokens by category; empty = prompts as they are, pooled.
     """
     categories = np.array(drafts.categories)
     names = sorted(set(drafts.categories))
@@ -389,11 +355,7 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """From one draft to another, relative: candidate / baseline - 1 of the acceptance lengths.
-
-    Attributes:
-        lower, upper: simultaneous bounds.
-    """
+    """From one draft to another, relative, with simultaneous bounds."""
 
     baseline: str
     candidate: str
@@ -413,9 +375,8 @@ class Scope:
 
     Attributes:
         is_whole: it is no category.
-        lengths: acceptance length of every draft.
         changes: of every pair in the order of the drafts, or of those pairs that the first or the
-            best is in (`scopes_of`); none where the prompts are too few.
+            best is in; none where the prompts are too few.
         best: the draft with the longest, and `alike` those that are not separable from it; None
             where the prompts are too few.
     """
@@ -442,12 +403,7 @@ class Scope:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scopes:
-    """All scopes, with intervals that hold together.
-
-    Attributes:
-        method: how the intervals were computed, in words.
-        each: the confidence of one interval alone. bonferroni_of_each: without correlations.
-    """
+    """All scopes; the last figures are the confidence of one interval alone, by either method."""
 
     scopes: tuple[Scope, ...]
     method: str
@@ -458,13 +414,7 @@ class Scopes:
 def scopes_of(
     samples: Sequence[Sample], names: Sequence[str], confidence: float, *, every_pair: bool
 ) -> Scopes:
-    """The changes of every scope.
-
-    Args:
-        names: of the drafts, the baseline first.
-        confidence: of all intervals together, in (0, 1).
-        every_pair: give the changes of every pair; else of those with the first or the best draft.
-    """
+    """The changes of every scope, the whole first, with intervals that hold together."""
     compared = {
         place: _pairs(sample, every_pair=every_pair)
         for place, sample in enumerate(samples)

@@ -28,12 +28,7 @@ _MOST_OF_A_LINE = 1 << 20  # bytes: a setup is shorter
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counted:
-    """Drafts, and how they were counted.
-
-    Attributes:
-        num_draft_tokens: K. counted_by: in words.
-        warnings: sentences without a full stop.
-    """
+    """Drafts, and how they were counted, in words; warnings without a full stop."""
 
     drafts: CountedDrafts
     num_draft_tokens: int
@@ -44,11 +39,7 @@ class Counted:
 def of_replays(
     replays: Sequence[DraftReplay], digests: Sequence[str], warnings: tuple[str, ...] = ()
 ) -> Counted:
-    """Replays of one call.
-
-    Args:
-        digests: sha256 of the tensors of each draft.
-    """
+    """Replays of one call, the baseline first, with the sha256 of the tensors of each draft."""
     first = replays[0]
     contestants = [
         Contestant(name=one.name, sha256=digest, prompts=one.prompts)
@@ -64,15 +55,7 @@ def of_replays(
 
 
 def of_files(paths: Sequence[Path]) -> Counted:
-    """Reports of the gate, replays, or measurements.
-
-    Args:
-        paths: all of one kind; the baseline of the reports, or the first draft, comes first.
-
-    Raises:
-        CompareError: files of several kinds, or what they say cannot be compared.
-        GateError, MeasureError: a file is not what it claims to be.
-    """
+    """Reports of the gate, replays, or measurements: all of one kind, the baseline first."""
     kinds = [kind_of(path) for path in paths]
     if len(set(kinds)) > 1:
         other = next(place for place, kind in enumerate(kinds) if kind != kinds[0])
@@ -92,9 +75,6 @@ def kind_of(path: Path) -> str:
     """A "measurement" is lines of JSON of which the first says so, a "replay" a list, or "report".
 
     A "foreign measurement" is what another tool's benchmark wrote.
-
-    Raises:
-        CompareError: it cannot be read.
     """
     try:
         with open_stream(path) as stream:
@@ -190,11 +170,7 @@ def _of_reports(paths: Sequence[Path]) -> Counted:
 
 
 def replayed_comparison(path: Path, document: Document) -> GateReport:
-    """The comparison of two replays; its prompts were recorded.
-
-    Raises:
-        CompareError: the report compares servers, or no prompts.
-    """
+    """The comparison of two replays; CompareError: the report compares servers, or no prompts."""
     judgement = document.judgement
     found = judgement.replayed if isinstance(judgement, JointReport) else judgement
     if found is None or found.traces is None:
@@ -273,11 +249,7 @@ def _of_foreign(runs: Sequence[ForeignMeasurement]) -> Counted:
 
 
 def num_draft_tokens_of(measurement: Measurement) -> int:
-    """K of a server that drafts.
-
-    Raises:
-        CompareError: it does not.
-    """
+    """K of a server that drafts, else CompareError."""
     speculation = measurement.setup.speculation
     if speculation is None:
         raise CompareError(

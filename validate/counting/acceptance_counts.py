@@ -1,6 +1,9 @@
-"""Counts in, numbers out: acceptance figures of one draft.
+"""Counts in, numbers out: acceptance figures of one draft, over all and by context bin.
 
-Pure arithmetic. It knows neither drafts nor files.
+A draft that loses nothing at 2,000 tokens may accept next to nothing at 20,000, and a mean over
+both hides it. So verify steps are also counted by ranges of tokens before them: those of the
+prompt, and those of the output that were written, with the token that the step begins with. A step
+belongs to the bin in which it begins; the lower bound of a bin belongs to it.
 """
 
 from bisect import bisect_right
@@ -20,7 +23,7 @@ class AcceptanceCounts:
 
     Attributes:
         histogram: [K + 1] steps by number of accepted draft tokens, the bonus token not counted;
-            whole numbers where steps were counted, any where they are expected (`expectation`).
+            whole numbers where steps were counted, any where they are expected.
     """
 
     histogram: tuple[float, ...]
@@ -98,14 +101,9 @@ def pooled(counts: Iterable[AcceptanceCounts], num_draft_tokens: int) -> Accepta
 def repeated_ngram_share(
     continuations: Iterable[Sequence[int]], *, order: int = NGRAM_ORDER
 ) -> float:
-    """Share of n-grams that occurred earlier in the same continuation: loops are easy to draft.
+    """Share of n-grams, in [0, 1), that occurred earlier in the same continuation.
 
-    Args:
-        continuations: token ids without the prompts.
-        order: tokens per n-gram.
-
-    Returns:
-        Pooled over the continuations, in [0, 1); 0 if none is as long as one n-gram.
+    Loops are easy to draft. 0 if no continuation is as long as one n-gram.
     """
     total = distinct = 0
     for tokens in continuations:
@@ -115,25 +113,12 @@ def repeated_ngram_share(
     return 1 - distinct / total if total else 0.0
 
 
-# ---- Context bins: acceptance by how many tokens stand before a verify step
-#
-# A draft that loses nothing at 2,000 tokens may accept next to nothing at 20,000, and a mean over
-# both hides it. So verify steps are counted by ranges of tokens before them: those of the prompt,
-# and
-# those of the output that were written, with the token that the step begins with. A step belongs
-# to
-# the bin in which it begins; the lower bound of a bin belongs to it.
-
 _THOUSAND = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextBin:
-    """One range of tokens before a verify step.
-
-    Attributes:
-        lower: included. upper: excluded; None = there is no end.
-    """
+    """Tokens before a verify step: `lower` is included, `upper` is not; None = there is no end."""
 
     lower: int
     upper: int | None
@@ -148,10 +133,9 @@ class ContextBin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextBins:
-    """The bins that verify steps are counted by.
+    """The bins that verify steps are counted by, of ascending edges.
 
-    Attributes:
-        edges: ascending; before the first lies one bin, from the last on another.
+    Before the first edge lies one bin, from the last on another.
     """
 
     edges: tuple[int, ...]
@@ -191,12 +175,7 @@ MOST_EDGES = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextCounts:
-    """The verify steps of one prompt by context bin.
-
-    Attributes:
-        bins: that were counted by.
-        counts: of each bin; zero steps where none began there.
-    """
+    """The verify steps of one prompt by context bin; zero steps where none began there."""
 
     bins: ContextBins
     counts: tuple[AcceptanceCounts, ...]
@@ -205,12 +184,7 @@ class ContextCounts:
     def of_steps(
         cls, accepted: Sequence[int], first: int, num_draft_tokens: int, bins: ContextBins
     ) -> "ContextCounts":
-        """Of verify steps that follow one another without a gap.
-
-        Args:
-            accepted: draft tokens of every step in order.
-            first: tokens before the first step.
-        """
+        """Of verify steps without a gap between them; `first` tokens stand before the first."""
         by_bin: list[list[int]] = [[] for _ in range(len(bins))]
         places = accumulate((own + 1 for own in accepted), initial=first)
         for own, place in zip(accepted, places, strict=False):
@@ -222,11 +196,7 @@ class ContextCounts:
     def of_histograms(
         cls, histograms: Sequence[Sequence[float]], num_draft_tokens: int, edges: Sequence[int]
     ) -> "ContextCounts | None":
-        """What `histograms` says in a file, which leaves out the empty bins at the end.
-
-        Returns:
-            None where nothing is said.
-        """
+        """Of a file, which leaves out the empty bins at the end; None where it has none."""
         if not histograms:
             return None
         bins = ContextBins(edges=tuple(edges))
@@ -253,8 +223,6 @@ def _short(tokens: int) -> str:
     return str(tokens) if rest or not thousands else f"{thousands}k"
 
 
-# ---- What an acceptance length is of: how text and proposals were chosen, and what is counted
-
 ComputeDtype = Literal["float32", "bfloat16"]
 DraftSampling = Literal["greedy", "probabilistic"]
 """How a draft chooses its proposals: its most likely tokens, or drawn at the target's temperature.
@@ -267,11 +235,7 @@ CONVENTION = "accepted draft tokens + 1 bonus token per verify step, pooled; pre
 
 
 def estimand(temperature: float, sampling: Sampling | None, draft_sampling: DraftSampling) -> str:
-    """In words, for reports.
-
-    Args:
-        sampling: how it was drawn, None = greedily.
-    """
+    """What is counted of recorded text, in words; `sampling` None = it was continued greedily."""
     counted = "speculative decoding of recorded traces, verify steps whose outcome is fully known"
     if sampling is None:
         return f"greedy {counted}"

@@ -30,12 +30,11 @@ class PromptCounts:
     Attributes:
         prompt_sha256: of its token ids, so that one prompt under two ids is known as one; of a
             later turn, that of its conversation's first.
-        counts: of its verify steps; whole numbers unless they are expected or weighted.
+        counts: whole numbers unless they are expected or weighted.
         cluster: that hash of the first of the prompts with which it belongs together (near
             duplicates, prompts of a declared cluster); "" = with none of another hash.
         alike: the same by the texts alone, whatever is declared.
-        contexts: its verify steps by context bin; None where it is not known how many tokens stood
-            before each.
+        contexts: None where it is not known how many tokens stood before each step.
     """
 
     id: str
@@ -64,7 +63,7 @@ class TextFigures:
     Attributes:
         mean_token_probability: of the emitted tokens under the target; None for greedy text, or
             where it is not known.
-        num_near_duplicates: distinct prompts that hardly differ from others, as far as it is known.
+        num_near_duplicates: distinct prompts that hardly differ from others.
         fault: why no draft can be judged by it, without a full stop; None = nothing is known.
     """
 
@@ -172,8 +171,7 @@ def undeclared(recorded: Sequence[RecordedPair]) -> list[RecordedPair]:
 def distinct_prompts(recorded: Iterable[RecordedPair]) -> tuple[PromptPair, ...]:
     """One pair per cluster, in the order of their first prompts.
 
-    Asked of one category, it sums the prompts in that category: a cluster whose prompts carry
-    several categories is one of each.
+    Of one category, a cluster whose prompts carry several categories is one of each.
     """
     found: dict[str, PromptPair] = {}
     for baseline, candidate in recorded:
@@ -183,15 +181,12 @@ def distinct_prompts(recorded: Iterable[RecordedPair]) -> tuple[PromptPair, ...]
     return tuple(found.values())
 
 
-# ---- What replay finds out of a draft: per prompt, over all, and of the traces themselves
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptReplay(PromptCounts):
     """One prompt under one draft; no verify step if the continuation is too short.
 
     Attributes:
-        every_position: the counts as if a round started at every position: another quantity (it
+        every_position: the counts as if a step began at every position: another quantity (it
             over-weights easy text), with less noise when two drafts are compared.
         shorter: [K - 1] the counts where only the first 1, 2, .. K - 1 proposals are verified.
     """
@@ -204,10 +199,8 @@ class PromptReplay(PromptCounts):
 class FirstStepAgreement:
     """First draft tokens against those of the first draft replayed, over all positions.
 
-    Attributes:
-        num_rows: positions compared. num_equal: both drafts propose the same token.
-        num_only_reference_hits, num_only_this_hits: positions where exactly one of the two proposes
-            the target's token (the off-diagonal of McNemar's table).
+    The last two are positions where exactly one of the two proposes the target's token: the
+    off-diagonal of McNemar's table.
     """
 
     num_rows: int
@@ -226,11 +219,10 @@ class TraceFigures:
     """What is known of the traces that were replayed, whatever the draft.
 
     Attributes:
-        sha256: identity of the traces. target: that was recorded.
-        temperature, sampling: how its text was continued, 0 and None = greedily.
+        sha256: identity of the traces.
+        temperature, sampling: how their text was continued, 0 and None = greedily.
         mean_token_probability: of the emitted tokens under the target; None for greedy text.
         repeated_8gram_share: of the continuations; belongs beside every acceptance figure.
-        num_near_duplicates: prompts that hardly differ from others; see `num_near_duplicates`.
         features: whether they belong to their tokens.
     """
 

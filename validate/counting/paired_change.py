@@ -1,7 +1,16 @@
-"""Two drafts on the same prompts: the change of acceptance and its confidence bounds.
+"""Two drafts on the same prompts: how acceptance changed, with bounds and the prompts it takes.
 
-And how many prompts would settle it. Pure arithmetic: it knows neither drafts nor files, and draws
-no random number.
+Bounds are by the jackknife, which leaves each prompt out in turn. With theta of all N prompts, and
+theta_-i of all but prompt i:
+
+    psi_i = N theta - (N - 1) theta_-i,         SE(theta) = sd(psi) / sqrt(N)
+    c_i = sqrt((N - 1) / N) (theta_-i - mean),  SE(theta)^2 = sum c_i^2
+
+which are one error in two forms: pseudo-values have a spread and a skewness, contributions of
+several estimates on the same prompts have correlations. Where prompts weigh differently, as many as
+the effective sample size say it, and Student's t has one degree of freedom less than that.
+
+Pure arithmetic: it knows neither drafts nor files, and draws no random number.
 """
 
 import math
@@ -13,20 +22,6 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
 from .acceptance_counts import AcceptanceCounts
-
-# ---- The jackknife: how far an estimate is off, told by leaving each prompt out in turn
-#
-# With theta of all N prompts, and theta_-i of all but prompt i:
-#
-# psi_i = N theta - (N - 1) theta_-i,         SE(theta) = sd(psi) / sqrt(N)
-# c_i = sqrt((N - 1) / N) (theta_-i - mean),  SE(theta)^2 = sum c_i^2
-#
-# which are one error in two forms: pseudo-values have a spread and a skewness, contributions of
-# several estimates on the same prompts have correlations. Where prompts weigh differently, as many
-# as
-# the effective sample size say it, and Student's t has one degree of freedom less than that.
-#
-# Pure arithmetic: it knows neither drafts nor files, and draws no random number.
 
 Floats = NDArray[np.float64]
 
@@ -74,13 +69,7 @@ def t_quantile(confidence: float, degrees_of_freedom: Floats | float) -> Floats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounded:
-    """A figure.
-
-    Attributes:
-        lower, upper: one-sided bounds, each at `confidence`; the estimate itself where a single
-            cluster says nothing about spread.
-        num_clusters: prompts that it rests on.
-    """
+    """A figure with one-sided bounds, each at `confidence`; the estimate itself of one cluster."""
 
     estimate: float
     lower: float
@@ -97,17 +86,9 @@ class Bounded:
 def pooled_mean(sums: ArrayLike, counts: ArrayLike, *, confidence: float) -> Bounded:
     """Sum of sums over sum of counts, with its bounds, clusters of prompts being what is sampled.
 
-    With m = sum s / sum n the bounds are m -+ t_{confidence, df} SE, where
-    df = max(1, (sum n)^2 / sum n^2 - 1). With equal counts this is the mean of the clusters' means
-    with its t bounds.
-
-    Args:
-        sums: [N] of each cluster, finite.
-        counts: [N] what they are sums over, above 0.
-        confidence: of each bound, in (0.5, 1).
-
-    Raises:
-        ValueError: no cluster, or a count that is not above 0.
+    With m = sum s / sum n the bounds are m -+ t_{confidence, df} SE, where df = max(1, (sum n)^2 /
+    sum n^2 - 1). With equal counts this is the mean of the clusters' means with its t bounds.
+    `sums` and `counts` are [N], counts above 0 (else ValueError); `confidence` is in (0.5, 1).
     """
     s, n = np.asarray(sums, dtype=np.float64), np.asarray(counts, dtype=np.float64)
     if not len(s) or s.shape != n.shape or n.min() <= 0:
@@ -146,7 +127,6 @@ class PairedChange:
         standard_error: standard_deviation / sqrt(num_prompts).
         skewness: of the pseudo-values; far below 0 where a few prompts hold the loss.
         lower, upper: one-sided bounds of theta, each at `confidence`.
-        num_prompts: pairs.
         effective_num_prompts: as many prompts of equal length would say as much; in
             [1, num_prompts].
     """
@@ -198,9 +178,7 @@ class PairedChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequiredPrompts:
-    """How many prompts a draft needs to pass with the policy's power.
-
-    None where no number is enough: that change is at or beyond the limit itself.
+    """How many prompts a draft needs to pass with the policy's power; None = no number is enough.
 
     Attributes:
         fewest, as_measured, most: if the true change is the upper end of what is likely (its 80 %
@@ -220,14 +198,12 @@ def paired_change(
     *,
     confidence: float,
 ) -> PairedChange:
-    """Compare two drafts on the same prompts.
+    """Compare two drafts on the same prompts, counts in one order, each with steps.
 
-    With T emitted tokens and R steps per prompt, AL = sum T / sum R of each draft,
-    theta = log(AL_q / AL_b), and theta_-i the same without prompt i (the jackknife):
+    With T emitted tokens and R steps per prompt, AL = sum T / sum R of each draft and theta =
+    log(AL_q / AL_b):
 
-        psi_i = N theta - (N - 1) theta_-i
-        SE(theta) = sd(psi) / sqrt(N),   bounds = theta -+ q * SE,
-        q = the larger of t_{confidence, df} and what Hall's transformation makes of it,
+        bounds = theta -+ q * SE, q = the larger of t_{confidence, df} and Hall's transformation,
         df = max(1, N_eff - 1),   N_eff = (sum R_b)^2 / sum R_b^2.
 
     A prompt moves theta by its share of the steps times its own change, so that steps are its
@@ -235,17 +211,8 @@ def paired_change(
     prompts hold most steps, the linearised error with N - 1 degrees of freedom covers 90 % instead
     of 95 %; leaving each prompt out shows what it carries, and N_eff how many carry the estimate.
     Where a few prompts hold the loss, a sample with too few of them shows too small a loss and too
-    small an error at once; the transformation widens the bound on that side, see `_skewed`
-    (docs/error-rates.md has the figures).
-
-    Args:
-        baseline: counts per prompt, each with steps; expected or weighted ones may be parts of one
-            step.
-        candidate: counts of the same prompts in the same order.
-        confidence: of each one-sided bound, in (0.5, 1).
-
-    Raises:
-        ValueError: fewer than two prompts, unequal numbers of prompts, or a prompt without steps.
+    small an error at once; the transformation widens the bound on that side (docs/error-rates.md
+    has the figures). ValueError: fewer than two prompts, unequal numbers, or one without steps.
     """
     count = len(baseline)
     if count < 2 or count != len(candidate):
@@ -313,9 +280,9 @@ def required_prompts(
     """Prompts with which a draft like this one would pass with probability `power`.
 
     N = ((z_confidence + z_power) * sd / (theta - log(1 - max_relative_drop)))^2, rounded up, and at
-    least as many as are `min_prompts` in effect. The prompts are taken to be like those measured.
-    What makes N a range is theta: its distance to the limit is squared. The standard deviation is
-    known better (+-11 % at 30 prompts) and taken as it is.
+    least as many as are `min_prompts` in effect. What makes N a range is theta: its distance to the
+    limit is squared. The standard deviation is known better (+-11 % at 30 prompts) and taken as it
+    is.
     """
     z = float(stats.norm.ppf(change.confidence) + stats.norm.ppf(power))
     least = change.num_prompts_for(min_prompts)

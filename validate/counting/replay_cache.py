@@ -47,11 +47,7 @@ _SOME = 2**16  # bytes of what Linux says of its processors: the first one is am
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What is asked of a draft; nothing else decides about its proposals.
-
-    Attributes:
-        batches: see `batches_of`. temperature: see `draft_proposals`.
-    """
+    """What is asked of a draft; nothing else decides about its proposals."""
 
     draft: LoadedDraft
     traces: TraceFolder
@@ -98,12 +94,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayCache:
-    """Proposals that were kept, and what becomes of them.
-
-    Attributes:
-        results: where they lie.
-        on_note: is told that a replay was recalled.
-    """
+    """Proposals that were kept; `on_note` is told that a replay was recalled."""
 
     results: ResultCache
     on_note: Callable[[str], None] = lambda _text: None
@@ -140,8 +131,7 @@ class ReplayCache:
 class HeldProposals:
     """What the first draft proposes, held while groups of others are replayed beside it.
 
-    Attributes:
-        beneath: is asked where nothing is held, and keeps what was replayed; None = nothing does.
+    `beneath` is asked where nothing is held, and keeps what was replayed; None = nothing does.
     """
 
     beneath: ReplayCache | None
@@ -149,7 +139,7 @@ class HeldProposals:
     _held: Sequence[Proposals] = ()
 
     def recall(self, asked: Question) -> Sequence[Proposals] | None:
-        """See `ReplayCache`; what is held needs no proof."""
+        """What is held, which needs no proof, or what was kept beneath."""
         if self._key == asked.key:
             return self._held
         found = self.beneath.recall(asked) if self.beneath else None
@@ -158,7 +148,7 @@ class HeldProposals:
         return found
 
     def keep(self, asked: Question, proposals: Sequence[Proposals]) -> None:
-        """See `ReplayCache`."""
+        """Hold, and keep beneath, what was replayed."""
         self._key, self._held = asked.key, proposals
         if self.beneath is not None:
             self.beneath.keep(asked, proposals)

@@ -1,10 +1,26 @@
 """Replay: decode recorded traces speculatively with a draft, and count what the target accepts.
 
-For greedy decoding this is exact. The draft sees only committed tokens and the target's features
-of them, and a greedy target commits the recorded tokens whatever the draft proposes; so the steps
-of the online loop, one by one, are the rounds counted here. Text that was drawn at a temperature
+For greedy decoding this is exact. The draft sees only committed tokens and the target's features of
+them, and a greedy target commits the recorded tokens whatever the draft proposes; so the steps of
+the online loop, one by one, are the verify steps counted here. Text that was drawn at a temperature
 commits itself as well: a draft that proposes its most likely token is right where that is the
-recorded one, and of a draft that draws its proposals the rounds are expected (`expectation`).
+recorded one.
+
+A step with last committed token x_n belongs to row n - 1; x_n is also the anchor of a draft that
+proposes blocks. The first is row P - 1 (x_P came from prefill), the next one is `accepted + 1` rows
+later. A step is counted only if all K drafted positions lie inside the trace, so that its outcome
+is fully known. Whether it is depends on its position alone, not on its outcome, so leaving the
+others out biases nothing.
+
+A proposal that is drawn, y ~ q, is accepted with probability min(1, p(y) / q(y)), else the target
+emits from what is left of p. So a token x is accepted and emitted with probability min(q(x), p(x)),
+and emitted with p(x) in all: given the text, token x was an accepted proposal with probability
+
+    c = min(1, q(x) / p(x)).
+
+A text that the target wrote alone therefore says how many steps a draft would have needed for it:
+not which ones, but with which probability a step began at each row. That is an expectation, with no
+random number drawn, and only p of the emitted tokens is needed.
 """
 
 import dataclasses
@@ -50,41 +66,10 @@ from .acceptance_counts import (
 from .draft_counts import DraftReplay, FirstStepAgreement, PromptReplay, TraceFigures, clustered
 from .replay_cache import Elsewhere, KnownProposals, Question
 
-# ---- The rounds of one recorded continuation: counted, or where a draft draws its tokens,
-# expected
-#
-# A round with last committed token x_n belongs to row n - 1; x_n is also the anchor of a draft
-# that
-# proposes blocks. The first is row P - 1 (x_P came from prefill), the next one is `accepted + 1`
-# rows
-# later. A round is counted only if all K drafted positions lie inside the trace, so that its
-# outcome
-# is fully known. Whether it is depends on its position alone, not on its outcome, so leaving the
-# others out biases nothing.
-#
-# A proposal y ~ q is accepted with probability min(1, p(y) / q(y)), else the target emits from
-# what
-# is left of p. So a token x is accepted and emitted with probability min(q(x), p(x)), and emitted
-# with p(x) in all: whatever was accepted before, emitted text has the law of the target, and given
-# the text, token x was an accepted proposal with probability
-#
-# c = min(1, q(x) / p(x)).
-#
-# A text that the target wrote alone therefore says how many rounds a draft would have needed for
-# it:
-# not which ones, but with which probability a round began at each row. That is an expectation,
-# with
-# no random number drawn, and only p of the emitted tokens is needed.
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountedRounds:
-    """The rounds of one prompt.
-
-    Attributes:
-        decoding: the rounds of decoding. contexts: the same by context bin.
-        every_position: as if a round began at every position: see `PromptReplay`.
-    """
+    """The verify steps of one prompt; `every_position` as if one began at every row."""
 
     decoding: AcceptanceCounts
     contexts: ContextCounts
@@ -119,12 +104,12 @@ def prompt_counts(
 
 
 def shorter_counts(trace: PromptTrace, proposed: Proposals) -> tuple[AcceptanceCounts, ...]:
-    """[K - 1] the rounds of decoding where only the first 1, 2, .. K - 1 proposals are verified.
+    """[K - 1] the steps of decoding where only the first 1, 2, .. K - 1 proposals are verified.
 
-    The next round then begins elsewhere, so that these are no sums of the counts at K. A chain
-    proposes the same tokens whatever K is: of it they are a replay at that K, but for the rounds
-    at the end of the text, of which K tokens are looked at here too. A block that is drafted whole
-    and cut is what vLLM's schedule by batch size makes of it.
+    The next step then begins elsewhere, so that these are no sums of the counts at K. A chain
+    proposes the same tokens whatever K is: of it they are a replay at that K, but for the steps at
+    the end of the text, of which K tokens are looked at here too. A block that is drafted whole and
+    cut is what vLLM's schedule by batch size makes of it.
     """
     predicted, drafted = proposed.token_ids, proposed.recorded_logprobs
     depths = range(1, predicted.shape[1])
@@ -141,14 +126,9 @@ def shorter_counts(trace: PromptTrace, proposed: Proposals) -> tuple[AcceptanceC
 
 
 def accepted_by_row(trace: PromptTrace, predicted: Tensor) -> list[int]:
-    """Draft tokens accepted if a round started at each row from P - 1 on.
+    """[R] in [0, K]: draft tokens accepted if a step began at each row from P - 1 on.
 
-    Args:
-        trace: N tokens, P of them the prompt.
-        predicted: [R, K] drafted tokens of those rows, target vocabulary.
-
-    Returns:
-        R numbers in [0, K]: the length of the common prefix of drafted and recorded tokens.
+    The length of the common prefix of drafted ([R, K] target ids) and recorded tokens.
     """
     hits = predicted == recorded_tokens(trace, predicted)
     lengths: list[int] = hits.long().cumprod(dim=1).sum(dim=1).tolist()
@@ -156,7 +136,7 @@ def accepted_by_row(trace: PromptTrace, predicted: Tensor) -> list[int]:
 
 
 def rounds(accepted: Sequence[int]) -> list[int]:
-    """The rounds of decoding: accepted tokens of row 0, of the row `accepted + 1` later, ..."""
+    """The steps of decoding: accepted tokens of row 0, of the row `accepted + 1` later, ..."""
     steps, row = [], 0
     while row < len(accepted):
         steps.append(accepted[row])
@@ -176,27 +156,14 @@ def _after_first(continued: Tensor, predicted: Tensor) -> Tensor:
 
 
 def acceptance_probabilities(draft_logprobs: Tensor, target_logprobs: Tensor) -> Tensor:
-    """The c = min(1, q / p) of recorded tokens, given all before them in the round were accepted.
-
-    Args:
-        draft_logprobs: [R, K] log q of the token that row r predicts at depth j, -infinity where
-            the draft cannot propose it.
-        target_logprobs: [R, K] log p of the same tokens, finite.
-
-    Returns:
-        [R, K] float64 in [0, 1].
-    """
+    """[R, K] float64 c of recorded tokens, from log q (-infinity = never proposed) and log p."""
     return (draft_logprobs.double() - target_logprobs.double()).clamp(max=0).exp()
 
 
 def outcome_probabilities(accepted: Tensor) -> Tensor:
-    """Probability that a round at each row accepts exactly 0, 1, .. K tokens.
+    """[R, K + 1] chances that a step at each row accepts exactly 0, 1, .. K tokens, of [R, K] c.
 
-    Args:
-        accepted: [R, K], see `acceptance_probabilities`.
-
-    Returns:
-        [R, K + 1] float64, each row summing to 1: prod_{i<j} c_i * (1 - c_j), and prod c_i.
+    prod_{i<j} c_i * (1 - c_j), and prod c_i.
     """
     ones = accepted.new_ones((len(accepted), 1))
     reached = torch.cat([ones, accepted.cumprod(dim=1)], dim=1)
@@ -204,22 +171,15 @@ def outcome_probabilities(accepted: Tensor) -> Tensor:
 
 
 def expected_rounds(outcomes: Tensor) -> AcceptanceCounts:
-    """Expected number of rounds by what they accept, if the first begins at row 0.
-
-    Args:
-        outcomes: [R, K + 1], see `outcome_probabilities`.
-    """
+    """Expected number of steps by what they accept, if the first begins at row 0; of [R, K + 1]."""
     return _expected(chances_of_beginning(outcomes), outcomes)
 
 
 def chances_of_beginning(outcomes: Tensor) -> Tensor:
-    """[R] probability that a round begins at each row, if the first begins at row 0.
+    """[R] probability that a step begins at each row, if the first begins at row 0; of [R, K + 1].
 
-    A round that begins at row r and accepts j tokens is followed by one at row r + j + 1; so the
-    probability pi is found from the first row to the last.
-
-    Args:
-        outcomes: [R, K + 1], see `outcome_probabilities`.
+    A step that begins at row r and accepts j tokens is followed by one at row r + j + 1; so the
+    probability is found from the first row to the last.
     """
     begins = [1.0] + [0.0] * (len(outcomes) + outcomes.shape[1])
     for row, probabilities in enumerate(outcomes.tolist()):
@@ -238,13 +198,10 @@ def rounds_at_every_row(outcomes: Tensor) -> AcceptanceCounts:
 
 
 def chosen_num_draft_tokens(asked: int | None, drafts: Sequence[LoadedDraft]) -> int:
-    """K: as asked, else what all the drafts are made for.
+    """K: as asked, else what all the drafts are made for; ReplayError where they differ.
 
     A block draft fills its whole block; a chain has no length of its own, 3 is what is usually
     served.
-
-    Raises:
-        ReplayError: less than 1 is asked, or nothing, and the drafts differ.
     """
     if asked is not None:
         served = "give the K that will be served, such as -k 3"
@@ -274,10 +231,10 @@ def replay_drafts(
     context_bins: ContextBins = CONTEXT_BINS,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> tuple[DraftReplay, ...]:
-    """Replay drafts over the same traces, reading each trace once.
+    """Replay drafts over the same traces, the reference (BF16) first, reading each trace once.
 
     Args:
-        drafts: the reference (BF16) first.
+        drafts: the reference first.
         traces: greedy ones, or with a temperature.
         num_draft_tokens: K, at least 1, below the block size of a draft that proposes blocks.
         draft_sampling: "greedy" = the draft proposes its most likely token, whatever the target's
@@ -287,21 +244,12 @@ def replay_drafts(
         batch_size: prompts that go through a draft together, which changes its logits by rounding
             only; None = as many as `max_tokens` lets. Drafts of which one rounds its inputs under
             one scale of a whole call get one prompt at a time.
-        max_tokens: see `batches_of`.
-        cache: what the first draft proposes is looked up there and kept there, unless it is
-            quantized: what is judged is always replayed.
-        elsewhere: gives what drafts propose that is not known, in place of their passes; None =
-            they run here.
+        max_tokens: of a batch.
+        cache: of what the first draft proposes, unless it is quantized: what is judged is always
+            replayed.
+        elsewhere: gives what drafts propose that is not known, in place of their passes.
         context_bins: by which verify steps are counted too.
-        on_progress: called with (work done, work) after each batch of each draft; see `work_of`.
-
-    Returns:
-        One result per draft, in order.
-
-    Raises:
-        TraceError: the traces do not fit a draft, or are damaged.
-        ReplayError: nothing to replay: no draft, a K that one of them cannot propose, or every
-            continuation is too short; or the traces lack what drawn proposals are judged by.
+        on_progress: called with (work done, work) after each batch of each draft.
     """
     _check_arguments(drafts, traces, num_draft_tokens)
     temperature = _draft_temperature(traces, draft_sampling)
@@ -440,11 +388,7 @@ def _check_arguments(
 
 
 def _draft_temperature(traces: TraceFolder, draft_sampling: DraftSampling) -> float | None:
-    """At which a draft draws its proposals; None for one that proposes its most likely tokens.
-
-    Raises:
-        ReplayError: the traces do not say with which probabilities their tokens were drawn.
-    """
+    """At which a draft draws its proposals; None for one that proposes its most likely tokens."""
     if draft_sampling == "greedy":
         return None
     manifest = traces.manifest

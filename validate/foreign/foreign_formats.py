@@ -1,6 +1,9 @@
-"""Which tool wrote a file is known by its content; the table of those that are read."""
+"""Which tool wrote a file is known by its content; tables of those that are read, or refused.
 
-import importlib
+Most of those that are refused hold averages alone, of which nobody can say how sure they are: a
+mean acceptance length of 2.8 and one of 2.77 may be the same draft on two days, or a loss of 1 %.
+"""
+
 from codecs import BOM_UTF8
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,6 +14,15 @@ from ...recipes.errors import MeasureError, short
 from ...recipes.regular_file import open_stream
 from ...recipes.strict_json import JsonProblem, parse_json
 from ..measure.measurement_file import read_measurement
+from .benchmark_tools import RAW, is_aiperf, is_guidellm, read_aiperf, read_guidellm
+from .engine_files import (
+    is_answer,
+    is_bench_serve,
+    is_sglang_record,
+    read_answers,
+    read_bench_serve,
+    read_sglang_records,
+)
 from .foreign_measurement import (
     ONE_A_LINE,
     PAGE,
@@ -20,26 +32,18 @@ from .foreign_measurement import (
     raw_lines,
 )
 
-# ---- Results that lack what a verdict needs: recognized, so that the refusal says what to switch
-# on
-#
-# Most hold averages alone, of which nobody can say how sure they are: a mean acceptance length of
-# 2.8
-# and one of 2.77 may be the same draft on two days, or a loss of 1 %.
-
 _MEASURE = "measure with 'draftquant measure', which keeps the verify steps of every request"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Average:
-    """One kind of result.
+    """One kind of result that lacks what a verdict needs.
 
     Attributes:
-        tool: and which of its files; source: where its shape stands.
+        tool: and which of its files. source: where its shape stands.
         claims: whether a document, or a first line, is one.
         holds: what it has instead of verify steps of requests.
         switch_on: by what the tool, or its server, keeps them; "" = by nothing.
-        lacks: what a verdict needs.
     """
 
     tool: str
@@ -143,11 +147,7 @@ AVERAGES: tuple[Average, ...] = (
 
 
 def refuse(path: Path, document: object) -> None:
-    """Say of such a result what it lacks.
-
-    Raises:
-        MeasureError: it is one.
-    """
+    """Say of such a result what it lacks, and what to switch on."""
     if not isinstance(document, Mapping):
         return
     for one in AVERAGES:
@@ -164,76 +164,58 @@ class Format:
     """One file of one tool.
 
     Attributes:
-        module: beside this one, with `claims` and `read`.
         tool: and which of its files. version: that was read. run: by which a file is written.
+        claims: whether a first line, or a whole document, is of it.
     """
 
-    module: str
     tool: str
     version: str
     run: str
-
-    def claims(self, first: object) -> bool:
-        """Whether a first line, or a whole document, is of this format."""
-        found: bool = self._function("claims")(first)
-        return found
-
-    def read(self, path: Path) -> ForeignMeasurement:
-        """Everything that a verdict needs.
-
-        Raises:
-            MeasureError: the file is not what the tool writes, or lacks it.
-        """
-        found: ForeignMeasurement = self._function("read")(path)
-        return found
-
-    def _function(self, name: str) -> Callable[..., Any]:
-        found: Callable[..., Any] = getattr(
-            importlib.import_module(f".{self.module}", __package__), name
-        )
-        return found
+    claims: Callable[[Mapping[str, Any]], bool]
+    read: Callable[[Path], ForeignMeasurement]
 
 
 FORMATS: tuple[Format, ...] = (
     Format(
-        module="aiperf",
         tool="AIPerf, profile_export.jsonl",
         version="0.13.0",
-        run="aiperf profile --export-level raw",
+        run=RAW,
+        claims=is_aiperf,
+        read=read_aiperf,
     ),
     Format(
-        module="guidellm",
         tool="GuideLLM, JSON report",
         version="0.8.1",
         run="guidellm run --output kind=json,path=F.json",
+        claims=is_guidellm,
+        read=read_guidellm,
     ),
     Format(
-        module="responses",
         tool="answers of vLLM or SGLang, one to a line",
         version="vLLM 0.32.0, 0.33.0; SGLang 0.5.23",
         run="vllm run-batch -i IN.jsonl -o F.jsonl, or answers written by a client",
+        claims=is_answer,
+        read=read_answers,
     ),
     Format(
-        module="vllm_bench_serve",
         tool="vllm bench serve",
         version="0.32.0, 0.33.0",
         run="vllm bench serve --save-result --save-detailed",
+        claims=is_bench_serve,
+        read=read_bench_serve,
     ),
     Format(
-        module="sglang_requests",
         tool="request metrics of SGLang",
         version="0.5.23",
         run="launch_server --export-metrics-to-file --export-metrics-to-file-dir DIR",
+        claims=is_sglang_record,
+        read=read_sglang_records,
     ),
 )
 
 
 def is_foreign(baseline: Path, candidate: Path) -> bool:
-    """Whether one of two files is of another tool.
-
-    Raises:
-        MeasureError: one lacks what a verdict needs, or nobody is known who writes it.
-    """
+    """Whether one of two files is of another tool; MeasureError: nobody is known who writes it."""
     found = [foreign_format(path) for path in (baseline, candidate)]
     for path, one in zip((baseline, candidate), found, strict=True):
         first = _first(path) if one is None else None
@@ -245,11 +227,7 @@ def is_foreign(baseline: Path, candidate: Path) -> bool:
 
 
 def read_foreign_pair(baseline: Path, candidate: Path) -> ForeignPair:
-    """Two measurements by one tool, which is not this package.
-
-    Raises:
-        MeasureError: one of them is none, or another tool measured one.
-    """
+    """Two measurements by one tool, which is not this package."""
     own, other = foreign_format(baseline), foreign_format(candidate)
     for path, found in ((baseline, own), (candidate, other)):
         if found is None:
@@ -266,11 +244,7 @@ def read_foreign_pair(baseline: Path, candidate: Path) -> ForeignPair:
 
 
 def read_foreign(path: Path) -> ForeignMeasurement:
-    """What another tool measured.
-
-    Raises:
-        MeasureError: it is none, or not what that tool writes.
-    """
+    """What another tool measured."""
     found = foreign_format(path)
     if found is None:
         raise MeasureError(path, "is of no other tool that is known", fix=PAGE)
@@ -278,18 +252,14 @@ def read_foreign(path: Path) -> ForeignMeasurement:
 
 
 def foreign_format(path: Path) -> Format | None:
-    """Which tool's a file is; None = no other tool's that is known.
-
-    Raises:
-        MeasureError: it cannot be read, or lacks what a verdict needs.
-    """
+    """Which tool's a file is; None = no other tool's that is known."""
     first = _first(path)
     if isinstance(first, Mapping) and "format" in first:
         return None  # of this package
     items = first if isinstance(first, list) else [first]
     refuse(path, items[0] if items else None)
     for one in FORMATS:
-        if items and one.claims(items[0]):
+        if items and isinstance(items[0], Mapping) and one.claims(items[0]):
             if first is not items[0]:
                 what = f"expected {one.tool}, got a list of them"
                 raise MeasureError(path, what, fix=ONE_A_LINE)
@@ -298,11 +268,7 @@ def foreign_format(path: Path) -> Format | None:
 
 
 def _first(path: Path) -> object:
-    """The first line, parsed; the whole document where it has several lines; None = neither.
-
-    Raises:
-        MeasureError: documents have several lines each.
-    """
+    """The first line, parsed; the whole document where it has several lines; None = neither."""
     try:
         with open_stream(path) as stream:
             lines = raw_lines(stream, path)

@@ -2,25 +2,33 @@
 
 A verdict needs, of every request, which prompt it was and how many draft tokens each of its verify
 steps accepted, so that prompts can be paired and bounds are over prompts. An average has neither.
+Files are JSON or JSON lines, of which each value is checked where it is read.
 """
 
 import dataclasses
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from ...recipes.errors import MeasureError, reason, short
 from ...recipes.regular_file import open_stream, read_text
 from ...recipes.strict_json import JsonProblem, parse_json, parse_object
 from ..counting.acceptance_counts import AcceptanceCounts
 from ..counting.draft_counts import PromptCounts
-from ..measure.answer_fields import AnswerProblem, Fields, checked_draft_tokens, whole, wholes
+from ..measure.answer_fields import (
+    AnswerProblem,
+    Fields,
+    checked_draft_tokens,
+    optional,
+    reading,
+    whole,
+    wholes,
+)
 
 _NOT_THE_PROMPT = ("model", "stream", "stream_options", "rid", "request_id", "user")
 """Keys of a request that say nothing of what is generated, or name the server."""
@@ -35,10 +43,8 @@ class ForeignRequest:
         id: of the prompt, as the tool calls it.
         prompt_sha256: of what identifies the prompt.
         settings: of the request that change what is generated, as far as the tool keeps them.
-        num_output_tokens: None = the tool does not keep it.
-        output: text; None = the tool does not keep it.
+        num_output_tokens, output: None = the tool does not keep it.
         histogram: [K + 1] verify steps by number of accepted draft tokens.
-        cluster: see `PromptCounts`.
     """
 
     id: str
@@ -74,7 +80,6 @@ class ForeignMeasurement:
     Attributes:
         name: of the file. tool: with its version, as far as the file says it.
         engine, version, model: of the server; "" = the file does not say.
-        num_draft_tokens: K.
         settings: of the whole run that have to be equal, as the file calls them.
         paired_by: how a request is known as the same on another server, in words.
         told_positions: False = only the sums of each request are known: its verify steps and its
@@ -152,14 +157,7 @@ def asked(payload: Mapping[str, object]) -> tuple[str, Mapping[str, object]] | N
 def with_k(
     path: Path, told: Sequence[tuple[ForeignRequest, int]]
 ) -> tuple[int, tuple[ForeignRequest, ...]]:
-    """The one K of all requests, and their histograms with K + 1 columns.
-
-    Args:
-        told: requests, each with its K; 0 = it has no verify step that would say it.
-
-    Raises:
-        MeasureError: there is not one K.
-    """
+    """The one K of all requests (0 = no step says it), and their histograms with K + 1 columns."""
     sizes = {most for _, most in told if most}
     if len(sizes) != 1:
         what = f"expected one K in all requests, got {sorted(sizes)}"
@@ -176,11 +174,9 @@ def with_k(
 def with_copies_together(
     requests: Sequence[ForeignRequest], num_prompt_tokens: Sequence[int | None]
 ) -> tuple[ForeignRequest, ...]:
-    """Requests whose prompts are not known: prompts of one length with one output are one cluster.
+    """Requests whose prompts are not known: those of one length with one output are one cluster.
 
-    Args:
-        requests: in any order.
-        num_prompt_tokens: of each; None = its prompt is known.
+    `num_prompt_tokens` is None of a request whose prompt is known.
     """
     both = list(zip(requests, num_prompt_tokens, strict=True))
     alike = Counter((one.output, length) for one, length in both)
@@ -206,8 +202,6 @@ def numbered(requests: Sequence[ForeignRequest]) -> dict[tuple[str, int], Foreig
     return found
 
 
-# ---- Files of other tools: JSON or JSON lines, of which each value is checked where it is read
-
 _MOST_BYTES = 512 * 2**20  # of a file of lines
 _PIECE = 1 << 16  # bytes of a line that are looked at together
 _LONGEST_LINE = 64 * 2**20  # bytes, of a document too: 10,000 requests of GuideLLM have 54 MB
@@ -215,39 +209,18 @@ PAGE = "docs/foreign-numbers.md says what is read of each tool, and how it is ru
 ONE_A_LINE = "write each object on one line: jq -c 'arrays[], objects' FILE > FILE.jsonl"
 
 
-@contextmanager
-def reading(where: str, fix: str = PAGE) -> Iterator[None]:
-    """Says where something is not as the tool writes it.
-
-    Raises:
-        MeasureError: an `AnswerProblem` or a `JsonProblem` was raised inside.
-    """
-    try:
-        yield
-    except (AnswerProblem, JsonProblem) as exc:
-        raise MeasureError(where, str(exc), fix=fix) from exc
-
-
 def document_in(path: Path) -> object:
-    """The one JSON document in a file.
-
-    Raises:
-        MeasureError: it cannot be read, or is none.
-    """
+    """The one JSON document in a file, else MeasureError."""
     try:
         text = read_text(path, _LONGEST_LINE)
     except OSError as exc:
         raise MeasureError(path, f"cannot be read: {reason(exc)}", fix=PAGE) from exc
-    with reading(str(path)):
+    with reading(str(path), PAGE):
         return parse_json(text)
 
 
 def object_in(path: Path) -> Fields:
-    """The one JSON object in a file.
-
-    Raises:
-        MeasureError: it cannot be read, or is none.
-    """
+    """The one JSON object in a file, else MeasureError."""
     found = document_in(path)
     if not isinstance(found, Mapping):
         raise MeasureError(path, f"expected a JSON object, got {short(found)}", fix=PAGE)
@@ -255,11 +228,7 @@ def object_in(path: Path) -> Fields:
 
 
 def raw_lines(stream: BinaryIO, path: Path) -> Iterator[bytes]:
-    """Every line of a file as it is.
-
-    Raises:
-        MeasureError: one of them, or all together, are longer than any that is read.
-    """
+    """Every line of a file as it is; MeasureError: one, or all together, are too long to read."""
     size = 0
     while length := _length_of_line(stream):
         size += length
@@ -281,11 +250,7 @@ def _length_of_line(stream: BinaryIO) -> int:
 
 
 def lines_of(path: Path) -> Iterator[tuple[str, Fields]]:
-    """Every line that is not empty, parsed, with its place in words.
-
-    Raises:
-        MeasureError: the file cannot be read, or a line is no JSON object.
-    """
+    """Every line that is not empty, parsed as a JSON object, with its place in words."""
     try:
         with open_stream(path) as stream:
             for number, line in enumerate(raw_lines(stream, path), 1):
@@ -298,17 +263,8 @@ def lines_of(path: Path) -> Iterator[tuple[str, Fields]]:
         raise MeasureError(path, f"cannot be read: {reason(exc)}", fix=PAGE) from exc
 
 
-def optional(fields: Fields, key: str, read: Callable[[Fields, str], Any]) -> Any:
-    """What `read` makes of a field; None where it is absent or null."""
-    return None if fields.get(key) is None else read(fields, key)
-
-
 def string(fields: Fields, key: str) -> str:
-    """Any text, also an empty one, also of several lines.
-
-    Raises:
-        AnswerProblem: it is none.
-    """
+    """Any text, also an empty one, also of several lines, else AnswerProblem."""
     value = fields.get(key)
     if not isinstance(value, str):
         raise AnswerProblem(f"{key}: expected text, got {short(value)}")
@@ -319,9 +275,6 @@ def vllm_verify_steps(metrics: Fields) -> tuple[int, tuple[int, ...]]:
     """K, and the histogram of what vLLM calls `speculative_decoding`, checked against its sums.
 
     Source: `RequestSpecDecodeMetrics.to_dict` in vllm/v1/metrics/stats.py, 0.32.0 and 0.33.0.
-
-    Raises:
-        AnswerProblem: it contradicts itself.
     """
     most = whole(metrics, "num_spec_tokens", least=1)
     histogram = wholes(metrics, "acceptance_histogram")
@@ -337,12 +290,8 @@ def vllm_verify_steps(metrics: Fields) -> tuple[int, tuple[int, ...]]:
 def sglang_verify_steps(told: Fields, num_tokens: int) -> tuple[int, tuple[int, ...]]:
     """K, and the histogram of what SGLang calls `spec_*`, up to the largest number seen.
 
-    A request of one token has no verify step: K is then 0.
-
-    Source: SGLang 0.5.23, `srt/managers/tokenizer_manager.py`, `_calculate_spec_decoding_metrics`.
-
-    Raises:
-        AnswerProblem: it is absent, or contradicts itself.
+    A request of one token has no verify step: K is then 0. Source: SGLang 0.5.23,
+    `srt/managers/tokenizer_manager.py`, `_calculate_spec_decoding_metrics`.
     """
     if num_tokens <= 1 and "spec_verify_ct" not in told:
         return 0, (0,)
@@ -366,11 +315,7 @@ def sglang_verify_steps(told: Fields, num_tokens: int) -> tuple[int, tuple[int, 
 
 
 def check_finished(finish_reason: object) -> None:
-    """A request was neither cancelled nor ended by an error; SGLang says it in an object.
-
-    Raises:
-        AnswerProblem: it was.
-    """
+    """AnswerProblem: a request was cancelled or ended by an error; SGLang says it in an object."""
     kind = finish_reason.get("type") if isinstance(finish_reason, Mapping) else finish_reason
     if kind in ("abort", "error"):
         raise AnswerProblem(
@@ -379,11 +324,7 @@ def check_finished(finish_reason: object) -> None:
 
 
 def check_sums(metrics: Fields, histogram: tuple[int, ...]) -> None:
-    """What vLLM and AIPerf count of one request agrees with its histogram.
-
-    Raises:
-        AnswerProblem: it does not.
-    """
+    """AnswerProblem: what vLLM and AIPerf count of one request disagrees with its histogram."""
     keys = ("num_spec_steps", "num_accepted_draft_tokens")
     _check_totals(metrics, keys, histogram, "acceptance_histogram")
     steps = optional(metrics, "per_step_accepted", wholes)

@@ -1,4 +1,7 @@
-"""What to do about a verdict: ways out, one a line, most of them with a command to copy.
+"""What the gate knows beside the counts, which figures cannot be right, and what to do.
+
+A verdict is about quantization only if everything else worked: the baseline as it does elsewhere,
+on the features that it was trained to read. Figures that say otherwise are ANOMALOUS, never PASS.
 
 A way out is a sentence, or a sentence and a command: "Judge them: draftquant gate BF16 ...". Words
 in capitals stand for what only the reader knows.
@@ -15,13 +18,6 @@ from ..counting.paired_change import RequiredPrompts
 from .categories import CategoryFigures
 from .policy import Look, Policy, Wording
 
-# ---- What the gate knows beside the counts, and which figures are not those of a working pair
-#
-# A verdict is about quantization only if everything else worked: the baseline as it does
-# elsewhere,
-# on the features that it was trained to read. Figures that say otherwise are ANOMALOUS, never
-# PASS.
-
 EXPECTED_WITHIN = 0.05
 """Relative difference up to which `--expect-baseline` confirms a measured acceptance length."""
 
@@ -32,7 +28,7 @@ class Background:
 
     Attributes:
         baseline_sha256, candidate_sha256: identity of the tensors of each draft; None = not known.
-        head_agreement: see `calibration.head_agreement`; None where it cannot be had.
+        head_agreement: share of recorded tokens that the target's head reproduces; None = unknown.
         expected_baseline: mean acceptance length that the baseline has elsewhere with this K, in
             (1, K + 1]; None = not said.
         unrelated: the candidate is on purpose not the baseline quantized.
@@ -73,11 +69,7 @@ class Anomaly:
 
 
 def check_expected_baseline(expected: float | None, num_draft_tokens: int) -> None:
-    """Check what `--expect-baseline` says.
-
-    Raises:
-        GateError: it is no acceptance length.
-    """
+    """Refuse what `--expect-baseline` says (GateError) if it is no acceptance length."""
     if expected is not None and not 1 < expected <= num_draft_tokens + 1:
         raise GateError(
             "--expect-baseline",
@@ -236,11 +228,7 @@ def more_prompts(
 ) -> str:
     """What to do where these prompts do not decide.
 
-    Args:
-        least: that the policy asks for, whatever these show; None where they are enough.
-        look: which planned interim analysis this is; None for a single one.
-        background: says how the candidate may lose less.
-        wording: of the way in which drafts are counted.
+    `least` is the number that the policy asks for, whatever these show; None where they are enough.
     """
     if look is not None and not look.is_last:
         return _next_look(look, wording)
@@ -264,12 +252,7 @@ def more_prompts(
 
 
 def fresh_prompts(number: str, wording: Wording) -> str:
-    """Ways to another set of prompts, and to its verdict.
-
-    Args:
-        number: how many, with what they are: "60 fresh prompts or more".
-        wording: of the way in which drafts are counted.
-    """
+    """Ways to another set of prompts ("60 fresh prompts or more"), and to its verdict."""
     return lines(f"{wording.take} {number}: {wording.count}", f"Judge them: {wording.gate}")
 
 
@@ -335,9 +318,6 @@ def _number(required: RequiredPrompts, least: int | None) -> str:
         f"about {required.as_measured:,} fresh prompts ({required.fewest:,} if the draft loses less"
         f" than was measured, {most} if it loses more)"
     )
-
-
-# ---- Categories and context bins in the sentences of a verdict
 
 
 def findings(found: Sequence[CategoryFigures]) -> str:

@@ -1,8 +1,14 @@
-"""Is the candidate the baseline, quantized? What both folders hold decides, never their names.
+"""Where a candidate comes from: the baseline's weights, and prompts that do not judge it.
 
-A record (draftquant.json) counts as far as its hashes are those of the tensors on both sides. For a
-folder without a record, made by another tool, the weights decide: what it keeps equals the
-baseline's, and its quantized values point the same way.
+What both folders hold decides, never their names. A record (draftquant.json) counts as far as its
+hashes are those of the tensors on both sides. For a folder without a record, made by another tool,
+the weights decide: what it keeps equals the baseline's, and its quantized values point the same
+way.
+
+A draft is never judged on prompts that the making of it looked at: neither on those that calibrated
+its quantization, nor on those that chose the rows of its head (`draftquant vocab`). A prompt is
+known by its own token ids, by those of the first turn of its conversation, and, where it was
+changed a little, by its sketch and that of its continuation.
 """
 
 import dataclasses
@@ -73,13 +79,7 @@ _COPIED = ("embed_tokens.weight", "lm_head.weight", "fc.weight", "d2t", "t2d")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftFolder:
-    """A draft as it is stored.
-
-    Attributes:
-        tensor_digests: of every tensor, by on-disk name.
-        quantized: it declares a quantization.
-        record: its draftquant.json, None where it has none.
-    """
+    """A draft as it is stored; `quantized` = it declares it, `record` = its draftquant.json."""
 
     folder: Path
     tensor_digests: Mapping[str, str]
@@ -90,11 +90,8 @@ class DraftFolder:
     def read(cls, folder: Path) -> "DraftFolder":
         """Read a folder and hash its tensors.
 
-        Raises:
-            CheckpointError: it is no draft, or its draftquant.json is not readable or was edited.
-            VerifyError: its declaration is not understood.
-            GateError: the hashes in its draftquant.json are not those of its tensors, or its recipe
-                is not what config.json declares.
+        GateError: the hashes in its draftquant.json are not those of its tensors, or its recipe is
+        not what config.json declares.
         """
         checkpoint = Checkpoint.open(folder)
         record = read_provenance(folder)
@@ -124,22 +121,14 @@ class DraftFolder:
         )
 
     def digests_like(self, recorded: Mapping[str, str]) -> Mapping[str, str]:
-        """Of every tensor, in the algorithm of a record, which may be an older one.
-
-        Raises:
-            CheckpointError: a file shrank or vanished while being read.
-        """
+        """Of every tensor, in the algorithm of a record, which may be an older one."""
         algorithm = algorithm_of(recorded)
         if algorithm == algorithm_of(self.tensor_digests):
             return self.tensor_digests
         return tensor_digests(Checkpoint.open(self.folder), algorithm)
 
     def is_identity(self, sha256: str) -> bool:
-        """Whether these are the tensors with this identity, in whatever algorithm.
-
-        Raises:
-            CheckpointError: a file shrank or vanished while being read.
-        """
+        """Whether these are the tensors with this identity, in whatever algorithm."""
         return sha256 == self.sha256 or has_identity(Checkpoint.open(self.folder), sha256)
 
     @property
@@ -169,17 +158,9 @@ def check_folders(
 ) -> tuple[str, ...]:
     """The baseline has weights that were never quantized; the candidate was made from them.
 
-    Args:
-        unrelated: two different drafts are compared on purpose: nothing is demanded.
-        same: the candidate has the baseline's tensors, and is served otherwise: so it has no origin
-            of its own.
-
-    Returns:
-        What nothing verifies, in sentences without a full stop for the verdict.
-
-    Raises:
-        GateError: one of the two is not what its place says, or the candidate was made from another
-            draft.
+    Where `unrelated`, nothing is demanded; where `same`, the candidate has the baseline's tensors
+    and is served otherwise, so that it has no origin of its own. Returns what nothing verifies, in
+    sentences without a full stop; GateError names what is not as demanded.
     """
     if unrelated:
         return (_UNRELATED,)
@@ -200,15 +181,8 @@ def check_loaded(
 ) -> tuple[str, ...]:
     """What only the loaded drafts show: their configurations, and where no record says it, weights.
 
-    Args:
-        baseline: loaded in the dtype of the candidate.
-        unrelated: as in `check_folders`.
-
-    Returns:
-        Differences of the configurations, in sentences without a full stop for the verdict.
-
-    Raises:
-        GateError: a candidate without a record is not the baseline quantized.
+    Returns differences of the configurations, in sentences without a full stop; GateError: a
+    candidate without a record is not the baseline quantized.
     """
     if unrelated:
         return ()
@@ -251,11 +225,7 @@ def _check_candidate(baseline: DraftFolder, candidate: DraftFolder) -> None:
 
 
 def _check_weights(baseline: LoadedDraft, candidate: LoadedDraft) -> None:
-    """A candidate without a record resembles the baseline as only its quantized values do.
-
-    Raises:
-        GateError: a tensor that is copied differs, or a linear points elsewhere.
-    """
+    """A candidate without a record resembles the baseline as only its quantized values do."""
     for name in sorted(baseline.weights.keys() | candidate.weights.keys()):
         ours, theirs = baseline.weights.get(name), candidate.weights.get(name)
         if ours is None or theirs is None or ours.shape != theirs.shape:
@@ -356,13 +326,6 @@ def _first(said: Mapping[str, str], found: Mapping[str, str]) -> str:
     return "nothing differs"
 
 
-# ---- The held-out rule: a draft is never judged on prompts that the making of it looked at
-#
-# Neither on those that its quantization was calibrated by, nor on those that chose the rows of its
-# head (`draftquant vocab`). A prompt is known by its own token ids, by those of the first turn of
-# its
-# conversation, and, where it was changed a little, by its sketch and that of its continuation.
-
 _OF_BEFORE = "64 minima of 16-token shingles, 1"
 _EARLIER = "the candidate's draftquant.json was written by an earlier version and"
 _GO = "among the gate's prompts are not noticed"
@@ -376,17 +339,9 @@ def check_held_out(
 ) -> tuple[str, ...]:
     """Hold the prompts of the traces, by their token ids, against those that made a draft.
 
-    Args:
-        candidate: how it was quantized; None where nothing says it.
-        traces: of the gate. Their ids and their folder do not matter.
-
-    Returns:
-        What could not be held against anything, in sentences without a full stop.
-
-    Raises:
-        GateError: a prompt, or nearly the same one, calibrated the candidate or chose the rows of
-            its head; or a prompt names the first turn of a conversation that it does not belong to.
-        TraceError: a trace is damaged.
+    Returns what could not be held against anything, in sentences without a full stop. GateError: a
+    prompt, or nearly the same one, calibrated the candidate or chose the rows of its head; or a
+    prompt names the first turn of a conversation that it does not belong to.
     """
     prompts = recorded_prompts(traces)
     _check_conversations(prompts, traces)
@@ -411,18 +366,7 @@ def check_held_out_measured(
     name: str,
     cuts: Sequence[VocabularyCut] = (),
 ) -> tuple[str, ...]:
-    """The same of the prompts of a measurement, which holds their hashes and not their tokens.
-
-    Args:
-        candidate: how it was quantized; None where nothing says it.
-        prompts: id and `prompt_sha256` of each.
-
-    Returns:
-        What could not be held against anything, in sentences without a full stop.
-
-    Raises:
-        GateError: a prompt calibrated the candidate or chose the rows of its head.
-    """
+    """The same of a measurement, which holds (id, `prompt_sha256`) of each prompt and no tokens."""
     made = _made(candidate, cuts)
     for seen, what in made:
         known = set(seen.sha256)
@@ -455,16 +399,7 @@ def _made(
 
 
 def check_apart(traces: TraceFolder, seen: SeenPrompts, what: str) -> None:
-    """Refuse traces that have prompts, or nearly the same ones, among those that were seen.
-
-    Args:
-        seen: what must not judge.
-        what: became of them, such as "choose the rows".
-
-    Raises:
-        GateError: names them.
-        TraceError: a trace is damaged.
-    """
+    """Refuse traces that have prompts, or nearly the same ones, among those that were seen."""
     others = "judge by traces of other prompts"
     _check_unseen(recorded_prompts(traces), seen, what, traces, others)
 

@@ -44,8 +44,7 @@ class CategoryFigures:
         category: its name; of a context bin its range of tokens, such as "context 4k-16k".
         num_prompts: distinct prompts with steps in it, those of a cluster counted as one.
         change: None for fewer than two prompts.
-        max_relative_drop: its limit.
-        outcome: against that limit; None where the prompts are too few to judge the category.
+        outcome: against its limit; None where the prompts are too few to judge the category.
         certainly_lost: of a part without an outcome: even its upper bound lies beyond the
             limit, at the confidence with which one honest draft in twenty would have such a part
             at its very limit (Bonferroni over all parts without an outcome). Of any part: it fails
@@ -142,12 +141,8 @@ def judge_parts(recorded: Sequence[RecordedPair], policy: Policy, confidence: fl
 
     The steps of a bin are few in most of the prompts that only reach it, so prompts count there by
     their effective sample size. No part looks better by what is declared: of its bounds with and
-    without that the wider count, and what fails without has certainly lost.
-
-    Args:
-        recorded: prompts with at least one round under both drafts.
-        policy: limits and least numbers.
-        confidence: of the bounds: the policy's, or that of a look.
+    without that the wider count, and what fails without has certainly lost. `confidence` is the
+    policy's, or that of a look.
     """
     categories, bins = _by_category(recorded), _by_context_bin(recorded)
     least = policy.min_category_prompts

@@ -44,9 +44,8 @@ class Evidence:
     Attributes:
         incomparable: in what the two differ so that they cannot be compared, a sentence without a
             full stop; empty if in nothing.
-        prompts: distinct, with at least one round under both drafts; none if they cannot be
-            compared. change: over them, None for fewer than two.
-        wording: of the way in which the drafts were counted.
+        prompts: distinct, with verify steps under both drafts; none if they cannot be compared.
+        change: over them, None for fewer than two.
     """
 
     baseline: DraftCounts

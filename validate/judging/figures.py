@@ -1,4 +1,4 @@
-"""The figures that reports have of one draft, of one prompt, and of two measurements."""
+"""The figures that reports have of one draft, of one prompt and of two measurements."""
 
 import dataclasses
 import math
@@ -26,16 +26,16 @@ class ServedFigures:
         told_positions: False = figures by position say nothing: only the sums of each request are
             known.
         concurrency: of the baseline's run and of the candidate's; None = not known.
-        estimator: "whole outputs" where no prompt tells which rounds lie in common text.
+        estimator: "whole outputs" where no prompt tells which steps lie in common text.
         identical_share: of the prompts, those with the same output on both servers; in [0, 1]. It,
             common_share and repeated_8gram_share are None where the tool does not keep outputs, or
             keeps no tokens.
         common_share: of the output tokens, those that both servers wrote before they parted;
             in [0, 1].
-        baseline_mean_acceptance_length, candidate_mean_acceptance_length: of all rounds, as the
+        baseline_mean_acceptance_length, candidate_mean_acceptance_length: of all steps, as the
             engine counts them.
-        whole_change: by all rounds of both outputs, each weighing one.
-        common_change: by the rounds inside common text alone, as replay counts; it is of another
+        whole_change: by all steps of both outputs, each weighing one.
+        common_change: by the steps inside common text alone, as replay counts; it is of another
             mixture of text where outputs part. Either is None for fewer than two such prompts.
         repeated_8gram_share: of the baseline's outputs.
         mean_token_probability: of the tokens of the baseline's outputs, where they were drawn and
@@ -63,11 +63,7 @@ class ServedFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftFigures:
-    """What was counted of one draft; fields as in `AcceptanceCounts`.
-
-    Attributes:
-        every_position_mean_acceptance_length: see `PromptReplay`; None of a draft that was served.
-    """
+    """What was counted of one draft; the last figure is None of a draft that was served."""
 
     name: str
     mean_acceptance_length: float
@@ -82,15 +78,13 @@ class DraftFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptFigures:
-    """One recorded prompt, with a round at least under both drafts.
+    """One recorded prompt, with a verify step at least under both drafts.
 
     Attributes:
-        prompt_sha256, cluster: see `PromptCounts`.
-        alike: the same; None = as `cluster`, and what earlier versions wrote.
-        baseline, candidate: [K + 1] histograms, see `AcceptanceCounts`.
+        alike: None = as `cluster`, and what earlier versions wrote.
+        baseline, candidate: [K + 1] histograms.
         baseline_context_bins, candidate_context_bins: [bins, K + 1] the same by context bin,
-            without the empty bins at the end; none where the places of the verify steps are not
-            known.
+            without the empty bins at the end; none where the places of the steps are not known.
     """
 
     id: str
@@ -158,8 +152,6 @@ def counted_figures(draft: DraftCounts) -> DraftFigures:
     )
 
 
-# ---- What no gate says: figures of a report file that contradict themselves
-
 MOST_DRAFT_TOKENS = 1000
 _LARGEST_LOG = 20.0  # of a ratio: acceptance lengths lie in [1, K + 1]
 _ROUNDING = 1e-9
@@ -184,12 +176,7 @@ def comparison_problem(
 ) -> str:
     """The first contradiction of a comparison; empty if there is none.
 
-    Args:
-        drafts: pooled figures, of K positions each.
-        changes: of acceptance lengths, as logarithms.
-        limits: shares that may be lost.
-        prompts: with histograms of K + 1 columns.
-        bins_add_up: the bins of a prompt are its histogram; else they were weighed on their own.
+    `bins_add_up` = the bins of a prompt are its histogram; else they were weighed on their own.
     """
     if not 1 <= num_draft_tokens <= MOST_DRAFT_TOKENS:
         return f"num_draft_tokens: expected 1 to {MOST_DRAFT_TOKENS}, got {num_draft_tokens}"
@@ -228,12 +215,7 @@ def context_bins_problem(
     *,
     add_up: bool,
 ) -> str:
-    """What is wrong with the context bins of a prompt; empty if nothing.
-
-    Args:
-        whole: [K + 1] verify steps of the prompt.
-        histograms: [bins, K + 1] by context bin; none if they are not known.
-    """
+    """What is wrong with the context bins of a prompt, [bins, K + 1] or none; empty if nothing."""
     if problem := ContextBins(edges=tuple(edges)).problem():
         return f"context_edges: {problem}"
     if not histograms:

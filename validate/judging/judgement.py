@@ -49,8 +49,6 @@ from .figures import (
 from .policy import EXIT_CODES, REPLAYED, Look, Policy, Verdict, Wording, looser_than_release
 from .published import Published
 
-# ---- What a reader has to know beside a verdict: looser limits, copies, and what was not judged
-
 MOST_NAMED = 20
 """Categories that a sentence names."""
 
@@ -58,7 +56,7 @@ MOST_NAMED = 20
 def report_warnings(
     evidence: Evidence, *, num_prompts: int, num_copies: int, num_short_prompts: int
 ) -> Iterator[str]:
-    """Sentences without a full stop, for the `warnings` of the report."""
+    """What a reader has to know beside a verdict, in sentences without a full stop."""
     looser = looser_than_release(evidence.policy)
     if looser:
         yield f"the limits are looser than those of the policy 'release': {', '.join(looser)}"
@@ -300,18 +298,7 @@ def judge(
     look: Look | None = None,
     background: Background = NO_BACKGROUND,
 ) -> GateReport:
-    """Compare two replays of the same traces.
-
-    Args:
-        baseline: the draft as released (BF16).
-        candidate: the quantized draft, replayed in the same call after the baseline.
-        look: which planned interim analysis of a growing set of prompts this is.
-        background: what was looked at before; its warnings come first in the report.
-
-    Raises:
-        GateError: K leaves too few rounds per prompt, or what is expected of the baseline is no
-            acceptance length.
-    """
+    """Compare two replays of the same traces, the baseline's and the candidate's of one call."""
     report = judge_counts(
         baseline,
         candidate,
@@ -361,21 +348,10 @@ def judge_counts(
     look: Look | None = None,
     background: Background = NO_BACKGROUND,
 ) -> GateReport:
-    """Compare two drafts by their counts, wherever those come from.
+    """Compare two drafts by their counts, wherever those come from: without what only replays have.
 
-    Args:
-        baseline: the draft as released (BF16).
-        candidate: the quantized draft, on the same prompts in the same order.
-        incomparable: see `Evidence`.
-        estimand: what the acceptance length is of, in words.
-        look: see `judge`.
-        background: see `judge`.
-
-    Returns:
-        Without what only replays have.
-
-    Raises:
-        GateError: as of `judge`.
+    GateError: K leaves too few verify steps per prompt, or what is expected of the baseline is no
+    acceptance length.
     """
     check_expected_baseline(background.expected_baseline, baseline.num_draft_tokens)
     recorded = [] if incomparable else _recorded_pairs(baseline, candidate, wording)
@@ -436,11 +412,7 @@ def judge_counts(
 def _recorded_pairs(
     baseline: DraftCounts, candidate: DraftCounts, wording: Wording
 ) -> list[RecordedPair]:
-    """The prompts that have at least one round; a replayed one has one for all drafts or for none.
-
-    Raises:
-        GateError: the baseline has too few rounds per prompt for its K.
-    """
+    """The prompts with verify steps; GateError: K leaves too few of them on average."""
     average = baseline.counts.num_steps / len(baseline.prompts)
     if average < MIN_ROUNDS_PER_PROMPT:
         raise GateError(

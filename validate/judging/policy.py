@@ -1,4 +1,17 @@
-"""Release policies as data: how much acceptance a draft may lose, and how sure we must be."""
+"""Release policies as data: how much acceptance a draft may lose, how sure we must be, how often.
+
+Whoever looks at a growing set of prompts more than once needs boundaries that keep the promised
+error. At look i of n the z value has to clear c_i, so that under the limit itself, where each
+look's z is standard normal and corr(z_i, z_j) = sqrt(i / j), the chance that any of n looks clears
+is still 1 - confidence:
+
+    pocock           c_i = C                 the same bound at every look
+    obrien-fleming   c_i = C * sqrt(n / i)   hard at first, at the last look hardly wider than one
+
+C is computed, by the recursion of Armitage, McPherson and Rowe (1969) over the density of the sums
+that have not crossed yet. Source of the two shapes: Jennison & Turnbull, Group Sequential Methods
+(2000), chapter 2, whose two-sided tables at 0.10 are these at a confidence of 0.95.
+"""
 
 import dataclasses
 import functools
@@ -27,8 +40,6 @@ class Policy:
             prompts. It is wider than the whole's, so that what passes as a whole is far from it:
             judging many categories, without a correction, costs no false FAIL.
         every_category_passes: a PASS asks for one of each such category; else for no FAIL of any.
-        confidence: of the one-sided bounds that have to clear the margins.
-        power: with which `required_num_prompts` is computed.
         min_prompts: with a smaller effective sample size there is no PASS and no FAIL; 30 takes 35
             prompts of similar lengths, and up to 60 of different lengths.
         max_relative_gain: a larger gain is no quantization effect.
@@ -97,14 +108,7 @@ def resolve_policy(
 ) -> Policy:
     """The named policy with overrides from the command line, which make it "custom".
 
-    Args:
-        max_relative_drop: in (0, 1). A category may always lose as much as the whole.
-        confidence: in (0.5, 1).
-        min_prompts: at least 2.
-        every_category_passes: see `Policy`.
-
-    Raises:
-        GateError: no such policy, or an override is out of range.
+    A category may always lose as much as the whole. GateError: an override is out of range.
     """
     if name not in POLICIES:
         raise GateError("policy", f"no policy {name!r}", fix=f"use one of: {', '.join(POLICIES)}")
@@ -138,23 +142,6 @@ def looser_than_release(policy: Policy) -> tuple[str, ...]:
     return tuple(f"{key} {ours[key]} (release: {release[key]})" for key in loose)
 
 
-# ---- Looking at a growing set of prompts more than once, with boundaries that keep the promised
-# error
-#
-# At look i of n the z value has to clear c_i, so that under the limit itself, where each look's z
-# is
-# standard normal and corr(z_i, z_j) = sqrt(i / j), the chance that any of n looks clears is still
-# 1 - confidence:
-#
-# pocock           c_i = C                 the same bound at every look
-# obrien-fleming   c_i = C * sqrt(n / i)   hard at first, at the last look hardly wider than one
-#
-# C is computed, by the recursion of Armitage, McPherson and Rowe (1969) over the density of the
-# sums
-# that have not crossed yet. Source of the two shapes: Jennison & Turnbull, Group Sequential
-# Methods
-# (2000), chapter 2, whose two-sided tables at 0.10 are these at a confidence of 0.95.
-
 Spending = Literal["obrien-fleming", "pocock"]
 
 MAX_LOOKS = 10
@@ -182,14 +169,7 @@ class Look:
         return self.number == self.total
 
     def adjusted_confidence(self, confidence: float) -> float:
-        """The confidence of this look's bounds with which all looks together keep `confidence`.
-
-        Args:
-            confidence: in (0.5, 1).
-
-        Returns:
-            In [confidence, 1).
-        """
+        """The confidence of this look's bounds with which all looks together keep `confidence`."""
         from scipy import stats
 
         boundary = boundaries(self.total, self.spending, confidence)[self.number - 1]
@@ -197,15 +177,7 @@ class Look:
 
 
 def parse_look(text: str | None, spending: Spending | None) -> Look | None:
-    """`--look` and `--spending` of the command line.
-
-    Args:
-        text: "i/n" with 1 <= i <= n <= MAX_LOOKS, or None for a single look.
-        spending: None for O'Brien-Fleming.
-
-    Raises:
-        GateError: no such look, or a spending without a look.
-    """
+    """`--look` ("i/n") and `--spending` (None = O'Brien-Fleming); GateError: no such look."""
     if text is None:
         if spending is not None:
             raise GateError("--spending", "needs --look, got none", fix="add --look i/n")
@@ -242,8 +214,7 @@ def boundaries(total: int, spending: Spending, confidence: float) -> tuple[float
 def crossing_probability(boundary: "Sequence[float] | np.ndarray") -> float:
     """Chance that a standard normal walk, seen at equally spaced looks, is ever above `boundary`.
 
-    Args:
-        boundary: of z at looks 1 .. n; the sum of k standard normal steps is z * sqrt(k).
+    `boundary` is of z at looks 1 .. n; the sum of k standard normal steps is z * sqrt(k).
     """
     import numpy as np
 
@@ -256,8 +227,6 @@ def crossing_probability(boundary: "Sequence[float] | np.ndarray") -> float:
         before, mass = places, density * weights * (high - low) / 2
     return 1 - float(mass.sum())
 
-
-# ---- The four verdicts, which of several counts, and in what words one is given
 
 Verdict = Literal["PASS", "FAIL", "INCONCLUSIVE", "ANOMALOUS"]
 EXIT_CODES: dict[Verdict, int] = {"PASS": 0, "FAIL": 1, "INCONCLUSIVE": 3, "ANOMALOUS": 3}
@@ -274,7 +243,6 @@ class Wording:
     """What a verdict calls the way in which drafts were counted.
 
     Attributes:
-        both_again: how both drafts are counted so that they can be compared, a sentence.
         take: what is done with a fresh set of prompts, capital letter. count: the command for that.
         gate: the command that judges them.
         join: ways to put fresh prompts beside those that were judged; none where all are counted

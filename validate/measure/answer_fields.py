@@ -4,10 +4,12 @@ It knows no engine: what a field is called and what it means, each protocol says
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from ...recipes.errors import short
+from ...recipes.errors import MeasureError, short
+from ...recipes.strict_json import JsonProblem
 from .measurement import MOST_DRAFT_TOKENS
 
 Fields = Mapping[str, Any]
@@ -17,12 +19,30 @@ class AnswerProblem(Exception):  # noqa: N818 - not an error of its own: protoco
     """One thing wrong with an answer, with the field it stands at."""
 
 
-def text(fields: Fields, key: str) -> str:
-    """Printable text that is not empty.
+@contextmanager
+def reading(where: str, fix: str, before: str = "") -> Iterator[None]:
+    """Says where something is not as whoever wrote it does, with words before what it is."""
+    try:
+        yield
+    except (AnswerProblem, JsonProblem) as exc:
+        raise MeasureError(where, f"{before}{exc}", fix=fix) from exc
 
-    Raises:
-        AnswerProblem: it is none.
-    """
+
+def section(fields: Fields, *keys: str) -> Fields:
+    """The object to which keys lead, one inside the other; empty where there is none."""
+    for key in keys:
+        found = fields.get(key)
+        fields = found if isinstance(found, Mapping) else {}
+    return fields
+
+
+def optional(fields: Fields, key: str, read: Callable[[Fields, str], Any]) -> Any:
+    """What `read` makes of a field; None where it is absent or null."""
+    return None if fields.get(key) is None else read(fields, key)
+
+
+def text(fields: Fields, key: str) -> str:
+    """Printable text that is not empty, else AnswerProblem."""
     value = fields.get(key)
     if not isinstance(value, str) or not value or not value.isprintable():
         raise AnswerProblem(f"{key}: expected text, got {short(value)}")
@@ -30,11 +50,7 @@ def text(fields: Fields, key: str) -> str:
 
 
 def whole(fields: Fields, key: str, *, least: int = 0) -> int:
-    """A whole number of at least `least`.
-
-    Raises:
-        AnswerProblem: it is none.
-    """
+    """A whole number of at least `least`, else AnswerProblem."""
     value = fields.get(key)
     if type(value) is not int or value < least:
         raise AnswerProblem(f"{key}: expected a whole number >= {least}, got {short(value)}")
@@ -42,11 +58,7 @@ def whole(fields: Fields, key: str, *, least: int = 0) -> int:
 
 
 def checked_draft_tokens(value: int, where: str) -> int:
-    """K.
-
-    Raises:
-        AnswerProblem: it is no number of tokens that anybody drafts in a round.
-    """
+    """K, else AnswerProblem: nobody drafts so many tokens, or none."""
     if not 1 <= value <= MOST_DRAFT_TOKENS:
         what = f"expected 1 to {MOST_DRAFT_TOKENS:,} drafted tokens, got {value}"
         raise AnswerProblem(f"{where}: {what}")
@@ -54,11 +66,7 @@ def checked_draft_tokens(value: int, where: str) -> int:
 
 
 def wholes(fields: Fields, key: str) -> tuple[int, ...]:
-    """Whole numbers of at least 0, such as token ids or counts.
-
-    Raises:
-        AnswerProblem: they are none.
-    """
+    """Whole numbers of at least 0, such as token ids or counts, else AnswerProblem."""
     values = fields.get(key)
     if not isinstance(values, list) or not all(type(i) is int and i >= 0 for i in values):
         raise AnswerProblem(f"{key}: expected a list of whole numbers >= 0, got {short(values)}")
@@ -66,22 +74,14 @@ def wholes(fields: Fields, key: str) -> tuple[int, ...]:
 
 
 def number(value: object, where: str) -> float:
-    """A finite number.
-
-    Raises:
-        AnswerProblem: it is none; an infinite one is null in JSON.
-    """
+    """A finite number, else AnswerProblem; an infinite one is null in JSON."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
         raise AnswerProblem(f"{where}: expected a number, got {short(value)}")
     return float(value)
 
 
 def objects(fields: Fields, key: str) -> tuple[Fields, ...]:
-    """JSON objects.
-
-    Raises:
-        AnswerProblem: they are none.
-    """
+    """JSON objects, else AnswerProblem."""
     values = fields.get(key)
     if not isinstance(values, list) or not all(isinstance(v, Mapping) for v in values):
         raise AnswerProblem(f"{key}: expected a list of objects, got {short(values)}")
@@ -89,11 +89,7 @@ def objects(fields: Fields, key: str) -> tuple[Fields, ...]:
 
 
 def object_(fields: Fields, key: str) -> Fields:
-    """A JSON object.
-
-    Raises:
-        AnswerProblem: it is none.
-    """
+    """A JSON object, else AnswerProblem."""
     value = fields.get(key)
     if not isinstance(value, Mapping):
         raise AnswerProblem(f"{key}: expected an object, got {short(value)}")
@@ -101,11 +97,7 @@ def object_(fields: Fields, key: str) -> Fields:
 
 
 def gap(logprobs: Sequence[float]) -> float:
-    """Of the most likely token to the second; at least two are given.
-
-    Raises:
-        AnswerProblem: there is one alone.
-    """
+    """Of the most likely token to the second; AnswerProblem if one stands alone."""
     if len(logprobs) < 2:
         raise AnswerProblem(f"expected at least 2 most likely tokens, got {len(logprobs)}")
     first, second = sorted(logprobs, reverse=True)[:2]

@@ -1,4 +1,4 @@
-"""What `run` needs of an engine's interface."""
+"""How each engine is asked, and what is needed of its interface."""
 
 import importlib
 from abc import ABC, abstractmethod
@@ -14,12 +14,7 @@ from .measurement import EngineName, ServerIdentity, Speculation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """What is asked for each prompt.
-
-    Attributes:
-        decoding: with the number of most likely tokens to tell.
-        max_new_tokens: at most; exactly, if `ignore_eos`.
-    """
+    """What is asked for each prompt; `max_new_tokens` exactly, if `ignore_eos`."""
 
     decoding: Decoding
     max_new_tokens: int
@@ -30,8 +25,7 @@ class Ask:
 class Completion:
     """An engine's answer to one prompt; fields as in `RequestRecord`.
 
-    Attributes:
-        num_draft_tokens: K as this answer tells; None = it does not, or nothing is drafted.
+    `num_draft_tokens` is K as this answer tells; None = it does not, or nothing is drafted.
     """
 
     token_ids: tuple[int, ...]
@@ -48,6 +42,17 @@ class Completion:
     num_attempts: int
 
 
+NEUTRAL: Mapping[str, float] = {
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "n": 1,
+}
+"""Of a request: a server takes what is not said from its own defaults, or from the model's
+generation_config.json (vLLM: entrypoints/openai/completion/protocol.py:322)."""
+
+
 class EngineProtocol(ABC):
     """One engine's interface. It keeps no state but what `identify` found."""
 
@@ -60,37 +65,32 @@ class EngineProtocol(ABC):
     async def identify(self, client: ServerClient) -> tuple[ServerIdentity, Speculation | None]:
         """Who answers there, and how it drafts.
 
-        Raises:
-            MeasureError: another engine, one that is too old, without a model or metrics; or it
-                drafts in a way that cannot be counted.
+        MeasureError: another engine, one that is too old, without a model or metrics; or it drafts
+        in a way that cannot be counted.
         """
 
     @abstractmethod
     async def complete(self, client: ServerClient, prompt: Prompt, ask: Ask) -> Completion:
         """Continue a prompt.
 
-        Raises:
-            ServerError: no answer.
-            MeasureError: one that is not the engine's; the engine drafts but does not say what it
-                accepted, or cannot do what is asked for while it drafts.
+        MeasureError: the answer is not the engine's; the engine drafts but does not say what it
+        accepted, or cannot do what is asked for while it drafts.
         """
 
 
 Answer = Mapping[str, Any]
 
 
-# ---- How each engine is queried, and how its answers are read
-
-_CLASSES: dict[EngineName, tuple[str, str]] = {
-    "vllm": ("vllm_server", "VLLMProtocol"),
-    "sglang": ("sglang_server", "SGLangProtocol"),
-    "tensorrt-llm": ("tensorrt_llm_server", "TensorRTLLMProtocol"),
+_CLASSES: Mapping[EngineName, str] = {
+    "vllm": "vllm_server.VLLMProtocol",
+    "sglang": "sglang_server.SGLangProtocol",
+    "tensorrt-llm": "tensorrt_llm_server.TensorRTLLMProtocol",
 }
 """Engine -> module beside this one, and its class, which is constructed without arguments."""
 
 
 def get_protocol(engine: EngineName) -> EngineProtocol:
     """The interface of an engine, for one server."""
-    module, name = _CLASSES[engine]
+    module, _, name = _CLASSES[engine].partition(".")
     protocol: EngineProtocol = getattr(importlib.import_module(f".{module}", __package__), name)()
     return protocol

@@ -32,12 +32,7 @@ _OF_THE_DRAFT = ("spec", "draft", "fingerprint")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerIdentity:
-    """What a server says of itself.
-
-    Attributes:
-        version: of the engine. model: the name that it serves its target under.
-        arguments: that it was started with, as far as it tells.
-    """
+    """What a server says of itself; `model` is the name that it serves its target under."""
 
     engine: EngineName
     version: str
@@ -50,7 +45,7 @@ class Speculation:
     """How a server drafts.
 
     Attributes:
-        num_draft_tokens: K, proposed in a full round.
+        num_draft_tokens: K, proposed in a full step.
         method, draft, draft_quantization: as the server, or who measured, calls them; None = not
             known.
         draft_sha256: identity of the draft's tensors; None = its folder was not given.
@@ -84,7 +79,7 @@ class Asked:
         prompts_sha256: over ids, categories and token ids of all prompts, in their order.
         template_sha256: of the chat template that made token ids of messages; None = the prompts
             hold token ids, or text alone.
-        temperature: 0 = greedy. top_p, top_k, seed: of the draws.
+        temperature: 0 = greedy.
         max_new_tokens: per prompt. ignore_eos: each is continued to that length.
         concurrency: requests in flight. num_warm_up: requests before them, not recorded.
         num_top_logprobs: most likely tokens asked for at each place; 0 = no log-probabilities.
@@ -105,12 +100,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What identifies a measurement; its first line.
-
-    Attributes:
-        speculation: None = the server drafts nothing.
-        draftquant: version that measured.
-    """
+    """What identifies a measurement; its first line. Without `speculation` nothing is drafted."""
 
     format: Literal["draftquant measurement"] = "draftquant measurement"
     format_version: Literal[1] = 1
@@ -125,14 +115,14 @@ class RequestRecord:
     """What one prompt got.
 
     Attributes:
-        id, category: of the prompt. prompt_sha256: of its token ids, see `prompt_trace`.
-        cluster: that the prompt file declares; None = none.
+        prompt_sha256: of its token ids. cluster: that the prompt file declares; None = none.
         token_ids: of the output. ended: by the end-of-text token, or by the length asked for.
-        histogram: [K + 1] rounds by number of accepted draft tokens; None without speculation. A
-            round may have accepted tokens beyond the end of the output, which are counted.
-        accepted: accepted draft tokens of every round in order, where the engine tells.
-        drafted: proposed draft tokens of every round, likewise; the last rounds may have fewer.
-        num_cut_rounds: rounds at the end, of at most K tokens together, that the engine tells only
+        histogram: [K + 1] verify steps by number of accepted draft tokens; None without
+            speculation. A step may have accepted tokens beyond the end of the output, which are
+            counted.
+        accepted: accepted draft tokens of every step in order, where the engine tells.
+        drafted: proposed draft tokens of every step, likewise; the last steps may have fewer.
+        num_cut_rounds: steps at the end, of at most K tokens together, that the engine tells only
             as far as the output goes; the three above leave them out. 0 where it tells them whole.
         token_logprob: of each output token; None = not asked for.
         top_gap: log-probability of the most likely token minus that of the second, at each place.
@@ -271,19 +261,13 @@ def _comparable(one: Setup, other: Setup) -> list[tuple[str, Any, Any]]:
     ]
 
 
-# ---- What must hold of a measurement, whoever took it: on recording, and on reading it again
-
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _LARGEST_TOKEN = 2**31 - 1
 _MAX_LOGPROB = 1e-3  # engines round logarithms of probabilities near 1 to something above 0
 
 
 def prompts_sha256(prompts: Iterable[tuple[str, str, str]]) -> str:
-    """Identity of prompts in their order, see `Asked`.
-
-    Args:
-        prompts: id, category and `prompt_sha256` of each.
-    """
+    """Identity of prompts in their order, of id, category and `prompt_sha256` of each."""
     digest = hashlib.sha256()
     for parts in prompts:
         for part in parts:  # names are printable: no line end
@@ -440,8 +424,6 @@ def _time_problem(record: RequestRecord) -> str | None:
     return None
 
 
-# ---- Figures of a measurement, of all its requests and by category
-
 ALL = "all requests"
 
 
@@ -450,10 +432,7 @@ class Figures:
     """Of some requests.
 
     Attributes:
-        category: `ALL` for all of them.
-        num_output_tokens: of all outputs.
-        num_rounds, acceptance_length: 1 + accepted / rounds, pooled; None without speculation, the
-            second also without a round.
+        acceptance_length: pooled; None without speculation, or without a verify step.
         time_to_first_token, time_per_output_token: medians over the requests, in seconds; None
             where answers came whole, or none has a second token.
         num_repeated: requests that were answered at a later attempt than the first.
@@ -481,11 +460,7 @@ def all_figures(measurement: Measurement) -> tuple[Figures, ...]:
 
 
 def tokens_per_second(measurement: Measurement) -> float | None:
-    """Output tokens of all requests over the time from the first request to the last answer.
-
-    Returns:
-        None where that took no time.
-    """
+    """Output tokens over the time from the first request to the last answer; None of no time."""
     records = measurement.records
     seconds = max(r.began + r.latency for r in records) - min(r.began for r in records)
     return sum(len(r.token_ids) for r in records) / seconds if seconds else None

@@ -1,7 +1,8 @@
 """Measurements as files: JSON lines, the setup first, then a record for each prompt, in order.
 
 A file is whole: its records are those of the prompts that the setup names. What is not finished
-lies beside it under another name, see `kept`.
+lies beside it as `OUT.measuring`, whose records stand in the order in which they came, each written
+at once and flushed to the disk. Its last line may be cut off: its run was killed while it wrote.
 """
 
 import dataclasses
@@ -36,17 +37,10 @@ _OURS = (
 
 
 def read_measurement(path: Path) -> Measurement:
-    """Read a whole measurement; nothing in it is believed unchecked.
+    """Read a whole measurement, named as the file; nothing in it is believed unchecked.
 
-    Args:
-        path: what `draftquant measure --out` wrote.
-
-    Returns:
-        Named as the file.
-
-    Raises:
-        MeasureError: it cannot be read, is no measurement or an unfinished one, or a line
-            contradicts itself or the setup; names the line.
+    MeasureError names the line: it is no measurement or an unfinished one, or a line contradicts
+    itself or the setup.
     """
     lines = numbered_lines(path)
     number, text = next(lines, (1, b""))
@@ -68,11 +62,7 @@ def read_measurement(path: Path) -> Measurement:
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Every line with its number, from 1, and with its line end if it has one.
-
-    Raises:
-        MeasureError: the file cannot be read, or is longer than any measurement.
-    """
+    """Every line with its number, from 1, and with its line end if it has one."""
     size = number = 0
     try:
         with open_stream(path) as stream:
@@ -88,11 +78,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def read_setup(line: bytes, where: str) -> Setup:
-    """The first line.
-
-    Raises:
-        MeasureError: it is none.
-    """
+    """The first line, else MeasureError."""
     setup: Setup = _decoded(Setup, line, where)
     if problem := setup_problem(setup):
         raise MeasureError(where, problem, fix=_OURS)
@@ -100,11 +86,7 @@ def read_setup(line: bytes, where: str) -> Setup:
 
 
 def read_record(line: bytes, setup: Setup, where: str) -> RequestRecord:
-    """Any other line.
-
-    Raises:
-        MeasureError: it is none, or contradicts itself or the setup.
-    """
+    """Any other line; MeasureError: it is none, or contradicts itself or the setup."""
     record: RequestRecord = _decoded(RequestRecord, line, where)
     if problem := record_problem(record, setup):
         raise MeasureError(where, f"prompt {record.id}: {problem}", fix=_OURS)
@@ -133,23 +115,14 @@ def _first_double(records: list[RequestRecord]) -> str | None:
     return None
 
 
-# ---- What of a measurement is done: a file beside the output, which a run that dies leaves behind
-#
-# `OUT.measuring` is a measurement file whose records stand in the order in which they came, each
-# written at once and flushed to the disk. Its last line may be cut off: its run was killed while
-# it
-# wrote.
-
 MEASURING = ".measuring"
 """Behind the name of the output."""
 
 
 class KeptRecords:
-    """The file; made by `kept_records`, which nobody else has meanwhile.
+    """What is done of a measurement, by the id of its prompt; made by `kept_records`.
 
-    Attributes:
-        records: by the id of their prompt.
-        dropped_line: the last line was cut off, and is asked for again.
+    `dropped_line`: the last line was cut off, and is asked for again.
     """
 
     def __init__(self, out: Path, descriptor: int, setup: Setup) -> None:
@@ -163,12 +136,7 @@ class KeptRecords:
         self._read()
 
     def add(self, record: RequestRecord) -> None:
-        """Keep a record; it is on the disk when this returns.
-
-        Raises:
-            MeasureError: it contradicts itself or the setup, or its prompt has one.
-            OutputError: it cannot be written.
-        """
+        """Keep a record, which is on the disk when this returns; MeasureError: it cannot be."""
         problem = record_problem(record, self._setup)
         if problem is None and record.id in self.records:
             problem = "was answered twice"
@@ -178,14 +146,7 @@ class KeptRecords:
         self.records[record.id] = record
 
     def publish(self, prompt_ids: Sequence[str]) -> Measurement:
-        """Give the output its name, its records in order.
-
-        Args:
-            prompt_ids: of all prompts, which all have records.
-
-        Raises:
-            OutputError: the output appeared meanwhile, or cannot be written.
-        """
+        """Give the output its name, its records in the order of all prompts."""
         records = tuple(self.records[prompt_id] for prompt_id in prompt_ids)
         unfinished = self.path.with_name(f"{self.path.name}.sorted")
         try:
@@ -248,16 +209,7 @@ class KeptRecords:
 
 @contextmanager
 def kept_records(out: Path, setup: Setup) -> Iterator[KeptRecords]:
-    """Begin a measurement, or go on with the one of the same setup; nobody else has it meanwhile.
-
-    Args:
-        out: the file that it becomes; does not exist.
-
-    Raises:
-        OutputError: another setup was begun there, another process is at it, or it cannot be
-            written.
-        MeasureError: what lies there is no measurement that was begun.
-    """
+    """Begin a measurement, or go on with the one of the same setup; nobody else has it."""
     path = out.with_name(out.name + MEASURING)
     try:
         descriptor = open_kept(path)

@@ -1,6 +1,8 @@
 """Measuring: every prompt is asked, a bounded number at a time, and each answer is kept at once.
 
-It knows neither engines, which are behind `EngineProtocol`, nor the command line.
+It knows neither engines nor the command line. Whether a server runs the draft that `--draft` names,
+its own words say: by a path of its own machine, or by a Hub id. So names may differ where the draft
+is the same, and the other way round: what can be compared is, from the surest on.
 """
 
 import asyncio
@@ -9,7 +11,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path, PurePosixPath
 
 from ...calibration.prompts.prompt_file import Prompt
@@ -35,13 +37,6 @@ from .measurement import (
 )
 from .measurement_file import KeptRecords, kept_records, setup_differences
 
-# ---- Is the draft that a server runs the one that `--draft` names? Its own words against the
-# folder's
-#
-# Servers name their draft by a path of their own machine, or by a Hub id. So names may differ
-# where
-# the draft is the same, and the other way round: what can be compared is, from the surest on.
-
 _UNQUANTIZED = ("unquant", "none")
 """How engines say that a draft is not quantized; vLLM and SGLang say nothing where they do not
 know, which is the rule."""
@@ -52,10 +47,8 @@ _NAMES_OF_THE_TARGET = ("root", "model_path")
 class DraftIdentity:
     """The draft that a server runs, as its folder says; the first three fields as in `Speculation`.
 
-    Attributes:
-        quantized: the folder declares a quantization; None = not known.
-        folder: where it lies here; None = not known.
-        served_as: what the server calls it, as the user says; None = as its folder is called.
+    `quantized` and `folder` None = not known; `served_as` is what the server calls it, None = as
+    its folder is called.
     """
 
     draft: str
@@ -69,11 +62,7 @@ class DraftIdentity:
 def identified(
     speculation: Speculation, draft: DraftIdentity, server: ServerIdentity
 ) -> Speculation:
-    """How a server drafts, with the identity of the draft that it was said to run.
-
-    Raises:
-        MeasureError: the server tells of another one.
-    """
+    """How a server drafts, with the identity of the draft that it is said to run."""
     named = speculation.draft or None
     of_the_target = (server.model, *map(server.arguments.get, _NAMES_OF_THE_TARGET))
     in_the_target = named is not None and named in of_the_target
@@ -93,7 +82,6 @@ def identified(
 
 
 def _told_by(named: str | None, draft: DraftIdentity) -> ToldBy | None:
-    """See `Speculation`."""
     if draft.served_as is not None and draft.served_as != named:
         raise MeasureError(
             "--served-as",
@@ -166,16 +154,11 @@ def _check_quantization(speculation: Speculation, draft: DraftIdentity) -> None:
         )
 
 
-# ---- What is to be measured, and where
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerAddress:
-    """Where a server is, and how patiently it is asked.
+    """Where a server is (http://HOST:PORT), and how patiently it is asked.
 
-    Attributes:
-        url: http://HOST:PORT. key: of the server; None = it asks for none.
-        most_per_second: requests begun; None = as fast as they are answered.
+    `most_per_second` requests are begun; None = as fast as they are answered.
     """
 
     url: str
@@ -184,11 +167,7 @@ class ServerAddress:
     most_per_second: float | None = None
 
     def __post_init__(self) -> None:
-        """Check the rate.
-
-        Raises:
-            MeasureError: it is none.
-        """
+        """Refuse a rate that is none."""
         rate = self.most_per_second
         if rate is not None and not 0 < rate < math.inf:
             raise MeasureError("--max-requests-per-second", f"expected more than 0, got {rate:g}",
@@ -200,10 +179,9 @@ class Plan:
     """What is measured.
 
     Attributes:
-        prompts: with unique ids, at least one. ask: of each.
+        prompts: with unique ids, at least one.
         concurrency: requests in flight; fewer where the engine's interface allows no more.
         num_warm_up: requests before, over the first prompts again and again, not recorded.
-        template_sha256: see `Asked`.
         draft: None = what the server says of its draft is all that is known.
         model: name that the server must serve; None = any.
     """
@@ -217,11 +195,7 @@ class Plan:
     model: str | None = None
 
     def __post_init__(self) -> None:
-        """Check the ranges.
-
-        Raises:
-            MeasureError: a number is out of range, or two prompts have one id.
-        """
+        """Refuse numbers that are out of range, and two prompts of one id."""
         for flag, value, allowed in (
             ("--concurrency", self.concurrency, AT_LEAST_1),
             ("--warm-up", self.num_warm_up, AT_LEAST_0),
@@ -235,15 +209,7 @@ class Plan:
     def setup(
         self, protocol: EngineProtocol, server: ServerIdentity, speculation: Speculation | None
     ) -> Setup:
-        """What identifies a run of this plan.
-
-        Args:
-            protocol: which has identified the server.
-            speculation: that it has found; None = the server uses no draft.
-
-        Raises:
-            MeasureError: the server is not what is expected.
-        """
+        """What identifies a run of this plan; MeasureError: the server is not what is expected."""
         if self.model is not None and server.model != self.model:
             raise MeasureError(
                 "--model",
@@ -286,12 +252,10 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far a run is.
+    """How far a run is, with what earlier runs have kept.
 
     Attributes:
-        setup: of the run.
-        num_done: of the prompts; with what earlier runs have kept.
-        counts: of all their rounds; None without speculation.
+        counts: of all steps; None without speculation.
         dropped_line: of what was kept the last line was cut off, and is asked for again.
     """
 
@@ -312,16 +276,7 @@ def measure(
 ) -> Measurement:
     """Measure a server, or go on with what an earlier run of the same plan has kept beside `out`.
 
-    Args:
-        out: the file to create; it appears when every prompt has its record.
-        protocol: of its engine, new.
-        on_progress: called at the start, and after every answer.
-
-    Raises:
-        OutputError: `out` exists or cannot be written, or another plan was begun there.
-        ServerError: the server does not answer.
-        MeasureError: it is not what is asked for, or was changed between
-            two requests. What was measured is kept.
+    `out` appears when every prompt has its record; what was measured before an error is kept.
     """
     check_output(out)
     return asyncio.run(_measure(out, server, protocol, plan, on_progress))
@@ -463,23 +418,14 @@ class _Run:
 
 
 def _record(prompt: Prompt, completion: Completion, began: float) -> RequestRecord:
+    answered = ((each.name, getattr(completion, each.name)) for each in fields(completion))
     return RequestRecord(
         id=prompt.id,
         category=prompt.category,
         prompt_sha256=prompt_sha256(prompt.token_ids),
         num_prompt_tokens=len(prompt.token_ids),
-        token_ids=completion.token_ids,
-        ended=completion.ended,
-        histogram=completion.histogram,
-        accepted=completion.accepted,
-        drafted=completion.drafted,
-        num_cut_rounds=completion.num_cut_rounds,
-        token_logprob=completion.token_logprob,
-        top_gap=completion.top_gap,
         began=began,
-        time_to_first_token=completion.time_to_first_token,
-        latency=completion.latency,
-        num_attempts=completion.num_attempts,
+        **{key: value for key, value in answered if key != "num_draft_tokens"},
         cluster=prompt.cluster,
     )
 

@@ -1,4 +1,15 @@
-"""Counters of a server in Prometheus' text format."""
+"""Counters of a server in Prometheus' text format, and where each engine counts its verify steps.
+
+Read in the sources of vLLM 0.32 and 0.33 (v1/spec_decode/metrics.py, SpecDecodingProm), SGLang
+0.5.23 (srt/observability/metrics_collector.py, observe_one_finished_request) and TensorRT-LLM after
+1.2 (metrics/collector.py, MetricsCollector; it needs `return_perf_metrics: true`).
+
+SGLang counts verify steps and generated tokens of finished requests, nothing by position. The first
+token of a request comes from its prefill, every other one from a verify step, so that tokens less
+requests over verify steps is its mean acceptance length, but for tokens of the last step beyond the
+end of the text. Its gauge `sglang:spec_accept_length` is of an interval of its log: it cannot be
+added up, and keeps its last value while nothing runs.
+"""
 
 import math
 import re
@@ -21,24 +32,13 @@ _ESCAPED = re.compile(r"\\(.)")
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """Samples by name, each with its labels.
-
-    Attributes:
-        samples: in the order of the page.
-    """
+    """Samples by name in the order of the page, each with its labels."""
 
     samples: Mapping[str, tuple[tuple[Mapping[str, str], float], ...]]
 
     @classmethod
     def parse(cls, text: str, where: str) -> "Counters":
-        """Read an exposition.
-
-        Args:
-            text: as a server's /metrics gives it; comments are skipped.
-
-        Raises:
-            MeasureError: a line is no sample.
-        """
+        """Read an exposition; comments are skipped. MeasureError: a line is no sample."""
         samples: dict[str, list[tuple[Mapping[str, str], float]]] = defaultdict(list)
         for line in text.split("\n"):
             if not line.strip() or line.startswith("#"):
@@ -84,21 +84,6 @@ def _whole(values: Iterable[float]) -> int:
     return sum(round(value) for value in values if math.isfinite(value))
 
 
-# ---- Prometheus counters of verify steps, by engine: their names, and what they count together
-#
-# Read in the sources of vLLM 0.32 and 0.33 (v1/spec_decode/metrics.py, SpecDecodingProm), SGLang
-# 0.5.23 (srt/observability/metrics_collector.py, observe_one_finished_request) and TensorRT-LLM
-# after 1.2 (metrics/collector.py, MetricsCollector; it needs `return_perf_metrics: true`).
-#
-# SGLang counts verify steps and generated tokens of finished requests, nothing by position. The
-# first
-# token of a request comes from its prefill, every other one from a verify step, so that tokens
-# less
-# requests over verify steps is its mean acceptance length, but for tokens of the last step beyond
-# the
-# end of the text. Its gauge `sglang:spec_accept_length` is of an interval of its log: it cannot be
-# added up, and keeps its last value while nothing runs.
-
 MODEL_LABEL = "model_name"
 """Says which target is served, in the counters of every engine."""
 
@@ -116,7 +101,6 @@ class EngineCounters:
     """Where an engine counts its verify steps.
 
     Attributes:
-        verify_steps: counter of them.
         accepted_at: counter of accepted draft tokens by position; None = the engine has none.
         position_label: of `accepted_at`; "0" is the first draft token.
         accepted, emitted, first_tokens: accepted draft tokens are `accepted`; where that is None,

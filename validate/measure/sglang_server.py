@@ -1,9 +1,10 @@
 """SGLang, over its own interface: POST /generate, GET /server_info.
 
-Read in the sources of 0.5.23 (paths below `sglang/srt`); see also `sglang_answer`.
+Read in the sources of 0.5.23 (paths below `sglang/srt`), the fields also in those of 0.5.6 to
+0.5.15.
 
 - The gauges of /metrics and `avg_spec_accept_length` of /server_info are of an interval of the log,
-  of all requests, and count rounds of finished ones: nothing here reads them.
+  of all requests, and count steps of finished ones: nothing here reads them.
 - `speculative_num_draft_tokens` is K + 1; a chain (topk 1) of S steps proposes K = S
   (arg_groups/speculative_hook.py:1256-1265).
 - An abort with a status ends a stream of status 200 (managers/tokenizer_manager.py:1891-1922), an
@@ -11,6 +12,21 @@ Read in the sources of 0.5.23 (paths below `sglang/srt`); see also `sglang_answe
   503 (managers/scheduler.py:3552-3589).
 - Verification is greedy at any temperature on CPU, XPU, and ROCm without
   --speculative-use-rejection-sampling (speculative/eagle_utils.py:485-500).
+- A finished answer's `meta_info` has `spec_verify_ct` (steps), `spec_num_correct_drafts`,
+  `spec_num_proposed_drafts` and `spec_correct_drafts_histogram`
+  (managers/tokenizer_manager.py:3138-3210). All are absent where no step was needed, and from a
+  server that drafts nothing. Up to 0.5.10 they are called `spec_accept_token_num`,
+  `spec_draft_token_num` and `spec_accept_histogram`; 0.5.9 is the first with a histogram.
+- The histogram ends at the largest number seen, not at K (managers/schedule_batch.py:1566). It
+  holds every step of the request alone, with what the last one accepted beyond the end
+  (managers/scheduler_components/batch_result_processor.py:829-836). `spec_accept_length` is
+  completion_tokens / steps, which is not 1 + accepted / steps (tokenizer_manager.py:3165).
+- A stream's events repeat everything from the beginning, or with --incremental-streaming-output
+  what is new (tokenizer_manager.py:2627-2671); events that nobody fetched become one (:1966-1979).
+  `meta_info.completion_tokens` is the sum in both. So steps are told apart only if events are as
+  many as steps.
+- Log-probabilities are after temperature, before top-k and top-p; greedy ones are raw
+  (layers/logprob_processor.py:416-427; otherwise with SGLANG_RETURN_ORIGINAL_LOGPROB).
 """
 
 import itertools
@@ -30,36 +46,19 @@ from .answer_fields import (
     gap,
     number,
     object_,
+    optional,
+    reading,
+    section,
     text,
     told,
     whole,
     wholes,
 )
-from .engine_protocol import Ask, Completion, EngineProtocol
+from .engine_protocol import NEUTRAL, Ask, Completion, EngineProtocol
 from .measurement import ServerIdentity, Speculation
 
-# ---- An answer of SGLang's /generate: its tokens, its rounds, its log-probabilities
-#
-# Read in the sources of 0.5.23 (paths below `sglang/srt`), the fields also in those of 0.5.6 to
-# 0.5.15:
-#
-# - A finished answer's `meta_info` has `spec_verify_ct` (rounds), `spec_num_correct_drafts`,
-# `spec_num_proposed_drafts` and `spec_correct_drafts_histogram`
-# (managers/tokenizer_manager.py:3138-3210). All are absent where no round was needed, and from a
-# server that drafts nothing. Up to 0.5.10 they are called `spec_accept_token_num`,
-# `spec_draft_token_num` and `spec_accept_histogram`; 0.5.9 is the first with a histogram.
-# - The histogram ends at the largest number seen, not at K (managers/schedule_batch.py:1566). It
-# holds every round of the request alone, with what the last one accepted beyond the end
-# (managers/scheduler_components/batch_result_processor.py:829-836). `spec_accept_length` is
-# completion_tokens / rounds, which is not 1 + accepted / rounds (tokenizer_manager.py:3165).
-# - A stream's events repeat everything from the beginning, or with --incremental-streaming-output
-# what is new (tokenizer_manager.py:2627-2671); events that nobody fetched become one (:1966-1979).
-# `meta_info.completion_tokens` is the sum in both. So rounds are told apart only if events are as
-# many as rounds.
-# - Log-probabilities are after temperature, before top-k and top-p; greedy ones are raw
-# (layers/logprob_processor.py:416-427; otherwise with SGLANG_RETURN_ORIGINAL_LOGPROB).
-
 OLDEST = "0.5.9"
+_FIX = f"give an SGLang server of {OLDEST} or later, not a proxy that rewrites answers"
 _HISTOGRAMS = ("spec_correct_drafts_histogram", "spec_accept_histogram")
 _ACCEPTED = ("spec_num_correct_drafts", "spec_accept_token_num")
 _PROPOSED = ("spec_num_proposed_drafts", "spec_draft_token_num")
@@ -68,17 +67,10 @@ _PROPOSED = ("spec_num_proposed_drafts", "spec_draft_token_num")
 def read_answer(
     reply: Reply, ask: Ask, num_draft_tokens: int | None, where: str, *, streamed: bool
 ) -> Completion:
-    """What a prompt got.
+    """What a prompt got; `streamed` = events tell when tokens came.
 
-    Args:
-        reply: events of a stream, or the whole answer.
-        num_draft_tokens: K; None = the server drafts nothing.
-        where: server and prompt, for errors.
-        streamed: whether events tell when tokens came.
-
-    Raises:
-        AnswerProblem: it is not SGLang's.
-        MeasureError: the server gave up, cut the answer off, or does not say what it accepted.
+    AnswerProblem: it is not SGLang's. MeasureError: the server gave up, cut the answer off, or does
+    not say what it accepted.
     """
     if not reply.events:
         raise AnswerProblem("its stream has no event")
@@ -116,16 +108,18 @@ def read_answer(
 
 
 def _ended(meta: Fields, where: str) -> Literal["stop", "length"]:
-    reason = meta.get("finish_reason")
-    kind = reason.get("type") if isinstance(reason, Mapping) else None
+    reason = section(meta, "finish_reason")
+    kind = reason.get("type")
     if kind == "stop":
         return "stop"
     if kind == "length":
         return "length"
-    if kind == "abort" and isinstance(reason, Mapping):
+    if kind == "abort":
         raise MeasureError(where, f"the server gave up: {short(reason.get('message'))}",
                            fix="see the server's own messages")  # fmt: skip
-    raise AnswerProblem(f"finish_reason: expected stop or length, got {short(reason)}")
+    raise AnswerProblem(
+        f"finish_reason: expected stop or length, got {short(meta.get('finish_reason'))}"
+    )
 
 
 def _token_ids(events: Sequence[Event], num_tokens: int) -> tuple[int, ...]:
@@ -227,40 +221,17 @@ _GREEDY_BACKENDS = ("aiter", "wave")  # attention of ROCm alone
 _SIMULATED = "SGLANG_SIMULATE_ACC_LEN"
 _THRESHOLDS = ("speculative_accept_threshold_single", "speculative_accept_threshold_acc")
 _ARGUMENTS = (
-    "model_path",
-    "revision",
-    "dtype",
-    "quantization",
-    "kv_cache_dtype",
-    "context_length",
-    "device",
-    "page_size",
-    "tp_size",
-    "dp_size",
-    "ep_size",
-    "attention_backend",
-    "sampling_backend",
-    "chat_template",
-    "max_running_requests",
-    "chunked_prefill_size",
-    "disable_radix_cache",
-    "disable_overlap_schedule",
-    "disable_cuda_graph",
-    "enable_deterministic_inference",
-    "stream_interval",
-    "speculative_algorithm",
-    "speculative_draft_model_path",
-    "speculative_draft_model_revision",
-    "speculative_num_steps",
-    "speculative_eagle_topk",
-    "speculative_num_draft_tokens",
-    "speculative_draft_model_quantization",
-    "speculative_attention_mode",
-    "speculative_use_rejection_sampling",
-    "speculative_use_block_verification",
-    "speculative_accept_threshold_single",
-    "speculative_accept_threshold_acc",
-)
+    "model_path", "revision", "dtype", "quantization", "kv_cache_dtype", "context_length",
+    "device", "page_size", "tp_size", "dp_size", "ep_size", "attention_backend",
+    "sampling_backend", "chat_template", "max_running_requests", "chunked_prefill_size",
+    "disable_radix_cache", "disable_overlap_schedule", "disable_cuda_graph",
+    "enable_deterministic_inference", "stream_interval", "speculative_algorithm",
+    "speculative_draft_model_path", "speculative_draft_model_revision", "speculative_num_steps",
+    "speculative_eagle_topk", "speculative_num_draft_tokens",
+    "speculative_draft_model_quantization", "speculative_attention_mode",
+    "speculative_use_rejection_sampling", "speculative_use_block_verification",
+    "speculative_accept_threshold_single", "speculative_accept_threshold_acc",
+)  # fmt: skip
 """Of some hundred, which hold keys of the server too: those that change what is measured."""
 
 
@@ -279,7 +250,7 @@ class SGLangProtocol(EngineProtocol):
             raise MeasureError(client.url, "its /server_info is not SGLang's: it has no version and"
                                " speculative_algorithm", fix="see --engine")  # fmt: skip
         named = info.get("served_model_name") is not None
-        try:
+        with reading(client.url, _FIX, "its answer to /server_info is not SGLang's: "):
             identity = ServerIdentity(
                 engine="sglang",
                 version=text(info, "version"),
@@ -287,8 +258,6 @@ class SGLangProtocol(EngineProtocol):
                 arguments=told(info, _ARGUMENTS),
             )
             speculation = _speculation(client.url, info)
-        except AnswerProblem as exc:
-            raise _not_sglang(client.url, "/server_info", exc) from exc
         self._num_draft_tokens = speculation.num_draft_tokens if speculation else None
         self._streams_what_is_new = info.get("incremental_streaming_output") is True
         self._verifies_greedily = speculation is not None and _verifies_greedily(info)
@@ -313,10 +282,8 @@ class SGLangProtocol(EngineProtocol):
             reply = await client.stream("/generate", body | {"stream": True}, failed=_failed)
         else:
             reply = await client.post("/generate", body)
-        try:
+        with reading(where, _FIX, "its answer to /generate is not SGLang's: "):
             return read_answer(reply, ask, self._num_draft_tokens, where, streamed=streamed)
-        except AnswerProblem as exc:
-            raise _not_sglang(where, "/generate", exc) from exc
 
 
 def _speculation(url: str, info: Fields) -> Speculation | None:
@@ -340,8 +307,8 @@ def _speculation(url: str, info: Fields) -> Speculation | None:
             whole(info, "speculative_num_draft_tokens") - 1, "speculative_num_draft_tokens - 1"
         ),
         method=method,
-        draft=_text_or_none(info, "speculative_draft_model_path"),
-        draft_quantization=_text_or_none(info, "speculative_draft_model_quantization"),
+        draft=optional(info, "speculative_draft_model_path", text),
+        draft_quantization=optional(info, "speculative_draft_model_quantization", text),
         lossy=_lossy(info),
     )
 
@@ -355,8 +322,8 @@ def _lossy(info: Fields) -> tuple[str, ...]:
     # Told only with SGLANG_EXPOSE_OWN_ENV_VARS (scheduler_components/internal_state.py:138).
     states = info.get("internal_states")
     for state in states if isinstance(states, list) else []:
-        variables = state.get("env_vars") if isinstance(state, Mapping) else None
-        if isinstance(variables, Mapping) and _SIMULATED in variables:
+        variables = section({"state": state}, "state", "env_vars")
+        if _SIMULATED in variables:
             found.append(f"{_SIMULATED} = {short(variables[_SIMULATED])}")
     return tuple(dict.fromkeys(found))
 
@@ -372,19 +339,15 @@ def _verifies_greedily(info: Fields) -> bool:
 
 def _request(prompt: Prompt, ask: Ask) -> dict[str, Any]:
     decoding = ask.decoding
-    # A server may have --preferred-sampling-params: what is not said here is taken from them.
+    # What is not said here is taken from a server's --preferred-sampling-params.
     sampling: dict[str, Any] = {
         "max_new_tokens": ask.max_new_tokens,
         "ignore_eos": ask.ignore_eos,
         "temperature": decoding.temperature,
         "top_p": decoding.top_p,
         "top_k": decoding.top_k or -1,
-        "min_p": 0.0,
-        "repetition_penalty": 1.0,
-        "presence_penalty": 0.0,
-        "frequency_penalty": 0.0,
+        **NEUTRAL,
         "min_new_tokens": 0,
-        "n": 1,
     }
     if decoding.sampled:  # heeded with --enable-deterministic-inference alone
         sampling["sampling_seed"] = prompt_seed(decoding.seed, prompt.token_ids)
@@ -396,21 +359,8 @@ def _request(prompt: Prompt, ask: Ask) -> dict[str, Any]:
 
 def _failed(event: Mapping[str, Any]) -> str | None:
     """An abort of a status that may pass: see `ServerClient.stream`."""
-    meta = event.get("meta_info")
-    reason = meta.get("finish_reason") if isinstance(meta, Mapping) else None
-    status = reason.get("status_code") if isinstance(reason, Mapping) else None
-    if isinstance(reason, Mapping) and type(status) is int and status in PASSING:
+    reason = section(event, "meta_info", "finish_reason")
+    status = reason.get("status_code")
+    if type(status) is int and status in PASSING:
         return f"{status} from /generate: {short(reason.get('message'))}"
     return None
-
-
-def _text_or_none(info: Fields, key: str) -> str | None:
-    return None if info.get(key) is None else text(info, key)
-
-
-def _not_sglang(where: str, path: str, problem: AnswerProblem) -> MeasureError:
-    return MeasureError(
-        where,
-        f"its answer to {path} is not SGLang's: {problem}",
-        fix=f"give an SGLang server of {OLDEST} or later, not a proxy that rewrites answers",
-    )

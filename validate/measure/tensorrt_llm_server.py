@@ -15,13 +15,25 @@ Read in the sources of 1.0 to 1.3 (paths below `tensorrt_llm`; functions, as lin
   here reads them.
 - Relaxed acceptance (`use_relaxed_acceptance_for_thinking`) is lossy, and told nowhere. Neither are
   `max_concurrency` and `draft_len_schedule`, by which it drafts less, or not, where more requests
-  run (1.0, 1.2): steps without a draft look like rounds that accepted nothing.
+  run (1.0, 1.2): steps without a draft look like steps that accepted nothing.
 - With `detokenize: false` token ids come back, in a stream those that are new
-  (serve/postprocess_handlers.py, completion_stream_post_processor). See `tensorrt_llm_answer` for
-  how rounds are seen in it.
+  (serve/postprocess_handlers.py, completion_stream_post_processor).
 - Log-probabilities are not kept while drafting (_torch/speculative/spec_sampler_base.py,
-  _request_common_handling), and the answer breaks off.
+  _request_common_handling), and the answer breaks off. `top_logprobs` are keyed by text: of two
+  tokens with the same text one is lost.
 - Every refusal has status 400 (serve/openai_server.py, create_error_response).
+- An event of a stream tells what one response of the executor added; there is a response after the
+  first step, the last, and every `stream_interval`-th, 1 unless configured
+  (_torch/pyexecutor/py_executor.py, _handle_responses).
+- `avg_decoded_tokens_per_iter` is tokens so far / steps so far, as a 32-bit float
+  (cpp batch_manager/llmRequest.h, getAvgDecodedTokensPerIter). Prefill is a step too
+  (_torch/speculative/spec_sampler_base.py, _request_common_handling). So every event tells how many
+  steps it stands for, and a step's accepted tokens are its tokens less one.
+- Tokens behind the end of the output are dropped before they are told (ibid., update_requests). So
+  a verify step is known only if K + 1 tokens of output stood still to be written when it began: of
+  these alone the histogram is. That depends on the position alone, not on the outcome, so leaving
+  the others out biases nothing. Replay does likewise.
+- A stop token that ends the output may be dropped from it, and is counted in the average.
 """
 
 import itertools
@@ -44,34 +56,14 @@ from .answer_fields import (
     number,
     object_,
     objects,
+    reading,
     text,
     whole,
     wholes,
 )
-from .engine_protocol import Ask, Completion, EngineProtocol
+from .engine_protocol import NEUTRAL, Ask, Completion, EngineProtocol
 from .measurement import ServerIdentity, Speculation
 from .server_counters import Counters
-
-# ---- An answer of TensorRT-LLM's /v1/completions as a stream: its tokens and its rounds
-#
-# Read in the sources of 1.0 to 1.3 (paths below `tensorrt_llm`; functions, as lines move):
-#
-# - An event of a stream tells what one response of the executor added; there is a response after
-# the
-# first step, the last, and every `stream_interval`-th, 1 unless configured
-# (_torch/pyexecutor/py_executor.py, _handle_responses).
-# - `avg_decoded_tokens_per_iter` is tokens so far / steps so far, as a 32-bit float
-# (cpp batch_manager/llmRequest.h, getAvgDecodedTokensPerIter). Prefill is a step too
-# (_torch/speculative/spec_sampler_base.py, _request_common_handling). So every event tells how
-# many
-# steps it stands for, and a step's accepted tokens are its tokens less one.
-# - Tokens behind the end of the output are dropped before they are told (ibid., update_requests).
-# So
-# a round is known only if K + 1 tokens of output stood still to be written when it began: of these
-# alone the histogram is. That depends on the position alone, not on the outcome, so leaving the
-# others out biases nothing. Replay does likewise.
-# - A stop token that ends the output may be dropped from it, and is counted in the average.
-# - `top_logprobs` are keyed by text: of two tokens with the same text one is lost.
 
 _LEAST = 0.5  # no step writes less than a token
 _NEAR = 1e-3  # steps are whole numbers but for the rounding of a 32-bit float
@@ -83,9 +75,7 @@ class Steps:
 
     Attributes:
         chunks: tokens of each event that has some. steps: that each of these stands for.
-        seconds: when each came.
         finish_reason: of the last event; None = the answer has no end.
-        logprobs: of each of these events.
     """
 
     chunks: tuple[tuple[int, ...], ...]
@@ -106,11 +96,7 @@ class Steps:
 
     @classmethod
     def of(cls, events: Sequence[Event]) -> Self:
-        """Read the events.
-
-        Raises:
-            AnswerProblem: they are not TensorRT-LLM's, or not all that was written.
-        """
+        """AnswerProblem: they are not TensorRT-LLM's, or not all that was written."""
         chunks: list[tuple[int, ...]] = []
         totals, seconds, logprobs = [0], [], []
         finish_reason: object = None
@@ -144,13 +130,8 @@ class Steps:
 def read_answer(reply: Reply, ask: Ask, num_draft_tokens: int | None, where: str) -> Completion:
     """What a prompt got.
 
-    Args:
-        num_draft_tokens: K; None = the server drafts nothing.
-        where: server and prompt, for errors.
-
-    Raises:
-        AnswerProblem: it is not TensorRT-LLM's.
-        MeasureError: it was cut off, or rounds cannot be told apart.
+    AnswerProblem: it is not TensorRT-LLM's. MeasureError: it was cut off, or steps cannot be told
+    apart.
     """
     steps = Steps.of(reply.events)
     token_ids = steps.token_ids
@@ -167,7 +148,9 @@ def read_answer(reply: Reply, ask: Ask, num_draft_tokens: int | None, where: str
     return Completion(
         token_ids=token_ids,
         ended=ended,
-        histogram=_histogram(accepted, num_draft_tokens),
+        histogram=None
+        if accepted is None
+        else tuple(map(accepted.count, range(1 + (num_draft_tokens or 0)))),
         accepted=accepted,
         drafted=None,
         num_cut_rounds=0 if accepted is None else len(steps.chunks) - 1 - len(accepted),
@@ -233,14 +216,6 @@ def _accepted(
     return tuple(accepted)
 
 
-def _histogram(
-    accepted: tuple[int, ...] | None, num_draft_tokens: int | None
-) -> tuple[int, ...] | None:
-    if accepted is None or num_draft_tokens is None:
-        return None
-    return tuple(accepted.count(j) for j in range(num_draft_tokens + 1))
-
-
 def _logprobs(steps: Steps) -> tuple[float, ...]:
     found: list[float] = []
     for chunk, logprobs in zip(steps.chunks, steps.logprobs, strict=True):
@@ -267,6 +242,8 @@ def _listed(logprobs: object, key: str, chunk: Sequence[int]) -> list[object]:
 
 
 _PATH = "/v1/completions"
+_NOT_ITS = "its answer is not TensorRT-LLM's: "
+_FIX = "give a trtllm-serve of 1.0 or later (PyTorch backend), not a proxy that rewrites answers"
 _METRICS_ON = (
     "start it with `return_perf_metrics: true` (1.3) or `enable_iter_perf_stats: true` in its"
     " --extra_llm_api_options"
@@ -287,7 +264,7 @@ class TensorRTLLMProtocol(EngineProtocol):
     @override
     async def identify(self, client: ServerClient) -> tuple[ServerIdentity, Speculation | None]:
         # A server that does not tell its K is asked for a few tokens, of which K is seen.
-        try:
+        with reading(client.url, _FIX, _NOT_ITS):
             models = objects(await client.get_object("/v1/models"), "data")
             if not models or models[0].get("owned_by") != "tensorrt_llm":
                 raise MeasureError(client.url, "its /v1/models are not owned by tensorrt_llm",
@@ -299,8 +276,6 @@ class TensorRTLLMProtocol(EngineProtocol):
                 speculation = _speculation(told.get("speculative"))
             else:
                 speculation = await self._seen(client)
-        except AnswerProblem as exc:
-            raise _not_tensorrt_llm(client.url, exc) from exc
         self._num_draft_tokens = speculation.num_draft_tokens if speculation else None
         identity = ServerIdentity(
             engine="tensorrt-llm",
@@ -321,10 +296,8 @@ class TensorRTLLMProtocol(EngineProtocol):
             raise MeasureError(where, "TensorRT-LLM keeps no log-probabilities while it drafts",
                                fix="ask for none, or a server without a draft")  # fmt: skip
         reply = await client.stream(_PATH, _request(self._model, prompt, ask), failed=_failed)
-        try:
+        with reading(where, _FIX, _NOT_ITS):
             return read_answer(reply, ask, self._num_draft_tokens, where)
-        except AnswerProblem as exc:
-            raise _not_tensorrt_llm(where, exc) from exc
 
     async def _seen(self, client: ServerClient) -> Speculation | None:
         """Of a few tokens and the metrics of their iterations."""
@@ -393,7 +366,6 @@ def _drafted(iterations: Sequence[Fields]) -> list[int]:
 
 def _request(model: str, prompt: Prompt, ask: Ask) -> dict[str, Any]:
     decoding = ask.decoding
-    # A server takes what is not said from the model's generation_config.json.
     body: dict[str, Any] = {
         "model": model,
         "prompt": list(prompt.token_ids),
@@ -402,12 +374,8 @@ def _request(model: str, prompt: Prompt, ask: Ask) -> dict[str, Any]:
         "temperature": decoding.temperature,
         "top_p": decoding.top_p,
         "top_k": decoding.top_k if decoding.sampled else 1,  # 1 is greedy, 0 all tokens
-        "min_p": 0.0,
-        "repetition_penalty": 1.0,
-        "presence_penalty": 0.0,
-        "frequency_penalty": 0.0,
+        **NEUTRAL,
         "min_tokens": 0,
-        "n": 1,
         "detokenize": False,
         "stream": True,
         "stream_options": {"include_usage": True},
@@ -426,12 +394,3 @@ def _failed(event: Mapping[str, Any]) -> str | None:
         if isinstance(choice, Mapping) and choice.get("finish_reason") in ("timeout", "cancelled"):
             return f"its answer to {_PATH} ended by {choice['finish_reason']}"
     return None
-
-
-def _not_tensorrt_llm(where: str, problem: AnswerProblem) -> MeasureError:
-    return MeasureError(
-        where,
-        f"its answer is not TensorRT-LLM's: {problem}",
-        fix="give a trtllm-serve of 1.0 or later (PyTorch backend), not a proxy that rewrites"
-        " answers",
-    )

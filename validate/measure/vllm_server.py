@@ -1,22 +1,30 @@
 """vLLM's OpenAI server: per-request metrics in its answers, or its counters around each request.
 
-Facts as of vLLM 0.32 (paths within its package). `return_token_ids` is what an older server lacks:
+Facts as of vLLM 0.32 (paths within its package). As events of a completion come
+(entrypoints/openai/completion/serving.py:257): one event per step with its token ids, the last of
+them with the reason of the end; behind it one without choices, which has the usage and the metrics.
+`return_token_ids` is what an older server lacks:
 it came with 0.10.2 (pull request 22587).
 """
 
+import asyncio
 import re
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from typing_extensions import override
 
 from ...calibration.prompts.prompt_file import Prompt
-from ...calibration.recording.decoding import GREEDY, Decoding, prompt_seed
-from ...calibration.server_client import ServerClient
+from ...calibration.recording.decoding import GREEDY, prompt_seed
+from ...calibration.server_client import Reply, ServerClient
 from ...recipes.errors import MeasureError, short
-from .engine_protocol import Ask, Completion, EngineProtocol
+from ...recipes.strict_json import JsonProblem, decode
+from .answer_fields import section, told
+from .engine_protocol import NEUTRAL, Ask, Completion, EngineProtocol
 from .measurement import ServerIdentity, Speculation
-from .vllm_answer import Streamed, counted_rounds, read_counters, read_stream
+from .server_counters import ENGINE_COUNTERS, Counters
 
 _OLDEST = (0, 10, 2)
 _LOSSLESS = ("standard", "block", "strict", "probabilistic")
@@ -63,25 +71,19 @@ class VLLMProtocol(EngineProtocol):
         self._model = str(served["id"])
         config = await _config(client)
         ask = Ask(decoding=GREEDY, max_new_tokens=8, ignore_eos=True)
-        probed = await self._stream(client, _PROBE, ask)
+        probed, fingerprint = await self._stream(client, _PROBE, ask)
         self._speculation = await self._find_speculation(client, config, probed)
-        self._is_counted = self._speculation is not None and probed.metrics is None
-        told = {
-            f"{section}.{key}": _section(config, section).get(key)
-            for section, keys in _ARGUMENTS.items()
-            for key in keys
-        }
-        arguments = {
-            "root": served.get("root"),
-            "max_model_len": served.get("max_model_len"),
-            "system_fingerprint": probed.fingerprint,
-            **told,
-        }
+        self._is_counted = self._speculation is not None and probed.num_draft_tokens is None
+        known = {**served, "system_fingerprint": fingerprint}
+        arguments = told(known, ("root", "max_model_len", "system_fingerprint"))
+        for part, keys in _ARGUMENTS.items():
+            found = told(section(config, part), keys)
+            arguments |= {f"{part}.{key}": value for key, value in found.items()}
         identity = ServerIdentity(
             engine="vllm",
             version=version,
             model=self._model,
-            arguments={key: value for key, value in arguments.items() if _is_plain(value)},
+            arguments=arguments,
         )
         return identity, self._speculation
 
@@ -89,35 +91,35 @@ class VLLMProtocol(EngineProtocol):
     async def complete(self, client: ServerClient, prompt: Prompt, ask: Ask) -> Completion:
         if self._is_counted:
             assert self._speculation is not None
-            most = self._speculation.num_draft_tokens
-            streamed, histogram = await counted_rounds(
-                client, most, lambda: self._stream(client, prompt, ask)
-            )
-            return streamed.completion(histogram=histogram, num_draft_tokens=most)
-        streamed = await self._stream(client, prompt, ask)
-        if self._speculation is not None and streamed.metrics is None:
+
+            async def asked() -> Completion:
+                return (await self._stream(client, prompt, ask))[0]
+
+            return await counted_rounds(client, self._speculation.num_draft_tokens, asked)
+        answer, _ = await self._stream(client, prompt, ask)
+        if self._speculation is not None and answer.num_draft_tokens is None:
             raise MeasureError(
                 f"{client.url}: prompt {prompt.id}",
                 "its answer has no metrics of speculation, as earlier ones had",
                 fix="give the server itself, not a proxy over servers that are started differently",
             )
-        return streamed.completion()
+        return answer
 
-    async def _stream(self, client: ServerClient, prompt: Prompt, ask: Ask) -> Streamed:
+    async def _stream(
+        self, client: ServerClient, prompt: Prompt, ask: Ask
+    ) -> tuple[Completion, str | None]:
         body = {"model": self._model, "prompt": list(prompt.token_ids), **_asked(ask, prompt)}
         reply = await client.stream("/v1/completions", body)
         where = f"{client.url}: prompt {prompt.id}"
         return read_stream(reply, prompt, ask.decoding.num_top_logprobs, where)
 
     async def _find_speculation(
-        self, client: ServerClient, config: Mapping[str, Any], probed: Streamed
+        self, client: ServerClient, config: Mapping[str, Any], probed: Completion
     ) -> Speculation | None:
         """How the server drafts, told by its configuration, an answer or its counters."""
-        told = _section(config, "speculative_config")
+        told = section(config, "speculative_config")
         counters = await read_counters(client)
-        num_draft_tokens = (
-            probed.metrics.num_draft_tokens if probed.metrics else counters.num_draft_tokens
-        )
+        num_draft_tokens = probed.num_draft_tokens or counters.num_draft_tokens
         if num_draft_tokens is None:
             is_known = counters.are_there or "speculative_config" in config
             if is_known and not told and counters.num_rounds is None:
@@ -143,30 +145,22 @@ class VLLMProtocol(EngineProtocol):
 
 def _draft_quantization(speculative: Mapping[str, Any]) -> str | None:
     """As the server was told, else as it found it in the draft's config; None = it does not say."""
-    found = _section(speculative, "draft_model_config")
+    found = section(speculative, "draft_model_config")
     own = _text(speculative.get("quantization")) or _text(found.get("quantization"))
     return own or ("none" if "quantization" in found else None)
 
 
 def _asked(ask: Ask, prompt: Prompt) -> dict[str, Any]:
-    """All that decides what is written.
-
-    A server takes what is not said from the model's generation_config.json
-    (entrypoints/openai/completion/protocol.py:322).
-    """
-    decoding: Decoding = ask.decoding
+    """All that decides what is written."""
+    decoding = ask.decoding
     asked: dict[str, Any] = {
         "max_tokens": ask.max_new_tokens,
         "ignore_eos": ask.ignore_eos,
         "temperature": decoding.temperature,
         "top_p": decoding.top_p,
         "top_k": decoding.top_k,
-        "min_p": 0,
-        "repetition_penalty": 1,
-        "presence_penalty": 0,
-        "frequency_penalty": 0,
+        **NEUTRAL,
         "min_tokens": 0,
-        "n": 1,
         "stream": True,
         # Metrics ride on the event behind the last token, which only this asks for.
         "stream_options": {"include_usage": True},
@@ -215,17 +209,274 @@ async def _config(client: ServerClient) -> Mapping[str, Any]:
     """Its configuration, empty where it does not tell."""
     answer = await client.find_object("/server_info?config_format=json")
     told = answer or {}
-    return {**_section(told, "vllm_config"), "vllm_env": _section(told, "vllm_env")}
-
-
-def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    section = config.get(name)
-    return section if isinstance(section, Mapping) else {}
-
-
-def _is_plain(value: object) -> bool:
-    return _text(value) is not None or type(value) in (int, bool)
+    return {**section(told, "vllm_config"), "vllm_env": section(told, "vllm_env")}
 
 
 def _text(value: object) -> str | None:
     return value if isinstance(value, str) and value.isprintable() else None
+
+
+_LEAST_LOGPROB = -9999.0  # what it writes for the logarithm of 0, which JSON cannot say
+
+
+def read_stream(
+    reply: Reply, prompt: Prompt, num_top_logprobs: int, where: str
+) -> tuple[Completion, str | None]:
+    """An answer, and the fingerprint of the server's configuration; else MeasureError."""
+    try:
+        return _read(reply, prompt, num_top_logprobs)
+    except (LookupError, TypeError, ValueError, AttributeError, JsonProblem) as exc:
+        raise MeasureError(
+            where,
+            f"its answer is not vLLM's: {type(exc).__name__}: {short(str(exc))}",
+            fix="give the vLLM server itself, not a proxy that rewrites answers",
+        ) from exc
+
+
+def _read(reply: Reply, prompt: Prompt, num_top: int) -> tuple[Completion, str | None]:
+    token_ids: list[int] = []
+    logprobs: list[float] = []
+    gaps: list[float] = []
+    first = last = ended = None
+    usage: Mapping[str, Any] = {}
+    metrics: Mapping[str, Any] | None = None
+    fingerprint = None
+    for event in reply.events:
+        data = event.data
+        fingerprint = data.get("system_fingerprint") or fingerprint
+        usage = data.get("usage") or usage
+        metrics = (data.get("metrics") or {}).get("speculative_decoding") or metrics
+        for choice in data["choices"]:
+            if ended is not None:
+                raise ValueError("tokens behind the end")
+            given = choice.get("prompt_token_ids")
+            if given is not None and tuple(given) != prompt.token_ids:
+                raise ValueError("it continues another prompt than was asked")
+            new = _token_ids(choice["token_ids"])
+            token_ids += new
+            if new:
+                first = event.seconds if first is None else first
+                last = event.seconds
+            if num_top:
+                logprobs += map(_logprob, choice["logprobs"]["token_logprobs"])
+                gaps += _gaps(choice["logprobs"]) if num_top > 1 else []
+            if choice["finish_reason"] is not None:
+                ended, last = choice["finish_reason"], event.seconds
+    if ended not in ("stop", "length"):
+        raise ValueError(f"expected it to end with stop or length, got {short(ended)}")
+    for name, count in (
+        ("prompt_tokens", len(prompt.token_ids)),
+        ("completion_tokens", len(token_ids)),
+    ):
+        if usage.get(name, count) != count:
+            raise ValueError(f"{name}: expected {count}, got {short(usage[name])}")
+    assert last is not None
+    counted: dict[str, Any] = dict.fromkeys(_READ.values())
+    if metrics is not None:
+        told: _Told = decode(_Told, {key: metrics[key] for key in _READ if key in metrics})
+        counted = {name: getattr(told, key) for key, name in _READ.items()}
+    completion = Completion(
+        **counted,
+        token_ids=tuple(token_ids),
+        ended=ended,
+        token_logprob=tuple(logprobs) if num_top else None,
+        top_gap=tuple(gaps) if num_top > 1 else None,
+        time_to_first_token=first,
+        latency=last,
+        num_attempts=reply.num_attempts,
+    )
+    return completion, fingerprint if isinstance(fingerprint, str) else None
+
+
+def _token_ids(value: object) -> list[int]:
+    if not isinstance(value, list) or not all(type(i) is int and i >= 0 for i in value):
+        raise ValueError(f"token_ids: expected whole numbers, got {short(value)}")
+    return value
+
+
+def _gaps(value: Mapping[str, Any]) -> list[float]:
+    """Between the two most likely; the emitted token stands there too, wherever it ranks."""
+    gaps = []
+    for place in value["top_logprobs"]:
+        best, second, *_ = sorted(map(_logprob, place.values()), reverse=True)
+        gaps.append(best - second)
+    return gaps
+
+
+def _logprob(number: object) -> float:
+    if type(number) not in (int, float):
+        raise ValueError(f"logprobs: expected numbers, got {short(number)}")
+    return max(float(number), _LEAST_LOGPROB)  # type: ignore[arg-type] # it is one of the two
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Told:
+    """What is read of metrics.speculative_decoding (entrypoints/generate/base/protocol.py:100)."""
+
+    num_spec_tokens: int
+    acceptance_histogram: tuple[int, ...]
+    per_step_accepted: tuple[int, ...] | None = None
+    per_step_drafted: tuple[int, ...] | None = None
+
+
+_READ = {
+    "num_spec_tokens": "num_draft_tokens",
+    "acceptance_histogram": "histogram",
+    "per_step_accepted": "accepted",
+    "per_step_drafted": "drafted",
+}
+"""What `_Told` reads -> what `Completion` calls it."""
+
+_VLLM = ENGINE_COUNTERS["vllm"]
+_PAGE = "/metrics"
+_ATTEMPTS = 5
+_PATIENCE = 100  # readings
+_POLL = 0.05  # seconds
+_BETWEEN = 0.25  # seconds, for what an attempt that broke off has left running
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerCounters:
+    """One reading of the counters of the whole server (v1/spec_decode/metrics.py:214).
+
+    Any other request between two readings would be taken for ours: what finished and what was
+    generated must be ours to the last token.
+
+    Attributes:
+        are_there: the server counts at all. num_running: requests that run or wait.
+        num_rounds: verify steps; None without speculation.
+        accepted: by position of the draft token, from the first.
+    """
+
+    are_there: bool
+    num_running: int
+    num_finished: int
+    num_tokens: int
+    num_rounds: int | None
+    accepted: tuple[int, ...]
+
+    @property
+    def num_draft_tokens(self) -> int | None:
+        """K: there is one counter for each position, from the start of the server on."""
+        return len(self.accepted) or None
+
+
+async def read_counters(client: ServerClient) -> ServerCounters:
+    """Read them now; MeasureError: they are another server's."""
+    text = await client.find_text(_PAGE) or ""
+    found = Counters.parse(text, f"{client.url}{_PAGE}")
+    assert _VLLM.accepted_at is not None
+    positions = found.by_label(_VLLM.accepted_at.name, _VLLM.position_label)
+    count = len(positions)
+    if set(positions) != {str(i) for i in range(count)}:
+        where, what = f"{client.url}{_PAGE}", f"counts odd positions: {sorted(positions)}"
+        raise MeasureError(where, what, fix="give the address of a vLLM server")
+    running = (found.total(f"vllm:num_requests_{state}") for state in ("running", "waiting"))
+    finished = found.total("vllm:request_success_total")
+    return ServerCounters(
+        are_there=finished is not None,
+        num_running=sum(number or 0 for number in running),
+        num_finished=finished or 0,
+        num_tokens=found.total("vllm:generation_tokens_total") or 0,
+        num_rounds=found.total(_VLLM.verify_steps.name),
+        accepted=tuple(positions[str(i)] for i in range(count)),
+    )
+
+
+async def counted_rounds(
+    client: ServerClient, num_draft_tokens: int, ask: Callable[[], Awaitable[Completion]]
+) -> Completion:
+    """Ask something, and count its verify steps by number of accepted tokens.
+
+    A repeated request is repeated once more, as all its attempts were counted. MeasureError: other
+    requests run there too, the server was started again meanwhile, or the counters do not move.
+    """
+    for _ in range(_ATTEMPTS):
+        before = await _idle(client)
+        answer = await ask()
+        if answer.num_attempts == 1:
+            after = await _after(client, before)
+            histogram = _rounds(client, before, after, len(answer.token_ids), num_draft_tokens)
+            return replace(answer, histogram=histogram, num_draft_tokens=num_draft_tokens)
+        await asyncio.sleep(_BETWEEN)
+    raise MeasureError(
+        client.url,
+        f"none of {_ATTEMPTS} requests was answered at the first attempt, and counters tell only"
+        " of such ones what was accepted",
+        fix="see the server's own messages, then run the same command again: what was measured"
+        " is kept",
+    )
+
+
+async def _idle(client: ServerClient) -> ServerCounters:
+    """The counters when nothing runs; what an attempt of ours has left ends soon."""
+    for _ in range(_PATIENCE):
+        counters = await read_counters(client)
+        if not counters.num_running:
+            return counters
+        await asyncio.sleep(_POLL)
+    raise _others(client, f"{counters.num_running} request(s) run there that are not ours")
+
+
+async def _after(client: ServerClient, before: ServerCounters) -> ServerCounters:
+    """The counters with our request; the last token may be sent before it is counted."""
+    for _ in range(_PATIENCE):
+        counters = await read_counters(client)
+        if _went_back(before, counters):
+            raise MeasureError(
+                client.url,
+                "its counters went back: it was started again meanwhile",
+                fix="run the same command again: what was measured is kept",
+            )
+        if counters.num_finished > before.num_finished and not counters.num_running:
+            return counters
+        await asyncio.sleep(_POLL)
+    if counters.num_running:
+        raise _others(client, f"{counters.num_running} request(s) run there that are not ours")
+    raise MeasureError(client.url, "answered, but counts no finished request",
+                       fix="give the server itself, not a proxy over several")  # fmt: skip
+
+
+def _rounds(
+    client: ServerClient,
+    before: ServerCounters,
+    after: ServerCounters,
+    num_tokens: int,
+    num_draft_tokens: int,
+) -> tuple[int, ...]:
+    finished = after.num_finished - before.num_finished
+    tokens = after.num_tokens - before.num_tokens
+    if finished != 1 or tokens != num_tokens:
+        raise _others(
+            client,
+            f"our request had {num_tokens} tokens, but the counters moved by"
+            f" {finished} request(s) and {tokens} tokens",
+        )
+    if len(after.accepted) != num_draft_tokens or len(before.accepted) != num_draft_tokens:
+        raise MeasureError(client.url, f"drafted K = {num_draft_tokens} tokens, now it does not",
+                           fix="measure one server")  # fmt: skip
+    assert after.num_rounds is not None
+    assert before.num_rounds is not None
+    reached = (
+        after.num_rounds - before.num_rounds,
+        *(b - a for a, b in zip(before.accepted, after.accepted, strict=True)),
+        0,
+    )
+    return tuple(at_least - further for at_least, further in pairwise(reached))
+
+
+def _went_back(before: ServerCounters, after: ServerCounters) -> bool:
+    return (
+        after.num_finished < before.num_finished
+        or after.num_tokens < before.num_tokens
+        or (after.num_rounds or 0) < (before.num_rounds or 0)
+    )
+
+
+def _others(client: ServerClient, what: str) -> MeasureError:
+    return MeasureError(
+        client.url,
+        f"other requests run there while counters are all that tells what was accepted: {what}",
+        fix="start the server with --per-request-spec-decode-metrics detailed (vLLM after 0.28), or"
+        " keep others away",
+    )

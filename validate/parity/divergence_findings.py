@@ -4,7 +4,8 @@ Greedy speculative decoding writes what the target writes alone, up to rounding:
 multiplies other shapes than a decode step does, and two tokens that are equally likely but for
 noise may change places. The target's distance between its two most likely tokens says at each
 difference which it is: a near tie, or an engine that accepts what the target would not have
-written.
+written. Two texts that differ in a token are two texts: each prompt is looked at up to its first
+difference.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,11 +18,6 @@ from ...recipes.errors import ParityError
 from ..judging.policy import Verdict
 from ..measure.measurement import Measurement, RequestRecord, differences
 from .finding import Finding
-
-# ---- Where one run's outputs part from those of another, prompt by prompt, and by how near a tie
-#
-# Two texts that differ in a token are two texts: each prompt is looked at up to its first
-# difference.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,10 +47,8 @@ class Divergence:
 class Audit:
     """One run held against the plain one.
 
-    Attributes:
-        num_prompts: compared; num_distinct_prompts: by their token ids.
-        num_tokens: compared, up to and with the first difference of each prompt.
-        max_gap: up to which a difference is noise, in nats.
+    Tokens are compared up to and with the first difference of each prompt; `max_gap` is up to which
+    a difference is noise, in nats.
     """
 
     name: str
@@ -86,16 +80,7 @@ class Audit:
 
 
 def audit(plain: Measurement, other: Measurement, *, max_gap: float) -> Audit:
-    """Compare every prompt's output with the plain one.
-
-    Args:
-        plain: greedy, without speculation, with `top_gap`.
-        other: of the same prompts, target and engine.
-        max_gap: nats, 0 or more.
-
-    Raises:
-        ParityError: the two were not asked the same, or outputs were not chosen greedily.
-    """
+    """Compare every prompt's output with the plain one, which has `top_gap`; `max_gap` in nats."""
     _check_comparable(plain, other)
     theirs = {record.id: record for record in other.records}
     found, tokens = [], 0
@@ -208,13 +193,7 @@ def divergence_findings(
             `ENOUGH_NOISE`), else `TYPICAL_NOISE`.
         max_hazard_ratio: speculation may part from the plain run so many times as often, per token,
             as the plain run does from itself; None = not judged.
-
-    Returns:
-        Of each speculative run one, and one more where `plain_again` is given.
-
-    Raises:
-        ParityError: runs cannot be compared, an option is out of range, or a run that should
-            speculate does not (or the other way round).
+        min_prompts: distinct ones.
     """
     _check_options(max_gap, max_hazard_ratio, min_prompts, plain_again)
     _check_roles(plain, speculative, plain_again)

@@ -1,7 +1,10 @@
 """Whether a quantized draft proposes what BF16 proposes: figures with bounds, and their limits.
 
 These are alarms rather than a release gate: they see ten times smaller changes than acceptance
-length does, and not always in the same direction.
+length does, and not always in the same direction. Both drafts are teacher-forced along the recorded
+tokens, so that each step is asked about the same text, whatever the steps before it would have
+proposed. Distributions are those at temperature 1; their logits are never held for more than some
+rows.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,13 +27,6 @@ from ...recipes.errors import ParityError
 from ..counting.paired_change import Bounded, pooled_mean
 from ..counting.trace_replay import acceptance_probabilities
 from .finding import MIN_PROMPTS, Finding, Limits, judged, limits
-
-# ---- What a quantized draft proposes beside BF16, at every row and draft step of recorded traces
-#
-# Both are teacher-forced along the recorded tokens, so that each step is asked about the same
-# text,
-# whatever the steps before it would have proposed. Distributions are those at temperature 1; their
-# logits are never held for more than some rows.
 
 Quantity = Literal[
     "rows",
@@ -65,12 +61,7 @@ DEFAULT_TOP = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PromptAgreement:
-    """One recorded prompt.
-
-    Attributes:
-        prompt_sha256: identity of its conversation.
-        sums: [K] float64 of each quantity; `accepted_*` are missing where nothing tells them.
-    """
+    """One recorded prompt: [K] float64 sums of each quantity, without `accepted_*` if not known."""
 
     category: str
     prompt_sha256: str
@@ -80,12 +71,7 @@ class PromptAgreement:
 def check_comparable(
     baseline: LoadedDraft, candidate: LoadedDraft, traces: TraceFolder, num_draft_tokens: int
 ) -> None:
-    """Check that two drafts can be held against each other on these traces.
-
-    Raises:
-        TraceError: the traces do not fit a draft.
-        ParityError: one cannot propose K tokens, or they propose from different vocabularies.
-    """
+    """Refuse drafts that cannot propose K tokens here, or that differ in their vocabulary."""
     for draft in (baseline, candidate):
         fault = num_draft_tokens_fault(draft.geometry, num_draft_tokens)
         if fault:
@@ -109,20 +95,10 @@ def draft_agreement(
     top: int = DEFAULT_TOP,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> tuple[PromptAgreement, ...]:
-    """Run both drafts along every prompt.
+    """Run both drafts along every prompt that has K tokens to propose, in the order of the traces.
 
-    Args:
-        baseline: BF16.
-        top: most likely tokens that are compared as a set, from 1 to the drafts' vocabulary.
-        on_progress: called with (work done, work) after each prompt; see `work_of`.
-
-    Returns:
-        Per prompt that has K tokens to propose, in the order of the traces; at least one.
-
-    Raises:
-        TraceError: the traces do not fit a draft, or are damaged.
-        ParityError: see `check_comparable`; `top` is out of range; all continuations are too short.
-        ForwardError: a draft computes NaN or infinity.
+    `top` most likely tokens are compared as a set, from 1 to the drafts' vocabulary; `on_progress`
+    is called with (work done, work) after each prompt.
     """
     check_comparable(baseline, candidate, traces, num_draft_tokens)
     if not 1 <= top <= baseline.forward.num_logits:
@@ -286,13 +262,7 @@ class DraftLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Figure:
-    """One figure: the mean of a quantity of `Quantity`, or of a change of it.
-
-    Attributes:
-        what: for people.
-        total: [...] of sums; divided by those of `per`.
-        sides: the quantity of BF16 and of the quantized draft, where the figure is a change.
-    """
+    """The mean of a quantity, or of the change from one side to the other."""
 
     what: str
     allowed: Limits
@@ -311,16 +281,8 @@ def draft_findings(
 ) -> tuple[Finding, ...]:
     """Judge every figure over all rows; steps and categories stand in the details.
 
-    Args:
-        prompts: of `draft_agreement`.
-        top: as `draft_agreement` was told.
-        confidence: of each one-sided bound, in (0.5, 1); conversations are the unit of sampling.
-
-    Returns:
-        One finding per figure; none of acceptance where the traces do not tell it.
-
-    Raises:
-        ParityError: a limit is out of range.
+    One finding per figure; none of acceptance where the traces do not tell it. `confidence` is of
+    each one-sided bound, in (0.5, 1); conversations are the unit of sampling.
     """
     sampled = all(name in prompts[0].sums for name in ACCEPTED)
     figures = [f for f in _figures(allowed, top) if sampled or f.sides != ACCEPTED]
@@ -328,11 +290,7 @@ def draft_findings(
 
 
 def check_limits(allowed: DraftLimits) -> None:
-    """Check, before any work, what `draft_findings` will be asked for.
-
-    Raises:
-        ParityError: a limit is out of range.
-    """
+    """Refuse, before any work, limits that are out of range."""
     list(_figures(allowed, 1))
 
 

@@ -3,7 +3,12 @@
 {"format": "draftquant parity", "format_version": 1, "findings": [{"check": ...}, ...],
  "drafts_sha256": ["9f2c...", ...]}
 
-is what `parity --report` writes and the gate reads. Files of earlier versions have no drafts.
+is what `parity --report` writes and the gate reads. Files of earlier versions have no drafts. A
+figure with its bounds is held against what it may be by one rule:
+
+    PASS          both bounds are within the limits
+    FAIL          a limit lies beyond both bounds
+    INCONCLUSIVE  neither, or no limit was given, or too few prompts to say
 """
 
 import dataclasses
@@ -33,11 +38,10 @@ class Finding:
     """One figure against one threshold.
 
     Attributes:
-        check: which kind. what: of what, in words, such as "gsm8k exact_match".
+        what: of what, in words, such as "gsm8k exact_match".
         estimate: the figure, None where there is none. lower, upper: its one-sided bounds at
             `confidence`; None where the figure is a count that needs none.
         threshold: that it is held against; None = none was given, and the verdict INCONCLUSIVE.
-        verdict: of this check alone. reason: one sentence.
         details: plain data for the report.
     """
 
@@ -78,13 +82,7 @@ class _FindingsFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParityReport:
-    """A report that was read.
-
-    Attributes:
-        findings: at least one.
-        drafts_sha256: identity of the tensors of each draft that was looked at, None where it is
-            not known; empty = nothing says which.
-    """
+    """A report that was read, with the sha256 of the tensors of each draft; empty = not known."""
 
     path: Path
     findings: tuple[Finding, ...]
@@ -107,25 +105,13 @@ def write_findings(
     drafts_sha256: Sequence[str | None] = (),
     overwrite: bool = False,
 ) -> None:
-    """Write a report.
-
-    Args:
-        findings: at least one.
-        drafts_sha256: see `ParityReport`.
-
-    Raises:
-        OutputError: it cannot be written, or exists.
-    """
+    """Write a report of at least one finding; OutputError: it exists, or cannot be written."""
     text = json.dumps(to_mapping(findings, drafts_sha256), indent=2, allow_nan=False) + "\n"
     write_reports({path: text}, overwrite=overwrite)
 
 
 def read_parity(path: Path) -> ParityReport:
-    """Read what `write_findings` wrote.
-
-    Raises:
-        ParityError: it is no such file, or says what no check says.
-    """
+    """What `write_findings` wrote; ParityError: it is no such file, or says what no check says."""
     try:
         report: _FindingsFile = decode(_FindingsFile, parse_object(read_text(path)))
     except (OSError, JsonProblem) as exc:
@@ -168,24 +154,13 @@ class Findings(Brief):
         }
 
 
-# ---- A figure with its bounds against what it may be: the one rule of the checks of parity
-#
-# PASS          both bounds are within the limits
-# FAIL          a limit lies beyond both bounds
-# INCONCLUSIVE  neither, or no limit was given, or too few prompts to say
-
 MIN_PROMPTS = 30
 """Distinct ones, as `release` asks for; fewer, and a few odd ones make bounds too narrow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a figure may be, in its own unit.
-
-    Attributes:
-        option: of the command line that gives them.
-        least, most: inclusive; None = any.
-    """
+    """What a figure may be, in its own unit: inclusive, None = any; `option` gives them."""
 
     option: str
     least: float | None = None
@@ -205,15 +180,9 @@ def limits(
     least: float | None = None,
     most: float | None = None,
 ) -> Limits:
-    """Limits of one option.
+    """Limits of one option, None = not given: no limits; ParityError: it is out of the range `of`.
 
-    Args:
-        value: as given; None = not given: no limits.
-        of: between which it lies.
-        least: sign of the limit below, in units of `value`: 1 or -1; None = no such limit.
-
-    Raises:
-        ParityError: the value is out of range.
+    `least` and `most` are the signs of the limits below and above, in units of `value`.
     """
     if value is None:
         return Limits(option=option)
@@ -239,15 +208,7 @@ def judged(
     remedy: str = "measure more prompts",
     details: Sequence[Mapping[str, object]] = (),
 ) -> Finding:
-    """A finding about one figure.
-
-    Args:
-        check: see `Finding`.
-        what: see `Finding`.
-        allowed: what it may be.
-        unit: what a cluster is, in words.
-        remedy: what would settle it where the limit lies between the bounds.
-    """
+    """A finding about one figure; `unit` is what a cluster is, `remedy` what would settle it."""
     verdict, why = _verdict(found, allowed, unit, min_clusters, remedy)
     bounds = f", bounds {found.lower:.4g} and {found.upper:.4g}" if found.has_spread else ""
     return Finding(

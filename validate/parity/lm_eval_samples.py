@@ -3,7 +3,8 @@
 `--log_samples` writes one JSON lines file per task, `samples_TASK_DATE.jsonl`, in a folder named
 after the model; a line is one item under one filter of its answers (`SampleResult` in
 lm_eval/result_schema.py:163 of lm_eval 0.4.13). Which way a score is better stands in
-`results_DATE.json` beside it, under "higher_is_better". Both are hostile input.
+`results_DATE.json` beside it, under "higher_is_better", else the command line says it, else the
+metric's name where that has one meaning: it is never guessed. Both files are hostile input.
 """
 
 import hashlib
@@ -36,10 +37,8 @@ Scores = Mapping[str, float]
 class Item:
     """One document under one filter.
 
-    Attributes:
-        number: of the document in its split.
-        sha256: over its document, prompt, target and how it was to be generated.
-        scores: of the metrics that are one number.
+    `sha256` is over its document, prompt, target and how it was to be generated; `scores` are of
+    the metrics that are one number.
     """
 
     number: int
@@ -77,17 +76,7 @@ class TaskSamples(Brief):
 
 
 def read_samples(path: Path) -> dict[str, TaskSamples]:
-    """Every task of a run.
-
-    Args:
-        path: a folder that lm_eval wrote into, or one of its files of samples.
-
-    Returns:
-        By task, in order; at least one.
-
-    Raises:
-        ParityError: there are no samples, two files of one task, or a line is none.
-    """
+    """Every task of a run, in order: of a folder that lm_eval wrote into, or of one file."""
     files = sorted(path.rglob("samples_*.jsonl")) if path.is_dir() else [path]
     found: dict[str, TaskSamples] = {}
     for file in files:
@@ -188,9 +177,6 @@ def missing_samples(folder: Path, found: Mapping[str, TaskSamples]) -> str:
 
     `results_DATE.json` counts them under "n-samples" (evaluator_utils.py:292 of lm_eval 0.4.13);
     samples that cannot be saved are a warning of lm_eval, no error.
-
-    Raises:
-        ParityError: the results cannot be read.
     """
     files = sorted(folder.rglob("results_*.json"))
     if len(files) != 1:
@@ -244,13 +230,6 @@ def _unreadable(path: Path, exc: Exception) -> ParityError:
     )
 
 
-# ---- Which way a metric is better: what a score change means hangs on it, so that it is never
-# guessed
-#
-# The results of either run say it (lm_eval writes "higher_is_better" of every task), else the
-# command
-# line, else its name where that has one meaning.
-
 _HIGHER = frozenset((
     "acc", "acc_norm", "acc_mutual_info", "acc_bytes", "acc_all", "exact_match", "em", "f1", "mcc",
     "bleu", "chrf", "rouge1", "rouge2", "rougeL", "pass@1", "likelihood",
@@ -269,11 +248,7 @@ class Directions:
     lower: Collection[str] = ()
 
     def higher_is_better(self, metric: str, first: TaskSamples, second: TaskSamples) -> bool:
-        """Whether more is better.
-
-        Raises:
-            ParityError: two of those who say it contradict each other, or nobody says it.
-        """
+        """Whether more is better; ParityError: those who say it differ, or nobody does."""
         told = {
             str(one.path): one.higher_is_better[metric]
             for one in (first, second)

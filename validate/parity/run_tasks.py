@@ -39,7 +39,7 @@ class TaskRun:
     """What lm_eval is asked to do.
 
     Attributes:
-        server: http://HOST:PORT. model: the name that it serves; None = whatever it says.
+        model: the name that the server has for it; None = whatever it says.
         tokenizer: folder; None with `chat`, where the server has the template.
         tasks: by lm_eval's names. include_path: folder with tasks of one's own.
         chat: messages to /v1/chat/completions instead of text to /v1/completions.
@@ -69,11 +69,7 @@ class TaskRun:
     unsafe_code: bool = False
 
     def check(self) -> None:
-        """Check what can be checked before anything runs.
-
-        Raises:
-            ParityError: an option is out of range, or one that is needed is missing.
-        """
+        """Refuse, before anything runs, what is out of range or missing."""
         numbers = {
             "--concurrency": self.concurrency,
             "--max-retries": self.max_retries,
@@ -138,21 +134,10 @@ class TaskRun:
 def run_tasks(
     asked: TaskRun, out: Path, *, engine: EngineName, command: str = DEFAULT_COMMAND
 ) -> dict[str, TaskSamples]:
-    """Run lm_eval against a server.
+    """Run lm_eval against a server; `command` is its name, a path, or "PYTHON -m lm_eval".
 
-    Args:
-        out: folder to create: lm_eval's results and samples. Beside it, until it is done, lies
-            OUT.tasks with all answers so far: the same call goes on with them.
-        command: that starts lm_eval: its name, a path, or "PYTHON -m lm_eval".
-
-    Returns:
-        What `out` holds.
-
-    Raises:
-        ParityError: lm_eval is not installed, fails, or did not save every sample.
-        MeasureError: another server answers.
-        ServerError: none does.
-        OutputError: `out` exists, or another run was begun there.
+    Beside `out`, until it is done, lies OUT.tasks with all answers so far: the same call goes on
+    with them. ParityError: lm_eval is not installed, fails, or did not save every sample.
     """
     asked.check()
     check_output(out)
@@ -186,12 +171,7 @@ def _plan(asked: TaskRun) -> dict[str, Any]:
 
 
 def _served_model(asked: TaskRun, engine: EngineName) -> str:
-    """The name of the target, once it is known that the engine serves it there.
-
-    Raises:
-        ServerError: no such server.
-        ParityError: it serves another model.
-    """
+    """The name of the target, once it is known that the engine serves it there."""
 
     async def identified() -> str:
         key = os.environ.get(KEY_VARIABLE) or None

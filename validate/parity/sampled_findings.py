@@ -3,7 +3,9 @@
 Texts that are drawn differ from run to run, but speculation must not change how likely the target
 finds them on average. One that accepts too much writes unlikely tokens; one that verifies greedily
 whatever the temperature (SGLang on ROCm does by default) writes too likely ones. So the mean
-log-probability per token, prompt by prompt, may change in neither direction.
+log-probability per token, prompt by prompt, may change in neither direction. Whoever wrote a text
+does not score it: the target itself does, run by transformers, or a plain server of it that reads
+prompt and output as one prompt.
 """
 
 import asyncio
@@ -25,11 +27,6 @@ from ..counting.paired_change import pooled_mean
 from ..measure.engine_protocol import get_protocol
 from ..measure.measurement import Measurement, RequestRecord, differences
 from .finding import MIN_PROMPTS, Finding, Limits, judged
-
-# ---- Texts, and how likely each token of them is to a target that is asked afterwards
-#
-# Whoever wrote a text does not score it: the target itself does, run by transformers, or a plain
-# server of it that reads prompt and output as one prompt.
 
 ScoringEngine = Literal["vllm", "sglang"]
 """Engines that tell how likely the tokens of a prompt are."""
@@ -61,15 +58,7 @@ def score_by_target(
     device: torch.device,
     on_progress: Progress = lambda _done, _total: None,
 ) -> list[Scores]:
-    """Score with transformers, one text at a time.
-
-    Args:
-        on_progress: called with (texts done, texts).
-
-    Raises:
-        TraceError: it cannot be loaded.
-        ParityError: it has no such token, or computes NaN.
-    """
+    """Score with transformers, one text at a time; ParityError: no such token, or NaN."""
     found = []
     placement = Placement(device=device)
     with loaded_target(target, dtype, placement, beside=target) as model, torch.inference_mode():
@@ -107,19 +96,10 @@ def score_by_server(
     patience: Patience | None = None,
     on_progress: Progress = lambda _done, _total: None,
 ) -> list[Scores]:
-    """Score with a server that drafts nothing.
+    """Score with a server that drafts nothing, else ParityError.
 
-    Args:
-        url: http://HOST:PORT.
-        texts: each at least one token shorter than the server's longest.
-        key: see `ServerClient`.
-        concurrency: texts in flight, at least 1.
-        patience: of each request; None = the usual one.
-        on_progress: called with (texts done, texts).
-
-    Raises:
-        ServerError: no such server, or no answer.
-        ParityError: it drafts, or its answers are no scores of these tokens.
+    Each text is at least one token shorter than the server's longest; `on_progress` is called with
+    (texts done, texts).
     """
     scoring = _by_server(url, engine, texts, key, concurrency, patience or Patience(), on_progress)
     return asyncio.run(scoring)
@@ -239,14 +219,7 @@ this. A shipped pair served by vLLM 0.32 and scored by transformers in float32: 
 
 
 def texts_of(run: Measurement, prompts: Sequence[Prompt]) -> list[Text]:
-    """What a run was given and wrote, of the prompts that got any output.
-
-    Args:
-        prompts: that it was measured with, in any order.
-
-    Raises:
-        ParityError: a prompt of the run is not there.
-    """
+    """What a run was given and wrote, of the prompts that got any output."""
     by_hash = {prompt_sha256(prompt.token_ids): prompt.token_ids for prompt in prompts}
     lacking = [record.id for record in run.records if record.prompt_sha256 not in by_hash]
     if lacking:
@@ -263,11 +236,7 @@ def texts_of(run: Measurement, prompts: Sequence[Prompt]) -> list[Text]:
 
 
 def check_sampled(plain: Measurement, speculative: Measurement) -> None:
-    """Check, before anything is scored, that two runs can be compared.
-
-    Raises:
-        ParityError: they were not asked the same, greedily, or not with and without a draft.
-    """
+    """Refuse, before anything is scored, two runs that cannot be compared."""
     where = f"{plain.name}, {speculative.name}"
     found = differences(plain.setup, speculative.setup)
     if found:
@@ -293,13 +262,8 @@ def sampled_finding(
 ) -> Finding:
     """Judge the change of the mean log-probability per token, paired by prompt.
 
-    Args:
-        plain: without a draft.
-        scores: of the texts of each, in the order of `texts_of`.
-        max_logprob_drop: nats per token, in both directions.
-
-    Raises:
-        ParityError: fewer than one prompt got output from both.
+    `scores` are of the texts of each run, in the order of `texts_of`; `max_logprob_drop` is nats
+    per token, in both directions.
     """
     ours, theirs = (
         _means(run, some) for run, some in zip((plain, speculative), scores, strict=True)

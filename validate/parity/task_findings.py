@@ -1,8 +1,8 @@
 """Task scores of two servers, item by item: does the second lose more than a margin?
 
 The same items were given to both, so only those whose score changed say anything: of right and
-wrong answers McNemar's exact test and a score interval, of other scores Student's t of the
-differences.
+wrong answers McNemar's exact test and a score interval (b that the first alone has right, c that
+the second alone has), of other scores Student's t of the differences.
 """
 
 import math
@@ -16,21 +16,10 @@ from ..counting.paired_change import Bounded, pooled_mean
 from .finding import MIN_PROMPTS, Finding, Limits, judged, limits
 from .lm_eval_samples import Directions, Item, TaskSamples
 
-# ---- Two outcomes of each item, right or wrong, under two servers: the change and what bounds it
-#
-# Only discordant items say anything: b that the first alone has right, c that the second alone
-# has.
-# Pure arithmetic.
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Discordance:
-    """How two servers did on the same items.
-
-    Attributes:
-        num_items: n, at least 1.
-        only_first, only_second: b and c, items that one of them alone has right.
-    """
+    """How two servers did on n >= 1 items: b and c are those that one of them alone has right."""
 
     num_items: int
     only_first: int
@@ -56,22 +45,16 @@ def mcnemar(found: Discordance) -> float:
 
 
 def score_bounds(found: Discordance, confidence: float) -> tuple[float, float]:
-    """One-sided bounds of the difference d of shares: Tango's score interval (1998).
+    """One-sided bounds, in [-1, 1], of the difference d of shares: Tango's score interval (1998).
 
-    With b and c as above and n items, the bounds are the d at which
+    With b, c and n items, the bounds are the d at which
 
         (c - b - n d) / sqrt(n (2 p + d (1 - d))) = +- z,
 
-    p being the likeliest share of items that only the first has right, given d:
-    p = (sqrt(B^2 - 8 n C) - B) / (4 n), B = (2 n + b - c) d - b - c, C = -b d (1 - d).
-    Where nothing is discordant the bounds are -+ z^2 / (n + z^2), not nothing. Coverage by
-    enumeration: tests/test_parity_proportions.py.
-
-    Args:
-        confidence: of each bound, in (0.5, 1).
-
-    Returns:
-        Lower and upper bound, in [-1, 1].
+    p being the likeliest share of items that only the first has right, given d: p = (sqrt(B^2 - 8 n
+    C) - B) / (4 n), B = (2 n + b - c) d - b - c, C = -b d (1 - d). Where nothing is discordant the
+    bounds are -+ z^2 / (n + z^2), not nothing. Coverage by enumeration:
+    tests/test_parity_proportions.py.
     """
     z = float(stats.norm.ppf(confidence))
     edge = 1 - 1e-12  # at -1 and 1 the score is 0 / 0
@@ -96,12 +79,7 @@ def items_needed(
     """Items with which a difference like this one clears the margin with probability `power`.
 
     n = ((z_confidence + z_power) / (margin + difference))^2 * share, rounded up; None where no
-    number is enough.
-
-    Args:
-        share: of discordant items, above 0.
-        difference: of shares, second minus first.
-        margin: that the second may lose, above 0.
+    number is enough. `share` is of discordant items, `difference` of shares, second minus first.
     """
     slack = margin + difference
     if slack <= 0:
@@ -131,11 +109,7 @@ _MORE = "compare more items"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Pairs:
-    """Scores of one metric, of the same items in the same order.
-
-    Attributes:
-        sign: 1 where more is better, -1 where less is.
-    """
+    """Scores of one metric, of the same items; `sign` is 1 where more is better, else -1."""
 
     first: tuple[float, ...]
     second: tuple[float, ...]
@@ -169,23 +143,12 @@ def task_findings(
     min_items: int = MIN_PROMPTS,
     directions: Directions = BY_NAME,
 ) -> tuple[Finding, ...]:
-    """Compare every metric of every filter of every task.
+    """Compare every metric of every filter of every task; the first run is the one to be matched.
 
-    Args:
-        first: of the server to be matched: without a draft, or with BF16.
-        max_score_drop: the margin, in the metric's own unit (1 % of right answers = 0.01); None =
-            not judged.
-        confidence: of each one-sided bound, in (0.5, 1).
-        min_items: distinct ones, with fewer of which there is no PASS and no FAIL.
-        directions: which way metrics are better.
-
-    Returns:
-        At least one finding.
-
-    Raises:
-        ParityError: the two are one run, or were not given the same items, an item lacks a score
-            that others have, nothing says which way a metric is better, the margin is out of range,
-            or nothing is scored with one number per item.
+    `max_score_drop` is the margin, in the metric's own unit (1 % of right answers = 0.01); None =
+    not judged. ParityError: the two are one run, or were not given the same items, an item lacks a
+    score that others have, nothing says which way a metric is better, or nothing is scored with one
+    number per item.
     """
     margin = limits("--max-score-drop", max_score_drop, least=-1)
     if first.keys() != second.keys():

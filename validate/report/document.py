@@ -1,7 +1,10 @@
 """The report of the gate as a JSON document: what its keys are, and one strict reading of it.
 
 docs/report-format.md describes every key. What is written is `document_of` a judgement; what is
-read is a `Document`, of which all other forms are made, once its counts were judged again.
+read is a `Document`, of which all other forms are made, once its counts were judged again: the
+histograms of every prompt, the policy, the look and the background are taken as written; so is what
+no counts show. All else has to follow. Sentences are not compared but written anew, so that a later
+version may word them better.
 """
 
 import dataclasses
@@ -30,15 +33,6 @@ from ..served.joint_report import JointReport, joint_report
 from ..served.served_gate import DRIFT_CONFIDENCE, SERVED, ServerNoise, judged_noise
 from .facts import Drafts, EngineFacts, environment, is_date
 
-# ---- A report that is read is judged again: its verdict is that of its counts, whoever wrote the
-# file
-#
-# The histograms of every prompt, the policy, the look and the background are taken as written; so
-# is
-# what no counts show: see docs/report-format.md. All else has to follow. Sentences are not
-# compared
-# but written anew, so that a later version may word them better.
-
 Judgement = GateReport | JointReport
 """Of two drafts, or of several judgements."""
 _INCOMPARABLE = ": no comparison is possible."
@@ -58,12 +52,7 @@ class _EditedError(Exception):
 
 
 def judged_again(found: Judgement) -> tuple[Judgement, str]:
-    """Judge the counts of a report.
-
-    Returns:
-        What was read, its sentences as this version has them; and what does not follow from its
-        counts, with where it stands, empty if all does.
-    """
+    """What was read, its sentences as this version has them; and what does not follow, or ""."""
     try:
         if isinstance(found, GateReport):
             return _compared(found, _compare(found)), ""
@@ -274,8 +263,8 @@ class Header:
     """What stands before a judgement, in the same object.
 
     Attributes:
-        draftquant: version that wrote the report. argv: see `recorded_argv`; none from Python.
-        date: UTC when the gate began, see `facts.today`; None in reports of before.
+        draftquant: version that wrote the report. argv: none from Python.
+        date: UTC when the gate began; None in reports of before.
         environment: package -> version.
         engines: what engines do with the candidate; none where its folder was not at hand.
     """
@@ -352,12 +341,7 @@ def document_of(
     engines: Sequence[EngineFacts],
     date: str | None = None,
 ) -> dict[str, Any]:
-    """Plain data for JSON.
-
-    Args:
-        argv: of the command, without places and outputs.
-        date: see `Header`.
-    """
+    """Plain data for JSON; `argv` is without places and outputs."""
     header = Header(
         draftquant=package_version("draftquant"),
         argv=tuple(argv),
@@ -377,9 +361,7 @@ def document_text(document: Mapping[str, Any]) -> str:
 def read_report(path: Path) -> Document:
     """Read what `gate --report` wrote.
 
-    Raises:
-        GateError: it cannot be read, is something else or of another version, or contradicts its
-            own counts.
+    GateError: it is something else or of another version, or contradicts its own counts.
     """
     try:
         return parse_report(read_text(path), path)
@@ -432,11 +414,7 @@ def _judgement(mapping: Mapping[str, Any]) -> Judgement:
 
 
 def _without_what_left(found: Mapping[str, Any], where: object) -> dict[str, Any]:
-    """A report without the keys of 0.2.0 that no verdict follows from.
-
-    Raises:
-        GateError: it has a judgement that this version does not know.
-    """
+    """Without the keys of 0.2.0 that no verdict follows from; GateError: an unknown judgement."""
     replayed = found.get("replayed")
     for one in (found, replayed if isinstance(replayed, dict) else {}):
         if one.get("kind") == "retuned":

@@ -49,10 +49,7 @@ class QuantizationFacts:
 
     Attributes:
         formats: of the quantized linears, the recipe's own first.
-        num_quantized, num_kept: tensors of the source.
-        bytes_before, bytes_after: of all tensors.
         draftquant, argv: version and command line that wrote the folder.
-        num_calibration_prompts: that the run looked at.
     """
 
     recipe: str
@@ -125,22 +122,14 @@ def drafts_of(
     folders: Sequence[DraftFolder],
     forms: Sequence[ServedForm] = (),
 ) -> Drafts:
-    """Of folders that were read.
-
-    Args:
-        forms: what an engine made of each; empty = nothing.
-    """
+    """Of folders that were read, baseline first; `forms` is what an engine made of each."""
     served = forms or [AS_STORED] * len(folders)
     baseline, candidate = map(folder_facts, names, folders, served)
     return Drafts(baseline=baseline, candidate=candidate)
 
 
 def folder_facts(name: str, folder: DraftFolder, form: ServedForm = AS_STORED) -> DraftFacts:
-    """Of a folder that was read.
-
-    Args:
-        form: see `drafts_of`.
-    """
+    """Of a folder whose tensors are hashed, named as the user gave it."""
     checkpoint = Checkpoint.open(folder.folder)
     record = folder.quantized_by
     declared = "of another tool" if folder.quantized else "none"
@@ -182,8 +171,7 @@ def measured_facts(measurement: Measurement) -> DraftFacts:
 def engine_facts(folder: Path, name: str) -> tuple[EngineFacts, ...]:
     """What the newest known version of every engine does with a draft, on each GPU it is known on.
 
-    Args:
-        name: that the launch commands have for it, instead of its place.
+    `name` is what the launch commands have for it, instead of its place.
     """
     return tuple(
         _engine_facts(folder, name, engine.name, engine.version, arch)
@@ -196,9 +184,6 @@ def today() -> str:
     """The date and time in UTC, to the second, as ISO 8601 has it: 2026-11-23T07:42:26Z.
 
     Where SOURCE_DATE_EPOCH is set, that time: so builds that have to be repeatable say which.
-
-    Raises:
-        GateError: SOURCE_DATE_EPOCH is no number of seconds.
     """
     asked = os.environ.get(_EPOCH, "")
     if not asked:

@@ -31,8 +31,6 @@ from ..judging.policy import in_percent, worst
 from . import words
 from .document import Document
 
-# ---- What the page draws of the parts of a comparison: their changes, and the curve by context
-
 MOST_DRAWN = 60
 """Categories in a chart; the table has all."""
 
@@ -63,12 +61,7 @@ def context_lengths(found: GateReport) -> list[ContextLength]:
 
 
 def forest_of(key: str, drawn: Sequence[tuple[str, GateReport]]) -> str:
-    """Each comparison's whole, categories and context bins beside their limits.
-
-    Args:
-        key: see `Drawing`.
-        drawn: comparisons that have a change, under their titles; several are drawn as series.
-    """
+    """Each comparison's whole, categories and context bins beside their limits."""
     rows = [
         replace(row, series=i) for i, (_, found) in enumerate(drawn) for row in intervals(found)
     ]
@@ -99,7 +92,7 @@ def interval(
     whole: bool = False,
     judged: bool = True,
 ) -> Interval:
-    """A change as a row of a forest plot; see `Interval`."""
+    """A change as a row of a forest plot."""
     if found is None:
         return Interval(label=label, estimate=None, limit=-max_relative_drop, whole=whole)
     return Interval(
@@ -165,11 +158,7 @@ class Launch:
 
 
 def page(document: Document) -> str:
-    """The whole page.
-
-    Args:
-        document: that was read, or would be.
-    """
+    """The whole page."""
     comparisons = document.comparisons
     decisive = worst(found.verdict for _, found in comparisons)
     charts_of = next(title for title, found in comparisons if found.verdict == decisive)
@@ -188,12 +177,7 @@ def page(document: Document) -> str:
 
 
 def render(template: str, *loaders: PackageLoader, **values: Any) -> str:
-    """A page of ours: text that comes from files is escaped, and made visible.
-
-    Args:
-        template: its name, here or where one of the loaders finds it.
-        values: for the template, beside `words`.
-    """
+    """A page of ours: text that comes from files is escaped, and made visible."""
     own = PackageLoader(__package__, "")
     environment = Environment(
         loader=ChoiceLoader([*loaders, own]),

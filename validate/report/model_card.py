@@ -43,16 +43,10 @@ from ..measure.measurement_file import read_measurement
 from . import words
 from .document import Document, read_report
 
-# ---- What servers accepted of a draft, in its model card
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """One measurement of a server with this draft.
-
-    Attributes:
-        figures: of each category, then of all.
-    """
+    """One measurement of a server with this draft; figures of each category, then of all."""
 
     measurement: Measurement
     speculation: Speculation
@@ -60,11 +54,7 @@ class Served:
 
     @classmethod
     def of(cls, measurement: Measurement, candidate_sha256: str) -> "Served":
-        """A measurement of the draft with this identity.
-
-        Raises:
-            CardError: the server drafted nothing, with another draft, or nobody knows with which.
-        """
+        """A measurement of the draft with this identity, else CardError."""
         speculation = measurement.setup.speculation
         if speculation is None:
             raise CardError(measurement.name, "the measured server used no draft",
@@ -130,19 +120,8 @@ def _milliseconds(seconds: float | None) -> str:
     return "" if seconds is None else f"{1000 * seconds:,.1f}"
 
 
-# ---- Acceptance in a model card: the comparisons of the gate's report, as tables with intervals
-
-
 def read_gate(path: Path, candidate_sha256: str) -> Document:
-    """Read a report of the gate; it is a report of this draft.
-
-    Args:
-        path: what `gate --report` wrote.
-
-    Raises:
-        GateError: it cannot be read, or is no such report.
-        CardError: it is one of another draft, or does not know of which.
-    """
+    """A report of the gate on the draft with this identity, else CardError."""
     found = read_report(path)
     for _, each in found.comparisons:
         known = each.background
@@ -262,17 +241,8 @@ def model_card(folder: Path, request: CardRequest) -> str:
     """The text of README.md. Every tensor is read, and has to be the one that was recorded.
 
     What somebody wrote into README.md beside our part stays, and so does the card that came from
-    the source, behind ours.
-
-    Args:
-        folder: that `quantize` or `transcode` wrote; nothing in it is changed.
-        request: what it does not say by itself.
-
-    Raises:
-        CardError: it is no such folder, a base model or licence is missing or is none, or figures
-            are of another draft.
-        CheckpointError: the folder is not what its record says.
-        MeasureError: a measurement cannot be read.
+    the source, behind ours. CardError: it is no folder that `quantize` or `transcode` wrote, a base
+    model or licence is missing or is none, or figures are of another draft.
     """
     checkpoint = Checkpoint.open(folder)
     recorded = read_provenance(folder)

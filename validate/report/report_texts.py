@@ -1,4 +1,9 @@
-"""The report as Markdown: what one pastes into a pull request, as GitHub reads it."""
+"""The report as Markdown, which one pastes into a pull request, and as JUnit's XML, for every CI.
+
+The suite of JUnit is green exactly where the job is. What the policy leaves open is skipped; and
+where an INCONCLUSIVE verdict fails no job, so is every case that is not passed under such a
+verdict.
+"""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -26,11 +31,7 @@ _APART = "\u200b"
 
 
 def markdown(document: Document) -> str:
-    """The whole text.
-
-    Args:
-        document: that was read, or would be.
-    """
+    """The whole text, as GitHub reads it."""
     return "\n".join(_lines(document)) + "\n"
 
 
@@ -224,11 +225,6 @@ def _bytes(number: int | None) -> str:
     return words.NONE if number is None else words.nbytes(number)
 
 
-# ---- The report as JUnit's XML, which every CI shows: a test case for each verdict
-#
-# The suite is green exactly where the job is. What the policy leaves open is skipped; and where an
-# INCONCLUSIVE verdict fails no job, so is every case that is not passed under such a verdict.
-
 SUITE = "draftquant gate"
 
 Open = Literal["error", "skipped"]
@@ -237,12 +233,7 @@ Open = Literal["error", "skipped"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One verdict.
-
-    Attributes:
-        group, name: of the test case. reason: of the verdict.
-        required: it has to pass; one that has not is skipped where it is INCONCLUSIVE.
-    """
+    """One verdict; where it is not `required` to pass, it is skipped if it is INCONCLUSIVE."""
 
     group: str
     name: str
@@ -264,11 +255,7 @@ class Case:
 
 
 def junit(document: Document, *, inconclusive: Open = "error") -> str:
-    """The whole file.
-
-    Args:
-        document: that was read, or would be.
-    """
+    """The whole file."""
     cases = list(_cases(document))
     found = [case.result(document.judgement.verdict, inconclusive) for case in cases]
     counts = {

@@ -75,12 +75,7 @@ def digest(sha256: str | None) -> str:
 
 
 def prompts(number: int, num_short: int, num_clusters: int | None = None) -> str:
-    """Distinct prompts, and how many more were too short to count.
-
-    Args:
-        num_short: of those that are not among them.
-        num_clusters: what they count as where related ones are one, as in the categories.
-    """
+    """Distinct prompts, or what they count as, and how many more were too short to count."""
     counted = number if num_clusters is None else num_clusters
     notes = [f"{count(number)} recorded"] if counted != number else []
     notes += [f"+ {count(num_short)} too short"] if num_short else []

@@ -51,12 +51,7 @@ _COMPARED = 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RightSizes:
-    """Of each row of one prompt and each depth, the sizes with which all up to there is right.
-
-    Attributes:
-        above, up_to: [R, K] int32: sizes n with above < n <= up_to; none where the second is not
-            larger.
-    """
+    """[R, K] int32 by row and depth: with sizes above < n <= up_to all up to there is right."""
 
     above: Tensor
     up_to: Tensor
@@ -82,22 +77,9 @@ def right_sizes(
 ) -> list[tuple[RightSizes, ...]]:
     """Replay a draft once, and find out with which sizes its proposals are right.
 
-    Args:
-        draft: whose own rows are those of the orders.
-        traces: greedy ones, or drawn ones, along which it proposes its most likely tokens.
-        orders: of the rows.
-        of_prompt: of each prompt which of the orders it is asked about, equally many.
-        batch_size: see `replay_drafts`.
-        max_tokens: see `replay_drafts`.
-        on_progress: called with (work done, work) after each batch.
-
-    Returns:
-        Of every prompt of the traces, in order, one for each of its orders.
-
-    Raises:
-        TraceError: the traces do not fit the draft, or are damaged.
-        ReplayError: the draft cannot propose K tokens.
-        ForwardError: the draft computes NaN or infinity.
+    `of_prompt` says of each prompt which of the orders it is asked about, equally many; the traces
+    may be drawn, along which it proposes its most likely tokens. Returns of every prompt of the
+    traces, in order, one for each of its orders.
     """
     fault = num_draft_tokens_fault(draft.geometry, num_draft_tokens)
     if fault:
@@ -134,12 +116,8 @@ class _Orders:
     def least_winner(self, logits: Tensor, recorded: Tensor, asked: Tensor) -> Tensor:
         """[n, J] int32, the least rank among tokens that win against the recorded one.
 
-        0 where that has no row; more than any rank where nothing wins against it.
-
-        Args:
-            logits: [n, draft vocabulary].
-            recorded: [n] target ids.
-            asked: [n, J] which orders.
+        0 where that has no row; more than any rank where nothing wins against it. `asked` is [n, J]
+        which orders.
         """
         own = self.draft_ids[recorded]
         logit = logits.gather(1, own.clamp(min=0)[:, None])

@@ -6,9 +6,8 @@ off-domain, by the texts of all categories but the prompt's own. The second says
 whose traffic is like none of the traces.
 
 Bounds hold together: those of all prompts over the sizes, those of the categories over sizes and
-categories, so that the worst one may be read off. Both levels are found by max-t (see
-`comparison.simultaneous`); over all prompts the bounds are those of `paired_change` at that level,
-which see a loss that a few prompts hold.
+categories, so that the worst one may be read off. Both levels are found by max-t; over all prompts
+the bounds are those of `paired_change` at that level, which see a loss that a few prompts hold.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -46,11 +45,7 @@ CONFIDENCE = 0.95
 class SizeChange:
     """One number of rows on some prompts, against all rows of the draft.
 
-    Attributes:
-        scope: "all prompts", or a category.
-        num_prompts: distinct ones.
-        coverage: share of the tokens to be proposed that have a row, in [0, 1].
-        relative_change: of the acceptance length. lower, upper: its bounds.
+    `coverage` is the share of the tokens to be proposed that have a row, in [0, 1].
     """
 
     size: int
@@ -65,12 +60,7 @@ class SizeChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChoiceCurve:
-    """Rows chosen in one way.
-
-    Attributes:
-        whole: over all prompts, by size.
-        categories: of each size, every category that has enough prompts, by name.
-    """
+    """Rows chosen in one way: over all prompts by size, and of each size every large category."""
 
     whole: tuple[SizeChange, ...]
     categories: tuple[tuple[SizeChange, ...], ...]
@@ -87,7 +77,6 @@ class SizeCurve(Brief):
     Attributes:
         num_rows: of the draft as it is. sizes: ascending, fewer than that.
         judged_on: on which prompts, in words.
-        num_prompts: distinct ones with verify steps.
         acceptance_length: with all rows.
         coverage: with all rows: below 1 for a draft whose vocabulary is cut already.
         chosen: by all texts. off_domain: without those of a prompt's own category; None where the
@@ -140,22 +129,10 @@ def size_curve(
     max_tokens: int = MAX_TOKENS,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> SizeCurve:
-    """Choose rows by traces and judge every size, in one replay of the draft.
+    """Choose rows by traces and judge every size, in one replay of the draft with all its rows.
 
-    Args:
-        draft: with all its rows.
-        chooser: of rows of this draft.
-        traces: by whose text rows are chosen.
-        judge: traces of other prompts; None = the same, crosswise.
-        sizes: ascending, fewer than the draft has.
-        batch_size: see `replay_drafts`.
-        max_tokens: see `replay_drafts`.
-        on_progress: see `right_sizes`.
-
-    Raises:
-        CalibrationError: the prompts of the traces belong together, and there are no others.
-        CompareError: fewer than two distinct prompts have verify steps.
-        DraftQuantError: see `right_sizes`.
+    `judge` are traces of other prompts; None = the same, crosswise. CalibrationError: the prompts
+    of the traces belong together, and there are no others.
     """
     texts = said_texts(traces)
     judged = texts if judge is None else said_texts(judge)
@@ -308,9 +285,6 @@ class _Way:
             lower=lower,
             upper=upper,
         )
-
-
-# ---- The curve as a picture: change of the acceptance length by the number of rows (SVG)
 
 
 def drawing(curve: SizeCurve, name: str) -> str:

@@ -1,4 +1,13 @@
-"""What `estimate` says of a draft at every size of its head: bytes of drafting, time, speed-up."""
+"""What `estimate` says of a draft at every size of its head: bytes of drafting, time, speed-up.
+
+Of figures of `estimate` and of the measured change of the acceptance length r - 1:
+
+    speed-up = r * (drafting of all rows + verify) / (drafting + verify)
+
+The head becomes cheaper for every draft step, whatever the text; what it costs in accepted tokens
+is paid in verify steps of the target. So without the time of a verify step no speed-up is known,
+but the longest verify step at which a size still pays is.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,17 +27,13 @@ from ...recipes.brief import Brief
 from ...recipes.errors import CheckpointError, EstimateError
 from .size_curve import ChoiceCurve, SizeChange, SizeCurve
 
-# ---- A draft as it would be with fewer rows in its head: headers and geometry alone
-
 
 def with_vocabulary(draft: Draft, size: int) -> Draft:
     """The draft as it would be with a head of `size` kept rows: headers and geometry alone.
 
     Every tensor whose spec has the dimension draft_vocab_size has so many rows; a head that was the
     target's is the draft's own, in the dtype of the draft; the maps d2t and t2d are there.
-
-    Raises:
-        EstimateError: the family takes no cut head, or the draft has no more rows than that.
+    EstimateError: the family takes no cut head, or the draft has no more rows than that.
     """
     held = draft.geometry.draft_vocab_size
     if not 0 < size < held:
@@ -84,9 +89,6 @@ def _dtype(draft: Draft) -> str:
     return (*norms, *draft.rows)[0].tensor.dtype
 
 
-# ---- The target's verify step as it was measured, for one or for several concurrencies
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimes:
     """Seconds of a verify step; by concurrency, or under None one for all of them."""
@@ -99,12 +101,7 @@ class StepTimes:
 
 
 def parse_step_times(text: str, concurrencies: Sequence[int]) -> StepTimes:
-    """Milliseconds of a verify step: `14.2` for every concurrency, or `1=9.5,8=14.2`.
-
-    Raises:
-        EstimateError: neither of the two, no positive times, or one of a concurrency that is not
-            asked for.
-    """
+    """Milliseconds of a verify step: `14.2` for every concurrency, or `1=9.5,8=14.2`."""
     pairs = [part.rpartition("=") for part in text.split(",")]
     try:
         times = {int(c) if given else None: float(ms) / 1e3 for c, given, ms in pairs}
@@ -131,28 +128,12 @@ def parse_step_times(text: str, concurrencies: Sequence[int]) -> StepTimes:
 
 
 def checked_concurrencies(asked: Sequence[int]) -> tuple[int, ...]:
-    """The numbers in ascending order, each once.
-
-    Raises:
-        EstimateError: one is below 1.
-    """
+    """The numbers in ascending order, each once; EstimateError: one is below 1."""
     if min(asked) < 1:
         raise EstimateError(
             "--concurrency", f"expected at least 1, got {min(asked)}", fix="such as 1,8,64"
         )
     return tuple(sorted(set(asked)))
-
-
-# ---- What a size is worth in time: how long drafting takes, and the speed-up beside a target
-#
-# Of figures of `estimate` and of the measured change of the acceptance length r - 1:
-#
-# speed-up = r * (drafting of all rows + verify) / (drafting + verify)
-#
-# The head becomes cheaper for every draft step, whatever the text; what it costs in accepted
-# tokens
-# is paid in verify steps of the target. So without the time of a verify step no speed-up is known,
-# but the longest verify step at which a size still pays is.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,11 +160,7 @@ class SizeSpeed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineSpeeds:
-    """All sizes on one machine at one concurrency.
-
-    Attributes:
-        speeds: by size, all rows last.
-    """
+    """All sizes on one machine at one concurrency, all rows last."""
 
     gpu: str
     concurrency: int
@@ -214,13 +191,7 @@ def size_speeds(
     target: StepTimes | None,
     concurrencies: Sequence[int],
 ) -> tuple[MachineSpeeds, ...]:
-    """Every size on every machine at every concurrency.
-
-    Args:
-        rounds: of the draft by size, that of all its rows too.
-        target: whose verify step ends a round; None = not known.
-        concurrencies: sequences at once.
-    """
+    """Every size on every machine at every concurrency."""
     found = []
     for machine in machines:
         for concurrency in concurrencies:
@@ -299,16 +270,7 @@ def size_estimate(
     target: StepTimes | None,
     concurrencies: Sequence[int],
 ) -> SizeEstimate:
-    """Estimate every size of a curve.
-
-    Args:
-        draft: unquantized, by its headers.
-        target: whose verify step ends a round; None = not known.
-        concurrencies: sequences at once.
-
-    Raises:
-        EstimateError: such a draft is not estimated.
-    """
+    """Estimate every size of a curve of an unquantized draft, by its headers."""
     context = usual_context(draft.checkpoint.config)
     k = curve.num_draft_tokens
     drafts = {size: with_vocabulary(draft, size) for size in curve.sizes} | {curve.num_rows: draft}
@@ -327,9 +289,6 @@ def size_estimate(
 def _round(draft: Draft, num_draft_tokens: int, context: int) -> Round:
     weights = plain_weights(draft)
     return draft_round(draft, weights, num_draft_tokens=num_draft_tokens, context=context, tp=1)
-
-
-# ---- What `vocab` returns: rows that were chosen and written, or the curve of all sizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

@@ -1,0 +1,253 @@
+"""AIPerf and GuideLLM: benchmarks that ask a server and keep what it reported of each request.
+
+AIPerf writes records of requests (`profile_export.jsonl`), which have the verify steps; beside them
+`inputs.json` has the requests, `profile_export_aiperf.json` the version, and
+`profile_export_raw.jsonl`, which `--export-level raw` writes, the answers. Source: AIPerf 0.13.0,
+`common/models/spec_decode_models.py` (`SpecDecodeAcceptanceRecord`),
+`common/models/record_models.py` (`MetricRecordInfo`) and `post_processors`.
+
+GuideLLM writes one report as JSON: `response_metrics` is vLLM's `metrics` as received,
+`request_args` the request as it was sent. Source: GuideLLM 0.8.1, `benchmark/schemas/report.py`
+(`GenerativeBenchmarksReport`, version 2) and `schemas/base/request_stats.py`
+(`GenerativeRequestStats`).
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ...recipes.errors import MeasureError, short
+from ...recipes.strict_json import parse_json, parse_object
+from ..measure.answer_fields import (
+    AnswerProblem,
+    Fields,
+    checked_draft_tokens,
+    number,
+    object_,
+    objects,
+    optional,
+    reading,
+    section,
+    text,
+    whole,
+)
+from .foreign_measurement import (
+    PAGE,
+    ForeignMeasurement,
+    ForeignRequest,
+    asked,
+    check_sums,
+    lines_of,
+    object_in,
+    string,
+    vllm_verify_steps,
+    with_k,
+)
+
+_AS_SENT = "the prompt as it was sent"
+RAW = "aiperf profile --export-level raw"
+_OF_AIPERF = (
+    "start vLLM with --per-request-spec-decode-metrics summary (or detailed) and measure again;"
+    " AIPerf 0.13 reads no other engine's"
+)
+_OF_GUIDELLM = (
+    "use GuideLLM 0.8 or later with --backend kind=openai_http, start vLLM with"
+    " --per-request-spec-decode-metrics summary (or detailed), and measure again"
+)
+_PLACE = "benchmarks[0].requests.successful"
+
+Sent = tuple[str, Mapping[str, object]]
+"""Identity of a prompt, and the settings of its request."""
+Turn = tuple[str, int]
+"""A session of AIPerf, and the number of a request in it."""
+
+
+def is_aiperf(first: Fields) -> bool:
+    """Whether a first line is a record of AIPerf."""
+    return "metrics" in first and "session_num" in section(first, "metadata")
+
+
+def read_aiperf(path: Path) -> ForeignMeasurement:
+    """All records of the profiling phase; MeasureError: one failed, or says no verify steps."""
+    stem = path.name.removesuffix(".jsonl")
+    beside = path.with_name(f"{stem}_aiperf.json")
+    summary = object_in(beside) if beside.exists() else {}
+    outputs, payloads = _raw(path.with_name(f"{stem}_raw.jsonl"))
+    sent = payloads or _inputs(path.with_name("inputs.json"))
+    told, engine = [], ""
+    for where, line in lines_of(path):
+        with reading(where, _OF_AIPERF):
+            meta = object_(line, "metadata")
+            if meta.get("benchmark_phase") == "warmup":
+                continue
+            if line.get("error") is not None:
+                raise AnswerProblem(f"error: the request failed: {short(line['error'])}")
+            if meta.get("was_cancelled"):
+                raise AnswerProblem("was_cancelled: the request was cancelled, its output is cut")
+            counts = object_(line, "spec_decode_acceptance")
+            engine = text(counts, "engine")
+            most = checked_draft_tokens(whole(counts, "num_spec_tokens"), "num_spec_tokens")
+            turn = _turn(meta)
+            if turn not in sent:
+                raise AnswerProblem(f"metadata: no request of session {turn[0]!r} is known")
+            request = _request(
+                sent[turn],
+                num_output_tokens=optional(counts, "completion_tokens", whole),
+                output=outputs.get(text(meta, "x_request_id")),
+                histogram=_histogram(counts, most),
+            )
+            told.append((request, most))
+    most, requests = with_k(path, told)
+    models = section(summary, "input_config", "models").get("items")
+    known = models if isinstance(models, list) else []
+    names = [one.get("name") for one in known if isinstance(one, Mapping)]
+    usual = path.name == "profile_export.jsonl"
+    return ForeignMeasurement(
+        name=f"{path.parent.name}/{path.name}" if usual else path.name,
+        tool=f"AIPerf {summary.get('aiperf_version') or ''}".strip(),
+        engine=engine,
+        model=", ".join(str(name) for name in names if name),
+        num_draft_tokens=most,
+        paired_by=_AS_SENT,
+        to_keep_outputs=RAW,
+        requests=requests,
+    )
+
+
+def is_guidellm(first: Fields) -> bool:
+    """Whether a document is a report of GuideLLM."""
+    return "benchmarks" in first and "guidellm_version" in section(first, "metadata")
+
+
+def read_guidellm(path: Path) -> ForeignMeasurement:
+    """The one benchmark of a report; MeasureError: it sampled its requests, or lacks some."""
+    report = object_in(path)
+    with reading(str(path), PAGE):
+        benchmarks = objects(report, "benchmarks")
+        if len(benchmarks) != 1:
+            raise MeasureError(
+                path,
+                f"expected one benchmark, got {len(benchmarks)}",
+                fix="run one strategy: --profile kind=concurrent,streams=8, no sweep",
+            )
+        requests = object_(benchmarks[0], "requests")
+        for kind in ("errored", "incomplete"):
+            if count := len(objects({kind: [], **requests}, kind)):
+                raise MeasureError(
+                    path,
+                    f"{count} requests are {kind}: both runs need the verify steps of every prompt",
+                    fix="end the run by --constraint kind=max_requests, and measure again",
+                )
+        version = string(object_(report, "metadata"), "guidellm_version")
+        found = objects(requests, "successful")
+    places = sorted(range(len(found)), key=lambda i: _began(found[i], f"{path}: {_PLACE}[{i}]"))
+    told = []
+    for place in places:
+        with reading(f"{path}: {_PLACE}[{place}]", _OF_GUIDELLM):
+            told.append(_of_stats(found[place]))
+    most, counted = with_k(path, told)
+    return ForeignMeasurement(
+        name=path.name,
+        tool=f"GuideLLM {version}",
+        engine="vllm",
+        model=str(section(report, "config", "spec", "backend").get("model") or ""),
+        num_draft_tokens=most,
+        paired_by=_AS_SENT,
+        to_keep_outputs="guidellm run without --metrics that sample requests",
+        requests=counted,
+    )
+
+
+def _request(sent: Sent, **counted: Any) -> ForeignRequest:
+    digest, settings = sent
+    return ForeignRequest(id=digest[:12], prompt_sha256=digest, settings=settings, **counted)
+
+
+def _histogram(told: Fields, most: int) -> tuple[int, ...]:
+    """AIPerf writes the columns that are not 0, by their number as text."""
+    found = object_(told, "acceptance_histogram")
+    columns = [str(j) for j in range(most + 1)]
+    if unknown := [key for key in found if key not in columns]:
+        raise AnswerProblem(
+            f"acceptance_histogram: expected keys 0 to {most} for num_spec_tokens = {most}, got"
+            f" {short(unknown)}"
+        )
+    histogram = tuple(whole({"0": 0, **found, key: found.get(key, 0)}, key) for key in columns)
+    check_sums(told, histogram)
+    return histogram
+
+
+def _turn(meta: Fields) -> Turn:
+    return text(meta, "conversation_id"), optional(meta, "turn_index", whole) or 0
+
+
+def _inputs(path: Path) -> dict[Turn, Sent]:
+    with reading(str(path), f"keep inputs.json beside the records, or use {RAW}"):
+        return {
+            (text(session, "session_id"), turn): _payload(payload)
+            for session in objects(object_in(path), "data")
+            for turn, payload in enumerate(objects(session, "payloads"))
+        }
+
+
+def _raw(path: Path) -> tuple[dict[str, str], dict[Turn, Sent]]:
+    """Output texts by request, and every request; both empty where the file is not there."""
+    outputs: dict[str, str] = {}
+    sent: dict[Turn, Sent] = {}
+    for where, line in lines_of(path) if path.exists() else ():
+        with reading(where, PAGE):
+            meta = object_(line, "metadata")
+            sent[_turn(meta)] = _payload(object_(line, "payload"))
+            outputs[text(meta, "x_request_id")] = "".join(map(_text, objects(line, "responses")))
+    return outputs, sent
+
+
+def _text(response: Fields) -> str:
+    """Of one event of a stream, or of a whole answer."""
+    said = [string(packet, "value") for packet in objects({"packets": [], **response}, "packets")
+            if packet.get("name") == "data"]  # fmt: skip
+    if isinstance(response.get("text"), str):
+        said = [response["text"]]
+    return "".join(_choice(parse_json(value)) for value in said if value != "[DONE]")
+
+
+def _choice(answer: Any) -> str:
+    if not isinstance(answer, Mapping) or not answer.get("choices"):
+        return ""
+    choice = objects(answer, "choices")[0]
+    key = next((key for key in ("delta", "message") if choice.get(key)), None)
+    said = choice.get("text") if key is None else object_(choice, key).get("content")
+    return str(said or "")
+
+
+def _payload(payload: Fields) -> Sent:
+    found = asked(payload)
+    if found is None:
+        raise AnswerProblem(f"payload: expected a prompt or messages, got {short(sorted(payload))}")
+    return found
+
+
+def _of_stats(stats: Fields) -> tuple[ForeignRequest, int]:
+    """One request of GuideLLM, and its K."""
+    if not isinstance(stats.get("response_metrics"), Mapping):
+        raise AnswerProblem(
+            "response_metrics: expected the metrics that vLLM reports of each request, got"
+            f" {short(stats.get('response_metrics'))}"
+        )
+    most, histogram = vllm_verify_steps(object_(stats["response_metrics"], "speculative_decoding"))
+    sent = asked(object_(parse_object(string(stats, "request_args")), "body"))
+    if sent is None:
+        raise AnswerProblem("request_args: expected a body with a prompt or messages")
+    request = _request(
+        sent,
+        num_output_tokens=optional(object_(stats, "output_metrics"), "total_tokens", whole),
+        output=optional(stats, "output", string),
+        histogram=histogram,
+    )
+    return request, most
+
+
+def _began(stats: Fields, where: str) -> float:
+    """Requests stand in the order in which they ended."""
+    with reading(where, PAGE):
+        return number(stats.get("request_start_time"), "request_start_time")

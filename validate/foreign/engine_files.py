@@ -1,0 +1,339 @@
+"""Files in which vLLM or SGLang, or their own tools, keep what was counted of each request.
+
+Answers as they came, one to a line. Source: vLLM 0.32.0 and 0.33.0,
+`entrypoints/openai/completion/protocol.py`, `chat_completion/protocol.py`
+(`metrics.speculative_decoding`) and `run_batch.py` (`BatchRequestOutput`: `custom_id` around the
+answer). SGLang 0.5.23, `srt/entrypoints/openai`, `protocol.py` (`SglExt.spec_tokens_details`,
+absent where there was no verify step), and of its own `/generate`
+`srt/managers/tokenizer_manager.py` (`meta_info`).
+
+SGLang's own record of every request, `sglang-request-metrics-*.log`. Source: SGLang 0.5.23,
+`srt/observability/request_metrics_exporter.py` (a line of JSON for each request:
+`request_parameters`, as JSON in a string, and the answer's `meta_info`). Output tokens are there
+where the request asked for log-probabilities.
+
+`vllm bench serve --save-result --save-detailed`, which has no verify steps of a request. But each
+event of a stream is one verify step, unless the server sent two together, and `itls` has a time for
+every event behind the first. The counters of the server, which the tool reads before and after, say
+how many verify steps there were in all: if both sums are equal, no two came together and every
+request's own number is known. Source: vLLM 0.32.0 and 0.33.0, `benchmarks/serve.py` (`benchmark`)
+and `benchmarks/lib/endpoint_request_func.py`. Results stand in the order of the requests (they are
+gathered), which a dataset, its seed and `--disable-shuffle` fix; prompts are not kept, so that the
+lengths of prompts and the texts of outputs show that both runs asked the same.
+"""
+
+import itertools
+from collections.abc import Mapping
+from pathlib import Path
+
+from ...recipes.errors import MeasureError, short
+from ...recipes.strict_json import parse_object
+from ..measure.answer_fields import (
+    AnswerProblem,
+    Fields,
+    object_,
+    objects,
+    optional,
+    reading,
+    text,
+    whole,
+    wholes,
+)
+from .foreign_measurement import (
+    ForeignMeasurement,
+    ForeignRequest,
+    check_finished,
+    lines_of,
+    narrowest,
+    object_in,
+    sglang_verify_steps,
+    sha256_of,
+    string,
+    vllm_verify_steps,
+    with_copies_together,
+    with_k,
+)
+
+_OF_ANSWERS = (
+    "start vLLM (0.29 or later) with --per-request-spec-decode-metrics detailed, or ask SGLang"
+    " (0.5.23) with return_spec_tokens_details: true; ask without streaming, with"
+    " return_token_ids: true, and write each answer as one line"
+)
+_OF_REQUESTS = (
+    "start SGLang 0.5.10 or later with --export-metrics-to-file --export-metrics-to-file-dir DIR,"
+    " without --log-requests (which cuts prompts), and --speculative-eagle-topk 1"
+)
+_DETAILED = "run vllm bench serve with --save-result --save-detailed"
+_TOLD = (
+    "vllm bench serve keeps no verify steps of requests: with --max-concurrency 1 events come"
+    " together less often; or start vLLM with --per-request-spec-decode-metrics detailed and let"
+    " GuideLLM, AIPerf or draftquant measure ask it"
+)
+_NAMES = {"vllm": "vLLM", "sglang": "SGLang"}
+
+
+def is_answer(first: Fields) -> bool:
+    """Whether a first line is an answer, alone or of a batch."""
+    return (
+        first.get("object") in ("text_completion", "chat.completion")
+        or {"custom_id", "response"} <= first.keys()
+        or {"meta_info", "text"} <= first.keys()
+    )
+
+
+def read_answers(path: Path) -> ForeignMeasurement:
+    """All answers; MeasureError: one has no verify steps, or does not name its prompt."""
+    told, lengths, engines, versions, models = [], [], set(), set(), set()
+    for place, (where, line) in enumerate(lines_of(path)):
+        with reading(where, _OF_ANSWERS):
+            answer = _answer(line)
+            choices = objects(answer, "choices")
+            if len(choices) != 1:
+                raise AnswerProblem(f"choices: expected one (n = 1), got {len(choices)}")
+            check_finished(choices[0].get("finish_reason"))
+            usage = object_(answer, "usage")
+            num_tokens = whole(usage, "completion_tokens")
+            engine, most, histogram = _verify_steps(answer, num_tokens)
+            num_prompt = optional(usage, "prompt_tokens", whole)
+            name, digest = _prompt(line, answer, choices[0])
+            if not name and engine == "vllm":
+                raise AnswerProblem(
+                    "prompt_token_ids: expected the prompt's tokens (ask with return_token_ids:"
+                    " true), or a custom_id; without them nothing says which prompt was answered"
+                )
+            lengths.append(None if digest else num_prompt)
+            request = ForeignRequest(
+                id=name or f"answer {place}",
+                prompt_sha256=digest or sha256_of(name or [place, num_prompt]),
+                num_output_tokens=num_tokens,
+                output=_answer_text(choices[0]),
+                histogram=histogram,
+            )
+            told.append((request, most))
+            engines.add(engine)
+            models.add(optional(answer, "model", text) or "")
+            versions.add(_version(answer))
+    most, requests = with_k(path, told)
+    if len(engines - {""}) != 1:
+        raise MeasureError(path, f"expected answers of one engine, got {sorted(engines)}",
+                           fix="keep the answers of one server in one file")  # fmt: skip
+    (engine,) = engines - {""}
+    return ForeignMeasurement(
+        name=path.name,
+        tool=f"answers of {_NAMES[engine]}",
+        engine=engine,
+        version=", ".join(sorted(versions - {""})),
+        model=", ".join(sorted(models - {""})),
+        num_draft_tokens=most,
+        paired_by="the prompt's token ids, or custom_id"
+        + (", or place in the file and the prompt's length" if engine == "sglang" else ""),
+        to_keep_outputs="write the answers whole",
+        requests=with_copies_together(requests, lengths),
+    )
+
+
+def _verify_steps(answer: Fields, num_tokens: int) -> tuple[str, int, tuple[int, ...]]:
+    """The engine, K and the histogram; "" and 0 of one token, of which SGLang says nothing."""
+    if isinstance(answer.get("metrics"), Mapping):
+        return "vllm", *vllm_verify_steps(object_(answer["metrics"], "speculative_decoding"))
+    extension = optional(answer, "sglext", object_) or {}
+    if extension.get("spec_tokens_details") is not None:
+        told = object_(extension, "spec_tokens_details")
+        return "sglang", *sglang_verify_steps(told, num_tokens)
+    if num_tokens > 1:
+        raise AnswerProblem(
+            "expected metrics.speculative_decoding (vLLM) or sglext.spec_tokens_details (SGLang),"
+            f" got {short(sorted(answer))}"
+        )
+    return "", *sglang_verify_steps({}, num_tokens)
+
+
+def _answer(line: Fields) -> Fields:
+    """In the form of OpenAI's answers."""
+    answer = line
+    if "custom_id" in line:
+        _check_succeeded(line)
+        answer = object_(object_(line, "response"), "body")
+    _check_succeeded(answer)
+    if "meta_info" not in answer:
+        return answer
+    meta = object_(answer, "meta_info")
+    return {
+        "choices": [{**answer, "finish_reason": meta.get("finish_reason")}],
+        "usage": meta,
+        "sglext": {"spec_tokens_details": meta if "spec_verify_ct" in meta else None},
+    }
+
+
+def _check_succeeded(fields: Fields) -> None:
+    if fields.get("error") is not None:
+        raise AnswerProblem(f"error: the request failed: {short(fields['error'])}")
+
+
+def _prompt(line: Fields, answer: Fields, choice: Fields) -> tuple[str, str]:
+    """A name, and the identity of its tokens; "" for what the answer does not say."""
+    custom = optional(line, "custom_id", text) or ""
+    for fields in (choice, answer):
+        if fields.get("prompt_token_ids") is not None:
+            digest = sha256_of(wholes(fields, "prompt_token_ids"))
+            return custom or digest[:12], digest
+    return custom, ""
+
+
+def _answer_text(choice: Fields) -> str | None:
+    if "text" in choice:
+        return string(choice, "text")
+    found: str | None = optional(object_(choice, "message"), "content", string)
+    return found
+
+
+def _version(answer: Fields) -> str:
+    """system_fingerprint is "vllm-0.32.0-a083157d"."""
+    name, _, rest = str(answer.get("system_fingerprint") or "").partition("-")
+    return rest.partition("-")[0] if name == "vllm" else ""
+
+
+def is_sglang_record(first: Fields) -> bool:
+    """Whether a first line is SGLang's record of a request."""
+    return {"request_parameters", "prompt_tokens"} <= first.keys()
+
+
+def read_sglang_records(path: Path) -> ForeignMeasurement:
+    """All requests of one file, each with its verify steps and its prompt."""
+    told = [_record(where, line) for where, line in lines_of(path)]
+    most, requests = with_k(path, told)
+    return ForeignMeasurement(
+        name=path.name,
+        tool="request metrics of SGLang",
+        engine="sglang",
+        num_draft_tokens=most,
+        paired_by="the prompt as it was sent",
+        to_keep_outputs="ask with return_logprob: true (bench_serving --return-logprob)",
+        requests=requests,
+    )
+
+
+def _record(where: str, line: Fields) -> tuple[ForeignRequest, int]:
+    """A request, its histogram up to the largest number seen, and K; 0 = it has no verify step."""
+    with reading(where, _OF_REQUESTS):
+        parameters = parse_object(string(line, "request_parameters"))
+        prompt = {
+            key: parameters[key] for key in ("text", "input_ids") if parameters.get(key) is not None
+        }
+        if not prompt:
+            raise AnswerProblem("request_parameters: expected text or input_ids, got neither")
+        check_finished(line.get("finish_reason"))
+        digest = sha256_of(prompt)
+        num_tokens = whole(line, "completion_tokens")
+        most, histogram = sglang_verify_steps(line, num_tokens)
+        sampling = parameters.get("sampling_params")
+        request = ForeignRequest(
+            id=optional(line, "id", text) or digest[:12],
+            prompt_sha256=digest,
+            settings=sampling if isinstance(sampling, Mapping) else {},
+            num_output_tokens=num_tokens,
+            output=_output_ids(line),
+            histogram=histogram,
+        )
+        return request, most
+
+
+def _output_ids(line: Fields) -> str | None:
+    """[log-probability, token id, text] of each token, as text that tells tokens apart."""
+    entries = line.get("output_token_logprobs")
+    if not isinstance(entries, list):
+        return None
+    ids = [list(itertools.islice(one, 1, 2)) if isinstance(one, list) else [] for one in entries]
+    if not all(len(one) == 1 and type(one[0]) is int for one in ids):
+        raise AnswerProblem(f"output_token_logprobs: expected triples, got {short(entries)}")
+    return " ".join(str(one[0]) for one in ids)
+
+
+def is_bench_serve(first: Fields) -> bool:
+    """Whether a document is a result of vllm bench serve."""
+    return {"backend", "num_prompts", "model_id", "itls"} <= first.keys()
+
+
+def read_bench_serve(path: Path) -> ForeignMeasurement:
+    """All requests of one result.
+
+    MeasureError: it is not detailed, requests failed, nothing was drafted, or events and the
+    server's counters do not agree.
+    """
+    result = object_in(path)
+    where = str(path)
+    with reading(where, _DETAILED):
+        events = [_num_events(one, place) for place, one in enumerate(_list(result, "itls"))]
+        tokens = wholes(result, "output_lens")
+        prompts = wholes(result, "input_lens")
+        texts = [string({"text": one}, "text") for one in _list(result, "generated_texts")]
+        if not len(events) == len(tokens) == len(prompts) == len(texts):
+            raise AnswerProblem("itls, output_lens, input_lens, generated_texts: expected one each")
+        if failed := whole({"failed": 0, **result}, "failed"):
+            raise AnswerProblem(f"failed: {failed} requests: both runs need all verify steps")
+    with reading(where, _TOLD):
+        most = _num_draft_tokens(result)
+        counted = whole(result, "spec_decode_num_drafts")
+        if sum(events) != counted:
+            raise AnswerProblem(
+                f"itls: {sum(events):,} events came behind the first ones, but the server counted"
+                f" {counted:,} verify steps (spec_decode_num_drafts): some came together, or others"
+                " asked the server too, so that no request's number of verify steps is known"
+            )
+        requests = [
+            _bench_request(place, result, most, events[place]) for place in range(len(events))
+        ]  # fmt: skip
+    return ForeignMeasurement(
+        name=path.name,
+        tool="vllm bench serve",
+        engine="vllm",
+        model=str(result["model_id"] or ""),
+        num_draft_tokens=most,
+        settings={key: result[key] for key in ("backend", "temperature", "dataset", "seed")
+                  if key in result},  # the last three as --metadata says them
+        paired_by="place in the run, the prompt's length, and the text of the output",
+        told_positions=False,
+        to_keep_outputs=_DETAILED,
+        requests=with_copies_together(requests, prompts),
+    )  # fmt: skip
+
+
+def _bench_request(place: int, result: Fields, most: int, num_steps: int) -> ForeignRequest:
+    num_prompt, num_tokens = result["input_lens"][place], result["output_lens"][place]
+    accepted = num_tokens - 1 - num_steps  # prefill wrote the first
+    if not 0 <= accepted <= most * num_steps:
+        raise AnswerProblem(
+            f"output_lens[{place}]: {num_steps} verify steps of K = {most} cannot have written"
+            f" {num_tokens} tokens"
+        )
+    return ForeignRequest(
+        id=f"request {place}",
+        prompt_sha256=sha256_of([place, num_prompt]),
+        num_output_tokens=num_tokens,
+        output=result["generated_texts"][place],
+        histogram=narrowest(num_steps, accepted, most),
+    )
+
+
+def _num_draft_tokens(result: Fields) -> int:
+    """K: the server has a counter of each position."""
+    rates = result.get("spec_decode_per_position_acceptance_rates")
+    if not isinstance(rates, list) or not rates:
+        raise AnswerProblem(
+            "spec_decode_per_position_acceptance_rates: expected one rate for each position, got"
+            f" {short(rates)}: the server drafts nothing, or /metrics cannot be read"
+        )
+    return len(rates)
+
+
+def _list(result: Fields, key: str) -> list[object]:
+    value = result.get(key)
+    if not isinstance(value, list):
+        raise AnswerProblem(f"{key}: expected a list, got {short(value)}")
+    return value
+
+
+def _num_events(value: object, place: int) -> int:
+    if not isinstance(value, list):
+        raise AnswerProblem(f"itls[{place}]: expected a list of seconds, got {short(value)}")
+    return len(value)
