@@ -6,19 +6,18 @@ are of the client's monotonic clock: no clock of a server is believed.
 
 import hashlib
 import math
-import re
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from typing_extensions import override
 
 from ...calibration.traces.manifest import is_printable_name
 from ...recipes.brief import Brief
-from ...recipes.decode import AT_LEAST_0, AT_LEAST_1, SHARE_OR_ALL
+from ...recipes.decode import AT_LEAST_0, AT_LEAST_1, HEX_64, SHARE_OR_ALL, Bounds
 from ...recipes.errors import short
 from ..counting.acceptance_counts import AcceptanceCounts, pooled
 
@@ -59,11 +58,11 @@ class Speculation:
         acceptance_told: the server tells such settings; False = it may be lossy unseen.
     """
 
-    num_draft_tokens: int
+    num_draft_tokens: Annotated[int, Bounds(least=1, most=MOST_DRAFT_TOKENS)]
     method: str | None = None
     draft: str | None = None
     draft_quantization: str | None = None
-    draft_sha256: str | None = None
+    draft_sha256: Annotated[str | None, HEX_64] = None
     served_draft: str | None = None
     served_quantization: str | None = None
     told_by: ToldBy | None = None
@@ -85,17 +84,17 @@ class Asked:
         num_top_logprobs: most likely tokens asked for at each place; 0 = no log-probabilities.
     """
 
-    prompts_sha256: str
-    template_sha256: str | None = None
-    temperature: float = 0
-    top_p: float = 1.0
-    top_k: int = 0
+    prompts_sha256: Annotated[str, HEX_64]
+    template_sha256: Annotated[str | None, HEX_64] = None
+    temperature: Annotated[float, AT_LEAST_0] = 0
+    top_p: Annotated[float, SHARE_OR_ALL] = 1.0
+    top_k: Annotated[int, AT_LEAST_0] = 0
     seed: int = 0
-    max_new_tokens: int
+    max_new_tokens: Annotated[int, AT_LEAST_1]
     ignore_eos: bool = False
-    concurrency: int
-    num_warm_up: int = 0
-    num_top_logprobs: int = 0
+    concurrency: Annotated[int, AT_LEAST_1]
+    num_warm_up: Annotated[int, AT_LEAST_0] = 0
+    num_top_logprobs: Annotated[int, AT_LEAST_0] = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,8 +134,8 @@ class RequestRecord:
 
     id: str
     category: str
-    prompt_sha256: str
-    num_prompt_tokens: int
+    prompt_sha256: Annotated[str, HEX_64]
+    num_prompt_tokens: Annotated[int, AT_LEAST_1]
     token_ids: tuple[int, ...]
     ended: Literal["stop", "length"]
     histogram: tuple[int, ...] | None = None
@@ -148,7 +147,7 @@ class RequestRecord:
     began: float
     time_to_first_token: float | None
     latency: float
-    num_attempts: int = 1
+    num_attempts: Annotated[int, AT_LEAST_1] = 1
     cluster: str | None = None
 
     @property
@@ -261,7 +260,6 @@ def _comparable(one: Setup, other: Setup) -> list[tuple[str, Any, Any]]:
     ]
 
 
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 _LARGEST_TOKEN = 2**31 - 1
 _MAX_LOGPROB = 1e-3  # engines round logarithms of probabilities near 1 to something above 0
 
@@ -276,46 +274,11 @@ def prompts_sha256(prompts: Iterable[tuple[str, str, str]]) -> str:
 
 
 def setup_problem(setup: Setup) -> str | None:
-    """What a setup says that cannot be, as "key: ..."; None = nothing."""
+    """What a decoded setup says that cannot be, as "key: ..."; None = nothing."""
     server = setup.server
     for key, name in (("version", server.version), ("model", server.model)):
         if not name or not name.isprintable():
             return f"server.{key}: expected printable characters, got {short(name)}"
-    return _speculation_problem(setup.speculation) or _asked_problem(setup.asked)
-
-
-def _speculation_problem(speculation: Speculation | None) -> str | None:
-    if speculation is None:
-        return None
-    if not 1 <= speculation.num_draft_tokens <= MOST_DRAFT_TOKENS:
-        return (
-            f"speculation.num_draft_tokens: expected 1 to {MOST_DRAFT_TOKENS:,}, got"
-            f" {speculation.num_draft_tokens}"
-        )
-    digest = speculation.draft_sha256
-    if digest is not None and not _SHA256.fullmatch(digest):
-        return f"speculation.draft_sha256: expected 64 hex digits, got {short(digest)}"
-    return None
-
-
-def _asked_problem(asked: Asked) -> str | None:
-    for key, digest in (
-        ("prompts_sha256", asked.prompts_sha256),
-        ("template_sha256", asked.template_sha256),
-    ):
-        if digest is not None and not _SHA256.fullmatch(digest):
-            return f"asked.{key}: expected 64 hex digits, got {short(digest)}"
-    for name, value, allowed in (
-        ("max_new_tokens", asked.max_new_tokens, AT_LEAST_1),
-        ("concurrency", asked.concurrency, AT_LEAST_1),
-        ("num_warm_up", asked.num_warm_up, AT_LEAST_0),
-        ("num_top_logprobs", asked.num_top_logprobs, AT_LEAST_0),
-        ("top_k", asked.top_k, AT_LEAST_0),
-        ("temperature", asked.temperature, AT_LEAST_0),
-        ("top_p", asked.top_p, SHARE_OR_ALL),
-    ):
-        if problem := allowed.problem(value):
-            return f"asked.{name}: {problem}"
     return None
 
 
@@ -335,10 +298,6 @@ def _prompt_problem(record: RequestRecord) -> str | None:
     for key, name in names:
         if not is_printable_name(name):
             return f"{key}: expected 1 to 200 printable characters, got {short(name)}"
-    if not _SHA256.fullmatch(record.prompt_sha256):
-        return f"prompt_sha256: expected 64 hex digits, got {short(record.prompt_sha256)}"
-    if record.num_prompt_tokens < 1:
-        return f"num_prompt_tokens: expected at least 1, got {record.num_prompt_tokens}"
     return None
 
 
@@ -419,8 +378,6 @@ def _time_problem(record: RequestRecord) -> str | None:
         return f"began, latency, time_to_first_token: expected seconds, got {short(seconds)}"
     if first is not None and first > record.latency:
         return f"time_to_first_token: {first} seconds are more than the latency, {record.latency}"
-    if record.num_attempts < 1:
-        return f"num_attempts: expected at least 1, got {record.num_attempts}"
     return None
 
 

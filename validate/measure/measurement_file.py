@@ -15,7 +15,7 @@ from typing import Any
 
 from ...quantize.files.result_cache import differences, refuse_other_work, take_alone
 from ...quantize.files.staging import check_output, sync, write_text
-from ...recipes.decode import encode
+from ...recipes.decode import encode, problem_of
 from ...recipes.errors import MeasureError, OutputError, reason
 from ...recipes.regular_file import open_kept, open_stream
 from ...recipes.strict_json import JsonProblem, decode, parse_object
@@ -137,7 +137,7 @@ class KeptRecords:
 
     def add(self, record: RequestRecord) -> None:
         """Keep a record, which is on the disk when this returns; MeasureError: it cannot be."""
-        problem = record_problem(record, self._setup)
+        problem = problem_of(record) or record_problem(record, self._setup)
         if problem is None and record.id in self.records:
             problem = "was answered twice"
         if problem:
