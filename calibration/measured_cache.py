@@ -24,8 +24,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..quantize.drafts.cache_rounding import CacheRounding
-from ..quantize.drafts.draft_cache import CacheScales, cached_layers
+from ..quantize.drafts.draft_cache import CacheRounding, CacheScales, cached_layers
 from ..quantize.drafts.forward import DraftForward, OnCache, whole_rows
 from ..quantize.numerics.number_formats import fp8_scale
 from ..quantize.stored.loading import LoadedDraft

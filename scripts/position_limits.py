@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..quantize.drafts import Draft
-from ..quantize.drafts.exporters import layer_config
 from ..quantize.files.checkpoint import Checkpoint
 from ..quantize.files.hub import Reference, folder_of
 from ..quantize.pairing.serving_limits import LONGER
@@ -71,7 +70,7 @@ class Positions:
         g = draft.geometry
         inside = draft.checkpoint.subtree is not None
         return cls(
-            rotation=None if inside or g.rope is None else Rotation.of(layer_config(draft)),
+            rotation=None if inside or g.rope is None else Rotation.of(draft.layer_config),
             whole_model=draft.family.engine_traits.whole_model,
             windows=tuple(g.window_of(layer) for layer in range(g.num_layers)),
         )

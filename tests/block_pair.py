@@ -16,7 +16,7 @@ import torch
 from draftquant.calibration.passes.proposals import draft_predictions
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.drafts import read_config
-from draftquant.quantize.drafts.families.dflash.names import DFlash
+from draftquant.quantize.drafts.families.dflash import DFlash
 from draftquant.quantize.files.checkpoint import Checkpoint
 from reference_dflash import random_weights
 from safetensors.torch import load_file, save_file

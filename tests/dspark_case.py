@@ -3,8 +3,7 @@
 from typing import Any
 
 import torch
-from draftquant.quantize.drafts.families.dspark.geometry import DSparkGeometry
-from draftquant.quantize.drafts.families.dspark.names import DSpark
+from draftquant.quantize.drafts.families.dspark import DSpark, DSparkGeometry
 from reference_dflash import random_weights
 from torch import Tensor
 

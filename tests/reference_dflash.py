@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 
 import torch
 from draftquant.quantize.drafts import Family
-from draftquant.quantize.drafts.families.dflash.geometry import DFlashGeometry
-from draftquant.quantize.drafts.families.dflash.names import DFlash
+from draftquant.quantize.drafts.families.dflash import DFlash
+from draftquant.quantize.drafts.shared.block_layers import DFlashGeometry
 from reference_draft import common_config
 from torch import Tensor, nn
 from transformers import DynamicCache, Qwen3Config

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from draftquant.quantize.drafts.families.dflash2.geometry import DFlash2Geometry
+from draftquant.quantize.drafts.families.dflash2 import DFlash2Geometry
 from reference_dflash import ReferenceDFlash
 from torch import Tensor, nn
 

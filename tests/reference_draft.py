@@ -12,10 +12,9 @@ from typing import Any
 from unittest import mock
 
 import torch
-from draftquant.quantize.drafts.families.eagle3_llama.names import Eagle3Llama
+from draftquant.quantize.drafts.families.eagle3_llama import Eagle3Llama, Eagle3LlamaGeometry
 from draftquant.quantize.drafts.rope import RopeConfig
-from draftquant.quantize.drafts.shared.eagle3.geometry import Eagle3Geometry, Eagle3LlamaGeometry
-from draftquant.quantize.drafts.shared.eagle3.names import Eagle3
+from draftquant.quantize.drafts.shared.eagle3 import Eagle3, Eagle3Geometry
 from torch import Tensor, nn
 from transformers import DynamicCache, LlamaConfig, PreTrainedConfig, modeling_rope_utils
 from transformers.models.deepseek_v3 import modeling_deepseek_v3

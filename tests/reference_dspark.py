@@ -8,7 +8,7 @@ Its body is that of `reference_dflash.py`, made of transformers' modules; its he
 from collections.abc import Callable, Mapping
 
 import torch
-from draftquant.quantize.drafts.families.dspark.geometry import DSparkGeometry
+from draftquant.quantize.drafts.families.dspark import DSparkGeometry
 from reference_dflash import ReferenceDFlash, RoundInput
 from torch import Tensor, nn
 

@@ -8,7 +8,7 @@ SGLang 0.5.23 hand to them (`deepseek_v2.py` of both); transformers leaves them 
 
 from typing import Any
 
-from draftquant.quantize.drafts.shared.eagle3.geometry import Eagle3MlaGeometry
+from draftquant.quantize.drafts.families.eagle3_mla import Eagle3MlaGeometry
 from reference_draft import ReferenceDraft, add_norms, common_config, widen
 from torch import nn
 from transformers import DeepseekV3Config

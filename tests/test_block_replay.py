@@ -32,7 +32,7 @@ from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.drafts import passes as block
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.drafts.families.dflash.names import DFlash
+from draftquant.quantize.drafts.families.dflash import DFlash
 from draftquant.quantize.drafts.forward import whole_rows
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource

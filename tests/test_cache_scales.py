@@ -17,8 +17,7 @@ from draftquant.calibration.measured_cache import (
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.trace_folder import TraceFolder
-from draftquant.quantize.drafts.cache_rounding import CacheRounding
-from draftquant.quantize.drafts.draft_cache import UNIT, CacheScales
+from draftquant.quantize.drafts.draft_cache import UNIT, CacheRounding, CacheScales
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.recipes.errors import CalibrationError, CheckpointError, ForwardError
 from tied_pair import prompt_tokens, save_draft, save_target

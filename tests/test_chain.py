@@ -6,7 +6,7 @@ import pytest
 import torch
 from draftquant.calibration.passes.proposals import draft_predictions
 from draftquant.quantize.drafts import passes as chain
-from draftquant.quantize.drafts.families.eagle3_llama.names import Eagle3Llama
+from draftquant.quantize.drafts.families.eagle3_llama import Eagle3Llama
 from reference_draft import ReferenceDraft, random_weights, transformers_in_float64
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from draftquant.quantize.drafts import Draft, read_draft
-from draftquant.quantize.drafts.families.dflash.geometry import DFlashGeometry
-from draftquant.quantize.drafts.families.dflash.names import DFlash
+from draftquant.quantize.drafts.families.dflash import DFlash
 from draftquant.quantize.drafts.rope import RopeConfig
+from draftquant.quantize.drafts.shared.block_layers import DFlashGeometry
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.recipes.errors import CheckpointError
 from tiny import Stored, edit_json, read_tensors, tiny_eagle3_llama, write_tensors

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.drafts.families.dflash2.forward import grouped_conv
-from draftquant.quantize.drafts.families.dflash2.geometry import DFlash2Geometry
+from draftquant.quantize.drafts.families.dflash2 import DFlash2Geometry, grouped_conv
 from draftquant.quantize.drafts.passes import BlockAttention, BlockForward
 from draftquant.quantize.engines import check_draft
 from draftquant.quantize.files.checkpoint import Checkpoint

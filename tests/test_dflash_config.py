@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.drafts.families.dflash.geometry import DFlashGeometry
+from draftquant.quantize.drafts.shared.block_layers import DFlashGeometry
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.recipes.errors import CheckpointError
 from tiny import edit_json

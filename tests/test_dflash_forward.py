@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from draftquant.quantize.drafts.families.dflash.geometry import DFlashGeometry
-from draftquant.quantize.drafts.families.dflash.names import DFlash
+from draftquant.quantize.drafts.families.dflash import DFlash
 from draftquant.quantize.drafts.passes import BlockAttention, BlockForward
+from draftquant.quantize.drafts.shared.block_layers import DFlashGeometry
 from reference_dflash import ReferenceDFlash, random_weights
 from torch import Tensor
 

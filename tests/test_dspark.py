@@ -8,8 +8,7 @@ import pytest
 from draftquant.calibration.passes.proposals import num_draft_tokens_fault
 from draftquant.quantize.converting.dequantize_draft import dequantize_draft
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.drafts.families.dspark.geometry import MARKOV_HEADS
-from draftquant.quantize.drafts.families.dspark.names import DSpark
+from draftquant.quantize.drafts.families.dspark import MARKOV_HEADS, DSpark
 from draftquant.quantize.engines import check_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from draftquant.quantize.drafts.families.dspark.geometry import MARKOV_HEADS, DSparkGeometry
-from draftquant.quantize.drafts.families.dspark.names import DSpark
+from draftquant.quantize.drafts.families.dspark import MARKOV_HEADS, DSpark, DSparkGeometry
 from draftquant.quantize.drafts.passes import BlockAttention, BlockForward
 from dspark_case import CONFIG, K, features, geometry_of, tokens, weights_of
 from reference_dspark import ReferenceDSpark

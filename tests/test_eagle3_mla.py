@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from draftquant.quantize.drafts import Draft, read_draft
+from draftquant.quantize.drafts.families.eagle3_mla import Eagle3MlaGeometry
 from draftquant.quantize.drafts.rope import RopeConfig, Yarn
-from draftquant.quantize.drafts.shared.eagle3.geometry import Eagle3MlaGeometry
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.recipes.errors import CheckpointError

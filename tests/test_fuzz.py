@@ -23,7 +23,7 @@ from draftquant.calibration.prompts.prompt_file import read_prompts
 from draftquant.calibration.traces.manifest import FeatureSpec, TargetIdentity
 from draftquant.calibration.traces.prompt_trace import PromptTrace
 from draftquant.calibration.traces.writer import trace_output
-from draftquant.quantize.drafts.families.dflash.mask_embedding import read_mask_embedding
+from draftquant.quantize.drafts.shared.block_layers import read_mask_embedding
 from draftquant.recipes import built_in_recipes, load_recipe, to_mapping
 from draftquant.recipes.errors import CheckpointError, DraftQuantError, PromptError
 from draftquant.scripts.cli import main

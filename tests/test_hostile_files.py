@@ -25,7 +25,7 @@ import torch
 from draftquant.calibration.dumps.samples import load_safetensors, load_tensors
 from draftquant.calibration.prompts.prompt_file import read_prompts
 from draftquant.calibration.traces.trace_folder import TraceFolder
-from draftquant.quantize.drafts.families.dflash.mask_embedding import read_mask_embedding
+from draftquant.quantize.drafts.shared.block_layers import read_mask_embedding
 from draftquant.quantize.files.safetensors_header import MAX_HEADER_BYTES, read_header
 from draftquant.quantize.pairing.target import Tokenizer
 from draftquant.recipes import load_recipe

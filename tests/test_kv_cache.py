@@ -5,8 +5,13 @@ from collections.abc import Mapping
 
 import pytest
 import torch
-from draftquant.quantize.drafts.cache_rounding import CacheRounding, as_kept
-from draftquant.quantize.drafts.draft_cache import UNIT, CacheScales, cached_layers
+from draftquant.quantize.drafts.draft_cache import (
+    UNIT,
+    CacheRounding,
+    CacheScales,
+    as_kept,
+    cached_layers,
+)
 from draftquant.recipes.errors import CheckpointError
 from test_passes import DRAFTS, ROWS, Case, all_hidden, case_of
 from torch import Tensor

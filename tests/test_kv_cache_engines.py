@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from draftquant.quantize.drafts.cache_rounding import as_kept
+from draftquant.quantize.drafts.draft_cache import as_kept
 from torch import Tensor
 
 sys.path.append(str(Path(__file__).parent / "engines"))  # its modules stand alone

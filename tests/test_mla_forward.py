@@ -11,16 +11,11 @@ from typing import Any
 import pytest
 import torch
 from draftquant.calibration.passes.proposals import draft_predictions
-from draftquant.quantize.drafts.families.eagle3_mla.names import Eagle3Mla
+from draftquant.quantize.drafts.families.eagle3_mla import Eagle3Mla, Eagle3MlaGeometry
 from draftquant.quantize.drafts.maths import softmax_attention
 from draftquant.quantize.drafts.passes import ChainForward
 from draftquant.quantize.drafts.rope import rope_frequencies
-from draftquant.quantize.drafts.shared.attention.forward import (
-    MlaAttention,
-    served_rope,
-    softmax_mscale,
-)
-from draftquant.quantize.drafts.shared.eagle3.geometry import Eagle3MlaGeometry
+from draftquant.quantize.drafts.shared.layers import MlaAttention, served_rope, softmax_mscale
 from reference_draft import random_weights
 from reference_mla import ReferenceMlaDraft
 from torch import Tensor

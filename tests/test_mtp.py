@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 import torch
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.drafts.shared.mixture.forward import routed
-from draftquant.quantize.drafts.shared.mixture.names import Mixture
+from draftquant.quantize.drafts.shared.mixture import Mixture, routed
 from draftquant.quantize.engines.engine_check import check_draft
 from draftquant.quantize.estimate.estimate_report import candidates_of
 from draftquant.quantize.files.checkpoint import Checkpoint

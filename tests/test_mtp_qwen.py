@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.drafts.shared.mtp.forward import Gated
+from draftquant.quantize.drafts.rope import RopeConfig
+from draftquant.quantize.drafts.shared.layers import LlamaAttention
 from draftquant.quantize.engines.contract import EngineName
 from draftquant.quantize.engines.engine_check import check_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
@@ -68,16 +69,18 @@ class Identity:
     def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
         return torch.cat((x, x), dim=-1) if name.endswith("q_proj") else x
 
-    kept_linear = norm = linear
+    def cached(self, _prefix: str, keys: Any, values: Any) -> Any:
+        return keys, values
 
 
 def test_gate_stands_behind_each_heads_query() -> None:
-    gated = Gated(Identity(), head_dim=1)
-    x = torch.tensor([[1.0, -2.0]])  # q_proj gives 1 -2 | 1 -2: queries 1 and 1, gates -2 and -2
-    assert gated.linear("self_attn.q_proj", x).tolist() == [[1.0, 1.0]]
-    assert gated.linear("self_attn.k_proj", x).tolist() == x.tolist()
-    out = gated.linear("self_attn.o_proj", torch.tensor([[4.0, 8.0]]))
-    torch.testing.assert_close(out, torch.tensor([[4.0, 8.0]]) / (1 + math.e**2))
+    rope = RopeConfig(theta=10000.0, yarn=None)
+    attention = LlamaAttention(head_dim=2, rope=rope, gate="elements")
+    x = torch.tensor([[[1.0, 3.0, -2.0, -2.0]]])  # q_proj gives two heads' query 1 3, gate -2 -2
+    found = attention.project("self_attn.", x, torch.tensor([0]), Identity())
+    assert found.q.tolist() == [[[[1.0, 3.0]], [[1.0, 3.0]]]]
+    assert found.v.transpose(1, 2).flatten(2).tolist() == x.tolist()
+    torch.testing.assert_close(found.gate, torch.full((1, 1, 4), 1 / (1 + math.e**2)))
 
 
 @pytest.mark.parametrize(

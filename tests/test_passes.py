@@ -19,9 +19,9 @@ from draftquant.calibration.passes.proposals import draft_predictions
 from draftquant.quantize.drafts import Family
 from draftquant.quantize.drafts import passes as block
 from draftquant.quantize.drafts import passes as chain
-from draftquant.quantize.drafts.families.dflash.names import DFlash
-from draftquant.quantize.drafts.families.eagle3_llama.names import Eagle3Llama
-from draftquant.quantize.drafts.families.eagle3_mla.names import Eagle3Mla
+from draftquant.quantize.drafts.families.dflash import DFlash
+from draftquant.quantize.drafts.families.eagle3_llama import Eagle3Llama
+from draftquant.quantize.drafts.families.eagle3_mla import Eagle3Mla
 from draftquant.quantize.drafts.forward import DraftForward, whole_rows
 from draftquant.quantize.stored.online_rounding import STATIC, InputRounding, kernel_scale
 from draftquant.recipes.errors import ForwardError

@@ -7,7 +7,7 @@ import pytest
 import torch
 from draftquant.calibration.passes.proposals import draft_predictions
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.drafts.shared.eagle3.geometry import Eagle3LlamaGeometry
+from draftquant.quantize.drafts.families.eagle3_llama import Eagle3LlamaGeometry
 from draftquant.quantize.engines import check_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource

@@ -148,12 +148,12 @@ def test_the_reader_of_rooms_sees_every_spelling() -> None:
 
 
 def test_what_families_share_knows_no_family() -> None:
-    """`shared`, `kinds` and the interface know no family; a family knows at most DFlash beside it.
+    """`shared` and the interface know no family; a family knows at most DFlash beside it.
 
     Only what finds, reads and names all of them asks for the list.
     """
     room = Path("quantize/drafts")
-    asking = {room / f"{name}.py" for name in ("__init__", "recognition", "speculators_layout")}
+    asking = {room / f"{name}.py" for name in ("__init__", "recognition")}
     known = {
         (module, name[4])
         for module in MODULES
@@ -162,7 +162,7 @@ def test_what_families_share_knows_no_family() -> None:
         for name in imported_names(module, node)
         if name[1:4] == ("quantize", "drafts", "families") and len(name) > 4
     }
-    others = {(m, family) for m, family in known if m.parts[3] != family}
+    others = {(m, family) for m, family in known if m.stem != family}
     assert {module.parts[2] for module, _ in known} == {"families"}
     assert {family for _, family in others} == {"dflash"}
 

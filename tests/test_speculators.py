@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from draftquant.quantize.drafts import Draft, read_draft
+from draftquant.quantize.drafts.families.eagle3_llama import Eagle3LlamaGeometry
 from draftquant.quantize.drafts.recognition import is_speculators, plain_config
-from draftquant.quantize.drafts.shared.eagle3.geometry import Eagle3LlamaGeometry
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.recipes.errors import CheckpointError
 from draftquant.scripts.cli import main

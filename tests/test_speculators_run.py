@@ -14,10 +14,9 @@ import pytest
 import torch
 from data_free import DATA_FREE
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.drafts.families.eagle3_llama.names import Eagle3Llama
+from draftquant.quantize.drafts.families.eagle3_llama import Eagle3Llama, Eagle3LlamaGeometry
 from draftquant.quantize.drafts.maths import softmax_attention
 from draftquant.quantize.drafts.recognition import plain_config
-from draftquant.quantize.drafts.shared.eagle3.geometry import Eagle3LlamaGeometry
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.making.quantize_draft import quantize_draft

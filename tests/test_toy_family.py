@@ -1,7 +1,7 @@
-"""A family is a folder: a toy one is added from without, and goes all the way.
+"""A family is a module: a toy one is added from without, and goes all the way.
 
-`tests/toy_families/toy` is what would lie in `quantize/drafts/families`; its passes are of no kind
-that is there. And no module outside a family's folder names a family.
+`tests/toy_families/toy.py` is what would lie in `quantize/drafts/families`; its passes are of no
+kind that is there. And no module but a family's own names a family.
 """
 
 import ast
@@ -26,7 +26,7 @@ INNER, LAYERS = 32, [1, 3, 4]
 
 @pytest.fixture(scope="module")
 def toy() -> Iterator[None]:
-    """The registry as it is where the folder lies beside those of the other families."""
+    """The registry as it is where the module lies beside those of the other families."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(families, "__path__", [*families.__path__, str(TOYS)])
         before, found = families.FAMILIES, families.discover()
@@ -102,9 +102,9 @@ def out(pair: Path) -> Path:
     return folder
 
 
-def test_a_family_is_no_more_than_four_files() -> None:
-    files = {path.name for path in (TOYS / "toy").glob("*.py")}
-    assert files == {"__init__.py", "names.py", "geometry.py", "forward.py"}
+def test_a_family_is_one_module() -> None:
+    for family in (*families.FAMILIES, *families.discover()):
+        assert vars(sys.modules[type(family).__module__])["FAMILY"] is family
 
 
 def test_it_is_read_and_planned(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -154,7 +154,7 @@ def literals() -> dict[str, list[str]]:
     return found
 
 
-def test_nothing_outside_its_folder_names_a_family() -> None:
+def test_nothing_but_its_module_names_a_family() -> None:
     assert literals() == {}
 
 

@@ -21,7 +21,7 @@ from ...quantize.drafts.draft_cache import CacheScales
 from ...quantize.drafts.engine_traits import fused_group
 from ...quantize.drafts.forward import OnInput, whole_rows
 from ...quantize.drafts.passes import BlockForward
-from ...quantize.drafts.shared.mixture.names import is_expert
+from ...quantize.drafts.shared.mixture import is_expert
 from ...quantize.files.provenance import NO_PROMPTS, GptqFactors, SeenPrompts
 from ...quantize.planning.quantization_plan import Measured, Plan
 from ...quantize.stored.loading import LoadedDraft

@@ -1,8 +1,17 @@
-"""Where a draft has a KV cache whose scales a folder can store: layers, and the names of scales.
+"""A draft's KV cache in FP8: the scales of keys and values, where folders store them, the rounding.
+
+An element x is kept as e4m3(x / scale) and read as that times the scale. Scales that a folder does
+not store are 1: `vllm/model_executor/layers/quantization/kv_cache.py:143` of vLLM 0.33,
+`srt/layers/quantization/kv_cache.py:58` of SGLang 0.5.23.
 
 Both engines build the scales of a layer inside its attention, as `self_attn.attn.k_scale`, and
 their whole models rename to that what tools write (`maybe_remap_kv_scale_name`). Draft classes of
 SGLang 0.5.23 rename nothing: they read that name, and drop every other one.
+
+Of reading, what both share is modelled: keys are kept normed and rotated, every row reads every key
+from the cache, its own too, a magnitude beyond 448 times the scale is kept as that, and the product
+of an FP8 value and its scale is exact (kernels scale scores and sums). SGLang keeps keys by torch's
+cast, which gave NaN beyond the range before torch 2.12 (pytorch#178817).
 """
 
 import re
@@ -13,27 +22,21 @@ from typing import Literal
 from ...recipes.errors import CheckpointError, PlanError
 from .family import Draft, Row
 from .geometry import LatentAttention
+from .maths import Tensor, torch
 
-# ---- The scales under which engines keep a draft's keys and values in FP8, and of which layers
-#
-# An element x is kept as e4m3(x / scale) and read as that times the scale. Scales that a folder
-# does
-# not store are 1: `vllm/model_executor/layers/quantization/kv_cache.py:143` of vLLM 0.33,
-# `srt/layers/quantization/kv_cache.py:58` of SGLang 0.5.23.
-
+FP8_MAX = 448.0
+"""Of float8_e4m3fn."""
 _ATTENTION = re.compile(r"layers\.(\d+)\.self_attn\.")
+ToolNames = Callable[[str], tuple[str, str]]
+"""On-disk name of an attention -> the names of its two scales, as tools of a layout write them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheScales:
     """Of one layer: one scale, or one for each key-value head.
 
-    Of latent attention (MLA) one entry is kept, the normed latent and the rotated part of the key
-    behind it: k is the scale of the whole entry, v the same number, which nothing reads.
-
-    Attributes:
-        k: of the keys as they are kept: normed and rotated.
-        v: of the values.
+    Of latent attention (MLA) one entry is kept, the normed latent and then the rotated part of the
+    key: k is the scale of the whole entry, v the same number, which nothing reads.
     """
 
     k: tuple[float, ...]
@@ -57,6 +60,7 @@ def cached_layers(names: Iterable[str], draft: object) -> tuple[int, ...]:
     """The numbers N of the layers "layers.N.self_attn.", in order.
 
     Args:
+        names: canonical names of a draft's tensors or linears.
         draft: what is named where there is none.
 
     Raises:
@@ -70,11 +74,6 @@ def cached_layers(names: Iterable[str], draft: object) -> tuple[int, ...]:
             fix="leave kv_cache (of a recipe) or --kv-cache-dtype out",
         )
     return tuple(sorted(found))
-
-
-_KEYS = "layers.{layer}.self_attn.k_proj"
-ToolNames = Callable[[str], tuple[str, str]]
-"""On-disk name of an attention -> the names of its two scales, as tools of a layout write them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +131,7 @@ def cache_sites(draft: Draft) -> tuple[CacheSite, ...]:
 
 
 def _site(draft: Draft, layer: int) -> CacheSite:
-    keys = draft.row(f"{_KEYS.format(layer=layer)}.weight")
+    keys = draft.row(f"layers.{layer}.self_attn.k_proj.weight")
     if keys is None:
         raise PlanError(
             draft.checkpoint.folder,
@@ -145,3 +144,36 @@ def _site(draft: Draft, layer: int) -> CacheSite:
         attention=keys.module.rpartition(".")[0],
         whole_model=draft.family.is_whole_model,
     )
+
+
+class CacheRounding:
+    """`OnCache` that rounds the keys and values of some layers to FP8 E4M3 and back.
+
+    Gradients go straight through, as if nothing were rounded.
+
+    Args:
+        scales: by layer; layers without any are left alone.
+    """
+
+    def __init__(self, scales: Mapping[int, CacheScales]) -> None:
+        self.scales = scales
+
+    def __call__(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values, exactly codes times scales, in float32 at least."""
+        own = self.scales.get(layer)
+        if own is None:
+            return keys, values
+        return _rounded(keys, own.k), _rounded(values, own.v)
+
+
+def _rounded(x: Tensor, scale: tuple[float, ...]) -> Tensor:
+    factor = torch.tensor(scale, dtype=torch.float32, device=x.device)[:, None, None]
+    rounded = as_kept(x.detach().float(), factor)
+    rounded = rounded.to(torch.promote_types(x.dtype, torch.float32))
+    return rounded + (x - x.detach()) if x.requires_grad else rounded
+
+
+def as_kept(x: Tensor, scale: Tensor) -> Tensor:
+    """e4m3(x / scale) * scale, to the nearest, ties to even, saturating; both float32."""
+    codes = (x / scale).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
+    return codes.to(torch.float32) * scale

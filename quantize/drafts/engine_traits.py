@@ -1,9 +1,12 @@
 """What engines are told of a family: the facts in which its drafts are not like every other one.
 
-The folder of a family says them in `engine_traits`; the defaults are the ordinary case, a chain of
-EAGLE-3 layers. Engines ask these facts and name no family. Those of vLLM hold for 0.33.0, those of
-SGLang for 0.5.23: loading was executed with the engines' own classes (`tests/engines/RESULTS.md`),
-whose error texts these are. Those of TensorRT-LLM were read in its main branch.
+A family says them in its ENGINE_TRAITS; the defaults are the ordinary case, a chain of EAGLE-3
+layers. Engines ask these facts and name no family. Those of vLLM hold for 0.33.0, those of SGLang
+for 0.5.23: loading was executed with the engines' own classes (`tests/engines/RESULTS.md`), whose
+error texts these are. Those of TensorRT-LLM were read in its main branch.
+
+Which linears engines fuse into one stands here for every family: both agree but for the
+down-projections of MLA.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,10 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
 from .config_reader import KEY, SECTION
-
-# ---- Which linears of a draft engines fuse into one, and what they call it: for every family
-#
-# Sources: vLLM 0.33 and SGLang 0.5.23, which agree but for the down-projections of MLA.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +129,8 @@ class ServedDraft(Protocol):
 
 Problem = Callable[[ServedDraft], Finding | None]
 """A rule for config.json and the names of tensors; None = nothing to say."""
+Unknown = Literal["refused", "dropped", "unknown"]
+Floats = Literal["cast", "refused", "unknown"]
 Biases = tuple[frozenset[str] | None, frozenset[str] | None]
 """Leaves of linears with a bias where attention_bias asks for it, and mlp_bias; None = unknown."""
 Roots = Mapping[str, Finding | None]
@@ -143,14 +144,6 @@ MLP = frozenset(GATE_UP.members) | {"down_proj"}
 def no_problem(_draft: ServedDraft) -> Finding | None:
     """Nothing to say of any draft."""
     return None
-
-
-def _asks_declaration(_draft: ServedDraft) -> Mapping[str, str]:
-    return {}
-
-
-def _unknown_biases(_draft: ServedDraft) -> Biases:
-    return (None, None)
 
 
 def _in_vllms_llama(draft: ServedDraft) -> Biases:
@@ -228,7 +221,7 @@ class MtpLayer:
     declared: Problem | None = None
     lists_parts: bool = False
     fc: str = ""
-    floats: Callable[[ServedDraft], Mapping[str, str]] = _asks_declaration
+    floats: Callable[[ServedDraft], Mapping[str, str]] = lambda _draft: {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,7 +243,6 @@ class InEngine:
         classes_first: targets mean a fused linear by its class before they do by its parts' names.
         refuses_absent_norm: it refuses a draft that lacks a norm.
         old_norms: it takes EAGLE-3's norms before fc under their older names.
-        biases: see `Biases`.
         fusion: of drafts with fc over layers. normed_fusion: of those with normed heads, if other.
         mtp: of MTP layers; None of drafts with a config.json of their own.
     """
@@ -258,8 +250,8 @@ class InEngine:
     architectures: frozenset[str] = frozenset()
     served_as: str = ""
     problem: Problem = no_problem
-    unknown_tensors: Literal["refused", "dropped", "unknown"] = "unknown"
-    floats_into_fp8: Literal["cast", "refused", "unknown"] = "unknown"
+    unknown_tensors: Unknown = "unknown"
+    floats_into_fp8: Floats = "unknown"
     dropped: tuple[str, ...] = ()
     roots: Roots = field(default_factory=dict)
     shares_tables: bool = False
@@ -268,7 +260,7 @@ class InEngine:
     classes_first: bool = False
     refuses_absent_norm: bool = False
     old_norms: bool = False
-    biases: Callable[[ServedDraft], Biases] = _unknown_biases
+    biases: Callable[[ServedDraft], Biases] = lambda _draft: (None, None)
     fusion: Fusion | None = None
     normed_fusion: Fusion | None = None
     mtp: MtpLayer | None = None
@@ -299,8 +291,8 @@ class InVllm(InEngine):
     """
 
     served_as: str = "eagle3"
-    unknown_tensors: Literal["refused", "dropped", "unknown"] = "refused"
-    floats_into_fp8: Literal["cast", "refused", "unknown"] = "cast"
+    unknown_tensors: Unknown = "refused"
+    floats_into_fp8: Floats = "cast"
     biases: Callable[[ServedDraft], Biases] = _in_vllms_llama
     not_executed: frozenset[str] = frozenset()
     head_declared: Literal["always", "asked", "never"] = "never"
@@ -333,8 +325,8 @@ class InSglang(InEngine):
 
     served_as: str = "EAGLE3"
     classes_first: bool = True
-    unknown_tensors: Literal["refused", "dropped", "unknown"] = "dropped"
-    floats_into_fp8: Literal["cast", "refused", "unknown"] = "cast"
+    unknown_tensors: Unknown = "dropped"
+    floats_into_fp8: Floats = "cast"
     biases: Callable[[ServedDraft], Biases] = _in_sglangs_eagle3
     layer_name: str = "model.layers.{n}.{path}"
     layer_prefix: str = "model.{inner}"
@@ -382,7 +374,6 @@ class EngineTraits:
         head: the head that engines build is the draft's always, or unless it is tied.
         latent: its attention is latent, as DeepSeek's.
         convolutions: blocks of a layer that end in a kernel_projection.
-        extra_linears: see `ExtraLinear`.
         module_names: modules outside the layers that no other family has, as regular expressions:
             the names on disk with which loading was executed.
         shared_experts: the block of a mixture that every token sees.

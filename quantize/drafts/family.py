@@ -1,4 +1,4 @@
-"""The one interface behind which all draft families stand.
+"""The one interface of all draft families, and a draft as its family reads it.
 
 A family knows names, roles, shapes and maths of its drafts. It does not know recipes or layouts.
 Names are normalised to canonical ones (`layers.0.self_attn.q_proj.weight`) for reasoning only; what
@@ -11,25 +11,22 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from ...recipes.errors import CheckpointError
 from ...recipes.schema import SHARED_ROLES, Role
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
 from .architectures import MARKS
-from .config_reader import ConfigReader
+from .config_reader import ConfigReader, with_text_config
 from .engine_traits import GATE_UP, MLA_DOWN, QKV, EngineTraits, FusedLinear, fused_linear
+from .forward import DraftForward, OnInput
 from .geometry import Geometry
-
-if TYPE_CHECKING:
-    import torch
-
-    from .forward import DraftForward, OnInput
-
-# ---- One finding about a draft that is otherwise well-formed; families have lints of their own
+from .maths import Tensor
 
 Level = Literal["warning", "note"]
+Weights = Mapping[str, Tensor]
+"""By canonical name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +36,6 @@ class Lint:
     Attributes:
         name: stable, in lower case with hyphens.
         level: "warning" where acceptance or loading is at stake, "note" for advice.
-        cause: what is there, and who reads it how.
-        remedy: what to do about it.
         fix: dotted config.json key -> the value that settles it; empty where only the user knows.
             A fix changes what engines read, never what this package computes for the draft.
     """
@@ -52,12 +47,8 @@ class Lint:
     fix: Mapping[str, Any] = field(default_factory=dict)
 
 
-# ---- How the speculators package spells the config of a kind of draft: what its families say of
-# it
-
-
 class SpeculatorsForm(NamedTuple):
-    """One speculators_model_type.
+    """How the speculators package spells the config of one speculators_model_type.
 
     Attributes:
         architectures: as the package's config class names them, and as its `save_pretrained` does.
@@ -66,6 +57,11 @@ class SpeculatorsForm(NamedTuple):
 
     architectures: tuple[str, ...]
     spelled: Callable[[ConfigReader, ConfigReader], dict[str, Any]]
+
+
+LAYER_CONFIG = "transformer_layer_config"
+SPECULATORS_MARKS = ("speculators_model_type", "speculators_config", LAYER_CONFIG)
+"""Keys that a config.json in the speculators layout alone has."""
 
 
 def after_layer(keys: ConfigReader, key: str) -> list[int] | None:
@@ -122,15 +118,17 @@ class Row:
         """On-disk name of the module that the tensor is the weight of."""
         return self.tensor.name.removesuffix(".weight")
 
+    @property
+    def canonical_module(self) -> str:
+        """Canonical name of the same."""
+        return self.canonical.removesuffix(".weight")
+
 
 class Concat(NamedTuple):
     """The linears that read [norm(a); norm(b)], and the norm of a, whose output nothing else reads.
 
     So its weight may be divided by a power of two and the first half of their columns multiplied by
-    it: the draft computes the same, bit for bit.
-
-    Attributes:
-        norm: canonical name of its weight. linears: canonical names of theirs.
+    it: the draft computes the same, bit for bit. All are canonical names of weights.
     """
 
     norm: str
@@ -161,7 +159,6 @@ class Family(ABC):
     whole_vocabulary: str | None = "no engine knows fewer rows of its head"
     """Why no draft proposes fewer tokens than the target has; None where one may."""
     engine_traits: EngineTraits = EngineTraits()
-    """What engines are told of it."""
     layer: ClassVar[re.Pattern[str] | None] = None
     """The beginning of its names where it is a layer of its target; group 1, its number."""
     inside_target: bool = False
@@ -173,13 +170,15 @@ class Family(ABC):
     projectors: Mapping[str, str] = MappingProxyType({})
     """projector_type beside the name of DFlash -> the architecture that is meant."""
     speculators: Mapping[str, SpeculatorsForm] = MappingProxyType({})
-    """speculators_model_type -> how the speculators package spells such a config."""
+    """By speculators_model_type."""
     misnamed: Mapping[str, Lint] = MappingProxyType({})
     """An architecture or model_type that engines misread -> what is said of it."""
     own_marks: Collection[str] = ()
     """Those of `MARKS` that tensors of its own have."""
     relatives: Mapping[str, str] = MappingProxyType({})
     """Part of a tensor name, a regular expression -> the other kind of draft whose mark it is."""
+    lints: tuple[Callable[["Draft"], Iterator[Lint]], ...] = ()
+    """What trainers and engines read differently in drafts of this family alone."""
 
     def foreign_marks(self) -> Mapping[str, str]:
         """Part of a tensor name -> what a draft with it is, which this family does not read."""
@@ -219,27 +218,25 @@ class Family(ABC):
     def tensor_specs(self, geometry: Any) -> Mapping[str, TensorSpec]:
         """Every tensor that a draft of this geometry may have, by canonical name."""
 
-    def lints(self, _draft: "Draft") -> Iterator[Lint]:
-        """What trainers and engines read differently in drafts of this family alone."""
-        return iter(())
-
     def concat(self, _geometry: Any) -> Concat | None:
         """The concat input of a draft; None where the family has none."""
         return None
 
     @abstractmethod
-    def forward(
-        self, geometry: Any, weights: "Mapping[str, torch.Tensor]", on_input: "OnInput"
-    ) -> "DraftForward":
-        """The forward maths over weights given by canonical name; imports torch."""
+    def forward(self, geometry: Any, weights: Weights, on_input: OnInput) -> DraftForward:
+        """The forward maths over weights."""
 
-    def side_weights(self, _geometry: Any, _folder: Path) -> "Mapping[str, torch.Tensor]":
+    def side_weights(self, _geometry: Any, _folder: Path) -> Weights:
         """Weights that engines read from other files of the folder; none unless a family says so.
 
         Raises:
             CheckpointError: such a file is not what engines expect.
         """
         return {}
+
+
+_MODELOPT_KEYS = ("next_layer_regular", "parallel_draft_step", "parallel_draft_heads_num_layers")
+"""Of eagle_config, which ModelOpt's export templates alone write."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,20 +266,40 @@ class Draft:
         """Groups of on-disk module names that engines fuse, present members only."""
         groups: dict[tuple[str, FusedLinear], list[str]] = {}
         for row in self.rows:
-            parent, _, leaf = row.canonical.removesuffix(".weight").rpartition(".")
+            parent, _, leaf = row.canonical_module.rpartition(".")
             fused = fused_linear(leaf)
             if fused is not None:
                 groups.setdefault((parent, fused), []).append(row.module)
         return tuple(tuple(group) for group in groups.values())
 
+    @property
+    def is_mla(self) -> bool:
+        """True for latent attention."""
+        return self.checkpoint.config.get("kv_lora_rank") is not None
 
-# ---- Which norms of a draft stand in front of quantized linears: for every family, by their names
-#
-# Their weights may learn beside the codes (`norms: learned`). What is behind them rounds its
-# inputs
-# and its weights anyway, so that nothing that was exact is lost but the norm itself. A norm in
-# front
-# of anything that is kept stays as it is: of fc, of the head, of a router, of `kv_b_proj`.
+    @property
+    def in_speculators_layout(self) -> bool:
+        """True for the layout that vLLM translates and SGLang does not know."""
+        return any(self.checkpoint.config.get(key) is not None for key in SPECULATORS_MARKS)
+
+    @property
+    def is_torchspec(self) -> bool:
+        """True if TorchSpec's exporter signed config.json."""
+        return "_torchspec_version" in self.checkpoint.config
+
+    @property
+    def is_modelopt(self) -> bool:
+        """True if ModelOpt's exporter wrote config.json."""
+        section = self.checkpoint.config.get("eagle_config")
+        return isinstance(section, dict) and any(key in section for key in _MODELOPT_KEYS)
+
+    @property
+    def layer_config(self) -> Mapping[str, Any]:
+        """The keys of the decoder layers, nested in the speculators layout and others."""
+        config = self.checkpoint.config
+        nested: Mapping[str, Any] = config.get(LAYER_CONFIG) or {}
+        return nested if self.in_speculators_layout else with_text_config(config)
+
 
 MOST_OF_NORM = 2.0
 """By which an element of a norm's weight may be multiplied or divided, at most, when it learns. A
@@ -299,7 +316,15 @@ _READERS: Mapping[str, tuple[str, ...]] = {
 
 
 def norms_before(draft: Draft, quantized: Collection[str]) -> tuple[Row, ...]:
-    """The weights of norms that only quantized linears read, and residual streams, in file order."""
+    """The weights of norms that only quantized linears read, and residual streams, in file order.
+
+    They may learn beside the codes (`norms: learned`): what reads them rounds its inputs and its
+    weights anyway. A norm of anything that is kept stays: of fc, the head, a router, `kv_b_proj`.
+
+    Args:
+        draft: whose headers have been read.
+        quantized: on-disk names of the modules that are quantized.
+    """
     return tuple(row for row in draft.rows if row.role == "norm" and _learns(row, draft, quantized))
 
 
@@ -320,4 +345,4 @@ def _layer(row: Row) -> str | None:
 
 
 def _leaf(row: Row) -> str:
-    return row.canonical.removesuffix(".weight").rpartition(".")[2]
+    return row.canonical_module.rpartition(".")[2]

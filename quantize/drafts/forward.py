@@ -11,16 +11,22 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from copy import copy
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
-import torch
-import torch.nn.functional as F  # noqa: N812 - torch's own convention
-from torch import Tensor
 from typing_extensions import override
 
 from ...recipes.errors import ForwardError
 from .geometry import Geometry
-from .maths import Product, largest_of, linear, rms_norm, sum_of, target_ids
+from .maths import (
+    Product,
+    Tensor,
+    largest_of,
+    linear,
+    rms_norm,
+    sum_of,
+    target_ids,
+    torch,
+)
 
 OnInput = Callable[[str, Tensor], Tensor]
 """Called with (canonical module name, input [..., in_features]) before every linear that may be
@@ -189,7 +195,7 @@ def whole_rows(num_tokens: int, num_draft_tokens: int, *, first_row: int) -> ran
     return range(first_row, max(first_row, num_tokens - 1 - num_draft_tokens))
 
 
-def positions(steps: range, device: torch.device) -> Tensor:
+def positions(steps: range, device: "torch.device") -> Tensor:
     """[len(steps)] int64."""
     return torch.arange(steps.start, steps.stop, steps.step, device=device)
 
@@ -247,58 +253,31 @@ def not_finite(where: str, what: str) -> ForwardError:
     )
 
 
-# ---- Linears and norms of a draft by their names, as layers of several families run them
-
-
-class Modules(Protocol):
-    """The linears and norms of a draft, by canonical module name."""
-
-    @abstractmethod
-    def linear(self, name: str, x: Tensor) -> Tensor:
-        """[..., in_features] -> [..., out_features]; `OnInput` sees the input first."""
-
-    @abstractmethod
-    def kept_linear(self, name: str, x: Tensor) -> Tensor:
-        """Its product alone: nothing observes or rounds the input."""
-
-    @abstractmethod
-    def norm(self, name: str, x: Tensor) -> Tensor:
-        """RMS norm over the last axis, with the draft's own epsilon."""
-
-    @abstractmethod
-    def cached(self, prefix: str, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """What attention reads of keys and values: see `OnCache`.
-
-        Args:
-            prefix: of the attention's modules, "layers.N.self_attn.".
-        """
-
-
-class ModulesForward(DraftForward, Modules):
-    """A draft over linears and norms by name; a bias is added where the draft has one."""
+class ModulesForward(DraftForward):
+    """A draft over linears and norms by canonical name; a bias is added where the draft has one."""
 
     geometry: Any
 
-    @override
     def linear(self, name: str, x: Tensor) -> Tensor:
+        """[..., in_features] -> [..., out_features]; `OnInput` sees the input first."""
         product = self.kept_linear(name, self.on_input(name, x)).to(x.dtype)
         bias = self.weights.get(f"{name}.bias")
         return product if bias is None else product + bias
 
-    @override
     def kept_linear(self, name: str, x: Tensor) -> Tensor:
+        """Its product alone: nothing observes or rounds the input."""
         return linear(x, self.weights[f"{name}.weight"])
 
-    @override
     def norm(self, name: str, x: Tensor) -> Tensor:
+        """RMS norm over the last axis, with the draft's own epsilon."""
         return rms_norm(x, self.weights[f"{name}.weight"], self.geometry.rms_norm_eps)
 
-    @override
     def cached(self, prefix: str, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """What attention "layers.N.self_attn." reads of keys and values that enter the cache."""
         return self.on_cache(int(prefix.split(".")[1]), keys, values)
 
 
-def gated_mlp(prefix: str, x: Tensor, modules: Modules) -> Tensor:
+def gated_mlp(prefix: str, x: Tensor, modules: ModulesForward) -> Tensor:
     """down(silu(gate x) * up x)."""
     gate, up = modules.linear(prefix + "gate_proj", x), modules.linear(prefix + "up_proj", x)
-    return modules.linear(prefix + "down_proj", F.silu(gate) * up)
+    return modules.linear(prefix + "down_proj", torch.nn.functional.silu(gate) * up)

@@ -13,6 +13,13 @@ from .rope import RopeConfig
 
 CHAIN_LENGTH = 3
 """Tokens of a chain, which has no length of its own, as it is usually served."""
+SIZE_KEY = "draft_vocab_size"
+"""Of config.json, at its top level in every layout: the rows of the head. SpecForge, ModelOpt,
+speculators, vLLM and SGLang say so, and by the next two tables, of EAGLE-3, DFlash and DSpark."""
+MAP = "d2t"
+"""Canonical name of the table from draft ids to target ids, as offsets: target id - draft id."""
+MASK = "t2d"
+"""Canonical name of the table that marks the target ids which have a row."""
 
 
 class TokenLimit(NamedTuple):
@@ -22,7 +29,50 @@ class TokenLimit(NamedTuple):
     why: str
 
 
-class Geometry(Protocol):
+class Kind(Protocol):
+    """What most drafts are like."""
+
+    __slots__ = ()
+
+    @property
+    def most_draft_tokens(self) -> int | None:
+        """Tokens that a whole block proposes, or all heads do; None for a draft of a chain."""
+        return None
+
+    @property
+    def token_limit(self) -> TokenLimit | None:
+        """What a replay with more draft tokens is refused by; None where there is no limit."""
+        return None
+
+    @property
+    def reads_layers(self) -> bool:
+        """False for a draft that reads the target's last hidden state, behind the final norm.
+
+        Traces hold that state as "fused" features, of no fc.
+        """
+        return True
+
+    @property
+    def reads_features(self) -> bool:
+        """False for a draft that reads tokens alone."""
+        return True
+
+    @property
+    def parallel(self) -> bool:
+        """True where all tokens of a chain are drafted in one pass, behind mask tokens."""
+        return False
+
+    @property
+    def num_modules(self) -> int:
+        """Draft steps that have a module of their own; 1 = all steps are of one."""
+        return 1
+
+    def window_of(self, layer: int) -> int | None:  # noqa: ARG002 - where layers differ
+        """Positions that a query of a layer sees, its own among them; None = all."""
+        return None
+
+
+class Geometry(Kind, Protocol):
     """The part of a family's config that every family has; widths in elements."""
 
     @property
@@ -69,36 +119,6 @@ class Geometry(Protocol):
     def mask_token_id(self) -> int | None:
         """The token that stands where a token is to be filled in; None where there is none."""
 
-    @property
-    def most_draft_tokens(self) -> int | None:
-        """Tokens that a whole block proposes, or all heads do; None for a draft of a chain."""
-
-    @property
-    def token_limit(self) -> TokenLimit | None:
-        """What a replay with more draft tokens is refused by; None where there is no limit."""
-
-    @property
-    def reads_layers(self) -> bool:
-        """False for a draft that reads the target's last hidden state, behind the final norm.
-
-        Traces hold that state as "fused" features, of no fc.
-        """
-
-    @property
-    def reads_features(self) -> bool:
-        """False for a draft that reads tokens alone."""
-
-    @property
-    def parallel(self) -> bool:
-        """True where all tokens of a chain are drafted in one pass, behind mask tokens."""
-
-    @property
-    def num_modules(self) -> int:
-        """Draft steps that have a module of their own; 1 = all steps are of one."""
-
-    def window_of(self, layer: int) -> int | None:
-        """Positions that a query of a layer sees, its own among them; None = all."""
-
 
 @runtime_checkable
 class GroupedAttention(Geometry, Protocol):
@@ -126,40 +146,7 @@ class LatentAttention(Geometry, Protocol):
         """Width of the rotated part of a key, which all heads share."""
 
 
-class _Usual:
-    """What most drafts are like."""
-
-    __slots__ = ()
-
-    @property
-    def most_draft_tokens(self) -> int | None:
-        return None
-
-    @property
-    def token_limit(self) -> TokenLimit | None:
-        return None
-
-    @property
-    def reads_layers(self) -> bool:
-        return True
-
-    @property
-    def reads_features(self) -> bool:
-        return True
-
-    @property
-    def parallel(self) -> bool:
-        return False
-
-    @property
-    def num_modules(self) -> int:
-        return 1
-
-    def window_of(self, layer: int) -> int | None:  # noqa: ARG002 - where layers differ
-        return None
-
-
-class ChainGeometry(_Usual):
+class ChainGeometry(Kind):
     """A draft that proposes token after token, as many as it is asked for."""
 
     __slots__ = ()
@@ -175,7 +162,7 @@ class ChainGeometry(_Usual):
         return None
 
 
-class BlockGeometry(_Usual):
+class BlockGeometry(Kind):
     """A draft that fills a block of `block_size` slots at once."""
 
     __slots__ = ()
@@ -268,15 +255,3 @@ def vocabulary_share(geometry: Geometry) -> str | None:
 def usual_draft_tokens(geometry: Geometry) -> int:
     """K where nobody says it: a whole block, or a chain of `CHAIN_LENGTH`."""
     return geometry.most_draft_tokens or CHAIN_LENGTH
-
-
-# ---- Where a draft says that it proposes fewer tokens than its target has
-#
-# So do EAGLE-3, DFlash and DSpark: SpecForge, ModelOpt, speculators, vLLM and SGLang.
-
-SIZE_KEY = "draft_vocab_size"
-"""Of config.json, at its top level in every layout: the rows of the head."""
-MAP = "d2t"
-"""Canonical name of the table from draft ids to target ids, as offsets: target id - draft id."""
-MASK = "t2d"
-"""Canonical name of the table that marks the target ids which have a row."""

@@ -8,12 +8,16 @@ weights and inputs.
 """
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-import torch
-import torch.nn.functional as F  # noqa: N812 - torch's own convention
-from torch import Tensor
-
+from ...recipes.packages import LazyModule
 from .rope import RopeConfig, rope_frequencies
+
+if TYPE_CHECKING:
+    import torch as torch
+    from torch import Tensor as Tensor
+else:  # a family is read without torch: its maths load it at their first operation
+    torch, Tensor = LazyModule("torch"), Any
 
 MAX_WIDENED = 2**24
 """Elements of a weight that are widened at a time: 64 MB in float32."""
@@ -42,9 +46,9 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
     wide = torch.promote_types(x.dtype, weight.dtype)
     x = x.to(wide)
     if weight.dtype == wide:
-        return F.linear(x, weight)
+        return torch.nn.functional.linear(x, weight)
     rows = max(1, MAX_WIDENED // weight.shape[1])
-    parts = [F.linear(x, part.to(wide)) for part in torch.split(weight, rows)]
+    parts = [torch.nn.functional.linear(x, part.to(wide)) for part in torch.split(weight, rows)]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
 
@@ -88,9 +92,9 @@ def _with_bias(product: Tensor, bias: Tensor | None) -> Tensor:
     return product if bias is None else product + bias.to(product.dtype)
 
 
-def embedding(token_ids: Tensor, table: Tensor, dtype: torch.dtype) -> Tensor:
+def embedding(token_ids: Tensor, table: Tensor, dtype: "torch.dtype") -> Tensor:
     """Rows [..., W] of a table [V, W] that may be held in a narrower dtype."""
-    return F.embedding(token_ids, table).to(dtype)
+    return torch.nn.functional.embedding(token_ids, table).to(dtype)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -106,6 +110,7 @@ def rotate(x: Tensor, positions: Tensor, rope: RopeConfig, *, interleaved: bool 
     Args:
         x: [B, H, T, D].
         positions: [T] int64, or [B, T] where the sequences stand at different places.
+        rope: base and scaling of the frequencies.
         interleaved: pairs are (2i, 2i + 1), as in DeepSeek; else (i, i + D/2), as in neox and
             Llama.
 
@@ -129,6 +134,7 @@ def softmax_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, visible: Te
         q: [B, H, T, D].
         k: [B, KV, S, D].
         v: [B, KV, S, D'].
+        scale: multiplies q k^T.
         visible: [T, S] bool, True where a query may look.
     """
     dtype, wide = q.dtype, torch.promote_types(q.dtype, torch.float32)

@@ -1,25 +1,29 @@
-"""Drafts that propose a chain: a step reads a token and the hidden state of the last step.
+"""The passes of drafts along recorded tokens: chains, chains of several modules, texts, blocks.
 
-Row t pairs the hidden state of position t with token t + 1. At depth j (0-based) it reads token
-t + 1 + j at position t + j, attends to the depth-0 rows up to t and to its own rows of depth
+A chain's row t pairs the hidden state of position t with token t + 1. At depth j (0-based) it reads
+token t + 1 + j at position t + j, attends to the depth-0 rows up to t and to its own rows of depth
 1 .. j, and predicts token t + 2 + j. A live chain feeds back its own tokens; those equal the
 recorded ones for as long as every earlier depth was right, and only then does a later depth count.
-
-Rows are evaluated in blocks, so attention scores stay bounded however long the trace is.
-
 Where an earlier depth was wrong, a row need not be drafted deeper. No chain looks at another one's
 deeper rows, so the linears multiply the rows that are left, of all sequences as one; attention, a
 small share, sees them at their old places.
+
+A block's row t has its anchor at token t + 1, at position t + 1, after the context of the features
+of positions 0 .. t. Slot j of it (1-based; slot 0 is the anchor) predicts token t + 1 + j, at depth
+j - 1. A live step reads the same anchor and the same context, so every block is one that an engine
+would draft if a step began there. The keys and values of the context do not depend on the block:
+they are computed once.
+
+Rows and blocks are evaluated a few at a time, so attention scores stay bounded however long the
+trace is.
 """
 
 from abc import abstractmethod
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Self
+from typing import Any, Self
 
-import torch
-from torch import Tensor
 from typing_extensions import override
 
 from .forward import (
@@ -33,6 +37,7 @@ from .forward import (
     finite,
     positions,
 )
+from .maths import Tensor, torch
 
 Keys = tuple[Tensor, Tensor]
 """Keys [B, KV, S, D] and values [B, KV, S, D'] of S rows."""
@@ -49,6 +54,7 @@ class ChainForward(DraftForward):
             token_ids: [B, T] int64, target vocabulary.
             hidden: [B, T, W], from `fuse` at depth 1, from the step before after that.
             positions: [T] int64.
+            attend: attention over the caller's keys.
 
         Returns:
             Hidden states [B, T, W], for `logits` and for the next step.
@@ -57,12 +63,7 @@ class ChainForward(DraftForward):
     def later_input(self, token_ids: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """What a step after the first reads, of the tokens and the hidden states before it.
 
-        Args:
-            token_ids: [B, T] int64, what the steps before proposed.
-            hidden: [B, T, W] of the step before.
-
-        Returns:
-            Arguments of `step`, of the same shapes.
+        Shapes as of `step`.
         """
         return token_ids, hidden
 
@@ -123,7 +124,8 @@ class ChainAttention:
     """`Attend` of the chain: depth-0 keys of all rows so far, deeper keys of the current block.
 
     Args:
-        window: see `_attend`.
+        num_rows: up to the last one that drafts.
+        window: of the context only so many rows are seen, row t the last of them; None = all.
     """
 
     def __init__(self, num_rows: int, window: int | None = None) -> None:
@@ -135,7 +137,7 @@ class ChainAttention:
         self._kept: Tensor | None = None
 
     def begin(self, rows: range, depth: int, kept: Tensor | None = None) -> None:
-        """Announce rows and depth of the next step, and which are left: see `DraftPass.kept`."""
+        """Announce rows and depth of the next step, and which are left: as in `DraftPass.kept`."""
         self._rows, self._depth, self._kept = rows, depth, kept
         if depth == 0:
             self._own = {}
@@ -188,7 +190,8 @@ def _attend(
         context: keys and values of the rows 0, 1, ..., block after block; `rows` lie in the last.
         own: per deeper step, keys and values of the T rows.
         rows: T rows.
-        window: of the context only so many rows, t the last of them; None = all.
+        scale: multiplies q k^T.
+        window: as in `ChainAttention`.
 
     Returns:
         [B, H, T, D'] in the dtype of q.
@@ -238,22 +241,17 @@ def _weighted(weights: Tensor, values: Tensor) -> Tensor:
     return (weights.flatten(2, 3) @ values).reshape(*weights.shape[:-1], -1)
 
 
-# ---- Drafts of several modules, each of them a chain's step: module i drafts token i + 1
-#
-# Every module goes over all rows in turn and keeps keys of its own. What rows before a round's
-# last
-# one read at depth i are, as vLLM 0.33 serves it, the tokens that were accepted: it fills in again
-# what a rejected token had touched
-# (`v1/worker/gpu/spec_decode/multi_module_mtp/speculator.py:596`).
-# So the recorded tokens give the same keys, and drafting is teacher-forced without a difference.
-
-
 class StagedForward(DraftForward):
-    """A draft of several modules.
+    """A draft of several modules, each of them a chain's step: module i drafts token i + 1.
 
-    A module goes over all rows, not over the chain's own alone: at depth i row t reads token
-    t + 1 + i and what module i - 1 gave at row t, at position t, and looks at the rows before it as
-    module i itself saw them. Hidden states for `logits` have the module's number behind them.
+    A module goes over all rows and keeps keys of its own: at depth i row t reads token t + 1 + i
+    and what module i - 1 gave at row t, at position t, and looks at the rows before it as module i
+    itself saw them. Hidden states for `logits` have the module's number behind them.
+
+    What rows before a step's last one read at depth i are, as vLLM 0.33 serves it, the tokens that
+    were accepted: it fills in again what a rejected token had touched
+    (`v1/worker/gpu/spec_decode/multi_module_mtp/speculator.py:596`). So the recorded tokens give
+    the same keys, and drafting is teacher-forced without a difference.
     """
 
     modules: Sequence[ChainForward]
@@ -271,7 +269,6 @@ class StagedForward(DraftForward):
 
     @override
     def head_input(self, hidden: Tensor) -> Tensor:
-        # [..., W + 1], all of one module.
         return self._of(hidden).head_input(hidden[..., :-1])
 
     @override
@@ -318,62 +315,26 @@ class StagedForward(DraftForward):
                     yield DraftPass(rows=drafting, depths=at, where=where, hidden=out)
 
 
-# ---- Drafts that read tokens alone: a chain that began one row earlier
-#
-# A chain's row t reads token t + 1, so that no row of it reads token 0. A language model reads
-# every
-# token at its own position: with one row put before the others, row t + 1 of the longer chain is
-# the
-# row t that everyone else speaks of.
-
-
 class TextForward(ChainForward):
     """A chain that reads the text alone: `step` reads a token at the token's own position.
 
-    Hidden states are what `logits` reads; those given to `step` and `passes` are not looked at.
+    A chain's row t reads token t + 1, so that no row of it reads token 0. With one row put before
+    the others, row t + 1 of the longer chain is the row t that everyone else speaks of. Hidden
+    states are what `logits` reads; those given to `step` and `passes` are not looked at.
     """
 
     @override
     def passes(
-        self,
-        hidden: Tensor,
-        token_ids: Tensor,
-        *,
-        rows: range,
-        num_draft_tokens: int,
-        block_rows: int = BLOCK_ROWS,
-        alive: Alive | None = None,
+        self, hidden: Tensor, token_ids: Tensor, *, rows: range, **how: Any
     ) -> Iterator[DraftPass]:
         before = torch.cat((token_ids[:, :1], token_ids), dim=1)  # the first of them is never read
         nothing = token_ids.new_empty((*token_ids.shape, 0))
-        longer = super().passes(
-            nothing,
-            before,
-            rows=_moved(rows, 1),
-            num_draft_tokens=num_draft_tokens,
-            block_rows=block_rows,
-            alive=alive,
-        )
-        for one in longer:
+        for one in super().passes(nothing, before, rows=_moved(rows, 1), **how):
             yield replace(one, rows=_moved(one.rows, -1))
 
 
 def _moved(rows: range, by: int) -> range:
     return range(rows.start + by, rows.stop + by, rows.step)
-
-
-# ---- Drafts that propose a whole block at once, from its anchor and the features before it
-#
-# Row t is the block whose anchor is token t + 1, at position t + 1, after the context of the
-# features
-# of positions 0 .. t. Slot j of it (1-based; slot 0 is the anchor) predicts token t + 1 + j, at
-# depth
-# j - 1. A live round reads the same anchor and the same context, so every block is one that an
-# engine
-# would draft if a round began there.
-#
-# The keys and values of the context do not depend on the block: they are computed once. Blocks are
-# evaluated a few at a time, so attention scores stay bounded however long the trace is.
 
 
 class BlockForward(DraftForward):
@@ -474,7 +435,7 @@ class BlockAttention:
         self._anchors = anchors
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        """Attention of the announced blocks, [B * A, ...], sequence by sequence; see `Attend`."""
+        """Attention of the announced blocks, [B * A, ...], sequence by sequence."""
         batch, num_context = self._rows.shape[:2]
         if layer not in self._context:
             every = positions(range(num_context), self._rows.device)
@@ -494,9 +455,12 @@ class BlockAttention:
         """softmax([q K_context^T ; q K_block^T] * scale) [V_context ; V_block], float32 or wider.
 
         Args:
+            layer: whose context is read.
+            anchors: A positions.
             q: [B, A, H, S, D].
             k: [B, A, KV, S, D].
             v: [B, A, KV, S, D'].
+            scale: multiplies the scores.
 
         Returns:
             [B, A, H, S, D'] in the dtype of q.

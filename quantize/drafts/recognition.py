@@ -1,4 +1,14 @@
-"""Which family a draft belongs to, and the draft's table checked tensor by tensor."""
+"""Which family a draft belongs to, and the draft's table checked tensor by tensor.
+
+In the speculators layout config.json is spelled differently: the draft's own keys stand at the top,
+those of its decoder layers in `transformer_layer_config`. `plain_config` spells such a config as
+the families read it; what is written keeps the layout. Where a key is missing, the draft is what
+vLLM would serve. SGLang 0.5.23 does not read this layout.
+
+Sources: `config.py` of `eagle3`, `peagle`, `dflash`, `dspark` and `mtp` in speculators 0.9.0, which
+has no dflash2 yet; `transformers_utils/configs/speculators/algos.py` of vLLM 0.33, which has no
+mtp: such a layer is served inside its target, where the package's `scripts/stitch_mtp.py` puts it.
+"""
 
 import difflib
 import re
@@ -25,30 +35,22 @@ from .architectures import (
 from .config_defaults import as_read, in_place_of
 from .config_reader import ConfigReader
 from .families import FAMILIES
-from .family import Draft, Family, Row, SpeculatorsForm, TensorSpec, positive_keys
+from .family import (
+    LAYER_CONFIG,
+    SPECULATORS_MARKS,
+    Draft,
+    Family,
+    Row,
+    SpeculatorsForm,
+    TensorSpec,
+    positive_keys,
+)
 from .geometry import Geometry
-
-# ---- The speculators layout: an ordinary draft whose config.json is spelled differently
-#
-# The draft's own keys stand at the top, those of its decoder layers in `transformer_layer_config`.
-# `plain_config` spells such a config as the families read it; what is written keeps the layout.
-#
-# Where a key is missing, the draft is what vLLM would serve. SGLang 0.5.23 does not read this
-# layout.
-#
-# Sources: `config.py` of `eagle3`, `peagle`, `dflash`, `dspark` and `mtp` in speculators 0.9.0,
-# which
-# has no dflash2 yet; `transformers_utils/configs/speculators/algos.py` of vLLM 0.33, which has no
-# mtp: such a layer is served inside its target, where the package's `scripts/stitch_mtp.py` puts
-# it.
-
-LAYER_CONFIG = "transformer_layer_config"
 
 FORMS: Mapping[str, SpeculatorsForm] = dict(
     sorted(form for family in FAMILIES for form in family.speculators.items())
 )
 """speculators_model_type -> how it is spelled, of all families."""
-_MARKS = ("speculators_model_type", "speculators_config", LAYER_CONFIG)
 
 
 def is_speculators(config: Mapping[str, Any]) -> bool:
@@ -56,7 +58,7 @@ def is_speculators(config: Mapping[str, Any]) -> bool:
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
     ours = [form.architectures[0] for form in FORMS.values()]
-    return any(config.get(key) is not None for key in _MARKS) or name in ours
+    return any(config.get(key) is not None for key in SPECULATORS_MARKS) or name in ours
 
 
 def plain_config(config: Mapping[str, Any], where: object) -> Mapping[str, Any]:

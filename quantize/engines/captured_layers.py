@@ -139,7 +139,8 @@ def remedy_of_layers(config: Mapping[str, Any], after: tuple[int, ...] | None) -
 
 def remedy_of_fc(config: Mapping[str, Any], fusion: Fusion, read: Any, built: Any) -> str:
     """What config.json must say so that an engine builds fc as it is stored."""
-    from ..drafts.recognition import LAYER_CONFIG, is_speculators  # imports all families
+    from ..drafts.family import LAYER_CONFIG
+    from ..drafts.recognition import is_speculators  # imports all families
 
     count = read.num_aux_layers
     if built.num_aux_layers == count:

@@ -17,8 +17,8 @@ from ..drafts.engine_traits import (
     MtpLayer,
     Sharding,
 )
-from ..drafts.shared.mixture.names import is_expert
-from ..drafts.shared.mtp.geometry import around_layer
+from ..drafts.shared.mixture import is_expert
+from ..drafts.shared.mtp import around_layer
 from ..stored.stored_declaration import COMPANIONS
 from .contract import Module, Question, UnsureError
 from .excludes import scheme_of

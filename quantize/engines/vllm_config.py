@@ -12,7 +12,7 @@ from typing import Any
 from ..drafts.architectures import declared_architecture, nested_eagle_keys
 from ..drafts.config_defaults import REWRITTEN_BY_VLLM
 from ..drafts.engine_traits import INVALID, UNSUPPORTED, Biases, EngineTraits, Finding
-from ..drafts.recognition import LAYER_CONFIG
+from ..drafts.family import LAYER_CONFIG
 from . import mtp_linears as mtp
 from .config_rules import NO_NAME, OF_LAYERS, as_class_reads, draft_traits
 from .contract import Question

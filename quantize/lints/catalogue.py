@@ -5,9 +5,7 @@ from typing import Any
 
 from ..drafts import Draft
 from ..drafts.family import Lint
-from . import config_lints as rope_config
-from . import config_lints as storage
-from . import config_lints as target_layers
+from . import config_lints as config
 from . import vocabulary_lints as vocabulary
 
 Check = Callable[[Draft], Iterator[Lint]]
@@ -15,36 +13,35 @@ Check = Callable[[Draft], Iterator[Lint]]
 
 
 def _of_its_family(draft: Draft) -> Iterator[Lint]:
-    """What the draft's own family knows."""
-    return draft.family.lints(draft)
+    return (lint for check in draft.family.lints for lint in check(draft))
 
 
 CHECKS: tuple[Check, ...] = (
-    rope_config.rope_base,
-    rope_config.rope_injected,
-    rope_config.rope_default,
-    rope_config.rope_unreplayed,
-    target_layers.aux_layer_ids,
-    target_layers.aux_layer_list,
-    target_layers.layers_of_fc,
-    target_layers.without_fc,
-    target_layers.aux_layer_zero,
-    target_layers.layers_of_target,
-    target_layers.later_layer_norm,
-    target_layers.layers_of_mla,
+    config.rope_base,
+    config.rope_injected,
+    config.rope_default,
+    config.rope_unreplayed,
+    config.aux_layer_ids,
+    config.aux_layer_list,
+    config.layers_of_fc,
+    config.without_fc,
+    config.aux_layer_zero,
+    config.layers_of_target,
+    config.later_layer_norm,
+    config.layers_of_mla,
     vocabulary.draft_vocab_size,
     vocabulary.tied_head,
     vocabulary.vocabulary_map,
     vocabulary.full_vocabulary_map,
     vocabulary.pruned_head,
     _of_its_family,
-    storage.layout,
-    storage.architecture,
-    storage.model_type,
-    storage.dtype,
-    storage.names,
-    storage.embedding,
-    storage.misspelt_keys,
+    config.layout,
+    config.architecture,
+    config.model_type,
+    config.dtype,
+    config.names,
+    config.embedding,
+    config.misspelt_keys,
 )
 
 

@@ -17,17 +17,10 @@ from ..drafts.config_reader import (
     near_key,
     read_aux_layer_ids,
 )
-from ..drafts.exporters import (
-    in_speculators_layout,
-    is_mla,
-    is_modelopt,
-    is_torchspec,
-    layer_config,
-)
-from ..drafts.family import Lint
-from ..drafts.recognition import LAYER_CONFIG, layers_of_one
+from ..drafts.family import LAYER_CONFIG, Lint
+from ..drafts.recognition import layers_of_one
 from ..drafts.rope import DEFAULT_THETA, Unreplayed
-from ..drafts.shared.eagle3.lints import eagle3
+from ..drafts.shared.eagle3 import eagle3
 from ..files.checkpoint import CONFIG_FILE
 
 # ---- Rotary embeddings: trained with one base or scaling, served with another
@@ -45,9 +38,9 @@ def rope_base(draft: Draft) -> Iterator[Lint]:
     geometry = eagle3(draft)
     if geometry is None or geometry.rope.theta == DEFAULT_THETA:
         return
-    if is_mla(draft) and geometry.rope.yarn is not None and not is_modelopt(draft):
+    if draft.is_mla and geometry.rope.yarn is not None and not draft.is_modelopt:
         who = "TorchSpec trains MLA with yarn"
-    elif is_torchspec(draft) and not is_mla(draft):
+    elif draft.is_torchspec and not draft.is_mla:
         who = "TorchSpec under transformers 5 trains Llama drafts"
     else:
         return
@@ -64,7 +57,7 @@ def rope_default(draft: Draft) -> Iterator[Lint]:
     """Source: `DEFAULT_THETA`; SpecForge's and AngelSlim's draft models train at it as well."""
     if draft.geometry.rope is None:
         return
-    config = layer_config(draft)
+    config = draft.layer_config
     nested = config.get("rope_parameters") or {}
     if config.get("rope_theta") is None and nested.get("rope_theta") is None:
         null, rope = "rope_theta" in config, draft.geometry.rope
@@ -97,7 +90,7 @@ def rope_injected(draft: Draft) -> Iterator[Lint]:
     """
     geometry = eagle3(draft)
     yarn = geometry.rope.yarn if geometry is not None else None
-    if yarn is None or is_mla(draft):
+    if yarn is None or draft.is_mla:
         return
     plain = yarn.mscale is None and yarn.mscale_all_dim is None and yarn.attention_factor is None
     if plain and (yarn.factor, yarn.original_max_positions) == _INJECTED:
@@ -154,9 +147,9 @@ def dtype(draft: Draft) -> Iterator[Lint]:
             remedy="export the draft in one dtype, so that what is measured is what is served",
         )
         return
-    wanted, config = _TORCH_NAMES[stored[0]], layer_config(draft)
+    wanted, config = _TORCH_NAMES[stored[0]], draft.layer_config
     declared = {key: config[key] for key in _DTYPE_KEYS if config.get(key) is not None}
-    if in_speculators_layout(draft):  # vLLM alone, which casts to the target's
+    if draft.in_speculators_layout:  # vLLM alone, which casts to the target's
         return
     if not declared:
         yield Lint(
@@ -198,7 +191,7 @@ def names(draft: Draft) -> Iterator[Lint]:
             remedy="export the draft in its serving layout (layers.0., fc., norm.)",
         )
     elif refused:
-        sglang = "skips them" if is_mla(draft) else "reads them"
+        sglang = "skips them" if draft.is_mla else "reads them"
         yield Lint(
             name="tensor-names",
             level="warning",
@@ -210,7 +203,7 @@ def names(draft: Draft) -> Iterator[Lint]:
 
 def layout(draft: Draft) -> Iterator[Lint]:
     """Source: no reader of `transformer_layer_config` in SGLang 0.5.23."""
-    if in_speculators_layout(draft):
+    if draft.in_speculators_layout:
         yield Lint(
             name="speculators-layout",
             level="note",
@@ -232,7 +225,7 @@ def model_type(draft: Draft) -> Iterator[Lint]:
         return
     if found in DEEPSEEK_TYPES and (geometry.aux_layer_ids or (0,))[0] > 1:
         usual = "kimi_k2"  # by which engines count the layers
-    if not usual or not isinstance(found, str) or found == usual or in_speculators_layout(draft):
+    if not usual or not isinstance(found, str) or found == usual or draft.in_speculators_layout:
         return
     if why := _misread_by(found, config):
         yield Lint(
@@ -370,7 +363,7 @@ def layers_of_fc(draft: Draft) -> Iterator[Lint]:
     if geometry is None or not geometry.fuses:
         return
     count, traits = geometry.num_aux_layers, draft.family.engine_traits
-    spelled, speculators = layer_config(draft), in_speculators_layout(draft)
+    spelled, speculators = draft.layer_config, draft.in_speculators_layout
     ids = list(geometry.aux_layer_ids or ()) or None
     as_fixed = {**spelled, KEY: ids}  # by `aux_layer_ids`, which knows no speculators
     if not speculators:
@@ -404,10 +397,10 @@ def layers_of_fc(draft: Draft) -> Iterator[Lint]:
 
 def layers_of_target(draft: Draft) -> Iterator[Lint]:
     """Source: `llama_eagle3.py:206` of vLLM 0.33, `:202` of SGLang 0.5.23; executed."""
-    said = layer_config(draft).get("num_hidden_layers")
+    said = draft.layer_config.get("num_hidden_layers")
     if not draft.family.one_layer or said == draft.geometry.num_layers:
         return
-    fix = {} if in_speculators_layout(draft) else layers_of_one(draft.checkpoint.config)
+    fix = {} if draft.in_speculators_layout else layers_of_one(draft.checkpoint.config)
     yield Lint(
         name="layers-of-target",
         level="warning",
@@ -448,7 +441,7 @@ def aux_layer_zero(draft: Draft) -> Iterator[Lint]:
 
 def _spelled(draft: Draft) -> AuxLayerIds | None:
     """How config.json spells the layers; None where engines read them from elsewhere."""
-    if eagle3(draft) is None or in_speculators_layout(draft):
+    if eagle3(draft) is None or draft.in_speculators_layout:
         return None
     return read_aux_layer_ids(draft.checkpoint.config, draft.checkpoint.folder / CONFIG_FILE)
 
@@ -469,7 +462,7 @@ def later_layer_norm(draft: Draft) -> Iterator[Lint]:
         if rest.startswith("0.") or not rest.endswith(".input_layernorm.weight"):
             continue
         sglang = row.tensor.name.endswith(".hidden_norm.weight")
-        if is_mla(draft) and not sglang:  # SGLang refuses these layers anyway
+        if draft.is_mla and not sglang:  # SGLang refuses these layers anyway
             return
         here, there = ("SGLang", "vLLM") if sglang else ("vLLM", "SGLang")
         other = "input_layernorm" if sglang else "hidden_norm"
@@ -486,7 +479,7 @@ def later_layer_norm(draft: Draft) -> Iterator[Lint]:
 def layers_of_mla(draft: Draft) -> Iterator[Lint]:
     """Source: SGLang 0.5.23 `kimi_k25_eagle3.py` `Eagle3MLAModel`."""
     geometry = eagle3(draft)
-    if geometry is not None and is_mla(draft) and geometry.num_layers > 1:
+    if geometry is not None and draft.is_mla and geometry.num_layers > 1:
         yield Lint(
             name="mla-layers",
             level="warning",

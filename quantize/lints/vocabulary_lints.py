@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 from ...recipes.errors import CheckpointError
 from ..drafts import Draft
-from ..drafts.exporters import in_speculators_layout, is_mla, is_torchspec
 from ..drafts.family import Lint
-from ..drafts.shared.eagle3.lints import eagle3
+from ..drafts.shared.eagle3 import eagle3
 from ..files.provenance_file import cuts_of, read_provenance
 from ..stored.decoded_numbers import read_integers, read_whole
 
@@ -110,7 +109,7 @@ def full_vocabulary_map(draft: Draft) -> Iterator[Lint]:
 def pruned_head(draft: Draft) -> Iterator[Lint]:
     """Source: TorchSpec @6f21829 `convert_to_hf.py`, `preprocessing.py` (offsets as row ids)."""
     geometry = draft.geometry
-    if not is_torchspec(draft) or geometry.draft_vocab_size == geometry.vocab_size:
+    if not draft.is_torchspec or geometry.draft_vocab_size == geometry.vocab_size:
         return
     cuts = cuts_of(read_provenance(draft.checkpoint.folder))
     if not cuts or cuts[0].size_before < geometry.vocab_size:  # else its export was whole
@@ -131,11 +130,11 @@ def draft_vocab_size(draft: Draft) -> Iterator[Lint]:
     Source: SGLang 0.5.23 `llama_eagle3.py` (loaded), `kimi_k25_eagle3.py`, `eagle_worker_v2.py`.
     """
     geometry, config = eagle3(draft), draft.checkpoint.config
-    if geometry is None or in_speculators_layout(draft) or config.get("tie_word_embeddings"):
+    if geometry is None or draft.in_speculators_layout or config.get("tie_word_embeddings"):
         return
     size = geometry.draft_vocab_size
     declared = config.get("draft_vocab_size") is not None
-    refused = "draft_vocab_size" not in config and not is_mla(draft)
+    refused = "draft_vocab_size" not in config and not draft.is_mla
     if draft.row("lm_head.weight") is not None:
         if not declared:
             what = "does not load the draft" if refused else "replaces its lm_head by the target's"

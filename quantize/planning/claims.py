@@ -12,7 +12,7 @@ from typing import Literal
 from ...recipes.errors import PlanError
 from ...recipes.schema import QUANTIZABLE, SHARED_ROLES, Recipe, Role, Rule
 from ..drafts.family import Draft, Row, norms_before
-from ..drafts.shared.mixture.names import is_expert
+from ..drafts.shared.mixture import is_expert
 from ..stored.stored_tables import EMBEDDING, HEAD
 
 NormAction = Literal["transform", "learn"]

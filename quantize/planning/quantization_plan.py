@@ -16,7 +16,7 @@ from ..drafts import runtime_names
 from ..drafts.draft_cache import CacheScales
 from ..drafts.engine_traits import fused_names
 from ..drafts.family import Draft, Row
-from ..drafts.shared.mixture.names import without_expert
+from ..drafts.shared.mixture import without_expert
 from ..files.provenance import NO_PROMPTS, SeenPrompts
 from ..files.safetensors_header import DTYPE_BYTES, StoredTensor
 from ..layouts import OwnFormat, check_head, check_layout, get_layout, last_part, named_heads

@@ -18,8 +18,7 @@ from ...recipes.errors import CheckpointError
 from ...recipes.formats import KvCacheDtype, OnlineHead, ServedForm
 from ...recipes.schema import LAYER_ROLES, QUANTIZABLE
 from ..drafts import Draft, Family, Row
-from ..drafts.cache_rounding import CacheRounding
-from ..drafts.draft_cache import CacheScales
+from ..drafts.draft_cache import CacheRounding, CacheScales
 from ..drafts.forward import DraftForward, OnInput
 from ..files.checkpoint import Checkpoint
 from ..files.digests import Finiteness, check_finite

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from ...recipes.errors import CheckpointError, LayoutError, PlanError, short
 from ..drafts import Draft, Row, read_config, read_draft
+from ..drafts.family import LAYER_CONFIG
 from ..drafts.geometry import MAP, MASK, SIZE_KEY
-from ..drafts.recognition import LAYER_CONFIG
 from ..files.checkpoint import CONFIG_FILE, Checkpoint
 from ..files.safetensors_header import StoredTensor, TensorInfo
 from ..lints.vocabulary_lints import check_vocabulary_map, vocabulary_map

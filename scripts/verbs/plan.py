@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from ...quantize.drafts.shared.mixture.names import of_any_expert
+from ...quantize.drafts.shared.mixture import of_any_expert
 from ...quantize.engines.contract import EngineCheck, loading_places
 from ...quantize.engines.plan_verdicts import nothing_loads, to_mapping, verdict_lines, verdicts_of
 from ...quantize.planning.quantization_plan import Plan, make_plan

@@ -19,7 +19,7 @@ from transformers import Qwen3Config
 
 HERE = Path(__file__).parent
 sys.path.append(str(HERE.parent))
-from draftquant.quantize.drafts.families.dspark.geometry import MARKOV_HEADS  # noqa: E402
+from draftquant.quantize.drafts.families.dspark import MARKOV_HEADS  # noqa: E402
 from dspark_case import CONFIG, CONTEXT, K, features, geometry_of, tokens, weights_of  # noqa: E402
 from reference_draft import transformers_in_float64  # noqa: E402
 

@@ -7,7 +7,7 @@ all codes are those of `towards_zero`.
 import dataclasses
 
 import torch
-from draftquant.quantize.drafts.cache_rounding import FP8_MAX
+from draftquant.quantize.drafts.draft_cache import FP8_MAX
 from draftquant.quantize.stored.loading import LoadedDraft
 from torch import Tensor
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from block_loop import speculative_block_decode
 from block_pair import shared_tables
-from draftquant.quantize.drafts.families.dflash.geometry import DFlashGeometry
+from draftquant.quantize.drafts.shared.block_layers import DFlashGeometry
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from engine_loop import EngineRun, speculative_decode
 from reference_dflash import ReferenceDFlash

@@ -1,8 +1,6 @@
-"""One folder per draft family: `names`, and `geometry`, `forward`, `lints` if it has its own.
+"""One module per draft family: its names, geometry, maths, lints, and what engines know of it.
 
-`engine_traits` lists what engines do differently with drafts of this family.
-
-`names.FAMILY` registers a family. Importing `names` or `geometry` imports no torch.
+Its `FAMILY` registers it. Importing a family imports no torch, which its maths load when they run.
 """
 
 import importlib
@@ -12,10 +10,9 @@ from ..family import Family
 
 
 def discover() -> tuple[Family, ...]:
-    """The `FAMILY` of every folder, by name."""
-    folders = sorted(folder.name for folder in pkgutil.iter_modules(__path__))
-    modules = (importlib.import_module(f"{__name__}.{folder}.names") for folder in folders)
-    return tuple(module.FAMILY for module in modules)
+    """The `FAMILY` of every module, by the module's name."""
+    names = sorted(module.name for module in pkgutil.iter_modules(__path__))
+    return tuple(importlib.import_module(f"{__name__}.{name}").FAMILY for name in names)
 
 
 FAMILIES: tuple[Family, ...] = discover()

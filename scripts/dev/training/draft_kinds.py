@@ -2,12 +2,7 @@
 
 from typing import Any
 
-from ....quantize.drafts.families.dflash import names as dflash
-from ....quantize.drafts.families.dflash2 import names as dflash2
-from ....quantize.drafts.families.dspark import names as dspark
-from ....quantize.drafts.families.eagle3_llama import names as eagle3_llama
-from ....quantize.drafts.families.eagle3_mla import names as eagle3_mla
-from ....quantize.drafts.families.mimo_mtp import names as mimo_mtp
+from ....quantize.drafts.families import dflash, dflash2, dspark, eagle3_llama, eagle3_mla, mimo_mtp
 from .corpus import END_OF_TEXT_ID
 from .draft import DraftKind
 from .target import INITIALIZER_RANGE, TargetSize

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ....quantize.drafts.families.glm4_moe_mtp import names as glm4_moe_mtp
+from ....quantize.drafts.families import glm4_moe_mtp
 from .corpus import END_OF_TEXT_ID
 from .draft import DraftKind
 from .target import INITIALIZER_RANGE, TargetSize

@@ -1,0 +1,471 @@
+"""DFlash: `DFlashDraftModel`, a few Qwen3 layers that fill in a block of mask tokens at once.
+
+Sources: z-lab, SpecForge and TorchSpec exports; `qwen3_dflash.py` of vLLM 0.33, `dflash.py` and
+`dflash_worker_v2.py` of SGLang 0.5.23. Where the engines differ, vLLM is followed: it honours
+`dflash_config.causal`, `dflash_config.swa_window_size`, and an embedding and head that the draft
+ships; SGLang reads `is_causal` and `sliding_window` only and takes the target's embedding and head.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import override
+
+from ....recipes.errors import CheckpointError
+from ....recipes.regular_file import MASK_EMBEDDING_FILE, check_own
+from ..config_reader import ConfigReader, Served
+from ..engine_traits import (
+    ATTENTION,
+    NO_BIAS,
+    EngineTraits,
+    Finding,
+    Fusion,
+    InSglang,
+    InTensorRtLlm,
+    InVllm,
+    Speculators,
+    dropped_roots,
+    refused_roots,
+)
+from ..family import (
+    Dim,
+    Draft,
+    Family,
+    Lint,
+    SpeculatorsForm,
+    TensorSpec,
+    Weights,
+    after_layer,
+)
+from ..forward import OnInput
+from ..geometry import needed_mask
+from ..rope import read_rope
+from ..shared.block_layers import DFlashForward, DFlashGeometry, read_mask_embedding
+from ..shared.layers import (
+    grouped_shapes,
+    head_norm_shapes,
+    layer_norm_shapes,
+    layer_specs,
+    mlp_shapes,
+    vocabulary_specs,
+    weight_names,
+)
+
+BLOCK = 8
+"""Tokens of a block where nothing says how many: vLLM asks the command that serves the draft."""
+
+
+def read_in_vllm(config: Mapping[str, Any], _layers: Mapping[str, Any]) -> dict[str, Any] | Finding:
+    """The keys of an ordinary config.json, of one of speculators."""
+    ids = block_ids(config, "aux_hidden_state_layer_ids", "mask_token_id")
+    if isinstance(ids, Finding):
+        return ids
+    return {
+        "architectures": ["DFlashDraftModel"],
+        "dflash_config": {
+            "mask_token_id": config["mask_token_id"],
+            "target_layer_ids": ids,
+            "causal": not config.get("sliding_window_non_causal", True),
+        },
+        "block_size": config.get("block_size") or BLOCK,
+    }
+
+
+def block_ids(config: Mapping[str, Any], *needed: str) -> list[int] | Finding:
+    """The target's layers, counted after them; or the error where a key is missing or wrong."""
+    for key in needed:
+        if key not in config:
+            return Finding("config", f"KeyError: {key!r}", f"add {key!r}, as it was trained")
+    ids = config["aux_hidden_state_layer_ids"]
+    if not isinstance(ids, list) or not all(type(i) is int for i in ids):
+        text = f"TypeError: '{type(ids).__name__}' object is no list of layers"
+        return Finding("config", text, "correct 'aux_hidden_state_layer_ids'")
+    return [i - 1 for i in ids]
+
+
+ENGINE_TRAITS = EngineTraits(
+    drafts_blocks=True,
+    prunes_vocabulary=True,
+    usual_type="qwen3",
+    vllm=InVllm(
+        architectures=frozenset({"DFlashDraftModel"}),
+        served_as="dflash",
+        roots=refused_roots("DFlashQwen3Model", "model", "draft_model", "dflash_module"),
+        uneven_heads="AssertionError: vllm/model_executor/models/qwen3_dflash.py:191: assert"
+        " self.total_num_heads % tp_size == 0",
+        targets_on_disk=frozenset({"modelopt"}),
+        biases=lambda _draft: (ATTENTION, NO_BIAS),  # `qwen3_dflash.py`
+        fusion=Fusion(counted_by=(), null_width=""),  # `qwen3_dflash.py:84`
+        head_declared="asked",  # `qwen3_dflash.py:755`
+        speculators={"dflash": Speculators(read_in_vllm, qwen3=True)},
+    ),
+    sglang=InSglang(
+        architectures=frozenset({"DFlashDraftModel"}),
+        served_as="DFLASH",
+        roots={"model.": None, **dropped_roots("draft_model.", "dflash_module.")},
+        shares_tables=True,
+        uneven_heads="AssertionError: DFlashAttention requires total_num_heads divisible by"
+        " tp_size. total_num_heads={heads}, tp_size={tp}.",
+        biases=lambda _draft: (ATTENTION, NO_BIAS),
+        layer_name="layers.{n}.{path}",
+        layer_prefix="{leaf}",
+        fusion=Fusion(counted_by=(), reads_width=False),  # `dflash.py:762`
+    ),
+    tensorrt_llm=InTensorRtLlm(architectures=frozenset({"DFlashDraftModel"}), served_as="DFlash"),
+)
+
+
+def dflash_keys(keys: ConfigReader, _layers: ConfigReader) -> dict[str, Any]:
+    """The keys as DFlash reads them, from a config that the speculators package saved."""
+    block = block_keys(keys)
+    if keys.flag("sample_from_anchor", False):
+        raise CheckpointError(
+            keys.where,
+            "sample_from_anchor: expected false, got true: the anchor's slot predicts as well",
+            fix="this draft cannot be served: vLLM refuses it for DFlash",
+        )
+    return {
+        "architectures": ["DFlashDraftModel"],
+        "dflash_config": {
+            **block,
+            # vLLM applies this to every layer, full attention included, though the package trains
+            # full layers in both directions. Executed: `update_dflash`, `_dflash_layer_causal`.
+            "causal": not keys.flag("sliding_window_non_causal", True),
+        },
+    }
+
+
+def block_keys(keys: ConfigReader) -> dict[str, Any]:
+    """What DFlash and what adds to it have in common."""
+    ids_key = "aux_hidden_state_layer_ids"
+    ids = after_layer(keys, ids_key)
+    for key, value in ((ids_key, ids), ("mask_token_id", keys.config.get("mask_token_id"))):
+        if value is None:
+            raise CheckpointError(
+                keys.where,
+                f"{key}: missing key",
+                fix=f"add {key!r} as the draft was trained with it",
+            )
+    return {
+        "target_layer_ids": ids,
+        "mask_token_id": keys.config["mask_token_id"],
+        "block_size": keys.positive("block_size"),
+    }
+
+
+def block_size(draft: Draft) -> Iterator[Lint]:
+    """Source: `DEFAULT_BLOCK_SIZE`."""
+    config = draft.checkpoint.config
+    nested = config.get("dflash_config") or {}
+    if config.get("block_size") is None and nested.get("block_size") is None:
+        yield Lint(
+            name="dflash-block-size-missing",
+            level="warning",
+            cause="config.json has no block_size, so the block size of training is unknown:"
+            " SGLang 0.5.23 drafts blocks of 16 tokens, and vLLM 0.33 as many tokens as"
+            " its own configuration asks for",
+            remedy="add the block_size that the draft was trained with",
+        )
+
+
+def causality(draft: Draft) -> Iterator[Lint]:
+    """Trained with one mask, served with another.
+
+    Source: vLLM 0.33 `_dflash_layer_causal`, `speculators/algos.py` `update_dflash`; SGLang 0.5.23
+    `dflash.py` `_get_dflash_layer_attention_params`; z-lab/dflash @44947fb (never causal).
+    """
+    config = draft.checkpoint.config
+    types = list(draft.layer_config.get("layer_types") or ())
+    types = types or ["full_attention"] * draft.geometry.num_layers
+    sliding = [kind == "sliding_attention" for kind in types]
+    causal = (config.get("dflash_config") or {}).get("causal")
+    if draft.in_speculators_layout:
+        if not config.get("sliding_window_non_causal", True):
+            yield Lint(
+                name="dflash-speculators-causal",
+                level="warning",
+                cause="sliding_window_non_causal is false: vLLM 0.33 then serves every layer as"
+                " causal, but speculators trains full layers as bidirectional",
+                remedy="measure acceptance with each value: neither serves both kinds of layers as"
+                " they were trained"
+                if any(sliding)
+                else "write sliding_window_non_causal true in the source, because the draft has"
+                " no sliding layers",
+            )
+    elif config.get("is_causal") is not None:  # both engines read it before anything else
+        return
+    elif causal is None and any(sliding):
+        yield Lint(
+            name="dflash-sliding",
+            level="warning",
+            cause="the draft has sliding layers, but config.json has no is_causal: engines"
+            " serve these layers as causal, while z-lab's training code lets every slot"
+            " of a block attend to all others",
+            remedy="add the is_causal that the draft was trained with",
+        )
+    elif causal is not None and any(causal != layer for layer in sliding):
+        yield Lint(
+            name="dflash-causal",
+            level="warning",
+            cause=f"dflash_config.causal is {str(causal).lower()}: vLLM 0.33 reads it, but"
+            " SGLang 0.5.23 reads only is_causal, and only where layer_types is present",
+            remedy=f"add is_causal {str(causal).lower()} and layer_types",
+            fix={"is_causal": causal, "layer_types": types},
+        )
+
+
+DEFAULT_BLOCK_SIZE = 16
+"""Where config.json has none: SGLang's (`dflash.py:703`); vLLM drafts as many as it is told to."""
+_LAYER_TYPES = ("full_attention", "sliding_attention")
+_SERVED: Served = {
+    "attention_bias": (False, "engines add biases that no quantized layout stores"),
+    "mlp_bias": (False, "no engine reads them"),
+    "hidden_act": ("silu", "another activation"),
+    "use_gemma_norm": (False, "norms multiply by 1 + weight"),
+    "is_neox_style": (True, "interleaved rotary pairs"),
+    "rope_is_neox_style": (True, "interleaved rotary pairs"),
+    "partial_rotary_factor": (1, "a part of each head is rotated"),
+    "rope_dim": (None, "a part of each head is rotated"),
+    "use_swa": (False, "only vLLM slides the window over all layers"),
+    "attention_sink_bias": (False, "attention sinks"),
+    "add_swa_attention_sink_bias": (False, "attention sinks"),
+    "attention_value_scale": (1, "scaled values"),
+    "use_aux_hidden_state": (True, "a draft without fc"),
+    "sample_from_anchor": (False, "the anchor's slot predicts, as in DSpark"),
+    "shift_label": (False, "a slot predicts the next position"),
+    "projector_type": (None, "another way to correct logits"),
+    "conv_kernel_size": (0, "a DFlash2 draft"),
+    "selector_rank": (0, "a DFlash2 draft"),
+    "markov_rank": (0, "a DSpark draft"),
+    "kv_lora_rank": (None, "layers with MLA"),
+}
+"""Config key -> the value that this family's maths is for (also where it is absent), and what
+another value means."""
+_KIN: Mapping[str, str] = {
+    "base_kernel": "dflash2",
+    "kernel_projection": "dflash2",
+    "candidate_selector": "dflash2",
+    "markov_": "dspark",
+}
+"""Part of a tensor name -> the family that has it, besides all that DFlash has."""
+
+
+class DFlash(Family):
+    """The DFlash family with all its name variants."""
+
+    name = "dflash"
+    engine_traits = ENGINE_TRAITS
+    speculators: Mapping[str, SpeculatorsForm] = {
+        "dflash": SpeculatorsForm(("DFlashSpeculator", "DFlashDraftModel"), dflash_keys)
+    }
+    architectures: tuple[str, ...] = ("DFlashDraftModel",)
+    prefixes: tuple[tuple[str, str], ...] = (
+        ("draft_model.", ""),
+        ("dflash_module.", ""),
+        ("model.", ""),
+        ("encoder.fc.", "fc."),
+        ("encoder.output_norm_enc.", "hidden_norm."),
+        ("context_proj.", "fc."),
+        ("context_norm.", "hidden_norm."),
+        ("final_norm.", "norm."),
+    )
+    served_unquantized = ("embed_tokens", "fc", "lm_head")
+    makes_features = ("fc.", "hidden_norm.")
+    whole_vocabulary: str | None = None
+    served: Served = _SERVED
+    misnamed: Mapping[str, Lint] = {
+        "dflash": Lint(  # loaded in both engines: `tests/engines/names.json`
+            name="model-type",
+            level="warning",
+            cause="only TorchSpec knows model_type dflash: Transformers does not, so neither"
+            " vLLM 0.33 nor SGLang 0.5.23 can read config.json",
+            remedy="write qwen3, because the layers are those of Qwen3",
+            fix={"model_type": "qwen3"},
+        )
+    }
+    relatives: Mapping[str, str] = {
+        "aux_hidden_norms.": "Laguna DFlash",
+        "qkv_proj": "Laguna DFlash",
+        "mask_hidden": "P-EAGLE",
+    }
+    lints: tuple[Callable[[Draft], Iterator[Lint]], ...] = (block_size, causality)
+    maths: type[DFlashForward] = DFlashForward
+
+    @override
+    def recognises(self, canonical_names: Collection[str]) -> bool:
+        # Fc over features, a norm after it outside the layers, normed queries, its own marks.
+        kinds = {kind for mark, kind in _KIN.items() if any(mark in n for n in canonical_names)}
+        return kinds == {self.name} - {DFlash.name} and {
+            "fc.weight",
+            "hidden_norm.weight",
+            "layers.0.self_attn.q_norm.weight",
+        } <= set(canonical_names)
+
+    @override
+    def read_geometry(self, config: Mapping[str, Any], where: object) -> DFlashGeometry:
+        return DFlashGeometry(**self.common_keys(config, where))
+
+    def options(self, config: Mapping[str, Any], where: object) -> ConfigReader:
+        """Config.json with the keys of `dflash_config` over those of the top level."""
+        keys = ConfigReader(config, where)
+        return _over(keys.section("dflash_config"), keys)
+
+    def common_keys(self, config: Mapping[str, Any], where: object) -> dict[str, Any]:
+        """The fields of `DFlashGeometry`; `dflash_config` goes before the top level, as in engines.
+
+        Raises:
+            CheckpointError: a key is missing, of the wrong type or out of range.
+        """
+        keys = ConfigReader(config, where)
+        nested, options = keys.section("dflash_config"), self.options(config, where)
+        with_rope = options
+        for section in ("rope_scaling", "rope_parameters"):
+            with_rope = _over(with_rope, with_rope.section(section))
+        ConfigReader(with_rope.config, where).refuse_others(self.served)
+        hidden, heads = keys.positive("hidden_size"), keys.positive("num_attention_heads")
+        vocab, layers = keys.positive("vocab_size"), keys.positive("num_hidden_layers")
+        block_size = options.positive("block_size", DEFAULT_BLOCK_SIZE)
+        if block_size < 2:
+            raise CheckpointError(
+                where,
+                f"block_size: expected at least 2, an anchor and a mask, got {block_size}",
+                fix="correct 'block_size'",
+            )
+        layer_types = _layer_types(keys, layers)
+        slides = layer_types is not None and "sliding_attention" in layer_types
+        # vLLM prefers the key of `dflash_config`.
+        own_window = options.config.get("swa_window_size") is not None
+        window = "swa_window_size" if own_window else "sliding_window"
+        return dict(
+            hidden_size=hidden,
+            intermediate_size=keys.positive("intermediate_size"),
+            num_layers=layers,
+            num_attention_heads=heads,
+            num_key_value_heads=keys.positive("num_key_value_heads", heads),
+            head_dim=keys.positive("head_dim", hidden // heads),
+            vocab_size=vocab,
+            draft_vocab_size=keys.positive("draft_vocab_size", vocab),
+            target_hidden_size=keys.positive("target_hidden_size", hidden),
+            aux_layer_ids=_target_layer_ids(options, flat=not nested.config),
+            rms_norm_eps=keys.number("rms_norm_eps"),
+            rope=read_rope(config, where),
+            block_size=block_size,
+            mask_token_id=_mask_token_id(options, vocab),
+            layer_types=layer_types,
+            sliding_window=options.positive(window) if slides else None,
+            causal=_causal(keys, nested),
+        )
+
+    @override
+    def tensor_specs(self, geometry: Any) -> Mapping[str, TensorSpec]:
+        g: DFlashGeometry = geometry
+        hidden = Dim(g.hidden_size, "hidden_size")
+        inner = Dim(g.intermediate_size, "intermediate_size")
+        features = Dim(
+            g.num_aux_layers * g.target_hidden_size, "target_hidden_size x target_layer_ids"
+        )
+        norm = TensorSpec(role="norm", shape=(hidden,))
+        fc = TensorSpec(role="fusion", shape=(hidden, features))
+        around = {"fc.weight": fc, "hidden_norm.weight": norm, "norm.weight": norm}
+        full = g.draft_vocab_size == g.vocab_size  # then the target's head serves as well
+        table = vocabulary_specs(g, around, head_optional=full)
+        layer = grouped_shapes(g, hidden) | head_norm_shapes(g)
+        layer |= mlp_shapes("mlp.", inner, hidden) | layer_norm_shapes(hidden)
+        for i in range(g.num_layers):
+            table |= layer_specs(i, weight_names(layer))
+        return table
+
+    @override
+    def forward(self, geometry: Any, weights: Weights, on_input: OnInput) -> DFlashForward:
+        return self.maths(geometry, weights, on_input)
+
+    @override
+    def side_weights(self, geometry: Any, folder: Path) -> Weights:
+        # "mask_embedding" [hidden_size], where the file exists.
+        path = folder / MASK_EMBEDDING_FILE
+        check_own(folder, MASK_EMBEDDING_FILE)
+        if not path.exists():
+            return {}
+        g = geometry
+        return {"mask_embedding": read_mask_embedding(path, g.hidden_size, needed_mask(g))}
+
+
+def _over(nested: ConfigReader, keys: ConfigReader) -> ConfigReader:
+    """One object in which a nested key stands over the same key of the top level."""
+    given = {key: value for key, value in nested.config.items() if value is not None}
+    return ConfigReader({**keys.config, **given}, keys.where)
+
+
+def _layer_types(keys: ConfigReader, num_layers: int) -> tuple[str, ...] | None:
+    types = keys.config.get("layer_types")
+    if types is None:
+        return None
+    if (
+        not isinstance(types, list)
+        or len(types) != num_layers
+        or any(kind not in _LAYER_TYPES for kind in types)
+    ):
+        raise CheckpointError(
+            keys.where,
+            f"layer_types: expected {' or '.join(_LAYER_TYPES)} for each of {num_layers} layers,"
+            f" got {types!r}",
+            fix="correct 'layer_types' or 'num_hidden_layers'",
+        )
+    return tuple(types)
+
+
+def _causal(keys: ConfigReader, nested: ConfigReader) -> bool | None:
+    """`is_causal` goes before `dflash_config.causal`; None where neither is given."""
+    for reader, key in ((keys, "is_causal"), (nested, "causal")):
+        if reader.config.get(key) is not None:
+            return reader.flag(key)
+    return None
+
+
+def _target_layer_ids(options: ConfigReader, *, flat: bool) -> tuple[int, ...]:
+    """The target layers whose outputs are read, checked against the other keys that name them.
+
+    Args:
+        options: config.json, keys of dflash_config first.
+        flat: no dflash_config; such files of TorchSpec count the captured layers in
+            `num_target_layers`, others the layers of the target.
+    """
+    ids = options.layer_ids("target_layer_ids")
+    if ids is None:
+        raise CheckpointError(
+            options.where,
+            "target_layer_ids: missing key (engines guess different layers then)",
+            fix="add 'target_layer_ids' to dflash_config as the draft was trained with it",
+        )
+    before = options.layer_ids("eagle_aux_hidden_state_layer_ids")  # vLLM: input of the layer
+    if before is not None and before != tuple(i + 1 for i in ids):
+        raise CheckpointError(
+            options.where,
+            f"eagle_aux_hidden_state_layer_ids: expected target_layer_ids + 1, got {list(before)}"
+            f" beside {list(ids)}: vLLM would read other layers than SGLang",
+            fix="drop the key, or correct one of the two",
+        )
+    depth = None if flat else options.positive("num_target_layers", ids[-1] + 1)
+    if depth is not None and ids[-1] >= depth:
+        raise CheckpointError(
+            options.where,
+            f"target_layer_ids: expected ids below num_target_layers = {depth}, got {list(ids)}",
+            fix="correct 'target_layer_ids' (0-based, counted after the layer)",
+        )
+    return ids
+
+
+def _mask_token_id(options: ConfigReader, vocab_size: int) -> int | None:
+    """Only a forward pass needs it, so that its absence is no error before."""
+    value = options.config.get("mask_token_id")
+    if value is not None and not (type(value) is int and 0 <= value < vocab_size):
+        raise CheckpointError(
+            options.where,
+            f"mask_token_id: expected a token id in [0, {vocab_size}), got {value!r}",
+            fix="give the 'mask_token_id' that the draft was trained with",
+        )
+    return value
+
+
+FAMILY = DFlash()

@@ -1,0 +1,314 @@
+"""DFlash2: `DFlash2DraftModel`, DFlash with convolutions in its layers and a candidate selector.
+
+Sources: vLLM 0.33 `qwen3_dflash2.py` and `v1/worker/gpu/spec_decode/dflash2/speculator.py`; SGLang
+0.5.23 `dflash.py:520-591,1189-1302`. Engines read the keys of its own in `dflash_config` only;
+`input_embedding_scale` only vLLM, which is followed. The speculators package has no such draft yet;
+vLLM reads its layout.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from typing_extensions import override
+
+from ....recipes.errors import CheckpointError
+from ..config_reader import ConfigReader, Served
+from ..engine_traits import ExtraLinear, Finding, Speculators, refused_roots
+from ..family import Dim, Draft, Lint, SpeculatorsForm, TensorSpec, positive_keys
+from ..forward import Attend, DraftForward
+from ..maths import Tensor, embedding, linear, torch
+from ..shared.block_layers import DFlashForward, DFlashGeometry
+from . import dflash
+from .dflash import DFlash
+
+_KEYS = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
+_CONVOLUTIONS = ("attention_conv", "mlp_conv")
+_SELECTOR = "candidate_selector."
+
+
+def _read_in_vllm(config: Mapping[str, Any], layers: Mapping[str, Any]) -> dict[str, Any] | Finding:
+    plain = dflash.read_in_vllm(config, layers)
+    if isinstance(plain, Finding):
+        return plain
+    absent = next((key for key in _KEYS if config.get(key) is None), None)
+    if absent is not None:
+        return Finding("init", f"KeyError: {absent!r}", f"add {absent!r}, as it was trained")
+    own = {key: config[key] for key in _KEYS}
+    return {
+        **plain,
+        "architectures": ["DFlash2DraftModel"],
+        "dflash_config": {**plain["dflash_config"], **own},
+    }
+
+
+_DFLASH = dflash.ENGINE_TRAITS
+ENGINE_TRAITS = replace(
+    _DFLASH,
+    prunes_vocabulary=False,
+    convolutions=_CONVOLUTIONS,
+    # vLLM 0.33 `qwen3_dflash2.py:316`, SGLang `dflash.py`.
+    extra_linears=(ExtraLinear("candidate_selector.hidden_projection"),),
+    module_names=("candidate_selector",),
+    vllm=replace(
+        _DFLASH.vllm,
+        architectures=frozenset({"DFlash2DraftModel"}),
+        roots=refused_roots("DFlash2Qwen3Model", "draft_model", "dflash_module"),
+        speculators={"dflash2": Speculators(_read_in_vllm, qwen3=True)},
+    ),
+    sglang=replace(_DFLASH.sglang, architectures=frozenset({"DFlash2DraftModel"})),
+    tensorrt_llm=replace(_DFLASH.tensorrt_llm, architectures=frozenset()),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DFlash2Geometry(DFlashGeometry):
+    """Config of a DFlash2 draft.
+
+    Attributes:
+        conv_kernel_size: taps of the convolutions: a slot and those before it.
+        conv_group_size: channels that share what the input adds to a kernel.
+        selector_rank: width of the codebooks.
+        selector_top_k: tokens of the head among which each slot chooses.
+        input_embedding_scale: multiplies the embeddings of a block.
+        output_multiplier: multiplies the head's logits, > 0.
+        final_logit_softcapping: c of c tanh(logits / c), after the multiplier; None = none.
+    """
+
+    conv_kernel_size: int
+    conv_group_size: int
+    selector_rank: int
+    selector_top_k: int
+    input_embedding_scale: float
+    output_multiplier: float
+    final_logit_softcapping: float | None
+
+    @property
+    def num_groups(self) -> int:
+        """Groups of channels in a convolution."""
+        return self.hidden_size // self.conv_group_size
+
+
+class DFlash2Forward(DFlashForward):
+    """One DFlash2 draft.
+
+    Each slot offers the most likely tokens of the head. Among them it takes the one with the
+    highest score, its logit and how well it goes with the token before it, so that the choice is a
+    walk along the block. After tokens that are right the walk stands on the recorded tokens, and
+    after the first wrong one nothing counts: so the recorded tokens are what a slot reads here.
+    """
+
+    geometry: DFlash2Geometry
+
+    @override
+    def proposing(self, x: Tensor, token_ids: Tensor) -> Tensor:
+        # Hidden states of the slots and the codebook's rows of the tokens before them,
+        # [A, K, W + selector_rank].
+        hidden = super().proposing(x, token_ids)
+        codes = self.weights[_SELECTOR + "predecessor_codebook"]
+        return torch.cat((hidden, embedding(token_ids[:, :-1], codes, x.dtype)), dim=-1)
+
+    @override
+    def head_input(self, hidden: Tensor) -> Tensor:
+        return super().head_input(hidden[..., : self.geometry.hidden_size])
+
+    @override
+    def logits(self, hidden: Tensor) -> Tensor:
+        # Scores of the candidates, -infinity for every other token.
+        unary = self._unary(hidden)
+        offered = unary.topk(self.geometry.selector_top_k, dim=-1).indices
+        scores = self._scores(hidden, unary)
+        return torch.full_like(scores, -torch.inf).scatter(-1, offered, scores.gather(-1, offered))
+
+    @override
+    def largest_logits(self, hidden: Tensor, most: int) -> tuple[Tensor, Tensor]:
+        # No part of the vocabulary tells which tokens are candidates.
+        return DraftForward.largest_logits(self, hidden, most)
+
+    @override
+    def scores(self, hidden: Tensor) -> Tensor:
+        # Of all tokens, as if each were a candidate.
+        return self._scores(hidden, self._unary(hidden))
+
+    def _unary(self, hidden: Tensor) -> Tensor:
+        """The head's logits."""
+        return linear(self.head_input(hidden), self.weights["lm_head.weight"])
+
+    def _scores(self, hidden: Tensor, unary: Tensor) -> Tensor:
+        """Score[token] = logit[token] + <before * projection(h), successor[token]>."""
+        g = self.geometry
+        unary = unary * g.output_multiplier
+        if g.final_logit_softcapping is not None:
+            unary = g.final_logit_softcapping * (unary / g.final_logit_softcapping).tanh()
+        own, before = hidden[..., : g.hidden_size], hidden[..., g.hidden_size :]
+        projection = self.weights[_SELECTOR + "hidden_projection.weight"]
+        projected = linear(self.norm("norm", own), projection)
+        return unary + linear(before * projected, self.weights[_SELECTOR + "successor_codebook"])
+
+    @override
+    def _embed(self, token_ids: Tensor) -> Tensor:
+        return super()._embed(token_ids) * self.geometry.input_embedding_scale
+
+    @override
+    def _attention(self, layer: int, y: Tensor, slots: Tensor, attend: Attend) -> Tensor:
+        attention = super()._attention
+        return self._convolved(
+            f"layers.{layer}.attention_conv.", y, lambda x: attention(layer, x, slots, attend)
+        )
+
+    @override
+    def _mlp(self, layer: int, z: Tensor) -> Tensor:
+        mlp = super()._mlp
+        return self._convolved(f"layers.{layer}.mlp_conv.", z, lambda x: mlp(layer, x))
+
+    def _convolved(self, prefix: str, x: Tensor, inner: Callable[[Tensor], Tensor]) -> Tensor:
+        """Convolve what a part of a layer reads and what it makes; x gives both their kernels."""
+        g = self.geometry
+        added = linear(x, self.weights[prefix + "kernel_projection.weight"]).to(x.dtype)
+        added = added.view(*x.shape[:-1], 2, g.conv_kernel_size, g.num_groups)
+        first, last = added.unbind(-3)
+        base = self.weights[prefix + "base_kernel"]
+        return grouped_conv(inner(grouped_conv(x, base[0], first)), base[1], last)
+
+
+def grouped_conv(x: Tensor, base: Tensor, added: Tensor) -> Tensor:
+    """out[s] = sum over taps t of (base[t] + added[s, t]) * x[s - t], nothing before slot 0.
+
+    Args:
+        x: [A, S, W], the slots of A blocks.
+        base: [taps, W], the kernel.
+        added: [A, S, taps, G], what the input adds to it, the same for the W / G channels of each
+            group.
+
+    Returns:
+        [A, S, W].
+    """
+    groups = added.shape[-1]
+    kernel = base.reshape(len(base), groups, -1) + added[..., None]
+    channels = x.reshape(*x.shape[:-1], groups, -1)
+    out: Tensor = kernel[:, :, 0] * channels
+    for tap in range(1, len(base)):
+        before = torch.nn.functional.pad(channels, (0, 0, 0, 0, tap, 0))[:, : x.shape[1]]
+        out = out + kernel[:, :, tap] * before
+    return out.flatten(-2)
+
+
+def float16(draft: Draft) -> Iterator[Lint]:
+    """Source: vLLM issue 55250 (0 of 1,100 tokens accepted), dflash-mlx issue 60."""
+    config = draft.layer_config
+    declared = "float16" in (config.get("dtype"), config.get("torch_dtype"))
+    if declared or any(row.tensor.dtype == "F16" for row in draft.rows):
+        yield Lint(
+            name="dflash2-float16",
+            level="warning",
+            cause="DFlash2 overflows in float16: vLLM accepted none of 1,100 tokens in this"
+            " dtype. Replay computes in float32, so it does not show the loss",
+            remedy="store and serve the draft in bfloat16, or measure what is served",
+        )
+
+
+def embedding_scale(draft: Draft) -> Iterator[Lint]:
+    """Source: vLLM 0.33 `qwen3_dflash2.py:377`; SGLang 0.5.23 asks the target instead."""
+    geometry = draft.geometry
+    if isinstance(geometry, DFlash2Geometry) and geometry.input_embedding_scale != 1:
+        yield Lint(
+            name="dflash2-embedding-scale",
+            level="warning",
+            cause=f"input_embedding_scale is {geometry.input_embedding_scale:g}: vLLM 0.33 and"
+            " replay multiply the embeddings by it, but SGLang 0.5.23 does not read it",
+            remedy="serve this draft with vLLM, or measure its acceptance on SGLang",
+        )
+
+
+def _spelled(keys: ConfigReader, layers: ConfigReader) -> dict[str, Any]:
+    """Source: `update_dflash2`, which hands on these keys and no others."""
+    plain = dflash.dflash_keys(keys, layers)
+    return {
+        "architectures": ["DFlash2DraftModel"],
+        "dflash_config": {**plain["dflash_config"], **positive_keys(keys, *_KEYS)},
+    }
+
+
+class DFlash2(DFlash):
+    """The DFlash2 family."""
+
+    name = "dflash2"
+    engine_traits = ENGINE_TRAITS
+    speculators = {  # noqa: RUF012 - a constant of the class
+        "dflash2": SpeculatorsForm(("DFlash2Speculator", "DFlash2DraftModel"), _spelled)
+    }
+    architectures = ("DFlash2DraftModel",)
+    whole_vocabulary = "the candidates of its selector are tokens of the target"
+    served: Served = {  # noqa: RUF012 - likewise
+        key: value
+        for key, value in DFlash.served.items()
+        if key not in ("conv_kernel_size", "selector_rank")
+    }
+    lints = (*DFlash.lints, float16, embedding_scale)
+    maths = DFlash2Forward
+
+    @override
+    def read_geometry(self, config: Mapping[str, Any], where: object) -> DFlash2Geometry:
+        common = self.common_keys(config, where)
+        own = ConfigReader(config, where).section("dflash_config")
+        hidden, vocab = common["hidden_size"], common["vocab_size"]
+        group_size = own.positive("conv_group_size")
+        if hidden % group_size:
+            raise CheckpointError(
+                own.where,
+                f"conv_group_size: expected a divisor of hidden_size {hidden}, got {group_size}",
+                fix="correct 'conv_group_size'",
+            )
+        if common["draft_vocab_size"] != vocab:
+            raise CheckpointError(
+                own.where,
+                f"draft_vocab_size: expected vocab_size {vocab}, got {common['draft_vocab_size']}:"
+                " the selector's candidates are tokens of the target",
+                fix="no engine serves a DFlash2 draft of another vocabulary",
+            )
+        top_k = own.positive("selector_top_k")
+        if top_k > vocab:
+            raise CheckpointError(
+                own.where,
+                f"selector_top_k: expected at most vocab_size {vocab}, got {top_k}",
+                fix="correct 'selector_top_k'",
+            )
+        # Engines take 0 for none, like a key that is missing.
+        capped = own.config.get("final_logit_softcapping") not in (None, 0)
+        return DFlash2Geometry(
+            **common,
+            conv_kernel_size=own.positive("conv_kernel_size"),
+            conv_group_size=group_size,
+            selector_rank=own.positive("selector_rank"),
+            selector_top_k=top_k,
+            input_embedding_scale=own.number("input_embedding_scale", 1.0),
+            output_multiplier=own.number("output_multiplier", 1.0),
+            final_logit_softcapping=own.number("final_logit_softcapping") if capped else None,
+        )
+
+    @override
+    def tensor_specs(self, geometry: Any) -> Mapping[str, TensorSpec]:
+        g: DFlash2Geometry = geometry
+        hidden, taps = Dim(g.hidden_size, "hidden_size"), g.conv_kernel_size
+        rank, vocab = Dim(g.selector_rank, "selector_rank"), Dim(g.vocab_size, "vocab_size")
+        base = (Dim(2, "input and output"), Dim(taps, "conv_kernel_size"), hidden)
+        added = Dim(2 * taps * g.num_groups, "conv_kernel_size, hidden_size and conv_group_size")
+        shapes = {
+            f"layers.{i}.{where}.{name}": shape
+            for i in range(g.num_layers)
+            for where in _CONVOLUTIONS
+            for name, shape in (
+                ("base_kernel", base),
+                ("kernel_projection.weight", (added, hidden)),
+            )
+        }
+        shapes |= {
+            f"{_SELECTOR}predecessor_codebook": (vocab, rank),
+            f"{_SELECTOR}successor_codebook": (vocab, rank),
+            f"{_SELECTOR}hidden_projection.weight": (rank, hidden),
+        }
+        own = {name: TensorSpec(role="proposal", shape=shape) for name, shape in shapes.items()}
+        return {**super().tensor_specs(g), **own}
+
+
+FAMILY = DFlash2()

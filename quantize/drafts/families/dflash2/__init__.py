@@ -1,1 +1,0 @@
-"""DFlash2, built on DFlash."""

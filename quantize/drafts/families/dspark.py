@@ -1,0 +1,477 @@
+"""DSpark: a DFlash draft whose logits are corrected by the token before each of them.
+
+Sources: `qwen3_dspark.py`, `spec_decode/dspark/speculator.py` and `config/speculative.py:1535` of
+vLLM 0.33.0, which builds Markov heads of the kind "vanilla" alone; `models/dspark.py` and
+`dspark_config.py` of SGLang 0.5.23; SpecForge `modeling/draft/dspark.py`; exports of SpecForge,
+ModelOpt and DeepSpec. Loading was executed (`tests/engines/RESULTS.md`), whose error texts these
+are. Drafts of this name with other bodies (DeepSeek-V4, Gemma 4, Kimi K3's latent attention,
+MiniMax, LFM2, Muse) are others, which `architectures` names.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from typing_extensions import override
+
+from ....recipes.errors import CheckpointError
+from ....recipes.regular_file import MASK_EMBEDDING_FILE
+from ..architectures import declared_architecture
+from ..config_reader import ConfigReader, Served
+from ..engine_traits import (
+    ExtraLinear,
+    Finding,
+    ServedDraft,
+    Speculators,
+    dropped_roots,
+    refused_roots,
+)
+from ..family import Dim, Draft, Lint, SpeculatorsForm, TensorSpec, Weights, positive_keys
+from ..maths import Product, Tensor, embedding, linear, torch
+from ..shared.block_layers import DFlashForward, DFlashGeometry
+from . import dflash
+from .dflash import DFlash, block_keys
+
+_ARCHITECTURES = frozenset({"Qwen3DSparkModel", "DSparkDraftModel"})
+_FLAT = ("confidence_proj.", "gate_proj.", "joint_proj.", "markov_w1.", "markov_w2.")
+"""How ModelOpt's exports begin the names of the heads, in the order in which vLLM meets them."""
+_SPECULATORS_KEYS = (
+    "mask_token_id",
+    "markov_rank",
+    "markov_head_type",
+    "block_size",
+    "enable_confidence_head",
+    "confidence_head_with_markov",
+)
+_NO_NAME = "ValueError: There is no module or parameter named '{}' in {}."
+_NO_HEAD = (
+    "ValueError: Reduced-vocabulary Qwen3 DSpark checkpoints must include lm_head weights; the full"
+    " target lm_head cannot be shared."
+)
+_NO_MAP = (
+    "ValueError: Reduced-vocabulary Qwen3 DSpark checkpoints must include a d2t mapping so sampled"
+    " draft ids can be converted to target ids."
+)
+_RENAME = "name the heads as SpecForge does: markov_head.markov_w1, confidence_head.proj"
+_TOP = "write markov_rank, markov_head_type and the keys of the confidence head at the top level"
+_GATES = {"gated": "gate_up_proj", "rnn": "joint_proj"}
+"""Kind of a Markov head -> its linear, as vLLM's loader spells it."""
+
+
+def _in_vllm(draft: ServedDraft) -> Finding | None:
+    """Rules of `SpeculativeConfig`, `Qwen3DSparkModel` and its loader."""
+    config = draft.config
+    name, flat = declared_architecture(config), _flat(draft.tensor_names)
+    if flat:
+        where = "DFlashQwen3Model" if name == "DFlashDraftModel" else "Qwen3DSparkModel"
+        return Finding("load", _NO_NAME.format(flat.rstrip("."), where), _RENAME)
+    if name == "DFlashDraftModel":
+        remedy = "set architectures to Qwen3DSparkModel"
+        return Finding("load", _NO_NAME.format("confidence_head", "DFlashQwen3Model"), remedy)
+    if name == "DSparkDraftModel" and config.get("model_type") != "qwen3":
+        text = f"vLLM takes a draft of model_type {config.get('model_type')} for DeepSeek-V4's own"
+        return Finding("unknown", text, "set architectures to Qwen3DSparkModel")
+    if config.get("markov_rank") is None:
+        text = "AttributeError: 'Qwen3Config' object has no attribute 'markov_rank'"
+        return Finding("init", text, _TOP)
+    if (kind := config.get("markov_head_type")) in tuple(_GATES):  # of any JSON type
+        gate = f"markov_head.{_GATES[kind]}"
+        return Finding("load", _NO_NAME.format(gate, "Qwen3DSparkModel"), "serve it with SGLang")
+    return _cut(draft) or _other_confidence(draft)
+
+
+def _cut(draft: ServedDraft) -> Finding | None:
+    """A head of fewer rows than the vocabulary: `qwen3_dspark.py:342`."""
+    own, names = draft.config.get("draft_vocab_size"), draft.tensor_names
+    if own in (None, draft.config.get("vocab_size")):
+        return None
+    if not any("lm_head" in name for name in names):
+        return Finding("load", _NO_HEAD, "store the rows of lm_head that d2t stands for")
+    if not any("d2t" in name for name in names):
+        return Finding("load", _NO_MAP, "export the draft with d2t")
+    return None
+
+
+def _other_confidence(draft: ServedDraft) -> Finding | None:
+    """Without a key the confidence head reads no Markov embedding, which trainers let it do."""
+    config = draft.config
+    stored = "confidence_head.proj.weight" in draft.tensor_names
+    if not (stored and config.get("enable_confidence_head")):
+        return None
+    if config.get("confidence_head_with_markov") is not None:
+        return None
+    width = config["hidden_size"]
+    text = (
+        "AssertionError: Tried to load weights of size torch.Size([1,"
+        f" {width + config['markov_rank']}])to a parameter of size torch.Size([1, {width}])"
+    )
+    return Finding("load", text, "write confidence_head_with_markov: true")
+
+
+def _in_sglang(draft: ServedDraft) -> Finding | None:
+    """Rules of `parse_dspark_draft_config`, `build_markov_head` and the loader."""
+    config = draft.config
+    flat = _flat(draft.tensor_names)
+    if declared_architecture(config) == "DFlashDraftModel" or flat:
+        what = f"SGLang drops {flat or 'markov_head.'}*, without which the draft is another one"
+        remedy = _RENAME if flat else "set architectures to Qwen3DSparkModel"
+        return Finding("wrong", what, remedy)
+    nested = config.get("dflash_config")
+    keys = {**config, **(nested if isinstance(nested, Mapping) else {})}
+    if keys.get("markov_head_type") is None:
+        text = "ValueError: DSpark requires markov_head_type when markov_rank > 0, got None."
+        return Finding("init", text, "write markov_head_type: vanilla")
+    if config.get("markov_rank") is None:
+        text = (
+            "ValueError: DSpark requires markov_rank > 0 (the Markov head is the core of the"
+            " semi-AR draft); got markov_rank=0."
+        )
+        return Finding("init", text, _TOP)
+    own, vocab = config.get("draft_vocab_size") or draft.head_rows, config.get("vocab_size")
+    if own not in (None, vocab):
+        rank = config["markov_rank"]
+        text = (
+            f"AssertionError: Attempted to load weight (torch.Size([{own}, {rank}])) into parameter"
+            f" (torch.Size([{vocab}, {rank}]))"
+        )
+        return Finding("load", text, "serve it with vLLM, or train it with the whole vocabulary")
+    return None
+
+
+def _flat(names: Iterable[str]) -> str:
+    """The first beginning of ModelOpt's that one of the names has; "" = none."""
+    own = tuple(names)
+    return next((flat for flat in _FLAT if any(name.startswith(flat) for name in own)), "")
+
+
+def _read_in_vllm(
+    config: Mapping[str, Any], _layers: Mapping[str, Any]
+) -> dict[str, Any] | Finding:
+    ids = dflash.block_ids(config, "aux_hidden_state_layer_ids")
+    if isinstance(ids, Finding):
+        return ids
+    kept = {key: config[key] for key in _SPECULATORS_KEYS if config.get(key) is not None}
+    return {
+        "architectures": ["Qwen3DSparkModel"],
+        "target_layer_ids": ids,
+        "eagle_aux_hidden_state_layer_ids": [i + 1 for i in ids],
+        "sample_from_anchor": config.get("sample_from_anchor", False),
+        **kept,
+    }
+
+
+_DFLASH = dflash.ENGINE_TRAITS
+ENGINE_TRAITS = replace(
+    _DFLASH,
+    extra_linears=(
+        # A ParallelLMHead in vLLM, `qwen3_dspark.py:70`; plain in SGLang, `dspark.py:179`.
+        ExtraLinear("markov_head.markov_w2", is_head=True),
+    ),
+    module_names=(
+        "markov_head",
+        "confidence_head",
+        r"markov_w\d",
+        "gate_proj",
+        "joint_proj",
+        "confidence_proj",
+    ),
+    vllm=replace(
+        _DFLASH.vllm,
+        architectures=_ARCHITECTURES,
+        served_as="dspark",
+        problem=_in_vllm,
+        roots=refused_roots(
+            "Qwen3DSparkModel", "draft_model", "dflash_module", "model", "logit_head"
+        ),
+        head_declared="never",  # `qwen3_dspark.py:248`
+        not_executed=frozenset({"Qwen3OmniDSparkModel"}),
+        not_in_v1=_ARCHITECTURES,
+        speculators={"dspark": Speculators(_read_in_vllm, qwen3=True)},
+    ),
+    sglang=replace(
+        _DFLASH.sglang,
+        architectures=_ARCHITECTURES | {"LingDSparkModel"},
+        served_as="DSPARK",
+        problem_as_draft=_in_sglang,
+        roots=dropped_roots("draft_model.", "dflash_module.", "logit_head."),
+        counts_anchor=True,  # `dspark_config.py:49`
+    ),
+    tensorrt_llm=replace(_DFLASH.tensorrt_llm, architectures=frozenset()),
+)
+
+
+MarkovHead = Literal["vanilla", "gated", "rnn"]
+MARKOV_HEADS: tuple[MarkovHead, ...] = get_args(MarkovHead)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DSparkGeometry(DFlashGeometry):
+    """Config of a DSpark draft: a DFlash body, a Markov head, perhaps a confidence head.
+
+    Attributes:
+        markov_rank: width r of what stands for the token before.
+        markov_head_type: what is made of it; "gated" and "rnn" read the hidden state as well.
+        confidence_width: inputs of the confidence head, the hidden state and perhaps r more.
+    """
+
+    markov_rank: int
+    markov_head_type: MarkovHead
+    confidence_width: int
+
+
+_HEAD = "markov_head."
+
+
+class DSparkForward(DFlashForward):
+    """One DSpark draft.
+
+    With h_j the normed hidden state of what proposes token j, and e_j the row of markov_w1 of the
+    token before it, logits_j = lm_head h_j + markov_w2 s_j, where s_j is
+
+        vanilla  e_j
+        gated    sigmoid(gate_proj [h_j; e_j]) * e_j
+        rnn      tanh(output), with (gate, candidate, output) = joint_proj [state; e_j; h_j] and the
+                 next state sigmoid(gate) * state + (1 - sigmoid(gate)) * tanh(candidate), first 0
+
+    The confidence head shortens rounds in engines that are told to; it changes no proposal.
+    """
+
+    geometry: DSparkGeometry
+
+    @override
+    def proposing(self, x: Tensor, token_ids: Tensor) -> Tensor:
+        # [h_j; s_j], [A, K, W + r].
+        h = self.norm("norm", super().proposing(x, token_ids))
+        e = self._embedded(token_ids[:, :-1], h)
+        if self.geometry.markov_head_type != "rnn":
+            return torch.cat((h, self._correction(h, e, e)[0]), dim=-1)
+        state, found = torch.zeros_like(e[:, 0]), []
+        for h_j, e_j in zip(h.unbind(1), e.unbind(1), strict=True):
+            s_j, state = self._correction(h_j, e_j, state)
+            found.append(s_j)
+        return torch.cat((h, torch.stack(found, dim=1)), dim=-1)
+
+    @override
+    def products(self, hidden: Tensor) -> Sequence[Product]:
+        corrections = hidden[..., self.geometry.hidden_size :]
+        head = self.weights[f"{_HEAD}markov_w2.weight"]
+        return [*super().products(hidden), (corrections, head, None)]
+
+    @override
+    def head_input(self, hidden: Tensor) -> Tensor:
+        # What comes is normed already.
+        return self.on_input("lm_head", hidden[..., : self.geometry.hidden_size])
+
+    def _embedded(self, token_ids: Tensor, h: Tensor) -> Tensor:
+        """e_j of the tokens before."""
+        return embedding(token_ids, self.weights[f"{_HEAD}markov_w1.weight"], h.dtype)
+
+    def _correction(self, h: Tensor, e: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """s_j [..., r] of h_j [..., W] and e_j [..., r], and the state for the next one."""
+        if self.geometry.markov_head_type == "vanilla":
+            return e, state
+        if self.geometry.markov_head_type == "gated":
+            return self._affine("gate_proj", torch.cat((h, e), dim=-1)).sigmoid() * e, state
+        joint = self._affine("joint_proj", torch.cat((state, e, h), dim=-1))
+        gate, candidate, output = joint.chunk(3, dim=-1)
+        state = gate.sigmoid() * state + (1 - gate.sigmoid()) * candidate.tanh()
+        return output.tanh(), state
+
+    def _affine(self, name: str, x: Tensor) -> Tensor:
+        weight, bias = (self.weights[f"{_HEAD}{name}.{part}"] for part in ("weight", "bias"))
+        return linear(x, weight).to(x.dtype) + bias.to(x.dtype)
+
+
+_HEAD_KEYS = (
+    "markov_rank",
+    "markov_head_type",
+    "enable_confidence_head",
+    "confidence_head_with_markov",
+)
+
+
+def nested_keys(draft: Draft) -> Iterator[Lint]:
+    """Source: vLLM 0.33 `qwen3_dspark.py:212`, SGLang 0.5.23 `dspark.py:384`, both executed.
+
+    SpecForge trains from such a file, and its export moves the keys
+    (`scripts/gates/normalize_dflash_export.py`).
+    """
+    config = draft.checkpoint.config
+    nested = config.get("dflash_config") or {}
+    moved = {key: nested[key] for key in _HEAD_KEYS if key in nested and config.get(key) is None}
+    if moved:
+        yield Lint(
+            name="dspark-keys-nested",
+            level="warning",
+            cause=f"only dflash_config has {', '.join(moved)}: vLLM 0.33 and SGLang 0.5.23"
+            " read the keys of the heads at the top level, and refuse the draft",
+            remedy="write them at the top level as well",
+            fix=moved,
+        )
+
+
+def _spelled(keys: ConfigReader, _layers: ConfigReader) -> dict[str, Any]:
+    """Source: `update_dspark`; the package itself trains and saves `sample_from_anchor` true."""
+    names = ("markov_head_type", "enable_confidence_head", "confidence_head_with_markov")
+    return {
+        "architectures": ["Qwen3DSparkModel"],
+        **block_keys(keys),
+        **positive_keys(keys, "markov_rank"),
+        **{name: keys.config[name] for name in names if keys.config.get(name) is not None},
+        "sample_from_anchor": keys.flag("sample_from_anchor", False),
+    }
+
+
+_SECTION = "dflash_config"
+_OF_OTHERS = ("sample_from_anchor", "shift_label", "projector_type", "markov_rank")
+"""Keys of which DFlash refuses what DSpark has."""
+_OWN_KEYS = ("markov_rank", "markov_head_type", "enable_confidence_head")
+_PREFIXED = ("block_size", "markov_rank", "markov_head_type", "target_layer_ids")
+
+
+class DSpark(DFlash):
+    """The DSpark family with all its name variants."""
+
+    name = "dspark"
+    engine_traits = ENGINE_TRAITS
+    speculators = {  # noqa: RUF012 - a constant of the class
+        "dspark": SpeculatorsForm(("DSparkSpeculator", "DSparkDraftModel"), _spelled)
+    }
+    projectors: Mapping[str, str] = {"dspark": "DSparkDraftModel"}
+    architectures = ("Qwen3DSparkModel", "DSparkDraftModel", "Qwen3OmniDSparkModel")
+    prefixes = (
+        *DFlash.prefixes,
+        ("logit_head.", ""),  # SpecForge, in its early exports
+        # ModelOpt; its gate_proj no exclude could tell from those of layers.
+        ("markov_w1.", "markov_head.markov_w1."),
+        ("markov_w2.", "markov_head.markov_w2."),
+        ("joint_proj.", "markov_head.joint_proj."),
+        ("confidence_proj.", "confidence_head.proj."),
+    )
+    served: Served = {  # noqa: RUF012 - likewise
+        **{key: value for key, value in DFlash.served.items() if key not in _OF_OTHERS},
+        "projector_type": ("dspark", "a draft of another kind"),
+        "dspark_config": (None, "SGLang alone reads it, not the keys beside it"),
+        "dspark_draft_topk": (None, "vLLM corrects that many tokens and rules all others out"),
+        "logit_scale": (1, "vLLM alone multiplies the logits by it"),
+    }
+    lints = (*DFlash.lints, nested_keys)
+    maths = DSparkForward
+
+    @override
+    def read_geometry(self, config: Mapping[str, Any], where: object) -> DSparkGeometry:
+        keys = ConfigReader(config, where)
+        options = self.options(config, where)
+        _check_agreement(keys, options)
+        options.positive("block_size")  # SGLang drafts 7 tokens without it, vLLM refuses
+        common = self.common_keys(config, where)
+        rank = options.positive("markov_rank")
+        kind = options.config.get("markov_head_type")
+        kind = "vanilla" if kind is None else kind
+        if kind not in MARKOV_HEADS:
+            raise CheckpointError(
+                where,
+                f"markov_head_type: expected {', '.join(MARKOV_HEADS)}, got {kind!r}",
+                fix="correct 'markov_head_type'; a draft with another head is not supported",
+            )
+        with_markov = options.flag("confidence_head_with_markov", True)
+        return DSparkGeometry(
+            **common,
+            proposes_from_anchor=_proposes_from_anchor(keys, options),
+            markov_rank=rank,
+            markov_head_type=kind,
+            confidence_width=common["hidden_size"] + (rank if with_markov else 0),
+        )
+
+    @override
+    def tensor_specs(self, geometry: Any) -> Mapping[str, TensorSpec]:
+        g: DSparkGeometry = geometry
+        rank, vocab = Dim(g.markov_rank, "markov_rank"), Dim(g.vocab_size, "vocab_size")
+        draft_vocab = Dim(g.draft_vocab_size, "draft_vocab_size")
+        confidence = Dim(g.confidence_width, "hidden_size, confidence_head_with_markov")
+        one = Dim(1, "the confidence head")
+        return {
+            **super().tensor_specs(g),
+            "markov_head.markov_w1.weight": TensorSpec(role="proposal", shape=(vocab, rank)),
+            "markov_head.markov_w2.weight": TensorSpec(role="proposal", shape=(draft_vocab, rank)),
+            **_gates(g),
+            "confidence_head.proj.weight": TensorSpec(
+                role="proposal", shape=(one, confidence), optional=True
+            ),
+            "confidence_head.proj.bias": TensorSpec(role="proposal", shape=(one,), optional=True),
+        }
+
+    @override
+    def side_weights(self, _geometry: Any, folder: Path) -> Weights:
+        # None, for engines look for the file beside DFlash alone. Source: vLLM 0.33
+        # `qwen3_dspark.py` `load_weights`; SGLang 0.5.23 `dflash_worker_v2.py:543`.
+        path = folder / MASK_EMBEDDING_FILE
+        if path.exists():
+            raise CheckpointError(
+                path,
+                "a trained mask embedding, which no engine reads beside a DSpark draft",
+                fix="remove the file: the row of the embedding is served",
+            )
+        return {}
+
+
+def _gates(g: DSparkGeometry) -> Mapping[str, TensorSpec]:
+    """What the kinds of Markov heads have besides."""
+    shapes = {
+        "vanilla": None,
+        "gated": ("gate_proj", g.markov_rank, g.hidden_size + g.markov_rank),
+        "rnn": ("joint_proj", 3 * g.markov_rank, g.hidden_size + 2 * g.markov_rank),
+    }
+    shape = shapes[g.markov_head_type]
+    if shape is None:
+        return {}
+    name, rows, columns = shape
+    out = Dim(rows, "markov_rank, markov_head_type")
+    inputs = Dim(columns, "hidden_size, markov_rank, markov_head_type")
+    return {
+        f"markov_head.{name}.weight": TensorSpec(role="proposal", shape=(out, inputs)),
+        f"markov_head.{name}.bias": TensorSpec(role="proposal", shape=(out,)),
+    }
+
+
+def _proposes_from_anchor(keys: ConfigReader, options: ConfigReader) -> bool:
+    """`sample_from_anchor`, true unless it is said otherwise.
+
+    Source: vLLM 0.33 `dspark/speculator.py:50`, SGLang 0.5.23 `dspark_config.py:28`.
+    """
+    anchor = keys.flag("sample_from_anchor", True)
+    said = {
+        "dflash_config.sample_from_anchor": options.flag("sample_from_anchor", anchor),
+        "shift_label": options.flag("shift_label", anchor),  # ModelOpt's word for it
+        "dspark_bonus_anchor": not keys.flag("dspark_bonus_anchor", not anchor),  # vLLM's
+    }
+    for key, value in said.items():
+        if value != anchor:
+            raise CheckpointError(
+                keys.where,
+                f"sample_from_anchor: {anchor} at the top level, where engines read it, but"
+                f" {key} says {value}",
+                fix="write sample_from_anchor there as the draft was trained, and drop the other",
+            )
+    return anchor
+
+
+def _check_agreement(keys: ConfigReader, options: ConfigReader) -> None:
+    """What stands in two places says the same in both: engines differ in which they read."""
+    pairs = [
+        *((key, f"{_SECTION}.{key}", keys.section(_SECTION).config.get(key)) for key in _OWN_KEYS),
+        *((key, f"dspark_{key}", keys.config.get(f"dspark_{key}")) for key in _PREFIXED),
+        ("mask_token_id", "dspark_noise_token_id", keys.config.get("dspark_noise_token_id")),
+    ]
+    for key, other, value in pairs:
+        own = keys.config.get(key) if other.startswith(_SECTION) else options.config.get(key)
+        if value is not None and own is not None and own != value:
+            raise CheckpointError(
+                keys.where,
+                f"{key}: {own!r} beside {other}: {value!r}, and engines differ in which they read",
+                fix="write what the draft was trained with in both places",
+            )
+
+
+FAMILY = DSpark()

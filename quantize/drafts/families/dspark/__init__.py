@@ -1,1 +1,0 @@
-"""DSpark, built on DFlash."""

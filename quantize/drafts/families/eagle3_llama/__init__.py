@@ -1,1 +1,0 @@
-"""EAGLE-3 and P-EAGLE with Llama layers."""

@@ -1,0 +1,136 @@
+"""EAGLE-3 with multi-head latent attention: the kind of kimi-k2.5-eagle3-mla.
+
+TorchSpec writes `midlayer.*`, or `layers.0.*` for vLLM; ModelOpt writes `layers.0.*` without
+embed_tokens and `draft_vocab_size`. The keys of a mixture of experts that ModelOpt's config keeps
+from its template mean nothing: every engine builds one dense MLP.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from typing_extensions import override
+
+from ..config_reader import KEY, SECTION, ConfigReader
+from ..engine_traits import (
+    EngineTraits,
+    Finding,
+    Fusion,
+    InSglang,
+    InTensorRtLlm,
+    InVllm,
+    ServedDraft,
+    dropped_roots,
+    refused_roots,
+)
+from ..family import Dim
+from ..rope import of_latent_attention
+from ..shared.eagle3 import Eagle3, Eagle3Geometry, read_common
+from ..shared.layers import MlaAttention, Shapes, latent_shapes, read_latent
+
+
+def _in_vllm(draft: ServedDraft) -> Finding | None:
+    if not draft.fuses:
+        text = "model.fc.weight stays uninitialised: vLLM builds fc for every MLA draft"
+        return Finding("wrong", text, "serve it with SGLang")
+    return None
+
+
+ENGINE_TRAITS = EngineTraits(
+    usual_type="kimi_k2",
+    latent=True,
+    two_layer_norms=True,
+    prunes_vocabulary=True,
+    vllm=InVllm(
+        architectures=frozenset(
+            {
+                "Eagle3DeepseekV2ForCausalLM",
+                "Eagle3DeepseekV3ForCausalLM",
+                "DeepseekV2ForCausalLM",
+                "DeepseekV3ForCausalLM",
+            }
+        ),
+        problem=_in_vllm,
+        roots=refused_roots("DeepseekV2Eagle3Model", "model"),
+        fusion=Fusion(),  # `deepseek_eagle3.py:189`
+        uneven_heads="AssertionError: vllm/model_executor/models/deepseek_v2.py:1041: assert"
+        " num_heads % tp_size == 0",
+        # `deepseek_eagle3.py:225` gives the head no declaration.
+    ),
+    sglang=InSglang(
+        architectures=frozenset({"Eagle3DeepseekV2ForCausalLM"}),
+        floats_into_fp8="refused",
+        roots=dropped_roots("model."),
+        uneven_heads="AssertionError: sglang/srt/models/deepseek_v2.py:2057: assert num_heads %"
+        " attn_tp_size == 0",
+        layer_name="model.midlayer.{path}",
+        layer_prefix="model.{path}",
+        fc_sharding="column",
+        plain_fc=False,
+        most_layers=1,
+        fusion=Fusion(  # `kimi_k25_eagle3.py:48,208`
+            counted_by=(f"{SECTION}.{KEY}", KEY), counts_empty=True, null_width=""
+        ),
+    ),
+    tensorrt_llm=InTensorRtLlm(
+        architectures=frozenset({"Eagle3DeepseekV2ForCausalLM", "Eagle3DeepSeekV3ForCausalLM"})
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Eagle3MlaGeometry(Eagle3Geometry):
+    """Config of an EAGLE-3 MLA draft; widths in elements.
+
+    Attributes:
+        qk_nope_head_dim, qk_rope_head_dim: plain and rotated part of a head's query and key.
+        rope_interleave: neighbouring dimensions turn together (vLLM 0.33 does so in any case,
+            SGLang 0.5.23 as the config says).
+    """
+
+    q_lora_rank: int
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+    rope_interleave: bool
+
+
+class Eagle3Mla(Eagle3):
+    """The EAGLE-3 MLA family with all its name variants.
+
+    vLLM 0.33 knows both architectures and serves one class for them, SGLang 0.5.23 the first.
+    """
+
+    name = "eagle3-mla"
+    engine_traits = ENGINE_TRAITS
+    architectures = ("Eagle3DeepseekV2ForCausalLM", "Eagle3DeepseekV3ForCausalLM")
+    own_marks = (r"kv_[ab]_proj",)
+
+    @override
+    def recognises(self, canonical_names: Collection[str]) -> bool:
+        # A hidden_norm and the latent down-projection in layer 0.
+        return {
+            "layers.0.self_attn.kv_a_proj_with_mqa.weight",
+            "layers.0.hidden_norm.weight",
+        } <= set(canonical_names)
+
+    @override
+    def read_geometry(self, config: Mapping[str, Any], where: object) -> Eagle3MlaGeometry:
+        keys = ConfigReader(config, where)
+        common = read_common(config, where, self.name)
+        return Eagle3MlaGeometry(
+            **common | {"rope": of_latent_attention(common["rope"], where)},
+            **read_latent(keys),
+        )
+
+    @override
+    def attention_shapes(self, geometry: Eagle3MlaGeometry, width: Dim) -> Shapes:
+        return latent_shapes(geometry, width)
+
+    @override
+    def attention(self, geometry: Eagle3MlaGeometry) -> MlaAttention:
+        return MlaAttention(geometry)
+
+
+FAMILY = Eagle3Mla()

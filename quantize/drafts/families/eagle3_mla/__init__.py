@@ -1,1 +1,0 @@
-"""EAGLE-3 with multi-head latent attention (MLA)."""

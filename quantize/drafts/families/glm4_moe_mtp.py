@@ -1,0 +1,71 @@
+"""The MTP layer of GLM-4.5, 4.6 and 4.7: grouped-query attention, a mixture of experts.
+
+vLLM 0.33 serves Glm4MoeForCausalLM as `Glm4MoeMTPModel` (`config/speculative.py:848`), SGLang
+0.5.23 as Glm4MoeForCausalLMNextN. vLLM feeds back the layer's output before the last norm
+(`glm4_moe_mtp.py:125`), SGLang after it, and vLLM alone zeroes the embedding at position 0: replay
+does as vLLM.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from typing_extensions import override
+
+from ..config_reader import ConfigReader
+from ..engine_traits import MtpLayer
+from ..shared.mixture import read_mixture
+from ..shared.mtp import (
+    AROUND_DEEPSEEKS,
+    NO_PARAMETER,
+    GroupedMtp,
+    MtpGroupedGeometry,
+    mtp_traits,
+    read_heads,
+    read_mtp,
+    rotated_part,
+)
+
+ENGINE_TRAITS = mtp_traits(
+    frozenset({"Glm4MoeForCausalLM"}),
+    vllm=MtpLayer(
+        layer="model.layers.{n}.mtp_block.",
+        prefix="model.layers.{n}.",
+        no_parameter=NO_PARAMETER,
+        lists_parts=True,
+    ),
+    sglang=MtpLayer(
+        layer="model.decoder.",
+        prefix="model.decoder.",
+        most_modules=1,  # `glm4_moe.py:1080`; executed
+    ),
+    more_in_sglang=frozenset({"Glm4MoeForCausalLMNextN"}),
+)
+
+
+class Glm4MoeMtp(GroupedMtp):
+    """GLM's layer, named as DeepSeek's."""
+
+    name = "glm4-moe-mtp"
+    engine_traits = ENGINE_TRAITS
+    architectures = ("Glm4MoeForCausalLM", "Glm4MoeForCausalLMNextN", "Glm4MoeMTPModel")
+    layer = re.compile(r"model\.layers\.(\d+)\.")
+    outer = AROUND_DEEPSEEKS
+    state_first = False
+    feeds_back_normed = False
+
+    @override
+    def read_geometry(self, config: Mapping[str, Any], where: object) -> MtpGroupedGeometry:
+        keys = ConfigReader(config, where)
+        part, rest = rotated_part(keys, 0.5)
+        common = read_mtp(rest, where, self.name, several=True)
+        return MtpGroupedGeometry(
+            **common,
+            **read_heads(keys, common, part),
+            mixture=read_mixture(keys),
+            qkv_bias=keys.flag("attention_bias", False),
+            qk_norm=keys.flag("use_qk_norm", False),
+        )
+
+
+FAMILY = Glm4MoeMtp()

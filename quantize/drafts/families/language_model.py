@@ -1,0 +1,280 @@
+"""A small language model that drafts for a larger one of the same vocabulary.
+
+`LlamaForCausalLM`, `Qwen2ForCausalLM` and `Qwen3ForCausalLM`, as anyone publishes them: vLLM's
+method `draft_model`, SGLang's STANDALONE. It reads tokens and nothing of the target. Its layers
+have grouped-query attention after a norm and an MLP after another, in Llama's, Qwen2's (biased
+queries, keys and values) and Qwen3's (normed heads) way: `llama.py`, `qwen2.py` and `qwen3.py` of
+vLLM 0.33 and SGLang 0.5.23.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from typing_extensions import override
+
+from ....recipes.errors import CheckpointError
+from ..architectures import declared_architecture
+from ..config_reader import ConfigReader, Served
+from ..engine_traits import (
+    ATTENTION,
+    INPUTS,
+    MLP,
+    NO_BIAS,
+    Biases,
+    EngineTraits,
+    Finding,
+    InSglang,
+    InVllm,
+    ServedDraft,
+)
+from ..family import Dim, Family, TensorSpec, Weights
+from ..forward import Attend, ModulesForward, OnInput, ProductLogits, gated_mlp
+from ..geometry import LastStateGeometry
+from ..maths import Product, Tensor, embedding
+from ..passes import TextForward
+from ..rope import RopeConfig, read_rope
+from ..shared.layers import (
+    LlamaAttention,
+    grouped_shapes,
+    head_norm_shapes,
+    input_bias_shapes,
+    layer_norm_shapes,
+    layer_specs,
+    mlp_shapes,
+    weight_names,
+)
+
+_BARE = ("layers.", "embed_tokens.", "norm.")
+
+
+def _biases_in_vllm(draft: ServedDraft) -> Biases:
+    """`llama.py:267` has both, `qwen3.py` those of its inputs."""
+    if declared_architecture(draft.config) == "LlamaForCausalLM":
+        return (ATTENTION, MLP)
+    return (INPUTS if draft.normed_heads else None, NO_BIAS)
+
+
+def _biases_in_sglang(draft: ServedDraft) -> Biases:
+    qwen2 = declared_architecture(draft.config).startswith("Qwen2")
+    return (None if qwen2 else ATTENTION, NO_BIAS)
+
+
+def _without_root(draft: ServedDraft) -> Finding | None:
+    """VLLM looks for every name but the head's below "model."."""
+    bare = sorted(name for name in draft.tensor_names if name.startswith(_BARE))
+    if not bare:
+        return None
+    name = bare[0].partition(".")[0]
+    text = f"ValueError: There is no module or parameter named '{name}'"
+    return Finding("load", text, 'put "model." before the names of the tensors')
+
+
+ENGINE_TRAITS = EngineTraits(
+    whole_model=True,
+    head="unless tied",
+    vllm=InVllm(
+        architectures=frozenset({"LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}),
+        served_as="draft_model",
+        roots={"model.": None},
+        problem=_without_root,
+        refuses_absent_norm=True,
+        biases=_biases_in_vllm,
+        head_declared="always",  # `llama.py`, `qwen2.py`, `qwen3.py`
+    ),
+    sglang=InSglang(
+        architectures=frozenset({"LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}),
+        served_as="STANDALONE",
+        roots={"model.": None},
+        biases=_biases_in_sglang,
+        layer_prefix="model.layers.{n}.{path}",  # the whole name is passed on
+        renames_block_scales=frozenset({"LlamaForCausalLM"}),  # `llama.py:723`
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LanguageModelGeometry(LastStateGeometry):
+    """Config of a language model, which has the target's whole vocabulary.
+
+    Attributes:
+        input_bias: queries, keys and values have biases. output_bias: so has what they mix into.
+        qk_norm: each head's query and key is normed before it is rotated.
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    vocab_size: int
+    rms_norm_eps: float
+    rope: RopeConfig
+    input_bias: bool
+    output_bias: bool
+    qk_norm: bool
+    tied: bool
+
+    @property
+    @override
+    def reads_features(self) -> bool:
+        return False
+
+
+class LanguageModelForward(ModulesForward, TextForward, ProductLogits):
+    """Layers: x + o(attention(norm x)), then the MLP alike."""
+
+    geometry: LanguageModelGeometry
+
+    def __init__(
+        self, geometry: LanguageModelGeometry, weights: Weights, on_input: OnInput
+    ) -> None:
+        super().__init__(geometry, weights, on_input)
+        self.attention = LlamaAttention(
+            head_dim=geometry.head_dim, rope=geometry.rope, qk_norm=geometry.qk_norm
+        )
+
+    @override
+    def products(self, hidden: Tensor) -> Sequence[Product]:
+        # A tied head is the embedding.
+        head = self.weights.get("lm_head.weight", self.weights["embed_tokens.weight"])
+        return [(self.head_input(hidden), head, None)]
+
+    @override
+    def step(self, token_ids: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        # The hidden state of the step before is not read.
+        dtype = self.weights["layers.0.post_attention_layernorm.weight"].dtype  # that of the norms
+        x = embedding(token_ids, self.weights["embed_tokens.weight"], dtype)
+        for layer in range(self.geometry.num_layers):
+            prefix = f"layers.{layer}."
+            y = self.norm(f"{prefix}input_layernorm", x)
+            attention = f"{prefix}self_attn."
+            r = x + self.attention.output(layer, attention, y, positions, attend, self)
+            z = self.norm(f"{prefix}post_attention_layernorm", r)
+            x = r + gated_mlp(f"{prefix}mlp.", z, self)
+        return x
+
+    @override
+    def head_input(self, hidden: Tensor) -> Tensor:
+        return self.on_input("lm_head", self.norm("norm", hidden))
+
+
+LayerKind = Literal["Llama", "Qwen2", "Qwen3"]
+_LAYERS: Mapping[str, LayerKind] = {
+    "LlamaForCausalLM": "Llama",
+    "Qwen2ForCausalLM": "Qwen2",
+    "Qwen3ForCausalLM": "Qwen3",
+}
+_SERVED: Served = {
+    "hidden_act": ("silu", "another activation"),
+    "mlp_bias": (False, "biases of the MLP"),
+    "use_sliding_window": (False, "a sliding window"),
+    "logit_scale": (1, "scaled logits"),
+    "hot_vocab_size": (None, "a part of the vocabulary"),
+}
+_ROOTS = frozenset({"embed_tokens", "layers", "norm", "lm_head"})
+
+
+class LanguageModel(Family):
+    """Small dense language models."""
+
+    name = "language-model"
+    engine_traits = ENGINE_TRAITS
+    architectures = tuple(_LAYERS)
+    prefixes = (("model.", ""),)
+    served_unquantized = ("embed_tokens", "lm_head")
+    is_whole_model = True
+    whole_vocabulary = "engines load it as any other language model, with its whole vocabulary"
+    served_root = "draft_model."
+    shared_tables = ()  # a whole model has its own
+    makes_features = ()
+    relatives: Mapping[str, str] = {
+        "markov": "DSpark",
+        "candidate_selector": "DFlash2",
+        "medusa": "Medusa",
+        "eh_proj": "an MTP layer",
+        "mtp.": "an MTP layer",
+    }
+
+    @override
+    def recognises(self, canonical_names: Collection[str]) -> bool:
+        # Whole layers, a final norm, and nothing besides but tables.
+        names = set(canonical_names)
+        whole = {"norm.weight", "layers.0.input_layernorm.weight", "layers.0.mlp.up_proj.weight"}
+        others = {name.partition(".")[0] for name in names} - _ROOTS
+        return whole <= names and not others and "layers.0.hidden_norm.weight" not in names
+
+    @override
+    def read_geometry(self, config: Mapping[str, Any], where: object) -> LanguageModelGeometry:
+        # Biases are where vLLM 0.33 and SGLang 0.5.23 build them: vLLM `llama.py:267-275`,
+        # `qwen2.py:162`, `qwen3.py:208`; SGLang `llama.py:339`, `qwen2.py:194`.
+        (architecture,) = config["architectures"]
+        layers = _LAYERS[architecture]
+        keys = ConfigReader(config, where)
+        keys.refuse_others(_SERVED)
+        biased = keys.flag("attention_bias", False)
+        if biased and layers == "Qwen3":
+            raise CheckpointError(
+                where,
+                "attention_bias: expected false, got true: vLLM 0.33 gives o_proj of such a layer"
+                " no bias, Transformers does",
+                fix="this draft cannot be served as it was trained",
+            )
+        qkv = keys.flag("qkv_bias", layers == "Qwen2" or biased)
+        hidden, heads = keys.positive("hidden_size"), keys.positive("num_attention_heads")
+        head_dim = keys.positive("head_dim", hidden // heads)
+        if layers == "Qwen2" and head_dim * heads != hidden:
+            raise CheckpointError(
+                where,
+                f"head_dim: expected hidden_size / num_attention_heads = {hidden // heads} of such"
+                f" layers, got {head_dim}: vLLM 0.33 does not read the key, SGLang 0.5.23 does",
+                fix="correct 'head_dim', or 'architectures': no width suits both",
+            )
+        return LanguageModelGeometry(
+            hidden_size=hidden,
+            intermediate_size=keys.positive("intermediate_size"),
+            num_layers=keys.positive("num_hidden_layers"),
+            num_attention_heads=heads,
+            num_key_value_heads=keys.positive("num_key_value_heads", heads),
+            head_dim=head_dim,
+            vocab_size=keys.positive("vocab_size"),
+            rms_norm_eps=keys.number("rms_norm_eps"),
+            rope=read_rope(config, where),
+            input_bias=qkv,
+            output_bias=biased and layers == "Llama",
+            qk_norm=layers == "Qwen3",
+            tied=keys.flag("tie_word_embeddings", False),
+        )
+
+    @override
+    def tensor_specs(self, geometry: Any) -> Mapping[str, TensorSpec]:
+        # A tied model may store its head again, no other lacks it.
+        g: LanguageModelGeometry = geometry
+        hidden, vocab = Dim(g.hidden_size, "hidden_size"), Dim(g.vocab_size, "vocab_size")
+        inner = Dim(g.intermediate_size, "intermediate_size")
+        table = {
+            "embed_tokens.weight": TensorSpec(role="embedding", shape=(vocab, hidden)),
+            "norm.weight": TensorSpec(role="norm", shape=(hidden,)),
+        }
+        head = TensorSpec(role="head", shape=(vocab, hidden), optional=g.tied, tied=g.tied)
+        table["lm_head.weight"] = head
+        linears = grouped_shapes(g, hidden)
+        modules = linears | mlp_shapes("mlp.", inner, hidden) | layer_norm_shapes(hidden)
+        shapes = weight_names(modules)
+        if g.input_bias:
+            shapes |= input_bias_shapes(linears)
+        if g.output_bias:
+            shapes["self_attn.o_proj.bias"] = ("norm", (hidden,))
+        if g.qk_norm:
+            shapes |= weight_names(head_norm_shapes(g))
+        for i in range(g.num_layers):
+            table |= layer_specs(i, shapes)
+        return table
+
+    @override
+    def forward(self, geometry: Any, weights: Weights, on_input: OnInput) -> LanguageModelForward:
+        return LanguageModelForward(geometry, weights, on_input)
+
+
+FAMILY = LanguageModel()

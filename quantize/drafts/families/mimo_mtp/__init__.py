@@ -1,1 +1,0 @@
-"""The MTP layer of MiMo."""

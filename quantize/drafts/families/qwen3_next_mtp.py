@@ -1,0 +1,250 @@
+"""The MTP layer of Qwen3-Next and Qwen3.5: attention with an output gate, an MLP or a mixture.
+
+Below `mtp.` of the released folders. vLLM 0.33 serves it as `Qwen3NextMTP`, `Qwen3_5MTP` and
+`Qwen3_5MoeMTP` (`config/speculative.py:908`, `:987`), SGLang 0.5.23 as `Qwen3NextForCausalLMMTP`
+and `Qwen3_5ForCausalLMMTP` (`model_config.py:1134`, `:1159`). Neither zeroes the embedding at
+position 0, and both feed back what the head reads (`qwen3_5_mtp.py:203`). Norms multiply by
+1 + weight (`GemmaRMSNorm`).
+
+Qwen3.5 keeps the sizes in text_config. Of text its three rotary positions are equal, so that it
+turns by one angle.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from typing_extensions import override
+
+from ....recipes.errors import CheckpointError, short
+from ..architectures import declared_architecture
+from ..config_reader import ConfigReader, Served
+from ..engine_traits import Finding, MtpLayer, ServedDraft
+from ..family import SpeculatorsForm
+from ..shared.mixture import is_expert, read_qwen_mixture
+from ..shared.mtp import (
+    GroupedMtp,
+    MtpGroupedGeometry,
+    mtp_traits,
+    read_heads,
+    read_mtp,
+    rotated_part,
+)
+
+_NEXT = "Qwen3NextForCausalLM"
+_EXPERTS_WANTED = "engines serve layers of Qwen3-Next with experts alone"
+_LAYER = "mtp.layers."
+_OTHER_FORMAT = (
+    "use another format: SGLang builds this layer in BF16 where ModelOpt's NVFP4 is declared"
+)
+
+
+def _is_dense(draft: ServedDraft) -> bool:
+    """Whether it has an MLP, which only Qwen3.5's layers have in engines; executed."""
+    own = declared_architecture(draft.config) == _NEXT
+    return own and not any(is_expert(name) for name in draft.tensor_names)
+
+
+def _in_vllm(draft: ServedDraft) -> Finding | None:
+    if not _is_dense(draft):
+        return None
+    text = "RuntimeError: No Qwen3Next layer found in the model.layers."
+    return Finding("init", text, _EXPERTS_WANTED)
+
+
+def _in_sglang(draft: ServedDraft) -> Finding | None:
+    if _is_dense(draft):
+        if draft.config.get("num_experts"):
+            unsure = "Loading a layer of Qwen3-Next without experts was never executed"
+            return Finding("unknown", unsure, _EXPERTS_WANTED)
+        told = f"ValueError: Tensor parallel size {draft.tp} is greater than the number of"
+        return Finding("init", f"{told} experts 0.", _EXPERTS_WANTED)
+    if _floats_in_sglang(draft) and any(n.endswith("weight_scale_2") for n in draft.tensor_names):
+        return Finding(
+            "load",
+            "AssertionError: sglang/srt/layers/linear.py:894: assert param_data.shape =="
+            " loaded_weight.shape",
+            _OTHER_FORMAT,
+        )
+    return None
+
+
+def _floats_in_vllm(draft: ServedDraft) -> Mapping[str, str]:
+    """`qwen3_5_mtp.py:88` and `:110`: fc beside NVFP4; the layer where GPTQ's excludes name mtp."""
+    if draft.signature.startswith("modelopt nvfp4"):
+        return {"mtp.fc": "keep fc in BF16: vLLM builds it so where ModelOpt's NVFP4 is declared"}
+    declared = draft.config.get("quantization_config")
+    rules = declared.get("dynamic") if isinstance(declared, Mapping) else None
+    named = any(rule.startswith("-:") and "mtp" in rule for rule in rules or ())
+    if declared_architecture(draft.config) == _NEXT or not named:
+        return {}
+    return {
+        _LAYER: "spell mtp as mt[p] in each key of dynamic that begins with -: and is not meant"
+        " for the whole layer: vLLM builds the layer in BF16 where one of them says mtp"
+    }
+
+
+def _floats_in_sglang(draft: ServedDraft) -> Mapping[str, str]:
+    """`qwen3_5_mtp.py:58`."""
+    is_next = declared_architecture(draft.config) == _NEXT
+    if is_next or not draft.signature.startswith("modelopt nvfp4"):
+        return {}
+    return {_LAYER: _OTHER_FORMAT}
+
+
+_TRAITS = mtp_traits(
+    frozenset({_NEXT, "Qwen3_5ForConditionalGeneration"}),
+    vllm=MtpLayer(
+        layer="model.layers.0.",
+        prefix="mtp.layers.0.",
+        no_parameter="ValueError: There is no module or parameter named '{name}' in"
+        " Qwen3_5MultiTokenPredictor.",
+        no_expert="AttributeError: Layer {experts}.experts has no parameter"
+        " '{stacked}_{leaf}' for checkpoint weight '{name}'",
+        misconfigured=_in_vllm,
+        lists_parts=True,
+        fc="mtp.fc",
+        floats=_floats_in_vllm,
+    ),
+    sglang=MtpLayer(
+        layer="model.layers.0.",
+        prefix="mtp.layers.0.",  # `qwen3_5_mtp.py`
+        prefixes={_NEXT: "model.layers.0."},  # `qwen3_next_mtp.py`
+        attention="",
+        most_modules=1,
+        misconfigured=_in_sglang,
+        lists_parts=True,
+        floats=_floats_in_sglang,
+    ),
+)
+ENGINE_TRAITS = replace(
+    _TRAITS,
+    shared_experts="shared_expert",
+    own_types={"qwen3_5_mtp": "set model_type to qwen3_5, its target's"},  # mlx-vlm's
+    vllm=replace(
+        _TRAITS.vllm,
+        not_executed=frozenset(  # which it rewrites as well: `config/speculative.py:987`
+            {"Qwen3_5MoeForConditionalGeneration", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"}
+        ),
+    ),
+)
+
+
+_MTP_LAYERS = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+"""Of those that the package trains, the ones that an engine has: `qwen3` has no gate."""
+
+
+def _spelled(keys: ConfigReader, layers: ConfigReader) -> dict[str, Any]:
+    """Source: `convert/mtp/converter.py`, whose names `Qwen3NextMtp` knows."""
+    count = keys.positive("num_nextn_predict_layers", 1)
+    if count != 1:
+        raise CheckpointError(
+            keys.where,
+            f"num_nextn_predict_layers: expected 1, got {count}: the package trains one layer",
+            fix="correct 'num_nextn_predict_layers'",
+        )
+    model_type = layers.config.get("model_type")
+    if model_type not in _MTP_LAYERS:
+        raise CheckpointError(
+            layers.where,
+            f"model_type: expected {' or '.join(map(repr, _MTP_LAYERS))}, got {short(model_type)}",
+            fix="no engine has an MTP layer of another kind in this layout",
+        )
+    return {"architectures": ["Qwen3NextMTP"], "mtp_num_hidden_layers": count}
+
+
+_SERVED: Served = {
+    "mtp_num_hidden_layers": (1, "several layers"),
+    "attn_output_gate": (True, "attention without a gate, as where SpecForge names no key"),
+    "attention_bias": (False, "biases, of which engines know nothing"),
+    "qkv_bias": (False, "biases, of which engines know nothing"),
+    "mtp_use_dedicated_embeddings": (False, "an embedding of its own"),
+}
+_SPECFORGE = "Qwen3_5MTPDraftModel"
+"""As which SpecForge trains it; its first layers, at 0958d4d, had no gate and other norms."""
+_MULTIMODAL = "model.language_model.embed_tokens."
+
+
+class Qwen3NextMtp(GroupedMtp):
+    """Qwen's layer; embedding and head are the target's."""
+
+    name = "qwen3-next-mtp"
+    engine_traits = ENGINE_TRAITS
+    speculators = {  # noqa: RUF012 - a constant of the class
+        "mtp": SpeculatorsForm(("MTPDraftModel", "MTPDraftModel"), _spelled)
+    }
+    architectures = (
+        "Qwen3NextForCausalLM",
+        "Qwen3_5ForConditionalGeneration",
+        "Qwen3_5MoeForConditionalGeneration",
+        "Qwen3_5ForCausalLM",
+        "Qwen3_5MoeForCausalLM",
+        "Qwen3NextMTP",
+        "Qwen3_5MTP",
+        "Qwen3_5MoeMTP",
+        "Qwen3NextForCausalLMMTP",
+        "Qwen3_5ForCausalLMMTP",
+        _SPECFORGE,
+    )
+    layer = re.compile(r"mtp\.|mtp_layers\.0\.")
+    outer = {  # noqa: RUF012 - likewise
+        "fc": "fc",
+        "pre_fc_norm_embedding": "embedding_norm",
+        "pre_fc_norm_hidden": "state_norm",
+        "norm": "norm",
+        "lm_head": "lm_head",  # as SpecForge saves it
+        "layers.0": "layers.0",  # the layer itself, which stands beside them
+        "input_proj": "fc",  # below mtp_layers.0, as speculators saves it
+        "token_layernorm": "embedding_norm",
+        "hidden_layernorm": "state_norm",
+        "final_layernorm": "norm",
+    }
+    relatives = {  # noqa: RUF012 - likewise
+        "mlp.experts.gate_up_proj": "a mixture whose experts are stacked in one tensor"
+    }
+    state_first = False
+    masks_first = False
+    feeds_back_normed = True
+    zero_centred = True
+
+    @override
+    def canonical_name(self, name: str) -> str:
+        if name.startswith(_MULTIMODAL):
+            return name.removeprefix("model.language_model.")
+        return super().canonical_name(name)
+
+    @override
+    def read_geometry(self, config: Mapping[str, Any], where: object) -> MtpGroupedGeometry:
+        keys = ConfigReader(config, where)
+        if config.get("text_config") is not None:
+            keys = keys.section("text_config")
+        trained = config.get("architectures") == [_SPECFORGE]
+        without_gate = trained and keys.config.get("attn_output_gate") is None
+        named = {**keys.config, "attn_output_gate": False} if without_gate else keys.config
+        ConfigReader(named, keys.where).refuse_others(_SERVED)
+        mixture = read_qwen_mixture(keys) if _has_experts(keys) else None
+        part, rest = rotated_part(keys, 1.0 if trained else 0.25)
+        if mixture is not None:
+            rest.setdefault("intermediate_size", mixture.width)  # of no module
+        common = read_mtp(rest, keys.where, self.name)
+        return MtpGroupedGeometry(
+            **common,
+            **read_heads(keys, common, part),
+            mixture=mixture,
+            qkv_bias=False,
+            qk_norm=True,
+            gate="elements",
+        )
+
+
+def _has_experts(keys: ConfigReader) -> bool:
+    """As vLLM decides for a layer numbered 0: `qwen3_next.py`, `Qwen3NextDecoderLayer`."""
+    config, only = keys.config, keys.config.get("mlp_only_layers")
+    dense = isinstance(only, list) and 0 in only
+    return (
+        bool(config.get("num_experts")) and config.get("decoder_sparse_step", 1) == 1 and not dense
+    )
+
+
+FAMILY = Qwen3NextMtp()

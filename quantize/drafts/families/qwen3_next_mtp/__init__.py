@@ -1,1 +1,0 @@
-"""The MTP layer of Qwen3-Next and Qwen3.5."""

@@ -1,1 +1,0 @@
-"""The MTP modules of Step-3.5."""

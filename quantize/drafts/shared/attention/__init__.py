@@ -1,1 +1,0 @@
-"""Grouped-query attention and multi-head latent attention (MLA)."""

@@ -1,0 +1,239 @@
+"""The layers of DFlash and its kin, as engines serve them.
+
+Sources: vLLM 0.33 `qwen3_dflash.py`, SGLang 0.5.23 `dflash.py`, z-lab `dflash/model.py`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeGuard
+
+from typing_extensions import override
+
+from ....recipes.errors import CheckpointError, short
+from ..family import Weights
+from ..forward import Attend, ModulesForward, OnInput, ProductLogits, gated_mlp
+from ..geometry import BlockGeometry, needed_mask
+from ..maths import Product, Tensor, embedding, rotate, torch
+from ..passes import BlockForward
+from ..rope import RopeConfig, check_replayed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DFlashGeometry(BlockGeometry):
+    """Config of a DFlash draft; widths in elements.
+
+    Attributes:
+        aux_layer_ids: `target_layer_ids`, 0-based, after the layer, ascending.
+        block_size: slots of one block as it was trained, the anchor and up to block_size - 1 masks.
+        mask_token_id: the token in the slots to fill in; None where config.json does not say which.
+        layer_types: attention of every layer, None = all full.
+        sliding_window: positions that a sliding layer sees, its own included.
+        causal: inside the block; None = full layers in both directions, sliding layers causal.
+        proposes_from_anchor: a slot predicts the token after it, so that the anchor's predicts the
+            first; else it predicts the one in its own place, and the anchor's predicts nothing.
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    vocab_size: int
+    draft_vocab_size: int
+    target_hidden_size: int
+    aux_layer_ids: tuple[int, ...]
+    rms_norm_eps: float
+    rope: RopeConfig
+    block_size: int
+    mask_token_id: int | None
+    layer_types: tuple[str, ...] | None
+    sliding_window: int | None
+    causal: bool | None
+    proposes_from_anchor: bool = False
+
+    @property
+    def num_aux_layers(self) -> int:
+        """How many target layers are concatenated into the input of fc."""
+        return len(self.aux_layer_ids)
+
+    def is_sliding(self, layer: int) -> bool:
+        """True if a layer sees a window of the context only."""
+        return self.layer_types is not None and self.layer_types[layer] == "sliding_attention"
+
+    @override
+    def window_of(self, layer: int) -> int | None:
+        return self.sliding_window if self.is_sliding(layer) else None
+
+    def is_causal(self, layer: int) -> bool:
+        """True if a slot sees no slot after it.
+
+        Source: vLLM 0.33 `_dflash_layer_causal`; SGLang 0.5.23 `_get_dflash_layer_attention_params`
+        is the same but for `dflash_config.causal`, which it does not read.
+        """
+        return self.is_sliding(layer) if self.causal is None else self.causal
+
+
+class DFlashForward(ModulesForward, BlockForward, ProductLogits):
+    """One DFlash draft.
+
+    A block is [anchor, mask x K] at positions n .. n + K, without its last mask where the anchor's
+    slot proposes the first token; the context are the positions before n.
+    Every layer projects the same fused rows to its context keys and values, without its
+    input_layernorm, with the very linears that project the block: quantized ones read both.
+    """
+
+    geometry: DFlashGeometry
+
+    def __init__(self, geometry: DFlashGeometry, weights: Weights, on_input: OnInput) -> None:
+        super().__init__(geometry, weights, on_input)
+        self.rope = check_replayed(geometry.rope)
+        self.mask_token_id = needed_mask(geometry)
+
+    @override
+    def fuse(self, features: Tensor) -> Tensor:
+        # c_t = hidden_norm(fc(features)).
+        return self.norm("hidden_norm", self.linear("fc", features))
+
+    @override
+    def context(self, layer: int, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        return self._keys_values(f"layers.{layer}.self_attn.", rows, positions)
+
+    @override
+    def block(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        given = token_ids[:, int(self.geometry.proposes_from_anchor) :]  # of the anchor and masks
+        masks = torch.full_like(given[:, 1:], self.mask_token_id)
+        slots = positions[:, None] + torch.arange(given.shape[1], device=positions.device)
+        x = self._embed(torch.cat((token_ids[:, :1], masks), dim=1))
+        for layer in range(self.geometry.num_layers):
+            prefix = f"layers.{layer}."
+            y = self.norm(prefix + "input_layernorm", x)
+            r = x + self._attention(layer, y, slots, attend)
+            x = r + self._mlp(layer, self.norm(prefix + "post_attention_layernorm", r))
+        return self.proposing(x, token_ids)
+
+    def proposing(self, x: Tensor, token_ids: Tensor) -> Tensor:
+        """Of all slots of the blocks, what `logits` predicts from; others than DFlash replace it.
+
+        Args:
+            x: [A, 1 + K or K, W], hidden states before the last norm.
+            token_ids: [A, 1 + K], as of `block`.
+
+        Returns:
+            [A, K, W'].
+        """
+        return x[:, 1 - token_ids.shape[1] :]
+
+    @override
+    def products(self, hidden: Tensor) -> Sequence[Product]:
+        return [(self.head_input(hidden), self.weights["lm_head.weight"], None)]
+
+    @override
+    def head_input(self, hidden: Tensor) -> Tensor:
+        return self.on_input("lm_head", self.norm("norm", hidden))
+
+    @override
+    def visible(self, layer: int, queries: Tensor, keys: Tensor) -> Tensor:
+        # A window counts the query's own position. Source: vLLM 0.33 `flash_attn.py`: (window - 1,
+        # 0) if causal, else (window - 1, window - 1).
+        behind = queries - keys
+        seen = behind >= 0 if self.geometry.is_causal(layer) else torch.ones_like(behind).bool()
+        if (window := self.geometry.window_of(layer)) is not None:
+            seen = seen & (behind.abs() < window)
+        return seen
+
+    def _embed(self, token_ids: Tensor) -> Tensor:
+        """Embeddings; a trained mask embedding stands for the row of the mask token."""
+        dtype = self.weights["norm.weight"].dtype
+        embedded = embedding(token_ids, self.weights["embed_tokens.weight"], dtype)
+        if "mask_embedding" not in self.weights:
+            return embedded
+        is_mask = (token_ids == self.mask_token_id)[..., None]
+        return torch.where(is_mask, self.weights["mask_embedding"], embedded)
+
+    def _attention(self, layer: int, y: Tensor, slots: Tensor, attend: Attend) -> Tensor:
+        prefix = f"layers.{layer}.self_attn."
+        q = self._normed_heads(prefix, "q", y, slots)
+        k, v = self._keys_values(prefix, y, slots)
+        mixed = attend(layer, q, k, v, self.geometry.head_dim**-0.5).transpose(1, 2).flatten(2)
+        return self.linear(prefix + "o_proj", mixed)
+
+    def _mlp(self, layer: int, z: Tensor) -> Tensor:
+        return gated_mlp(f"layers.{layer}.mlp.", z, self)
+
+    def _keys_values(self, attention: str, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """[B, T, W] -> rotate(k_norm(k_proj x)) and v_proj x, each [B, KV, T, D], as cached.
+
+        Both engines write a block's own keys before they attend, as they do those of the context.
+        """
+        keys = self._normed_heads(attention, "k", x, positions)
+        return self.cached(attention, keys, self._heads(attention + "v_proj", x).transpose(1, 2))
+
+    def _normed_heads(self, attention: str, name: str, x: Tensor, positions: Tensor) -> Tensor:
+        heads = self.norm(f"{attention}{name}_norm", self._heads(f"{attention}{name}_proj", x))
+        return rotate(heads.transpose(1, 2), positions, self.rope)
+
+    def _heads(self, name: str, x: Tensor) -> Tensor:
+        """[B, T, W] -> [B, T, H, D]."""
+        return self.linear(name, x).view(*x.shape[:-1], -1, self.geometry.head_dim)
+
+
+_MOST_BYTES = 16 * 2**20  # one vector has 100 kB
+
+
+def read_mask_embedding(path: Path, hidden_size: int, mask_token_id: int) -> Tensor:
+    """Read `mask_embedding.pt`: a tensor, or {"embedding": tensor, "mask_token_id": id}.
+
+    Engines use the vector wherever the mask token stands; the row of the target's embedding is
+    usually untrained.
+
+    Returns:
+        [hidden_size], in the dtype of the file.
+
+    Raises:
+        CheckpointError: the file is not that, or was made for another mask token or width.
+
+    Source: vLLM 0.33 `_read_mask_embedding`, SGLang 0.5.23 `_maybe_merge_trained_mask_embedding`.
+    """
+    from ...files.torch_file import TorchFileProblem, load_plain  # which imports torch
+
+    def wrong(what: str) -> CheckpointError:
+        return CheckpointError(path, what, fix="export the draft again, with its mask embedding")
+
+    try:
+        state = load_plain(path, most_bytes=_MOST_BYTES)
+    except TorchFileProblem as exc:
+        raise wrong(f"torch cannot read it as plain tensors: {exc}") from exc
+    if isinstance(state, dict):
+        token = state.get("mask_token_id", mask_token_id)
+        if type(token) is not int or token != mask_token_id:
+            raise wrong(f"expected mask_token_id {mask_token_id}, got {_described(token)}")
+        if state.get("per_position") is not None and state["per_position"] is not False:
+            raise wrong("one embedding per position, which no engine serves")
+        state = state.get("embedding")
+    if not _is_plain(state):
+        raise wrong(f"expected a floating-point 'embedding', got {_described(state)}")
+    if state.numel() != hidden_size:
+        raise wrong(f"expected {hidden_size} values, got shape {list(state.shape)}")
+    if not bool(torch.isfinite(state).all()):
+        raise wrong("holds NaN or infinity")
+    return state.detach().reshape(-1)
+
+
+def _is_plain(state: object) -> TypeGuard[Tensor]:
+    """True for a dense tensor of floats that every operation of torch takes."""
+    return (
+        type(state) in (torch.Tensor, torch.nn.Parameter)
+        and isinstance(state, torch.Tensor)
+        and state.dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+        and state.layout is torch.strided
+        and not state.is_nested
+        and state.device.type == "cpu"
+    )
+
+
+def _described(value: object) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{type(value).__name__} of {value.dtype}, {value.layout}, {value.device}"
+    return short(value) if isinstance(value, int | str) else type(value).__name__

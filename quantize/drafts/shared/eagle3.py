@@ -1,0 +1,367 @@
+"""EAGLE-3: what all its families share; they differ in the attention of their layers.
+
+Sources: SpecForge and TorchSpec exports, SpecForge `llama3_eagle.py`; `llama_eagle3.py` and
+`deepseek_eagle3.py` of vLLM 0.33, `llama_eagle3.py` and `kimi_k25_eagle3.py` of SGLang 0.5.23.
+"""
+
+import re
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from typing_extensions import override
+
+from ....recipes.errors import CheckpointError
+from ..config_reader import ConfigReader, read_aux_layer_ids, reads_aux_layers
+from ..family import Concat, Dim, Draft, Family, Lint, TensorSpec, Weights
+from ..forward import Attend, ModulesForward, OnInput, ProductLogits, gated_mlp
+from ..geometry import ChainGeometry
+from ..maths import Product, Tensor, embedding, torch
+from ..passes import ChainForward
+from ..rope import RopeConfig, read_rope
+from .layers import (
+    Attention,
+    Shapes,
+    check_silu,
+    layer_norm_shapes,
+    layer_specs,
+    mlp_shapes,
+    vocabulary_specs,
+    weight_names,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Eagle3Geometry(ChainGeometry):
+    """Config of an EAGLE-3 draft, whatever its attention; widths in elements.
+
+    Attributes:
+        num_aux_layers: how many target layers are concatenated into the input of fc.
+        fuses: False for a draft that has no fc and reads the target's last hidden state, behind its
+            final norm; num_aux_layers is then 1.
+        norm_before_residual, norm_before_fc, fc_norm, norm_output: EAGLE-3.1 and speculators
+            options; all False in the published Kimi drafts.
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_attention_heads: int
+    vocab_size: int
+    draft_vocab_size: int
+    target_hidden_size: int
+    num_aux_layers: int
+    aux_layer_ids: tuple[int, ...] | None
+    rms_norm_eps: float
+    rope: RopeConfig
+    norm_before_residual: bool
+    norm_before_fc: bool
+    fc_norm: bool
+    norm_output: bool
+    fuses: bool = True
+
+    @property
+    @override
+    def reads_layers(self) -> bool:
+        return self.fuses
+
+
+def eagle3(draft: Draft) -> Eagle3Geometry | None:
+    """The geometry of an EAGLE-3 draft, None for drafts of other kinds."""
+    return draft.geometry if isinstance(draft.geometry, Eagle3Geometry) else None
+
+
+def norm_before_residual(draft: Draft) -> Iterator[Lint]:
+    """Whether the residual of layer 0 starts from the normed hidden state.
+
+    Source: vLLM 0.33 `speculators/algos.py` (missing means true), speculators `eagle3/config.py`
+    (missing means false); SGLang 0.5.23 `llama_eagle3.py` and TensorRT-LLM have no such option.
+    """
+    geometry = eagle3(draft)
+    if geometry is None:
+        return
+    missing = draft.checkpoint.config.get("norm_before_residual") is None
+    if draft.in_speculators_layout and missing:
+        yield Lint(
+            name="norm-before-residual-missing",
+            level="warning",
+            cause="config.json has no norm_before_residual: vLLM 0.33 then takes it as true,"
+            " but speculators itself takes it as false",
+            remedy="add the key with the value that the draft was trained with; replay shows"
+            " which value is right",
+        )
+    elif geometry.norm_before_residual:
+        yield Lint(
+            name="norm-before-residual",
+            level="warning",
+            cause="norm_before_residual is true: vLLM 0.33 follows it, but SGLang 0.5.23 and"
+            " TensorRT-LLM ignore it",
+            remedy="serve this draft with vLLM",
+        )
+
+
+def norm_before_fc(draft: Draft) -> Iterator[Lint]:
+    """Source: loaded in vLLM 0.33 (input_norm refused); SGLang 0.5.23 `kimi_k25_eagle3.py`."""
+    geometry = eagle3(draft)
+    if geometry is not None and geometry.norm_before_fc and draft.is_mla:
+        yield Lint(
+            name="mla-norm-before-fc",
+            level="warning",
+            cause="the draft has norm_before_fc with MLA: vLLM 0.33 refuses input_norm, and"
+            " SGLang 0.5.23 silently serves without it",
+            remedy="there is no remedy: no released engine serves this draft as it was"
+            " trained, because both have the option for Llama layers only",
+        )
+
+
+def norm_output(draft: Draft) -> Iterator[Lint]:
+    """Source: SpecForge @a6b6b02 `llama3_eagle.py`, corrected by its PR 879; vLLM, SGLang."""
+    geometry = eagle3(draft)
+    if geometry is None or not geometry.norm_output:
+        return
+    if draft.is_mla or draft.is_torchspec or draft.in_speculators_layout:
+        return
+    yield Lint(
+        name="norm-output",
+        level="warning",
+        cause="norm_output is true: engines feed the normed hidden state back, but"
+        " SpecForge @a6b6b02 trained with the un-normed one under the same key",
+        remedy="if that SpecForge trained this draft, train again with a SpecForge after"
+        " its PR 879, or replay with norm_output false",
+    )
+
+
+def sliding(draft: Draft) -> Iterator[Lint]:
+    """Source: vLLM 0.33 `llama.py:189-207`; SGLang 0.5.23 `llama.py:240` gives no window."""
+    geometry = eagle3(draft)
+    windows = map(geometry.window_of, range(geometry.num_layers)) if geometry else ()
+    window = next(filter(None, windows), None)
+    if window is not None:
+        yield Lint(
+            name="eagle3-sliding",
+            level="warning",
+            cause=f"layer_types has sliding_attention: vLLM 0.33 serves a window of {window}"
+            " positions, SGLang 0.5.23 all of them, and replay computes neither",
+            remedy="write full_attention into layer_types if the draft was trained with that",
+        )
+
+
+def double_norm(draft: Draft) -> Iterator[Lint]:
+    """Source: ModelOpt 0.44 and 0.47 `modeling_eagle.py`; executed for Llama layers."""
+    if eagle3(draft) is not None and draft.is_modelopt:
+        yield Lint(
+            name="modelopt-double-norm",
+            level="warning",
+            cause="ModelOpt trains with hidden_norm(input_layernorm(hidden)), but every"
+            " server computes hidden_norm(hidden)",
+            remedy="gate on replay, which computes what servers compute; do not use ModelOpt's"
+            " pseudo_speculative_generate as the BF16 baseline",
+        )
+
+
+_LATER_HIDDEN_NORM = re.compile(r"layers\.([1-9]\d*)\.hidden_norm\.")
+
+
+class Eagle3(Family):
+    """Tensor table and forward maths over the attention that a family adds."""
+
+    prefixes = (
+        ("draft_model.", ""),
+        ("eagle_module.", ""),
+        ("model.", ""),
+        ("midlayer.", "layers.0."),
+        ("aux_norm_low.", "fc_norm.0."),
+        ("aux_norm_mid.", "fc_norm.1."),
+        ("aux_norm_high.", "fc_norm.2."),
+    )
+    one_layer = True
+    served_unquantized = ("embed_tokens", "fc", "lm_head")
+    makes_features = ("fc.", "fc_norm.", "input_norm.")
+    whole_vocabulary = None
+    misnamed: Mapping[str, Lint] = {
+        "deepseek_v3": Lint(  # `hf_config_override` of vLLM 0.33; it leaves kimi_k2 alone
+            name="model-type",
+            level="warning",
+            cause="model_type deepseek_v3: vLLM 0.33 rewrites it to deepseek_mtp and the"
+            " architecture to DeepSeekMTPModel, and does not load the draft",
+            remedy="write kimi_k2, the same configuration class under another name",
+            fix={"model_type": "kimi_k2"},
+        )
+    }
+    relatives: Mapping[str, str] = {
+        "mask_hidden": "P-EAGLE",
+        "enorm.": "EAGLE-3 with TensorRT-LLM's eh_proj",
+        "parallel_draft_heads.": "EAGLE-3 with ModelOpt's parallel heads",
+    }
+    lints = (norm_before_residual, norm_before_fc, norm_output, sliding, double_norm)
+
+    @override
+    def canonical_name(self, name: str) -> str:
+        # SGLang calls the input norm of later layers hidden_norm.
+        return _LATER_HIDDEN_NORM.sub(r"layers.\1.input_layernorm.", super().canonical_name(name))
+
+    @abstractmethod
+    def attention_shapes(self, geometry: Any, width: Dim) -> Shapes:
+        """The attention weights of a layer that reads rows of `width`."""
+
+    @abstractmethod
+    def attention(self, geometry: Any) -> Attention:
+        """That of the forward maths."""
+
+    @override
+    def tensor_specs(self, geometry: Any) -> Mapping[str, TensorSpec]:
+        g = geometry
+        hidden = Dim(g.hidden_size, "hidden_size")
+        features = Dim(
+            g.num_aux_layers * g.target_hidden_size, "target_hidden_size x aux layer ids"
+        )
+        norm = TensorSpec(role="norm", shape=(hidden,))
+        table = vocabulary_specs(g, {"norm.weight": norm}, head_optional=True)
+        if g.fuses:
+            table["fc.weight"] = TensorSpec(role="fusion", shape=(hidden, features))
+        if g.norm_before_fc:
+            table["input_norm.weight"] = TensorSpec(role="norm", shape=(features,))
+        if g.fc_norm:
+            chunk = Dim(g.target_hidden_size, "target_hidden_size")
+            for i in range(g.num_aux_layers):
+                table[f"fc_norm.{i}.weight"] = TensorSpec(role="norm", shape=(chunk,))
+        for i in range(g.num_layers):
+            table |= layer_specs(i, weight_names(self._layer_shapes(g, i)))
+        return table
+
+    @override
+    def concat(self, geometry: Any) -> Concat:
+        # Layer 0 reads [norm(embedding); norm(hidden)].
+        wide = Dim(2 * geometry.hidden_size, "2 x hidden_size")
+        shapes = self.attention_shapes(geometry, wide)
+        linears = [name for name, (_, shape) in shapes.items() if shape[-1] is wide]
+        return Concat(
+            norm="layers.0.input_layernorm.weight",
+            linears=tuple(f"layers.0.{name}.weight" for name in linears),
+        )
+
+    @override
+    def forward(self, geometry: Any, weights: Weights, on_input: OnInput) -> ChainForward:
+        return Eagle3Forward(geometry, weights, on_input, self.attention(geometry))
+
+    def _layer_shapes(self, g: Eagle3Geometry, i: int) -> Shapes:
+        """Layer 0 reads [embedding; hidden], twice as wide as the ordinary layers after it."""
+        hidden = Dim(g.hidden_size, "hidden_size")
+        inner = Dim(g.intermediate_size, "intermediate_size")
+        wide = Dim(2 * g.hidden_size, "2 x hidden_size") if i == 0 else hidden
+        shapes = self.attention_shapes(g, wide) | mlp_shapes("mlp.", inner, hidden)
+        shapes |= layer_norm_shapes(hidden)
+        return shapes | ({"hidden_norm": ("norm", (hidden,))} if i == 0 else {})
+
+
+def read_common(config: Mapping[str, Any], where: object, family: str) -> dict[str, Any]:
+    """The fields of `Eagle3Geometry`, from config.json.
+
+    Raises:
+        CheckpointError: a key is missing or wrong, or asks for what no engine serves.
+    """
+    keys = ConfigReader(config, where)
+    nested = keys.section("eagle_config")
+    hidden, vocab = keys.positive("hidden_size"), keys.positive("vocab_size")
+    target_hidden = keys.positive("target_hidden_size", hidden)
+    fuses = reads_aux_layers(config, where)
+    ids = read_aux_layer_ids(config, where).after if fuses else None
+    if not fuses and target_hidden != hidden:
+        raise CheckpointError(
+            where,
+            f"use_aux_hidden_state: false needs a target as wide as the draft: {target_hidden} is"
+            f" not {hidden}",
+            fix="correct 'use_aux_hidden_state' of eagle_config, or 'target_hidden_size'",
+        )
+    check_silu(keys, family)
+    for biased in ("attention_bias", "mlp_bias"):
+        if keys.flag(biased, False):
+            raise CheckpointError(
+                where,
+                f"{biased}: expected false, got true: {family} linears have no bias",
+                fix="this draft cannot be quantized: its biases would be lost; as it is, check says"
+                " which engine serves it",
+            )
+    return {
+        "hidden_size": hidden,
+        "intermediate_size": keys.positive("intermediate_size"),
+        "num_layers": keys.positive("num_hidden_layers"),
+        "num_attention_heads": keys.positive("num_attention_heads"),
+        "vocab_size": vocab,
+        "draft_vocab_size": keys.positive("draft_vocab_size", vocab),
+        "target_hidden_size": target_hidden,
+        "num_aux_layers": len(ids) if ids else 3 if fuses else 1,
+        "fuses": fuses,
+        "aux_layer_ids": ids,
+        "rms_norm_eps": keys.number("rms_norm_eps"),
+        "rope": read_rope(config, where),
+        "norm_before_residual": keys.flag("norm_before_residual", False),
+        "norm_before_fc": fuses
+        and (keys.flag("norm_before_fc", False) or nested.flag("norm_before_fc", False)),
+        "fc_norm": fuses and keys.flag("fc_norm", False),
+        "norm_output": keys.flag("norm_output", False),
+    }
+
+
+class Eagle3Forward(ModulesForward, ChainForward, ProductLogits):
+    """One EAGLE-3 draft.
+
+    Row t pairs the fused feature of position t with token t+1 and has position id t. The hidden
+    state fed into the next step is the residual stream before the final norm (after it with
+    `norm_output`, the EAGLE-3.1 option).
+    """
+
+    geometry: Eagle3Geometry
+
+    def __init__(
+        self, geometry: Eagle3Geometry, weights: Weights, on_input: OnInput, attention: Attention
+    ) -> None:
+        super().__init__(geometry, weights, on_input)
+        self.attention = attention
+
+    @override
+    def fuse(self, features: Tensor) -> Tensor:
+        # g_t = fc(features), input_norm or one fc_norm per target layer before it if asked. A draft
+        # without fc reads the target's last hidden state as it is.
+        if not self.geometry.fuses:
+            return features
+        if self.geometry.norm_before_fc:
+            features = self.norm("input_norm", features)
+        if self.geometry.fc_norm:
+            chunks = features.chunk(self.geometry.num_aux_layers, dim=-1)
+            normed = [self.norm(f"fc_norm.{i}", chunk) for i, chunk in enumerate(chunks)]
+            features = torch.cat(normed, dim=-1)
+        return self.linear("fc", features)
+
+    @override
+    def step(self, token_ids: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        x = hidden
+        for layer in range(self.geometry.num_layers):
+            prefix = f"layers.{layer}."
+            y, residual = self._layer_input(prefix, layer, token_ids, x)
+            attention = f"{prefix}self_attn."
+            r = residual + self.attention.output(layer, attention, y, positions, attend, self)
+            z = self.norm(prefix + "post_attention_layernorm", r)
+            x = r + gated_mlp(f"{prefix}mlp.", z, self)
+        return self.norm("norm", x) if self.geometry.norm_output else x
+
+    @override
+    def products(self, hidden: Tensor) -> Sequence[Product]:
+        return [(self.head_input(hidden), self.weights["lm_head.weight"], None)]
+
+    @override
+    def head_input(self, hidden: Tensor) -> Tensor:
+        normed = hidden if self.geometry.norm_output else self.norm("norm", hidden)
+        return self.on_input("lm_head", normed)
+
+    def _layer_input(
+        self, prefix: str, layer: int, token_ids: Tensor, x: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """(input of the attention, residual): layer 0 reads [norm(embedding); norm(hidden)]."""
+        if layer > 0:
+            return self.norm(prefix + "input_layernorm", x), x
+        embedded = embedding(token_ids, self.weights["embed_tokens.weight"], x.dtype)
+        e = self.norm(prefix + "input_layernorm", embedded)
+        u = self.norm(prefix + "hidden_norm", x)
+        return torch.cat((e, u), dim=-1), u if self.geometry.norm_before_residual else x

@@ -1,1 +1,0 @@
-"""EAGLE-3 with any kind of attention."""

@@ -1,0 +1,216 @@
+"""A mixture of experts in place of an MLP: its config keys, its tensors, and its maths.
+
+Sources: `DeepseekV2MoE` (`deepseek_v2.py`), `Glm4MoE` (`glm4_moe.py`) and `Qwen3NextSparseMoeBlock`
+(`qwen3_next.py`) of vLLM 0.33.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from ....recipes.errors import CheckpointError
+from ..config_reader import ConfigReader
+from ..family import Dim
+from ..forward import ModulesForward, gated_mlp
+from ..maths import Tensor, linear, torch
+from .layers import Shapes, mlp_shapes, weight_names
+
+_EXPERT = re.compile(r"\.(experts\.\d+|shared_experts?)\.")
+_EPSILON = 1e-20
+"""Added to the sum that weights are divided by, as engines and transformers do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mixture:
+    """Sizes and routing of a mixture of experts in place of an MLP; widths in elements.
+
+    Attributes:
+        num_experts: routed experts. per_token: of these, how many see a token.
+        width: of one routed expert. shared_width: of the expert that sees every token; 0 = none.
+        scoring: how the router's logits become scores.
+        corrects: e_score_correction_bias is added to scores where experts are chosen, not where
+            they are weighed.
+        num_groups: experts are chosen from the best `groups_per_token` of so many groups.
+        normalises: the weights of a token's experts are divided by their sum.
+        scale: of what the routed experts give.
+        shared: name of the module of the expert that sees every token.
+        gates_shared: its output is weighed by sigmoid of shared_expert_gate, one number per token.
+    """
+
+    num_experts: int
+    per_token: int
+    width: int
+    shared_width: int
+    scoring: Literal["sigmoid", "softmax"]
+    corrects: bool
+    num_groups: int
+    groups_per_token: int
+    normalises: bool
+    scale: float
+    shared: str = "shared_experts"
+    gates_shared: bool = False
+
+
+def read_mixture(keys: ConfigReader) -> Mixture:
+    """A mixture as DeepSeek-V3 and GLM-4.x spell it.
+
+    Raises:
+        CheckpointError: a key is missing or wrong, or asks for other routing than engines serve.
+    """
+    config = keys.config
+    for key, wanted in (("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")):
+        if config.get(key, wanted) != wanted:
+            raise CheckpointError(
+                keys.where,
+                f"{key}: expected {wanted!r}, got {config[key]!r}",
+                fix="a layer with other routing cannot be replayed",
+            )
+    width = keys.positive("moe_intermediate_size")
+    shared = config.get("n_shared_experts")
+    found = Mixture(
+        num_experts=keys.positive("n_routed_experts"),
+        per_token=keys.positive("num_experts_per_tok"),
+        width=width,
+        shared_width=width * keys.positive("n_shared_experts") if shared else 0,
+        scoring="sigmoid",
+        corrects=True,
+        num_groups=keys.positive("n_group", 1),
+        groups_per_token=keys.positive("topk_group", 1),
+        normalises=keys.flag("norm_topk_prob", True),
+        scale=keys.number("routed_scaling_factor", 1.0),
+    )
+    in_group, rest = divmod(found.num_experts, found.num_groups)
+    if (
+        rest
+        or found.groups_per_token > found.num_groups
+        or (found.per_token > in_group * found.groups_per_token)
+    ):
+        raise CheckpointError(
+            keys.where,
+            f"{found.per_token} of {found.num_experts} experts cannot be chosen from"
+            f" {found.groups_per_token} of {found.num_groups} groups",
+            fix="correct num_experts_per_tok, n_routed_experts, n_group or topk_group",
+        )
+    return found
+
+
+def read_qwen_mixture(keys: ConfigReader) -> Mixture:
+    """A mixture as Qwen3-Next and Qwen3.5 spell it.
+
+    Raises:
+        CheckpointError: a key is missing or wrong.
+    """
+    found = Mixture(
+        num_experts=keys.positive("num_experts"),
+        per_token=keys.positive("num_experts_per_tok"),
+        width=keys.positive("moe_intermediate_size"),
+        shared_width=keys.positive("shared_expert_intermediate_size"),
+        scoring="softmax",
+        corrects=False,
+        num_groups=1,
+        groups_per_token=1,
+        normalises=keys.flag("norm_topk_prob", True),
+        scale=1.0,
+        shared="shared_expert",
+        gates_shared=True,
+    )
+    if found.per_token > found.num_experts:
+        raise CheckpointError(
+            keys.where,
+            f"num_experts_per_tok: expected at most num_experts, {found.num_experts}, got"
+            f" {found.per_token}",
+            fix="correct 'num_experts_per_tok' or 'num_experts'",
+        )
+    return found
+
+
+def mixture_shapes(mixture: Mixture, hidden: Dim) -> Shapes:
+    """The router, every expert, and the shared one, by whole names."""
+    experts = Dim(mixture.num_experts, "n_routed_experts")
+    inner = Dim(mixture.width, "moe_intermediate_size")
+    shapes: Shapes = {"mlp.gate.weight": ("router", (experts, hidden))}
+    if mixture.corrects:
+        shapes["mlp.gate.e_score_correction_bias"] = ("router", (experts,))
+    for i in range(mixture.num_experts):
+        shapes |= weight_names(mlp_shapes(f"mlp.experts.{i}.", inner, hidden))
+    if mixture.shared_width:
+        shared = Dim(mixture.shared_width, "the width of the shared expert")
+        shapes |= weight_names(mlp_shapes(f"mlp.{mixture.shared}.", shared, hidden))
+    if mixture.gates_shared:
+        shapes["mlp.shared_expert_gate.weight"] = ("router", (Dim(1, "one gate"), hidden))
+    return shapes
+
+
+def is_expert(name: str) -> bool:
+    """True for a tensor of a routed or shared expert."""
+    return _EXPERT.search(name) is not None
+
+
+def without_expert(name: str) -> str:
+    """The name with "experts.N." left out: what all experts of a layer have in common."""
+    return _EXPERT.sub(".", name)
+
+
+def of_any_expert(name: str) -> str:
+    """The name with the number of its routed expert as a star."""
+    return re.sub(r"\.experts\.\d+\.", ".experts.*.", name)
+
+
+def routed(
+    mixture: Mixture, x: Tensor, router: Tensor, correction: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The experts of each token and their weights, in float32 or wider.
+
+    s = sigmoid(router x); experts are the largest of s + correction within the groups whose two
+    largest s + correction sum to most; weights are their s, divided by their sum, times a constant.
+
+    Args:
+        mixture: sizes and routing.
+        x: [N, W].
+        router: [E, W].
+        correction: [E], None = 0.
+
+    Returns:
+        Experts [N, k] int64 and weights [N, k].
+    """
+    wide = torch.promote_types(x.dtype, torch.float32)
+    logits = linear(x.to(wide), router.to(wide))
+    scores = logits.sigmoid() if mixture.scoring == "sigmoid" else logits.softmax(-1)
+    choice = scores if correction is None else scores + correction.to(wide)
+    if mixture.num_groups > 1:
+        groups = choice.view(len(choice), mixture.num_groups, -1)
+        best = groups.topk(2, dim=-1).values.sum(-1).topk(mixture.groups_per_token).indices
+        open_groups = torch.zeros_like(groups[..., 0], dtype=torch.bool).scatter(-1, best, True)
+        choice = groups.masked_fill(~open_groups[..., None], float("-inf")).flatten(-2)
+    experts = choice.topk(mixture.per_token).indices
+    weights = scores.gather(-1, experts)
+    if mixture.normalises:
+        weights = weights / (weights.sum(-1, keepdim=True) + _EPSILON)
+    return experts, weights * mixture.scale
+
+
+def mixture_mlp(mixture: Mixture, prefix: str, x: Tensor, modules: ModulesForward) -> Tensor:
+    """The sum of a token's experts by weight, and of the shared one, [..., W] in the dtype of x.
+
+    Args:
+        mixture: sizes and routing.
+        prefix: of its modules, "layers.0.mlp.".
+        x: [..., W]; the linears of an expert see the tokens that are routed to it, [n, W].
+        modules: the draft.
+    """
+    flat = x.reshape(-1, x.shape[-1])
+    router = modules.weights[f"{prefix}gate.weight"]
+    correction = modules.weights.get(f"{prefix}gate.e_score_correction_bias")
+    experts, weights = routed(mixture, flat, router, correction)
+    total = torch.zeros_like(flat, dtype=weights.dtype)
+    for expert in sorted(set(experts.flatten().tolist())):
+        token, slot = (experts == expert).nonzero(as_tuple=True)
+        out = gated_mlp(f"{prefix}experts.{expert}.", flat[token], modules)
+        total = total.index_add(0, token, out.to(weights.dtype) * weights[token, slot, None])
+    total = total.to(x.dtype)
+    if mixture.shared_width:
+        shared = gated_mlp(f"{prefix}{mixture.shared}.", flat, modules)
+        if mixture.gates_shared:
+            shared = shared * modules.kept_linear(f"{prefix}shared_expert_gate", flat).sigmoid()
+        total = total + shared.to(x.dtype)
+    return total.view(x.shape)

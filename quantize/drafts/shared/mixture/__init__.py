@@ -1,1 +1,0 @@
-"""A mixture of experts in place of an MLP."""

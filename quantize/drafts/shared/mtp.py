@@ -1,0 +1,450 @@
+"""Multi-token prediction (MTP, NextN) layers: what all their families share.
+
+One decoder layer that a target was trained with. It reads the target's last hidden state, behind
+the final norm, and the next token's embedding: each normed, concatenated, and mapped to one row by
+a linear that we call fc. Further draft tokens come of the same layer, fed with its own output; or,
+of several modules of that kind, from the next one, fed with what the one before gave.
+
+Canonical names are those of the other families: `fc` (eh_proj, input_proj), `norm`
+(shared_head.norm, final_layernorm), `lm_head` (shared_head.head); `embedding_norm` and `state_norm`
+go before fc. The layer's number among the target's is left out: it is `layers.0`. Of the modules
+after the first the layers are `layers.1`, ..., and what stands around them `modules.1.fc`, ....
+
+Sources: `*_mtp.py` of vLLM 0.33 and `*_nextn.py`, `*_mtp.py` of SGLang 0.5.23 (`models/`); loading
+was executed with the engines' own classes (`tests/engines/mtp.py`).
+"""
+
+import copy
+import re
+from abc import abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from typing_extensions import override
+
+from ....recipes.errors import CheckpointError
+from ..architectures import MARKS
+from ..config_reader import ConfigReader
+from ..engine_traits import INPUTS, EngineTraits, InSglang, InVllm, MtpLayer
+from ..family import Dim, Family, TensorSpec, Weights
+from ..forward import Attend, DraftForward, ModulesForward, OnInput, ProductLogits, gated_mlp
+from ..geometry import LastStateGeometry, TokenLimit
+from ..maths import Product, Tensor, embedding, linear, rms_norm, torch
+from ..passes import ChainForward, StagedForward
+from ..rope import RopeConfig, read_rope
+from .layers import (
+    Attention,
+    LlamaAttention,
+    Shapes,
+    check_silu,
+    grouped_shapes,
+    head_norm_shapes,
+    input_bias_shapes,
+    layer_norm_shapes,
+    layer_specs,
+    mlp_shapes,
+    weight_names,
+)
+from .mixture import Mixture, mixture_mlp, mixture_shapes
+
+NO_PARAMETER = "KeyError: '{name}'"
+_WHY = (
+    "the draft has a module for each of so many tokens, and in the steps after them an engine"
+    " writes over the keys that the first steps of the next round look at"
+)
+
+
+def mtp_traits(
+    architectures: frozenset[str],
+    *,
+    vllm: MtpLayer,
+    sglang: MtpLayer,
+    more_in_sglang: frozenset[str] = frozenset(),
+) -> EngineTraits:
+    """What engines are told of a target's MTP layer in a folder of its own.
+
+    Args:
+        architectures: names in config.json, those of targets, for which loading was executed.
+        vllm: how vLLM builds the layer.
+        sglang: how SGLang does.
+        more_in_sglang: other names that SGLang has for it.
+    """
+    return EngineTraits(
+        vllm=InVllm(
+            architectures=architectures,
+            served_as="mtp",
+            biases=lambda _draft: (INPUTS, None),
+            mtp=vllm,
+        ),
+        sglang=InSglang(
+            architectures=architectures | more_in_sglang,
+            served_as="EAGLE",
+            biases=lambda _draft: (INPUTS, None),
+            mtp=sglang,
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MtpGeometry(LastStateGeometry):
+    """Config of one MTP layer, which is a target's own; widths in elements.
+
+    Attributes:
+        intermediate_size: of its MLP, where it has no mixture of experts.
+        num_layers: modules, each with one decoder layer.
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    vocab_size: int
+    rms_norm_eps: float
+    rope: RopeConfig
+    mixture: Mixture | None = None
+    num_layers: int = 1
+
+    @property
+    @override
+    def num_modules(self) -> int:
+        return self.num_layers
+
+    @property
+    @override
+    def token_limit(self) -> TokenLimit | None:
+        return TokenLimit(self.num_modules, _WHY) if self.num_modules > 1 else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MtpGroupedGeometry(MtpGeometry):
+    """An MTP layer with grouped-query attention.
+
+    Attributes:
+        qkv_bias: q, k and v have biases, as in Qwen2.
+        qk_norm: each head's query and key is normed before it is rotated, as in Qwen3.
+        rotary_dim: the first so many elements of a head are rotated.
+        gate: of the output, as in `LlamaAttention`.
+    """
+
+    num_key_value_heads: int
+    head_dim: int
+    qkv_bias: bool
+    qk_norm: bool
+    rotary_dim: int
+    gate: Literal["elements", "heads"] | None = None
+
+
+AROUND_DEEPSEEKS: Mapping[str, str] = {
+    "eh_proj": "fc",
+    "enorm": "embedding_norm",
+    "hnorm": "state_norm",
+    "shared_head.norm": "norm",
+    "shared_head.head": "lm_head",
+    "embed_tokens": "embed_tokens",
+}
+"""`Mtp.outer` in DeepSeek's spelling, which GLM has too."""
+
+
+class Mtp(Family):
+    """Tensor table and forward maths over what a family adds: attention, MLP, and the order."""
+
+    layer: ClassVar[re.Pattern[str]]
+    """The beginning of the names of the layer's tensors on disk; group 1, if any, its number."""
+    outer: ClassVar[Mapping[str, str]]
+    """Module below it that is no part of the decoder layer -> its canonical name."""
+    mark: ClassVar[str] = "self_attn.q_proj"
+    """The linear that tells its attention from others."""
+    foreign: ClassVar[str] = "self_attn.g_proj"
+    """A linear that it has not, and a family of otherwise the same names has."""
+    state_first: ClassVar[bool]
+    """Fc reads [state; embedding], not [embedding; state]."""
+    masks_first: ClassVar[bool] = True
+    """The embedding at position 0 is taken for zeros."""
+    feeds_back_normed: ClassVar[bool]
+    """The next step reads the layer's output behind its last norm, as the head does."""
+    zero_centred: ClassVar[bool] = False
+    """Norms multiply by 1 + weight."""
+
+    inside_target = True
+    own_marks = tuple(MARKS)
+    layer_keys = "num_nextn_predict_layers"
+    prefixes = ()
+    whole_vocabulary = "it is a layer of its target, which engines give the target's whole head"
+    served_unquantized = ("embed_tokens", "fc", "lm_head")
+    makes_features = ()
+    first: int | None = None
+    """The number on disk of the first of several modules; None = there is one, of any number."""
+
+    @override
+    def of_folder(self, geometry: Any, names: Collection[str]) -> "Mtp":
+        # Of several modules the first is the one of the lowest number.
+        if geometry.num_layers == 1:
+            return self
+        numbers = [int(found[1]) for found in map(self.layer.match, names) if found is not None]
+        several = copy.copy(self)
+        several.first = min(numbers, default=0)
+        return several
+
+    @override
+    def canonical_name(self, name: str) -> str:
+        begins = self.layer.match(name)
+        if begins is None:
+            return name.removeprefix("model.") if name.startswith("model.embed_tokens.") else name
+        path, number = name[begins.end() :], 0
+        if self.first is not None:
+            number = int(begins[1]) - self.first
+        for module, canonical in self.outer.items():
+            if path == module or path.startswith(f"{module}."):
+                return around_layer(number, canonical) + path[len(module) :]
+        return f"layers.{number}.{path}"
+
+    @override
+    def recognises(self, canonical_names: Collection[str]) -> bool:
+        # Both norms before fc, under the names of this family, and its attention.
+        marks = {"embedding_norm.weight", "state_norm.weight", f"layers.0.{self.mark}.weight"}
+        names = set(canonical_names)
+        return marks <= names and f"layers.0.{self.foreign}.weight" not in names
+
+    @abstractmethod
+    def attention_shapes(self, geometry: Any) -> Shapes:
+        """The tensors of the attention."""
+
+    @abstractmethod
+    def attention(self, geometry: Any) -> Attention:
+        """That of the forward maths."""
+
+    @override
+    def tensor_specs(self, geometry: Any) -> Mapping[str, TensorSpec]:
+        g: MtpGeometry = geometry
+        hidden, vocab = Dim(g.hidden_size, "hidden_size"), Dim(g.vocab_size, "vocab_size")
+        both = Dim(2 * g.hidden_size, "2 x hidden_size")
+        norm = TensorSpec(role="norm", shape=(hidden,))
+        around = {
+            "embed_tokens": TensorSpec(role="embedding", shape=(vocab, hidden), optional=True),
+            "lm_head": TensorSpec(role="head", shape=(vocab, hidden), optional=True),
+            "fc": TensorSpec(role="fusion", shape=(hidden, both)),
+            "embedding_norm": norm,
+            "state_norm": norm,
+            "norm": norm,
+        }
+        inner = Dim(g.intermediate_size, "intermediate_size")
+        mlp = (
+            weight_names(mlp_shapes("mlp.", inner, hidden))
+            if g.mixture is None
+            else mixture_shapes(g.mixture, hidden)
+        )
+        layer = weight_names(layer_norm_shapes(hidden)) | self.attention_shapes(g) | mlp
+        table: dict[str, TensorSpec] = {}
+        for i in range(g.num_layers):
+            table |= {f"{around_layer(i, name)}.weight": spec for name, spec in around.items()}
+            table |= layer_specs(i, layer)
+        return table
+
+    @override
+    def forward(self, geometry: Any, weights: Weights, on_input: OnInput) -> DraftForward:
+        modules = [
+            MtpForward(geometry, weights, on_input, family=self, number=number)
+            for number in range(geometry.num_layers)
+        ]
+        return modules[0] if len(modules) == 1 else MtpModules(modules)
+
+
+class GroupedMtp(Mtp):
+    """With grouped-query attention."""
+
+    @override
+    def attention_shapes(self, geometry: MtpGroupedGeometry) -> Shapes:
+        # With the biases, norms and gate that it has.
+        g, hidden = geometry, Dim(geometry.hidden_size, "hidden_size")
+        linears = grouped_shapes(g, hidden)
+        if g.gate == "elements":
+            both = Dim(2 * g.num_attention_heads * g.head_dim, "2 x num_attention_heads x head_dim")
+            linears["self_attn.q_proj"] = ("attention", (both, hidden))
+        shapes = weight_names(linears)
+        if g.qkv_bias:
+            shapes |= input_bias_shapes(linears)
+        if g.qk_norm:
+            shapes |= weight_names(head_norm_shapes(g))
+        return shapes
+
+    @override
+    def attention(self, geometry: MtpGroupedGeometry) -> LlamaAttention:
+        return LlamaAttention(
+            head_dim=geometry.head_dim,
+            rope=geometry.rope,
+            qk_norm=geometry.qk_norm,
+            rotary_dim=geometry.rotary_dim,
+            gate=geometry.gate,
+        )
+
+
+def read_mtp(
+    config: Mapping[str, Any], where: object, family: str, *, several: bool = False
+) -> dict[str, Any]:
+    """The fields of `MtpGeometry`, from the config.json of the target that the layer belongs to.
+
+    Args:
+        config: the keys that the sizes stand among.
+        where: named in errors.
+        family: its name, for errors.
+        several: an engine serves several modules of this family, one in each draft step.
+
+    Raises:
+        CheckpointError: a key is missing or wrong, or the target has not exactly one MTP layer,
+            nor several that are served.
+    """
+    keys = ConfigReader(config, where)
+    layers = config.get("num_nextn_predict_layers", 1)
+    if layers == 0 and type(layers) is int:
+        raise CheckpointError(
+            where,
+            "num_nextn_predict_layers: 0: this is a whole model without an MTP layer, and no draft",
+            fix="give a draft, or a target that has an MTP layer, with --subtree",
+        )
+    if type(layers) is not int or layers < 1 or (layers > 1 and not several):
+        raise CheckpointError(
+            where,
+            f"num_nextn_predict_layers: expected 1, got {layers!r}: engines serve {family} with one"
+            " layer, of which all draft tokens come",
+            fix="correct it to what is stored; several layers of this family no engine serves",
+        )
+    check_silu(keys, family)
+    return {
+        "num_layers": layers,
+        "hidden_size": keys.positive("hidden_size"),
+        "intermediate_size": keys.positive("intermediate_size"),
+        "num_attention_heads": keys.positive("num_attention_heads"),
+        "vocab_size": keys.positive("vocab_size"),
+        "rms_norm_eps": keys.number("rms_norm_eps"),
+        "rope": read_rope(config, where),
+    }
+
+
+def read_heads(keys: ConfigReader, common: Mapping[str, Any], part: float = 1) -> dict[str, Any]:
+    """Sizes of grouped-query attention, a part of whose heads is rotated, beside `read_mtp`'s.
+
+    Raises:
+        CheckpointError: a key is wrong.
+    """
+    heads = common["num_attention_heads"]
+    head_dim = keys.positive("head_dim", common["hidden_size"] // heads)
+    return {
+        "num_key_value_heads": keys.positive("num_key_value_heads", heads),
+        "head_dim": head_dim,
+        "rotary_dim": int(head_dim * part),
+    }
+
+
+def rotated_part(keys: ConfigReader, default: float) -> tuple[float, dict[str, Any]]:
+    """The share of a head that is rotated, and config.json without it.
+
+    Raises:
+        CheckpointError: it is no number above 0 and up to 1.
+    """
+    key, spelled = "partial_rotary_factor", "rope_parameters"
+    nested = keys.section(spelled)
+    part = nested.number(key, keys.number(key, default))
+    if part > 1:
+        raise CheckpointError(
+            keys.where, f"{key}: expected at most 1, got {part:g}", fix=f"correct {key!r}"
+        )
+    rest = {name: value for name, value in keys.config.items() if name != key}
+    if keys.config.get(spelled) is not None:
+        rest[spelled] = {n: v for n, v in nested.config.items() if n != key}
+    return part, rest
+
+
+def around_layer(number: int, name: str) -> str:
+    """The canonical name of what stands around a module's decoder layer."""
+    return f"modules.{number}.{name}" if number else name
+
+
+class MtpForward(ModulesForward, ChainForward, ProductLogits):
+    """One MTP module.
+
+    Row t pairs the target's last hidden state at position t with token t + 1 and has position id t,
+    as in EAGLE-3.
+    """
+
+    geometry: MtpGeometry
+
+    def __init__(
+        self, geometry: MtpGeometry, weights: Weights, on_input: OnInput, family: Mtp, number: int
+    ) -> None:
+        super().__init__(geometry, weights, on_input)
+        self.family = family
+        self.attention = family.attention(geometry)
+        self.number = number
+
+    @override
+    def step(self, token_ids: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        r = self.linear(self._around("fc"), self._both(token_ids, hidden, positions))
+        prefix = f"layers.{self.number}."
+        a = self.norm(prefix + "input_layernorm", r)
+        r = r + self.attention.output(0, prefix + "self_attn.", a, positions, attend, self)
+        z = self.norm(prefix + "post_attention_layernorm", r)
+        mixture = self.geometry.mixture
+        x = r + (
+            gated_mlp(prefix + "mlp.", z, self)
+            if mixture is None
+            else mixture_mlp(mixture, prefix + "mlp.", z, self)
+        )
+        return self.norm(self._around("norm"), x) if self.family.feeds_back_normed else x
+
+    @override
+    def products(self, hidden: Tensor) -> Sequence[Product]:
+        head = self._table("lm_head")
+        bias = self.weights.get(f"{head}.bias")
+        return [(self.head_input(hidden), self.weights[f"{head}.weight"], bias)]
+
+    @override
+    def head_input(self, hidden: Tensor) -> Tensor:
+        fed_back = self.family.feeds_back_normed
+        normed = hidden if fed_back else self.norm(self._around("norm"), hidden)
+        return self.on_input(self._table("lm_head"), normed)
+
+    @override
+    def linear(self, name: str, x: Tensor) -> Tensor:
+        return self.kept_linear(name, self.on_input(name, x)).to(x.dtype)
+
+    @override
+    def kept_linear(self, name: str, x: Tensor) -> Tensor:
+        product = linear(x, self.weights[f"{name}.weight"])
+        bias = self.weights.get(f"{name}.bias")
+        return product if bias is None else product + bias.to(product.dtype)
+
+    @override
+    def norm(self, name: str, x: Tensor) -> Tensor:
+        weight, eps = self.weights[f"{name}.weight"], self.geometry.rms_norm_eps
+        if not self.family.zero_centred:
+            return rms_norm(x, weight, eps)
+        wide = torch.promote_types(x.dtype, torch.float32)  # rounded once: 1 + weight needs bits
+        return rms_norm(x.to(wide), 1 + weight.to(wide), eps).to(x.dtype)
+
+    def _around(self, name: str) -> str:
+        return around_layer(self.number, name)
+
+    def _table(self, name: str) -> str:
+        """The module's own table; where it has none, that of the first or of the target."""
+        own = self._around(name)
+        return own if f"{own}.weight" in self.weights else name
+
+    def _both(self, token_ids: Tensor, hidden: Tensor, positions: Tensor) -> Tensor:
+        """The normed embedding and the normed state, in the order of the family."""
+        table = self.weights[f"{self._table('embed_tokens')}.weight"]
+        embedded = embedding(token_ids, table, hidden.dtype)
+        if self.family.masks_first:
+            embedded = embedded * (positions > 0)[:, None]
+        e = self.norm(self._around("embedding_norm"), embedded)
+        u = self.norm(self._around("state_norm"), hidden)
+        return torch.cat((u, e) if self.family.state_first else (e, u), dim=-1)
+
+
+class MtpModules(StagedForward):
+    """Several modules, of which module i drafts token i + 1."""
+
+    def __init__(self, modules: Sequence[MtpForward]) -> None:
+        geometry = modules[0].geometry
+        super().__init__(geometry, modules[0].weights, modules[0].on_input)
+        self.modules = modules
+        self.window = geometry.window_of(0)

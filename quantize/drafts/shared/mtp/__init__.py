@@ -1,1 +1,0 @@
-"""Multi-token prediction (MTP, NextN) layers."""

@@ -1,0 +1,443 @@
+"""How each tool declares a target and a layer that is stored otherwise, in one config.json."""
+
+import fnmatch
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...recipes.errors import LayoutError
+from ..drafts.engine_traits import fused_names
+from ..stored.layouts.module_patterns import PatternProblem, matches
+from .grafted_layer import GraftedLayer
+
+_EXPERTS = ".experts."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Merged:
+    """One declaration for the target and its layer.
+
+    Attributes:
+        value: the quantization_config.
+        cannot: engine -> why it cannot take the layer as it is stored, though the other can.
+    """
+
+    value: dict[str, Any]
+    cannot: Mapping[str, str] = field(default_factory=dict)
+
+
+def merged_declaration(target: Mapping[str, Any] | None, layer: GraftedLayer) -> Merged | None:
+    """One declaration for both; None where neither has a quantized linear.
+
+    Args:
+        target: its quantization_config; None where it declares nothing.
+        layer: what is grafted.
+
+    Raises:
+        LayoutError: there is none by which an engine reads each as it is stored.
+    """
+    if target is None:
+        if layer.declared is None:
+            return None
+        if layer.method != _COMPRESSED_TENSORS:
+            raise _refused(
+                f"the target is unquantized, and in layout {layer.method} a declaration cannot mean"
+                " the layer alone",
+                fix="draftquant transcode LAYER --layout compressed-tensors, where linears are"
+                " declared by name",
+            )
+        return _in_groups(None, layer)
+    method = str(target.get("quant_method"))
+    if method not in _BY_METHOD:
+        raise _refused(
+            f"the target's quant_method is {method!r}, whose way to declare one layer is not known"
+            " here",
+            fix=f"known are {', '.join(sorted(_BY_METHOD))}",
+        )
+    if layer.declared is not None and layer.method != method:
+        raise _refused(
+            f"the target's quant_method is {method!r}, the layer's {layer.method!r}: a config.json"
+            " has one, by which engines read all linears",
+            fix=f"draftquant transcode LAYER --layout {method} where the format allows it, quantize"
+            " the layer with a recipe of that layout, or graft it unquantized",
+        )
+    return _BY_METHOD[method](target, layer)
+
+
+def _refused(what: str, fix: str) -> LayoutError:
+    """A layer that cannot be declared beside its target."""
+    return LayoutError("graft", what, fix=fix)
+
+
+def _other_format(layer: GraftedLayer, target: str, layout: str) -> LayoutError:
+    """A target whose tool declares one format for everything."""
+    return _refused(
+        f"the target declares {target}, and its tool has one format for all linears; the layer is"
+        f" stored as {layer.scheme}",
+        fix=f"quantize the layer with a recipe of that format in layout {layout}, or graft it"
+        " unquantized",
+    )
+
+
+def _same_names(layer: GraftedLayer) -> dict[str, str]:
+    """Why an engine that has no names of its own for the layer cannot take it."""
+    what = (
+        "it asks for this layer's linears by the names of a layer of the target, so that no"
+        " declaration can tell them apart"
+    )
+    return {engine: what for engine, names in layer.names.engines.items() if names is None}
+
+
+def _leaves_of(layer: GraftedLayer, modules: Iterable[str]) -> tuple[str, ...]:
+    """Last parts of names, and of those under which engines fuse them, sorted."""
+    named = {name for module in modules for name in (module, *fused_names(module))}
+    return tuple(sorted({layer.names.relative(name).rpartition(".")[2] for name in named}))
+
+
+def _told_apart(layer: GraftedLayer, modules: Collection[str], others: Collection[str]) -> bool:
+    """Whether the last parts of their names tell some linears from others."""
+    return not set(_leaves_of(layer, modules)) & set(_leaves_of(layer, others))
+
+
+def _patterns_of(layer: GraftedLayer, modules: Sequence[str]) -> list[str]:
+    """For these linears of the layer, by the last parts of their names where these are enough.
+
+    Regular expressions, each of which begins as no name of a linear of the target does.
+    """
+    chosen = set(modules)
+    others = [name for name in (*layer.quantized, *layer.kept) if name not in chosen]
+    begin = f"re:{layer.names.pattern}"
+    if _told_apart(layer, modules, others):
+        return [f"{begin}(?:.*\\.)?{re.escape(leaf)}$" for leaf in _leaves_of(layer, modules)]
+    names = (name for module in modules for name in (module, *fused_names(module)))
+    paths = {layer.names.within_layer(name) for name in names}
+    return [f"{begin}{re.escape(path)}$" for path in sorted(paths)]
+
+
+def _float_patterns(layer: GraftedLayer) -> list[str]:
+    """For what is not quantized of the layer: all of it where nothing is."""
+    if layer.declared is None:
+        return [f"re:{layer.names.pattern}"]
+    return _patterns_of(layer, layer.kept) if layer.kept else []
+
+
+def _excludes_without(old: Iterable[object] | None, layer: GraftedLayer) -> list[str]:
+    """The target's excludes; patterns that mean a quantized linear of the layer, without the layer.
+
+    Names of the layer's quantized linears go.
+
+    Raises:
+        LayoutError: one of them is no pattern that is understood.
+    """
+    names = layer.quantized_names
+    pattern = layer.names.pattern
+    found = []
+    for entry in map(str, old or ()):
+        if entry.startswith(f"re:{pattern}"):
+            continue  # of an earlier graft
+        if not any(_means(entry, name) for name in names):
+            found.append(entry)
+        elif entry.startswith("re:"):
+            found.append(f"re:(?!{pattern})(?:{entry[3:]})")
+    return found
+
+
+def _means(target: str, module: str) -> bool:
+    """Whether a target or exclude, a name or `re:`, means a module.
+
+    Raises:
+        LayoutError: it is no pattern that is understood.
+    """
+    if not target.startswith("re:"):
+        return target == module
+    try:
+        return matches(target[3:], module)
+    except PatternProblem as exc:
+        raise _refused(
+            f"{target!r} in a quantization_config is no pattern that can be decided: {exc}",
+            fix="write it as a plain regular expression, or as names",
+        ) from exc
+
+
+# ---- compressed-tensors: a group of the layer's own before the target's, and excludes of the layer
+
+_COMPRESSED_TENSORS = "compressed-tensors"
+_MIXED, _PACKED = "mixed-precision", "pack-quantized"
+_CLASS = "Linear"
+
+
+def _in_groups(target: Mapping[str, Any] | None, layer: GraftedLayer) -> Merged:
+    """The target's declaration with the layer in it; without one, a declaration of the layer alone.
+
+    Both engines look for a linear's name first, in the order of the groups, and for its class last
+    (`find_matched_target`; executed, `tests/engines/graft.py`). Excludes go before all groups.
+
+    Raises:
+        LayoutError: the layer's says of the KV cache what the target does not, or an exclude of the
+            target cannot be read.
+    """
+    old = dict(target or {**(layer.declared or {}), "config_groups": {}, "ignore": []})
+    own = (layer.declared or {}).get("kv_cache_scheme")
+    if own is not None and own != old.get("kv_cache_scheme"):
+        raise _refused(
+            "the layer declares a quantized KV cache (kv_cache_scheme), and the target another one"
+            " or none: one config.json has one for all layers",
+            fix="quantize the layer without kv_cache, and give the engine the dtype of the draft's"
+            " cache on its command line",
+        )
+    begin = f"re:{layer.names.pattern}"
+    of_target = {
+        name: {**group, "format": group.get("format") or old.get("format")}
+        for name, group in old.get("config_groups", {}).items()
+        if not all(str(each).startswith(begin) for each in group["targets"])  # an earlier graft's
+    }
+    groups: dict[str, Any] = {
+        _free(f"mtp_{i}", of_target): {**group, "targets": _patterns_of(layer, modules)}
+        for i, (group, modules) in enumerate(_own_groups(layer))
+    }
+    groups |= of_target
+    excludes = _excludes_without(old.get("ignore"), layer)
+    only_layer = [] if target is not None else [f"re:(?!{layer.names.pattern})"]
+    value = {
+        **old,
+        "config_groups": groups,
+        "format": _whole_format({group["format"] for group in groups.values()}, layer),
+        "ignore": [*only_layer, *excludes, *_float_patterns(layer)],
+    }
+    return Merged(value=value, cannot=_only_some_engines(excludes, layer) | _same_names(layer))
+
+
+def _only_some_engines(excludes: Iterable[str], layer: GraftedLayer) -> dict[str, str]:
+    """Why SGLang cannot take the layer: it takes names for the last parts of others, vLLM does not.
+
+    Neither a name nor a pattern says the same of the target's linears to both.
+    """
+    names = layer.quantized_names
+    ends = {name[i + 1 :] for name in names for i, sign in enumerate(name) if sign == "."}
+    hit = next((entry for entry in excludes if entry in ends and entry not in names), None)
+    if hit is None:
+        return {}
+    return {"sglang": f"the target's exclude {hit!r} means quantized linears of the layer there"}
+
+
+def _whole_format(forms: set[str], layer: GraftedLayer) -> str:
+    """What stands for the formats of all groups, each of which has its own beside it.
+
+    SGLang takes packed experts under this one alone: `compressed_tensors_wNa16_moe.py:84`.
+    """
+    if len(forms) == 1:
+        return next(iter(forms))
+    experts = any(_EXPERTS in module for module in (*layer.quantized, *layer.kept))
+    return _PACKED if experts and _PACKED in forms else _MIXED
+
+
+def _own_groups(layer: GraftedLayer) -> list[tuple[dict[str, Any], list[str]]]:
+    """The groups of the layer's folder that hold one of its linears, each with those."""
+    if layer.declared is None:
+        return []
+    usual = layer.declared.get("format")
+    found: dict[str, tuple[dict[str, Any], list[str]]] = {}
+    for module in layer.quantized:
+        name, group = _group_of(layer.declared["config_groups"], module)
+        empty = ({**group, "format": group.get("format") or usual}, list[str]())
+        found.setdefault(name, empty)[1].append(module)
+    return [found[name] for name in layer.declared["config_groups"] if name in found]
+
+
+def _group_of(groups: Mapping[str, Any], module: str) -> tuple[str, Mapping[str, Any]]:
+    for name, group in groups.items():
+        if any(_means(str(target), module) for target in group["targets"]):
+            return name, group
+    return next((name, group) for name, group in groups.items() if _CLASS in group["targets"])
+
+
+def _free(name: str, taken: Collection[str]) -> str:
+    return name if name not in taken else _free(f"{name}_", taken)
+
+
+# ---- ModelOpt: one algorithm for all linears, and wildcards of those that are floats
+
+_MODELOPT = "modelopt"
+_SEVERAL = "MIXED_PRECISION"
+_WILDCARDS = ("exclude_modules", "ignore")
+_ALGORITHM = ("quant_algo", "group_size")
+
+
+def _in_wildcards(target: Mapping[str, Any], layer: GraftedLayer) -> Merged:
+    """The target's declaration with the layer's linears out of, or in, the wildcards.
+
+    Raises:
+        LayoutError: the layer is quantized otherwise than the target, or wildcards of the target
+            mean the layer's linears among others.
+    """
+    algorithm = str(target.get("quant_algo"))
+    if layer.declared is not None:
+        same = all(target.get(key) == layer.declared.get(key) for key in _ALGORITHM)
+        if not same and algorithm != _SEVERAL:
+            raise _other_format(layer, algorithm, _MODELOPT)
+    value = dict(target)
+    for key in [key for key in _WILDCARDS if isinstance(target.get(key), list)] or _WILDCARDS[:1]:
+        old = [str(entry) for entry in target.get(key) or ()]
+        value[key] = list(dict.fromkeys([*_wildcards_left(old, layer), *_float_wildcards(layer)]))
+    if algorithm == _SEVERAL and layer.declared is not None:
+        own = {k: layer.declared[k] for k in _ALGORITHM if layer.declared.get(k) is not None}
+        named = dict.fromkeys(layer.quantized_names, own)
+        value["quantized_layers"] = {**(target.get("quantized_layers") or {}), **named}
+    return Merged(value=value, cannot=_same_names(layer))
+
+
+def _wildcards_left(old: list[str], layer: GraftedLayer) -> list[str]:
+    """The target's excludes without those of the layer's quantized linears."""
+    found = []
+    for entry in old:
+        if not any(entry in n or fnmatch.fnmatch(n, entry) for n in layer.quantized_names):
+            found.append(entry)
+        elif not layer.names.contains(entry.rstrip("*.")):
+            raise _refused(
+                f"the target's exclude {entry!r} means quantized linears of the layer as well, and"
+                " a wildcard cannot except them",
+                fix="name the target's own modules there, or graft the layer unquantized",
+            )
+    return found
+
+
+def _float_wildcards(layer: GraftedLayer) -> list[str]:
+    """Wildcards of the layer's float linears: all of it where nothing is quantized."""
+    starts = layer.names.beginnings
+    if layer.declared is None:
+        return [f"{start}.*" for start in starts]
+    if not _told_apart(layer, layer.kept, layer.quantized):
+        names = (name for module in layer.kept for name in layer.names.everywhere(module))
+        return list(dict.fromkeys(names))
+    return [f"{start}.*{leaf}" for start in starts for leaf in _leaves_of(layer, layer.kept)]
+
+
+# ---- Plain fp8: one format for all linears, and a list of those that are floats
+
+_FP8 = "fp8"
+_FLOATS = ("ignored_layers", "modules_to_not_convert")
+_FP8_FORMAT = ("activation_scheme", "weight_block_size")
+_ROOTS = frozenset({"model", "mtp"})
+_NAMELESS = (
+    "it gives this layer's linears no name of their own (self_attn.q_proj), and compares excludes"
+    " with parts of names: it would take the target's for excluded as well"
+)
+
+
+def _in_list_of_floats(target: Mapping[str, Any], layer: GraftedLayer) -> Merged:
+    """The target's declaration with the layer's linears out of, or in, the list of floats.
+
+    VLLM compares whole names, SGLang parts of names between dots (`is_layer_skipped` of both).
+
+    Raises:
+        LayoutError: the layer is quantized otherwise than the target.
+    """
+    declared = layer.declared
+    if declared is not None and any(target.get(k) != declared.get(k) for k in _FP8_FORMAT):
+        said = ", ".join(f"{key} {target.get(key)}" for key in _FP8_FORMAT)
+        raise _other_format(layer, f"fp8 ({said})", _FP8)
+    keys = [key for key in _FLOATS if isinstance(target.get(key), list)] or [_FLOATS[1]]
+    # Names that begin as no other linear's does, with the block of the routed experts for each.
+    every = (name for module in layer.kept for name in layer.names.everywhere(module))
+    kept = [_block(name) for name in every if name.partition(".")[0] in _ROOTS]
+    names = set(layer.quantized_names)
+    value = dict(target)
+    for key in keys:
+        old = [str(entry) for entry in target.get(key) or ()]
+        left = [e for e in old if not layer.names.contains(e) or not _covers(e, names)]
+        value[key] = list(dict.fromkeys([*left, *kept]))
+    return Merged(value=value, cannot=_cannot(layer, value[keys[0]], names))
+
+
+def _block(name: str) -> str:
+    return f"{name.partition(_EXPERTS)[0]}{_EXPERTS.rstrip('.')}" if _EXPERTS in name else name
+
+
+def _covers(entry: str, names: set[str]) -> bool:
+    """Whether an exclude means one of these names, as SGLang compares them."""
+    return any(f".{entry.rstrip('.')}." in f".{name}." for name in names)
+
+
+def _cannot(layer: GraftedLayer, excludes: list[str], names: set[str]) -> dict[str, str]:
+    found = _same_names(layer)
+    hit = next((entry for entry in excludes if _covers(entry, names)), None)
+    if hit is not None:
+        found["sglang"] = f"the target's exclude {hit!r} means linears of the layer there"
+    own = layer.names.engines.get("sglang") or ()
+    nameless = own and not any(name.partition(".")[0] in _ROOTS for name in own)
+    if nameless and any(".self_attn." in name or ".mlp." in name for name in layer.kept):
+        found["sglang"] = _NAMELESS
+    return found
+
+
+# ---- Quark: `layer_quant_config` has the layer's format by patterns, `exclude` its floats
+
+_QUARK = "quark"
+_SPEC = ("bias", "input_tensors", "output_tensors", "weight")
+_MEANT = ("dtype", "qscheme", "ch_axis", "group_size", "is_dynamic", "symmetric", "scale_format")
+"""Keys of a tensor's spec by which it is decoded; the others say how values were found."""
+
+
+def _in_layer_config(target: Mapping[str, Any], layer: GraftedLayer) -> Merged:
+    """The target's declaration with the layer in it.
+
+    The patterns are shell wildcards for whole names in both engines (`_find_matched_config`), the
+    first one that fits holds; excludes are names or `re:`.
+
+    Raises:
+        LayoutError: the layer has several formats, or is packed otherwise.
+    """
+    wildcards = [f"{start}.*" for start in layer.names.beginnings]
+    others = target.get("layer_quant_config") or {}
+    own: dict[str, Any] = {}
+    if layer.declared is not None:
+        spec = _spec(layer.declared, wildcards)
+        _check_packing(target, layer.declared)
+        whole = target.get("global_quant_config") or {}
+        if any(_meant(spec[key]) != _meant(whole.get(key)) for key in _SPEC):
+            own = dict.fromkeys(wildcards, spec)
+        elif any(others):
+            own = {name: dict(target["global_quant_config"]) for name in wildcards}
+    left = {name: spec for name, spec in others.items() if name not in wildcards}
+    excludes = [*_excludes_without(target.get("exclude"), layer), *_float_patterns(layer)]
+    value = {**target, "exclude": excludes, "layer_quant_config": {**own, **left}}
+    return Merged(value=value, cannot=_same_names(layer))
+
+
+def _spec(declared: Mapping[str, Any], wildcards: list[str]) -> dict[str, Any]:
+    """The one format of the layer: in a folder of its own, or in that of its target."""
+    by_name = declared.get("layer_quant_config") or {}
+    of_layer = [by_name[name] for name in wildcards if name in by_name]
+    if by_name and not of_layer and declared.get("exclude") is None:
+        raise _refused(
+            "the layer's layer_quant_config has several formats",
+            fix="quantize the layer in one format for a target of Quark",
+        )
+    whole = of_layer[0] if of_layer else declared.get("global_quant_config") or {}
+    return {key: whole.get(key) for key in _SPEC}
+
+
+def _meant(spec: object) -> object:
+    """What a tensor's spec, or a list of stages, says of the stored values."""
+    if isinstance(spec, list):
+        return [_meant(stage) for stage in spec]
+    return {key: spec.get(key) for key in _MEANT} if isinstance(spec, Mapping) else spec
+
+
+def _check_packing(target: Mapping[str, Any], layer: Mapping[str, Any]) -> None:
+    packed = [(each.get("export") or {}).get("pack_method") for each in (target, layer)]
+    if packed[0] != packed[1]:
+        raise _refused(
+            f"the target packs its values in {packed[0]!r}, the layer in {packed[1]!r}",
+            fix="quantize the layer in layout compressed-tensors for a target of that tool, or"
+            " graft it unquantized",
+        )
+
+
+_BY_METHOD: Mapping[str, Callable[[Mapping[str, Any], GraftedLayer], Merged]] = {
+    _COMPRESSED_TENSORS: _in_groups,
+    _MODELOPT: _in_wildcards,
+    _FP8: _in_list_of_floats,
+    _QUARK: _in_layer_config,
+}

@@ -1,0 +1,158 @@
+"""A recurrent drafter, as a new family would be written: this one module is all of it.
+
+An MLP over the token read and what is left of the state before it; its passes are of no kind that
+is there.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from typing_extensions import override
+
+from ..config_reader import ConfigReader
+from ..family import Dim, Draft, Family, Lint, TensorSpec, Weights
+from ..forward import BLOCK_ROWS, Alive, DraftForward, DraftPass, OnInput, finite
+from ..geometry import ChainGeometry
+from ..maths import Tensor, embedding, linear, rms_norm, torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToyGeometry(ChainGeometry):
+    """Config of a recurrent drafter; widths in elements."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    vocab_size: int
+    draft_vocab_size: int
+    target_hidden_size: int
+    num_aux_layers: int
+    aux_layer_ids: tuple[int, ...] | None
+    rms_norm_eps: float
+    num_attention_heads: int = 0
+    rope: None = None
+
+
+class ToyForward(DraftForward):
+    """s_0 = fc(features), s_{j+1} = e + mlp(e + decay * s_j) of the embedding e of the token read.
+
+    No row looks at another one, so that chains may be run in any order.
+    """
+
+    geometry: ToyGeometry
+
+    @override
+    def fuse(self, features: Tensor) -> Tensor:
+        return self._linear("fc", features)
+
+    @override
+    def passes(
+        self,
+        hidden: Tensor,
+        token_ids: Tensor,
+        *,
+        rows: range,
+        num_draft_tokens: int,
+        block_rows: int = BLOCK_ROWS,
+        alive: Alive | None = None,
+    ) -> Iterator[DraftPass]:
+        for start in range(0, len(rows), block_rows):
+            chosen = rows[start : start + block_rows]
+            state = hidden[:, chosen.start : chosen.stop : chosen.step]
+            for depth in range(num_draft_tokens):
+                first, last = chosen.start + 1 + depth, chosen.stop + 1 + depth
+                state = self._step(token_ids[:, first : last : chosen.step], state)
+                where = f"recurrent step {depth + 1}"
+                yield DraftPass(
+                    rows=chosen,
+                    depths=range(depth, depth + 1),
+                    where=where,
+                    hidden=(state if alive else finite(state, where))[:, :, None],
+                )
+
+    @override
+    def logits(self, hidden: Tensor) -> Tensor:
+        return linear(self.head_input(hidden), self.weights["lm_head.weight"])
+
+    @override
+    def head_input(self, hidden: Tensor) -> Tensor:
+        normed = rms_norm(hidden, self.weights["norm.weight"], self.geometry.rms_norm_eps)
+        return self.on_input("lm_head", normed)
+
+    def _step(self, token_ids: Tensor, state: Tensor) -> Tensor:
+        e = embedding(token_ids, self.weights["embed_tokens.weight"], state.dtype)
+        x = e + self.weights["decay"] * state
+        for i in range(self.geometry.num_layers):
+            mlp = f"layers.{i}.mlp"
+            gate, up = self._linear(f"{mlp}.gate_proj", x), self._linear(f"{mlp}.up_proj", x)
+            x = e + self._linear(f"{mlp}.down_proj", torch.nn.functional.silu(gate) * up)
+        return x
+
+    def _linear(self, name: str, x: Tensor) -> Tensor:
+        return linear(self.on_input(name, x), self.weights[f"{name}.weight"]).to(x.dtype)
+
+
+def depth(draft: Draft) -> Iterator[Lint]:
+    if draft.geometry.num_layers > 1:
+        yield Lint(name="toy-layers", level="note", cause="it is deep", remedy="leave it")
+
+
+class Toy(Family):
+    """The toy family."""
+
+    name = "toy"
+    architectures = ("ToyForCausalLM",)
+    prefixes = (("model.", ""),)
+    served_unquantized = ("embed_tokens", "fc", "lm_head")
+    makes_features = ("fc.",)
+    linears_per_layer = 3
+    lints = (depth,)
+
+    @override
+    def recognises(self, canonical_names: Collection[str]) -> bool:
+        return {"fc.weight", "decay"} <= set(canonical_names)
+
+    @override
+    def read_geometry(self, config: Mapping[str, Any], where: object) -> ToyGeometry:
+        keys = ConfigReader(config, where)
+        ids = keys.layer_ids("aux_layer_ids") or ()
+        hidden, vocab = keys.positive("hidden_size"), keys.positive("vocab_size")
+        return ToyGeometry(
+            hidden_size=hidden,
+            intermediate_size=keys.positive("intermediate_size"),
+            num_layers=keys.positive("num_hidden_layers"),
+            vocab_size=vocab,
+            draft_vocab_size=vocab,
+            target_hidden_size=keys.positive("target_hidden_size", hidden),
+            num_aux_layers=len(ids),
+            aux_layer_ids=ids,
+            rms_norm_eps=keys.number("rms_norm_eps"),
+        )
+
+    @override
+    def tensor_specs(self, geometry: ToyGeometry) -> Mapping[str, TensorSpec]:
+        hidden = Dim(geometry.hidden_size, "hidden_size")
+        inner = Dim(geometry.intermediate_size, "intermediate_size")
+        vocab = Dim(geometry.vocab_size, "vocab_size")
+        features = Dim(geometry.num_aux_layers * geometry.target_hidden_size, "aux_layer_ids")
+        table = {
+            "embed_tokens.weight": TensorSpec(role="embedding", shape=(vocab, hidden)),
+            "lm_head.weight": TensorSpec(role="head", shape=(vocab, hidden)),
+            "fc.weight": TensorSpec(role="fusion", shape=(hidden, features)),
+            "decay": TensorSpec(role="norm", shape=(hidden,)),
+            "norm.weight": TensorSpec(role="norm", shape=(hidden,)),
+        }
+        for i in range(geometry.num_layers):
+            mlp = f"layers.{i}.mlp"
+            table[f"{mlp}.gate_proj.weight"] = TensorSpec(role="mlp", shape=(inner, hidden))
+            table[f"{mlp}.up_proj.weight"] = TensorSpec(role="mlp", shape=(inner, hidden))
+            table[f"{mlp}.down_proj.weight"] = TensorSpec(role="mlp", shape=(hidden, inner))
+        return table
+
+    @override
+    def forward(self, geometry: Any, weights: Weights, on_input: OnInput) -> ToyForward:
+        return ToyForward(geometry, weights, on_input)
+
+
+FAMILY = Toy()
