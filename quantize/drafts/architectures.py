@@ -156,7 +156,6 @@ class Kind(NamedTuple):
     """What a draft is that is not supported: no single tensor or key is to blame.
 
     Attributes:
-        name: as people call it.
         what: what shows it, as an error says it.
         fix: what to do about it; "" = nothing but what its tensors tell.
         in_config: its name in config.json shows it.
@@ -184,11 +183,7 @@ _FC = re.compile(r"(^|[._])fc\.")
 def refuse_earlier_kinds(
     config: Mapping[str, Any], tensors: Collection[str], where: object
 ) -> None:
-    """Refuse a draft whose maths version 0.2.0 knew, and this one does not.
-
-    Raises:
-        CheckpointError: it is a Medusa, EAGLE-1 or Domino draft.
-    """
+    """Refuse a draft whose maths version 0.2.0 knew, and this one does not."""
     kind = _earlier_kind(config, tensors)
     if kind is not None:
         raise CheckpointError(

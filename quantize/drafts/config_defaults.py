@@ -76,11 +76,9 @@ Row = ClassDefaults | Literal["unknown", "refused"]
 
 
 def class_defaults(model_type: Any, engine: Source | None = None) -> Row:
-    """The defaults of a model_type.
+    """The defaults of a model_type, of any JSON type, as an engine's classes read it.
 
-    Args:
-        model_type: of config.json, of any JSON type.
-        engine: whose classes read it; None = transformers, or the first engine that has one.
+    Without an engine those of transformers, or of the first engine that has one.
     """
     if not isinstance(model_type, str):
         return "unknown"

@@ -102,11 +102,7 @@ class ConfigReader:
         return tuple(value)
 
     def refuse_others(self, served: Served) -> None:
-        """Refuse what would be other maths than that of the family; a missing key is the family's.
-
-        Raises:
-            CheckpointError: a key has another value than the one that is served.
-        """
+        """Refuse keys of other maths than that of the family; a missing key is the family's."""
         for key, (expected, meaning) in served.items():
             got = self.config.get(key)
             if got is None or (
@@ -190,9 +186,6 @@ def read_aux_layer_ids(config: Mapping[str, Any], where: object) -> AuxLayerIds:
     Ids at the top level alone are inputs of layers; nested ids alone come after layers, except
     those of TorchSpec's `--vllm` export for DeepSeek and Kimi, which begin with 2 and which vLLM
     and SGLang both take as inputs. Of two equal lists the top level's meaning holds.
-
-    Raises:
-        CheckpointError: ids are no ascending list of layers, or the two places disagree.
 
     Source: vLLM 0.33 `gpu_model_runner.py` `_get_eagle3_aux_layers_from_config`; SGLang 0.5.23
     `deepseek_v2.py` and `llama.py` `set_eagle3_layers_to_capture`; TorchSpec `convert_to_hf.py`.

@@ -62,9 +62,6 @@ def cached_layers(names: Iterable[str], draft: object) -> tuple[int, ...]:
     Args:
         names: canonical names of a draft's tensors or linears.
         draft: what is named where there is none.
-
-    Raises:
-        CheckpointError: the draft has no attention, so no KV cache.
     """
     found = {int(match[1]) for name in names if (match := _ATTENTION.match(name))}
     if not found:

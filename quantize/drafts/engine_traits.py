@@ -77,9 +77,7 @@ class Finding(NamedTuple):
 
     Attributes:
         stage: when it shows; the order in which stages decide is in `engines/contract.py`.
-        text: the engine's own error, which `engines/meanings.py` explains; of a silent fault or of
-            what is unknown, a sentence that says what it is.
-        remedy: what to do about it.
+        text: the engine's own error; of a silent fault or of what is unknown, what it is.
     """
 
     stage: Stage
@@ -189,19 +187,16 @@ class MtpLayer:
     """How one engine builds a target's MTP layer that stands in a folder of its own.
 
     Attributes:
-        layer: the name of the decoder layer, with {n} for its number behind the target's.
-        prefix: the same as excludes are held against, "" = none.
-        prefixes: the prefix for some of the architectures, where it differs.
+        layer: the name of the decoder layer, with {n} for its number after the target's.
+        prefix: the same as excludes are held against, "" = none; `prefixes` for some architectures.
         attention: what stands for "self_attn." in the name of the layer's attention.
-        no_parameter: the error for a stored tensor that has no parameter, with {name}.
-        no_expert: the error for one of a routed expert, where it is another one, with {name},
-            {experts}, {stacked} and {leaf}.
+        no_parameter: the error for a stored tensor that has no parameter, with {name}; `no_expert`,
+            where it is another, for one of a routed expert, with {experts}, {stacked} and {leaf}.
         own_heads: each module is built with a head of its own, of this name, with {n}.
         most_modules: how many modules it serves; None = as many as there are.
         misconfigured: keys and tensors without which it does not build the layer.
         cache_scales: whether it reads `self_attn.attn.k_scale`, or drops it; None = not executed.
-        declared: what it says of a declaration, where it reads the folder's own; None = it reads
-            the target's.
+        declared: what it says of a declaration, where it reads the folder's own, not the target's.
         lists_parts: its class lists what it fuses, so that excludes may name the parts.
         fc: the name of fc as excludes know it; "" = it is never quantized.
         floats: beginnings of names, as excludes know them, of linears that it builds as floats
@@ -238,8 +233,7 @@ class InEngine:
         roots: beginnings of names that drafts are stored under.
         shares_tables: embedding and head are the target's always.
         uneven_heads: its error for {heads} that are not whole in each of {tp} shards.
-        targets_on_disk: quant_methods whose targets it finds by the names that the parts of a
-            linear have on disk.
+        targets_on_disk: quant_methods whose targets it finds by the parts' names on disk.
         classes_first: targets mean a fused linear by its class before they do by its parts' names.
         refuses_absent_norm: it refuses a draft that lacks a norm.
         old_norms: it takes EAGLE-3's norms before fc under their older names.
@@ -312,9 +306,8 @@ class InSglang(InEngine):
 
     Attributes:
         layer_name: the name of a linear of layer {n}, whose name in the layer is {path}, {leaf} the
-            last part of it.
-        layer_prefix: the name that excludes are held against; {inner} is {path} of o_proj, else
-            {leaf}.
+            last part of it. layer_prefix: the same that excludes are held against; {inner} is
+            {path} of o_proj, else {leaf}.
         fc_sharding: how fc is split. plain_fc: it is never quantized.
         problem_as_draft: its rules where the name is not one of a whole model.
         most_layers: how many layers may be declared; None = as many as there are.
@@ -383,8 +376,8 @@ class EngineTraits:
         own_types: model_type of a tool's own, which no engine knows -> what to do.
         usual_type: the model_type whose config class has the defaults of its layers; "" = the
             target's own, or any.
-        more_types_than_layers: model_types whose config is the engines' own, which also lists the
-            layers that it drafts with.
+        more_types_than_layers: model_types of which engines' own config also lists the layers that
+            it drafts with.
     """
 
     drafts_blocks: bool = False

@@ -97,10 +97,7 @@ class DraftForward(ABC):
         return self.geometry.draft_vocab_size
 
     def fuse(self, features: Tensor) -> Tensor:
-        """Target features [B, T, num_aux * W_target] -> the draft's own rows [B, T, W].
-
-        As they are, unless the draft has something to read them by.
-        """
+        """Target features [B, T, num_aux * W_target] -> the draft's own rows [B, T, W]."""
         return features
 
     @abstractmethod

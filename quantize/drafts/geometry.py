@@ -232,11 +232,7 @@ class LastStateGeometry(ChainGeometry):
 
 
 def needed_mask(geometry: Geometry) -> int:
-    """The token that stands where a token is to be filled in.
-
-    Raises:
-        CheckpointError: config.json does not say which; nothing but a forward pass needs it.
-    """
+    """The token that stands where a token is to be filled in."""
     if geometry.mask_token_id is None:
         raise CheckpointError(
             "config.json",

@@ -39,9 +39,6 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
     Args:
         x: [..., in_features].
         weight: [out_features, in_features].
-
-    Returns:
-        [..., out_features].
     """
     wide = torch.promote_types(x.dtype, weight.dtype)
     x = x.to(wide)
@@ -113,9 +110,6 @@ def rotate(x: Tensor, positions: Tensor, rope: RopeConfig, *, interleaved: bool 
         rope: base and scaling of the frequencies.
         interleaved: pairs are (2i, 2i + 1), as in DeepSeek; else (i, i + D/2), as in neox and
             Llama.
-
-    Returns:
-        [B, H, T, D].
     """
     frequencies, factor = rope_frequencies(rope, x.shape[-1], x.device)
     angles = positions.to(torch.float64)[..., None] * frequencies

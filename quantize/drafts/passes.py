@@ -48,23 +48,17 @@ class ChainForward(DraftForward):
 
     @abstractmethod
     def step(self, token_ids: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """One draft step.
+        """One draft step: hidden states [B, T, W] for `logits` and for the next step.
 
         Args:
             token_ids: [B, T] int64, target vocabulary.
             hidden: [B, T, W], from `fuse` at depth 1, from the step before after that.
             positions: [T] int64.
             attend: attention over the caller's keys.
-
-        Returns:
-            Hidden states [B, T, W], for `logits` and for the next step.
         """
 
     def later_input(self, token_ids: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """What a step after the first reads, of the tokens and the hidden states before it.
-
-        Shapes as of `step`.
-        """
+        """What a step after the first reads, of the tokens and hidden states before it."""
         return token_ids, hidden
 
     @override
@@ -342,15 +336,12 @@ class BlockForward(DraftForward):
 
     @abstractmethod
     def context(self, layer: int, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values that a layer keeps of verified positions.
+        """Rotated keys and values, [B, KV, T, D], that a layer keeps of verified positions.
 
         Args:
             layer: which decoder layer of the draft.
             rows: [B, T, W] from `fuse`.
             positions: [T] int64.
-
-        Returns:
-            Rotated keys [B, KV, T, D] and values [B, KV, T, D].
         """
 
     @abstractmethod
@@ -380,9 +371,6 @@ class BlockForward(DraftForward):
             layer: which decoder layer of the draft.
             queries: positions of slots, int64.
             keys: positions of keys, int64, of a shape that broadcasts with that of `queries`.
-
-        Returns:
-            bool of the broadcast shape, True where the query looks at the key.
         """
 
     @override
@@ -454,16 +442,8 @@ class BlockAttention:
     ) -> Tensor:
         """softmax([q K_context^T ; q K_block^T] * scale) [V_context ; V_block], float32 or wider.
 
-        Args:
-            layer: whose context is read.
-            anchors: A positions.
-            q: [B, A, H, S, D].
-            k: [B, A, KV, S, D].
-            v: [B, A, KV, S, D'].
-            scale: multiplies the scores.
-
-        Returns:
-            [B, A, H, S, D'] in the dtype of q.
+        Of A anchors: q [B, A, H, S, D], k [B, A, KV, S, D], v [B, A, KV, S, D'] give
+        [B, A, H, S, D'] in the dtype of q.
         """
         dtype, wide = q.dtype, torch.promote_types(q.dtype, torch.float32)
         q, k, v = q.to(wide), k.to(wide), v.to(wide)

@@ -62,12 +62,7 @@ def is_speculators(config: Mapping[str, Any]) -> bool:
 
 
 def plain_config(config: Mapping[str, Any], where: object) -> Mapping[str, Any]:
-    """The config of a draft as its family reads it; returned unchanged if it is plain already.
-
-    Raises:
-        CheckpointError: no transformer_layer_config, a kind of draft that is not supported, or
-            keys that contradict each other.
-    """
+    """The config of a draft as its family reads it; returned unchanged if it is plain already."""
     if not is_speculators(config):
         return config
     keys = ConfigReader(config, where)
@@ -233,10 +228,7 @@ def _as_trained(keys: str) -> str:
 
 
 def other_kind(checkpoint: Checkpoint) -> Kind | None:
-    """What a draft is that no family reads, whatever single tensors or keys it has or lacks.
-
-    None where a family may read it, and where nothing tells what it is.
-    """
+    """What a draft is that no family reads, whatever keys it has; None where that is not known."""
     packed = packed_by_mlx(checkpoint.tensors)
     if packed is not None:
         return packed
@@ -260,11 +252,7 @@ def other_kind(checkpoint: Checkpoint) -> Kind | None:
 
 
 def refuse_other_kinds(checkpoint: Checkpoint) -> None:
-    """Say what a draft is before anything is said of its tensors and keys.
-
-    Raises:
-        CheckpointError: it is of a kind that is not supported.
-    """
+    """Say what a draft is before anything is said of its tensors and keys."""
     kind = other_kind(checkpoint)
     if kind is not None:
         where = checkpoint.folder / CONFIG_FILE if kind.in_config else checkpoint.folder

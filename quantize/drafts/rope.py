@@ -49,9 +49,7 @@ class Linear:
 class Llama3:
     """Pairs are slowed down by `factor`, unless they turn often within the original context.
 
-    Attributes:
-        low_freq_factor: turns up to which a pair is slowed down wholly. high_freq_factor: turns
-            from which on it is not; in between, in part.
+    Wholly up to `low_freq_factor` turns, not at all from `high_freq_factor` on, in part between.
     """
 
     factor: float
@@ -69,11 +67,7 @@ class NtkAlpha:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unreplayed:
-    """A scaling that is not computed here.
-
-    Attributes:
-        where, what, fix: of the error that whoever computes with it raises.
-    """
+    """A scaling that is not computed here, and the error of whoever computes with it."""
 
     where: str
     what: str
@@ -85,11 +79,7 @@ Scaling = Linear | Llama3 | NtkAlpha | Unreplayed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeConfig:
-    """Base of the frequencies and, for long contexts, their scaling; plain rope has neither.
-
-    Attributes:
-        yarn: or `scaling`, never both.
-    """
+    """Base of the frequencies and, for long contexts, their scaling: yarn or another, or none."""
 
     theta: float
     yarn: Yarn | None
@@ -97,11 +87,7 @@ class RopeConfig:
 
 
 def read_rope(config: Mapping[str, Any], where: object) -> RopeConfig:
-    """Read the rope keys of a draft's config.
-
-    Raises:
-        CheckpointError: a key that is read is missing or of the wrong type.
-    """
+    """Read the rope keys of a draft's config."""
     keys = ConfigReader(config, where)
     modern = keys.section("rope_parameters")
     scaling = keys.section("rope_scaling") if config.get("rope_scaling") else modern
@@ -114,11 +100,7 @@ def read_rope(config: Mapping[str, Any], where: object) -> RopeConfig:
 
 
 def check_replayed(rope: RopeConfig) -> RopeConfig:
-    """The same rope, if its frequencies are known here.
-
-    Raises:
-        CheckpointError: they are not, and why.
-    """
+    """The same rope, if its frequencies are known here."""
     if isinstance(rope.scaling, Unreplayed):
         unknown = rope.scaling
         raise CheckpointError(unknown.where, unknown.what, fix=unknown.fix)
@@ -226,18 +208,12 @@ def yarn_mscale(factor: float, mscale: float) -> float:
 def rope_frequencies(
     rope: RopeConfig, dim: int, device: "torch.device | None" = None
 ) -> "tuple[torch.Tensor, float]":
-    """Angular frequencies of the dim/2 rotated pairs and the factor on cos and sin.
+    """Angular frequencies of the rotated pairs, [dim / 2] float64, and the factor on cos and sin.
 
     default: f_i = theta^(-2i/dim). yarn blends f_i (fast pairs) and f_i / factor (slow pairs)
     linearly between the pairs that turn beta_fast and beta_slow times within the original context;
     llama3 does between those that turn high_freq_factor and low_freq_factor times, linearly in the
     number of turns.
-
-    Returns:
-        ([dim / 2] float64, attention factor).
-
-    Raises:
-        CheckpointError: see `check_replayed`.
     """
     import torch
 

@@ -39,6 +39,7 @@ def excluded_modules(
     engines build whether the draft has it or not.
 
     Args:
+        draft: the whole.
         kept: the rows of its matrices that are stored, and not quantized.
         quantized: the rows that are.
         whole_names: of a layout whose excludes are whole names: layers are numbered as vLLM does,
@@ -67,11 +68,7 @@ def modules_in_layers(rows: Collection[Row]) -> tuple[str, ...]:
 
 
 def known_target_layers(checkpoint: Checkpoint, given: int | None) -> int | None:
-    """The target's number of decoder layers: as given, else as in config.json; None = not known.
-
-    Raises:
-        CheckpointError: the given one is no number of layers, or config.json names another one.
-    """
+    """The target's number of decoder layers: as given, else as in config.json; None = not known."""
     key = _target_layers_key(checkpoint.config)
     named = target_layers_named(checkpoint.config)
     if given is None:

@@ -126,9 +126,6 @@ def _excludes_without(old: Iterable[object] | None, layer: GraftedLayer) -> list
     """The target's excludes; patterns that mean a quantized linear of the layer, without the layer.
 
     Names of the layer's quantized linears go.
-
-    Raises:
-        LayoutError: one of them is no pattern that is understood.
     """
     names = layer.quantized_names
     pattern = layer.names.pattern
@@ -144,11 +141,7 @@ def _excludes_without(old: Iterable[object] | None, layer: GraftedLayer) -> list
 
 
 def _means(target: str, module: str) -> bool:
-    """Whether a target or exclude, a name or `re:`, means a module.
-
-    Raises:
-        LayoutError: it is no pattern that is understood.
-    """
+    """Whether a target or exclude, a name or `re:`, means a module."""
     if not target.startswith("re:"):
         return target == module
     try:
@@ -172,10 +165,6 @@ def _in_groups(target: Mapping[str, Any] | None, layer: GraftedLayer) -> Merged:
 
     Both engines look for a linear's name first, in the order of the groups, and for its class last
     (`find_matched_target`; executed, `tests/engines/graft.py`). Excludes go before all groups.
-
-    Raises:
-        LayoutError: the layer's says of the KV cache what the target does not, or an exclude of the
-            target cannot be read.
     """
     old = dict(target or {**(layer.declared or {}), "config_groups": {}, "ignore": []})
     own = (layer.declared or {}).get("kv_cache_scheme")
@@ -265,12 +254,7 @@ _ALGORITHM = ("quant_algo", "group_size")
 
 
 def _in_wildcards(target: Mapping[str, Any], layer: GraftedLayer) -> Merged:
-    """The target's declaration with the layer's linears out of, or in, the wildcards.
-
-    Raises:
-        LayoutError: the layer is quantized otherwise than the target, or wildcards of the target
-            mean the layer's linears among others.
-    """
+    """The target's declaration with the layer's linears out of, or in, the wildcards."""
     algorithm = str(target.get("quant_algo"))
     if layer.declared is not None:
         same = all(target.get(key) == layer.declared.get(key) for key in _ALGORITHM)
@@ -329,9 +313,6 @@ def _in_list_of_floats(target: Mapping[str, Any], layer: GraftedLayer) -> Merged
     """The target's declaration with the layer's linears out of, or in, the list of floats.
 
     VLLM compares whole names, SGLang parts of names between dots (`is_layer_skipped` of both).
-
-    Raises:
-        LayoutError: the layer is quantized otherwise than the target.
     """
     declared = layer.declared
     if declared is not None and any(target.get(k) != declared.get(k) for k in _FP8_FORMAT):
@@ -384,9 +365,6 @@ def _in_layer_config(target: Mapping[str, Any], layer: GraftedLayer) -> Merged:
 
     The patterns are shell wildcards for whole names in both engines (`_find_matched_config`), the
     first one that fits holds; excludes are names or `re:`.
-
-    Raises:
-        LayoutError: the layer has several formats, or is packed otherwise.
     """
     wildcards = [f"{start}.*" for start in layer.names.beginnings]
     others = target.get("layer_quant_config") or {}

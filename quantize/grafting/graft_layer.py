@@ -37,18 +37,12 @@ class GraftReport(Brief):
     """A target's folder with a layer in it.
 
     Attributes:
-        out: the folder that was written.
-        layers: prefixes of the layers that were put in.
-        scheme: how their linears are stored; None where none is quantized.
+        scheme: how the layers' linears are stored; None where none is quantized.
         linked: file of the target -> how it came into the folder.
         rewritten: files of the target that were written again without the replaced tensors.
-        written: files that are new.
         replaced: number of the target's tensors in whose place the layer stands.
         left_out: tables of the layer's folder that the target has.
-        target_tensors: number of the target's tensors, all unchanged.
-        layer_tensors: number of the layer's.
         bytes_written: of tensors.
-        checks: what each engine is predicted to do with the layer.
     """
 
     out: Path
@@ -92,12 +86,11 @@ def graft_layer(
         plan: from `plan_graft`.
         link: how the target's unchanged files come in; where hard links cannot be made, they are
             copied.
-        argv: the command line, for provenance.
         on_progress: called with the bytes of each tensor written.
         on_stage: called with "write" and "verify" when they begin.
 
     Raises:
-        DraftQuantError: of the stage that failed; nothing is left behind.
+        DraftQuantError: of the stage that failed; nothing is left over.
     """
     for folder in (plan.target.folder, plan.source.folder):
         check_output(out, folder)
@@ -136,11 +129,7 @@ def graft_layer(
 
 
 def _made_by(plan: GraftPlan) -> _MADE | None:
-    """How the layer was made, where its folder, or the one it was grafted into, records it.
-
-    Raises:
-        CheckpointError: the record was edited.
-    """
+    """How the layer was made, where its folder, or the one it was grafted into, records it."""
     record = read_provenance(plan.source.folder)
     check_seal(plan.source.folder, record)
     if isinstance(record, GraftedProvenance):
@@ -158,12 +147,7 @@ def _can_link(plan: GraftPlan, out: Path) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Graft(Rewrite[GraftVerification]):
-    """One run; attributes as the arguments of `graft_layer`.
-
-    Attributes:
-        made_by: draftquant.json of the layer's folder, None where it had none.
-        linked: filled while the files are linked.
-    """
+    """One run; `made_by` is draftquant.json of the layer's folder, None where it had none."""
 
     plan: GraftPlan
     link: LinkChoice

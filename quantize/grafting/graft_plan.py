@@ -54,11 +54,7 @@ def with_layers(config: Mapping[str, Any], count: int) -> dict[str, Any]:
 
 
 def check_one_declaration(target: Checkpoint) -> None:
-    """A declaration stands where engines and this package look for one.
-
-    Raises:
-        CheckpointError: it is elsewhere.
-    """
+    """A declaration stands where engines and this package look for one."""
     text = target.config.get(_TEXT)
     nested = isinstance(text, Mapping) and text.get(_DECLARATION) is not None
     if nested or target.config.get(_ELSEWHERE) is not None:
@@ -73,12 +69,9 @@ def check_one_declaration(target: Checkpoint) -> None:
 def declared_documents(
     target: Checkpoint, config: Mapping[str, Any], raw: RawDeclaration | None, merged: Merged | None
 ) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """config.json and hf_quant_config.json with the merged declaration.
+    """config.json and hf_quant_config.json, None where the target has none, with what is declared.
 
     ModelOpt's nested form stays nested, wherever it stands.
-
-    Returns:
-        config.json, and the side file; None where the target has none.
     """
     side_path = target.folder / HF_QUANT_CONFIG
     side = read_json_object(side_path, "export it again") if side_path.is_file() else None
@@ -106,8 +99,7 @@ def index_text(
 ) -> str:
     """The index: the target's with the layer's files, and what it counts counted again.
 
-    Args:
-        parameters: that come in addition, where the target's index counts them; None = not known.
+    `parameters` come in addition, where the target's index counts them; None = not known.
     """
     metadata = dict((target.index or {}).get("metadata") or {})
     metadata["total_size"] = nbytes
@@ -133,10 +125,6 @@ def predictions(
     has_side_file: bool,
 ) -> tuple[EngineCheck, ...]:
     """One answer of each engine, by the declaration that the whole folder will have.
-
-    Args:
-        target: its folder, named in errors.
-        merged: what was declared, and which engine cannot read it so.
 
     Raises:
         LayoutError: no engine loads the layer.
@@ -178,11 +166,6 @@ class GraftPlan:
     """What is linked, what is written anew, and what is declared.
 
     Attributes:
-        target: the folder as it is.
-        source: the folder of the layer, and of which part of it is meant.
-        stored: the layer as its folder stores it.
-        layer: what has to be declared of it.
-        prefixes: of the layers that go in.
         shards: new file -> the tensors of the layer's folder that it holds.
         linked: files of the target that stay as they are.
         rewritten: files of the target that hold replaced tensors -> what stays of each.
@@ -190,7 +173,6 @@ class GraftPlan:
         left_out: tables of the layer's folder that are the target's.
         side_files: of the target, that travel.
         documents: text of index, config.json and hf_quant_config.json.
-        checks: what each engine is predicted to do with the layer.
     """
 
     target: Checkpoint
@@ -225,10 +207,7 @@ class GraftPlan:
 
 
 def plan_graft(target: Path, source: DraftSource, *, replace: bool = False) -> GraftPlan:
-    """What a target becomes with a layer in it.
-
-    Args:
-        source: of the layer: a folder of its own, or with `subtree` that of a whole model.
+    """What a target becomes with a layer in it, of its own folder or a whole model's subtree.
 
     Raises:
         CheckpointError: a folder is not what it claims, the layer is that of another target, or the

@@ -112,10 +112,9 @@ class GraftedLayer:
 
     Attributes:
         declared: quantization_config of the layer's folder; None where no linear is quantized.
-        names: under which its linears are asked for.
         quantized: modules on disk that are stored as codes.
         kept: modules on disk of the other matrices, tables among them.
-        scheme: the same for people; None where no linear is quantized.
+        scheme: the declared one for people; None where no linear is quantized.
     """
 
     declared: Mapping[str, Any] | None
@@ -164,11 +163,7 @@ _WEIGHT = "weight"
 
 
 def layer_prefixes(stored: StoredDraft, source: DraftSource) -> tuple[str, ...]:
-    """The prefixes of the MTP layers of a folder.
-
-    Raises:
-        CheckpointError: it has none, or is a whole model of which no layer was chosen.
-    """
+    """The prefixes of the MTP layers of a folder."""
     names = stored.checkpoint.tensors
     if source.subtree is not None:
         return tuple(sorted(source.subtree.split(",")))
@@ -197,15 +192,7 @@ def _outside(names: Iterable[str], prefixes: Collection[str]) -> list[str]:
 def check_free(
     target: Checkpoint, names: Collection[str], prefixes: Collection[str], *, replace: bool
 ) -> frozenset[str]:
-    """The target's tensors that the layer takes the place of.
-
-    Args:
-        names: of all its tensors, as they are stored.
-        replace: they may go.
-
-    Raises:
-        CheckpointError: there are some, and they may not go; or its layer has another name.
-    """
+    """The target's tensors that the layer takes the place of; refused unless they may go."""
     there = frozenset(names) - frozenset(_outside(names, prefixes))
     if there and not replace:
         raise CheckpointError(
@@ -224,9 +211,6 @@ def check_tables(
     """The layer's folder's own copies of embedding and head, which the target has.
 
     A head whose target has none is held against the target's embedding, to which it is tied.
-
-    Raises:
-        CheckpointError: one is not the target's, or the target has none.
     """
     own = stored.checkpoint
     left_out = frozenset(_outside(own.tensors, prefixes))
@@ -276,14 +260,7 @@ def _said(tensor: TensorInfo) -> str:
 
 
 def check_fits(target: Checkpoint, config: Mapping[str, Any], stored: StoredDraft) -> None:
-    """By the target's config.json the layer is what it is by its own.
-
-    Args:
-        config: its config.json, with the layer counted.
-
-    Raises:
-        CheckpointError: it belongs to another target, by which key.
-    """
+    """By the target's config.json, with the layer counted, the layer is what it is by its own."""
     draft = stored.draft
     inside = dataclasses.replace(draft.checkpoint, config=config, folder=target.folder)
     family, geometry = read_config(inside)
@@ -310,11 +287,7 @@ def _sizes(geometry: Any) -> dict[str, Any]:
 
 
 def check_numbers(target: Checkpoint, stored: StoredDraft, prefixes: Collection[str]) -> None:
-    """Layers that are numbered after the target's follow its last one.
-
-    Raises:
-        CheckpointError: they do not.
-    """
+    """Layers that are numbered after the target's follow its last one."""
     layer = stored.draft.family.layer
     if layer is None or not layer.groups:
         return

@@ -58,12 +58,7 @@ def find_lints(draft: Draft) -> tuple[Lint, ...]:
 def output_changes(before: Draft, after: Draft, *, fix_config: bool) -> dict[str, Any]:
     """What config.json must say otherwise once tables of a draft are left to the target.
 
-    Args:
-        after: the draft without them, which may be the very same.
-        fix_config: all that lints ask for, not only what is asked for anew.
-
-    Returns:
-        Dotted key -> value.
+    Dotted key -> value; with `fix_config` all that lints ask for, not only what is asked for anew.
     """
     if before.rows == after.rows and not fix_config:
         return {}

@@ -40,20 +40,14 @@ class HalfRatio:
 
 
 def half_ratios(draft: Draft) -> tuple[HalfRatio, ...]:
-    """Measure every linear that reads the concat input.
-
-    Raises:
-        CheckpointError: a source file shrank.
-    """
+    """Measure every linear that reads the concat input."""
     return tuple(_ratio(draft, row) for row in draft.concat_linears())
 
 
 def balance_exponent(ratios: Sequence[float]) -> int:
-    """The k that brings the halves of linears behind one norm closest together; 0 = leave them.
+    """The k that brings the halves of linears before one norm closest together; 0 = leave them.
 
-    Args:
-        ratios: of each linear, magnitude of the hidden half over that of the embedding half; 0 and
-            infinity (a half of zeros) say nothing.
+    Of ratios of magnitudes, hidden half over embedding half, 0 and infinity say nothing.
     """
     logs = [math.log2(ratio) for ratio in ratios if 0 < ratio < math.inf]
     if not logs or max(map(abs, logs)) < math.log2(HARMFUL_RATIO):

@@ -51,11 +51,7 @@ class KeptRows:
 
 
 def check_may_be_cut(draft: Draft) -> None:
-    """Refuse a draft of a family whose drafts have the target's whole vocabulary.
-
-    Raises:
-        PlanError: they have.
-    """
+    """Refuse a draft of a family whose drafts have the target's whole vocabulary."""
     why = draft.family.whole_vocabulary
     if why is not None:
         raise PlanError(
@@ -66,12 +62,7 @@ def check_may_be_cut(draft: Draft) -> None:
 
 
 def stored_target_ids(draft: Draft) -> Ids:
-    """The target id of every row of the head, in the order of the rows.
-
-    Raises:
-        CheckpointError: the map points outside the vocabulary, or twice to one token, or it holds
-            target ids where engines read offsets.
-    """
+    """The target id of every row of the head, in the order of the rows."""
     check_vocabulary_map(draft)
     for lint in vocabulary_map(draft):
         raise CheckpointError(draft.checkpoint.folder, lint.cause, fix=lint.remedy)
@@ -83,7 +74,7 @@ def stored_target_ids(draft: Draft) -> Ids:
 
 
 def kept_rows(draft: Draft, target_ids: Sequence[int]) -> KeptRows:
-    """The rows that stand for these tokens.
+    """The rows that stand for some tokens.
 
     Args:
         draft: to cut, of plain weights or as a quantized folder stands for them.
@@ -92,7 +83,6 @@ def kept_rows(draft: Draft, target_ids: Sequence[int]) -> KeptRows:
     Raises:
         PlanError: they are not, or one is none of the target's, or so few or so many rows are kept
             that the result is no cut draft; or its family has none.
-        CheckpointError: see `stored_target_ids`.
     """
     check_may_be_cut(draft)
     vocabulary, where = draft.geometry.vocab_size, draft.checkpoint.folder
@@ -189,8 +179,6 @@ class CutPlan:
     """What a folder becomes.
 
     Attributes:
-        source: the folder. kept: its kept rows.
-        config: of the result.
         outputs: of every tensor.
         contents: of those that are written anew, by name.
         tables: of the target whose head the rows come from; None where the draft has a head.
@@ -227,10 +215,10 @@ class CutPlan:
 
 
 def plan_cut(source: StoredDraft, target_ids: Sequence[int], target: Path | None = None) -> CutPlan:
-    """What a folder becomes.
+    """What a folder becomes, quantized or not.
 
     Args:
-        source: to cut, quantized or not.
+        source: to cut.
         target_ids: ascending; those that it has no row for are left out.
         target: folder of the target; only for a draft that has no head of its own.
 
@@ -238,7 +226,6 @@ def plan_cut(source: StoredDraft, target_ids: Sequence[int], target: Path | None
         PlanError: the ids are no choice of rows; the family has no reduced vocabulary; the head is
             the embedding; a head is missing, or that of the target is of another shape.
         LayoutError: the rows of the quantized head share what they are decoded by.
-        CheckpointError: the map of the draft is wrong, or the target has no head.
     """
     draft = source.draft
     check_may_be_cut(draft)
@@ -294,7 +281,7 @@ class _Written(NamedTuple):
 
 
 def cut_config(config: Mapping[str, Any], size: int) -> dict[str, Any]:
-    """The config with its number of rows, behind `vocab_size`, wherever it stood before.
+    """The config with its number of rows after `vocab_size`, wherever it stood before.
 
     So it stands there alike whether the draft was quantized before or is quantized afterwards.
     """

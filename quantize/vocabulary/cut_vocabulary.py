@@ -42,14 +42,7 @@ from .cut_plan import CutPlan, Ids, RowsOf, plan_cut
 
 
 def cut_card(plan: CutPlan, record: Provenance | None, choice: VocabularyChoice) -> dict[str, str]:
-    """README.md and its text.
-
-    Args:
-        choice: why these rows are kept.
-
-    Raises:
-        CheckpointError: the card of the source cannot be read.
-    """
+    """README.md of the cut draft: the source's, saying before all what this is."""
     source = plan.source
     card = read_card(source.checkpoint.folder)
     size, vocabulary = len(plan.kept.rows), source.draft.geometry.vocab_size
@@ -75,14 +68,11 @@ class VocabularyReport(Brief):
     """A draft whose vocabulary was cut.
 
     Attributes:
-        out: the folder that was written. family: of the draft.
         vocabulary: tokens of the target.
         size_before: rows of the head before. size: rows now.
         missing: tokens that were asked for, but for which the draft had no row.
         head_from: name of the target's tensor whose rows these are; None = the draft's own.
         bytes_before: of all tensors of the source. bytes_after: of those that were written.
-        verification: what reading the folder again found.
-        warnings: what the command line prints as warnings.
     """
 
     out: Path
@@ -130,12 +120,11 @@ def cut_vocabulary(
         target_ids: ascending, distinct. Those that a cut draft has no row for are left out.
         choice: why these, for provenance.
         target: folder of the target, from whose head the rows come if the draft has none.
-        argv: the command line, for provenance.
         on_progress: called with the bytes of each tensor written.
         on_stage: called with "write" and "verify" when they begin.
 
     Raises:
-        DraftQuantError: of the stage that failed; nothing is left behind.
+        DraftQuantError: of the stage that failed; nothing is left over.
     """
     checkpoint = source.checkpoint()
     record = _usable(checkpoint.folder, read_provenance(checkpoint.folder))
@@ -163,11 +152,7 @@ def cut_vocabulary(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Cutting(Rewrite[VerifyReport]):
-    """One run; attributes as the arguments of `cut_vocabulary`.
-
-    Attributes:
-        record: draftquant.json of the source, None where it has none.
-    """
+    """One run; `record` is draftquant.json of the source, None where it has none."""
 
     plan: CutPlan
     source: DraftSource
@@ -260,11 +245,7 @@ class _Cutting(Rewrite[VerifyReport]):
 def _usable(
     folder: Path, record: Provenance | None
 ) -> QuantizedProvenance | TranscodedProvenance | CutProvenance | None:
-    """The record of a folder that can be cut.
-
-    Raises:
-        CheckpointError: it was edited, or of a dequantized folder.
-    """
+    """The record of a folder that can be cut."""
     check_seal(folder, record)
     if record is None or isinstance(
         record, QuantizedProvenance | TranscodedProvenance | CutProvenance

@@ -169,9 +169,6 @@ class PEagleForward(Eagle3Forward):
     position, with what fc makes of mask_hidden in the place of features. Each sees the rows before
     it, so that the pass is a chain whose later steps read the mask, not what the step before gave.
 
-    Raises:
-        CheckpointError: config.json does not say which token is the mask.
-
     Source: `llm_base_proposer.py:355-384,1404-1416` and `utils.py:495-542` of vLLM 0.33's
     `v1/spec_decode`.
     """

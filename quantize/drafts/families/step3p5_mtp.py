@@ -221,11 +221,7 @@ def _layer_types(keys: ConfigReader) -> Any:
 
 
 def _same_in_all(keys: ConfigReader, values: Any, number: int, count: int, key: str) -> Any:
-    """The one value that all modules have in a list over layers; None where there is no list.
-
-    Raises:
-        CheckpointError: the list is too short, or the modules differ.
-    """
+    """The one value that all modules have in a list over layers; None where there is no list."""
     if values is None:
         return None
     if not isinstance(values, list) or len(values) < number + count:
@@ -245,11 +241,7 @@ def _same_in_all(keys: ConfigReader, values: Any, number: int, count: int, key: 
 
 
 def _refuse_others(keys: ConfigReader, number: int, count: int) -> None:
-    """Refuse experts, a limit of the activation, and layers without rope or gate.
-
-    Raises:
-        CheckpointError: a module is not as it was released, by which key.
-    """
+    """Refuse experts, a limit of the activation, and layers without rope or gate."""
     experts = keys.config.get("moe_layers_enum") or ""
     sparse = experts.split(",") if isinstance(experts, str) else [str(i) for i in experts]
     own = range(number, number + count)

@@ -256,11 +256,7 @@ class Eagle3(Family):
 
 
 def read_common(config: Mapping[str, Any], where: object, family: str) -> dict[str, Any]:
-    """The fields of `Eagle3Geometry`, from config.json.
-
-    Raises:
-        CheckpointError: a key is missing or wrong, or asks for what no engine serves.
-    """
+    """The fields of `Eagle3Geometry`, from config.json."""
     keys = ConfigReader(config, where)
     nested = keys.section("eagle_config")
     hidden, vocab = keys.positive("hidden_size"), keys.positive("vocab_size")

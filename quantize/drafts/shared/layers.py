@@ -127,11 +127,7 @@ def vocabulary_specs(
 
 
 def read_latent(keys: ConfigReader) -> dict[str, Any]:
-    """The fields of a geometry of latent attention, from config.json.
-
-    Raises:
-        CheckpointError: a key is missing or wrong.
-    """
+    """The fields of a geometry of latent attention, from config.json."""
     return {
         "q_lora_rank": keys.positive("q_lora_rank"),
         "kv_lora_rank": keys.positive("kv_lora_rank"),
@@ -143,11 +139,7 @@ def read_latent(keys: ConfigReader) -> dict[str, Any]:
 
 
 def check_silu(keys: ConfigReader, family: str) -> None:
-    """Refuse another activation than engines serve.
-
-    Raises:
-        CheckpointError: hidden_act names one.
-    """
+    """Refuse another activation than engines serve."""
     activation = keys.config.get("hidden_act", "silu")
     if activation != "silu":
         raise CheckpointError(
@@ -304,9 +296,6 @@ def served_rope(rope: RopeConfig) -> RopeConfig:
 
     Its factor on cos and sin is mscale(f, mscale) / mscale(f, mscale_all_dim) with defaults 1 and
     0, and it rounds the ends of the ramp whatever `truncate` says.
-
-    Raises:
-        CheckpointError: engines disagree about it, or its maths is not known here.
     """
     yarn = check_replayed(rope).yarn
     if yarn is None:

@@ -52,11 +52,7 @@ class Mixture:
 
 
 def read_mixture(keys: ConfigReader) -> Mixture:
-    """A mixture as DeepSeek-V3 and GLM-4.x spell it.
-
-    Raises:
-        CheckpointError: a key is missing or wrong, or asks for other routing than engines serve.
-    """
+    """A mixture as DeepSeek-V3 and GLM-4.x spell it."""
     config = keys.config
     for key, wanted in (("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")):
         if config.get(key, wanted) != wanted:
@@ -95,11 +91,7 @@ def read_mixture(keys: ConfigReader) -> Mixture:
 
 
 def read_qwen_mixture(keys: ConfigReader) -> Mixture:
-    """A mixture as Qwen3-Next and Qwen3.5 spell it.
-
-    Raises:
-        CheckpointError: a key is missing or wrong.
-    """
+    """A mixture as Qwen3-Next and Qwen3.5 spell it."""
     found = Mixture(
         num_experts=keys.positive("num_experts"),
         per_token=keys.positive("num_experts_per_tok"),

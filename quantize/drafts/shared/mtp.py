@@ -288,10 +288,6 @@ def read_mtp(
         where: named in errors.
         family: its name, for errors.
         several: an engine serves several modules of this family, one in each draft step.
-
-    Raises:
-        CheckpointError: a key is missing or wrong, or the target has not exactly one MTP layer,
-            nor several that are served.
     """
     keys = ConfigReader(config, where)
     layers = config.get("num_nextn_predict_layers", 1)
@@ -321,11 +317,7 @@ def read_mtp(
 
 
 def read_heads(keys: ConfigReader, common: Mapping[str, Any], part: float = 1) -> dict[str, Any]:
-    """Sizes of grouped-query attention, a part of whose heads is rotated, beside `read_mtp`'s.
-
-    Raises:
-        CheckpointError: a key is wrong.
-    """
+    """Sizes of grouped-query attention, a part of whose heads is rotated, beside `read_mtp`'s."""
     heads = common["num_attention_heads"]
     head_dim = keys.positive("head_dim", common["hidden_size"] // heads)
     return {
@@ -336,11 +328,7 @@ def read_heads(keys: ConfigReader, common: Mapping[str, Any], part: float = 1) -
 
 
 def rotated_part(keys: ConfigReader, default: float) -> tuple[float, dict[str, Any]]:
-    """The share of a head that is rotated, and config.json without it.
-
-    Raises:
-        CheckpointError: it is no number above 0 and up to 1.
-    """
+    """The share of a head that is rotated, and config.json without it."""
     key, spelled = "partial_rotary_factor", "rope_parameters"
     nested = keys.section(spelled)
     part = nested.number(key, keys.number(key, default))
