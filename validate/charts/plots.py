@@ -1,14 +1,13 @@
-"""What was counted of two drafts: acceptance by position and context, accepted tokens, prompts.
+"""Changes with their bounds, and what was counted of two drafts by position, context and prompt.
 
-The baseline is a circle, a full line, a full bar; the candidate a square, a dashed line, hatched.
+Of two drafts the baseline is a circle, a full line, a full bar; the candidate a square, a dashed
+line, hatched. The key of a chart tells it from the others of its page.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from .svg import MARKS, WIDTH, Drawing, Mark, Scale, percent, ticks
-
-# ---- A forest plot: changes with their bounds, a row each, beside the limits that they must clear
 
 _ROW, _TOP, _LABELS, _RIGHT = 21.0, 22.0, 112.0, 17.0
 _TICKS = 7
@@ -21,7 +20,6 @@ class Interval:
 
     Attributes:
         estimate: None = there is none, and the row says so.
-        lower, upper: its bounds.
         limit: below which it must not fall; None = there is none.
         whole: of everything, and not of a part. judged: it counts for a verdict.
         series: 0 for one series; else which of several it is.
@@ -40,17 +38,7 @@ class Interval:
 def forest(
     key: str, rows: Sequence[Interval], *, title: str, bounds: str, series: Sequence[str] = ()
 ) -> str:
-    """Draw rows from top to bottom.
-
-    Args:
-        key: see `Drawing`.
-        rows: at least one.
-        bounds: what the lines are, such as "one-sided 95% bounds".
-        series: names of several series; none for one.
-
-    Returns:
-        The element `svg`.
-    """
+    """The element `svg`: rows from top to bottom, beside the limits that they must clear."""
     names = 18.0 * len(series) if len(series) > 1 else 0.0
     height = _TOP + names + _ROW * len(rows) + _FOOT + 14
     drawing = Drawing(key, height, title=title, described=_described(rows, bounds))
@@ -139,27 +127,23 @@ def _described(rows: Sequence[Interval], bounds: str) -> str:
 def _said(row: Interval) -> str:
     if row.estimate is None:
         return f"{row.label}: too few prompts"
-    said = f"{row.label}: {row.estimate:+.2%}"
-    if row.lower is not None and row.upper is not None:
-        said += f" ({row.lower:+.2%} to {row.upper:+.2%})"
-    return said
+    return f"{row.label}: {_in_figures(row.estimate, row)}"
 
 
-# ---- Columns of changes: several series side by side at each of a few settings, with their bounds
+def _in_figures(estimate: float, row: Interval) -> str:
+    if row.lower is None or row.upper is None:
+        return f"{estimate:+.2%}"
+    return f"{estimate:+.2%} ({row.lower:+.2%} to {row.upper:+.2%})"
 
-_LEFT, _COLUMNS_RIGHT, _HEIGHT, _LINE = 44.0, 10.0, 200.0, 14.0
+
+_AXIS, _EDGE, _HEIGHT, _LINE = 44.0, 10.0, 200.0, 14.0
 _APART = 13.0
 """Between the series of a column."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """One setting.
-
-    Attributes:
-        labels: lines below it, the first one names it.
-        rows: of each series; None = it has none here.
-    """
+    """One setting: lines below it, of which the first names it, and a row of each series."""
 
     labels: tuple[str, ...]
     rows: tuple[Interval | None, ...]
@@ -174,47 +158,31 @@ def columns(
     bounds: str,
     foot: str,
 ) -> str:
-    """Draw settings from left to right.
-
-    Args:
-        key: see `Drawing`.
-        settings: at least one, with a row of at least one series.
-
-    Returns:
-        The element `svg`.
-    """
+    """The element `svg`: settings from left to right, several series at each of them."""
     top = 14.0 + 17 * len(series)
     bottom = top + _HEIGHT
     below = bottom + _LINE * (1 + max(len(one.labels) for one in settings))
-    height = below + 6
-    drawing = Drawing(
-        key, height, title=title, described=_columns_described(settings, series, bounds)
-    )
+    described = " ".join((f"Lines are {bounds}.", *(_of_series(one, series) for one in settings)))
+    drawing = Drawing(key, below + 6, title=title, described=described)
     up = Scale(*domain([row for one in settings for row in one.rows if row]), bottom, top)
-    for value in ticks(up.low, up.high):
-        drawing.line(
-            _LEFT, up(value), WIDTH - _COLUMNS_RIGHT, up(value), "grid" if value else "axis"
-        )
-        drawing.text(_LEFT - 6, up(value) + 4, percent(value), "soft", "end")
-    slot = (WIDTH - _LEFT - _COLUMNS_RIGHT) / len(settings)
+    _rungs(drawing, up, _AXIS, percent)
+    slot = (WIDTH - _AXIS - _EDGE) / len(settings)
     for number, one in enumerate(settings):
-        middle = _LEFT + slot * (number + 0.5)
+        middle = _AXIS + slot * (number + 0.5)
         for place, row in enumerate(one.rows):
             if row is not None:
-                _columns_row(
-                    drawing, up, row, middle + _APART * (place - (len(series) - 1) / 2), place
-                )
+                _upright(drawing, up, row, middle + _APART * (place - (len(series) - 1) / 2), place)
         for line, text in enumerate(one.labels):
             look = "soft" if line else "strong"
             drawing.text(middle, bottom + _LINE * (line + 1), text, look, "middle")
-    drawing.text(WIDTH - _COLUMNS_RIGHT, below, foot, "soft", "end")
+    drawing.text(WIDTH - _EDGE, below, foot, "soft", "end")
     for place, name in enumerate(series):
-        drawing.mark(MARKS[place % len(MARKS)], _LEFT, 8 + 17 * place, f"full {_colour(place)}")
-        drawing.text(_LEFT + 10, 12 + 17 * place, name)
+        drawing.mark(MARKS[place % len(MARKS)], _AXIS, 8 + 17 * place, f"full {_colour(place)}")
+        drawing.text(_AXIS + 10, 12 + 17 * place, name)
     return drawing.to_text()
 
 
-def _columns_row(drawing: Drawing, up: Scale, row: Interval, x: float, place: int) -> None:
+def _upright(drawing: Drawing, up: Scale, row: Interval, x: float, place: int) -> None:
     if row.estimate is None:
         return
     if row.lower is not None and row.upper is not None:
@@ -226,33 +194,27 @@ def _columns_row(drawing: Drawing, up: Scale, row: Interval, x: float, place: in
     drawing.mark(mark, x, up.clipped(row.estimate), f"full {_colour(place)}", 3.5)
 
 
+def _rungs(drawing: Drawing, up: Scale, left: float, written: Callable[[float], str]) -> None:
+    """Lines across at round values, which stand beside them."""
+    for value in ticks(up.low, up.high):
+        drawing.line(left, up(value), WIDTH - _EDGE, up(value), "grid" if value else "axis")
+        drawing.text(left - 6, up(value) + 4, written(value), "soft", "end")
+
+
 def _colour(place: int) -> str:
     return f"other-{place % 4 + 1}"
 
 
-def _columns_described(settings: Sequence[Column], series: Sequence[str], bounds: str) -> str:
-    said = [f"Lines are {bounds}."]
-    for one in settings:
-        of_each = [
-            f"{name} {row.estimate:+.2%}"
-            + (
-                f" ({row.lower:+.2%} to {row.upper:+.2%})"
-                if row.lower is not None and row.upper is not None
-                else ""
-            )
-            for name, row in zip(series, one.rows, strict=True)
-            if row is not None and row.estimate is not None
-        ]
-        said.append(f"{', '.join(one.labels)}: {'; '.join(of_each)}.")
-    return " ".join(said)
+def _of_series(one: Column, series: Sequence[str]) -> str:
+    known = [
+        f"{name} {_in_figures(row.estimate, row)}"
+        for name, row in zip(series, one.rows, strict=True)
+        if row is not None and row.estimate is not None
+    ]
+    return f"{', '.join(one.labels)}: {'; '.join(known)}."
 
 
-(
-    _ACCEPTANCE_CHARTS_LEFT,
-    _ACCEPTANCE_CHARTS_RIGHT,
-    _ACCEPTANCE_CHARTS_TOP,
-    _ACCEPTANCE_CHARTS_HEIGHT,
-) = 40.0, 10.0, 30.0, 210.0
+_LEFT, _UPPER, _LOWER = 40.0, 30.0, 210.0
 _FEET = 34.0
 _MOST_DOTS = 2000
 _LOOKS: tuple[tuple[str, Mark, str], ...] = (
@@ -280,151 +242,73 @@ class ContextLength:
 
 
 def contexts(key: str, bins: Sequence[ContextLength], *, names: tuple[str, str]) -> str:
-    """Draw the acceptance length by the number of tokens before a verify step.
-
-    Args:
-        key: see `Drawing`.
-        bins: at least two, the shortest context first.
-
-    Returns:
-        The element `svg`.
-    """
+    """The acceptance length by the number of tokens before a step, of two bins at least."""
     said = "; ".join(f"{one.label}: {one.baseline:.4f} and {one.candidate:.4f}" for one in bins)
     title = "Acceptance length by tokens before the verify step"
     described = f"{names[0]} and {names[1]} by context: {said}."
-    drawing = Drawing(key, _ACCEPTANCE_CHARTS_HEIGHT + _FEET, title=title, described=described)
+    drawing = Drawing(key, _LOWER + _FEET, title=title, described=described)
     highest = max(max(one.baseline, one.candidate) for one in bins)
-    up = Scale(
-        1, 1 + 1.04 * max(highest - 1, 0.01), _ACCEPTANCE_CHARTS_HEIGHT, _ACCEPTANCE_CHARTS_TOP
-    )
-    for value in ticks(1, up.high):
-        drawing.line(
-            _ACCEPTANCE_CHARTS_LEFT, up(value), WIDTH - _ACCEPTANCE_CHARTS_RIGHT, up(value), "grid"
-        )
-        drawing.text(_ACCEPTANCE_CHARTS_LEFT - 6, up(value) + 4, f"{value:g}", "soft", "end")
-    across = Scale(
-        0, len(bins) - 1, _ACCEPTANCE_CHARTS_LEFT + 34, WIDTH - _ACCEPTANCE_CHARTS_RIGHT - 34
-    )
+    up = Scale(1, 1 + 1.04 * max(highest - 1, 0.01), _LOWER, _UPPER)
+    _rungs(drawing, up, _LEFT, "{:g}".format)
+    across = Scale(0, len(bins) - 1, _LEFT + 34, WIDTH - _EDGE - 34)
     for i in {number - 1 for number in _thinned(len(bins), most=8)}:
-        drawing.text(across(i), _ACCEPTANCE_CHARTS_HEIGHT + 15, bins[i].label, "soft", "middle")
-    drawing.text(
-        WIDTH - _ACCEPTANCE_CHARTS_RIGHT,
-        _ACCEPTANCE_CHARTS_HEIGHT + 30,
-        "tokens before the verify step",
-        "soft",
-        "end",
-    )
+        drawing.text(across(i), _LOWER + 15, bins[i].label, "soft", "middle")
+    drawing.text(WIDTH - _EDGE, _LOWER + 30, "tokens before the verify step", "soft", "end")
     both = ([one.baseline for one in bins], [one.candidate for one in bins])
-    for lengths, (look, mark, fill) in zip(both, _LOOKS, strict=True):
-        places = [(across(i), up(length)) for i, length in enumerate(lengths)]
-        drawing.curve(places, look)
-        for x, y in places:
-            drawing.mark(mark, x, y, f"{fill} {look}", 3.6)
-    _acceptance_charts_legend(drawing, names)
+    _curves(drawing, across, up, both, first=0)
+    _legend_of_two(drawing, names)
     return drawing.to_text()
 
 
 def positions(
     key: str, baseline: Sequence[float], candidate: Sequence[float], *, names: tuple[str, str]
 ) -> str:
-    """Draw which share of the steps accepted at least so many tokens.
-
-    Args:
-        key: see `Drawing`.
-        baseline: [K] shares in [0, 1].
-        candidate: [K] shares in [0, 1].
-
-    Returns:
-        The element `svg`.
-    """
+    """Which share of the steps, [K] in [0, 1], accepted at least so many tokens."""
     count = len(baseline)
-    pairs = zip(baseline, candidate, strict=True)
-    said = "; ".join(f"{i}: {b:.1%} and {q:.1%}" for i, (b, q) in enumerate(pairs, 1))
     title = "Share of steps that accepted the drafted token at each position"
-    drawing = Drawing(
-        key, _ACCEPTANCE_CHARTS_HEIGHT + _FEET, title=title, described=f"{_of(names)} {said}."
-    )
-    inner = 14.0 if count > 1 else (WIDTH - _ACCEPTANCE_CHARTS_LEFT - _ACCEPTANCE_CHARTS_RIGHT) / 2
-    across = Scale(
-        1, max(count, 2), _ACCEPTANCE_CHARTS_LEFT + inner, WIDTH - _ACCEPTANCE_CHARTS_RIGHT - 14
-    )
+    described = _by_number(names, (baseline, candidate), first=1)
+    drawing = Drawing(key, _LOWER + _FEET, title=title, described=described)
+    inner = 14.0 if count > 1 else (WIDTH - _LEFT - _EDGE) / 2
+    across = Scale(1, max(count, 2), _LEFT + inner, WIDTH - _EDGE - 14)
     up = _share_axis(drawing, 1.0)
     for i in _thinned(count):
-        drawing.text(across(i), _ACCEPTANCE_CHARTS_HEIGHT + 15, str(i), "soft", "middle")
-    drawing.text(
-        WIDTH - _ACCEPTANCE_CHARTS_RIGHT,
-        _ACCEPTANCE_CHARTS_HEIGHT + 30,
-        "position of the drafted token",
-        "soft",
-        "end",
-    )
-    for shares, (look, mark, fill) in zip((baseline, candidate), _LOOKS, strict=True):
-        places = [(across(i), up(share)) for i, share in enumerate(shares, 1)]
-        drawing.curve(places, look)
-        for x, y in places:
-            drawing.mark(mark, x, y, f"{fill} {look}", 3.6)
-    _acceptance_charts_legend(drawing, names)
+        drawing.text(across(i), _LOWER + 15, str(i), "soft", "middle")
+    drawing.text(WIDTH - _EDGE, _LOWER + 30, "position of the drafted token", "soft", "end")
+    _curves(drawing, across, up, (baseline, candidate), first=1)
+    _legend_of_two(drawing, names)
     return drawing.to_text()
 
 
 def histogram(
     key: str, baseline: Sequence[float], candidate: Sequence[float], *, names: tuple[str, str]
 ) -> str:
-    """Draw which share of the steps accepted exactly so many tokens.
-
-    Args:
-        key: see `Drawing`.
-        baseline: [K + 1] steps by number of accepted tokens, one at least.
-        candidate: [K + 1] steps, one at least.
-
-    Returns:
-        The element `svg`.
-    """
+    """Which share of the steps, [K + 1] with one at least, accepted exactly so many tokens."""
     both = [[steps / sum(counts) for steps in counts] for counts in (baseline, candidate)]
-    said = "; ".join(
-        f"{i}: {b:.1%} and {q:.1%}" for i, (b, q) in enumerate(zip(*both, strict=True))
-    )
     title = "Share of steps by number of accepted draft tokens"
-    drawing = Drawing(
-        key, _ACCEPTANCE_CHARTS_HEIGHT + _FEET, title=title, described=f"{_of(names)} {said}."
-    )
+    described = _by_number(names, both, first=0)
+    drawing = Drawing(key, _LOWER + _FEET, title=title, described=described)
     up = _share_axis(drawing, max(map(max, both)))
     count = len(baseline)
-    slot = (WIDTH - _ACCEPTANCE_CHARTS_LEFT - _ACCEPTANCE_CHARTS_RIGHT) / count
+    slot = (WIDTH - _LEFT - _EDGE) / count
     wide = min(34.0, 0.38 * slot)
     labelled = _thinned(count)
     for i, shares in enumerate(zip(*both, strict=True)):
-        middle = _ACCEPTANCE_CHARTS_LEFT + slot * (i + 0.5)
+        middle = _LEFT + slot * (i + 0.5)
         for share, look, x in (
             (shares[0], "baseline", middle - wide - 0.02 * slot),
             (shares[1], "candidate", middle + 0.02 * slot),
         ):
-            height = _ACCEPTANCE_CHARTS_HEIGHT - up(share)
+            height = _LOWER - up(share)
             drawing.bar(x, up(share), wide, height, look, hatched=look == "candidate")
         if i + 1 in labelled:
-            drawing.text(middle, _ACCEPTANCE_CHARTS_HEIGHT + 15, str(i), "soft", "middle")
-    drawing.text(
-        WIDTH - _ACCEPTANCE_CHARTS_RIGHT,
-        _ACCEPTANCE_CHARTS_HEIGHT + 30,
-        "accepted draft tokens in a step",
-        "soft",
-        "end",
-    )
-    _acceptance_charts_legend(drawing, names)
+            drawing.text(middle, _LOWER + 15, str(i), "soft", "middle")
+    drawing.text(WIDTH - _EDGE, _LOWER + 30, "accepted draft tokens in a step", "soft", "end")
+    _legend_of_two(drawing, names)
     return drawing.to_text()
 
 
 def scatter(key: str, dots: Sequence[Dot], *, limit: float, names: tuple[str, str]) -> str:
-    """Draw prompts by their acceptance length under both drafts.
-
-    Args:
-        key: see `Drawing`.
-        dots: at least one.
-        limit: the relative drop that is allowed, in (0, 1).
-
-    Returns:
-        The element `svg`.
-    """
+    """Prompts by their acceptance length under both drafts, beside the drop that is allowed."""
     shown = dots[:: -(-len(dots) // _MOST_DOTS)]
     below = sum(dot.candidate < dot.baseline for dot in dots)
     above = sum(dot.candidate > dot.baseline for dot in dots)
@@ -435,23 +319,18 @@ def scatter(key: str, dots: Sequence[Dot], *, limit: float, names: tuple[str, st
     if len(shown) < len(dots):
         described += f" {len(shown)} of them are drawn, evenly chosen."
     title = "Acceptance length of every prompt under both drafts"
-    side = WIDTH - _ACCEPTANCE_CHARTS_LEFT - _ACCEPTANCE_CHARTS_RIGHT
-    bottom = _ACCEPTANCE_CHARTS_TOP + side
+    side = WIDTH - _LEFT - _EDGE
+    bottom = _UPPER + side
     drawing = Drawing(key, bottom + _FEET, title=title, described=described)
     lengths = [length for dot in dots for length in (dot.baseline, dot.candidate)]
     margin = 0.06 * max(max(lengths) - min(lengths), 0.2)
     low, high = min(lengths) - margin, max(lengths) + margin
-    across, up = (
-        Scale(low, high, _ACCEPTANCE_CHARTS_LEFT, _ACCEPTANCE_CHARTS_LEFT + side),
-        Scale(low, high, bottom, _ACCEPTANCE_CHARTS_TOP),
-    )
+    across, up = Scale(low, high, _LEFT, _LEFT + side), Scale(low, high, bottom, _UPPER)
     for value in ticks(low, high):
-        drawing.line(across(value), _ACCEPTANCE_CHARTS_TOP, across(value), bottom, "grid")
-        drawing.line(
-            _ACCEPTANCE_CHARTS_LEFT, up(value), WIDTH - _ACCEPTANCE_CHARTS_RIGHT, up(value), "grid"
-        )
+        drawing.line(across(value), _UPPER, across(value), bottom, "grid")
+        drawing.line(_LEFT, up(value), WIDTH - _EDGE, up(value), "grid")
         drawing.text(across(value), bottom + 15, f"{value:g}", "soft", "middle")
-        drawing.text(_ACCEPTANCE_CHARTS_LEFT - 6, up(value) + 4, f"{value:g}", "soft", "end")
+        drawing.text(_LEFT - 6, up(value) + 4, f"{value:g}", "soft", "end")
     drawing.line(across(low), up(low), across(high), up(high), "same")
     kept = 1 - limit
     if high * kept > low:  # what lies below is no part of the chart
@@ -459,39 +338,34 @@ def scatter(key: str, dots: Sequence[Dot], *, limit: float, names: tuple[str, st
     for dot in shown:
         size = 2 + 4 * dot.weight**0.5
         drawing.mark("circle", across(dot.baseline), up(dot.candidate), "dot candidate", size)
-    drawing.line(_ACCEPTANCE_CHARTS_LEFT, 12, _ACCEPTANCE_CHARTS_LEFT + 24, 12, "same")
-    drawing.text(_ACCEPTANCE_CHARTS_LEFT + 30, 16, "equal")
-    drawing.line(_ACCEPTANCE_CHARTS_LEFT + 76, 12, _ACCEPTANCE_CHARTS_LEFT + 100, 12, "limit")
-    drawing.text(_ACCEPTANCE_CHARTS_LEFT + 106, 16, "limit of the whole")
-    drawing.text(
-        WIDTH - _ACCEPTANCE_CHARTS_RIGHT,
-        bottom + 30,
-        f"{names[0]}, acceptance length",
-        "soft",
-        "end",
-    )
-    drawing.text(WIDTH - _ACCEPTANCE_CHARTS_RIGHT, 16, f"↑ {names[1]}", "soft", "end")
+    drawing.line(_LEFT, 12, _LEFT + 24, 12, "same")
+    drawing.text(_LEFT + 30, 16, "equal")
+    drawing.line(_LEFT + 76, 12, _LEFT + 100, 12, "limit")
+    drawing.text(_LEFT + 106, 16, "limit of the whole")
+    drawing.text(WIDTH - _EDGE, bottom + 30, f"{names[0]}, acceptance length", "soft", "end")
+    drawing.text(WIDTH - _EDGE, 16, f"↑ {names[1]}", "soft", "end")
     return drawing.to_text()
 
 
+def _curves(
+    drawing: Drawing, across: Scale, up: Scale, both: Sequence[Sequence[float]], *, first: int
+) -> None:
+    """A curve with marks of each draft."""
+    for values, (look, mark, fill) in zip(both, _LOOKS, strict=True):
+        places = [(across(i), up(value)) for i, value in enumerate(values, first)]
+        drawing.curve(places, look)
+        for x, y in places:
+            drawing.mark(mark, x, y, f"{fill} {look}", 3.6)
+
+
 def _share_axis(drawing: Drawing, highest: float) -> Scale:
-    scale = Scale(0, max(highest, 0.01) * 1.04, _ACCEPTANCE_CHARTS_HEIGHT, _ACCEPTANCE_CHARTS_TOP)
-    for value in ticks(0, scale.high):
-        drawing.line(
-            _ACCEPTANCE_CHARTS_LEFT,
-            scale(value),
-            WIDTH - _ACCEPTANCE_CHARTS_RIGHT,
-            scale(value),
-            "grid" if value else "axis",
-        )
-        drawing.text(
-            _ACCEPTANCE_CHARTS_LEFT - 6, scale(value) + 4, f"{100 * value:.3g}%", "soft", "end"
-        )
+    scale = Scale(0, max(highest, 0.01) * 1.04, _LOWER, _UPPER)
+    _rungs(drawing, scale, _LEFT, lambda value: f"{100 * value:.3g}%")
     return scale
 
 
-def _acceptance_charts_legend(drawing: Drawing, names: tuple[str, str]) -> None:
-    at = _ACCEPTANCE_CHARTS_LEFT
+def _legend_of_two(drawing: Drawing, names: tuple[str, str]) -> None:
+    at = _LEFT
     for name, (look, mark, fill) in zip(names, _LOOKS, strict=True):
         drawing.curve([(at, 12), (at + 24, 12)], look)
         drawing.mark(mark, at + 12, 12, f"{fill} {look}", 3.6)
@@ -504,5 +378,7 @@ def _thinned(count: int, most: int = 17) -> set[int]:
     return set(range(1, count + 1, -(-count // most)))
 
 
-def _of(names: tuple[str, str]) -> str:
-    return f"{names[0]} and {names[1]} by number:"
+def _by_number(names: tuple[str, str], both: Sequence[Sequence[float]], *, first: int) -> str:
+    pairs = enumerate(zip(*both, strict=True), first)
+    said = "; ".join(f"{i}: {b:.1%} and {q:.1%}" for i, (b, q) in pairs)
+    return f"{names[0]} and {names[1]} by number: {said}."
