@@ -195,7 +195,6 @@ def _upright(drawing: Drawing, up: Scale, row: Interval, x: float, place: int) -
 
 
 def _rungs(drawing: Drawing, up: Scale, left: float, written: Callable[[float], str]) -> None:
-    """Lines across at round values, which stand beside them."""
     for value in ticks(up.low, up.high):
         drawing.line(left, up(value), WIDTH - _EDGE, up(value), "grid" if value else "axis")
         drawing.text(left - 6, up(value) + 4, written(value), "soft", "end")
@@ -350,7 +349,6 @@ def scatter(key: str, dots: Sequence[Dot], *, limit: float, names: tuple[str, st
 def _curves(
     drawing: Drawing, across: Scale, up: Scale, both: Sequence[Sequence[float]], *, first: int
 ) -> None:
-    """A curve with marks of each draft."""
     for values, (look, mark, fill) in zip(both, _LOOKS, strict=True):
         places = [(across(i), up(value)) for i, value in enumerate(values, first)]
         drawing.curve(places, look)

@@ -210,7 +210,6 @@ def _check_number(drafts: CountedDrafts) -> None:
 
 
 def _every_pair(drafts: CountedDrafts) -> bool:
-    """Whether there is room for the changes between every two drafts."""
     pairs, scopes = math.comb(len(drafts.names), 2), len(set(drafts.categories)) + 1
     return scopes * pairs * len(drafts.categories) <= _MOST_VALUES
 
@@ -276,7 +275,6 @@ def plot(report: ComparisonReport) -> str:
 
 
 def _rows_of_many(scope: Scope, names: tuple[str, ...]) -> list[Interval]:
-    """One row for every draft, over the whole alone, the longest acceptance first."""
     changes = scope.against_first(names)
     return [
         Interval(
@@ -291,7 +289,6 @@ def _rows_of_many(scope: Scope, names: tuple[str, ...]) -> list[Interval]:
 
 
 def _rows(scope: Scope, names: tuple[str, ...]) -> list[Interval]:
-    """One row for every draft but the first, the scope's name beside the first of them."""
     return [
         Interval(
             label="" if series else scope.name,

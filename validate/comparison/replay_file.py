@@ -196,7 +196,6 @@ def read_replays(path: Path) -> tuple[ReplayedDraft, ...]:
 
 
 def _without_left(replays: object) -> object:
-    """What 0.2 printed, without what left."""
     if not isinstance(replays, list):
         return replays
     return [

@@ -187,7 +187,6 @@ def replayed_comparison(path: Path, document: Document) -> GateReport:
 
 
 def _difference(one: GateReport, other: GateReport) -> str:
-    """What must be equal and is not; empty if nothing."""
     assert one.traces is not None  # see `replayed_comparison`
     assert other.traces is not None
     if one.traces.sha256 != other.traces.sha256:
@@ -222,7 +221,6 @@ def _of_measurements(measurements: Sequence[Measurement]) -> Counted:
 
 
 def _of_foreign(runs: Sequence[ForeignMeasurement]) -> Counted:
-    """Runs of one tool, all in the order of the first."""
     first = runs[0]
     others = [paired(first, one) for one in runs[1:]]
     for other in others:

@@ -238,7 +238,6 @@ def code_sha256() -> str:
 
 
 def _sample(asked: Question) -> list[int]:
-    """Positions of prompts with proposals, drawn at random."""
     telling = [i for i in range(len(asked.traces)) if asked.rows(i)]
     count = min(len(telling), max(1, len(telling) // PROMPTS_PER_PROOF))
     return secrets.SystemRandom().sample(telling, count)

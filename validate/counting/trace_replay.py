@@ -306,8 +306,6 @@ def replay_drafts(
 
 
 class _TokenProbability:
-    """The mean probability of emitted tokens under the target, as far as it is recorded."""
-
     def __init__(self) -> None:
         self._sum, self._count = 0.0, 0
 
@@ -322,8 +320,6 @@ class _TokenProbability:
 
 
 class _Tally:
-    """What is counted of one draft while the traces go by."""
-
     def __init__(self, draft: LoadedDraft, bins: ContextBins) -> None:
         self._name, self._family = draft.name, draft.family.name
         self._vocabulary = draft.geometry.draft_vocab_size
@@ -388,7 +384,6 @@ def _check_arguments(
 
 
 def _draft_temperature(traces: TraceFolder, draft_sampling: DraftSampling) -> float | None:
-    """At which a draft draws its proposals; None for one that proposes its most likely tokens."""
     if draft_sampling == "greedy":
         return None
     manifest = traces.manifest
@@ -415,7 +410,6 @@ def _proposed(
     known: Sequence[Sequence[Proposals] | None],
     on_progress: Callable[[int, int], None],
 ) -> Iterator[tuple[int, PromptTrace, list[Proposals]]]:
-    """Every prompt with its position in the traces, and what each draft proposes along it."""
     traces, batches = asked.traces, asked.batches
     prompts = traces.manifest.prompts
     work = [work_of([prompts[i] for i in own], asked.num_draft_tokens) for own in batches]

@@ -191,7 +191,6 @@ def _inputs(path: Path) -> dict[Turn, Sent]:
 
 
 def _raw(path: Path) -> tuple[dict[str, str], dict[Turn, Sent]]:
-    """Output texts by request, and every request; both empty where the file is not there."""
     outputs: dict[str, str] = {}
     sent: dict[Turn, Sent] = {}
     for where, line in lines_of(path) if path.exists() else ():
@@ -203,7 +202,6 @@ def _raw(path: Path) -> tuple[dict[str, str], dict[Turn, Sent]]:
 
 
 def _text(response: Fields) -> str:
-    """Of one event of a stream, or of a whole answer."""
     said = [string(packet, "value") for packet in objects({"packets": [], **response}, "packets")
             if packet.get("name") == "data"]  # fmt: skip
     if isinstance(response.get("text"), str):
@@ -228,7 +226,6 @@ def _payload(payload: Fields) -> Sent:
 
 
 def _of_stats(stats: Fields) -> tuple[ForeignRequest, int]:
-    """One request of GuideLLM, and its K."""
     if not isinstance(stats.get("response_metrics"), Mapping):
         raise AnswerProblem(
             "response_metrics: expected the metrics that vLLM reports of each request, got"

@@ -149,7 +149,6 @@ def _verify_steps(answer: Fields, num_tokens: int) -> tuple[str, int, tuple[int,
 
 
 def _answer(line: Fields) -> Fields:
-    """In the form of OpenAI's answers."""
     answer = line
     if "custom_id" in line:
         _check_succeeded(line)
@@ -171,7 +170,6 @@ def _check_succeeded(fields: Fields) -> None:
 
 
 def _prompt(line: Fields, answer: Fields, choice: Fields) -> tuple[str, str]:
-    """A name, and the identity of its tokens; "" for what the answer does not say."""
     custom = optional(line, "custom_id", text) or ""
     for fields in (choice, answer):
         if fields.get("prompt_token_ids") is not None:

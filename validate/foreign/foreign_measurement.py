@@ -342,7 +342,6 @@ def _text(line: bytes) -> str:
 
 
 def _check_totals(told: Fields, keys: tuple[str, str], counts: tuple[int, ...], by: str) -> None:
-    """The verify steps and the accepted tokens that a file tells are those of its histogram."""
     totals = sum(counts), sum(j * count for j, count in enumerate(counts))
     for key, value in zip(keys, totals, strict=True):
         if whole(told, key) != value:

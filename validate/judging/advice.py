@@ -268,7 +268,6 @@ def _options(recipe: str) -> str:
 
 
 def _compare(recipes: Sequence[str]) -> str:
-    """How to choose among recipes: those that may lose less, or those for the GPU."""
     of = "by the recipes that 'draftquant recipes list --gpu GPU' names"
     outs = "OUT1 OUT2"
     if recipes:
@@ -281,7 +280,6 @@ def _compare(recipes: Sequence[str]) -> str:
 
 
 def _is_learned(recipe: str) -> bool:
-    """As the built-in recipes are called that calibrate FP4 weights and FP4 inputs."""
     return recipe.endswith("-learned")
 
 

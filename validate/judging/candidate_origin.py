@@ -245,7 +245,6 @@ def _check_weights(baseline: LoadedDraft, candidate: LoadedDraft) -> None:
 def _config_warnings(
     baseline: LoadedDraft, candidate: LoadedDraft, *, cut: bool
 ) -> tuple[str, ...]:
-    """What the two configurations make different beside quantization and a cut, in sentences."""
     before, after = dataclasses.asdict(baseline.geometry), dataclasses.asdict(candidate.geometry)
     sizes = _SIZES if cut else ()
     changed = sorted(
@@ -309,13 +308,11 @@ def _cosine(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 def _blocks(a: torch.Tensor, b: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Rows of both, some at a time, so that what is made of them stays small."""
     rows = max(1, _BLOCK * len(a) // max(1, a.numel()))
     return zip(torch.split(a, rows), torch.split(b, rows), strict=True)
 
 
 def _first(said: Mapping[str, str], found: Mapping[str, str]) -> str:
-    """The first tensor, by name, that only one side has, or that differs."""
     for name in sorted(said.keys() | found.keys()):
         if name not in found:
             return f"{name} is recorded, but missing"
@@ -386,7 +383,6 @@ def check_held_out_measured(
 def _made(
     candidate: QuantizedProvenance | None, cuts: Sequence[VocabularyCut]
 ) -> list[tuple[SeenPrompts, str]]:
-    """What the making of a draft looked at, and what for."""
     made = [
         (cut.choice.prompts, "were used to choose the rows of the candidate's head (vocab)")
         for cut in cuts

@@ -213,7 +213,6 @@ def _figures(
     policy: Policy,
     confidence: float,
 ) -> Figures:
-    """Of a part that is judged."""
     num_draft_tokens = prompts[0].baseline.num_draft_tokens
     baseline = pooled((pair.baseline for pair in prompts), num_draft_tokens)
     candidate = pooled((pair.candidate for pair in prompts), num_draft_tokens)
@@ -237,7 +236,6 @@ def _small_figures(
     confidence: float,
     confidence_of_small: float,
 ) -> Figures:
-    """Of a part that has too few prompts for an outcome."""
     return dataclasses.replace(
         _figures(of, name, prompts, policy, confidence),
         outcome=None,

@@ -301,7 +301,6 @@ LADDER: tuple[Callable[[Evidence], Decision | None], ...] = (
 def _undecided(
     evidence: Evidence, change: PairedChange, reason: str, *, least: int | None = None
 ) -> Decision:
-    """More prompts may decide."""
     required = required_prompts(
         change,
         max_relative_drop=evidence.policy.max_relative_drop,
@@ -328,7 +327,6 @@ def _whole(change: PairedChange) -> str:
 
 
 def _sure(evidence: Evidence) -> str:
-    """The confidence of every bound of a verdict."""
     assert evidence.change is not None  # there are parts
     return in_percent(evidence.change.confidence)
 

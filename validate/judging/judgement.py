@@ -160,7 +160,6 @@ def _falls_with_context(bins: Sequence[ContextBinFigures]) -> Iterator[str]:
 
 
 def _placeless(evidence: Evidence) -> Iterator[str]:
-    """Prompts that no bin counts, where bins count others."""
     if not evidence.prompts:  # nothing was compared
         return
     recorded = recorded_pairs(evidence.baseline, evidence.candidate)

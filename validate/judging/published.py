@@ -143,5 +143,4 @@ def _restored(cls: type[Paged], fields: dict[str, Any], texts: Texts | None) -> 
 
 
 def _keywords(text: str) -> str:
-    """Options of the command line as the arguments of `write`."""
     return re.sub(r"--([a-z]+)", r"\1=", text).replace("report=", "json=")

@@ -237,7 +237,6 @@ def setup_differences(begun: Setup, now: Setup) -> tuple[str, ...]:
 
 
 def _leaves(value: object, key: str = "") -> Iterator[tuple[str, object]]:
-    """Everything in it that is no mapping, with the keys that lead there."""
     if dataclasses.is_dataclass(value):
         value = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
     if not isinstance(value, Mapping):

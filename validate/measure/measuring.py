@@ -119,7 +119,6 @@ def _folder(named: str) -> Path | None:
 
 
 def _has_tensors(folder: Path, sha256: str) -> bool:
-    """Whether a folder holds a draft whose tensors have this identity."""
     try:
         return has_identity(Checkpoint.open(folder), sha256)
     except CheckpointError:
@@ -140,7 +139,6 @@ def _last_name(path: str) -> str:
 
 
 def _check_quantization(speculation: Speculation, draft: DraftIdentity) -> None:
-    """The server quantizes what is stored plain, or reads as plain what is not."""
     told, called = speculation.draft_quantization, speculation.draft
     if told is None or draft.quantized is None:
         return
@@ -167,7 +165,6 @@ class ServerAddress:
     most_per_second: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a rate that is none."""
         rate = self.most_per_second
         if rate is not None and not 0 < rate < math.inf:
             raise MeasureError("--max-requests-per-second", f"expected more than 0, got {rate:g}",
@@ -195,7 +192,6 @@ class Plan:
     model: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse numbers that are out of range, and two prompts of one id."""
         for flag, value, allowed in (
             ("--concurrency", self.concurrency, AT_LEAST_1),
             ("--warm-up", self.num_warm_up, AT_LEAST_0),
@@ -310,8 +306,6 @@ async def _measure(
 
 
 class _Run:
-    """The requests of one run."""
-
     def __init__(
         self,
         client: ServerClient,
@@ -337,7 +331,6 @@ class _Run:
         self._counts = _pooled(done, setup)
 
     async def all(self) -> None:
-        """Ask what is not answered yet."""
         plan = self._plan
         waiting = [prompt for prompt in plan.prompts if prompt.id not in self._kept.records]
         self._tell()
@@ -385,7 +378,6 @@ class _Run:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _paced(self) -> None:
-        """Wait until a request may begin."""
         now = time.monotonic()
         start = max(now, self._next_start)
         self._next_start = start + self._pause
@@ -431,7 +423,6 @@ def _record(prompt: Prompt, completion: Completion, began: float) -> RequestReco
 
 
 def _check_kept(kept: KeptRecords, prompts: Sequence[Prompt]) -> None:
-    """What lies there belongs to these prompts, as its setup says."""
     of = {prompt.id: (prompt.category, prompt_sha256(prompt.token_ids)) for prompt in prompts}
     for record in kept.records.values():
         if of.get(record.id) != (record.category, record.prompt_sha256):

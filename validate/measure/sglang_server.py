@@ -123,7 +123,6 @@ def _ended(meta: Fields, where: str) -> Literal["stop", "length"]:
 
 
 def _token_ids(events: Sequence[Event], num_tokens: int) -> tuple[int, ...]:
-    """Of the last event if it repeats all, else of all events together."""
     last = wholes(events[-1].data, "output_ids")
     if len(last) == num_tokens:
         return last

@@ -170,7 +170,6 @@ def _check_usage(fields: Fields, written: int) -> None:
 
 
 def _steps(choice: Fields, written: int, *, ended: bool) -> int:
-    """Steps so far, from the average."""
     average = number(choice.get("avg_decoded_tokens_per_iter"), "avg_decoded_tokens_per_iter")
     for tokens in (written, written + 1) if ended else (written,):  # with a dropped stop token
         steps = tokens / max(average, _LEAST)
@@ -234,7 +233,6 @@ def _gaps(steps: Steps) -> tuple[float, ...]:
 
 
 def _listed(logprobs: object, key: str, chunk: Sequence[int]) -> list[object]:
-    """One value for each token of an event."""
     values = logprobs.get(key) if isinstance(logprobs, Mapping) else None
     if not isinstance(values, list) or len(values) != len(chunk):
         raise AnswerProblem(f"{key}: expected {len(chunk)} values, got {short(values)}")
@@ -300,7 +298,6 @@ class TensorRTLLMProtocol(EngineProtocol):
             return read_answer(reply, ask, self._num_draft_tokens, where)
 
     async def _seen(self, client: ServerClient) -> Speculation | None:
-        """Of a few tokens and the metrics of their iterations."""
         ask = Ask(decoding=GREEDY, max_new_tokens=_PROBE_TOKENS, ignore_eos=True)
         reply = await client.stream(_PATH, _request(self._model, _PROBE, ask), failed=_failed)
         steps = Steps.of(reply.events)
@@ -345,7 +342,6 @@ def _speculation(labels: Mapping[str, str] | None) -> Speculation | None:
 
 
 def _iterations(page: str) -> list[Fields]:
-    """Of /metrics: a list of objects."""
     try:
         return list(objects({"/metrics": parse_json(page)}, "/metrics"))
     except JsonProblem as exc:

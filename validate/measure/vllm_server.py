@@ -116,7 +116,6 @@ class VLLMProtocol(EngineProtocol):
     async def _find_speculation(
         self, client: ServerClient, config: Mapping[str, Any], probed: Completion
     ) -> Speculation | None:
-        """How the server drafts, told by its configuration, an answer or its counters."""
         told = section(config, "speculative_config")
         counters = await read_counters(client)
         num_draft_tokens = probed.num_draft_tokens or counters.num_draft_tokens
@@ -151,7 +150,6 @@ def _draft_quantization(speculative: Mapping[str, Any]) -> str | None:
 
 
 def _asked(ask: Ask, prompt: Prompt) -> dict[str, Any]:
-    """All that decides what is written."""
     decoding = ask.decoding
     asked: dict[str, Any] = {
         "max_tokens": ask.max_new_tokens,
@@ -191,7 +189,6 @@ async def _version(client: ServerClient) -> str:
 
 
 async def _served(client: ServerClient) -> Mapping[str, Any]:
-    """The first of the served models, which is the target; the others are its adapters."""
     models = (await client.get_object("/v1/models")).get("data")
     if not isinstance(models, list) or not models or not isinstance(models[0], Mapping):
         raise MeasureError(client.url, "serves no model", fix="give the address of a vLLM server")
@@ -206,7 +203,6 @@ async def _served(client: ServerClient) -> Mapping[str, Any]:
 
 
 async def _config(client: ServerClient) -> Mapping[str, Any]:
-    """Its configuration, empty where it does not tell."""
     answer = await client.find_object("/server_info?config_format=json")
     told = answer or {}
     return {**section(told, "vllm_config"), "vllm_env": section(told, "vllm_env")}

@@ -124,8 +124,6 @@ def draft_agreement(
 
 
 class _Compared:
-    """Two drafts along one prompt."""
-
     def __init__(
         self,
         baseline: LoadedDraft,
@@ -144,7 +142,6 @@ class _Compared:
         self._temperature = manifest.temperature if manifest.logprobs_as_sampled else None
 
     def agreement(self, top: int) -> PromptAgreement:
-        """Add up what is asked of every row."""
         sums: dict[Quantity, Tensor] = {}
         baseline, candidate = self._drafts
         passes = zip(self._passes(baseline), self._passes(candidate), strict=True)
@@ -228,7 +225,6 @@ def _logits(draft: LoadedDraft, hidden: Tensor) -> Tensor:
 
 
 def _vocabulary(draft: LoadedDraft) -> Tensor:
-    """The target's id of each of the draft's tokens."""
     return draft.forward.to_target(torch.arange(draft.forward.num_logits, device=draft.device))
 
 
@@ -262,8 +258,6 @@ class DraftLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Figure:
-    """The mean of a quantity, or of the change from one side to the other."""
-
     what: str
     allowed: Limits
     total: Callable[[Sums], Floats]
@@ -407,7 +401,6 @@ def _plain(found: Bounded) -> dict[str, object]:
 
 
 def _sides(figure: _Figure, prompts: Sequence[PromptAgreement], steps: slice) -> dict[str, object]:
-    """The two means that a change is between."""
     if figure.sides is None:
         return {}
     count = sum(float(p.sums[figure.per][steps].sum()) for p in prompts)

@@ -195,7 +195,6 @@ def missing_samples(folder: Path, found: Mapping[str, TaskSamples]) -> str:
 
 
 def _results_beside(path: Path, date: str) -> str | None:
-    """Text of the results of the same run, None where they are not there."""
     results = path.with_name(f"results_{date}.json")
     try:
         return read_text(results) if results.exists() else None
@@ -204,7 +203,6 @@ def _results_beside(path: Path, date: str) -> str | None:
 
 
 def _higher_is_better(results: str, path: Path, task: str) -> Mapping[str, bool]:
-    """As far as the results of the same run say it."""
     try:
         value = parse_json(results)
     except JsonProblem as exc:

@@ -171,7 +171,6 @@ def _plan(asked: TaskRun) -> dict[str, Any]:
 
 
 def _served_model(asked: TaskRun, engine: EngineName) -> str:
-    """The name of the target, once it is known that the engine serves it there."""
 
     async def identified() -> str:
         key = os.environ.get(KEY_VARIABLE) or None
@@ -229,7 +228,6 @@ def _environment() -> Mapping[str, str]:
 
 
 def _checked(found: Path) -> dict[str, TaskSamples]:
-    """Every sample is there."""
     problem = "it is not there"
     if found.is_dir():
         samples = read_samples(found)

@@ -188,7 +188,6 @@ _ASK: Mapping[ScoringEngine, Callable[[ServerClient, str, Text], Awaitable[Score
 
 
 def _last(client: ServerClient, text: Text, entries: object) -> list[Any]:
-    """Of the output; there is one for each token, prompt and output."""
     expected = len(text.prompt) + len(text.output)
     if not isinstance(entries, list) or len(entries) != expected:
         got = f"{len(entries)}" if isinstance(entries, list) else short(entries)

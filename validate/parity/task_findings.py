@@ -117,7 +117,6 @@ class _Pairs:
 
     @property
     def discordance(self) -> Discordance | None:
-        """Of items that are right or wrong; None for other scores."""
         if not set(self.first) | set(self.second) <= {0.0, 1.0}:
             return None
         both = list(zip(self.first, self.second, strict=True))
@@ -130,7 +129,6 @@ class _Pairs:
 
     @property
     def gains(self) -> tuple[float, ...]:
-        """By which the second is better, item by item."""
         return tuple(self.sign * (b - a) for a, b in zip(self.first, self.second, strict=True))
 
 

@@ -64,7 +64,6 @@ def judged_again(found: Judgement) -> tuple[Judgement, str]:
 
 
 def _compare(found: GateReport) -> GateReport:
-    """The verdict on the counts of a comparison."""
     if not 0 <= found.num_short_prompts <= _MOST_LEFT_OUT:
         raise _EditedError(f"num_short_prompts: got {found.num_short_prompts}")
     incomparable = ""
@@ -95,14 +94,12 @@ def _compare(found: GateReport) -> GateReport:
 
 
 def _wording(found: GateReport) -> Wording:
-    """Of the way in which the drafts were counted."""
     if found.served is None:
         return REPLAYED
     return SERVED if found.served.tool is None else FOREIGN
 
 
 def _compared(found: GateReport, again: GateReport) -> GateReport:
-    """What was read, if it follows."""
     _check(found, {key: getattr(again, key) for key in _FOLLOWING})
     return dataclasses.replace(
         found,
@@ -122,7 +119,6 @@ def _estimand(found: GateReport) -> str:
 
 
 def _draft(found: GateReport, *, of_candidate: bool) -> CountedDraft:
-    """A draft's counts; the last prompts are those that were too short."""
     figures = found.candidate if of_candidate else found.baseline
     edges = found.context_edges
     told = [prompt.counts(edges, of_candidate=of_candidate) for prompt in found.prompts]
@@ -139,7 +135,6 @@ def _draft(found: GateReport, *, of_candidate: bool) -> CountedDraft:
 
 
 def _text(found: GateReport) -> TextFigures:
-    """What the report says of the text."""
     if found.traces is not None:
         return found.traces.text
     if found.served is None:
@@ -207,14 +202,12 @@ def _noise(found: JointReport) -> ServerNoise | None:
 
 
 def _check(found: object, expected: Mapping[str, Any]) -> None:
-    """Raise the first key of which the report says something else."""
     for key, value in expected.items():
         for where, wanted, got in _differences(key, _plain(value), _plain(getattr(found, key))):
             raise _EditedError(f"{where}: expected {short(wanted)}, got {short(got)}")
 
 
 def _plain(value: object) -> Any:
-    """Without classes."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return dataclasses.asdict(value)
     if isinstance(value, tuple):
@@ -392,7 +385,6 @@ def parse_report(text: str, where: object) -> Document:
 
 
 def _identity_problem(document: Document) -> str:
-    """Whether the drafts that are named are those that were judged; empty if they may be."""
     drafts = document.header.drafts
     for _, found in document.comparisons:
         known = found.background
@@ -436,7 +428,6 @@ def _without_empty(mapping: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_version(found: Mapping[str, Any], where: object) -> None:
-    """Say what a file is that has another format or version, before its keys are looked at."""
     kind, version = found.get("format"), found.get("schema_version")
     if kind == "draftquant parity":
         raise GateError(

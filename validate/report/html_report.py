@@ -286,7 +286,6 @@ def _drafts(document: Document) -> Iterator[tuple[str, object]]:
 
 
 def _launches(document: Document) -> Iterator[Launch]:
-    """Each command once, with all GPUs that it is for."""
     gpus: dict[tuple[str, str], list[str]] = {}
     for one in document.header.engines:
         if one.launch is not None:

@@ -171,7 +171,6 @@ def acceptance_section(found: Document) -> list[str]:
 
 
 def _target(found: GateReport) -> str | None:
-    """The target's name, of replays or of servers."""
     if found.traces is not None:
         return found.traces.target.name
     return found.served.model if found.served is not None else None
@@ -366,7 +365,6 @@ def _unmeasured(gate: Document | None, served: Sequence[Served]) -> str:
 
 
 def _engines(checkpoint: Checkpoint, name: str) -> list[str]:
-    """Every engine and GPU with its verdict; the command of each engine that loads it."""
     answers = [
         check_checkpoint(
             checkpoint,

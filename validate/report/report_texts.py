@@ -171,7 +171,6 @@ def _quantized(document: Document) -> Iterator[str]:
 
 
 def _engines(document: Document) -> Iterator[str]:
-    """Those that load it; the others folded."""
     loading = [one for one in document.header.engines if one.verdict != "REFUSED"]
     refusing = [one for one in document.header.engines if one.verdict == "REFUSED"]
     for engines, folded in ((loading, False), (refusing, True)):
@@ -211,7 +210,6 @@ def _when(document: Document) -> str:
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """With at most `MOST_ROWS`, and how many there are beyond them."""
     yield f"| {' | '.join(heads)} |"
     yield f"|{' --- |' * len(heads)}"
     for row in rows[:MOST_ROWS]:

@@ -145,7 +145,6 @@ def _of_batch(
     asked: Tensor,
     num_draft_tokens: int,
 ) -> Iterator[tuple[RightSizes, ...]]:
-    """Of the prompts of a batch; `asked`: [B, J]."""
     own = [whole_rows(t.num_tokens, num_draft_tokens, first_row=t.prompt_length - 1) for t in batch]
     rows = range(min(one.start for one in own), max(one.stop for one in own))
     shape = (len(batch), len(rows), num_draft_tokens, asked.shape[1])

@@ -202,14 +202,11 @@ def _off_domain(
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """One way of choosing, prompt by prompt: its order, and the sizes with which it is right."""
-
     texts: Sequence[SaidText]
     orders: Sequence[RowOrder]
     sizes: Sequence[RightSizes]
 
     def drafts(self, sizes: Sequence[int]) -> CountedDrafts:
-        """All rows first, then the other sizes."""
         every = [sizes[-1], *sizes[:-1]]
         return count_drafts(
             [
@@ -230,7 +227,6 @@ class _Way:
         ]
 
     def coverage(self, size: int, category: str | None = None) -> float:
-        """Share of the tokens of a category, or of all."""
         reached = total = 0
         for text, order in zip(self.texts, self.orders, strict=True):
             if category in (None, text.category):
@@ -241,7 +237,6 @@ class _Way:
         return reached / total if total else 0.0
 
     def curve(self, drafts: CountedDrafts, sizes: Sequence[int]) -> ChoiceCurve:
-        """Every size on all prompts, and on each category that has enough."""
         whole, *categories = samples_of(drafts, {})
         compared = [sample for sample in categories if sample.is_compared]
         places = range(1, 1 + len(sizes))

@@ -76,7 +76,6 @@ def _resized(row: Row, spec: TensorSpec) -> Row:
 
 
 def _made(name: str, dtype: str, spec: TensorSpec) -> Row:
-    """A tensor that no file has yet."""
     shape = tuple(dim.size for dim in spec.shape)
     nbytes = prod(shape) * DTYPE_BYTES[dtype]
     tensor = TensorInfo(name=name, dtype=dtype, shape=shape, file="", start=0, stop=nbytes)
@@ -84,7 +83,6 @@ def _made(name: str, dtype: str, spec: TensorSpec) -> Row:
 
 
 def _dtype(draft: Draft) -> str:
-    """Of its norms, or of its first tensor."""
     norms = [row for row in draft.rows if row.role == "norm"]
     return (*norms, *draft.rows)[0].tensor.dtype
 
