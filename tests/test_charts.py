@@ -5,8 +5,8 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from draftquant.validate.charts.plots import Dot, Interval, forest, histogram, positions, scatter
-from draftquant.validate.charts.svg import (
+from draftquant.validate.report.plots import Dot, Interval, forest, histogram, positions, scatter
+from draftquant.validate.report.svg import (
     WIDTH,
     Drawing,
     Scale,

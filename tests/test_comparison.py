@@ -14,7 +14,6 @@ from draftquant.recipes.errors import CompareError, GateError
 from draftquant.validate.comparison import draft_comparison as comparison_module
 from draftquant.validate.comparison import scopes as simultaneous_module
 from draftquant.validate.comparison.draft_comparison import compare, drawing, page
-from draftquant.validate.comparison.replay_file import ReplayedDraft
 from draftquant.validate.comparison.scopes import (
     ALL_PROMPTS,
     MOST_CORRELATED,
@@ -28,7 +27,7 @@ from draftquant.validate.comparison.scopes import (
     samples_of,
     simultaneous,
 )
-from draftquant.validate.comparison.sources import Counted, of_files, of_replays
+from draftquant.validate.comparison.sources import Counted, ReplayedDraft, of_files, of_replays
 from draftquant.validate.counting.acceptance_counts import AcceptanceCounts
 from draftquant.validate.counting.draft_counts import DraftReplay
 from draftquant.validate.counting.paired_change import paired_change

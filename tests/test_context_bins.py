@@ -10,7 +10,7 @@ from draftquant.calibration.passes.proposals import Proposals
 from draftquant.calibration.traces.prompt_trace import PromptTrace
 from draftquant.recipes.decode import encode
 from draftquant.recipes.errors import CompareError
-from draftquant.validate.comparison.replay_file import ReplayedDraft, read_replays
+from draftquant.validate.comparison.sources import ReplayedDraft, read_replays
 from draftquant.validate.counting.acceptance_counts import (
     CONTEXT_BINS,
     AcceptanceCounts,

@@ -107,7 +107,7 @@ WRITERS = stubs(
 SERVED = {"spy": "validate.served.joint_report.judge_measured", "beside": "--measured A B",
           "without": ("BF16", "QUANT", "--traces")}  # fmt: skip
 CHOOSING = "calibration.vocabulary_rows"
-VOCABULARY = "validate.vocabulary"
+VOCABULARY = "validate.comparison"
 CURVE = {"beside": "--curve", "without": ("--size", "--out")}
 RECORDED_BY = "--engine vllm --shared FOLDER"
 
@@ -544,11 +544,11 @@ COMMANDS = (
         *findings(),
     ), {
         "validate.parity.task_findings.task_findings": [FINDING],
-        **stubs("validate.parity.lm_eval_samples.read_samples",
+        **stubs("validate.parity.lm_eval_tasks.read_samples",
                 "scripts.verbs.parity._print"),
     }),
     Command("parity run-tasks --server http://h --engine vllm --tasks gsm8k --out OUT",
-            "validate.parity.run_tasks.run_tasks", (
+            "validate.parity.lm_eval_tasks.run_tasks", (
         Row("--server", "http://i", "asked.server", "http://i"),
         Row("--engine", "sglang", "engine", "sglang"),
         Row("--model", "m", "asked.model", "m"),

@@ -16,7 +16,7 @@ from draftquant.validate.parity.finding import (
     to_mapping,
     write_findings,
 )
-from draftquant.validate.parity.lm_eval_samples import read_samples
+from draftquant.validate.parity.lm_eval_tasks import read_samples
 from test_hostile_files import bounded, endless, fifo, gigabyte
 
 FOUND = Finding(

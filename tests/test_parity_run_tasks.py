@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from draftquant.recipes.errors import OutputError, ParityError, ServerError
 from draftquant.scripts.cli import main
-from draftquant.validate.parity.run_tasks import TaskRun, run_tasks
+from draftquant.validate.parity.lm_eval_tasks import TaskRun, run_tasks
 from test_parity_tasks import DATE, right
 from vllm_server import MODEL, VLLMServer, served
 

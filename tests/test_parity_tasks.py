@@ -10,7 +10,7 @@ import pytest
 from draftquant.recipes.errors import ParityError
 from draftquant.scripts.cli import main
 from draftquant.validate.parity.finding import Finding
-from draftquant.validate.parity.lm_eval_samples import read_samples
+from draftquant.validate.parity.lm_eval_tasks import read_samples
 from draftquant.validate.parity.task_findings import task_findings
 from scipy import stats
 

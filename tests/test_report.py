@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from draftquant.recipes.errors import GateError
-from draftquant.validate.comparison.replay_file import ReplayedDraft, ReplayedPrompt
+from draftquant.validate.comparison.sources import ReplayedDraft, ReplayedPrompt
 from draftquant.validate.judging.judgement import GateReport, judge
 from draftquant.validate.parity.finding import to_mapping
 from draftquant.validate.report import document as document_module

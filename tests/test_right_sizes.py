@@ -13,9 +13,9 @@ from draftquant.quantize.files.provenance import VocabularyChoice
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.quantize.vocabulary.cut_vocabulary import cut_vocabulary
 from draftquant.recipes.errors import ReplayError
+from draftquant.validate.comparison.right_sizes import right_sizes
 from draftquant.validate.counting.acceptance_counts import AcceptanceCounts
 from draftquant.validate.counting.trace_replay import replay_drafts
-from draftquant.validate.vocabulary.right_sizes import right_sizes
 from said_traces import VOCAB, write_said
 from tiny import tiny_eagle3_llama
 from tiny_dflash import tiny_dflash

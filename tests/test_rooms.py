@@ -26,13 +26,12 @@ CALIBRATION = (
     ("dumps", "measured_cache", "rounding", "vllm"),
 )
 VALIDATE = (
-    ("charts", "counting"),
+    ("counting",),
     ("judging", "measure"),
     ("foreign", "parity"),
     ("served",),
     ("report",),
     ("comparison", "golden"),
-    ("vocabulary",),
 )
 HOUSES = {"quantize": QUANTIZE, "calibration": CALIBRATION, "validate": VALIDATE}
 """From the ground up: a room imports from floors below its own."""

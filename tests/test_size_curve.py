@@ -17,19 +17,19 @@ from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.gpus import named_gpu
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.recipes.errors import EstimateError
+from draftquant.validate.comparison.right_sizes import right_sizes
 from draftquant.validate.comparison.scopes import bonferroni
-from draftquant.validate.counting.acceptance_counts import pooled
-from draftquant.validate.counting.paired_change import paired_change
-from draftquant.validate.counting.trace_replay import replay_drafts
-from draftquant.validate.vocabulary.right_sizes import right_sizes
-from draftquant.validate.vocabulary.size_curve import SizeCurve, drawing, size_curve, usual_sizes
-from draftquant.validate.vocabulary.size_estimate import (
+from draftquant.validate.comparison.size_curve import SizeCurve, drawing, size_curve, usual_sizes
+from draftquant.validate.comparison.size_estimate import (
     StepTimes,
     checked_concurrencies,
     parse_step_times,
     size_speeds,
     with_vocabulary,
 )
+from draftquant.validate.counting.acceptance_counts import pooled
+from draftquant.validate.counting.paired_change import paired_change
+from draftquant.validate.counting.trace_replay import replay_drafts
 from said_traces import VOCAB, write_said
 from test_real_shapes import write_headers
 from tiny import tiny_eagle3_llama

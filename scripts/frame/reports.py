@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from ...quantize.making.unpickle_draft import Unpickled as Unpickled
     from ...quantize.verify.folder_verification import VerifyReport as VerifyReport
     from ...validate.comparison.draft_comparison import ComparisonReport as ComparisonReport
+    from ...validate.comparison.size_estimate import VocabReport as VocabReport
     from ...validate.counting.draft_counts import DraftReplay as DraftReplay
     from ...validate.judging.judgement import GateReport as GateReport
     from ...validate.measure.measurement import Measurement as Measurement
     from ...validate.parity.finding import Findings as Findings
-    from ...validate.parity.lm_eval_samples import TaskSamples as TaskSamples
+    from ...validate.parity.lm_eval_tasks import TaskSamples as TaskSamples
     from ...validate.report.document import Document as Document
     from ...validate.served.joint_report import JointReport as JointReport
-    from ...validate.vocabulary.size_estimate import VocabReport as VocabReport
     from ..verbs.check import CheckReport as CheckReport
     from ..verbs.golden import GoldenText as GoldenText
     from ..verbs.inspect import Inspection as Inspection
@@ -59,7 +59,7 @@ _HOMES = {
     "PlanReport": "scripts.verbs.plan",
     "QuantizeReport": "quantize.making.quantize_draft",
     "SplitReport": "calibration.traces.sets",
-    "TaskSamples": "validate.parity.lm_eval_samples",
+    "TaskSamples": "validate.parity.lm_eval_tasks",
     "TraceFolder": "calibration.traces.trace_folder",
     "StoreReport": "calibration.traces.sets",
     "TraceInfo": "calibration.traces.trace_info",
@@ -67,7 +67,7 @@ _HOMES = {
     "Unpickled": "quantize.making.unpickle_draft",
     "Verification": "scripts.verbs.verify",
     "VerifyReport": "quantize.verify.folder_verification",
-    "VocabReport": "validate.vocabulary.size_estimate",
+    "VocabReport": "validate.comparison.size_estimate",
     "WrittenReport": "scripts.verbs.report",
 }
 """Name -> the module that has it, below draftquant."""

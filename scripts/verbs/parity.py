@@ -275,7 +275,7 @@ def parity_run_tasks(settings: RunTasksSettings) -> "Mapping[str, reports.TaskSa
         DraftQuantError: the server is not the expected one, or lm_eval fails; the error quotes
             lm_eval's own text.
     """
-    from ...validate.parity.run_tasks import TaskRun, run_tasks
+    from ...validate.parity.lm_eval_tasks import TaskRun, run_tasks
 
     asked = TaskRun(
         server=settings.server,
@@ -339,7 +339,7 @@ def parity_tasks(settings: TasksSettings) -> "reports.Findings":
     Raises:
         DraftQuantError: the samples cannot be read, or do not hold the same items.
     """
-    from ...validate.parity.lm_eval_samples import Directions, read_samples
+    from ...validate.parity.lm_eval_tasks import Directions, read_samples
     from ...validate.parity.task_findings import task_findings
 
     findings = task_findings(

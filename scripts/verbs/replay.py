@@ -205,7 +205,7 @@ def run(options: argparse.Namespace) -> int:
     settings = options.settings
     replays = replay.run(settings)
     if options.json:
-        from ...validate.comparison.replay_file import ReplayedDraft
+        from ...validate.comparison.sources import ReplayedDraft
 
         rope_theta, dtype = settings.rope_theta, settings.dtype
         forms = settings.served_forms(len(replays))

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from ...calibration.vocabulary_rows import Choosing, ChosenRows
     from ...quantize.estimate.work import Machine
     from ...quantize.vocabulary.cut_vocabulary import VocabularyReport
-    from ...validate.vocabulary.size_curve import ChoiceCurve, SizeChange, SizeCurve
-    from ...validate.vocabulary.size_estimate import (
+    from ...validate.comparison.size_curve import ChoiceCurve, SizeChange, SizeCurve
+    from ...validate.comparison.size_estimate import (
         MachineSpeeds,
         SizeEstimate,
         SizeSpeed,
@@ -194,7 +194,7 @@ def vocab(settings: VocabSettings) -> "reports.VocabReport":
 
 def _written(settings: VocabSettings, choosing: "Choosing") -> "VocabReport":
     """Choose the rows, and write the folder."""
-    from ...validate.vocabulary.size_estimate import VocabReport
+    from ...validate.comparison.size_estimate import VocabReport
 
     target, listener = optional_path(settings.target), settings.listener
     asked = RowsAsked(size=settings.size, coverage=settings.coverage, target=target)
@@ -207,10 +207,10 @@ def _judged(settings: VocabSettings, choosing: "Choosing") -> "VocabReport":
     """The curve, and what it is worth in time."""
     from ...calibration.traces.near_duplicates import seen_prompts
     from ...calibration.vocabulary_rows import check_same_target
+    from ...validate.comparison.size_curve import drawing, size_curve
+    from ...validate.comparison.size_estimate import VocabReport
     from ...validate.counting.trace_replay import chosen_num_draft_tokens
     from ...validate.judging.candidate_origin import check_apart
-    from ...validate.vocabulary.size_curve import drawing, size_curve
-    from ...validate.vocabulary.size_estimate import VocabReport
 
     traces, judge = choosing.traces, None
     sizes = _sizes(settings, choosing)
@@ -248,7 +248,7 @@ def _judged(settings: VocabSettings, choosing: "Choosing") -> "VocabReport":
 
 def _sizes(settings: VocabSettings, choosing: "Choosing") -> tuple[int, ...]:
     """As asked, in ascending order; of the usual ones those that are cuts of this draft."""
-    from ...validate.vocabulary.size_curve import usual_sizes
+    from ...validate.comparison.size_curve import usual_sizes
 
     rows = choosing.chooser.num_rows
     usual = [size for size in usual_sizes(rows) if size >= choosing.least] or [rows // 2]
@@ -264,7 +264,7 @@ def _serving(
     """What the curve's speed is estimated for, checked before anything is replayed."""
     from ...quantize.estimate.work import Machine
     from ...quantize.gpus import named_gpu
-    from ...validate.vocabulary.size_estimate import checked_concurrencies, parse_step_times
+    from ...validate.comparison.size_estimate import checked_concurrencies, parse_step_times
 
     concurrencies = checked_concurrencies(settings.concurrency)
     names = dict.fromkeys(named_gpu(name).name for name in settings.gpus or (USUAL_GPU,))
@@ -283,7 +283,7 @@ def _estimate(
 ) -> "tuple[SizeEstimate | None, str | None]":
     """Bytes and times by size, or why they are not estimated."""
     from ...recipes.errors import EstimateError
-    from ...validate.vocabulary.size_estimate import size_estimate
+    from ...validate.comparison.size_estimate import size_estimate
 
     if choosing.is_quantized:
         return None, (

@@ -38,7 +38,7 @@ from draftquant.validate.golden.prometheus import (  # noqa: E402
     prometheus_rules,
 )
 from draftquant.validate.measure.measurement import EngineName  # noqa: E402
-from draftquant.validate.measure.server_counters import ENGINE_COUNTERS  # noqa: E402
+from draftquant.validate.measure.server_answers import ENGINE_COUNTERS  # noqa: E402
 from handmade_replays import replay  # noqa: E402
 
 ENGINES: tuple[EngineName, ...] = ("vllm", "sglang", "tensorrt-llm")

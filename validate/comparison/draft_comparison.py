@@ -17,13 +17,13 @@ from typing_extensions import override
 from ...quantize.files.report_files import ReportFormat
 from ...recipes.decode import CONFIDENCE
 from ...recipes.errors import CompareError
-from ..charts.plots import Interval, forest
-from ..charts.svg import standalone
 from ..judging.policy import in_percent
 from ..judging.published import AnyPath, Paged
 from ..report import words
 from ..report.document import document_text
 from ..report.html_report import render
+from ..report.plots import Interval, forest
+from ..report.svg import standalone
 from .scopes import MIN_PROMPTS, CountedDrafts, Sample, Scope, samples_of, scopes_of
 
 FORMAT, SCHEMA_VERSION = "draftquant comparison", 1

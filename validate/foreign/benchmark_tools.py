@@ -18,7 +18,7 @@ from typing import Any
 
 from ...recipes.errors import MeasureError, short
 from ...recipes.strict_json import parse_json, parse_object
-from ..measure.answer_fields import (
+from ..measure.server_answers import (
     AnswerProblem,
     Fields,
     checked_draft_tokens,

@@ -28,7 +28,7 @@ from pathlib import Path
 
 from ...recipes.errors import MeasureError, short
 from ...recipes.strict_json import parse_object
-from ..measure.answer_fields import (
+from ..measure.server_answers import (
     AnswerProblem,
     Fields,
     object_,

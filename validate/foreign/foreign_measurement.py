@@ -20,7 +20,7 @@ from ...recipes.regular_file import open_stream, read_text
 from ...recipes.strict_json import JsonProblem, parse_json, parse_object
 from ..counting.acceptance_counts import AcceptanceCounts
 from ..counting.draft_counts import PromptCounts
-from ..measure.answer_fields import (
+from ..measure.server_answers import (
     AnswerProblem,
     Fields,
     checked_draft_tokens,

@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from ..measure.server_counters import MODEL_LABEL
+from ..measure.server_answers import MODEL_LABEL
 from .golden_acceptance import Golden
 from .prometheus import Limit, Queries, label_is
 

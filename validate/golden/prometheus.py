@@ -18,7 +18,7 @@ import yaml
 from ...recipes.decode import SHARE
 from ...recipes.errors import GoldenError, short, visible
 from ..measure.measurement import EngineName
-from ..measure.server_counters import ENGINE_COUNTERS, MODEL_LABEL, EngineCounters, Series
+from ..measure.server_answers import ENGINE_COUNTERS, MODEL_LABEL, EngineCounters, Series
 from .golden_acceptance import ALL, Golden, GoldenCategory
 
 # ---- What the acceptance of a live draft must not fall below, by golden acceptance

@@ -39,7 +39,9 @@ from ...calibration.prompts.prompt_file import Prompt
 from ...calibration.recording.decoding import prompt_seed
 from ...calibration.server_client import PASSING, Event, Reply, ServerClient
 from ...recipes.errors import MeasureError, short
-from .answer_fields import (
+from .engine_protocol import NEUTRAL, Ask, Completion, EngineProtocol
+from .measurement import ServerIdentity, Speculation
+from .server_answers import (
     AnswerProblem,
     Fields,
     checked_draft_tokens,
@@ -54,8 +56,6 @@ from .answer_fields import (
     whole,
     wholes,
 )
-from .engine_protocol import NEUTRAL, Ask, Completion, EngineProtocol
-from .measurement import ServerIdentity, Speculation
 
 OLDEST = "0.5.9"
 _FIX = f"give an SGLang server of {OLDEST} or later, not a proxy that rewrites answers"

@@ -48,8 +48,11 @@ from ...calibration.recording.decoding import GREEDY, prompt_seed
 from ...calibration.server_client import Event, Reply, ServerClient
 from ...recipes.errors import MeasureError, short
 from ...recipes.strict_json import JsonProblem, parse_json
-from .answer_fields import (
+from .engine_protocol import NEUTRAL, Ask, Completion, EngineProtocol
+from .measurement import ServerIdentity, Speculation
+from .server_answers import (
     AnswerProblem,
+    Counters,
     Fields,
     checked_draft_tokens,
     gap,
@@ -61,9 +64,6 @@ from .answer_fields import (
     whole,
     wholes,
 )
-from .engine_protocol import NEUTRAL, Ask, Completion, EngineProtocol
-from .measurement import ServerIdentity, Speculation
-from .server_counters import Counters
 
 _LEAST = 0.5  # no step writes less than a token
 _NEAR = 1e-3  # steps are whole numbers but for the rounding of a 32-bit float

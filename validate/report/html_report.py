@@ -12,17 +12,6 @@ from markupsafe import Markup
 from ...quantize.gpus import gpu_name
 from ...recipes.errors import visible
 from ...recipes.packages import package_version
-from ..charts.plots import (
-    ContextLength,
-    Dot,
-    Interval,
-    contexts,
-    forest,
-    histogram,
-    positions,
-    scatter,
-)
-from ..charts.svg import style_sheet
 from ..counting.acceptance_counts import AcceptanceCounts
 from ..counting.paired_change import PairedChange
 from ..judging.figures import DraftFigures, PromptFigures
@@ -30,6 +19,8 @@ from ..judging.judgement import GateReport
 from ..judging.policy import in_percent, worst
 from . import words
 from .document import Document
+from .plots import ContextLength, Dot, Interval, contexts, forest, histogram, positions, scatter
+from .svg import style_sheet
 
 MOST_DRAWN = 60
 """Categories in a chart; the table has all."""

@@ -21,20 +21,13 @@ from ...calibration.row_choice import RowChooser, RowOrder, SaidText, crosswise,
 from ...calibration.traces.trace_folder import TraceFolder
 from ...quantize.stored.loading import LoadedDraft
 from ...recipes.brief import Brief
-from ..charts.plots import Column, Interval, columns
-from ..charts.svg import standalone
-from ..comparison.scopes import (
-    Contestant,
-    CountedDrafts,
-    Sample,
-    count_drafts,
-    samples_of,
-    simultaneous,
-)
 from ..counting.draft_counts import PromptCounts
 from ..counting.paired_change import jackknife_bounds
 from ..judging.policy import in_percent
+from ..report.plots import Column, Interval, columns
+from ..report.svg import standalone
 from .right_sizes import RightSizes, right_sizes
+from .scopes import Contestant, CountedDrafts, Sample, count_drafts, samples_of, simultaneous
 
 USUAL_SIZES = (8192, 16384, 32768, 65536)
 _HALVES = 4

@@ -1,4 +1,8 @@
-"""An SVG drawing: its elements, the scales that place them, and the style sheet."""
+"""Charts as SVG inside a page, drawn from numbers and words: elements, scales and style sheet.
+
+Colours and fonts come from the page (`look.css`): a chart names what a mark is, not how it looks.
+Shape or line style always repeats what colour shows.
+"""
 
 import math
 from collections.abc import Sequence
@@ -17,7 +21,7 @@ Anchor = Literal["start", "middle", "end"]
 Mark = Literal["circle", "square", "diamond", "triangle"]
 MARKS: tuple[Mark, ...] = ("circle", "square", "diamond", "triangle")
 
-_FILES = PackageLoader("draftquant.validate.charts", "")
+_FILES = PackageLoader(__package__, "")
 
 
 class Drawing:
@@ -57,12 +61,6 @@ class Drawing:
         """One line of text, `y` its base line."""
         place = {"x": _number(x), "y": _number(y), "text-anchor": anchor}
         self._add("text", {**place, "class": look} if look else place).text = visible(text)
-
-    def plate(self, x: float, y: float, text: str) -> None:
-        """Text on a ground of its own, to be read upon whatever is drawn there."""
-        ground = {"x": _number(x - 2), "y": _number(y - 10), "height": "13", "rx": "2"}
-        self._add("rect", {**ground, "width": _number(self.text_width(text) + 4), "class": "plate"})
-        self.text(x, y, text)
 
     def label(self, x: float, y: float, text: str, room: float, look: str = "") -> None:
         """Text that ends at `x` and is cut where it has no room; the whole of it on hovering."""

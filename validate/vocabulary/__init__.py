@@ -1,1 +1,0 @@
-"""What a head with fewer rows costs in accepted tokens, at every number of rows."""
