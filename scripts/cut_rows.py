@@ -87,7 +87,7 @@ def with_chosen_rows(
     from ..calibration.traces.trace_folder import TraceFolder
     from ..calibration.vocabulary_rows import choosing_of
     from ..quantize.files.publish import SPARE_BYTES
-    from ..quantize.making.checks import check_source
+    from ..quantize.making.preparing import check_source
     from ..quantize.planning.quantization_plan import make_plan
     from ..quantize.stored.stored_draft import StoredDraft
     from ..quantize.vocabulary.cut_plan import plan_cut

@@ -8,7 +8,7 @@ from draftquant.quantize.drafts import Draft, read_draft
 from draftquant.quantize.engines.engine_check import planned_verdicts
 from draftquant.quantize.estimate.draft_step import planned_weights
 from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.making.checks import check_backends
+from draftquant.quantize.making.preparing import check_backends
 from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.recipes import Algorithm, Format, Recipe, Rule, to_mapping
 from draftquant.recipes.errors import BackendError, LayoutError, PlanError

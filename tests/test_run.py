@@ -18,7 +18,7 @@ from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.making import execute
-from draftquant.quantize.making.checks import checked_scales
+from draftquant.quantize.making.preparing import checked_scales
 from draftquant.quantize.making.quantize_draft import QuantizeReport, quantize_draft
 from draftquant.quantize.planning.quantization_plan import Measured, Plan, make_plan
 from draftquant.quantize.stored.loading import load_draft

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from draftquant.quantize.algorithms import InputMoments, Need
-from draftquant.quantize.backends.torch_backend import TorchBackend
+from draftquant.quantize.backends.backend import TorchBackend
 from draftquant.quantize.drafts import Draft, read_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.provenance import GptqFactors

@@ -12,7 +12,7 @@ from torch import Tensor
 from ...quantize.drafts.engine_traits import fused_group
 from ...quantize.drafts.forward import BLOCK_ROWS, DraftForward, whole_rows
 from ...quantize.files.provenance import NO_PROMPTS, SeenPrompts
-from ...quantize.making.changed_norms import balanced_norms
+from ...quantize.making.preparing import balanced_norms
 from ...quantize.numerics.number_formats import fp8_scale, nvfp4_global_scale
 from ...quantize.planning.quantization_plan import Plan
 from ...quantize.stored.loading import LoadedDraft

@@ -11,7 +11,7 @@ import torch
 from ...quantize.algorithms import InputMoments, row_algorithm
 from ...quantize.drafts.engine_traits import fused_group
 from ...quantize.files.staging import check_output
-from ...quantize.making.checks import check_backends
+from ...quantize.making.preparing import check_backends
 from ...quantize.planning.quantization_plan import Plan, Step
 from ...quantize.stored.loading import LoadedDraft
 from ...quantize.stored.online_rounding import InputRounding

@@ -3,7 +3,7 @@
 from ...recipes.errors import BackendError
 from ...recipes.schema import Algorithm, BackendName
 from ...recipes.schemes import refusal
-from .backend import ABSMAX_NEAREST, Backend
+from .backend import ABSMAX_NEAREST, Backend, TorchBackend
 
 
 def get_backend(name: BackendName, algorithm: Algorithm = ABSMAX_NEAREST) -> Backend:
@@ -12,8 +12,6 @@ def get_backend(name: BackendName, algorithm: Algorithm = ABSMAX_NEAREST) -> Bac
     if refused is not None:
         raise BackendError(f"backend {name}, {algorithm}", refused.reason, fix=refused.fix)
     if name == "torch":
-        from .torch_backend import TorchBackend
-
         return TorchBackend(algorithm)
     if name == "quark":
         from .quark_backend import QuarkBackend

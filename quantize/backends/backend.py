@@ -8,6 +8,9 @@ the writer do.
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
+from typing_extensions import override
+
+from ...recipes.errors import BackendError
 from ...recipes.schema import Algorithm, BackendName, WeightFormat
 
 if TYPE_CHECKING:
@@ -56,3 +59,45 @@ class Backend(ABC):
     @abstractmethod
     def versions(self) -> dict[str, str]:
         """Package versions that the result depends on, for provenance."""
+
+
+class TorchBackend(Backend):
+    """Our own numerics: every algorithm, blocks of rows, and the oracle of the vendor backends."""
+
+    name: BackendName = "torch"
+    streams_rows = True
+
+    def __init__(self, algorithm: Algorithm = ABSMAX_NEAREST) -> None:
+        from ..algorithms import get_algorithm
+
+        self._choice = algorithm
+        self._algorithm = get_algorithm(algorithm)
+        self.needs = self._algorithm.needs
+
+    @override
+    def check(self, weights: WeightFormat) -> None:
+        problem = self._algorithm.problem(weights)
+        if problem is not None:
+            raise BackendError(
+                f"algorithm: {self._choice}",
+                f"{problem}, got {weights}",
+                fix="use 'scale: absmax' and 'rounding: nearest', or another format",
+            )
+
+    @override
+    def quantize(
+        self,
+        weight: "Tensor",
+        weights: WeightFormat,
+        absmax: "Tensor | None" = None,
+        moments: "InputMoments | None" = None,
+    ) -> "QuantizedWeight":
+        from ..algorithms import row_algorithm
+
+        return row_algorithm(self._choice).quantize(weight, weights, absmax=absmax, moments=moments)
+
+    @override
+    def versions(self) -> dict[str, str]:
+        import torch
+
+        return {"torch": torch.__version__}

@@ -19,8 +19,7 @@ from ...recipes.schema import Algorithm, BackendName, WeightFormat
 from ..algorithms import InputMoments, Need
 from ..numerics.number_formats import fp8_codes, fp8_scale
 from ..numerics.quantized_weight import QuantizedWeight, fp4_codes_of_bytes
-from .backend import ABSMAX_NEAREST, Backend
-from .torch_backend import TorchBackend
+from .backend import ABSMAX_NEAREST, Backend, TorchBackend
 from .vendor import (
     finite_absmax,
     gptq_inputs,

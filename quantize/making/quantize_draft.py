@@ -24,9 +24,16 @@ from ..lints import Lint, fixed_config, output_changes
 from ..planning.outputs import checked_cache_scales, files_of, opened, store_cache_scales
 from ..planning.quantization_plan import NOTHING_MEASURED, Measured, Plan, Step
 from ..verify import VerifyReport, check_faults, verify
-from .changed_norms import balance_exponents, balanced_norms, learned_norms
-from .checks import check_backends, check_source, check_tables, checked_scales
 from .folder_card import CardFacts, least_card
+from .preparing import (
+    balance_exponents,
+    balanced_norms,
+    check_backends,
+    check_source,
+    check_tables,
+    checked_scales,
+    learned_norms,
+)
 
 if TYPE_CHECKING:
     import torch

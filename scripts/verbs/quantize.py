@@ -179,7 +179,7 @@ def _quantized(
 ) -> "reports.QuantizeReport":
     """A draft by a recipe; what is kept on disk meanwhile goes when the stack is left."""
     from ...quantize.lints import find_lints
-    from ...quantize.making.checks import check_tables
+    from ...quantize.making.preparing import check_tables
     from ...quantize.making.quantize_draft import quantize_draft
 
     listener, fix_config = settings.listener, settings.fix_config

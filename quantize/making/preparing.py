@@ -1,18 +1,23 @@
-"""What must hold before a plan is carried out: asked before anything that takes long."""
+"""What must hold before a plan is carried out, and which norms change beside quantized weights."""
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
+import numpy as np
+
 from ...recipes.errors import PASS_TRACES, BackendError, CheckpointError, PlanError
 from ...recipes.schema import Recipe
+from ..algorithms import FoundCodes
 from ..backends import get_backend
 from ..drafts import Draft, Row
 from ..files.checkpoint import CONFIG_FILE
 from ..files.provenance import CutProvenance, VocabularyCut
 from ..files.provenance_file import check_seal, read_provenance
 from ..files.publish import check_no_other_weights, check_not_made
+from ..lints.concat import balance_exponent, half_ratios
 from ..planning.outputs import ONLY_OF_CODES
 from ..planning.quantization_plan import Plan
+from ..stored.decoded_numbers import floats, read_whole
 from ..stored.stored_declaration import looks_quantized, raw_declaration
 from ..stored.stored_tables import EMBEDDING, StoredTables, first_differing_row
 
@@ -133,3 +138,45 @@ def checked_scales(plan: Plan, scales: Mapping[str, float] | None) -> dict[str, 
             " --input-scale 1.0",
         )
     return {module: scales[module] for module in modules}
+
+
+def balanced_norms(plan: Plan) -> dict[str, int]:
+    """The norms that balancing the concat input changes: tensor name -> k, divided by 2^k.
+
+    Reads some rows of the linears behind them; empty where the halves are less than 4 apart.
+    """
+    if plan.balanced is None:
+        return {}
+    norm, _ = plan.balanced
+    exponent = balance_exponent([ratio.ratio for ratio in half_ratios(plan.draft)])
+    return {norm.row.tensor.name: exponent} if exponent else {}
+
+
+def balance_exponents(plan: Plan, balanced: Mapping[str, int]) -> dict[str, int]:
+    """Of balanced norms and of the linears behind them: on-disk module name -> k of 2^k."""
+    exponents = {name.removesuffix(".weight"): k for name, k in balanced.items()}
+    if plan.balanced is not None and exponents:
+        _, linears = plan.balanced
+        exponents |= dict.fromkeys((step.row.module for step in linears), *exponents.values())
+    return exponents
+
+
+def learned_norms(
+    plan: Plan, found: FoundCodes | None, balanced: Mapping[str, int]
+) -> dict[str, float]:
+    """The norms that learned: tensor name -> the largest factor by which an element changed.
+
+    An element was multiplied by it or divided, beside what balancing did; 1.0 = nothing changed.
+    """
+    if found is None:
+        return {}
+    factors = {}
+    for step in plan.learned_norms:
+        tensor = step.row.tensor
+        source = floats(read_whole(plan.draft.checkpoint, tensor), tensor.dtype).astype(np.float64)
+        before = np.abs(source * 2.0 ** -balanced.get(tensor.name, 0))
+        after = found.weight(step.row.canonical.removesuffix(".weight")).double().abs().numpy()
+        larger, smaller = np.maximum(before, after), np.minimum(before, after)
+        moved = larger > 0
+        factors[tensor.name] = float(np.max(larger[moved] / smaller[moved], initial=1.0))
+    return factors
