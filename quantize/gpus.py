@@ -1,8 +1,4 @@
-"""GPUs by the names that people say: their architecture, memory bandwidth and dense peaks.
-
-The one table of GPUs: engines are asked by architecture, estimates count with bandwidth and peaks.
-Its rows, with their sources, are those of `gpus.toml`.
-"""
+"""GPUs by the names that people say, by the rows of `gpus.toml`, which has the sources."""
 
 import difflib
 import tomllib

@@ -47,7 +47,6 @@ class Brief(ABC):
         return textwrap.fill(text, _WIDTH, subsequent_indent="  ", max_lines=3, placeholder="…>")
 
     def _repr_html_(self) -> str:
-        """The table that a notebook shows."""
         headline, *rest = _shown(self.brief(), _LONGEST_CELL)
         tone = _TONES.get(headline[1].partition(" ")[0].rstrip(":,"), "inherit")
         rows = "".join(

@@ -173,8 +173,6 @@ def problem_of(record: object) -> str | None:
 
 
 class _Walker(Generic[TreeT]):
-    """Collects misfits instead of stopping at the first."""
-
     def __init__(self) -> None:
         self.misfits: list[Misfit[TreeT]] = []
 
@@ -285,12 +283,10 @@ def _hints(cls: type) -> Mapping[str, Any]:
 
 
 def _bare(hint: Any) -> Any:
-    """A type without its rules."""
     return typing.get_args(hint)[0] if typing.get_origin(hint) is Annotated else hint
 
 
 def _problem(hint: Any, value: object) -> str:
-    """What the rules of an annotation say against a value; empty = nothing."""
     if value is None or typing.get_origin(hint) is not Annotated:
         return ""
     rules = (rule for rule in typing.get_args(hint)[1:] if isinstance(rule, Bounds | Spelled))
@@ -316,7 +312,6 @@ def _broken(hint: Any, value: object, key: str) -> Iterator[str]:
 
 
 def _may_be_left_out(f: "dataclasses.Field[Any]", hint: Any) -> bool:
-    """True if the field has a default and is no constant."""
     hint = _bare(hint)
     constant = typing.get_origin(hint) is Literal and len(typing.get_args(hint)) == 1
     has_default = not (f.default is f.default_factory is dataclasses.MISSING)

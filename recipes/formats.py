@@ -1,9 +1,4 @@
-"""Number formats of quantized weights: the facts that schema, layouts and readers ask for.
-
-A format is a row here, its arithmetic in `quantize/numerics/`, its decoder in
-`quantize/stored/decoded_numbers.py`, its rule in `quantize/verify/` and its name in each layout
-that has it. All other code asks what a format is. Both sides share facts, no code.
-"""
+"""Number formats: the facts that schema, layouts and readers ask for; both sides share no code."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -216,7 +216,6 @@ class _YamlTree:
         return True
 
     def _scalar(self, kind: type) -> object | None:
-        """The value of a scalar of this type, None where it is something else."""
         if kind is float and (whole := self._scalar(int)) is not None:
             return whole
         if not isinstance(self.node, ScalarNode) or self.node.tag != _SCALARS[kind][0]:

@@ -1,8 +1,4 @@
-"""Packages: names that are imported when asked for (PEP 562), versions, and what pip is asked for.
-
-An install line works for a clone, a wheel and an index alike: an extra's packages are named
-themselves, so it sends nobody to an index for a `draftquant` that somebody else may own there.
-"""
+"""Packages: names imported when asked for (PEP 562), versions, and what pip is asked for."""
 
 import importlib
 import shlex

@@ -1,8 +1,4 @@
-"""A regular file: opened without ever waiting, and read as text up to a limit.
-
-Every file that a user names is opened here. A FIFO or a device under the name of a file would block
-for ever or never end; a file of a gigabyte where a config is expected would fill the memory.
-"""
+"""Regular files, opened without ever waiting, as for a FIFO or device under the name of one."""
 
 import fnmatch
 import io
@@ -160,7 +156,6 @@ def _problem(path: Path, folder: Path) -> str | None:
 
 
 def _homes(folder: Path) -> list[Path]:
-    """Where the links of a folder may lead."""
     snapshots = [parent for parent in folder.parents if parent.name == "snapshots"]
     repositories = [p.parent for p in snapshots if p.parent.name.startswith(_REPOSITORIES)]
     return [folder, *(repository / "blobs" for repository in repositories)]

@@ -1,7 +1,4 @@
-"""The recipe: frozen dataclasses whose fields are exactly the keys of a recipe file.
-
-The schema knows formats and roles; it knows neither the names of a family nor how a layout packs.
-"""
+"""The recipe: frozen dataclasses whose fields are exactly the keys of a recipe file."""
 
 import dataclasses
 import hashlib

@@ -1,7 +1,4 @@
-"""Schemes and algorithms of other tools, by their names there, and what each of them is here.
-
-The rows, with their sources, are those of `schemes.toml`.
-"""
+"""Schemes and algorithms of other tools, by the rows of `schemes.toml`, which has the sources."""
 
 import tomllib
 from collections.abc import Mapping

@@ -1,8 +1,4 @@
-"""Strict JSON: text that must be one object, decoded into frozen dataclasses; hostile input.
-
-The first thing that is wrong is reported, with its key. What values mean together is checked by the
-schema's own module.
-"""
+"""Strict JSON: text that must be one object, decoded into frozen dataclasses; hostile input."""
 
 import json
 import math

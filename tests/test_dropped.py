@@ -18,7 +18,7 @@ from draftquant.quantize.engines.contract import TITLES
 from draftquant.quantize.estimate.draft_step import draft_round, planned_weights
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
-from draftquant.quantize.making import checks
+from draftquant.quantize.making import preparing
 from draftquant.quantize.making.quantize_draft import QuantizeReport, quantize_draft
 from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.quantize.stored.loading import load_draft
@@ -344,13 +344,13 @@ def test_a_table_is_compared_with_the_targets_once(
 ) -> None:
     """Both are read whole for it, and tables are large."""
     calls: list[Draft] = []
-    proven = checks.prove_dropped
+    proven = preparing.prove_dropped
 
     def counted(draft: Draft, *arguments: Any) -> dict[str, str]:
         calls.append(draft)
         return proven(draft, *arguments)
 
-    monkeypatch.setattr(checks, "prove_dropped", counted)
+    monkeypatch.setattr(preparing, "prove_dropped", counted)
     with pytest.warns(dq.DraftQuantWarning):
         report = dq.quantize(source, dropping("embedding"), tmp_path / "out", target=target)
     assert report.dropped == {EMBEDDING: f"model.{EMBEDDING}"}

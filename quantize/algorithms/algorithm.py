@@ -1,7 +1,4 @@
-"""What an algorithm is: from a weight, and what was measured of its inputs, to codes and scales.
-
-An algorithm knows tensors: neither names nor files, and not how a measurement came about.
-"""
+"""What an algorithm is: from a weight, and what was measured of its inputs, to codes and scales."""
 
 import threading
 from abc import ABC, abstractmethod

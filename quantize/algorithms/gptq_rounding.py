@@ -3,10 +3,8 @@
 The error of a linear's outputs over inputs x is the trace of E H Eᵀ, with E what rounding adds to
 the weight and H the mean of x xᵀ. With H = L Lᵀ, L lower triangular, it is the sum over columns c
 of ((E L)_c)^2: from the last column to the first, column c is rounded to make (E L)_c small, given
-the errors of the columns behind it. Scales are fixed beforehand.
-
-Errors reach the columns in three steps, so that nearly all of the work is in products of matrices:
-from all blocks behind to a block, from a panel to the rest of its block, from column to column.
+the errors of the columns behind it. Scales are fixed beforehand. Errors reach the columns in three
+steps, so that nearly all of the work is in products of matrices.
 
 Source: Frantar et al., arXiv 2210.17323; in this form Chee et al., arXiv 2307.13304, theorem 6.
 """

@@ -1,15 +1,12 @@
-"""The scale search: each row or group gets the scale that leaves the smallest squared error.
+"""Nearest codes, under absmax scales or under those with the smallest squared error.
 
 A smaller scale than that of absmax clips the largest weights and rounds all others more finely: so
-INT4 and FP8 rows are searched, in steps of a 32nd. FP4 is not clipped. Its codes are fine near zero
-as they are, and a clipped weight errs towards zero, as all clipped ones of its row do, so that
-their errors add up in the output: the weights come closer and acceptance falls, measured on every
-pair. A larger scale moves the grid, so that its codes may lie nearer; of NVFP4 often the one that
-makes a 4 of the largest weight ("four over six", arXiv 2512.02010), and every scale from absmax to
-there is tried that can be stored. MXFP4 has no such scale: twice the steps are codes already.
-
-The error of the weights is not that of the outputs: each weight counts by the mean square of its
-inputs, where these are known.
+INT4 and FP8 rows are searched, in steps of a 32nd. FP4 is not clipped: clipped weights of a row all
+err towards zero, so that their errors add up in the output, and acceptance falls, measured on every
+pair. A larger scale moves the grid, so that codes may lie nearer; of NVFP4 often the one that makes
+a 4 of the largest weight ("four over six", arXiv 2512.02010), and every scale from absmax to there
+is tried that can be stored. MXFP4 has no such scale: twice the steps are codes already. Each
+weight's error counts by the mean square of its inputs, where these are known.
 """
 
 from collections.abc import Callable, Iterator
@@ -183,7 +180,6 @@ def _importance(
 def _best(
     rows: Tensor, weights: WeightFormat, whole: Tensor | None, importance: Tensor | None
 ) -> Tensor:
-    """The scale of each row with the smallest sum of squared errors; the first tried of equals."""
     wide = rows.float()
     best, least = torch.empty(0), wide.new_full((len(rows), 1), torch.inf)
     for scale in _candidates(rows, weights, whole):
@@ -204,7 +200,6 @@ def _chosen(mask: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def _candidates(rows: Tensor, weights: WeightFormat, whole: Tensor | None) -> Iterator[Tensor]:
-    """Scales [rows, 1] to try, as they are stored: that of absmax first."""
     absmax = absmax_scale(weights.dtype, rows, whole, stored_scale_dtype(weights))
     yield absmax
     if weights.number.global_scale:

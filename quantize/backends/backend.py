@@ -1,9 +1,4 @@
-"""What computes the codes: one protocol for our torch numerics and the vendor toolkits.
-
-A backend sees one weight (or a block of its rows) and gives codes and scales, by the algorithm that
-it was made for. It never sees embeddings, heads or files, and it never stores anything: layouts and
-the writer do.
-"""
+"""What computes the codes of a weight: one interface of our numerics and the vendor toolkits."""
 
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING

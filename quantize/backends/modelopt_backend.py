@@ -1,7 +1,6 @@
 """NVIDIA ModelOpt 0.47 as a backend: its own calibration and export, FP8 and NVFP4, per linear.
 
-Its scales of largest magnitudes; FP8 also by its search and by its GPTQ. ModelOpt is imported only
-inside `quantize`. Its export packing is private API, hence the pinned version and a contract test.
+Its export packing is private API, hence the pinned version and a contract test.
 """
 
 import contextlib
@@ -130,7 +129,6 @@ class ModelOptBackend(Backend):
 
 
 def _problem(algorithm: Algorithm, weights: WeightFormat) -> str | None:
-    """Why ModelOpt's own search or GPTQ cannot be used for a format, or None."""
     if (algorithm.scale, algorithm.rounding) == ("absmax", "nearest"):
         return None
     if weights.number.global_scale:
@@ -175,7 +173,6 @@ def _run_modelopt(
 
 
 def _reading(inputs: Tensor | None) -> Callable[[nn.Module], object] | None:
-    """A forward loop over the inputs."""
     return None if inputs is None else lambda model: model(inputs)
 
 

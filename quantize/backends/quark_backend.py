@@ -1,8 +1,7 @@
 """AMD Quark 0.13 as a backend: the toolkit itself calibrates and rounds, one linear at a time.
 
 By the nearest codes, or by Quark's own GPTQ: absmax scales, columns in the order of their inputs'
-mean squares, 128 between two matrix products. Quark is imported only inside `quantize`; what its
-import wants is `quark_import`.
+mean squares, 128 between two matrix products.
 """
 
 import ast
@@ -328,7 +327,6 @@ def _weight_spec(weights: WeightFormat, scale_type: str) -> Any:
 def _exported_codes(
     frozen: Any, weight: Tensor, weights: WeightFormat
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Round as Quark's export does, in blocks of rows, before it packs."""
     from quark.torch.export.nn.modules.realquantizer import get_real_quantizer
     from quark.torch.utils.pack import PackMethod
 

@@ -1,4 +1,4 @@
-"""A round of a draft as engines run it: which tensors each pass reads, for how many tokens.
+"""What engines do to draft for a verify step: which tensors each pass reads, for how many tokens.
 
 Sources: vLLM 0.33 `llm_base_proposer.py`, `qwen3_dflash.py`; SGLang 0.5.23 `eagle_worker_v2.py`,
 `dflash_worker_v2.py`. Both hand the draft all K + 1 positions that the target verified, also those
@@ -141,8 +141,6 @@ def draft_round(
 
 @dataclass(frozen=True, slots=True)
 class _Passes:
-    """Makes the works of passes; tokens and proposals are those of one sequence."""
-
     draft: Draft
     weights: Sequence[Weight]
     context: int
@@ -224,7 +222,6 @@ class _Passes:
 
 
 def _targets_head(draft: Draft) -> Weight:
-    """The target's head, which a draft that has none reads."""
     shape = (draft.geometry.draft_vocab_size, draft.geometry.hidden_size)
     nbytes, name = ELEMENT_BYTES * shape[0] * shape[1], "lm_head.weight"
     tensor = TensorInfo(name=name, dtype="BF16", shape=shape, file="", start=0, stop=nbytes)

@@ -168,6 +168,5 @@ def _candidate_mapping(report: EstimateReport, one: Candidate) -> dict[str, Any]
 
 
 def _by_part(read: Pass | Round) -> dict[str, int]:
-    """Bytes at concurrency 1, of every part that is read at all."""
     found = {part: read.nbytes(1, part) for part in get_args(Part)}
     return {part: nbytes for part, nbytes in found.items() if nbytes}

@@ -1,7 +1,4 @@
-"""What a model reads and multiplies: work by parts, passes of it, and the roofline time they take.
-
-Knows numbers only, neither drafts nor recipes.
-"""
+"""What a model reads and multiplies: work by parts, passes of it, and their roofline time."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -1,8 +1,6 @@
 """The model card, README.md: its front matter, the part that is written here, and all other text.
 
-Text of others in it may be hostile: it is escaped where it stands in ours, and a front matter is
-read for a few keys of bounded length, nothing more. Between two marks stands what was written here;
-what somebody wrote around it stays.
+Text of others may be hostile: it is escaped where it stands in ours, between two marks.
 """
 
 import re

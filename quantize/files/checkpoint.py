@@ -1,8 +1,4 @@
-"""A checkpoint: a draft folder seen through its config, its index and its headers.
-
-Opening one reads no tensor data, so a 6 GB draft opens in milliseconds. It knows bytes and names,
-not what a tensor is for (`drafts/` does) nor what becomes of it (`plan.py` does).
-"""
+"""A checkpoint: a draft folder seen through its config, its index and its headers, without data."""
 
 import dataclasses
 import difflib
@@ -50,7 +46,6 @@ def _is_stacked(tensor: TensorInfo) -> bool:
 
 
 def _matrices(tensor: TensorInfo) -> Iterator[TensorInfo]:
-    """The matrices that a tensor is made of, itself where it is none of experts."""
     found = _STACKED.fullmatch(tensor.name)
     if found is None or not _is_stacked(tensor):
         yield tensor
@@ -335,7 +330,6 @@ def _files_of_index(folder: Path, index: Mapping[str, Any], *, whole: bool) -> l
 
 
 def _by_name(folder: Path, headers: Mapping[str, Header]) -> dict[str, TensorInfo]:
-    """All tensors of some files, none of which has another's name."""
     tensors: dict[str, TensorInfo] = {}
     for file, header in headers.items():
         for tensor in header.tensors:

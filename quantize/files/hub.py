@@ -97,7 +97,6 @@ def no_target(folder: Path) -> str:
 
 
 def _no_folder(reference: str) -> tuple[str, str]:
-    """What stands in the place of a folder or a Hub id, and the fix."""
     folder = Path(reference)
     if folder.is_symlink():
         where = folder.readlink()

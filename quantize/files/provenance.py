@@ -1,9 +1,7 @@
-"""Provenance: who made a folder, from what and how; what draftquant.json holds.
+"""Provenance: who made a folder, from what and how; a class for each kind of draftquant.json.
 
-A folder is quantized, dequantized, cut, a target with a layer grafted into it, or another tool's in
-another layout; one class for each, whose fields are the keys of the file. No time stamp and no
-path, so that equal runs give equal files. The last key is a seal, the sha256 of the others: it
-shows edits, and signs none.
+No time stamp and no path, so that equal runs give equal files. The last key is a seal, the sha256
+of the others: it shows edits, and signs none.
 """
 
 import dataclasses

@@ -1,7 +1,4 @@
-"""`publish`: the one way in which an output folder comes to be. Whole and verified, or not at all.
-
-It knows files and their order, not what stands in them: that is the business of each `Rewrite`.
-"""
+"""`publish`: the one way in which an output folder comes to be: whole and verified, or not at all."""
 
 import errno
 import json
@@ -21,6 +18,7 @@ from ...recipes.regular_file import looks_like_weights
 from .checkpoint import CONFIG_FILE, INDEX_FILE, PROVENANCE_FILE, UNVERIFIED, Checkpoint
 from .provenance import Provenance
 from .provenance_file import sealed
+from .safetensors_file import COPY_BYTES, copy_range
 from .staging import check_output, staged_output, write_text
 
 # A disk is slower than its cache: what is written waits for it at the end, unless it begins early.
@@ -255,10 +253,8 @@ def write_provenance(folder: Path, provenance: Provenance) -> None:
 
 LinkChoice = Literal["hard", "symbolic", "none"]
 LinkedAs = Literal["hard link", "symbolic link", "copy"]
-_COPY_BYTES = 64 << 20
 _NO_HARD_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EACCES}
 """Another disk, a file system without them, too many of one file, a file of somebody else."""
-_NO_KERNEL_COPY = {errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 
 
 def hard_links_work(file: Path, folder: Path, probe: str) -> bool:
@@ -295,22 +291,10 @@ def place(file: Path, into: Path, how: LinkChoice) -> LinkedAs:
 def _copy(file: Path, into: Path) -> None:
     """Byte for byte, inside the kernel where it can: some file systems then share the blocks."""
     with file.open("rb") as source, into.open("xb") as target:
-        left = os.fstat(source.fileno()).st_size
-        while left:
-            done = _some(source.fileno(), target.fileno(), min(left, _COPY_BYTES))
-            if not done:
+        size, done = os.fstat(source.fileno()).st_size, 0
+        while done < size:
+            length = min(size - done, COPY_BYTES)
+            count = copy_range(source.fileno(), target.fileno(), length, done, done)
+            if not count:
                 raise OSError(errno.EIO, "the file became shorter while it was copied", str(file))
-            left -= done
-
-
-def _some(source: int, target: int, length: int) -> int:
-    try:
-        return os.copy_file_range(source, target, length)
-    except OSError as exc:
-        if exc.errno not in _NO_KERNEL_COPY:
-            raise
-    chunk = os.read(source, length)
-    view = memoryview(chunk)
-    while view:
-        view = view[os.write(target, view) :]
-    return len(chunk)
+            done += count

@@ -1,7 +1,4 @@
-"""Report files: what a command writes beside its result, in one format or in several.
-
-All of them appear, or none does. It knows names and places, not what stands in a report.
-"""
+"""Report files: what a command writes beside its result. All of them appear, or none does."""
 
 import os
 import shutil

@@ -1,11 +1,8 @@
 """Results that are kept between runs, one file each; no byte of them that was changed is used.
 
 An entry repeats the whole key that it answers, and carries a code over key and result (HMAC-SHA256)
-by a secret that the user alone can read. So one that was edited, cut short, renamed or written by
-somebody else is refused, with a warning, and made again. What the same user forges on purpose is
-for the caller to find: see `validate/counting/replay_cache`.
-
-The cache helps and is never needed: whatever goes wrong with it is a warning.
+by a secret that the user alone can read: one that was edited, cut short, renamed or written by
+somebody else is refused, with a warning, and made again. The cache helps and is never needed.
 """
 
 import contextlib

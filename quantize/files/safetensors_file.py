@@ -1,9 +1,4 @@
-"""Writing one safetensors file whose layout is known before the first byte moves.
-
-The plan gives every tensor's name, dtype and shape, so the header is written first and the space
-reserved; after that each byte range can be written in any order and from any thread. Kept tensors
-move from file to file inside the kernel.
-"""
+"""Writing one safetensors file whose header is known before the first byte of data moves."""
 
 import errno
 import json
@@ -23,6 +18,25 @@ if TYPE_CHECKING:
 COPY_BYTES = 64 << 20
 """In one call. While something else is imported, the interpreter lets no thread in for 5 ms."""
 _NO_KERNEL_COPY = {errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
+
+
+def copy_range(source: int, target: int, length: int, start: int, at: int) -> int:
+    """Copy bytes between open files, inside the kernel where it can, and say how many."""
+    try:
+        return os.copy_file_range(source, target, length, start, at)
+    except OSError as exc:
+        if exc.errno not in _NO_KERNEL_COPY:
+            raise
+    chunk = os.pread(source, length, start)
+    write_at(target, memoryview(chunk), at)
+    return len(chunk)
+
+
+def write_at(descriptor: int, view: memoryview, offset: int) -> None:
+    """Write all bytes of a view."""
+    done = 0
+    while done < len(view):
+        done += os.pwrite(descriptor, view[done:], offset + done)
 
 
 class SafetensorsFile:
@@ -62,7 +76,7 @@ class SafetensorsFile:
         self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         try:
             os.posix_fallocate(self._descriptor, 0, self.nbytes)  # a full disk shows here
-            self._pwrite(memoryview(self._header), 0)
+            write_at(self._descriptor, memoryview(self._header), 0)
         except OSError:
             os.close(self._descriptor)
             raise
@@ -82,7 +96,7 @@ class SafetensorsFile:
         view = data.contiguous().reshape(-1).view(torch.uint8).cpu().numpy().data
         if offset + len(view) > self._sizes[name]:
             raise AssertionError(f"{name}: {offset} + {len(view)} bytes exceed its range")
-        self._pwrite(view, len(self._header) + self.start[name] + offset)
+        write_at(self._descriptor, view, len(self._header) + self.start[name] + offset)
         return len(view)
 
     def copy(self, source: int, tensor: TensorInfo) -> None:
@@ -91,7 +105,8 @@ class SafetensorsFile:
         done = 0
         while done < tensor.nbytes:
             length = min(tensor.nbytes - done, COPY_BYTES)
-            count = self._copy_range(source, length, tensor.start + done, target + done)
+            at = target + done
+            count = copy_range(source, self._descriptor, length, tensor.start + done, at)
             if count == 0:
                 raise CheckpointError(
                     tensor.file,
@@ -99,21 +114,6 @@ class SafetensorsFile:
                     fix="run again: the file changed while it was read",
                 )
             done += count
-
-    def _copy_range(self, source: int, length: int, start: int, target: int) -> int:
-        try:
-            return os.copy_file_range(source, self._descriptor, length, start, target)
-        except OSError as exc:
-            if exc.errno not in _NO_KERNEL_COPY:
-                raise
-        chunk = os.pread(source, length, start)
-        self._pwrite(memoryview(chunk), target)
-        return len(chunk)
-
-    def _pwrite(self, view: memoryview, offset: int) -> None:
-        done = 0
-        while done < len(view):
-            done += os.pwrite(self._descriptor, view[done:], offset + done)
 
 
 def open_files(

@@ -1,7 +1,7 @@
 """The safetensors header: names, dtypes, shapes and byte ranges of one file, read as hostile input.
 
-Layout of a file (safetensors format, huggingface/safetensors README): 8 bytes little-endian header
-length N, N bytes of JSON, then the tensor data. This module reads headers only, never tensor data.
+Layout of a file (huggingface/safetensors README): 8 bytes little-endian header length N, N bytes of
+JSON, then the tensor data.
 """
 
 import math

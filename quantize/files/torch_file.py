@@ -1,7 +1,7 @@
 """Files of torch.save, read as hostile input: plain tensors, numbers and text, never objects.
 
-They are pickles, which can run whatever code they name: torch's restricted reader refuses all but
-what tensors need, and how much it may unpack is bounded before it starts.
+Pickles can run whatever code they name: torch's restricted reader refuses all but what tensors
+need, and how much it may unpack is bounded before it starts.
 """
 
 import gzip
@@ -80,7 +80,6 @@ def _unpacked(stream: IO[bytes], limit: int) -> io.BytesIO:
 
 
 def _load(stream: IO[bytes], size: int, most_bytes: int | None) -> Any:
-    """What the stream holds; its size is bounded before torch makes tensors of it."""
     limit = size if most_bytes is None else most_bytes
     if zipfile.is_zipfile(stream):
         stream.seek(0)

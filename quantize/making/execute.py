@@ -1,12 +1,12 @@
 """Executing a plan: weights are read, quantized and stored in blocks, while the rest is copied.
 
-Reading, arithmetic and writing overlap: threads take tensors, the largest first, and every step
-releases the interpreter. Memory is bounded by a few blocks of rows for each, or by one linear where
-a vendor toolkit needs the whole weight. What an algorithm must know of inputs is measured before.
+Reading, arithmetic and writing overlap: threads take tensors, the largest first. Memory is bounded
+by a few blocks of rows for each, or by one linear where a toolkit needs the whole weight.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 import torch
@@ -119,60 +119,54 @@ def execute(
         execution = _Execution(
             pool, plan, run, backend, measured, exponents, allow_zero_rows, device
         )
-        execution.run(on_progress)
+        execution.every_step(on_progress)
         finish(run.copies, on_progress)
 
 
+@dataclass(slots=True)
 class _Execution:
-    """One run: open files, a pool of threads, and what the linears of a matrix scale share."""
+    pool: ThreadPoolExecutor
+    plan: Plan
+    run: OpenOutputs[Step]
+    backend: Backend
+    measured: Measured
+    exponents: Mapping[str, int]
+    allow_zero_rows: bool
+    device: torch.device
+    absmax: Mapping[str, Tensor] = field(init=False)
 
-    def __init__(
-        self,
-        pool: ThreadPoolExecutor,
-        plan: Plan,
-        run: OpenOutputs[Step],
-        backend: Backend,
-        measured: Measured,
-        exponents: Mapping[str, int],
-        allow_zero_rows: bool,
-        device: torch.device,
-    ) -> None:
-        self._plan, self._backend, self._measured = plan, backend, measured
-        self._device = device if backend.streams_rows else CPU
-        self._exponents, self._allow_zero_rows = exponents, allow_zero_rows
-        self._inputs, self._outputs, self._copied = run.inputs, run.files, run.copied
-        self._pool = pool
-        self._absmax = self._shared_absmax()
+    def __post_init__(self) -> None:
+        self.device = self.device if self.backend.streams_rows else CPU
+        self.absmax = self._shared_absmax()
 
-    def run(self, on_progress: Callable[[Step], None]) -> None:
+    def every_step(self, on_progress: Callable[[Step], None]) -> None:
         """All at once; with moments stage by stage, so that memory is that of one stage's."""
-        statistics, found = self._measured.statistics, self._measured.found
-        if self._backend.needs == "none" or (self._backend.needs == "codes" and found is not None):
-            self._run_stage(self._plan.steps, on_progress)
+        statistics, found = self.measured.statistics, self.measured.found
+        if self.backend.needs == "none" or (self.backend.needs == "codes" and found is not None):
+            self._run_stage(self.plan.steps, on_progress)
             return
         if statistics is None:
             raise BackendError(
-                f"recipe {self._plan.recipe.name}",
-                f"{self._plan.recipe.algorithm} must know the inputs of the linears",
+                f"recipe {self.plan.recipe.name}",
+                f"{self.plan.recipe.algorithm} must know the inputs of the linears",
                 fix=PASS_TRACES,
             )
-        statistics.measure(self._names_of_need(self._plan.quantized))
-        for stage in self._plan.stages():
+        statistics.measure(self._names_of_need(self.plan.quantized))
+        for stage in self.plan.stages():
             names = self._names_of_need([step for step in stage if step.action == "quantize"])
             self._run_stage(stage, on_progress, statistics.second_moments(names))
 
     def _backend_of(self, step: Step) -> Backend:
         """That of the recipe; a plain one where it wins nothing or too few tokens came."""
-        recipe = self._plan.recipe_of(step)
-        algorithm, statistics = recipe.algorithm, self._measured.statistics
+        recipe = self.plan.recipe_of(step)
+        algorithm, statistics = recipe.algorithm, self.measured.statistics
         if statistics is not None and _canonical(step) in statistics.too_few:
             algorithm = algorithm.to_nearest
-        if algorithm == self._plan.recipe.algorithm:
-            return self._backend
+        if algorithm == self.plan.recipe.algorithm:
+            return self.backend
         return get_backend(recipe.backend, algorithm)
 
     def _names_of_need(self, steps: Sequence[Step]) -> list[str]:
-        """Of linears whose inputs must be known."""
         return [_canonical(step) for step in steps if self._backend_of(step).needs != "none"]
 
     def _run_stage(
@@ -181,15 +175,14 @@ class _Execution:
         on_progress: Callable[[Step], None],
         moments: Mapping[str, InputMoments] = MappingProxyType({}),
     ) -> None:
-        """Steps in any order."""
 
         def run(step: Step) -> Step:
             self._step(step, moments.get(_canonical(step)))
             return step
 
-        by_size = largest_first(s for s in stage if s.row.tensor.name not in self._copied)
-        here = [s for s in by_size if s.action == "quantize" and not self._backend.streams_rows]
-        futures = [self._pool.submit(run, step) for step in by_size if step not in here]
+        by_size = largest_first(s for s in stage if s.row.tensor.name not in self.run.copied)
+        here = [s for s in by_size if s.action == "quantize" and not self.backend.streams_rows]
+        futures = [self.pool.submit(run, step) for step in by_size if step not in here]
         try:
             for step in here:  # vendor toolkits change process state: never in a thread
                 on_progress(run(step))
@@ -201,37 +194,36 @@ class _Execution:
     def _step(self, step: Step, moments: InputMoments | None) -> None:
         if step.action == "drop":
             return
-        output = self._outputs[step.row.tensor.file]
+        output = self.run.files[step.row.tensor.file]
         if step.action == "transform":
-            self._write_norm(step, self._exponents[step.row.module])
+            self._write_norm(step, self.exponents[step.row.module])
         elif step.action == "learn":
             self._write_learned_norm(step)
         else:
             blocks = self._quantized_blocks(step, moments)
-            input_scale = self._measured.input_scales.get(step.row.module)
-            recipe = self._plan.recipe_of(step).stored
+            input_scale = self.measured.input_scales.get(step.row.module)
+            recipe = self.plan.recipe_of(step).stored
             store_linear(blocks, step.row.tensor, recipe, output, input_scale)
 
     def _write_norm(self, step: Step, exponent: int) -> None:
         tensor = step.row.tensor
         as_row = TensorInfo(name=tensor.name, dtype=tensor.dtype, shape=(1, tensor.numel),
                             file=tensor.file, start=tensor.start, stop=tensor.stop)  # fmt: skip
-        source = self._inputs[tensor.file]
+        source = self.run.inputs[tensor.file]
         (norm,) = row_blocks(source, as_row, block_bytes=tensor.nbytes, multiple=1)
-        self._outputs[tensor.file].write(tensor.name, divide_norm(norm, exponent, tensor.name))
+        self.run.files[tensor.file].write(tensor.name, divide_norm(norm, exponent, tensor.name))
 
     def _write_learned_norm(self, step: Step) -> None:
-        assert self._measured.found is not None  # `run` has seen it
+        assert self.measured.found is not None  # `run` has seen it
         tensor = step.row.tensor
-        weight = self._measured.found.weight(_canonical(step))
-        self._outputs[tensor.file].write(tensor.name, weight)
+        weight = self.measured.found.weight(_canonical(step))
+        self.run.files[tensor.file].write(tensor.name, weight)
 
     def _blocks(self, step: Step, block_bytes: int) -> Iterator[Tensor]:
-        """Blocks of rows of a weight, its first columns balanced."""
         tensor = step.row.tensor
-        exponent = self._exponents.get(step.row.module, 0)
-        source = self._inputs[tensor.file]
-        multiple = rows_of_block(self._plan.format_of(step).weights)
+        exponent = self.exponents.get(step.row.module, 0)
+        source = self.run.inputs[tensor.file]
+        multiple = rows_of_block(self.plan.format_of(step).weights)
         for rows in row_blocks(source, tensor, block_bytes=block_bytes, multiple=multiple):
             if exponent:
                 multiply_columns(rows, exponent, tensor.name)
@@ -240,30 +232,29 @@ class _Execution:
     def _quantized_blocks(
         self, step: Step, moments: InputMoments | None
     ) -> Iterator[QuantizedWeight]:
-        tensor, weights = step.row.tensor, self._plan.format_of(step).weights
+        tensor, weights = step.row.tensor, self.plan.format_of(step).weights
         backend = self._backend_of(step)
-        absmax = self._absmax.get(step.row.module)
-        absmax = None if absmax is None else absmax.to(self._device)
+        absmax = self.absmax.get(step.row.module)
+        absmax = None if absmax is None else absmax.to(self.device)
         whole = self._found(step) if backend.needs == "codes" else None
         first = 0
         block_bytes = BLOCK_BYTES if moments is None else COLUMN_BLOCK_BYTES
-        if self._device != CPU and whole is None:
+        if self.device != CPU and whole is None:
             block_bytes = GPU_BLOCK_BYTES
         for rows in self._blocks(step, block_bytes if backend.streams_rows else tensor.nbytes):
             if absmax is None:
                 self._checked_absmax(rows, tensor.name, first)
             if whole is None:
-                block = backend.quantize(rows.to(self._device), weights, absmax, moments)
+                block = backend.quantize(rows.to(self.device), weights, absmax, moments)
             else:
                 block = whole.block(slice(first, first + len(rows)))
             yield carried(block) if weights.carrier else block
             first += len(rows)
 
     def _found(self, step: Step) -> QuantizedWeight | None:
-        """The codes of a whole weight where calibration found them."""
-        if self._measured.found is None:
+        if self.measured.found is None:
             return None
-        whole, tensor = self._measured.found.quantized(_canonical(step)), step.row.tensor
+        whole, tensor = self.measured.found.quantized(_canonical(step)), step.row.tensor
         if tuple(whole.codes.shape) != tensor.shape:
             raise BackendError(
                 tensor.name,
@@ -283,7 +274,7 @@ class _Execution:
                 fix="repair the source checkpoint: this draft cannot have been served",
             )
         zero = (absmax == 0).nonzero()
-        if len(zero) and not self._allow_zero_rows:
+        if len(zero) and not self.allow_zero_rows:
             raise BackendError(
                 name,
                 f"{len(zero)} all-zero row(s) from row {first + int(zero[0, 0])}: usually"
@@ -301,13 +292,13 @@ class _Execution:
         """
         steps = [
             step
-            for step in self._plan.quantized
-            if self._plan.format_of(step).weights.scales_whole_matrix
+            for step in self.plan.quantized
+            if self.plan.format_of(step).weights.scales_whole_matrix
         ]
-        found = self._pool.map(self._matrix_absmax, steps)
+        found = self.pool.map(self._matrix_absmax, steps)
         modules = (step.row.module for step in steps)
         absmax = dict(zip(modules, found, strict=True))
-        for group in self._plan.draft.fused_groups():
+        for group in self.plan.draft.fused_groups():
             if members := absmax.keys() & set(group):
                 absmax |= dict.fromkeys(members, max(absmax[module] for module in members))
         return absmax

@@ -1,7 +1,6 @@
 """What a model card says of a quantized draft from its folder or plan alone, and the least card.
 
-The least card is written by whoever writes the folder, before its tensors are known: no hash, no
-measurement, no name of a folder, so that equal runs give equal files.
+No hash, no measurement and no name of a folder, so that equal runs give equal files.
 """
 
 from collections import Counter

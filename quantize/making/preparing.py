@@ -105,7 +105,6 @@ def check_source(plan: Plan) -> tuple[tuple[str, ...], tuple[VocabularyCut, ...]
 
 
 def _cuts_before(folder: Path) -> tuple[VocabularyCut, ...]:
-    """Of a source that is nothing but cut."""
     record = read_provenance(folder)
     if not isinstance(record, CutProvenance) or record.quantized_by is not None:
         return ()

@@ -165,8 +165,6 @@ def quantize_draft(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Quantization(Rewrite[VerifyReport]):
-    """One run: the arguments of `quantize_draft`, and what was found before writing."""
-
     plan: Plan
     source: DraftSource
     argv: Sequence[str]
@@ -285,7 +283,6 @@ class _Quantization(Rewrite[VerifyReport]):
 
 
 def _documents(plan: Plan, changes: Mapping[str, Any]) -> dict[str, str]:
-    """The layout's own files, the index, config.json with changes and the layout's declaration."""
     checkpoint = plan.draft.checkpoint
     layout, declared = get_layout(plan.recipe.layout), plan.declared()
     own = json_texts(layout.side_files(declared))

@@ -1,7 +1,4 @@
-"""Unpickling a draft: what torch.save wrote as one safetensors file, so that everything reads it.
-
-The pickles are read as hostile input (`files/torch_file`): plain tensors only, and no code runs.
-"""
+"""Unpickling a draft: what torch.save wrote, as one safetensors file."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -120,8 +117,6 @@ def unpickle_draft(folder: Path, out: Path) -> Unpickled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Unpickling(Rewrite[None]):
-    """One run: tensors by name as they were read, and as they will be stored."""
-
     tensors: Mapping[str, Tensor]
     stored: Sequence[StoredTensor]
 
@@ -156,7 +151,6 @@ def _is_pickle(file: str) -> bool:
 
 
 def _side_files(folder: Path) -> list[str]:
-    """Files beside config.json that hold no weights, and the mask embedding."""
 
     def stays(file: str) -> bool:
         hidden = Path(file).parts[0] in HIDDEN

@@ -1,12 +1,8 @@
-"""Claims: which rule of a recipe claims which tensor of a draft, and whether it may.
-
-Every tensor is claimed once, and every rule that is not `optional` claims one. A linear may be
-quantized where an engine multiplies by codes, a table dropped where engines take the target's.
-"""
+"""Claims: which rule of a recipe claims which tensor of a draft, and whether it may."""
 
 import difflib
 import fnmatch
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 from ...recipes.errors import PlanError
@@ -24,12 +20,8 @@ def claims(recipe: Recipe, draft: Draft) -> tuple[int, ...]:
     found = []
     for row in draft.rows:
         index = _claim(recipe, draft, row)
-        rule = recipe.rules[index]
-        if rule.action == "quantize":
-            _check_quantizable(recipe, draft, row)
-            _check_algorithm(recipe, rule, row)
-        elif rule.action == "drop":
-            _check_droppable(recipe, draft, row)
+        for what, fix in _problems(recipe, recipe.rules[index], draft, row):
+            raise PlanError(f"recipe {recipe.name}", f"{row.tensor.name}{what}", fix=fix)
         found.append(index)
     _check_rules_used(recipe, draft, frozenset(found))
     return tuple(found)
@@ -95,76 +87,68 @@ _NEVER_CODES: Mapping[Role, str] = {
 """Why a matrix is no linear that an engine multiplies by codes."""
 
 
-def _check_quantizable(recipe: Recipe, draft: Draft, row: Row) -> None:
-    if row.role not in QUANTIZABLE or len(row.tensor.shape) != 2:
-        reason = _NEVER_CODES.get(row.role, "it is not a linear")
-        raise PlanError(
-            f"recipe {recipe.name}",
-            f"{row.tensor.name} (role {row.role}, shape {list(row.tensor.shape)}) cannot be"
-            f" quantized: {reason}",
-            fix=f"quantize roles {', '.join(QUANTIZABLE)} only",
-        )
-    if row.role == "head" and is_tied(draft):
-        raise PlanError(
-            f"recipe {recipe.name}",
-            f"{row.tensor.name} cannot be quantized, because config.json ties it to the"
-            " embedding (tie_word_embeddings) and engines use the embedding in its place",
-            fix="keep the head, or train the draft with one of its own",
-        )
-
-
-def _check_algorithm(recipe: Recipe, rule: Rule, row: Row) -> None:
-    """Fc and the head stand before and behind what algorithms look at."""
-    rounding = recipe.algorithm.rounding
-    if row.role == "fusion" and recipe.of(rule).algorithm.rounding == "gptq":
-        width = row.tensor.shape[1]
-        raise PlanError(
-            f"recipe {recipe.name}",
-            f"{row.tensor.name}: with rounding gptq it would need the second moments of"
-            f" all {width:,} features ({4 * width**2 / 1e9:.1f} GB) and their"
-            " factorization",
-            fix="give fc a format of eight bits, round it to nearest, or keep it",
-        )
-    if is_expert(row.canonical) and recipe.of(rule).algorithm.rounding == "learned":
-        raise PlanError(
-            f"recipe {recipe.name}",
-            f"{row.tensor.name}: rounding learned would keep the weights, gradients"
-            " and optimizer states of all experts in memory at once, and an expert that"
-            " no token reaches would learn nothing",
-            fix="use 'rounding: gptq' or 'nearest', or give the experts a format of eight bits",
-        )
-    if row.role in ("fusion", "head") and rounding == "learned":
-        raise PlanError(
-            f"recipe {recipe.name}",
-            f"{row.tensor.name}: rounding learned compares drafts between fc and the"
-            " head, so it cannot learn fc or the head themselves",
-            fix="keep fc and the head, or use 'rounding: nearest' or, without fc, 'gptq'",
-        )
-
-
-def _check_droppable(recipe: Recipe, draft: Draft, row: Row) -> None:
+def _problems(recipe: Recipe, rule: Rule, draft: Draft, row: Row) -> Iterator[tuple[str, str]]:
+    """Why a rule may not do with a tensor what it says, and the fix."""
+    if rule.action == "quantize":
+        yield from _quantized_problems(recipe, rule, draft, row)
+    if rule.action != "drop":
+        return
     if row.role not in SHARED_ROLES:
-        raise PlanError(
-            f"recipe {recipe.name}",
-            f"{row.tensor.name} (role {row.role}) cannot be dropped: engines take only"
-            " the embedding and the head of a draft from its target",
-            fix="keep it",
+        yield (
+            f" (role {row.role}) cannot be dropped: engines take only the embedding and the head of"
+            " a draft from its target",
+            "keep it",
         )
     if row.role not in draft.family.shared_tables or row.canonical not in (EMBEDDING, HEAD):
-        raise PlanError(
-            f"recipe {recipe.name}",
-            f"{row.tensor.name} cannot be dropped: engines do not take this table of a"
+        yield (
+            " cannot be dropped: engines do not take this table of a"
             f" {draft.family.name} draft from the target",
-            fix="keep it",
+            "keep it",
         )
     geometry = draft.geometry
     if row.role == "head" and geometry.draft_vocab_size != geometry.vocab_size:
-        raise PlanError(
-            f"recipe {recipe.name}",
-            f"{row.tensor.name} cannot be dropped: it has {geometry.draft_vocab_size:,}"
-            f" of {geometry.vocab_size:,} rows, and engines cannot take some rows of the"
-            " target's head",
-            fix="keep the pruned head; it may be quantized",
+        yield (
+            f" cannot be dropped: it has {geometry.draft_vocab_size:,} of {geometry.vocab_size:,}"
+            " rows, and engines cannot take some rows of the target's head",
+            "keep the pruned head; it may be quantized",
+        )
+
+
+def _quantized_problems(
+    recipe: Recipe, rule: Rule, draft: Draft, row: Row
+) -> Iterator[tuple[str, str]]:
+    """Fc and the head stand before and behind what algorithms look at."""
+    if row.role not in QUANTIZABLE or len(row.tensor.shape) != 2:
+        reason = _NEVER_CODES.get(row.role, "it is not a linear")
+        yield (
+            f" (role {row.role}, shape {list(row.tensor.shape)}) cannot be quantized: {reason}",
+            f"quantize roles {', '.join(QUANTIZABLE)} only",
+        )
+    if row.role == "head" and is_tied(draft):
+        yield (
+            " cannot be quantized, because config.json ties it to the embedding"
+            " (tie_word_embeddings) and engines use the embedding in its place",
+            "keep the head, or train the draft with one of its own",
+        )
+    rounding = recipe.of(rule).algorithm.rounding
+    if row.role == "fusion" and rounding == "gptq":
+        width = row.tensor.shape[1]
+        yield (
+            f": with rounding gptq it would need the second moments of all {width:,} features"
+            f" ({4 * width**2 / 1e9:.1f} GB) and their factorization",
+            "give fc a format of eight bits, round it to nearest, or keep it",
+        )
+    if is_expert(row.canonical) and rounding == "learned":
+        yield (
+            ": rounding learned would keep the weights, gradients and optimizer states of all"
+            " experts in memory at once, and an expert that no token reaches would learn nothing",
+            "use 'rounding: gptq' or 'nearest', or give the experts a format of eight bits",
+        )
+    if row.role in ("fusion", "head") and recipe.algorithm.rounding == "learned":
+        yield (
+            ": rounding learned compares drafts between fc and the head, so it cannot learn fc or"
+            " the head themselves",
+            "keep fc and the head, or use 'rounding: nearest' or, without fc, 'gptq'",
         )
 
 
@@ -198,7 +182,6 @@ def _check_rules_used(recipe: Recipe, draft: Draft, used: frozenset[int]) -> Non
 
 
 def _nearest(patterns: Sequence[str], draft: Draft) -> list[str]:
-    """Up to three names, on disk or canonical, that look most like the patterns."""
     names = [name for row in draft.rows for name in (row.tensor.name, row.canonical)]
     unique = list(dict.fromkeys(names))
     wanted = [pattern.replace("*", "") for pattern in patterns]

@@ -1,7 +1,4 @@
-"""The tensors of an output: what each tensor of a draft becomes, and the loop that writes them.
-
-It knows which bytes are copied and which are written anew; what those are, the writers say.
-"""
+"""The tensors of an output: what each tensor of a draft becomes, and the loop that writes them."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait

@@ -1,11 +1,7 @@
-"""The plan: a recipe applied to a draft's headers, one row per tensor. Pure: it reads no data.
-
-Every tensor is claimed once, every rule that is not `optional` must match, and the number of
-quantized linears must be what the recipe expects; anything else stops here.
-"""
+"""The plan: a recipe applied to a draft's headers, one row per tensor. Pure: it reads no data."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -263,90 +259,85 @@ def make_plan(recipe: Recipe, draft: Draft, *, target_layers: int | None = None)
         target_layers=layers,
         cache=cache_outputs(recipe, draft),
     )
-    _check_count(plan)
-    _check_fused(plan)
-    _check_formats(plan)
-    _check_excludable(plan)
+    for check in (_count_problems, _fused_problems, _format_problems, _exclude_problems):
+        for what, fix in check(plan):
+            raise PlanError(f"recipe {recipe.name}", what, fix=fix)
     _check_names(plan)
     return plan
 
 
-def _check_count(plan: Plan) -> None:
+Problems = Iterator[tuple[str, str]]
+"""What is wrong with a plan, and the fix."""
+
+
+def _count_problems(plan: Plan) -> Problems:
     layers, each = plan.draft.geometry.num_layers, plan.recipe.expect.quantized_per_layer
     each = min(each, plan.draft.family.linears_per_layer or each)
     names = (step.row.canonical for step in plan.quantized if step.row.role in LAYER_ROLES)
     found = len({without_expert(name) for name in names})
     if found != each * layers:
-        raise PlanError(
-            f"recipe {plan.recipe.name}",
+        yield (
             f"expect: {each} quantized linears in each of {layers} layer(s) make"
             f" {each * layers}, but the rules quantize {found}",
-            fix="correct the rules or 'expect'",
+            "correct the rules or 'expect'",
         )
 
 
-def _check_fused(plan: Plan) -> None:
-    """Engines load fused linears with one scheme: all members are quantized, or none."""
+def _fused_problems(plan: Plan) -> Problems:
     quantized = {step.row.module for step in plan.quantized}
     for group in plan.draft.fused_groups():
         if 0 < len(quantized.intersection(group)) < len(group):
-            raise PlanError(
-                f"recipe {plan.recipe.name}",
+            yield (
                 f"every engine fuses {', '.join(group)}, but the rules quantize only"
                 f" {', '.join(sorted(quantized.intersection(group)))}",
-                fix="quantize all of them or none",
+                "quantize all of them or none",
             )
 
 
-def _check_formats(plan: Plan) -> None:
+def _format_problems(plan: Plan) -> Problems:
     """Fused linears have one format, and so have those of one name in all layers."""
     forms = {step.row.module: plan.format_of(step) for step in plan.quantized}
     for group in plan.draft.fused_groups():
         members = {module: forms[module] for module in group if module in forms}
         if len(set(members.values())) > 1:
-            raise PlanError(
-                f"recipe {plan.recipe.name}",
+            yield (
                 f"{', '.join(group)} are fused by every engine, but would have several formats: "
                 + "; ".join(f"{module} {form}" for module, form in members.items()),
-                fix="give all of them the same format",
+                "give all of them the same format",
             )
     first: dict[str, str] = {}
     for module, form in forms.items():
         leaf = last_part(module)
         other = first.setdefault(leaf, module)
         if forms[other] != form:
-            raise PlanError(
-                f"recipe {plan.recipe.name}",
+            yield (
                 f"{other} would have {forms[other]}, {module} {form}: engines number the layers of"
                 f" a draft in their own way, so a format of {leaf!r} holds for all of them",
-                fix=f"give {leaf!r} the same format in every layer",
+                f"give {leaf!r} the same format in every layer",
             )
 
 
-def _check_excludable(plan: Plan) -> None:
+def _exclude_problems(plan: Plan) -> Problems:
     """Excludes name the last part of a module (engines number layers in their own way)."""
     kept = {last_part(name): name for name in plan.kept_modules()}
     for module in (step.row.module for step in plan.quantized):
         if (leaf := last_part(module)) in kept:
-            raise PlanError(
-                f"recipe {plan.recipe.name}",
+            yield (
                 f"{module} would be quantized, {kept[leaf]} kept: engines number the layers of a"
                 f" draft in their own way, so an exclude of {leaf!r} holds for all of them",
-                fix=f"quantize {leaf!r} in every layer or in none",
+                f"quantize {leaf!r} in every layer or in none",
             )
     numbered = runtime_names.modules_in_layers(plan.kept_matrices())
     first = runtime_names.first_layer(plan.draft.family, plan.target_layers)
     if numbered and first is None and get_layout(plan.recipe.layout).exact_excludes:
-        raise PlanError(
-            f"recipe {plan.recipe.name}",
+        yield (
             f"{', '.join(numbered)} would be kept, and layout {plan.recipe.layout} excludes whole"
             " names: vLLM numbers a draft's layers after the target's, whose number is not known",
-            fix="give it (--target-layers 61), or use a layout with patterns (compressed-tensors)",
+            "give it (--target-layers 61), or use a layout with patterns (compressed-tensors)",
         )
 
 
 def _check_names(plan: Plan) -> None:
-    """No stored tensor may take the name of another one."""
     owners: dict[str, str] = {}
     for step in plan.outputs:
         for tensor in step.stored:

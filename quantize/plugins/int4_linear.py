@@ -1,7 +1,7 @@
 """Quark's INT4 per channel in an engine's own FP8 scheme: unpacked once, after loading.
 
 The codes -8..7 are exact in FP8 E4M3, so weights, scales and sums are those of W4A8; the memory is
-that of FP8. Which activations and GPUs are served is decided by the engine, as for FP8 weights.
+that of FP8.
 """
 
 from collections.abc import Callable, Mapping, Sequence
