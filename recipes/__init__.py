@@ -24,23 +24,15 @@ if TYPE_CHECKING:
     from .schema import to_mapping as to_mapping
 
 _HOMES = {
-    "ActivationFormat": ".schema",
-    "Algorithm": ".schema",
-    "DraftQuantError": ".errors",
-    "Expectation": ".schema",
-    "Format": ".schema",
-    "GateChoice": ".schema",
-    "KvCacheFormat": ".formats",
-    "Recipe": ".schema",
-    "RecipeError": ".errors",
-    "Rule": ".schema",
-    "WeightFormat": ".schema",
-    "aliases": ".library",
-    "built_in_recipes": ".library",
-    "load_recipe": ".library",
-    "recipe_of_alias": ".library",
-    "recipe_sha256": ".schema",
-    "to_mapping": ".schema",
+    name: f".{home}"
+    for home, names in {
+        "schema": "ActivationFormat Algorithm Expectation Format GateChoice Recipe Rule"
+        " WeightFormat recipe_sha256 to_mapping",
+        "errors": "DraftQuantError RecipeError",
+        "formats": "KvCacheFormat",
+        "library": "aliases built_in_recipes load_recipe recipe_of_alias",
+    }.items()
+    for name in names.split()
 }
 __all__ = [*_HOMES]
 __getattr__ = lazy_names(__name__, _HOMES)

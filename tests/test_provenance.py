@@ -369,7 +369,7 @@ FAULTS: dict[str, tuple[str, Edit, str]] = {
     ),
     "prompts by name": (
         "cut", lambda d: d["cuts"][0]["choice"].update(calibration_prompts=["mine"]),
-        "cuts[0].choice: calibration_prompts: sha256: expected 64 hex digits each",
+        "cuts[0].choice.calibration_prompts: expected 64 hex digits each",
     ),
     "cut of another folder": (
         "cut", lambda d: d.update(quantized_by=document("whole")),

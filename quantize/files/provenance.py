@@ -5,13 +5,13 @@ of the others: it shows edits, and signs none.
 """
 
 import dataclasses
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Never
+from typing import Annotated, Any, Literal, Never
 
 from typing_extensions import override
 
+from ...recipes.decode import HEX_64, Spelled
 from ...recipes.schema import Recipe, StoredLayoutName, WeightFormat, recipe_sha256
 from .safetensors_header import FloatDtype
 
@@ -123,13 +123,12 @@ class GptqFactors:
 # and that of its continuation: the smallest values of a hash of their shingles
 # (`calibration.traces.near_duplicates` computes them).
 
-_SKETCH = re.compile(r"(?:[0-9a-f]{8}){1,64}")
+_SKETCH = Spelled("(?:[0-9a-f]{8}){1,64}", "1 to 64 values of 8 hex digits")
 SketchMethod = Literal[
     "64 minima of 16-token shingles, 1",
     "64 minima of 4-token shingles, of 16-token ones of continuations, 2",
 ]
 """The first, of earlier versions, has none of continuations."""
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,29 +142,16 @@ class Sketches:
     """
 
     method: SketchMethod
-    minima: Mapping[str, tuple[str, ...]]
-    continuations: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-
-    def problem(self) -> str | None:
-        """What no sketch says, or None."""
-        for name, of in (("minima", self.minima), ("continuations", self.continuations)):
-            if not all(_SKETCH.fullmatch(one) for sketches in of.values() for one in sketches):
-                return f"{name}: expected 1 to 64 values of 8 hex digits each"
-        return None
+    minima: Mapping[str, Annotated[tuple[str, ...], _SKETCH]]
+    continuations: Mapping[str, Annotated[tuple[str, ...], _SKETCH]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenPrompts:
     """Prompts that were looked at: sha256 of each and of its first turn, ascending."""
 
-    sha256: tuple[str, ...] = ()
+    sha256: Annotated[tuple[str, ...], HEX_64] = ()
     sketches: Sketches | None = None
-
-    def problem(self) -> str | None:
-        """What no prompt has, or None."""
-        if not all(_SHA256.fullmatch(digest) for digest in self.sha256):
-            return "sha256: expected 64 hex digits each"
-        return None
 
 
 NO_PROMPTS = SeenPrompts()
@@ -186,7 +172,7 @@ class VocabularyChoice:
     size: int | None = None
     coverage: float | None = None
     coverage_reached: float
-    calibration_prompts: tuple[str, ...]
+    calibration_prompts: Annotated[tuple[str, ...], HEX_64]
     calibration_sketches: Sketches | None = None
 
     @property
@@ -200,8 +186,6 @@ class VocabularyChoice:
             return "size and coverage: expected one of the two"
         if not 0 <= self.coverage_reached <= 1 or not 0 <= (self.coverage or 0) <= 1:
             return "coverage and coverage_reached: expected shares from 0 to 1"
-        if problem := self.prompts.problem():
-            return f"calibration_prompts: {problem}"
         return None
 
 

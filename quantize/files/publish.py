@@ -1,4 +1,4 @@
-"""`publish`: the one way in which an output folder comes to be: whole and verified, or not at all."""
+"""`publish`: the one way in which an output folder comes to be: whole, verified, or not at all."""
 
 import errno
 import json
@@ -77,16 +77,6 @@ def check_no_other_weights(folder: Path, files: Sequence[str], *, travel: str, m
                 f"weights in another format would travel {travel}",
                 fix=f"move this file out of the folder: the safetensors are what is {made}",
             )
-
-
-def check_not_made(folder: Path, files: Sequence[str], *, cut: bool = False) -> None:
-    """Refuse a source whose record says more than that its vocabulary was cut."""
-    if PROVENANCE_FILE in files and not cut:
-        raise CheckpointError(
-            folder / PROVENANCE_FILE,
-            "the source is already the result of a quantization",
-            fix="start from the BF16 draft",
-        )
 
 
 def copy_side_files(folder: Path, staging: Path, files: Sequence[str]) -> None:

@@ -195,6 +195,19 @@ def check_output(out: Path, source: Path | None = None, *, needed_bytes: int = 0
 
 
 @contextmanager
+def _written(path: Path, what: str = "", kept: str = "") -> Iterator[None]:
+    """What the disk refuses inside is an error of this path."""
+    try:
+        yield
+    except OSError as exc:
+        raise OutputError(
+            path,
+            f"{what}cannot be written: {exc.strerror or exc}",
+            fix=f"free some space or choose another place{kept}",
+        ) from exc
+
+
+@contextmanager
 def staged_output(
     out: Path, *, last: str | None = None, check: Callable[[Path], None] = lambda _staging: None
 ) -> Iterator[Path]:
@@ -216,26 +229,21 @@ def staged_output(
     if staging.exists():
         raise OutputError(out, "this process is already writing it", fix="wait until it is done")
     try:
-        staging.mkdir()
-        yield staging
-        if last is not None:
-            (staging / f"{last}{UNVERIFIED}").rename(staging / last)
-        for folder in (staging, *(path for path in staging.rglob("*") if path.is_dir())):
-            sync(folder)
-        check_output(out)
-        check(staging)
-        staging.rename(out)
-        try:
-            sync(out.parent)
-        except OSError:
-            out.rename(staging)  # it might be gone after a power cut: this run has failed
-            raise
-    except OSError as exc:
-        raise OutputError(
-            out,
-            f"cannot be written: {exc.strerror or exc}",
-            fix="free some space or choose another place; nothing was kept",
-        ) from exc
+        with _written(out, kept="; nothing was kept"):
+            staging.mkdir()
+            yield staging
+            if last is not None:
+                (staging / f"{last}{UNVERIFIED}").rename(staging / last)
+            for folder in (staging, *(path for path in staging.rglob("*") if path.is_dir())):
+                sync(folder)
+            check_output(out)
+            check(staging)
+            staging.rename(out)
+            try:
+                sync(out.parent)
+            except OSError:
+                out.rename(staging)  # it might be gone after a power cut: this run has failed
+                raise
     finally:
         shutil.rmtree(staging, ignore_errors=True)  # what stays is stale: the next run removes it
 
@@ -255,16 +263,9 @@ def _hidden_folder(beside: Path, *, of: str) -> Iterator[Path]:
 @contextmanager
 def staged_source(out: Path) -> Iterator[Path]:
     """Give a hidden folder beside `out` for what `out` is made of, until the block is left."""
-    made = ExitStack()
-    try:
-        folder = made.enter_context(_hidden_folder(out, of=f"{out.name}.source"))
-    except OSError as exc:
-        raise OutputError(
-            out,
-            f"what it is made of cannot be written beside it: {exc.strerror or exc}",
-            fix="free some space or choose another place; nothing was kept",
-        ) from exc
-    with made:
+    with ExitStack() as made:
+        with _written(out, "what it is made of ", "; nothing was kept"):
+            folder = made.enter_context(_hidden_folder(out, of=f"{out.name}.source"))
         yield folder
 
 
@@ -286,14 +287,7 @@ def write_text(path: Path, text: str) -> None:
 
 def replace_text(path: Path, text: str) -> None:
     """Write a text file, or put it in the place of one: whole, or everything is as it was."""
-    try:
-        with _hidden_folder(path, of=path.name) as staging:
-            write_text(staging / path.name, text)
-            (staging / path.name).replace(path)
-            sync(path.parent)
-    except OSError as exc:
-        raise OutputError(
-            path,
-            f"cannot be written: {exc.strerror or exc}",
-            fix="free some space or choose another place",
-        ) from exc
+    with _written(path), _hidden_folder(path, of=path.name) as staging:
+        write_text(staging / path.name, text)
+        (staging / path.name).replace(path)
+        sync(path.parent)

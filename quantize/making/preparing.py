@@ -10,10 +10,10 @@ from ...recipes.schema import Recipe
 from ..algorithms import FoundCodes
 from ..backends import get_backend
 from ..drafts import Draft, Row
-from ..files.checkpoint import CONFIG_FILE
+from ..files.checkpoint import CONFIG_FILE, PROVENANCE_FILE
 from ..files.provenance import CutProvenance, VocabularyCut
 from ..files.provenance_file import check_seal, read_provenance
-from ..files.publish import check_no_other_weights, check_not_made
+from ..files.publish import check_no_other_weights
 from ..lints.concat import balance_exponent, half_ratios
 from ..planning.outputs import ONLY_OF_CODES
 from ..planning.quantization_plan import Plan
@@ -93,7 +93,12 @@ def check_source(plan: Plan) -> tuple[tuple[str, ...], tuple[VocabularyCut, ...]
     folder, side_files = plan.draft.checkpoint.folder, plan.draft.checkpoint.side_files()
     check_no_other_weights(folder, side_files, travel="unquantized", made="quantized")
     cuts = _cuts_before(folder)
-    check_not_made(folder, side_files, cut=bool(cuts))
+    if PROVENANCE_FILE in side_files and not cuts:
+        raise CheckpointError(
+            folder / PROVENANCE_FILE,
+            "the source is already the result of a quantization",
+            fix="start from the BF16 draft",
+        )
     if looks_quantized(plan.draft.checkpoint):
         declared = raw_declaration(plan.draft.checkpoint)
         raise CheckpointError(
