@@ -76,48 +76,23 @@ class NumberFormat:
 
 NUMBER_FORMATS: Mapping[WeightDtype, NumberFormat] = {
     "int4": NumberFormat(
-        bits=4,
-        kind="int",
-        largest=7,
-        sizes={"channel": (), "group": (32, 64, 128)},
-        stored_dtype="I32",
-        codes_per_element=8,
-        scale_dtype=None,
-        carried=("channel",),
-        second_stage=("channel",),
+        bits=4, kind="int", largest=7, sizes={"channel": (), "group": (32, 64, 128)},
+        stored_dtype="I32", codes_per_element=8, scale_dtype=None,
+        carried=("channel",), second_stage=("channel",),
     ),
     "fp8_e4m3": NumberFormat(
-        bits=8,
-        kind="float",
-        largest=448,
-        sizes={"channel": (), "tensor": (), "block": (128,)},
-        stored_dtype="F8_E4M3",
-        codes_per_element=1,
-        scale_dtype="F32",
-        unit="fp8",
+        bits=8, kind="float", largest=448, sizes={"channel": (), "tensor": (), "block": (128,)},
+        stored_dtype="F8_E4M3", codes_per_element=1, scale_dtype="F32", unit="fp8",
     ),
     "nvfp4": NumberFormat(
-        bits=4,
-        kind="float",
-        largest=6,
-        sizes={"group": (16,)},
-        stored_dtype="U8",
-        codes_per_element=2,
-        scale_dtype="F8_E4M3",
-        global_scale=True,
-        unit="nvfp4",
+        bits=4, kind="float", largest=6, sizes={"group": (16,)}, stored_dtype="U8",
+        codes_per_element=2, scale_dtype="F8_E4M3", global_scale=True, unit="nvfp4",
     ),
     "mxfp4": NumberFormat(
-        bits=4,
-        kind="float",
-        largest=6,
-        sizes={"group": (32,)},
-        stored_dtype="U8",
-        codes_per_element=2,
-        scale_dtype="U8",
-        unit="mxfp4",
+        bits=4, kind="float", largest=6, sizes={"group": (32,)}, stored_dtype="U8",
+        codes_per_element=2, scale_dtype="U8", unit="mxfp4",
     ),
-}
+}  # fmt: skip
 FEW_BITS: tuple[WeightDtype, ...] = tuple(
     name for name, number in NUMBER_FORMATS.items() if number.bits < 8
 )

@@ -5,7 +5,7 @@ import hashlib
 import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal
 
 from typing_extensions import override
 
@@ -21,18 +21,9 @@ from .formats import (
 )
 
 Role = Literal[
-    "attention",
-    "mlp",
-    "kv_up",
-    "fusion",
-    "embedding",
-    "head",
-    "norm",
-    "vocabulary_map",
-    "mask",
-    "proposal",
-    "router",
-]
+    "attention", "mlp", "kv_up", "fusion", "embedding", "head", "norm", "vocabulary_map", "mask",
+    "proposal", "router",
+]  # fmt: skip
 LAYER_ROLES: tuple[Role, ...] = ("attention", "mlp")
 """Linears of decoder layers: what `expect` counts."""
 QUANTIZABLE: tuple[Role, ...] = (*LAYER_ROLES, "fusion", "head")
@@ -84,22 +75,6 @@ CORRECTED: Collection[RoundingChoice] = ("gptq", "learned")
 """Roundings that can correct weights for the rounding of their inputs."""
 
 
-class Weights(Protocol):
-    """What an algorithm asks of a `WeightFormat`."""
-
-    @property
-    def dtype(self) -> WeightDtype:
-        """Of the codes."""
-
-    @property
-    def granularity(self) -> Granularity:
-        """Of the scales."""
-
-    @property
-    def first_stage(self) -> str | None:
-        """What the codes are taken of; None = the weight itself."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Algorithm:
     """How scales are chosen and codes are rounded.
@@ -141,7 +116,7 @@ class Algorithm:
         corrected = ", corrected for rounded inputs" if self.input_correction == "auto" else ""
         return f"scale {self.scale}, rounding {self.rounding}{corrected}"
 
-    def of(self, weights: Weights) -> "Algorithm":
+    def of(self, weights: "WeightFormat") -> "Algorithm":
         """What it does with weights that are some of several formats: nothing that cannot help."""
         searched = weights.granularity in ("channel", "group") and weights.first_stage is None
         fine = NUMBER_FORMATS[weights.dtype].bits >= 8

@@ -4,7 +4,7 @@ No hash, no measurement and no name of a folder, so that equal runs give equal f
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from ..files.card_text import (
     without_ours,
 )
 from ..files.hub import DraftSource
-from ..files.provenance import Provenance, QuantizedProvenance
+from ..files.provenance import Method, Provenance, QuantizedProvenance
 from ..planning.quantization_plan import Plan
 from ..stored.stored_draft import StoredDraft
 
@@ -57,16 +57,9 @@ class CardFacts:
     inherited: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of_plan(
-        cls,
-        plan: Plan,
-        source: DraftSource,
-        card: str,
-        balanced: Collection[str],
-        learned: Collection[str] = (),
-    ) -> "CardFacts":
+    def of_plan(cls, plan: Plan, source: DraftSource, card: str, method: Method) -> "CardFacts":
         """Of a plan, and of the card beside its source."""
-        changed = {step.row.tensor.name for step in plan.quantized} | {*balanced, *learned}
+        changed = {step.row.tensor.name for step in plan.quantized} | method.changed_norms
         rows = [row for row in plan.remaining.rows if row.tensor.name not in changed]
         return cls(
             family=plan.draft.family.name,
@@ -77,8 +70,8 @@ class CardFacts:
             bytes_after=plan.bytes_after,
             quantized=Counter(step.row.role for step in plan.quantized),
             kept=Counter(row.role for row in rows),
-            num_balanced=len(balanced),
-            num_learned=len(learned),
+            num_balanced=len(method.balanced),
+            num_learned=len(method.learned_norms),
             inherited=inherited(card),
         )
 

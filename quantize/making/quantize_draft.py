@@ -123,20 +123,24 @@ def quantize_draft(
     cache_scales = checked_cache_scales(plan.recipe, plan.draft, measured.cache_scales)
     # 2. What changes beside the quantized weights.
     balanced = balanced_norms(plan)
-    learned = learned_norms(plan, measured.found, balanced)
+    method = Method(
+        recipe=plan.recipe,
+        input_scales=scales,
+        balanced=balanced,
+        learned_norms=learned_norms(plan, measured.found, balanced),
+        cache_scales=cache_scales,
+    )
     changes = output_changes(plan.draft, plan.remaining, fix_config=fix_config)
     side_files, cuts = check_source(plan)
     dropped = check_tables(plan, target) if proven is None else proven
-    card = {}
+    card, folder = {}, plan.draft.checkpoint.folder
     if CARD_FILE not in side_files:
-        facts = CardFacts.of_plan(
-            plan, source, read_card(plan.draft.checkpoint.folder), balanced, learned
-        )
+        facts = CardFacts.of_plan(plan, source, read_card(folder), method)
         card = {CARD_FILE: least_card(facts)}
     # 3. Write, verify, publish.
     quantization = _Quantization(
         out=out,
-        folder=plan.draft.checkpoint.folder,
+        folder=folder,
         tensor_bytes=plan.bytes_after,
         side_files=[file for file in side_files if file not in card],
         documents=card | _documents(plan, changes),
@@ -144,13 +148,7 @@ def quantize_draft(
         source=source,
         argv=argv,
         measured=replace(measured, input_scales=scales),
-        method=Method(
-            recipe=plan.recipe,
-            input_scales=scales,
-            balanced=balanced,
-            learned_norms=learned,
-            cache_scales=cache_scales,
-        ),
+        method=method,
         changes=changes,
         dropped=dropped,
         cuts=cuts,
