@@ -15,15 +15,16 @@ from typing_extensions import override
 
 from ...recipes.errors import BackendError
 from ...recipes.schema import Algorithm, BackendName, WeightFormat
-from ..algorithms import InputMoments, Need
+from ..algorithms import InputMoments
 from ..numerics.number_formats import fp8_codes, fp8_scale
 from ..numerics.quantized_weight import QuantizedWeight, fp4_codes_of_bytes
-from .backend import ABSMAX_NEAREST, Backend, TorchBackend
+from .backend import TorchBackend
 from .vendor import (
+    OURS,
+    VendorBackend,
     finite_absmax,
     gptq_inputs,
     process_state,
-    tested_version,
     toolkit_errors,
     with_absmax,
 )
@@ -43,21 +44,15 @@ _CALIBRATIONS: Mapping[tuple[str, str], Mapping[str, Any]] = {
     ("absmax", "gptq"): {"method": "gptq", "perc_damp": 1e-12},
 }
 """By the recipe's `scale` and `rounding`."""
-_failing = partial(
-    toolkit_errors,
-    "NVIDIA ModelOpt",
-    fix="use --backend torch (in a recipe: 'backend: torch')",
-)
+_failing = partial(toolkit_errors, "NVIDIA ModelOpt", fix=OURS)
 
 
-class ModelOptBackend(Backend):
+class ModelOptBackend(VendorBackend):
     """FP8 and NVFP4; nearest codes are `TorchBackend`'s. It cannot export INT4 per channel."""
 
     name: BackendName = "modelopt"
-
-    def __init__(self, algorithm: Algorithm = ABSMAX_NEAREST) -> None:
-        self._algorithm = algorithm
-        self.needs: Need = "second_moments" if algorithm.rounding == "gptq" else "none"
+    package = "nvidia-modelopt"
+    wanted = TESTED_SERIES
 
     @override
     def check(self, weights: WeightFormat) -> None:
@@ -74,10 +69,9 @@ class ModelOptBackend(Backend):
             raise BackendError(
                 f"backend modelopt, {self._algorithm}",
                 f"{problem}, got {weights}",
-                fix="use --backend torch (in a recipe: 'backend: torch'), or 'scale: absmax'"
-                " with 'rounding: nearest'",
+                fix=f"{OURS}, or 'scale: absmax' with 'rounding: nearest'",
             )
-        tested_version(self.name, "nvidia-modelopt", TESTED_SERIES)
+        self.versions()
 
     @override
     def start(self) -> None:
@@ -103,7 +97,7 @@ class ModelOptBackend(Backend):
         covered = with_absmax(self.name, weight, weights, absmax)
         largest = rows.amax(dim=0, keepdim=True) if absmax is None else absmax
         self.check(weights)
-        inputs = gptq_inputs(moments) if self.needs == "second_moments" else None
+        inputs = gptq_inputs(moments) if self._gptq else None
         where = f"backend modelopt, weight {list(weight.shape)} {weight.dtype}"
         with _failing(where), torch.no_grad(), process_state():
             packed = _run_modelopt(covered, weights, self._algorithm, inputs)
@@ -119,13 +113,6 @@ class ModelOptBackend(Backend):
             )
         whole = weights.granularity == "tensor"
         return _with_vanishing_rows(weight, largest if whole else rows, codes, scale.reshape(-1, 1))
-
-    @override
-    def versions(self) -> dict[str, str]:
-        return {
-            "nvidia-modelopt": tested_version(self.name, "nvidia-modelopt", TESTED_SERIES),
-            "torch": torch.__version__,
-        }
 
 
 def _problem(algorithm: Algorithm, weights: WeightFormat) -> str | None:

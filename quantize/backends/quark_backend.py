@@ -23,16 +23,16 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from ...recipes.errors import BackendError
-from ...recipes.schema import Algorithm, BackendName, WeightFormat
-from ..algorithms import InputMoments, Need
+from ...recipes.schema import BackendName, WeightFormat
+from ..algorithms import InputMoments
 from ..numerics.number_formats import FP8, FP8_MAX, fp4_codes
 from ..numerics.quantized_weight import QuantizedWeight
-from .backend import ABSMAX_NEAREST, Backend
 from .vendor import (
+    OURS,
+    VendorBackend,
     finite_absmax,
     gptq_inputs,
     process_state,
-    tested_version,
     toolkit_errors,
     with_absmax,
 )
@@ -155,19 +155,16 @@ BLOCK_ELEMENTS = 1 << 24
 _failing = partial(
     toolkit_errors,
     "AMD Quark",
-    fix="use --backend torch (in a recipe: 'backend: torch'); if Quark's extension"
-    " was not built, install g++ and ninja",
+    fix=f"{OURS}; if Quark's extension was not built, install g++ and ninja",
 )
 
 
-class QuarkBackend(Backend):
+class QuarkBackend(VendorBackend):
     """INT4, also in two stages, FP8 without blocks, MXFP4; nearest codes are `TorchBackend`'s."""
 
     name: BackendName = "quark"
-
-    def __init__(self, algorithm: Algorithm = ABSMAX_NEAREST) -> None:
-        self._gptq = algorithm.rounding == "gptq"
-        self.needs: Need = "second_moments" if self._gptq else "none"
+    package = "amd-quark"
+    wanted = TESTED_VERSION
 
     @override
     def check(self, weights: WeightFormat) -> None:
@@ -178,23 +175,23 @@ class QuarkBackend(Backend):
             raise BackendError(
                 "backend quark",
                 f"this backend does not compute {weights}",
-                fix="use --backend torch (in a recipe: 'backend: torch')",
+                fix=OURS,
             )
         if weights.scale_dtype is not None:
             raise BackendError(
                 "backend quark",
                 f"this backend does not compute scale_dtype {weights.scale_dtype}: Quark"
                 " rounds scales to the weight's dtype first",
-                fix="use --backend torch (in a recipe: 'backend: torch'), or leave scale_dtype out",
+                fix=f"{OURS}, or leave scale_dtype out",
             )
         if self._gptq and weights.first_stage is not None:
             raise BackendError(
                 "backend quark, rounding gptq",
                 f"expected weights that are rounded once, got {weights}: Quark's GPTQ does"
                 " not round in two stages",
-                fix="use --backend torch (in a recipe: 'backend: torch')",
+                fix=OURS,
             )
-        tested_version(self.name, "amd-quark", TESTED_VERSION)
+        self.versions()
         require_build_tools()
 
     @override
@@ -238,13 +235,6 @@ class QuarkBackend(Backend):
             global_scale=first_scale,
             group_size=weights.group_size,
         )
-
-    @override
-    def versions(self) -> dict[str, str]:
-        return {
-            "amd-quark": tested_version(self.name, "amd-quark", TESTED_VERSION),
-            "torch": torch.__version__,
-        }
 
 
 class _OneLinear(nn.Module):

@@ -10,12 +10,14 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from ...recipes.errors import BackendError
 from ...recipes.packages import install_line
-from ...recipes.schema import BackendName, WeightFormat
-from ..algorithms import InputMoments
+from ...recipes.schema import Algorithm, BackendName, WeightFormat
+from ..algorithms import InputMoments, Need
 from ..numerics.number_formats import row_absmax
+from .backend import ABSMAX_NEAREST, Backend
 
 WEIGHT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 TOOLKIT_ERRORS = (
@@ -28,6 +30,29 @@ TOOLKIT_ERRORS = (
     LookupError,
     AssertionError,
 )
+
+
+OURS = "use --backend torch (in a recipe: 'backend: torch')"
+"""The fix where a toolkit cannot compute something."""
+
+
+class VendorBackend(Backend):
+    """A toolkit, of a version or a series ("0.47.*") that was tested; it takes whole weights."""
+
+    package: str
+    wanted: str
+
+    def __init__(self, algorithm: Algorithm = ABSMAX_NEAREST) -> None:
+        self._algorithm = algorithm
+        self._gptq = algorithm.rounding == "gptq"
+        self.needs: Need = "second_moments" if self._gptq else "none"
+
+    @override
+    def versions(self) -> dict[str, str]:
+        return {
+            self.package: tested_version(self.name, self.package, self.wanted),
+            "torch": torch.__version__,
+        }
 
 
 def tested_version(backend: BackendName, package: str, wanted: str) -> str:
