@@ -165,10 +165,7 @@ def encode(value: object) -> Any:
 
 
 def problem_of(record: object) -> str | None:
-    """The first rule at the fields of a record, or of one in it, that does not hold, or None.
-
-    `decode` holds what it reads against them; this is for records that were made otherwise.
-    """
+    """The first rule that a record, not made by decoding, or one in it breaks, or None."""
     return next(_broken(type(record), record, ""), None)
 
 

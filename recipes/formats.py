@@ -126,12 +126,7 @@ class KvCacheFormat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedForm:
-    """Options of an engine that make another draft of the same folder.
-
-    Attributes:
-        online_head: what vLLM makes of the head while it loads (`draft_lm_head_quantization`).
-        kv_cache: by the engine's option for a draft's; None = what the folder declares.
-    """
+    """Options of an engine that make another draft of the same folder (the head's: vLLM)."""
 
     online_head: OnlineHead | None = None
     kv_cache: KvCacheDtype | None = None

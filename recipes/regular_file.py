@@ -52,11 +52,7 @@ def open_stream(path: Path) -> io.BufferedReader:
 
 
 def read_text(path: Path, limit: int = MAX_DOCUMENT_BYTES) -> str:
-    """Read UTF-8 text of at most so many bytes, without the byte order mark that Windows writes.
-
-    Raises:
-        OSError: it is absent, longer, no regular file, or not UTF-8.
-    """
+    """Read UTF-8 text of at most so many bytes, without the byte order mark that Windows writes."""
     with open_stream(path) as stream:
         content = stream.read(limit + 1)  # not the size that it claims: it may grow
     if len(content) > limit:

@@ -287,11 +287,7 @@ class Format:
 
     @property
     def has_coarse_inputs(self) -> bool:
-        """True if inputs are rounded to four bits, so that correcting weights for it pays.
-
-        For FP8 inputs under INT4 weights it did not: the divergence of three drafts changed by -7
-        to 5 %.
-        """
+        """Inputs are rounded to four bits: correcting for it pays, which it does not for FP8."""
         return self.activations is not None and self.activations.number.bits < 8
 
     def __str__(self) -> str:
@@ -300,12 +296,7 @@ class Format:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """What happens to the tensors of some roles, or of some tensor-name patterns.
-
-    Attributes:
-        action: drop: not stored; that the target has the very same bytes is proven before.
-        format: in which they are quantized; None = the recipe's `weights` and `activations`.
-    """
+    """What happens to the tensors of some roles or patterns; `format` None = the recipe's own."""
 
     role: tuple[Role, ...] = ()
     tensor: tuple[str, ...] = ()

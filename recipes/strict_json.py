@@ -79,11 +79,7 @@ def parse_object(text: str) -> dict[str, Any]:
 
 
 def decode(hint: Any, value: object) -> Any:
-    """Build a dataclass, or one of a union, from a parsed object.
-
-    Raises:
-        JsonProblem: the first key that is unknown, missing, mistyped or out of bounds.
-    """
+    """Build a dataclass, or one of a union; a JsonProblem names the first key that is wrong."""
     decoded, misfits = walk(hint, _JsonTree(value))
     if misfits:
         raise JsonProblem(str(misfits[0]))

@@ -19,12 +19,7 @@ ABSMAX_NEAREST = Algorithm(scale="absmax", rounding="nearest")
 
 
 class Backend(ABC):
-    """One way to compute codes and scales.
-
-    Attributes:
-        streams_rows: blocks of rows may be quantized one by one; else the whole weight is needed.
-        needs: what calibration must give, as of an `Algorithm`.
-    """
+    """One way to compute codes and scales, of whole weights unless it `streams_rows`."""
 
     name: BackendName
     streams_rows: bool = False

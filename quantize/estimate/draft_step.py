@@ -105,11 +105,7 @@ def draft_round(
     tp: int,
     kv_cache: KvCacheDtype | None = None,
 ) -> Round:
-    """The passes of one drafting; `kv_cache` None = BF16.
-
-    Raises:
-        EstimateError: `tp` GPUs cannot share the heads; the draft has experts or several modules.
-    """
+    """The passes of one drafting; `kv_cache` None = BF16."""
     if draft.geometry.num_modules > 1 or any(row.role == "router" for row in draft.rows):
         raise EstimateError(
             draft.checkpoint.folder,

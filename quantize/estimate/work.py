@@ -18,10 +18,8 @@ class Work:
     """One kernel's worth: a linear, the cache of a layer, or rows of a table.
 
     Attributes:
-        weight_bytes: read once for all sequences.
-        sequence_bytes, sequence_flops: read and computed for each sequence.
+        weight_bytes: read once for all sequences; sequence_bytes for each of them.
         unfolded_bytes: moved besides where FP4 is emulated and multiplied as bf16.
-        byte_shards, flop_shards: GPUs that share the reading, and the arithmetic.
     """
 
     part: Part

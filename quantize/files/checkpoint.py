@@ -145,12 +145,7 @@ class Checkpoint:
 
         Args:
             config_file: `UNVERIFIED_CONFIG_FILE` for one that is staged.
-            is_target: it is the user's own target, of which nothing is written anywhere: its files
-                may be links out of the folder.
-
-        Raises:
-            CheckpointError: something is absent, unreadable, a link out of the folder, doubled or
-                contradicts something else.
+            is_target: it is the user's own target: its files may be links out of the folder.
         """
         if not folder.is_dir():
             raise CheckpointError(folder, "no such folder", fix="give a draft folder or a Hub id")

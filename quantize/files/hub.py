@@ -34,11 +34,7 @@ _COLON = re.compile(rf"({NAMES}):([\w./-]+)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftSource:
-    """A draft on this disk; `hub_id` and `revision` (a commit) are None for a local folder.
-
-    Attributes:
-        subtree: prefix of the layers that are the draft, in their target; None = all.
-    """
+    """A draft on this disk, or layers below `subtree` in a target; a Hub id has a commit."""
 
     folder: Path
     hub_id: str | None = None

@@ -133,13 +133,7 @@ SketchMethod = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sketches:
-    """Sketches of prompts and of what the target wrote behind them, by category.
-
-    Attributes:
-        method: another way to compute them has another name.
-        minima: for each prompt up to 64 values of 32 bits, smallest first, as hex digits;
-            ascending.
-    """
+    """Sketches by category: up to 64 values of 32 bits each, as hex digits."""
 
     method: SketchMethod
     minima: Mapping[str, Annotated[tuple[str, ...], _SKETCH]]
@@ -199,13 +193,7 @@ class TargetHead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VocabularyCut:
-    """One cut of a vocabulary.
-
-    Attributes:
-        vocabulary: tokens of the target. size_before, size: that the draft could and can propose.
-        convention: the map from draft ids to target ids holds target id - draft id.
-        missing: ids that were asked for, but for which the source had no row.
-    """
+    """One cut of a vocabulary of so many target tokens; `missing` ids have no row in the source."""
 
     source: SourceDraft
     choice: VocabularyChoice
@@ -370,12 +358,7 @@ class TranscodedProvenance(Digested):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutProvenance(Digested):
-    """Of a folder that `vocab` wrote: rows of fewer tokens, all else as it was.
-
-    Attributes:
-        cuts: in order; each one's `source` is what the one before it wrote.
-        quantized_by: of the quantized folder that was cut first; None where it has none.
-    """
+    """Of a folder that `vocab` wrote; each cut's `source` is what the one before it wrote."""
 
     format: Literal["draftquant-cut"] = "draftquant-cut"
     version: Literal[1] = 1

@@ -111,13 +111,7 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rewrite(ABC, Generic[Found]):
-    """A folder that is made of another one: what is written, how it is verified and recorded.
-
-    Attributes:
-        side_files: files of `folder` that travel byte for byte.
-        documents: text of the other files, written in this order; config.json is called
-            `UNVERIFIED_CONFIG_FILE` until all is verified: no killed run leaves a checkpoint.
-    """
+    """A folder made of another one; config.json is `UNVERIFIED_CONFIG_FILE` until verified."""
 
     out: Path
     folder: Path
@@ -147,13 +141,9 @@ def publish(
 ) -> Found:
     """Check the output, write into a staging folder, re-read what was written, rename.
 
-    Args:
-        on_stage: called with "write", "verify" and "sync" when they begin.
-
     Raises:
         OutputError: `out` exists, overlaps the source, cannot be written, or something else wrote
             into the staging folder after verification had begun.
-        DraftQuantError: whatever the steps raise; nothing is left behind.
     """
     out, folder = rewrite.out, rewrite.folder
     side_bytes = sum((folder / file).stat().st_size for file in rewrite.side_files)

@@ -210,12 +210,7 @@ def _code(secret: bytes, key: bytes, result: bytes) -> bytes:
 
 @contextmanager
 def resumable_folder(folder: Path, work: str, plan: Mapping[str, Any]) -> Iterator[None]:
-    """Begin work, or go on with the same plan; nobody else has the folder meanwhile.
-
-    Raises:
-        OutputError: another plan was begun there, another process is at it, or it cannot be
-            written.
-    """
+    """Begin work, or go on with the same plan; nobody else has the folder meanwhile."""
     path = folder / f"{work}.json"
     if not path.exists():
         folder.mkdir(exist_ok=True)

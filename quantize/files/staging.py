@@ -153,11 +153,7 @@ def _place() -> str:
 
 
 def check_output(out: Path, source: Path | None = None, *, needed_bytes: int = 0) -> None:
-    """Refuse an output that cannot or must not be written, before any work.
-
-    Raises:
-        OutputError: it exists, its parent does not, it lies in the source, or the disk is full.
-    """
+    """Refuse an output that cannot or must not be written, before any work."""
     if out.exists() or out.is_symlink():
         raise OutputError(
             out,
@@ -213,16 +209,12 @@ def staged_output(
 ) -> Iterator[Path]:
     """Give a hidden folder beside `out`; leaving the block without an exception publishes it.
 
-    What killed runs left of the same output is removed before. Everything in it must have been
-    synced by its writer; the rename is atomic.
+    Everything in it must have been synced by its writer; the rename is atomic.
 
     Args:
         last: the file that makes the folder what it is; written as `last` + `UNVERIFIED`, it gets
             its name when all else is done.
         check: is asked then, with the staging folder, and raises if it is not to be published.
-
-    Raises:
-        OutputError: `out` appeared meanwhile, or writing failed (disk full, no permission).
     """
     staging = out.parent / staging_name(out.name)
     remove_stale(out.parent, out.name)

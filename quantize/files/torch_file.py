@@ -39,15 +39,7 @@ class TorchFileProblem(Exception):  # noqa: N818 - not an error of its own: call
 
 
 def load_plain(path: Path, *, most_bytes: int | None = None) -> Any:
-    """Read a file of torch.save, also one that gzip compressed (`.gz`), to the CPU.
-
-    Args:
-        most_bytes: that it may hold unpacked; None = as many as it has on the disk.
-
-    Raises:
-        TorchFileProblem: it cannot be opened, is cut off, holds objects, unpacks to too much, or
-            has views that stand for more than it holds.
-    """
+    """Read a file of torch.save, also of gzip (`.gz`), of at most so many bytes unpacked."""
     try:
         with open_stream(path) as stream:
             size = os.fstat(stream.fileno()).st_size

@@ -31,12 +31,7 @@ DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 def row_blocks(
     descriptor: int, tensor: TensorInfo, *, block_bytes: int, multiple: int
 ) -> Iterator[Tensor]:
-    """Consecutive blocks of rows of a weight [rows, in_features]: use each before the next.
-
-    Args:
-        block_bytes: size that a block should have at most.
-        multiple: all blocks but the last have a multiple of so many rows, at least once.
-    """
+    """Blocks of a weight [rows, in_features], of a multiple of so many rows, in one buffer."""
     rows, columns = tensor.shape
     row_bytes = tensor.nbytes // max(rows, 1)
     fitting = block_bytes // max(row_bytes, 1)
@@ -106,14 +101,8 @@ def execute(
     """Write what is not copied into the safetensors files of a plan, and wait for what is.
 
     Args:
-        measured: what is known of inputs; of static scales those of the recipe's linears alone.
         exponents: of balanced norms and of the linears behind them: on-disk module -> k of 2^k.
-        on_progress: called in this thread after each tensor.
         device: where codes are computed and packed, unless a vendor's toolkit computes them.
-
-    Raises:
-        BackendError: a weight holds NaN, inf or an all-zero row, the toolkit failed, or nothing was
-            measured of inputs that the algorithm must know.
     """
     with workers() as pool:
         execution = _Execution(

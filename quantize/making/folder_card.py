@@ -33,15 +33,7 @@ TAGS = ("speculative-decoding", "draft-model", "quantized", "draftquant")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardFacts:
-    """What a folder is.
-
-    Attributes:
-        hub_id, revision: of the draft that was quantized; None = a local folder.
-        quantized, kept: role -> linears that are codes, tensors with the bytes of the source.
-        num_balanced, num_learned: norms divided by a power of two, and learned with the codes.
-        vocabulary: how much of it the head has rows for; None where it was not cut.
-        inherited: keys of the source's front matter.
-    """
+    """What a folder is: roles with their numbers of quantized linears and of kept tensors."""
 
     family: str
     hub_id: str | None

@@ -32,22 +32,13 @@ def check_backends(recipe: Recipe) -> None:
 
 
 def check_tables(plan: Plan, target: Path | None) -> dict[str, str]:
-    """Prove that what is dropped is the target's, and a head that is quantized not the embedding.
-
-    Returns:
-        Name of each dropped tensor -> name of the target's.
-    """
+    """Prove that what is dropped is the target's (name -> its name), and a head untied."""
     _check_untied(plan)
     return prove_dropped(plan.draft, [step.row for step in plan.dropped], target)
 
 
 def prove_dropped(draft: Draft, dropped: Collection[Row], target: Path | None) -> dict[str, str]:
-    """Show that a target has every table that is to be dropped: name -> the target's name.
-
-    Raises:
-        PlanError: a table is to be dropped, and there is no target.
-        CheckpointError: a table differs from the target's, or the target has none.
-    """
+    """Show that a target has every table that is to be dropped: name -> the target's name."""
     if not dropped:
         return {}
     if target is None:
@@ -145,10 +136,7 @@ def checked_scales(plan: Plan, scales: Mapping[str, float] | None) -> dict[str, 
 
 
 def balanced_norms(plan: Plan) -> dict[str, int]:
-    """The norms that balancing the concat input changes: tensor name -> k, divided by 2^k.
-
-    Reads some rows of the linears behind them; empty where the halves are less than 4 apart.
-    """
+    """The norms that balancing changes, halves being 4 apart: name -> k, divided by 2^k."""
     if plan.balanced is None:
         return {}
     norm, _ = plan.balanced
@@ -168,10 +156,7 @@ def balance_exponents(plan: Plan, balanced: Mapping[str, int]) -> dict[str, int]
 def learned_norms(
     plan: Plan, found: FoundCodes | None, balanced: Mapping[str, int]
 ) -> dict[str, float]:
-    """The norms that learned: tensor name -> the largest factor by which an element changed.
-
-    An element was multiplied by it or divided, beside what balancing did; 1.0 = nothing changed.
-    """
+    """The norms that learned: name -> the largest factor of an element, balancing aside."""
     if found is None:
         return {}
     factors = {}

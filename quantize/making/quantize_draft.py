@@ -104,17 +104,12 @@ def quantize_draft(
     """Quantize a draft into a new folder: write, verify by re-reading, rename.
 
     Args:
-        argv: the command line, for provenance.
         target: folder of the target, needed exactly where the recipe drops a table.
         proven: what `check_tables` gave for this plan and target; None = it is asked here.
         on_stage: called with "start" (where a vendor's toolkit is loaded), "write", "verify" and
             "sync" when they begin.
         on_verified: called with bytes re-read and bytes to re-read, of both folders.
-        device: says where quantized values are computed, unless a vendor's toolkit does, once
-            torch is imported; None = on the CPU.
-
-    Raises:
-        DraftQuantError: of the stage that failed; nothing is left behind.
+        device: says where quantized values are computed, once torch is imported; None = the CPU.
     """
     # 1. What is asked for can be done.
     if plan.recipe.backend != "torch":  # which is there, and takes a second to be imported

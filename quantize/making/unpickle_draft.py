@@ -69,12 +69,7 @@ def pickles(folder: Path) -> tuple[str, ...]:
 
 
 def unpickle_draft(folder: Path, out: Path) -> Unpickled:
-    """Write a folder with the tensors of all pickles, value for value, and the files beside them.
-
-    Raises:
-        CheckpointError: there are no pickles, safetensors lie beside them, one holds anything but
-            tensors by name, or two hold the same name.
-    """
+    """Write a folder with the tensors of all pickles, and the files beside them."""
     if not folder.is_dir():
         raise CheckpointError(folder, "no such folder", fix="give the folder of a draft")
     check_own(folder, CONFIG_FILE)

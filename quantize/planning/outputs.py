@@ -86,8 +86,7 @@ def opened(
 ) -> Iterator[OpenOutputs[OutputT]]:
     """Open the files of an output, and begin to copy what keeps its bytes.
 
-    One thread copies, inside the kernel: it needs neither torch nor the interpreter, and two would
-    wait for each other, as the kernel lets one at a time write to a file.
+    One thread copies, inside the kernel, which lets one at a time write to a file.
     """
     stored: dict[str, list[StoredTensor]] = {}
     every: list[Output] = [*outputs, *beside]
@@ -127,10 +126,7 @@ def finish(futures: Iterable[Future[OutputT]], on_done: Callable[[OutputT], None
 
 @contextmanager
 def workers() -> Iterator[ThreadPoolExecutor]:
-    """Threads of one core each; at the end torch has as many threads as before.
-
-    What one thread sets is what torch gives every thread that begins later, the caller's too.
-    """
+    """Threads of one core each; what they set holds for torch's later ones, and is put back."""
     import torch
 
     before = torch.get_num_threads()
@@ -149,12 +145,7 @@ def write_outputs(
     *,
     on_progress: Callable[[int], None] = lambda _count: None,
 ) -> None:
-    """Write every safetensors file of an output, the largest tensors first.
-
-    Args:
-        write: writes what a changed tensor becomes into its file, in several threads at once.
-        on_progress: called in this thread with the bytes of each tensor written.
-    """
+    """Write every safetensors file of an output, the largest tensors first, in several threads."""
 
     def write_one(output: OutputTensors) -> OutputTensors:
         write(output, run.files[output.row.tensor.file])

@@ -74,12 +74,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """All steps, sorted by tensor name, with the recipe and the draft that they follow from.
-
-    Attributes:
-        target_layers: decoder layers of the target; None = not known.
-        cache: the scales of each layer's KV cache; `row` says beside which tensor they lie.
-    """
+    """All steps, sorted by tensor name; `row` of a cache scale says beside which tensor it lies."""
 
     recipe: Recipe
     draft: Draft
@@ -223,11 +218,7 @@ class Plan:
 
 
 def make_plan(recipe: Recipe, draft: Draft, *, target_layers: int | None = None) -> Plan:
-    """Apply a recipe to a draft.
-
-    Args:
-        target_layers: decoder layers of the target; None = as config.json says, if it does. Layouts
-            whose excludes are whole names need it where a linear of a decoder layer is kept.
+    """Apply a recipe to a draft; whole-name excludes of kept linears need the target's layers.
 
     Raises:
         CheckpointError: `target_layers` is not what config.json says, or there is no KV cache.
@@ -353,14 +344,7 @@ def _check_names(plan: Plan) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What is known of the inputs of a plan's linears, by calibration or by the user.
-
-    Attributes:
-        input_scales: static activation scale per on-disk module name.
-        input_scale_origin: where they came from, for provenance; None = nobody said it.
-        cache_scales: of the KV cache, by number of the layer.
-        prompts: that were looked at, for provenance.
-    """
+    """What is known of linears' inputs: scales by on-disk module, cache scales by layer."""
 
     input_scales: Mapping[str, float] = field(default_factory=dict)
     input_scale_origin: str | None = None
