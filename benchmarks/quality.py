@@ -177,9 +177,9 @@ def is_calibrated(recipe: str, algorithm: str) -> bool:
 def divergence(reference: Path, draft: Path, traces: Path) -> float:
     """KL(reference ‖ draft) in nats, the mean over every row and depth of every prompt."""
     import torch
+    from draftquant.calibration.passes.on_traces import chosen_num_draft_tokens
     from draftquant.calibration.traces.trace_folder import TraceFolder
     from draftquant.quantize.stored.loading import load_draft
-    from draftquant.validate.counting.trace_replay import chosen_num_draft_tokens
 
     opened = TraceFolder.open(traces)
     both = [load_draft(folder, shared=opened.tables(None)) for folder in (reference, draft)]

@@ -14,30 +14,15 @@ import sys
 from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 
 from ..quantize.files.hub import command_line
 from ..recipes.errors import DeclarationError, DraftQuantError, VerifyError, visible
 from .command_table import COMMANDS, EXAMPLES, GROUPS
-from .frame.console import (
-    RESULTS,
-    OnTerminal,
-    StdoutError,
-    detail,
-    open_streams,
-    print_error,
-    stderr,
-)
-from .frame.parsers import (
-    COMMON,
-    CommandParser,
-    UsageError,
-    add_arguments,
-    add_common_options,
-    sentence,
-)
-from .frame.progress import heartbeat, speak
+from .frame.console import OnTerminal, print_error, stderr
+from .frame.parsers import COMMON, CommandParser, UsageError, add_common_options, sentence
 from .frame.settings import spelling
+from .frame.streams import RESULTS, SPEECH, StdoutError, open_streams, speak
 
 _FIXES = {
     errno.EACCES: "change its permissions, or choose another place",
@@ -86,14 +71,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: Sequence[str], options: argparse.Namespace) -> int:
     """Parse into `options`, and run."""
+    from .frame.progress import heartbeat
+
     parser_of(arguments).parse_args(arguments, namespace=options)
     speak(quiet=options.quiet, verbose=options.verbose)
-    if options.verbose:
+    if SPEECH.verbose:
         from ..recipes.packages import package_version
 
         packages = ("draftquant", "torch", "transformers", "numpy")
         versions = ", ".join(f"{name} {package_version(name)}" for name in packages)
-        detail(f"{versions}, Python {platform.python_version()}")
+        stderr().line(f"{versions}, Python {platform.python_version()}")
     # Names of files may be no Unicode; what is recorded in draftquant.json is.
     options.argv = ["draftquant", *map(visible, arguments)]
     if hasattr(options, "settings"):
@@ -101,8 +88,15 @@ def _run(arguments: Sequence[str], options: argparse.Namespace) -> int:
         options.settings.check_bounds(spelling)
         options.settings.check()
     with _unwinding_signals(), command_line(options.argv), heartbeat(options.command):
-        command = importlib.import_module(f".verbs.{options.command}", __package__)
-        return int(command.run(options))
+        module = _module(options.command)
+        if hasattr(module, "run"):
+            return int(module.run(options))
+        command = module.COMMAND if hasattr(module, "COMMAND") else module.COMMANDS[options.verb]
+        return int(command.run(options.settings, as_json=options.json))
+
+
+def _module(name: str) -> ModuleType:
+    return importlib.import_module(f".verbs.{name}", __package__)
 
 
 def _told(
@@ -146,10 +140,37 @@ def parser_of(arguments: Container[str]) -> CommandParser:
             name, help=summary, description=sentence(summary), examples=EXAMPLES.get(name, ())
         )
         if name in arguments:  # the arguments of the other commands are not needed
-            add_arguments(sub, importlib.import_module(f".verbs.{name}", __package__))
+            _add_arguments(sub, _module(name))
     parser.list_commands(GROUPS)
     add_common_options(parser)
     return parser
+
+
+def _add_arguments(parser: CommandParser, module: ModuleType) -> None:
+    """What a command takes: the settings of its `COMMAND`, or of the `COMMANDS` below it.
+
+    `EPILOG` stands below the help, where exit codes of its own are told. Without a verb the one
+    runs that the module calls `DEFAULT`. `help` adds its own.
+    """
+    parser.epilog = getattr(module, "EPILOG", None)
+    if hasattr(module, "add_arguments"):
+        module.add_arguments(parser)
+        return
+    command = getattr(module, "COMMAND", None)
+    verb = getattr(module, "VERB", None) if command is None else command.verb
+    if verb is not None:
+        parser.takes(verb.settings)
+        return
+    required = not hasattr(module, "DEFAULT")
+    parsers = parser.add_subparsers(dest="verb", metavar="VERB", required=required)
+    belows = getattr(module, "COMMANDS", None) or module.VERBS
+    for name, below in belows.items():
+        examples = EXAMPLES.get(f"{parser.prog.partition(' ')[2]} {name}", ())
+        sub = parsers.add_parser(
+            name, help=below.summary, description=sentence(below.summary), examples=examples
+        )
+        assert isinstance(sub, CommandParser)  # argparse makes it of its parent's class
+        sub.takes(below.verb.settings)
 
 
 @contextmanager

@@ -102,6 +102,7 @@ def judge_on_traces(
     Raises:
         DraftQuantError: see `gate`.
     """
+    from ..calibration.passes.on_traces import open_with_warnings
     from ..calibration.traces.trace_info import head_agreement
     from ..validate.judging.advice import Background
     from ..validate.judging.candidate_origin import (
@@ -111,7 +112,6 @@ def judge_on_traces(
         check_loaded,
     )
     from ..validate.judging.judgement import judge
-    from .frame.opening import open_with_warnings
     from .position_limits import position_warnings
 
     assert settings.traces is not None  # nothing else is replayed
@@ -216,8 +216,7 @@ def _target_warnings(target: Path | None, traces: "TraceFolder") -> tuple[str, .
     )
 
 
-# ---- What the gate is given beside traces, or instead of them: measurements of servers, and
-# parity
+# ---- What the gate is given beside traces, or instead of them: measurements of servers, and parity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,8 +289,7 @@ def read_measured(
 
 # ---- Drafts that are named beside measurements and parity: what was measured has to be of them
 #
-# A measurement says which draft its server ran by the hash of its tensors (`measure --draft`), and
-# a
+# A measurement says which draft its server ran by the hash of its tensors (`measure --draft`), and a
 # report of parity which drafts it looked at. Where nothing says it, two measurements alone do not
 # release a draft that is named: they could be of any other.
 

@@ -10,7 +10,6 @@ from ..quantize.files.hub import Reference, folder_of
 from ..recipes.formats import AS_STORED, ServedForm
 from ..recipes.regular_file import optional_path
 from .frame import arguments
-from .frame.opening import shared_tables
 from .frame.settings import Settings
 
 if TYPE_CHECKING:
@@ -85,6 +84,7 @@ def load_for_replay(
         CheckpointError, VerifyError: see `load_draft`.
     """
     from ..calibration.passes.memory import resolve_device
+    from ..calibration.passes.on_traces import shared_tables
 
     estimate = memory_of(references, traces, settings)
     estimate.check()

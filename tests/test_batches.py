@@ -16,6 +16,7 @@ from draftquant.calibration.passes.draft_inputs import (
     proposals_of_batch,
     read_ahead,
 )
+from draftquant.calibration.passes.on_traces import chosen_num_draft_tokens
 from draftquant.calibration.passes.proposals import NOTHING, draft_proposals
 from draftquant.calibration.prompts.prompt_file import Prompt, read_prompts
 from draftquant.calibration.recording.decoding import GREEDY, Decoding

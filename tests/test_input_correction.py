@@ -17,10 +17,10 @@ from draftquant.quantize.algorithms.algorithm import MOST_CHANGED
 from draftquant.quantize.backends import get_backend
 from draftquant.quantize.verify import verify
 from draftquant.recipes import Algorithm, load_recipe, recipe_sha256
+from draftquant.recipes.chosen_recipe import RecipeChoice, chosen_recipe
 from draftquant.recipes.errors import RecipeError
 from draftquant.recipes.schema import WeightFormat
 from draftquant.scripts.cli import main
-from draftquant.scripts.frame.opening import chosen_recipe
 from gptq_textbook import gaussian, inputs, moments_of
 from tied_pair import prompt_tokens, save_draft, save_target
 from tiny import read_tensors
@@ -123,16 +123,16 @@ def test_outputs_come_closer_to_those_of_unrounded_inputs() -> None:
 def test_the_command_line_corrects_where_it_pays(
     recipe: str, algorithm: str | None, asked: str | None, found: str
 ) -> None:
-    chosen = chosen_recipe(recipe, algorithm=algorithm, input_correction=asked)  # type: ignore[arg-type]
+    chosen = chosen_recipe(RecipeChoice(recipe, None, algorithm, asked))  # type: ignore[arg-type]
     assert chosen.algorithm.input_correction == found
 
 
 def test_what_cannot_correct_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="rounding nearest measures nothing of the inputs"):
-        chosen_recipe("blackwell-nvfp4", input_correction="auto")
+        chosen_recipe(RecipeChoice("blackwell-nvfp4", input_correction="auto"))
     with pytest.raises(RecipeError, match=r"only draftquant's own backend \(torch\) corrects"):
-        chosen_recipe("mi355-mxfp4", backend="quark", algorithm="gptq", input_correction="auto")
-    assert chosen_recipe("mi355-mxfp4", backend="quark", algorithm="gptq").backend == "quark"
+        chosen_recipe(RecipeChoice("mi355-mxfp4", "quark", "gptq", "auto"))
+    assert chosen_recipe(RecipeChoice("mi355-mxfp4", "quark", "gptq")).backend == "quark"
     file = tmp_path / "own.yaml"
     own = "extends: fp8-ptpc\nname: own\nalgorithm: {input_correction: auto}\n"
     file.write_text(own, encoding="utf-8")
@@ -142,7 +142,7 @@ def test_what_cannot_correct_is_refused(tmp_path: Path) -> None:
 
 def test_records_of_recipes_without_it_keep_their_hash() -> None:
     """As version 0.2.0 wrote it."""
-    recipe = chosen_recipe("blackwell-nvfp4", algorithm="gptq", input_correction="off")
+    recipe = chosen_recipe(RecipeChoice("blackwell-nvfp4", None, "gptq", "off"))
     assert recipe_sha256(recipe) == HASH_OF_0_2
     corrected = dataclasses.replace(recipe, algorithm=CORRECTED)
     assert recipe_sha256(corrected) != HASH_OF_0_2

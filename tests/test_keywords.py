@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from draftquant import api as dq
-from draftquant.scripts.frame.verb import Keywords, keywords_of
+from draftquant.scripts.frame.keywords import Keywords, keywords_of
 from test_packaging import ROOT
 
 PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from draftquant import api as dq
 from draftquant.recipes.listener import SILENT
-from draftquant.scripts.frame.listener import usual_listener
+from draftquant.scripts.frame.ears import usual_listener
 
 
 class ZMQInteractiveShell:

@@ -8,9 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from draftquant.calibration.rounding.shown_learning import StepsShown
 from draftquant.scripts.frame import progress
-from draftquant.scripts.frame.progress import SPEECH, heartbeat, progress_bar, seconds, speak, speed
-from draftquant.scripts.learning import StepsShown
+from draftquant.scripts.frame.progress import heartbeat, progress_bar, seconds, speed
+from draftquant.scripts.frame.streams import SPEECH, speak
 
 
 @pytest.fixture(autouse=True)

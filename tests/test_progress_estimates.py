@@ -17,7 +17,7 @@ from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.quantize.making import execute
 from draftquant.scripts.frame import progress
 from draftquant.scripts.frame.console import OnTerminal
-from draftquant.scripts.frame.progress import speak
+from draftquant.scripts.frame.streams import speak
 from torch.utils._python_dispatch import TorchDispatchMode
 
 pytestmark = pytest.mark.slow

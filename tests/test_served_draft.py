@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from draftquant.recipes.errors import MeasureError
 from draftquant.scripts.cli import main
-from draftquant.scripts.frame.opening import draft_identity
+from draftquant.scripts.verbs.measure import draft_identity
 from draftquant.validate.measure.measurement import ServerIdentity, Speculation
 from draftquant.validate.measure.measuring import DraftIdentity, identified
 from tiny import tiny_eagle3_llama

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import zstandard
+from draftquant.calibration.passes.on_traces import open_traces
 from draftquant.calibration.traces import stored_features
 from draftquant.calibration.traces.manifest import FeatureSpec, FeatureStorage
 from draftquant.calibration.traces.prompt_trace import FEATURE_DTYPES, PromptTrace
@@ -22,7 +23,6 @@ from draftquant.recipes.errors import OutputError, TraceError
 from draftquant.recipes.listener import Listener
 from draftquant.recipes.packages import install_line
 from draftquant.scripts.cli import main
-from draftquant.scripts.frame.opening import open_traces
 from safetensors.torch import load_file, save_file
 from test_traces import AUX, TARGET, TRACES, WIDTH, make_trace, same
 from torch import Tensor

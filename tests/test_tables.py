@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from draftquant.calibration.passes.draft_inputs import check_trace_fits, first_hidden
+from draftquant.calibration.passes.on_traces import chosen_num_draft_tokens
 from draftquant.calibration.passes.proposals import draft_predictions
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.record_traces import record_traces
@@ -31,7 +32,7 @@ from draftquant.recipes.errors import (
     TraceError,
 )
 from draftquant.scripts.cli import main
-from draftquant.validate.counting.trace_replay import chosen_num_draft_tokens, replay_drafts
+from draftquant.validate.counting.trace_replay import replay_drafts
 from safetensors.torch import load_file, save_file
 from test_traces import AUX, TARGET, TRACES
 from tied_pair import HIDDEN, VOCAB, prompt_tokens, save_draft, save_target

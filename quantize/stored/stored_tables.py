@@ -10,7 +10,6 @@ from pathlib import Path
 from ...recipes.errors import CheckpointError
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
-from .decoded_numbers import read_rows
 from .layouts.scheme import FLOAT_DTYPES
 
 # ---- The names that drafts use for the two tables that they may share with their target
@@ -115,6 +114,8 @@ def first_differing_row(
     Raises:
         CheckpointError: a file shrank or vanished.
     """
+    from .decoded_numbers import read_rows  # numpy, which no help needs
+
     rows = our_table.shape[0]
     step = max(1, _BLOCK_BYTES * rows // max(1, our_table.nbytes))
     for first in range(0, rows, step):

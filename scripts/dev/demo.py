@@ -38,7 +38,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory(prefix="draftquant-demo-") as folder:
             verdicts = _steps(options.pair, Path(folder))
     out = stdout()
-    out.rule("verdicts")
+    out.line("verdicts", style="bold")
     for name, judgement in verdicts.items():
         out.line(f"{name} ({RECIPES[name]}) {judgement.verdict}: {judgement.reason}")
     if options.keep:

@@ -12,191 +12,56 @@ the run that needs it.
 
 from typing import TYPE_CHECKING, Any
 
-from .recipes import Recipe
-from .recipes.errors import DraftQuantError, DraftQuantWarning
-from .recipes.listener import Bar, Listener
+from .recipes import Recipe as Recipe
+from .recipes.errors import DraftQuantError as DraftQuantError
+from .recipes.errors import DraftQuantWarning as DraftQuantWarning
+from .recipes.listener import Bar as Bar
+from .recipes.listener import Listener as Listener
 from .scripts.frame import reports
-from .scripts.frame.listener import ProgressListener
-from .scripts.frame.verb import explain
-from .scripts.parity_sampled import parity_sampled
-from .scripts.verbs.card import card
-from .scripts.verbs.check import check
-from .scripts.verbs.clean import clean
-from .scripts.verbs.compare import compare
-from .scripts.verbs.completion import completion
-from .scripts.verbs.dequantize import dequantize
-from .scripts.verbs.estimate import estimate
-from .scripts.verbs.gate import gate
-from .scripts.verbs.golden import golden
-from .scripts.verbs.graft import graft
-from .scripts.verbs.inspect import inspect
-from .scripts.verbs.measure import measure
-from .scripts.verbs.parity import parity_divergence, parity_draft, parity_run_tasks, parity_tasks
-from .scripts.verbs.plan import plan
-from .scripts.verbs.quantize import quantize
-from .scripts.verbs.recipes import recipes_check, recipes_list, recipes_show
-from .scripts.verbs.record import record
-from .scripts.verbs.replay import replay
-from .scripts.verbs.report import report
-from .scripts.verbs.traces import (
-    traces_import,
-    traces_info,
-    traces_merge,
-    traces_split,
-    traces_store,
-)
-from .scripts.verbs.transcode import transcode
-from .scripts.verbs.unpickle import unpickle
-from .scripts.verbs.verify import verify
-from .scripts.verbs.vocab import vocab
+from .scripts.frame.ears import ProgressListener as ProgressListener
+from .scripts.frame.keywords import explain
+from .scripts.parity_sampled import parity_sampled as parity_sampled
+from .scripts.verbs.card import card as card
+from .scripts.verbs.check import check as check
+from .scripts.verbs.clean import clean as clean
+from .scripts.verbs.compare import compare as compare
+from .scripts.verbs.completion import completion as completion
+from .scripts.verbs.dequantize import dequantize as dequantize
+from .scripts.verbs.estimate import estimate as estimate
+from .scripts.verbs.gate import gate as gate
+from .scripts.verbs.golden import golden as golden
+from .scripts.verbs.graft import graft as graft
+from .scripts.verbs.inspect import inspect as inspect
+from .scripts.verbs.measure import measure as measure
+from .scripts.verbs.parity import parity_divergence as parity_divergence
+from .scripts.verbs.parity import parity_draft as parity_draft
+from .scripts.verbs.parity import parity_run_tasks as parity_run_tasks
+from .scripts.verbs.parity import parity_tasks as parity_tasks
+from .scripts.verbs.plan import plan as plan
+from .scripts.verbs.quantize import quantize as quantize
+from .scripts.verbs.recipes import recipes_check as recipes_check
+from .scripts.verbs.recipes import recipes_list as recipes_list
+from .scripts.verbs.recipes import recipes_show as recipes_show
+from .scripts.verbs.record import record as record
+from .scripts.verbs.replay import replay as replay
+from .scripts.verbs.report import report as report
+from .scripts.verbs.traces import traces_import as traces_import
+from .scripts.verbs.traces import traces_info as traces_info
+from .scripts.verbs.traces import traces_merge as traces_merge
+from .scripts.verbs.traces import traces_split as traces_split
+from .scripts.verbs.traces import traces_store as traces_store
+from .scripts.verbs.transcode import transcode as transcode
+from .scripts.verbs.unpickle import unpickle as unpickle
+from .scripts.verbs.verify import verify as verify
+from .scripts.verbs.vocab import vocab as vocab
 
 if TYPE_CHECKING:
-    from .scripts.frame.reports import (
-        CheckReport,
-        CleanReport,
-        ComparisonReport,
-        DequantizeReport,
-        Document,
-        DraftReplay,
-        EngineCheck,
-        EstimateReport,
-        Findings,
-        GateReport,
-        GoldenText,
-        GraftReport,
-        ImportReport,
-        Inspection,
-        JointReport,
-        ListedRecipe,
-        Measurement,
-        MergeReport,
-        PlanReport,
-        QuantizeReport,
-        SplitReport,
-        StoreReport,
-        TaskSamples,
-        TraceFolder,
-        TraceInfo,
-        TranscodeReport,
-        Unpickled,
-        Verification,
-        VerifyReport,
-        VocabReport,
-        WrittenReport,
-    )
+    from .scripts.frame.reports import *  # noqa: F403
 
-VERBS = (
-    "card",
-    "check",
-    "clean",
-    "compare",
-    "completion",
-    "dequantize",
-    "estimate",
-    "gate",
-    "golden",
-    "graft",
-    "inspect",
-    "measure",
-    "parity_divergence",
-    "parity_draft",
-    "parity_run_tasks",
-    "parity_sampled",
-    "parity_tasks",
-    "plan",
-    "quantize",
-    "recipes_check",
-    "recipes_list",
-    "recipes_show",
-    "record",
-    "replay",
-    "report",
-    "traces_import",
-    "traces_info",
-    "traces_merge",
-    "traces_split",
-    "traces_store",
-    "transcode",
-    "unpickle",
-    "verify",
-    "vocab",
-)
+VERBS = tuple(sorted(name for name, value in globals().items() if hasattr(value, "settings")))
 """The functions."""
-__all__ = [
-    "VERBS",
-    "Bar",
-    "CheckReport",
-    "CleanReport",
-    "ComparisonReport",
-    "DequantizeReport",
-    "Document",
-    "DraftQuantError",
-    "DraftQuantWarning",
-    "DraftReplay",
-    "EngineCheck",
-    "EstimateReport",
-    "Findings",
-    "GateReport",
-    "GoldenText",
-    "GraftReport",
-    "ImportReport",
-    "Inspection",
-    "JointReport",
-    "ListedRecipe",
-    "Listener",
-    "Measurement",
-    "MergeReport",
-    "PlanReport",
-    "ProgressListener",
-    "QuantizeReport",
-    "Recipe",
-    "SplitReport",
-    "StoreReport",
-    "TaskSamples",
-    "TraceFolder",
-    "TraceInfo",
-    "TranscodeReport",
-    "Unpickled",
-    "Verification",
-    "VerifyReport",
-    "VocabReport",
-    "WrittenReport",
-    "card",
-    "check",
-    "clean",
-    "compare",
-    "completion",
-    "dequantize",
-    "estimate",
-    "gate",
-    "golden",
-    "graft",
-    "inspect",
-    "measure",
-    "parity_divergence",
-    "parity_draft",
-    "parity_run_tasks",
-    "parity_sampled",
-    "parity_tasks",
-    "plan",
-    "quantize",
-    "recipes_check",
-    "recipes_list",
-    "recipes_show",
-    "record",
-    "replay",
-    "report",
-    "traces_import",
-    "traces_info",
-    "traces_merge",
-    "traces_split",
-    "traces_store",
-    "transcode",
-    "unpickle",
-    "verify",
-    "vocab",
-]
-
+_TYPES = ("Bar", "DraftQuantError", "DraftQuantWarning", "Listener", "ProgressListener", "Recipe")
+__all__ = sorted({"VERBS", *VERBS, *_TYPES, *reports.__all__})
 
 for _name in VERBS:
     explain(globals()[_name])

@@ -1,16 +1,17 @@
 """Arguments that several verbs take, each said once."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from ...quantize.files.hub import Reference
+from ...recipes.chosen_recipe import AnyRecipe, RecipeChoice
 from ...recipes.decode import AT_LEAST_0, AT_LEAST_1, SHARE_OR_ALL, MisfitError
 from ...recipes.errors import short
 from ...recipes.formats import KvCacheChoice, KvCacheScales, OnlineHead, ServedForm
 from ...recipes.regular_file import AnyPath as AnyPath
-from ...recipes.schema import ALGORITHMS, BackendName, InputCorrection, Recipe
+from ...recipes.schema import ALGORITHMS, BackendName, InputCorrection
 from ...validate.counting.acceptance_counts import ComputeDtype, DraftSampling
 from .settings import Argument, Option, Settings
 
@@ -19,16 +20,9 @@ if TYPE_CHECKING:
     from ...calibration.prompts.prompt_forms import PromptChoice
     from ...calibration.prompts.prompt_source import ReadPrompts
 
-AnyRecipe = Recipe | Mapping[str, Any] | str | Path
-"""A recipe: a built-in name, a file, a resolved recipe, or the keys of a file as a dict."""
-
 
 def share(text: str) -> float:
-    """A share as people write it: 0.01 or 1%.
-
-    Raises:
-        MisfitError: it is neither.
-    """
+    """A share as people write it: 0.01 or 1%; a misfit if it is neither."""
     number, percent = text.removesuffix("%"), text.endswith("%")
     try:
         return float(number) / (100 if percent else 1)
@@ -52,35 +46,6 @@ GoldenFile = Annotated[
     Option("also write the draft's golden acceptance (JSON)", "F.json"),
 ]
 OutFolder = Annotated[AnyPath, Option("folder to create", "FOLDER")]
-RecipeName = Annotated[
-    AnyRecipe,
-    Option("recipe: a built-in name or a .yaml file", "RECIPE"),
-]
-Backend = Annotated[
-    BackendName | None, Option("toolkit that computes the quantized values (default: the recipe's)")
-]
-AlgorithmName = Annotated[
-    str | None,
-    Option(
-        "algorithm for quantized values and scales (default: the recipe's); runs "
-        "on backend torch unless --backend is given",
-        f"{{{','.join(ALGORITHMS)}}}",
-    ),
-]
-InputCorrectionChoice = Annotated[
-    InputCorrection | None,
-    Option(
-        "whether GPTQ and learning correct the weights for the rounding of their inputs: auto "
-        "(where they are rounded to four bits; default with --algorithm), or off"
-    ),
-]
-KvCacheScalesChoice = Annotated[
-    KvCacheScales | None,
-    Option(
-        "declare an FP8 KV cache (kv_cache of the recipe), and where its scales come from: unit "
-        "(1.0), or absmax and measured, which need --traces"
-    ),
-]
 TargetLayers = Annotated[
     int | None,
     Option(
@@ -204,12 +169,6 @@ TableIds = Annotated[
         several="commas",
     ),
 ]
-Precise = Annotated[
-    bool, Option("compute the factors of GPTQ in float64 (default: float32, in half the time)")
-]
-AllowZeroRows = Annotated[
-    bool, Option("accept all-zero rows in weights (default: they are refused)")
-]
 Overwrite = Annotated[bool, Option("replace report files that exist already")]
 
 
@@ -219,9 +178,48 @@ def served_form(head_online: OnlineHead | None, kv_cache_dtype: KvCacheChoice) -
     return ServedForm(online_head=head_online, kv_cache=kv_cache)
 
 
-# ---- `ChosenPrompts`: which prompts of a file, or of a data set of the Hub, several verbs take
+@dataclass(frozen=True)
+class ByRecipe(Settings):
+    """Of which draft, by which recipe, computed by whom."""
 
-_MOST_NAMED = 3
+    draft: Draft
+    recipe: Annotated[AnyRecipe, Option("recipe: a built-in name or a .yaml file", "RECIPE")]
+    _: KW_ONLY
+    subtree: Subtree = None
+    backend: Annotated[
+        BackendName | None,
+        Option("toolkit that computes the quantized values (default: the recipe's)"),
+    ] = None
+    algorithm: Annotated[
+        str | None,
+        Option(
+            "algorithm for quantized values and scales (default: the recipe's); runs "
+            "on backend torch unless --backend is given",
+            f"{{{','.join(ALGORITHMS)}}}",
+        ),
+    ] = None
+    input_correction: Annotated[
+        InputCorrection | None,
+        Option(
+            "whether GPTQ and learning correct the weights for the rounding of their inputs: auto "
+            "(where they are rounded to four bits; default with --algorithm), or off"
+        ),
+    ] = None
+    kv_cache: Annotated[
+        KvCacheScales | None,
+        Option(
+            "declare an FP8 KV cache (kv_cache of the recipe), and where its scales come from: unit"
+            " (1.0), or absmax and measured, which need --traces"
+        ),
+    ] = None
+    target_layers: TargetLayers = None
+
+    @property
+    def choice(self) -> RecipeChoice:
+        """The recipe as it is asked for."""
+        return RecipeChoice(
+            self.recipe, self.backend, self.algorithm, self.input_correction, self.kv_cache
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,21 +256,13 @@ class ChosenPrompts(Settings):
         )
 
     def read_prompts(self, prompts: AnyPath, encoder: "PromptEncoder") -> "ReadPrompts":
-        """Read the prompts, and warn of rows that are none.
-
-        Args:
-            prompts: a file, or owner/name[@revision] on the Hub.
-            encoder: of the target.
-
-        Raises:
-            PromptError: see `prompts_of`.
-        """
+        """Read a file or a data set of the Hub, and warn of rows that hold no prompt."""
         from ...calibration.prompts.prompt_source import prompts_of
 
         read = prompts_of(Path(prompts), encoder, self.choice)
         if read.dataset is not None:
             self.listener.note(f"{len(read.prompts)} prompts of {read.dataset}")
         if over := read.passed_over:
-            named = "; ".join(over[:_MOST_NAMED])
+            named = "; ".join(over[:3])
             self.listener.warning(f"{prompts}: {len(over)} row(s) hold no prompt: {named}")
         return read

@@ -11,19 +11,15 @@ import re
 import shutil
 import textwrap
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
+from typing import Any, Literal, NoReturn
 
 from ...recipes.errors import DraftQuantError, short
-from ..command_table import EXAMPLES
+from ...recipes.python_values import members
 from .help_text import GROUPS, MANY, NEEDED, RARE, HelpFormatter, heading, listed, wrapped
 from .option_words import meant
-from .settings import Argument, Option, Settings, WordsError, members, options_of, spelling
-
-if TYPE_CHECKING:
-    from .verb import Verb
+from .settings import Argument, Option, Settings, WordsError, options_of, spelling
 
 
 class UsageError(DraftQuantError):
@@ -342,53 +338,3 @@ def add_common_options(parser: CommandParser) -> None:
     parser.common = group._group_actions
     for below in dict.fromkeys(parser.commands.values()):
         add_common_options(below)
-
-
-# ---- What stands below a command: its settings, or verbs of which each has its own
-
-
-class Below(NamedTuple):
-    """A verb below a command.
-
-    Attributes:
-        run: runs it by the parsed options and prints; its exit code.
-    """
-
-    verb: "Verb[..., Any, Any]"
-    run: Callable[[argparse.Namespace], int]
-    summary: str
-
-
-Verbs = Mapping[str, Below]
-"""Name -> verb."""
-
-
-def add_arguments(parser: CommandParser, module: ModuleType) -> None:
-    """What a command takes: the settings of its `VERB`, or the `VERBS` that stand below it.
-
-    One that is no verb adds its own.
-
-    `EPILOG` of its module stands below the help, where exit codes of its own are told. Without a
-    verb the first one runs where the module says `DEFAULT`.
-    """
-    parser.epilog = getattr(module, "EPILOG", None)
-    if hasattr(module, "add_arguments"):
-        module.add_arguments(parser)
-        return
-    if hasattr(module, "VERB"):
-        parser.takes(module.VERB.settings)
-        return
-    required = not hasattr(module, "DEFAULT")
-    parsers = parser.add_subparsers(dest="verb", metavar="VERB", required=required)
-    for name, below in module.VERBS.items():
-        examples = EXAMPLES.get(f"{parser.prog.partition(' ')[2]} {name}", ())
-        sub = parsers.add_parser(
-            name, help=below.summary, description=sentence(below.summary), examples=examples
-        )
-        assert isinstance(sub, CommandParser)  # argparse makes it of its parent's class
-        sub.takes(below.verb.settings)
-
-
-def run_verb(options: argparse.Namespace, verbs: Verbs) -> int:
-    """Run the verb that was given; its exit code."""
-    return verbs[options.verb].run(options)

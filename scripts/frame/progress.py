@@ -5,94 +5,26 @@ phase runs, the fewer, but at least one every 30 seconds while anything runs (`h
 inside one long item.
 """
 
+import html
+import importlib
 import math
-import os
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import IO, Any, Literal
+from typing import Any
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
 from rich.text import Text
+from typing_extensions import override
 
 from ...recipes.errors import visible
+from ...recipes.listener import Unit
+from .streams import SPEECH, can_redraw
+from .terminal import terminal
 
-# ---- The terminal as the user set it up: colours, width, whether it can move its cursor
-
-
-class _Terminal(Console):
-    """One of the two streams; text is never read as markup."""
-
-    def __init__(self, stream: IO[str], width: int | None = None) -> None:
-        # NO_COLOR: rich leaves bold and dim, here nothing is left.
-        colours: Any = None if os.environ.get("NO_COLOR") else "auto"
-        super().__init__(
-            file=stream, width=width, color_system=colours, highlight=False, markup=False,
-            emoji=False,
-        )  # fmt: skip
-
-    def on_broken_pipe(self) -> None:
-        """A reader that went away has seen enough; rich would exit."""
-        discard(self.file)
-
-
-def terminal(stream: IO[str], width: int | None = None) -> Console:
-    """How text gets onto a stream, `width` columns wide if it says so.
-
-    NO_COLOR leaves out every style, FORCE_COLOR keeps them in a pipe, COLUMNS is the width.
-    """
-    return _Terminal(stream, width)
-
-
-def width_is_known(stream: IO[str]) -> bool:
-    """Whether somebody said how wide a line may be: a terminal, or COLUMNS."""
-    return stream.isatty() or os.environ.get("COLUMNS", "").isdecimal()
-
-
-def can_redraw(stream: IO[str]) -> bool:
-    """Whether a line that is there can be written anew, as bars are; a log cannot."""
-    return stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
-
-
-def discard(stream: IO[str]) -> None:
-    """Throw away what was printed and not written, which would fail again at the end."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-
-
-class _Speech:
-    """How much is said on stderr, by `-q` and `-v`, for one run of the command; and when it was."""
-
-    quiet = False
-    verbose = False
-    _spoke_at = 0.0
-
-    def spoke(self) -> None:
-        """Something is said now."""
-        self._spoke_at = time.perf_counter()
-
-    def silence(self) -> float:
-        """Seconds since something was said."""
-        return time.perf_counter() - self._spoke_at
-
-
-SPEECH = _Speech()
-
-
-def speak(*, quiet: bool, verbose: bool) -> None:
-    """Say from now on only what is wrong (`quiet`), or more than usual (`verbose`)."""
-    SPEECH.quiet, SPEECH.verbose = quiet, verbose and not quiet
-
-
-def stderr_stream() -> IO[str]:
-    """What is stderr now: tests and shells put others in its place."""
-    return sys.stderr
-
-
-Unit = Literal["bytes", "items", "work"]
 PATIENCE = 5.0
 """Seconds after which a log hears of a phase that goes on."""
 EVERY = 25.0
@@ -154,7 +86,7 @@ class Bar:
     def __init__(self, progress: Progress | None) -> None:
         self._progress = progress
         self._task = None if progress is None else progress.add_task("", total=None)
-        self._console = terminal(stderr_stream()) if progress is None else progress.console
+        self._console = terminal(sys.stderr) if progress is None else progress.console
         self._lock = threading.Lock()
         self._timer: threading.Timer | None = None
         self.now = Phase("")
@@ -256,7 +188,7 @@ class Figures(ProgressColumn):
 @contextmanager
 def progress_bar(label: str, total: int | None, unit: Unit = "items") -> Iterator[Bar]:
     """Progress on stderr, whose first phase begins."""
-    stream = stderr_stream()
+    stream = sys.stderr
     if SPEECH.quiet or not can_redraw(stream):
         bar = Bar(None)
         bar.phase(label, total, unit)
@@ -286,7 +218,7 @@ def heartbeat(name: str) -> Iterator[None]:
 
     A terminal needs it not: its bar moves. Nothing is said after the block.
     """
-    if SPEECH.quiet or can_redraw(stderr_stream()):
+    if SPEECH.quiet or can_redraw(sys.stderr):
         yield
         return
     whole, over = Bar(None), threading.Event()
@@ -305,6 +237,52 @@ def heartbeat(name: str) -> Iterator[None]:
     finally:
         over.set()
         thread.join()
+
+
+DRAWN_EVERY = 0.2
+"""Seconds between two drawings: a kernel sends each of them to the browser."""
+
+
+class _Cell(Progress):
+    """Draws itself as an element of HTML in the output of the cell that runs."""
+
+    def __init__(self) -> None:
+        super().__init__(disable=True)  # rich would want ipywidgets
+        self._display: Any = importlib.import_module("IPython.display")
+        self._handle = self._display.display(self._display.HTML(""), display_id=True)
+        self._drawn_at = 0.0
+
+    @override
+    def reset(self, *args: Any, **kwargs: Any) -> None:
+        super().reset(*args, **kwargs)
+        self.draw()
+
+    @override
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        super().update(*args, **kwargs)
+        if time.monotonic() - self._drawn_at >= DRAWN_EVERY:
+            self.draw()
+
+    def draw(self) -> None:
+        """How far it is now."""
+        self._drawn_at = time.monotonic()
+        (task,) = self.tasks
+        share = "" if task.total is None else f' value="{task.completed:g}" max="{task.total:g}"'
+        words = html.escape(f"{visible(task.description)} {Figures().render(task).plain}")
+        self._handle.update(
+            self._display.HTML(f"<progress{share}></progress> <small>{words}</small>")
+        )
+
+
+@contextmanager
+def cell_bar(label: str, total: int | None, unit: Unit = "items") -> Iterator[Bar]:
+    """Progress in the output of a cell, whose first phase begins."""
+    cell = _Cell()
+    bar = Bar(cell)
+    bar.phase(label, total, unit)
+    yield bar
+    cell.draw()
+    bar.end()
 
 
 def amount_of(count: int, unit: Unit) -> str:

@@ -1,23 +1,21 @@
-"""What was given to a verb, as the walker that reads recipes sees it: through either door.
+"""`Settings` of a verb: its fields are the arguments of a Python function and of a command.
 
-The arguments of a Python call are `_PythonValue`s, the words of a command line `_Words`.
+A field says once what it means: `Annotated[int | None, Option("tokens drafted per step")] = None`.
+The function's signature, its documentation, the parser and `--help` are made from that, and both
+doors are decoded by the walker that reads recipes.
 """
 
 import dataclasses
-import math
-import os
-import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self, Union
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from ...recipes.decode import Bounds, Misfit, MisfitError, nearest, walk
 from ...recipes.errors import DraftQuantError, short
 from ...recipes.listener import SILENT, Heard, Listener
-
-# ---- `Option`: what one field of a verb's settings means, and how a command line gives it
+from ...recipes.python_values import PythonValue, are_paths, members, refuse_empty
 
 Several = Literal["words", "commas", "repeated"]
 """How a command line gives several values: `--x A B`, `--x A,B`, or `--x A --x B`."""
@@ -69,26 +67,11 @@ def spelling(name: str, option: Option) -> str:
     return option.flag or f"--{name.replace('_', '-')}"
 
 
-def of_python(arguments: Mapping[str, object], options: Mapping[str, Option]) -> "_Given":
-    """The arguments of a call, by the names of their fields."""
-    return _Given({n: _PythonValue(value, options.get(n)) for n, value in arguments.items()})
-
-
-def of_value(value: object) -> "_PythonValue":
-    """A value that has keys of its own, such as a recipe as a dict."""
-    return _PythonValue(value)
-
-
-def of_words(words: Mapping[str, Sequence[str] | bool], options: Mapping[str, Option]) -> "_Given":
-    """The words behind each option of a command line; True for a flag."""
-    return _Given({name: _Words(options[name], name, word) for name, word in words.items()})
-
-
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """All that was given, as the walker sees it."""
+    """All that was given, as the walker sees it: the fields of settings and nothing else."""
 
-    fields: Mapping[str, "_PythonValue | _Words"]
+    fields: Mapping[str, "PythonValue | _Words"]
     where: str = ""
 
     def entries(self) -> Sequence[tuple[str, Any, Any]]:
@@ -100,113 +83,10 @@ class _Given:
     def all_of(self, kind: Any) -> tuple[object, ...] | None:
         raise MisfitError(f"expected arguments, not {kind}")
 
-    def scalar(self, kind: Any) -> object:
-        raise MisfitError(f"expected arguments, not {kind}")
-
-    def choice(self, choices: tuple[object, ...]) -> object:
-        raise MisfitError(f"expected arguments, not one of {choices}")
+    scalar = choice = all_of
 
     def is_null(self) -> bool:
         return False
-
-
-@dataclass(frozen=True, slots=True)
-class _PythonValue:
-    """A value of a Python call; None is null, a list is a list, and True is no number.
-
-    Text that a command line reads in a way of its own, such as 1%, is read so here too.
-    """
-
-    value: Any
-    option: Option | None = None
-
-    def entries(self) -> Sequence[tuple[str, "_PythonValue", "_PythonValue"]]:
-        value = self._read()
-        if not isinstance(value, Mapping):
-            raise MisfitError(f"expected a dict, got {_shown(value)}")
-        return [(str(name), self, _PythonValue(item)) for name, item in value.items()]
-
-    def items(self) -> Sequence["_PythonValue"]:
-        """Of a list; one text or path stands for a list of one."""
-        values = [self.value] if isinstance(self.value, str | os.PathLike) else self.value
-        if isinstance(values, bytes) or not isinstance(values, Sequence):
-            raise MisfitError(f"expected a list or tuple, got {_shown(self.value)}")
-        count = self.option.count if self.option else None
-        if isinstance(count, int) and len(values) != count:
-            raise MisfitError(f"expected {count} values, got {len(values)}")
-        return [_PythonValue(item, self.option) for item in values]
-
-    def all_of(self, kind: Any) -> tuple[object, ...] | None:
-        del kind
-        return None
-
-    def scalar(self, kind: Any) -> object:
-        kinds, value = members(kind), self._read()
-        _refuse_empty(value, kinds)
-        if object in kinds or any(_fits(value, one) for one in kinds):
-            return Path(value) if _are_paths(kinds) else value
-        expected = " or ".join(dict.fromkeys(_KINDS.get(one) or one.__name__ for one in kinds))
-        raise MisfitError(f"expected {expected}, got {_shown(self.value)}")
-
-    def choice(self, choices: tuple[object, ...]) -> object:
-        if any(type(self.value) is type(one) and self.value == one for one in choices):
-            return self.value
-        listed = ", ".join(map(repr, choices))
-        raise MisfitError(
-            f"expected one of {listed}, got {_shown(self.value)}", nearest(self.value, choices)
-        )
-
-    def is_null(self) -> bool:
-        return self.value is None
-
-    def _read(self) -> Any:
-        reads = self.option.reads if self.option else None
-        return reads(self.value) if reads and isinstance(self.value, str) else self.value
-
-
-_KINDS: Mapping[Any, str] = {
-    bool: "True or False",
-    int: "a whole number",
-    float: "a finite number",
-    str: "text",
-    Path: "a path",
-    os.PathLike[str]: "a path",
-    Mapping[str, Any]: "a dict",
-}
-
-
-def _refuse_empty(value: object, kinds: Sequence[Any]) -> None:
-    """An empty text is no path, though Path takes it for the working folder."""
-    if value == "" and (_are_paths(kinds) or Path in kinds):
-        expected = "a path" if _are_paths(kinds) else "a path or a name"
-        fix = "give one: an empty text often comes from a variable of the shell that is not set"
-        raise MisfitError(f"expected {expected}, got an empty text", fix)
-
-
-def members(kind: Any) -> tuple[Any, ...]:
-    """The kinds of a union, or the one kind that a field has."""
-    union = typing.get_origin(kind) in (Union, types.UnionType)
-    return typing.get_args(kind) if union else (kind,)
-
-
-def _are_paths(kinds: Sequence[Any]) -> bool:
-    """A field that is a path and nothing else; the id of a draft on the Hub is none."""
-    return kinds == (Path,) or any(typing.get_origin(one) is os.PathLike for one in kinds)
-
-
-def _fits(value: object, kind: Any) -> bool:
-    if kind is float:
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        return number and math.isfinite(typing.cast(float, value))
-    if kind is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    if kind is Path:
-        return isinstance(value, str | os.PathLike)
-    return isinstance(value, typing.get_origin(kind) or kind)
-
-
-def _shown(value: object) -> str:
-    return short(repr(value)) if not isinstance(value, str) else short(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,8 +134,8 @@ class _Words:
         kinds = members(kind)
         if self.option.reads is not None:
             return self._read(self._word).scalar(kind)
-        _refuse_empty(self._word, kinds)
-        if _are_paths(kinds):
+        refuse_empty(self._word, kinds)
+        if are_paths(kinds):
             return Path(self._word)
         if kinds == (int,) or kinds == (float,):
             return self._number(kinds[0])
@@ -288,25 +168,26 @@ class _Words:
             raise MisfitError(f"expected {noun}, got {short(self._word)}", fix) from exc
         return number
 
-    def _read(self, word: str) -> _PythonValue:
+    def _read(self, word: str) -> PythonValue:
         assert self.option.reads is not None
-        return _PythonValue(self.option.reads(word), self.option)
-
-
-# ---- `Settings` of a verb: its fields are the arguments of a Python function and of a command
-#
-# A field says once what it means: `Annotated[int | None, Option("tokens drafted per step")] =
-# None`.
-# The function's signature, its documentation, the parser and `--help` are made from that, and both
-# doors are decoded by the walker that reads recipes.
+        return PythonValue(self.option.reads(word), self.option.count, self.option.reads)
 
 
 class SettingsError(DraftQuantError):
-    """An argument of a Python call is of another kind than its field."""
+    """An argument of a Python call is of another kind than its field, or out of its bounds."""
 
 
 class CallError(SettingsError, TypeError):
     """A Python call lacks an argument, or has one that its function does not take."""
+
+
+class WordsError(Exception):
+    """A word of a command line is not what its option asks for; the parser makes a `UsageError`."""
+
+    def __init__(self, misfit: "Misfit[Any]") -> None:
+        super().__init__(str(misfit))
+        self.where = misfit.at.where
+        self.what, self.fix = misfit.what, misfit.fix
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,14 +208,7 @@ class Settings(Heard):
     """Fields of which one is given, and no other."""
 
     def check_bounds(self, called: Callable[[str, Option], str]) -> None:
-        """Refuse numbers out of the bounds of their fields.
-
-        Args:
-            called: what the user calls a field.
-
-        Raises:
-            SettingsError: names the field.
-        """
+        """Refuse numbers out of the bounds of their fields, by what the user calls a field."""
         for name, option in options_of(type(self)).items():
             given = getattr(self, name)
             for number in given if isinstance(given, tuple) else (given,):
@@ -344,62 +218,43 @@ class Settings(Heard):
 
     @classmethod
     def from_arguments(cls, verb: str, arguments: Mapping[str, object]) -> Self:
-        """Settings of a Python call.
-
-        Args:
-            verb: whose arguments they are, for errors.
-            arguments: field -> value.
-
-        Raises:
-            SettingsError: a value is of another kind than its field, or does not go with another.
-        """
+        """Settings of a Python call: field -> value; errors name `verb`."""
+        explained = f"help(dq.{verb}) explains the arguments"
         for names in (*cls.exclusive, *cls.one_of):
-            given = [name for name in names if _is_given(arguments.get(name))]
+            given = [name for name in names if arguments.get(name) not in (None, False, ())]
             if len(given) > 1:
-                where = f"{verb}({given[1]}=)"
-                fix = "leave one of the two out"
-                raise SettingsError(where, f"not allowed with {given[0]}", fix=fix)
+                what, fix = f"not allowed with {given[0]}", "leave one of the two out"
+                raise SettingsError(f"{verb}({given[1]}=)", what, fix=fix)
             if not given and names in cls.one_of:
-                what = f"one of {', '.join(names)} is required"
-                raise SettingsError(verb, what, fix=f"help(dq.{verb}) explains the arguments")
-        settings, misfits = walk(cls, of_python(arguments, options_of(cls)))
+                raise SettingsError(verb, f"one of {', '.join(names)} is required", fix=explained)
+        options = options_of(cls)
+        values = {
+            name: PythonValue(value, options[name].count, options[name].reads)
+            if name in options
+            else PythonValue(value)
+            for name, value in arguments.items()
+        }
+        settings, misfits = walk(cls, _Given(values))
         for misfit in misfits:
             where = f"{verb}({misfit.key}=)" if misfit.key else verb
-            raise SettingsError(
-                where, misfit.what, fix=misfit.fix or f"help(dq.{verb}) explains the arguments"
-            )
+            raise SettingsError(where, misfit.what, fix=misfit.fix or explained)
         settings.check_bounds(lambda name, _: f"{verb}({name}=)")
         settings.check()
         return typing.cast(Self, settings)
 
     @classmethod
     def from_words(cls, words: Mapping[str, Sequence[str] | bool]) -> Self:
-        """Settings of a command line, which `check` has not seen yet.
-
-        Args:
-            words: field -> what was given; an option that was not is missing.
+        """Settings of a command line, field -> what was given; `check` has not seen them yet.
 
         Raises:
             WordsError: a word does not say what its option asks for.
         """
-        settings, misfits = walk(cls, of_words(words, options_of(cls)))
+        options = options_of(cls)
+        given = {name: _Words(options[name], name, word) for name, word in words.items()}
+        settings, misfits = walk(cls, _Given(given))
         for misfit in misfits:
             raise WordsError(misfit)
         return typing.cast(Self, settings)
-
-
-def _is_given(value: object) -> bool:
-    """A flag that is not set, and no value, are as if the argument were left out."""
-    return value is not None and value is not False and value != ()
-
-
-class WordsError(Exception):
-    """A word of a command line is not what its option asks for; the parser makes a `UsageError`."""
-
-    def __init__(self, misfit: "Misfit[Any]") -> None:
-        super().__init__(str(misfit))
-        self.where = misfit.at.where
-        self.what, self.fix = misfit.what, misfit.fix
 
 
 def options_of(settings: type) -> dict[str, Option]:

@@ -1,284 +1,52 @@
-"""`Keywords`: text that names options as a command line does, in the words of a Python call.
+"""`verb`: the Python function of a verb, made from its settings and from what it does.
 
-Every message is written once, for the command line: `--max-new-tokens`, `record --draft D --fused`.
-Who calls a verb from Python reads `max_new_tokens=` and `record(draft=D, fused=True)` instead.
-Options of engines and of other tools stay as they are.
+The command runs it by settings that are decoded already (`Command`). The function decodes its
+arguments, and says errors and warnings in the words of a Python call.
 """
 
-import collections.abc
+import argparse
 import dataclasses
 import functools
-import importlib
 import inspect
 import re
 import textwrap
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple, ParamSpec, Protocol, TypeVar
-
-from typing_extensions import override
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from ...recipes.errors import DraftQuantError
-from ...recipes.listener import Bar, Listener, Unit
-from .listener import usual_listener
+from .console import print_json
+from .ears import Ears, usual_listener, with_warnings
+from .keywords import Keywords
 from .option_words import meant
-from .settings import Argument, CallError, Settings, members, options_of, spelling
-
-# ---- `Ears`: hears what a run says on its way to who listens, and keeps the warnings of it
-
-ReportT = TypeVar("ReportT")
-
-
-class Ears(Listener):
-    """Passes everything on to another listener, and keeps the warnings.
-
-    Args:
-        listener: who listens.
-        words: puts a text into the words of who called; None = as it is.
-
-    Attributes:
-        warnings: all that were said, each once.
-    """
-
-    def __init__(self, listener: Listener, words: Callable[[str], str] | None = None) -> None:
-        self._listener = listener
-        self._words = words
-        self.warnings: tuple[str, ...] = ()
-
-    @override
-    @contextmanager
-    def bar(self, label: str, total: int | None, unit: Unit = "items") -> Iterator[Bar]:
-        with self._listener.bar(label, total, unit) as bar:
-            yield bar
-
-    @override
-    def stage(self, name: str) -> None:
-        self._listener.stage(name)
-
-    @override
-    def line(self, text: str) -> None:
-        self._listener.line(self._said(text))
-
-    @override
-    def warning(self, text: str) -> None:
-        said = self._said(text)
-        if said not in self.warnings:
-            self.warnings += (said,)
-            self._listener.warning(said)
-
-    @override
-    def note(self, text: str) -> None:
-        self._listener.note(self._said(text))
-
-    def _said(self, text: str) -> str:
-        return text if self._words is None else self._words(text)
-
-
-def with_warnings(report: ReportT, warnings: Sequence[str]) -> ReportT:
-    """A report that holds what was warned of, where it has a place for it and none in it."""
-    if not warnings or getattr(report, "warnings", None) != ():
-        return report
-    if dataclasses.is_dataclass(report) and not isinstance(report, type):
-        has_field = "warnings" in {each.name for each in dataclasses.fields(report)}
-        return dataclasses.replace(report, warnings=tuple(warnings)) if has_field else report
-    report.warnings = tuple(warnings)  # type: ignore[attr-defined] # of an opened folder
-    return report
-
-
-_OPTION = r"(?<![\w-])(?:--[a-z][a-z0-9-]*|-[a-z])(?![\w-])"
-_TOKEN = r"(?:\.\.\.|'[^' ]*'|[^\s;:()'\"]*[^\s,;:()'\".])"
-_VALUE = re.compile(r"\.\.\.|[A-Z][A-Z0-9_,]*|-?[0-9.]+\S*|\S*[/=~]\S*|\S+\.[a-z]+|auto|\d[\d,]*")
-"""What stands behind an option and is its value rather than the next word of the sentence."""
-
-
-class Keyword(NamedTuple):
-    """A field of settings: its name in Python, and what its value may be.
-
-    Attributes:
-        most: so many words are its value.
-    """
-
-    name: str
-    is_switch: bool
-    is_list: bool
-    most: int
-    choices: tuple[str, ...]
-
-    def argument(self, words: list[str]) -> str:
-        """`tp=2`, of the words behind the option, from which it takes its value."""
-        if self.is_switch:
-            return f"{self.name}=True"
-        taken = list[str]()
-        while words and len(taken) < self.most and self._takes(words[0]):
-            taken.append(words.pop(0))
-        if not taken:
-            return f"{self.name}=..."
-        if not self.is_list:
-            return f"{self.name}={_literal(taken[0])}"
-        each = [word for one in taken for word in one.split(",")]
-        return f"{self.name}=[{', '.join(map(_literal, each))}]"
-
-    def _takes(self, word: str) -> bool:
-        return word in self.choices or bool(_VALUE.fullmatch(word.strip("'")))
-
-
-class Keywords:
-    """Says options as the keyword arguments that they are.
-
-    Args:
-        verb: whose options come first, where another verb has some of the same name.
-        settings: of that verb.
-    """
-
-    def __init__(self, verb: str, settings: type[Settings]) -> None:
-        self.verb = verb
-        self._own = keywords_of(settings)
-        self._places = {
-            option.metavar: name
-            for name, option in options_of(settings).items()
-            if isinstance(option, Argument) and option.metavar
-        }
-
-    def __call__(self, text: str) -> str:
-        """The text, with calls and keywords in the place of commands and options."""
-        if "--" not in text and "draftquant" not in text and " -" not in text:
-            return text
-        return self._options(_command().sub(self._as_call, self._named(text)))
-
-    def place(self, where: str) -> str:
-        """Where an error is: `--tp` of `check` is `check(tp=)`, `--tp x` is `check(tp="x")`."""
-        found = re.match(rf"({_OPTION})(?: ({_TOKEN}))?(?=,|$)", where)
-        keyword = found and {**_all_keywords(), **self._own}.get(found[1])
-        if where in self._places:
-            return f"{self.verb}({self._places[where]}=)"
-        if not found or not keyword:
-            return self(where)
-        value = "" if found[2] is None else _literal(found[2])
-        return f"{self.verb}({keyword.name}={value}){self(where[found.end() :])}"
-
-    def _named(self, text: str) -> str:
-        """Arguments side by side, or at the end, which a command line takes by their places."""
-        names = "|".join(map(re.escape, self._places))
-        if len(self._places) < 2:
-            return text
-        return re.sub(
-            rf"\b(?:{names})(?:(?:,? (?:{names}))+\b|(?=, --|$))",
-            lambda found: re.sub(names, lambda one: f"{self._places[one[0]]}=", found[0]),
-            text,
-        )
-
-    def _options(self, text: str) -> str:
-        """Options in running text: `--out` is `out=`, `--tp 2` is `tp=2`."""
-        known = {**_all_keywords(), **self._own}
-
-        def said(found: re.Match[str]) -> str:
-            keyword = known.get(found["option"])
-            if keyword is None:
-                return found[0]
-            words = found["behind"].split()
-            given = keyword.argument(words)
-            return " ".join((given.removesuffix("..."), *words))
-
-        return re.sub(rf"(?P<option>{_OPTION})(?P<behind>(?:[ =](?!-){_TOKEN})*)", said, text)
-
-    def _as_call(self, found: re.Match[str]) -> str:
-        """`draftquant record --draft D --fused` is `record(draft=D, fused=True)`."""
-        name = found["verb"].replace(" ", "_").replace("-", "_")
-        if found["help"]:
-            return f"help({name})"
-        words, known = found["rest"].split(), keywords_of(_verbs()[name].settings)
-        arguments = []
-        options = [place for place, word in enumerate(words) if word in known]
-        places = words[: options[0]] if options else []
-        if not found["lead"] and not (options and all(map(_VALUE.fullmatch, places))):
-            return found[0]
-        if len(places) > 2:
-            places = []
-        arguments = [_literal(words.pop(0)) for _ in places]
-        while words and (words[0] in known or _VALUE.fullmatch(words[0])):
-            word = words.pop(0)
-            arguments.append(known[word].argument(words) if word in known else _literal(word))
-        return " ".join((f"{name}({', '.join(arguments)})", *words))
-
-
-def explain(function: Any) -> None:
-    """Say in the documentation of a verb, too, options as keywords; all verbs are there by then."""
-    function.__doc__ = Keywords(function.__name__, function.settings)(function.__doc__)
-
-
-def keywords_of(settings: type[Settings]) -> Mapping[str, Keyword]:
-    """What a command line calls an option of these settings -> the keyword that it is."""
-    hints = typing.get_type_hints(settings)
-    found: dict[str, Keyword] = {}
-    for name, option in options_of(settings).items():
-        if isinstance(option, Argument):
-            continue
-        kinds = [kind for kind in members(hints[name]) if kind is not type(None)]
-        origin = typing.get_origin(kinds[0])
-        inner = typing.get_args(kinds[0]) if origin is Literal else ()
-        braces = re.fullmatch(r"\{(.*)\}", option.metavar or "")
-        keyword = Keyword(
-            name=name,
-            is_switch=kinds == [bool],
-            is_list=origin in (tuple, collections.abc.Sequence),
-            most=option.count if isinstance(option.count, int) else 1,
-            choices=(*map(str, inner), *(braces[1].split(",") if braces else ())),
-        )
-        found |= {one: keyword for one in (spelling(name, option), option.short) if one}
-    return found
-
-
-def _literal(word: str) -> str:
-    """A word of a command line as Python writes it; names of what is to be given stay bare."""
-    word = word.strip("'")
-    bare = re.fullmatch(r"\.\.\.|[A-Z][A-Z0-9_]*|-?[0-9][0-9.e+-]*", word)
-    return word if bare else f'"{word}"'
-
-
-def _verbs() -> Mapping[str, Any]:
-    """Every verb by its name in Python; imported when something is said, which is seldom."""
-    api = importlib.import_module(f"{__name__.partition('.')[0]}.api")
-    return {name: getattr(api, name) for name in api.VERBS}
-
-
-@functools.cache
-def _all_keywords() -> Mapping[str, Keyword]:
-    """The options of all verbs; of one name the first."""
-    found: dict[str, Keyword] = {}
-    for each in _verbs().values():
-        found = {**keywords_of(each.settings), **found}
-    return found
-
-
-@functools.cache
-def _command() -> re.Pattern[str]:
-    """Commands, and the words behind them that may be their arguments."""
-    names = sorted({*_spelled(_verbs())}, key=len, reverse=True)
-    verbs = "|".join(map(re.escape, names))
-    return re.compile(
-        rf"(?<![\w/.-])(?P<lead>draftquant )?(?P<verb>{verbs})(?![\w-])"
-        rf"(?:(?P<help> --help)|(?P<rest>(?: {_TOKEN})*))"
-    )
-
-
-def _spelled(names: Sequence[str] | Mapping[str, Any]) -> Iterator[str]:
-    """As a command line spells a verb: `parity run-tasks`."""
-    for name in names:
-        head, _, tail = name.partition("_")
-        yield f"{head} {tail.replace('_', '-')}" if tail else head
-
-
-# ---- `verb`: the Python function of a verb, made from its settings and from what it does
-#
-# Commands call `run` with settings that are decoded already. The function decodes its arguments,
-# and says errors and warnings in the words of a Python call.
+from .settings import CallError, Settings, options_of
 
 P = ParamSpec("P")
 S = TypeVar("S", bound=Settings)
 S_co = TypeVar("S_co", bound=Settings, covariant=True)
 R_co = TypeVar("R_co", covariant=True)
 R = TypeVar("R")
+
+
+class Below(NamedTuple):
+    """A verb below a command that prints by itself.
+
+    Attributes:
+        run: runs it by the parsed options and prints; its exit code.
+    """
+
+    verb: "Verb[..., Any, Any]"
+    run: Callable[[argparse.Namespace], int]
+    summary: str
+
+
+Verbs = Mapping[str, Below]
+"""Name -> verb."""
+
+
+def run_verb(options: argparse.Namespace, verbs: Verbs) -> int:
+    """Run the verb that was given; its exit code."""
+    return verbs[options.verb].run(options)
 
 
 class Verb(Protocol[P, S_co, R_co]):
@@ -347,6 +115,44 @@ def verb(settings: Callable[P, S]) -> Callable[[Callable[[S], R]], Verb[P, S, R]
         return typing.cast("Verb[P, S, R]", found)
 
     return made
+
+
+def _to_mapping(report: Any, _settings: Any) -> Any:
+    return report.to_mapping()
+
+
+def _exit_code(report: Any) -> int:
+    return int(getattr(report, "exit_code", 0))
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """How the command line shows what a verb returns.
+
+    Attributes:
+        show: prints the report; it is given the settings too, as `mapping` is.
+        mapping: the report for JSON.
+        beside: prints on stderr what has to be known of it, also where JSON is printed.
+        summary: what the verb does, where it is one of several of a command.
+    """
+
+    verb: Verb[..., Any, Any]
+    show: Callable[[Any, Any], None]
+    mapping: Callable[[Any, Any], Any] = _to_mapping
+    exit_code: Callable[[Any], int] = _exit_code
+    beside: Callable[[Any, Any], None] | None = None
+    summary: str = ""
+
+    def run(self, settings: Any, *, as_json: bool) -> int:
+        """Run the verb and print what it returns; the exit code."""
+        report = self.verb.run(settings)
+        if as_json:
+            print_json(self.mapping(report, settings))
+        else:
+            self.show(report, settings)
+        if self.beside is not None:
+            self.beside(report, settings)
+        return self.exit_code(report)
 
 
 def _bound(

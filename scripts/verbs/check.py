@@ -23,6 +23,7 @@ from ..frame.verb import verb
 
 if TYPE_CHECKING:
     from ...quantize.drafts.engine_traits import Stage
+    from ...quantize.engines.contract import Verdict
     from ...quantize.pairing import EnginePair, PairCheck, PairFinding
 
 _DEFAULT_GPUS = "; ".join(

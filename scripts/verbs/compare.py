@@ -199,9 +199,9 @@ def compare(settings: CompareSettings) -> "reports.ComparisonReport":
 
 def _counted(settings: CompareSettings) -> "Counted":
     """What is compared; without traces the files say it."""
+    from ...calibration.passes.on_traces import open_with_warnings
     from ...validate.comparison.sources import of_files, of_replays
     from ...validate.judging.candidate_origin import DraftFolder
-    from ..frame.opening import open_with_warnings
     from ..position_limits import position_warnings
 
     if settings.traces is None:

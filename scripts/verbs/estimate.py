@@ -17,14 +17,15 @@ from ...quantize.estimate.estimate_report import (
 )
 from ...quantize.estimate.work import Machine, Part
 from ...quantize.gpus import USUAL_GPUS, Gpu, named_gpu
+from ...quantize.inspection import open_draft
 from ...quantize.planning.quantization_plan import Plan, make_plan
 from ...recipes import built_in_recipes
+from ...recipes.chosen_recipe import named_recipe
 from ...recipes.decode import ABOVE_0, AT_LEAST_1, SHARE_OR_ALL
 from ...recipes.errors import LayoutError, PlanError
 from ..frame import arguments, reports
 from ..frame.arguments import AnyRecipe
 from ..frame.console import megabytes, print_json, print_table, stdout, table
-from ..frame.opening import named_recipe, open_draft
 from ..frame.settings import Option, Settings
 from ..frame.verb import verb
 

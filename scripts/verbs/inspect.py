@@ -102,8 +102,8 @@ def inspect(settings: InspectSettings) -> Inspection:
             or has a tensor with NaN or infinity.
     """
     from ...quantize.files.digests import check_finite, not_finite
+    from ...quantize.inspection import warn_of_a_target
     from ...quantize.stored.stored_declaration import looks_quantized
-    from ..frame.opening import warn_of_a_target
 
     checkpoint = resolve_draft(str(settings.draft), settings.subtree).checkpoint()
     found = _quantized(checkpoint) if looks_quantized(checkpoint) else _plain(checkpoint)

@@ -8,7 +8,7 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from ...quantize.files.hub import Reference
+from ...quantize.files.hub import Reference, resolve_draft
 from ...quantize.files.staging import check_output
 from ...recipes.decode import ABOVE_0, AT_LEAST_0, AT_LEAST_1
 from ...recipes.errors import MeasureError
@@ -26,14 +26,13 @@ from ..frame.arguments import (
     TopP,
 )
 from ..frame.console import print_json, print_table, stdout, table
-from ..frame.opening import draft_identity
 from ..frame.pages import check_golden, write_golden
 from ..frame.settings import Option
 from ..frame.verb import verb
 
 if TYPE_CHECKING:
     from ...validate.measure.measurement import Figures, Measurement
-    from ...validate.measure.measuring import Plan, Progress, ServerAddress
+    from ...validate.measure.measuring import DraftIdentity, Plan, Progress, ServerAddress
 
 _NEEDED = {
     "server": "--server http://HOST:PORT",
@@ -41,6 +40,26 @@ _NEEDED = {
     "prompts": "--prompts FILE",
     "out": "--out FILE",
 }
+
+
+def draft_identity(reference: Reference, served_as: str | None = None) -> "DraftIdentity":
+    """A draft's identity, as the gate knows it, and what its server calls it."""
+    from ...validate.judging.candidate_origin import DraftFolder
+    from ...validate.measure.measuring import DraftIdentity
+
+    folder = DraftFolder.read(resolve_draft(str(reference)).folder)
+    quantization = "of another tool" if folder.quantized else "none"
+    if folder.quantized_by is not None:
+        quantization = folder.quantized_by.recipe.name
+    given = Path(reference)
+    return DraftIdentity(
+        draft=given.resolve().name if given.is_dir() else str(reference),
+        draft_sha256=folder.sha256,
+        draft_quantization=quantization,
+        quantized=folder.quantized,
+        folder=folder.folder,
+        served_as=served_as,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,13 +14,12 @@ from ..frame import reports
 from ..frame.arguments import Device, Dtype, NumDraftTokens, OutFolder, Target, share
 from ..frame.console import print_json, print_table, stdout, table
 from ..frame.findings import BoundedFindings, FindingsFile
-from ..frame.opening import draft_identity, open_traces
-from ..frame.parsers import Below, Verbs, run_verb
 from ..frame.settings import Argument, Option, Settings
-from ..frame.verb import verb
+from ..frame.verb import Below, Verbs, run_verb, verb
 from ..loaded_drafts import load_for_replay
 from ..parity_sampled import parity_sampled
 from .gate import COLOURS
+from .measure import draft_identity
 from .replay import OnTracesSettings
 
 if TYPE_CHECKING:
@@ -167,7 +166,7 @@ def parity_draft(settings: DraftParitySettings) -> "reports.Findings":
     Raises:
         DraftQuantError: a draft or the traces cannot be read, or they do not fit each other.
     """
-    from ...validate.counting.trace_replay import chosen_num_draft_tokens
+    from ...calibration.passes.on_traces import chosen_num_draft_tokens, open_traces
     from ...validate.parity.draft_findings import (
         DraftLimits,
         check_limits,

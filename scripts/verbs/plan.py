@@ -2,7 +2,7 @@
 
 import argparse
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
@@ -10,33 +10,23 @@ from typing_extensions import override
 from ...quantize.drafts.shared.mixture import of_any_expert
 from ...quantize.engines.contract import EngineCheck, loading_places
 from ...quantize.engines.plan_verdicts import nothing_loads, to_mapping, verdict_lines, verdicts_of
+from ...quantize.inspection import open_draft
 from ...quantize.planning.quantization_plan import Plan, make_plan
 from ...recipes.brief import Brief, megabytes
-from ..frame import arguments
+from ...recipes.chosen_recipe import chosen_recipe
+from ..frame.arguments import ByRecipe
 from ..frame.console import print_json, print_table, stdout, table
-from ..frame.opening import chosen_recipe, open_draft
-from ..frame.settings import Settings
 from ..frame.verb import verb
 
 if TYPE_CHECKING:
-    from ...quantize.planning.quantization_plan import Step
+    from ...quantize.planning.quantization_plan import Plan, Step
 
 # ---- `plan`: what a recipe would do to every tensor, and where the result would load
 
 
-@dataclass(frozen=True, slots=True)
-class PlanSettings(Settings):
+@dataclass(frozen=True)
+class PlanSettings(ByRecipe):
     """Of which draft, by which recipe."""
-
-    draft: arguments.Draft
-    recipe: arguments.RecipeName
-    _: KW_ONLY
-    subtree: arguments.Subtree = None
-    backend: arguments.Backend = None
-    algorithm: arguments.AlgorithmName = None
-    input_correction: arguments.InputCorrectionChoice = None
-    kv_cache: arguments.KvCacheScalesChoice = None
-    target_layers: arguments.TargetLayers = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -82,14 +72,7 @@ def plan(settings: PlanSettings) -> PlanReport:
         DraftQuantError: the draft or the recipe cannot be read, or they do not fit each other.
     """
     _, draft = open_draft(settings.draft, settings.subtree, settings.listener)
-    recipe = chosen_recipe(
-        settings.recipe,
-        backend=settings.backend,
-        algorithm=settings.algorithm,
-        input_correction=settings.input_correction,
-        kv_cache=settings.kv_cache,
-        listener=settings.listener,
-    )
+    recipe = chosen_recipe(settings.choice, settings.listener)
     made = make_plan(recipe, draft, target_layers=settings.target_layers)
     loads = verdicts_of(made)
     problem = nothing_loads(made, loads)

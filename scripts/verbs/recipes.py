@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cache
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import yaml
 from typing_extensions import override
@@ -13,16 +13,18 @@ from ...quantize.engines.contract import EngineName
 from ...quantize.gpus import GPUS, architecture, gpu_name, gpu_names
 from ...recipes import Recipe, aliases, built_in_recipes, load_recipe, recipe_sha256, to_mapping
 from ...recipes.brief import Brief
+from ...recipes.chosen_recipe import named_recipe
 from ...recipes.decode import nearest
 from ...recipes.errors import RecipeError
 from ...recipes.formats import NUMBER_FORMATS
 from ...recipes.schema import LoadsOn
 from ..frame.arguments import AnyRecipe
 from ..frame.console import OnTerminal, print_document, print_json, print_table, stdout, table
-from ..frame.opening import named_recipe
-from ..frame.parsers import Below, Verbs, run_verb
 from ..frame.settings import Argument, Option, Settings
-from ..frame.verb import verb
+from ..frame.verb import Below, Verbs, run_verb, verb
+
+if TYPE_CHECKING:
+    from ...recipes.schema import LoadsOn
 
 
 @cache

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from ...calibration.traces.trace_folder import TraceFolder
     from ...calibration.vllm.recording_plan import RecordingPlan
     from ...quantize.stored.loading import LoadedDraft
-    from ..frame.reports import TraceFolder
     from ..on_ray import Placed
 
 # ---- The prompts that `record` gives its target: of a file, of a data set, or texts that go on

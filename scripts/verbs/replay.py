@@ -110,7 +110,7 @@ def replay(settings: ReplaySettings) -> "tuple[reports.DraftReplay, ...]":
         DraftQuantError: a draft or the traces cannot be read, do not fit each other, or do not fit
             in memory.
     """
-    from ..frame.opening import open_traces
+    from ...calibration.passes.on_traces import open_traces
     from ..position_limits import position_warnings
 
     check_golden(settings.golden, overwrite=settings.overwrite)
@@ -128,7 +128,7 @@ def replay(settings: ReplaySettings) -> "tuple[reports.DraftReplay, ...]":
 
 def _write_golden(settings: ReplaySettings, replay: "DraftReplay") -> None:
     from ...validate.golden.golden_sources import golden_of_replay
-    from ..frame.opening import draft_identity
+    from .measure import draft_identity
 
     assert settings.golden is not None  # its caller asks
     own = draft_identity(settings.drafts[0])
@@ -151,7 +151,8 @@ def replay_beside(
     cache: "KnownProposals | None",
 ) -> "tuple[DraftReplay, ...]":
     """Replay drafts; what the first proposes is asked of `cache` and kept there."""
-    from ...validate.counting.trace_replay import chosen_num_draft_tokens, replay_drafts
+    from ...calibration.passes.on_traces import chosen_num_draft_tokens
+    from ...validate.counting.trace_replay import replay_drafts
     from ..on_ray import replayed_on_ray
 
     chosen = chosen_num_draft_tokens(settings.num_draft_tokens, loaded.drafts)

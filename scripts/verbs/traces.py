@@ -15,9 +15,8 @@ from ...recipes.regular_file import AnyPath
 from ..frame import reports
 from ..frame.arguments import OutFolder, TableIds, share
 from ..frame.console import megabytes, print_json, print_table, stdout, table
-from ..frame.parsers import Below, Verbs, run_verb
 from ..frame.settings import Argument, Option, Settings
-from ..frame.verb import verb
+from ..frame.verb import Below, Verbs, run_verb, verb
 
 if TYPE_CHECKING:
     from ...calibration.traces.manifest import TraceManifest

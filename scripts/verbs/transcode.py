@@ -1,19 +1,18 @@
 """`transcode`: the same codes and scales in another layout or carrier, bit for bit."""
 
-import argparse
 import dataclasses
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from ...quantize.files.hub import resolve_draft, running_argv
 from ...recipes.listener import verifying
 from ...recipes.schema import LayoutName
 from ..frame import reports
 from ..frame.arguments import OutFolder, Quantized, TargetLayers
-from ..frame.console import megabytes, print_json, stdout
+from ..frame.console import megabytes, stdout
 from ..frame.settings import Option, Settings
-from ..frame.verb import verb
+from ..frame.verb import Command, verb
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,25 +63,21 @@ def transcode(settings: TranscodeSettings) -> "reports.TranscodeReport":
         )
 
 
-# ---- `draftquant transcode`: the same quantized values in another layout or dtype, bit for bit
+def _show(report: "reports.TranscodeReport", _settings: object) -> None:
+    out = stdout()
+    out.line(
+        (str(report.out), "bold"),
+        f": {report.linears} linears with the same quantized values and scales,"
+        f" {report.kept} tensors kept"
+        f" byte for byte, {megabytes(report.bytes_before)} -> {megabytes(report.bytes_after)},"
+        " verified",
+    )
+    out.line(report.before)
+    out.line(f"-> {report.after}")
 
-VERB = transcode
+
+def _mapping(report: "reports.TranscodeReport", _settings: object) -> dict[str, Any]:
+    return dataclasses.asdict(report) | {"out": str(report.out)}
 
 
-def run(options: argparse.Namespace) -> int:
-    """Transcode, and print what was written."""
-    report = transcode.run(options.settings)
-    if options.json:
-        print_json(dataclasses.asdict(report) | {"out": str(report.out)})
-    else:
-        out = stdout()
-        out.line(
-            (str(report.out), "bold"),
-            f": {report.linears} linears with the same quantized values and scales,"
-            f" {report.kept} tensors kept"
-            f" byte for byte, {megabytes(report.bytes_before)} -> {megabytes(report.bytes_after)},"
-            " verified",
-        )
-        out.line(report.before)
-        out.line(f"-> {report.after}")
-    return 0
+COMMAND = Command(transcode, _show, _mapping)

@@ -13,11 +13,9 @@ from ...quantize.files.report_files import check_reports, write_reports
 from ...quantize.files.staging import check_output
 from ...recipes.decode import AT_LEAST_1
 from ...recipes.regular_file import AnyPath, optional_path
-from ..cut_rows import RowsAsked, write_rows
 from ..frame import arguments, reports
 from ..frame.arguments import share
 from ..frame.console import megabytes, print_json, print_table, stderr, stdout, table
-from ..frame.opening import open_traces
 from ..frame.settings import Option
 from ..frame.verb import verb
 from ..loaded_drafts import PassesSettings, load_for_replay
@@ -34,7 +32,6 @@ if TYPE_CHECKING:
         StepTimes,
         VocabReport,
     )
-    from ..frame.reports import VocabReport
 
 USUAL_GPU = "h200"
 USUAL_EFFICIENCY = 0.75
@@ -176,6 +173,7 @@ def vocab(settings: VocabSettings) -> "reports.VocabReport":
         DraftQuantError: the draft, the traces or the counts cannot be read, do not belong together,
             or the vocabulary of such a draft cannot be cut.
     """
+    from ...calibration.passes.on_traces import open_traces
     from ...calibration.vocabulary_rows import choosing_of
 
     if settings.out is not None:
@@ -194,6 +192,7 @@ def vocab(settings: VocabSettings) -> "reports.VocabReport":
 
 def _written(settings: VocabSettings, choosing: "Choosing") -> "VocabReport":
     """Choose the rows, and write the folder."""
+    from ...calibration.cut_rows import RowsAsked, write_rows
     from ...validate.comparison.size_estimate import VocabReport
 
     target, listener = optional_path(settings.target), settings.listener
@@ -205,11 +204,11 @@ def _written(settings: VocabSettings, choosing: "Choosing") -> "VocabReport":
 
 def _judged(settings: VocabSettings, choosing: "Choosing") -> "VocabReport":
     """The curve, and what it is worth in time."""
+    from ...calibration.passes.on_traces import chosen_num_draft_tokens, open_traces
     from ...calibration.traces.near_duplicates import seen_prompts
     from ...calibration.vocabulary_rows import check_same_target
     from ...validate.comparison.size_curve import drawing, size_curve
     from ...validate.comparison.size_estimate import VocabReport
-    from ...validate.counting.trace_replay import chosen_num_draft_tokens
     from ...validate.judging.candidate_origin import check_apart
 
     traces, judge = choosing.traces, None

@@ -14,15 +14,16 @@ from draftquant.calibration.rounding.learned_state import LearningSettings
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.algorithms import InputMoments
 from draftquant.quantize.backends import get_backend
+from draftquant.quantize.inspection import open_draft
 from draftquant.quantize.making.execute import GPU_BLOCK_BYTES
 from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.recipes import load_recipe
+from draftquant.recipes.chosen_recipe import with_algorithm
 from draftquant.recipes.schema import Algorithm
 from draftquant.scripts.dev.real_shapes.drafts import REAL_DRAFTS
 from draftquant.scripts.dev.real_shapes.generate import write_real_shape_draft
 from draftquant.scripts.dev.real_shapes.traces import TraceSize, write_traces
-from draftquant.scripts.frame.opening import open_draft, with_algorithm
 from gpu.rows import Row, Run
 from gpu.same import synthetic_moments
 from gpu.timing import gemm_rate, seconds_of, synchronize

@@ -51,9 +51,7 @@ from ...calibration.traces.prompt_trace import PromptTrace
 from ...calibration.traces.trace_folder import TraceFolder
 from ...calibration.traces.trace_info import FeatureTally
 from ...quantize.drafts.draft_cache import scale_origin
-from ...quantize.drafts.geometry import usual_draft_tokens
 from ...quantize.stored.loading import LoadedDraft
-from ...recipes.decode import AT_LEAST_1
 from ...recipes.errors import ReplayError
 from .acceptance_counts import (
     CONTEXT_BINS,
@@ -195,27 +193,6 @@ def _expected(begun: Tensor, outcomes: Tensor) -> AcceptanceCounts:
 def rounds_at_every_row(outcomes: Tensor) -> AcceptanceCounts:
     """The same as if a round began at every row."""
     return AcceptanceCounts(histogram=tuple(outcomes.sum(dim=0).tolist()))
-
-
-def chosen_num_draft_tokens(asked: int | None, drafts: Sequence[LoadedDraft]) -> int:
-    """K: as asked, else what all the drafts are made for; ReplayError where they differ.
-
-    A block draft fills its whole block; a chain has no length of its own, 3 is what is usually
-    served.
-    """
-    if asked is not None:
-        served = "give the K that will be served, such as -k 3"
-        AT_LEAST_1.check(ReplayError, "--num-draft-tokens", asked, fix=served)
-        return asked
-    defaults = [usual_draft_tokens(draft.geometry) for draft in drafts]
-    if len(set(defaults)) > 1:
-        named = ", ".join(f"{d.name} {k}" for d, k in zip(drafts, defaults, strict=True))
-        raise ReplayError(
-            "--num-draft-tokens",
-            f"the drafts propose different numbers of tokens: {named}",
-            fix="give one number for all: -k K",
-        )
-    return defaults[0]
 
 
 def replay_drafts(

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from ...frame.keywords import Keywords
 from ...frame.settings import Option, options_of
-from ...frame.verb import Keywords
 from .markdown import code, page, table, text
 
 api: Any = importlib.import_module(f"{__name__.partition('.')[0]}.api")

@@ -4,17 +4,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from ..quantize.drafts import Draft
 from ..quantize.files.hub import DraftSource, running_argv
+from ..quantize.files.publish import SPARE_BYTES
 from ..quantize.files.staging import check_output, staged_source
+from ..quantize.inspection import open_draft
+from ..quantize.making.preparing import check_source
+from ..quantize.planning.quantization_plan import make_plan
+from ..quantize.stored.stored_draft import StoredDraft
+from ..quantize.vocabulary.cut_plan import plan_cut
+from ..quantize.vocabulary.cut_vocabulary import VocabularyReport, cut_vocabulary
+from ..recipes import Recipe
 from ..recipes.listener import Listener
-
-if TYPE_CHECKING:
-    from ..calibration.vocabulary_rows import Choosing, ChosenRows
-    from ..quantize.drafts import Draft
-    from ..quantize.vocabulary.cut_vocabulary import VocabularyReport
-    from ..recipes import Recipe
+from .traces.trace_folder import TraceFolder
+from .vocabulary_rows import Choosing, ChosenRows, choosing_of, chosen_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +26,7 @@ class RowsAsked:
     """Which rows.
 
     Attributes:
-        size: so many. coverage: or as many as cover this share of held-out text.
+        coverage: share of held-out text that they cover, where no size is given.
         target: its folder, from whose head they come if the draft has none.
         options: what the names of the options for `size` and `coverage` begin with.
     """
@@ -32,29 +36,21 @@ class RowsAsked:
     target: Path | None
     options: str = "--"
 
-    def of(self, choosing: "Choosing") -> "ChosenRows":
-        """The rows of a folder.
-
-        Raises:
-            CalibrationError: no cut of the draft is as asked.
-        """
-        from ..calibration.vocabulary_rows import chosen_rows
-
+    def of(self, choosing: Choosing) -> ChosenRows:
+        """The rows of a folder."""
         return chosen_rows(choosing, self.size, self.coverage, options=self.options)
 
 
 def write_rows(
-    choosing: "Choosing",
-    rows: "ChosenRows",
+    choosing: Choosing,
+    rows: ChosenRows,
     out: Path,
     asked: RowsAsked,
     *,
     listener: Listener,
     on_stage: Callable[[str], None],
-) -> "VocabularyReport":
+) -> VocabularyReport:
     """Write the draft with these rows alone."""
-    from ..quantize.vocabulary.cut_vocabulary import cut_vocabulary
-
     with listener.bar("cut", None, "bytes") as bar:
         return cut_vocabulary(
             choosing.source,
@@ -71,28 +67,19 @@ def write_rows(
 @contextmanager
 def with_chosen_rows(
     source: DraftSource,
-    recipe: "Recipe",
+    recipe: Recipe,
     out: Path,
     asked: RowsAsked,
     *,
     traces: Path,
     target_layers: int | None,
     listener: Listener,
-) -> "Iterator[tuple[DraftSource, Draft]]":
+) -> Iterator[tuple[DraftSource, Draft]]:
     """Give the draft with the rows that are asked for; it lies hidden beside the output.
 
     Nothing is written before it is known that the recipe fits it and the disk holds both folders.
     It is removed when the block is left.
     """
-    from ..calibration.traces.trace_folder import TraceFolder
-    from ..calibration.vocabulary_rows import choosing_of
-    from ..quantize.files.publish import SPARE_BYTES
-    from ..quantize.making.preparing import check_source
-    from ..quantize.planning.quantization_plan import make_plan
-    from ..quantize.stored.stored_draft import StoredDraft
-    from ..quantize.vocabulary.cut_plan import plan_cut
-    from .frame.opening import open_draft
-
     check_output(out, source.folder)
     choosing = choosing_of(source, TraceFolder.open(traces), target=asked.target, counts=None)
     rows = asked.of(choosing)
@@ -114,7 +101,7 @@ def with_chosen_rows(
         yield open_draft(own)
 
 
-def _said(choosing: "Choosing", rows: "ChosenRows", written: "VocabularyReport") -> str:
+def _said(choosing: Choosing, rows: ChosenRows, written: VocabularyReport) -> str:
     """What is quantized, in a line."""
     head = "" if written.head_from is None else f", of the target's {written.head_from}"
     return (

@@ -1,18 +1,15 @@
-"""Learned rounding for `quantize`, and what is said meanwhile."""
+"""Learned rounding, and what is said while it runs."""
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from ..quantize.planning.quantization_plan import Plan
-from ..recipes.listener import Bar, Listener
-
-if TYPE_CHECKING:
-    from ..calibration.linear_inputs.static_scales import StaticScales
-    from ..calibration.rounding.learned_state import LearnedCodes, LearningProgress
-    from ..calibration.traces.trace_folder import TraceFolder
-    from ..quantize.stored.loading import LoadedDraft
-
+from ...quantize.planning.quantization_plan import Plan
+from ...quantize.stored.loading import LoadedDraft
+from ...recipes.listener import Bar, Listener
+from ..linear_inputs.static_scales import StaticScales
+from ..traces.trace_folder import TraceFolder
+from .learn import learned_codes
+from .learned_state import LearnedCodes, LearningProgress, LearningSettings
 
 FEW_PROMPTS = 128
 """Fewer are said to be few before learning begins."""
@@ -21,18 +18,15 @@ FEW_PROMPTS = 128
 def learn(
     stack: ExitStack,
     plan: Plan,
-    draft: "LoadedDraft",
-    traces: "TraceFolder",
+    draft: LoadedDraft,
+    traces: TraceFolder,
     out: Path,
     *,
     num_draft_tokens: int,
-    static: "StaticScales | None",
+    static: StaticScales | None,
     listener: Listener,
-) -> "LearnedCodes":
-    """`learned_codes` with its default settings; they are there until the stack is left."""
-    from ..calibration.rounding.learn import learned_codes
-    from ..calibration.rounding.learned_state import LearningSettings
-
+) -> LearnedCodes:
+    """Codes by the default settings, which are there until the stack is left."""
     settings = LearningSettings()
     if len(traces) < FEW_PROMPTS:
         listener.note(
@@ -54,7 +48,7 @@ def learn(
                 bar.phase("learn", settings.steps)
                 measures = False
 
-        def show(progress: "LearningProgress") -> None:
+        def show(progress: LearningProgress) -> None:
             shown(progress)
             if progress.validation.step == progress.step:
                 listener.note(_line(progress))
@@ -94,14 +88,14 @@ class StepsShown:
         self._bar = bar
         self._before: int | None = None
 
-    def __call__(self, progress: "LearningProgress") -> None:
+    def __call__(self, progress: LearningProgress) -> None:
         """A step is done."""
         if self._before is None:
             self._before = progress.step - 1
         self._bar.set(progress.step - self._before, progress.steps - self._before)
 
 
-def _line(progress: "LearningProgress") -> str:
+def _line(progress: LearningProgress) -> str:
     found = progress.validation
     return (
         f"step {progress.step} of {progress.steps}, loss {progress.loss:.5f}; on the prompts held"

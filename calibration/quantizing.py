@@ -1,0 +1,297 @@
+"""One run of quantizing a draft: opened, cut where that is asked, measured on traces, written."""
+
+import dataclasses
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from ..quantize.engines.plan_verdicts import nothing_loads, verdicts_of
+from ..quantize.files.hub import DraftSource, running_argv
+from ..quantize.files.staging import check_output
+from ..quantize.inspection import open_draft
+from ..quantize.lints import Lint, find_lints
+from ..quantize.making.preparing import check_tables
+from ..quantize.making.quantize_draft import QuantizeReport, quantize_draft
+from ..quantize.planning.quantization_plan import NOTHING_MEASURED, Measured, Plan, Step, make_plan
+from ..recipes.chosen_recipe import RecipeChoice, chosen_recipe
+from ..recipes.listener import Bar, Listener
+from .cut_rows import RowsAsked, with_chosen_rows
+from .linear_inputs.plan_inputs import (
+    PlanInputs,
+    few_for_correction,
+    measured_inputs,
+    need_of,
+    why_unused,
+)
+from .linear_inputs.static_scales import constant_scales
+from .measured_cache import measure_cache_scales
+from .passes.memory import resolve_device
+from .passes.on_traces import draft_on_traces, open_traces
+from .rounding.shown_learning import learn
+from .traces.trace_info import feature_evidence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What is made of a draft, and by what.
+
+    Attributes:
+        traces: to calibrate on, and to choose rows by.
+        input_scale: one static activation scale for all linears, which then is not measured.
+        num_draft_tokens: K, as it will be served; None = the draft's own.
+        rows: that the head keeps; None = all.
+        precise: factors of GPTQ in float64.
+    """
+
+    recipe: RecipeChoice
+    out: Path
+    subtree: str | None = None
+    target_layers: int | None = None
+    traces: Path | None = None
+    input_scale: float | None = None
+    num_draft_tokens: int | None = None
+    rows: RowsAsked | None = None
+    precise: bool = False
+    device: str = "auto"
+    target: Path | None = None
+    allow_zero_rows: bool = False
+    fix_config: bool = False
+
+
+def quantize_as_asked(draft: object, asked: Asked, listener: Listener) -> QuantizeReport:
+    """Quantize a folder or Hub id into a new folder, which is complete and verified or absent."""
+    if asked.device not in ("auto", "cpu"):
+        resolve_device(asked.device)  # refused before anything that takes long
+    source, opened = open_draft(draft, asked.subtree, listener)
+    recipe = chosen_recipe(asked.recipe, listener)
+    with ExitStack() as stack:
+        if asked.rows is not None:
+            source, opened = stack.enter_context(
+                with_chosen_rows(
+                    source,
+                    recipe,
+                    asked.out,
+                    asked.rows,
+                    traces=asked.traces or Path(),
+                    target_layers=asked.target_layers,
+                    listener=listener,
+                )
+            )
+        plan = make_plan(recipe, opened, target_layers=asked.target_layers)
+        report = _quantized(stack, plan, source, asked, listener)
+    if left := lints_left(draft, report.lints, fix_config=asked.fix_config):
+        listener.warning(left)
+    return report
+
+
+def _quantized(
+    stack: ExitStack, plan: Plan, source: DraftSource, asked: Asked, listener: Listener
+) -> QuantizeReport:
+    """A draft by its plan; what is kept on disk meanwhile goes when the stack is left."""
+    proven = check_tables(plan, asked.target)
+    verdicts = verdicts_of(plan, fix_config=asked.fix_config)
+    lints = tuple(find_lints(plan.draft))
+    if (problem := nothing_loads(plan, verdicts)) is not None:
+        listener.warning(problem)
+    check_output(asked.out, plan.draft.checkpoint.folder)  # before anything that takes long
+    phases = Phases(plan, listener)
+    measured = _measured(stack, plan, asked, phases.measured, listener)
+    bar = phases.bar = stack.enter_context(listener.bar("check", None))
+    report = quantize_draft(
+        plan,
+        asked.out,
+        source=source,
+        argv=running_argv(),
+        measured=measured,
+        allow_zero_rows=asked.allow_zero_rows,
+        fix_config=asked.fix_config,
+        target=asked.target,
+        proven=proven,
+        on_progress=phases.written,
+        on_stage=phases.begin,
+        on_verified=bar.set,
+        device=partial(resolve_device, asked.device),
+    )
+    if report.damping:
+        listener.warning(raised_damping(report.damping))
+    return dataclasses.replace(report, loads=verdicts, lints=lints)
+
+
+def _measured(
+    stack: ExitStack,
+    plan: Plan,
+    asked: Asked,
+    measuring: Callable[[int, int], None],
+    listener: Listener,
+) -> Measured:
+    """What the recipe needs of inputs, or the algorithm; there until the stack is left."""
+    if asked.traces is None and asked.input_scale is None:
+        return NOTHING_MEASURED
+    scale = asked.input_scale
+    constant = None if scale is None else constant_scales(plan, scale)
+    if asked.traces is None:
+        return PlanInputs(static=constant).measured
+    if reason := why_unused(plan, scale_is_given=constant is not None):
+        if asked.rows is not None:
+            listener.note(f"--traces chose the rows, and is not used otherwise: {reason}")
+        else:
+            listener.warning(f"--traces is not used: {reason}")
+        return PlanInputs(static=constant).measured
+    traces = open_traces(asked.traces, listener)
+    draft, num_draft_tokens = draft_on_traces(
+        plan.draft.checkpoint.folder,
+        traces,
+        device=asked.device,
+        target=asked.target,
+        num_draft_tokens=asked.num_draft_tokens,
+        subtree=plan.draft.checkpoint.subtree,
+    )
+    if few := few_for_correction(plan, draft, traces, num_draft_tokens):
+        listener.note(few)
+    spool = stack.enter_context(tempfile.TemporaryDirectory(prefix="draftquant-moments-"))
+    with listener.bar("calibrate", len(traces), "work") as bar:
+        found = measured_inputs(
+            plan,
+            draft,
+            traces,
+            num_draft_tokens=num_draft_tokens,
+            spool=Path(spool),
+            static=constant,
+            precise=asked.precise,
+            on_progress=bar.set,
+            on_stage_progress=measuring,
+        )
+    if fault := feature_evidence(traces).fault():
+        listener.warning(f"{asked.traces}: {fault}")
+    cache = plan.recipe.kv_cache
+    if cache is not None and cache.scales != "unit":
+        with listener.bar("cache", None, "work") as bar:
+            scales = measure_cache_scales(
+                draft,
+                traces,
+                how=cache.scales,
+                num_draft_tokens=num_draft_tokens,
+                on_progress=bar.set,
+            )
+        found = dataclasses.replace(found, cache_scales=scales)
+        listener.note(f"scales of the KV cache from {len(traces)} traces ({cache.scales})")
+    if found.statistics is not None or found.static is not constant:
+        what = "input scales" if found.statistics is None else "inputs"
+        listener.note(f"{what} from {len(traces)} traces, steps 1..{num_draft_tokens}")
+    if need_of(plan) == "codes":
+        codes = learn(
+            stack,
+            plan,
+            draft,
+            traces,
+            asked.out,
+            num_draft_tokens=num_draft_tokens,
+            static=found.static,
+            listener=listener,
+        )
+        found = dataclasses.replace(found, found=codes)
+    return found.measured
+
+
+def raised_damping(damping: Mapping[str, float]) -> str:
+    """Said where second moments had no factor with the damping that is usual."""
+    name, most = max(damping.items(), key=lambda item: item[1])
+    return (
+        f"GPTQ: the second moments of the inputs of {len(damping)} linear(s) have no Cholesky"
+        f" factor with 0.01 of their mean on the diagonal; more was added (up to {most:g}, {name}),"
+        " so errors are made up for less there\n  calibrate on more prompts, or try --precise"
+    )
+
+
+def lints_left(draft: object, lints: Sequence[Lint], *, fix_config: bool) -> str | None:
+    """Which warnings of the source's config.json stay in the output, and how they go."""
+    left = [one for one in lints if one.level == "warning" and not (fix_config and one.fix)]
+    if not left:
+        return None
+    text = f"lints: {', '.join(one.name for one in left)}; see 'draftquant inspect {draft}'"
+    fixable = ", ".join(one.name for one in left if one.fix)
+    return text + (f"\n  --fix-config corrects {fixable} in the output" if fixable else "")
+
+
+TOOLKITS = {"torch": "PyTorch", "quark": "AMD Quark", "modelopt": "NVIDIA ModelOpt"}
+"""Backend -> what it loads."""
+_A_COLUMN = 3_000_000
+"""Multiplications that take as long as what a column costs GPTQ whatever its size."""
+
+
+class Phases:
+    """Shows the stages of a run, and how far each is.
+
+    Attributes:
+        bar: that shows them; there is none before the run begins.
+    """
+
+    bar: Bar | None = None
+
+    def __init__(self, plan: Plan, listener: Listener) -> None:
+        self._plan, self._listener = plan, listener
+        self._left = sum(self._work(step) for step in plan.steps)
+        self._written: set[str] = set()
+        self._is_measuring = False
+
+    def begin(self, stage: str) -> None:
+        """The next stage."""
+        self._listener.stage(stage)
+        plan, bar = self._plan, self.bar
+        assert bar is not None  # the run has begun
+        if stage == "write" and plan.recipe.algorithm.rounding == "gptq":
+            self._measure()
+        elif stage == "write":
+            bar.phase("quantize", plan.bytes_before, "bytes")
+        elif stage == "start":
+            bar.phase(f"load {TOOLKITS[plan.recipe.backend]}")
+        elif stage == "verify":
+            bar.phase("verify", plan.bytes_before + plan.bytes_after, "bytes")
+        else:
+            bar.phase("write to the disk")
+
+    def measured(self, done: int, total: int) -> None:
+        """So much of the traces has run through the draft, for the inputs of its linears."""
+        if self.bar is None:
+            return
+        if not self._is_measuring:
+            self._measure()
+        self.bar.set(done, total)
+        if done == total:
+            self._is_measuring = False
+            self._listener.stage("write")
+            self.bar.phase("quantize", self._left, "work")
+
+    def _measure(self) -> None:
+        assert self.bar is not None  # the run has begun
+        self._is_measuring = True
+        self._listener.stage("measure")
+        self.bar.phase("measure the linears' inputs", 1, "work")
+
+    def written(self, step: Step) -> None:
+        """A tensor is written; those that GPTQ rounds at the same time count when all are."""
+        assert self.bar is not None  # the run has begun
+        done = [step]
+        if self._plan.recipe.algorithm.rounding == "gptq":
+            done = self._finished_with(step)
+        if done:
+            work = sum(map(self._work, done))
+            self._left -= work
+            self.bar.advance(work)
+
+    def _finished_with(self, step: Step) -> list[Step]:
+        """The stage that ends with a step; nothing where one of its steps still runs."""
+        self._written.add(step.row.tensor.name)
+        stage = next(stage for stage in self._plan.stages() if step in stage)
+        is_over = all(one.row.tensor.name in self._written for one in stage)
+        return list(stage) if is_over else []
+
+    def _work(self, step: Step) -> int:
+        """Bytes; of a weight that GPTQ rounds, column by column, multiplications."""
+        if step.action != "quantize" or self._plan.recipe_of(step).algorithm.rounding != "gptq":
+            return step.bytes_before
+        rows, columns = step.row.tensor.shape
+        return step.bytes_before + columns * (_A_COLUMN + columns * (rows + columns))

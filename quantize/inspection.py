@@ -1,0 +1,194 @@
+"""What a draft is on sight: opened by its headers, its lints, its size by recipe, or its audit."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import override
+
+from ..recipes import built_in_recipes, load_recipe
+from ..recipes.brief import Brief, megabytes
+from ..recipes.errors import CheckpointError, LayoutError, PlanError, VerifyError
+from ..recipes.listener import SILENT, Listener
+from .drafts import Draft, read_draft
+from .drafts.geometry import vocabulary_share
+from .drafts.recognition import is_speculators
+from .files.checkpoint import CONFIG_FILE, Checkpoint
+from .files.hub import DraftSource, resolve_draft
+from .lints import Lint, check_vocabulary_map, find_lints
+from .planning.quantization_plan import make_plan
+from .stored.stored_declaration import looks_quantized
+
+if TYPE_CHECKING:
+    from .lints.concat import HalfRatio
+    from .verify.audit import Audit
+
+
+def open_draft(
+    reference: object, subtree: str | None = None, listener: Listener = SILENT
+) -> tuple[DraftSource, Draft]:
+    """Resolve a folder or Hub id and read its headers and vocabulary map."""
+    source = resolve_draft(str(reference), subtree)
+    draft = read_draft(source.checkpoint())
+    check_vocabulary_map(draft)
+    warn_of_a_target(draft, listener)
+    return source, draft
+
+
+def warn_of_a_target(draft: Draft, listener: Listener) -> None:
+    """A whole language model may be a draft of its own kind, or the target by mistake."""
+    if not draft.family.is_whole_model:
+        return
+    size = sum(row.tensor.nbytes for row in draft.rows) / 1e9
+    listener.warning(
+        f"{draft.checkpoint.folder.name} is a whole language model ({size:.2f} GB,"
+        f" {draft.geometry.num_layers} layers): right if a server drafts with it, beside a larger"
+        " target; if it is the target itself, give the folder of its draft instead"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Inspection(Brief):
+    """What the headers and the config.json of a draft say, whose tensors hold finite numbers.
+
+    Attributes:
+        draft: family, geometry and tensors.
+        lints: settings that trainers and engines are known to read differently.
+        half_ratios: for each linear that reads the concatenated input, how the halves' ranges
+            differ; empty for a quantized draft.
+        bytes_after: built-in recipe -> bytes of the tensors of its result, or why it does not fit;
+            empty for a quantized draft.
+        audit: quantized values and scales of a quantized draft; None for an unquantized one.
+    """
+
+    draft: Draft
+    lints: tuple[Lint, ...]
+    half_ratios: "tuple[HalfRatio, ...]" = ()
+    bytes_after: dict[str, int | str] = dataclasses.field(default_factory=dict)
+    audit: "Audit | None" = None
+
+    def to_mapping(self) -> dict[str, Any]:
+        """What `--json` prints."""
+        if self.audit is not None:
+            lints = [dataclasses.asdict(lint) for lint in self.lints]
+            return {**self.audit.to_mapping(), "lints": lints, **self._sizes()}
+        return _summary(self) | self._sizes()
+
+    def _sizes(self) -> dict[str, int]:
+        """Tokens of the target, and those that the draft can propose."""
+        g = self.draft.geometry
+        return {"vocab_size": g.vocab_size, "draft_vocab_size": g.draft_vocab_size}
+
+    @property
+    def vocabulary(self) -> str | None:
+        """How many of the target's tokens the draft can propose; None where it is all."""
+        return vocabulary_share(self.draft.geometry)
+
+    @override
+    def brief(self) -> Mapping[str, object]:
+        checkpoint = self.draft.checkpoint
+        return {
+            "family": self.draft.family.name,
+            "folder": checkpoint.folder,
+            "stored": "quantized" if self.audit is not None else "not quantized",
+            "tensors": len(self.draft.rows),
+            "head": self.vocabulary,
+            "size": megabytes(sum(row.tensor.nbytes for row in self.draft.rows)),
+            "lints": ", ".join(one.name for one in self.lints) or "none",
+        }
+
+
+def inspect_draft(reference: object, subtree: str | None, listener: Listener) -> Inspection:
+    """A draft as it is stored, quantized or not, whose tensors hold finite numbers.
+
+    Raises:
+        CheckpointError: the folder holds no draft, declares a quantization that is not understood,
+            or has a tensor with NaN or infinity.
+    """
+    from .files.digests import check_finite, not_finite
+
+    checkpoint = resolve_draft(str(reference), subtree).checkpoint()
+    found = _quantized(checkpoint) if looks_quantized(checkpoint) else _plain(checkpoint)
+    warn_of_a_target(found.draft, listener)
+    check_finite(checkpoint.folder, not_finite(checkpoint))
+    return found
+
+
+def _plain(checkpoint: Checkpoint) -> Inspection:
+    from .files.provenance_file import read_provenance
+    from .lints.concat import half_ratios
+
+    draft = read_draft(checkpoint)
+    read_provenance(checkpoint.folder)  # a record that cannot be read is an error here too
+    return Inspection(
+        draft=draft,
+        lints=tuple(find_lints(draft)),
+        half_ratios=half_ratios(draft),
+        bytes_after={name: _bytes_after(name, draft) for name in built_in_recipes()},
+    )
+
+
+def _quantized(checkpoint: Checkpoint) -> Inspection:
+    from .engines.exclude_findings import misread_excludes
+    from .verify.audit import audit
+    from .verify.verify_report import Fault
+
+    try:
+        found = audit(checkpoint)
+        if checkpoint.subtree is not None:
+            where, expected = f"{CONFIG_FILE}: quantization_config", "what is stored of the layer"
+            said = misread_excludes(checkpoint, target_layers=None).values()
+            faults = (Fault(where=where, expected=expected, got=text) for text in said)
+            found = dataclasses.replace(found, faults=(*found.faults, *faults))
+    except VerifyError as exc:  # nothing was verified: it is the input that is not understood
+        raise CheckpointError(exc.where, exc.what, fix=exc.fix) from exc
+    return Inspection(draft=found.draft, lints=tuple(find_lints(found.draft)), audit=found)
+
+
+def _summary(found: Inspection) -> dict[str, Any]:
+    draft = found.draft
+    reads = draft.geometry.reads_features
+    tensors = [
+        {
+            "name": row.tensor.name,
+            "role": row.role,
+            "dtype": row.tensor.dtype,
+            "shape": list(row.tensor.shape),
+            "bytes": row.tensor.nbytes,
+        }
+        for row in draft.rows
+    ]
+    return {
+        "draft": str(draft.checkpoint.folder),
+        "family": draft.family.name,
+        "architecture": draft.checkpoint.config["architectures"][0],
+        "speculators_layout": is_speculators(draft.checkpoint.config),
+        "num_layers": draft.geometry.num_layers,
+        "aux_layer_ids": draft.geometry.aux_layer_ids,
+        "reads_features": reads,
+        "reads_last_hidden_state": reads and not getattr(draft.geometry, "fuses", True),
+        "parameters": sum(row.tensor.numel for row in draft.rows if row.role != "vocabulary_map"),
+        "bytes": draft.checkpoint.nbytes,
+        "tensors": tensors,
+        "bytes_after": dict(found.bytes_after),
+        "concat_half_ratio": [
+            {
+                "name": r.name,
+                "ratio": r.ratio if math.isfinite(r.ratio) else None,  # JSON has no infinity
+                "rows": r.num_rows,
+                "harmful": r.harmful,
+            }
+            for r in found.half_ratios
+        ],
+        "lints": [dataclasses.asdict(lint) for lint in found.lints],
+    }
+
+
+def _bytes_after(name: str, draft: Draft) -> int | str:
+    """Tensor bytes under a built-in recipe, or why it does not fit this draft."""
+    try:
+        return make_plan(load_recipe(name), draft).bytes_after
+    except (PlanError, LayoutError) as exc:
+        return exc.what

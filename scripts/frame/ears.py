@@ -1,0 +1,99 @@
+"""Who listens to a verb: its warnings are kept for its report, in the words of who called it."""
+
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
+
+from typing_extensions import override
+
+from ...recipes.listener import SILENT, Bar, Listener, Unit
+
+ReportT = TypeVar("ReportT")
+
+
+class Ears(Listener):
+    """Passes everything on to another listener, and keeps the warnings.
+
+    Args:
+        listener: who listens.
+        words: puts a text into the words of who called; None = as it is.
+
+    Attributes:
+        warnings: all that were said, each once.
+    """
+
+    def __init__(self, listener: Listener, words: Callable[[str], str] | None = None) -> None:
+        self._listener = listener
+        self._words = words
+        self.warnings: tuple[str, ...] = ()
+
+    @override
+    @contextmanager
+    def bar(self, label: str, total: int | None, unit: Unit = "items") -> Iterator[Bar]:
+        with self._listener.bar(label, total, unit) as bar:
+            yield bar
+
+    @override
+    def stage(self, name: str) -> None:
+        self._listener.stage(name)
+
+    @override
+    def line(self, text: str) -> None:
+        self._listener.line(self._said(text))
+
+    @override
+    def warning(self, text: str) -> None:
+        said = self._said(text)
+        if said not in self.warnings:
+            self.warnings += (said,)
+            self._listener.warning(said)
+
+    @override
+    def note(self, text: str) -> None:
+        self._listener.note(self._said(text))
+
+    def _said(self, text: str) -> str:
+        return text if self._words is None else self._words(text)
+
+
+def with_warnings(report: ReportT, warnings: Sequence[str]) -> ReportT:
+    """A report that holds what was warned of, where it has a place for it and none in it."""
+    if not warnings or getattr(report, "warnings", None) != ():
+        return report
+    if dataclasses.is_dataclass(report) and not isinstance(report, type):
+        has_field = "warnings" in {each.name for each in dataclasses.fields(report)}
+        return dataclasses.replace(report, warnings=tuple(warnings)) if has_field else report
+    report.warnings = tuple(warnings)  # type: ignore[attr-defined] # of an opened folder
+    return report
+
+
+class ProgressListener(Listener):
+    """Shows a bar of what runs: in the output of a notebook's cell, elsewhere on stderr.
+
+    Notebooks have it by default. In a script: `dq.replay(..., listener=dq.ProgressListener())`.
+    """
+
+    @override
+    @contextmanager
+    def bar(self, label: str, total: int | None, unit: Unit = "items") -> Iterator[Bar]:
+        """Something of `total` items or bytes begins, and a bar shows how far it is."""
+        if in_notebook():
+            from .progress import cell_bar as shown
+        else:
+            from .progress import progress_bar as shown
+        with shown(label, total, unit) as bar:
+            yield bar
+
+
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook; IPython is not imported to find out."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return any(each.__name__ == "ZMQInteractiveShell" for each in type(shell).__mro__)
+
+
+def usual_listener() -> Listener:
+    """Who listens where nobody is named: a bar in a notebook, else the log alone."""
+    return ProgressListener() if in_notebook() else SILENT
