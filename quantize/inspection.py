@@ -23,7 +23,7 @@ from .stored.stored_declaration import looks_quantized
 
 if TYPE_CHECKING:
     from .lints.concat import HalfRatio
-    from .verify.audit import Audit
+    from .verify import Audit
 
 
 def open_draft(
@@ -132,8 +132,7 @@ def _plain(checkpoint: Checkpoint) -> Inspection:
 
 def _quantized(checkpoint: Checkpoint) -> Inspection:
     from .engines.exclude_findings import misread_excludes
-    from .verify.audit import audit
-    from .verify.verify_report import Fault
+    from .verify import Fault, audit
 
     try:
         found = audit(checkpoint)

@@ -27,7 +27,6 @@ from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.recipes.errors import TraceError
 from draftquant.validate.counting.trace_replay import (
-    chosen_num_draft_tokens,
     recorded_tokens,
     replay_drafts,
 )

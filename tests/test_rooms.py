@@ -16,14 +16,15 @@ QUANTIZE = (
     ("algorithms", "layouts", "stored"),
     ("backends", "lints", "planning", "verify"),
     ("engines", "estimate"),
-    ("grafting", "making", "pairing"),
+    ("grafting", "inspection", "making", "pairing"),
     ("converting", "vocabulary"),
 )
 CALIBRATION = (
     ("server_client", "traces"),
     ("passes", "prompts", "row_choice"),
     ("linear_inputs", "recording", "vocabulary_rows"),
-    ("dumps", "measured_cache", "rounding", "vllm"),
+    ("cut_rows", "dumps", "measured_cache", "rounding", "vllm"),
+    ("quantizing",),
 )
 VALIDATE = (
     ("counting",),

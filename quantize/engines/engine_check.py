@@ -26,7 +26,6 @@ from ..drafts.recognition import (
 )
 from ..drafts.runtime_names import known_target_layers
 from ..files.checkpoint import CONFIG_FILE, Checkpoint
-from ..files.digests import MEND, lines_of, not_finite
 from ..files.safetensors_header import StoredTensor, TensorInfo
 from ..gpus import gpu_name, gpu_names
 from ..layouts import get_layout
@@ -82,6 +81,8 @@ def check_draft(
         CheckpointError: the folder cannot be read as a draft, there is no such engine, or
             `target_layers` is not what config.json says.
     """
+    from ..files.digests import not_finite  # numpy, which no help needs
+
     _check_asked(engine, tp)
     checkpoint = Checkpoint.open(folder)
     answer = check_checkpoint(
@@ -104,6 +105,8 @@ def with_values(answer: EngineCheck, found: Mapping[str, str]) -> EngineCheck:
     Args:
         found: its tensors with NaN or infinity, as `not_finite` says it.
     """
+    from ..files.digests import MEND, lines_of
+
     if not found:
         return answer
     text = f"The draft computes NaN, which no engine looks for. {'; '.join(lines_of(found))}"

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from ...recipes.packages import lazy_names
 
 if TYPE_CHECKING:
+    from .audit import Audit as Audit
+    from .audit import audit as audit
     from .cut_verification import verify_cut as verify_cut
     from .folder_verification import verify as verify
     from .graft_verification import GraftVerification as GraftVerification
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from .verify_report import check_faults as check_faults
 
 _HOMES = {
+    "Audit": ".audit",
     "DequantizedLinear": ".rewritten",
     "DequantizedReport": ".rewritten",
     "Fault": ".verify_report",
@@ -31,6 +34,7 @@ _HOMES = {
     "LinearFinding": ".verify_report",
     "TranscodedReport": ".rewritten",
     "VerifyReport": ".verify_report",
+    "audit": ".audit",
     "check_faults": ".verify_report",
     "verify": ".folder_verification",
     "verify_cut": ".cut_verification",
