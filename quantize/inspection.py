@@ -17,11 +17,11 @@ from .drafts.geometry import vocabulary_share
 from .drafts.recognition import is_speculators
 from .files.checkpoint import CONFIG_FILE, Checkpoint
 from .files.hub import DraftSource, resolve_draft
-from .lints import Lint, check_vocabulary_map, find_lints
 from .planning.quantization_plan import make_plan
 from .stored.stored_declaration import looks_quantized
 
 if TYPE_CHECKING:
+    from .lints import Lint
     from .lints.concat import HalfRatio
     from .verify import Audit
 
@@ -30,6 +30,8 @@ def open_draft(
     reference: object, subtree: str | None = None, listener: Listener = SILENT
 ) -> tuple[DraftSource, Draft]:
     """Resolve a folder or Hub id and read its headers and vocabulary map."""
+    from .lints import check_vocabulary_map  # numpy, which no help needs
+
     source = resolve_draft(str(reference), subtree)
     draft = read_draft(source.checkpoint())
     check_vocabulary_map(draft)
@@ -64,7 +66,7 @@ class Inspection(Brief):
     """
 
     draft: Draft
-    lints: tuple[Lint, ...]
+    lints: "tuple[Lint, ...]"
     half_ratios: "tuple[HalfRatio, ...]" = ()
     bytes_after: dict[str, int | str] = dataclasses.field(default_factory=dict)
     audit: "Audit | None" = None
@@ -118,6 +120,7 @@ def inspect_draft(reference: object, subtree: str | None, listener: Listener) ->
 
 def _plain(checkpoint: Checkpoint) -> Inspection:
     from .files.provenance_file import read_provenance
+    from .lints import find_lints
     from .lints.concat import half_ratios
 
     draft = read_draft(checkpoint)
@@ -132,10 +135,11 @@ def _plain(checkpoint: Checkpoint) -> Inspection:
 
 def _quantized(checkpoint: Checkpoint) -> Inspection:
     from .engines.exclude_findings import misread_excludes
-    from .verify import Fault, audit
+    from .lints import find_lints
+    from .verify import Fault, audit_checkpoint
 
     try:
-        found = audit(checkpoint)
+        found = audit_checkpoint(checkpoint)
         if checkpoint.subtree is not None:
             where, expected = f"{CONFIG_FILE}: quantization_config", "what is stored of the layer"
             said = misread_excludes(checkpoint, target_layers=None).values()

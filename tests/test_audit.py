@@ -22,7 +22,7 @@ from draftquant.quantize.numerics.number_formats import fp4_values
 from draftquant.quantize.numerics.quantized_weight import QuantizedWeight
 from draftquant.quantize.planning.quantization_plan import Measured, make_plan
 from draftquant.quantize.stored.stored_declaration import looks_quantized
-from draftquant.quantize.verify.audit import Audit, LinearAudit, audit
+from draftquant.quantize.verify.audit import Audit, LinearAudit, audit_checkpoint
 from draftquant.recipes import ActivationFormat, Recipe, WeightFormat, load_recipe
 from draftquant.recipes.errors import CheckpointError, VerifyError
 from draftquant.recipes.schema import LayoutName
@@ -52,7 +52,7 @@ Copy = Callable[[str], Path]
 def audited(folder: Path) -> Audit:
     checkpoint = Checkpoint.open(folder)
     assert looks_quantized(checkpoint)
-    return audit(checkpoint)
+    return audit_checkpoint(checkpoint)
 
 
 def linear_of(found: Audit, module: str = Q) -> LinearAudit:

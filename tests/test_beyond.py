@@ -21,7 +21,7 @@ from draftquant.quantize.making.quantize_draft import quantize_draft
 from draftquant.quantize.planning.quantization_plan import Measured, Plan, make_plan
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.quantize.verify import verify
-from draftquant.quantize.verify.audit import audit
+from draftquant.quantize.verify.audit import audit_checkpoint
 from draftquant.recipes import Recipe, load_recipe
 from draftquant.recipes.errors import LayoutError, PlanError
 from heads import BEYOND, FUSION, HEAD, beyond
@@ -106,7 +106,7 @@ def test_a_folder_is_verified_audited_and_decoded(
     report = verify(out, source)
     assert report.ok, report.faults
     assert report.quantized == len(plan.quantized)
-    assert audit(Checkpoint.open(out)).faults == ()
+    assert audit_checkpoint(Checkpoint.open(out)).faults == ()
 
     loaded = load_draft(out)
     assert set(loaded.quantized) == {

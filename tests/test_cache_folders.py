@@ -19,7 +19,7 @@ from draftquant.quantize.planning.quantization_plan import Measured, make_plan
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.stored.stored_draft import StoredDraft
 from draftquant.quantize.verify import verify
-from draftquant.quantize.verify.audit import audit
+from draftquant.quantize.verify.audit import audit_checkpoint
 from draftquant.quantize.vocabulary.cut_vocabulary import cut_vocabulary
 from draftquant.recipes import KvCacheFormat, Recipe, WeightFormat, load_recipe
 from draftquant.recipes.errors import CheckpointError, DraftQuantError, PlanError
@@ -244,7 +244,7 @@ def test_inspect_names_the_scales(
     assert main(["inspect", str(unit)]) == 0
     assert "all 1: nobody measured them" in capsys.readouterr().out
     bad = changed(folder, tmp_path / "bad", 0.0)
-    faults = audit(Checkpoint.open(bad)).faults
+    faults = audit_checkpoint(Checkpoint.open(bad)).faults
     assert [f.expected for f in faults] == ["a positive, finite scale"]
 
 

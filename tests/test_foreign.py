@@ -18,7 +18,7 @@ from draftquant.quantize.backends.quark_backend import quark_process_state
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.verify import verify
-from draftquant.quantize.verify.audit import audit
+from draftquant.quantize.verify.audit import audit_checkpoint
 from safetensors.torch import save_file
 from tiny import tiny_eagle3_llama
 from torch import Tensor, nn
@@ -56,7 +56,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def inspected(folder: Path) -> tuple[str, set[str]]:
     """Declared scheme, and where the faults are; every linear was decoded."""
-    found = audit(Checkpoint.open(folder))
+    found = audit_checkpoint(Checkpoint.open(folder))
     assert tuple(linear.module for linear in found.linears) == LINEARS
     assert all(linear.codes and linear.codes.scales_fit == 1 for linear in found.linears)
     return str(found.scheme), {fault.where for fault in found.faults}

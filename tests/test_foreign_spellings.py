@@ -10,7 +10,7 @@ import pytest
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.verify import verify
-from draftquant.quantize.verify.audit import audit
+from draftquant.quantize.verify.audit import audit_checkpoint
 from handmade import LINEARS
 from handmade_gptq import gptq_folder
 from handmade_numbers import nearest_e4m3
@@ -99,7 +99,7 @@ def test_fp8_is_decoded_as_it_is_declared(
     out = fp8_folder(source, tmp_path / "out", block, dtype, powers=powers, shape=shape, **declared)
     faults = [f for f in verify(out, source, foreign=True).faults if "config.json" not in f.where]
     assert faults == []
-    assert [f for f in audit(Checkpoint.open(out)).faults if "config.json" not in f.where] == []
+    assert [f for f in audit_checkpoint(Checkpoint.open(out)).faults if "config.json" not in f.where] == []
     plain = values_of(read_tensors(source)[f"{UP}.weight"])
     loaded = load_draft(out).weights["layers.0.mlp.up_proj.weight"].numpy()
     assert np.abs(loaded - plain).max() < np.abs(plain).max() / 14
@@ -137,7 +137,7 @@ def test_scales_may_be_negative(source: Path, tmp_path: Path) -> None:
     after = load_draft(out).weights["layers.0.mlp.up_proj.weight"].numpy()
     assert np.mean(before != after) < 0.1
     assert verify(out, source, foreign=True).faults == ()
-    assert audit(Checkpoint.open(out)).faults == ()
+    assert audit_checkpoint(Checkpoint.open(out)).faults == ()
 
 
 def _of_tokenizer(out: Path) -> None:

@@ -13,7 +13,7 @@ from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.verify import verify
-from draftquant.quantize.verify.audit import audit
+from draftquant.quantize.verify.audit import audit_checkpoint
 from draftquant.recipes.errors import CheckpointError, LayoutError
 from handmade_gptq import gptq_folder
 from tiny import Stored, read_tensors, tiny_eagle3_llama, values_of, write_tensors
@@ -41,7 +41,7 @@ KINDS: list[dict[str, Any]] = [
 def test_a_sound_folder(kind: dict[str, Any], source: Path, tmp_path: Path) -> None:
     out = gptq_folder(source, tmp_path / "out", **kind)
     assert verify(out, source, foreign=True).faults == ()
-    assert audit(Checkpoint.open(out)).faults == ()
+    assert audit_checkpoint(Checkpoint.open(out)).faults == ()
     plain = tmp_path / "plain"
     dequantize_draft(DraftSource(folder=out), plain, dtype="F32")
     weights, loaded = read_tensors(plain), load_draft(out).weights
@@ -94,7 +94,7 @@ def test_a_damaged_folder(suffix: str, change: Any, source: Path, tmp_path: Path
 def test_what_tools_would_read_in_two_ways_is_a_fault(source: Path, tmp_path: Path) -> None:
     out = gptq_folder(source, tmp_path / "out", sym=False)
     changed(out, "qzeros", lambda words: words.__setitem__((0, 0), -1))
-    for found in (verify(out, source, foreign=True).faults, audit(Checkpoint.open(out)).faults):
+    for found in (verify(out, source, foreign=True).faults, audit_checkpoint(Checkpoint.open(out)).faults):
         assert [
             (fault.where, "zero point(s) are stored as 15" in fault.got) for fault in found
         ] == [(UP, True)]
@@ -113,7 +113,7 @@ def test_the_first_rule_of_dynamic_decides(
 ) -> None:
     """As `get_dynamic_override` of GPTQModel and of both engines; what is kept must be no codes."""
     out = gptq_folder(source, tmp_path / "out", dynamic={key: {} for key in rules})
-    faults = audit(Checkpoint.open(out)).faults
+    faults = audit_checkpoint(Checkpoint.open(out)).faults
     assert {fault.where.rpartition(".")[2] for fault in faults} == kept
     asked: Any = SimpleNamespace(
         declaration=SimpleNamespace(keys={"dynamic": {key: {} for key in rules}})

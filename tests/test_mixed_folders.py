@@ -22,7 +22,7 @@ from draftquant.quantize.making.quantize_draft import quantize_draft
 from draftquant.quantize.planning.quantization_plan import Measured, Plan, make_plan
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.stored.stored_draft import StoredDraft
-from draftquant.quantize.verify.audit import audit
+from draftquant.quantize.verify.audit import audit_checkpoint
 from draftquant.quantize.verify.folder_verification import verify
 from draftquant.recipes import Recipe
 from draftquant.recipes.errors import CheckpointError, DraftQuantError, LayoutError, VerifyError
@@ -110,7 +110,7 @@ def test_every_linear_is_stored_in_its_own_format(
 
     report = verify(out, source)
     assert report.ok, report.faults
-    assert audit(Checkpoint.open(out)).faults == ()
+    assert audit_checkpoint(Checkpoint.open(out)).faults == ()
 
     stored = StoredDraft.read(Checkpoint.open(out))
     rows = {row.module: row for row in stored.draft.rows}
@@ -253,7 +253,7 @@ def test_a_linear_that_no_group_means_is_refused(
     edit_declaration(out, change)
     with pytest.raises(CheckpointError, match=r"mlp\.gate_proj is stored quantized, but nothing"):
         load_draft(out)
-    found = audit(Checkpoint.open(out)).faults
+    found = audit_checkpoint(Checkpoint.open(out)).faults
     assert [str(f) for f in found if "mlp" in f.where] == [
         f"config.json: quantization_config, midlayer.mlp.{part}_proj: expected a group that targets"
         " it, got none"
@@ -318,7 +318,7 @@ def test_names_decide_before_the_class_and_in_order(folder: Path, tmp_path: Path
 
 
 def test_plain_data_names_the_other_formats(folder: Path) -> None:
-    found = audit(Checkpoint.open(folder)).to_mapping()["declared"]
+    found = audit_checkpoint(Checkpoint.open(folder)).to_mapping()["declared"]
     assert (found["weight_dtype"], found["targets"]) == ("nvfp4", ("Linear",))
     (other,) = found["others"]
     assert (other["weight_dtype"], other["targets"]) == ("fp8_e4m3", ("re:.*down_proj$",))
@@ -333,7 +333,7 @@ def test_fused_linears_of_several_formats_are_a_fault(folder: Path, tmp_path: Pa
         declared["config_groups"]["group_1"]["targets"].append("re:.*q_proj$")
 
     edit_declaration(out, change)
-    (fault,) = (f for f in audit(Checkpoint.open(out)).faults if "fused" in f.expected)
+    (fault,) = (f for f in audit_checkpoint(Checkpoint.open(out)).faults if "fused" in f.expected)
     assert fault.where == ", ".join(f"midlayer.self_attn.{part}_proj" for part in "kqv")
     assert fault.expected == "one format for fused linears"
 

@@ -19,7 +19,7 @@ from draftquant.quantize.stored.layouts import HF_QUANT_CONFIG, DeclaredScheme
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.stored.stored_declaration import declared_scheme
 from draftquant.quantize.verify import verify
-from draftquant.quantize.verify.audit import audit
+from draftquant.quantize.verify.audit import audit_checkpoint
 from draftquant.recipes import load_recipe
 from draftquant.recipes.errors import CheckpointError, VerifyError
 from draftquant.scripts.cli import main
@@ -100,7 +100,7 @@ def test_every_form_is_read_alike(
     # Whoever writes ModelOpt's layout writes its own file too: TensorRT-LLM reads that one.
     wanted = [] if form is side_file_alone else [HF_QUANT_CONFIG]
     assert [fault.where for fault in report.faults] == wanted
-    found = audit(Checkpoint.open(folder))
+    found = audit_checkpoint(Checkpoint.open(folder))
     assert len(found.linears) == 7
     assert all(linear.codes is not None for linear in found.linears)
 

@@ -10,7 +10,7 @@ from ...recipes.packages import lazy_names
 
 if TYPE_CHECKING:
     from .audit import Audit as Audit
-    from .audit import audit as audit
+    from .audit import audit_checkpoint as audit_checkpoint
     from .cut_verification import verify_cut as verify_cut
     from .folder_verification import verify as verify
     from .graft_verification import GraftVerification as GraftVerification
@@ -34,7 +34,7 @@ _HOMES = {
     "LinearFinding": ".verify_report",
     "TranscodedReport": ".rewritten",
     "VerifyReport": ".verify_report",
-    "audit": ".audit",
+    "audit_checkpoint": ".audit",
     "check_faults": ".verify_report",
     "verify": ".folder_verification",
     "verify_cut": ".cut_verification",

@@ -336,7 +336,7 @@ class Audit:
         }
 
 
-def audit(checkpoint: Checkpoint) -> Audit:
+def audit_checkpoint(checkpoint: Checkpoint) -> Audit:
     """Look at every quantized linear of a folder and at what it declares.
 
     Raises:

@@ -133,11 +133,11 @@ def _quantized(checkpoint: Checkpoint) -> Inspection:
     from ...quantize.engines.exclude_findings import misread_excludes
     from ...quantize.files.checkpoint import CONFIG_FILE
     from ...quantize.lints import find_lints
-    from ...quantize.verify.audit import audit
+    from ...quantize.verify.audit import audit_checkpoint
     from ...quantize.verify.verify_report import Fault
 
     try:
-        found = audit(checkpoint)
+        found = audit_checkpoint(checkpoint)
         if checkpoint.subtree is not None:
             where, expected = f"{CONFIG_FILE}: quantization_config", "what is stored of the layer"
             said = misread_excludes(checkpoint, target_layers=None).values()
