@@ -144,7 +144,7 @@ def test_what_a_killed_run_left_is_hidden_and_goes(folder: Path, tmp_path: Path)
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("draftquant.quantize.making.quantize_draft.quantize_draft", killed)
+        patch.setattr("draftquant.calibration.quantizing.quantize_draft", killed)
         with pytest.raises(KeyboardInterrupt):
             dq.quantize(
                 folder / "draft", "fp8-ptpc", tmp_path / "out", traces=folder / "traces",

@@ -20,11 +20,10 @@ from ...quantize.gpus import USUAL_GPUS, Gpu, named_gpu
 from ...quantize.inspection import open_draft
 from ...quantize.planning.quantization_plan import Plan, make_plan
 from ...recipes import built_in_recipes
-from ...recipes.chosen_recipe import named_recipe
+from ...recipes.chosen_recipe import AnyRecipe, named_recipe
 from ...recipes.decode import ABOVE_0, AT_LEAST_1, SHARE_OR_ALL
 from ...recipes.errors import LayoutError, PlanError
 from ..frame import arguments, reports
-from ..frame.arguments import AnyRecipe
 from ..frame.console import megabytes, print_json, print_table, stdout, table
 from ..frame.settings import Option, Settings
 from ..frame.verb import verb

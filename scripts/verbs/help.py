@@ -3,7 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING
 
-from ..frame.console import RESULTS
+from ..frame.streams import RESULTS
 
 if TYPE_CHECKING:
     from ..frame.parsers import CommandParser

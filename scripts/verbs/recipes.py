@@ -13,12 +13,11 @@ from ...quantize.engines.contract import EngineName
 from ...quantize.gpus import GPUS, architecture, gpu_name, gpu_names
 from ...recipes import Recipe, aliases, built_in_recipes, load_recipe, recipe_sha256, to_mapping
 from ...recipes.brief import Brief
-from ...recipes.chosen_recipe import named_recipe
+from ...recipes.chosen_recipe import AnyRecipe, named_recipe
 from ...recipes.decode import nearest
 from ...recipes.errors import RecipeError
 from ...recipes.formats import NUMBER_FORMATS
 from ...recipes.schema import LoadsOn
-from ..frame.arguments import AnyRecipe
 from ..frame.console import OnTerminal, print_document, print_json, print_table, stdout, table
 from ..frame.settings import Argument, Option, Settings
 from ..frame.verb import Below, Verbs, run_verb, verb
