@@ -6,18 +6,17 @@ Drafts are known by the hash of their tensors; names are for people.
 import os
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 
 from ...quantize.drafts.draft_cache import scale_origin
 from ...quantize.drafts.geometry import vocabulary_share
-from ...quantize.engines.contract import EngineCheck, EngineName
+from ...quantize.engines.contract import EngineName
 from ...quantize.engines.engine_check import check_checkpoint
 from ...quantize.engines.registry import newest_engines
 from ...quantize.files.checkpoint import Checkpoint
 from ...quantize.files.provenance import QuantizedProvenance
-from ...quantize.gpus import gpu_name
 from ...quantize.stored.layouts import HF_QUANT_CONFIG
 from ...quantize.stored.stored_declaration import declared_scheme
 from ...quantize.stored.stored_draft import StoredDraft
@@ -254,25 +253,16 @@ def _engine_facts(
             has_side_file=(folder / HF_QUANT_CONFIG).is_file(),
         )
     except CheckpointError as exc:  # the verdict of the gate does not depend on it
-        found = EngineCheck(
+        return EngineFacts(
             engine=engine,
             version=version,
             arch=arch,
-            gpu=gpu_name(arch),
-            tp=1,
             verdict="UNKNOWN",
             evidence="the folder cannot be checked",
             error=exc.what,
             remedy=exc.fix,
+            launch=None,
         )
-    launch = found.launch and found.launch.replace(str(folder), name)
-    return EngineFacts(
-        engine=found.engine,
-        version=found.version,
-        arch=found.arch,
-        verdict=found.verdict,
-        evidence=found.evidence,
-        error=found.error,
-        remedy=found.remedy,
-        launch=launch if found.verdict in ("LOADS", "UNKNOWN") else None,
-    )
+    told = {each.name: getattr(found, each.name) for each in fields(EngineFacts)}
+    launch = found.launch if found.verdict in ("LOADS", "UNKNOWN") else None
+    return EngineFacts(**told | {"launch": launch and launch.replace(str(folder), name)})

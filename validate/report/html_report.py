@@ -1,7 +1,6 @@
 """The report as a page: one file of HTML that loads nothing, runs nothing, and fits a phone."""
 
 import dataclasses
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,20 +25,20 @@ MOST_DRAWN = 60
 """Categories in a chart; the table has all."""
 
 
-def intervals(found: GateReport) -> tuple[Interval, ...]:
+def _intervals(found: GateReport) -> tuple[Interval, ...]:
     """Rows of the forest plot: the whole, categories (of many those of most prompts), bins."""
     largest = sorted(found.categories, key=lambda own: -own.num_prompts)[:MOST_DRAWN]
     return (
-        interval("all prompts", found.change, found.policy.max_relative_drop, whole=True),
+        _interval("all prompts", found.change, found.policy.max_relative_drop, whole=True),
         *(
-            interval(own.category, own.change, own.max_relative_drop, judged=bool(own.outcome))
+            _interval(own.category, own.change, own.max_relative_drop, judged=bool(own.outcome))
             for own in found.parts.all
             if own in largest or own.is_context_bin
         ),
     )
 
 
-def context_lengths(found: GateReport) -> list[ContextLength]:
+def _context_lengths(found: GateReport) -> list[ContextLength]:
     """The curve by context bin."""
     return [
         ContextLength(
@@ -51,10 +50,10 @@ def context_lengths(found: GateReport) -> list[ContextLength]:
     ]
 
 
-def forest_of(key: str, drawn: Sequence[tuple[str, GateReport]]) -> str:
+def _forest_of(key: str, drawn: Sequence[tuple[str, GateReport]]) -> str:
     """Each comparison's whole, categories and context bins beside their limits."""
     rows = [
-        replace(row, series=i) for i, (_, found) in enumerate(drawn) for row in intervals(found)
+        replace(row, series=i) for i, (_, found) in enumerate(drawn) for row in _intervals(found)
     ]
     labels = list(dict.fromkeys(row.label for row in rows))
     rows.sort(key=lambda row: labels.index(row.label))
@@ -75,25 +74,24 @@ def forest_of(key: str, drawn: Sequence[tuple[str, GateReport]]) -> str:
     )
 
 
-def interval(
+def _interval(
     label: str,
     found: PairedChange | None,
-    max_relative_drop: float,
+    limit: float,
     *,
     whole: bool = False,
     judged: bool = True,
 ) -> Interval:
     """A change as a row of a forest plot."""
-    if found is None:
-        return Interval(label=label, estimate=None, limit=-max_relative_drop, whole=whole)
+    lower, upper = found.relative_bounds if found else (None, None)
     return Interval(
         label=label,
-        estimate=found.relative_change,
-        lower=math.expm1(found.lower),
-        upper=math.expm1(found.upper),
-        limit=-max_relative_drop,
+        estimate=found.relative_change if found else None,
+        lower=lower,
+        upper=upper,
+        limit=-limit,
         whole=whole,
-        judged=judged,
+        judged=judged or found is None,
     )
 
 
@@ -150,7 +148,7 @@ class Launch:
 
 def page(document: Document) -> str:
     """The whole page."""
-    comparisons = document.comparisons
+    comparisons, named = document.comparisons, document.header.drafts
     decisive = worst(found.verdict for _, found in comparisons)
     charts_of = next(title for title, found in comparisons if found.verdict == decisive)
     drawn = [each for each in comparisons if each[1].change]
@@ -159,7 +157,7 @@ def page(document: Document) -> str:
         document=document,
         parts=[_part(title, found, charts_of, drawn) for title, found in comparisons],
         charts_of=charts_of,
-        drafts=tuple(_drafts(document)),
+        drafts=(("BF16", named.baseline), ("quantized", named.candidate)),
         refused=sum(one.verdict == "REFUSED" for one in document.header.engines),
         launches=tuple(_launches(document)),
         provenance=tuple(_provenance(document)),
@@ -191,7 +189,7 @@ def render(template: str, *loaders: PackageLoader, **values: Any) -> str:
     )
 
 
-WORDS = ("change", "bounds", "limit", "length", "share", "count", "figure", "nbytes", "prompts",
+WORDS = ("change", "bounds", "limit", "length", "share", "count", "figure", "nbytes", "rows",
          "way_out", "estimator", "together")  # fmt: skip
 """Of `words`, those that templates use."""
 
@@ -235,7 +233,7 @@ def _charts(
         left_out = max(0, len(found.categories) - MOST_DRAWN)
         more = f" ({left_out} smaller ones are in the table only)" if left_out else ""
         said = f"Change of the acceptance length, by category{more}"
-        yield said, Markup(forest_of("forest", drawn))
+        yield said, Markup(_forest_of("forest", drawn))
     most = max((prompt.steps for prompt in prompts), default=1)
     dots = [
         Dot(baseline=one.baseline, candidate=one.candidate, weight=one.steps / most)
@@ -250,7 +248,7 @@ def _charts(
         yield said, Markup(positions("positions", before.survival, after.survival, names=NAMES))
     if found.context_bins:
         said = "Acceptance length by tokens before the verify step"
-        yield said, Markup(contexts("contexts", context_lengths(found), names=NAMES))
+        yield said, Markup(contexts("contexts", _context_lengths(found), names=NAMES))
         yield square, Markup(scatter("scatter", dots, limit=limit, names=NAMES))
     if told:
         said = "Share of verify steps by number of accepted tokens"
@@ -268,12 +266,6 @@ def _lengths(prompt: PromptFigures) -> PromptLengths:
         candidate=candidate.mean_acceptance_length,
         steps=baseline.num_steps,
     )
-
-
-def _drafts(document: Document) -> Iterator[tuple[str, object]]:
-    drafts = document.header.drafts
-    yield "BF16", drafts.baseline
-    yield "quantized", drafts.candidate
 
 
 def _launches(document: Document) -> Iterator[Launch]:
@@ -298,29 +290,18 @@ def _provenance(document: Document) -> Iterator[tuple[str, str]]:
         yield "Repeated 8-grams in the text", words.share(found.traces.repeated_8gram_share)
     if found.served is not None:
         yield "Served by", f"{words.server(found.served)}, {found.served.model}"
-    yield "Policy", f"{found.policy.name}{_looser(found.looser_than_release)}"
+    looser = "; ".join(found.looser_than_release)
+    yield "Policy", found.policy.name + (f", looser than release: {looser}" if looser else "")
     if made is not None:
         yield "Recipe", f"{made.recipe}, sha256 {made.recipe_sha256}"
-    environment = document.header.environment
-    yield (
-        "Versions",
-        ", ".join(
-            [
-                f"draftquant {document.header.draftquant}",
-                *(f"{k} {v}" for k, v in environment.items()),
-            ]
-        ),
-    )
+    versions = {"draftquant": document.header.draftquant, **document.header.environment}
+    yield "Versions", ", ".join(f"{name} {version}" for name, version in versions.items())
     if document.header.date is not None:
         yield "Date", document.header.date
     yield "Command", words.command(document.header.argv)
     if made is not None:
         yield "The draft was written by", words.command(made.argv)
     yield "Format", f"{document.header.format}, schema version {document.header.schema_version}"
-
-
-def _looser(what: Sequence[str]) -> str:
-    return f", looser than release: {'; '.join(what)}" if what else ""
 
 
 def _visible(value: object) -> object:

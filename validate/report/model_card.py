@@ -177,40 +177,21 @@ def _target(found: GateReport) -> str | None:
 
 
 def _table(found: GateReport) -> str:
-    rows = [
-        _acceptance_section_row(own.category, own.num_prompts, own.baseline_mean_acceptance_length,
-             own.candidate_mean_acceptance_length, own.change, own.max_relative_drop,
-             own.outcome or "too few prompts")
-        for own in found.parts.all
-    ]  # fmt: skip
-    whole = _acceptance_section_row("all", found.num_prompts, found.baseline.mean_acceptance_length,
-                 found.candidate.mean_acceptance_length, found.change,
-                 found.policy.max_relative_drop, found.verdict)  # fmt: skip
+    whole, *parts = (
+        (prose(one.name or "all"), f"{one.num_prompts:,}", f"{one.before:.4f}",
+         f"{one.after:.4f}", *_bounds(one.change), f"{-one.limit:+.2%}",
+         one.outcome or "too few prompts")
+        for one in words.rows(found)
+    )  # fmt: skip
     head = ("category", "prompts", "unquantized", "this draft", "change", "lower bound",
             "upper bound", "limit", "outcome")  # fmt: skip
-    return table(head, [*rows, whole])
+    return table(head, [*parts, whole])
 
 
-def _acceptance_section_row(
-    category: str,
-    num_prompts: int,
-    before: float,
-    after: float,
-    change: PairedChange | None,
-    limit: float,
-    outcome: str,
-) -> tuple[str, ...]:
+def _bounds(change: PairedChange | None) -> list[str]:
+    """The change, then its bounds."""
     logs = () if change is None else (change.log_ratio, change.lower, change.upper)
-    bounds = [f"{math.expm1(log):+.2%}" for log in logs] or [""] * 3
-    return (
-        prose(category),
-        f"{num_prompts:,}",
-        f"{before:.4f}",
-        f"{after:.4f}",
-        *bounds,
-        f"{-limit:+.2%}",
-        outcome,
-    )
+    return [f"{math.expm1(log):+.2%}" for log in logs] or [""] * 3
 
 
 HERE = "PATH_OF_THIS_FOLDER"

@@ -26,6 +26,7 @@ _SPECIAL = re.compile(r"[\\`*_\[\]|~$#<>&]|^[-+=]|(?<=^\d)[.)]")
 """What means something in Markdown; a numeric reference in its place never does."""
 _LINKING = re.compile(r"(@|&#35;|:(?=//)|\bwww(?=\.))")
 """What GitHub makes links and mentions of, however it is written: @who, #1, https://, www."""
+_TOO_FEW = "too few prompts"
 _APART = "\u200b"
 """A space without width."""
 
@@ -98,32 +99,10 @@ def _way_out(way: str) -> str:
 
 
 def _categories(found: GateReport) -> Iterator[str]:
-    rows: list[tuple[str, ...]] = [
-        (
-            "**all prompts**",
-            words.prompts(found.num_prompts, found.num_short_prompts, found.num_clusters),
-            words.length(found.baseline.mean_acceptance_length),
-            words.length(found.candidate.mean_acceptance_length),
-            words.change(found.change),
-            words.bounds(found.change),
-            words.limit(found.policy.max_relative_drop),
-            found.verdict,
-        )
+    rows = [
+        (code(one.name) if one.name else "**all prompts**", *one.cells, one.outcome or _TOO_FEW)
+        for one in words.rows(found)
     ]
-    if found.parts.all:
-        rows += [
-            (
-                code(own.category),
-                words.count(own.num_prompts),
-                words.length(own.baseline_mean_acceptance_length),
-                words.length(own.candidate_mean_acceptance_length),
-                words.change(own.change),
-                words.bounds(own.change if own.bounds_are_shown else None),
-                words.limit(own.max_relative_drop),
-                own.outcome or "too few prompts",
-            )
-            for own in found.parts.all
-        ]
     at = "" if found.change is None else f" ({in_percent(found.change.confidence)})"
     yield from _table(
         ("category", "prompts", "BF16", "quantized", "change", f"bounds{at}", "limit", "outcome"),

@@ -1,11 +1,13 @@
 """How reports write numbers, and words for what they keep as keys: the same in every form."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from ..counting.paired_change import PairedChange
 from ..judging.categories import Parts
 from ..judging.figures import ServedFigures
+from ..judging.judgement import GateReport
 from ..judging.policy import in_percent
 
 NONE = "\u2013"
@@ -80,6 +82,54 @@ def prompts(number: int, num_short: int, num_clusters: int | None = None) -> str
     notes = [f"{count(number)} recorded"] if counted != number else []
     notes += [f"+ {count(num_short)} too short"] if num_short else []
     return f"{count(counted)} ({' '.join(notes)})" if notes else count(counted)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A line in the table of a comparison: the whole, whose name is "", or a part."""
+
+    name: str
+    num_prompts: int
+    prompts: str
+    before: float
+    after: float
+    change: PairedChange | None
+    bounds: PairedChange | None
+    limit: float
+    outcome: str | None
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """Prompts, both lengths, change, bounds and limit."""
+        lengths = length(self.before), length(self.after)
+        return self.prompts, *lengths, change(self.change), bounds(self.bounds), limit(self.limit)
+
+
+def rows(found: GateReport) -> Iterator[Row]:
+    """The whole of a comparison, then its parts."""
+    yield Row(
+        name="",
+        num_prompts=found.num_prompts,
+        prompts=prompts(found.num_prompts, found.num_short_prompts, found.num_clusters),
+        before=found.baseline.mean_acceptance_length,
+        after=found.candidate.mean_acceptance_length,
+        change=found.change,
+        bounds=found.change,
+        limit=found.policy.max_relative_drop,
+        outcome=found.verdict,
+    )
+    for own in found.parts.all:
+        yield Row(
+            name=own.category,
+            num_prompts=own.num_prompts,
+            prompts=count(own.num_prompts),
+            before=own.baseline_mean_acceptance_length,
+            after=own.candidate_mean_acceptance_length,
+            change=own.change,
+            bounds=own.change if own.bounds_are_shown else None,
+            limit=own.max_relative_drop,
+            outcome=own.outcome,
+        )
 
 
 def together(parts: Parts) -> str | None:
