@@ -39,6 +39,8 @@ from ..served.joint_report import JointReport
 from ..served.measurement_pair import pair_measurements
 from .scopes import Contestant, CountedDrafts, count_drafts
 
+_OF_A_REPLAY = ("num_draft_tokens", "draft_sampling", "traces", "family", "draft_vocab_size",
+                "quantized", "cache_scales")  # fmt: skip
 _LEFT = ("confidence_head", "shortened")
 """Keys of 0.2 that change no count."""
 
@@ -132,19 +134,13 @@ class ReplayedDraft(DraftFigures):
         return cls(
             **dataclasses.asdict(draft_figures(replay)),
             estimand=estimand(traces.temperature, traces.sampling, replay.draft_sampling),
-            num_draft_tokens=replay.num_draft_tokens,
-            draft_sampling=replay.draft_sampling,
-            traces=traces,
+            **{name: getattr(replay, name) for name in _OF_A_REPLAY},
             first_step_agreement=replay.first_step.share,
             prompts=tuple(map(ReplayedPrompt.of, replay.prompts)),
             rope_theta=rope_theta,
             dtype=dtype,
-            family=replay.family,
-            draft_vocab_size=replay.draft_vocab_size,
-            quantized=replay.quantized,
             head_online=served.online_head,
             kv_cache=None if replay.cache_scales is None else FP8_CACHE,
-            cache_scales=replay.cache_scales,
             context_edges=context_edges(replay.prompts),
         )
 

@@ -298,18 +298,23 @@ class _TokenProbability:
 
 class _Tally:
     def __init__(self, draft: LoadedDraft, bins: ContextBins) -> None:
-        self._name, self._family = draft.name, draft.family.name
-        self._vocabulary = draft.geometry.draft_vocab_size
-        self._quantized = bool(draft.quantized)
-        self._cache_scales = scale_origin(draft.cache_scales)
-        self._bins = bins
+        self._draft, self._bins = draft, bins
         self._prompts: dict[int, PromptReplay] = {}
         self._agreement = torch.zeros(4, dtype=torch.int64)
 
     def add(
         self, position: int, trace: PromptTrace, reference: Tensor, proposed: Proposals
     ) -> None:
-        self._prompts[position] = _prompt_replay(trace, proposed, self._bins)
+        found = prompt_counts(trace, proposed, self._bins)
+        self._prompts[position] = PromptReplay(
+            id=trace.id,
+            category=trace.category,
+            prompt_sha256=trace.cluster_sha256,
+            counts=found.decoding,
+            contexts=found.contexts,
+            every_position=found.every_position,
+            shorter=shorter_counts(trace, proposed),
+        )
         self._agreement += _agreement_counts(trace, reference, proposed.token_ids)
 
     def replay(
@@ -330,7 +335,7 @@ class _Tally:
             )
         rows, equal, only_reference, only_this = self._agreement.tolist()
         return DraftReplay(
-            name=self._name,
+            name=self._draft.name,
             num_draft_tokens=num_draft_tokens,
             draft_sampling=draft_sampling,
             traces=traces,
@@ -341,10 +346,10 @@ class _Tally:
                 num_only_reference_hits=only_reference,
                 num_only_this_hits=only_this,
             ),
-            family=self._family,
-            draft_vocab_size=self._vocabulary,
-            quantized=self._quantized,
-            cache_scales=self._cache_scales,
+            family=self._draft.family.name,
+            draft_vocab_size=self._draft.geometry.draft_vocab_size,
+            quantized=bool(self._draft.quantized),
+            cache_scales=scale_origin(self._draft.cache_scales),
         )
 
 
@@ -409,19 +414,6 @@ def _proposed(
             done += own_work
             on_progress(done, total)
         yield from zip(positions, batch, map(list, zip(*found, strict=True)), strict=True)
-
-
-def _prompt_replay(trace: PromptTrace, proposed: Proposals, bins: ContextBins) -> PromptReplay:
-    found = prompt_counts(trace, proposed, bins)
-    return PromptReplay(
-        id=trace.id,
-        category=trace.category,
-        prompt_sha256=trace.cluster_sha256,
-        counts=found.decoding,
-        contexts=found.contexts,
-        every_position=found.every_position,
-        shorter=shorter_counts(trace, proposed),
-    )
 
 
 def _agreement_counts(trace: PromptTrace, reference: Tensor, predicted: Tensor) -> Tensor:

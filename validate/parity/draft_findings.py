@@ -10,11 +10,9 @@ rows.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Literal
+from typing import Any, Literal
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ...calibration.passes.draft_inputs import check_trace_fits, first_hidden, work_of
@@ -24,7 +22,7 @@ from ...calibration.traces.trace_folder import TraceFolder
 from ...quantize.drafts.forward import DraftPass, finite, positions, whole_rows
 from ...quantize.stored.loading import LoadedDraft
 from ...recipes.errors import ParityError
-from ..counting.paired_change import Bounded, pooled_mean
+from ..counting.paired_change import Bounded, Floats, pooled_mean
 from ..counting.trace_replay import acceptance_probabilities
 from .finding import MIN_PROMPTS, Finding, Limits, judged, limits
 
@@ -228,10 +226,6 @@ def _vocabulary(draft: LoadedDraft) -> Tensor:
     return draft.forward.to_target(torch.arange(draft.forward.num_logits, device=draft.device))
 
 
-Floats = NDArray[np.float64]
-Sums = Mapping[Quantity, Floats]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftLimits:
     """What quantizing may change; None = not judged.
@@ -260,9 +254,13 @@ class DraftLimits:
 class _Figure:
     what: str
     allowed: Limits
-    total: Callable[[Sums], Floats]
-    per: Quantity = "rows"
-    sides: tuple[Quantity, Quantity] | None = None
+    quantities: tuple[Quantity, ...]
+    per: Quantity
+
+    def total(self, sums: Mapping[Quantity, Floats]) -> float:
+        """Of one quantity, or the change from the first to the second."""
+        first, *second = (float(sums[name].sum()) for name in self.quantities)
+        return second[0] - first if second else first
 
 
 def draft_findings(
@@ -279,7 +277,7 @@ def draft_findings(
     each one-sided bound, in (0.5, 1); conversations are the unit of sampling.
     """
     sampled = all(name in prompts[0].sums for name in ACCEPTED)
-    figures = [f for f in _figures(allowed, top) if sampled or f.sides != ACCEPTED]
+    figures = [f for f in _figures(allowed, top) if sampled or f.quantities != ACCEPTED]
     return tuple(_finding(figure, prompts, confidence, min_prompts) for figure in figures)
 
 
@@ -290,51 +288,28 @@ def check_limits(allowed: DraftLimits) -> None:
 
 def _figures(allowed: DraftLimits, top: int) -> Iterator[_Figure]:
     share = (0.0, 1.0)
-    yield _Figure(
-        what="KL(BF16 || quantized)",
-        allowed=limits("--max-kl", allowed.max_kl, most=1),
-        total=lambda s: s["divergence"],
+    of_share: dict[str, Any] = {"of": share, "least": 1}
+    drop: dict[str, Any] = {"of": share, "least": -1}
+    rise: dict[str, Any] = {"most": 1}
+    right: tuple[Quantity, ...] = ("right_baseline", "right_candidate")
+    surprise: tuple[Quantity, ...] = ("surprise_baseline", "surprise_candidate")
+    rows: tuple[tuple[str, str, tuple[Quantity, ...], dict[str, Any]], ...] = (
+        ("KL(BF16 || quantized)", "max_kl", ("divergence",), rise),
+        ("top-1 agreement", "min_agreement", ("same_first",), of_share),
+        (f"top-{top} agreement", "min_top_agreement", ("same_top",), of_share),
+        ("overlap", "min_overlap", ("overlap",), of_share),
+        ("right tokens, change", "max_right_drop", right, drop),
+        ("log perplexity, change", "max_perplexity_rise", surprise, rise),
+        ("alpha, change", "max_alpha_drop", ACCEPTED, drop),
     )
-    yield _Figure(
-        what="top-1 agreement",
-        allowed=limits("--min-agreement", allowed.min_agreement, of=share, least=1),
-        total=lambda s: s["same_first"],
-    )
-    yield _Figure(
-        what=f"top-{top} agreement",
-        allowed=limits("--min-top-agreement", allowed.min_top_agreement, of=share, least=1),
-        total=lambda s: s["same_top"],
-    )
-    yield _Figure(
-        what="overlap",
-        allowed=limits("--min-overlap", allowed.min_overlap, of=share, least=1),
-        total=lambda s: s["overlap"],
-    )
-    yield _change(
-        "right tokens, change",
-        limits("--max-right-drop", allowed.max_right_drop, of=share, least=-1),
-        ("right_baseline", "right_candidate"),
-    )
-    yield _change(
-        "log perplexity, change",
-        limits("--max-perplexity-rise", allowed.max_perplexity_rise, most=1),
-        ("surprise_baseline", "surprise_candidate"),
-        per="proposable",
-    )
-    yield _change(
-        "alpha, change",
-        limits("--max-alpha-drop", allowed.max_alpha_drop, of=share, least=-1),
-        ACCEPTED,
-    )
-
-
-def _change(
-    what: str, allowed: Limits, sides: tuple[Quantity, Quantity], per: Quantity = "rows"
-) -> _Figure:
-    before, after = sides
-    return _Figure(
-        what=what, allowed=allowed, total=lambda s: s[after] - s[before], per=per, sides=sides
-    )
+    for what, name, quantities, signs in rows:
+        option = f"--{name.replace('_', '-')}"
+        yield _Figure(
+            what=what,
+            allowed=limits(option, getattr(allowed, name), **signs),
+            quantities=quantities,
+            per="proposable" if quantities is surprise else "rows",
+        )
 
 
 def _finding(
@@ -380,8 +355,8 @@ def _bounded(
     """Pooled over rows, with conversations as clusters; None where there is no row."""
     clusters: dict[str, tuple[float, float]] = {}
     for prompt in prompts:
-        sums: Sums = {name: each[steps].numpy() for name, each in prompt.sums.items()}
-        total, count = float(figure.total(sums).sum()), float(sums[figure.per].sum())
+        sums = {name: each[steps].numpy() for name, each in prompt.sums.items()}
+        total, count = figure.total(sums), float(sums[figure.per].sum())
         before = clusters.get(prompt.prompt_sha256, (0.0, 0.0))
         clusters[prompt.prompt_sha256] = (before[0] + total, before[1] + count)
     counted = [pair for pair in clusters.values() if pair[1] > 0]
@@ -401,10 +376,10 @@ def _plain(found: Bounded) -> dict[str, object]:
 
 
 def _sides(figure: _Figure, prompts: Sequence[PromptAgreement], steps: slice) -> dict[str, object]:
-    if figure.sides is None:
+    if len(figure.quantities) < 2:
         return {}
     count = sum(float(p.sums[figure.per][steps].sum()) for p in prompts)
     means = (
-        sum(float(p.sums[side][steps].sum()) for p in prompts) / count for side in figure.sides
+        sum(float(p.sums[side][steps].sum()) for p in prompts) / count for side in figure.quantities
     )
     return dict(zip(("baseline", "candidate"), means, strict=True))

@@ -414,7 +414,10 @@ def run_tasks(
             raise OutputError(out, f"cannot be written: {exc}",
                               fix=f"move {found} there") from exc  # fmt: skip
     shutil.rmtree(work, ignore_errors=True)
-    return {task: _moved(one, found, out) for task, one in samples.items()}
+    return {
+        task: dataclasses.replace(one, path=out / one.path.relative_to(found))
+        for task, one in samples.items()
+    }
 
 
 _MAY_CHANGE = ("concurrency", "max_retries", "timeout")
@@ -429,7 +432,6 @@ def _plan(asked: TaskRun) -> dict[str, Any]:
 
 
 def _served_model(asked: TaskRun, engine: EngineName) -> str:
-
     async def identified() -> str:
         key = os.environ.get(KEY_VARIABLE) or None
         patience = Patience(attempts=3, seconds=asked.timeout)
@@ -467,22 +469,16 @@ def _found_command(command: str) -> list[str]:
 
 
 def _run(words: Sequence[str]) -> None:
-    """Its output goes to stderr, as progress does."""
-    ended = subprocess.run(
-        words, stdin=subprocess.DEVNULL, stdout=_STDERR, env=_environment(), check=False
-    )
+    """Its output goes to stderr, as progress does; its name for the key of a server is OpenAI's."""
+    key = os.environ.get(KEY_VARIABLE)
+    named = {**os.environ, **({"OPENAI_API_KEY": key} if key else {})}
+    ended = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=_STDERR, env=named, check=False)
     if ended.returncode:
         raise ParityError(
             words[0],
             f"lm_eval ended with exit code {ended.returncode}",
             fix="see its messages above; the same command continues with the answers so far",
         )
-
-
-def _environment() -> Mapping[str, str]:
-    """lm_eval's name for the key of a server is OpenAI's."""
-    key = os.environ.get(KEY_VARIABLE)
-    return {**os.environ, **({"OPENAI_API_KEY": key} if key else {})}
 
 
 def _checked(found: Path) -> dict[str, TaskSamples]:
@@ -497,7 +493,3 @@ def _checked(found: Path) -> dict[str, TaskSamples]:
         f"lm_eval did not save all that it found: {problem}",
         fix="see its messages above; the same command continues with the answers so far",
     )
-
-
-def _moved(one: TaskSamples, before: Path, after: Path) -> TaskSamples:
-    return dataclasses.replace(one, path=after / one.path.relative_to(before))
