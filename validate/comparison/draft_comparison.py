@@ -172,8 +172,6 @@ def compare(
     """Compare every pair of drafts; of very many drafts each with the first and with the best.
 
     `traffic` is the share of the output tokens by category; None = prompts as they are, pooled.
-    `confidence` is of all intervals together, in (0.5, 1). CompareError: the traffic does not fit
-    the prompts, or there are more drafts, categories and prompts than memory has room for.
     """
     CONFIDENCE.check(CompareError, "--confidence", confidence, fix="write 95 % as 0.95")
     _check_number(drafts)
@@ -253,11 +251,7 @@ def drawing(report: ComparisonReport) -> str:
 
 
 def plot(report: ComparisonReport) -> str:
-    """Changes against the first draft with simultaneous intervals, as the element `svg`.
-
-    Of all that were compared; categories of too few prompts are left out. Of many drafts those with
-    the longest acceptance, over the whole.
-    """
+    """Changes against the first draft with simultaneous intervals, of many drafts the longest."""
     first, *others = report.names
     if report.is_many:
         rows = _rows_of_many(report.whole, report.names)

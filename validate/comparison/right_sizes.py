@@ -75,12 +75,7 @@ def right_sizes(
     max_tokens: int = MAX_TOKENS,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> list[tuple[RightSizes, ...]]:
-    """Replay a draft once, and find out with which sizes its proposals are right.
-
-    `of_prompt` says of each prompt which of the orders it is asked about, equally many; the traces
-    may be drawn, along which it proposes its most likely tokens. Returns of every prompt of the
-    traces, in order, one for each of its orders.
-    """
+    """Of every prompt and each order it is asked about, the sizes with which proposals are right."""
     fault = num_draft_tokens_fault(draft.geometry, num_draft_tokens)
     if fault:
         raise ReplayError(f"{draft.name}: num_draft_tokens", fault[0], fix=fault[1])

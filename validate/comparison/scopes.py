@@ -40,11 +40,7 @@ _SEED = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """A log-ratio, one of several estimates on the same prompts.
-
-    The sum of squares of its [N] contributions, one of each prompt, is the squared standard error;
-    it has at least one degree of freedom.
-    """
+    """A log-ratio; the squares of its [N] contributions add up to the squared standard error."""
 
     value: float
     contributions: Floats
@@ -63,11 +59,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simultaneous:
-    """Two-sided intervals.
-
-    `each` is the confidence of each alone; all together have the one that was asked for.
-    `by_correlation` = max-t decided, and not Bonferroni.
-    """
+    """Two-sided intervals; `each` is the confidence of one, `by_correlation` = max-t decided."""
 
     each: float
     by_correlation: bool
@@ -97,10 +89,7 @@ def simultaneous(
 
 
 def level_of_each(estimates: Sequence[Estimate], confidence: float) -> float:
-    """The confidence of each interval with which all of them have `confidence`.
-
-    At least `confidence`, at most what Bonferroni asks for; the estimates have spread.
-    """
+    """The confidence of each interval with which all have `confidence`; at most Bonferroni's."""
     rows = np.stack([one.contributions / one.standard_error for one in estimates])
     values, vectors = np.linalg.eigh(rows @ rows.T)
     factor = vectors * np.sqrt(np.maximum(values, 0))
@@ -131,13 +120,7 @@ class Contestant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountedDrafts:
-    """D drafts on N distinct prompts; prompts of a cluster are summed.
-
-    Attributes:
-        names: each once. sha256: None = not known.
-        categories: [N] of each prompt, that of its first copy.
-        tokens: [D, N] emitted tokens, float64. steps: [D, N] verify steps, at least one each.
-    """
+    """D drafts on N distinct prompts, clusters summed: [D, N] float64 tokens and steps."""
 
     names: tuple[str, ...]
     sha256: tuple[str | None, ...]
@@ -147,10 +130,7 @@ class CountedDrafts:
 
 
 def count_drafts(contestants: Sequence[Contestant]) -> CountedDrafts:
-    """Put drafts side by side, the baseline first.
-
-    CompareError: fewer than two drafts, one of them twice, other prompts, or hardly any.
-    """
+    """Put drafts side by side, the baseline first; CompareError: they cannot be compared."""
     if len(contestants) < 2:
         raise CompareError(
             "compare", f"expected two drafts or more, got {len(contestants)}", fix="give another"
@@ -230,8 +210,7 @@ class Sample:
     Attributes:
         strata: [N] number of the stratum that a prompt is in, -1 = not in the scope.
         weights: [S] share of the output tokens of each stratum, together 1.
-        log_lengths: [D] logarithm of the acceptance length of each draft.
-        contributions: [D, N] jackknife contributions to it.
+        log_lengths: [D] of acceptance. contributions: [D, N] of the jackknife to it.
     """
 
     name: str
@@ -267,10 +246,7 @@ class Sample:
 
 
 def samples_of(drafts: CountedDrafts, traffic: Mapping[str, float]) -> list[Sample]:
-    """The whole first, then every category by name where there are several.
-
-    `traffic` is the share of the output tokens by category; empty = prompts as they are, pooled.
-    """
+    """The whole, or the traffic by its shares of tokens, then every category of several."""
     categories = np.array(drafts.categories)
     names = sorted(set(drafts.categories))
     if traffic:
@@ -374,11 +350,9 @@ class Scope:
     """All prompts, the traffic that was asked about, or one category.
 
     Attributes:
-        is_whole: it is no category.
         changes: of every pair in the order of the drafts, or of those pairs that the first or the
             best is in; none where the prompts are too few.
-        best: the draft with the longest, and `alike` those that are not separable from it; None
-            where the prompts are too few.
+        alike: those that are not separable from the best.
     """
 
     name: str

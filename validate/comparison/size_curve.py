@@ -36,10 +36,7 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeChange:
-    """One number of rows on some prompts, against all rows of the draft.
-
-    `coverage` is the share of the tokens to be proposed that have a row, in [0, 1].
-    """
+    """One number of rows against all; `coverage` is the share of tokens that have a row."""
 
     size: int
     scope: str
@@ -124,8 +121,7 @@ def size_curve(
 ) -> SizeCurve:
     """Choose rows by traces and judge every size, in one replay of the draft with all its rows.
 
-    `judge` are traces of other prompts; None = the same, crosswise. CalibrationError: the prompts
-    of the traces belong together, and there are no others.
+    `judge` are traces of other prompts; None = the same, crosswise.
     """
     texts = said_texts(traces)
     judged = texts if judge is None else said_texts(judge)
@@ -179,10 +175,7 @@ def size_curve(
 def _off_domain(
     chooser: RowChooser, texts: Sequence[SaidText], categories: set[str]
 ) -> dict[str, RowOrder]:
-    """For every category the order of the texts that have nothing to do with it.
-
-    Empty where there are no such texts for one of them.
-    """
+    """By category the order of the texts that have nothing to do with it; empty if one has none."""
     found = {}
     for category in sorted(categories):
         groups = {text.group for text in texts if text.category == category}

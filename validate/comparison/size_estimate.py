@@ -31,9 +31,7 @@ from .size_curve import ChoiceCurve, SizeChange, SizeCurve
 def with_vocabulary(draft: Draft, size: int) -> Draft:
     """The draft as it would be with a head of `size` kept rows: headers and geometry alone.
 
-    Every tensor whose spec has the dimension draft_vocab_size has so many rows; a head that was the
-    target's is the draft's own, in the dtype of the draft; the maps d2t and t2d are there.
-    EstimateError: the family takes no cut head, or the draft has no more rows than that.
+    A head that was the target's is the draft's own, in its dtype; the maps d2t and t2d are there.
     """
     held = draft.geometry.draft_vocab_size
     if not 0 < size < held:
@@ -136,15 +134,12 @@ def checked_concurrencies(asked: Sequence[int]) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeSpeed:
-    """One size on one machine at one concurrency; times in seconds.
+    """One size on one machine at one concurrency; times in seconds, None where they are not known.
 
     Attributes:
-        size: rows of the head, all of them too.
         pays_below: verify steps shorter than that are sped up; infinity where all are, None where
             none is; None too for all rows.
-        verify: the target's verify step; None where it is not known.
-        speed_up: relative to all rows, 0 = as fast; None where the verify step is not known.
-        lower, upper: the same at the bounds of the acceptance length.
+        speed_up: relative to all rows, 0 = as fast. lower, upper: at the bounds of acceptance.
     """
 
     size: int
@@ -244,14 +239,9 @@ def _pays_below(change: float, drafting: float, whole: float) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeEstimate:
-    """Bytes and speed by the number of rows.
+    """Bytes that drafting reads at concurrency 1, of them the head's, and speed, by number of rows.
 
-    Attributes:
-        drafting_bytes: that a verify step's drafting reads, at concurrency 1, by size.
-        head_bytes: of them, those of the head.
-        context: positions of each sequence that are in its KV cache.
-        speeds: with the rows that all texts choose.
-        off_domain: with rows chosen without a prompt's own category; empty where there are none.
+    `off_domain` is with rows chosen without a prompt's own category; empty where there are none.
     """
 
     drafting_bytes: Mapping[int, int]

@@ -50,10 +50,8 @@ class ReplayedPrompt:
     """One prompt; `num_steps` is the sum of `histogram`, which has K + 1 columns.
 
     Attributes:
-        shorter: [K - 1] the histograms where fewer proposals are verified, of 2, 3, .. K columns;
-            none in what 0.2 printed.
-        context_bins: [bins, K + 1] the histogram by context bin, without the empty bins at the end;
-            none in what 0.2 printed.
+        shorter: [K - 1] the histograms where fewer proposals are verified, of 2, 3, .. K columns.
+        context_bins: [bins, K + 1] the histogram by context bin, without the empty bins at the end.
     """
 
     id: str
@@ -98,7 +96,6 @@ class ReplayedDraft(DraftFigures):
     """One draft: an item of the list that `replay --json` prints; 0.2 printed no defaults.
 
     Attributes:
-        first_step_agreement: share of the positions where it proposes what the first draft does.
         rope_theta, dtype: that it was replayed with; None = as its config.json has it.
         head_online: what vLLM made of its head while it loaded; None = the head is the folder's.
         kv_cache: None = BF16. cache_scales: whether its scales are the folder's, or 1.
@@ -263,10 +260,7 @@ def of_files(paths: Sequence[Path]) -> Counted:
 
 
 def kind_of(path: Path) -> str:
-    """A "measurement" is lines of JSON of which the first says so, a "replay" a list, or "report".
-
-    A "foreign measurement" is what another tool's benchmark wrote.
-    """
+    """A "measurement", "foreign measurement", "replay" or "report", by its content."""
     try:
         with open_stream(path) as stream:
             line = stream.readline(_MOST_OF_A_LINE)

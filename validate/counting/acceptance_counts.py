@@ -19,11 +19,9 @@ NGRAM_ORDER = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceptanceCounts:
-    """How many verify steps accepted 0, 1, ... K draft tokens. Add counts; never average averages.
+    """[K + 1] steps by accepted draft tokens, the bonus not counted; not whole if expected.
 
-    Attributes:
-        histogram: [K + 1] steps by number of accepted draft tokens, the bonus token not counted;
-            whole numbers where steps were counted, any where they are expected.
+    Add counts; never average averages.
     """
 
     histogram: tuple[float, ...]
@@ -79,10 +77,7 @@ class AcceptanceCounts:
 
     @property
     def conditional(self) -> tuple[float | None, ...]:
-        """[K] share of the steps that accepted j - 1 tokens or more which also accepted token j.
-
-        None where no step got that far.
-        """
+        """[K] share of the steps that accepted j - 1 tokens which also accepted token j."""
         reached = self._reached()
         return tuple(after / before if before else None for before, after in pairwise(reached))
 
@@ -101,10 +96,7 @@ def pooled(counts: Iterable[AcceptanceCounts], num_draft_tokens: int) -> Accepta
 def repeated_ngram_share(
     continuations: Iterable[Sequence[int]], *, order: int = NGRAM_ORDER
 ) -> float:
-    """Share of n-grams, in [0, 1), that occurred earlier in the same continuation.
-
-    Loops are easy to draft. 0 if no continuation is as long as one n-gram.
-    """
+    """Share of n-grams, in [0, 1), that came earlier in a text: loops are easy to draft."""
     total = distinct = 0
     for tokens in continuations:
         ngrams = [tuple(tokens[i : i + order]) for i in range(len(tokens) - order + 1)]
@@ -133,10 +125,7 @@ class ContextBin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextBins:
-    """The bins that verify steps are counted by, of ascending edges.
-
-    Before the first edge lies one bin, from the last on another.
-    """
+    """The bins of ascending edges; before the first lies one bin, from the last on another."""
 
     edges: tuple[int, ...]
 

@@ -58,13 +58,12 @@ class PromptCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextFigures:
-    """What is known of the text that was written, whatever the draft.
+    """What is known of the text that was written, whatever the draft; None = nothing.
 
     Attributes:
-        mean_token_probability: of the emitted tokens under the target; None for greedy text, or
-            where it is not known.
+        mean_token_probability: of the emitted tokens under the target; None for greedy text.
         num_near_duplicates: distinct prompts that hardly differ from others.
-        fault: why no draft can be judged by it, without a full stop; None = nothing is known.
+        fault: why no draft can be judged by it, without a full stop.
     """
 
     mean_token_probability: float | None
@@ -148,10 +147,7 @@ def recorded_pairs(baseline: DraftCounts, candidate: DraftCounts) -> list[Record
 
 
 def in_context_bin(recorded: Iterable[RecordedPair], number: int) -> list[RecordedPair]:
-    """The steps of one context bin, of the prompts that have any there under both drafts.
-
-    Where they are expected or weighted, a prompt that hardly reaches the bin has a part of a step.
-    """
+    """The steps of one context bin, of the prompts that have any there under both drafts."""
     found = []
     for pair in recorded:
         baseline, candidate = (one.contexts and one.contexts.counts[number] for one in pair)
@@ -169,10 +165,7 @@ def undeclared(recorded: Sequence[RecordedPair]) -> list[RecordedPair]:
 
 
 def distinct_prompts(recorded: Iterable[RecordedPair]) -> tuple[PromptPair, ...]:
-    """One pair per cluster, in the order of their first prompts.
-
-    Of one category, a cluster whose prompts carry several categories is one of each.
-    """
+    """One pair per cluster, in the order of their first prompts."""
     found: dict[str, PromptPair] = {}
     for baseline, candidate in recorded:
         pair = PromptPair(baseline=baseline.counts, candidate=candidate.counts)
@@ -197,11 +190,7 @@ class PromptReplay(PromptCounts):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstStepAgreement:
-    """First draft tokens against those of the first draft replayed, over all positions.
-
-    The last two are positions where exactly one of the two proposes the target's token: the
-    off-diagonal of McNemar's table.
-    """
+    """First draft tokens against the first draft's, with the off-diagonal of McNemar's table."""
 
     num_rows: int
     num_equal: int
@@ -216,15 +205,7 @@ class FirstStepAgreement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceFigures:
-    """What is known of the traces that were replayed, whatever the draft.
-
-    Attributes:
-        sha256: identity of the traces.
-        temperature, sampling: how their text was continued, 0 and None = greedily.
-        mean_token_probability: of the emitted tokens under the target; None for greedy text.
-        repeated_8gram_share: of the continuations; belongs beside every acceptance figure.
-        features: whether they belong to their tokens.
-    """
+    """What is known of the traces that were replayed; temperature 0 and no sampling = greedily."""
 
     sha256: str
     target: TargetIdentity

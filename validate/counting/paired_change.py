@@ -122,13 +122,10 @@ class PairedChange:
     """Relative change of the mean acceptance length from a baseline to a candidate draft.
 
     Attributes:
-        log_ratio: theta = log(AL_candidate / AL_baseline).
-        standard_deviation: of the per-prompt pseudo-values, prompts being the unit of sampling.
-        standard_error: standard_deviation / sqrt(num_prompts).
+        log_ratio: theta = log(AL_candidate / AL_baseline). lower, upper: its one-sided bounds.
+        standard_deviation: of the pseudo-values, prompts being the unit of sampling.
         skewness: of the pseudo-values; far below 0 where a few prompts hold the loss.
-        lower, upper: one-sided bounds of theta, each at `confidence`.
-        effective_num_prompts: as many prompts of equal length would say as much; in
-            [1, num_prompts].
+        effective_num_prompts: as many prompts of equal length would say as much.
     """
 
     log_ratio: float
@@ -156,10 +153,7 @@ class PairedChange:
         return math.ceil(effective * self.num_prompts / self.effective_num_prompts)
 
     def widened(self, other: "PairedChange") -> "PairedChange":
-        """With the wider of each bound, and the larger error; `other` is of the same counts.
-
-        So declared clusters, which may have been chosen by the counts, never narrow a bound.
-        """
+        """With the wider of each bound: so declared clusters never narrow one."""
         error = max(self.standard_error, other.standard_error)
         return replace(
             self,
@@ -180,10 +174,7 @@ class PairedChange:
 class RequiredPrompts:
     """How many prompts a draft needs to pass with the policy's power; None = no number is enough.
 
-    Attributes:
-        fewest, as_measured, most: if the true change is the upper end of what is likely (its 80 %
-            point), the measured one, the lower end (20 %).
-        if_unchanged: if the draft in truth accepts as much as its baseline.
+    `fewest` and `most` are for the ends of what is likely (80 % and 20 % points of the change).
     """
 
     fewest: int | None
@@ -281,8 +272,7 @@ def required_prompts(
 
     N = ((z_confidence + z_power) * sd / (theta - log(1 - max_relative_drop)))^2, rounded up, and at
     least as many as are `min_prompts` in effect. What makes N a range is theta: its distance to the
-    limit is squared. The standard deviation is known better (+-11 % at 30 prompts) and taken as it
-    is.
+    limit is squared; the standard deviation is known better (+-11 % at 30 prompts).
     """
     z = float(stats.norm.ppf(change.confidence) + stats.norm.ppf(power))
     least = change.num_prompts_for(min_prompts)
@@ -315,9 +305,8 @@ def _skewness(values: Floats) -> Floats:
 def _skewed(quantile: Floats, tilt: Floats) -> Floats:
     """The quantile of (estimate - truth) / SE whose transformed value is `quantile`.
 
-    With a = skewness / sqrt(N), g(x) = x + a x^2 / 3 + a^2 x^3 / 27 + a / 6 is nearly normal; it
-    is monotone, and this is its inverse (Hall 1992, "On the removal of skewness by
-    transformation").
+    With a = skewness / sqrt(N), g(x) = x + a x^2 / 3 + a^2 x^3 / 27 + a / 6 is nearly normal; this
+    is its inverse (Hall 1992, "On the removal of skewness by transformation").
     """
     root = np.cbrt(1 + tilt * (quantile - tilt / 6))
     inverse: Floats = (3 * quantile - tilt / 2) / (root**2 + root + 1)

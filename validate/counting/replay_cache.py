@@ -129,10 +129,7 @@ class ReplayCache:
 
 @dataclass(slots=True, kw_only=True)
 class HeldProposals:
-    """What the first draft proposes, held while groups of others are replayed beside it.
-
-    `beneath` is asked where nothing is held, and keeps what was replayed; None = nothing does.
-    """
+    """What the first draft proposes, held, and kept beneath, while groups are replayed."""
 
     beneath: ReplayCache | None
     _key: Mapping[str, object] | None = None
@@ -244,10 +241,7 @@ def _sample(asked: Question) -> list[int]:
 
 
 def _holds(found: Sequence[Proposals], asked: Question, position: int) -> bool:
-    """The draft proposes the same again: for the prompt alone, else for all that ran with it.
-
-    A batch of other size rounds logits otherwise, which may turn a near tie: the same batch tells.
-    """
+    """The same again: for the prompt alone, else, as a batch rounds otherwise, for all of it."""
     if _equal(asked.answer([position])[0], found[position]):
         return True
     batch = next(batch for batch in asked.batches if position in batch)

@@ -104,10 +104,8 @@ def prompt_counts(
 def shorter_counts(trace: PromptTrace, proposed: Proposals) -> tuple[AcceptanceCounts, ...]:
     """[K - 1] the steps of decoding where only the first 1, 2, .. K - 1 proposals are verified.
 
-    The next step then begins elsewhere, so that these are no sums of the counts at K. A chain
-    proposes the same tokens whatever K is: of it they are a replay at that K, but for the steps at
-    the end of the text, of which K tokens are looked at here too. A block that is drafted whole and
-    cut is what vLLM's schedule by batch size makes of it.
+    The next step then begins elsewhere, so that these are no sums of the counts at K. A block that
+    is drafted whole and cut is what vLLM's schedule by batch size makes of it.
     """
     predicted, drafted = proposed.token_ids, proposed.recorded_logprobs
     depths = range(1, predicted.shape[1])
@@ -124,10 +122,7 @@ def shorter_counts(trace: PromptTrace, proposed: Proposals) -> tuple[AcceptanceC
 
 
 def accepted_by_row(trace: PromptTrace, predicted: Tensor) -> list[int]:
-    """[R] in [0, K]: draft tokens accepted if a step began at each row from P - 1 on.
-
-    The length of the common prefix of drafted ([R, K] target ids) and recorded tokens.
-    """
+    """[R] in [0, K]: common prefix of the drafted [R, K] target ids and the recorded tokens."""
     hits = predicted == recorded_tokens(trace, predicted)
     lengths: list[int] = hits.long().cumprod(dim=1).sum(dim=1).tolist()
     return lengths
@@ -159,10 +154,7 @@ def acceptance_probabilities(draft_logprobs: Tensor, target_logprobs: Tensor) ->
 
 
 def outcome_probabilities(accepted: Tensor) -> Tensor:
-    """[R, K + 1] chances that a step at each row accepts exactly 0, 1, .. K tokens, of [R, K] c.
-
-    prod_{i<j} c_i * (1 - c_j), and prod c_i.
-    """
+    """[R, K + 1] chances to accept exactly 0 .. K: prod_{i<j} c_i * (1 - c_j), and prod c_i."""
     ones = accepted.new_ones((len(accepted), 1))
     reached = torch.cat([ones, accepted.cumprod(dim=1)], dim=1)
     return torch.cat([reached[:, :-1] * (1 - accepted), reached[:, -1:]], dim=1)
@@ -176,8 +168,7 @@ def expected_rounds(outcomes: Tensor) -> AcceptanceCounts:
 def chances_of_beginning(outcomes: Tensor) -> Tensor:
     """[R] probability that a step begins at each row, if the first begins at row 0; of [R, K + 1].
 
-    A step that begins at row r and accepts j tokens is followed by one at row r + j + 1; so the
-    probability is found from the first row to the last.
+    A step at row r that accepts j tokens is followed by one at row r + j + 1.
     """
     begins = [1.0] + [0.0] * (len(outcomes) + outcomes.shape[1])
     for row, probabilities in enumerate(outcomes.tolist()):
@@ -214,16 +205,11 @@ def replay_drafts(
         drafts: the reference first.
         traces: greedy ones, or with a temperature.
         num_draft_tokens: K, at least 1, below the block size of a draft that proposes blocks.
-        draft_sampling: "greedy" = the draft proposes its most likely token, whatever the target's
-            temperature (the default of vLLM and SGLang); "probabilistic" = it draws at the
-            temperature of the traces, from all its tokens (vLLM's draft_sample_method, SGLang's
-            speculative_use_rejection_sampling).
-        batch_size: prompts that go through a draft together, which changes its logits by rounding
-            only; None = as many as `max_tokens` lets. Drafts of which one rounds its inputs under
-            one scale of a whole call get one prompt at a time.
+        draft_sampling: "probabilistic" = it draws at the temperature of the traces, from all tokens.
+        batch_size: prompts that go through a draft together; None = as many as `max_tokens` lets.
+            Drafts of which one rounds its inputs under one scale of a whole call get one at a time.
         max_tokens: of a batch.
-        cache: of what the first draft proposes, unless it is quantized: what is judged is always
-            replayed.
+        cache: of what the first draft proposes, unless it is quantized.
         elsewhere: gives what drafts propose that is not known, in place of their passes.
         context_bins: by which verify steps are counted too.
         on_progress: called with (work done, work) after each batch of each draft.

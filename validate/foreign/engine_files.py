@@ -253,11 +253,7 @@ def is_bench_serve(first: Fields) -> bool:
 
 
 def read_bench_serve(path: Path) -> ForeignMeasurement:
-    """All requests of one result.
-
-    MeasureError: it is not detailed, requests failed, nothing was drafted, or events and the
-    server's counters do not agree.
-    """
+    """All requests of one result; MeasureError: events and the server's counters disagree."""
     result = object_in(path)
     where = str(path)
     with reading(where, _DETAILED):

@@ -37,14 +37,7 @@ _MEASURE = "measure with 'draftquant measure', which keeps the verify steps of e
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Average:
-    """One kind of result that lacks what a verdict needs.
-
-    Attributes:
-        tool: and which of its files. source: where its shape stands.
-        claims: whether a document, or a first line, is one.
-        holds: what it has instead of verify steps of requests.
-        switch_on: by what the tool, or its server, keeps them; "" = by nothing.
-    """
+    """One kind of result that lacks what a verdict needs; `source` says where its shape stands."""
 
     tool: str
     source: str

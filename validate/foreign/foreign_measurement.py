@@ -37,14 +37,9 @@ _PROMPTS = ("prompt", "messages", "text", "input_ids", "input")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignRequest:
-    """What one request got.
+    """What one request got; None = the tool does not keep it.
 
-    Attributes:
-        id: of the prompt, as the tool calls it.
-        prompt_sha256: of what identifies the prompt.
-        settings: of the request that change what is generated, as far as the tool keeps them.
-        num_output_tokens, output: None = the tool does not keep it.
-        histogram: [K + 1] verify steps by number of accepted draft tokens.
+    `settings` are those that change what is generated; `histogram` has K + 1 columns.
     """
 
     id: str
@@ -75,15 +70,13 @@ class ForeignRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignMeasurement:
-    """All requests of one run, in the tool's order.
+    """All requests of one run, in the tool's order; "" = the file does not say.
 
     Attributes:
-        name: of the file. tool: with its version, as far as the file says it.
-        engine, version, model: of the server; "" = the file does not say.
         settings: of the whole run that have to be equal, as the file calls them.
         paired_by: how a request is known as the same on another server, in words.
-        told_positions: False = only the sums of each request are known: its verify steps and its
-            accepted tokens. Its histogram is then the narrowest with these sums.
+        told_positions: False = only the sums of each request are known: its histogram is then the
+            narrowest with these sums.
         to_keep_outputs: how the tool is made to keep the texts of outputs.
     """
 
@@ -174,10 +167,7 @@ def with_k(
 def with_copies_together(
     requests: Sequence[ForeignRequest], num_prompt_tokens: Sequence[int | None]
 ) -> tuple[ForeignRequest, ...]:
-    """Requests whose prompts are not known: those of one length with one output are one cluster.
-
-    `num_prompt_tokens` is None of a request whose prompt is known.
-    """
+    """Requests whose prompts are not known: those of one length with one output are one cluster."""
     both = list(zip(requests, num_prompt_tokens, strict=True))
     alike = Counter((one.output, length) for one, length in both)
     first: dict[tuple[str | None, int | None], str] = {}

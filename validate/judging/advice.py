@@ -24,22 +24,17 @@ EXPECTED_WITHIN = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Background:
-    """What was looked at before the two drafts were replayed.
+    """What was looked at before the two drafts were replayed; None = not known.
 
     Attributes:
-        baseline_sha256, candidate_sha256: identity of the tensors of each draft; None = not known.
-        head_agreement: share of recorded tokens that the target's head reproduces; None = unknown.
-        expected_baseline: mean acceptance length that the baseline has elsewhere with this K, in
-            (1, K + 1]; None = not said.
+        head_agreement: share of recorded tokens that the target's head reproduces.
+        expected_baseline: mean acceptance length that the baseline has elsewhere with this K.
         unrelated: the candidate is on purpose not the baseline quantized.
         unrecorded: no record says how the candidate's folder was quantized.
-        algorithm_to_try: with which the candidate may lose less, by its name on the command line;
-            None = none is known. recipes_to_try: built-in ones, the nearest first.
-        cut: the vocabulary of the candidate was cut. quantized: it is quantized, too or alone.
+        algorithm_to_try: with which the candidate may lose less, by its name on the command line.
         not_compared: what makes two runs comparable and could not be compared, because files of
             another tool do not hold it: sentences without a full stop. No such run passes.
         to_compare: how those tools keep it, a sentence each.
-        warnings: sentences without a full stop, for the verdict.
     """
 
     baseline_sha256: str | None = None
@@ -84,8 +79,7 @@ def min_baseline_length(baseline: DraftCounts, policy: Policy) -> float:
 
     Drawn text is harder to guess: a draft that proposes its most likely token is right at best as
     often as that token is drawn, which is at least the mean probability of the drawn tokens. So a
-    is a share of that. (Drawn proposals lose less, as far as measured: 2.00 where the share gives
-    1.15, on the shipped EAGLE-3 pair at temperature 0.8 and top-p 0.95.)
+    is a share of that.
     """
     a = policy.min_step_acceptance * (baseline.text.mean_token_probability or 1.0)
     return sum(a**j for j in range(baseline.num_draft_tokens + 1))
@@ -226,10 +220,7 @@ def more_prompts(
     background: Background,
     wording: Wording,
 ) -> str:
-    """What to do where these prompts do not decide.
-
-    `least` is the number that the policy asks for, whatever these show; None where they are enough.
-    """
+    """What to do where these prompts do not decide; `least` is what the policy asks for."""
     if look is not None and not look.is_last:
         return _next_look(look, wording)
     if least is None and not _is_feasible(required.as_measured):

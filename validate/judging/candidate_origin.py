@@ -88,11 +88,7 @@ class DraftFolder:
 
     @classmethod
     def read(cls, folder: Path) -> "DraftFolder":
-        """Read a folder and hash its tensors.
-
-        GateError: the hashes in its draftquant.json are not those of its tensors, or its recipe is
-        not what config.json declares.
-        """
+        """Read a folder and hash its tensors; GateError: its draftquant.json is of other tensors."""
         checkpoint = Checkpoint.open(folder)
         record = read_provenance(folder)
         check_seal(folder, record)
@@ -156,11 +152,10 @@ class DraftFolder:
 def check_folders(
     baseline: DraftFolder, candidate: DraftFolder, *, unrelated: bool = False, same: bool = False
 ) -> tuple[str, ...]:
-    """The baseline has weights that were never quantized; the candidate was made from them.
+    """The baseline was never quantized; the candidate was made from it, unless `unrelated`.
 
-    Where `unrelated`, nothing is demanded; where `same`, the candidate has the baseline's tensors
-    and is served otherwise, so that it has no origin of its own. Returns what nothing verifies, in
-    sentences without a full stop; GateError names what is not as demanded.
+    Where `same`, the candidate has the baseline's tensors and is served otherwise. Returns what
+    nothing verifies, in sentences without a full stop.
     """
     if unrelated:
         return (_UNRELATED,)
@@ -179,11 +174,7 @@ def check_loaded(
     *,
     unrelated: bool = False,
 ) -> tuple[str, ...]:
-    """What only the loaded drafts show: their configurations, and where no record says it, weights.
-
-    Returns differences of the configurations, in sentences without a full stop; GateError: a
-    candidate without a record is not the baseline quantized.
-    """
+    """What only the loaded drafts show, in sentences: configurations, and without a record weights."""
     if unrelated:
         return ()
     if not folder.is_recorded:
@@ -336,9 +327,7 @@ def check_held_out(
 ) -> tuple[str, ...]:
     """Hold the prompts of the traces, by their token ids, against those that made a draft.
 
-    Returns what could not be held against anything, in sentences without a full stop. GateError: a
-    prompt, or nearly the same one, calibrated the candidate or chose the rows of its head; or a
-    prompt names the first turn of a conversation that it does not belong to.
+    Returns what could not be held against anything, in sentences without a full stop.
     """
     prompts = recorded_prompts(traces)
     _check_conversations(prompts, traces)

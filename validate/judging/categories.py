@@ -38,17 +38,14 @@ MIN_PROMPTS_FOR_BOUNDS = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CategoryFigures:
-    """One category of prompts, or the verify steps of one context bin.
+    """One category of prompts, or the verify steps of one context bin ("context 4k-16k").
 
     Attributes:
-        category: its name; of a context bin its range of tokens, such as "context 4k-16k".
         num_prompts: distinct prompts with steps in it, those of a cluster counted as one.
-        change: None for fewer than two prompts.
-        outcome: against its limit; None where the prompts are too few to judge the category.
+        outcome: against its limit; None where the prompts are too few to judge it.
         certainly_lost: of a part without an outcome: even its upper bound lies beyond the
             limit, at the confidence with which one honest draft in twenty would have such a part
-            at its very limit (Bonferroni over all parts without an outcome). Of any part: it fails
-            without declared clusters.
+            at its very limit. Of any part: it fails without declared clusters.
     """
 
     category: str
@@ -114,13 +111,7 @@ def change_of(prompts: Sequence[PromptPair], confidence: float) -> PairedChange 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What is judged beside the whole.
-
-    Attributes:
-        categories: by name; none where all prompts are of one, which is the whole.
-        context_bins: the shortest context first; none where all steps lie in one, or where it is
-            not known how many tokens stood before each.
-    """
+    """What is judged beside the whole; nothing where all is of one category, or one context bin."""
 
     categories: tuple[CategoryFigures, ...] = ()
     context_bins: tuple[ContextBinFigures, ...] = ()
@@ -140,9 +131,7 @@ def judge_parts(recorded: Sequence[RecordedPair], policy: Policy, confidence: fl
     """Every category and context bin, with an outcome where it has `min_category_prompts`.
 
     The steps of a bin are few in most of the prompts that only reach it, so prompts count there by
-    their effective sample size. No part looks better by what is declared: of its bounds with and
-    without that the wider count, and what fails without has certainly lost. `confidence` is the
-    policy's, or that of a look.
+    their effective sample size. No part looks better by what is declared.
     """
     categories, bins = _by_category(recorded), _by_context_bin(recorded)
     least = policy.min_category_prompts

@@ -39,14 +39,7 @@ _USUAL_WEIGHTS = 0.9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """All that a verdict rests on.
-
-    Attributes:
-        incomparable: in what the two differ so that they cannot be compared, a sentence without a
-            full stop; empty if in nothing.
-        prompts: distinct, with verify steps under both drafts; none if they cannot be compared.
-        change: over them, None for fewer than two.
-    """
+    """All that a verdict rests on; `incomparable` says why there can be none, "" = there can."""
 
     baseline: DraftCounts
     candidate: DraftCounts

@@ -18,28 +18,18 @@ EstimatorName = Literal["weighted rounds", "whole outputs"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedFigures:
-    """How two measurements of the same prompts were compared.
+    """How two measurements of the same prompts were compared; None = the tool does not keep it.
 
     Attributes:
-        engine, version, model: of the baseline's server.
         tool: that measured both; None = 'draftquant measure'.
-        told_positions: False = figures by position say nothing: only the sums of each request are
-            known.
-        concurrency: of the baseline's run and of the candidate's; None = not known.
-        estimator: "whole outputs" where no prompt tells which steps lie in common text.
-        identical_share: of the prompts, those with the same output on both servers; in [0, 1]. It,
-            common_share and repeated_8gram_share are None where the tool does not keep outputs, or
-            keeps no tokens.
-        common_share: of the output tokens, those that both servers wrote before they parted;
-            in [0, 1].
-        baseline_mean_acceptance_length, candidate_mean_acceptance_length: of all steps, as the
-            engine counts them.
+        told_positions: False = only the sums of each request are known.
+        concurrency: of the baseline's run and of the candidate's.
+        identical_share: of the prompts, those with the same output on both servers; in [0, 1].
+        common_share: of the output tokens, those that both wrote before they parted; in [0, 1].
         whole_change: by all steps of both outputs, each weighing one.
         common_change: by the steps inside common text alone, as replay counts; it is of another
             mixture of text where outputs part. Either is None for fewer than two such prompts.
-        repeated_8gram_share: of the baseline's outputs.
-        mean_token_probability: of the tokens of the baseline's outputs, where they were drawn and
-            the server tells it.
+        mean_token_probability: of the tokens of the baseline's outputs, where they were drawn.
         num_near_duplicates: distinct prompts with the same output of the baseline's server.
     """
 
@@ -78,13 +68,9 @@ class DraftFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptFigures:
-    """One recorded prompt, with a verify step at least under both drafts.
+    """One recorded prompt under both drafts: [K + 1] histograms, and [bins, K + 1] where known.
 
-    Attributes:
-        alike: None = as `cluster`, and what earlier versions wrote.
-        baseline, candidate: [K + 1] histograms.
-        baseline_context_bins, candidate_context_bins: [bins, K + 1] the same by context bin,
-            without the empty bins at the end; none where the places of the steps are not known.
+    `alike` None = as `cluster`, and what earlier versions wrote.
     """
 
     id: str
@@ -174,10 +160,7 @@ def comparison_problem(
     context_edges: Sequence[int] = (),
     bins_add_up: bool = True,
 ) -> str:
-    """The first contradiction of a comparison; empty if there is none.
-
-    `bins_add_up` = the bins of a prompt are its histogram; else they were weighed on their own.
-    """
+    """The first contradiction of a comparison, "" = none; served bins need not add up."""
     if not 1 <= num_draft_tokens <= MOST_DRAFT_TOKENS:
         return f"num_draft_tokens: expected 1 to {MOST_DRAFT_TOKENS}, got {num_draft_tokens}"
     for figures in drafts:

@@ -347,11 +347,7 @@ def judge_counts(
     look: Look | None = None,
     background: Background = NO_BACKGROUND,
 ) -> GateReport:
-    """Compare two drafts by their counts, wherever those come from: without what only replays have.
-
-    GateError: K leaves too few verify steps per prompt, or what is expected of the baseline is no
-    acceptance length.
-    """
+    """Compare two drafts by their counts; GateError: K leaves too few verify steps per prompt."""
     check_expected_baseline(background.expected_baseline, baseline.num_draft_tokens)
     recorded = [] if incomparable else _recorded_pairs(baseline, candidate, wording)
     prompts = distinct_prompts(recorded)

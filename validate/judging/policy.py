@@ -37,19 +37,15 @@ class Policy:
         name: of `POLICIES`, whose limits it has then; "custom" if any was changed.
         max_relative_drop: the margin: mean acceptance length may fall by less than this share.
         max_category_drop: the margin of each category with at least `min_category_prompts` distinct
-            prompts. It is wider than the whole's, so that what passes as a whole is far from it:
-            judging many categories, without a correction, costs no false FAIL.
+            prompts; wider than the whole's, so that judging many costs no false FAIL.
         every_category_passes: a PASS asks for one of each such category; else for no FAIL of any.
         min_prompts: with a smaller effective sample size there is no PASS and no FAIL; 30 takes 35
             prompts of similar lengths, and up to 60 of different lengths.
-        max_relative_gain: a larger gain is no quantization effect.
         min_step_acceptance: a; a baseline whose mean acceptance length is below 1 + a + ... + a^K
             does not get the inputs that it was trained on. Published EAGLE-3 drafts lie above 2.3
             for K = 3, this floor at 2.02; a wrong target of the same family gave 1.87.
-        min_acceptance_length: a draft below accepts next to nothing: a broken load.
         max_ceiling_share: share of K + 1 above which an acceptance length is an anomaly.
-        record_required: a candidate folder needs a record of how it was quantized, because nothing
-            else shows which prompts calibrated it.
+        record_required: nothing else shows which prompts calibrated a candidate.
     """
 
     name: Literal["release", "screening", "custom"]
@@ -242,12 +238,9 @@ def worst(verdicts: Iterable[Verdict]) -> Verdict:
 class Wording:
     """What a verdict calls the way in which drafts were counted.
 
-    Attributes:
-        take: what is done with a fresh set of prompts, capital letter. count: the command for that.
-        gate: the command that judges them.
-        join: ways to put fresh prompts beside those that were judged; none where all are counted
-            again. gate_joined: the command that judges all of them.
-        longer: how a prompt gets more verify steps.
+    `take` is what is done with fresh prompts, and `count` the command for it; `join` puts them
+    beside those that were judged, for `gate_joined`; `longer` is how a prompt gets more verify
+    steps.
     """
 
     both_again: str

@@ -23,10 +23,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """An engine's answer to one prompt; fields as in `RequestRecord`.
-
-    `num_draft_tokens` is K as this answer tells; None = it does not, or nothing is drafted.
-    """
+    """An engine's answer to one prompt, as in `RequestRecord`; `num_draft_tokens` is its K."""
 
     token_ids: tuple[int, ...]
     ended: Literal["stop", "length"]
@@ -63,19 +60,11 @@ class EngineProtocol(ABC):
 
     @abstractmethod
     async def identify(self, client: ServerClient) -> tuple[ServerIdentity, Speculation | None]:
-        """Who answers there, and how it drafts.
-
-        MeasureError: another engine, one that is too old, without a model or metrics; or it drafts
-        in a way that cannot be counted.
-        """
+        """Who answers there, and how it drafts; MeasureError: in a way that cannot be counted."""
 
     @abstractmethod
     async def complete(self, client: ServerClient, prompt: Prompt, ask: Ask) -> Completion:
-        """Continue a prompt.
-
-        MeasureError: the answer is not the engine's; the engine drafts but does not say what it
-        accepted, or cannot do what is asked for while it drafts.
-        """
+        """Continue a prompt; MeasureError: the engine drafts but does not say what it accepted."""
 
 
 Answer = Mapping[str, Any]

@@ -41,18 +41,14 @@ class ServerIdentity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speculation:
-    """How a server drafts.
+    """How a server drafts; None = it does not say, or its folder was not given.
 
     Attributes:
-        num_draft_tokens: K, proposed in a full step.
-        method, draft, draft_quantization: as the server, or who measured, calls them; None = not
-            known.
-        draft_sha256: identity of the draft's tensors; None = its folder was not given.
-        served_draft, served_quantization: what the server itself says, where its folder was given;
-            None = it does not say.
+        method, draft, draft_quantization: as the server, or who measured, calls them.
+        served_draft, served_quantization: what the server itself says.
         told_by: how it is known that the server runs the draft that was given: "path" = it has the
             same folder, "tensors" = one with the same tensors, "name" = one of that name, "user" =
-            `--served-as` says so; None = the server names no draft, or none was given.
+            `--served-as` says so.
         lossy: settings by which tokens are accepted that the target would not have written, as
             "NAME = VALUE"; figures of such a server are not comparable.
         acceptance_told: the server tells such settings; False = it may be lossy unseen.
@@ -76,10 +72,7 @@ class Asked:
 
     Attributes:
         prompts_sha256: over ids, categories and token ids of all prompts, in their order.
-        template_sha256: of the chat template that made token ids of messages; None = the prompts
-            hold token ids, or text alone.
-        temperature: 0 = greedy.
-        max_new_tokens: per prompt. ignore_eos: each is continued to that length.
+        template_sha256: of the chat template that made token ids of messages; None = no messages.
         concurrency: requests in flight. num_warm_up: requests before them, not recorded.
         num_top_logprobs: most likely tokens asked for at each place; 0 = no log-probabilities.
     """
@@ -111,24 +104,18 @@ class Setup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRecord:
-    """What one prompt got.
+    """What one prompt got; None = not asked for, or the engine does not tell.
 
     Attributes:
-        prompt_sha256: of its token ids. cluster: that the prompt file declares; None = none.
-        token_ids: of the output. ended: by the end-of-text token, or by the length asked for.
-        histogram: [K + 1] verify steps by number of accepted draft tokens; None without
-            speculation. A step may have accepted tokens beyond the end of the output, which are
-            counted.
-        accepted: accepted draft tokens of every step in order, where the engine tells.
-        drafted: proposed draft tokens of every step, likewise; the last steps may have fewer.
+        histogram: [K + 1] verify steps by number of accepted draft tokens. A step may have accepted
+            tokens beyond the end of the output, which are counted.
+        accepted, drafted: draft tokens of every step in order.
         num_cut_rounds: steps at the end, of at most K tokens together, that the engine tells only
-            as far as the output goes; the three above leave them out. 0 where it tells them whole.
-        token_logprob: of each output token; None = not asked for.
+            as far as the output goes; the three above leave them out.
         top_gap: log-probability of the most likely token minus that of the second, at each place.
         began: seconds from the start of the run to the first attempt; the time in which a run was
             interrupted is left out.
-        time_to_first_token, latency: seconds from sending the answered attempt. The first is None
-            where the answer came whole.
+        time_to_first_token, latency: seconds from sending the answered attempt.
         num_attempts: 1 = answered at once.
     """
 
@@ -205,10 +192,7 @@ class Measurement(Brief):
 
 
 def differences(one: Setup, other: Setup) -> tuple[str, ...]:
-    """In what two setups differ that must not if drafts are compared, "key: one, other" each.
-
-    The draft itself may differ, and what the server tells of it, and the concurrency.
-    """
+    """ "key: one, other" of what must not differ if drafts are compared; the draft itself may."""
     weights = [
         found for found in _differing_arguments(one.server, other.server)
         if found[0].endswith("quantization")
@@ -229,10 +213,10 @@ def differing_arguments(one: ServerIdentity, other: ServerIdentity) -> tuple[str
 def _differing_arguments(
     one: ServerIdentity, other: ServerIdentity
 ) -> list[tuple[str, object, object]]:
-    """Of the target: what belongs to the draft is left out.
+    """Of the target, what belongs to the draft is left out.
 
-    A key that only one of them tells says nothing where the other does not tell its configuration
-    at all: vLLM's keys have a section before a full stop.
+    A key of one says nothing where the other does not tell its configuration: vLLM's have a
+    section.
     """
     told = [{"." in key for key in server.arguments} for server in (one, other)]
     return [
@@ -386,13 +370,9 @@ ALL = "all requests"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """Of some requests.
+    """Of some requests; times are medians in seconds, None where answers came whole.
 
-    Attributes:
-        acceptance_length: pooled; None without speculation, or without a verify step.
-        time_to_first_token, time_per_output_token: medians over the requests, in seconds; None
-            where answers came whole, or none has a second token.
-        num_repeated: requests that were answered at a later attempt than the first.
+    `num_repeated` were answered at a later attempt than the first.
     """
 
     category: str

@@ -37,11 +37,7 @@ _OURS = (
 
 
 def read_measurement(path: Path) -> Measurement:
-    """Read a whole measurement, named as the file; nothing in it is believed unchecked.
-
-    MeasureError names the line: it is no measurement or an unfinished one, or a line contradicts
-    itself or the setup.
-    """
+    """Read a whole measurement, named as the file; MeasureError names the line that is wrong."""
     lines = numbered_lines(path)
     number, text = next(lines, (1, b""))
     setup = read_setup(text, f"{path}:{number}")
@@ -120,10 +116,7 @@ MEASURING = ".measuring"
 
 
 class KeptRecords:
-    """What is done of a measurement, by the id of its prompt; made by `kept_records`.
-
-    `dropped_line`: the last line was cut off, and is asked for again.
-    """
+    """What is done of a measurement, by prompt; `dropped_line`: the last was cut off."""
 
     def __init__(self, out: Path, descriptor: int, setup: Setup) -> None:
         self.path = out.with_name(out.name + MEASURING)

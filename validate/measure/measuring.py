@@ -45,11 +45,7 @@ _NAMES_OF_THE_TARGET = ("root", "model_path")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftIdentity:
-    """The draft that a server runs, as its folder says; the first three fields as in `Speculation`.
-
-    `quantized` and `folder` None = not known; `served_as` is what the server calls it, None = as
-    its folder is called.
-    """
+    """The draft that a server runs, as its folder says; `served_as` is what the server calls it."""
 
     draft: str
     draft_sha256: str
@@ -154,10 +150,7 @@ def _check_quantization(speculation: Speculation, draft: DraftIdentity) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerAddress:
-    """Where a server is (http://HOST:PORT), and how patiently it is asked.
-
-    `most_per_second` requests are begun; None = as fast as they are answered.
-    """
+    """Where a server is (http://HOST:PORT), and how patiently it is asked, or often at most."""
 
     url: str
     key: str | None = field(default=None, repr=False)
@@ -176,7 +169,6 @@ class Plan:
     """What is measured.
 
     Attributes:
-        prompts: with unique ids, at least one.
         concurrency: requests in flight; fewer where the engine's interface allows no more.
         num_warm_up: requests before, over the first prompts again and again, not recorded.
         draft: None = what the server says of its draft is all that is known.
@@ -248,12 +240,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far a run is, with what earlier runs have kept.
-
-    Attributes:
-        counts: of all steps; None without speculation.
-        dropped_line: of what was kept the last line was cut off, and is asked for again.
-    """
+    """How far a run is, with what earlier runs have kept; counts are None without speculation."""
 
     setup: Setup
     num_done: int
@@ -270,10 +257,7 @@ def measure(
     *,
     on_progress: Callable[[Progress], None] = lambda _: None,
 ) -> Measurement:
-    """Measure a server, or go on with what an earlier run of the same plan has kept beside `out`.
-
-    `out` appears when every prompt has its record; what was measured before an error is kept.
-    """
+    """Measure a server, or go on with what an earlier run of the plan has kept beside `out`."""
     check_output(out)
     return asyncio.run(_measure(out, server, protocol, plan, on_progress))
 

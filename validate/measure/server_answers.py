@@ -206,13 +206,10 @@ class Series:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCounters:
-    """Where an engine counts its verify steps.
+    """Where an engine counts its verify steps; None = it does not.
 
-    Attributes:
-        accepted_at: counter of accepted draft tokens by position; None = the engine has none.
-        position_label: of `accepted_at`; "0" is the first draft token.
-        accepted, emitted, first_tokens: accepted draft tokens are `accepted`; where that is None,
-            they are `emitted` less `first_tokens` less `verify_steps`.
+    Where `accepted` is None, it is `emitted` less `first_tokens` less `verify_steps`; the label "0"
+    of `accepted_at` is the first draft token.
     """
 
     verify_steps: Series

@@ -67,11 +67,7 @@ _PROPOSED = ("spec_num_proposed_drafts", "spec_draft_token_num")
 def read_answer(
     reply: Reply, ask: Ask, num_draft_tokens: int | None, where: str, *, streamed: bool
 ) -> Completion:
-    """What a prompt got; `streamed` = events tell when tokens came.
-
-    AnswerProblem: it is not SGLang's. MeasureError: the server gave up, cut the answer off, or does
-    not say what it accepted.
-    """
+    """What a prompt got; MeasureError: it was cut off, or does not say what it accepted."""
     if not reply.events:
         raise AnswerProblem("its stream has no event")
     events, last = reply.events, reply.events[-1]

@@ -71,12 +71,7 @@ _NEAR = 1e-3  # steps are whole numbers but for the rounding of a 32-bit float
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steps:
-    """What the events of a stream wrote.
-
-    Attributes:
-        chunks: tokens of each event that has some. steps: that each of these stands for.
-        finish_reason: of the last event; None = the answer has no end.
-    """
+    """What the events of a stream wrote: tokens of each, and the steps that it stands for."""
 
     chunks: tuple[tuple[int, ...], ...]
     steps: tuple[int, ...]
@@ -128,11 +123,7 @@ class Steps:
 
 
 def read_answer(reply: Reply, ask: Ask, num_draft_tokens: int | None, where: str) -> Completion:
-    """What a prompt got.
-
-    AnswerProblem: it is not TensorRT-LLM's. MeasureError: it was cut off, or steps cannot be told
-    apart.
-    """
+    """What a prompt got; MeasureError: it was cut off, or steps cannot be told apart."""
     steps = Steps.of(reply.events)
     token_ids = steps.token_ids
     ended = _ended(steps, ask, where)

@@ -335,12 +335,7 @@ class ServerCounters:
     """One reading of the counters of the whole server (v1/spec_decode/metrics.py:214).
 
     Any other request between two readings would be taken for ours: what finished and what was
-    generated must be ours to the last token.
-
-    Attributes:
-        are_there: the server counts at all. num_running: requests that run or wait.
-        num_rounds: verify steps; None without speculation.
-        accepted: by position of the draft token, from the first.
+    generated must be ours to the last token. `accepted` is by position of the draft token.
     """
 
     are_there: bool
@@ -383,8 +378,7 @@ async def counted_rounds(
 ) -> Completion:
     """Ask something, and count its verify steps by number of accepted tokens.
 
-    A repeated request is repeated once more, as all its attempts were counted. MeasureError: other
-    requests run there too, the server was started again meanwhile, or the counters do not move.
+    A repeated request is repeated once more, as all its attempts were counted.
     """
     for _ in range(_ATTEMPTS):
         before = await _idle(client)

@@ -22,14 +22,12 @@ from .finding import Finding
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Divergence:
-    """The first difference of one prompt's two outputs.
+    """The first difference of one prompt's two outputs; None = not known, or that output has ended.
 
     Attributes:
-        position: 0-based in the output.
-        plain_token, other_token: there; None where that output has ended.
-        gap: of the plain run's two most likely tokens there, in nats; None = not known.
+        gap: of the plain run's two most likely tokens there, in nats.
         drop: by which the other token is less likely to its own server than the plain one was to
-            the plain server, in nats; None = not known.
+            the plain server, in nats.
         explained: the gap is within the noise that is allowed, and the other token is as likely.
     """
 
@@ -45,11 +43,7 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audit:
-    """One run held against the plain one.
-
-    Tokens are compared up to and with the first difference of each prompt; `max_gap` is up to which
-    a difference is noise, in nats.
-    """
+    """One run against the plain one, up to each first difference; gaps are in nats."""
 
     name: str
     num_prompts: int
@@ -191,8 +185,7 @@ def divergence_findings(
         plain_again: the plain server at another concurrency: what noise does there.
         max_gap: nats up to which a difference is noise; None = what `plain_again` shows (see
             `ENOUGH_NOISE`), else `TYPICAL_NOISE`.
-        max_hazard_ratio: speculation may part from the plain run so many times as often, per token,
-            as the plain run does from itself; None = not judged.
+        max_hazard_ratio: by which speculation may part more often, per token, than noise does.
         min_prompts: distinct ones.
     """
     _check_options(max_gap, max_hazard_ratio, min_prompts, plain_again)

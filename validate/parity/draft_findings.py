@@ -93,11 +93,7 @@ def draft_agreement(
     top: int = DEFAULT_TOP,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> tuple[PromptAgreement, ...]:
-    """Run both drafts along every prompt that has K tokens to propose, in the order of the traces.
-
-    `top` most likely tokens are compared as a set, from 1 to the drafts' vocabulary; `on_progress`
-    is called with (work done, work) after each prompt.
-    """
+    """Run both drafts along every prompt that has K tokens to propose; `top` tokens are one set."""
     check_comparable(baseline, candidate, traces, num_draft_tokens)
     if not 1 <= top <= baseline.forward.num_logits:
         most = baseline.forward.num_logits
@@ -231,13 +227,9 @@ class DraftLimits:
     """What quantizing may change; None = not judged.
 
     Attributes:
-        max_kl: mean KL(BF16 || quantized).
-        min_agreement: share of equal most likely tokens.
-        min_top_agreement: shared part of the most likely tokens.
         min_overlap: mean sum of the smaller probabilities.
         max_right_drop: how much less often the most likely token is the target's, as a share.
-        max_perplexity_rise: of the draft on the target's tokens, in nats of its logarithm, which
-            for small values is the relative rise.
+        max_perplexity_rise: of the draft on the target's tokens, in nats of its logarithm.
         max_alpha_drop: of the expected acceptance of drawn proposals, as a share.
     """
 
@@ -271,11 +263,7 @@ def draft_findings(
     confidence: float,
     min_prompts: int = MIN_PROMPTS,
 ) -> tuple[Finding, ...]:
-    """Judge every figure over all rows; steps and categories stand in the details.
-
-    One finding per figure; none of acceptance where the traces do not tell it. `confidence` is of
-    each one-sided bound, in (0.5, 1); conversations are the unit of sampling.
-    """
+    """Judge every figure over all rows, conversations being the unit of sampling."""
     sampled = all(name in prompts[0].sums for name in ACCEPTED)
     figures = [f for f in _figures(allowed, top) if sampled or f.quantities != ACCEPTED]
     return tuple(_finding(figure, prompts, confidence, min_prompts) for figure in figures)

@@ -35,14 +35,11 @@ CheckName = Literal["divergence", "task", "sampled", "draft"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One figure against one threshold.
+    """One figure against one threshold; without one the verdict is INCONCLUSIVE.
 
     Attributes:
-        what: of what, in words, such as "gsm8k exact_match".
-        estimate: the figure, None where there is none. lower, upper: its one-sided bounds at
-            `confidence`; None where the figure is a count that needs none.
-        threshold: that it is held against; None = none was given, and the verdict INCONCLUSIVE.
-        details: plain data for the report.
+        what: in words, such as "gsm8k exact_match".
+        lower, upper: one-sided bounds at `confidence`; None where the figure is a count.
     """
 
     check: CheckName
@@ -180,7 +177,7 @@ def limits(
     least: float | None = None,
     most: float | None = None,
 ) -> Limits:
-    """Limits of one option, None = not given: no limits; ParityError: it is out of the range `of`.
+    """Limits of one option, none if it is not given; ParityError: it is out of the range `of`.
 
     `least` and `most` are the signs of the limits below and above, in units of `value`.
     """

@@ -53,11 +53,7 @@ Scores = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """One document under one filter.
-
-    `sha256` is over its document, prompt, target and how it was to be generated; `scores` are of
-    the metrics that are one number.
-    """
+    """One document under one filter, with the hash of what was asked, and its scores."""
 
     number: int
     sha256: str
@@ -193,8 +189,7 @@ def _item(value: Mapping[str, Any], where: str) -> tuple[str, Item]:
 def missing_samples(folder: Path, found: Mapping[str, TaskSamples]) -> str:
     """What a run lacks of the items that it says it evaluated; empty if nothing.
 
-    `results_DATE.json` counts them under "n-samples" (evaluator_utils.py:292 of lm_eval 0.4.13);
-    samples that cannot be saved are a warning of lm_eval, no error.
+    `results_DATE.json` counts them under "n-samples" (evaluator_utils.py:292 of lm_eval 0.4.13).
     """
     files = sorted(folder.rglob("results_*.json"))
     if len(files) != 1:
@@ -392,10 +387,9 @@ class TaskRun:
 def run_tasks(
     asked: TaskRun, out: Path, *, engine: EngineName, command: str = DEFAULT_COMMAND
 ) -> dict[str, TaskSamples]:
-    """Run lm_eval against a server; `command` is its name, a path, or "PYTHON -m lm_eval".
+    """Run lm_eval, a name, a path or "PYTHON -m lm_eval", against a server.
 
-    Beside `out`, until it is done, lies OUT.tasks with all answers so far: the same call goes on
-    with them. ParityError: lm_eval is not installed, fails, or did not save every sample.
+    Until it is done, OUT.tasks lies beside `out` with all answers so far: the same call goes on.
     """
     asked.check()
     check_output(out)

@@ -96,11 +96,7 @@ def score_by_server(
     patience: Patience | None = None,
     on_progress: Progress = lambda _done, _total: None,
 ) -> list[Scores]:
-    """Score with a server that drafts nothing, else ParityError.
-
-    Each text is at least one token shorter than the server's longest; `on_progress` is called with
-    (texts done, texts).
-    """
+    """Score texts, shorter than the server's longest, with a server that drafts nothing."""
     scoring = _by_server(url, engine, texts, key, concurrency, patience or Patience(), on_progress)
     return asyncio.run(scoring)
 
@@ -259,11 +255,7 @@ def sampled_finding(
     confidence: float,
     min_prompts: int = MIN_PROMPTS,
 ) -> Finding:
-    """Judge the change of the mean log-probability per token, paired by prompt.
-
-    `scores` are of the texts of each run, in the order of `texts_of`; `max_logprob_drop` is nats
-    per token, in both directions.
-    """
+    """Judge the change of the mean log-probability per token, in nats, paired by prompt."""
     ours, theirs = (
         _means(run, some) for run, some in zip((plain, speculative), scores, strict=True)
     )

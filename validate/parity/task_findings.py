@@ -143,10 +143,7 @@ def task_findings(
 ) -> tuple[Finding, ...]:
     """Compare every metric of every filter of every task; the first run is the one to be matched.
 
-    `max_score_drop` is the margin, in the metric's own unit (1 % of right answers = 0.01); None =
-    not judged. ParityError: the two are one run, or were not given the same items, an item lacks a
-    score that others have, nothing says which way a metric is better, or nothing is scored with one
-    number per item.
+    `max_score_drop` is the margin, in the metric's own unit (1 % of right answers = 0.01).
     """
     margin = limits("--max-score-drop", max_score_drop, least=-1)
     if first.keys() != second.keys():

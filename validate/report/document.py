@@ -253,14 +253,7 @@ class _Judgement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """What stands before a judgement, in the same object.
-
-    Attributes:
-        draftquant: version that wrote the report. argv: none from Python.
-        date: UTC when the gate began; None in reports of before.
-        environment: package -> version.
-        engines: what engines do with the candidate; none where its folder was not at hand.
-    """
+    """What stands before a judgement; `argv` is empty from Python, `date` None in older reports."""
 
     format: Literal["draftquant gate"] = FORMAT
     schema_version: Literal[2] = SCHEMA_VERSION
@@ -352,10 +345,7 @@ def document_text(document: Mapping[str, Any]) -> str:
 
 
 def read_report(path: Path) -> Document:
-    """Read what `gate --report` wrote.
-
-    GateError: it is something else or of another version, or contradicts its own counts.
-    """
+    """What `gate --report` wrote; GateError: something else, or it contradicts itself."""
     try:
         return parse_report(read_text(path), path)
     except OSError as exc:

@@ -44,12 +44,7 @@ class RuleFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizationFacts:
-    """How a draft was quantized, from its draftquant.json.
-
-    Attributes:
-        formats: of the quantized linears, the recipe's own first.
-        draftquant, argv: version and command line that wrote the folder.
-    """
+    """How a draft was quantized, from its draftquant.json; the recipe's own format first."""
 
     recipe: str
     recipe_sha256: str
@@ -70,16 +65,13 @@ class QuantizationFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftFacts:
-    """One draft.
+    """One draft; None = not known, or its folder was not at hand because the draft was served.
 
     Attributes:
-        name: folder or Hub id, for people. sha256: identity of its tensors; None = not known.
-        family, num_bytes: of its folder; None = it was not at hand, the draft was served.
-        quantization: as its folder, or who measured it, calls it. quantized: None where no record
-            of this package says how.
+        quantization: as its folder, or who measured it, calls it.
         hub_id, revision: of the draft that was quantized, where it came from the Hub.
-        vocabulary: how many of the target's tokens it can propose; None = all, or not known.
-        kv_cache: such as "fp8_e4m3, unit scales"; None = as it computes, or not known.
+        vocabulary: how many of the target's tokens it can propose; None = all.
+        kv_cache: such as "fp8_e4m3, unit scales"; None = as it computes.
     """
 
     name: str
@@ -168,10 +160,7 @@ def measured_facts(measurement: Measurement) -> DraftFacts:
 
 
 def engine_facts(folder: Path, name: str) -> tuple[EngineFacts, ...]:
-    """What the newest known version of every engine does with a draft, on each GPU it is known on.
-
-    `name` is what the launch commands have for it, instead of its place.
-    """
+    """What the newest version of every engine does with a draft on each GPU; launched by `name`."""
     return tuple(
         _engine_facts(folder, name, engine.name, engine.version, arch)
         for engine in newest_engines()
@@ -180,10 +169,7 @@ def engine_facts(folder: Path, name: str) -> tuple[EngineFacts, ...]:
 
 
 def today() -> str:
-    """The date and time in UTC, to the second, as ISO 8601 has it: 2026-11-23T07:42:26Z.
-
-    Where SOURCE_DATE_EPOCH is set, that time: so builds that have to be repeatable say which.
-    """
+    """The time in UTC, 2026-11-23T07:42:26Z, or that of SOURCE_DATE_EPOCH for repeatable builds."""
     asked = os.environ.get(_EPOCH, "")
     if not asked:
         return datetime.now(UTC).strftime(_DATE)

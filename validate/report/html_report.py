@@ -119,13 +119,7 @@ class PromptLengths:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One comparison as the page shows it.
-
-    Attributes:
-        charts: with what they show, one below the other in two columns; none where those of another
-            comparison stand on the page, which draw its change too.
-        worst: prompts that lost most, the worst first.
-    """
+    """One comparison as the page shows it; charts stand once on a page, the worst prompts first."""
 
     title: str
     comparison: GateReport
@@ -223,10 +217,7 @@ def _part(
 def _charts(
     part: Part, prompts: Sequence[PromptLengths], drawn: Sequence[tuple[str, GateReport]]
 ) -> Iterator[tuple[str, Markup]]:
-    """The one set of a page: changes of all comparisons, all else of the one that decides.
-
-    In an order that fills both columns: the chart of prompts is twice as high as the others.
-    """
+    """Changes of all comparisons, all else of the one that decides; they fill both columns."""
     found, told = part.comparison, part.told_positions
     before, after = found.baseline, found.candidate
     if drawn:

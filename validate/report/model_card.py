@@ -200,15 +200,7 @@ _LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,60}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardRequest:
-    """What a card is to say that its folder does not.
-
-    Attributes:
-        gate: report of the gate on this draft; None = acceptance is said not to be measured.
-        measured: what `measure` wrote of servers with this draft.
-        base_model: Hub id of the draft that was quantized, where the record has none.
-        license: of that draft, as the Hub calls it, where its card has none.
-        name: Hub id that the folder will have, for launch commands.
-    """
+    """What a card is to say that its folder does not; Hub ids where the record has none."""
 
     gate: Path | None = None
     measured: Sequence[Path] = ()
@@ -221,8 +213,7 @@ def model_card(folder: Path, request: CardRequest) -> str:
     """The text of README.md. Every tensor is read, and has to be the one that was recorded.
 
     What somebody wrote into README.md beside our part stays, and so does the card that came from
-    the source, behind ours. CardError: it is no folder that `quantize` or `transcode` wrote, a base
-    model or licence is missing or is none, or figures are of another draft.
+    the source, behind ours.
     """
     checkpoint = Checkpoint.open(folder)
     recorded = read_provenance(folder)

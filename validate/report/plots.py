@@ -16,14 +16,7 @@ _FOOT = 20.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """One row; numbers are relative changes, such as -0.01.
-
-    Attributes:
-        estimate: None = there is none, and the row says so.
-        limit: below which it must not fall; None = there is none.
-        whole: of everything, and not of a part. judged: it counts for a verdict.
-        series: 0 for one series; else which of several it is.
-    """
+    """One row of relative changes; without an estimate it says so, and only judged ones count."""
 
     label: str
     estimate: float | None

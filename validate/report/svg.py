@@ -25,11 +25,7 @@ _FILES = PackageLoader(__package__, "")
 
 
 class Drawing:
-    """What a chart draws on, with a title and a description for those who do not see it.
-
-    `key` tells the chart from the others of its page: letters, digits and hyphens. `height` is in
-    units of `WIDTH`.
-    """
+    """What a chart draws on; `key` tells it from the others of its page, `height` as `WIDTH`."""
 
     def __init__(self, key: str, height: float, *, title: str, described: str) -> None:
         self.key = key
