@@ -75,7 +75,7 @@ def right_sizes(
     max_tokens: int = MAX_TOKENS,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> list[tuple[RightSizes, ...]]:
-    """Of every prompt and each order it is asked about, the sizes with which proposals are right."""
+    """Of every prompt, by each of its orders, the sizes with which proposals are right."""
     fault = num_draft_tokens_fault(draft.geometry, num_draft_tokens)
     if fault:
         raise ReplayError(f"{draft.name}: num_draft_tokens", fault[0], fix=fault[1])

@@ -88,7 +88,7 @@ class DraftFolder:
 
     @classmethod
     def read(cls, folder: Path) -> "DraftFolder":
-        """Read a folder and hash its tensors; GateError: its draftquant.json is of other tensors."""
+        """Read a folder, hash its tensors; GateError: its draftquant.json is of others."""
         checkpoint = Checkpoint.open(folder)
         record = read_provenance(folder)
         check_seal(folder, record)
@@ -174,7 +174,7 @@ def check_loaded(
     *,
     unrelated: bool = False,
 ) -> tuple[str, ...]:
-    """What only the loaded drafts show, in sentences: configurations, and without a record weights."""
+    """What only the loaded drafts show, in sentences: configurations, and maybe weights."""
     if unrelated:
         return ()
     if not folder.is_recorded:

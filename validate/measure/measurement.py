@@ -116,7 +116,6 @@ class RequestRecord:
         began: seconds from the start of the run to the first attempt; the time in which a run was
             interrupted is left out.
         time_to_first_token, latency: seconds from sending the answered attempt.
-        num_attempts: 1 = answered at once.
     """
 
     id: str
