@@ -205,7 +205,7 @@ def replay_drafts(
         drafts: the reference first.
         traces: greedy ones, or with a temperature.
         num_draft_tokens: K, at least 1, below the block size of a draft that proposes blocks.
-        draft_sampling: "probabilistic" = it draws at the temperature of the traces, from all tokens.
+        draft_sampling: "probabilistic" = it draws at the temperature of the traces.
         batch_size: prompts that go through a draft together; None = as many as `max_tokens` lets.
             Drafts of which one rounds its inputs under one scale of a whole call get one at a time.
         max_tokens: of a batch.

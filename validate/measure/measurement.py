@@ -191,7 +191,7 @@ class Measurement(Brief):
 
 
 def differences(one: Setup, other: Setup) -> tuple[str, ...]:
-    """ "key: one, other" of what must not differ if drafts are compared; the draft itself may."""
+    """What must not differ if drafts are compared, "key: one, other" each; the draft itself may."""
     weights = [
         found for found in _differing_arguments(one.server, other.server)
         if found[0].endswith("quantization")
