@@ -157,8 +157,9 @@ def record_all(
 ) -> None:
     """Record the prompts, up to a finished folder."""
     from draftquant.calibration.recording.decoding import GREEDY
-    from draftquant.calibration.recording.record_traces import record_into
+    from draftquant.calibration.recording.record_traces import FixedBatch, record_into
     from draftquant.calibration.recording.target_model import (
+        OpenedTarget,
         RecordedTarget,
         decoder_layers,
         shape_of,
@@ -177,14 +178,15 @@ def record_all(
         vocab_size=shape.vocab_size,
     )
     ids = tuple(sorted({0, shape.num_layers // 2 - 1, shape.num_layers - 1}))
+    features = feature_spec(shape, ids, None, dtype)
     with (
         tempfile.TemporaryDirectory(dir=target.parent) as scratch,
-        trace_output(
-            Path(scratch) / "traces", identity, feature_spec(shape, ids, None, dtype)
-        ) as writer,
+        trace_output(Path(scratch) / "traces", GREEDY.manifest(identity, features)) as writer,
         RecordedTarget(model, layers, ids, last_state=False) as recorded,
     ):
-        record_into(writer, recorded, prompts, limits, GREEDY, batch_size=BATCH_SIZE)
+        opened = OpenedTarget(recorded=recorded, identity=identity, features=features, fuse=None)
+        batch = FixedBatch(first=0, prompts=prompts)
+        record_into(writer, opened, batch, limits, GREEDY, batch_size=BATCH_SIZE)
 
 
 def measure(name: str, target: Path, load: Load, chosen: argparse.Namespace) -> Measurement:

@@ -35,8 +35,6 @@ from .passes.proposals import MAX_LOGITS
 from .traces.manifest import TraceEntry
 from .traces.trace_folder import TraceFolder
 
-# ---- How far a draft's proposals move when its keys and values are read from caches
-
 ROWS = 512
 """That draft, about: each divergence is a mean over K times so many."""
 
@@ -50,18 +48,7 @@ def cache_divergences(
     num_draft_tokens: int,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> list[float]:
-    """KL(as it is ‖ through the cache) in nats of each cache, the mean over rows and depths.
-
-    Args:
-        draft: whose cache is not rounded.
-        traces: recorded for calibration, long enough for K.
-        caches: each as `OnCache`.
-        on_progress: called with (prompts done, prompts).
-
-    Raises:
-        TraceError: the traces are damaged.
-        ForwardError: the draft computes NaN or infinity.
-    """
+    """KL(as it is ‖ through the cache) in nats of each cache, the mean over rows and depths."""
     sample = _sample(traces, num_draft_tokens)
     forwards = [draft.forward.caching(cache) for cache in caches]
     totals, count = torch.zeros(len(caches), dtype=torch.float64), 0
@@ -111,8 +98,6 @@ def _divergence(forward: DraftForward, wanted: Tensor, got: Tensor) -> float:
     return total
 
 
-# ---- How large the keys and values are that a draft keeps, along all that K draft tokens need
-
 _SMALLEST = 2.0**-10
 """Half of E4M3's smallest number above zero: what is no larger is kept as zero."""
 _NORMAL = 2.0**-6
@@ -152,19 +137,7 @@ def measure_cache_ranges(
     num_draft_tokens: int,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Ranges:
-    """Ranges of all keys and values, of the context and of every later step.
-
-    Args:
-        draft: whose cache is not rounded.
-        num_draft_tokens: K, as it will be served: later steps keep keys of the draft's own states.
-        on_progress: called with (work done, work).
-
-    Raises:
-        CheckpointError: the draft has no KV cache.
-        TraceError: the traces do not fit the draft.
-        CalibrationError: the draft cannot propose K tokens, or no trace is long enough.
-        ForwardError: the draft computes NaN or infinity.
-    """
+    """Ranges of all keys and values, of the context and of every later step."""
     layers = cached_layers(draft.weights, draft.name)
     seen: dict[int, tuple[_Sum, _Sum]] = {layer: (_Sum(), _Sum()) for layer in layers}
 
@@ -262,16 +235,9 @@ def measure_cache_scales(
     num_draft_tokens: int,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Mapping[int, CacheScales]:
-    """Scales of every layer, from all keys and values that K draft tokens need.
+    """Scales of every layer by its number, from all keys and values that K draft tokens need.
 
-    Args:
-        draft: in BF16 or wider values, its cache not rounded.
-        traces: recorded for calibration, not the ones that the gate judges on.
-        num_draft_tokens: K, as it will be served.
-        on_progress: called with (work done, work), of one run and then of the other.
-
-    Returns:
-        By number of the layer. Of latent attention k is the entry's scale, and v the same number.
+    Of latent attention k is the entry's scale, and v the same number.
 
     Raises:
         CheckpointError: the draft has no KV cache.
@@ -303,8 +269,7 @@ def quotient(largest: float) -> float:
 def best_octaves(divergences: Mapping[Octaves, float]) -> Octaves:
     """The middle of those that are as good as the best, of keys and of values.
 
-    Args:
-        divergences: of (k, 0) for every k and (0, v) for every v; or of (k, k) alone.
+    `divergences`: of (k, 0) for every k and (0, v) for every v; or of (k, k) alone.
     """
     if (1, 0) not in divergences:
         both = _middle({k: found for (k, _), found in divergences.items()})

@@ -1,4 +1,4 @@
-"""One order of a target's tokens, by which rows a head keeps: every size is a prefix of it.
+"""Which tokens a head keeps rows for: what a target says, one order of them, and what it covers.
 
 Tokens come by how often the target said them, all categories together; but while the coverage of
 some category lies below `floor` times that of all, the next token is the one which that category
@@ -8,8 +8,6 @@ Tokens that were never said stand behind: by general counts of some other text w
 then by how often they stand in prompts, then by id (ids of a BPE tokenizer are in the order of its
 merges). These break ties and weigh nothing beside what was said: added to it with a weight, each of
 them covered less held-out text, or as much (docs/vocabulary.md has the figures).
-
-Pure arithmetic: it knows neither drafts nor files, and draws no random number.
 """
 
 from collections.abc import Collection, Sequence
@@ -26,32 +24,21 @@ from .traces.near_duplicates import PromptText, independent_groups
 from .traces.prompt_trace import prompt_sha256
 from .traces.trace_folder import TraceFolder
 
-# ---- What a target says on recorded prompts, token by token: what the head of a draft must
-# propose
-#
 # A verify step follows a token that is committed already, so the first token of a continuation,
-# which
-# comes from the prefill, is never proposed; every later one is. Those are counted. Tokens of
-# prompts
-# are not: a draft reads them through its embedding, which no cut of the head touches, and what
-# users
-# write is not what a target answers. They only say which of the tokens that were never said come
-# first.
-#
-# This module knows tokens and prompts, neither drafts nor rows.
+# which comes from the prefill, is never proposed; every later one is. Those are counted. Tokens of
+# prompts are not: a draft reads them through its embedding, which no cut of the head touches, and
+# what users write is not what a target answers. They only say which of the tokens that were never
+# said come first.
 
 Counts = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SaidText:
-    """What the target said on one prompt.
+    """What the target said on one prompt: `token_ids`, int64, that a draft was to propose.
 
-    Attributes:
-        group: the same for prompts that belong together: copies, near duplicates, turns of a
-            conversation, prompts of a declared cluster.
-        prompt: int64, the tokens of the prompt.
-        token_ids: int64, the tokens that a draft was to propose behind it.
+    `group` is the same for prompts that belong together: copies, near duplicates, turns of a
+    conversation, prompts of a declared cluster.
     """
 
     id: str
@@ -63,13 +50,7 @@ class SaidText:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TokenCounts:
-    """How often each token was said, by category.
-
-    Attributes:
-        categories: C names, ascending.
-        by_category: [C, V] int64.
-        of_prompts: [V] int64, how often it stands in a prompt.
-    """
+    """How often each token was said, [C, V] int64 by category, and stands in prompts, [V]."""
 
     categories: tuple[str, ...]
     by_category: Counts
@@ -94,11 +75,7 @@ class TokenCounts:
 
 
 def said_texts(traces: TraceFolder) -> list[SaidText]:
-    """What the target said on every prompt, in order; reads token ids only.
-
-    Raises:
-        TraceError: the shard's bytes changed since recording.
-    """
+    """What the target said on every prompt, in order; reads token ids only."""
     read = [(entry, ids.numpy().astype(np.int64)) for entry, ids in traces.token_ids()]
     texts = []
     for entry, ids in read:
@@ -130,12 +107,7 @@ def _group_of(groups: Sequence[Sequence[int]]) -> dict[int, int]:
 
 
 def folds_of(texts: Sequence[SaidText], number: int) -> list[int]:
-    """The fold of every text: groups are kept together, and each category is spread over all.
-
-    Args:
-        texts: in an order that stays the same.
-        number: of folds; fewer are used where there are fewer groups.
-    """
+    """The fold of every text: groups are kept together, and each category is spread over all."""
     first = {text.group: text.category for text in reversed(texts)}
     fold_of_group: dict[int, int] = {}
     for place, group in enumerate(sorted(first, key=lambda group: (first[group], group))):
@@ -143,27 +115,12 @@ def folds_of(texts: Sequence[SaidText], number: int) -> list[int]:
     return [fold_of_group[text.group] for text in texts]
 
 
-# ---- A file of counts of any other text, by the user: how often each token of the target stands
-# in it
-#
-# JSON, one array of as many whole numbers as the target has tokens, the count of token 0 first.
-
 _LARGEST = 2**53
 _FORM = "write one JSON array with the count of every token of the target, token 0 first"
 
 
 def read_general_counts(path: Path, vocab_size: int) -> Counts:
-    """Read the file.
-
-    Args:
-        vocab_size: tokens of the target.
-
-    Returns:
-        [vocab_size] int64, with at least one above 0.
-
-    Raises:
-        CalibrationError: it cannot be read, or is not such a file.
-    """
+    """[vocab_size] int64, with at least one above 0."""
     try:
         counts = parse_json(read_text(path))
     except OSError as exc:
@@ -222,15 +179,10 @@ def row_order(
     general: Counts | None = None,
     floor: float = FLOOR,
 ) -> RowOrder:
-    """Order the tokens.
+    """Order the tokens; None = the draft has a row for all, or there are no counts of other text.
 
-    Args:
-        said: by the target, at least one token.
-        offered: those that the draft has a row for; None = all.
-        always: tokens that every head keeps, such as the end of text; others than the offered are
-            left out.
-        general: [V] counts of some other text, of the same tokenizer; None = there are none.
-        floor: see `FLOOR`, in [0, 1]; 0 = frequency alone.
+    `always` are tokens that every head keeps, such as the end of text; others than the offered are
+    left out. `general` [V] counts some other text, of the same tokenizer.
     """
     vocab_size = said.by_category.shape[1]
     may_have_row = np.zeros(vocab_size, dtype=bool)
@@ -250,12 +202,7 @@ def row_order(
 
 
 class _Chooser:
-    """Puts tokens that were said into an order, one after the other.
-
-    Args:
-        candidates: [n] tokens that were said, by weight.
-        order: to which they are appended.
-    """
+    """Puts candidates [n], by weight, into an order, one after the other."""
 
     def __init__(self, said: TokenCounts, candidates: NDArray[np.int64], order: list[int]) -> None:
         self._counts = said.by_category
@@ -297,25 +244,16 @@ class _Chooser:
         return True
 
 
-# ---- Choosing rows by some texts and looking at others: what a size covers of text it was not
-# made by
-#
 # Crosswise: the prompts of a trace folder are dealt into parts, those that belong together into
-# one;
-# each part is looked at under the order that the other parts give. What the order of all of them
-# covers of its own text is more than it will cover of a user's.
+# one; each part is looked at under the order that the other parts give. What the order of all of
+# them covers of its own text is more than it will cover of a user's.
 
 NUM_FOLDS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RowChooser:
-    """How rows are ordered, whatever the texts; see `row_order`.
-
-    Attributes:
-        vocab_size: tokens of the target.
-        offered: those that the draft has a row for; None = all.
-    """
+    """How rows are ordered, whatever the texts; see `row_order`."""
 
     vocab_size: int
     offered: tuple[int, ...] | None = None
@@ -352,11 +290,8 @@ class RowChooser:
 class HeldOutCoverage:
     """What each number of rows covers of texts that did not choose them.
 
-    Attributes:
-        categories: C names, ascending.
-        covered: [C, n + 1] tokens that heads of 0 .. n rows can propose.
-        totals: [C] tokens.
-        never_said: tokens of the text that the choosing texts never said.
+    Of C categories, `covered` [C, n + 1] are the tokens that heads of 0 .. n rows can propose, and
+    `totals` [C] all tokens.
     """
 
     categories: tuple[str, ...]
@@ -380,11 +315,7 @@ class HeldOutCoverage:
 
 
 def held_out_coverage(chooser: RowChooser, texts: Sequence[SaidText]) -> HeldOutCoverage:
-    """Coverage of the texts, each part of them under the order that the other parts give.
-
-    Raises:
-        CalibrationError: see `crosswise`.
-    """
+    """Coverage of the texts, each part of them under the order that the other parts give."""
     orders, of_text = crosswise(chooser, texts)
     categories = tuple(sorted({text.category for text in texts}))
     covered = np.zeros((len(categories), chooser.num_rows + 1), dtype=np.int64)
@@ -408,11 +339,7 @@ def held_out_coverage(chooser: RowChooser, texts: Sequence[SaidText]) -> HeldOut
 def crosswise(
     chooser: RowChooser, texts: Sequence[SaidText]
 ) -> tuple[list[RowOrder], Sequence[int]]:
-    """The order that the texts outside each part give, and the part of each text.
-
-    Raises:
-        CalibrationError: the texts are one group, so that nothing can be held out.
-    """
+    """The order that the texts outside each part give, and the part of each text."""
     groups = len({text.group for text in texts})
     if groups < 2:
         raise CalibrationError(

@@ -32,10 +32,8 @@ T = TypeVar("T")
 class Patience:
     """How long a server is waited for.
 
-    Attributes:
-        attempts: per request. first_pause: seconds before the second, doubled before each further
-            unless the server says how long.
-        seconds: of one attempt, to its last byte.
+    `first_pause`: seconds before the second attempt, doubled before each further unless the server
+    says how long; `seconds`: of one attempt, to its last byte.
     """
 
     attempts: int = 6
@@ -43,11 +41,7 @@ class Patience:
     seconds: float = 600.0
 
     def __post_init__(self) -> None:
-        """Check the ranges.
-
-        Raises:
-            ServerError: no attempt, or no time for it.
-        """
+        """Check the ranges."""
         AT_LEAST_1.check(ServerError, "--attempts", self.attempts, fix="give a whole number")
         if not 0 < self.seconds < math.inf:
             what = f"expected more than 0 seconds, got {self.seconds:g}"
@@ -64,12 +58,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """What an answered request got.
-
-    Attributes:
-        events: in order; one of a request that is not streamed.
-        num_attempts: with the one that was answered.
-    """
+    """What an answered request got; one event where it is not streamed."""
 
     events: tuple[Event, ...]
     num_attempts: int
@@ -88,15 +77,7 @@ class _AbsentError(ServerError):
 
 
 class ServerClient:
-    """Requests to one server; an asynchronous context.
-
-    Args:
-        url: http://HOST:PORT, with or without /v1.
-        key: sent as a bearer token and shown nowhere; None = none.
-
-    Raises:
-        ServerError: the address is none, or the key cannot be sent.
-    """
+    """Requests to one server; an asynchronous context. The key is a bearer token, shown nowhere."""
 
     def __init__(
         self, url: str, *, key: str | None, most_in_flight: int, patience: Patience
@@ -139,11 +120,7 @@ class ServerClient:
         return (await self._patiently(lambda: self._text("GET", path, None)))[0]
 
     async def get_object(self, path: str) -> Mapping[str, Any]:
-        """A JSON object.
-
-        Raises:
-            ServerError: as of `get_text`, or it is none.
-        """
+        """A JSON object."""
 
         async def attempt() -> Mapping[str, Any]:
             return self._object(await self._text("GET", path, None))
@@ -151,33 +128,21 @@ class ServerClient:
         return (await self._patiently(attempt))[0]
 
     async def find_text(self, path: str) -> str | None:
-        """A text that not every server has; None where this one has nothing there (404).
-
-        Raises:
-            ServerError: as of `get_text`, for anything else.
-        """
+        """A text that not every server has; None where this one has nothing there (404)."""
         try:
             return await self.get_text(path)
         except _AbsentError:
             return None
 
     async def find_object(self, path: str) -> Mapping[str, Any] | None:
-        """A JSON object that not every server has; None where this one has nothing there (404).
-
-        Raises:
-            ServerError: as of `get_object`, for anything else.
-        """
+        """A JSON object that not every server has; None where this one has nothing there (404)."""
         try:
             return await self.get_object(path)
         except _AbsentError:
             return None
 
     async def post(self, path: str, body: Mapping[str, Any]) -> Reply:
-        """The JSON object that answers a request.
-
-        Raises:
-            ServerError: as of `get_object`.
-        """
+        """The JSON object that answers a request."""
 
         async def attempt() -> Event:
             began = time.monotonic()
@@ -197,14 +162,8 @@ class ServerClient:
         """The events that answer a request (server-sent, each a JSON object), to the last.
 
         A stream that breaks off, or ends without "[DONE]" or with an error of the server, is asked
-        for again from its beginning.
-
-        Args:
-            failed: what an event says if it is that of a server that may answer next time, for
-                some tell in a stream of status 200 that they are overloaded; else None.
-
-        Raises:
-            ServerError: as of `get_object`.
+        for again from its beginning; and one of which `failed` says something, as some servers tell
+        in a stream of status 200 that they are overloaded.
         """
         events, attempts = await self._patiently(lambda: self._events(path, body, failed))
         return Reply(events=events, num_attempts=attempts)

@@ -26,21 +26,12 @@ from .row_choice import (
 from .traces.near_duplicates import seen_prompts
 from .traces.trace_folder import TraceFolder, file_sha256
 
-# ---- Tokens that every head keeps: those that begin and end texts and turns
-#
-# The target's config.json and generation_config.json name them, and often the draft's own config.
-
 _KEYS = ("eos_token_id", "bos_token_id")
 _TEXT = "text_config"  # where the config of a multimodal target has that of its language model
 
 
 def special_tokens(configs: Iterable[Mapping[str, Any]], vocab_size: int) -> tuple[int, ...]:
-    """The ids that configs name, each once, of those that a vocabulary has.
-
-    Args:
-        configs: parsed JSON objects, in any order.
-        vocab_size: tokens of the target.
-    """
+    """The ids that configs name, each once, of those that a vocabulary has."""
     named = (token for config in configs for token in _named(config))
     return tuple(dict.fromkeys(token for token in named if 0 <= token < vocab_size))
 
@@ -66,7 +57,6 @@ class ChosenRows:
         target_ids: ascending.
         coverage: share of the tokens that chose them.
         held_out: share of the same text, each part of it under rows that the others choose.
-        held_out_by_category: the same of each category.
         never_said: share of that text's tokens which the choosing parts never said.
         needed: how many rows the coverage needs that was asked for; None where a size was.
     """
@@ -97,15 +87,7 @@ class ChosenRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Choosing:
-    """By which text rows of which draft are chosen.
-
-    Attributes:
-        source: the draft's folder. draft: as its headers say it, whatever it is quantized to.
-        is_quantized: some of its linears are.
-        texts: what the target said.
-        cuts: of its vocabulary, which chose the rows that it has.
-        warnings: sentences without a full stop.
-    """
+    """By which text rows of which draft are chosen; the draft as its headers say it."""
 
     source: DraftSource
     draft: Draft
@@ -152,11 +134,7 @@ class Choosing:
         return max(TREE_WIDTH, self.draft.geometry.most_draft_tokens or 0)
 
     def check_size(self, option: str, size: int) -> None:
-        """Refuse a number of rows that is no cut of this draft.
-
-        Raises:
-            CalibrationError: it is less than engines draft with, or not less than there are.
-        """
+        """Refuse a number of rows that is no cut of this draft."""
         if not self.least <= size < self.chooser.num_rows:
             raise CalibrationError(
                 option,
@@ -186,12 +164,6 @@ def chosen_rows(
     choosing: Choosing, size: int | None, coverage: float | None, *, options: str = "--"
 ) -> ChosenRows:
     """The rows of a size, or of the least size that covers so much of held-out text.
-
-    Args:
-        choosing: by which text.
-        size: rows.
-        coverage: share of held-out text, where no size is given.
-        options: what the names of the two options begin with, for errors.
 
     Raises:
         CalibrationError: no cut of this draft has that size, or reaches that coverage.
@@ -240,12 +212,7 @@ def _least_size(choosing: Choosing, held_out: HeldOutCoverage, coverage: float, 
 def choosing_of(
     source: DraftSource, traces: TraceFolder, *, target: Path | None, counts: Path | None
 ) -> Choosing:
-    """Read what rows are chosen by.
-
-    Args:
-        source: the draft, quantized or not.
-        target: folder of the target, whose configs name tokens that are always kept.
-        counts: see `read_general_counts`.
+    """Read what rows are chosen by; the target's configs name tokens that are always kept.
 
     Raises:
         PlanError: the vocabulary of such a draft cannot be cut.
@@ -297,11 +264,7 @@ def choosing_of(
 
 
 def check_same_target(traces: TraceFolder, judge: TraceFolder) -> None:
-    """Refuse traces of two targets.
-
-    Raises:
-        CalibrationError: both say which target was recorded, and it is not the same.
-    """
+    """Refuse traces of two targets."""
     one, other = traces.manifest.target, judge.manifest.target
     known = None not in (one.config_sha256, other.config_sha256)
     if one.vocab_size != other.vocab_size or (known and one.config_sha256 != other.config_sha256):

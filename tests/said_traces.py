@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from draftquant.calibration.recording.decoding import GREEDY
 from draftquant.calibration.traces.manifest import FeatureSpec, TargetIdentity
 from draftquant.calibration.traces.prompt_trace import PromptTrace
 from draftquant.calibration.traces.trace_folder import TraceFolder
@@ -58,7 +59,7 @@ def write_said(
         aux_layer_ids=tuple(layers),
         fusion_sha256=None,
     )
-    with trace_output(out, identity, spec) as writer:
+    with trace_output(out, GREEDY.manifest(identity, spec)) as writer:
         for i in range(prompts):
             category, start = categories[i % len(categories)], 5 + i % 5
             count = start + tokens - i % 5

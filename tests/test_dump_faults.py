@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 import torch
-from draftquant.calibration.dumps import dump_target as whole_texts
-from draftquant.calibration.dumps.dump_conventions import Declared
-from draftquant.calibration.dumps.dump_formats import samples_of
+from draftquant.calibration.dumps import dump_evidence as whole_texts
+from draftquant.calibration.dumps.dump_layouts import samples_of
+from draftquant.calibration.dumps.dump_settling import Declared
 from draftquant.calibration.dumps.import_dump import import_dump
 from draftquant.calibration.prompts.prompt_file import Prompt, read_prompts
 from draftquant.calibration.recording.record_traces import record_traces
@@ -61,7 +61,7 @@ def draft() -> LoadedDraft:
 
 @pytest.fixture
 def not_run(monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("draftquant.calibration.dumps.dump_target.RUNNABLE_SHARE", 0.0)
+    monkeypatch.setattr("draftquant.calibration.dumps.dump_evidence.RUNNABLE_SHARE", 0.0)
     return TARGET
 
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from draftquant.calibration.dumps.dump_conventions import Declared
+from draftquant.calibration.dumps.dump_answers import Answers
+from draftquant.calibration.dumps.dump_layouts import Sample
+from draftquant.calibration.dumps.dump_settling import Declared
 from draftquant.calibration.dumps.import_dump import import_dump
-from draftquant.calibration.dumps.samples import Answers, Sample
 from draftquant.calibration.prompts.prompt_file import Prompt, read_prompts
 from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.manifest import FeatureDtype
@@ -81,7 +82,7 @@ def config_alone(tmp_path: Path) -> Path:
 @pytest.fixture
 def not_run(monkeypatch: pytest.MonkeyPatch) -> Path:
     """A target with its head that is too large to run here."""
-    monkeypatch.setattr("draftquant.calibration.dumps.dump_target.RUNNABLE_SHARE", 0.0)
+    monkeypatch.setattr("draftquant.calibration.dumps.dump_evidence.RUNNABLE_SHARE", 0.0)
     return TARGET
 
 

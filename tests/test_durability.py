@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from draftquant.calibration.recording.decoding import GREEDY
 from draftquant.calibration.traces.writer import trace_output
 from draftquant.quantize.converting.dequantize_draft import dequantize_draft
 from draftquant.quantize.drafts import read_draft
@@ -107,7 +108,7 @@ def test_a_dequantized_draft(draft: Path, tmp_path: Path, monkeypatch: pytest.Mo
 def test_traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with (
         watched(tmp_path / "out", monkeypatch) as disk,
-        trace_output(tmp_path / "out", TARGET, AUX, shard_bytes=1) as writer,
+        trace_output(tmp_path / "out", GREEDY.manifest(TARGET, AUX), shard_bytes=1) as writer,
     ):
         for position, trace in enumerate(TRACES):
             writer.add(trace, position=position)

@@ -20,6 +20,7 @@ import pytest
 import torch
 import yaml
 from draftquant.calibration.prompts.prompt_file import read_prompts
+from draftquant.calibration.recording.decoding import GREEDY
 from draftquant.calibration.traces.manifest import FeatureSpec, TargetIdentity
 from draftquant.calibration.traces.prompt_trace import PromptTrace
 from draftquant.calibration.traces.writer import trace_output
@@ -101,7 +102,7 @@ def traced(out: Path) -> None:
         kind="aux", width=192, dtype="float32", aux_layer_ids=(1, 3, 4), fusion_sha256=None
     )
     generator = torch.Generator().manual_seed(0)
-    with trace_output(out, target, features) as writer:
+    with trace_output(out, GREEDY.manifest(target, features)) as writer:
         for position in range(3):
             tokens = torch.randint(0, 96, (12,), generator=generator)
             trace = PromptTrace(

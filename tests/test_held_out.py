@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from draftquant.calibration.recording.decoding import GREEDY
 from draftquant.calibration.traces.near_duplicates import seen_prompts, shingles, sketch_text
 from draftquant.calibration.traces.prompt_trace import PromptTrace, prompt_sha256
 from draftquant.calibration.traces.sets import split_traces
@@ -28,7 +29,7 @@ SEEN = TRACES[1].prompt_sha256
 
 
 def folder_of(traces: list[PromptTrace], folder: Path) -> TraceFolder:
-    with trace_output(folder, TARGET, AUX) as writer:
+    with trace_output(folder, GREEDY.manifest(TARGET, AUX)) as writer:
         for position, trace in enumerate(traces):
             writer.add(trace, position=position)
     return TraceFolder.open(folder)

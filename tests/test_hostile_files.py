@@ -22,7 +22,7 @@ from types import FrameType
 
 import pytest
 import torch
-from draftquant.calibration.dumps.samples import load_safetensors, load_tensors
+from draftquant.calibration.dumps.dump_layouts import load_safetensors, load_tensors
 from draftquant.calibration.prompts.prompt_file import read_prompts
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.drafts.shared.block_layers import read_mask_embedding

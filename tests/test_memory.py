@@ -9,6 +9,7 @@ import torch
 from draftquant.calibration.passes import draft_inputs as batches
 from draftquant.calibration.passes import memory
 from draftquant.calibration.passes.memory import MemoryEstimate, estimate_replay
+from draftquant.calibration.recording.decoding import GREEDY
 from draftquant.calibration.traces.manifest import FeatureSpec, TargetIdentity
 from draftquant.calibration.traces.prompt_trace import PromptTrace
 from draftquant.calibration.traces.trace_folder import TraceFolder
@@ -42,7 +43,7 @@ def traces_of(
     spec = FeatureSpec(
         kind="aux", width=width, dtype="bfloat16", aux_layer_ids=layers, fusion_sha256=None
     )
-    with trace_output(out, target, spec) as writer:
+    with trace_output(out, GREEDY.manifest(target, spec)) as writer:
         for i in range(num_prompts):
             ids = torch.randint(1, VOCAB, (40 + i,), generator=generator)
             features = torch.randn((39 + i, width), generator=generator).bfloat16()

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from draftquant.calibration.dumps.dump_conventions import Declared
+from draftquant.calibration.dumps.dump_answers import Answer
+from draftquant.calibration.dumps.dump_layouts import Sample, load_states
+from draftquant.calibration.dumps.dump_settling import Declared
 from draftquant.calibration.dumps.import_dump import _Conversion, import_dump
-from draftquant.calibration.dumps.samples import Answer, Sample
-from draftquant.calibration.dumps.vllm import load_states
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.recipes.errors import TraceError
 from draftquant.validate.counting.trace_replay import replay_drafts
@@ -34,7 +34,7 @@ SOUND = rounded(STATES) | {"token_ids": torch.arange(5)}
 
 def test_states_are_values_times_scales(tmp_path: Path) -> None:
     save_file(SOUND, tmp_path / "hs_0.safetensors")
-    ids, states, scales = load_states(tmp_path / "hs_0.safetensors")
+    ids, _, states, _, scales = load_states(tmp_path / "hs_0.safetensors")
     assert ids.tolist() == [0, 1, 2, 3, 4]
     assert scales is not None
     assert torch.equal(scales, STATES.float().abs().amax(dim=(1, 2)) / 448)

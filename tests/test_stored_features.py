@@ -12,6 +12,7 @@ import pytest
 import torch
 import zstandard
 from draftquant.calibration.passes.on_traces import open_traces
+from draftquant.calibration.recording.decoding import GREEDY
 from draftquant.calibration.traces import stored_features
 from draftquant.calibration.traces.manifest import FeatureSpec, FeatureStorage
 from draftquant.calibration.traces.prompt_trace import FEATURE_DTYPES, PromptTrace
@@ -37,7 +38,7 @@ def spec(storage: FeatureStorage | None, **others: Any) -> FeatureSpec:
 
 
 def write(out: Path, storage: FeatureStorage | None, *traces: PromptTrace) -> TraceFolder:
-    with trace_output(out, TARGET, spec(storage)) as writer:
+    with trace_output(out, GREEDY.manifest(TARGET, spec(storage))) as writer:
         for position, trace in enumerate(traces or TRACES):
             writer.add(trace, position=position)
     return TraceFolder.open(out)
@@ -251,7 +252,7 @@ def test_storage_and_dtype_that_do_not_go_together(tmp_path: Path) -> None:
         trace = dataclasses.replace(TRACES[0], features=TRACES[0].features.to(dtype))
         with (
             pytest.raises(TraceError, match=f"keeps bfloat16 or float32, not {name}"),
-            trace_output(tmp_path / "t", TARGET, other) as writer,
+            trace_output(tmp_path / "t", GREEDY.manifest(TARGET, other)) as writer,
         ):
             writer.add(trace, position=0)
     folder = write(tmp_path / "z", "zstd").folder

@@ -15,6 +15,7 @@ from draftquant.calibration.passes.draft_inputs import check_trace_fits, first_h
 from draftquant.calibration.passes.on_traces import chosen_num_draft_tokens
 from draftquant.calibration.passes.proposals import draft_predictions
 from draftquant.calibration.prompts.prompt_file import Prompt
+from draftquant.calibration.recording.decoding import GREEDY
 from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.manifest import TargetIdentity
 from draftquant.calibration.traces.target_tables import TargetTables
@@ -212,7 +213,9 @@ def test_bfloat16_tables_are_copied_byte_for_byte(tmp_path: Path) -> None:
         tmp_path / "t",
         {f"model.{EMBEDDING}": random_table(0, rows=50, width=4), HEAD: random_table(1, 50, 4)},
     )
-    with trace_output(tmp_path / "out", TARGET, AUX, tables=TargetTables.find(source)) as writer:
+    with trace_output(
+        tmp_path / "out", GREEDY.manifest(TARGET, AUX), tables=TargetTables.find(source)
+    ) as writer:
         writer.add(TRACES[1], position=0)
     traces = TraceFolder.open(tmp_path / "out")
     assert traces.manifest.tables is not None
@@ -343,7 +346,7 @@ def test_tables_that_cannot_be_carried_leave_nothing(
     )
     with (
         pytest.raises(TraceError, match="its embedding has 96 rows, the vocabulary 95"),
-        trace_output(out, other, AUX, tables=TargetTables.find(target)),
+        trace_output(out, GREEDY.manifest(other, AUX), tables=TargetTables.find(target)),
     ):
         pass
     full = SimpleNamespace(free=VOCAB * HIDDEN * 4 - 1)

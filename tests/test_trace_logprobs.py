@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from draftquant.calibration.traces.manifest import LogprobSpec, Sampling
+from draftquant.calibration.recording.decoding import GREEDY
+from draftquant.calibration.traces.manifest import LogprobSpec, Sampling, TraceManifest
 from draftquant.calibration.traces.prompt_trace import PromptTrace
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.calibration.traces.writer import trace_output
@@ -33,15 +34,15 @@ def sampled_trace(name: str = "a") -> PromptTrace:
 
 
 def write(out: Path, trace: PromptTrace, logprobs: LogprobSpec | None = SPEC) -> TraceFolder:
-    with trace_output(
-        out,
-        TARGET,
-        AUX,
+    head = TraceManifest(
+        target=TARGET,
+        features=AUX,
         temperature=0.6,
         sampling=SAMPLING,
         logprobs=logprobs,
         recorded_by="vllm 0.32.0",
-    ) as writer:
+    )
+    with trace_output(out, head) as writer:
         writer.add(trace, position=0)
     return TraceFolder.open(out)
 
@@ -67,14 +68,14 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 def test_a_greedy_trace_may_leave_the_argmax_of_prompts_open(tmp_path: Path) -> None:
     trace = make_trace("a")
     trace.target_top1[: trace.prompt_length - 1] = -1
-    with trace_output(tmp_path / "open", TARGET, AUX) as writer:
+    with trace_output(tmp_path / "open", GREEDY.manifest(TARGET, AUX)) as writer:
         writer.add(trace, position=0)
     (read,) = TraceFolder.open(tmp_path / "open")
     assert torch.equal(read.target_top1, trace.target_top1)
     trace.target_top1[-1] = -1
     with (
         pytest.raises(TraceError, match="not greedy"),
-        trace_output(tmp_path / "out", TARGET, AUX) as writer,
+        trace_output(tmp_path / "out", GREEDY.manifest(TARGET, AUX)) as writer,
     ):
         writer.add(trace, position=0)
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.record_traces import record_traces
-from draftquant.calibration.traces.manifest import LogprobSpec, Sampling
+from draftquant.calibration.traces.manifest import LogprobSpec, Sampling, TraceManifest
 from draftquant.calibration.traces.near_duplicates import recorded_prompts
 from draftquant.calibration.traces.prompt_trace import PromptTrace
 from draftquant.calibration.traces.sets import merge_traces, split_traces
@@ -40,7 +40,8 @@ def make_trace(name: str, prompt: Sequence[int], category: str = "a", **fields: 
 
 
 def write(out: Path, traces: Sequence[PromptTrace], **options: Any) -> TraceFolder:
-    with trace_output(out, TARGET, AUX, **options) as writer:
+    head = TraceManifest(**{"temperature": 0, "target": TARGET, "features": AUX} | options)
+    with trace_output(out, head) as writer:
         for position, trace in enumerate(traces):
             writer.add(trace, position=position)
     return TraceFolder.open(out)
@@ -257,10 +258,7 @@ def test_tables_that_only_some_carry_are_dropped(tmp_path: Path) -> None:
 
 
 def other(tmp_path: Path, **changes: Any) -> TraceFolder:
-    options = {"target": TARGET, "features": AUX} | changes
-    with trace_output(tmp_path / "other", **options) as writer:
-        writer.add(make_trace("z", body(44)), position=0)
-    return TraceFolder.open(tmp_path / "other")
+    return write(tmp_path / "other", [make_trace("z", body(44))], **changes)
 
 
 @pytest.mark.parametrize(

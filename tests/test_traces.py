@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from draftquant.calibration.recording.decoding import GREEDY
 from draftquant.calibration.traces.manifest import FeatureSpec, TargetIdentity
 from draftquant.calibration.traces.prompt_trace import PromptTrace
 from draftquant.calibration.traces.trace_folder import TraceFolder
@@ -48,7 +49,7 @@ TRACES = [make_trace("json/tool.py:12"), make_trace("b", 1, 3, seed=1), make_tra
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    with trace_output(tmp_path / "traces", TARGET, AUX) as writer:
+    with trace_output(tmp_path / "traces", GREEDY.manifest(TARGET, AUX)) as writer:
         for position, trace in reversed(list(enumerate(TRACES))):
             writer.add(trace, position=position)
     return tmp_path / "traces"
@@ -92,7 +93,9 @@ def test_the_file_says_what_the_docstring_says(folder: Path) -> None:
 def test_two_writes_give_the_same_bytes_and_shards_are_bounded(tmp_path: Path) -> None:
     one_trace = sum(t.nbytes for t in (TRACES[0].features,)) + 4 * 10 + 4 * 9
     for name in ("a", "b"):
-        with trace_output(tmp_path / name, TARGET, AUX, shard_bytes=one_trace) as writer:
+        with trace_output(
+            tmp_path / name, GREEDY.manifest(TARGET, AUX), shard_bytes=one_trace
+        ) as writer:
             for position, trace in enumerate(TRACES):
                 writer.add(trace, position=position)
     files = sorted(path.name for path in (tmp_path / "a").iterdir())
@@ -112,7 +115,7 @@ def test_an_existing_output_is_refused_and_left_alone(folder: Path) -> None:
 
 def test_a_failure_leaves_nothing(tmp_path: Path) -> None:
     def fail_after_one() -> None:
-        with trace_output(tmp_path / "out", TARGET, AUX) as writer:
+        with trace_output(tmp_path / "out", GREEDY.manifest(TARGET, AUX)) as writer:
             writer.add(TRACES[0], position=0)
             raise KeyboardInterrupt
 
@@ -122,7 +125,7 @@ def test_a_failure_leaves_nothing(tmp_path: Path) -> None:
 
 
 def write(out: Path, *traces: tuple[PromptTrace, int]) -> None:
-    with trace_output(out, TARGET, AUX) as writer:
+    with trace_output(out, GREEDY.manifest(TARGET, AUX)) as writer:
         for trace, position in traces:
             writer.add(trace, position=position)
 

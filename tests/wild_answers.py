@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import torch
 from draftquant.calibration.passes.draft_inputs import default_aux_layer_ids
+from draftquant.calibration.recording.decoding import GREEDY
 from draftquant.calibration.traces.manifest import FeatureSpec, TargetIdentity
 from draftquant.calibration.traces.prompt_trace import PromptTrace
 from draftquant.calibration.traces.trace_folder import TraceFolder
@@ -186,7 +187,7 @@ def _write_traces(draft: LoadedDraft, out: Path) -> None:
         features=torch.randn(_NUM_TOKENS - 1, width),
         target_top1=token_ids[1:],
     )
-    with trace_output(out, identity, spec) as writer:
+    with trace_output(out, GREEDY.manifest(identity, spec)) as writer:
         writer.add(trace, position=0)
 
 

@@ -1,6 +1,10 @@
-"""Hidden states that trainers dumped: readers of their layouts, and what makes traces of them.
+"""Hidden states that trainers dumped, and what makes traces of them.
 
-A reader gives `Sample`s: tokens, answers as the dump marks them, aux features, and the last hidden
-state. Three facts are verified, not taken from the dump: the layers, whether the norm was applied,
-and the token of each row. `head`, `recomputed`, `whole_texts` and `draft_steps` hold the evidence.
+`dump_layouts` reads them. Three facts are measured, not taken from the dump: the layers, whether
+the norm was applied, and the token of each row (`dump_answers`, `dump_evidence`).
 """
+
+from typing import Literal
+
+DumpFormat = Literal["specforge", "torchspec", "speculators", "modelopt", "angelslim", "vllm"]
+"""Who writes a dump; `dump_layouts.LAYOUTS` has a row for each."""

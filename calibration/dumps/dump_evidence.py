@@ -1,140 +1,341 @@
-"""In which order a dump's layers stand, judged by the draft that reads them: its first step.
+"""Which layers a dump holds, in which order, and of which tokens: the target or the draft says it.
 
-For targets that cannot be run here. A draft that gets the layers in another order, or those of
-another token, predicts next to nothing; the next layer up or down costs it a third.
+The target, where it can be run here: our own recorder gives the outputs of all layers for the
+beginnings of a few texts. Each slot of the dump is one of them, up to the arithmetic of another
+engine; another layer is far off. Rows that are late by one from the middle of a text on, or that
+belong to another text, show only where they lie; so positions are counted, over whole texts.
+
+Else the draft that reads the layers, by its first step. A draft that gets them in another order, or
+those of another token, predicts next to nothing; the next layer up or down costs it a third.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+import os
+import tempfile
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import combinations, permutations, product
+from itertools import combinations, permutations
 from pathlib import Path
-from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
+from ...quantize.files.checkpoint import CONFIG_FILE, read_json_object
 from ...quantize.stored.loading import LoadedDraft
-from ...quantize.stored.stored_tables import HEAD
-from ...recipes.errors import TraceError
-from ..passes.proposals import draft_predictions
-from ..traces.target_tables import FINAL_NORM, SharedTables
-from ..traces.trace_info import MIN_AGREEMENT, normalized
-from .samples import Answer
+from ...recipes.errors import CheckpointError, TraceError, visible
+from .. import files_raise
+from ..passes.proposals import MAX_LOGITS, draft_predictions
+from ..prompts.prompt_file import Prompt
+from ..recording.record_traces import record_traces
+from ..recording.target_model import ON_CPU, RecordedTarget, decoder_layers, loaded_target
+from ..recording.target_shape import end_token_ids
+from ..traces.manifest import FeatureDtype, TargetIdentity
+from ..traces.prompt_trace import FEATURE_DTYPES, PromptTrace
+from ..traces.target_tables import FINAL_NORM, TargetTables
+from ..traces.trace_folder import file_sha256
+from .dump_answers import SHIFTS, Answer
+from .dump_layouts import TEXT_AGAIN, Pending, Sample
 
-# ---- The target's head on dumped last states: which of them it reads, and whether the text is its
-# own
-#
-# argmax(head(norm?(h))) is the next token wherever the target chose it. Tried are states as they
-# are
-# and through the last norm, each as the state of the token of its row, of the one before and of
-# the
-# one behind it. The reading with which most answers are reproduced is the dump's.
-
-SHIFTS = (-1, 0, 1)
-"""Row i holds the state after token i + shift."""
-MAX_ROWS = 256  # of an answer, evenly spaced
-NEAR_TIE = 0.25
-"""Nats. A text is dumped by one pass over it and was written token by token: in BF16 the two differ
-by 0.06 on the shipped targets, and larger ones by some tenths."""
-_OFF_POLICY = 0.3  # text of others is reproduced to a half or more, other tokens hardly
-
-_NORMS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = MappingProxyType(
-    {
-        "after the last norm": lambda hidden, _norm: hidden,
-        "before the last norm": lambda hidden, norm: normalized(hidden) * norm,
-        "before the last norm, 1 + its weights": lambda hidden, norm: (
-            normalized(hidden) * (1 + norm)
-        ),
-    }
-)
-"""Where states may have been taken -> what the head reads of them, with the norm's weight [W]."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeadFinding:
-    """How dumped last states are to be read.
-
-    Attributes:
-        norm: where they were taken, in words.
-        shift: see `SHIFTS`.
-        share: of positions whose token is reproduced, in [0, 1], over the answers looked at.
-    """
-
-    norm: str
-    shift: int
-    share: float
-
-
-class TargetHead:
-    """The head [V, W] and the weight [W] of the norm before it, in float32."""
-
-    def __init__(self, tables: SharedTables) -> None:
-        self._head = tables[HEAD].float()
-        self._norm = tables[FINAL_NORM].float()
-
-    def settle(self, answers: Sequence[tuple[Answer, Tensor]]) -> HeadFinding:
-        """Find the reading under which the head reproduces the answers.
-
-        Args:
-            answers: some of the dump, each with its sample's last states [N, W].
-
-        Raises:
-            TraceError: under no reading is any answer reproduced to 98 %.
-        """
-        shares = {
-            reading: [self.share(answer, last, *reading) for answer, last in answers]
-            for reading in product(_NORMS, SHIFTS)
-        }
-        best = max(shares, key=lambda r: (_reproduced(shares[r]), sum(shares[r])))
-        share = sum(shares[best]) / len(answers)
-        if not _reproduced(shares[best]):
-            what = (
-                "the text comes from a data set, or was sampled"
-                if share >= _OFF_POLICY
-                else (
-                    "the tokens are those of another tokenizer, or the states those of another"
-                    " target"
-                )
-            )
-            raise TraceError(
-                answers[0][0].sample.file.parent,
-                f"the target wrote none of the {len(answers)} answers: at best, its head"
-                f" predicts {share:.0%} of their tokens (with the states {best[0]},"
-                f" {_beside(best[1])}), expected {MIN_AGREEMENT:.0%}. Probably {what}",
-                fix="dump the target's own greedy answers, and give the target that was dumped",
-            )
-        return HeadFinding(norm=best[0], shift=best[1], share=share)
-
-    def share(self, answer: Answer, last: Tensor, norm: str, shift: int) -> float:
-        """Share of an answer's tokens that the head says, near ties included; 0 of no tokens."""
-        positions = torch.arange(max(answer.start, 1), answer.stop)
-        rows = positions - 1 - shift
-        positions = positions[(rows >= 0) & (rows < len(last))]
-        positions = positions[:: -(-len(positions) // MAX_ROWS) or 1]
-        if not len(positions):
-            return 0.0
-        hidden = _NORMS[norm](last[positions - 1 - shift].float(), self._norm)
-        logits = hidden @ self._head.T
-        said = logits.gather(1, answer.sample.token_ids[positions, None])[:, 0]
-        return float((logits.amax(dim=1) - said <= NEAR_TIE).double().mean())
-
-
-def _reproduced(shares: Sequence[float]) -> int:
-    return sum(share >= MIN_AGREEMENT for share in shares)
-
-
-def _beside(shift: int) -> str:
-    return "at the positions of their tokens" if not shift else f"shifted by {shift:+d} token"
-
-
+RUNNABLE_SHARE = 0.4
+"""Of the memory: larger weights are not loaded to recompute a few positions."""
+MAX_TEXTS, MAX_TOKENS = 4, 160
+MAX_DIFFERENCE = 0.1
+"""Relative, median over positions. Engines in BF16 differ by 0.02 or less, other layers by 0.2."""
+CLEARLY = 2.0
+"""Times that the next best layer is farther."""
+MAX_WORK = 3e13
+"""Tokens times bytes of the target's weights: about as many operations in BF16, some five minutes
+on two cores. Of a dump that needs more, one text in so many is recomputed."""
+MAX_ROW_DIFFERENCE = 0.5
+"""Relative, at one position. Rows of other tokens differ by about 1, other arithmetic by 0.02."""
+MAX_OTHER_ROWS = 0.001
+"""Share of a text's positions, and one more: a target may choose other experts at a few."""
 MIN_ACCEPTED = 0.55
 """Published drafts accept 0.7 and more; with layers one off 0.50 was seen."""
 MIN_POSITIONS = 200
 _ALL_ORDERS = 4  # slots; of more, exchanges of two and the reverse are tried
-CLEARLY = 3.0
+ERRORS_APART = 3.0
 """Standard errors, of the positions where two orders differ, that one is better by."""
-
 Order = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetFacts:
+    """A target's folder, which may hold its config alone.
+
+    Attributes:
+        identity: weights_sha256 is None, nothing has read the weights.
+        tables: None where embedding and head are not in the folder; `without_tables` says why.
+        not_run: why it is not run here; None where it can be.
+    """
+
+    folder: Path
+    identity: TargetIdentity
+    width: int
+    ends: Collection[int]
+    tables: TargetTables | None
+    without_tables: str
+    not_run: str | None
+
+    @property
+    def has_head(self) -> bool:
+        """Whether head and last norm are at hand."""
+        return self.tables is not None and FINAL_NORM in self.tables.shared()
+
+
+def read_target(folder: Path) -> TargetFacts:
+    """Read config.json, headers of weights, and what ends a text."""
+    fix = "give the folder of the target that was dumped"
+    with files_raise(TraceError):
+        config = read_json_object(folder / CONFIG_FILE, fix)
+    text = config["text_config"] if isinstance(config.get("text_config"), dict) else config
+    keys = ("num_hidden_layers", "hidden_size", "vocab_size")
+    for key in keys:
+        if type(text.get(key)) is not int or text[key] < 1:
+            what = f"{key}: expected a whole number of at least 1"
+            raise TraceError(folder / CONFIG_FILE, what, fix=fix)
+    num_layers, width, vocab_size = (text[key] for key in keys)
+    tables, without_tables = None, ""
+    try:
+        tables = TargetTables.find(folder)
+    except CheckpointError as exc:
+        without_tables = f"{exc.where}: {exc.what}"
+    with files_raise(TraceError):
+        ends = end_token_ids(folder)
+    return TargetFacts(
+        folder=folder,
+        identity=TargetIdentity(
+            name=visible(folder.resolve().name),
+            config_sha256=file_sha256(folder / CONFIG_FILE),
+            weights_sha256=None,
+            num_layers=num_layers,
+            vocab_size=vocab_size,
+        ),
+        width=width,
+        ends=ends,
+        tables=tables,
+        without_tables=without_tables,
+        not_run=_not_run(folder),
+    )
+
+
+def _not_run(folder: Path) -> str | None:
+    sizes = [path.stat().st_size for path in folder.glob("*.safetensors")]
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if not sizes:
+        return "its folder holds no weights"
+    if sum(sizes) > RUNNABLE_SHARE * memory:
+        return f"its {sum(sizes) / 1e9:,.0f} GB do not fit into {memory / 1e9:,.0f} GB of memory"
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecomputedFinding:
+    """What recomputing showed.
+
+    Attributes:
+        target: with the hash of its weights. dtype: that it computed in.
+        layer_ids: of each slot, 0-based, outputs.
+        shift: row i belongs to token i + shift.
+        difference: largest of the slots, relative, median over positions.
+        own: share of the answers' tokens that are the target's argmax; None where the beginnings
+            hold no answer.
+    """
+
+    target: TargetIdentity
+    dtype: FeatureDtype
+    layer_ids: tuple[int, ...]
+    shift: int
+    difference: float
+    own: float | None
+
+
+def recompute(
+    target: TargetFacts, answers: Sequence[Answer], dtype: FeatureDtype
+) -> RecomputedFinding:
+    """Run the target on beginnings of texts, and find the dump's slots among its layers.
+
+    Raises:
+        TraceError: the target cannot be run; or it can, and a slot is the output of none of its
+            layers (`TraceError.where` is then the dump's folder).
+    """
+    answers = answers[:MAX_TEXTS]
+    beginnings = (a.sample.token_ids[: min(a.stop, MAX_TOKENS)].tolist() for a in answers)
+    prompts = [
+        Prompt(id=str(i), category="all", token_ids=tuple(ids)) for i, ids in enumerate(beginnings)
+    ]
+    with tempfile.TemporaryDirectory() as scratch:
+        traces = record_traces(
+            target.folder,
+            prompts,
+            Path(scratch) / "layers",
+            max_new_tokens=1,
+            aux_layer_ids=range(target.identity.num_layers),
+            dtype=dtype,
+        )
+        recorded = list(traces)
+    pairs = list(zip(answers, recorded, strict=True))
+    apart = {
+        # The median, as one text with the rows of another must not hide the layers of the rest.
+        shift: torch.stack([_apart(*both, shift, target.width) for both in pairs]).median(0).values
+        for shift in SHIFTS
+    }
+    shift = min(apart, key=lambda s: float(apart[s].min(dim=1).values.mean()))
+    nearest, layer_ids = apart[shift].min(dim=1)
+    _check_clear(answers[0].sample.file.parent, apart[shift])
+    hits = torch.cat(
+        [
+            trace.target_top1[answer.start - 1 : trace.prompt_length - 1]
+            == trace.token_ids[answer.start : trace.prompt_length]
+            for answer, trace in pairs
+        ]
+    )
+    return RecomputedFinding(
+        target=traces.manifest.target,
+        dtype=dtype,
+        layer_ids=tuple(layer_ids.tolist()),
+        shift=shift,
+        difference=float(nearest.max()),
+        own=float(hits.double().mean()) if len(hits) else None,
+    )
+
+
+def _apart(answer: Answer, trace: PromptTrace, shift: int, width: int) -> Tensor:
+    """[m, layers]: relative difference of each slot and each layer, median over positions."""
+    count = trace.prompt_length - abs(shift)
+    slots = _slots_of(answer.sample.aux, width)[max(-shift, 0) :][:count].float()
+    layers = _slots_of(trace.features, width)[max(shift, 0) :][:count].float()
+    differences = [_difference(slot[:, None], layers) for slot in slots.unbind(1)]
+    return torch.stack(differences).median(dim=1).values
+
+
+def _slots_of(features: Tensor, width: int) -> Tensor:
+    """[N, m, W] of [N, m * W]."""
+    return features.reshape(len(features), -1, width)
+
+
+def _difference(slots: Tensor, layers: Tensor) -> Tensor:
+    """[N, m] of rows [N, m, W], relative."""
+    off: Tensor = (slots - layers).norm(dim=2) / layers.norm(dim=2).clamp(min=1e-9)
+    return off
+
+
+def _check_clear(where: Path, apart: Tensor) -> None:
+    """Raise unless every slot is one layer and clearly no other."""
+    for slot, differences in enumerate(apart):
+        ordered = differences.sort()
+        nearest = float(ordered.values[0])
+        next_best = float(ordered.values[1]) if len(differences) > 1 else float("inf")
+        if not nearest <= MAX_DIFFERENCE or next_best < CLEARLY * nearest:
+            raise TraceError(
+                where,
+                f"slot {slot} of the aux features equals the output of none of the target's"
+                f" {len(differences)} layers: layer {int(ordered.indices[0])} is the nearest,"
+                f" and differs by {nearest:.0%}; the next one by {next_best:.0%}",
+                fix="give the target that was dumped, and a dump of the outputs of its layers",
+            )
+
+
+@dataclass(slots=True)
+class RowCounts:
+    """Of `num_seen` texts `num_texts` were recomputed; `num_other` positions hold other rows."""
+
+    num_seen: int = 0
+    num_texts: int = 0
+    num_positions: int = 0
+    num_other: int = 0
+
+
+class WholeTexts:
+    """Counts positions of the texts that go by; made by `recomputing`."""
+
+    def __init__(self, target: RecordedTarget, found: RecomputedFinding, every: int) -> None:
+        self._target, self._found, self._every = target, found, every
+        self._counts = RowCounts()
+        self._refused: list[tuple[Path, str]] = []
+
+    def add(self, sample: Sample, stop: int) -> None:
+        """Take in the next text, of which the tokens before `stop` are used."""
+        counts = self._counts
+        counts.num_seen += 1
+        if (counts.num_seen - 1) % self._every:
+            return
+        token_ids, shift = sample.token_ids[:stop], self._found.shift
+        computed = self._computed(token_ids)
+        width = computed.shape[1] // len(self._found.layer_ids)
+        slots, layers = (_slots_of(x, width).float() for x in (sample.aux, computed))
+        tokens = torch.arange(max(shift, 0), len(token_ids) + min(shift, 0))
+        other = _differs(slots[tokens - shift], layers[tokens])
+        wrong, which = tokens[other.any(dim=1)], other.any(dim=0)
+        counts.num_texts += 1
+        counts.num_positions += len(tokens)
+        counts.num_other += len(wrong)
+        if len(wrong) > 1 + MAX_OTHER_ROWS * len(tokens):
+            ids = torch.tensor(self._found.layer_ids)[which].tolist()
+            what = (
+                f"at {len(wrong)} of {len(tokens)} positions, {int(wrong[0])} to {int(wrong[-1])},"
+                f" the hidden states of layers {ids} are not what the target computes there, but"
+                f" {_whose(slots[wrong - shift][:, which], layers[:, which], wrong)}"
+            )
+            self._refused.append((sample.file, what))
+
+    @torch.inference_mode()
+    def _computed(self, token_ids: Tensor) -> Tensor:
+        """[N, m * W], read in pieces whose logits fit into memory."""
+        from transformers import DynamicCache
+
+        cache = DynamicCache(config=self._target.model.config)
+        pieces = torch.split(token_ids, max(1, MAX_LOGITS // self._target.config.vocab_size))
+        return torch.cat([self._target.run(some[None], cache, {}).features[0] for some in pieces])
+
+    def counts(self) -> RowCounts:
+        """Of all texts; where some hold other rows, a TraceError names them."""
+        if self._refused:
+            (file, what), *more = self._refused
+            if more:
+                names = ", ".join(other.name for other, _ in more[:8])
+                what += (
+                    f"; and in {len(more)} of the {self._counts.num_texts - 1} other texts that"
+                    f" were recomputed: {names}{', ...' if len(more) > 8 else ''}"
+                )
+            raise TraceError(file, what, fix=TEXT_AGAIN)
+        return self._counts
+
+
+@contextmanager
+def recomputing(
+    target: Path, found: RecomputedFinding, pendings: Sequence[Pending], first: Sample
+) -> Iterator[WholeTexts]:
+    """Load the target to recompute all texts, or one in so many where all are too much."""
+    weights = sum(path.stat().st_size for path in target.glob("*.safetensors"))
+    sizes = [pending.file.stat().st_size for pending in pendings]
+    num_tokens = len(first.token_ids) * sum(sizes) / sizes[0]
+    dtype, _ = FEATURE_DTYPES[found.dtype]
+    with (
+        loaded_target(target, dtype, ON_CPU, beside=target) as model,
+        RecordedTarget(
+            model, decoder_layers(model, target), found.layer_ids, last_state=False
+        ) as recorded,
+    ):
+        every = math.ceil(num_tokens * weights / MAX_WORK)
+        yield WholeTexts(recorded, found, max(every, 1))
+
+
+def _differs(slots: Tensor, layers: Tensor) -> Tensor:
+    return _difference(slots, layers) > MAX_ROW_DIFFERENCE
+
+
+def _whose(rows: Tensor, layers: Tensor, tokens: Tensor) -> str:
+    """What the target computes elsewhere and these rows [n, m, W] hold, in words."""
+    for late in (1, 2, -1, -2):
+        there = tokens - late
+        inside = (there >= 0) & (there < len(layers))
+        same = ~_differs(rows[inside], layers[there[inside]]).any(dim=1)
+        if int(same.sum()) > 0.9 * len(rows):
+            steps = f"{abs(late)} position{'s' if abs(late) > 1 else ''}"
+            return f"what it computes {steps} {'earlier' if late > 0 else 'later'}"
+    return "zeros" if not bool(rows.any()) else "those of other tokens"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +345,6 @@ class DraftFinding:
     Attributes:
         shift: row i belongs to token i + shift.
         accepted: share of the answers' tokens that the first step predicts, as the layers stand.
-        positions: that were looked at.
         next_best: the same share in the best of the other orders; 0 for a single layer.
     """
 
@@ -155,11 +355,7 @@ class DraftFinding:
 
 
 class DraftSteps:
-    """Counts of accepted first steps, for each order of the layers and shift, as answers go by.
-
-    Args:
-        layer_ids: that it reads, ascending; the dump has as many.
-    """
+    """Counts of accepted first steps, for each order of the layers and shift, as answers go by."""
 
     def __init__(self, draft: LoadedDraft, layer_ids: tuple[int, ...]) -> None:
         self._draft = draft
@@ -179,11 +375,7 @@ class DraftSteps:
             hits.append(self._accepted(features, token_ids[: len(features) + 1], answer.start))
 
     def finding(self, where: Path) -> DraftFinding:
-        """What all answers come to.
-
-        Raises:
-            TraceError: too few positions, another order is better, or the draft accepts little.
-        """
+        """What all answers come to; refused where they are few, hardly accepted, or unclear."""
         hits = {found: torch.cat(some).double() for found, some in self._hits.items()}
         best = max(hits, key=lambda found: float(hits[found].mean()))
         order, shift = best
@@ -207,7 +399,7 @@ class DraftSteps:
                 " the draft belongs to another target",
                 fix=fix,
             )
-        if _standard_errors(next_best, stand) > CLEARLY:
+        if _standard_errors(next_best, stand) > ERRORS_APART:
             ids = [self._layer_ids[order.index(slot)] for slot in self._as_they_stand]
             raise TraceError(
                 where,
@@ -215,7 +407,7 @@ class DraftSteps:
                 f" is accepted {said['best']} of the time, in ascending order {said['stand']}",
                 fix="dump the layers in ascending order, as the draft reads them",
             )
-        if others and _standard_errors(stand, next_best) < CLEARLY:
+        if others and _standard_errors(stand, next_best) < ERRORS_APART:
             raise TraceError(
                 where,
                 f"the order of the layers remains unclear: {step} is accepted"

@@ -1,36 +1,65 @@
-"""A dump becomes a trace folder: settle how it is to be read, then text by text."""
+"""A dump becomes a trace folder: settled by a few of its texts, then text by text."""
 
-import dataclasses
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from typing_extensions import override
 
 from ...quantize.files.staging import check_output
+from ...recipes.brief import Brief
 from ...recipes.errors import TraceError
 from ..prompts.prompt_file import Prompt
-from ..traces.manifest import FeatureSpec
+from ..traces.manifest import FeatureSpec, TraceManifest
 from ..traces.prompt_trace import PromptTrace, prompt_sha256
 from ..traces.target_tables import TargetTables
 from ..traces.trace_folder import TraceFolder
 from ..traces.trace_info import MIN_AGREEMENT, FeatureTally
 from ..traces.writer import trace_output
-from .dump_conventions import (
+from . import DumpFormat
+from .dump_answers import Answer, Answers, TargetHead
+from .dump_evidence import TargetFacts, read_target, recomputing
+from .dump_layouts import samples_of
+from .dump_settling import (
     Declared,
-    ImportReport,
     Layout,
     check_finite,
     check_sample,
     feature_dtype,
     last_states,
-    settle,
+    settled,
     split_last,
 )
-from .dump_evidence import TargetHead
-from .dump_formats import DumpFormat, samples_of
-from .dump_target import TargetFacts, read_target, recomputing
-from .samples import Answer, Answers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class ImportReport(Brief):
+    """Traces that were made of a dump.
+
+    Attributes:
+        traces: the folder that was written, opened.
+        layout: how the dump was read.
+        num_samples: number of texts in the dump.
+        num_without_answer: texts without any token to count.
+        num_off_policy: texts that were left out because the target would have answered differently.
+    """
+
+    traces: TraceFolder
+    layout: Layout
+    num_samples: int
+    num_without_answer: int
+    num_off_policy: int
+
+    @override
+    def brief(self) -> Mapping[str, object]:
+        return {
+            "traces": self.traces.folder,
+            "prompts": f"{len(self.traces)} of {self.num_samples} texts",
+            "without an answer": self.num_without_answer or None,
+            "left out as not the target's own": self.num_off_policy or None,
+        }
 
 
 def import_dump(
@@ -45,19 +74,12 @@ def import_dump(
     table_ids: Collection[int] | None = None,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> ImportReport:
-    """Write the trace folder `out` of a dump of hidden states.
+    """Write the trace folder `out` of a dump of hidden states, a folder or one file of it.
 
-    Args:
-        dump: its folder, or one file of it.
-        target: folder of the target that was dumped. With its head and last norm it is measured
-            whether answers are the target's own; where transformers can run it here, which layers
-            the dump holds. Its config.json alone will do with a draft, and `declared.greedy`.
-        declared: what else is known of the dump.
-        prompts: that it was made with, for ids, categories, and where prompts end.
-        leave_out_off_policy: leave out answers that the target would not have given, and count
-            them; without it, one of them is an error.
-        table_ids: as of `record_traces`.
-        on_progress: called with (texts done, texts).
+    With the target's head and last norm it is measured whether answers are the target's own; where
+    transformers can run the target here, which layers the dump holds. Its config.json alone will do
+    with a draft, and `declared.greedy`. Without `leave_out_off_policy` an answer that the target
+    would not have given is an error. `on_progress` is called with (texts done, texts).
 
     Raises:
         TraceError: the dump cannot be read, is not of this target, cannot be settled, or holds
@@ -68,33 +90,36 @@ def import_dump(
     check_output(out)
     facts = read_target(target)
     pendings = samples_of(dump, written_by)
-    layout = settle(dump, pendings, facts, declared, Answers(facts.ends, prompts))
+    layout = settled(dump, pendings, facts, declared, Answers(facts.ends, prompts))
     first = pendings[0].read()
-    spec = FeatureSpec(
-        kind="aux",
-        width=len(layout.layer_ids) * facts.width,
-        dtype=feature_dtype(first),
-        aux_layer_ids=layout.layer_ids,
-        fusion_sha256=None,
-        storage=None if first.scales is None else "fp8-per-token",
+    run = layout.recomputed
+    head = TraceManifest(
+        temperature=0,
+        recorded_by=f"dump of {written_by}",
+        target=run.target if run else facts.identity,
+        features=FeatureSpec(
+            kind="aux",
+            width=len(layout.layer_ids) * facts.width,
+            dtype=feature_dtype(first),
+            aux_layer_ids=layout.layer_ids,
+            fusion_sha256=None,
+            storage=None if first.scales is None else "fp8-per-token",
+        ),
     )
     conversion = _Conversion(layout, facts)
     answers = Answers(facts.ends, prompts)
     evidence = FeatureTally()
-    without_answer = 0
+    without_answer = kept = 0
     run = layout.recomputed
     with (
         trace_output(
             out,
-            run.target if run else facts.identity,
-            spec,
-            recorded_by=f"dump of {written_by}",
-            tables=_tables(facts, table_ids),
+            head,
+            tables=None if table_ids is None else TargetTables.find(target),
             table_ids=table_ids or (),
         ) as writer,
         recomputing(target, run, pendings, first) if run else nullcontext() as whole_texts,
     ):
-        kept = 0
         for done, pending in enumerate(pendings, start=1):
             sample = pending.read()
             check_sample(sample, facts, first)
@@ -119,7 +144,7 @@ def import_dump(
             )
     return ImportReport(
         traces=TraceFolder.open(out),
-        layout=dataclasses.replace(layout, rows=rows),
+        layout=replace(layout, rows=rows),
         num_samples=len(pendings),
         num_without_answer=without_answer,
         num_off_policy=conversion.num_off_policy,
@@ -183,7 +208,3 @@ class _Conversion:
         if not kept:
             raise TraceError(dump, "no text of the dump has an answer: their loss masks are all 0",
                              fix="dump conversations with answers of the target")  # fmt: skip
-
-
-def _tables(facts: TargetFacts, table_ids: Collection[int] | None) -> TargetTables | None:
-    return None if table_ids is None else TargetTables.find(facts.folder)

@@ -1,6 +1,18 @@
 """What a plan must know of the inputs of its linears: their static scales and second moments.
 
-Codes that are learned are found above; what is given to `quantize_draft` holds them too.
+One matrix [in, in] for linears that read the same inputs. They are in memory while they are
+measured, afterwards they lie in files that are mapped when they are asked for. Where a draft has
+many layers or experts, only so many are measured at once as `BYTES_AT_ONCE` holds: the others when
+the first of them is asked for, with one more run over the traces for each group.
+
+Products of `_ROWS` inputs are computed in float32 and added up in float64. A matrix is symmetric:
+of each strip of its rows, only the columns from these rows on are computed and held.
+
+An expert sees the tokens that are routed to it. Of fewer than `LEAST_PER_COLUMN` inputs for each of
+its columns nothing is said: what they have in common by chance would be believed. Measured on rows
+of 512 columns whose inputs' variances fall like 1 / sqrt(k), GPTQ's error on other inputs, nearest
+= 1: 1.6 from 64 inputs, 2.4 from 256, 2.0 from 512, 1.2 from 1024, 0.9 from 4096; where they fall
+like 1 / k, 0.9, 1.0, 0.7, 0.5, 0.4.
 """
 
 import math
@@ -38,28 +50,6 @@ from .static_scales import (
     run_over_traces,
 )
 
-# ---- Second moments of the inputs of linears, along all that K draft tokens need, spooled to disk
-#
-# One matrix [in, in] for linears that read the same inputs. They are in memory while they are
-# measured, afterwards they lie in files that are mapped when they are asked for. Where a draft has
-# many layers or experts, only so many are measured at once as `BYTES_AT_ONCE` holds: the others
-# when
-# the first of them is asked for, with one more run over the traces for each group.
-#
-# Products of `_ROWS` inputs are computed in float32 and added up in float64. A matrix is
-# symmetric:
-# of each strip of its rows, only the columns from these rows on are computed and held.
-#
-# An expert sees the tokens that are routed to it. Of fewer than `LEAST_PER_COLUMN` inputs for each
-# of
-# its columns nothing is said: what they have in common by chance would be believed. Measured on
-# rows
-# of 512 columns whose inputs' variances fall like 1 / sqrt(k), GPTQ's error on other inputs,
-# nearest
-# = 1: 1.6 from 64 inputs, 2.4 from 256, 2.0 from 512, 1.2 from 1024, 0.9 from 4096; where they
-# fall
-# like 1 / k, 0.9, 1.0, 0.7, 0.5, 0.4.
-
 _ROWS = 2048  # inputs multiplied at a time
 _STRIP = 1024  # rows of a matrix that begin at one column
 BYTES_AT_ONCE = 4 << 30
@@ -74,15 +64,9 @@ class MomentsAlongTraces(Statistics):
     """`Statistics` of `quantize.algorithms`, measured on recorded traces.
 
     Args:
-        traces: recorded for calibration, not the ones that the gate judges on.
-        num_draft_tokens: K, as it will be served.
         spool: existing folder for the matrices, 4 in^2 bytes each.
-        rounding: how the inputs are rounded when served; what it returns is measured and goes on.
         corrected: canonical names of linears whose weights are to make up for this rounding: of
             their inputs, what it takes is measured as well.
-        together: several prompts may be rounded at once; see `run_over_traces`.
-        precise: see `InputMoments`.
-        on_progress: called with (work done, work).
     """
 
     def __init__(
@@ -111,13 +95,7 @@ class MomentsAlongTraces(Statistics):
 
     @override
     def measure(self, modules: Sequence[str]) -> None:
-        """Measure them along the traces, those that do not fit beside the others later.
-
-        Raises:
-            TraceError: the traces do not fit the draft.
-            CalibrationError: the draft cannot propose K tokens, or no trace is long enough.
-            ForwardError: the draft computes NaN or infinity.
-        """
+        """Measure them along the traces, those that do not fit beside the others later."""
         self._leaders = _leaders(self._draft, modules)
         self._groups = _groups(self._draft, frozenset(self._leaders.values()), self._corrected)
         if self._groups:
@@ -225,8 +203,7 @@ def _mapped_matrix(file: Path) -> Tensor:
 class _Sum:
     """The sum of x xᵀ over rounded inputs x, 4 in^2 bytes, and their number.
 
-    Args:
-        corrects: the sum of e xᵀ as well, with e what rounding took from an input: 8 in^2 bytes.
+    Where it corrects, also that of e xᵀ, with e what rounding took from an input: 8 in^2 bytes.
     """
 
     def __init__(self, corrects: bool) -> None:
@@ -318,10 +295,7 @@ def _leaders(draft: LoadedDraft, modules: Sequence[str]) -> dict[str, str]:
 def _groups(
     draft: LoadedDraft, leaders: Collection[str], corrected: Collection[str]
 ) -> list[tuple[str, ...]]:
-    """Leaders that are measured together, in the order in which the draft runs them.
-
-    A matrix that does not fit beside those before it begins a group of its own.
-    """
+    """Leaders that are measured together, as many as fit, as the draft runs them."""
     specs = draft.family.tensor_specs(draft.geometry)
     order = {name.removesuffix(".weight"): i for i, name in enumerate(specs)}
     groups: list[list[str]] = [[]]
@@ -343,15 +317,7 @@ def _columns(draft: LoadedDraft, module: str) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanInputs:
-    """What `quantize_draft` is given.
-
-    Attributes:
-        static: scales to store, where the recipe's activations need them.
-        statistics: where the algorithm needs them.
-        found: codes, where the algorithm needs them.
-        prompts: that were looked at.
-        cache_scales: of the KV cache by layer, where the recipe measures them.
-    """
+    """What `quantize_draft` is given."""
 
     static: StaticScales | None = None
     statistics: Statistics | None = None
@@ -379,11 +345,7 @@ def need_of(plan: Plan) -> Need:
 
 
 def why_unused(plan: Plan, *, scale_is_given: bool = False) -> str | None:
-    """Why traces would tell a plan nothing; None where it must know something of what is computed.
-
-    Args:
-        scale_is_given: static scales are, so they are not measured.
-    """
+    """Why traces would tell a plan nothing; None where it must know what is computed."""
     recipe, algorithm = plan.recipe, plan.recipe.algorithm
     if recipe.kv_cache is not None and recipe.kv_cache.needs_traces:
         return None
@@ -409,18 +371,6 @@ def measured_inputs(
     """Static scales now, and moments stage by stage when `quantize_draft` asks for them.
 
     Where the plan needs neither, the traces are not looked at (`why_unused`).
-
-    Args:
-        draft: to quantize, in BF16 or wider values.
-        num_draft_tokens: K, as it will be served.
-        spool: existing folder for second moments; see `MomentsAlongTraces`.
-        static: scales that are given and not measured.
-        precise: see `InputMoments`.
-        on_progress: called with (work done, work) while scales are measured.
-        on_stage_progress: called so while the moments of a stage are.
-
-    Raises:
-        TraceError, CalibrationError: the traces do not fit.
     """
     if why_unused(plan, scale_is_given=static is not None):
         return PlanInputs(static=static)

@@ -1,4 +1,9 @@
-"""Static input scales of a plan, by the names on disk: measured on traces, or one constant."""
+"""Static input scales of a plan, by the names on disk: measured on traces, or one constant.
+
+Steps 2 .. K of a chain feed the draft's own hidden states, not the target's, so the first step
+alone gives scales that clip the later ones. The key and value projections of a block draft read the
+fused features of the context and the normed rows of the block, two distributions under one scale.
+"""
 
 import dataclasses
 import math
@@ -24,8 +29,6 @@ from ..traces.manifest import TraceEntry
 from ..traces.near_duplicates import seen_prompts
 from ..traces.trace_folder import TraceFolder
 
-# ---- Running a draft over recorded traces for the sake of what its linears read
-
 MAX_TOKENS = 2048
 """Of prompts that go through a draft together."""
 
@@ -42,20 +45,9 @@ def run_over_traces(
 ) -> None:
     """Draft K tokens from every position of the continuations, teacher-forced as replay does it.
 
-    Args:
-        forward: maths of `draft`, over its weights or others; its `OnInput` sees every input: that
-            of fc where the traces hold the target's features, that of the head after each pass.
-        traces: recorded for calibration, not the ones that the gate judges on.
-        num_draft_tokens: K, as it will be served.
-        row_stride: distance of the rows that draft, from the first on; the others are context.
-        together: prompts of equal lengths may go through the draft at once; not where it rounds the
-            inputs of a whole call under one scale.
-        on_progress: called with (work done, work) after each batch; see `work_of`.
-
-    Raises:
-        TraceError: the traces do not fit the draft.
-        CalibrationError: the draft cannot propose K tokens.
-        ForwardError: it computes NaN or infinity.
+    The `OnInput` of `forward` sees every input: that of fc where the traces hold the target's
+    features, that of the head after each pass. `together`: prompts of equal lengths may go through
+    the draft at once; not where it rounds the inputs of a whole call under one scale.
     """
     fault = num_draft_tokens_fault(draft.geometry, num_draft_tokens)
     if fault:
@@ -83,8 +75,8 @@ def run_over_traces(
 def _equally_long(entries: Sequence[TraceEntry], max_tokens: int) -> list[list[TraceEntry]]:
     """Prompts that go through a draft together: of the same lengths, so that nothing is filled up.
 
-    What is filled up would be seen by who observes inputs, and an expert does not tell where its
-    inputs come from.
+    What is filled up would be seen by who observes inputs, and experts do not tell where they are
+    from.
     """
     batches: list[list[TraceEntry]] = []
     open_ones: dict[tuple[int, int], list[TraceEntry]] = {}
@@ -113,15 +105,6 @@ def never_run(traces: TraceFolder, name: str, num_draft_tokens: int) -> Calibrat
         f" {num_draft_tokens} tokens",
         fix="record longer continuations: --max-new-tokens",
     )
-
-
-# ---- Static activation scales: the largest input of every quantized linear, in all that it reads
-#
-# Steps 2 .. K of a chain feed the draft's own hidden states, not the target's, so the first step
-# alone gives scales that clip the later ones. The key and value projections of a block draft read
-# the
-# fused features of the context and the normed rows of the block, two distributions under one
-# scale.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,25 +164,10 @@ def measure_input_scales(
     others: Sequence[str] = (),
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Mapping[str, InputScale]:
-    """Take the absmax of every attention and MLP input over all that K draft tokens need.
+    """The absmax of every attention and MLP input over all that K draft tokens need, and its scale.
 
-    The draft runs without activation rounding, on every position of the prompts and continuations,
-    teacher-forced exactly as replay does it.
-
-    Args:
-        draft: the draft to quantize, in BF16 or wider values.
-        traces: recorded for calibration, not the ones that the gate judges on.
-        num_draft_tokens: K, as it will be served.
-        others: "fc" or "lm_head", where they store a scale too.
-        on_progress: called with (work done, work).
-
-    Returns:
-        Canonical module name -> scale, for every linear of `draft.linears` and `others`.
-
-    Raises:
-        TraceError: the traces do not fit the draft.
-        CalibrationError: the draft cannot propose K tokens, no trace is long enough, or an input
-            is NaN or infinite.
+    The draft runs without activation rounding, on every position of the prompts and continuations.
+    By canonical module name, for every linear of `draft.linears` and `others`: "fc" or "lm_head".
     """
     observer = _AbsmaxObserver()
     forward = draft.family.forward(draft.geometry, draft.weights, observer)
@@ -237,13 +205,7 @@ def _with_scales(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StaticScales:
-    """What `quantize_draft` stores.
-
-    Attributes:
-        scales: one per linear that stores one, by on-disk module name; more do not harm.
-        origin: where they came from, for provenance.
-        prompts: that were looked at.
-    """
+    """What `quantize_draft` stores: one scale per linear that stores one, by its on-disk name."""
 
     scales: Mapping[str, float]
     origin: str
@@ -267,11 +229,7 @@ def constant_scales(plan: Plan, scale: float) -> StaticScales:
 
 
 def static_activations(recipe: Recipe) -> ActivationFormat:
-    """The format of activations that scales are to be measured for.
-
-    Raises:
-        BackendError: the recipe stores no static scales.
-    """
+    """The format of activations that scales are to be measured for."""
     if recipe.activations is None or not recipe.needs_input_scales:
         raise BackendError(
             "--traces",
@@ -289,17 +247,7 @@ def calibrated_scales(
     num_draft_tokens: int,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> StaticScales:
-    """The scales of all linears whose format stores one, measured along the traces.
-
-    Args:
-        draft: to quantize, in BF16 or wider values.
-        num_draft_tokens: K, as it will be served.
-        on_progress: called with (work done, work).
-
-    Raises:
-        BackendError: the recipe stores no static scales.
-        TraceError, CalibrationError: see `measure_input_scales`.
-    """
+    """The scales of all linears whose format stores one, measured along the traces."""
     steps = [step for step in plan.quantized if plan.format_of(step).needs_input_scale]
     if not steps:
         static_activations(plan.recipe)
@@ -321,11 +269,7 @@ def calibrated_scales(
 
 
 def balanced_draft(draft: LoadedDraft, plan: Plan) -> LoadedDraft:
-    """The draft as the plan will balance its concat input: other inputs, the same outputs.
-
-    Raises:
-        CheckpointError: a source file shrank.
-    """
+    """The draft as the plan will balance its concat input: other inputs, the same outputs."""
     balanced = balanced_norms(plan)
     if plan.balanced is None or not balanced:
         return draft

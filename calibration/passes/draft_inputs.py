@@ -17,10 +17,10 @@ from ...quantize.drafts.forward import DraftForward, whole_rows
 from ...quantize.drafts.geometry import Geometry
 from ...quantize.files.torch_file import BLOCK_ROWS, release
 from ...quantize.stored.loading import LoadedDraft
-from ...quantize.stored.stored_tables import EMBEDDING
 from ...recipes.errors import TraceError
 from ..traces.manifest import TraceEntry
 from ..traces.prompt_trace import PromptTrace
+from ..traces.target_tables import EMBEDDING
 from ..traces.trace_folder import TraceFolder
 from .proposals import Proposals, batch_proposals
 
@@ -29,13 +29,8 @@ def default_aux_layer_ids(num_layers: int) -> tuple[int, ...]:
     """The layers that EAGLE-3 drafts read unless they say otherwise: [1, L/2 - 1, L - 4].
 
     Post-layer ids; the same tensors as the "input of layer" ids (2, L/2, L - 3) of vLLM and EAGLE.
+    Targets of L < 7 have no such layers.
     Source: TorchSpec `misc.py`, ModelOpt `hf_eagle.py`, SpecForge `model_providers.py`.
-
-    Args:
-        num_layers: decoder layers of the target, L.
-
-    Raises:
-        TraceError: the target is too shallow for three distinct layers (L < 7).
     """
     ids = (1, num_layers // 2 - 1, num_layers - 4)
     if not 1 < ids[1] < ids[2]:
@@ -53,11 +48,7 @@ def mask_token_ids(geometry: Geometry) -> tuple[int, ...]:
 
 
 def check_reads_layers(draft: LoadedDraft) -> None:
-    """Check that the draft reads outputs of layers, all that dumps hold, or tokens.
-
-    Raises:
-        TraceError: it reads the target's last hidden state.
-    """
+    """Check that the draft reads outputs of layers, all that dumps hold, or tokens."""
     if draft.geometry.reads_features and not draft.geometry.reads_layers:
         raise TraceError(
             f"draft {draft.name}",
@@ -72,14 +63,7 @@ _LAST_STATE = (
 
 
 def fused_features(draft: LoadedDraft, features: Tensor) -> Tensor:
-    """What the draft's fc makes of a target's features, on the CPU wherever the draft is.
-
-    Args:
-        features: [n, width] of the target, in the draft's dtype.
-
-    Returns:
-        [n, H].
-    """
+    """[n, H], what the draft's fc makes of a target's features [n, width], on the CPU."""
     with torch.no_grad():
         return draft.forward.fuse(features[None].to(draft.device))[0].cpu()
 
@@ -106,13 +90,9 @@ def first_hidden(
     trace: PromptTrace,
     forward: DraftForward | None = None,
 ) -> Tensor:
-    """The draft's hidden state before its first step, for every position with a feature.
+    """[N - 1, W], the draft's hidden state before its first step, a constant to autograd.
 
-    Args:
-        forward: maths of the draft whose `OnInput` is to see the features; None = the draft's own.
-
-    Returns:
-        [N - 1, W] in the dtype and on the device of the draft, a constant to autograd.
+    The `OnInput` of `forward` sees the features; None = the draft's own maths.
 
     Raises:
         TraceError: the draft has no embedding of one of the trace's tokens.
@@ -126,13 +106,9 @@ def first_hidden_of_batch(
     batch: Sequence[PromptTrace],
     forward: DraftForward | None = None,
 ) -> Tensor:
-    """`first_hidden` of several prompts, the shorter ones filled up with their last row.
+    """`first_hidden` of several prompts, [B, N - 1, W] for N tokens of the longest.
 
-    Returns:
-        [B, N - 1, W] for N tokens of the longest; W is 0 for a draft that reads tokens alone.
-
-    Raises:
-        TraceError: the draft has no embedding of a token.
+    Shorter ones are filled up with their last row. W is 0 for a draft that reads tokens alone.
     """
     _check_embedded(draft, torch.cat([trace.token_ids for trace in batch]), traces)
     together = TraceBatch.of(batch, draft.device)
@@ -161,12 +137,8 @@ def first_hidden_of_batch(
 class TraceBatch(Sequence[PromptTrace]):
     """Prompts that go through drafts together, and what drafts read of them, on their device.
 
-    Args:
-        prompts: at least one. The shorter ones are filled up behind with their last row.
-        device: of the drafts. A GPU is not waited for.
-
     Attributes:
-        token_ids: [B, N] int64, N tokens of the longest.
+        token_ids: [B, N] int64, N tokens of the longest; the others are filled up with their last.
         features: [B, N - 1, width] in the dtype of the traces; of one prompt of more than
             `BLOCK_ROWS` rows on the CPU, as they are read.
     """
@@ -303,8 +275,6 @@ def _features_misfit(draft: LoadedDraft, traces: TraceFolder) -> tuple[str, str]
     return None
 
 
-# ---- Prompts that go through a draft together: which ones, and how shorter ones are filled up
-
 MAX_TOKENS = 4096
 """Of a batch, with what shorter prompts are filled up with; more is hardly faster."""
 
@@ -314,12 +284,7 @@ def batches_of(
 ) -> list[list[int]]:
     """Positions of prompts to run together, alike in length so that little is filled up.
 
-    Args:
-        max_tokens: prompts of a batch times tokens of its longest; one prompt is always a batch.
-        max_prompts: of a batch, whatever their lengths; None = as many as `max_tokens` lets.
-
-    Returns:
-        Every position once.
+    `max_prompts` of a batch whatever their lengths; None = as many as `max_tokens` lets.
     """
 
     def lengths(position: int) -> tuple[int, int]:
@@ -353,14 +318,7 @@ def work_of(entries: Sequence[TraceEntry], num_draft_tokens: int) -> int:
 def read_ahead(
     traces: TraceFolder, batches: Sequence[Sequence[int]], device: torch.device
 ) -> Iterator[TraceBatch]:
-    """Read batches one after the other, each while a caller works on the one before.
-
-    Args:
-        batches: positions of prompts, see `batches_of`.
-
-    Raises:
-        TraceError: the traces are damaged; once the batches before were given.
-    """
+    """Read batches one after the other, each while a caller works on the one before."""
     prompts = traces.manifest.prompts
 
     def read(positions: Sequence[int]) -> TraceBatch:
@@ -381,24 +339,14 @@ def proposals_of_batch(
     num_draft_tokens: int,
     temperature: float | None = None,
 ) -> list[Proposals]:
-    """What a draft proposes along several prompts: for each what `draft_proposals` gives.
+    """What a draft proposes along several prompts, on the CPU: of each that of `draft_proposals`.
 
     Up to the first proposal of a row that is not accepted, that is: what would come behind it does
     not count, and is left out wherever no other row needs it. One scale for the inputs of a whole
-    call needs all of them.
+    call needs all of them, so such a draft (not `rounds_alone`) is given one prompt.
 
     Prompts are filled up behind with their own last token and features: nothing looks ahead, and
     what is filled up is finite wherever the prompt is.
-
-    Args:
-        draft: whose inputs are not rounded under one scale of a whole call (`rounds_alone`), or
-            the batch has one prompt.
-        batch: at least one prompt.
-        num_draft_tokens: K, one that `num_draft_tokens_fault` finds nothing wrong with.
-        temperature: see `draft_proposals`.
-
-    Returns:
-        Per prompt, on the CPU.
 
     Raises:
         TraceError: the draft has no embedding of a token.

@@ -29,8 +29,6 @@ from ..traces.trace_folder import TraceFolder
 from .draft_inputs import MAX_TOKENS, batches_of
 from .proposals import MAX_LOGITS
 
-# ---- Where tensors are computed: a device by its name, and the memory of it
-
 _MEMINFO = Path("/proc/meminfo")
 _CGROUPS = (
     (Path("/sys/fs/cgroup"), "memory.max", "memory.current", ""),
@@ -40,11 +38,7 @@ _CGROUPS = (
 
 
 def resolve_device(name: str) -> torch.device:
-    """The device that a command line names.
-
-    Args:
-        name: "auto" is the first GPU that torch sees, and the CPU where it sees none; else "cpu",
-            "cuda" or "cuda:I".
+    """The device that a command line names: cpu, cuda, cuda:I, or auto, the first GPU if any.
 
     Raises:
         DeviceError: there is no such device; names what there is.
@@ -70,10 +64,7 @@ def resolve_device(name: str) -> torch.device:
 
 
 def available_bytes(device: torch.device) -> int | None:
-    """Bytes that can still be taken on a device: of a GPU, or of this machine and its container.
-
-    None where the system does not say: there is no /proc/meminfo.
-    """
+    """Bytes that can still be taken on a device; None where there is no /proc/meminfo."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     free = _available_of_machine()
@@ -134,14 +125,7 @@ class DraftMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryEstimate:
-    """Bytes that a replay takes at most, beside what the process holds already.
-
-    Attributes:
-        drafts: per draft. tables: embedding and head that are the target's.
-        reading: while weights are read.
-        passes: while drafts run. max_tokens: of one batch, see `batches_of`.
-        available: on the device; None where that is not known.
-    """
+    """Bytes that a replay takes at most, beside what the process holds already."""
 
     device: torch.device
     drafts: tuple[DraftMemory, ...]
@@ -204,11 +188,7 @@ class MemoryEstimate:
         )
 
     def check(self) -> None:
-        """Refuse what does not fit.
-
-        Raises:
-            DeviceError: more is needed than there is.
-        """
+        """Refuse what does not fit."""
         if self.fits:
             return
         raise DeviceError(
@@ -235,16 +215,6 @@ def estimate_replay(
     """What `replay_drafts` will take with drafts that are loaded compact, each like the first.
 
     Reads headers, and of tensors that two drafts may have in common the first rows.
-
-    Args:
-        folders: the drafts, the reference first.
-        num_draft_tokens: K; None = what each draft is made for.
-        batch_size: see `replay_drafts`.
-        online_heads: of each draft, see `load_draft`; empty = of none.
-        in_turn: drafts behind the first need not fit together, and batches are not halved for that.
-
-    Raises:
-        CheckpointError, VerifyError: as of `load_draft`.
     """
     stored = [StoredDraft.read(Checkpoint.open(folder)) for folder in folders]
     heads = online_heads or [None] * len(stored)

@@ -22,22 +22,12 @@ from ...quantize.drafts.forward import (
 )
 from ...quantize.drafts.geometry import Geometry
 
-# ---- Which rows of the passes are looked at: those that may still be accepted
-#
-# What counts of a row are its proposals up to the first one that cannot be accepted. Behind
-# it a chain computes nothing deeper, and no kind of draft multiplies by its head, which is most of
-# the work.
-
 FEWEST_ROWS = 16
 """Rows that are multiplied together at least: libraries sum fewer of them in another order."""
 
 
 class CountedRows:
-    """The rows of the B sequences of a batch that are counted, while the passes go by.
-
-    Args:
-        counted: of each sequence; None = all, at every depth.
-    """
+    """The rows of the B sequences of a batch that are counted, as the passes go by; None = all."""
 
     def __init__(self, counted: Sequence[range] | None) -> None:
         self._counted = counted
@@ -75,13 +65,8 @@ class CountedRows:
     def go_on(self, one: DraftPass, *, states: Tensor, top: Tensor, possible: Tensor) -> None:
         """Leave out what cannot be accepted; all that is asked of the device comes in one copy.
 
-        Args:
-            states: [n, W], that proposals were made from.
-            top: [n], their largest logits; NaN and infinity are maximal.
-            possible: [n] bool, where the proposal may be accepted.
-
-        Raises:
-            ForwardError: hidden states or logits are NaN or infinite.
+        Of `states` [n, W], `top` [n] are the largest logits, and `possible` [n] bool says whether
+        the proposal may be accepted. NaN and infinity are refused.
         """
         sound = torch.stack((torch.isfinite(states).all(), torch.isfinite(top).all()))
         seen = _read(torch.cat((sound, possible)))
@@ -191,21 +176,10 @@ def draft_proposals(
     temperature: float | None = None,
     block_rows: int = BLOCK_ROWS,
 ) -> Proposals:
-    """What a draft proposes from every row, teacher-forced along the recorded tokens.
+    """What a draft proposes from R = max(0, N - 1 - K - first_row) rows along the recorded tokens.
 
-    Args:
-        hidden: [N - 1, W], the draft's rows of the target's features, from position 0 on.
-        token_ids: [N] int64.
-        first_row: rows before it are context only.
-        num_draft_tokens: K, one that `num_draft_tokens_fault` finds nothing wrong with.
-        temperature: above 0, at which the draft samples; None asks for its most likely tokens only.
-        block_rows: see `DraftForward.passes`.
-
-    Returns:
-        Of R = max(0, N - 1 - K - first_row) rows.
-
-    Raises:
-        ForwardError: the draft computes NaN or infinity.
+    `hidden` [N - 1, W] are the draft's rows of the target's features, `token_ids` [N] int64.
+    Without a temperature, above 0, its most likely tokens alone are asked for.
     """
     found = batch_proposals(
         forward,
@@ -231,22 +205,11 @@ def batch_proposals(
     block_rows: int = BLOCK_ROWS,
     counted: Sequence[range] | None = None,
 ) -> Proposals:
-    """`draft_proposals` of the same rows of several sequences.
+    """`draft_proposals` of the same rows of several sequences, [B, R, K] each.
 
-    Args:
-        hidden: [B, N - 1, W].
-        token_ids: [B, N] int64. Nothing looks ahead, so shorter sequences may be padded behind.
-        rows: R consecutive ones, each with all its K predictions inside the N tokens.
-        temperature: see `draft_proposals`.
-        block_rows: see `DraftForward.passes`.
-        counted: of each sequence the rows, among `rows`, whose proposals are counted up to the
-            first one that can never be accepted; None = every proposal of every row.
-
-    Returns:
-        [B, R, K] each.
-
-    Raises:
-        ForwardError: the draft computes NaN or infinity.
+    `hidden` [B, N - 1, W], `token_ids` [B, N] int64: nothing looks ahead, so shorter sequences may
+    be padded behind. Of the rows that are `counted`, proposals count up to the first one that can
+    never be accepted; None = every proposal of every row.
     """
     shape = (len(token_ids), len(rows), num_draft_tokens)
     best = token_ids.new_full(shape, NOTHING)
@@ -288,12 +251,7 @@ class _Chooser:
         self._draft_ids = None if temperature is None else draft_ids_of(forward, token_ids)
 
     def choose(self, states: Tensor, recorded: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """[n] each: the largest logits, their tokens, and log-probabilities of recorded tokens.
-
-        Args:
-            states: [n, W].
-            recorded: [n] int64, of the target's vocabulary, as the tokens that are returned.
-        """
+        """[n] each: the largest logits, their tokens, and log-probabilities of recorded tokens."""
         if self._draft_ids is None or self._temperature is None:
             top, draft_ids = self._forward.largest_logits(states, MAX_LOGITS)
             return top, self._forward.to_target(draft_ids), None
@@ -310,14 +268,7 @@ class _Chooser:
 
 
 def draft_ids_of(forward: DraftForward, token_ids: Tensor) -> Tensor:
-    """The draft's id of every token of the target's, -1 for those that it cannot propose.
-
-    Args:
-        token_ids: int64, of the target's vocabulary.
-
-    Returns:
-        [V] int64, V large enough to be indexed by `token_ids`.
-    """
+    """[V] int64: the draft's id of every token of the target's, -1 where it cannot propose it."""
     offered = forward.to_target(torch.arange(forward.num_logits, device=token_ids.device))
     draft_ids = offered.new_full((int(max(offered.max(), token_ids.max())) + 1,), -1)
     draft_ids[offered] = torch.arange(len(offered), device=offered.device)
@@ -334,8 +285,7 @@ def _logprobs_of(draft_ids: Tensor, logits: Tensor, temperature: float) -> Tenso
 def num_draft_tokens_fault(geometry: Geometry, num_draft_tokens: int) -> tuple[str, str] | None:
     """What is wrong with a number of draft tokens for this draft, and how to put it right.
 
-    Fewer masks make a shorter block, as vLLM 0.33 and SGLang 0.5.23 do when they are asked for
-    fewer draft tokens.
+    Fewer masks make a shorter block, as vLLM 0.33 and SGLang 0.5.23 do.
     """
     if num_draft_tokens < 1:
         return f"expected at least 1, got {num_draft_tokens}", "give the number that will be served"

@@ -30,8 +30,6 @@ from ...recipes.strict_json import JsonProblem, parse_json
 from ..traces.manifest import MANIFEST_FILE, is_printable_name
 from .prompt_forms import EVERY_PROMPT, Form, Message, PromptChoice, of_column, read_form
 
-# ---- What a file is that was given as prompts and is none: the kind of mistake, and the way out
-
 EXAMPLE = '{"id": "1", "category": "chat", "text": "Hello"}'
 FORM = f"one prompt per line: {EXAMPLE}"
 _PACKED = {
@@ -81,22 +79,13 @@ def missing_file(path: Path) -> str:
     return f"did you mean {near}?" if near else f"give a file with {FORM}"
 
 
-# ---- Parquet files, and pyarrow, which only they and Arrow files need: imported when one is read
-
 _ROWS = 256  # read at a time
 MAX_GROUP_BYTES = 2**30
 """Of one row group unpacked. All of SPEED-Bench's longest prompts together have a tenth."""
 
 
 def import_pyarrow(where: object) -> Any:
-    """The package `pyarrow`, with its parquet and IPC readers.
-
-    Args:
-        where: the file that needs it, for the error.
-
-    Raises:
-        PromptError: it is not installed.
-    """
+    """The package `pyarrow`, with its parquet and IPC readers."""
     try:
         import pyarrow
         import pyarrow.ipc
@@ -109,11 +98,7 @@ def import_pyarrow(where: object) -> Any:
 
 
 def parquet_rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Every row of a parquet file with its number, from 1; without the columns that are null in it.
-
-    Raises:
-        PromptError: pyarrow is not installed, or the file cannot be read.
-    """
+    """Every row of a parquet file with its number, from 1, without the columns that are null."""
     pyarrow = import_pyarrow(path)
 
     def wrong(what: str) -> PromptError:
@@ -145,7 +130,6 @@ class Prompt:
     """One prompt.
 
     Attributes:
-        id: unique within the file. category: for per-category figures.
         token_ids: what the target is given, at least one token.
         cluster: document, task or user that it shares with others; None = not declared.
         messages: that the chat template made `token_ids` of; empty where no later turn follows.
@@ -169,17 +153,7 @@ def read_prompts(
     encoder: "PromptEncoder | None" = None,
     choice: PromptChoice = EVERY_PROMPT,
 ) -> tuple[Prompt, ...]:
-    """Read a prompt file.
-
-    Args:
-        path: JSON lines as described above, blank lines are skipped; or a parquet file by its name.
-        target: folder of the target, whose tokenizer is used for "text" and "messages" (never
-            remote code); not needed for "token_ids".
-        encoder: of the target instead, which its caller asks afterwards what it has used.
-        choice: which of the lines; others are not looked at.
-
-    Returns:
-        The prompts in the order of the file, at least one.
+    """Read a prompt file, at least one prompt; "text" and "messages" need a target or an encoder.
 
     Raises:
         PromptError: the file cannot be read, or holds lines that are no prompts: the first twenty,
@@ -240,12 +214,8 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 class PromptEncoder:
     """The target's tokenizer, loaded at the first prompt that needs it; never remote code.
 
-    Args:
-        target: its folder; None = only token ids can be had.
-        continues: conversations end within the answer of the assistant, which goes on.
-
-    Attributes:
-        template_sha256: of the chat template, once it has made token ids of messages.
+    Without a target only token ids can be had. `template_sha256` is that of the chat template, once
+    it has made token ids of messages.
     """
 
     def __init__(self, target: Path | None, *, continues: bool = False) -> None:
@@ -266,16 +236,7 @@ class PromptEncoder:
         key: str = "messages",
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> Sequence[int]:
-        """Token ids of a conversation, with the generation prompt or up to where an answer goes on.
-
-        Args:
-            key: of the line, which holds them.
-            tools: that the target may call.
-
-        Raises:
-            LineProblem: the tokenizer has no chat template, or it fails, or there is no answer that
-                could go on.
-        """
+        """Token ids of a conversation, up to the generation prompt or where an answer goes on."""
         if self._continues:
             _check_answer(messages[-1], key)
         tokenizer = self._loaded()
@@ -371,14 +332,7 @@ def _chosen(
 
 
 def prompt_of(value: Mapping[str, Any], number: int, encoder: PromptEncoder) -> Prompt:
-    """The prompt of a line.
-
-    Args:
-        number: of the line, for forms of others without an id.
-
-    Raises:
-        LineProblem: the line is no prompt.
-    """
+    """The prompt of a line."""
     form = read_form(value)
     prompt_id = f"line-{number}" if form.id is None and form.of_others else form.id
     if prompt_id is None:

@@ -44,12 +44,6 @@ class Form(NamedTuple):
 
     Attributes:
         id: None where the line has none; lines are numbered then.
-        kind: what `value` is.
-        later_turns: of the user, which follow the target's answers.
-        cluster: see `Prompt`.
-        of_others: it is no form of ours.
-        key: of the line, that holds the prompt.
-        tools: that the chat template describes to the target, as JSON schemas.
     """
 
     id: object
@@ -64,11 +58,7 @@ class Form(NamedTuple):
 
 
 def read_form(value: Mapping[str, Any]) -> Form:
-    """The prompt of one line, whatever tool wrote it.
-
-    Raises:
-        LineProblem: it is of no known form; the message names those that are known.
-    """
+    """The prompt of one line, whatever tool wrote it."""
     marks = [mark for mark in _FORMS if mark in value]
     if len(marks) > 1 or (marks and value.keys() & {"token_ids", "text", "messages"}):
         raise LineProblem(f"expected one form of prompt, got {', '.join(sorted(value))}")
@@ -234,9 +224,6 @@ KNOWN_COLUMNS = (
 """Columns of a data set that a prompt is made of: the first ones that are there."""
 
 
-# ---- Which prompts are taken out of many
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptChoice:
     """What is taken out of a prompt file or a data set.
@@ -245,7 +232,6 @@ class PromptChoice:
         split: of a data set, [CONFIG/]SPLIT; None where there is one alone.
         column: that holds the prompts; None = the one that is known.
         num_prompts: to take; None = all.
-        seed: draws which ones.
     """
 
     split: str | None = None
@@ -267,11 +253,7 @@ class PromptChoice:
         return sorted(range(count), key=drawn)
 
     def check(self, where: object, count: int) -> None:
-        """Refuse to take more than there are.
-
-        Raises:
-            PromptError: `count` is below what is asked for.
-        """
+        """Refuse to take more than there are."""
         AT_LEAST_1.check(PromptError, "num_prompts", self.num_prompts, fix="give a larger number")
         if self.num_prompts is not None and count < self.num_prompts:
             raise PromptError(
@@ -285,11 +267,7 @@ EVERY_PROMPT = PromptChoice()
 
 
 def of_column(row: Mapping[str, Any], column: str | None) -> Mapping[str, Any]:
-    """A row as if the column were one of those that are known: its text is a turn of the user.
-
-    Raises:
-        LineProblem: there is none, or it holds neither text nor texts nor messages.
-    """
+    """A row as if the column were one of those that are known: its text is a turn of the user."""
     if column is None:
         return row
     if column not in row:

@@ -1,4 +1,8 @@
-"""Prompts by what a user names: a file, or a data set of the Hub."""
+"""Prompts by what a user names: a file, or a data set of the Hub, fetched or in the local cache.
+
+huggingface_hub brings the files, as it does for drafts: what `hf download --repo-type dataset` has
+left is found without a network. The package `datasets` reads them, and runs no code of theirs.
+"""
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,11 +18,9 @@ from ..traces.manifest import DatasetSource
 from .prompt_file import Prompt, PromptEncoder, prompt_of, read_prompts
 from .prompt_forms import CONVERSATIONS, EVERY_PROMPT, KNOWN_COLUMNS, PromptChoice, of_column
 
-# ---- Data sets of the Hugging Face Hub: one commit of one, fetched or found in the local cache
-#
 # huggingface_hub brings the files, as it does for drafts: what `hf download --repo-type dataset`
-# has
-# left is found without a network. The package `datasets` reads them, and runs no code of theirs.
+# has left is found without a network. The package `datasets` reads them, and runs no code of
+# theirs.
 
 _FILES = {
     ".jsonl",
@@ -37,11 +39,7 @@ _FILES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubDataset:
-    """A split of a data set.
-
-    Attributes:
-        source: which one. table: its rows, as `datasets` has them.
-    """
+    """A split of a data set."""
 
     source: DatasetSource
     table: Any
@@ -63,16 +61,7 @@ def is_dataset(reference: str) -> bool:
 
 
 def open_dataset(reference: str, choice: PromptChoice) -> HubDataset:
-    """Fetch a data set, or find it in the local cache, and open a split of it.
-
-    Args:
-        reference: owner/name, or owner/name@revision.
-        choice: of which split.
-
-    Raises:
-        PromptError: `datasets` is not installed, the Hub does not give the data set, or it has no
-            such split.
-    """
+    """Fetch a data set, or find it in the local cache, and open a split of it."""
     datasets = _import_datasets(reference)
     name, _, revision = reference.partition("@")
     folder = _fetched(name, revision)
@@ -192,13 +181,7 @@ _MOST_PROBLEMS = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadPrompts:
-    """Prompts, and where they come from.
-
-    Attributes:
-        prompts: at least one.
-        dataset: that they were taken out of; None for a file.
-        passed_over: rows of it that hold no prompt, each with its problem.
-    """
+    """Prompts, at least one, and the data set that they were taken out of; None for a file."""
 
     prompts: tuple[Prompt, ...]
     dataset: DatasetSource | None = None
@@ -208,15 +191,7 @@ class ReadPrompts:
 def prompts_of(
     reference: str | Path, encoder: PromptEncoder, choice: PromptChoice = EVERY_PROMPT
 ) -> ReadPrompts:
-    """Read prompts of a file, or of a data set of the Hub where no such file can be meant.
-
-    Args:
-        reference: a file as of `read_prompts`, or owner/name[@revision].
-        choice: which of the prompts.
-
-    Raises:
-        PromptError: the file or data set cannot be read, or holds too few prompts.
-    """
+    """Read prompts of a file, or of a data set of the Hub where no such file can be meant."""
     if not is_dataset(str(reference)):
         if choice.split is not None:
             what = f"belongs to a data set of the Hub, and {reference} is a file"
@@ -259,11 +234,7 @@ def prompts_of(
 
 
 def kept_columns(found: HubDataset, column: str | None) -> Sequence[str]:
-    """The columns that a prompt is made of: no other one is unpacked.
-
-    Raises:
-        PromptError: there is none of them.
-    """
+    """The columns that a prompt is made of: no other one is unpacked."""
     beside = [name for name in ("category", "cluster") if name in found.columns]
     if column is not None:
         if column in found.columns:

@@ -16,13 +16,9 @@ from .decoding import Decoding
 from .recorded_rows import LONG_TEXT, entry_bytes
 from .target_model import RecordedTarget
 
-# ---- What a target can continue together: by the cache that it asks for, and by trying it
-#
-# A row must not see what is padding, nor know of the others. Which targets keep to that is known
-# of
+# A row must not see what is padding, nor know of the others. Which targets keep to that is known of
 # the kinds of layers below; whether this one does is tried on three short prompts, once together
-# and
-# once alone.
+# and once alone.
 
 _TRIED = ((9, 4), (8, 2), (4, 2))
 """Tokens of the prompts, and new ones: two are read together, the second leaves, and the third
@@ -39,7 +35,6 @@ class Independence:
     """What a target can continue together.
 
     Attributes:
-        together: see `Together`.
         why_not: what stands against prompts of any length; None = nothing.
         token_bytes, row_bytes: what its cache holds of a token, and of a row whatever its length.
     """
@@ -171,12 +166,7 @@ def planned_batch(
     decoding: Decoding,
     on_note: Callable[[str], None],
 ) -> BatchPlan:
-    """Try the target on a few tokens, and plan.
-
-    Args:
-        limits: most new tokens of each.
-        batch_size: prompts at most.
-    """
+    """Try the target on a few tokens, and plan."""
     tried = tried_independence(target, prompts)
     lengths = [len(prompt.token_ids) for prompt in prompts]
     if tried.why_not and len(set(lengths)) > 1 and batch_size > 1:

@@ -15,8 +15,6 @@ from .decoding import Decoding, choose, prompt_draws
 from .recorded_rows import LONG_TEXT, Fuse, KeptRows, LeftRow
 from .target_model import Ran, RecordedTarget
 
-# ---- Which prompts a batch reads together, and when ended rows give way to new ones
-
 Together = Literal["any lengths", "equal prompts", "equal lengths"]
 """What a target can continue together: prompts of any lengths; of any lengths, of which only equal
 ones are read together (recurrent states would take padding in); or of equal lengths alone."""
@@ -32,10 +30,6 @@ class Waiting:
 
     So a batch that does not fit into memory fails at once, and a new prompt is never longer than
     the rows that it joins.
-
-    Args:
-        lengths: tokens of every prompt.
-        max_tokens: that are read together, unless one prompt alone has more.
     """
 
     def __init__(self, lengths: Sequence[int], together: Together, max_tokens: int) -> None:
@@ -81,9 +75,6 @@ def give_way(num_ended: int, num_rows: int, num_waiting: int, together: Together
     return num_ended >= num_rows * (_REFILL if num_waiting else _SHRINK)
 
 
-# ---- The rows of a batch that a target continues: what is known of them here, and on its device
-
-
 @dataclass(slots=True, kw_only=True)
 class RunningRow:
     """A row: the prompt's position and length, the most new tokens, and those that it has."""
@@ -102,14 +93,9 @@ class RunningRow:
 
 @dataclass(slots=True, kw_only=True)
 class RowsOnDevice:
-    """The rows' state where the target runs, [R] each.
+    """The rows' state where the target runs, [R] each; `draws` [R, limit + 1], None where greedy.
 
-    Attributes:
-        slot: of the kept rows.
-        at: tokens read, the entry of the next. last: the entry where an ended row stays.
-        first: the entry that the first new token is chosen from.
-        unread: the newest token. ended: there was an end of text.
-        draws: [R, limit + 1]; None where greedy.
+    `at` is the entry of the next token, `last` that where an ended row stays.
     """
 
     slot: Tensor
@@ -139,28 +125,19 @@ _LOOK_EVERY = {"cpu": 1, "cuda": 8}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Left:
-    """Prompts that are continued to their end.
-
-    Attributes:
-        traces: with their positions among the prompts.
-        wait: until they are on the CPU.
-    """
+    """Prompts that are continued to their end."""
 
     traces: tuple[tuple[int, PromptTrace], ...]
     wait: Callable[[], None]
 
 
 class Continuing:
-    """One run over some prompts.
+    """One run over some prompts, `batch_size` rows at most.
 
     Args:
-        limits: most new tokens of each.
-        decoding: how tokens are chosen.
-        batch_size: rows at most.
         fuse: made of a prompt's features; None = they stay as they are.
         stored: dtype that features leave in; None = the target's.
-        spool: folder on whose disk the features of long texts lie meanwhile, see `KeptRows`; None =
-            in memory.
+        spool: folder on whose disk the features of long texts lie meanwhile; None = in memory.
     """
 
     def __init__(
@@ -201,11 +178,7 @@ class Continuing:
 
     @torch.inference_mode()
     def run(self, on_run: Callable[[Sequence[RunningRow]], None]) -> Iterator[Left]:
-        """Continue all of them.
-
-        Args:
-            on_run: hears of the rows whenever the target has run.
-        """
+        """Continue all of them."""
         while self.rows or len(self._waiting):
             if not self.rows:
                 self._open()

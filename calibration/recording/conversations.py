@@ -1,4 +1,4 @@
-"""Conversations: the target answers every turn of the user, each on top of its own answers before.
+"""Texts that go on: conversations turn by turn, and the texts of a trace folder.
 
 Round by round: the first turns are recorded, each answer joins its conversation as text, the next
 turn of the user follows, and the chat template makes of the whole the prompt of the next round, as
@@ -24,25 +24,16 @@ from ..traces.prompt_trace import PromptTrace, prompt_sha256
 from ..traces.sets import copy_traces
 from ..traces.trace_folder import TraceFolder
 
-# ---- Texts of a trace folder as prompts: the target goes on behind what it wrote before
-#
-# Of a greedy target that is what one longer recording would have held, in two parts: the first
-# part
+# Of a greedy target that is what one longer recording would have held, in two parts: the first part
 # is a prompt now, and only what is added is counted. A text that goes on knows the conversation
-# that
-# it began with, so that the gate counts both as one prompt.
+# that it began with, so that the gate counts both as one prompt.
 
 _MORE = "/more"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedTexts:
-    """Texts that go on.
-
-    Attributes:
-        prompts: prompt and answer of each, at least one.
-        ended: ids of those that the target has ended itself: nothing follows them.
-    """
+    """Texts that go on, at least one, and the ids of those that the target has ended itself."""
 
     prompts: tuple[Prompt, ...]
     ended: tuple[str, ...]
@@ -54,19 +45,7 @@ def recorded_texts(
     ends: Collection[int],
     choice: PromptChoice = EVERY_PROMPT,
 ) -> RecordedTexts:
-    """The texts of traces, each whole, as prompts named ID/more.
-
-    Args:
-        traces: of the same tokens; who wrote them does not matter.
-        vocab_size: tokens of the target that goes on.
-        ends: tokens that end its texts; none where it ignores them.
-        choice: which of the texts that have not ended.
-
-    Raises:
-        PromptError: the texts are of other tokens, have all ended, or are too few; or a choice is
-            one of data sets; or a name becomes too long.
-        TraceError: the bytes of token ids changed since recording.
-    """
+    """The texts of traces, each whole, as prompts named ID/more."""
     theirs = traces.manifest.target.vocab_size
     if theirs != vocab_size:
         raise PromptError(
@@ -117,13 +96,7 @@ Record = Callable[[Sequence[Prompt], Path], TraceFolder]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationReport:
-    """Conversations that are recorded.
-
-    Attributes:
-        traces: the folder that was written, opened.
-        num_turns: prompts of each round, the first round first.
-        num_cut_short: conversations with turns left that the target has no positions for.
-    """
+    """Conversations that are recorded, and how many the target has no positions for to the end."""
 
     traces: TraceFolder
     num_turns: tuple[int, ...]
@@ -140,18 +113,10 @@ def record_conversations(
 ) -> ConversationReport:
     """Record all turns of prompts that have later ones, and the others as they are.
 
-    Args:
-        prompts: as read, with their messages and later turns.
-        target: folder of the target: its tokenizer and how many positions it has.
-        record: called once for every round.
-        max_new_tokens: that `record` adds.
-
-    Returns:
-        The turns in the order of the prompts, those of a conversation together.
+    The turns come in the order of the prompts, those of a conversation together.
 
     Raises:
         PromptError: a conversation cannot be put through the chat template.
-        TraceError, CheckpointError: as of `record`.
         OutputError: `out` exists already, or its parent does not.
     """
     check_output(out)

@@ -11,7 +11,15 @@ from torch import Tensor
 
 from ...recipes.decode import AT_LEAST_0, SHARE_OR_ALL
 from ...recipes.errors import TraceError
-from ..traces.manifest import LogprobSpec, Sampling
+from ..traces.manifest import (
+    DatasetSource,
+    FeatureSpec,
+    LogprobSpec,
+    Sampling,
+    TargetIdentity,
+    TooLongPrompts,
+    TraceManifest,
+)
 from ..traces.prompt_trace import prompt_sha256
 
 
@@ -25,8 +33,6 @@ class Decoding:
         seed: of the draws; a prompt's draws depend on it and on the prompt's tokens alone.
         logprobs: keep the log-probabilities of emitted tokens; those of sampled ones are kept
             always.
-        num_top_logprobs: keep so many of the most likely tokens too.
-        ignore_eos: the target's end-of-text tokens end no text.
     """
 
     temperature: float = 0
@@ -38,11 +44,7 @@ class Decoding:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        """Check the ranges.
-
-        Raises:
-            TraceError: a value is out of range, or says how to sample what is chosen greedily.
-        """
+        """Check the ranges."""
         problem = self._problem()
         if problem:
             raise TraceError(*problem[:2], fix=problem[2])
@@ -52,12 +54,28 @@ class Decoding:
         """Whether tokens are drawn."""
         return self.temperature > 0
 
-    @property
-    def sampling(self) -> Sampling | None:
-        """For trace.json."""
-        if not self.sampled:
-            return None
-        return Sampling(top_p=self.top_p, top_k=self.top_k, seed=self.seed)
+    def manifest(
+        self,
+        target: TargetIdentity,
+        features: FeatureSpec,
+        *,
+        recorded_by: str | None = None,
+        too_long: TooLongPrompts | None = None,
+        dataset: DatasetSource | None = None,
+    ) -> TraceManifest:
+        """What trace.json will say of texts that are continued so, before any is."""
+        drawn = Sampling(top_p=self.top_p, top_k=self.top_k, seed=self.seed)
+        return TraceManifest(
+            temperature=self.temperature,
+            sampling=drawn if self.sampled else None,
+            ignore_eos=self.ignore_eos,
+            recorded_by=recorded_by,
+            target=target,
+            features=features,
+            logprobs=self.logprob_spec,
+            too_long=too_long,
+            datasets=(dataset,) if dataset else None,
+        )
 
     @property
     def logprob_spec(self) -> LogprobSpec | None:
@@ -112,12 +130,9 @@ def prompt_draws(decoding: Decoding, token_ids: Sequence[int], count: int) -> Te
 
 
 def choose(decoding: Decoding, logits: Tensor, top1: Tensor, draws: Tensor | None) -> ChosenTokens:
-    """The next token of some sequences.
+    """The next token of B sequences by their last logits [B, V], whose largest are at `top1` [B].
 
-    Args:
-        logits: [B, V] of the target, after the last token of each.
-        top1: [B] int64, the most likely token.
-        draws: [B] float64 on the same device, one of `prompt_draws` each; None where greedy.
+    `draws`: [B] float64 on the same device, one of `prompt_draws` each; None where greedy.
     """
     spec = decoding.logprob_spec
     if spec is None:
@@ -144,14 +159,10 @@ def _drawn(logprobs: Tensor, draws: Tensor) -> Tensor:
 
 
 def processed_logprobs(logits: Tensor, decoding: Decoding) -> Tensor:
-    """Log-probabilities of the distribution that tokens are drawn from.
+    """[B, V] float32 log-probabilities of the distribution that tokens are drawn from.
 
-    Args:
-        logits: [B, V].
-
-    Returns:
-        [B, V] float32, -infinity for tokens that top-k or top-p leave out. Of tokens as likely as
-        the last that top-k keeps, all are kept.
+    They are -infinity for tokens that top-k or top-p leave out; of tokens as likely as the last
+    that top-k keeps, all are kept.
     """
     wide = logits.float()
     if not decoding.sampled:

@@ -8,9 +8,8 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -37,20 +36,10 @@ from ..traces.writer import TraceWriter, trace_output
 from .batch_plan import BatchPlan, planned_batch
 from .continuing import Continuing, Left, RunningRow
 from .decoding import GREEDY, Decoding
-from .recorded_rows import Fuse
-from .target_model import (
-    ON_CPU,
-    OpenedTarget,
-    Placement,
-    RecordedTarget,
-    configured_shape,
-    opened_target,
-)
+from .target_model import ON_CPU, OpenedTarget, Placement, configured_shape, opened_target
 from .target_shape import check_prompts
 
-# ---- Writing traces while the target goes on
-
-_MOST_WAITING = 2
+_MOST_WAITING = 2  # lots of prompts that are to be written
 
 
 class TakesTraces(Protocol):
@@ -64,55 +53,33 @@ class TakesTraces(Protocol):
         """Take one trace; `position` is the place of its prompt."""
 
 
-class BackgroundWriter:
-    """One thread that writes what has left, in order; leaving the block waits for it.
+@contextmanager
+def _written_behind(writer: TakesTraces, first: int) -> Iterator[Callable[[Left], None]]:
+    """What the block is given has traces written by one thread, in order; leaving waits for it."""
+    waiting: deque[Future[None]] = deque()
 
-    Args:
-        writer: that no one else uses meanwhile.
-        first: position in the folder of the first prompt that may leave.
-    """
-
-    def __init__(self, writer: TakesTraces, first: int = 0) -> None:
-        self._writer = writer
-        self._first = first
-        self._thread = ThreadPoolExecutor(max_workers=1)
-        self._waiting: deque[Future[None]] = deque()
-
-    def __enter__(self) -> "BackgroundWriter":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        with ExitStack() as stack:
-            stack.callback(self._thread.shutdown, cancel_futures=kind is not None)
-            while self._waiting and kind is None:
-                self._waiting.popleft().result()
-
-    def write(self, left: Left) -> None:
-        """Have it written soon.
-
-        Raises:
-            TraceError, OutputError: what was left before could not be written.
-        """
-        self._waiting.append(self._thread.submit(self._write, left))
-        if len(self._waiting) > _MOST_WAITING:
-            self._waiting.popleft().result()
-
-    def _write(self, left: Left) -> None:
+    def write(left: Left) -> None:
         left.wait()
         for position, trace in left.traces:
-            self._writer.add(trace, position=self._first + position)
+            writer.add(trace, position=first + position)
 
+    def submit(left: Left) -> None:
+        waiting.append(thread.submit(write, left))
+        if len(waiting) > _MOST_WAITING:
+            waiting.popleft().result()
 
-# ---- Fixed batches that were recorded elsewhere, and written as one run would have written them
+    thread = ThreadPoolExecutor(max_workers=1)
+    try:
+        yield submit
+        while waiting:
+            waiting.popleft().result()
+    finally:
+        thread.shutdown(cancel_futures=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FixedBatch:
-    """Prompts that run together, and with no others.
-
-    Attributes:
-        first: position of the first one among all prompts.
-    """
+    """Prompts that run together, and with no others."""
 
     first: int
     prompts: Sequence[Prompt]
@@ -120,13 +87,7 @@ class FixedBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedBatch:
-    """A fixed batch that was recorded.
-
-    Attributes:
-        identity: of the target that it was recorded of.
-        features: what was recorded of the target's hidden states.
-        traces: with their positions among all prompts, in the order in which they ended.
-    """
+    """A fixed batch that was recorded; traces with their positions among all prompts."""
 
     identity: TargetIdentity
     features: FeatureSpec
@@ -135,12 +96,7 @@ class RecordedBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldTraces:
-    """Takes traces as a `TraceWriter` does, and holds them.
-
-    Attributes:
-        staging: a folder for files without a name.
-        traces: with their positions.
-    """
+    """Takes traces as a `TraceWriter` does, and holds them."""
 
     staging: Path
     traces: list[tuple[int, PromptTrace]] = field(default_factory=list)
@@ -160,14 +116,7 @@ def write_recorded(
     num_prompts: int,
     on_progress: Callable[[int, int], None],
 ) -> None:
-    """Write batches in their order.
-
-    Args:
-        on_progress: called with (prompts that are written, prompts).
-
-    Raises:
-        TraceError: not all of them are of the same target, or one contradicts itself.
-    """
+    """Write batches in their order."""
     expected: RecordedBatch | None = None
     done = 0
     for batch in batches:
@@ -207,33 +156,14 @@ def record_traces(
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
     on_note: Callable[[str], None] = lambda _note: None,
 ) -> TraceFolder:
-    """Continue every prompt and write the trace folder `out`.
+    """Continue every prompt and write the trace folder `out`; two equal runs write the same bytes.
 
-    Args:
-        target: local folder of a causal language model with safetensors weights; no remote code.
-        prompts: at least one, run together whatever their lengths where the target allows it.
-        max_new_tokens: tokens to add; a prompt ends earlier at the target's end-of-text token,
-            unless `decoding` ignores it.
-        decoding: how tokens are chosen.
-        aux_layer_ids: layers whose outputs are recorded, 0-based, ascending. None = those of
-            `fuse_with`, else [1, L/2 - 1, L - 4].
-        fuse_with: store this draft's fused features, narrower but of use for drafts with the same
-            fc only; it must compute in `dtype`, on any device.
-        stored: that features are rounded to at last; None = `dtype`.
-        batch_size: prompts run together at most; fewer where memory does not hold them.
-        fixed_batches: see `fixed_batches_of`.
-        placement: where the target runs.
-        table_ids: carry the target's embedding and head, for drafts without their own; with the
-            embeddings of the recorded tokens and of these. None = carry no tables.
-        storage: of the features, see `FeatureSpec`.
-        too_long: prompts that were left out or cut before, for trace.json.
-        dataset: that the prompts were taken out of, for trace.json.
-        elsewhere: records fixed batches, and gives them in their order; None = they are recorded
-            here.
-        on_progress: called with (work done, work) whenever the target has run; see `_Work`.
-
-    Returns:
-        The written folder, opened. Two runs with the same arguments write the same bytes.
+    Without `aux_layer_ids`, 0-based and ascending, the layers of `fuse_with` are recorded, else [1,
+    L/2 - 1, L - 4]. `fuse_with` computes in `dtype`; its fused features are narrower, and of use
+    for drafts with the same fc only. Features are rounded to `stored` at last. Fewer than
+    `batch_size` prompts run together where memory does not hold them. With `table_ids` the target's
+    embedding of these and of the recorded tokens is carried, and its head. `elsewhere` records
+    fixed batches, and gives them in their order.
 
     Raises:
         TraceError: the target cannot be loaded, placed or run, or an argument does not fit it.
@@ -246,22 +176,21 @@ def record_traces(
     for name, value in (("max_new_tokens", max_new_tokens), ("batch_size", batch_size)):
         AT_LEAST_1.check(TraceError, name, value, fix="give a larger number")
     check_prompts(prompts, configured_shape(target), max_new_tokens)
-    batches = fixed_batches_of(len(prompts), batch_size) if fixed_batches else [range(len(prompts))]
-    output = partial(
-        trace_output,
-        out,
-        temperature=decoding.temperature,
-        sampling=decoding.sampling,
-        ignore_eos=decoding.ignore_eos,
-        logprobs=decoding.logprob_spec,
-        tables=tables,
-        table_ids=table_ids or (),
-        too_long=too_long,
-        datasets=(dataset,) if dataset else None,
-    )
+    # Prompts that take the place of others change the order in which products are summed. In fixed
+    # batches the bits of a prompt are a function of its batch alone: any part of the batches gives
+    # the traces of all of them.
+    together = batch_size if fixed_batches else len(prompts)
+    starts = range(0, len(prompts), together)
+    batches = [FixedBatch(first=i, prompts=prompts[i : i + together]) for i in starts]
+
+    def output(
+        identity: TargetIdentity, features: FeatureSpec
+    ) -> AbstractContextManager[TraceWriter]:
+        head = decoding.manifest(identity, features, too_long=too_long, dataset=dataset)
+        return trace_output(out, head, tables=tables, table_ids=table_ids or ())
+
     if elsewhere is not None:
-        some = [FixedBatch(first=b.start, prompts=prompts[b.start : b.stop]) for b in batches]
-        found = elsewhere(some)
+        found = elsewhere(batches)
         first = next(found)
         with output(first.identity, first.features) as writer:
             write_recorded(writer, itertools.chain([first], found), len(prompts), on_progress)
@@ -282,32 +211,16 @@ def record_traces(
         for batch in batches:
             record_into(
                 writer,
-                opened.recorded,
-                prompts[batch.start : batch.stop],
-                [max_new_tokens] * len(batch),
+                opened,
+                batch,
+                [max_new_tokens] * len(batch.prompts),
                 decoding,
                 batch_size=batch_size,
-                first=batch.start,
                 all_together=fixed_batches,
-                fuse=opened.fuse,
-                stored=opened.features.dtype,
                 on_progress=_progress_of(batch, len(prompts), on_progress),
                 on_note=on_note,
             )
     return TraceFolder.open(out)
-
-
-def fixed_batches_of(num_prompts: int, batch_size: int) -> list[range]:
-    """Positions of prompts that run together, and with no others, whoever else is recorded.
-
-    Prompts that take the place of others change the order in which products are summed. In fixed
-    batches the bits of a prompt are a function of its batch alone: any part of the batches gives
-    the traces of all of them.
-    """
-    return [
-        range(first, min(first + batch_size, num_prompts))
-        for first in range(0, num_prompts, batch_size)
-    ]
 
 
 def record_batch(
@@ -319,71 +232,41 @@ def record_batch(
     batch_size: int,
     spool: Path,
 ) -> RecordedBatch:
-    """Record one fixed batch into memory.
-
-    Args:
-        max_new_tokens: as of `record_traces`, also the next two.
-        decoding: how tokens are chosen.
-        spool: see `KeptRows`.
-    """
+    """Record one fixed batch into memory."""
     held = HeldTraces(staging=spool)
-    record_into(
-        held,
-        opened.recorded,
-        batch.prompts,
-        [max_new_tokens] * len(batch.prompts),
-        decoding,
-        batch_size=batch_size,
-        first=batch.first,
-        all_together=True,
-        fuse=opened.fuse,
-        stored=opened.features.dtype,
-    )
+    limits = [max_new_tokens] * len(batch.prompts)
+    record_into(held, opened, batch, limits, decoding, batch_size=batch_size, all_together=True)
     return RecordedBatch(
         identity=opened.identity, features=opened.features, traces=tuple(held.traces)
     )
 
 
 def _progress_of(
-    batch: range, num_prompts: int, on_progress: Callable[[int, int], None]
+    batch: FixedBatch, num_prompts: int, on_progress: Callable[[int, int], None]
 ) -> Callable[[int, int], None]:
     """Progress of all prompts, by that of one batch."""
+    count = len(batch.prompts)
 
     def show(done: int, total: int) -> None:
-        on_progress(batch.start * total + done * len(batch), num_prompts * total)
+        on_progress(batch.first * total + done * count, num_prompts * total)
 
-    return on_progress if len(batch) == num_prompts else show
+    return on_progress if count == num_prompts else show
 
 
 def record_into(
     writer: TakesTraces,
-    target: RecordedTarget,
-    prompts: Sequence[Prompt],
+    opened: OpenedTarget,
+    batch: FixedBatch,
     limits: Sequence[int],
     decoding: Decoding,
     *,
     batch_size: int,
-    first: int = 0,
     all_together: bool = False,
-    fuse: Fuse | None = None,
-    stored: FeatureDtype | None = None,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
     on_note: Callable[[str], None] = lambda _note: None,
 ) -> None:
-    """Continue every prompt, and write what is recorded while the target goes on.
-
-    Args:
-        writer: of the trace folder, or whatever takes them.
-        target: loaded, with its hooks.
-        prompts: at least one.
-        limits: most new tokens of each.
-        decoding: how tokens are chosen.
-        batch_size: as of `record_traces`, and the last two.
-        all_together: fewer rows than prompts or `batch_size` are an error, not a note.
-        fuse: made of the features of each prompt; None = they stay as they are.
-        stored: dtype of the folder's features; None = the target's.
-        on_progress: see `_Work`.
-    """
+    """Continue a batch, each prompt to its limit, and write what is recorded meanwhile."""
+    target, prompts = opened.recorded, batch.prompts
     plan = planned_batch(target, prompts, limits, batch_size, decoding, on_note)
     if all_together and plan.batch_size < min(batch_size, len(prompts)):
         raise TraceError(
@@ -400,13 +283,13 @@ def record_into(
         decoding,
         together=plan.together,
         batch_size=plan.batch_size,
-        fuse=fuse,
-        stored=FEATURE_DTYPES[stored][0] if stored else None,
+        fuse=opened.fuse,
+        stored=FEATURE_DTYPES[opened.features.dtype][0],
         spool=writer.staging,
     )
-    with BackgroundWriter(writer, first) as behind:
+    with _written_behind(writer, batch.first) as write:
         for left in running.run(work.ran):
-            behind.write(left)
+            write(left)
             work.left(left.traces)
     work.end()
 

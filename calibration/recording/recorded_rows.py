@@ -39,9 +39,6 @@ class KeptRows:
     """Buffers [R, longest, ...]: entry i of a row is what the target gave for its token i.
 
     Args:
-        num_rows: R. longest: entries of a row.
-        dtype: that they are computed in. stored: that they leave in.
-        spec: which log-probabilities are kept.
         fuse: made of the features of a prompt before they leave; None = nothing.
         spool: folder on whose disk the features lie until they leave, where `longest` is more than
             `LONG_TEXT`; None = they stay on the device.
@@ -116,11 +113,7 @@ class KeptRows:
     ) -> list[LeftRow]:
         """Copy rows to the CPU, each kind of what was recorded in one go.
 
-        Args:
-            entries: of each, from the last token of its prompt to the last that was read.
-
-        Returns:
-            In the order of `rows`; on a GPU complete only when its stream has come so far.
+        On a GPU they are complete only when its stream has come so far.
         """
         ends = [(row, slice(0, some.stop)) for row, some in zip(rows, entries, strict=True)]
         behind = list(zip(rows, entries, strict=True))

@@ -57,15 +57,7 @@ def _recurs(kind: type) -> bool:
 
 
 class SlotCache:
-    """A cache of a number of rows, to be given to the target as `cache`.
-
-    Args:
-        like: what the target filled while it read some prompts, for shapes and kinds.
-
-    Attributes:
-        cache: for the target.
-        one_mask: all layers see all columns, so that one mask does for all.
-    """
+    """A cache of a number of rows, to be given to the target as `cache`."""
 
     def __init__(self, like: DynamicCache, num_rows: int) -> None:
         self.cache: Any = DynamicCache()
@@ -85,12 +77,9 @@ class SlotCache:
             held.restart(num_columns)
 
     def admit(self, read: DynamicCache, rows: Tensor, padding: Tensor | None) -> None:
-        """Put prompts that the target has read into rows.
+        """Put b prompts that the target has read, ending in the last column, into rows [b].
 
-        Args:
-            read: of b prompts, all of which end in the last column; of at most `num_columns`.
-            rows: [b] int64, where they go.
-            padding: [b, columns] bool, what in front of a prompt is none of it; None = nothing.
+        `padding`: [b, columns] bool, what in front of a prompt is none of it; None = nothing.
         """
         with_columns, with_states = iter(self._columns), iter(self._states)
         for layer in read.layers:

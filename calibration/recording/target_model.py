@@ -30,7 +30,6 @@ class Placement:
     """Where a target runs.
 
     Attributes:
-        device: of the whole target, unless it is spread.
         device_map: "auto" = spread it instead, layer by layer, with accelerate: over all GPUs, then
             the CPU, then the disk.
         max_memory: bytes to use of each GPU, by number, and of "cpu"; None = what is free.
@@ -48,16 +47,7 @@ ON_CPU = Placement()
 def loaded_target(
     target: Path, dtype: torch.dtype, placement: Placement, *, beside: Path
 ) -> Iterator[Any]:
-    """A causal language model for evaluation, without remote code.
-
-    Args:
-        placement: where it runs.
-        beside: where a hidden folder may hold weights of a spread target that the disk has in
-            another form (experts one by one, say); it is removed at the end.
-
-    Raises:
-        TraceError: it cannot be loaded or placed, or weights are missing.
-    """
+    """A causal language model for evaluation, without remote code and with all weights."""
     if placement.device_map is None:
         yield _placed(_load(target, dtype, {}), target, placement.device)
         return
@@ -113,11 +103,7 @@ def _load(target: Path, dtype: torch.dtype, spread: Mapping[str, Any]) -> Any:
 
 
 def configured_shape(target: Path) -> TargetShape:
-    """Sizes of a target as transformers reads its config.json, before any weight is read.
-
-    Raises:
-        TraceError: transformers does not know it, or it has no such sizes.
-    """
+    """Sizes of a target as transformers reads its config.json, before any weight is read."""
     from transformers import AutoConfig
 
     _check_config(target)
@@ -156,11 +142,7 @@ def _cannot_load(target: Path, exc: Exception) -> TraceError:
 
 
 def decoder_layers(model: Any, target: Path) -> nn.ModuleList:
-    """The decoder layers of a loaded target.
-
-    Raises:
-        TraceError: it has no list of them.
-    """
+    """The decoder layers of a loaded target."""
     layers = getattr(model.get_decoder(), "layers", None)
     if not isinstance(layers, nn.ModuleList):
         raise TraceError(
@@ -177,9 +159,6 @@ def input_device(model: Any) -> torch.device:
     return CPU if device.type == "meta" else device  # offloaded: its hook fetches it
 
 
-# ---- The target with hooks: what its layers give on tokens, beside its logits
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
     """Of tokens [B, t]: features [B, t, width], top1 [B, t] int64, and last_logits [B, V]."""
@@ -190,11 +169,7 @@ class Ran:
 
 
 class RecordedTarget:
-    """The target with hooks behind its aux layers; hooks are removed on leaving the block.
-
-    Args:
-        last_state: record what the head reads, behind the final norm, instead of layers.
-    """
+    """The target with hooks behind its aux layers; hooks are removed on leaving the block."""
 
     def __init__(
         self,
@@ -254,19 +229,9 @@ class RecordedTarget:
         return hook
 
 
-# ---- `OpenedTarget`: a loaded target with its hooks, and what the traces of its prompts will be
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedTarget:
-    """A target that is ready to continue prompts.
-
-    Attributes:
-        recorded: the target with its hooks.
-        identity: name and hashes, for trace.json.
-        features: what is stored of its hidden states.
-        fuse: made of the features of each prompt; None = they stay as they are.
-    """
+    """A target that is ready to continue prompts; without `fuse` features stay as they are."""
 
     recorded: RecordedTarget
     identity: TargetIdentity
@@ -286,16 +251,7 @@ def opened_target(
     storage: FeatureStorage | None,
     beside: Path,
 ) -> Iterator[OpenedTarget]:
-    """Load a target and hook its layers; leaving the block removes the hooks.
-
-    Args:
-        target: as of `record_traces`, also the next five and `storage`.
-        placement: where the target runs.
-        beside: see `loaded_target`.
-
-    Raises:
-        TraceError: the target cannot be loaded or placed, or an argument does not fit it.
-    """
+    """Load a target and hook its layers; leaving the block removes the hooks."""
     with loaded_target(target, FEATURE_DTYPES[dtype][0], placement, beside=beside) as model:
         layers = decoder_layers(model, target)
         shape = shape_of(model.config.get_text_config(), len(layers))

@@ -35,8 +35,6 @@ class TargetShape:
     """Sizes of a target.
 
     Attributes:
-        num_layers: decoder layers. vocab_size: token ids lie in [0, vocab_size).
-        hidden_size: width of one layer's output.
         max_positions: tokens of prompt and continuation at most; None = not said.
         plain_latent_rope: it has latent attention (MLA) whose rotary angles are not scaled.
     """
@@ -49,11 +47,7 @@ class TargetShape:
 
     @classmethod
     def read(cls, target: Path) -> "TargetShape":
-        """From config.json alone: remote code is not needed, and nothing of the weights.
-
-        Raises:
-            TraceError: there is no config.json, or it does not say the sizes.
-        """
+        """From config.json alone: remote code is not needed, and nothing of the weights."""
         path = target / CONFIG_FILE
         try:
             config = read_json_object(path, no_target(target))
@@ -72,11 +66,7 @@ class TargetShape:
 
 
 def has_bf16_weights(target: Path) -> bool:
-    """Whether the target's config.json says that it is stored, and so served, in BF16.
-
-    Raises:
-        TraceError: there is no config.json.
-    """
+    """Whether the target's config.json says that it is stored, and so served, in BF16."""
     try:
         config = read_json_object(target / CONFIG_FILE, no_target(target))
     except CheckpointError as exc:
@@ -118,11 +108,7 @@ def target_identity(target: Path, shape: TargetShape) -> TargetIdentity:
 
 
 def end_token_ids(target: Path) -> frozenset[int]:
-    """Tokens that end a text of the target: generation_config.json says it, else config.json.
-
-    Raises:
-        CheckpointError: one of these files is no JSON object, or there is no config.json.
-    """
+    """Tokens that end a text of the target: generation_config.json says it, else config.json."""
     generation = target / "generation_config.json"
     said = read_json_object(generation, no_target(target)) if generation.is_file() else {}
     found = said.get("eos_token_id")
@@ -136,15 +122,7 @@ def end_token_ids(target: Path) -> frozenset[int]:
 def check_draft_fits(
     name: str, geometry: Any, shape: TargetShape, asked: Sequence[int] | None
 ) -> None:
-    """Refuse a target that cannot feed a draft, by their configs alone.
-
-    Args:
-        geometry: of any family. A reduced vocabulary of its head, with its map, is no difference.
-        asked: layers to record instead of the draft's own; None = these.
-
-    Raises:
-        TraceError: vocabulary, layers or width are not those that the draft was made for.
-    """
+    """Refuse a target that cannot feed a draft, by their configs alone; None = its own layers."""
     misfit = next(misfits(geometry, shape, asked), None)
     if misfit is not None:
         fix = f"{OTHER_TARGET}, or leave --draft out"
@@ -157,10 +135,6 @@ def chosen_layers(
     """The layers to record: those asked for, else the draft's, else EAGLE-3's defaults.
 
     Of a draft without fc the last one, behind which comes the state that it reads.
-
-    Raises:
-        TraceError: the target has no such layers, they are not ascending, or the draft reads none
-            and they are asked for.
     """
     if draft is not None and not draft.geometry.reads_features:
         raise TraceError(
@@ -197,9 +171,6 @@ def feature_spec(
     """What is stored of these layers: their outputs, or what the draft's fc makes of them.
 
     Of a draft without fc it is the target's last hidden state, behind its final norm.
-
-    Raises:
-        TraceError: the draft does not read so many values, or is of another dtype.
     """
     width = len(ids) * shape.hidden_size
     if draft is None:
@@ -224,21 +195,13 @@ def feature_spec(
     )
 
 
-# ---- Which prompts a target can continue, asked of its sizes before its weights are read
-
 _MOST_NAMED = 20
 """Prompts that one error names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedPrompts:
-    """Prompts that the target can continue.
-
-    Attributes:
-        prompts: at least one.
-        too_long: those that were left out or cut; None where all of them fit.
-        dataset: that they were taken out of, for trace.json.
-    """
+    """Prompts that the target can continue, at least one; `too_long` is None where all do."""
 
     prompts: tuple[Prompt, ...]
     too_long: TooLongPrompts | None
@@ -254,13 +217,7 @@ def fitted_prompts(
 ) -> FittedPrompts:
     """Refuse prompts that the target cannot continue, or leave out or cut those that are too long.
 
-    Args:
-        too_long: what becomes of a prompt that leaves too few positions for its continuation.
-            "truncate" keeps its last tokens, as engines do that truncate prompts.
-        where: the file that they were read from, for errors.
-
-    Raises:
-        TraceError: names every prompt that does not fit; or none is left.
+    "truncate" keeps the last tokens of a prompt, as engines do that truncate prompts.
     """
     if not prompts:
         raise TraceError(where, "expected at least one prompt", fix="give a prompt file")
@@ -293,11 +250,7 @@ def fitted_prompts(
 
 
 def check_prompts(prompts: Sequence[Prompt], shape: TargetShape, max_new_tokens: int) -> None:
-    """Refuse prompts that the target cannot continue.
-
-    Raises:
-        TraceError: as `fitted_prompts`.
-    """
+    """Refuse prompts that the target cannot continue."""
     fitted_prompts(prompts, shape, max_new_tokens)
 
 

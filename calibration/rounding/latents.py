@@ -1,4 +1,4 @@
-"""`LatentWeight`: a linear whose codes and scales can be learned, though both are rounded.
+"""Linears and norms whose weights can be learned, though they are rounded, and what moves them.
 
 Beside every code stands a number in units of codes, its latent, which the optimiser moves; what is
 multiplied is the code that it rounds to. The gradient goes through the rounding as if there were
@@ -47,13 +47,10 @@ class Latent(Protocol):
 
 
 class LatentWeight:
-    """One linear whose codes are learned: see `Latent`.
+    """One linear whose codes are learned.
 
     Args:
         weight: [out_features, in_features] as stored, on the CPU.
-        weights: the recipe's format, one that `Learned` has no problem with.
-        start: finds the first scales; and the first codes, where it makes up for errors.
-        absmax: see `Algorithm.quantize`; of the whole weight at least.
         moments: of the inputs, where `start` makes up for errors on them; None = latents are the
             weights themselves, and the first codes the nearest ones.
 
@@ -99,10 +96,7 @@ class LatentWeight:
         self.codes.clamp_(*_limits(self._weights.number))
 
     def dequantized(self) -> Tensor:
-        """Codes * scale, [out_features, in_features] float32, with a gradient for both.
-
-        Bit for bit what `quantized` dequantizes to.
-        """
+        """Codes * scale, bit for bit what `quantized` dequantizes to, with a gradient for both."""
         values = straight_through(
             rounded_values(self._weights.dtype, self.codes.detach()), self.codes
         )
@@ -149,12 +143,8 @@ def _limits(number: NumberFormat) -> tuple[float, float]:
     return (-8.5, 7.5) if number.is_integer else (-number.largest - 1, number.largest + 1)
 
 
-# ---- `LatentNorm`: the weight of a norm in front of quantized linears, which learns with their
-# codes
-#
 # A factor for each channel costs nothing when served: it is in the norm's weight. What multiplies
-# is
-# rounded to the dtype in which the norm is stored, so that what is learned is what is written.
+# is rounded to the dtype in which the norm is stored, so that what is learned is what is written.
 
 UNIT = 0.02
 """Of the factors' logarithms, so that one learning rate fits these and codes: a norm that moved ten
@@ -162,16 +152,9 @@ times as fast lost, for every channel's noise stays."""
 
 
 class LatentNorm:
-    """One norm: see `Latent`.
+    """One norm [width] in the dtype in which it is stored, divided already where it is balanced.
 
-    Args:
-        weight: [width] in the dtype in which it is stored, divided already where it is balanced.
-        unit: see `UNIT`.
-
-    Attributes:
-        codes: [width] float32, logarithms of the factors by which it is multiplied, in units; 0 at
-            first.
-        log_scales: None.
+    `codes` [width] float32 are logarithms of the factors by which it is multiplied, in units.
     """
 
     def __init__(self, weight: Tensor, *, device: torch.device, unit: float = UNIT) -> None:
@@ -201,8 +184,6 @@ class LatentNorm:
     def _free(self) -> Tensor:
         return self._start * torch.where(self._moves, self.unit * self.codes, 0.0).exp()
 
-
-# ---- The optimiser of latents: Adam, whose learning rate rises shortly and falls as a cosine does
 
 BETAS = (0.9, 0.95)
 LEAST_SHARE = 0.01
@@ -234,12 +215,7 @@ class LatentOptimiser:
         )
 
     def step(self, step: int, served: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
-        """One step.
-
-        Args:
-            step: from 0 on.
-            served: what `Latent.dequantized` gave, with its graph.
-        """
+        """One step, from 0 on."""
         self._adam.zero_grad(set_to_none=True)
         torch.autograd.backward(list(served), list(gradients))
         share = learning_rate_share(step, self._settings)

@@ -1,4 +1,4 @@
-"""Learning the codes of a plan beside the output that they are for: see `run`."""
+"""Learning the codes of a plan, beside the output that they are for."""
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -41,23 +41,10 @@ def learned_codes(
     on_measuring: Callable[[int, int], None] = lambda _done, _total: None,
     on_progress: Callable[[LearningProgress], None] = lambda _progress: None,
 ) -> Iterator[LearnedCodes]:
-    """Learn codes and scales, beside the output that they are for: see `learned_beside`.
+    """Learn codes and scales, beside the output that they are for; readable while the block lasts.
 
-    Args:
-        plan: of this draft; its recipe says format, where scales start, and how inputs are rounded.
-        draft: unquantized, computing in float32; on a GPU products are of BF16.
-        traces: recorded for calibration, not the ones that the gate judges on.
-        out: the folder that the codes are for; nothing is written into it here.
-        num_draft_tokens: K, as it will be served.
-        static: scales of inputs that will be stored; needed where the recipe stores any.
-        settings: None = the defaults.
-        save_seconds: at least between two states on the disk.
-        on_measuring: called with (work done, work) while the inputs are measured, where the first
-            codes make up for their rounding.
-        on_progress: called after every step.
-
-    Yields:
-        The codes, for `quantize_draft`; readable while the block lasts.
+    The draft is unquantized and computes in float32; on a GPU products are of BF16. At least
+    `save_seconds` pass between two states on the disk.
 
     Raises:
         BackendError: the recipe's backend or format has no learned rounding.
@@ -137,10 +124,7 @@ def first_latents(
 ) -> dict[str, LatentWeight]:
     """The linears of a plan whose codes are learned, as they start, by canonical module name.
 
-    Args:
-        draft: its weights, balanced as the plan balances them.
-        moments: of the inputs of linears whose first codes are those of GPTQ; the first codes of
-            the others are the nearest ones.
+    First codes are those of GPTQ where there are moments of their inputs, else the nearest ones.
     """
     scale, largest = plan.recipe.algorithm.scale, _shared_absmax(plan, draft)
     found = {}
@@ -159,11 +143,7 @@ def first_latents(
 
 
 def latent_norms(plan: Plan, draft: LoadedDraft) -> dict[str, LatentNorm]:
-    """The norms of a plan whose weights learn, as they are, by canonical module name.
-
-    Args:
-        draft: as in `first_latents`.
-    """
+    """The norms of a plan whose weights learn, as they are, by canonical module name."""
     return {
         canonical(step): LatentNorm(stored_weight(step, draft), device=draft.device)
         for step in plan.learned_norms
@@ -171,12 +151,7 @@ def latent_norms(plan: Plan, draft: LoadedDraft) -> dict[str, LatentNorm]:
 
 
 def nearest_weights(plan: Plan, draft: LoadedDraft) -> dict[str, torch.Tensor]:
-    """What the other quantized linears multiply by, by tensor name: nothing of them is learned.
-
-    Args:
-        plan: of several formats, some of which are rounded to the nearest codes.
-        draft: as in `first_latents`.
-    """
+    """What the other quantized linears multiply by, by tensor name: nothing of them is learned."""
     largest = _shared_absmax(plan, draft)
     found = {}
     for step in plan.quantized:
@@ -216,11 +191,7 @@ def _shared_absmax(plan: Plan, draft: LoadedDraft) -> dict[str, torch.Tensor]:
 
 
 def _check_recipe(recipe: Recipe) -> None:
-    """Fail unless codes of its formats can be learned, and are to be.
-
-    Raises:
-        BackendError: why not.
-    """
+    """Fail unless codes of its formats can be learned, and are to be."""
     check_backends(recipe)
     if recipe.algorithm.rounding != "learned":
         raise BackendError(

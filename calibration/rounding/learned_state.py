@@ -30,8 +30,6 @@ from ...recipes.decode import AT_LEAST_1
 from ...recipes.errors import CalibrationError, CheckpointError, OutputError
 from ...recipes.strict_json import JsonProblem, decode, parse_object
 
-# ---- How codes are learned
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearningSettings:
@@ -42,20 +40,14 @@ class LearningSettings:
 
     Attributes:
         steps: of the optimiser, 1 or more.
-        sequences: traces in each step.
         learning_rate: of the latents, in codes; Adam moves a latent by about as much in a step.
-        scale_learning_rate: of the logarithms of scales.
         warmup_steps: over which both rise to that; a cosine takes them down to nothing at the end.
-        depth_decay: weight of a depth over that of the depth before.
         missed_weight: of the depths behind one at which the unquantized draft is wrong: they count
             only where a chain comes that far.
-        validate_every: steps between looks at the validation prompts.
         patience: such looks without a better one, after which learning stops. First steps at the
             full rate may be worse than a good start, and are made up for as the rate falls.
         max_overlap_drop: by which the overlap with the unquantized draft's distributions may be
             below that of the first codes, in steps that are kept.
-        validation_share: of the prompts, held back from learning.
-        seed: of what is learned from when, and of what is held back.
     """
 
     steps: int = 150
@@ -87,20 +79,14 @@ class LearningSettings:
             )
 
 
-# ---- What codes give on the prompts that were held back, and which step's codes are kept by it
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validation:
-    """One look at the prompts that were held back.
+    """One look at the prompts that were held back, after a step; 0 = before the first.
 
     Attributes:
-        step: after which; 0 = before the first.
-        rows: of each prompt, how many positions were drafted from.
-        accepted: of each prompt, tokens that would have been accepted from these, added up.
+        accepted: of each prompt, tokens that would have been accepted from its rows, added up.
         overlap: of the distributions with those of the unquantized draft, the mean over rows and
             depths of the sum of the smaller probabilities.
-        unquantized: acceptance length of the unquantized draft there.
     """
 
     step: int
@@ -156,13 +142,7 @@ def _gain(one: Validation, other: Validation) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearningProgress:
-    """Where learning stands.
-
-    Attributes:
-        step: steps done. steps: planned.
-        loss: of the last step, mean divergence per row and depth in nats.
-        validation: the last one. best: whose codes would be kept now.
-    """
+    """Where learning stands; `loss` of the last step, mean divergence per row and depth in nats."""
 
     step: int
     steps: int
@@ -198,11 +178,7 @@ class KeptRounding:
         return (self._folder / _STATE_FILE).exists()
 
     def validations(self) -> tuple[Validation, ...]:
-        """All so far; none where nothing is kept.
-
-        Raises:
-            CalibrationError: the state is damaged.
-        """
+        """All so far; none where nothing is kept."""
         if not self.has_state:
             return ()
         text = self._header(_STATE_FILE).metadata.get(_KEY, "")
@@ -215,11 +191,7 @@ class KeptRounding:
         return done.validations
 
     def tensors(self, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors of the state, of the names and shapes of `expected`.
-
-        Raises:
-            CalibrationError: the state is damaged.
-        """
+        """The tensors of the state, of the names and shapes of `expected`."""
         found = self._read(_STATE_FILE)
         shapes = {name: tensor.shape for name, tensor in found.items()}
         if shapes != {name: tensor.shape for name, tensor in expected.items()}:
@@ -227,20 +199,12 @@ class KeptRounding:
         return found
 
     def save(self, tensors: Mapping[str, Tensor], validations: tuple[Validation, ...]) -> None:
-        """Replace the state.
-
-        Raises:
-            OutputError: it cannot be written.
-        """
+        """Replace the state."""
         done = json.dumps(dataclasses.asdict(_Done(validations=validations)))
         self._write(_STATE_FILE, tensors, {_KEY: done})
 
     def save_codes(self, step: int, codes: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Write the codes of a step, `Latent.parts` by module.
-
-        Raises:
-            OutputError: they cannot be written.
-        """
+        """Write the codes of a step, `Latent.parts` by module."""
         tensors = {
             f"{module}.{part}": tensor
             for module, parts in codes.items()
@@ -255,11 +219,7 @@ class KeptRounding:
                 path.unlink()
 
     def codes(self, step: int, module: str, group_size: int | None) -> QuantizedWeight:
-        """The codes of a linear.
-
-        Raises:
-            CalibrationError: they are not there.
-        """
+        """The codes of a linear."""
         parts = self._parts(step, module, "codes", "scale")
         return QuantizedWeight(
             codes=parts["codes"],
@@ -269,11 +229,7 @@ class KeptRounding:
         )
 
     def weight(self, step: int, module: str) -> Tensor:
-        """The weight of a norm as it is to be stored.
-
-        Raises:
-            CalibrationError: it is not there.
-        """
+        """The weight of a norm as it is to be stored."""
         return self._parts(step, module, "weights")["weights"]
 
     def _parts(self, step: int, module: str, *needed: str) -> dict[str, Tensor]:
@@ -332,15 +288,7 @@ class KeptRounding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnedCodes:
-    """`FoundCodes` of `quantize.algorithms`, in the files of a folder.
-
-    Attributes:
-        kept: the files.
-        origin: how they were learned.
-        validations: all looks at the prompts that were held back, the first codes' own first.
-        prompts: that were looked at.
-        group_sizes: of each linear's format.
-    """
+    """`FoundCodes` of `quantize.algorithms`, in the files of a folder."""
 
     kept: KeptRounding
     origin: LearnedRounding
@@ -349,19 +297,11 @@ class LearnedCodes:
     group_sizes: Mapping[str, int | None]
 
     def quantized(self, module: str) -> QuantizedWeight:
-        """See `FoundCodes.quantized`.
-
-        Raises:
-            CalibrationError: nothing was learned for it.
-        """
+        """Codes and scales of a linear."""
         return self.kept.codes(self.origin.kept_step, module, self.group_sizes.get(module))
 
     def weight(self, module: str) -> Tensor:
-        """What was learned of a norm.
-
-        Raises:
-            CalibrationError: nothing was.
-        """
+        """What was learned of a norm."""
         return self.kept.weight(self.origin.kept_step, module)
 
 

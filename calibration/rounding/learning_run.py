@@ -54,32 +54,17 @@ from .sequences import (
     validation_rows,
 )
 
-# ---- `Learning`: the loop over steps, and what is looked at between them
-#
 # Every step runs a few traces together through the draft as its codes stand, inputs rounded as
 # served, and through the unquantized draft on the same tokens, each along its own hidden states.
-# The
-# gradient of the loss moves latents and scales. Now and then the prompts that were held back say
-# how
-# many tokens the codes would have accepted; the best such codes are kept.
+# The gradient of the loss moves latents and scales. Now and then the prompts that were held back
+# say how many tokens the codes would have accepted; the best such codes are kept.
 
 MAX_LEARNED_TOKENS = 2048
 """Of prompts that learn together, with what shorter ones are filled up with: they have a graph."""
 
 
 class Learning:
-    """One run: the draft over the latents of its linears, and the draft without them.
-
-    Args:
-        draft: unquantized, weights balanced as the codes are to be.
-        latents: of the linears that learn, by canonical module name.
-        rounding: how inputs are rounded when served; gradients go through.
-        others: weights that the remaining quantized linears multiply by, by tensor name.
-
-    Attributes:
-        draft: as given. split: likewise.
-        reference: the draft without codes.
-    """
+    """One run: the draft over the latents of its linears, and the draft without them."""
 
     def __init__(
         self,
@@ -110,16 +95,7 @@ class Learning:
         save_seconds: float,
         on_progress: Callable[[LearningProgress], None],
     ) -> tuple[Validation, ...]:
-        """All steps that are left after what is kept.
-
-        Args:
-            validations: of a state that is kept; empty = none is.
-            save_seconds: at least between two states.
-            on_progress: called after every step.
-
-        Returns:
-            All validations; the codes of the best one are kept.
-        """
+        """All steps that are left after what is kept, of which the best one's codes are kept."""
         settings = self._settings
         if validations:
             kept = self._kept.tensors(self._optimiser.tensors())
@@ -237,16 +213,7 @@ SAVE_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearningTask:
-    """What is learned from what.
-
-    Attributes:
-        draft: unquantized, computing in float32; on a GPU products are of BF16.
-        traces: recorded for calibration, not the ones that the gate judges on.
-        num_draft_tokens: K, as it will be served.
-        settings: how.
-        what: what else decides the result, as JSON says it.
-        group_sizes: of the formats of the codes, by canonical module name.
-    """
+    """What is learned from what; the draft is unquantized and computes in float32."""
 
     draft: LoadedDraft
     traces: TraceFolder
@@ -256,23 +223,14 @@ class LearningTask:
     group_sizes: Mapping[str, int | None]
 
     def check(self) -> None:
-        """Fail unless the draft can learn from the traces.
-
-        Raises:
-            TraceError: the traces do not fit the draft.
-            CalibrationError: the draft cannot propose K tokens.
-        """
+        """Fail unless the draft can learn from the traces."""
         fault = num_draft_tokens_fault(self.draft.geometry, self.num_draft_tokens)
         if fault:
             raise CalibrationError(f"{self.draft.name}: num_draft_tokens", fault[0], fix=fault[1])
         check_trace_fits(self.draft, self.traces)
 
     def split(self) -> PromptSplit:
-        """The prompts to learn from, and those to judge by.
-
-        Raises:
-            CalibrationError: there are too few of them.
-        """
+        """The prompts to learn from, and those to judge by."""
         settings = self.settings
         return split_prompts(
             self.traces,
@@ -283,14 +241,7 @@ class LearningTask:
 
 
 class Start(NamedTuple):
-    """Where learning starts.
-
-    Attributes:
-        draft: unquantized, weights balanced as the codes are to be.
-        latents: of the linears that learn, by canonical module name.
-        rounding: how inputs are rounded when served; gradients go through.
-        others: what linears that do not learn multiply by, where it is not what the draft has.
-    """
+    """Where learning starts; `others` is what linears that do not learn multiply by instead."""
 
     draft: LoadedDraft
     latents: Mapping[str, Latent]
@@ -312,21 +263,6 @@ def learned_beside(
     What is learned lies in `out` + ".rounding" until the block is left without an exception: a run
     that is cut short goes on there when it is called with the same arguments, and ends with the
     same bytes as one that was not (on a CPU; a GPU adds up in another order each time).
-
-    Args:
-        out: the folder that the codes are for; nothing is written into it here.
-        start: called where anything is left to learn.
-        save_seconds: at least between two states on the disk.
-        on_progress: called after every step.
-
-    Yields:
-        What was learned, readable while the block lasts.
-
-    Raises:
-        OutputError: another run was begun for the output or is at it, or nothing can be written.
-        TraceError: a trace is damaged.
-        CalibrationError: there are too few prompts, the draft computes NaN or infinity, or what was
-            kept is damaged.
     """
     split = task.split()
     folder = rounding_folder(out)

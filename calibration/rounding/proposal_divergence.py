@@ -14,9 +14,6 @@ from ...quantize.drafts.forward import DraftForward, DraftPass, positions
 from ..passes.proposals import MAX_LOGITS
 from .sequences import LearningSequences
 
-# ---- The rows of a pass over several sequences that lie inside each of them, without what fills
-# up
-
 
 class OwnRows:
     """Of the R rows of a pass over B sequences those that lie inside each: n, one after the other.
@@ -80,14 +77,7 @@ class DepthWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """What two drafts propose from every row looked at, added up.
-
-    Attributes:
-        rows: how many.
-        accepted: tokens in a row that the draft has right, over all rows.
-        accepted_reference: the same of the reference.
-        overlap: sum over rows and depths of the sum of the smaller probabilities.
-    """
+    """What two drafts propose from every row looked at, added up."""
 
     rows: int
     accepted: int
@@ -126,21 +116,11 @@ def backward_of_divergence(
     weights: DepthWeights,
     share: float,
 ) -> Tensor:
-    """Add the gradient of some sequences' loss to what `draft` computes with.
+    """Add the gradient of some sequences' loss, times `share`, to what `draft` computes with.
 
     The loss of a sequence is the sum over rows and depths j of decay^j * reach * KL(reference ‖
     draft), divided by that of decay^j; reach is 1 where the reference had every depth before right,
     else `missed`.
-
-    Args:
-        draft: over weights some of which require gradients.
-        reference: over the unquantized weights; head and last norm are the draft's too.
-
-    Returns:
-        [] float64, the losses times `share`, added up.
-
-    Raises:
-        ForwardError: a draft computes NaN or infinity.
     """
     with torch.no_grad():
         unquantized = list(passes_of(reference, sequences, num_draft_tokens))
@@ -172,15 +152,7 @@ def agreement(
     *,
     num_draft_tokens: int,
 ) -> list[Agreement]:
-    """What a draft proposes along each sequence, beside a reference with its head and last norm.
-
-    Args:
-        draft: whose inputs are not rounded under one scale of a whole call, or there is one
-            sequence.
-
-    Raises:
-        ForwardError: a draft computes NaN or infinity.
-    """
+    """What a draft proposes along each sequence, beside a reference with its head and last norm."""
     both = (reference, draft)
     zeros = torch.zeros(len(sequences.own), dtype=torch.float64, device=sequences.hidden.device)
     overlap, accepted = zeros, [zeros] * 2
@@ -231,17 +203,10 @@ class _Judge:
         reached: Tensor,
         counts: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Sum of weight * loss over rows, and its gradient with respect to `hidden`.
+        """The sum of weight * loss [], its gradient [n, D, W], and `reached` after the pass.
 
-        Args:
-            hidden: [n, D, W].
-            unquantized: [n, D, W], hidden states of the reference.
-            recorded: [n, D] tokens there.
-            reached: [n], whether all depths before were right.
-            counts: [n], weights of the rows.
-
-        Returns:
-            The sum [], the gradient [n, D, W], and `reached` after the pass.
+        `hidden` and `unquantized`, that of the reference, [n, D, W]; `recorded` [n, D] tokens;
+        `reached` [n], whether all depths before were right; `counts` [n], weights of the rows.
         """
         decay = self._weights.decay ** positions(depths, hidden.device).float()
         totals, gradients, runs = [], [], []

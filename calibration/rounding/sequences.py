@@ -49,11 +49,7 @@ class LearningSequences:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptSplit:
-    """The prompts of a trace folder, those to learn from and those held back.
-
-    Attributes:
-        learned, held_back: both ordered by what they say, whatever they are called.
-    """
+    """The prompts to learn from and those held back, ordered by what they say."""
 
     learned: tuple[TraceEntry, ...]
     held_back: tuple[TraceEntry, ...]
@@ -62,16 +58,7 @@ class PromptSplit:
 def split_prompts(
     traces: TraceFolder, num_draft_tokens: int, *, share: float, seed: int
 ) -> PromptSplit:
-    """Hold some prompts back: whole conversations, with their copies and near duplicates.
-
-    Args:
-        num_draft_tokens: K; prompts without a row of K predictions are of no use and left out.
-        share: of the prompts to hold back, rounded up to whole groups that belong together.
-        seed: with which the prompts' hashes are hashed, to draw them.
-
-    Raises:
-        CalibrationError: fewer than four groups of prompts that are independent of each other.
-    """
+    """Hold some prompts back: whole conversations, with their copies and near duplicates."""
     entries, texts = [], []
     for entry, trace in zip(traces.manifest.prompts, traces, strict=True):
         if whole_rows(trace.num_tokens, num_draft_tokens, first_row=trace.prompt_length - 1):
@@ -99,11 +86,7 @@ def split_prompts(
 def chosen_prompts(
     prompts: Sequence[TraceEntry], step: int, *, count: int, seed: int
 ) -> Iterator[TraceEntry]:
-    """The prompts of one step: all are seen before one is seen again, each time in another order.
-
-    Args:
-        step: from 0 on.
-    """
+    """The prompts of a step: all are seen before one is seen again, each time in another order."""
     for place in range(step * count, (step + 1) * count):
         epoch, within = divmod(place, len(prompts))
         order = random.Random(f"{seed}:{epoch}").sample(range(len(prompts)), len(prompts))
@@ -115,11 +98,6 @@ def training_rows(entry: TraceEntry, num_draft_tokens: int, per_row: int, draw: 
 
     They lie 1, 2, 4, ... apart, and of prompts with the same `draw` on one grid, so that these can
     go through a draft together.
-
-    Args:
-        entry: of a prompt with at least one whole row.
-        per_row: slots of a row: 1 in a chain, the whole block in a block.
-        draw: text that says where the grid lies.
     """
     rows = whole_rows(entry.num_tokens, num_draft_tokens, first_row=entry.prompt_length - 1)
     step = 1
@@ -138,15 +116,7 @@ def validation_rows(entry: TraceEntry, num_draft_tokens: int, per_row: int) -> r
 def run_together(
     entries: Sequence[TraceEntry], rows: Sequence[range], *, max_tokens: int
 ) -> list[list[int]]:
-    """Positions of prompts to run together: their rows lie on one grid, their lengths are alike.
-
-    Args:
-        rows: of each, at least one.
-        max_tokens: prompts times tokens of the longest; one prompt is always run.
-
-    Returns:
-        Every position once.
-    """
+    """Positions of prompts to run together: their rows lie on one grid, their lengths are alike."""
     grids: dict[tuple[int, int], list[int]] = defaultdict(list)
     for i, own in enumerate(rows):
         grids[own.step, own.start % own.step].append(i)
@@ -174,15 +144,7 @@ class SequenceReader:
         self._left = HELD_BYTES
 
     def read(self, entries: Sequence[TraceEntry], rows: Sequence[range]) -> LearningSequences:
-        """Prompts together.
-
-        Args:
-            entries: of the traces, at least one.
-            rows: of each, at least one, all on one grid.
-
-        Raises:
-            TraceError: a trace is damaged, or the draft has no embedding of a token.
-        """
+        """Prompts together, whose rows lie on one grid."""
         found = [self._prompt(entry) for entry in entries]
         longest = max(len(token_ids) for _, token_ids in found)
         first, last = min(own[0] for own in rows), max(own[-1] for own in rows)

@@ -12,8 +12,6 @@ from ...recipes.decode import encode
 from ...recipes.errors import TraceError, short
 from ...recipes.strict_json import JsonProblem, decode, parse_object
 
-# ---- What may name a prompt, a category or an engine in trace.json and beside it
-
 LONGEST_NAME = 200
 
 
@@ -22,24 +20,16 @@ def is_printable_name(value: object) -> TypeGuard[str]:
     return isinstance(value, str) and 0 < len(value) <= LONGEST_NAME and value.isprintable()
 
 
-# ---- Prompts that are too long for the target: what becomes of them, and what trace.json says
-
 TooLong = Literal["error", "skip", "truncate"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TooLongPrompts:
-    """Prompts that the target had too few positions for, by id.
-
-    Attributes:
-        skipped: they were not recorded. truncated: their last tokens were.
-    """
+    """Prompts that the target had too few positions for, by id."""
 
     skipped: tuple[str, ...] = ()
     truncated: tuple[str, ...] = ()
 
-
-# ---- Where prompts come from that were taken out of a data set of the Hub, as trace.json says it
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -258,9 +248,9 @@ class TraceManifest:
     logprobs: LogprobSpec | None = None
     too_long: TooLongPrompts | None = None
     datasets: tuple[DatasetSource, ...] | None = None
-    num_tokens: int
-    prompts: tuple[TraceEntry, ...]
-    shards: tuple[Shard, ...]
+    num_tokens: int = 0
+    prompts: tuple[TraceEntry, ...] = ()
+    shards: tuple[Shard, ...] = ()
     tables: TablesFile | None = None
 
     @property
@@ -282,18 +272,12 @@ def manifest_text(manifest: TraceManifest) -> str:
     return json.dumps(encode(manifest), indent=1, ensure_ascii=False) + "\n"
 
 
-# ---- trace.json is read strictly: what its types do not say is checked here
-
 _SHARD_FILE = re.compile(r"traces-\d{5}\.safetensors")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def parse_manifest(text: str, where: Path) -> TraceManifest:
-    """Decode and check the text of a trace.json.
-
-    Raises:
-        TraceError: a key is unknown, missing, doubled, mistyped, or contradicts another.
-    """
+    """Decode and check the text of a trace.json."""
     try:
         manifest: TraceManifest = decode(TraceManifest, parse_object(text))
     except JsonProblem as exc:
@@ -303,11 +287,7 @@ def parse_manifest(text: str, where: Path) -> TraceManifest:
 
 
 def check_manifest(manifest: TraceManifest, where: Path) -> None:
-    """Check what the types alone do not say.
-
-    Raises:
-        TraceError: the first contradiction.
-    """
+    """Check what the types alone do not say."""
     problem = (
         _target_problem(manifest.target)
         or _feature_problem(manifest.features, manifest.target.num_layers)

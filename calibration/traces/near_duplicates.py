@@ -1,4 +1,4 @@
-"""Prompts that are not equal but hardly differ: many of them say less than they count."""
+"""Which prompts a trace folder holds, and which of these hardly differ, so that they say less."""
 
 import hashlib
 import re
@@ -15,16 +15,11 @@ from .manifest import TraceEntry
 from .prompt_trace import PromptTrace, prompt_sha256
 from .trace_folder import TraceFolder
 
-# ---- Shingles: what prompts have in common wherever it stands in them, apart from their templates
-#
 # A shingle is w consecutive tokens, by a hash of 32 bits: 4 of a prompt, so that a token that was
-# changed costs 4 shingles and not 16, and 16 of a continuation, because different ones are alike
-# in
+# changed costs 4 shingles and not 16, and 16 of a continuation, because different ones are alike in
 # short phrases. A text of fewer than 16 tokens is one shingle, so that only its copies share it.
-# The
-# 64 smallest of a text are its sketch: a sample of its shingles that is drawn alike of every text,
-# so
-# that of two texts the same ones are kept.
+# The 64 smallest of a text are its sketch: a sample of its shingles that is drawn alike of every
+# text, so that of two texts the same ones are kept.
 #
 # hash = the upper 32 bits of f(h_w), h_0 = 0, h_j = h_(j-1) * 0x9E3779B97F4A7C15 + token_j + 1
 # f(h): h ^= h >> 30, h *= 0xBF58476D1CE4E5B9, h ^= h >> 27, h *= 0x94D049BB133111EB, h ^= h >> 31
@@ -48,13 +43,7 @@ _LEAST_OWN = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shingled:
-    """One prompt.
-
-    Attributes:
-        category: of the prompt, whose prompts may share a template.
-        document: the same for turns of one conversation and for prompts of a declared cluster: what
-            they share is no template.
-    """
+    """One prompt; what a document's prompts share is no template of their category."""
 
     category: str
     document: str
@@ -91,9 +80,6 @@ class Templates:
 
     That is a shingle of more than half of the documents, of three or more; sketches of prompts that
     are not at hand count with those that are, and once more these are asked alone.
-
-    Args:
-        sketches: category -> sketches of others.
     """
 
     def __init__(
@@ -116,12 +102,7 @@ class Templates:
         self._of_all = _of_most(of_all, others_of_all)
 
     def own(self, values: Values, category: str, *, sample: bool = False) -> Values:
-        """What is not the template's of a prompt's shingles.
-
-        Args:
-            values: all of the prompt's shingles, or some of them.
-            sample: they are some; otherwise a prompt that has hardly any of its own keeps all.
-        """
+        """What is not the template's of a prompt's shingles."""
         template = self._of.get(category, self._of_all[:0])
         rest = values[~np.isin(values, self._of_all) & ~np.isin(values, template)]
         return rest if sample or len(rest) >= _LEAST_OWN else values
@@ -141,9 +122,7 @@ class Overlaps:
     def with_sketch(self, sketch: Values, *, largest: int | None) -> NDArray[np.float64]:
         """[N] estimated share of the shorter of the two that is in both, in [0, 1].
 
-        Args:
-            sketch: of the other prompt, without templates.
-            largest: value of the sketch, up to which it knows that prompt; None = it knows all.
+        `largest`: value of the sketch, up to which it knows that prompt; None = it knows all.
         """
         first = np.searchsorted(self._values, sketch, side="left")
         behind = np.searchsorted(self._values, sketch, side="right")
@@ -212,7 +191,7 @@ def prompt_text(trace: PromptTrace) -> PromptText:
 
 
 def num_near_duplicates(texts: Iterable[PromptText]) -> int:
-    """Distinct prompts that are like another one; copies (equal token ids) are not counted.
+    """Prompts beyond the first of each group of near duplicates; copies are not counted.
 
     A prompt is like another if the two begin with the same tokens for at least 90 % of the shorter,
     those of a template not counted: the tokens with which all prompts begin, or all of a category
@@ -220,21 +199,15 @@ def num_near_duplicates(texts: Iterable[PromptText]) -> int:
     each prompt stands beside the one with which it shares most, and only neighbours are compared.
     It is so too if 90 % of the shingles of the shorter, those of templates not counted, are in the
     other: whatever their first token is. Two prompts with the same continuation are alike too.
-
-    Returns:
-        Prompts beyond the first of each group of such, less than the number of distinct prompts.
     """
     distinct = {text.prompt: text for text in texts}
     return len(distinct) - len(_united(distinct, _alike(distinct)))
 
 
 def independent_groups(texts: Sequence[PromptText]) -> list[list[int]]:
-    """Positions of texts that belong together.
+    """Positions of texts that belong together, in the order of their first members.
 
     Copies do, turns of a conversation, near duplicates, and prompts of one declared cluster.
-
-    Returns:
-        Each position once; groups in the order of their first members.
     """
     distinct = {text.prompt: text for text in texts}
     first_of: dict[tuple[str, str], tuple[int, ...]] = {}
@@ -339,11 +312,8 @@ def _common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
     return min(len(one), len(other))
 
 
-# ---- Groups of prompts that nobody declared, but that their ids or categories suggest
-#
 # Prompts of one document, task or user have more in common than others, and say less than they
-# count:
-# in groups of five that share an effect, 5 % of false passes become 11 %.
+# count: in groups of five that share an effect, 5 % of false passes become 11 %.
 
 _TURN = re.compile(r"/turn-\d+$")
 _NUMBERED = re.compile(r"(.+?)[-_/.:# ]\d+$")
@@ -353,14 +323,12 @@ _LEAST_GROUPS = 3
 
 
 def suggested_clusters(prompts: Sequence[tuple[str, str]]) -> str:
-    """What a reader should know of prompts without a declared cluster.
+    """What a reader should know of prompts (id, category) without a declared cluster, or nothing.
 
     Ids suggest groups where, without the number at their end, there are three names or more for
     twice as many prompts or more, and not one for each category; categories where three or more
-    differ in a number only.
-
-    Returns:
-        Whole sentences; empty if nothing is suggested.
+    differ in a number only. In groups of five that share an effect, 5 % of false passes become
+    11 %.
     """
     named = {prompt_id: category for prompt_id, category in prompts if not _TURN.search(prompt_id)}
     stems = {prompt_id: _stem(prompt_id) for prompt_id in named}
@@ -395,8 +363,6 @@ def _sentence(what: str, names: Sequence[str]) -> str:
     )
 
 
-# ---- Which prompts a trace folder holds, as a record keeps them and as the gate looks for them
-
 _LEAST_CONTINUED = 16
 """Different shingles of a continuation: 31 tokens or more, and no loop of a few."""
 
@@ -405,11 +371,8 @@ _LEAST_CONTINUED = 16
 class RecordedPrompt:
     """One prompt of a folder.
 
-    Attributes:
-        sha256: of its own token ids, see `prompt_sha256`.
-        conversation_known: it is a first turn, or the folder has the first turn that it names, or
-            its own token ids begin with that.
-        token_ids, continuation: of the prompt, and what the target wrote.
+    `conversation_known`: it is a first turn, or the folder has the first turn that it names, or its
+    own token ids begin with that.
     """
 
     entry: TraceEntry
@@ -436,11 +399,7 @@ class RecordedPrompt:
 
 
 def recorded_prompts(traces: TraceFolder) -> list[RecordedPrompt]:
-    """Every prompt, in order; reads token ids only.
-
-    Raises:
-        TraceError: the shard's bytes changed since recording.
-    """
+    """Every prompt, in order; reads token ids only."""
     cut = [(entry, ids.tolist(), entry.prompt_length) for entry, ids in traces.token_ids()]
     prompts = [(entry, ids[:n], ids[n:], prompt_sha256(ids[:n])) for entry, ids, n in cut]
     first_turns = {own for entry, *_, own in prompts if entry.conversation_sha256 is None}
@@ -458,11 +417,7 @@ def recorded_prompts(traces: TraceFolder) -> list[RecordedPrompt]:
 
 
 def seen_prompts(traces: TraceFolder) -> SeenPrompts:
-    """The prompts of a folder, for the record of what is made by them.
-
-    Raises:
-        TraceError: the shard's bytes changed since recording.
-    """
+    """The prompts of a folder, for the record of what is made by them."""
     prompts = recorded_prompts(traces)
     return SeenPrompts(
         sha256=tuple(sorted({digest for prompt in prompts for digest in prompt.hashes})),

@@ -28,8 +28,6 @@ class PromptTrace:
     """One prompt and its continuation.
 
     Attributes:
-        id: unique within the folder. category: for per-category figures.
-        prompt_length: P, tokens that were given.
         token_ids: [N] int64.
         features: [N - 1, width], dtype of the manifest, finite.
         target_top1: [N - 1] int64, the target's argmax after each position, -1 = not known.
@@ -38,10 +36,8 @@ class PromptTrace:
             tokens there; None = not recorded.
         conversation_sha256: of a later turn, the `prompt_sha256` of the first turn of its
             conversation; None for a first turn.
-        feature_scales: [N - 1] float32, of features that are rounded to FP8 with these scales; None
-            for features that are not rounded.
-        cluster: name of what the prompt shares with others: a document, a task, a user; None where
-            nothing is declared.
+        feature_scales: [N - 1] float32, of features rounded to FP8; None for others.
+        cluster: document, task or user that the prompt shares with others; None = not declared.
     """
 
     id: str
@@ -84,15 +80,7 @@ def prompt_sha256(token_ids: Sequence[int]) -> str:
 
 
 def check_trace(trace: PromptTrace, manifest: TraceManifest, where: object) -> None:
-    """Check one trace in memory: shapes, dtypes, ranges, and that decoding was as declared.
-
-    Args:
-        manifest: of its folder; which prompts that holds does not matter.
-        where: the file, for errors.
-
-    Raises:
-        TraceError: names the prompt and the first contradiction.
-    """
+    """Check one trace in memory: shapes, dtypes, ranges, and that decoding was as declared."""
     problem = _trace_problem(trace, manifest) or _logprob_problem(trace, manifest)
     if problem:
         raise TraceError(where, f"prompt {trace.id}: {problem[0]}", fix=problem[1])

@@ -5,6 +5,7 @@ conversation: what calibrates a draft must not judge it. A merge joins what was 
 """
 
 import random
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
@@ -16,14 +17,7 @@ from ...quantize.files.staging import check_output
 from ...recipes.brief import Brief, megabytes
 from ...recipes.decode import encode
 from ...recipes.errors import TraceError, short
-from .manifest import (
-    DatasetSource,
-    Sampling,
-    StorageChoice,
-    TooLongPrompts,
-    TraceManifest,
-    is_printable_name,
-)
+from .manifest import Sampling, StorageChoice, TooLongPrompts, TraceManifest, is_printable_name
 from .near_duplicates import independent_groups, prompt_text
 from .prompt_trace import PromptTrace
 from .stored_features import storage_of
@@ -62,16 +56,11 @@ def split_traces(
     categories: Collection[str] = (),
     seed: int = 0,
 ) -> SplitReport:
-    """Write two trace folders that have no prompt in common.
+    """Write two trace folders that have no prompt in common, one published after the other.
 
-    By `count` each category gives the same share of its prompts, up to rounding and to what belongs
-    together; by `categories` whole ones go to one side, with what belongs to them of others. The
-    two are published one after the other.
-
-    Args:
-        traces: to split; stays as it is.
-        count: prompts wanted in `first`, which gets no more; None = by categories.
-        categories: those of `first`.
+    By `count`, at most so many in `first`, each category gives the same share of its prompts, up to
+    rounding and to what belongs together; by `categories` whole ones go to one side, with what
+    belongs to them of others.
 
     Raises:
         TraceError: one of the two would be empty, no prompt has one of the categories, or a trace
@@ -105,17 +94,11 @@ def split_traces(
             writer = outputs.enter_context(output_like(out, traces.manifest, [traces]))
             for place, (_, entry) in enumerate(side):
                 writer.add(traces.load(entry), position=place)
-    categories = sorted({entry.category for _, entry in entries})
+    one, other = (Counter(entry.category for _, entry in side) for _, side in sides)
     return SplitReport(
         first=TraceFolder.open(first),
         second=TraceFolder.open(second),
-        by_category={
-            category: (
-                sum(entry.category == category for _, entry in sides[0][1]),
-                sum(entry.category == category for _, entry in sides[1][1]),
-            )
-            for category in categories
-        },
+        by_category={name: (one[name], other[name]) for name in sorted(one | other)},
         num_kept_together=len(traces) - len(groups),
     )
 
@@ -188,12 +171,9 @@ class MergeReport(Brief):
 
 
 def merge_traces(folders: Sequence[TraceFolder], out: Path) -> MergeReport:
-    """Write one trace folder with the traces of several, in their order.
+    """Write one trace folder with the traces of several, in their order; seeds may differ.
 
     An id that an earlier folder has too gets the name of its own folder in front: `gate/p1`.
-
-    Args:
-        folders: at least two, of the same target, features and decoding; seeds may differ.
 
     Raises:
         TraceError: the folders do not fit together, or a trace is damaged.
@@ -205,12 +185,13 @@ def merge_traces(folders: Sequence[TraceFolder], out: Path) -> MergeReport:
     all_carry = len(with_tables) == len(folders)
     renamed: dict[str, str] = {}
     taken: set[str] = set()
+    datasets = (one for folder in folders for one in folder.manifest.datasets or ())
     merged = replace(
         folders[0].manifest,
         sampling=_common_sampling(folders),
         recorded_by=_recorders(folders),
         too_long=_too_long(folders),
-        datasets=_datasets(folders),
+        datasets=tuple(dict.fromkeys(datasets)) or None,
     )
     with output_like(out, merged, folders if all_carry else ()) as writer:
         place = 0
@@ -238,20 +219,17 @@ def merge_traces(folders: Sequence[TraceFolder], out: Path) -> MergeReport:
 
 
 def copy_traces(
-    folders: Sequence[TraceFolder], out: Path, traces: Iterable[PromptTrace]
+    folders: Sequence[TraceFolder],
+    out: Path,
+    traces: Iterable[PromptTrace],
+    manifest: TraceManifest | None = None,
 ) -> TraceFolder:
     """Write a trace folder of traces that were loaded from folders recorded in one go.
 
-    Args:
-        folders: at least one; the first says target, features and decoding. Tables of all that
-            carry some are carried.
-        traces: in order.
-
-    Raises:
-        TraceError: there are none, or two have the same id.
-        OutputError: `out` exists already, or its parent does not.
+    Without a manifest, the first folder says target, features and decoding. Tables of all folders
+    that carry some are carried.
     """
-    with output_like(out, folders[0].manifest, folders) as writer:
+    with output_like(out, manifest or folders[0].manifest, folders) as writer:
         for place, trace in enumerate(traces):
             writer.add(trace, position=place)
     return TraceFolder.open(out)
@@ -322,33 +300,12 @@ def _too_long(folders: Sequence[TraceFolder]) -> TooLongPrompts | None:
     )
 
 
-def _datasets(folders: Sequence[TraceFolder]) -> tuple[DatasetSource, ...] | None:
-    """Of all folders, None where none has any."""
-    found = [one for folder in folders for one in folder.manifest.datasets or ()]
-    return tuple(dict.fromkeys(found)) or None
-
-
 def output_like(
     out: Path, manifest: TraceManifest, folders: Sequence[TraceFolder]
 ) -> AbstractContextManager[TraceWriter]:
     """An output of the same target, features and decoding, with the tables of these folders."""
     carrying = [folder for folder in folders if folder.manifest.tables]
-    return trace_output(
-        out,
-        manifest.target,
-        manifest.features,
-        temperature=manifest.temperature,
-        sampling=manifest.sampling,
-        ignore_eos=manifest.ignore_eos,
-        logprobs=manifest.logprobs,
-        recorded_by=manifest.recorded_by,
-        too_long=manifest.too_long,
-        datasets=manifest.datasets,
-        carried=CarriedTables(carrying) if carrying else None,
-    )
-
-
-# ---- A copy of a trace folder whose features are stored in another way
+    return trace_output(out, manifest, carried=CarriedTables(carrying) if carrying else None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -374,9 +331,6 @@ class StoreReport(Brief):
 def store_traces(traces: TraceFolder, out: Path, choice: StorageChoice) -> StoreReport:
     """Write the same traces with their features stored in another way, one prompt at a time.
 
-    Args:
-        traces: to copy; they stay as they are.
-
     Raises:
         TraceError: they are stored so already, their features were rounded before, a trace is
             damaged, or a package that the storage needs is not installed.
@@ -394,14 +348,6 @@ def store_traces(traces: TraceFolder, out: Path, choice: StorageChoice) -> Store
             fix=f"record the traces again with --feature-storage {choice}",
         )
     manifest = replace(traces.manifest, features=replace(spec, storage=storage))
-    with output_like(out, manifest, [traces]) as writer:
-        for place, trace in enumerate(traces):
-            writer.add(trace, position=place)
-    written = TraceFolder.open(out)
-    return StoreReport(
-        traces=written, nbytes_before=_shard_bytes(traces), nbytes=_shard_bytes(written)
-    )
-
-
-def _shard_bytes(traces: TraceFolder) -> int:
-    return sum(shard.nbytes for shard in traces.manifest.shards)
+    written = copy_traces([traces], out, traces, manifest)
+    before, now = (sum(one.nbytes for one in each.manifest.shards) for each in (traces, written))
+    return StoreReport(traces=written, nbytes_before=before, nbytes=now)

@@ -55,25 +55,15 @@ def stored_tensors(spec: FeatureSpec, rows: int) -> TensorTable:
 
 
 def check_storage(storage: FeatureStorage | None) -> None:
-    """Nothing that the storage needs is missing; asked before a target runs.
-
-    Raises:
-        TraceError: the package zstandard is needed and not installed.
-    """
+    """Nothing that the storage needs is missing; asked before a target runs."""
     if storage == "zstd":
         _zstandard("feature storage zstd")
 
 
 def encoded(features: Tensor, scales: Tensor | None, spec: FeatureSpec) -> dict[str, Tensor]:
-    """Features as they are stored.
+    """Features [rows, width] as they are stored, with their scales where they were read out of FP8.
 
-    Args:
-        features: [rows, width] in the manifest's dtype, finite.
-        scales: [rows] float32, of features that were read out of FP8; None = choose them: the
-            largest magnitude of a row becomes 448.
-
-    Raises:
-        TraceError: the package zstandard is needed and not installed.
+    Without scales the largest magnitude of a row becomes 448.
     """
     if spec.storage == "fp8-per-token":
         if scales is None:
@@ -96,15 +86,9 @@ def encoded(features: Tensor, scales: Tensor | None, spec: FeatureSpec) -> dict[
 def decoded(
     stored: Mapping[str, Tensor], spec: FeatureSpec, rows: int, where: object
 ) -> tuple[Tensor, Tensor | None]:
-    """The inverse of `encoded`, one block at a time; what is stored is hostile.
+    """The inverse of `encoded`, one block at a time, of tensors whose dtypes and shapes are right.
 
-    Args:
-        stored: the tensors of `stored_tensors`, their dtypes and shapes checked.
-        where: the prompt and its file, for errors.
-
-    Returns:
-        Features [rows, width] in the manifest's dtype, and the scales of rounded ones. NaN and
-        infinity are for `check_trace` to find.
+    NaN and infinity are for `check_trace` to find.
 
     Raises:
         TraceError: a scale is no positive number, a frame is damaged or has another size, or the
@@ -174,11 +158,7 @@ def _blocks(rows: int) -> Iterator[slice]:
 
 
 def _zstandard(where: object) -> Any:
-    """The package zstandard, which only this storage needs.
-
-    Raises:
-        TraceError: it is not installed.
-    """
+    """The package zstandard, which only this storage needs."""
     try:
         import zstandard
     except ImportError as exc:

@@ -1,6 +1,17 @@
 """The embedding and the head of a target, for drafts that are stored without their own.
 
-And its last norm, with which the head can be held against recorded features.
+And its last norm, with which the head can be held against recorded features. A trace folder may
+carry them, so that such drafts need no target:
+
+    tables.safetensors   "token_ids"     I32 [n], ascending: every token of the traces, and what
+                                         else was asked for (the mask token of a DFlash draft)
+                         "embed_tokens"  [n, W], the embeddings of these tokens
+                         "lm_head"       [V, W], the whole head; the embedding in a tied target
+                         "norm"          [W], the norm before the head, where it is known
+
+W is the target's width, V its vocabulary; tables are stored as the target stores them, byte for
+byte. Replay feeds a draft the recorded tokens and its mask token, nothing else, so no other row of
+the embedding is ever read.
 """
 
 import dataclasses
@@ -23,16 +34,14 @@ from ...quantize.stored.stored_tables import EMBEDDING, HEAD, StoredTables
 from ...recipes.errors import TraceError
 from .manifest import TablesFile
 
+__all__ = ["EMBEDDING", "FINAL_NORM", "HEAD", "SharedTables", "TargetTables"]
+
 FINAL_NORM = "target_norm.weight"
 """The target's last norm, [W]; not the name of any draft's tensor."""
 
 
 class SharedTables(Mapping[str, Tensor]):
-    """Tables by the names that drafts use; each is read when first asked for, once for all drafts.
-
-    Args:
-        readers: name -> what reads the table.
-    """
+    """Tables by the names that drafts use, each read when first asked for, once for all drafts."""
 
     def __init__(self, readers: Mapping[str, Callable[[], Tensor]]) -> None:
         self._readers = readers
@@ -57,9 +66,7 @@ class SharedTables(Mapping[str, Tensor]):
 class TargetTables:
     """Where the tables lie in a target's folder; both are [V, W]: vocabulary V, width W.
 
-    Attributes:
-        lm_head: that of the embedding where the target ties the two.
-        norm: the weight [W] of the norm before the head; None where no tensor `norm.weight` is one.
+    `norm` is the weight [W] of the norm before the head; None where no tensor `norm.weight` is one.
     """
 
     checkpoint: Checkpoint
@@ -69,7 +76,7 @@ class TargetTables:
 
     @classmethod
     def find(cls, target: Path) -> "TargetTables":
-        """Find the tables by name, reading headers only: see `StoredTables.find`.
+        """Find the tables by name, reading headers only.
 
         Raises:
             CheckpointError: a table is absent, there are several, or they are no pair of tables.
@@ -95,11 +102,7 @@ class TargetTables:
     def shared(
         self, dtype: torch.dtype | None = torch.float32, device: torch.device = CPU
     ) -> SharedTables:
-        """Both tables, [V, W], for `load_draft`, and the norm where it is known.
-
-        Args:
-            dtype: of the tables; None = as the target stores them.
-        """
+        """Both tables [V, W] and the norm, for `load_draft`; None = in the dtype of the target."""
         stored = {EMBEDDING: self.embed_tokens, HEAD: self.lm_head, FINAL_NORM: self.norm}
         return SharedTables(
             {
@@ -122,19 +125,6 @@ def _final_norm(checkpoint: Checkpoint, embedding: TensorInfo) -> TensorInfo | N
     return norm if fits else None
 
 
-# ---- The target's tables in a trace folder, so that drafts without their own need no target
-#
-# tables.safetensors   "token_ids"     I32 [n], ascending: every token of the traces, and what
-# else was asked for (the mask token of a DFlash draft)
-# "embed_tokens"  [n, W], the embeddings of these tokens
-# "lm_head"       [V, W], the whole head; the embedding in a tied target
-# "norm"          [W], the norm before the head, where it is known
-#
-# W is the target's width, V its vocabulary; tables are stored as the target stores them, byte for
-# byte. Replay feeds a draft the recorded tokens and its mask token, nothing else, so no other row
-# of
-# the embedding is ever read.
-
 TensorTable = dict[str, tuple[str, tuple[int, ...]]]
 """Tensor name -> safetensors dtype and shape."""
 ANY_LENGTH = -1
@@ -153,15 +143,7 @@ def expected_tensors(tables: TablesFile, vocab_size: int) -> TensorTable:
 
 
 def write_tables(path: Path, tables: TargetTables, token_ids: Sequence[int]) -> None:
-    """Copy what the traces need of a target's tables into a new file, and sync it.
-
-    Args:
-        path: does not exist yet.
-        token_ids: n ids in [0, V), ascending.
-
-    Raises:
-        CheckpointError: the target's files changed while they were read.
-    """
+    """Copy what the traces need of a target's tables into a new file; ids ascend in [0, V)."""
     embedding, head, norm = tables.embed_tokens, tables.lm_head, tables.norm
     stored = [
         StoredTensor(name=name, dtype=dtype, shape=shape)
@@ -196,16 +178,10 @@ def shared_tables(
     dtype: torch.dtype | None,
     device: torch.device,
 ) -> SharedTables:
-    """The carried tables under the names that drafts use.
+    """The carried tables under the names that drafts use; None = in the dtype as stored.
 
-    Args:
-        opened: gives the safetensors file, its header and hash checked.
-        where: the file, for errors.
-        dtype: of the tables given; None = as they are stored.
-
-    Returns:
-        The embedding [V, W], rows that are not carried NaN, and the head [V, W]. Reading either
-        raises TraceError if the file contradicts itself.
+    The embedding is [V, W], rows that are not carried NaN. Reading a table raises TraceError if the
+    file contradicts itself.
     """
 
     def embedding() -> Tensor:

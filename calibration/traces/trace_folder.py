@@ -190,8 +190,7 @@ class TraceFolder(Brief):
 
         Nothing is read before a draft asks. An embedding row that is not carried is NaN.
 
-        Args:
-            dtype: of the tables; None = as the target stores them.
+        `dtype`: of the tables; None = as the target stores them.
         """
         tables = self.manifest.tables
         if tables is None:

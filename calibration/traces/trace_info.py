@@ -1,11 +1,12 @@
-"""Rows of features that belong to other tokens than those beside them, though most rows do not.
+"""What is in a trace folder, by one pass over it, and whether its features belong to their tokens.
 
-Two signs tell them. Where all texts are late from some position on, the token one position off
-explains the rows of that stretch best. And in a text with the rows of another one, a row is no
-nearer to the mean of its own token, over all other texts, than to those of tokens one or two
-positions off. On 53 pieces of code and prose under Gemma 3 270M (layers 2, 9 and 15), the own token
-explains 0.48 to 0.53 of any stretch and others at most 0.25; of 48 rows at least 28 are nearest to
-their own token, of another text's rows at most 16, of 12 texts or more.
+Rows may belong to other tokens than those beside them, though most do not. Two signs tell them.
+Where all texts are late from some position on, the token one position off explains the rows of that
+stretch best. And in a text with the rows of another one, a row is no nearer to the mean of its own
+token, over all other texts, than to those of tokens one or two positions off. On 53 pieces of code
+and prose under Gemma 3 270M (layers 2, 9 and 15), the own token explains 0.48 to 0.53 of any
+stretch and others at most 0.25; of 48 rows at least 28 are nearest to their own token, of another
+text's rows at most 16, of 12 texts or more.
 """
 
 import sys
@@ -19,7 +20,6 @@ from typing_extensions import override
 
 from ...quantize.drafts.maths import linear
 from ...quantize.files.torch_file import row_blocks
-from ...quantize.stored.stored_tables import HEAD
 from ...recipes.brief import Brief, megabytes
 from .near_duplicates import (
     independent_groups,
@@ -28,7 +28,7 @@ from .near_duplicates import (
     suggested_clusters,
 )
 from .prompt_trace import PromptTrace
-from .target_tables import FINAL_NORM, SharedTables
+from .target_tables import FINAL_NORM, HEAD, SharedTables
 from .trace_folder import TraceFolder
 
 SHIFTS = (-2, -1, 0, 1, 2)
@@ -60,13 +60,9 @@ def explained(
 ) -> tuple[int, float]:
     """How much of the rows at positions i the tokens at i + shift explain.
 
-    Args:
-        texts: at least one. Their ends are left out: tokens `REACH` positions off must be there.
-        shift: see `SHIFTS`.
-
-    Returns:
-        Rows whose token occurs elsewhere too, less one for each such token; and the adjusted R
-        squared of these, averaged over the elements that vary, 0 where nothing repeats.
+    Rows whose token occurs elsewhere too, less one for each such token; and the adjusted R squared
+    of these, averaged over the elements that vary, 0 where nothing repeats. Ends of texts are left
+    out: tokens `REACH` positions off must be there.
     """
     tokens, rows = [], []
     for text in texts:
@@ -180,21 +176,13 @@ def _stretches(nearest: Tensor) -> Tensor:
     return (sums[_STRETCH:] - sums[:-_STRETCH]) / _STRETCH
 
 
-# ---- Do the recorded features belong to the tokens that they stand beside? The traces themselves
-# say
-#
 # A residual stream knows its token: where a token occurs again, its features are alike. So the
-# share
-# of the features' variance that the token explains (adjusted R squared of a one-way layout, 0
-# where
-# token and feature have nothing to do with each other) is large at the token's own position,
-# smaller
-# one position off, and nothing for the features of another prompt. On the shipped targets it is
-# 0.94,
-# 0.88 and 0.84 for the outputs of layers 0 to 2, at most 0.57 one position off.
+# share of the features' variance that the token explains (adjusted R squared of a one-way layout, 0
+# where token and feature have nothing to do with each other) is large at the token's own position,
+# smaller one position off, and nothing for the features of another prompt. On the shipped targets
+# it is 0.94, 0.88 and 0.84 for the outputs of layers 0 to 2, at most 0.57 one position off.
 #
-# No head, no target and no draft are needed. What it cannot see is another target's features of
-# the
+# No head, no target and no draft are needed. What it cannot see is another target's features of the
 # same text: that shows in the acceptance of the baseline.
 
 MIN_SHARE = 0.05
@@ -311,8 +299,6 @@ def _some_elements(features: Tensor) -> Tensor:
     return features[:, columns].to(torch.promote_types(features.dtype, torch.float32))
 
 
-# ---- The target's own head on the recorded features: does it say what the target said?
-#
 # Possible where the last recorded layer is the target's last one and its head and last norm are at
 # hand: then argmax(head(norm(h))) is the recorded next token. A token whose logit lies within the
 # resolution of BF16 below the largest counts too: targets that compute in BF16 break such ties.
@@ -324,19 +310,10 @@ _BF16_STEP = 2.0**-8
 
 
 def head_agreement(traces: TraceFolder, tables: SharedTables) -> float | None:
-    """Share of positions whose top-1 the head reproduces from the last recorded layer.
+    """Share of positions, at most 256, whose top-1 the head makes of the last recorded layer.
 
-    Norms that multiply by 1 + weight (Gemma) are tried as well; the larger share counts.
-
-    Args:
-        tables: the head [V, W] and the last norm [W], of `--target` or of the traces.
-
-    Returns:
-        In [0, 1], over at most 256 positions of all prompts; None where a table is not at hand, or
-        neither the target's last layer nor its top-1 is recorded.
-
-    Raises:
-        TraceError: a trace or a table is damaged.
+    Norms that multiply by 1 + weight (Gemma) are tried as well; the larger share counts. None where
+    a table is not at hand, or neither the target's last layer nor its top-1 is recorded.
     """
     manifest = traces.manifest
     features, last = manifest.features, manifest.target.num_layers - 1
@@ -375,9 +352,6 @@ def _rows(traces: TraceFolder, width: int) -> Iterator[tuple[Tensor, int]]:
         known = (trace.target_top1 >= 0).nonzero()[:, 0].tolist()[::-1]
         for row in known[:: max(1, len(known) // each)][:each]:
             yield trace.features[row, -width:].float(), int(trace.target_top1[row])
-
-
-# ---- What is in a trace folder, by one pass over it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -444,11 +418,7 @@ class TraceInfo(Brief):
 
 
 def trace_info(traces: TraceFolder) -> TraceInfo:
-    """Look at every trace once.
-
-    Raises:
-        TraceError: a trace is damaged.
-    """
+    """Look at every trace once."""
     texts, evidence = [], FeatureTally()
     known = positions = 0
     for trace in traces:

@@ -1,7 +1,4 @@
-"""Writing a trace folder: shards of bounded size, then trace.json, published by one rename.
-
-The folder appears whole or not at all. What the traces mean is `folder.py`.
-"""
+"""Writing a trace folder: shards of bounded size, then trace.json, published by one rename."""
 
 import dataclasses
 from collections.abc import Collection, Iterator, Sequence
@@ -22,15 +19,10 @@ from ...recipes.errors import TraceError
 from .manifest import (
     MANIFEST_FILE,
     TABLES_FILE,
-    DatasetSource,
-    FeatureSpec,
-    LogprobSpec,
-    Sampling,
     Shard,
     TableDtype,
     TablesFile,
     TargetIdentity,
-    TooLongPrompts,
     TraceEntry,
     TraceManifest,
     check_manifest,
@@ -41,15 +33,9 @@ from .stored_features import check_storage, encoded
 from .target_tables import TargetTables, write_tables
 from .trace_folder import TraceFolder, file_sha256
 
-# ---- The tables that trace folders carry, written again beside copies of their traces
-
 
 class CarriedTables:
-    """The tables of trace folders of one target, together.
-
-    Args:
-        folders: at least one; each carries tables.
-    """
+    """The tables of trace folders of one target, at least one, written together."""
 
     def __init__(self, folders: Sequence[TraceFolder]) -> None:
         self._folders = folders
@@ -60,12 +46,7 @@ class CarriedTables:
         return sum(listed.nbytes for _, listed in self._listed())
 
     def write(self, path: Path) -> TablesFile:
-        """Write a tables file with every embedding that one of the folders carries.
-
-        Raises:
-            TraceError: two folders carry different tables, so their targets differ; or a file is
-                damaged.
-        """
+        """Write a tables file with every embedding that one of the folders carries."""
         first, listed = self._listed()[0]
         tensors = first.stored_tables()
         rows = _rows(tensors)
@@ -76,27 +57,12 @@ class CarriedTables:
             "token_ids": torch.tensor(token_ids, dtype=torch.int32),
             "embed_tokens": torch.stack([rows[token] for token in token_ids]),
         }
-        dtypes = {
-            "token_ids": "I32",
-            "embed_tokens": listed.embed_tokens_dtype,
-            "lm_head": listed.lm_head_dtype,
-            "norm": listed.norm_dtype,
-        }
-        stored = [
-            StoredTensor(name=name, dtype=str(dtypes[name]), shape=tuple(tensor.shape))
-            for name, tensor in tensors.items()
-        ]
-        with SafetensorsFile(path, stored, {}) as file:
-            for name, tensor in tensors.items():
-                file.write(name, tensor)
-        return TablesFile(
+        _write_tensors(path, tensors)
+        return dataclasses.replace(
+            listed,
             nbytes=path.stat().st_size,
             sha256=file_sha256(path),
             num_token_ids=len(token_ids),
-            width=listed.width,
-            embed_tokens_dtype=listed.embed_tokens_dtype,
-            lm_head_dtype=listed.lm_head_dtype,
-            norm_dtype=listed.norm_dtype,
         )
 
     def _listed(self) -> list[tuple[TraceFolder, TablesFile]]:
@@ -112,13 +78,11 @@ class CarriedTables:
     ) -> None:
         """Take in the rows of another folder, whose tables must be the same."""
         found = other.stored_tables()
-        forms = (listed.width, listed.embed_tokens_dtype, listed.lm_head_dtype, listed.norm_dtype)
-        same = forms == (
-            theirs.width,
-            theirs.embed_tokens_dtype,
-            theirs.lm_head_dtype,
-            theirs.norm_dtype,
-        ) and all(
+        own, other_form = (
+            dataclasses.replace(file, nbytes=0, sha256="", num_token_ids=0)
+            for file in (listed, theirs)
+        )
+        same = own == other_form and all(
             torch.equal(found[name], tensors[name]) for name in ("lm_head", "norm") if name in found
         )
         for token, row in _rows(found).items():
@@ -144,11 +108,7 @@ _STORED_DTYPES = {torch.int32: "I32", torch.uint8: "U8", FP8: "F8_E4M3"} | dict(
 
 
 class TraceWriter:
-    """Collects traces into shards below a staging folder; made by `trace_output`.
-
-    Attributes:
-        staging: the folder, for files without a name that are gone before it is published.
-    """
+    """Collects traces into shards below a staging folder, which takes nameless files too."""
 
     def __init__(
         self,
@@ -172,10 +132,7 @@ class TraceWriter:
         self._shards: list[Shard] = []
 
     def add(self, trace: PromptTrace, *, position: int) -> None:
-        """Write one trace.
-
-        Args:
-            position: place of the prompt in trace.json, whatever the order of writing.
+        """Write one trace, at its place in trace.json, whatever the order of writing.
 
         Raises:
             TraceError: the trace contradicts itself, or the position is taken.
@@ -202,11 +159,7 @@ class TraceWriter:
         self._token_ids.update(trace.token_ids.tolist())
 
     def finish(self) -> None:
-        """Write the last shard, the tables and trace.json.
-
-        Raises:
-            TraceError: no trace was added, or two have the same id.
-        """
+        """Write the last shard, the tables and trace.json."""
         if self._pending:
             self._flush()
         entries = tuple(entry for _, entry in sorted(self._entries.items()))
@@ -236,15 +189,7 @@ class TraceWriter:
 
     def _flush(self) -> None:
         path = self.staging / self._next_file()
-        stored = [
-            StoredTensor(name=name, dtype=_STORED_DTYPES[tensor.dtype], shape=tuple(tensor.shape))
-            for name, tensor in self._pending.items()
-        ]
-        with SafetensorsFile(path, stored, {}) as file:
-            for name, tensor in self._pending.items():
-                written = 0
-                for block in row_blocks(tensor):
-                    written += file.write(name, block, offset=written)
+        _write_tensors(path, self._pending)
         self._shards.append(
             Shard(file=path.name, nbytes=path.stat().st_size, sha256=file_sha256(path))
         )
@@ -274,62 +219,45 @@ class TraceWriter:
 @contextmanager
 def trace_output(
     out: Path,
-    target: TargetIdentity,
-    features: FeatureSpec,
+    head: TraceManifest,
     *,
-    temperature: float = 0,
-    sampling: Sampling | None = None,
-    ignore_eos: bool = False,
-    logprobs: LogprobSpec | None = None,
-    recorded_by: str | None = None,
     shard_bytes: int = SHARD_BYTES,
     tables: TargetTables | None = None,
     table_ids: Collection[int] = (),
     carried: CarriedTables | None = None,
-    too_long: TooLongPrompts | None = None,
-    datasets: tuple[DatasetSource, ...] | None = None,
 ) -> Iterator[TraceWriter]:
     """Write a trace folder; leaving the block without an exception publishes it.
 
-    Args:
-        out: folder to create; its parent exists.
-        temperature: see `TraceManifest`, also for the next four.
-        sampling: how tokens were drawn at a temperature above 0.
-        ignore_eos: texts go on behind end-of-text tokens.
-        logprobs: which ones the traces have.
-        tables: also carry these tables of the target, see `tables`; None for none.
-        table_ids: tokens whose embedding is carried beside those of the traces.
-        carried: carry these tables instead, which other trace folders carry.
-        too_long: see `TraceManifest`, and for the next one.
+    Its prompts and files are those that are written, whatever `head` says of them; a new shard
+    begins before one grows beyond `shard_bytes`. Tables of the target are carried, or those of
+    other trace folders, with the embeddings of the tokens of the traces and of `table_ids`.
 
     Raises:
         OutputError: `out` exists, its parent does not, or the head does not fit on the disk.
         TraceError: nothing was added, ids are doubled, the tables are not those of the target, or
             a package that the storage needs is not installed.
     """
-    check_storage(features.storage)
+    check_storage(head.features.storage)
     needed = tables.lm_head.nbytes if tables else carried.nbytes if carried else 0
     check_output(out, needed_bytes=needed)
     if tables:
-        _check_tables(tables, table_ids, target)
-    head = TraceManifest(
-        temperature=temperature,
-        sampling=sampling,
-        ignore_eos=ignore_eos,
-        recorded_by=recorded_by,
-        target=target,
-        features=features,
-        logprobs=logprobs,
-        too_long=too_long,
-        datasets=datasets,
-        num_tokens=0,
-        prompts=(),
-        shards=(),
-    )
+        _check_tables(tables, table_ids, head.target)
     with staged_output(out, last=MANIFEST_FILE) as staging:
         writer = TraceWriter(out, staging, head, shard_bytes, tables, table_ids, carried)
         yield writer
         writer.finish()
+
+
+def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    stored = [
+        StoredTensor(name=name, dtype=_STORED_DTYPES[tensor.dtype], shape=tuple(tensor.shape))
+        for name, tensor in tensors.items()
+    ]
+    with SafetensorsFile(path, stored, {}) as file:
+        for name, tensor in tensors.items():
+            written = 0
+            for block in row_blocks(tensor):
+                written += file.write(name, block, offset=written)
 
 
 def _check_tables(tables: TargetTables, table_ids: Collection[int], target: TargetIdentity) -> None:

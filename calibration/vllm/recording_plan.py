@@ -1,4 +1,14 @@
-"""What is to be recorded by an engine, and all that follows from it before anything starts."""
+"""What is to be recorded by an engine, and what of it is done.
+
+The engine keeps hidden states by vLLM's own method `extract_hidden_states`, which `connector`
+writes. What is done lies in a folder beside the output, which a run that dies leaves behind:
+
+    OUT.recording/
+        recording.json        what is recorded; another command is refused
+        states/               where the engine writes, if it is our own
+        00000.safetensors     hidden states of the first prompt, as the engine wrote them
+        00000.json            its answer; written last, so that it says that the prompt is done
+"""
 
 import dataclasses
 import hashlib
@@ -32,11 +42,6 @@ from ..traces.manifest import (
 from .states_file import FAILED, FOLDER_KEY, ExpectedStates, check_states, layer_inputs
 from .vllm_engines import Answer
 
-# ---- What vLLM must be started with so that it records: as arguments of `vllm.LLM`, or as a
-# command
-#
-# The hidden states are kept by vLLM's own method `extract_hidden_states`, written by `connector`.
-
 LOGPROBS_MODE = "processed_logprobs"
 _PACKAGE = __package__
 _VLLM_MAX_LOGPROBS = 20  # what vLLM takes without being told
@@ -60,18 +65,7 @@ _OURS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSetup:
-    """What a recording needs of the engine.
-
-    Attributes:
-        target: as the engine is to find it.
-        aux_layer_ids: layers whose outputs are recorded, as we count.
-        dtype: the target computes in.
-        max_model_len: tokens of the longest prompt with its continuation.
-        num_top_logprobs: see `Decoding`.
-        folder: where the engine's workers write, and the recorder reads.
-        plain_latent_rope: see `TargetShape`.
-        given: the user's own arguments, by vLLM's names.
-    """
+    """What a recording needs of the engine, whose workers write into `folder`."""
 
     target: Path
     aux_layer_ids: tuple[int, ...]
@@ -83,11 +77,7 @@ class EngineSetup:
     given: Mapping[str, object]
 
     def arguments(self) -> dict[str, object]:
-        """For `vllm.LLM`.
-
-        Raises:
-            TraceError: what the user gave contradicts what recording needs.
-        """
+        """For `vllm.LLM`; refused where what the user gave contradicts what recording needs."""
         given = {name.replace("-", "_"): value for name, value in self.given.items()}
         self._check(given)
         logprobs = max(self.num_top_logprobs, _VLLM_MAX_LOGPROBS)
@@ -124,9 +114,6 @@ class EngineSetup:
 
         vLLM 0.32's kernel for CPUs reads queries and keys [tokens, heads, 64] as two-dimensional:
         hidden states are off by a fifth, and nothing says so. Yarn never takes that kernel.
-
-        Raises:
-            TraceError: the user's own compilation_config cannot be added to.
         """
         if not self.plain_latent_rope:
             return {}
@@ -143,11 +130,7 @@ class EngineSetup:
         return {"compilation_config": {**config, "custom_ops": [*chosen, *missing]}}
 
     def command(self) -> str:
-        """The shell command that starts a server so.
-
-        Raises:
-            TraceError: as of `arguments`.
-        """
+        """The shell command that starts a server so."""
         arguments = self.arguments()
         words = ["vllm", "serve", str(arguments.pop("model"))]
         for name, value in arguments.items():
@@ -180,20 +163,7 @@ class EngineSetup:
 class RecordingPlan:
     """What is to be recorded; checked against the target's config.json before anything starts.
 
-    Attributes:
-        target: local folder with config.json; weights may be elsewhere.
-        shape: what its config.json says.
-        prompts: at least one.
-        max_new_tokens: a prompt ends earlier at the target's end-of-text token, unless `decoding`
-            ignores it.
-        decoding: how tokens are chosen.
-        aux_layer_ids: layers whose outputs are recorded, 0-based; None = those of `fuse_with`, else
-            EAGLE-3's defaults.
-        fuse_with: store this draft's fused features.
-        dtype: the target computes in, and features are stored in.
-        most_in_flight: prompts that the engine is given at a time.
-        too_long: prompts that were left out or cut before, for trace.json.
-        dataset: that the prompts were taken out of, for trace.json.
+    Without `aux_layer_ids`, 0-based, the layers are those of `fuse_with`, else EAGLE-3's defaults.
     """
 
     target: Path
@@ -209,11 +179,7 @@ class RecordingPlan:
     dataset: DatasetSource | None = None
 
     def __post_init__(self) -> None:
-        """Check.
-
-        Raises:
-            TraceError: an argument is out of range or does not fit the target.
-        """
+        """Check."""
         for name in ("max_new_tokens", "most_in_flight"):
             AT_LEAST_1.check(TraceError, name, getattr(self, name), fix="give a larger number")
         check_prompts(self.prompts, self.shape, self.max_new_tokens)
@@ -279,16 +245,6 @@ class RecordingPlan:
         }
 
 
-# ---- What of a recording is done: a folder beside the output, which a run that dies leaves behind
-#
-# It holds:
-#
-# OUT.recording/
-# recording.json        what is recorded; another command is refused
-# states/               where the engine writes, if it is our own
-# 00000.safetensors     hidden states of the first prompt, as the engine wrote them
-# 00000.json            its answer; written last, so that it says that the prompt is done
-
 RECORDING = ".recording"
 """Behind the name of the output."""
 _PLAN_FILE = "recording.json"
@@ -297,14 +253,7 @@ _POLL = 0.02
 
 
 class KeptRecording:
-    """The folder; made by `kept_recording`.
-
-    Args:
-        folder: where it lies.
-        prompts: all of the recording, by position.
-        max_new_tokens: tokens per prompt.
-        logprobs: that each answer must have; None = none are needed.
-    """
+    """The folder; made by `kept_recording`."""
 
     def __init__(
         self,
@@ -330,14 +279,7 @@ class KeptRecording:
         return [i for i in range(len(self._prompts)) if f"{i:05d}.json" not in done]
 
     def take(self, position: int, answer: Answer, shared: Path) -> None:
-        """Check an answer, wait for its states, and keep both.
-
-        Args:
-            shared: folder that the engine writes into; the file is moved away from there.
-
-        Raises:
-            TraceError: the answer or the file is not what was asked for, or no file comes.
-        """
+        """Check an answer, wait for its states, and keep both."""
         self._check(position, answer)
         prompt = self._prompts[position]
         written = shared / _file_name(answer.states, prompt)
@@ -349,11 +291,7 @@ class KeptRecording:
         write_whole(self._folder / f"{position:05d}.json", text)
 
     def answer(self, position: int) -> tuple[Answer, str]:
-        """What was kept of a prompt, and the engine that gave it.
-
-        Raises:
-            TraceError: the folder was changed by others.
-        """
+        """What was kept of a prompt, and the engine that gave it."""
         path = self._folder / f"{position:05d}.json"
         try:
             kept: _Kept = decode(_Kept, parse_object(read_text(path)))
@@ -426,14 +364,7 @@ class _Kept:
 
 @contextmanager
 def kept_recording(out: Path, plan: Mapping[str, Any]) -> Iterator[Path]:
-    """Begin a recording, or go on with the one of the same plan; nobody else has it meanwhile.
-
-    Args:
-        plan: what is recorded, as JSON says it.
-
-    Raises:
-        OutputError: another plan was begun there, or another process is at it.
-    """
+    """Begin a recording, or go on with the one of the same plan; nobody else has it meanwhile."""
     folder = out.with_name(out.name + RECORDING)
     with resumable_folder(folder, "recording", plan):
         try:

@@ -46,12 +46,7 @@ def layer_inputs(aux_layer_ids: Sequence[int]) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatesHead:
-    """What a file says of itself.
-
-    Attributes:
-        layer_inputs: see the function of this name, ascending.
-        engine: name and version.
-    """
+    """What a file says of itself."""
 
     layer_inputs: tuple[int, ...]
     engine: str
@@ -63,11 +58,7 @@ class StatesHead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedStates:
-    """What the file of a request must hold.
-
-    Attributes:
-        aux_layer_ids: as we count. width: of one layer.
-    """
+    """What the file of a request must hold."""
 
     aux_layer_ids: tuple[int, ...]
     width: int
@@ -80,18 +71,7 @@ class ExpectedStates:
 
 
 def check_states(path: Path, expected: ExpectedStates, token_ids: Sequence[int]) -> str:
-    """Check the header of a file, and that its tokens are these.
-
-    Args:
-        expected: what it must hold.
-        token_ids: prompt and continuation, without its last token.
-
-    Returns:
-        The engine that wrote it.
-
-    Raises:
-        TraceError: the file is truncated, or of other layers, widths or tokens.
-    """
+    """Check the header of a file, and that its tokens are these; the engine that wrote it."""
     try:
         header = read_header(path.parent, path.name)
     except CheckpointError as exc:
@@ -127,20 +107,12 @@ def read_features(path: Path) -> Tensor:
     return states.flatten(1)
 
 
-# ---- Pages of hidden states in an engine's cache, on any device, and writing those of one request
-
 _PIECE_BYTES = 16 * 2**20  # copied at a time
 _DTYPES = dict(FEATURE_DTYPES.values())
 
 
 class Pages:
-    """The cache of one layer, read by slot.
-
-    Args:
-        cache: [blocks, L, rows of a block, W]: blocks that hold L states of width W per token.
-        block_size: tokens to a block as the scheduler counts them, a multiple of the rows: its
-            blocks are so many of the cache's, one after another.
-    """
+    """The cache of one layer, [blocks, L, rows of a block, W], read by slot."""
 
     def __init__(self, cache: Tensor, block_size: int) -> None:
         rows = cache.shape[2]
@@ -162,11 +134,7 @@ class Pages:
         return self._stream and torch.cuda.current_stream(self._cache.device).record_event()
 
     def slots(self, block_ids: Sequence[int], count: int) -> Tensor:
-        """The places of the first `count` tokens of a request, [count] int64.
-
-        Raises:
-            ValueError: its blocks hold fewer.
-        """
+        """The places of the first `count` tokens of a request, [count] int64."""
         blocks = torch.tensor(block_ids, dtype=torch.int64)
         slots = (blocks[:, None] * self._block_size + torch.arange(self._block_size)).flatten()
         if len(slots) < count:
@@ -194,17 +162,7 @@ def write_states(
     head: StatesHead,
     ready: Any,
 ) -> None:
-    """Write the states of one request; `path` appears whole or not at all.
-
-    Args:
-        pages: where the states lie.
-        block_ids: the request's, in order.
-        ready: see `Pages.ready`.
-
-    Raises:
-        ValueError: the pages do not hold as many tokens.
-        OSError: it cannot be written.
-    """
+    """Write the states of one request; `path` appears whole or not at all."""
     count = len(token_ids)
     slots = pages.slots(block_ids, count)
     shape = (count, pages.num_layers, pages.width)

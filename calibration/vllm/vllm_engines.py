@@ -1,8 +1,9 @@
-"""Running vLLM servers, over their OpenAI interface: token ids in, token ids out.
+"""Whatever takes prompts and gives answers as they come: vLLM in this process, or its servers.
 
-They were started with the arguments that `EngineSetup.command` prints, and write the hidden states
-into a folder that they share with this machine. Each request goes to the server that has the fewest
-of them; where a server answers no more, the others take its requests.
+Servers are asked over their OpenAI interface, token ids in and token ids out. They were started
+with the arguments that `EngineSetup.command` prints, and write the hidden states into a folder that
+they share with this machine. Each request goes to the server that has the fewest of them; where a
+server answers no more, the others take its requests.
 """
 
 import asyncio
@@ -24,12 +25,6 @@ from ..recording.decoding import Decoding, prompt_seed
 from ..server_client import KEY_VARIABLE, Patience, Reply, ServerClient
 from .states_file import STATES_KEY
 
-# ---- What an engine answers to a prompt, and the stream of answers to many of them
-#
-# An engine is anything that takes prompts and gives answers as they come: in this process
-# (`offline`)
-# or behind HTTP (`server`).
-
 LEAST_LOGPROB = -9999.0
 """What vLLM's server writes for the logarithm of 0, which JSON cannot say."""
 _MAX_UNREAD_BYTES = 4 * 2**30
@@ -40,15 +35,7 @@ TopLogprobs = tuple[tuple[int, float], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """One continuation.
-
-    Attributes:
-        token_ids: at least one.
-        ended: "stop" = with the end-of-text token, "length" = with the last token asked for.
-        states: name of the file with the hidden states, in the shared folder.
-        token_logprob: of each token; None = not asked for.
-        top: the most likely tokens at each place; None = not asked for.
-    """
+    """One continuation, ended by an end of text or with the last token asked for."""
 
     token_ids: tuple[int, ...]
     ended: Literal["stop", "length"]
@@ -66,11 +53,7 @@ class Engine(ABC):
 
     @abstractmethod
     def next_answer(self) -> tuple[int, Answer]:
-        """Wait for an answer: the position of its prompt, and what was said.
-
-        Raises:
-            TraceError: the engine has failed.
-        """
+        """Wait for an answer: the position of its prompt, and what was said."""
 
 
 def answers(
@@ -109,8 +92,6 @@ def most_likely(logprobs: Sequence[tuple[int, float]], count: int) -> TopLogprob
     return tuple(sorted(bounded, key=lambda pair: (-pair[1], pair[0]))[:count])
 
 
-# ---- vLLM as an engine of our own: `vllm.LLM` with its workers, on as many GPUs as it is told
-
 _ENVIRONMENT = {
     # The engine in a process of its own goes on, and writes, while this one reads.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
@@ -122,16 +103,7 @@ _ENVIRONMENT = {
 def offline_engine(
     arguments: Mapping[str, object], decoding: Decoding, *, session: str, max_new_tokens: int
 ) -> Iterator["OfflineEngine"]:
-    """Start vLLM with these arguments; leaving the block ends it.
-
-    Args:
-        arguments: of `vllm.LLM`.
-        decoding: how tokens are chosen.
-        session: see `states_file.STATES_KEY`.
-
-    Raises:
-        TraceError: vLLM is not installed, or does not start.
-    """
+    """Start vLLM with these arguments; leaving the block ends it."""
     if importlib.util.find_spec("vllm") is None:
         raise TraceError(
             "--engine vllm",
@@ -250,18 +222,7 @@ def server_engine(
 ) -> Iterator["ServerEngine"]:
     """Connect to servers; leaving the block gives up what is not answered.
 
-    Args:
-        urls: such as http://host:8000, with or without /v1, each once. The key of the servers, if
-            they ask for one, is read from the environment: `server_client.KEY_VARIABLE`.
-        decoding: how tokens are chosen.
-        session: see `states_file.STATES_KEY`.
-        max_model_len: tokens of the longest prompt with its continuation.
-        on_warning: hears of a server that answers no more, while another does.
-
-    Raises:
-        ServerError: nothing answers at one of the addresses.
-        TraceError: a server serves no model or another one than the first, or its context is
-            shorter; or an address is given twice.
+    The key of the servers, if they ask for one, is read from the environment: `KEY_VARIABLE`.
     """
     key = os.environ.get(KEY_VARIABLE)
     clients = [
@@ -303,11 +264,7 @@ class ServerEngine(Engine):
         self._asked: dict[asyncio.Task[Answer], int] = {}
 
     def check_context(self, max_model_len: int) -> None:
-        """Ask which model is served, and hold its context against what is needed.
-
-        Raises:
-            TraceError, ServerError: see `server_engine`.
-        """
+        """Ask which model is served, and hold its context against what is needed."""
         for client in self._clients:
             model = self._served_model(client, max_model_len)
             if client is not self._clients[0] and model != self._model:

@@ -1,7 +1,7 @@
 """Recording from vLLM: the same trace folder that transformers gives, of any target on any GPUs.
 
-An engine answers prompts and writes hidden states; what is done is kept (`kept`), so that a second
-call of the same command goes on; at the end it becomes a trace folder.
+An engine answers prompts and writes hidden states; what is done is kept, so that a second call of
+the same command goes on; at the end it becomes a trace folder.
 """
 
 import dataclasses
@@ -20,7 +20,6 @@ from ...quantize.drafts.config_reader import ConfigReader, with_text_config
 from ...quantize.drafts.maths import linear
 from ...quantize.files.checkpoint import CONFIG_FILE
 from ...quantize.files.staging import check_output
-from ...quantize.stored.stored_tables import HEAD
 from ...recipes.errors import TraceError
 from ..passes.draft_inputs import fused_features
 from ..recording.decoding import Decoding, processed_logprobs
@@ -28,7 +27,7 @@ from ..recording.target_shape import target_identity
 from ..traces.manifest import FeatureStorage
 from ..traces.prompt_trace import PromptTrace
 from ..traces.stored_features import check_storage
-from ..traces.target_tables import FINAL_NORM, TargetTables
+from ..traces.target_tables import FINAL_NORM, HEAD, TargetTables
 from ..traces.trace_folder import TraceFolder
 from ..traces.trace_info import MAX_ROWS
 from ..traces.writer import trace_output
@@ -36,11 +35,8 @@ from .recording_plan import KeptRecording, RecordingPlan, kept_recording
 from .states_file import read_features
 from .vllm_engines import LEAST_LOGPROB, Answer, Engine, answers, offline_engine, server_engine
 
-# ---- The norm before a target's head, for drafts that read the state behind it
-#
 # An engine hands out what its layers give, before that norm. It divides by the root mean square in
-# every target that such drafts are made for, and multiplies by its weight, or by 1 + weight
-# (Gemma,
+# every target that such drafts are made for, and multiplies by its weight, or by 1 + weight (Gemma,
 # Qwen3-Next). Which of the two, and whether anything else stands there, is shown by how likely the
 # target was to say what it said.
 
@@ -51,12 +47,7 @@ _FIX = "record with transformers: draftquant record --draft DRAFT --fused"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastNorm:
-    """The norm, as it is served.
-
-    Attributes:
-        scale: [W] float32, by which the states are multiplied after the division.
-        eps: added to the mean square.
-    """
+    """The norm, as it is served: states are multiplied by `scale` [W] after the division."""
 
     scale: Tensor
     eps: float
@@ -70,12 +61,7 @@ class LastNorm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """What a target wrote, and from which states.
-
-    Attributes:
-        states: [n, W] behind its last layer, before the norm.
-        token_ids: [n] int64, what it wrote there. logprob: [n] float32, how likely that was.
-    """
+    """What a target wrote [n], how likely that was [n], and its states before the norm [n, W]."""
 
     states: Tensor
     token_ids: Tensor
@@ -83,15 +69,7 @@ class Written:
 
 
 def shown_norm(target: Path, written: Iterable[Written], decoding: Decoding) -> LastNorm:
-    """The norm under which the target's head gives its tokens the probabilities that they had.
-
-    Args:
-        written: texts, of which the first few hundred tokens are looked at.
-
-    Raises:
-        TraceError: no norm is found beside the embedding, or the probabilities are others.
-        CheckpointError: the target's tables or its rms_norm_eps are not found.
-    """
+    """The norm under which the target's head gives its tokens the probabilities that they had."""
     tables = TargetTables.find(target)
     keys = ConfigReader(with_text_config(tables.checkpoint.config), target / CONFIG_FILE)
     eps, shared = keys.number("rms_norm_eps"), tables.shared(None)
@@ -134,11 +112,7 @@ def _first_rows(written: Iterable[Written]) -> Written:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offline:
-    """An engine of our own, on this machine's devices or a cluster's.
-
-    Attributes:
-        arguments: the user's own of `vllm.LLM`, by name.
-    """
+    """An engine of our own, on this machine's devices or a cluster's."""
 
     arguments: Mapping[str, object]
 
@@ -160,12 +134,7 @@ class Offline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """Servers that run.
-
-    Attributes:
-        urls: their addresses, at least one. folder: that they write into, as this machine sees it.
-        on_warning: hears of a server that answers no more, while another does.
-    """
+    """Servers that run, and the folder that they write into, as this machine sees it."""
 
     urls: Sequence[str]
     folder: Path
@@ -208,14 +177,6 @@ def record_with_vllm(
     with the same plan goes on after whatever ended the first. While the folder is written both are
     on the disk.
 
-    Args:
-        out: folder to create; other machines that run the engine must see its parent.
-        table_ids: as of `record_traces`, and the next one.
-        on_progress: called with (prompts done, prompts).
-
-    Returns:
-        The written folder, opened.
-
     Raises:
         TraceError: the engine does not start, fails, or gives what was not asked for.
         CheckpointError: the target's tables are asked for and not found.
@@ -243,20 +204,14 @@ def record_with_vllm(
         if len(engines) > 1:
             raise TraceError(folder, f"was recorded by {' and '.join(sorted(engines))}",
                              fix=f"record with one of them: rm -r {folder}")  # fmt: skip
-        with trace_output(
-            out,
+        head = plan.decoding.manifest(
             identity,
             dataclasses.replace(plan.features, storage=storage),
-            temperature=plan.decoding.temperature,
-            sampling=plan.decoding.sampling,
-            ignore_eos=plan.decoding.ignore_eos,
-            logprobs=plan.decoding.logprob_spec,
             recorded_by=engines.pop(),
-            tables=tables,
-            table_ids=table_ids or (),
             too_long=plan.too_long,
-            datasets=(plan.dataset,) if plan.dataset else None,
-        ) as writer:
+            dataset=plan.dataset,
+        )
+        with trace_output(out, head, tables=tables, table_ids=table_ids or ()) as writer:
             read = _reading(plan, kept)
             for i in range(len(plan.prompts)):
                 writer.add(_trace(plan, i, kept.answer(i)[0], kept.states(i), read), position=i)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from ...recipes.packages import lazy_names
 
 if TYPE_CHECKING:
-    from ...calibration.dumps.dump_conventions import ImportReport as ImportReport
+    from ...calibration.dumps.import_dump import ImportReport as ImportReport
     from ...calibration.traces.sets import MergeReport as MergeReport
     from ...calibration.traces.sets import SplitReport as SplitReport
     from ...calibration.traces.sets import StoreReport as StoreReport
@@ -50,7 +50,7 @@ _HOMES = {
     "GateReport": "validate.judging.judgement",
     "GoldenText": "scripts.verbs.golden",
     "GraftReport": "quantize.grafting.graft_layer",
-    "ImportReport": "calibration.dumps.dump_conventions",
+    "ImportReport": "calibration.dumps.import_dump",
     "Inspection": "scripts.verbs.inspect",
     "JointReport": "validate.served.joint_report",
     "ListedRecipe": "scripts.verbs.recipes",

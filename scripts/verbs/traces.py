@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from ...calibration.dumps.dump_formats import DumpFormat
+from ...calibration.dumps import DumpFormat
 from ...calibration.traces.manifest import StorageChoice
 from ...quantize.files.hub import Reference, resolve_draft
 from ...recipes.decode import AT_LEAST_1, encode
@@ -106,7 +106,7 @@ def traces_import(settings: TracesImportSettings) -> "reports.ImportReport":
     """
     from transformers.utils import logging
 
-    from ...calibration.dumps.dump_conventions import Declared
+    from ...calibration.dumps.dump_settling import Declared
     from ...calibration.dumps.import_dump import import_dump
     from ...calibration.passes.draft_inputs import mask_token_ids
     from ...calibration.prompts.prompt_file import read_prompts

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ....calibration.passes.draft_inputs import default_aux_layer_ids
+from ....calibration.recording.decoding import GREEDY
 from ....calibration.traces.manifest import FeatureSpec, TargetIdentity
 from ....calibration.traces.prompt_trace import PromptTrace
 from ....calibration.traces.writer import trace_output
@@ -86,7 +87,7 @@ def write_traces(draft: Path, out: Path, size: TraceSize) -> None:
     generator = torch.Generator().manual_seed(size.seed)
     texts = _repeating(geometry.vocab_size, size, generator)
     features = _telling(stored, texts, _noise(spec.width, size, generator), generator)
-    with trace_output(out, identity, spec) as writer:
+    with trace_output(out, GREEDY.manifest(identity, spec)) as writer:
         for i, (text, feature) in enumerate(zip(texts, features, strict=True)):
             trace = PromptTrace(
                 id=f"p{size.seed}-{i}",

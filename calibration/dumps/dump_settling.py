@@ -1,25 +1,56 @@
-"""Settling how a dump is to be read, by looking at a few of its texts. Nothing is believed."""
+"""How a dump is to be read, settled by a few of its texts. Nothing is believed."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
-from typing_extensions import override
 
 from ...quantize.stored.loading import LoadedDraft
-from ...recipes.brief import Brief
 from ...recipes.errors import TraceError
 from ..passes.draft_inputs import check_reads_layers, default_aux_layer_ids
 from ..traces.manifest import FeatureDtype
 from ..traces.prompt_trace import FEATURE_DTYPES
-from ..traces.trace_folder import TraceFolder
-from .dump_evidence import DraftFinding, DraftSteps, HeadFinding, TargetHead
-from .dump_target import MIN_OWN, RecomputedFinding, RowCounts, TargetFacts, recompute
-from .samples import Answer, Answers, Pending, Sample
+from .dump_answers import Answer, Answers, HeadFinding, TargetHead
+from .dump_evidence import (
+    DraftFinding,
+    DraftSteps,
+    RecomputedFinding,
+    RowCounts,
+    TargetFacts,
+    recompute,
+)
+from .dump_layouts import Pending, Sample
 
-# ---- What an import found out about a dump, and what it made of it
+MAX_LOOKED_AT = 8  # texts, in memory together
+MAX_DRAFTED = 40  # texts, one by one
+MAX_ROWS = 2048  # of each, unless its prompt is longer
+MIN_OWN = 0.9
+"""Tokens that are the target's argmax, near ties aside."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declared:
+    """What the user says of a dump.
+
+    Attributes:
+        layer_ids: of the aux features; None = those of the draft, else whatever is found.
+        draft: that reads these features; None = none given.
+        greedy: the answers are the target's own at temperature 0, where that cannot be measured.
+    """
+
+    layer_ids: tuple[int, ...] | None = None
+    draft: LoadedDraft | None = None
+    greedy: bool = False
+
+    def expected_layers(self, target: TargetFacts) -> tuple[int, ...] | None:
+        """The layers that the dump should hold, ascending; None = nobody says it."""
+        if self.layer_ids is not None or self.draft is None:
+            return self.layer_ids
+        check_reads_layers(self.draft)
+        ids = self.draft.geometry.aux_layer_ids
+        return tuple(ids or default_aux_layer_ids(target.identity.num_layers))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,86 +121,11 @@ class Layout:
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class ImportReport(Brief):
-    """Traces that were made of a dump.
-
-    Attributes:
-        traces: the folder that was written, opened.
-        layout: how the dump was read.
-        num_samples: number of texts in the dump.
-        num_without_answer: texts without any token to count.
-        num_off_policy: texts that were left out because the target would have answered differently.
-    """
-
-    traces: TraceFolder
-    layout: Layout
-    num_samples: int
-    num_without_answer: int
-    num_off_policy: int
-
-    @override
-    def brief(self) -> Mapping[str, object]:
-        return {
-            "traces": self.traces.folder,
-            "prompts": f"{len(self.traces)} of {self.num_samples} texts",
-            "without an answer": self.num_without_answer or None,
-            "left out as not the target's own": self.num_off_policy or None,
-        }
-
-
-MAX_LOOKED_AT = 8  # texts, in memory together
-MAX_DRAFTED = 40  # texts, one by one
-MAX_ROWS = 2048  # of each, unless its prompt is longer
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Declared:
-    """What the user says of a dump.
-
-    Attributes:
-        layer_ids: of the aux features; None = those of the draft, else whatever is found.
-        draft: that reads these features; None = none given.
-        greedy: the answers are the target's own at temperature 0, where that cannot be measured.
-    """
-
-    layer_ids: tuple[int, ...] | None = None
-    draft: LoadedDraft | None = None
-    greedy: bool = False
-
-    def expected_layers(self, target: TargetFacts) -> tuple[int, ...] | None:
-        """The layers that the dump should hold, ascending; None = nobody says it.
-
-        Raises:
-            TraceError: the draft reads no layers.
-        """
-        if self.layer_ids is not None or self.draft is None:
-            return self.layer_ids
-        check_reads_layers(self.draft)
-        ids = self.draft.geometry.aux_layer_ids
-        return tuple(ids or default_aux_layer_ids(target.identity.num_layers))
-
-
-def feature_dtype(sample: Sample) -> FeatureDtype:
-    """What the manifest calls the dtype of a sample's features."""
-    return next(name for name, (dtype, _) in FEATURE_DTYPES.items() if dtype == sample.aux.dtype)
-
-
-def settle(
+def settled(
     dump: Path, pendings: Sequence[Pending], target: TargetFacts, said: Declared, find: Answers
 ) -> Layout:
-    """Find layers, shift and norm of a dump.
-
-    Args:
-        dump: its folder, for errors.
-        pendings: its samples, at least one.
-        find: finds answers; its own, names do not matter here.
-
-    Raises:
-        TraceError: the dump is not of this target, contradicts what is said of it, or nothing at
-            hand can settle it; the error says what would.
-    """
-    looked = list(_look(_spread(pendings, MAX_LOOKED_AT), find))
+    """Layers, shift and norm of a dump; a TraceError says what would settle what nothing can."""
+    looked = list(_look(pendings, MAX_LOOKED_AT, find))
     if not looked:
         raise TraceError(
             dump,
@@ -182,27 +138,24 @@ def settle(
     for answer in looked:
         check_finite(answer.sample, answer.stop, target.width, expected or ())
     slots = looked[0].sample.aux.shape[1] // target.width
-    stacked = looked[0].sample.last is None and expected is not None
-    last_in_aux = stacked and expected is not None and slots == len(expected) + 1
+    last_in_aux = False
+    if expected is not None:
+        last_in_aux = looked[0].sample.last is None and slots == len(expected) + 1
+        if slots - last_in_aux != len(expected):
+            raise TraceError(
+                dump,
+                f"its aux features hold {slots} layers, expected {len(expected)}: {list(expected)}",
+                fix="give the draft and the layers that the dump was made for",
+            )
     if last_in_aux:
         looked = [replace(a, sample=split_last(a.sample, target.width)) for a in looked]
-        slots -= 1
-    if expected is not None and slots != len(expected):
-        raise TraceError(
-            dump,
-            f"its aux features hold {slots} layers, expected {len(expected)}: {list(expected)}",
-            fix="give the draft and the layers that the dump was made for",
-        )
     recomputed, not_run = _recomputed(target, looked)
     steps = None
     if recomputed is None:
-        drafted = _drafted(pendings, find, target if last_in_aux else None)
-        steps = _draft_steps(dump, drafted, said, expected, str(not_run))
-    layer_ids = _layers(dump, recomputed, expected)
-    shift = recomputed.shift if recomputed else steps.shift if steps else 0
+        steps = _draft_steps(dump, pendings, find, target, said, expected, last_in_aux, not_run)
     layout = Layout(
-        layer_ids=layer_ids,
-        shift=shift,
+        layer_ids=_layers(dump, recomputed, expected),
+        shift=recomputed.shift if recomputed else steps.shift if steps else 0,
         last_in_aux=last_in_aux,
         recomputed=recomputed,
         draft=steps,
@@ -213,6 +166,11 @@ def settle(
     layout = replace(layout, head=_head(dump, looked, lasts, target, said, recomputed))
     _check_shift(dump, layout)
     return layout
+
+
+def feature_dtype(sample: Sample) -> FeatureDtype:
+    """What the manifest calls the dtype of a sample's features."""
+    return next(name for name, (dtype, _) in FEATURE_DTYPES.items() if dtype == sample.aux.dtype)
 
 
 def last_states(layout: Layout, sample: Sample, target: TargetFacts) -> Tensor | None:
@@ -230,11 +188,7 @@ def split_last(sample: Sample, width: int) -> Sample:
 
 
 def check_sample(sample: Sample, target: TargetFacts, first: Sample) -> None:
-    """Check a sample against the target, and against another of the same dump.
-
-    Raises:
-        TraceError: other widths, another dtype, or tokens that the target does not have.
-    """
+    """Check a sample against the target, and against another of the same dump."""
     vocab_size, width = target.identity.vocab_size, target.width
     low, high = int(sample.token_ids.min()), int(sample.token_ids.max())
     if low < 0 or high >= vocab_size:
@@ -252,27 +206,23 @@ def check_sample(sample: Sample, target: TargetFacts, first: Sample) -> None:
             f"its aux features are {wide} wide{last}; the target's hidden states are {width} wide",
             fix="give the target that was dumped",
         )
-    shape = (wide, _dtype(sample), sample.last is None)
-    expected = (first.aux.shape[1], _dtype(first), first.last is None)
-    if shape != expected:
+    if (found := _form(sample)) != (expected := _form(first)):
         raise TraceError(
             sample.file,
-            f"its aux features {_said(*shape)}, but those of {first.file.name} {_said(*expected)}",
+            f"its aux features {found}, but those of {first.file.name} {expected}",
             fix="import dumps of different runs one by one",
         )
 
 
+def _form(sample: Sample) -> str:
+    dtype = str(sample.aux.dtype).removeprefix("torch.")
+    rounded = "" if sample.scales is None else ", rounded to FP8,"
+    last = "without" if sample.last is None else "with"
+    return f"are {sample.aux.shape[1]} wide in {dtype}{rounded} {last} last states"
+
+
 def check_finite(sample: Sample, stop: int, width: int, layer_ids: Sequence[int]) -> None:
-    """Check that the states of the tokens before `stop` are numbers.
-
-    Args:
-        stop: behind it lie tokens that are not used, or padding.
-        width: W, of a slot.
-        layer_ids: of the slots, as far as they are known.
-
-    Raises:
-        TraceError: names the first that is none, with its position and its layer.
-    """
+    """Check that the states of the tokens before `stop` are numbers; behind it may lie padding."""
     for what, states in (("aux", sample.aux), ("last", sample.last)):
         if states is None or bool(torch.isfinite(states[:stop]).all()):
             continue
@@ -288,49 +238,20 @@ def check_finite(sample: Sample, stop: int, width: int, layer_ids: Sequence[int]
         )
 
 
-def _dtype(sample: Sample) -> str:
-    rounded = "" if sample.scales is None else ", rounded to FP8,"
-    return f"{str(sample.aux.dtype).removeprefix('torch.')}{rounded}"
-
-
-def _said(width: int, dtype: str, without_last: bool) -> str:
-    return f"are {width} wide in {dtype} {'without' if without_last else 'with'} last states"
-
-
-def _spread(pendings: Sequence[Pending], most: int) -> Sequence[Pending]:
-    return pendings[:: -(-len(pendings) // most)]
-
-
-def _look(pendings: Sequence[Pending], find: Answers) -> Iterator[Answer]:
-    """The beginning of the first answer of each."""
-    for pending in pendings:
+def _look(pendings: Sequence[Pending], most: int, find: Answers) -> Iterator[Answer]:
+    """First answers of some texts, without the rows that need not be looked at, copied."""
+    for pending in pendings[:: -(-len(pendings) // most)]:
         for answer in list(find.of(pending.read()))[:1]:
-            yield _beginning(answer)
-
-
-def _drafted(
-    pendings: Sequence[Pending], find: Answers, stacked: TargetFacts | None
-) -> Iterator[Answer]:
-    """Answers for a draft, which needs more of them than the target; one in memory at a time."""
-    for answer in _look(_spread(pendings, MAX_DRAFTED), find):
-        if stacked:
-            yield replace(answer, sample=split_last(answer.sample, stacked.width))
-        else:
-            yield answer
-
-
-def _beginning(answer: Answer) -> Answer:
-    """The answer without the rows that need not be looked at, in memory of its own."""
-    rows = min(answer.stop, max(MAX_ROWS, answer.start + MAX_ROWS // 8))
-    sample = answer.sample
-    cut = replace(
-        sample,
-        token_ids=sample.token_ids[:rows].clone(),
-        aux=sample.aux[:rows].clone(),
-        last=None if sample.last is None else sample.last[:rows].clone(),
-        scales=None if sample.scales is None else sample.scales[:rows].clone(),
-    )
-    return replace(answer, sample=cut, stop=rows)
+            rows = min(answer.stop, max(MAX_ROWS, answer.start + MAX_ROWS // 8))
+            sample = answer.sample
+            cut = replace(
+                sample,
+                token_ids=sample.token_ids[:rows].clone(),
+                aux=sample.aux[:rows].clone(),
+                last=None if sample.last is None else sample.last[:rows].clone(),
+                scales=None if sample.scales is None else sample.scales[:rows].clone(),
+            )
+            yield replace(answer, sample=cut, stop=rows)
 
 
 def _recomputed(
@@ -340,27 +261,24 @@ def _recomputed(
     if target.not_run:
         return None, target.not_run
     try:
-        found = recompute(
-            target.folder,
-            looked,
-            num_layers=target.identity.num_layers,
-            width=target.width,
-            dtype=feature_dtype(looked[0].sample),
-        )
+        return recompute(target, looked, feature_dtype(looked[0].sample)), None
     except TraceError as exc:
         if exc.where != str(target.folder):
             raise
         return None, exc.what
-    return found, None
 
 
 def _draft_steps(
     dump: Path,
-    drafted: Iterable[Answer],
+    pendings: Sequence[Pending],
+    find: Answers,
+    target: TargetFacts,
     said: Declared,
     expected: tuple[int, ...] | None,
-    not_run: str,
+    last_in_aux: bool,
+    not_run: str | None,
 ) -> DraftFinding:
+    """What the draft says, which needs more answers than the target; one in memory at a time."""
     if said.draft is None or expected is None:
         raise TraceError(
             dump,
@@ -369,8 +287,11 @@ def _draft_steps(
             fix="give the target's whole folder, or the draft that reads these features: --draft D",
         )
     steps = DraftSteps(said.draft, expected)
-    for answer in drafted:
-        steps.add(answer)
+    for answer in _look(pendings, MAX_DRAFTED, find):
+        sample = answer.sample
+        steps.add(
+            replace(answer, sample=split_last(sample, target.width)) if last_in_aux else answer
+        )
     return steps.finding(dump)
 
 
@@ -436,12 +357,12 @@ def _head(
 
 
 def _check_shift(dump: Path, layout: Layout) -> None:
-    shifts = {layout.shift, layout.head.shift if layout.head else layout.shift}
-    if len(shifts) > 1:
+    of_last = layout.head.shift if layout.head else layout.shift
+    if of_last != layout.shift:
         raise TraceError(
             dump,
             f"the aux features are shifted by {layout.shift:+d} against their tokens,"
-            f" the last states by {layout.head.shift if layout.head else 0:+d}",
+            f" the last states by {of_last:+d}",
             fix="dump both at the same positions",
         )
     if layout.shift > 0:
