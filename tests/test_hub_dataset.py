@@ -23,6 +23,7 @@ from draftquant.calibration.prompts.prompt_source import (
 from draftquant.calibration.traces.manifest import DatasetSource, datasets_problem
 from draftquant.calibration.traces.sets import merge_traces
 from draftquant.calibration.traces.trace_folder import TraceFolder
+from draftquant.recipes.decode import problem_of
 from draftquant.recipes.errors import LineProblem, PromptError
 from draftquant.scripts import cli
 from local_http import listening
@@ -338,7 +339,8 @@ def test_what_trace_json_may_not_say_of_a_data_set() -> None:
     assert datasets_problem(None) is None
     assert datasets_problem(()) == "datasets: expected one at least, or no key"
     for wrong, what in (({"revision": "main"}, "expected 40 hex"), ({"split": "\n"}, "printable")):
-        assert what in str(datasets_problem((DatasetSource(**{**good, **wrong}),)))
+        source = DatasetSource(**{**good, **wrong})
+        assert what in str(problem_of(source) or datasets_problem((source,)))
 
 
 @pytest.mark.slow

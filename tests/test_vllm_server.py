@@ -15,6 +15,7 @@ from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.decoding import Decoding, prompt_seed
 from draftquant.calibration.recording.target_shape import TargetShape
 from draftquant.calibration.server_client import Patience
+from draftquant.calibration.traces.manifest import Sampling
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.calibration.vllm import recording_plan as recording_folder
 from draftquant.calibration.vllm import vllm_engines as server
@@ -134,7 +135,7 @@ def test_drawn_tokens_have_their_logprobs(
     decoding = Decoding(temperature=0.7, top_p=0.9, top_k=5, seed=3, num_top_logprobs=2)
     traces = record(running, tmp_path / "out", plan(target, decoding=decoding))
     assert traces.manifest.temperature == 0.7
-    assert traces.manifest.sampling == decoding.sampling
+    assert traces.manifest.sampling == Sampling(top_p=0.9, top_k=5, seed=3)
     assert traces.manifest.logprobs == decoding.logprob_spec
     for trace in traces:
         assert trace.token_logprob is not None

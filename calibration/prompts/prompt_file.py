@@ -166,7 +166,7 @@ def read_prompts(
     fixes: list[str] = []
     first = ""
     lines: Iterator[tuple[int, Line]]
-    lines = parquet_rows(path) if path.suffix == ".prompt_file" else _lines(path)
+    lines = parquet_rows(path) if path.suffix == ".parquet" else _lines(path)
     for number, line in _chosen(lines, choice, path):
         first = first or (line.decode(errors="replace") if isinstance(line, bytes) else "row")
         try:

@@ -25,7 +25,7 @@ from .prompt_forms import CONVERSATIONS, EVERY_PROMPT, KNOWN_COLUMNS, PromptChoi
 _FILES = {
     ".jsonl",
     ".json",
-    ".prompt_file",
+    ".parquet",
     ".csv",
     ".tsv",
     ".txt",

@@ -1,14 +1,21 @@
 """trace.json describes a trace folder: keys and their meaning, but no tensors."""
 
 import json
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeGuard
+from typing import Annotated, Literal, TypeGuard
 
-from ...recipes.decode import encode
+from ...recipes.decode import (
+    AT_LEAST_0,
+    AT_LEAST_1,
+    HEX_64,
+    SHARE_OR_ALL,
+    Spelled,
+    encode,
+    problem_of,
+)
 from ...recipes.errors import TraceError, short
 from ...recipes.strict_json import JsonProblem, decode, parse_object
 
@@ -31,9 +38,6 @@ class TooLongPrompts:
     truncated: tuple[str, ...] = ()
 
 
-_COMMIT = re.compile(r"[0-9a-f]{40}")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetSource:
     """Rows of a data set of the Hugging Face Hub.
@@ -45,7 +49,7 @@ class DatasetSource:
     """
 
     name: str
-    revision: str
+    revision: Annotated[str, Spelled("[0-9a-f]{40}", "40 hex digits")]
     config: str
     split: str
     column: str | None = None
@@ -64,8 +68,6 @@ def datasets_problem(datasets: Sequence[DatasetSource] | None) -> str | None:
     if not datasets:
         return "datasets: expected one at least, or no key"
     for one in datasets:
-        if not _COMMIT.fullmatch(one.revision):
-            return f"datasets: revision: expected 40 hex digits, got {short(one.revision)}"
         names = (one.name, one.config, one.split, *([one.column] if one.column else []))
         if not all(map(is_printable_name, names)):
             return f"datasets: expected names of 1 to {LONGEST_NAME} printable characters"
@@ -96,10 +98,10 @@ class TargetIdentity:
     """
 
     name: str
-    config_sha256: str | None
-    weights_sha256: str | None
-    num_layers: int
-    vocab_size: int
+    config_sha256: Annotated[str | None, HEX_64]
+    weights_sha256: Annotated[str | None, HEX_64]
+    num_layers: Annotated[int, AT_LEAST_1]
+    vocab_size: Annotated[int, AT_LEAST_1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,11 +123,11 @@ class FeatureSpec:
     """
 
     kind: FeatureKind
-    width: int
+    width: Annotated[int, AT_LEAST_1]
     dtype: FeatureDtype
     aux_layer_ids: tuple[int, ...]
     aux_semantics: Literal["post_layer"] = "post_layer"
-    fusion_sha256: str | None
+    fusion_sha256: Annotated[str | None, HEX_64]
     storage: FeatureStorage | None = None
 
 
@@ -138,8 +140,8 @@ class Sampling:
         seed: None if the recorder does not report it.
     """
 
-    top_p: float = 1.0
-    top_k: int = 0
+    top_p: Annotated[float, SHARE_OR_ALL] = 1.0
+    top_k: Annotated[int, AT_LEAST_0] = 0
     seed: int | None = None
 
 
@@ -154,7 +156,7 @@ class LogprobSpec:
     """
 
     kind: LogprobKind
-    num_top: int = 0
+    num_top: Annotated[int, AT_LEAST_0] = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,10 +176,10 @@ class TraceEntry:
 
     id: str
     category: str
-    prompt_length: int
+    prompt_length: Annotated[int, AT_LEAST_1]
     num_tokens: int
     file: str
-    conversation_sha256: str | None = None
+    conversation_sha256: Annotated[str | None, HEX_64] = None
     cluster: str | None = None
 
 
@@ -191,9 +193,9 @@ class Shard:
         sha256: hash of its bytes.
     """
 
-    file: str
-    nbytes: int
-    sha256: str
+    file: Annotated[str, Spelled(r"traces-\d{5}\.safetensors", "traces-00001.safetensors")]
+    nbytes: Annotated[int, AT_LEAST_0]
+    sha256: Annotated[str, HEX_64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,10 +211,10 @@ class TablesFile:
     """
 
     file: Literal["tables.safetensors"] = TABLES_FILE
-    nbytes: int
-    sha256: str
-    num_token_ids: int
-    width: int
+    nbytes: Annotated[int, AT_LEAST_0]
+    sha256: Annotated[str, HEX_64]
+    num_token_ids: Annotated[int, AT_LEAST_1]
+    width: Annotated[int, AT_LEAST_1]
     embed_tokens_dtype: TableDtype
     lm_head_dtype: TableDtype
     norm_dtype: TableDtype | None = None
@@ -239,7 +241,7 @@ class TraceManifest:
 
     format: Literal["draftquant-trace"] = "draftquant-trace"
     version: Literal[1] = 1
-    temperature: float
+    temperature: Annotated[float, AT_LEAST_0]
     sampling: Sampling | None = None
     ignore_eos: bool = False
     recorded_by: str | None = None
@@ -266,14 +268,22 @@ class TraceManifest:
         plain = (self.temperature, self.sampling.top_p, self.sampling.top_k) == (1, 1, 0)
         return self.logprobs.kind == "processed" or plain
 
+    def problem(self) -> str | None:
+        """What fields say together and must not."""
+        doubled = _first_double(shard.file for shard in self.shards)
+        return (
+            _feature_problem(self.features, self.target.num_layers)
+            or _decoding_problem(self)
+            or (f"shards: {doubled!r} is listed twice" if doubled else None)
+            or _prompt_problem(self)
+            or _tables_problem(self)
+            or datasets_problem(self.datasets)
+        )
+
 
 def manifest_text(manifest: TraceManifest) -> str:
     """The bytes of trace.json: equal manifests give equal text."""
     return json.dumps(encode(manifest), indent=1, ensure_ascii=False) + "\n"
-
-
-_SHARD_FILE = re.compile(r"traces-\d{5}\.safetensors")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def parse_manifest(text: str, where: Path) -> TraceManifest:
@@ -282,78 +292,43 @@ def parse_manifest(text: str, where: Path) -> TraceManifest:
         manifest: TraceManifest = decode(TraceManifest, parse_object(text))
     except JsonProblem as exc:
         raise TraceError(where, str(exc), fix="record the traces again with this version") from exc
-    check_manifest(manifest, where)
     return manifest
 
 
 def check_manifest(manifest: TraceManifest, where: Path) -> None:
-    """Check what the types alone do not say."""
-    problem = (
-        _target_problem(manifest.target)
-        or _feature_problem(manifest.features, manifest.target.num_layers)
-        or _decoding_problem(manifest)
-        or _shard_problem(manifest.shards)
-        or _prompt_problem(manifest)
-        or _tables_problem(manifest)
-        or datasets_problem(manifest.datasets)
-    )
-    if problem:
+    """Check a manifest that was not read."""
+    if problem := problem_of(manifest) or manifest.problem():
         raise TraceError(where, problem, fix="record the traces again")
 
 
-def _target_problem(target: TargetIdentity) -> str | None:
-    for name in ("config_sha256", "weights_sha256"):
-        digest = getattr(target, name)
-        if digest is not None and not _SHA256.fullmatch(digest):
-            return f"target.{name}: expected 64 hex digits, got {short(digest)}"
-    if target.num_layers < 1 or target.vocab_size < 1:
-        return "target: num_layers and vocab_size: expected at least 1"
-    return None
-
-
 def _feature_problem(features: FeatureSpec, num_layers: int) -> str | None:
-    ids = features.aux_layer_ids
+    ids, digest = features.aux_layer_ids, features.fusion_sha256
     if not ids or list(ids) != sorted(set(ids)) or ids[0] < 0 or ids[-1] >= num_layers:
         return (
             f"features.aux_layer_ids: expected ascending ids within the {num_layers} layers of the"
             f" target, got {short(list(ids))}"
         )
-    if features.width < 1 or (features.kind == "aux" and features.width % len(ids)):
+    if features.kind == "aux" and features.width % len(ids):
         return f"features.width: {features.width} cannot be {len(ids)} layers side by side"
     if features.storage == "fp8-per-token" and features.dtype not in ("bfloat16", "float32"):
         # Float16 has too small a range: rounded twice, codes of small rows would change.
         return f"features.storage: fp8-per-token keeps bfloat16 or float32, not {features.dtype}"
-    digest = features.fusion_sha256
     if (features.kind == "fused") != (digest is not None):
         return f"features.fusion_sha256: {digest!r} contradicts kind {features.kind!r}"
-    if digest is not None and not _SHA256.fullmatch(digest):
-        return f"features.fusion_sha256: expected 64 hex digits, got {digest!r}"
     return None
 
 
 def _decoding_problem(manifest: TraceManifest) -> str | None:
     temperature, sampling, logprobs = manifest.temperature, manifest.sampling, manifest.logprobs
-    if temperature < 0 or (temperature > 0) != (sampling is not None):
+    if (temperature > 0) != (sampling is not None):
         return f"temperature: {temperature} contradicts sampling: {short(sampling)}"
     if sampling is not None and logprobs is None:
         return "logprobs: expected those of the sampled tokens"
-    if sampling is not None and (not 0 < sampling.top_p <= 1 or sampling.top_k < 0):
-        return f"sampling: expected top_p in (0, 1] and top_k of at least 0, got {sampling}"
-    if logprobs is not None and not 0 <= logprobs.num_top <= manifest.target.vocab_size:
+    if logprobs is not None and logprobs.num_top > manifest.target.vocab_size:
         return f"logprobs.num_top: expected 0 to {manifest.target.vocab_size}"
     if manifest.recorded_by is not None and not is_printable_name(manifest.recorded_by):
         return f"recorded_by: expected 1 to {LONGEST_NAME} printable characters"
     return None
-
-
-def _shard_problem(shards: tuple[Shard, ...]) -> str | None:
-    for i, shard in enumerate(shards):
-        if not _SHARD_FILE.fullmatch(shard.file):
-            return f"shards[{i}].file: expected traces-00001.safetensors, got {short(shard.file)}"
-        if shard.nbytes < 0 or not _SHA256.fullmatch(shard.sha256):
-            return f"shards[{i}]: nbytes or sha256 is malformed"
-    doubled = _first_double(shard.file for shard in shards)
-    return f"shards: {doubled!r} is listed twice" if doubled else None
 
 
 def _prompt_problem(manifest: TraceManifest) -> str | None:
@@ -365,18 +340,14 @@ def _prompt_problem(manifest: TraceManifest) -> str | None:
         for key, name in names:
             if not is_printable_name(name):
                 return f"prompts[{i}].{key}: expected 1 to {LONGEST_NAME} printable characters"
-        if not 1 <= entry.prompt_length < entry.num_tokens:
+        if not entry.prompt_length < entry.num_tokens:
             return (
                 f"prompts[{i}] ({entry.id}): expected 1 <= prompt_length < num_tokens, got"
                 f" {entry.prompt_length} and {entry.num_tokens}"
             )
-        digest = entry.conversation_sha256
-        if digest is not None and not _SHA256.fullmatch(digest):
-            return f"prompts[{i}] ({entry.id}).conversation_sha256: expected 64 hex digits"
         if entry.file not in files:
             return f"prompts[{i}] ({entry.id}): {entry.file!r} is not listed in shards"
-    doubled = _first_double(entry.id for entry in manifest.prompts)
-    if doubled:
+    if doubled := _first_double(entry.id for entry in manifest.prompts):
         return f"prompts: id {doubled!r} is given twice"
     total = sum(entry.num_tokens for entry in manifest.prompts)
     if total != manifest.num_tokens:
@@ -388,15 +359,12 @@ def _tables_problem(manifest: TraceManifest) -> str | None:
     tables, features = manifest.tables, manifest.features
     if tables is None:
         return None
-    if tables.nbytes < 0 or not _SHA256.fullmatch(tables.sha256):
-        return "tables: nbytes or sha256 is malformed"
-    if not 1 <= tables.num_token_ids <= manifest.target.vocab_size:
+    if tables.num_token_ids > manifest.target.vocab_size:
         return (
             f"tables.num_token_ids: expected 1 to {manifest.target.vocab_size}, the target's"
             f" vocabulary, got {tables.num_token_ids}"
         )
-    aux_width = tables.width * len(features.aux_layer_ids)
-    if tables.width < 1 or (features.kind == "aux" and features.width != aux_width):
+    if features.kind == "aux" and features.width != tables.width * len(features.aux_layer_ids):
         return f"tables.width: {tables.width} contradicts features of width {features.width}"
     return None
 

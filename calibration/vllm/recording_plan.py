@@ -298,11 +298,10 @@ class KeptRecording:
         except (OSError, JsonProblem) as exc:
             raise TraceError(path, f"this is not an answer of an unfinished run: {exc}",
                              fix=f"rm {path}, and run again") from exc  # fmt: skip
-        answer = kept.answer()
-        self._check(position, answer)
-        read = [*self._prompts[position].token_ids, *answer.token_ids[:-1]]
+        self._check(position, kept)
+        read = [*self._prompts[position].token_ids, *kept.token_ids[:-1]]
         check_states(self.states(position), self._expected, read)
-        return answer, kept.engine
+        return kept, kept.engine
 
     def states(self, position: int) -> Path:
         """The file of a prompt's hidden states."""
@@ -338,28 +337,11 @@ class KeptRecording:
                 )
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Kept:
-    """An answer's JSON: `Answer`, and who gave it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kept(Answer):
+    """An answer as it is kept: with who gave it."""
 
-    token_ids: tuple[int, ...]
-    ended: str
-    states: str
-    token_logprob: tuple[float, ...] | None
-    top: tuple[tuple[tuple[float, ...], ...], ...] | None
     engine: str
-
-    def answer(self) -> Answer:
-        top = None
-        if self.top is not None:
-            top = tuple(tuple((int(token), v) for token, v in place) for place in self.top)
-        return Answer(
-            token_ids=self.token_ids,
-            ended="stop" if self.ended == "stop" else "length",
-            states=self.states,
-            token_logprob=self.token_logprob,
-            top=top,
-        )
 
 
 @contextmanager

@@ -29,8 +29,8 @@ LEAST_LOGPROB = -9999.0
 """What vLLM's server writes for the logarithm of 0, which JSON cannot say."""
 _MAX_UNREAD_BYTES = 4 * 2**30
 
-TopLogprobs = tuple[tuple[int, float], ...]
-"""Tokens and their log-probabilities, most likely first."""
+TopLogprobs = tuple[tuple[float, ...], ...]
+"""Pairs of a token and its log-probability, most likely first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,22 +180,18 @@ class OfflineEngine(Engine):
         output = self._finished.pop()
         completion = output.outputs[0]
         token_ids = tuple(completion.token_ids)
-        logprobs, spec = completion.logprobs, self._decoding.logprob_spec
-        top = None
-        if spec and spec.num_top:
-            top = tuple(
-                most_likely([(t, one.logprob) for t, one in place.items()], spec.num_top)
-                for place in logprobs
-            )
+        spec, token_logprob, top = self._decoding.logprob_spec, None, None
+        if spec:
+            places = [{t: one.logprob for t, one in each.items()} for each in completion.logprobs]
+            pairs = zip(token_ids, places, strict=True)
+            token_logprob = tuple(place[token] for token, place in pairs)
+            if spec.num_top:
+                top = tuple(most_likely(list(place.items()), spec.num_top) for place in places)
         return int(output.request_id), Answer(
             token_ids=token_ids,
             ended=completion.finish_reason,
             states=(output.kv_transfer_params or {}).get(STATES_KEY, ""),
-            token_logprob=tuple(
-                place[t].logprob for t, place in zip(token_ids, logprobs, strict=True)
-            )
-            if spec
-            else None,
+            token_logprob=token_logprob,
             top=top,
         )
 
@@ -372,7 +368,10 @@ def _read(answer: Mapping[str, Any], num_top: int | None) -> Answer:
         token_logprob = tuple(float(value) for value in logprobs["token_logprobs"])
         if num_top:
             top = tuple(
-                most_likely([(_token(name), float(v)) for name, v in place.items()], num_top)
+                most_likely(
+                    [(int(name.removeprefix(_TOKEN)), float(v)) for name, v in place.items()],
+                    num_top,
+                )
                 for place in logprobs["top_logprobs"]
             )
     return Answer(
@@ -382,7 +381,3 @@ def _read(answer: Mapping[str, Any], num_top: int | None) -> Answer:
         token_logprob=token_logprob,
         top=top,
     )
-
-
-def _token(name: str) -> int:
-    return int(name.removeprefix(_TOKEN))

@@ -249,16 +249,16 @@ def _answer(
 @contextmanager
 def _without_leftovers(shared: Path, session: str) -> Iterator[None]:
     """Remove what a recorder that died, or this one at its end, has asked for and not fetched."""
-    _remove(shared, session)
+
+    def remove() -> None:
+        for path in shared.glob(f"{session}-*"):
+            path.unlink(missing_ok=True)
+
+    remove()
     try:
         yield
     finally:
-        _remove(shared, session)
-
-
-def _remove(shared: Path, session: str) -> None:
-    for path in shared.glob(f"{session}-*"):
-        path.unlink(missing_ok=True)
+        remove()
 
 
 def _reading(plan: RecordingPlan, kept: KeptRecording) -> Callable[[Tensor], Tensor]:
@@ -291,7 +291,12 @@ def _trace(
 ) -> PromptTrace:
     prompt, spec = plan.prompts[position], plan.decoding.logprob_spec
     token_ids = torch.tensor([*prompt.token_ids, *answer.token_ids])
-    ids, logprobs = _top(answer) if spec and spec.num_top else (None, None)
+    ids, logprobs = None, None
+    if spec and spec.num_top:
+        pairs = torch.tensor(answer.top, dtype=torch.float64)
+        ids, values = pairs[:, :, 0].long(), pairs[:, :, 1].float()
+        # What is as unlikely as can be said is impossible.
+        logprobs = values.masked_fill(values <= LEAST_LOGPROB, -torch.inf)
     # Of the prompt, engines do not say what the target would have written.
     top1 = torch.full((len(token_ids) - 1,), -1)
     if not plan.decoding.sampled:
@@ -311,11 +316,3 @@ def _trace(
         top_token_ids=ids,
         top_logprobs=logprobs,
     )
-
-
-def _top(answer: Answer) -> tuple[Tensor, Tensor]:
-    """[N - P, num_top] int64 and float32; what is as unlikely as can be said is impossible."""
-    top = answer.top or ()
-    ids = torch.tensor([[token for token, _ in place] for place in top])
-    logprobs = torch.tensor([[value for _, value in place] for place in top])
-    return ids, logprobs.masked_fill(logprobs <= LEAST_LOGPROB, -torch.inf)
