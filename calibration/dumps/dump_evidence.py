@@ -24,12 +24,12 @@ from torch import Tensor
 from ...quantize.files.checkpoint import CONFIG_FILE, read_json_object
 from ...quantize.stored.loading import LoadedDraft
 from ...recipes.errors import CheckpointError, TraceError, visible
-from .. import files_raise
 from ..passes.proposals import MAX_LOGITS, draft_predictions
 from ..prompts.prompt_file import Prompt
 from ..recording.record_traces import record_traces
 from ..recording.target_model import ON_CPU, RecordedTarget, decoder_layers, loaded_target
 from ..recording.target_shape import end_token_ids
+from ..traces import files_raise
 from ..traces.manifest import FeatureDtype, TargetIdentity
 from ..traces.prompt_trace import FEATURE_DTYPES, PromptTrace
 from ..traces.target_tables import FINAL_NORM, TargetTables

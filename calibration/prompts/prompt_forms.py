@@ -109,10 +109,6 @@ def _tools(value: Mapping[str, Any], kind: Kind) -> tuple[Mapping[str, Any], ...
     return tuple(tools)
 
 
-def _turns(value: Mapping[str, Any]) -> Read:
-    return _first_turn(value["turns"], "turns")
-
-
 def _prompt(value: Mapping[str, Any]) -> Read:
     prompt = value["prompt"]
     return _first_turn([prompt] if isinstance(prompt, str) else prompt, "prompt")
@@ -136,10 +132,6 @@ def _instruction(value: Mapping[str, Any]) -> Read:
     if not all(isinstance(part, str) for part in parts) or not parts[0].strip():
         raise LineProblem("instruction: expected text, and text or nothing as input")
     return _first_turn(["\n\n".join(part for part in parts if part.strip())], "instruction")
-
-
-def _question(value: Mapping[str, Any]) -> Read:
-    return _first_turn([value["question"]], "question")
 
 
 def _conversations(value: Mapping[str, Any]) -> Read:
@@ -208,11 +200,17 @@ def _with_arguments(message: Mapping[str, Any], key: str) -> Message:
 
 
 _FORMS: Mapping[str, tuple[set[str], Callable[[Mapping[str, Any]], Read]]] = {
-    "turns": (_BESIDE | _SPEED | {"turns", "reference"}, _turns),
+    "turns": (
+        _BESIDE | _SPEED | {"turns", "reference"},
+        lambda value: _first_turn(value["turns"], "turns"),
+    ),
     "conversations": (_BESIDE | {"conversations"}, _conversations),
     "prompt": (_BESIDE | {"prompt", "reference"}, _prompt),
     "instruction": (_BESIDE | {"instruction", "input", "output"}, _instruction),
-    "question": (_BESIDE | {"question", "answer"}, _question),
+    "question": (
+        _BESIDE | {"question", "answer"},
+        lambda value: _first_turn([value["question"]], "question"),
+    ),
 }
 """Key that marks a form of others -> the keys that it may have, and its reader."""
 

@@ -13,16 +13,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...quantize.files.checkpoint import CONFIG_FILE, read_json_object
-from ...quantize.files.hub import no_target
 from ...quantize.files.staging import check_output, remove_stale, staging_name
-from ...recipes.errors import CheckpointError, LineProblem, PromptError
+from ...recipes.errors import LineProblem, PromptError
 from ..prompts.prompt_file import Prompt, PromptEncoder
 from ..prompts.prompt_forms import EVERY_PROMPT, PromptChoice
 from ..traces.manifest import LONGEST_NAME, is_printable_name
 from ..traces.prompt_trace import PromptTrace, prompt_sha256
 from ..traces.sets import copy_traces
 from ..traces.trace_folder import TraceFolder
+from .target_shape import config_of
 
 # Of a greedy target that is what one longer recording would have held, in two parts: the first part
 # is a prompt now, and only what is added is counted. A text that goes on knows the conversation
@@ -189,10 +188,7 @@ def _in_order(prompts: Sequence[Prompt], rounds: Sequence[TraceFolder]) -> Itera
 
 def _num_positions(target: Path) -> float:
     """How many tokens the target can read; no limit where its config says none."""
-    try:
-        config = read_json_object(target / CONFIG_FILE, no_target(target))
-    except CheckpointError as exc:
-        raise PromptError(exc.where, exc.what, fix=exc.fix) from exc
+    config = config_of(target, PromptError)
     text = config["text_config"] if isinstance(config.get("text_config"), dict) else config
     found = text.get("max_position_embeddings")
     return found if isinstance(found, int) else float("inf")

@@ -14,15 +14,13 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from ...quantize.files.checkpoint import CONFIG_FILE, read_json_object
-from ...quantize.files.hub import no_target
 from ...quantize.stored.loading import CPU, LoadedDraft
-from ...recipes.errors import CheckpointError, TraceError, first_line
+from ...recipes.errors import TraceError, first_line
 from ...recipes.packages import install_line
 from ..traces.manifest import FeatureDtype, FeatureSpec, FeatureStorage, TargetIdentity
 from ..traces.prompt_trace import FEATURE_DTYPES
 from .recorded_rows import Fuse
-from .target_shape import TargetShape, chosen_layers, feature_spec, target_identity
+from .target_shape import TargetShape, chosen_layers, config_of, feature_spec, target_identity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +76,7 @@ def _placed(model: Any, target: Path, device: torch.device) -> Any:
 def _load(target: Path, dtype: torch.dtype, spread: Mapping[str, Any]) -> Any:
     from transformers import AutoModelForCausalLM
 
-    _check_config(target)
+    config_of(target)
     try:
         # transformers 5.23 does not annotate the pair that output_loading_info gives.
         loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -106,7 +104,7 @@ def configured_shape(target: Path) -> TargetShape:
     """Sizes of a target as transformers reads its config.json, before any weight is read."""
     from transformers import AutoConfig
 
-    _check_config(target)
+    config_of(target)
     try:
         config = AutoConfig.from_pretrained(target, local_files_only=True, trust_remote_code=False)
         text = config.get_text_config()
@@ -123,13 +121,6 @@ def shape_of(config: Any, num_layers: int) -> TargetShape:
         hidden_size=int(config.hidden_size),
         max_positions=getattr(config, "max_position_embeddings", None),
     )
-
-
-def _check_config(target: Path) -> None:
-    try:
-        read_json_object(target / CONFIG_FILE, no_target(target))
-    except CheckpointError as exc:
-        raise TraceError(exc.where, exc.what, fix=exc.fix) from exc
 
 
 def _cannot_load(target: Path, exc: Exception) -> TraceError:

@@ -12,9 +12,10 @@ from ...quantize.files.checkpoint import CONFIG_FILE, read_json_object
 from ...quantize.files.hub import no_target
 from ...quantize.pairing.features import OTHER_TARGET, misfits
 from ...quantize.stored.loading import LoadedDraft
-from ...recipes.errors import CheckpointError, TraceError, short, visible
+from ...recipes.errors import DraftQuantError, TraceError, short, visible
 from ..passes.draft_inputs import default_aux_layer_ids
 from ..prompts.prompt_file import Prompt
+from ..traces import files_raise
 from ..traces.manifest import (
     DatasetSource,
     FeatureDtype,
@@ -48,11 +49,7 @@ class TargetShape:
     @classmethod
     def read(cls, target: Path) -> "TargetShape":
         """From config.json alone: remote code is not needed, and nothing of the weights."""
-        path = target / CONFIG_FILE
-        try:
-            config = read_json_object(path, no_target(target))
-        except CheckpointError as exc:
-            raise TraceError(exc.where, exc.what, fix=exc.fix) from exc
+        path, config = target / CONFIG_FILE, config_of(target)
         sections = (config.get(name) for name in _TEXT_SECTIONS)
         text = next((section for section in sections if isinstance(section, Mapping)), config)
         longest = text.get("max_position_embeddings")
@@ -65,12 +62,15 @@ class TargetShape:
         )
 
 
+def config_of(target: Path, kind: type[DraftQuantError] = TraceError) -> Mapping[str, Any]:
+    """A target's config.json; what is wrong with it is an error of this kind."""
+    with files_raise(kind):
+        return read_json_object(target / CONFIG_FILE, no_target(target))
+
+
 def has_bf16_weights(target: Path) -> bool:
     """Whether the target's config.json says that it is stored, and so served, in BF16."""
-    try:
-        config = read_json_object(target / CONFIG_FILE, no_target(target))
-    except CheckpointError as exc:
-        raise TraceError(exc.where, exc.what, fix=exc.fix) from exc
+    config = config_of(target)
     sections = [config, *(config.get(name) for name in _TEXT_SECTIONS)]
     said = [s.get(key) for s in sections if isinstance(s, Mapping) for key in _DTYPE_KEYS]
     return "bfloat16" in said

@@ -1,8 +1,11 @@
 """Learning the codes of a plan, beside the output that they are for."""
 
+import hashlib
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
 
@@ -10,20 +13,38 @@ import torch
 
 from ...quantize.algorithms import InputMoments, row_algorithm
 from ...quantize.drafts.engine_traits import fused_group
+from ...quantize.files.provenance import LearnedRounding
+from ...quantize.files.result_cache import resumable_folder
 from ...quantize.files.staging import check_output
 from ...quantize.making.preparing import check_backends
 from ...quantize.planning.quantization_plan import Plan, Step
 from ...quantize.stored.loading import LoadedDraft
 from ...quantize.stored.online_rounding import InputRounding
 from ...recipes.errors import BackendError, CalibrationError
-from ...recipes.schema import Algorithm, Recipe, RoundingChoice, recipe_sha256
+from ...recipes.packages import package_version
+from ...recipes.schema import Algorithm, RoundingChoice, recipe_sha256
 from ..linear_inputs.plan_inputs import MomentsAlongTraces, corrected_linears, served_rounding
 from ..linear_inputs.static_scales import StaticScales, balanced_draft
+from ..passes.draft_inputs import check_trace_fits
+from ..passes.proposals import num_draft_tokens_fault
+from ..traces.near_duplicates import seen_prompts
 from ..traces.trace_folder import TraceFolder
 from .latents import LatentNorm, LatentWeight
-from .learned_state import LearnedCodes, LearningProgress, LearningSettings
-from .learning_run import SAVE_SECONDS, LearningTask, Start, learned_beside
+from .learned_state import (
+    KeptRounding,
+    LearnedCodes,
+    LearningProgress,
+    LearningSettings,
+    best_of,
+    is_over,
+)
+from .learning_run import Learning
+from .sequences import split_prompts
 
+ROUNDING = ".rounding"
+"""Behind the name of the output: where what is learned for it lies until that is complete."""
+SAVE_SECONDS = 60.0
+"""Between two states, at least: at real shape one takes 8 GB."""
 _DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 
 
@@ -43,8 +64,11 @@ def learned_codes(
 ) -> Iterator[LearnedCodes]:
     """Learn codes and scales, beside the output that they are for; readable while the block lasts.
 
-    The draft is unquantized and computes in float32; on a GPU products are of BF16. At least
-    `save_seconds` pass between two states on the disk.
+    The draft is unquantized and computes in float32; on a GPU products are of BF16. What is learned
+    lies in `out` + ".rounding" until the block is left without an exception: a run that is cut
+    short goes on there when it is called with the same arguments, and ends with the same bytes as
+    one that was not (on a CPU; a GPU adds up in another order each time). At least `save_seconds`
+    pass between two states on the disk.
 
     Raises:
         BackendError: the recipe's backend or format has no learned rounding.
@@ -54,51 +78,90 @@ def learned_codes(
         CalibrationError: the draft cannot propose K tokens, there are too few prompts or no input
             scales, the draft computes NaN or infinity, or what was kept is damaged.
     """
-    task = LearningTask(
-        draft=draft,
-        traces=traces,
-        num_draft_tokens=num_draft_tokens,
-        settings=settings or LearningSettings(),
-        what={
-            "recipe": recipe_sha256(plan.recipe),
-            "input_scales": {} if static is None else dict(static.scales),
-        },
-        group_sizes={
-            canonical(step): plan.format_of(step).weights.group_size for step in learned_steps(plan)
-        },
+    settings = settings or LearningSettings()
+    check_output(out, plan.draft.checkpoint.folder, needed_bytes=plan.bytes_after)
+    _check(plan, draft, traces, num_draft_tokens, static)
+    split = split_prompts(
+        traces, num_draft_tokens, share=settings.validation_share, seed=settings.seed
     )
-    _check(plan, out, task, static)
-
-    def start() -> Start:
-        balanced = balanced_draft(draft, plan)
-        rounding = served_rounding(plan, static, draft.device)
-        with _moments(plan, task, balanced, rounding, on_measuring) as moments:
-            latents = first_latents(plan, balanced, moments)
-        return Start(
-            draft=balanced,
-            latents={**latents, **latent_norms(plan, balanced)},
-            rounding=rounding,
-            others=nearest_weights(plan, balanced),
-        )
-
-    with learned_beside(
-        out, task, start, save_seconds=save_seconds, on_progress=on_progress
-    ) as found:
-        yield found
+    folder = out.with_name(out.name + ROUNDING)
+    described = {
+        "recipe": recipe_sha256(plan.recipe),
+        "input_scales": {} if static is None else dict(static.scales),
+        "draft": _weights_sha256(draft),
+        "traces": traces.sha256,
+        "num_draft_tokens": num_draft_tokens,
+        "settings": asdict(settings),
+        "device": draft.device.type,
+        "versions": {name: package_version(name) for name in ("draftquant", "torch")},
+    }
+    with resumable_folder(folder, "rounding", described):
+        kept, finished = KeptRounding(folder), False
+        try:
+            validations = kept.validations()
+            if not validations or not is_over(validations, settings):
+                balanced = balanced_draft(draft, plan)
+                rounding = served_rounding(plan, static, draft.device)
+                # Those that are held back shall judge the start as well.
+                learned = traces.only(split.learned)
+                with _moments(
+                    plan, balanced, learned, num_draft_tokens, rounding, on_measuring
+                ) as moments:
+                    latents = first_latents(plan, balanced, moments)
+                learning = Learning(
+                    balanced,
+                    {**latents, **latent_norms(plan, balanced)},
+                    rounding,
+                    traces,
+                    split,
+                    others=nearest_weights(plan, balanced),
+                    num_draft_tokens=num_draft_tokens,
+                    settings=settings,
+                    kept=kept,
+                )
+                validations = learning.run(
+                    validations, save_seconds=save_seconds, on_progress=on_progress
+                )
+            first, best = validations[0], best_of(validations, settings)
+            yield LearnedCodes(
+                kept=kept,
+                origin=LearnedRounding(
+                    traces_sha256=traces.sha256,
+                    num_draft_tokens=num_draft_tokens,
+                    steps=settings.steps,
+                    sequences=settings.sequences,
+                    seed=settings.seed,
+                    validation_prompts=len(split.held_back),
+                    kept_step=best.step,
+                    acceptance_length=best.acceptance_length,
+                    overlap=best.overlap,
+                    acceptance_length_before=first.acceptance_length,
+                    overlap_before=first.overlap,
+                    acceptance_length_unquantized=first.unquantized,
+                ),
+                validations=validations,
+                prompts=seen_prompts(traces),
+                group_sizes={
+                    canonical(step): plan.format_of(step).weights.group_size
+                    for step in learned_steps(plan)
+                },
+            )
+            finished = True
+        finally:
+            if finished or not kept.has_state:  # else the next run goes on there
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
 def _moments(
     plan: Plan,
-    task: LearningTask,
     draft: LoadedDraft,
+    traces: TraceFolder,
+    num_draft_tokens: int,
     rounding: InputRounding,
     on_progress: Callable[[int, int], None],
 ) -> Iterator[Mapping[str, InputMoments]]:
-    """The inputs of the linears that start corrected for their rounding; there within the block.
-
-    On the prompts that are learned from: those that are held back shall judge the start as well.
-    """
+    """The inputs of the linears that start corrected for their rounding; there within the block."""
     corrected = corrected_linears(plan)
     names = [canonical(step) for step in learned_steps(plan) if canonical(step) in corrected]
     if not names:
@@ -107,8 +170,8 @@ def _moments(
     with tempfile.TemporaryDirectory(prefix="draftquant-moments-") as spool:
         statistics = MomentsAlongTraces(
             draft,
-            task.traces.only(task.split().learned),
-            num_draft_tokens=task.num_draft_tokens,
+            traces,
+            num_draft_tokens=num_draft_tokens,
             spool=Path(spool),
             rounding=rounding,
             corrected=corrected,
@@ -190,8 +253,15 @@ def _shared_absmax(plan: Plan, draft: LoadedDraft) -> dict[str, torch.Tensor]:
     return {canonical(step): shared[fused_group(canonical(step))] for step in plan.quantized}
 
 
-def _check_recipe(recipe: Recipe) -> None:
-    """Fail unless codes of its formats can be learned, and are to be."""
+def _check(
+    plan: Plan,
+    draft: LoadedDraft,
+    traces: TraceFolder,
+    num_draft_tokens: int,
+    static: StaticScales | None,
+) -> None:
+    """Before any work: codes of the recipe's formats can be learned, and from these traces."""
+    recipe = plan.recipe
     check_backends(recipe)
     if recipe.algorithm.rounding != "learned":
         raise BackendError(
@@ -199,16 +269,21 @@ def _check_recipe(recipe: Recipe) -> None:
             f"expected rounding: learned, got {recipe.algorithm}",
             fix="give the recipe with 'rounding: learned'",
         )
-
-
-def _check(plan: Plan, out: Path, task: LearningTask, static: StaticScales | None) -> None:
-    """Before any work."""
-    check_output(out, plan.draft.checkpoint.folder, needed_bytes=plan.bytes_after)
-    _check_recipe(plan.recipe)
-    task.check()
-    if plan.recipe.needs_input_scales and static is None:
+    if fault := num_draft_tokens_fault(draft.geometry, num_draft_tokens):
+        raise CalibrationError(f"{draft.name}: num_draft_tokens", fault[0], fix=fault[1])
+    check_trace_fits(draft, traces)
+    if recipe.needs_input_scales and static is None:
         raise CalibrationError(
-            f"recipe {plan.recipe.name}",
+            f"recipe {recipe.name}",
             "learning rounds the inputs under static scales, but no scales are given",
             fix="measure them on the traces first (`measured_inputs`)",
         )
+
+
+def _weights_sha256(draft: LoadedDraft) -> str:
+    """Of everything that the draft computes with."""
+    digest = hashlib.sha256()
+    for name, weight in sorted(draft.weights.items()):
+        digest.update(f"{name} {weight.dtype} {list(weight.shape)}\n".encode())
+        digest.update(weight.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -36,8 +36,9 @@ from ...quantize.files.safetensors_header import read_header
 from ...quantize.files.torch_file import BLOCK_ROWS, mapped_rows
 from ...quantize.stored.loading import CPU
 from ...recipes.brief import Brief
-from ...recipes.errors import CheckpointError, TraceError, reason
+from ...recipes.errors import TraceError, reason
 from ...recipes.regular_file import check_own, open_stream, read_text
+from . import files_raise
 from .manifest import (
     MANIFEST_FILE,
     Shard,
@@ -86,7 +87,8 @@ class TraceFolder(Brief):
                 of its files is a link elsewhere.
         """
         where = folder / MANIFEST_FILE
-        _check_own(folder, MANIFEST_FILE)
+        with files_raise(TraceError):
+            check_own(folder, MANIFEST_FILE)
         try:
             manifest = parse_manifest(read_text(where), where)
         except (FileNotFoundError, NotADirectoryError) as exc:
@@ -271,23 +273,15 @@ def _tensors_of(manifest: TraceManifest, entry: TraceEntry) -> TensorTable:
     return tensors
 
 
-def _check_own(folder: Path, file: str) -> None:
-    try:
-        check_own(folder, file)
-    except CheckpointError as exc:
-        raise TraceError(exc.where, exc.what, fix=exc.fix) from exc
-
-
 def _check_header(folder: Path, listed: Shard | TablesFile, expected: TensorTable) -> None:
     path = folder / listed.file
-    _check_own(folder, listed.file)
+    with files_raise(TraceError):
+        check_own(folder, listed.file)
     if path.is_file() and path.stat().st_size != listed.nbytes:
         raise TraceError(path, f"expected {listed.nbytes} bytes, got {path.stat().st_size}",
                          fix="copy the folder again, or record again")  # fmt: skip
-    try:
+    with files_raise(TraceError, "record the traces again"):
         header = read_header(folder, listed.file)
-    except CheckpointError as exc:
-        raise TraceError(exc.where, exc.what, fix="record the traces again") from exc
     found = {tensor.name: (tensor.dtype, tensor.shape) for tensor in header.tensors}
     for name in sorted(expected.keys() | found.keys()):
         if not _fits(expected.get(name), found.get(name)):

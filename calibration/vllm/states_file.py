@@ -17,7 +17,8 @@ from torch import Tensor
 
 from ...quantize.files.safetensors_file import SafetensorsFile
 from ...quantize.files.safetensors_header import StoredTensor, read_header
-from ...recipes.errors import CheckpointError, TraceError, short
+from ...recipes.errors import TraceError, short
+from ..traces import files_raise
 from ..traces.manifest import FeatureDtype, is_printable_name
 from ..traces.prompt_trace import FEATURE_DTYPES
 
@@ -72,10 +73,8 @@ class ExpectedStates:
 
 def check_states(path: Path, expected: ExpectedStates, token_ids: Sequence[int]) -> str:
     """Check the header of a file, and that its tokens are these; the engine that wrote it."""
-    try:
+    with files_raise(TraceError, "record again: its prompt is repeated"):
         header = read_header(path.parent, path.name)
-    except CheckpointError as exc:
-        raise TraceError(exc.where, exc.what, fix="record again: its prompt is repeated") from exc
     shape = (len(token_ids), len(expected.aux_layer_ids), expected.width)
     floats = FEATURE_DTYPES[expected.dtype][1]
     wanted = {"token_ids": ("I64", shape[:1]), "hidden_states": (floats, shape)}
