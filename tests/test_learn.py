@@ -5,20 +5,24 @@ import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import draftquant.calibration.rounding.learning_run as learning_module
+import draftquant.calibration.rounding.learn as learning_module
 import pytest
 import torch
 from draftquant.calibration.linear_inputs.plan_inputs import measured_inputs, served_rounding
 from draftquant.calibration.linear_inputs.static_scales import StaticScales
 from draftquant.calibration.rounding.latents import Latent
-from draftquant.calibration.rounding.learn import first_latents, latent_norms, learned_codes
+from draftquant.calibration.rounding.learn import (
+    Learning,
+    first_latents,
+    latent_norms,
+    learned_codes,
+)
 from draftquant.calibration.rounding.learned_state import (
     KeptRounding,
     LearnedCodes,
     LearningProgress,
     LearningSettings,
 )
-from draftquant.calibration.rounding.learning_run import Learning
 from draftquant.calibration.rounding.proposal_divergence import (
     DepthWeights,
     agreement,

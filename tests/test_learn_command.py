@@ -10,9 +10,8 @@ from draftquant.calibration.linear_inputs.plan_inputs import served_rounding
 from draftquant.calibration.prompts.prompt_file import read_prompts
 from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.rounding import learned_state as settings_module
-from draftquant.calibration.rounding.learn import first_latents
+from draftquant.calibration.rounding.learn import Learning, first_latents
 from draftquant.calibration.rounding.learned_state import KeptRounding, LearningSettings
-from draftquant.calibration.rounding.learning_run import Learning
 from draftquant.calibration.rounding.sequences import split_prompts
 from draftquant.quantize.verify import verify
 from draftquant.scripts.cli import main

@@ -8,7 +8,7 @@ import pytest
 import torch
 from draftquant.calibration.passes import draft_inputs
 from draftquant.calibration.recording import continuing
-from draftquant.calibration.recording import recorded_rows as kept_rows
+from draftquant.calibration.recording import decoding as kept_rows
 from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces import trace_folder
 from draftquant.quantize.files import torch_file as mapped_rows

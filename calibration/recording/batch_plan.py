@@ -12,8 +12,7 @@ from ..passes.memory import available_bytes
 from ..prompts.prompt_file import Prompt
 from ..traces.prompt_trace import PromptTrace
 from .continuing import MAX_LOGITS, Continuing, Together
-from .decoding import Decoding
-from .recorded_rows import LONG_TEXT, entry_bytes
+from .decoding import LONG_TEXT, Decoding, entry_bytes
 from .target_model import RecordedTarget
 
 # A row must not see what is padding, nor know of the others. Which targets keep to that is known of

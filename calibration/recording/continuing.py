@@ -11,8 +11,7 @@ from torch import Tensor
 
 from ..prompts.prompt_file import Prompt
 from ..traces.prompt_trace import PromptTrace
-from .decoding import Decoding, choose, prompt_draws
-from .recorded_rows import LONG_TEXT, Fuse, KeptRows, LeftRow
+from .decoding import LONG_TEXT, Decoding, Fuse, KeptRows, LeftRow, choose, prompt_draws
 from .target_model import Ran, RecordedTarget
 
 Together = Literal["any lengths", "equal prompts", "equal lengths"]

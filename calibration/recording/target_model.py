@@ -19,7 +19,7 @@ from ...recipes.errors import TraceError, first_line
 from ...recipes.packages import install_line
 from ..traces.manifest import FeatureDtype, FeatureSpec, FeatureStorage, TargetIdentity
 from ..traces.prompt_trace import FEATURE_DTYPES
-from .recorded_rows import Fuse
+from .decoding import Fuse
 from .target_shape import TargetShape, chosen_layers, config_of, feature_spec, target_identity
 
 
