@@ -17,7 +17,6 @@ a factor of 1,000 for it to matter.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
@@ -67,15 +66,11 @@ def cache_divergences(
 
 def _sample(traces: TraceFolder, num_draft_tokens: int) -> list[tuple[TraceEntry, range]]:
     """Every n-th prompt that drafts, and its rows."""
-    own = [
-        (entry, rows)
+    rows = (
+        whole_rows(entry.num_tokens, num_draft_tokens, first_row=entry.prompt_length - 1)
         for entry in traces.manifest.prompts
-        if (
-            rows := whole_rows(
-                entry.num_tokens, num_draft_tokens, first_row=entry.prompt_length - 1
-            )
-        )
-    ]
+    )
+    own = [both for both in zip(traces.manifest.prompts, rows, strict=True) if both[1]]
     return own[:: max(1, sum(len(rows) for _, rows in own) // ROWS)]
 
 
@@ -98,36 +93,8 @@ def _divergence(forward: DraftForward, wanted: Tensor, got: Tensor) -> float:
     return total
 
 
-_SMALLEST = 2.0**-10
-"""Half of E4M3's smallest number above zero: what is no larger is kept as zero."""
-_NORMAL = 2.0**-6
-"""Below it E4M3 has fewer than four significant bits."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheRange:
-    """Magnitudes of what one layer keeps of keys, or of values.
-
-    Attributes:
-        absmax: of each key-value head the largest; of latent attention that of the one entry.
-        beyond: share of the elements above 448, cut off at unit scales.
-        coarse: share of them, other than zero, below 2^-6, kept with fewer bits at unit scales.
-        lost: share of them, other than zero, kept as zero at unit scales.
-    """
-
-    absmax: tuple[float, ...]
-    beyond: float
-    coarse: float
-    lost: float
-
-    @property
-    def largest(self) -> float:
-        """Of all heads."""
-        return max(self.absmax)
-
-
-Ranges = Mapping[int, tuple[CacheRange, CacheRange]]
-"""By layer: keys and values. Latent attention keeps one entry, which both are."""
+Ranges = Mapping[int, tuple[float, float | None]]
+"""By layer: the largest magnitudes of keys and of values; latent attention keeps one entry."""
 
 
 def measure_cache_ranges(
@@ -139,13 +106,14 @@ def measure_cache_ranges(
 ) -> Ranges:
     """Ranges of all keys and values, of the context and of every later step."""
     layers = cached_layers(draft.weights, draft.name)
-    seen: dict[int, tuple[_Sum, _Sum]] = {layer: (_Sum(), _Sum()) for layer in layers}
+    seen: dict[int, list[Tensor | None]] = {layer: [None, None] for layer in layers}
 
     def watch(layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        of_keys, of_values = seen[layer]
-        of_keys.add(keys)
-        if values.shape[-1]:
-            of_values.add(values)
+        largest = seen[layer]  # on its device: a GPU is not waited for
+        for which, x in enumerate((keys, values)):
+            if x.shape[-1]:
+                now, before = x.detach().abs().max(), largest[which]
+                largest[which] = now if before is None else torch.maximum(before, now)
         return keys, values
 
     run_over_traces(
@@ -155,59 +123,16 @@ def measure_cache_ranges(
         num_draft_tokens=num_draft_tokens,
         on_progress=on_progress,
     )
-    found: dict[int, tuple[CacheRange, CacheRange]] = {}
+    found: dict[int, tuple[float, float | None]] = {}
     for layer, (of_keys, of_values) in seen.items():
-        if of_keys.empty:
+        if of_keys is None:
             raise CalibrationError(
                 traces.folder,
                 f"no continuation is longer than {num_draft_tokens} tokens, so no key was kept",
                 fix="record longer continuations: --max-new-tokens",
             )
-        keys = of_keys.range()
-        found[layer] = keys, keys if of_values.empty else of_values.range()
+        found[layer] = float(of_keys), None if of_values is None else float(of_values)
     return found
-
-
-class _Sum:
-    """What was seen of the keys, or of the values, of a layer."""
-
-    def __init__(self) -> None:
-        self._absmax: Tensor | None = None
-        self._counts: Tensor | None = None
-
-    def add(self, x: Tensor) -> None:
-        """[B, KV, T, D]; a GPU is not waited for."""
-        size = x.detach().abs()
-        absmax = size.amax((0, 2, 3))
-        below = (size > 0) & (size < _NORMAL)
-        counts = torch.stack(
-            [
-                torch.tensor(x.numel(), device=x.device),
-                (size > torch.finfo(torch.float8_e4m3fn).max).sum(),
-                below.sum(),
-                (below & (size <= _SMALLEST)).sum(),
-            ]
-        )
-        if self._absmax is not None and self._counts is not None:
-            absmax, counts = torch.maximum(self._absmax, absmax), self._counts + counts
-        self._absmax, self._counts = absmax, counts
-
-    @property
-    def empty(self) -> bool:
-        """Nothing was kept."""
-        return self._absmax is None
-
-    def range(self) -> CacheRange:
-        """Of all that was seen, something at least."""
-        assert self._absmax is not None
-        assert self._counts is not None
-        count, beyond, coarse, lost = self._counts.tolist()
-        return CacheRange(
-            absmax=tuple(self._absmax.double().tolist()),
-            beyond=beyond / count,
-            coarse=coarse / count,
-            lost=lost / count,
-        )
 
 
 def octave_above(x: float) -> float:
@@ -249,7 +174,7 @@ def measure_cache_scales(
         draft, traces, num_draft_tokens=num_draft_tokens, on_progress=on_progress
     )
     if how == "absmax":
-        return _by_layer(ranges, lambda one, _: quotient(one.largest))
+        return _by_layer(ranges, lambda largest, _: quotient(largest))
     tried = _tried(ranges)
     divergences = cache_divergences(
         draft,
@@ -286,23 +211,21 @@ def _middle(divergences: Mapping[int, float]) -> int:
 
 
 def _tried(ranges: Ranges) -> list[Octaves]:
-    if all(keys is values for keys, values in ranges.values()):
+    if all(values is None for _, values in ranges.values()):
         return [(octave, octave) for octave in OCTAVES]
     others = [octave for octave in OCTAVES if octave != 0]
     return [(0, 0), *((octave, 0) for octave in others), *((0, octave) for octave in others)]
 
 
 def _at(ranges: Ranges, octaves: Octaves) -> Mapping[int, CacheScales]:
-    def scale(one: CacheRange, which: int) -> float:
-        return 2.0 ** octaves[which] * octave_above(quotient(one.largest))
+    def scale(largest: float, which: int) -> float:
+        return 2.0 ** octaves[which] * octave_above(quotient(largest))
 
     return _by_layer(ranges, scale)
 
 
-def _by_layer(
-    ranges: Ranges, scale: Callable[[CacheRange, int], float]
-) -> Mapping[int, CacheScales]:
+def _by_layer(ranges: Ranges, scale: Callable[[float, int], float]) -> Mapping[int, CacheScales]:
     return {
-        layer: CacheScales(k=(scale(keys, 0),), v=(scale(values, 1),))
-        for layer, (keys, values) in ranges.items()
+        layer: CacheScales(k=(scale(k, 0),), v=(scale(k if v is None else v, 1),))
+        for layer, (k, v) in ranges.items()
     }

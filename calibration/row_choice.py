@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from ..recipes.errors import CalibrationError, reason, short
 from ..recipes.regular_file import read_text
 from ..recipes.strict_json import JsonProblem, parse_json
-from .traces.near_duplicates import PromptText, independent_groups
-from .traces.prompt_trace import prompt_sha256
+from .traces.near_duplicates import independent_groups, text_of
 from .traces.trace_folder import TraceFolder
 
 # A verify step follows a token that is committed already, so the first token of a continuation,
@@ -77,19 +76,8 @@ class TokenCounts:
 def said_texts(traces: TraceFolder) -> list[SaidText]:
     """What the target said on every prompt, in order; reads token ids only."""
     read = [(entry, ids.numpy().astype(np.int64)) for entry, ids in traces.token_ids()]
-    texts = []
-    for entry, ids in read:
-        prompt = tuple(ids[: entry.prompt_length].tolist())
-        texts.append(
-            PromptText(
-                category=entry.category,
-                prompt=prompt,
-                continuation=tuple(ids[entry.prompt_length :].tolist()),
-                cluster=entry.conversation_sha256 or prompt_sha256(prompt),
-                declared=entry.cluster,
-            )
-        )
-    group_of = _group_of(independent_groups(texts))
+    groups = independent_groups([text_of(entry, ids.tolist()) for entry, ids in read])
+    group_of = {place: number for number, group in enumerate(groups) for place in group}
     return [
         SaidText(
             id=entry.id,
@@ -100,10 +88,6 @@ def said_texts(traces: TraceFolder) -> list[SaidText]:
         )
         for place, (entry, ids) in enumerate(read)
     ]
-
-
-def _group_of(groups: Sequence[Sequence[int]]) -> dict[int, int]:
-    return {place: number for number, group in enumerate(groups) for place in group}
 
 
 def folds_of(texts: Sequence[SaidText], number: int) -> list[int]:

@@ -199,10 +199,7 @@ class ServerClient:
             return await self._whole(answer, path)
 
     async def _events(
-        self,
-        path: str,
-        body: Mapping[str, Any],
-        failed: Callable[[Mapping[str, Any]], str | None],
+        self, path: str, body: Mapping[str, Any], failed: Callable[[Mapping[str, Any]], str | None]
     ) -> tuple[Event, ...]:
         began = time.monotonic()
         events: list[Event] = []

@@ -62,20 +62,13 @@ def test_ranges_are_those_of_every_key_that_any_step_keeps(
 
     run_over_traces(draft.forward.caching(keep), draft, traces, num_draft_tokens=K)
     ((keys, values),) = measure_cache_ranges(draft, traces, num_draft_tokens=K).values()
-    for i, one in enumerate((keys, values)):
-        every = torch.cat([both[i].transpose(0, 1).flatten(1) for both in kept], dim=1).abs()
-        assert one.absmax == tuple(every.amax(1).tolist())
-        assert one.largest == float(every.max())
-        assert one.beyond == 0
-        assert one.coarse == pytest.approx(float((every < 2**-6).double().mean()))
+    for i, largest in enumerate((keys, values)):
+        assert largest == max(float(both[i].abs().max()) for both in kept)
     tokens = sum(entry.num_tokens for entry in traces.manifest.prompts)
     assert sum(both[0].shape[0] * both[0].shape[2] for both in kept) > tokens  # later steps too
     quotients = measure_cache_scales(draft, traces, how="absmax", num_draft_tokens=K)
     assert quotients == {
-        0: CacheScales(
-            k=(float(torch.tensor(keys.largest) / 448),),
-            v=(float(torch.tensor(values.largest) / 448),),
-        )
+        0: CacheScales(k=(float(torch.tensor(keys) / 448),), v=(float(torch.tensor(values) / 448),))
     }
 
 
@@ -85,8 +78,6 @@ def test_values_too_small_for_unit_scales_get_scales_that_keep_them(
 ) -> None:
     draft, traces = pair
     small = shrunk(draft, 12)
-    ranges = measure_cache_ranges(small, traces, num_draft_tokens=K)
-    assert ranges[0][1].lost > 0.5 > ranges[0][0].lost
     usual, own = (
         measure_cache_scales(one, traces, how="measured", num_draft_tokens=K)[0]
         for one in (draft, small)

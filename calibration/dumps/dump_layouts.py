@@ -258,9 +258,7 @@ def _demand(file: Path, names: Iterable[str], found: Iterable[str]) -> None:
     absent = [name for name in names if name not in found]
     if absent:
         raise TraceError(
-            file,
-            f"holds no {', '.join(absent)}, but {short(sorted(map(str, found)))}",
-            fix=AGAIN,
+            file, f"holds no {', '.join(absent)}, but {short(sorted(map(str, found)))}", fix=AGAIN
         )
 
 

@@ -160,7 +160,7 @@ class MomentsAlongTraces(Statistics):
                 raise CalibrationError(
                     f"{self._draft.name}: {leader}",
                     "an input is NaN or infinite",
-                    fix="check the draft's weights for NaN and infinity, and export it again",
+                    fix="its weights are finite, but too large to compute with: export it again",
                 )
 
     @override

@@ -182,7 +182,7 @@ def measure_input_scales(
             raise CalibrationError(
                 draft.name,
                 f"{name}: an input is NaN or infinite",
-                fix="check the draft's weights for NaN and infinity, and export it again",
+                fix="its weights are finite, but too large to compute with: export it again",
             )
     found = {name: value for name, value in absmax.items() if value is not None}
     return _with_scales(found, activations)

@@ -85,10 +85,7 @@ def check_trace_fits(draft: LoadedDraft, traces: TraceFolder) -> None:
 
 
 def first_hidden(
-    draft: LoadedDraft,
-    traces: TraceFolder,
-    trace: PromptTrace,
-    forward: DraftForward | None = None,
+    draft: LoadedDraft, traces: TraceFolder, trace: PromptTrace, forward: DraftForward | None = None
 ) -> Tensor:
     """[N - 1, W], the draft's hidden state before its first step, a constant to autograd.
 

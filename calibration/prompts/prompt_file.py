@@ -120,7 +120,7 @@ def parquet_rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
 
 
 _LONGEST_LINE = 16 * 2**20  # bytes; a prompt of a million tokens has 7 MB
-_MOST_PROBLEMS = 20
+MOST_PROBLEMS = 20
 Line = bytes | Mapping[str, Any]
 """Of a JSON lines file, or a row of a parquet file."""
 
@@ -179,7 +179,7 @@ def read_prompts(
         except LineProblem as exc:
             problems.append(f"{path}:{number}: {exc}")
             fixes.append(exc.fix)
-            if len(problems) == _MOST_PROBLEMS:
+            if len(problems) == MOST_PROBLEMS:
                 break
     if problems:
         raise PromptError(

@@ -15,25 +15,10 @@ from ...quantize.files.hub import is_hub_id
 from ...recipes.errors import LineProblem, PromptError, first_line
 from ...recipes.packages import install_line
 from ..traces.manifest import DatasetSource
-from .prompt_file import Prompt, PromptEncoder, prompt_of, read_prompts
+from .prompt_file import MOST_PROBLEMS, Prompt, PromptEncoder, prompt_of, read_prompts
 from .prompt_forms import CONVERSATIONS, EVERY_PROMPT, KNOWN_COLUMNS, PromptChoice, of_column
 
-# huggingface_hub brings the files, as it does for drafts: what `hf download --repo-type dataset`
-# has left is found without a network. The package `datasets` reads them, and runs no code of
-# theirs.
-
-_FILES = {
-    ".jsonl",
-    ".json",
-    ".parquet",
-    ".csv",
-    ".tsv",
-    ".txt",
-    ".gz",
-    ".zip",
-    ".arrow",
-    ".yaml",
-}
+_FILES = {".jsonl", ".json", ".parquet", ".csv", ".tsv", ".txt", ".gz", ".zip", ".arrow", ".yaml"}
 """Endings of names that are files, even where they do not exist."""
 
 
@@ -176,7 +161,6 @@ def _errors_of(datasets: Any, reference: str) -> Iterator[None]:
 
 MOST_ROWS = 10_000
 """Of a data set, without --num-prompts."""
-_MOST_PROBLEMS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,7 +195,7 @@ def prompts_of(
     good: dict[int, Prompt] = {}
     problems: list[str] = []
     for place in choice.order(len(found)):
-        if len(good) == choice.num_prompts or (not good and len(problems) == _MOST_PROBLEMS):
+        if len(good) == choice.num_prompts or (not good and len(problems) == MOST_PROBLEMS):
             break
         try:
             row = known_part(table[place], choice.column)

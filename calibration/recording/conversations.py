@@ -39,10 +39,7 @@ class RecordedTexts:
 
 
 def recorded_texts(
-    traces: TraceFolder,
-    vocab_size: int,
-    ends: Collection[int],
-    choice: PromptChoice = EVERY_PROMPT,
+    traces: TraceFolder, vocab_size: int, ends: Collection[int], choice: PromptChoice = EVERY_PROMPT
 ) -> RecordedTexts:
     """The texts of traces, each whole, as prompts named ID/more."""
     theirs = traces.manifest.target.vocab_size
@@ -103,12 +100,7 @@ class ConversationReport:
 
 
 def record_conversations(
-    prompts: Sequence[Prompt],
-    target: Path,
-    out: Path,
-    record: Record,
-    *,
-    max_new_tokens: int,
+    prompts: Sequence[Prompt], target: Path, out: Path, record: Record, *, max_new_tokens: int
 ) -> ConversationReport:
     """Record all turns of prompts that have later ones, and the others as they are.
 
@@ -162,10 +154,7 @@ def _next_turn(prompt: Prompt, trace: PromptTrace, encoder: PromptEncoder) -> Pr
             f"prompt {prompt.id}", str(exc), fix="record the first turns alone: --turns first"
         ) from exc
     return dataclasses.replace(
-        prompt,
-        token_ids=tuple(token_ids),
-        messages=messages,
-        later_turns=prompt.later_turns[1:],
+        prompt, token_ids=tuple(token_ids), messages=messages, later_turns=prompt.later_turns[1:]
     )
 
 

@@ -280,11 +280,7 @@ class KeptRows:
         """[B, longest]: the tokens that were chosen, on the CPU; valid behind a prompt alone."""
         return self._token[torch.tensor(rows)].cpu()
 
-    def leave(
-        self,
-        rows: Sequence[int],
-        entries: Sequence[slice],
-    ) -> list[LeftRow]:
+    def leave(self, rows: Sequence[int], entries: Sequence[slice]) -> list[LeftRow]:
         """Copy rows to the CPU, each kind of what was recorded in one go.
 
         On a GPU they are complete only when its stream has come so far.

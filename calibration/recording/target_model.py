@@ -163,12 +163,7 @@ class RecordedTarget:
     """The target with hooks behind its aux layers; hooks are removed on leaving the block."""
 
     def __init__(
-        self,
-        model: Any,
-        layers: nn.ModuleList,
-        aux_layer_ids: Sequence[int],
-        *,
-        last_state: bool,
+        self, model: Any, layers: nn.ModuleList, aux_layer_ids: Sequence[int], *, last_state: bool
     ) -> None:
         self.model = model
         self.config = model.config.get_text_config()

@@ -94,9 +94,7 @@ class Agreement:
 
 
 def passes_of(
-    forward: DraftForward,
-    sequences: LearningSequences,
-    num_draft_tokens: int,
+    forward: DraftForward, sequences: LearningSequences, num_draft_tokens: int
 ) -> Iterator[DraftPass]:
     """The passes of a draft over sequences."""
     return forward.passes(

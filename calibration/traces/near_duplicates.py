@@ -179,15 +179,21 @@ class PromptText:
     declared: str | None = None
 
 
+def text_of(one: TraceEntry | PromptTrace, token_ids: Sequence[int]) -> PromptText:
+    """What is compared of a trace with these tokens."""
+    prompt = tuple(token_ids[: one.prompt_length])
+    return PromptText(
+        category=one.category,
+        prompt=prompt,
+        continuation=tuple(token_ids[one.prompt_length :]),
+        cluster=one.conversation_sha256 or prompt_sha256(prompt),
+        declared=one.cluster,
+    )
+
+
 def prompt_text(trace: PromptTrace) -> PromptText:
     """What is compared of a trace."""
-    return PromptText(
-        category=trace.category,
-        prompt=tuple(trace.token_ids[: trace.prompt_length].tolist()),
-        continuation=trace.continuation,
-        cluster=trace.cluster_sha256,
-        declared=trace.cluster,
-    )
+    return text_of(trace, trace.token_ids.tolist())
 
 
 def num_near_duplicates(texts: Iterable[PromptText]) -> int:
@@ -312,11 +318,8 @@ def _common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
     return min(len(one), len(other))
 
 
-# Prompts of one document, task or user have more in common than others, and say less than they
-# count: in groups of five that share an effect, 5 % of false passes become 11 %.
-
 _TURN = re.compile(r"/turn-\d+$")
-_NUMBERED = re.compile(r"(.+?)[-_/.:# ]\d+$")
+_NUMBERED = re.compile(r"(?s)^(.+?)[-_/.:# ]\d+\Z")
 """doc1-2, boolq/17: a name, and a number within it."""
 _DIGITS = re.compile(r"\d+")
 _LEAST_GROUPS = 3
@@ -331,7 +334,7 @@ def suggested_clusters(prompts: Sequence[tuple[str, str]]) -> str:
     11 %.
     """
     named = {prompt_id: category for prompt_id, category in prompts if not _TURN.search(prompt_id)}
-    stems = {prompt_id: _stem(prompt_id) for prompt_id in named}
+    stems = {prompt_id: _NUMBERED.sub(r"\1", prompt_id) for prompt_id in named}
     by_category = Counter((named[prompt_id], stem) for prompt_id, stem in stems.items())
     finer = len({category for category, _ in by_category}) < len(by_category)
     if finer and _are_groups(stems.values()):
@@ -342,11 +345,6 @@ def suggested_clusters(prompts: Sequence[tuple[str, str]]) -> str:
     if _are_groups(within):
         return _sentence("categories", sorted(set(within)))
     return ""
-
-
-def _stem(prompt_id: str) -> str:
-    found = _NUMBERED.fullmatch(prompt_id)
-    return found[1] if found else prompt_id
 
 
 def _are_groups(found: Iterable[str]) -> bool:
