@@ -1,4 +1,4 @@
-"""A declaration of ours is complete: both sides say alone what it is, and every key is demanded."""
+"""A declaration of ours is what stands in declarations.json, and every key of it is demanded."""
 
 import dataclasses
 import itertools
@@ -15,16 +15,19 @@ from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.layouts import get_layout
 from draftquant.quantize.making.quantize_draft import quantize_draft
 from draftquant.quantize.planning.quantization_plan import Measured, make_plan
-from draftquant.quantize.stored.layouts import LAYOUTS
+from draftquant.quantize.stored.layouts.scheme import OwnFormat
 from draftquant.quantize.verify import verify
 from draftquant.recipes import Recipe, WeightFormat, load_recipe
-from draftquant.recipes.formats import NUMBER_FORMATS
+from draftquant.recipes.formats import NUMBER_FORMATS, KvCacheFormat
 from draftquant.recipes.schema import LayoutName
 from tiny import tiny_eagle3_llama
 from verify_cases import ACTIVATIONS, assert_only_fault
 
 KEPT = ("embed_tokens", "fc", "lm_head")
 ONE = load_recipe("fp8-ptpc")
+CACHE = KvCacheFormat(dtype="fp8_e4m3", scales="measured")
+LITERAL = json.loads((Path(__file__).parent / "declarations.json").read_text(encoding="utf-8"))
+"""Layout -> formats -> [quantization_config, side files], keys in their order."""
 
 
 def weight_formats() -> Iterator[WeightFormat]:
@@ -49,23 +52,27 @@ def recipes_of(layout: str) -> list[Recipe]:
     return [recipe for recipe in every if get_layout(named).problem(recipe) is None]
 
 
-def text(value: object) -> str:
-    return json.dumps(value, sort_keys=True)
+def pair_of(recipe: Recipe) -> str:
+    return f"{recipe.formats[0]}; scales {recipe.weights.scale_dtype or 'as the weight'}"
 
 
-@pytest.mark.parametrize(("name", "least"), [("quark", 20), ("compressed-tensors", 12),
-                                             ("modelopt", 4), ("fp8", 3), ("awq", 2)])  # fmt: skip
-def test_both_sides_say_the_same_of_every_pair_of_formats(name: str, least: int) -> None:
-    recipes = recipes_of(name)
-    assert len(recipes) >= least
-    for recipe in recipes:
-        written, read = get_layout(recipe.layout), LAYOUTS[recipe.layout]
-        declared = written.declare(recipe, KEPT)
-        complete = read.complete(recipe, declared[read.exclude_keys[0]])
-        assert text(complete) == text(declared), (recipe.weights, recipe.activations)
-        one = read.side_file
-        side_files = {one.name: one.complete(declared)} if one else {}
-        assert text(side_files) == text(written.side_files(declared))
+def declared(recipe: Recipe, *own: OwnFormat) -> list[object]:
+    layout = get_layout(recipe.layout)
+    written = layout.declare(recipe, KEPT, own)
+    return [written, layout.side_files(written)]
+
+
+@pytest.mark.parametrize("name", LITERAL)
+def test_every_pair_of_formats_is_declared_word_for_word(name: str) -> None:
+    found = {pair_of(recipe): declared(recipe) for recipe in recipes_of(name)}
+    with_cache = dataclasses.replace(recipes_of(name)[0], kv_cache=CACHE)
+    if get_layout(with_cache.layout).cache_problem is None:
+        found["KV cache"] = declared(with_cache)
+    if get_layout(with_cache.layout).mix_problem is None:
+        found["mixed"] = declared(recipes_of(name)[0], OwnFormat(recipes_of(name)[-1], ("b.0",)))
+    assert found.keys() == LITERAL[name].keys()
+    for key, value in found.items():
+        assert json.dumps(value) == json.dumps(LITERAL[name][key]), key
 
 
 @pytest.fixture(scope="module")

@@ -44,7 +44,6 @@ EDITS = {
         ),
     ],
     "quantize/layouts/compressed_tensors_layout.py": [
-        ("FORMATS = {\n", 'FORMATS = {\n    "toy4": "toy4-pack-quantized",\n'),
         ('    ("mxfp4", "group"): (None,),\n', '    ("mxfp4", "group"): (None,),\n'
          '    ("toy4", "group"): (None,),\n'),
     ],

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from draftquant.quantize.backends import get_backend
-from draftquant.quantize.layouts.layout import exponent_bytes
+from draftquant.quantize.layouts.layout import stored_scale
 from draftquant.quantize.numerics.number_formats import fp8_codes, fp8_scale
 from draftquant.recipes.errors import BackendError
 from draftquant.recipes.schema import WeightFormat
@@ -23,6 +23,7 @@ from vendors import needs
 INT4 = WeightFormat(dtype="int4", granularity="channel", symmetric=True)
 FP8_TENSOR = WeightFormat(dtype="fp8_e4m3", granularity="tensor", symmetric=True)
 FP8_CHANNEL = WeightFormat(dtype="fp8_e4m3", granularity="channel", symmetric=True)
+MXFP4 = WeightFormat(dtype="mxfp4", granularity="group", group_size=32, symmetric=True)
 NVFP4 = WeightFormat(dtype="nvfp4", granularity="group", group_size=16, symmetric=True)
 LINEAR = "model.layers.0.self_attn.q_proj"
 ORDER, REORDER = (0, 1, 2, 3, 4, 5, 6, 7), (0, 2, 4, 6, 1, 3, 5, 7)
@@ -234,7 +235,7 @@ def test_quark_stores_the_smallest_mxfp4_scale_twice_as_large() -> None:
 
     scales = torch.tensor([2.0**-127, 2.0**-126, 1.0, 2.0**127])
     assert to_e8m0_uint8(scales).tolist() == [1, 1, 127, 254]
-    assert exponent_bytes(scales).tolist() == [0, 1, 127, 254]
+    assert stored_scale(scales, MXFP4).tolist() == [0, 1, 127, 254]
 
 
 @needs_quark

@@ -329,7 +329,7 @@ def test_a_wrong_total_size(sharded: tuple[Path, Path], total: object) -> None:
 def test_recorded_hashes_must_agree(copy_of: Callable[[str], Path], source: Path) -> None:
     out = copy_of("quark-fp8")
     recipe = recipe_of(out)
-    declared = LAYOUTS["quark"].complete(recipe, EXCLUDES)
+    declared = LAYOUTS["quark"].declaration(recipe, EXCLUDES)
     edit_declaration(out, lambda d: (d.clear(), d.update(declared)))
     report = verify(out, source, foreign=True)
     recorded = provenance_of(report, "absmax")

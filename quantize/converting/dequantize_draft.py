@@ -5,7 +5,7 @@ make them accept. It holds weights only: the rounding of activations is not in i
 """
 
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,6 @@ from typing_extensions import override
 from ...recipes.brief import Brief, megabytes
 from ...recipes.errors import CheckpointError
 from ...recipes.packages import package_version
-from ..drafts import Row
 from ..files.checkpoint import CONFIG_FILE, PROVENANCE_FILE, UNVERIFIED_CONFIG_FILE, Checkpoint
 from ..files.digests import algorithm_of
 from ..files.hub import DraftSource, recorded_argv
@@ -42,13 +41,10 @@ from ..planning.outputs import (
     files_of,
     write_outputs,
 )
-from ..stored.stored_cache import cache_scales
+from ..stored.linear import decoded_blocks
 from ..stored.stored_declaration import declared_scheme
-from ..stored.stored_draft import StoredDraft
-from ..verify import DequantizedLinear, DequantizedReport, check_faults, verify_dequantized
-
-_BLOCK = 2**18  # weights
-_WORD = 8  # transposed codes are stored in words of so many rows
+from ..stored.stored_draft import StoredDraft, cache_scales
+from ..verify import DequantizedLinear, RewrittenReport, check_faults, verify_dequantized
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,17 +63,7 @@ class DequantizePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class DequantizeReport(Brief):
-    """A dequantized draft, and what rounding lost.
-
-    Attributes:
-        out: the folder that was written.
-        scheme: the scheme that the source declares.
-        dtype: the dtype of the dequantized weights.
-        kept: number of tensors that were copied byte for byte.
-        linears: the dequantized linears.
-        bytes_before: bytes of the tensors of the source.
-        bytes_after: bytes of the tensors that were written.
-    """
+    """A dequantized draft, and what rounding lost; bytes are those of tensors, before and after."""
 
     out: Path
     scheme: str
@@ -115,10 +101,7 @@ class DequantizeReport(Brief):
 
 
 def plan_dequantization(checkpoint: Checkpoint, dtype: FloatDtype | None = None) -> DequantizePlan:
-    """What a quantized folder becomes. Reads headers only.
-
-    Args:
-        dtype: of the dequantized weights; None for that of the floating-point weights kept.
+    """What a quantized folder becomes, in `dtype` or that of its floats; reads headers only.
 
     Raises:
         CheckpointError: the folder is not quantized, not a draft, or not as it declares, or its
@@ -140,16 +123,12 @@ def plan_dequantization(checkpoint: Checkpoint, dtype: FloatDtype | None = None)
             fix="remove quantization_config from config.json, or quantize the draft again",
         )
     chosen = _kept_dtype(source) if dtype is None else dtype
-    outputs = (
-        _decoded(row, chosen) if source.is_quantized(row) else copied(row)
-        for row in source.draft.rows
-    )
+    outputs = []
+    for row in source.draft.rows:
+        plain = StoredTensor(name=row.tensor.name, dtype=chosen, shape=row.tensor.shape)
+        changed = OutputTensors(row=row, stored=(plain,), changed=True)
+        outputs.append(changed if source.is_quantized(row) else copied(row))
     return DequantizePlan(source=source, dtype=chosen, outputs=tuple(outputs))
-
-
-def _decoded(row: Row, dtype: FloatDtype) -> OutputTensors:
-    plain = StoredTensor(name=row.tensor.name, dtype=dtype, shape=row.tensor.shape)
-    return OutputTensors(row=row, stored=(plain,), changed=True)
 
 
 def _kept_dtype(source: StoredDraft) -> FloatDtype:
@@ -185,6 +164,8 @@ def dequantize_draft(
     other tensors and side files keep their bytes, config.json loses its `quantization_config`.
 
     Args:
+        source: the quantized folder.
+        out: folder to create.
         dtype: of the dequantized weights; None for that of the floating-point weights kept.
         argv: the command line, for provenance.
         on_progress: called with the bytes of each tensor written.
@@ -227,13 +208,7 @@ def dequantize_draft(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Dequantization(Rewrite[DequantizedReport]):
-    """One run; attributes as the arguments of `dequantize_draft`.
-
-    Attributes:
-        made_by: draftquant.json of the quantized folder, None where it has none.
-    """
-
+class _Dequantization(Rewrite[RewrittenReport]):
     plan: DequantizePlan
     source: DraftSource
     argv: Sequence[str]
@@ -251,16 +226,15 @@ class _Dequantization(Rewrite[DequantizedReport]):
         )
 
     def _write_decoded(self, output: OutputTensors, file: SafetensorsFile) -> None:
-        """Stream one linear from codes and scales to plain weights."""
         linear, (stored,) = self.plan.source.linear(output.row), output.stored
         offset = 0
-        for rows in _row_blocks(output.row):
+        for rows in decoded_blocks(output.row.tensor):
             product = linear.decoded(rows).dequantized()
             weights = rounded(product, self.plan.dtype, stored.name, rows.start)
             offset += file.write(stored.name, weights, offset=offset)
 
     @override
-    def verify(self, staging: Path) -> DequantizedReport:
+    def verify(self, staging: Path) -> RewrittenReport:
         plan = self.plan
         found = verify_dequantized(
             plan.source,
@@ -276,7 +250,7 @@ class _Dequantization(Rewrite[DequantizedReport]):
         return found
 
     @override
-    def provenance(self, found: DequantizedReport) -> DequantizedProvenance:
+    def provenance(self, found: RewrittenReport) -> DequantizedProvenance:
         report = self.report(found)
         return DequantizedProvenance(
             draftquant=package_version("draftquant"),
@@ -299,8 +273,7 @@ class _Dequantization(Rewrite[DequantizedReport]):
             quantized_by=self.made_by,
         )
 
-    def report(self, found: DequantizedReport) -> DequantizeReport:
-        """What was written, of what verification found."""
+    def report(self, found: RewrittenReport) -> DequantizeReport:
         return DequantizeReport(
             out=self.out,
             scheme=str(self.plan.source.scheme),
@@ -312,16 +285,7 @@ class _Dequantization(Rewrite[DequantizedReport]):
         )
 
 
-def _row_blocks(row: Row) -> Iterator[range]:
-    """Blocks of rows of a linear that bound the memory of decoding it."""
-    rows, columns = row.tensor.shape
-    step = max(_WORD, _BLOCK // max(1, columns) // _WORD * _WORD)
-    for first in range(0, rows, step):
-        yield range(first, min(first + step, rows))
-
-
 def _documents(plan: DequantizePlan) -> dict[str, str]:
-    """The index, and config.json without the declaration."""
     checkpoint = plan.source.checkpoint
     config = {k: v for k, v in checkpoint.config.items() if k != "quantization_config"}
     return config_and_index(checkpoint, config, files_of(plan.outputs), plan.bytes_after)

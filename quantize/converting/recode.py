@@ -11,7 +11,7 @@ from ...recipes.schema import Recipe, WeightFormat
 from ..drafts import Row
 from ..layouts import rows_of_block
 from ..numerics.quantized_weight import QuantizedWeight, carried
-from ..stored.decoded_numbers import stored_scalar
+from ..stored.decoded_numbers import blocks_of, stored_scalar
 from ..stored.linear import StoredLinear, global_scale, input_groups, stored_scales, zero_points
 from ..stored.stored_declaration import INPUT_SCALES, INVERSE_INPUT_SCALE
 from ..stored.stored_draft import StoredDraft
@@ -21,11 +21,7 @@ _SCALE_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.floa
 
 
 def check_one_format(source: StoredDraft) -> None:
-    """Fail for a folder of several formats.
-
-    Raises:
-        LayoutError: it has several.
-    """
+    """Fail for a folder of several formats."""
     scheme = source.scheme
     groups = (scheme, *scheme.others) if scheme is not None else ()
     if len({replace(each, targets=(), others=(), excludes=()) for each in groups}) > 1:
@@ -40,10 +36,8 @@ def check_one_format(source: StoredDraft) -> None:
 def check_counts_from_the_middle(source: StoredDraft) -> None:
     """Fail for codes that no layout of this package holds, naming the first linear that has such.
 
-    Raises:
-        LayoutError: codes count from other zero points than the middle of their range, or inputs
-            of a group are no neighbours.
-        CheckpointError: zero points or groups of inputs are none.
+    They count from other zero points than the middle of their range, or inputs of a group are no
+    neighbours.
     """
     for row in source.draft.rows:
         scheme = source.scheme_of(row)
@@ -63,8 +57,7 @@ def check_counts_from_the_middle(source: StoredDraft) -> None:
 def recoded_blocks(source: StoredDraft, row: Row, recipe: Recipe) -> Iterator[QuantizedWeight]:
     """The codes and scales of a linear, block by block, as they would come from quantizing.
 
-    Args:
-        row: the linear; its dtype is that of its INT4 scales.
+    The dtype of the row is that of its INT4 scales.
 
     Raises:
         CheckpointError: a scale or zero point is not one.
@@ -77,8 +70,7 @@ def recoded_blocks(source: StoredDraft, row: Row, recipe: Recipe) -> Iterator[Qu
     out_features, in_features = row.tensor.shape
     multiple = rows_of_block(weights)
     step = max(1, _BLOCK // in_features // multiple) * multiple
-    for first in range(0, out_features, step):
-        rows = range(first, min(first + step, out_features))
+    for rows in blocks_of(out_features, step):
         block = QuantizedWeight(
             codes=_codes(linear, rows, weights),
             scale=_of_rows(scale, rows, weights),
@@ -89,11 +81,7 @@ def recoded_blocks(source: StoredDraft, row: Row, recipe: Recipe) -> Iterator[Qu
 
 
 def stored_input_scale(source: StoredDraft, row: Row, recipe: Recipe) -> float | None:
-    """The static scale of a linear's input; None where the recipe has none.
-
-    Raises:
-        CheckpointError: there should be one.
-    """
+    """The static scale of a linear's input; None where the recipe has none."""
     if not recipe.needs_input_scales:
         return None
     for suffix in INPUT_SCALES:
@@ -120,7 +108,6 @@ def _codes(linear: StoredLinear, rows: range, weights: WeightFormat) -> Tensor:
 
 
 def _of_rows(scale: Tensor, rows: range, weights: WeightFormat) -> Tensor:
-    """The scales of a block of rows."""
     if weights.granularity == "tensor":
         return scale
     size = weights.group_size or 1 if weights.granularity == "block" else 1

@@ -53,10 +53,9 @@ from ..planning.outputs import (
     write_outputs,
 )
 from ..stored.layouts.scheme import FLOAT_DTYPES
-from ..stored.stored_cache import cache_scales
 from ..stored.stored_declaration import declared_scheme, scale_suffix
-from ..stored.stored_draft import StoredDraft, activation_format, weight_format
-from ..verify import TranscodedReport, check_faults, verify_transcoded
+from ..stored.stored_draft import StoredDraft, activation_format, cache_scales, weight_format
+from ..verify import RewrittenReport, check_faults, verify_transcoded
 from .recode import (
     check_counts_from_the_middle,
     check_one_format,
@@ -64,21 +63,14 @@ from .recode import (
     stored_input_scale,
 )
 
-# ---- `TranscodeReport`: what transcoding a folder did
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class TranscodeReport(Brief):
     """A quantized draft, stored in another layout or dtype.
 
     Attributes:
-        out: the folder that was written.
-        before: what the source declares.
-        after: what the new folder declares.
-        linears: number of quantized linears.
-        kept: number of tensors that were copied byte for byte.
-        bytes_before: bytes of the tensors of the source.
-        bytes_after: bytes of the tensors that were written.
+        before: what the source declares. after: what the new folder declares.
+        linears: number of quantized linears. kept: of tensors that were copied byte for byte.
     """
 
     out: Path
@@ -100,17 +92,6 @@ class TranscodeReport(Brief):
         }
 
 
-# ---- The scales of a KV cache in another layout: the same numbers, under the names that it has
-
-
-def declared_cache(stored: StoredDraft) -> KvCacheFormat | None:
-    """The KV cache of a folder that another tool made, as a recipe says it."""
-    scheme = stored.scheme
-    if scheme is None or scheme.kv_cache is None:
-        return None
-    return KvCacheFormat(dtype=scheme.kv_cache, scales="measured")
-
-
 class RecodedCache(NamedTuple):
     """The scales of an output: its tensors, see `cache_outputs`, and their numbers by name."""
 
@@ -127,9 +108,7 @@ def recoded_cache(source: StoredDraft, recipe: Recipe) -> RecodedCache:
     """The scales of a folder as a recipe's layout stores them; none where it declares no cache.
 
     Raises:
-        PlanError: engines read none of such a draft.
         LayoutError: a layer has one for each head.
-        CheckpointError: one is not a positive number.
     """
     outputs = cache_outputs(recipe, source.draft)
     if not outputs:
@@ -160,10 +139,8 @@ class TranscodePlan:
     """What a quantized folder becomes.
 
     Attributes:
-        source: the folder whose codes these are.
         recipe: whose formats and layout the output has.
         origin: the formats in which the codes were found, for provenance.
-        outputs: by name of the weight.
         cache: the scales of its KV cache.
         excludes: modules that stay floating-point.
         record: draftquant.json of the source; None where it has none.
@@ -270,6 +247,7 @@ def _recipe(stored: StoredDraft, record: Provenance | None, layout: LayoutName |
         first = record.transcoded_from.weights
         if first.dtype != weights.dtype:  # its codes are carried by what is declared
             weights = replace(first, carrier="fp8_e4m3")
+    cache = scheme.kv_cache and KvCacheFormat(dtype=scheme.kv_cache, scales="measured")
     return Recipe(
         schema_version=1,
         name="of-another-tool",
@@ -280,7 +258,7 @@ def _recipe(stored: StoredDraft, record: Provenance | None, layout: LayoutName |
         weights=weights,
         activations=activation_format(scheme),
         algorithm=Algorithm(scale="absmax", rounding="nearest"),
-        kv_cache=declared_cache(stored),
+        kv_cache=cache,
         rules=(Rule(role=("attention", "mlp"), action="quantize"),),
         expect=Expectation(quantized_per_layer=7),
         gate=GateChoice(policy="release"),
@@ -352,13 +330,12 @@ def transcode_draft(
 
     Args:
         plan: from `plan_transcoding`.
+        out: folder to create.
         argv: the command line, for provenance.
         on_progress: called with the bytes of each tensor written.
         on_stage: called with "write" and "verify" when they begin.
 
     Raises:
-        LayoutError: a scale is not exact in the dtype that the layout stores.
-        CheckpointError: the source folder is not the one that its draftquant.json records.
         DraftQuantError: of the stage that failed; nothing is left behind.
     """
     checkpoint = plan.source.checkpoint
@@ -380,7 +357,7 @@ def transcode_draft(
     return TranscodeReport(
         out=out,
         before=str(plan.source.scheme),
-        after=found.scheme,
+        after=str(found.scheme),
         linears=len(plan.source.modules),
         kept=len(plan.outputs) - len(plan.source.modules),
         bytes_before=checkpoint.nbytes,
@@ -389,9 +366,7 @@ def transcode_draft(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Transcoding(Rewrite[TranscodedReport]):
-    """One run; attributes as the arguments of `transcode_draft`."""
-
+class _Transcoding(Rewrite[RewrittenReport]):
     plan: TranscodePlan
     argv: Sequence[str]
     on_progress: Callable[[int], None]
@@ -411,7 +386,7 @@ class _Transcoding(Rewrite[TranscodedReport]):
         return store_linear(blocks, row.tensor, plan.recipe.stored, file, input_scale)
 
     @override
-    def verify(self, staging: Path) -> TranscodedReport:
+    def verify(self, staging: Path) -> RewrittenReport:
         plan = self.plan
         algorithm = algorithm_of(plan.record.digests if plan.record else {})
         sides = plan.source, staging
@@ -425,7 +400,7 @@ class _Transcoding(Rewrite[TranscodedReport]):
         return found
 
     @override
-    def provenance(self, found: TranscodedReport) -> Provenance:
+    def provenance(self, found: RewrittenReport) -> Provenance:
         plan = self.plan
         return transcoded(
             plan.record,
@@ -438,7 +413,6 @@ class _Transcoding(Rewrite[TranscodedReport]):
 
 
 def _documents(plan: TranscodePlan) -> dict[str, str]:
-    """The layout's own files, the index, and config.json with the new declaration."""
     checkpoint, layout = plan.source.checkpoint, get_layout(plan.recipe.layout)
     heads = named_heads(plan.recipe, (o.row for o in plan.outputs if o.changed))
     declared = layout.declare(plan.recipe.stored, plan.excludes, heads)

@@ -5,12 +5,12 @@ from collections.abc import Iterable
 from ...recipes.errors import LayoutError
 from ...recipes.schema import LayoutName, Recipe
 from ..drafts.family import Row
-from .awq_layout import AwqLayout
+from ..stored.layouts import LAYOUTS
+from ..stored.layouts.scheme import OwnFormat
 from .compressed_tensors_layout import CompressedTensorsLayout
-from .fp8_layout import Fp8Layout
-from .layout import Columns, Layout, OwnFormat, last_part, rows_of_block
-from .modelopt_layout import ModelOptLayout
-from .quark_layout import QuarkLayout
+from .layout import Columns, Layout, last_part, rows_of_block
+from .modelopt_layout import Fp8Layout, ModelOptLayout
+from .quark_layout import AwqLayout, QuarkLayout
 
 _LAYOUTS: dict[LayoutName, Layout] = {
     "quark": QuarkLayout(),
@@ -64,8 +64,8 @@ def check_head(recipe: Recipe, row: Row) -> None:
     if row.role != "head":
         return
     named = f"layout {recipe.layout}: {row.tensor.name}"
-    if get_layout(recipe.layout).heads == "never":
-        able = [name for name, layout in _LAYOUTS.items() if layout.heads != "never"]
+    able = [n for n in _LAYOUTS if LAYOUTS[n].names_heads or LAYOUTS[n].heads_are_linears]
+    if recipe.layout not in able:
         raise LayoutError(
             named,
             "engines do not load a quantized head of a draft in this layout",
@@ -83,12 +83,11 @@ def check_head(recipe: Recipe, row: Row) -> None:
 def named_heads(recipe: Recipe, rows: Iterable[Row]) -> tuple[OwnFormat, ...]:
     """The heads among quantized rows of a recipe of one format, where a target must name them."""
     heads = {last_part(row.module) for row in rows if row.role == "head"}
-    named = heads and get_layout(recipe.layout).heads == "named"
+    named = heads and LAYOUTS[recipe.layout].names_heads
     return (OwnFormat(recipe.stored, tuple(sorted(heads))),) if named else ()
 
 
 def _use(recipe: Recipe) -> str:
-    """The layouts that hold all formats of a recipe."""
     each = [recipe.in_format(form).stored for form in recipe.formats]
     able = [
         name

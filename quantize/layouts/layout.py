@@ -1,8 +1,8 @@
 """A layout: how codes and scales are named, packed and declared on disk.
 
 A layout knows nothing of how scales were chosen, and nothing of files: it says which tensors a
-quantized weight becomes, turns blocks of rows into them, and writes the `quantization_config`. A
-block has a multiple of `rows_of_block`, except the last one of a weight.
+quantized weight becomes, and turns blocks of rows into them; the `quantization_config` is that of
+the layout that is read. A block has a multiple of `rows_of_block`, except the last one of a weight.
 Planning needs layouts too, so they import torch only where they encode.
 """
 
@@ -16,6 +16,8 @@ from ...recipes.library import recipe_file
 from ...recipes.schema import LayoutName, Recipe, WeightFormat
 from ..drafts.family import Row
 from ..files.safetensors_header import StoredTensor, TensorInfo
+from ..stored.layouts import LAYOUTS
+from ..stored.layouts.scheme import OwnFormat
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,27 +36,16 @@ def rows_of_block(weights: WeightFormat) -> int:
 class Columns(NamedTuple):
     """What a block of rows of a weight becomes in a tensor stored transposed: some of its columns.
 
-    Such a tensor cannot be written front to back; whoever writes it gathers the columns first.
+    Such a tensor cannot be written front to back; who writes it gathers the columns first.
     """
 
     tensor: "Tensor"
 
 
-Heads = Literal["as linears", "named", "never"]
-"""How engines find a quantized head: as any linear, by a target that names it, or not at all."""
+Encoded = Mapping[str, "Tensor | Columns"]
+Parts = dict[str, tuple[str, tuple[int, ...]]]
+"""Suffix -> safetensors dtype and shape of the tensors of one weight."""
 ONE_FORMAT = "declares one format for all linears"
-
-
-class OwnFormat(NamedTuple):
-    """Linears of another format than the recipe's own.
-
-    Attributes:
-        recipe: as it holds for them, of that one format, as it is stored.
-        leaves: last parts of their names, on disk and where engines fuse them.
-    """
-
-    recipe: Recipe
-    leaves: tuple[str, ...]
 
 
 class Layout(ABC):
@@ -63,7 +54,6 @@ class Layout(ABC):
     Attributes:
         mix_problem: why it cannot declare several formats for one draft; None = it can.
         exact_excludes: whether engines compare its excludes with whole names, layer number and all.
-        heads: whether engines take a head as quantized in this layout.
         int4_scale_dtype: the only one that INT4 scales may have; None = that of the weight too.
         cache_problem: why it cannot declare the format of a KV cache; None = it can.
         cache_scale_shape: of the scale of a layer's keys, and of its values.
@@ -72,7 +62,6 @@ class Layout(ABC):
     name: LayoutName
     mix_problem: str | None = ONE_FORMAT
     exact_excludes: bool = False
-    heads: Heads = "never"
     int4_scale_dtype: Literal["float16"] | None = None
     cache_problem: str | None = "declares no KV cache"
     cache_scale_shape: tuple[int, ...] = ()
@@ -82,42 +71,57 @@ class Layout(ABC):
         """Why this layout cannot express the formats of a recipe of one format, or None."""
 
     @abstractmethod
+    def parts(self, weight: TensorInfo, recipe: Recipe) -> "Parts":
+        """What a quantized weight [out, in] becomes, by suffix, in the order of the file."""
+
+    @abstractmethod
+    def rows(self, block: "QuantizedWeight", weights: WeightFormat) -> "Encoded":
+        """A block of rows -> what it is of each stored tensor that is made of rows, by suffix."""
+
+    def whole(
+        self,
+        weight: TensorInfo,  # noqa: ARG002
+        block: "QuantizedWeight",
+        recipe: Recipe,
+        scale: float | None,
+    ) -> "dict[str, Tensor]":
+        """The stored tensors that a weight [out, in] has once, by suffix.
+
+        Unless a layout has others: the one `weight_scale` [] of a matrix and its `input_scale` [],
+        where it has them. `block` is any of its rows, `scale` that of the linear's input.
+        """
+        whole = {}
+        if recipe.weights.granularity == "tensor":
+            whole["weight_scale"] = scalar(block.scale, ())
+        if scale is not None:
+            whole["input_scale"] = scalar(scale, ())
+        return whole
+
     def stored(self, weight: TensorInfo, recipe: Recipe) -> tuple[StoredTensor, ...]:
         """The tensors that a quantized weight [out, in] becomes.
 
         Raises:
             LayoutError: this shape cannot be stored.
         """
+        module = weight.name.removesuffix(".weight")
+        return tuple(
+            StoredTensor(name=f"{module}.{suffix}", dtype=dtype, shape=shape)
+            for suffix, (dtype, shape) in self.parts(weight, recipe).items()
+        )
 
-    @abstractmethod
     def encode_rows(
         self, module: str, block: "QuantizedWeight", weights: WeightFormat
-    ) -> "Mapping[str, Tensor | Columns]":
-        """A block of rows -> what it is of each stored tensor that is made of rows, by name."""
+    ) -> "Encoded":
+        """`rows` by name."""
+        return {f"{module}.{suffix}": t for suffix, t in self.rows(block, weights).items()}
 
     def encode_whole(
-        self,
-        weight: TensorInfo,
-        block: "QuantizedWeight",
-        recipe: Recipe,
-        input_scale: float | None,
+        self, weight: TensorInfo, block: "QuantizedWeight", recipe: Recipe, scale: float | None
     ) -> "dict[str, Tensor]":
-        """The stored tensors that a weight has once, by name.
-
-        Unless a layout has others: the one `weight_scale` [] of a matrix and its `input_scale` [],
-        where it has them.
-
-        Args:
-            weight: the source weight [out, in].
-            block: any block of rows: scales of the whole weight are in every one.
-            input_scale: stored scale of the linear's input, None where the recipe has none.
-        """
-        module, whole = weight.name.removesuffix(".weight"), {}
-        if recipe.weights.granularity == "tensor":
-            whole[f"{module}.weight_scale"] = scalar(block.scale, ())
-        if input_scale is not None:
-            whole[f"{module}.input_scale"] = scalar(input_scale, ())
-        return whole
+        """`whole` by name."""
+        module = weight.name.removesuffix(".weight")
+        whole = self.whole(weight, block, recipe, scale)
+        return {f"{module}.{suffix}": tensor for suffix, tensor in whole.items()}
 
     def excludes(self, kept: Sequence[str]) -> list[str]:
         """Modules to exclude, spelled so that every engine which reads this layout matches them.
@@ -128,31 +132,25 @@ class Layout(ABC):
         alone.
         """
         exact = [n for module in kept for n in (module, f"model.{module.removeprefix('model.')}")]
-        return [*dict.fromkeys(exact), *name_patterns(last_parts(kept))]
+        return [*dict.fromkeys(exact), *(f"re:.*{leaf}$" for leaf in last_parts(kept))]
 
-    @abstractmethod
     def declare(
         self, recipe: Recipe, kept: Sequence[str], own: Sequence[OwnFormat] = ()
     ) -> dict[str, Any]:
-        """The `quantization_config` of config.json.
+        """The `quantization_config` of config.json, of a recipe of one format as it is stored.
 
-        Args:
-            recipe: of one format, as it is stored: that of every linear that is not in `own`.
-            own: none where the layout cannot mix.
+        Modules `kept` are excluded; `own` has none where the layout cannot mix formats.
         """
+        return LAYOUTS[self.name].declaration(recipe, self.excludes(kept), own)
 
     def cache_scale_names(self, attention: str) -> tuple[str, str]:
         """What tools of this layout call the scales of keys and values of an attention."""
         return f"{attention}.k_scale", f"{attention}.v_scale"
 
-    def side_files(self, declared: Mapping[str, Any]) -> Mapping[str, Any]:  # noqa: ARG002
+    def side_files(self, declared: Mapping[str, Any]) -> Mapping[str, Any]:
         """Further JSON files of this layout by name."""
-        return {}
-
-
-def name_patterns(leaves: Sequence[str]) -> list[str]:
-    """Regular expressions, as engines want them, for all modules whose names end so."""
-    return [f"re:.*{leaf}$" for leaf in leaves]
+        side = LAYOUTS[self.name].side_file
+        return {side.name: side.content(declared)} if side else {}
 
 
 def last_parts(kept: Sequence[str]) -> list[str]:
@@ -172,11 +170,7 @@ def last_part(module: str) -> str:
 
 
 def check_divides(layout: LayoutName, weight: TensorInfo, axis: int, divisor: int) -> None:
-    """Fail if a dimension of a weight is not whole groups or words.
-
-    Raises:
-        LayoutError: names the dimension.
-    """
+    """Fail if a dimension of a weight is not whole groups or words."""
     if weight.shape[axis] % divisor:
         name = ("rows", "inputs")[axis]
         raise LayoutError(
@@ -193,11 +187,10 @@ def scalar(value: "float | Tensor", shape: tuple[int, ...]) -> "Tensor":
     return torch.as_tensor(value, dtype=torch.float32).reshape(shape)
 
 
-def codes_tensor(name: str, weight: TensorInfo, weights: WeightFormat) -> StoredTensor:
-    """The tensor with the codes of a weight [out, in], packed along the inputs."""
+def codes_part(weight: TensorInfo, weights: WeightFormat) -> tuple[str, tuple[int, ...]]:
+    """Dtype and shape of the codes of a weight [out, in], packed along the inputs."""
     number, (rows, columns) = weights.number, weight.shape
-    shape = (rows, -(-columns // number.codes_per_element))
-    return StoredTensor(name=name, dtype=number.stored_dtype, shape=shape)
+    return number.stored_dtype, (rows, -(-columns // number.codes_per_element))
 
 
 def scale_dtype(weight: TensorInfo, weights: WeightFormat) -> str:
@@ -208,26 +201,18 @@ def scale_dtype(weight: TensorInfo, weights: WeightFormat) -> str:
 
 def stored_scale(scale: "Tensor", weights: WeightFormat) -> "Tensor":
     """Scales in the form in which they are stored, same shape."""
-    powers = weights.number.scale_dtype == "U8"
-    return exponent_bytes(scale) if powers else scale
-
-
-def exponent_bytes(scale: "Tensor") -> "Tensor":
-    """Float32 powers of two -> E8M0 bytes, exponent + 127, same shape."""
+    if weights.number.scale_dtype != "U8":
+        return scale
     import torch
 
+    # Float32 powers of two -> E8M0 bytes, exponent + 127.
     return (scale.view(torch.int32) >> 23).to(torch.uint8)
-
-
-# ---- Groups of inputs that divide the rows of every linear: which do, where the recipe's do not
 
 
 def check_groups(recipe: Recipe, claimed: Sequence[tuple[Row, int]]) -> None:
     """Fail if a row of a linear that is to be quantized is no whole groups.
 
-    Args:
-        recipe: with the rules, and named in the error.
-        claimed: every tensor, and the number of the rule that claims it.
+    `claimed` is every tensor, and the number of the rule that claims it.
 
     Raises:
         LayoutError: names the linear and the group sizes that fit all linears of its format, with a
@@ -259,7 +244,6 @@ def check_groups(recipe: Recipe, claimed: Sequence[tuple[Row, int]]) -> None:
 
 
 def _in_groups(recipe: Recipe, weights: WeightFormat, size: int) -> Recipe:
-    """The recipe with other groups where it has this format of weights."""
     other = replace(weights, group_size=size)
     own = other if recipe.weights == weights else recipe.weights
     rules = tuple(

@@ -1,20 +1,23 @@
-"""NVIDIA ModelOpt's layout (0.47): FP8 per matrix, or per channel and token; NVFP4."""
+"""NVIDIA ModelOpt's layout (0.47), and plain `fp8`.
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+ModelOpt: FP8 per matrix, or per channel and token; NVFP4. Plain: one scale per matrix, or per
+128 x 128 block as DeepSeek-V3 is published; sources: vLLM 0.33 and SGLang 0.5.23 `fp8.py`.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
-from ...recipes.formats import NUMBER_FORMATS
 from ...recipes.schema import LayoutName, Recipe, WeightFormat
-from ..files.safetensors_header import StoredTensor, TensorInfo
+from ..files.safetensors_header import TensorInfo
+from ..stored.layouts.stored_modelopt import algorithm_of
 from .layout import (
-    Columns,
-    Heads,
+    Encoded,
     Layout,
-    OwnFormat,
+    Parts,
     check_divides,
-    codes_tensor,
+    codes_part,
     last_parts,
     scalar,
     scale_dtype,
@@ -24,9 +27,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ..numerics.quantized_weight import QuantizedWeight
-
-PRODUCER = {"name": "modelopt", "version": "0.47.0"}  # whose JSON this is
-SIDE_FILE = "hf_quant_config.json"
 
 
 class ModelOptLayout(Layout):
@@ -42,59 +42,47 @@ class ModelOptLayout(Layout):
         " (MIXED_PRECISION), but engines have names of their own for a draft's"
         " linears"
     )
-    heads: Heads = "as linears"
     cache_problem = None
 
     @override
     def problem(self, recipe: Recipe) -> str | None:
-        if _algorithm(recipe) is None:
+        if algorithm_of(recipe) is None:
             return "ModelOpt's layout holds FP8 and NVFP4 only, each with inputs of the same format"
         return None
 
     @override
-    def stored(self, weight: TensorInfo, recipe: Recipe) -> tuple[StoredTensor, ...]:
-        module, weights = weight.name.removesuffix(".weight"), recipe.weights
-        rows, columns = weight.shape
+    def parts(self, weight: TensorInfo, recipe: Recipe) -> Parts:
+        weights, (rows, columns) = recipe.weights, weight.shape
         shape: tuple[int, ...] = (rows,) if weights.granularity == "channel" else ()
         if weights.group_size is not None:
             check_divides(self.name, weight, 1, weights.group_size)
             shape = (rows, columns // weights.group_size)
-        scale = StoredTensor(
-            name=f"{module}.weight_scale", dtype=scale_dtype(weight, weights), shape=shape
-        )
-        tensors = [codes_tensor(weight.name, weight, weights), scale]
+        scales = scale_dtype(weight, weights), shape
+        parts = {"weight": codes_part(weight, weights), "weight_scale": scales}
         if weights.number.global_scale:
-            tensors.append(StoredTensor(name=f"{module}.weight_scale_2", dtype="F32", shape=()))
+            parts["weight_scale_2"] = "F32", ()
         if recipe.needs_input_scales:
-            tensors.append(StoredTensor(name=f"{module}.input_scale", dtype="F32", shape=()))
-        return tuple(tensors)
+            parts["input_scale"] = "F32", ()
+        return parts
 
     @override
-    def encode_rows(
-        self, module: str, block: "QuantizedWeight", weights: WeightFormat
-    ) -> "Mapping[str, Tensor | Columns]":
+    def rows(self, block: "QuantizedWeight", weights: WeightFormat) -> Encoded:
         from ..numerics.quantized_weight import packed
 
-        codes = packed(weights.dtype, block.codes, interleaved=False, offset=0)
-        rows: dict[str, Tensor | Columns] = {f"{module}.weight": codes}
+        rows = {"weight": packed(weights.dtype, block.codes, interleaved=False, offset=0)}
         if weights.granularity == "group":
-            rows[f"{module}.weight_scale"] = block.scale
+            rows["weight_scale"] = block.scale
         elif weights.granularity == "channel":
-            rows[f"{module}.weight_scale"] = block.scale[:, 0]
+            rows["weight_scale"] = block.scale[:, 0]
         return rows
 
     @override
-    def encode_whole(
-        self,
-        weight: TensorInfo,
-        block: "QuantizedWeight",
-        recipe: Recipe,
-        input_scale: float | None,
+    def whole(
+        self, weight: TensorInfo, block: "QuantizedWeight", recipe: Recipe, scale: float | None
     ) -> "dict[str, Tensor]":
-        module = weight.name.removesuffix(".weight")
-        whole = super().encode_whole(weight, block, recipe, input_scale)
+        whole = super().whole(weight, block, recipe, scale)
         if block.global_scale is not None:
-            whole[f"{module}.weight_scale_2"] = scalar(block.global_scale, ())
+            whole["weight_scale_2"] = scalar(block.global_scale, ())
         return whole
 
     @override
@@ -104,62 +92,50 @@ class ModelOptLayout(Layout):
         return [f"*{leaf}*" for leaf in last_parts(kept)]
 
     @override
-    def declare(
-        self, recipe: Recipe, kept: Sequence[str], own: Sequence[OwnFormat] = ()
-    ) -> dict[str, Any]:
-        declared = _flat_form(_algorithm(recipe) or "", self.excludes(kept))
-        if recipe.kv_cache is not None:
-            number = NUMBER_FORMATS[recipe.kv_cache.dtype]
-            args = {"dynamic": False, "num_bits": number.bits, "type": number.kind}
-            declared["kv_cache_scheme"] = args
-        return declared
-
-    @override
     def cache_scale_names(self, attention: str) -> tuple[str, str]:
         return f"{attention}.k_proj.k_scale", f"{attention}.v_proj.v_scale"
 
+
+class Fp8Layout(Layout):
+    """`weight` FP8; `weight_scale` [] and `input_scale` [], or `weight_scale_inv` per block.
+
+    Despite its name `weight_scale_inv` multiplies the codes, as every scale here.
+    """
+
+    name: LayoutName = "fp8"
+    exact_excludes = True
+    cache_problem = None
+
     @override
-    def side_files(self, declared: Mapping[str, Any]) -> Mapping[str, Any]:
-        # ModelOpt's own nested form beside config.json: TensorRT-LLM reads it.
-        quantization = {
-            "quant_algo": declared["quant_algo"],
-            "kv_cache_quant_algo": "FP8" if "kv_cache_scheme" in declared else None,
-            "exclude_modules": declared["exclude_modules"],
-        }
-        if "group_size" in declared:
-            quantization["group_size"] = declared["group_size"]
-        return {SIDE_FILE: {"producer": PRODUCER, "quantization": quantization}}
+    def problem(self, recipe: Recipe) -> str | None:
+        weights, activations = recipe.weights, recipe.activations
+        if not weights.number.is_fp8 or weights.granularity not in ("tensor", "block"):
+            return "plain fp8 stores FP8 weights with one scale per matrix or per block only"
+        if activations is None or activations.dtype != "fp8_e4m3":
+            return "plain fp8 needs FP8 activations"
+        if (weights.granularity == "block") != (activations.granularity == "group"):
+            return "plain fp8 pairs blocks of the weight with groups of the activations"
+        return None
 
+    @override
+    def parts(self, weight: TensorInfo, recipe: Recipe) -> Parts:
+        parts: Parts = {"weight": ("F8_E4M3", weight.shape)}
+        size = recipe.weights.group_size
+        if size is not None:
+            blocks = (-(-weight.shape[0] // size), -(-weight.shape[1] // size))
+            return parts | {"weight_scale_inv": ("F32", blocks)}
+        parts["weight_scale"] = "F32", ()
+        if recipe.needs_input_scales:
+            parts["input_scale"] = "F32", ()
+        return parts
 
-def _flat_form(algorithm: str, excludes: list[str]) -> dict[str, Any]:
-    """The flat `quantization_config` of an algorithm, which every engine reads."""
-    declared: dict[str, Any] = {
-        "exclude_modules": excludes,
-        "ignore": excludes,
-        "producer": PRODUCER,
-        "quant_algo": algorithm,
-        "quant_method": "modelopt",
-    }
-    if algorithm == "FP8_PER_CHANNEL_PER_TOKEN":
-        return declared
-    (nvfp4,) = NUMBER_FORMATS["nvfp4"].sizes["group"]
-    group_size = nvfp4 if algorithm.endswith("NVFP4") else None
-    args: dict[str, Any] = {"dynamic": False, "num_bits": 4 if group_size else 8, "type": "float"}
-    if group_size:
-        args["group_size"] = declared["group_size"] = group_size
-    group: dict[str, Any] = {"targets": ["Linear"], "weights": args}
-    if not algorithm.startswith("W4A16"):
-        group["input_activations"] = args
-    return {"config_groups": {"group_0": group}, **declared}
+    @override
+    def rows(self, block: "QuantizedWeight", weights: WeightFormat) -> Encoded:
+        scales = {"weight_scale_inv": block.scale} if weights.granularity == "block" else {}
+        return {"weight": block.codes, **scales}
 
-
-def _algorithm(recipe: Recipe) -> str | None:
-    """ModelOpt's name for the pair of formats, None where it has none."""
-    weights, activations = recipe.weights, recipe.activations
-    pair = (weights.dtype, weights.granularity, str(activations) if activations else None)
-    return {
-        ("fp8_e4m3", "tensor", "fp8_e4m3 per tensor, static"): "FP8",
-        ("fp8_e4m3", "channel", "fp8_e4m3 per token, dynamic"): "FP8_PER_CHANNEL_PER_TOKEN",
-        ("nvfp4", "group", "nvfp4 per group, dynamic under one static scale"): "NVFP4",
-        ("nvfp4", "group", None): "W4A16_NVFP4",
-    }.get(pair)
+    @override
+    def excludes(self, kept: Sequence[str]) -> list[str]:
+        # vLLM compares whole names, so both spellings of each are listed; SGLang looks for parts
+        bare = [module.removeprefix("model.") for module in kept]
+        return sorted({*bare, *(f"model.{module}" for module in bare), *last_parts(kept)})

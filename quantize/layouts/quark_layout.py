@@ -1,20 +1,26 @@
-"""AMD Quark's layout, as Quark 0.13 exports it (real_quantized, `reorder` packing)."""
+"""AMD Quark's layout, as Quark 0.13 exports it (real_quantized, `reorder` packing), and AutoAWQ's.
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+AutoAWQ (`gemm`): INT4 groups, transposed, with float16 scales. The format has zero points;
+symmetric codes are stored with the constant zero point 8. Sources: vLLM 0.33 `awq.py`, SGLang
+0.5.23 `awq.py`.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
 
 from typing_extensions import override
 
 from ...recipes.errors import LayoutError
-from ...recipes.formats import NUMBER_FORMATS
-from ...recipes.schema import ActivationFormat, LayoutName, Recipe, WeightFormat
-from ..files.safetensors_header import StoredTensor, TensorInfo
+from ...recipes.schema import LayoutName, Recipe, WeightFormat
+from ..files.safetensors_header import TensorInfo
 from .layout import (
     Columns,
+    Encoded,
     Layout,
-    OwnFormat,
+    Parts,
     check_divides,
-    codes_tensor,
+    codes_part,
+    last_parts,
     scalar,
     scale_dtype,
     stored_scale,
@@ -25,12 +31,9 @@ if TYPE_CHECKING:
 
     from ..numerics.quantized_weight import QuantizedWeight
 
-VERSION = "0.13"  # whose JSON this is
 _INT4_PER_WORD = 8
 _SECOND_STAGE = "_2"
 
-_CACHED = ("*k_proj", "*v_proj")
-"""Linears whose outputs go into the KV cache: Quark's `LLMTemplate` names them so."""
 
 _HELD = ("int4", "fp8_e4m3", "mxfp4")
 """Formats that it has."""
@@ -59,32 +62,20 @@ class QuarkLayout(Layout):
         return None
 
     @override
-    def stored(self, weight: TensorInfo, recipe: Recipe) -> tuple[StoredTensor, ...]:
-        module = weight.name.removesuffix(".weight")
-        parts = _int4_parts if recipe.weights.number.is_integer else _float_parts
-        tensors = [
-            StoredTensor(name=f"{module}.{suffix}", dtype=dtype, shape=shape)
-            for suffix, dtype, shape in parts(weight, recipe.weights)
-        ]
-        if recipe.needs_input_scales:
-            tensors.append(StoredTensor(name=f"{module}.input_scale", dtype="F32", shape=()))
-        return tuple(tensors)
+    def parts(self, weight: TensorInfo, recipe: Recipe) -> Parts:
+        integers = recipe.weights.number.is_integer
+        parts = (_int4_parts if integers else _float_parts)(weight, recipe.weights)
+        return parts | ({"input_scale": ("F32", ())} if recipe.needs_input_scales else {})
 
     @override
-    def encode_rows(
-        self, module: str, block: "QuantizedWeight", weights: WeightFormat
-    ) -> "Mapping[str, Tensor | Columns]":
+    def rows(self, block: "QuantizedWeight", weights: WeightFormat) -> Encoded:
         from ..numerics.quantized_weight import packed
 
-        codes, scale = f"{module}.weight", f"{module}.weight_scale"
-        if weights.first_stage:
-            scale += _SECOND_STAGE
+        scale = f"weight_scale{_SECOND_STAGE}" if weights.first_stage else "weight_scale"
         if weights.number.is_integer and weights.granularity == "group":
             words = packed(weights.dtype, block.codes.T, interleaved=True, offset=0)
-            return {codes: Columns(words), scale: Columns(block.scale.T)}
-        rows: dict[str, Tensor | Columns] = {
-            codes: packed(weights.dtype, block.codes, interleaved=True, offset=0)
-        }
+            return {"weight": Columns(words), scale: Columns(block.scale.T)}
+        rows = {"weight": packed(weights.dtype, block.codes, interleaved=True, offset=0)}
         if weights.granularity == "group":
             rows[scale] = stored_scale(block.scale, weights)
         elif weights.granularity == "channel":
@@ -92,63 +83,18 @@ class QuarkLayout(Layout):
         return rows
 
     @override
-    def encode_whole(
-        self,
-        weight: TensorInfo,
-        block: "QuantizedWeight",
-        recipe: Recipe,
-        input_scale: float | None,
+    def whole(
+        self, weight: TensorInfo, block: "QuantizedWeight", recipe: Recipe, scale: float | None
     ) -> "dict[str, Tensor]":
         import torch
 
-        module = weight.name.removesuffix(".weight")
-        whole = super().encode_whole(weight, block, recipe, input_scale)
+        whole = super().whole(weight, block, recipe, scale)
         if block.global_scale is not None:
-            whole[f"{module}.weight_scale"] = scalar(block.global_scale, ())
-        for tensor in self.stored(weight, recipe):
-            if tensor.name.startswith(f"{module}.weight_zero_point"):
-                whole[tensor.name] = torch.zeros(tensor.shape, dtype=torch.int32)
+            whole["weight_scale"] = scalar(block.global_scale, ())
+        for suffix, (_, shape) in self.parts(weight, recipe).items():
+            if suffix.startswith("weight_zero_point"):
+                whole[suffix] = torch.zeros(shape, dtype=torch.int32)
         return whole
-
-    @override
-    def declare(
-        self, recipe: Recipe, kept: Sequence[str], own: Sequence[OwnFormat] = ()
-    ) -> dict[str, Any]:
-        linear = {
-            "bias": None,
-            "input_tensors": _activation_spec(recipe.activations),
-            "output_tensors": None,
-            "target_device": None,
-            "weight": _weight_spec(recipe.weights),
-        }
-        cached: dict[str, Any] = {}
-        if recipe.kv_cache is not None:  # what these linears make, rounded under one scale
-            spec = _spec(recipe.kv_cache.dtype, "tensor", axis=None, dynamic=False)
-            cached = {name: {**linear, "output_tensors": spec} for name in _CACHED}
-        return {
-            "algo_config": None,
-            "exclude": self.excludes(kept),
-            "export": {
-                "kv_cache_group": list(cached),
-                "min_kv_scale": 0.0,
-                "pack_method": "reorder",
-                "weight_format": "real_quantized",
-                "weight_merge_groups": None,
-            },
-            "global_quant_config": linear,
-            "kv_cache_post_rope": False,
-            "kv_cache_quant_config": cached,
-            "layer_quant_config": cached,
-            "layer_type_quant_config": {},
-            "quant_method": "quark",
-            "quant_mode": "eager_mode",
-            "softmax_quant_spec": None,
-            "version": VERSION,
-        }
-
-
-Parts = list[tuple[str, str, tuple[int, ...]]]
-"""Suffix, safetensors dtype and shape of the tensors of one weight."""
 
 
 def _int4_parts(weight: TensorInfo, weights: WeightFormat) -> Parts:
@@ -159,108 +105,90 @@ def _int4_parts(weight: TensorInfo, weights: WeightFormat) -> Parts:
             f"layout quark packs zero points of 8 rows into a word, got {rows} rows",
             fix="keep this tensor, or use layout compressed-tensors",
         )
-    scales = scale_dtype(weight, weights)
-    words = rows // _INT4_PER_WORD
+    scales, words = scale_dtype(weight, weights), rows // _INT4_PER_WORD
+    codes = codes_part(weight, weights)
     if weights.first_stage:
-        return [
-            ("weight", "I32", (rows, -(-columns // _INT4_PER_WORD))),
-            ("weight_scale", "F32", ()),
-            (f"weight_scale{_SECOND_STAGE}", "F32", (rows,)),
-            (f"weight_zero_point{_SECOND_STAGE}", "I32", (words,)),
-        ]
+        return {
+            "weight": codes,
+            "weight_scale": ("F32", ()),
+            f"weight_scale{_SECOND_STAGE}": ("F32", (rows,)),
+            f"weight_zero_point{_SECOND_STAGE}": ("I32", (words,)),
+        }
     if weights.group_size is None:
-        return [
-            ("weight", "I32", (rows, -(-columns // _INT4_PER_WORD))),
-            ("weight_scale", scales, (rows,)),
-            ("weight_zero_point", "I32", (words,)),
-        ]
+        return {
+            "weight": codes,
+            "weight_scale": (scales, (rows,)),
+            "weight_zero_point": ("I32", (words,)),
+        }
     check_divides("quark", weight, 1, weights.group_size)
     groups = columns // weights.group_size
-    return [
-        ("weight", "I32", (columns, words)),
-        ("weight_scale", scales, (groups, rows)),
-        ("weight_zero_point", "I32", (groups, words)),
-    ]
+    return {
+        "weight": ("I32", (columns, words)),
+        "weight_scale": (scales, (groups, rows)),
+        "weight_zero_point": ("I32", (groups, words)),
+    }
 
 
 def _float_parts(weight: TensorInfo, weights: WeightFormat) -> Parts:
     rows, columns = weight.shape
-    codes = codes_tensor(weight.name, weight, weights)
     shape: tuple[int, ...] = (rows,) if weights.granularity == "channel" else ()
     if weights.group_size is not None:
         check_divides("quark", weight, 1, weights.group_size)
         shape = (rows, columns // weights.group_size)
-    return [
-        ("weight", codes.dtype, codes.shape),
-        ("weight_scale", scale_dtype(weight, weights), shape),
-    ]
+    scales = scale_dtype(weight, weights), shape
+    return {"weight": codes_part(weight, weights), "weight_scale": scales}
 
 
-def _weight_spec(weights: WeightFormat) -> dict[str, Any] | list[dict[str, Any]]:
-    if weights.first_stage:  # a list of stages, both with float32 scales
-        return [
-            _spec(weights.first_stage, "tensor", axis=None, dynamic=False),
-            _spec(weights.dtype, weights.granularity, axis=0, dynamic=False),
-        ]
-    if weights.number.is_integer:
-        return _spec(weights.dtype, weights.granularity, dynamic=False, axis=0) | {
-            "group_size": weights.group_size,
-            "round_method": "half_even",
-            "scale_type": weights.scale_dtype or "float",
-            "symmetric": True,
-            "zero_point_type": "int32",
-        }
-    if weights.number.powers_of_two:
-        return _mx_spec(dynamic=False)
-    axis = 0 if weights.granularity == "channel" else None
-    return _spec("fp8_e4m3", weights.granularity, axis=axis, dynamic=False)
+ZERO_POINT = 8
+_ZERO_POINTS = -0x77777778  # 0x88888888 as int32: eight times the zero point 8
 
 
-def _activation_spec(activations: ActivationFormat | None) -> dict[str, Any] | None:
-    if activations is None:
+class AwqLayout(Layout):
+    """`qweight` [in, out / 8], `qzeros` [groups, out / 8], `scales` [groups, out]."""
+
+    name: LayoutName = "awq"
+    int4_scale_dtype: Literal["float16"] | None = "float16"
+
+    @override
+    def problem(self, recipe: Recipe) -> str | None:
+        weights = recipe.weights
+        if (weights.dtype, weights.granularity) != ("int4", "group"):
+            return "AWQ stores INT4 groups only"
+        if recipe.activations is not None:
+            return "AWQ rounds weights only"
+        if weights.scale_dtype != "float16":
+            return "AWQ stores float16 scales: needs scale_dtype float16"
         return None
-    if activations.dtype == "mxfp4":
-        return _mx_spec(dynamic=True)
-    # Quark spells "per token" as per_channel along the axis of tokens.
-    token = activations.granularity == "token"
-    return _spec(
-        "fp8_e4m3",
-        "channel" if token else "tensor",
-        axis=1 if token else None,
-        dynamic=activations.dynamic,
-    )
 
+    @override
+    def parts(self, weight: TensorInfo, recipe: Recipe) -> Parts:
+        size = recipe.weights.group_size or 0
+        check_divides(self.name, weight, 0, 8)
+        check_divides(self.name, weight, 1, size)
+        rows, columns = weight.shape
+        return {
+            "qweight": ("I32", (columns, rows // 8)),
+            "qzeros": ("I32", (columns // size, rows // 8)),
+            "scales": ("F16", (columns // size, rows)),
+        }
 
-def _mx_spec(*, dynamic: bool) -> dict[str, Any]:
-    (size,) = NUMBER_FORMATS["mxfp4"].sizes["group"]
-    return _spec("fp4", "group", axis=-1, dynamic=dynamic) | {
-        "group_size": size,
-        "observer_cls": "PerBlockMXObserver",
-        "scale_calculation_mode": "even",
-        "scale_format": "e8m0",
-        "scale_type": "float",
-        "symmetric": None,
-    }
+    @override
+    def rows(self, block: "QuantizedWeight", weights: WeightFormat) -> Encoded:
+        from ..numerics.quantized_weight import int4_words
 
+        words = int4_words(block.codes.T, interleaved=True, offset=ZERO_POINT)
+        return {"qweight": Columns(words), "scales": Columns(block.scale.T)}
 
-def _spec(dtype: str, granularity: str, *, axis: int | None, dynamic: bool) -> dict[str, Any]:
-    """One QTensorConfig of Quark 0.13; `axis` None means one scale for the tensor."""
-    return {
-        "block_size": None,
-        "ch_axis": axis,
-        "dtype": dtype,
-        "enable_buffer_reuse": False,
-        "group_size": None,
-        "is_dynamic": dynamic,
-        "is_scale_quant": False,
-        "max_input_numel": 4194304,
-        "mx_element_dtype": None,
-        "observer_cls": f"Per{granularity.capitalize()}MinMaxObserver",
-        "qscheme": f"per_{granularity}",
-        "round_method": "half_even",
-        "scale_calculation_mode": None,
-        "scale_format": None,
-        "scale_type": "float32",
-        "symmetric": True,
-        "zero_point_type": "int32",
-    }
+    @override
+    def whole(
+        self, weight: TensorInfo, block: "QuantizedWeight", recipe: Recipe, scale: float | None
+    ) -> "dict[str, Tensor]":
+        import torch
+
+        _, shape = self.parts(weight, recipe)["qzeros"]
+        return {"qzeros": torch.full(shape, _ZERO_POINTS, dtype=torch.int32)}
+
+    @override
+    def excludes(self, kept: Sequence[str]) -> list[str]:
+        # Engines look for these parts anywhere in a module's name
+        return last_parts(kept)

@@ -1,18 +1,17 @@
 """Decoding of stored tensors in numpy: floats, FP8 and FP4 by definition, packed INT4.
 
-`DECODERS` has one for each format; codes of a new kind are a function more.
 The independent counterpart of the writing side: it shares no code with it and does not import
-torch. Everything works on blocks of rows, so memory stays bounded.
+torch. Everything works on blocks of rows, so memory stays bounded. An array that is given as `out`
+is contiguous float32 of the result's size; it is written and returned.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from ...recipes.formats import NUMBER_FORMATS, NumberFormat, WeightDtype
+from ...recipes.formats import NumberFormat
 from ..files.checkpoint import Checkpoint, open_weights, pread_exactly
 from ..files.safetensors_header import DTYPE_BYTES, TensorInfo
 from .layouts.scheme import FP8_DTYPE, NIBBLES_PER_WORD, PackMethod
@@ -79,6 +78,12 @@ def _look_up(pairs: Pairs, elements: npt.NDArray[np.unsignedinteger], out: Float
     np.take(pairs, elements.reshape(-1), out=out.reshape(-1).view(np.uint64), mode="clip")
 
 
+def blocks_of(rows: int, per_block: int) -> Iterator[range]:
+    """Consecutive blocks of rows."""
+    for first in range(0, rows, per_block):
+        yield range(first, min(first + per_block, rows))
+
+
 def read_rows(checkpoint: Checkpoint, tensor: TensorInfo, first: int, stop: int) -> Bytes:
     """The bytes of rows `first` .. `stop` - 1 of a tensor; a tensor without axes is one row.
 
@@ -105,16 +110,7 @@ def read_integers(checkpoint: Checkpoint, tensor: TensorInfo) -> npt.NDArray[np.
 
 
 def floats(block: Bytes, dtype: str, *, out: Floats | None = None) -> Floats:
-    """BF16, F16, F32 or F8_E4M3 bytes -> their exact values.
-
-    Args:
-        block: the bytes.
-        out: contiguous float32 of as many elements, written and returned; without it, a new
-            [number of elements] array.
-
-    Raises:
-        ValueError: another dtype.
-    """
+    """BF16, F16, F32 or F8_E4M3 bytes -> their exact values, [number of elements] without `out`."""
     if out is None:
         out = np.empty(block.size // DTYPE_BYTES[dtype], np.float32)
     flat = out.reshape(-1)
@@ -141,16 +137,9 @@ def stored_scalar(checkpoint: Checkpoint, tensor: TensorInfo) -> float:
 def unpack_int4(
     words: npt.NDArray[np.int32], pack_method: str, *, offset: int, out: Floats | None = None
 ) -> Floats:
-    """INT4 codes of packed words.
+    """INT4 codes of words [rows, words per row] -> [rows, 8 * words per row] float32, -8 .. 7.
 
-    Args:
-        words: [rows, words per row] int32.
-        pack_method: a key of `COLUMN_OF_NIBBLE`.
-        offset: 0 for two's complement nibbles, 8 for unsigned ones that store code + 8.
-        out: contiguous float32 of as many elements, written and returned.
-
-    Returns:
-        [rows, 8 * words per row] float32, -8 .. 7.
+    `offset` is 0 for two's complement nibbles, 8 for unsigned ones that store code + 8.
     """
     rows, per_row = words.shape
     if out is None:
@@ -189,12 +178,7 @@ def _exchanged(words: Words, distance: int, mask: int) -> Words:
 
 
 def unpack_fp4(stored: Bytes, *, out: Floats | None = None) -> Floats:
-    """FP4 values of packed bytes, the even column in the low four bits.
-
-    Args:
-        stored: [rows, in_features / 2].
-        out: contiguous float32 [rows, in_features], written and returned.
-    """
+    """FP4 values of packed bytes, the even column in the low four bits."""
     rows, pairs = stored.shape
     if out is None:
         out = np.empty((rows, 2 * pairs), np.float32)
@@ -202,45 +186,22 @@ def unpack_fp4(stored: Bytes, *, out: Floats | None = None) -> Floats:
     return out
 
 
-class Nibbles(NamedTuple):
-    """How INT4 codes lie in their words; other formats have one way."""
+def decoded_codes(
+    stored: Bytes,
+    number: NumberFormat,
+    pack_method: PackMethod | None,
+    offset: int,
+    out: Floats | None,
+) -> Floats:
+    """Codes of stored rows [rows, bytes], padding of the last word too: integers, E4M3 or E2M1.
 
-    pack_method: PackMethod | None
-    offset: int
-
-
-Decoder = Callable[[Bytes, Nibbles, Floats | None], Floats]
-"""Stored rows [rows, bytes], how nibbles lie, and where to put the result -> codes [rows, columns].
-
-Padding of the last word of a row is decoded too. The array that is given, if any, is contiguous
-float32 of the result's shape.
-"""
-
-
-def _int4(stored: Bytes, nibbles: Nibbles, out: Floats | None) -> Floats:
-    method, offset = nibbles
-    return unpack_int4(stored.view(np.int32), str(method), offset=offset, out=out)
-
-
-def _fp8(stored: Bytes, _nibbles: Nibbles, out: Floats | None) -> Floats:
-    return floats(stored.reshape(-1), FP8_DTYPE, out=out).reshape(stored.shape)
-
-
-def _fp4(stored: Bytes, _nibbles: Nibbles, out: Floats | None) -> Floats:
-    return unpack_fp4(stored, out=out)
-
-
-def decoder(number: NumberFormat) -> Decoder:
-    """Of the codes of a weight: whole numbers, E4M3 or E2M1, whatever their scales are."""
+    Integers lie as `unpack_int4` has them; other formats have one way.
+    """
     if number.is_integer:
-        return _int4
-    return _fp8 if number.is_fp8 else _fp4
-
-
-DECODERS: Mapping[WeightDtype, Decoder] = {
-    dtype: decoder(number) for dtype, number in NUMBER_FORMATS.items()
-}
-"""Of the codes of a weight."""
+        return unpack_int4(stored.view(np.int32), str(pack_method), offset=offset, out=out)
+    if number.is_fp8:
+        return floats(stored.reshape(-1), FP8_DTYPE, out=out).reshape(stored.shape)
+    return unpack_fp4(stored, out=out)
 
 
 def scale_values(block: Bytes, dtype: str) -> Floats:

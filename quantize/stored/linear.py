@@ -3,6 +3,7 @@
 In numpy, a block of rows at a time, sharing no code with what wrote it.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,8 +15,8 @@ from ..files.safetensors_header import TensorInfo
 from .decoded_numbers import (
     Bytes,
     Floats,
-    Nibbles,
-    decoder,
+    blocks_of,
+    decoded_codes,
     floats,
     read_integers,
     read_rows,
@@ -23,32 +24,22 @@ from .decoded_numbers import (
     scale_values,
     unpack_int4_columns,
 )
-from .layouts import DeclaredScheme
-from .layouts.scheme import NIBBLES_PER_WORD, Zeros
+from .layouts.scheme import NIBBLES_PER_WORD, DeclaredScheme, Zeros
 from .stored_declaration import scale_suffix, weight_suffix
 
-# ---- Integers packed one behind the other into words of 32 bits, as GPTQ and AWQ have them
-#
-# Numbers of three bits lie across the ends of words; no number is padded.
-
-Words = npt.NDArray[np.uint32]
 WORD_BITS = 32
-
-
-def words_for(count: int, bits: int) -> int:
-    """Words that hold `count` numbers."""
-    return -(-count * bits // WORD_BITS)
+GROUPS_OF_INPUTS = "g_idx"
+INVERSE_SCALE = "weight_global_scale"
+_FIX = "quantize the draft again"
+_DECODED = 2**18  # weights
+Words = npt.NDArray[np.uint32]
 
 
 def unpacked(words: Words, bits: int, count: int) -> npt.NDArray[np.uint8]:
-    """The first numbers along the first axis, the least significant bits first.
+    """The first `count` numbers along the first axis, the least significant bits first.
 
-    Args:
-        words: [words_for(count, bits) or more, n].
-        bits: of a number, at most 8.
-
-    Returns:
-        [count, n].
+    Words of 32 bits [any, n] -> [count, n]; numbers of three bits lie across the ends of words, as
+    GPTQ and AWQ have them, and none is padded.
     """
     first, shift = np.divmod(np.arange(count) * bits, WORD_BITS)
     numbers = words[first] >> shift[:, None].astype(np.uint32)
@@ -60,21 +51,8 @@ def unpacked(words: Words, bits: int, count: int) -> npt.NDArray[np.uint8]:
     return numbers.astype(np.uint8)
 
 
-# ---- Codes, zero points and groups of inputs that lie otherwise than the rows of the weight
-
-GROUPS_OF_INPUTS = "g_idx"
-_FIX = "quantize the draft again"
-
-
 class Columns:
-    """Codes of which a row is an input, or some inputs: read whole, decoded by output.
-
-    Args:
-        tensor: with the codes, words of 32 bits.
-
-    Attributes:
-        stored: all bytes. out_features: rows of the weight.
-    """
+    """Codes in words of which a row is an input, or some inputs: read whole, decoded by output."""
 
     def __init__(self, checkpoint: Checkpoint, tensor: TensorInfo, scheme: DeclaredScheme) -> None:
         self._scheme = scheme
@@ -104,12 +82,12 @@ def zero_points(
 ) -> Floats | None:
     """What codes count from, relative to the middle of their range; None where it is the middle.
 
-    Returns:
-        [out_features, groups] float32.
-
     Raises:
         CheckpointError: they are others than those of the symmetric values that are declared, or
             tools read them in two ways.
+
+    Returns:
+        [out_features, groups] float32.
     """
     where = scheme.layout.zeros(scheme)
     if where is None:
@@ -196,9 +174,6 @@ def _from_the_middle(numbers: npt.NDArray[np.uint8], bits: int) -> Floats:
     return np.subtract(counted, np.float32(2 ** (bits - 1)), out=counted)
 
 
-INVERSE_SCALE = "weight_global_scale"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodedWeight:
     """A block of rows of a quantized linear: w ≈ codes * scale.
@@ -225,14 +200,17 @@ def spread(scale: Floats, group_size: int | None, in_features: int) -> Floats:
     return np.repeat(scale, group_size, axis=1)[:, :in_features]
 
 
+def decoded_blocks(tensor: TensorInfo) -> Iterator[range]:
+    """Blocks of rows of a linear that bound the memory of decoding it."""
+    rows, columns = tensor.shape
+    return blocks_of(rows, max(8, _DECODED // max(1, columns) // 8 * 8))  # whole transposed words
+
+
 class StoredLinear:
     """One quantized linear of a folder, decoded a block of rows at a time.
 
-    Transposed codes are read whole, four bits a weight, since a row lies in every part of them.
-
-    Args:
-        module: on-disk name, for example "midlayer.self_attn.q_proj".
-        in_features: columns of the weight; the padding of the last packed word is dropped.
+    Transposed codes are read whole, four bits a weight, since a row lies in every part of them. The
+    padding of the last packed word, beyond `in_features` columns, is dropped.
 
     Attributes:
         codes_tensor: the tensor with the codes.
@@ -251,7 +229,6 @@ class StoredLinear:
         self._checkpoint = checkpoint
         self._scheme = scheme
         self._in_features = in_features
-        self._nibbles = Nibbles(scheme.pack_method, scheme.layout.nibble_offset)
         self.codes_tensor = checkpoint.tensors[f"{module}.{weight_suffix(scheme)}"]
         rows, self._columns = self.codes_tensor.shape[0], None
         if scheme.transposed:
@@ -271,10 +248,7 @@ class StoredLinear:
         return read_rows(self._checkpoint, self.codes_tensor, rows.start, rows.stop)
 
     def codes(self, rows: range, stored: Bytes, *, out: Floats | None = None) -> Floats:
-        """Decode rows from what `bytes_of` gave, [rows, in_features] float32.
-
-        `out`, if given, is a contiguous array of that shape; it is used where it can be.
-        """
+        """Rows decoded of what `bytes_of` gave, [rows, in_features]; in `out` if it fits."""
         levels = self.levels(rows, stored, out=out)
         if self.zero is None:
             return levels
@@ -287,9 +261,8 @@ class StoredLinear:
             return self._columns.codes(rows)[:, : self._in_features]
         by_row = stored.reshape(len(rows), -1)
         padded = by_row.shape[1] * 8 != self._in_features * self._scheme.number.bits
-        decode = decoder(self._scheme.number)
-        codes = decode(by_row, self._nibbles, None if padded else out)
-        return codes[:, : self._in_features]
+        how = self._scheme.number, self._scheme.pack_method, self._scheme.layout.nibble_offset
+        return decoded_codes(by_row, *how, None if padded else out)[:, : self._in_features]
 
     def ends(self, bits: int, rows: range) -> tuple[Floats | float, Floats | float]:
         """The smallest and the largest code of each place, inputs in the order of groups."""
@@ -301,11 +274,8 @@ class StoredLinear:
 
     def scale_of(self, rows: range) -> Floats:
         """[rows, groups], or [1, 1] for one scale per tensor."""
-        return (
-            self.scale
-            if self._scheme.granularity == "tensor"
-            else self.scale[rows.start : rows.stop]
-        )
+        whole = self._scheme.granularity == "tensor"
+        return self.scale if whole else self.scale[rows.start : rows.stop]
 
     def decoded(self, rows: range | None = None) -> DecodedWeight:
         """Decode some rows, or all; where groups are no neighbours, each input has a scale."""
@@ -318,7 +288,6 @@ class StoredLinear:
         )
 
     def _of_inputs(self, values: Floats) -> Floats:
-        """Values of groups -> of inputs; [rows, 1] where all share one."""
         if self._group_of is not None:
             return values[:, self._group_of]
         return spread(values, self._scheme.group_size, self._in_features)
@@ -328,19 +297,11 @@ def _scale(
     checkpoint: Checkpoint, scheme: DeclaredScheme, module: str, out_features: int
 ) -> Floats:
     """All weight scales of a linear, [out_features, groups] or [1, 1] float32."""
-    tensor = checkpoint.tensors[f"{module}.{scale_suffix(scheme)}"]
-    scale = scale_values(read_whole(checkpoint, tensor), tensor.dtype)
-    if scheme.granularity == "tensor":
-        return scale.reshape(1, 1)
+    scale = stored_scales(checkpoint, scheme, module)
     if scheme.granularity == "block":
-        blocks = scale.reshape(tensor.shape[0], -1)
-        rows = np.repeat(blocks, scheme.rows_of_scale, axis=0)
-        return rows[:out_features]
-    if scheme.transposed:
-        return np.ascontiguousarray(scale.reshape(tensor.shape).T)
-    scale = scale.reshape(out_features, -1)
+        return np.repeat(scale, scheme.rows_of_scale, axis=0)[:out_features]
     if scheme.number.global_scale or scheme.first_stage:
-        scale = scale * global_scale(checkpoint, module)
+        return scale * global_scale(checkpoint, module)
     return scale
 
 
@@ -348,15 +309,12 @@ def stored_scales(checkpoint: Checkpoint, scheme: DeclaredScheme, module: str) -
     """The scales of rows, groups or blocks as they are stored, [rows or row blocks, groups]."""
     tensor = checkpoint.tensors[f"{module}.{scale_suffix(scheme)}"]
     values = scale_values(read_whole(checkpoint, tensor), tensor.dtype)
-    shaped = values.reshape(tensor.shape[0], -1)
+    shaped = values.reshape(tensor.shape[0] if tensor.shape else 1, -1)
     return np.ascontiguousarray(shaped.T) if scheme.transposed else shaped
 
 
 def global_scale(checkpoint: Checkpoint, module: str) -> np.float32:
-    """The scale over those of groups (NVFP4) or of rows (two stages).
-
-    compressed-tensors stores the inverse.
-    """
+    """That over scales of groups (NVFP4) or rows (two stages), which may be stored inverted."""
     tensor = matrix_scale(checkpoint, module)
     stored = floats(read_whole(checkpoint, tensor), tensor.dtype)[0]
     with np.errstate(divide="ignore"):

@@ -30,27 +30,17 @@ from .stored_declaration import INPUT_SCALES, INVERSE_INPUT_SCALE
 from .stored_draft import StoredDraft
 from .stored_tables import EMBEDDING, HEAD
 
-# ---- The weights of a stored draft as tensors of torch, read and decoded a block of rows at a
-# time
-#
-# Held on the device and in the dtype that is asked for, or as narrow as they are stored; what
-# equals
-# a tensor that is held already is held once.
-
 _TORCH_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32,
                  "I32": torch.int32, "I64": torch.int64, "BOOL": torch.bool}  # fmt: skip
 BLOCK_BYTES = 32 << 20  # as stored; decoding takes some eight times as much
 
 
 def held_dtype(stored: StoredDraft, row: Row, dtype: torch.dtype, *, compact: bool) -> torch.dtype:
-    """What a row of `stored.draft` is held in.
+    """What a row of `stored.draft` is held in, of a computation in `dtype`.
 
-    Args:
-        compact: matrices of a narrower dtype stay as they are stored, to be widened at each use.
-
-    Returns:
-        Integers as stored. For codes whose inputs are rounded too, float32 at least: kernels
-        multiply codes with codes and scale the sums, so that nothing is rounded but these.
+    Integers as stored. For codes whose inputs are rounded too, float32 at least: kernels multiply
+    codes with codes and scale the sums, so that nothing is rounded but these. Compact: matrices of
+    a narrower dtype stay as they are stored, to be widened at each use.
     """
     if stored.is_quantized(row):
         scheme = stored.scheme_of(row)
@@ -71,13 +61,7 @@ def read_weight(
     device: torch.device,
     twin: Tensor | None = None,
 ) -> Tensor:
-    """A row of `stored.draft` as plain weights.
-
-    Args:
-        dtype: see `held_dtype`.
-        device: where to hold it.
-        twin: what another draft holds under this name, returned instead of a copy where every bit
-            of it is the same.
+    """A row of `stored.draft` as plain weights; `twin` itself where every bit of it is the same.
 
     Raises:
         CheckpointError: something is quantized that no engine multiplies by codes, or is NaN or
@@ -103,22 +87,14 @@ def read_weight(
 
 
 def blocks_of_bytes(checkpoint: Checkpoint, tensor: TensorInfo) -> Iterator[tuple[slice, Bytes]]:
-    """The rows of a tensor and their bytes, some at a time; a tensor without axes is one row.
-
-    Raises:
-        CheckpointError: the file shrank or vanished while being read.
-    """
+    """The rows of a tensor and their bytes, some at a time; a tensor without axes is one row."""
     rows = tensor.shape[0] if tensor.shape else 1
     for at in _slices(rows, tensor.nbytes):
         yield at, read_rows(checkpoint, tensor, at.start, at.stop)
 
 
 def _blocks(stored: StoredDraft, row: Row) -> Iterator[tuple[slice, Tensor]]:
-    """Rows of a weight and their values, in the dtype of the file or as decoded, float32.
-
-    Raises:
-        CheckpointError: behind the last, if any was NaN or infinite.
-    """
+    """Rows of a weight and their values, in the dtype of the file or as decoded, float32."""
     tensor = row.tensor
     if stored.is_quantized(row):
         linear, finiteness = stored.linear(row), Finiteness("F32", tensor.shape)
@@ -206,12 +182,14 @@ def load_draft(
     kv_cache: KvCacheDtype | None = None,
     subtree: str | None = None,
 ) -> LoadedDraft:
-    """Load a BF16 folder, or a quantized one of any layout that `declared` understands.
+    """Load a BF16 folder, or a quantized one of any layout that is read.
 
     Args:
+        folder: the draft.
         dtype: of the computation and, unless compact, of the weights. In bfloat16 products are
             those of engines: weights rounded to BF16 (codes times scale once; codes of linears
             whose inputs are rounded too stay exact), sums in float32, results in BF16.
+        device: of the weights and of the computation.
         compact: hold matrices as narrow as they are stored: the same results in half the memory,
             for the time that widening them at each use takes.
         like: a draft loaded alike; tensors that equal its own bit for bit are its own.
@@ -289,7 +267,6 @@ def load_draft(
 
 
 def _rebased(geometry: Any, rope_theta: float) -> Any:
-    """The geometry with another base of its rotary frequencies."""
     if not 1 < rope_theta < float("inf"):
         raise CheckpointError(
             "rope_theta",
@@ -307,7 +284,6 @@ def _rebased(geometry: Any, rope_theta: float) -> Any:
 
 
 def _input_scale(stored: StoredDraft, row: Row, how: Activations, device: torch.device) -> Tensor:
-    """The static scale of a linear's input, as kernels have it."""
     parts = stored.parts(row)
     (suffix,) = parts.keys() & set(INPUT_SCALES)
     checkpoint, tensor = stored.checkpoint, parts[suffix]
@@ -323,7 +299,6 @@ def _input_scale(stored: StoredDraft, row: Row, how: Activations, device: torch.
 
 
 def _from_target(draft: Draft, shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The embedding and the head that the draft does not store itself."""
     specs = draft.family.tensor_specs(draft.geometry)
     found = {}
     for name, spec in specs.items():

@@ -1,8 +1,9 @@
-"""Heads that vLLM 0.33 quantizes while it loads a draft: `draft_lm_head_quantization`.
+"""What kernels see of inputs, rounded to FP8, NVFP4 or MXFP4 and back; and heads quantized online.
 
-A copy of the target's head that the draft shares is quantized, on each process its own rows: for a
-draft with a head of its own vLLM refuses to start. Nothing of it stands in a folder; what such a
-head multiplies by is computed here in vLLM's order of operations.
+vLLM 0.33 quantizes a head while it loads a draft (`draft_lm_head_quantization`): a copy of the
+target's head that the draft shares, on each process its own rows; for a draft with a head of its
+own it refuses to start. Nothing of it stands in a folder; what such a head multiplies by is
+computed here in vLLM's order of operations.
 
 Source: `layers/quantization/online/lm_head.py`, `online/fp8.py`, `config/speculative.py:1953` and
 `v1/worker/gpu/spec_decode/eagle/utils.py` of vLLM 0.33. SGLang 0.5.23 has no such option.
@@ -20,11 +21,6 @@ from ..drafts.forward import OnInput
 from .layouts.scheme import GROUPS, INVERTED, Activations
 from .stored_draft import StoredDraft
 from .stored_tables import HEAD
-
-# ---- What a kernel sees of a linear's input: rounded to FP8, NVFP4 or MXFP4 and back
-#
-# Part of the reading side: it follows what a folder declares and shares no code with what wrote
-# it.
 
 FP8_MAX = NUMBER_FORMATS["fp8_e4m3"].largest
 (FP8_GROUP,) = NUMBER_FORMATS["fp8_e4m3"].sizes["block"]  # inputs that share a scale, with blocks
@@ -44,9 +40,8 @@ class InputRounding:
     """`OnInput` that rounds the inputs of quantized linears and leaves the others alone.
 
     What it gives is exactly a code times its scale, in float32 at least: kernels multiply codes and
-    scale their sums, so that a narrower dtype would round once too often.
-
-    Gradients go straight through, as if nothing were rounded: rounding itself has none.
+    scale their sums, so that a narrower dtype would round once too often. Gradients go straight
+    through, as if nothing were rounded: rounding itself has none.
 
     Args:
         activations: canonical module name of every quantized linear -> as declared for it.
@@ -54,9 +49,6 @@ class InputRounding:
             device of the inputs, as kernels have it: of FP8 what codes are multiplied by, of NVFP4
             its inverse.
         before: sees every input first; what it returns goes on.
-
-    Raises:
-        ValueError: a linear has a static scale by what is declared, and none is given.
     """
 
     def __init__(
@@ -127,8 +119,7 @@ def _fp8(x: Tensor, scale: Tensor) -> Tensor:
 def _nvfp4(groups: Tensor, inverse: Tensor) -> Tensor:
     """Groups of 16 under e4m3(inverse * absmax / 6) / inverse; zero where E4M3 rounds that to zero.
 
-    In this order of operations: that of kernels, and of compressed-tensors 0.20, which has the same
-    results bit for bit.
+    In the order of operations of kernels, and of compressed-tensors 0.20: bit for bit its results.
     """
     absmax = groups.abs().amax(-1, keepdim=True)
     scale = (inverse * _over(absmax, FP4_MAX)).clamp(max=FP8_MAX).to(torch.float8_e4m3fn)
@@ -148,8 +139,7 @@ def _mxfp4(groups: Tensor) -> Tensor:
 def _fp4(x: Tensor) -> Tensor:
     """Nearest of the 16 values, ties to the even mantissa, saturating at 6.
 
-    They are 1/2 apart up to 2, 1 up to 4 and 2 beyond, and mantissas are even at the even multiples
-    of these steps.
+    They are 1/2 apart up to 2, 1 up to 4, then 2; mantissas are even at even multiples of these.
     """
     size = x.abs()
     step = torch.where(size < 2, 0.5, torch.where(size < 4, 1.0, 2.0))
@@ -178,12 +168,8 @@ def online_heads(
 ) -> dict[str, Tensor]:
     """The heads of a draft as vLLM serves them with this option, dequantized; none without it.
 
-    Args:
-        weights: of the draft as it is loaded, by canonical name.
-        shared: the target's tables, see `load_draft`.
-        how: the value of `draft_lm_head_quantization`.
-        dtype: of the computation. What multiplies rounded inputs is float32 at least, see
-            `held_dtype`.
+    `weights` are the draft's by canonical name, `shared` the target's tables, as of `load_draft`.
+    What multiplies rounded inputs is float32 at least, whatever the dtype of the computation.
 
     Raises:
         CheckpointError: vLLM refuses the option for this draft, or nothing shows whether it does.
@@ -194,13 +180,14 @@ def online_heads(
     _check_method(draft, how)
     own = [row for row in draft.rows if row.role == "head"]
     for row in own:
-        _check_not_quantized(stored, row, how)
+        scheme = stored.scheme_of(row)
+        if scheme is not None:
+            what = f"{row.module} is stored quantized already, in {scheme.number.bits} bits"
+            raise _not_shared(draft, how, what)
     if HEAD not in shared:
-        raise CheckpointError(
-            _where(draft, how),
-            "vLLM quantizes a copy of the target's head, and nothing here shows that head",
-            fix="give the target (--target M), or traces recorded with --tables",
-        )
+        what = "vLLM quantizes a copy of the target's head, and nothing here shows that head"
+        fix = "give the target (--target M), or traces recorded with --tables"
+        raise _refused(draft, how, what, fix)
     head = _as_served(shared[HEAD])
     for row in own:
         _check_shared(draft, row, weights[row.canonical], head, how)
@@ -211,18 +198,12 @@ def online_heads(
 
 
 def quantized_head(head: Tensor, how: OnlineHead) -> Tensor:
-    """What a 16-bit head becomes, as quantized values times their scales.
+    """What a 16-bit head [vocabulary, W] becomes, as quantized values times scales, float32.
 
-    Padding rows of vLLM's vocabulary are zeros, and change nothing. On a GPU torch divides by 2688
-    by multiplying with its reciprocal: there NVFP4's global scale, one number of which all others
-    are multiples, may differ in its last bit.
-
-    Args:
-        head: [vocabulary, W] bfloat16 or float16, finite.
-        how: "fp8" has one scale per row, "nvfp4" one per 16 inputs under one of the whole matrix.
-
-    Returns:
-        [vocabulary, W] float32.
+    "fp8" has one scale per row, "nvfp4" one per 16 inputs under one of the whole matrix. Padding
+    rows of vLLM's vocabulary are zeros, and change nothing. On a GPU torch divides by 2688 by
+    multiplying with its reciprocal: there NVFP4's global scale, one number of which all others are
+    multiples, may differ in its last bit.
     """
     served = torch.empty(head.shape, dtype=torch.float32, device=head.device)
     lowest, highest = head.aminmax()
@@ -243,28 +224,17 @@ def _fp8_rows(rows: Tensor) -> Tensor:
 
 
 def _nvfp4_rows(rows: Tensor, whole: Tensor) -> Tensor:
-    """`_quantize_nvfp4` by `ref_nvfp4_quant`: a group is multiplied by the inverse of its scale.
-
-    A scale that E4M3 rounds to zero makes its group zero.
-    """
+    """`_quantize_nvfp4` by `ref_nvfp4_quant`: a group is multiplied by the inverse of its scale."""
     groups = rows.float().reshape(len(rows), -1, _GROUP)
     inverse = 1 / whole
     scale = inverse * (groups.abs().amax(-1, keepdim=True) * (1 / FP4_MAX))
     scale = scale.clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn).float()
     factor = _reciprocal(scale * _reciprocal(inverse))
-    values = _nearest_fp4((groups * factor).clamp(-FP4_MAX, FP4_MAX))
-    return (values * (scale * whole)).reshape(rows.shape)
+    return (_fp4(groups * factor) * (scale * whole)).reshape(rows.shape)
 
 
 def _reciprocal(x: Tensor) -> Tensor:
     return 1 / (x + (x == 0) * _NO_RECIPROCAL_OF_ZERO)
-
-
-def _nearest_fp4(x: Tensor) -> Tensor:
-    """Nearest of the values of FP4, ties to the even mantissa: `cast_to_fp4`."""
-    size = x.abs()
-    step = torch.where(size < 2, 0.5, torch.where(size < 4, 1.0, 2.0))
-    return (size / step).round() * step * x.sign()
 
 
 def _blocks(rows: int) -> Iterator[slice]:
@@ -272,41 +242,25 @@ def _blocks(rows: int) -> Iterator[slice]:
 
 
 def _as_served(head: Tensor) -> Tensor:
-    """In the 16 bits in which vLLM serves a target."""
     return head if head.dtype in (torch.bfloat16, torch.float16) else head.to(torch.bfloat16)
 
 
 def _check_method(draft: Draft, how: OnlineHead) -> None:
-    traits = draft.family.engine_traits
-    method = traits.vllm.served_as
-    known = traits.vllm.architectures | traits.vllm.not_executed
-    if not known:
-        raise CheckpointError(
-            _where(draft, how), f"vLLM 0.33 serves no {draft.family.name} drafts", fix=_INSTEAD
+    vllm = draft.family.engine_traits.vllm
+    if not vllm.architectures | vllm.not_executed:
+        raise _refused(draft, how, f"vLLM 0.33 serves no {draft.family.name} drafts")
+    if not vllm.takes_online_heads:
+        what = (
+            "vLLM 0.33 refuses it: draft_lm_head_quantization is not supported for method"
+            f" {vllm.served_as!r}, by which it serves {draft.family.name} drafts"
         )
-    if not traits.vllm.takes_online_heads:
-        raise CheckpointError(
-            _where(draft, how),
-            f"vLLM 0.33 refuses it: draft_lm_head_quantization is not supported for method"
-            f" {method!r}, by which it serves {draft.family.name} drafts",
-            fix=_INSTEAD,
-        )
-    own_heads = traits.vllm.mtp is not None and traits.vllm.mtp.own_heads
-    if own_heads:
+        raise _refused(draft, how, what)
+    if vllm.mtp is not None and vllm.mtp.own_heads:
         raise _not_shared(draft, how, "the modules have heads of their own")
-    if how == "nvfp4" and draft.geometry.hidden_size % _GROUP:
-        raise CheckpointError(
-            _where(draft, how),
-            f"NVFP4 has groups of {_GROUP} inputs, and the head has {draft.geometry.hidden_size}",
-            fix="use --head-online fp8, or leave it out",
-        )
-
-
-def _check_not_quantized(stored: StoredDraft, row: Row, how: OnlineHead) -> None:
-    scheme = stored.scheme_of(row)
-    if scheme is not None:
-        what = f"{row.module} is stored quantized already, in {scheme.number.bits} bits"
-        raise _not_shared(stored.draft, how, what)
+    width = draft.geometry.hidden_size
+    if how == "nvfp4" and width % _GROUP:
+        what = f"NVFP4 has groups of {_GROUP} inputs, and the head has {width}"
+        raise _refused(draft, how, what, fix="use --head-online fp8, or leave it out")
 
 
 def _check_shared(draft: Draft, row: Row, own: Tensor, head: Tensor, how: OnlineHead) -> None:
@@ -323,13 +277,12 @@ def _check_shared(draft: Draft, row: Row, own: Tensor, head: Tensor, how: Online
 
 
 def _not_shared(draft: Draft, how: OnlineHead, what: str) -> CheckpointError:
-    return CheckpointError(
-        _where(draft, how),
-        f"{what}, and vLLM 0.33 quantizes only a head that the draft shares with the target:"
-        " 'draft_lm_head_quantization needs a drafter that shares the target lm_head'",
-        fix=_INSTEAD,
+    only = (
+        "and vLLM 0.33 quantizes only a head that the draft shares with the target:"
+        " 'draft_lm_head_quantization needs a drafter that shares the target lm_head'"
     )
+    return _refused(draft, how, f"{what}, {only}")
 
 
-def _where(draft: Draft, how: OnlineHead) -> str:
-    return f"--head-online {how}, {draft.checkpoint.folder.name}"
+def _refused(draft: Draft, how: OnlineHead, what: str, fix: str = _INSTEAD) -> CheckpointError:
+    return CheckpointError(f"--head-online {how}, {draft.checkpoint.folder.name}", what, fix=fix)

@@ -1,7 +1,9 @@
-"""Where a folder declares its quantization, and ModelOpt's nested form spelled as its flat one.
+"""Where a folder declares its quantization, and which tensors that means for a linear.
 
-ModelOpt 0.47 writes hf_quant_config.json, `{"producer": ..., "quantization": {"quant_algo": ...}}`;
-its exporter of drafts puts the same object into config.json, without quant_method.
+Reading is strict: a declaration that is not understood is an error, never a guess. ModelOpt 0.47
+writes hf_quant_config.json, `{"producer": ..., "quantization": {"quant_algo": ...}}`; its exporter
+of drafts puts the same object into config.json, without quant_method. That nested form is spelled
+as its flat one.
 """
 
 import dataclasses
@@ -19,10 +21,6 @@ from .layouts import HF_QUANT_CONFIG, READ_LAYOUTS, DeclaredScheme, StoredLayout
 from .layouts.declaration_reader import OTHER_WAY, UNREAD_METHODS, ObjectReader
 from .layouts.module_patterns import check_patterns
 from .layouts.scheme import FLOAT_DTYPES, FP8_DTYPE, Parts
-
-# ---- How a declared layout stores one quantized linear: which tensors, of which dtypes and shapes
-#
-# It knows names and shapes, not bytes; shares no code with the writing side.
 
 COMPANIONS: frozenset[str] = frozenset().union(*(each.companions for each in READ_LAYOUTS.values()))
 """Suffixes that only a quantized linear has."""
@@ -49,11 +47,7 @@ def stored_parts(
 ) -> Parts:
     """The tensors of a linear by suffix ("weight", "weight_scale", ...).
 
-    Args:
-        out_features: rows of the weight.
-        in_features: columns of the weight.
-        source_dtypes: which dtype an INT4 scale may have beside F16: that of the weight before
-            quantization.
+    Scales of INT4 may have `source_dtypes` beside F16: that of the weight before quantization.
     """
     scale_dtypes = tuple(dict.fromkeys((*source_dtypes, "F16")))
     return scheme.layout.parts(scheme, out_features, in_features, scale_dtypes)
@@ -123,11 +117,7 @@ class RawDeclaration:
 
 
 def raw_declaration(checkpoint: Checkpoint) -> RawDeclaration | None:
-    """What a folder declares; None = nothing, also by an empty declaration beside a BF16 draft.
-
-    Raises:
-        CheckpointError: hf_quant_config.json is not readable as JSON.
-    """
+    """What a folder declares; None = nothing, also by an empty declaration beside a BF16 draft."""
     found = written_declaration(checkpoint)
     if found is None or not found.is_empty or quantized_looking(checkpoint.tensors.values()):
         return found
@@ -164,7 +154,6 @@ def written_declaration(checkpoint: Checkpoint) -> RawDeclaration | None:
 
 
 def _flattened(declared: object) -> dict[str, Any] | None:
-    """The nested form as a flat one; None where it is none, or says something twice."""
     inner = declared.get(_NESTED) if isinstance(declared, dict) else None
     if not isinstance(declared, dict) or not isinstance(inner, dict):
         return None
@@ -173,12 +162,6 @@ def _flattened(declared: object) -> dict[str, Any] | None:
         return None
     return {"quant_method": "modelopt", **outer, **inner}
 
-
-# ---- What a quantized folder declares in config.json: scheme, storage and excluded modules
-#
-# Reading is strict and uses no code of the writing side: a declaration that is not understood is
-# an
-# error, never a guess. This package knows JSON, but no tensors and no layouts.
 
 # Keys that say who made the folder or how values were found, never how to decode them.
 _NO_MEANING = frozenset({"producer", "version", "quant_mode", "global_compression_ratio"})
@@ -190,8 +173,7 @@ def declared_scheme(
     """Read what a folder declares; None where it declares nothing: nothing is quantized.
 
     Raises:
-        VerifyError: the declaration says something that this reader does not understand, or two
-            declarations of one folder disagree.
+        VerifyError: it says something that is not understood, or two declarations disagree.
         CheckpointError: hf_quant_config.json is not readable as JSON.
     """
     packed = packed_by_mlx(checkpoint.tensors)
@@ -204,11 +186,7 @@ def declared_scheme(
 def read_scheme(
     raw: RawDeclaration, *, layout: StoredLayout | None = None, strictness: Strictness
 ) -> DeclaredScheme:
-    """The one reader of declarations.
-
-    Args:
-        layout: read it as one of this layout, whatever it says; None = as its quant_method says.
-        strictness: what must be understood.
+    """The one reader of declarations; as one of `layout`, whatever quant_method says, where given.
 
     Raises:
         VerifyError: it says something else, or something more.
@@ -229,7 +207,6 @@ def read_scheme(
 
 
 def _check_not_refused(raw: RawDeclaration) -> None:
-    """Fail for a tool whose folders are known, and not read."""
     method = raw.value.get("quant_method") if isinstance(raw.value, dict) else None
     if isinstance(method, str) and (why := UNREAD_METHODS.get(method)):
         raise DeclarationError(
@@ -239,16 +216,10 @@ def _check_not_refused(raw: RawDeclaration) -> None:
         )
 
 
-# ---- Whether a folder is stored quantized, asked before anything else of it is understood
-
-
 def looks_quantized(checkpoint: Checkpoint) -> bool:
     """True if a folder declares a quantization, or stores tensors that only quantized linears have.
 
     Reads no tensor data.
-
-    Raises:
-        CheckpointError: hf_quant_config.json is not readable as JSON.
     """
     return raw_declaration(checkpoint) is not None or bool(
         quantized_looking(checkpoint.tensors.values())

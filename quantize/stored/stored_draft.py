@@ -1,27 +1,27 @@
 """`StoredDraft`: what a folder stores, and the draft of plain weights that it stands for.
 
-Both are known from headers alone. It shares no code with the side that wrote the folder.
+Both are known from headers alone. Of the KV cache one scale for keys and one for values of each
+layer is stored: every spelling is read that an engine or a tool has for them.
 """
 
 import dataclasses
-from collections.abc import Collection, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import get_args
+from typing import NamedTuple, get_args
 
 import numpy as np
 
 from ...recipes.errors import CheckpointError, LayoutError
 from ...recipes.formats import NUMBER_FORMATS, GroupedActivations, KvCacheDtype
 from ...recipes.schema import ActivationFormat, WeightFormat
-from ..drafts import Draft, Row, read_config, read_draft
+from ..drafts import Draft, Family, Row, read_config, read_draft
 from ..drafts.draft_cache import UNIT, CacheScales, cached_layers
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
-from .decoded_numbers import read_whole
-from .layouts import DeclaredScheme
+from .decoded_numbers import floats, read_whole
 from .layouts.scheme import FLOAT_DTYPES, Activations, DeclaredScheme, is_of_recipes
 from .linear import StoredLinear
-from .stored_cache import CacheTensor, StoredKvCache, cache_scales, cache_tensors
 from .stored_declaration import (
     declared_scheme,
     quantized_looking,
@@ -30,13 +30,107 @@ from .stored_declaration import (
     weight_suffix,
 )
 
+_SPELLED = re.compile(
+    r"(?P<attention>.*\bself_attn)\."
+    r"(?:(?:(?:attn|attn_mqa|mla_attn\.mla_attn|[kv]_proj)\.)?(?P<of>k|v|kv)_scale"
+    r"|(?P<out>[kv])_proj\.output_scale)$"
+)
+_LEAST = float(np.finfo(np.float32).tiny)
+"""The smallest normal number: engines divide by a scale in float32, in kernels that take smaller
+ones for 0."""
+_LAYER = re.compile(r"layers\.(\d+)\.self_attn\.")
+
+
+class CacheTensor(NamedTuple):
+    """A stored scale: of which layer, of its keys, its values, or of both."""
+
+    layer: int
+    of: str
+    tensor: TensorInfo
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredKvCache:
+    """The KV cache as declared; scales of a layer that stores none are 1, as in engines."""
+
+    dtype: KvCacheDtype
+    scales: Mapping[int, CacheScales]
+
+
+def cache_tensors(checkpoint: Checkpoint, family: Family) -> Iterator[CacheTensor]:
+    """The stored scales of layers of this family, by name; a name of another module is none."""
+    for name, tensor in checkpoint.tensors.items():
+        found = _SPELLED.fullmatch(name)
+        if found is None:
+            continue
+        layer = _LAYER.match(family.canonical_name(f"{found['attention']}.k_proj.weight"))
+        if layer is not None:
+            yield CacheTensor(int(layer[1]), found["of"] or found["out"], tensor)
+
+
+def cache_problems(
+    checkpoint: Checkpoint, draft: Draft, scheme: DeclaredScheme | None
+) -> Iterator[tuple[str, str, str]]:
+    """Where, what is expected, what is there: of each stored scale that no engine can use."""
+    per_head = scheme is not None and scheme.cache_per_head
+    seen: dict[tuple[int, str], str] = {}
+    heads = getattr(draft.geometry, "num_key_value_heads", 1)  # of MLA: one entry
+    for layer, of, tensor in cache_tensors(checkpoint, draft.family):
+        for part in of:
+            other = seen.setdefault((layer, part), tensor.name)
+            if other != tensor.name:
+                yield tensor.name, f"one {part}_scale of layer {layer}", f"{other} too"
+        if tensor.dtype not in FLOAT_DTYPES:
+            yield tensor.name, " or ".join(FLOAT_DTYPES), tensor.dtype
+            continue
+        if tensor.numel not in (1, heads):
+            yield tensor.name, f"one scale, or {heads}: one per key-value head", f"{tensor.numel}"
+            continue
+        if tensor.numel > 1 and not per_head:
+            yield tensor.name, "one scale, as declared (no strategy attn_head)", f"{tensor.numel}"
+            continue
+        values = _values(checkpoint, tensor)
+        if small := [value for value in values if 0 < value < _LEAST]:
+            least = f"a scale of at least {_LEAST:.3g}: GPUs divide by smaller ones as by 0"
+            yield tensor.name, least, f"{small[0]:.3g}"
+            continue
+        bad = [value for value in values if not (np.isfinite(value) and value > 0)]
+        if bad:
+            yield tensor.name, "a positive, finite scale", f"{bad[0]:g}"
+
+
+def cache_scales(
+    checkpoint: Checkpoint, draft: Draft, scheme: DeclaredScheme | None
+) -> dict[int, CacheScales]:
+    """The scales that a folder stores, by number of the layer, whether it declares a cache or not.
+
+    Raises:
+        CheckpointError: a scale is not a positive number, stored twice, or not that of a head.
+    """
+    for where, expected, got in cache_problems(checkpoint, draft, scheme):
+        raise CheckpointError(
+            f"{checkpoint.folder}: {where}",
+            f"a scale of the KV cache: expected {expected}, got {got}",
+            fix="run 'draftquant verify', then quantize the draft again",
+        )
+    found: dict[int, dict[str, tuple[float, ...]]] = {}
+    for layer, of, tensor in cache_tensors(checkpoint, draft.family):
+        found.setdefault(layer, {}).update(dict.fromkeys(of, _values(checkpoint, tensor)))
+    return {
+        layer: CacheScales(k=each.get("k", UNIT.k), v=each.get("v", UNIT.v))
+        for layer, each in sorted(found.items())
+    }
+
+
+def _values(checkpoint: Checkpoint, tensor: TensorInfo) -> tuple[float, ...]:
+    return tuple(map(float, floats(read_whole(checkpoint, tensor), tensor.dtype)))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredDraft:
     """A draft folder, quantized or not.
 
     Attributes:
-        checkpoint: the folder as it is.
         scheme: what it declares; None where it declares nothing.
         modules: on-disk names of the linears that are stored quantized.
         draft: every quantized linear is one row `NAME.weight` of its unquantized shape, in the file
@@ -97,11 +191,7 @@ class StoredDraft:
         return tuple(cache_tensors(self.checkpoint, self.draft.family))
 
     def kv_cache(self) -> StoredKvCache | None:
-        """The KV cache that is declared, with its scales; None where none is.
-
-        Raises:
-            CheckpointError: a scale is not a positive number, or stored twice.
-        """
+        """The KV cache that is declared, with its scales; None where none is."""
         if self.scheme is None or self.scheme.kv_cache is None:
             return None
         scales = cache_scales(self.checkpoint, self.draft, self.scheme)
@@ -116,10 +206,7 @@ class StoredDraft:
         """Scales by which an engine keeps keys and values, of every layer; empty = it rounds none.
 
         Scales that a folder stores without declaring a cache are used where an option turns the
-        cache on, if the folder is quantized: engines build them with its linears' method.
-
-        Args:
-            asked: by an engine's option for the draft's KV cache; None = as the folder declares.
+        cache on (`asked`), if the folder is quantized: engines build them with its linears' method.
 
         Raises:
             CheckpointError: a scale is not a positive number, or a cache is asked of a draft
@@ -196,11 +283,6 @@ class StoredDraft:
 def _declared_tensors(
     checkpoint: Checkpoint, scheme: DeclaredScheme, modules: Collection[str]
 ) -> set[str]:
-    """The names of all tensors that quantized linears have as declared.
-
-    Raises:
-        CheckpointError: one is absent, or of another dtype or shape.
-    """
     shapes = _family_shapes(checkpoint)
     names = set()
     for module in sorted(modules):
@@ -242,9 +324,6 @@ def _plain_headers(
 
     So the family's own table recognises the draft and checks names and shapes. A module that the
     family does not know is left out.
-
-    Raises:
-        CheckpointError: config.json is not that of a draft.
     """
     if not modules:
         return checkpoint
@@ -260,11 +339,7 @@ def _plain_headers(
 
 
 def _family_shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
-    """On-disk weight name -> unquantized shape, for every module of the folder.
-
-    Raises:
-        CheckpointError: config.json is not that of a draft.
-    """
+    """On-disk weight name -> unquantized shape, for every module of the folder."""
     family, geometry = read_config(checkpoint)
     specs = family.tensor_specs(geometry)
     shapes = {}
@@ -276,21 +351,12 @@ def _family_shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
 
 
 def _of_cache(checkpoint: Checkpoint) -> frozenset[str]:
-    """Names of the scales of the KV cache.
-
-    Raises:
-        CheckpointError: config.json is not that of a draft.
-    """
     family, _ = read_config(checkpoint)
     return frozenset(tensor.name for _, _, tensor in cache_tensors(checkpoint, family))
 
 
 def _biases(checkpoint: Checkpoint) -> frozenset[str]:
-    """Of the linears that have one in this draft's family.
-
-    Raises:
-        CheckpointError: config.json is not that of a draft.
-    """
+    """Of the linears that have one in this draft's family."""
     family, geometry = read_config(checkpoint)
     specs = family.tensor_specs(geometry)
     stored = (name for name in checkpoint.tensors if name.endswith(".bias"))
@@ -304,8 +370,6 @@ def _file_of(checkpoint: Checkpoint, scheme: DeclaredScheme | None, module: str)
     stored = (t for name, t in checkpoint.tensors.items() if name.rpartition(".")[0] == module)
     return (codes or next(stored)).file
 
-
-# ---- The formats of a quantized folder in the words of recipes, whoever made it
 
 _ACTIVATIONS: Mapping[Activations, ActivationFormat | None] = {
     "none": None,

@@ -1,7 +1,4 @@
-"""The embedding and the head of a target: where they lie in its folder, and what differs from them.
-
-Reads headers, and of tables only what is compared.
-"""
+"""The embedding and the head of a target: where they lie, and what differs from them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,8 +8,6 @@ from ...recipes.errors import CheckpointError
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
 from .layouts.scheme import FLOAT_DTYPES
-
-# ---- The names that drafts use for the two tables that they may share with their target
 
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 
@@ -24,8 +19,7 @@ _BLOCK_BYTES = 8 << 20  # compared at a time
 class StoredTables:
     """Where the tables lie in a target's folder; both are [V, W]: vocabulary V, width W.
 
-    Attributes:
-        lm_head: that of the embedding where the target ties the two.
+    The head is the embedding where the target ties the two.
     """
 
     checkpoint: Checkpoint
@@ -69,14 +63,7 @@ class StoredTables:
         return {EMBEDDING: self.embed_tokens, HEAD: self.lm_head}[canonical]
 
     def difference(self, source: Checkpoint, tensor: TensorInfo, canonical: str) -> str | None:
-        """What keeps a draft's table from being this one's, byte for byte; None = nothing.
-
-        Args:
-            canonical: by which name drafts know it.
-
-        Raises:
-            CheckpointError: a file shrank or vanished.
-        """
+        """What keeps a draft's table from being this one's, byte for byte; None = nothing."""
         theirs = self.table(canonical)
         if (tensor.dtype, tensor.shape) != (theirs.dtype, theirs.shape):
             return (
@@ -110,21 +97,17 @@ def first_differing_row(
     """The first row in which two tables of one dtype and shape differ; None = they are equal.
 
     Bytes are compared, so that 0 and -0 differ; reading ends with the first difference.
-
-    Raises:
-        CheckpointError: a file shrank or vanished.
     """
-    from .decoded_numbers import read_rows  # numpy, which no help needs
+    from .decoded_numbers import blocks_of, read_rows  # numpy, which no help needs
 
     rows = our_table.shape[0]
     step = max(1, _BLOCK_BYTES * rows // max(1, our_table.nbytes))
-    for first in range(0, rows, step):
-        stop = min(first + step, rows)
-        a = read_rows(ours, our_table, first, stop)
-        b = read_rows(theirs, their_table, first, stop)
-        different = (a != b).reshape(stop - first, -1).any(axis=1)
+    for block in blocks_of(rows, step):
+        a = read_rows(ours, our_table, block.start, block.stop)
+        b = read_rows(theirs, their_table, block.start, block.stop)
+        different = (a != b).reshape(len(block), -1).any(axis=1)
         if different.any():
-            return first + int(different.argmax())
+            return block.start + int(different.argmax())
     return None
 
 

@@ -1,7 +1,6 @@
 """`audit`: what a quantized draft folder is, and what is wrong with it that shows without a source.
 
-Anybody's folder, also one that this package did not make. It shares the decoder and the rules of
-`verify`, but nothing with the side that writes. It does not import torch.
+Anybody's folder. It shares the decoder and the rules of `verify`; it does not import torch.
 """
 
 import dataclasses
@@ -26,9 +25,8 @@ from ..files.provenance import CutProvenance, QuantizedProvenance, TranscodedPro
 from ..files.provenance_file import read_provenance
 from ..files.safetensors_header import WORKERS, TensorInfo
 from ..stored.decoded_numbers import E2M1, E4M3, Bytes, Floats, stored_scalar
-from ..stored.layouts import DeclaredScheme
-from ..stored.linear import StoredLinear
-from ..stored.stored_cache import cache_scales
+from ..stored.layouts.scheme import DeclaredScheme
+from ..stored.linear import StoredLinear, decoded_blocks
 from ..stored.stored_declaration import (
     INPUT_SCALES,
     beside_codes,
@@ -37,23 +35,17 @@ from ..stored.stored_declaration import (
     scale_suffix,
     stored_parts,
 )
-from ..stored.stored_draft import StoredDraft
+from ..stored.stored_draft import StoredDraft, cache_scales
 from .changed_values import cache_scale_faults
+from .comparison import Fault, form
 from .folder_faults import (
     exclude_faults,
-    form,
     fused_faults,
     index_faults,
     must_not_be_quantized,
     wrong_parts,
 )
-from .rewritten import row_blocks
 from .scales import companion_faults, group_absmax
-from .verify_report import Fault
-
-# ---- What the codes and scales of a quantized linear show by themselves, without its source
-#
-# In numpy, a block of rows at a time, with the decoder of `verify`.
 
 _TOP_UNDER_POWERS = 4.0
 """Code that the largest weight under an absmax scale gets at least: powers of two put it at 4 or 6.
@@ -78,13 +70,11 @@ class CodeStatistics:
 
     Attributes:
         num_scales: stored ones; the one over NVFP4's group scales is not counted.
-        smallest_scale: of the finite ones, as multiplier of the codes; None if there are none.
-        largest_scale: likewise.
+        smallest_scale, largest_scale: of the finite ones, as multiplier of the codes.
         saturated: share of the codes at an end of the range: -8 and 7, ±448, ±6. Asymmetric codes
             count from the middle of their range here, whatever their zero points are.
         zero: share of the codes that are zero.
-        zero_halves: the same in the embedding half and in the hidden half of a concat input; None
-            for other linears.
+        zero_halves: the same in both halves of a concat input; None for other linears.
         distinct: values that occur. possible: values of the format, +0 and -0 being one.
         scales_fit: share of the scales whose largest code is that of absmax or more, of those with
             codes that are not all zero; None if all are. Below 1, codes are wasted: a scale that
@@ -107,21 +97,15 @@ def code_statistics(
 ) -> tuple[CodeStatistics, list[Fault]]:
     """Look at every code and scale of a linear, its stored tensors already checked by header.
 
-    Args:
-        row: the linear, of its unquantized shape.
-        concat: it reads the concat input of EAGLE-3.
-        ours: this package made the folder, whose scales are positive.
-
-    Returns:
-        The figures; and as faults: scales that are not finite, not positive or subnormal over codes
-        that are not all zero; NaN codes; four-bit codes that use less than half of the range
-        everywhere.
+    The faults: scales that are not finite, not positive (but for those of other tools that are
+    signed) or subnormal over codes that are not all zero; NaN codes; four-bit codes that use less
+    than half of the range everywhere.
     """
     module = row.module
     with np.errstate(all="ignore"):  # NaN and infinity are reported as faults
         linear = StoredLinear(checkpoint, scheme, module, in_features=row.tensor.shape[1])
         codes = _Codes(scheme, row.tensor.shape)
-        for rows in row_blocks(row):
+        for rows in decoded_blocks(row.tensor):
             codes.add(rows, linear, linear.bytes_of(rows))
         peaks = _per_scale(codes.peaks, scheme)
     scale = linear.scale[:: scheme.rows_of_scale]
@@ -140,11 +124,7 @@ def _values(number: NumberFormat) -> Floats:
 class _Codes:
     """The codes of one linear, counted over blocks of rows.
 
-    Args:
-        shape: out_features, in_features.
-
-    Attributes:
-        peaks: [out_features, groups], largest magnitude under each scale of a row.
+    `peaks` are the largest magnitudes under each scale of a row, [out_features, groups].
     """
 
     def __init__(self, scheme: DeclaredScheme, shape: tuple[int, ...]) -> None:
@@ -161,7 +141,6 @@ class _Codes:
         self.peaks: Floats = np.zeros((shape[0], -(-shape[1] // self._group)), np.float32)
 
     def add(self, rows: range, linear: StoredLinear, stored: Bytes) -> None:
-        """One block of rows, decoded and as stored."""
         codes = linear.levels(rows, stored)
         if self._number.is_fp8:
             index = stored
@@ -179,7 +158,6 @@ class _Codes:
             self._first_nan = rows.start + row, column
 
     def faults(self, name: str) -> list[Fault]:
-        """Codes that are no number, or that belong to scales half as large."""
         if self._first_nan is None:
             return self._half_used(name)
         number, (row, column) = int(self._counts[np.isnan(self._bins)].sum()), self._first_nan
@@ -221,7 +199,6 @@ class _Codes:
 
 
 def _per_scale(peaks: Floats, scheme: DeclaredScheme) -> Floats:
-    """Largest magnitudes per group of a row -> per stored scale."""
     if scheme.granularity == "tensor":
         return np.full((1, 1), peaks.max())
     if scheme.granularity != "block":
@@ -251,11 +228,9 @@ def _scale_faults(tensor: TensorInfo, scale: Floats, peaks: Floats) -> list[Faul
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearAudit:
-    """One linear that is stored quantized.
+    """One linear that is stored quantized, of `shape` out_features, in_features.
 
     Attributes:
-        module: on-disk name.
-        shape: unquantized: out_features, in_features.
         tensors: everything stored under its name.
         codes: None where codes or scales are absent or wrong, or nothing says how to decode them.
         input_scale: static scale of its input as stored (compressed-tensors' NVFP4: a divisor).
@@ -284,12 +259,9 @@ class Audit:
     """What was found in one quantized folder.
 
     Attributes:
-        checkpoint: the folder.
         draft: the draft of plain weights that it stands for: every quantized linear is one row of
             its unquantized shape, whose dtype and byte range mean nothing.
-        scheme: what it declares; None where it declares nothing.
         made_by: who made it, by its own word.
-        linears: those stored quantized, by name.
         faults: what is wrong; empty does not mean that the codes are those of any source.
         cache: the scales of its KV cache, by number of the layer.
     """
@@ -353,6 +325,8 @@ def audit_checkpoint(checkpoint: Checkpoint) -> Audit:
     linears = tuple(found.linear for found in looked)
     quantized = frozenset(linear.module for linear in linears)
     complete = frozenset(found.linear.module for found in looked if found.complete)
+    expected = f"only linears of {draft.family.name} to be quantized"
+    no_linear = {"expected": expected, "got": "tensors of a quantized linear"}
     bad_scales = cache_scale_faults(draft, checkpoint, scheme, None)
     return Audit(
         checkpoint=checkpoint,
@@ -362,7 +336,7 @@ def audit_checkpoint(checkpoint: Checkpoint) -> Audit:
         linears=linears,
         faults=(
             *_declaration_faults(checkpoint, draft, scheme, linears, complete),
-            *(_no_linear(draft, module) for module in sorted(looking - quantized)),
+            *(Fault(where=module, **no_linear) for module in sorted(looking - quantized)),
             *(fault for found in looked for fault in found.faults),
             *index_faults(checkpoint),
             *bad_scales,
@@ -382,7 +356,6 @@ class _Looked(NamedTuple):
 def _look(
     checkpoint: Checkpoint, scheme: DeclaredScheme | None, concat: Collection[str], row: Row
 ) -> _Looked:
-    """Headers, codes, scales and companions of one linear."""
     module = row.module
     tensors = {
         name.removeprefix(f"{module}."): tensor
@@ -401,9 +374,10 @@ def _look(
         parts = stored_parts(own, rows, columns)
         found = wrong_parts(module, parts, {s: tensors.get(s) for s in parts}, own)
         wrong = {fault.where.removeprefix(f"{module}.") for fault in found}
-        faults += found + [
-            _too_much(tensors[suffix]) for suffix in sorted(tensors.keys() - parts.keys())
-        ]
+        faults += found
+        for suffix in sorted(tensors.keys() - parts.keys()):
+            name, got = tensors[suffix].name, form(tensors[suffix])
+            faults.append(Fault(where=name, expected="no such tensor", got=got))
         right = {suffix: tensors[suffix] for suffix in parts if suffix in tensors.keys() - wrong}
         ours = isinstance(read_provenance(checkpoint.folder), QuantizedProvenance)
         faults += companion_faults(checkpoint, own, row.tensor, right, symmetric=ours)
@@ -435,7 +409,6 @@ def _declaration_faults(
     linears: Sequence[LinearAudit],
     complete: frozenset[str],
 ) -> list[Fault]:
-    """What is declared against what is stored, module by module."""
     where = f"{CONFIG_FILE}: quantization_config"
     if scheme is None:
         if not linears:
@@ -458,17 +431,7 @@ def _declaration_faults(
     ]
 
 
-def _no_linear(draft: Draft, module: str) -> Fault:
-    expected = f"only linears of {draft.family.name} to be quantized"
-    return Fault(where=module, expected=expected, got="tensors of a quantized linear")
-
-
-def _too_much(tensor: TensorInfo) -> Fault:
-    return Fault(where=tensor.name, expected="no such tensor", got=form(tensor))
-
-
 def _made_by(checkpoint: Checkpoint) -> tuple[str, ...]:
-    """draftquant.json, and the version and producer keys of the declaration."""
     found = []
     recorded = read_provenance(checkpoint.folder)
     if recorded is not None:
@@ -478,10 +441,9 @@ def _made_by(checkpoint: Checkpoint) -> tuple[str, ...]:
         elif isinstance(recorded, QuantizedProvenance):
             found.append(f"{_quantized_by(recorded)}, from {origin}{_marks(recorded)}")
         elif isinstance(recorded, CutProvenance):
-            first = recorded.quantized_by
-            was = (
-                f", after {_quantized_by(first)}" if isinstance(first, QuantizedProvenance) else ""
-            )
+            first, was = recorded.quantized_by, ""
+            if isinstance(first, QuantizedProvenance):
+                was = f", after {_quantized_by(first)}"
             found.append(f"{by}, {recorded.cut}, from {origin}{was}")
         else:
             found.append(f"{by}, dequantized from {origin}")
@@ -489,8 +451,8 @@ def _made_by(checkpoint: Checkpoint) -> tuple[str, ...]:
     if raw is not None and isinstance(raw.value, dict):
         if "version" in raw.value:
             found.append(f"{raw.value.get('quant_method')} {raw.value['version']}")
-        producer = _section(raw.value, "producer")
-        if producer:
+        producer = raw.value.get("producer")
+        if isinstance(producer, dict) and producer:
             found.append(f"{producer.get('name')} {producer.get('version', '')}".strip())
     return tuple(found)
 
@@ -500,23 +462,13 @@ def _quantized_by(record: QuantizedProvenance) -> str:
 
 
 def _marks(record: QuantizedProvenance) -> str:
-    """What was done to the draft beside quantizing it."""
     corrected = record.recipe.algorithm.input_correction == "auto"
     correction = ", with input correction" if corrected else ""
     return correction + "".join(f", {cut} cut before" for cut in record.cuts[-1:])
 
 
-def _section(mapping: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    value = mapping.get(key)
-    return value if isinstance(value, dict) else {}
-
-
-def _finite(value: float | None) -> float | None:
-    """None for what JSON cannot say."""
-    return value if value is not None and math.isfinite(value) else None
-
-
 def _linear_mapping(linear: LinearAudit) -> dict[str, Any]:
+    scale = linear.input_scale
     return {
         "module": linear.module,
         "role": linear.role,
@@ -528,5 +480,6 @@ def _linear_mapping(linear: LinearAudit) -> dict[str, Any]:
             for t in linear.tensors
         ],
         "codes": dataclasses.asdict(linear.codes) if linear.codes else None,
-        "input_scale": _finite(linear.input_scale),
+        # JSON has no infinity.
+        "input_scale": scale if scale is not None and math.isfinite(scale) else None,
     }

@@ -1,7 +1,10 @@
-"""Norms that balancing divided or that learned, and what draftquant.json may say of them.
+"""What a run changed beside codes, and what is recorded of it: norms, scales of the cache, config.
 
 A balanced norm is the source's / 2^k, exactly. One that learned lies near that, and as far from it
-as it is recorded; what exactly it is the digests under the seal say.
+as it is recorded; what exactly it is the digests under the seal say. A scale of the KV cache is a
+number that nothing else in the folder depends on: one that is missing is served as 1. What an
+output's config.json may say is what the source's does, with the changes that its run says; none
+may change what the draft computes: a fix is for what engines read.
 """
 
 import json
@@ -20,12 +23,17 @@ from ..files.digests import NEWEST, Algorithm, Digest, Finiteness
 from ..files.provenance import Method
 from ..files.safetensors_header import TensorInfo
 from ..stored.decoded_numbers import floats, read_whole, stored_scalar
-from ..stored.layouts import DeclaredScheme
-from ..stored.stored_cache import cache_problems, cache_tensors
-from .verify_report import Compared, Fault, NotFinite, OnBytes
+from ..stored.layouts.scheme import DeclaredScheme
+from ..stored.stored_draft import cache_problems, cache_tensors
+from .comparison import Compared, Fault, NotFinite, OnBytes
+from .demands import said_of
 
+Config = Mapping[str, object]
 Doubles = npt.NDArray[np.float64]
 _LARGEST_EXPONENT = 126  # 2^k and 2^-k are normal float32 numbers
+_DECLARATION = "quantization_config"
+_ATTENTION = re.compile(r"(?P<stored>.*self_attn)\.(?:k_proj|kv_a_proj_with_mqa)")
+_LAYER = re.compile(r"layers\.(\d+)\.self_attn\.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,11 +53,7 @@ class ChangedNorms:
 
     @classmethod
     def of(cls, method: Method, draft: Draft, quantized: Collection[str]) -> "ChangedNorms":
-        """What is recorded.
-
-        Args:
-            method: of the run, or as recorded.
-        """
+        """What is recorded; `quantized` are the modules that are stored so."""
         exponents, unbalanced = _balance_exponents(method, draft, quantized)
         factors, unlearned = _learned_factors(method, draft, quantized)
         return cls(exponents=exponents, factors=factors, faults=(*unbalanced, *unlearned))
@@ -81,47 +85,41 @@ class ChangedNorms:
         factor, exponent = self.factors.get(norm.name), self.exponents.get(norm.name, 0)
         wanted = before * 2.0**-exponent
         if factor is not None:
-            fault = _factor_fault(norm.name, wanted, after, factor)
+            faults = _factor_faults(norm.name, wanted, after, factor)
         else:
-            fault = _balance_fault(norm.name, before, wanted, after, exponent)
+            wrong = np.flatnonzero(wanted.view(np.uint64) != after.view(np.uint64))
+            expected = f"the source's values / 2^{exponent}"
+            faults = _other_elements(norm.name, expected, wrong, before, after)
         return Compared(
             source_digests={norm.name: str(digests[0])},
             output_digests={norm.name: str(digests[1])},
-            faults=NotFinite.of(norm.name, finiteness.problem) or ([fault] if fault else []),
+            faults=NotFinite.of(norm.name, finiteness.problem) or faults,
         )
 
 
-def _balance_fault(
-    name: str, before: Doubles, wanted: Doubles, after: Doubles, exponent: int
-) -> Fault | None:
-    wrong = np.flatnonzero(wanted.view(np.uint64) != after.view(np.uint64))
-    if not len(wrong):
-        return None
-    got = _others(wrong, before, after)
-    return Fault(where=name, expected=f"the source's values / 2^{exponent}", got=got)
-
-
-def _factor_fault(name: str, before: Doubles, after: Doubles, factor: float) -> Fault | None:
+def _factor_faults(name: str, before: Doubles, after: Doubles, factor: float) -> list[Fault]:
     """Every element keeps its sign and changes by the factor at most, and one by just that."""
     with np.errstate(divide="ignore", invalid="ignore"):
         larger = np.maximum(np.abs(before), np.abs(after))
         factors = np.where(larger > 0, larger / np.minimum(np.abs(before), np.abs(after)), 1.0)
     right = (factors <= factor) & (np.signbit(before) == np.signbit(after))
-    wrong = np.flatnonzero(~right)
-    if len(wrong):
-        expected = f"the source's values times or divided by at most {factor:.9g} (recorded)"
-        return Fault(where=name, expected=expected, got=_others(wrong, before, after))
+    expected = f"the source's values times or divided by at most {factor:.9g} (recorded)"
+    faults = _other_elements(name, expected, np.flatnonzero(~right), before, after)
     largest = float(factors.max(initial=1.0))
-    if largest != factor:
-        expected = f"a largest change by a factor of {factor:.9g} (recorded)"
-        return Fault(where=name, expected=expected, got=f"{largest:.9g}")
-    return None
+    if faults or largest == factor:
+        return faults
+    expected = f"a largest change by a factor of {factor:.9g} (recorded)"
+    return [Fault(where=name, expected=expected, got=f"{largest:.9g}")]
 
 
-def _others(wrong: npt.NDArray[np.intp], before: Doubles, after: Doubles) -> str:
-    """How many elements are wrong, and the first of them."""
+def _other_elements(
+    name: str, expected: str, wrong: npt.NDArray[np.intp], before: Doubles, after: Doubles
+) -> list[Fault]:
+    if not len(wrong):
+        return []
     first = int(wrong[0])
-    return f"{len(wrong)} other(s), first {after[first]:g} for {before[first]:g} at {first}"
+    got = f"{len(wrong)} other(s), first {after[first]:g} for {before[first]:g} at {first}"
+    return [Fault(where=name, expected=expected, got=got)]
 
 
 def _learned_factors(
@@ -148,9 +146,6 @@ def _balance_exponents(
 
     The norm was divided by 2^k, the first half of the columns of each linear that reads it was
     multiplied. Nothing is taken for balanced unless all that is recorded makes sense.
-
-    Args:
-        method: of the run, or as recorded.
     """
     if not method.balanced:
         return {}, []
@@ -174,16 +169,6 @@ def _balance_exponents(
     return {}, [Fault(where=where, expected=expected, got=got)]
 
 
-# ---- The scales of a KV cache: declared and stored together, one for each layer, and those of the
-# run
-#
-# A scale is a number that nothing else in the folder depends on: one that is missing is served as
-# 1.
-
-_ATTENTION = re.compile(r"(?P<stored>.*self_attn)\.(?:k_proj|kv_a_proj_with_mqa)")
-_LAYER = re.compile(r"layers\.(\d+)\.self_attn\.")
-
-
 def cache_scale_names(draft: Draft, output: Checkpoint) -> Collection[str]:
     """Names of the stored scales of this draft's layers, in any spelling."""
     layers = _layers(draft)
@@ -196,9 +181,8 @@ def cache_scale_faults(
 ) -> list[Fault]:
     """Every layer has its scales, they are positive numbers, and they are those of the run.
 
-    Args:
-        method: of the run; None where another tool made the folder, which may leave scales to
-            engines, or store them in several spellings and dtypes.
+    Where another tool made the folder, there is no method: it may leave scales to engines, or store
+    them in several spellings and dtypes.
     """
     faults = [
         Fault(where=where, expected=expected, got=got)
@@ -212,7 +196,7 @@ def cache_scale_faults(
     }
     if declared is None and stored and (method is not None or scheme is None):
         names = ", ".join(sorted({tensor.name for tensor in stored.values()}))
-        where = f"{CONFIG_FILE}: quantization_config"
+        where = f"{CONFIG_FILE}: {_DECLARATION}"
         faults.append(Fault(where=where, expected=f"a KV cache, for {names}", got="none"))
     layers = _layers(draft)
     wanted = [(layer, part) for layer in sorted(layers) for part in "kv"] if declared else []
@@ -224,10 +208,10 @@ def cache_scale_faults(
             faults.append(Fault(where=where, expected="a scale of the KV cache", got="none"))
     if method is None or faults:
         return faults
-    return _of_the_run(layers, stored, output, method)
+    return _scales_of_the_run(layers, stored, output, method)
 
 
-def _of_the_run(
+def _scales_of_the_run(
     layers: Mapping[int, str],
     stored: Mapping[tuple[int, str], TensorInfo],
     output: Checkpoint,
@@ -244,9 +228,8 @@ def _of_the_run(
             if recorded is None:
                 faults.append(Fault(where=where, expected=f"one of {name}.{part}", got="none"))
                 continue
-            wanted = float(np.float32(recorded))
-            if cache is not None and cache.scales == "unit":
-                wanted = 1.0
+            unit = cache is not None and cache.scales == "unit"
+            wanted = 1.0 if unit else float(np.float32(recorded))
             if (tensor.dtype, tensor.numel) != ("F32", 1):
                 got = f"{tensor.dtype} {list(tensor.shape)}"
                 faults.append(Fault(where=tensor.name, expected="one F32 number", got=got))
@@ -259,7 +242,6 @@ def _of_the_run(
 
 
 def _layers(draft: Draft) -> dict[int, str]:
-    """Number of each layer with attention -> on-disk name of that."""
     found = {}
     for row in draft.rows:
         stored, layer = _ATTENTION.fullmatch(row.module), _LAYER.match(row.canonical)
@@ -268,32 +250,32 @@ def _layers(draft: Draft) -> dict[int, str]:
     return found
 
 
-# ---- What config.json of an output may say: what the source's does, and what its run says of
-# changes
-#
-# They are put in by a few lines that nothing else uses, and none may change what the draft
-# computes:
-# a fix is for what engines read.
-
-_DECLARATION = "quantization_config"
-Config = Mapping[str, object]
-
-
 def config_faults(draft: Draft, output: Checkpoint, changes: Config | None) -> list[Fault]:
-    """Every key but the declaration has the value that it should have.
+    """Every key of config.json but the declaration has the value that it should have.
 
-    Args:
-        changes: dotted key -> value, as the run says; None where nothing says, since another tool
-            made the folder: what changes nothing that the draft computes may be written there.
+    `changes` are dotted key -> value, as the run says; None where nothing says, since another tool
+    made the folder: what changes nothing that the draft computes may be written there.
     """
     source = draft.checkpoint.config
     if changes is not None:
-        return _different(_changed(source, changes), output.config) + _altered(draft, changes)
-    keys = source.keys() | output.config.keys()
-    other = [key for key in keys if _said(source, key) != _said(output.config, key)]
+        return different_keys(_changed(source, changes), output.config) + _altered(draft, changes)
+    found = different_keys(source, output.config)
+    other = [fault.where.removeprefix(f"{CONFIG_FILE}: ") for fault in found]
     altering = {fault.where for fault in _altered(draft, {k: output.config.get(k) for k in other})}
-    found = _different(source, output.config)
     return [fault for fault in found if fault.where in altering]
+
+
+def different_keys(
+    wanted: Config, found: Config, *, but: Collection[str] = (_DECLARATION,)
+) -> list[Fault]:
+    """The keys of config.json, but for some, of which the values differ."""
+    keys = sorted((wanted.keys() | found.keys()) - set(but))
+    pairs = {key: (said_of(wanted, key), said_of(found, key)) for key in keys}
+    return [
+        Fault(where=f"{CONFIG_FILE}: {key}", expected=expected, got=got)
+        for key, (expected, got) in pairs.items()
+        if expected != got
+    ]
 
 
 def _changed(config: Config, changes: Config) -> dict[str, object]:
@@ -308,14 +290,6 @@ def _changed(config: Config, changes: Config) -> dict[str, object]:
     return changed
 
 
-def _different(wanted: Config, found: Config) -> list[Fault]:
-    return [
-        Fault(where=_place(key), expected=_said(wanted, key), got=_said(found, key))
-        for key in sorted((wanted.keys() | found.keys()) - {_DECLARATION})
-        if _said(wanted, key) != _said(found, key)
-    ]
-
-
 def _altered(draft: Draft, changes: Config) -> list[Fault]:
     """The changes that make another draft of the source, if all of them together do."""
     before = _computed(draft, {})
@@ -326,7 +300,7 @@ def _altered(draft: Draft, changes: Config) -> list[Fault]:
     }
     return [
         Fault(
-            where=_place(key),
+            where=f"{CONFIG_FILE}: {key}",
             expected="no change of what the draft computes",
             got=json.dumps(value, sort_keys=True),
         )
@@ -336,20 +310,10 @@ def _altered(draft: Draft, changes: Config) -> list[Fault]:
 
 def _computed(draft: Draft, changes: Config) -> tuple[str, object] | None:
     """Which family and numbers config.json stands for; None where it stands for none."""
-    config = {
-        k: v for k, v in _changed(draft.checkpoint.config, changes).items() if k != _DECLARATION
-    }
+    changed = _changed(draft.checkpoint.config, changes)
+    config = {key: value for key, value in changed.items() if key != _DECLARATION}
     try:
         family, geometry = read_config(replace(draft.checkpoint, config=config))
     except CheckpointError:
         return None
     return family.name, geometry
-
-
-def _place(key: str) -> str:
-    return f"{CONFIG_FILE}: {key}"
-
-
-def _said(config: Config, key: str) -> str:
-    """A value as text that tells 1 from true and 1.0; "no such key" is not valid JSON."""
-    return json.dumps(config[key], sort_keys=True) if key in config else "no such key"

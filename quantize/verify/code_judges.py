@@ -1,4 +1,4 @@
-"""The nearest codes, computed once more from the weight: bit for bit what this package writes.
+"""What judges the codes of one linear, block by block: by the nearest codes, computed once more.
 
 Weight / scale is one float32 division; INT4 multiplies by the rounded inverse, as AMD Quark does.
 """
@@ -12,21 +12,17 @@ import numpy.typing as npt
 from typing_extensions import override
 
 from ..stored.decoded_numbers import Bytes, Floats, ordered
-from ..stored.layouts import DeclaredScheme
+from ..stored.layouts.scheme import DeclaredScheme
 from ..stored.linear import StoredLinear, spread
+from .comparison import Fault
 from .scales import e2m1_rounded, e4m3_rounded, int4_words, sign_bytes
-from .verify_report import Fault
-
-# ---- What judges the codes of one linear, block by block; and the judge that asks the least
 
 
 class Block:
     """A block of rows of a linear; its arrays are reused for the next one.
 
-    Attributes:
-        first_row: of the block.
-        w: [rows, in_features], the source weight.
-        stored: the bytes of its codes, those of all rows where codes are transposed.
+    `w` is the source weight, [rows, in_features]; `stored` the bytes of its codes, those of all
+    rows where codes are transposed.
     """
 
     def __init__(
@@ -77,48 +73,38 @@ class Buffers:
 
 
 class Numbers(Judge):
-    """Every code is a number: only F8_E4M3 has codes that are none."""
+    """Every code is a number, and only F8_E4M3 has codes that are none.
 
-    def __init__(self) -> None:
-        self.first = (0, 0)
+    Where F8_E4M3 carries INT4, a whole number from -8 to 7, and no -0.
+    """
 
-    @override
-    def add(self, block: Block) -> None:
-        self._count(block.first_row, np.isnan(block.codes))
-
-    def _count(self, first_row: int, wrong: npt.NDArray[np.bool_]) -> None:
-        if not wrong.any():
-            return
-        bad = np.argwhere(wrong)
-        if not self.wrong:
-            self.first = first_row + int(bad[0, 0]), int(bad[0, 1])
-        self.wrong += len(bad)
-
-    @override
-    def faults(self, name: str) -> list[Fault]:
-        return _faults(name, "quantized values that are numbers", f"{self.wrong} NaN(s)", self)
-
-
-class CarriedNumbers(Numbers):
-    """Every F8_E4M3 code is one of INT4: a whole number from -8 to 7, and no -0."""
+    def __init__(self, *, carried: bool = False) -> None:
+        self._carried = carried
+        self._first = (0, 0)
 
     @override
     def add(self, block: Block) -> None:
         codes = block.codes
-        good = (codes >= -8) & (codes <= 7) & (codes == np.rint(codes))
-        self._count(block.first_row, ~(good & ~((codes == 0) & np.signbit(codes))))
+        wrong = np.isnan(codes)
+        if self._carried:
+            good = (codes >= -8) & (codes <= 7) & (codes == np.rint(codes))
+            wrong = ~(good & ~((codes == 0) & np.signbit(codes)))
+        if not wrong.any():
+            return
+        bad = np.argwhere(wrong)
+        if not self.wrong:
+            self._first = block.first_row + int(bad[0, 0]), int(bad[0, 1])
+        self.wrong += len(bad)
 
     @override
     def faults(self, name: str) -> list[Fault]:
-        return _faults(name, "whole numbers from -8 to 7", f"{self.wrong} other(s)", self)
-
-
-def _faults(name: str, expected: str, got: str, judge: Numbers) -> list[Fault]:
-    if not judge.wrong:
-        return []
-    row, column = judge.first
-    where = f"first at row {row}, column {column}"
-    return [Fault(where=name, expected=expected, got=f"{got}, {where}")]
+        if not self.wrong:
+            return []
+        expected, what = "quantized values that are numbers", "NaN(s)"
+        if self._carried:
+            expected, what = "whole numbers from -8 to 7", "other(s)"
+        got = f"{self.wrong} {what}, first at row {self._first[0]}, column {self._first[1]}"
+        return [Fault(where=name, expected=expected, got=got)]
 
 
 INT4_MIN, INT4_MAX = np.float32(-8), np.float32(7)
@@ -129,8 +115,6 @@ _HALF_STEP = np.uint32(1 << 19)
 """Half of what neighbouring values of F8_E4M3 are apart, as bit patterns of float32."""
 _SIGN_BITS = np.uint32(0x88888888)
 """Of the eight nibbles of a word: flipping them adds 8 to each."""
-
-
 Ends = Callable[[range], tuple[Floats | float, Floats | float]]
 
 
@@ -138,12 +122,13 @@ class Nearest(Judge):
     """Codes against the nearest ones.
 
     Args:
+        scheme: what the folder declares.
         scale: [out_features, groups] or [1, 1] float32, by which a weight is divided to get a code;
             of two stages, the second.
         first_scale: of a first stage of two, else None.
         buffers: shared with the caller, which may use "x" between two blocks.
         carried: INT4 codes are stored as F8_E4M3, where -0 is no code.
-        ends: of some rows of other integers the smallest and the largest code; see `StoredLinear`.
+        ends: of some rows of other integers the smallest and the largest code.
     """
 
     def __init__(
@@ -195,10 +180,7 @@ class Nearest(Judge):
         self.wrong += count
 
     def _is_stored(self, nearest: Floats, block: Block) -> bool:
-        """True if the codes were packed as they are stored, bit for bit; then nothing is decoded.
-
-        Of a NaN no byte says that it is none.
-        """
+        """True if the codes, packed, are what is stored, bit for bit; then nothing is decoded."""
         scheme = self._scheme
         packed = scheme.number.is_integer and not self._carried and not scheme.transposed
         if not packed or self._ends is not None or nearest.shape[1] % 8 or np.isnan(nearest.max()):
@@ -254,7 +236,6 @@ class Nearest(Judge):
         return rounded(x, out=x, step=step)
 
     def _right_signs(self, block: Block) -> bool:
-        """True if no FP4 zero can have the wrong sign: see `_wrong_zeros`."""
         stored = block.stored
         if self._scheme.number.powers_of_two:
             low, high = stored & np.uint8(0x0F), stored & np.uint8(0xF0)
@@ -292,13 +273,6 @@ def _at(scale: Floats, places: npt.NDArray[np.intp], columns: int) -> Floats:
     return found
 
 
-# ---- Codes that make up for the errors of others: the weight alone does not say what they must be
-#
-# It does say how far off they may be. Compensation moves codes by a step here and there, and adds
-# half as much again to the error of the nearest codes (measured: 1.3 to 1.6 times). Codes in
-# another
-# order, of another linear or under other scales are off by several times that.
-
 MOST_OF_LINEAR = 4.0
 """How many times the error of the nearest codes; of a row twice as many: few codes vary more."""
 _SMALLEST = 1 / 48
@@ -306,12 +280,12 @@ _SMALLEST = 1 / 48
 
 
 class Near(Judge):
-    """Codes against the error of the nearest ones under the same scales.
+    """Codes that make up for the errors of others, against the error of the nearest ones.
 
-    Args:
-        numbers: what single codes must be.
-        linear: has the scales. group_size: inputs that share one; None where all do.
-        most: how many times the error of the nearest codes the linear may have.
+    The weight alone does not say what they must be, but how far off they may be: at most `most`
+    times the error of the nearest codes under the same scales. Compensation moves codes by a step
+    here and there, and adds half as much again to that error (measured: 1.3 to 1.6 times). Codes in
+    another order, of another linear or under other scales are off by several times that.
     """
 
     def __init__(
@@ -346,7 +320,6 @@ class Near(Judge):
         self._least += float(least.sum(dtype=np.float64))
 
     def _squares(self, w: Floats, codes: Floats, scale: Floats) -> Floats:
-        """Sum of the squared errors of each row."""
         lost = np.multiply(codes, scale, out=self._buffers.get("lost", w.shape))
         np.subtract(w, lost, out=lost)
         squares: Floats = np.einsum("ij,ij->i", lost, lost)
@@ -358,13 +331,10 @@ class Near(Judge):
             return self._numbers.faults(name)
         ratios = np.concatenate(self._ratios)
         row, whole = int(ratios.argmax()), (self._lost / self._least) ** 0.5
+        most, got = self._most, None
         if whole > self._most:
-            return [_fault(name, self._most, f"{whole:.3g} times")]
-        if ratios[row] > 2 * self._most:
-            return [_fault(name, 2 * self._most, f"{ratios[row]:.3g} times in row {row}")]
-        return []
-
-
-def _fault(name: str, most: float, got: str) -> Fault:
-    expected = f"quantized values with at most {most:g} times the error of the nearest"
-    return Fault(where=name, expected=expected, got=got)
+            got = f"{whole:.3g} times"
+        elif ratios[row] > 2 * self._most:
+            most, got = 2 * most, f"{ratios[row]:.3g} times in row {row}"
+        expected = f"quantized values with at most {most:g} times the error of the nearest"
+        return [Fault(where=name, expected=expected, got=got)] if got else []

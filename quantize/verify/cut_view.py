@@ -1,10 +1,11 @@
 """A draft as a cut of its vocabulary must have made it: built of the source's rows once more.
 
 Rows, maps and config are made here by other means than those that wrote the folder; they lie in a
-scratch file, so that whatever reads a checkpoint can read what should be.
+scratch file, so that whatever reads a checkpoint can read what should be. So a folder that was
+quantized before or after the cut is held against the whole draft: no folder in between is needed,
+and nothing of it is believed.
 """
 
-import dataclasses
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ import numpy.typing as npt
 from ...recipes.errors import CheckpointError, VerifyError
 from ..drafts import Draft, Row, read_config, read_draft
 from ..drafts.geometry import MAP, MASK, SIZE_KEY
-from ..files.checkpoint import CONFIG_FILE, PROVENANCE_FILE, Checkpoint
+from ..files.checkpoint import CONFIG_FILE, Checkpoint
 from ..files.digests import algorithm_of, tensor_digest
 from ..files.provenance import CutProvenance, QuantizedProvenance, TensorBytes
 from ..files.provenance_file import cuts_of, sealed
@@ -27,38 +28,24 @@ from ..stored.decoded_numbers import INTEGERS, Bytes, read_integers, read_rows, 
 from ..stored.stored_declaration import ZERO_POINTS, stored_parts
 from ..stored.stored_draft import StoredDraft
 from ..stored.stored_tables import HEAD, StoredTables
-from .demands import Record
-from .verify_report import Fault
+from .comparison import Fault
+from .demands import Record, recorded
 
 Ids = npt.NDArray[np.int64]
 _BLOCK_ROWS = 4096
-
-
-def check_may_be_cut(draft: Draft) -> None:
-    """Refuse a draft of a family whose drafts have the target's whole vocabulary.
-
-    Raises:
-        VerifyError: they have.
-    """
-    why = draft.family.whole_vocabulary
-    if why is not None:
-        raise VerifyError(
-            draft.checkpoint.folder,
-            f"a {draft.family.name} draft has no cut vocabulary: {why}",
-            fix="give the draft that was cut behind --against",
-        )
+_AGAINST = "give the draft that was cut behind --against"
 
 
 def token_ids(checkpoint: Checkpoint, draft: Draft) -> Ids:
     """The target id of every row of a draft's head.
 
-    Args:
-        draft: the same, plain.
-
     Raises:
-        VerifyError: see `check_may_be_cut`.
+        VerifyError: drafts of its family have the target's whole vocabulary.
     """
-    check_may_be_cut(draft)
+    why = draft.family.whole_vocabulary
+    if why is not None:
+        what = f"a {draft.family.name} draft has no cut vocabulary: {why}"
+        raise VerifyError(draft.checkpoint.folder, what, fix=_AGAINST)
     row = draft.row(MAP)
     if row is None:
         return np.arange(draft.geometry.draft_vocab_size, dtype=np.int64)
@@ -66,8 +53,9 @@ def token_ids(checkpoint: Checkpoint, draft: Draft) -> Ids:
     return offsets + np.arange(len(offsets))
 
 
-def map_faults(ids: Ids, vocabulary: int) -> list[Fault]:
-    """A cut's map goes up, from token to token of the target."""
+def map_faults(ids: Ids, source: Draft) -> list[Fault]:
+    """A cut's map goes up, from token to token of the target, each of which the source has."""
+    vocabulary = source.geometry.vocab_size
     outside = np.flatnonzero((ids < 0) | (ids >= vocabulary))
     if len(outside):
         i = int(outside[0])
@@ -81,22 +69,29 @@ def map_faults(ids: Ids, vocabulary: int) -> list[Fault]:
     return []
 
 
+def stranger_faults(ids: Ids, checkpoint: Checkpoint, source: Draft) -> list[Fault]:
+    """The source has a row for each token."""
+    stranger = np.setdiff1d(ids, token_ids(checkpoint, source))
+    if not len(stranger):
+        return []
+    got = f"target id {stranger[0]}, which the source has no row for ({len(stranger)} in all)"
+    return [Fault(where=MAP, expected="rows of the source", got=got)]
+
+
 @contextmanager
 def cut_view(
     source: StoredDraft, ids: Ids, tables: StoredTables | None = None
 ) -> Iterator[Checkpoint]:
-    """What a folder becomes whose vocabulary is cut to these tokens.
+    """What a folder becomes whose vocabulary is cut to these ascending target ids.
 
-    Args:
-        ids: ascending target ids, each of which it has a row for.
-        tables: of the target, where the source has no head; without them there is none here too.
+    Where it has no head, it gets rows of the target's `tables`; without them there is none here
+    too.
 
     Raises:
         VerifyError: its family has no cut vocabulary, or its config none of this size.
         CheckpointError: a file shrank or vanished.
     """
     draft = source.draft
-    check_may_be_cut(draft)
     config = {**source.checkpoint.config, SIZE_KEY: len(ids)}
     rows, resized = _rows_of(source, ids), _resized(draft, config)
     with tempfile.TemporaryDirectory(prefix="draftquant-verify-") as folder:
@@ -105,10 +100,12 @@ def cut_view(
             scratch = _Scratch(path, stream)
             tensors = dict(source.checkpoint.tensors)
             for row in draft.rows:
-                if row.canonical in resized:
-                    for tensor in _stored(source, row):
-                        data, shape = _cut(source, row, tensor, rows)
-                        tensors[tensor.name] = scratch.add(tensor.name, tensor.dtype, shape, data)
+                if row.canonical not in resized:
+                    continue
+                stored = source.parts(row) if source.is_quantized(row) else {"": row.tensor}
+                for tensor in stored.values():
+                    data, shape = _cut(source, row, tensor, rows)
+                    tensors[tensor.name] = scratch.add(tensor.name, tensor.dtype, shape, data)
             for tensor in _maps(draft, ids, scratch):
                 tensors[tensor.name] = tensor
             if tables is not None:
@@ -116,9 +113,7 @@ def cut_view(
                 data = _gathered(tables.checkpoint, head, ids)
                 shape = (len(ids), *head.shape[1:])
                 tensors[HEAD] = scratch.add(HEAD, head.dtype, shape, data)
-        yield dataclasses.replace(
-            source.checkpoint, config=config, tensors=dict(sorted(tensors.items()))
-        )
+        yield replace(source.checkpoint, config=config, tensors=dict(sorted(tensors.items())))
 
 
 class _Scratch:
@@ -141,7 +136,6 @@ class _Scratch:
 
 
 def _rows_of(source: StoredDraft, ids: Ids) -> Ids:
-    """Of each token, the row that the source has for it."""
     places = {int(token): i for i, token in enumerate(token_ids(source.checkpoint, source.draft))}
     absent = [int(token) for token in ids if int(token) not in places]
     if absent:
@@ -149,7 +143,7 @@ def _rows_of(source: StoredDraft, ids: Ids) -> Ids:
             source.checkpoint.folder,
             f"has no row for token {absent[0]}, nor for {len(absent) - 1:,} others of the cut"
             " draft",
-            fix="give the draft that was cut behind --against",
+            fix=_AGAINST,
         )
     return np.array([places[int(token)] for token in ids], np.int64)
 
@@ -157,31 +151,23 @@ def _rows_of(source: StoredDraft, ids: Ids) -> Ids:
 def _resized(draft: Draft, config: Mapping[str, Any]) -> frozenset[str]:
     """Canonical names of what has another number of rows under this config."""
     try:
-        _, geometry = read_config(dataclasses.replace(draft.checkpoint, config=config))
+        _, geometry = read_config(replace(draft.checkpoint, config=config))
     except CheckpointError as exc:
-        raise VerifyError(
-            draft.checkpoint.folder / CONFIG_FILE,
-            f"cannot be that of a draft with a cut vocabulary: {exc.what}",
-            fix="give the draft that was cut behind --against",
-        ) from exc
-    shapes = (
+        where = draft.checkpoint.folder / CONFIG_FILE
+        what = f"cannot be that of a draft with a cut vocabulary: {exc.what}"
+        raise VerifyError(where, what, fix=_AGAINST) from exc
+    before, after = (
         {name: spec.shape for name, spec in draft.family.tensor_specs(g).items()}
         for g in (draft.geometry, geometry)
     )
-    before, after = shapes
     return frozenset(
         name for name in before.keys() & after.keys() if before[name][:1] != after[name][:1]
     )
 
 
-def _stored(source: StoredDraft, row: Row) -> list[TensorInfo]:
-    return [*source.parts(row).values()] if source.is_quantized(row) else [row.tensor]
-
-
 def _cut(
     source: StoredDraft, row: Row, tensor: TensorInfo, rows: Ids
 ) -> tuple[Iterator[Bytes], tuple[int, ...]]:
-    """The bytes and the shape of a tensor of which these rows are left."""
     shape, suffix = (len(rows), *tensor.shape[1:]), tensor.name.rpartition(".")[2]
     scheme = source.scheme_of(row)
     if scheme is None:
@@ -221,7 +207,6 @@ def _gathered(checkpoint: Checkpoint, tensor: TensorInfo, rows: Ids) -> Iterator
 
 
 def _maps(draft: Draft, ids: Ids, scratch: _Scratch) -> Iterator[TensorInfo]:
-    """The map, and the mask of its tokens."""
     row = draft.row(MAP)
     name = row.tensor.name if row is not None else MAP
     stored = (ids - np.arange(len(ids))).astype(np.dtype("<i8"))
@@ -232,20 +217,10 @@ def _maps(draft: Draft, ids: Ids, scratch: _Scratch) -> Iterator[TensorInfo]:
     yield scratch.add(name, "BOOL", mask.shape, iter([mask.view(np.uint8)]))
 
 
-# ---- A quantized folder against the whole draft, where the vocabulary was cut in between
-#
-# Before quantizing or after it: the cut of the whole draft is built again, and what is quantized
-# must
-# be that. So no folder in between is needed, and nothing of it is believed.
-
-
 class Between(NamedTuple):
-    """What a quantized folder is held against.
+    """What a quantized folder is held against: the whole draft, or its cut.
 
-    Attributes:
-        draft: the whole draft, or its cut.
-        recorded: of the folder, as if it had been quantized of `draft`.
-        faults: of the maps, and of what is recorded of the cut.
+    `recorded` is of the folder, as if it had been quantized of `draft`.
     """
 
     draft: Draft
@@ -253,63 +228,53 @@ class Between(NamedTuple):
     faults: tuple[Fault, ...] = ()
 
 
-def quantized_record(recorded: Record | CutProvenance | None) -> Record | None:
+def quantized_record(record: Record | CutProvenance | None) -> Record | None:
     """Of the folder as it was quantized, whether it was cut afterwards or not."""
-    return recorded.quantized_by if isinstance(recorded, CutProvenance) else recorded
+    return record.quantized_by if isinstance(record, CutProvenance) else record
 
 
 @contextmanager
 def cut_between(
-    draft: Draft, output: Checkpoint, recorded: Record | CutProvenance | None, target: Path | None
+    draft: Draft, output: Checkpoint, record: Record | CutProvenance | None, target: Path | None
 ) -> Iterator[Between]:
-    """What a folder is held against, whether its vocabulary was cut or not.
-
-    Args:
-        target: folder of the target, where its head gave the rows.
+    """What a folder with this record is held against, whether its vocabulary was cut or not.
 
     Raises:
         CheckpointError: the rows are the target's, and it is not at hand, or the draft has others.
     """
-    quantized = quantized_record(recorded)
-    if not isinstance(quantized, QuantizedProvenance) or not cuts_of(recorded):
+    quantized = quantized_record(record)
+    if not isinstance(quantized, QuantizedProvenance) or not cuts_of(record):
         yield Between(draft=draft, recorded=quantized)
         return
     ids, faults = _ids(draft, output)
     whole = len(ids) != draft.geometry.draft_vocab_size
-    if faults or not (whole or isinstance(recorded, CutProvenance)):
-        yield Between(draft=draft, recorded=quantized, faults=faults)
+    if faults or not (whole or isinstance(record, CutProvenance)):
+        yield Between(draft=draft, recorded=quantized, faults=tuple(faults))
         return
     tables = _tables(draft, output, quantized, target)
     with cut_view(StoredDraft.read(draft.checkpoint), ids, tables) as wanted:
         before = draft.checkpoint.tensors
         changed = [tensor for name, tensor in before.items() if wanted.tensors.get(name) != tensor]
         faults = _source_faults(draft.checkpoint, changed, quantized)
-        if isinstance(recorded, CutProvenance):
+        if isinstance(record, CutProvenance):
             anew = {t.name for t in changed} | (wanted.tensors.keys() - before.keys())
-            faults += _cut_faults(recorded, quantized, anew)
-            quantized = _of_cut(recorded, quantized, wanted, anew)
-        yield Between(draft=read_draft(wanted), recorded=quantized, faults=faults)
+            faults += _cut_faults(record, quantized, anew)
+            quantized = _of_cut(record, quantized, wanted, anew)
+        yield Between(draft=read_draft(wanted), recorded=quantized, faults=tuple(faults))
 
 
-def _ids(draft: Draft, output: Checkpoint) -> tuple[Ids, tuple[Fault, ...]]:
-    """The tokens of the folder's rows, and what is wrong in its map."""
+def _ids(draft: Draft, output: Checkpoint) -> tuple[Ids, list[Fault]]:
     try:
         ids = token_ids(output, StoredDraft.look(output).draft)
     except CheckpointError as exc:
         fault = Fault(where=exc.where, expected="a cut draft that can be read", got=exc.what)
-        return np.empty(0, np.int64), (fault,)
-    faults = map_faults(ids, draft.geometry.vocab_size)
-    stranger = np.setdiff1d(ids, token_ids(draft.checkpoint, draft))
-    if len(stranger) and not faults:
-        got = f"target id {stranger[0]}, which the source has no row for ({len(stranger)} in all)"
-        faults = [Fault(where=MAP, expected="rows of the source", got=got)]
-    return ids, tuple(faults)
+        return np.empty(0, np.int64), [fault]
+    return ids, map_faults(ids, draft) or stranger_faults(ids, draft.checkpoint, draft)
 
 
 def _tables(
     draft: Draft, output: Checkpoint, quantized: QuantizedProvenance, target: Path | None
 ) -> StoredTables | None:
-    """Of the target, if its head gave the rows."""
     own = draft.row(HEAD)
     if own is not None and own.tensor.name in quantized.dropped:
         raise CheckpointError(
@@ -331,47 +296,37 @@ def _tables(
 
 def _source_faults(
     whole: Checkpoint, changed: Sequence[TensorInfo], quantized: QuantizedProvenance
-) -> tuple[Fault, ...]:
+) -> list[Fault]:
     """The draft is one of those that the folder was made of; the other tensors show it later."""
     made_of = [*(cut.source.digests for cut in quantized.cuts), quantized.source.digests]
     algorithm = algorithm_of(made_of[0])
     found = {tensor.name: tensor_digest(whole, tensor, algorithm) for tensor in changed}
     if any(all(said.get(n) == digest for n, digest in found.items()) for said in made_of):
-        return ()
-    where = f"{PROVENANCE_FILE}: source.tensor_digests (before the cut)"
-    wrong = next(name for name, digest in found.items() if made_of[0].get(name) != digest)
-    got = made_of[0].get(wrong)
-    return (Fault(where=f"{where}.{wrong}", expected=found[wrong], got=str(got)),)
+        return []
+    key = "source.tensor_digests (before the cut)"
+    pairs = {f"{key}.{n}": (digest, made_of[0].get(n)) for n, digest in found.items()}
+    return recorded(pairs)[:1]
 
 
 def _cut_faults(
-    recorded: CutProvenance, quantized: QuantizedProvenance, anew: Collection[str]
-) -> tuple[Fault, ...]:
+    record: CutProvenance, quantized: QuantizedProvenance, anew: Collection[str]
+) -> list[Fault]:
     """Seals, and that the cut changed nothing else of the quantized folder."""
-    faults = [
-        Fault(where=f"{PROVENANCE_FILE}: {key}sha256", expected=seal, got=said or "none")
-        for key, seal, said in (
-            ("", sealed(recorded).sha256, recorded.sha256),
-            ("quantized_by.", sealed(quantized).sha256, quantized.sha256),
-        )
-        if seal != said
-    ]
+    pairs: dict[str, tuple[object, object]] = {
+        "sha256": (sealed(record).sha256, record.sha256 or "none"),
+        "quantized_by.sha256": (sealed(quantized).sha256, quantized.sha256 or "none"),
+    }
     modules = {name.removesuffix(".weight") for name in anew}
     for name, digest in quantized.digests.items():
-        if name.rpartition(".")[0] in modules or name in anew:
-            continue
-        if recorded.digests.get(name) != digest:
-            where, got = f"{PROVENANCE_FILE}: tensor_digests.{name}", recorded.digests.get(name)
-            expected = f"{digest}, as before the cut"
-            faults.append(Fault(where=where, expected=expected, got=str(got)))
-    return tuple(faults)
+        same = record.digests.get(name) == digest
+        if not same and name not in anew and name.rpartition(".")[0] not in modules:
+            said = f"{digest}, as before the cut", record.digests.get(name)
+            pairs[f"tensor_digests.{name}"] = said
+    return recorded(pairs)
 
 
 def _of_cut(
-    recorded: CutProvenance,
-    quantized: QuantizedProvenance,
-    wanted: Checkpoint,
-    anew: Collection[str],
+    record: CutProvenance, quantized: QuantizedProvenance, wanted: Checkpoint, anew: Collection[str]
 ) -> QuantizedProvenance:
     """The record that the folder would have, had the cut draft been quantized."""
     algorithm = algorithm_of(quantized.source.digests)
@@ -382,13 +337,14 @@ def _of_cut(
         for name, tensor in wanted.tensors.items()
     }
     changes = {path: value for path, value in quantized.config_changes.items() if path != SIZE_KEY}
+    source = replace(quantized.source, tensor_digests=digests, tensor_sha256={})
     return sealed(
         replace(
             quantized,
-            source=replace(quantized.source, tensor_digests=digests, tensor_sha256={}),
-            tensor_digests=recorded.digests,
+            source=source,
+            tensor_digests=record.digests,
             tensor_sha256={},
-            tensor_bytes=TensorBytes(before=wanted.nbytes, after=recorded.tensor_bytes.after),
+            tensor_bytes=TensorBytes(before=wanted.nbytes, after=record.tensor_bytes.after),
             config_changes=changes,
         )
     )

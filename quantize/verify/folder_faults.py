@@ -1,4 +1,4 @@
-"""What verification says from headers, configs and small values, without comparing tensor data."""
+"""What verification says from headers, declarations and files, without comparing tensor data."""
 
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -23,14 +23,29 @@ from ..files.checkpoint import (
 from ..files.provenance import QuantizedProvenance
 from ..files.safetensors_header import TensorInfo
 from ..stored.decoded_numbers import stored_scalar
-from ..stored.layouts import HF_QUANT_CONFIG, DeclaredScheme
-from ..stored.layouts.scheme import Part
+from ..stored.layouts import HF_QUANT_CONFIG
+from ..stored.layouts.scheme import DeclaredScheme, Part
 from ..stored.stored_declaration import INPUT_SCALES, beside_codes, quantized_looking, stored_parts
-from .demands import Demand, own_parts
-from .verify_report import Fault
+from .codes import Demand
+from .comparison import Fault, form
+from .demands import own_parts
 
 _PYTORCH = repr("pt")  # what transformers demands as "format", and most exporters write
 _ONE_FOR_FUSED = (*INPUT_SCALES, "weight_scale_2", "weight_global_scale")
+ONLY_OURS = frozenset({PROVENANCE_FILE})
+"""Of a source that was cut: it says nothing true of what is made of it."""
+QUANTIZED_ONLY = ONLY_OURS | {HF_QUANT_CONFIG}
+"""Nor does an empty declaration of a BF16 draft of what is quantized."""
+_SAVED_ANEW = ("added_tokens.json", "generation_config.json", "special_tokens_map.json",
+               "tokenizer_config.json", "chat_template.jinja")  # fmt: skip
+"""What transformers writes beside the weights of a model whenever it saves one."""
+_RECORDS = ("quant_config.json", "quant_log.csv", "quantization_config.json",
+            "quantize_config.json", "recipe.yaml")  # fmt: skip
+"""Of AutoAWQ, GPTQModel, AutoRound and llm-compressor; engines read config.json before these."""
+_OF_THE_HUB = (CARD_FILE, ".gitattributes", SIGNATURE_FILE)  # repositories there have them
+_DOWNLOADED = ".cache/huggingface/"  # what a download from the Hub notes beside the files
+_NUMBER = re.compile(r"layers\.(\d+)\.")
+_ANY_LAYER = 61  # vLLM numbers a draft's layers after the target's: Kimi-K2 and DeepSeek-V3 have 61
 
 
 def check_is_checkpoint(output: Path, config_file: str) -> None:
@@ -67,17 +82,12 @@ class Sorting:
 
 
 def sort_tensors(
-    draft: Draft,
-    output: Checkpoint,
-    demands: Mapping[str, Demand],
-    beside: Collection[str] = (),
+    draft: Draft, output: Checkpoint, demands: Mapping[str, Demand], beside: Collection[str] = ()
 ) -> Sorting:
     """Hold every tensor of the source against the header of the output, and the other way round.
 
-    Args:
-        draft: the source, without what the recipe drops.
-        demands: of the matrices of the source. Where there is no recipe, something else may have
-            stored INT4 scales in another dtype.
+    `beside` are tensors of the output that belong to none of the source. Where there is no recipe,
+    something else may have stored INT4 scales in another dtype.
     """
     modules = quantized_looking(output.tensors.values())
     kept, linears, quantized, complete = [], [], set(), set()
@@ -105,8 +115,7 @@ def sort_tensors(
         wide = scheme.layout.foreign_scale_dtypes if recipe is None else ()
         parts = stored_parts(scheme, rows, columns, source_dtypes=(row.tensor.dtype, *wide))
         if recipe is not None:
-            scales = demand.origin.scale_dtype or row.tensor.dtype
-            parts = own_parts(parts, recipe.weights.stored, scheme, scales)
+            parts = own_parts(parts, recipe.weights.stored, scheme, demand.scale_dtype)
         claimed |= {f"{module}.{suffix}" for suffix in parts}
         found = {suffix: output.tensors.get(f"{module}.{suffix}") for suffix in parts}
         wrong = wrong_parts(module, parts, found, scheme)
@@ -125,86 +134,6 @@ def sort_tensors(
         quantized=frozenset(quantized),
         faults=tuple(faults),
     )
-
-
-def fused_faults(
-    draft: Draft,
-    output: Checkpoint,
-    scheme: DeclaredScheme | None,
-    quantized: frozenset[str],
-    complete: frozenset[str],
-) -> list[Fault]:
-    """Linears that engines fuse are quantized together, and share what engines take only once.
-
-    Args:
-        quantized: see `Sorting`.
-        complete: see `Sorting`.
-    """
-    faults = []
-    for group in draft.fused_groups():
-        members = [module for module in group if module in quantized]
-        if members and len(members) < len(group):
-            left = ", ".join(module for module in group if module not in quantized)
-            expected = "all or none of them quantized"
-            faults.append(Fault(where=", ".join(group), expected=expected, got=f"kept: {left}"))
-        formats = [scheme.of(module) for module in members] if scheme else []
-        if len(dict.fromkeys(map(str, formats))) > 1:
-            got = "; ".join(map(str, formats))
-            expected = "one format for fused linears"
-            faults.append(Fault(where=", ".join(members), expected=expected, got=got))
-        for suffix in _ONE_FOR_FUSED:
-            names = [f"{module}.{suffix}" for module in group if module in complete]
-            stored = [output.tensors[name] for name in names if name in output.tensors]
-            scales = {t.name: stored_scalar(output, t) for t in stored if t.numel == 1}
-            if len(set(scales.values())) > 1:
-                expected, got = f"one {suffix} for fused linears", str(list(scales.values()))
-                faults.append(Fault(where=", ".join(scales), expected=expected, got=got))
-    return faults
-
-
-def side_declaration_faults(output: Checkpoint, scheme: DeclaredScheme | None) -> list[Fault]:
-    """Some layouts have a second file for what they declare."""
-    side_file = scheme.layout.side_file if scheme else None
-    if side_file and not (output.folder / side_file.name).is_file():
-        return [Fault(where=side_file.name, expected=side_file.what, got="none")]
-    return []
-
-
-def index_faults(output: Checkpoint) -> list[Fault]:
-    """metadata.total_size of the index; its weight_map is checked on opening."""
-    if output.index is None:
-        return []
-    metadata = output.index.get("metadata")
-    total = metadata.get("total_size") if isinstance(metadata, dict) else None
-    if type(total) is int and total == output.nbytes:
-        return []
-    return [Fault(where=f"{INDEX_FILE}: metadata.total_size", expected=str(output.nbytes),
-                  got=repr(total))]  # fmt: skip
-
-
-def metadata_faults(
-    source: Checkpoint, output: Checkpoint, *, foreign: bool = False
-) -> list[Fault]:
-    """The safetensors `__metadata__` is the source's; other tools may say whose tensors these are."""
-    stored, wanted = _metadata(output), _metadata(source)
-    if foreign and stored.get("format", _PYTORCH) == _PYTORCH:
-        stored.pop("format", None)
-        wanted.pop("format", None)
-    return [
-        Fault(where=f"__metadata__: {key}", expected=wanted.get(key, "no such key"),
-              got=stored.get(key, "no such key"))
-        for key in sorted(wanted.keys() | stored.keys())
-        if wanted.get(key) != stored.get(key)
-    ]  # fmt: skip
-
-
-def _metadata(checkpoint: Checkpoint) -> dict[str, str]:
-    """Key -> what the files say, as text."""
-    found: dict[str, set[str]] = {}
-    for header in checkpoint.headers.values():
-        for key, value in header.metadata.items():
-            found.setdefault(key, set()).add(value)
-    return {key: " and ".join(map(repr, sorted(values))) for key, values in found.items()}
 
 
 def _not_kept(tensor: TensorInfo, stored: TensorInfo | None) -> Fault | None:
@@ -240,18 +169,34 @@ def wrong_parts(
     return faults
 
 
-def form(tensor: TensorInfo) -> str:
-    """Dtype and shape, for a fault."""
-    return f"{tensor.dtype} {list(tensor.shape)}"
-
-
-# ---- What verification says of excludes: what is kept is excluded, what is quantized is not
-#
-# Engines ask by run-time names: vLLM 0.33 and SGLang 0.5.23 fuse linears, vLLM numbers layers
-# anew.
-
-_NUMBER = re.compile(r"layers\.(\d+)\.")
-_ANY_LAYER = 61  # vLLM numbers a draft's layers after the target's: Kimi-K2 and DeepSeek-V3 have 61
+def fused_faults(
+    draft: Draft,
+    output: Checkpoint,
+    scheme: DeclaredScheme | None,
+    quantized: frozenset[str],
+    complete: frozenset[str],
+) -> list[Fault]:
+    """Linears that engines fuse are quantized together, and share what engines take only once."""
+    faults = []
+    for group in draft.fused_groups():
+        members = [module for module in group if module in quantized]
+        if members and len(members) < len(group):
+            left = ", ".join(module for module in group if module not in quantized)
+            expected = "all or none of them quantized"
+            faults.append(Fault(where=", ".join(group), expected=expected, got=f"kept: {left}"))
+        formats = [scheme.of(module) for module in members] if scheme else []
+        if len(dict.fromkeys(map(str, formats))) > 1:
+            got = "; ".join(map(str, formats))
+            expected = "one format for fused linears"
+            faults.append(Fault(where=", ".join(members), expected=expected, got=got))
+        for suffix in _ONE_FOR_FUSED:
+            names = [f"{module}.{suffix}" for module in group if module in complete]
+            stored = [output.tensors[name] for name in names if name in output.tensors]
+            scales = {t.name: stored_scalar(output, t) for t in stored if t.numel == 1}
+            if len(set(scales.values())) > 1:
+                expected, got = f"one {suffix} for fused linears", str(list(scales.values()))
+                faults.append(Fault(where=", ".join(scales), expected=expected, got=got))
+    return faults
 
 
 def exclude_faults(
@@ -259,10 +204,9 @@ def exclude_faults(
 ) -> list[Fault]:
     """Kept matrices are excluded, quantized ones are not, under each name an engine may ask for.
 
-    Args:
-        draft: the source, or the folder's own.
-        all_listed: every kept matrix, as this package lists them. Engines ask neither for an
-            embedding nor, in most layouts, for a head, and other tools leave these out.
+    Engines ask by run-time names: vLLM 0.33 and SGLang 0.5.23 fuse linears, vLLM numbers layers
+    anew. They ask neither for an embedding nor, in most layouts, for a head, and other tools leave
+    these out: then not all are listed.
     """
     faults = []
     matrices = [row for row in draft.rows if len(row.tensor.shape) == 2]
@@ -321,17 +265,14 @@ def _numbered(row: Row, first: int) -> str:
 def _first_layer(rows: Sequence[Row], scheme: DeclaredScheme) -> int:
     """The number from which excludes count the draft's layers: that under which most are excluded.
 
-    Plain fp8 excludes whole names, so there is one such number; patterns hold for any.
+    Plain fp8 excludes whole names, so there is one such number; patterns hold for any. Small
+    numbers are those of the names on disk, so they go last.
     """
     found = {int(number) for number in _NUMBER.findall(" ".join(scheme.excludes))}
     layers = {int(row.canonical.split(".")[1]) for row in rows}
     firsts = {number - layer for number in found for layer in layers if number > layer}
-
-    def count(first: int) -> tuple[int, int]:
-        """Small numbers are those of the names on disk, so they go last."""
-        return sum(scheme.is_excluded(_numbered(row, first)) for row in rows), first
-
-    return max(firsts, key=count, default=_ANY_LAYER)
+    count = {n: sum(scheme.is_excluded(_numbered(row, n)) for row in rows) for n in firsts}
+    return max(firsts, key=lambda first: (count[first], first), default=_ANY_LAYER)
 
 
 def _exclude_fault(scheme: DeclaredScheme, name: str, expected: str) -> Fault:
@@ -343,74 +284,114 @@ def _in_layer(row: Row) -> bool:
     return row.canonical.startswith("layers.")
 
 
-# ---- The files of an output: each belongs to somebody, the source's with the source's bytes
-
-ONLY_OURS = frozenset({PROVENANCE_FILE})
-"""Of a source that was cut: it says nothing true of what is made of it."""
-QUANTIZED_ONLY = ONLY_OURS | {HF_QUANT_CONFIG}
-"""Nor does an empty declaration of a BF16 draft of what is quantized."""
-_SAVED_ANEW = ("added_tokens.json", "generation_config.json", "special_tokens_map.json",
-               "tokenizer_config.json", "chat_template.jinja")  # fmt: skip
-"""What transformers writes beside the weights of a model whenever it saves one."""
-_RECORDS = ("quant_config.json", "quant_log.csv", "quantization_config.json",
-            "quantize_config.json", "recipe.yaml")  # fmt: skip
-"""Of AutoAWQ, GPTQModel, AutoRound and llm-compressor; engines read config.json before these."""
-_OF_THE_HUB = (CARD_FILE, ".gitattributes", SIGNATURE_FILE)  # repositories there have them
-_DOWNLOADED = ".cache/huggingface/"  # what a download from the Hub notes beside the files
+def side_declaration_faults(output: Checkpoint, scheme: DeclaredScheme | None) -> list[Fault]:
+    """Some layouts have a second file for what they declare."""
+    side_file = scheme.layout.side_file if scheme else None
+    if side_file and not (output.folder / side_file.name).is_file():
+        return [Fault(where=side_file.name, expected=side_file.what, got="none")]
+    return []
 
 
-def side_file_faults(
+def file_faults(
     source: Checkpoint,
     output: Checkpoint,
+    scheme: DeclaredScheme | None,
     *,
-    without: Collection[str] = (),
+    config_file: str,
+    without: Collection[str] = QUANTIZED_ONLY,
     foreign: bool = False,
+    recorded: QuantizedProvenance | None = None,
 ) -> list[Fault]:
-    """Every side file of the source is there, byte for byte; README.md may be a new card.
+    """Index, metadata and files: those of the source, and what the layout and this package add.
 
     Args:
         source: the folder that the output was made from; weights in other formats do not travel.
+        output: the folder to verify.
+        scheme: what it declares.
+        config_file: its name in a staging folder.
         without: files that do not travel either.
-        foreign: another tool wrote the output, which may say the same of the tokenizer otherwise.
+        foreign: another tool wrote the output, which may say the same of the tokenizer otherwise,
+            and leave records of how it quantized.
+        recorded: draftquant.json of a quantized folder; it says whether there is a card.
     """
+    side = scheme.layout.side_file if scheme else None
+    owned = {config_file, INDEX_FILE, PROVENANCE_FILE, *output.headers, *_OF_THE_HUB}
+    owned.update({side.name} if side else (), (*_SAVED_ANEW, *_RECORDS) if foreign else ())
+    travelling = [f for f in source.side_files() if f not in without and not looks_like_weights(f)]
+    changeable = (CARD_FILE, *(_SAVED_ANEW if foreign else ()))  # `draftquant card` writes another
+    return [
+        *index_faults(output),
+        *_metadata_faults(source, output, foreign=foreign),
+        *travelled_faults(source, output, travelling, changeable, whose="source"),
+        *_card_faults(output, recorded),
+        *_unowned_faults(output, owned.union(travelling)),
+    ]
+
+
+def index_faults(output: Checkpoint) -> list[Fault]:
+    """metadata.total_size of the index; its weight_map is checked on opening."""
+    if output.index is None:
+        return []
+    metadata = output.index.get("metadata")
+    total = metadata.get("total_size") if isinstance(metadata, dict) else None
+    if type(total) is int and total == output.nbytes:
+        return []
+    where = f"{INDEX_FILE}: metadata.total_size"
+    return [Fault(where=where, expected=str(output.nbytes), got=repr(total))]
+
+
+def _metadata_faults(source: Checkpoint, output: Checkpoint, *, foreign: bool) -> list[Fault]:
+    """`__metadata__` is the source's; other tools may say whose tensors these are."""
+    stored, wanted = _metadata(output), _metadata(source)
+    if foreign and stored.get("format", _PYTORCH) == _PYTORCH:
+        stored.pop("format", None)
+        wanted.pop("format", None)
+    return [
+        Fault(where=f"__metadata__: {key}", expected=wanted.get(key, "no such key"),
+              got=stored.get(key, "no such key"))
+        for key in sorted(wanted.keys() | stored.keys())
+        if wanted.get(key) != stored.get(key)
+    ]  # fmt: skip
+
+
+def _metadata(checkpoint: Checkpoint) -> dict[str, str]:
+    found: dict[str, set[str]] = {}
+    for header in checkpoint.headers.values():
+        for key, value in header.metadata.items():
+            found.setdefault(key, set()).add(value)
+    return {key: " and ".join(map(repr, sorted(values))) for key, values in found.items()}
+
+
+def travelled_faults(
+    source: Checkpoint,
+    output: Checkpoint,
+    files: Collection[str],
+    changeable: Collection[str] = (),
+    *,
+    whose: str,
+    other: str = "other bytes",
+) -> list[Fault]:
+    """Each of these side files is there, and but for those that may change, byte for byte."""
     faults = []
-    for file in _travelling(source, without):
-        if file == CARD_FILE:  # `draftquant card` writes another one
-            continue
+    for file in files:
         path = output.folder / file
+        if file == CARD_FILE and file in changeable:
+            continue
         if not path.is_file():
-            faults.append(Fault(where=file, expected="the source's file", got="none"))
-        elif not same_bytes(source.folder / file, path) and not (foreign and file in _SAVED_ANEW):
-            faults.append(Fault(where=file, expected="the source's bytes", got="other bytes"))
+            faults.append(Fault(where=file, expected=f"the {whose}'s file", got="none"))
+        elif file not in changeable and not _same_bytes(source.folder / file, path):
+            faults.append(Fault(where=file, expected=f"the {whose}'s bytes", got=other))
     return faults
 
 
-def card_faults(output: Checkpoint, recorded: QuantizedProvenance | None) -> list[Fault]:
-    """README.md is there, whatever it says, if one was written or travelled."""
+def _card_faults(output: Checkpoint, recorded: QuantizedProvenance | None) -> list[Fault]:
     if recorded is None or not recorded.card or (output.folder / CARD_FILE).is_file():
         return []
     return [Fault(where=CARD_FILE, expected="the model card that was written", got="none")]
 
 
-def unowned_faults(
-    source: Checkpoint,
-    output: Checkpoint,
-    *,
-    config_file: str = CONFIG_FILE,
-    own: Collection[str] = (),
-    without: Collection[str] = (),
-    foreign: bool = False,
-) -> list[Fault]:
-    """There is nothing that neither the source nor the layout has: engines read files by name.
-
-    Args:
-        source: see `side_file_faults`.
-        without: see `side_file_faults`.
-        foreign: likewise; tools leave records of how they quantized.
-    """
-    owned = {config_file, INDEX_FILE, *output.headers, *own, *_OF_THE_HUB}
-    owned.update({*_SAVED_ANEW, *_RECORDS} if foreign else ())
-    owned.update(_travelling(source, without))
+def _unowned_faults(output: Checkpoint, owned: Collection[str]) -> list[Fault]:
+    """There is nothing that neither the source nor the layout has: engines read files by name."""
     faults: dict[str, Fault] = {}
     for file, problem in entries(output.folder):
         top = Path(file).parts[0]
@@ -425,18 +406,7 @@ def unowned_faults(
     return [faults[file] for file in sorted(faults)]
 
 
-def own_files(side_file: str | None) -> tuple[str, ...]:
-    """Files of a quantized folder besides config.json, index and tensors; `side_file` by layout."""
-    return (PROVENANCE_FILE, *((side_file,) if side_file else ()))
-
-
-def _travelling(source: Checkpoint, without: Collection[str]) -> list[str]:
-    side_files = source.side_files()
-    return [f for f in side_files if f not in without and not looks_like_weights(f)]
-
-
-def same_bytes(a: Path, b: Path) -> bool:
-    """Whether two files are equal, read a piece at a time."""
+def _same_bytes(a: Path, b: Path) -> bool:
     if a.stat().st_size != b.stat().st_size:
         return False
     with open_stream(a) as first, open_stream(b) as second:

@@ -4,8 +4,7 @@ It shares no code with what wrote the folder and does not import torch, so an er
 cannot hide in a common helper.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,14 +13,24 @@ from types import MappingProxyType
 from ...recipes.errors import CheckpointError, VerifyError
 from ..drafts import Draft, Row, read_draft
 from ..files.checkpoint import CONFIG_FILE, Checkpoint
-from ..files.digests import NEWEST, Finiteness, algorithm_of, tensor_digest
+from ..files.digests import NEWEST, algorithm_of, tensor_digest
 from ..files.provenance import Method, QuantizedProvenance
-from ..files.safetensors_header import WORKERS, TensorInfo
-from ..stored.layouts import DeclaredScheme
+from ..files.safetensors_header import TensorInfo
+from ..stored.layouts.scheme import DeclaredScheme
 from ..stored.stored_declaration import declared_scheme
 from ..stored.stored_draft import StoredDraft
 from .changed_values import ChangedNorms, cache_scale_faults, cache_scale_names, config_faults
-from .codes import Expected, compare_linear
+from .codes import Demand, compare_linear
+from .comparison import (
+    Compared,
+    Fault,
+    Job,
+    Progress,
+    VerifyReport,
+    compare_all,
+    compare_kept,
+    hash_the_rest,
+)
 from .cut_verification import cut_of, verify_cut
 from .cut_view import cut_between, quantized_record
 from .demands import (
@@ -33,43 +42,26 @@ from .demands import (
     demands_of,
     dropped_faults,
     dropped_rows,
-    expected_codes,
     input_scale_faults,
+    method_faults,
     read_record,
     record_faults,
-    recorded_changes,
-    recorded_faults,
     remaining,
+    whole_demands,
 )
 from .folder_faults import (
-    QUANTIZED_ONLY,
-    card_faults,
     check_is_checkpoint,
     exclude_faults,
+    file_faults,
     fused_faults,
-    index_faults,
-    metadata_faults,
-    own_files,
     side_declaration_faults,
-    side_file_faults,
     sort_tensors,
-    unowned_faults,
 )
 from .foreign_rules import about_matrix_scale_faults
-from .scales import Rule, companion_faults, rule_of
-from .verify_report import (
-    Compared,
-    Fault,
-    LinearFinding,
-    NotFinite,
-    OnProgress,
-    Progress,
-    VerifyReport,
-    compare_kept,
-    unreadable,
-)
+from .scales import CodeRule, companion_faults, rule_of
 
-__all__ = ["Fault", "LinearFinding", "VerifyReport", "verify"]
+OnProgress = Callable[[int, int], None]
+"""Called with (bytes read, bytes to read), from one thread at a time."""
 
 
 def verify(
@@ -97,7 +89,9 @@ def verify(
     scales those of absmax, but for the roundings that such tools are known to do.
 
     Args:
-        on_progress: called with (bytes read, bytes to read), from one thread at a time.
+        output: the quantized folder.
+        source: the unquantized draft.
+        on_progress: see `OnProgress`.
         method: of the run that wrote the folder and has recorded nothing yet; None = what its
             draftquant.json says.
         config_changes: of that run: dotted config.json key -> value.
@@ -123,19 +117,20 @@ def verify(
     try:
         checkpoint = Checkpoint.open(output, config_file=config_file)
         scheme = declared_scheme(checkpoint)
-        recorded = read_record(output)
-        made = quantized_record(recorded)
+        record = read_record(output)
+        made = quantized_record(record)
         run = made.method if method is None and isinstance(made, QuantizedProvenance) else method
         rule = rule_of(run)
     except (CheckpointError, VerifyError) as exc:
         fault = Fault(where=exc.where, expected="readable headers and declaration", got=exc.what)
-        return unreadable(output, source, fault)
-    with cut_between(draft, checkpoint, recorded, target) as (draft, made, faults):
-        said = config_changes if method is not None else recorded_changes(made)
-        verification = _Verification(
-            draft, checkpoint, scheme, made, run, rule, said, target, config_file, on_progress
-        )
-        report = verification.report()
+        return VerifyReport(output=str(output), source=str(source), faults=(fault,))
+    with cut_between(draft, checkpoint, record, target) as (draft, made, faults):
+        changes: Mapping[str, object] | None = config_changes
+        if method is None:  # where nothing says what config.json must be, it is another tool's
+            changes = made.config_changes if isinstance(made, QuantizedProvenance) else None
+        report = _Verification(
+            draft, checkpoint, scheme, made, run, rule, changes, target, config_file, on_progress
+        ).report()
     if made is None and method is None and not foreign:
         faults = (NO_RECORD, *faults)
     return replace(report, faults=(*faults, *report.faults))
@@ -149,9 +144,9 @@ class _Verification:
         draft: Draft,
         output: Checkpoint,
         scheme: DeclaredScheme | None,
-        recorded: Record | None,
+        record: Record | None,
         method: Method | None,
-        rule: Rule,
+        rule: CodeRule,
         changes: Mapping[str, object] | None,
         target: Path | None,
         config_file: str,
@@ -161,169 +156,122 @@ class _Verification:
         self._source = draft.checkpoint
         self._output = output
         self._scheme = scheme
-        self._recorded = recorded
-        self._algorithm = algorithm_of(recorded.digests) if recorded is not None else NEWEST
-        self._provenance = recorded if isinstance(recorded, QuantizedProvenance) else None
+        self._record = record
+        self._algorithm = algorithm_of(record.digests) if record is not None else NEWEST
+        self._provenance = record if isinstance(record, QuantizedProvenance) else None
         self._method = method
         self._rule = rule
+        self._changes = changes
         self._config_file = config_file
         self._target = target
         self._dropped = dropped_rows(method.recipe, draft) if method else ()
-        left = remaining(draft, self._dropped)
-        self._changes = changes
-        self._demands = demands_of(draft, scheme, method, recorded)
-        self._sorting = sort_tensors(left, output, self._demands, cache_scale_names(left, output))
-        if method is None and scheme is None and not self._sorting.quantized:
+        self._left = remaining(draft, self._dropped)
+        self._demands = demands_of(draft, scheme, method, record)
+        beside = cache_scale_names(self._left, output)
+        self._sorting = sort_tensors(self._left, output, self._demands, beside)
+        quantized = self._sorting.quantized
+        if method is None and scheme is None and not quantized:
             raise CheckpointError(
                 output.folder,
                 "there is nothing to verify: it declares no quantization and stores no"
                 " quantized linear",
                 fix="give the quantized folder first, and its source behind --against",
             )
-        quantized = self._sorting.quantized
         self._norms = ChangedNorms.of(method, draft, quantized) if method else ChangedNorms()
-        self._progress = Progress(draft.checkpoint.nbytes + output.nbytes, on_progress)
+        total = draft.checkpoint.nbytes + output.nbytes
+
+        def show(_count: int) -> None:
+            if on_progress is not None:
+                on_progress(self._progress.done, total)
+
+        self._progress = Progress(show)
 
     def report(self) -> VerifyReport:
-        """Run everything."""
         sorting = self._sorting
-        with ThreadPoolExecutor(WORKERS) as pool:
-            quantized = sorting.quantized
-            exponents = self._norms.exponents
-            expected = expected_codes(pool, self._draft, self._demands, quantized, exponents)
-            compared = self._compare(pool, expected)
-        source_digests: dict[str, str] = {}
-        output_digests: dict[str, str] = {}
-        for one in compared:
-            source_digests |= one.source_digests
-            output_digests |= one.output_digests
-        faults = [*self._header_faults(), *(fault for one in compared for fault in one.faults)]
+        quantized, exponents = sorting.quantized, self._norms.exponents
+        demands = whole_demands(self._draft, self._demands, quantized, exponents)
+        compared = compare_all(self._jobs(demands))
+        whole = Compared.joined(compared)
+        faults = [*self._header_faults(), *whole.faults]
         faults += self._foreign_matrix_scale_faults(compared)
-        faults += self._hash_the_rest(source_digests, output_digests)
-        if self._recorded is not None:
-            sides = source_digests, output_digests
-            faults += record_faults(self._recorded, self._draft, self._output, *sides)
+        sides = whole.source_digests, whole.output_digests
+        # Tensors that are dropped, or that a fault kept from being compared.
+        rest = partial(hash_the_rest, algorithm=self._algorithm, on_bytes=self._progress.add)
+        faults += rest(self._source, sides[0])
+        rest(self._output, sides[1])
+        if self._record is not None:
+            faults += record_faults(self._record, self._draft, self._output, *sides)
+        demanded = [self._demands[m].rule for m in sorted(quantized & self._demands.keys())]
         return VerifyReport(
             output=str(self._output.folder),
             source=str(self._source.folder),
             scheme=str(self._scheme) if self._scheme else None,
-            rule=self._rules(),
+            rule="; ".join(dict.fromkeys(map(str, demanded or [self._rule]))),
             kept=len(sorting.kept) - len(self._norms.factors),
             quantized=len(sorting.linears),
             bytes_compared=self._progress.done,
             linears=tuple(one.linear for one in compared if one.linear is not None),
-            source_digests=dict(sorted(source_digests.items())),
-            output_digests=dict(sorted(output_digests.items())),
+            source_digests=dict(sorted(sides[0].items())),
+            output_digests=dict(sorted(sides[1].items())),
             faults=tuple(faults),
             dropped=tuple(row.tensor.name for row in self._dropped),
             dropped_shown=bool(self._dropped) and self._target is not None,
             learned_norms=self._norms.factors,
         )
 
-    def _rules(self) -> str:
-        """What was demanded, of some linears one thing and of others another."""
-        quantized = sorted(self._sorting.quantized & self._demands.keys())
-        found = [self._demands[module].rule for module in quantized] or [self._rule]
-        return "; ".join(dict.fromkeys(map(str, found)))
-
-    def _header_faults(self) -> list[Fault]:
-        sorting, scheme = self._sorting, self._scheme
-        left = remaining(self._draft, self._dropped)
-        ours = self._method is not None
-        excludes = (
-            exclude_faults(left, scheme, sorting.quantized, all_listed=ours) if scheme else []
-        )
-        return [
-            *sorting.faults,
-            *excludes,
-            *fused_faults(self._draft, self._output, scheme, sorting.quantized, sorting.complete),
-            *config_faults(self._draft, self._output, self._changes),
-            *side_declaration_faults(self._output, scheme),
-            *cache_scale_faults(self._draft, self._output, scheme, self._method),
-            *index_faults(self._output),
-            *metadata_faults(self._source, self._output, foreign=self._method is None),
-            *side_file_faults(self._source, self._output, without=QUANTIZED_ONLY, foreign=not ours),
-            *card_faults(self._output, self._provenance),
-            *self._unowned_faults(),
-            *self._method_faults(),
-        ]
-
-    def _unowned_faults(self) -> list[Fault]:
-        side_file = self._scheme.layout.side_file if self._scheme else None
-        own = own_files(side_file.name if side_file else None)
-        return unowned_faults(
-            self._source, self._output, config_file=self._config_file, own=own,
-            without=QUANTIZED_ONLY, foreign=self._method is None,
+    def _header_faults(self) -> Iterator[Fault]:
+        sorting, scheme, method = self._sorting, self._scheme, self._method
+        ours = method is not None
+        yield from sorting.faults
+        if scheme is not None:
+            yield from exclude_faults(self._left, scheme, sorting.quantized, all_listed=ours)
+        sides = self._draft, self._output
+        yield from fused_faults(*sides, scheme, sorting.quantized, sorting.complete)
+        yield from config_faults(*sides, self._changes)
+        yield from side_declaration_faults(self._output, scheme)
+        yield from cache_scale_faults(*sides, scheme, method)
+        yield from file_faults(
+            self._source, self._output, scheme, config_file=self._config_file,
+            foreign=not ours, recorded=self._provenance,
         )  # fmt: skip
-
-    def _method_faults(self) -> list[Fault]:
-        """What the run did, against headers and small values."""
-        method, sorting = self._method, self._sorting
         if method is None:
-            return []
-        recorded = self._provenance.method if self._provenance else method
-        complete: list[Fault] = []
-        if self._provenance and self._scheme:
-            complete = complete_faults(method.recipe, self._scheme, self._draft, self._output)
-        return [
-            *recorded_faults(method, recorded),
-            *declared_faults(method.recipe, self._scheme, self._draft),
-            *complete,
-            *action_faults(method.recipe, self._draft, sorting.quantized),
-            *dropped_faults(self._draft, self._dropped, self._provenance, self._target),
-            *input_scale_faults(method, self._draft, self._output, sorting.complete),
-            *self._norms.faults,
-        ]
+            return
+        recipe, record = method.recipe, self._provenance
+        if record is not None:
+            yield from method_faults(method, record.method)
+        yield from declared_faults(recipe, scheme, self._draft)
+        if record is not None and scheme is not None:
+            yield from complete_faults(recipe, scheme, *sides)
+        yield from action_faults(recipe, self._draft, sorting.quantized)
+        yield from dropped_faults(self._draft, self._dropped, record, self._target)
+        yield from input_scale_faults(method, *sides, sorting.complete)
+        yield from self._norms.faults
 
-    def _compare(
-        self, pool: ThreadPoolExecutor, expected: Mapping[str, Expected]
-    ) -> list[Compared]:
-        """All tensors, the largest first so that the workers end together; results by name."""
-        jobs: list[tuple[int, str, Callable[[], Compared]]] = []
+    def _jobs(self, demands: Mapping[str, Demand]) -> Iterator[Job]:
         for row in self._sorting.kept:
-            jobs.append((row.tensor.nbytes, row.tensor.name, partial(self._compare_kept, row)))
+            yield row.tensor.nbytes, row.tensor.name, partial(self._compare_kept, row)
         for row, parts in self._sorting.linears:
-            scheme = self._demands[row.module].scheme
-            if scheme is not None:
-                linear = partial(
-                    self._compare_linear, scheme, row.tensor, parts, expected[row.module]
-                )
-                jobs.append((row.tensor.nbytes, row.tensor.name, linear))
-        jobs.sort(key=lambda job: (-job[0], job[1]))
-        results = [(name, pool.submit(job)) for _, name, job in jobs]
-        return [future.result() for _, future in sorted(results, key=lambda r: r[0])]
+            compare = partial(self._compare_linear, row.tensor, demands[row.module], parts)
+            yield row.tensor.nbytes, row.tensor.name, compare
 
     def _compare_kept(self, row: Row) -> Compared:
         compare = self._norms.compare if self._norms.changes(row.tensor) else compare_kept
         return compare(self._source, self._output, row.tensor, self._progress.add, self._algorithm)
 
     def _compare_linear(
-        self,
-        scheme: DeclaredScheme,
-        tensor: TensorInfo,
-        parts: Mapping[str, TensorInfo],
-        expected: Expected,
+        self, tensor: TensorInfo, demand: Demand, parts: Mapping[str, TensorInfo]
     ) -> Compared:
-        """Codes and scale of one linear, then its small companions."""
-        compared = compare_linear(
-            self._source,
-            self._output,
-            tensor,
-            scheme,
-            expected,
-            on_bytes=self._progress.add,
-            algorithm=self._algorithm,
-        )
-        symmetric = self._demands[tensor.name.removesuffix(".weight")].rule.of_our_own
-        compared.faults += companion_faults(
-            self._output, scheme, tensor, parts, symmetric=symmetric
-        )
+        output, algorithm, on_bytes = self._output, self._algorithm, self._progress.add
+        sides = self._source, output
+        compared = compare_linear(*sides, tensor, demand, on_bytes=on_bytes, algorithm=algorithm)
+        if demand.scheme is not None:
+            ours = demand.rule.of_our_own
+            of = output, demand.scheme, tensor, parts
+            compared.faults += companion_faults(*of, symmetric=ours)
         for part in parts.values():
             if part.name not in compared.output_digests:
-                compared.output_digests[part.name] = tensor_digest(
-                    self._output, part, self._algorithm
-                )
-                self._progress.add(part.nbytes)
+                compared.output_digests[part.name] = tensor_digest(output, part, algorithm)
+                on_bytes(part.nbytes)
         return compared
 
     def _foreign_matrix_scale_faults(self, compared: Sequence[Compared]) -> list[Fault]:
@@ -331,27 +279,11 @@ class _Verification:
         if self._rule.scales != "about-absmax":
             return []
         found = {c.linear.module: c.absmax for c in compared if c.linear and c.absmax is not None}
-        schemes = {module: self._demands[module].scheme for module in found}
-        whole = {m for m, scheme in schemes.items() if scheme and scheme.scales_whole_matrix}
-        absmax = {module: largest for module, largest in found.items() if module in whole}
-        fused = [group for group in self._draft.fused_groups() if absmax.keys() >= set(group)]
-        alone = absmax.keys() - {module for group in fused for module in group}
+        schemes = {m: s for m in found if (s := self._demands[m].scheme) and s.scales_whole_matrix}
+        fused = [group for group in self._draft.fused_groups() if schemes.keys() >= set(group)]
+        alone = schemes.keys() - {module for group in fused for module in group}
         faults = []
         for group in (*fused, *((module,) for module in sorted(alone))):
-            scheme = schemes[group[0]]
-            if scheme is not None:
-                members = {module: absmax[module] for module in group}
-                faults += about_matrix_scale_faults(self._output, scheme, members)
-        return faults
-
-    def _hash_the_rest(self, source: dict[str, str], output: dict[str, str]) -> list[Fault]:
-        """Hashes of tensors that are dropped, or that a fault kept from being compared."""
-        faults = []
-        for checkpoint, hashes in ((self._source, source), (self._output, output)):
-            for name in sorted(checkpoint.tensors.keys() - hashes.keys()):
-                tensor = checkpoint.tensors[name]
-                found = Finiteness(tensor.dtype, tensor.shape)
-                hashes[name] = tensor_digest(checkpoint, tensor, self._algorithm, found.look)
-                faults += NotFinite.of(name, found.problem) if hashes is source else []
-                self._progress.add(tensor.nbytes)
+            absmax = {module: found[module] for module in group}
+            faults += about_matrix_scale_faults(self._output, schemes[group[0]], absmax)
         return faults

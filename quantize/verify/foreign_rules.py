@@ -1,4 +1,7 @@
-"""Scales of other tools: those of absmax but for the roundings of these tools."""
+"""Codes and scales of other tools: nearest, and of absmax, but for the roundings of these tools.
+
+Each weight / scale may lie a little beyond half a step from its code: how far is said here.
+"""
 
 from collections.abc import Mapping
 from functools import partial
@@ -10,16 +13,20 @@ from typing_extensions import override
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
 from ..stored.decoded_numbers import Floats, floats, read_whole
-from ..stored.layouts import DeclaredScheme
+from ..stored.layouts.scheme import DeclaredScheme
 from ..stored.linear import INVERSE_SCALE, StoredLinear, global_scale, matrix_scale, spread
 from ..stored.stored_declaration import scale_suffix
 from .code_judges import Block, Buffers, Judge, Near, Nearest, Numbers
-from .scales import E2M1_MAX, E4M3_MAX, e2m1_rounded, e4m3_rounded
-from .verify_report import Fault
-
-# ---- Codes of other tools: the nearest to weight / scale but for the roundings of these tools
-#
-# Each weight / scale may lie a little beyond half a step from its code: how far is said here.
+from .comparison import Fault
+from .scales import (
+    E2M1_MAX,
+    E4M3_MAX,
+    E4M3_SMALLEST,
+    INT4_HALF_RANGE,
+    INT4_SMALLEST_SCALE,
+    e2m1_rounded,
+    e4m3_rounded,
+)
 
 # w/s is computed as w * fl(1/s), there and here: two roundings of 2^-24 each, |w/s| <= 8.5. Of two
 # stages it is computed with three here, since s2 is s / s1: five in all, still less than 2^-18.
@@ -32,20 +39,30 @@ LATER_ROUNDED = 2.0**-11
 FP4_SLACK = np.float32(2.0**-21)
 # One rounding of w/s to bfloat16 before the one to FP8 is tolerated: half an ulp of 8 bits.
 FP8_SLACK = 2.0**-8
-
-
 # A tool that compensates moves tens of percent of the codes; one that is damaged, some.
 LEAST_COMPENSATED = 1 / 50
 # Codes that are one step off everywhere have 3.6 times the error of the nearest.
 MOST_COMPENSATED = 2.5
+MOST_BEYOND_COMPENSATED = 1.5
+"""GPTQ takes the scales of a group after the weights before it were made up for in it."""
+INT4_LEAST_OF_ABSMAX = 1 / 4
+"""Searched scales clip the largest weights; below this, rows are not clipped but cut off."""
+_ODD_ONES = 1 / 8
+"""Scales of one rule but for fewer than these are damaged, and not searched."""
+POWERS_OF_TWO = "ue8m0"
+"""What a declaration calls FP8 scales that are the next power of two."""
+# scale = absmax / divisor, rounded to the scale's dtype: half an ulp, and one float32 division.
+_SLACK = {"BF16": 2.0**-8, "F16": 2.0**-10, "F32": 2.0**-8, "F8_E8M0": 0.0}
+_BF16_HALF_STEP = 2.0**-8
+_GLOBAL_SLACK = 2.0**-20  # a few float32 roundings, and those of an inverse
+_F16_SMALLEST_STEP = 2.0**-24
+# Half a step of F8_E4M3, relative above 2^-6 and absolute below, and float32 roundings.
+_E4M3_HALF_STEP, _E4M3_SUBNORMAL_HALF_STEP = 2.0**-4 + 2.0**-20, 2.0**-10 + 2.0**-20
+Doubles = npt.NDArray[np.float64]
 
 
 class AboutNearest(Judge):
-    """Codes against bounds around the weights.
-
-    Args:
-        buffers: shared with the caller, which may use "x" between two blocks.
-    """
+    """Codes against bounds around the weights; `buffers` are as of `Nearest`."""
 
     def __init__(self, scheme: DeclaredScheme, linear: StoredLinear, buffers: Buffers) -> None:
         self.max_error = 0.0
@@ -159,9 +176,6 @@ class NearestOrCompensated(Judge):
     """INT4 codes that are about the nearest, or make up for the errors of others as GPTQ's do.
 
     Where so many are others that it is no damage, they are held to their error instead.
-
-    Args:
-        nearest: tells which are not the nearest.
     """
 
     def __init__(self, nearest: AboutNearest, near: Near) -> None:
@@ -201,30 +215,6 @@ def foreign_judge(scheme: DeclaredScheme, linear: StoredLinear, buffers: Buffers
     return NearestOrCompensated(about, Near(Numbers(), nearest, linear, size, buffers, most=most))
 
 
-INT4_HALF_RANGE = 7.5
-MOST_BEYOND_COMPENSATED = 1.5
-"""GPTQ takes the scales of a group after the weights before it were made up for in it."""
-INT4_LEAST_OF_ABSMAX = 1 / 4
-"""Searched scales clip the largest weights; below this, rows are not clipped but cut off."""
-_ODD_ONES = 1 / 8
-"""Scales of one rule but for fewer than these are damaged, and not searched."""
-INT4_SMALLEST_SCALE = 2.0**-23
-FP8_MAX = 448.0
-FP4_MAX = 6.0
-POWERS_OF_TWO = "ue8m0"
-"""What a declaration calls FP8 scales that are the next power of two."""
-E4M3_SMALLEST = 2.0**-9
-# scale = absmax / divisor, rounded to the scale's dtype: half an ulp, and one float32 division.
-_SLACK = {"BF16": 2.0**-8, "F16": 2.0**-10, "F32": 2.0**-8, "F8_E8M0": 0.0}
-_BF16_HALF_STEP = 2.0**-8
-_GLOBAL_SLACK = 2.0**-20  # a few float32 roundings, and those of an inverse
-_F16_SMALLEST_STEP = 2.0**-24
-# Half a step of F8_E4M3, relative above 2^-6 and absolute below, and float32 roundings.
-_E4M3_HALF_STEP, _E4M3_SUBNORMAL_HALF_STEP = 2.0**-4 + 2.0**-20, 2.0**-10 + 2.0**-20
-
-Doubles = npt.NDArray[np.float64]
-
-
 def about_absmax_faults(
     output: Checkpoint,
     scheme: DeclaredScheme,
@@ -234,14 +224,10 @@ def about_absmax_faults(
     *,
     compensated: bool = False,
 ) -> list[Fault]:
-    """Scales that absmax does not give; what is all zero may have any FP8 or FP4 scale.
+    """Scales [out_features, groups] that absmax does not give; all-zero FP8 and FP4 may have any.
 
-    The one scale of a whole matrix is not judged here: see `about_matrix_scale_faults`.
-
-    Args:
-        scale: [out_features, groups] or [1, 1], as stored, finite and positive.
-        absmax: [out_features, groups] of the source weight.
-        compensated: codes are not the nearest, but make up for the errors of others.
+    The one scale of a whole matrix is not judged here. `compensated` codes are not the nearest, but
+    make up for the errors of others.
     """
     if scheme.granularity == "tensor":
         return []
@@ -260,24 +246,19 @@ def about_absmax_faults(
         return _faults(name, wrong, wide, largest / 4, "2^(floor(log2(absmax)) - 2), rounded")
     if scheme.number.is_integer:
         return _integer_faults(output.tensors[name], scheme, wide, largest, compensated=compensated)
-    expected = largest / FP8_MAX
+    expected = largest / E4M3_MAX
     dtype = output.tensors[name].dtype
     wrong = ~_fits(wide, expected, dtype) & (largest > 0)
     if scheme.version == POWERS_OF_TWO:
         next_power = (np.frexp(wide)[0] == 0.5) & (wide >= expected) & (wide < 2 * expected)
         wrong &= ~next_power
-    return _faults(name, wrong, wide, expected, f"absmax / {FP8_MAX:g}")
+    return _faults(name, wrong, wide, expected, f"absmax / {E4M3_MAX:g}")
 
 
 def integer_scale_rule(
     tensor: TensorInfo, scheme: DeclaredScheme, scale: Floats, absmax: Floats
 ) -> str:
-    """What the scales of integer codes are, in words; of searched ones, from where to where.
-
-    Args:
-        tensor: where they are stored.
-        scale: see `about_absmax_faults`.
-    """
+    """What the scales of integer codes are, in words; of searched ones, from where to where."""
     scale = np.abs(scale)
     sides = scale.astype(np.float64), absmax.astype(np.float64)
     divisor, wrong, _ = _integer_rule(tensor, scheme, *sides)
@@ -291,10 +272,7 @@ def integer_scale_rule(
 
 
 def _divisors(scheme: DeclaredScheme) -> tuple[float, float, float]:
-    """What absmax is divided by: half the range, the largest code, or the smallest.
-
-    So do Quark and compressed-tensors; AutoAWQ, GPTQ and ModelOpt; and others.
-    """
+    """Half the range (Quark, compressed-tensors), largest (AutoAWQ, GPTQ, ModelOpt), smallest."""
     half = 2.0 ** (scheme.number.bits - 1)
     return half - 0.5, half - 1, half
 
@@ -309,8 +287,7 @@ def _integer_faults(
 ) -> list[Fault]:
     """Scales of one of the rules; or searched ones, which are of none and only have their ends.
 
-    Those of a range from the smallest to the largest weight are half of these where all weights
-    have one sign.
+    Those of ranges of weights are half of these where all weights have one sign.
     """
     divisor, wrong, expected = _integer_rule(tensor, scheme, scale, absmax)
     if wrong.mean() < _ODD_ONES and not scheme.asymmetric:
@@ -337,14 +314,12 @@ def _integer_rule(
 
 
 def _fits(scale: Doubles, expected: Doubles, dtype: str) -> npt.NDArray[np.bool_]:
-    """Equal but for the rounding to the stored dtype."""
     slack = expected * _SLACK[dtype] + (_F16_SMALLEST_STEP if dtype == "F16" else 0)
     fits: npt.NDArray[np.bool_] = np.abs(scale - expected) <= slack
     return fits
 
 
 def _covered(absmax: Doubles, scheme: DeclaredScheme) -> Doubles:
-    """Largest magnitude that each scale covers, in the shape of the scales."""
     if scheme.granularity != "block":
         return absmax
     size = scheme.rows_of_scale
@@ -359,7 +334,7 @@ def _nvfp4_faults(
     whole = float(global_scale(output, module))
     tensor = output.tensors[name]
     stored = floats(read_whole(output, tensor), tensor.dtype).reshape(scale.shape)
-    expected = np.clip(absmax / (FP4_MAX * whole), E4M3_SMALLEST, FP8_MAX)
+    expected = np.clip(absmax / (E2M1_MAX * whole), E4M3_SMALLEST, E4M3_MAX)
     slack = np.maximum(expected * _E4M3_HALF_STEP, _E4M3_SUBNORMAL_HALF_STEP)
     wrong = ~(np.abs(stored.astype(np.float64) - expected) <= slack) & (absmax > 0)
     return _faults(name, wrong, stored.astype(np.float64), expected, "absmax / (6 * global scale)")
@@ -388,18 +363,13 @@ def _second_stage_faults(
 
 
 def about_matrix_scale_faults(
-    output: Checkpoint,
-    scheme: DeclaredScheme,
-    absmax: Mapping[str, float],
+    output: Checkpoint, scheme: DeclaredScheme, absmax: Mapping[str, float]
 ) -> list[Fault]:
     """The one scale of each matrix of a group that engines fuse: of the largest magnitude, or own.
 
-    Other tools take one from each weight alone.
-
-    Args:
-        absmax: largest magnitude of each source weight, by on-disk module name.
+    Other tools take one from each weight alone; `absmax` has those of the source, by module.
     """
-    divisor = FP4_MAX * FP8_MAX if scheme.number.global_scale else FP8_MAX
+    divisor = E2M1_MAX * E4M3_MAX if scheme.number.global_scale else E4M3_MAX
     shared = max(absmax.values())
     faults = []
     for module, own in absmax.items():

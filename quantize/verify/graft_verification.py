@@ -6,7 +6,8 @@ header shows that it is a file of tensors. Every other tensor is compared byte f
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from typing_extensions import override
 
 from ...recipes.brief import Brief, megabytes
 from ...recipes.errors import CheckpointError, DraftQuantError, VerifyError
-from ...recipes.regular_file import entries
+from ...recipes.regular_file import SIGNATURE_FILE, entries
 from ..files.checkpoint import (
     CONFIG_FILE,
     INDEX_FILE,
@@ -27,14 +28,17 @@ from ..files.digests import NEWEST, Algorithm, Digest, tensor_digest
 from ..files.provenance import GraftedProvenance
 from ..files.provenance_file import sealed
 from ..files.safetensors_header import TensorInfo
-from ..stored.layouts import HF_QUANT_CONFIG, DeclaredScheme
+from ..stored.layouts import HF_QUANT_CONFIG
+from ..stored.layouts.scheme import DeclaredScheme
 from ..stored.stored_declaration import raw_declaration, read_scheme
 from ..stored.stored_draft import StoredDraft
-from .folder_faults import index_faults, same_bytes
-from .verify_report import Fault, compare_kept
+from .comparison import Compared, Fault, Progress, compare_all, compare_kept, form
+from .demands import digest_pairs, recorded
+from .folder_faults import index_faults, travelled_faults
 
-# ---- What config.json says of the target's own linears is what it said before the graft
-
+_PREFIX_BYTES = 8
+_EMBEDDING, _HEAD = "embed_tokens.weight", "lm_head.weight"
+_EXPERT = re.compile(r"\.experts\.\d+\.")
 _MAY_CHANGE = frozenset(
     {"quantization_config", "num_nextn_predict_layers", "mtp_num_hidden_layers"}
 )
@@ -52,27 +56,236 @@ _OF_LINEARS = frozenset(
     }
 )
 """Keys of a declaration that say how linears are stored: a graft adds the layer's."""
-_EXPERT = re.compile(r"\.experts\.\d+\.")
 
 
-def config_faults(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Fault]:
-    """Keys of config.json that a graft has no business with."""
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class GraftVerification(Brief):
+    """How a target's folder with a layer in it compares with the target and the layer.
+
+    Attributes:
+        layers: prefixes of what was put in.
+        target_tensors: number of the target's tensors that must be in it.
+        same_file: of these, those that lie in one file which is in both folders (a link).
+        bytes_compared: bytes of tensors that were read and compared, of both sides.
+        with_layer: the layer was compared with its own folder, not with recorded digests alone.
+        declared: whether what is declared of the target's linears could be compared.
+        header_digests: each file of the target that is in the folder -> digest of its header.
+    """
+
+    output: str
+    target: str
+    layers: tuple[str, ...]
+    target_tensors: int = 0
+    same_file: int = 0
+    layer_tensors: int = 0
+    bytes_compared: int = 0
+    with_layer: bool
+    declared: bool = False
+    header_digests: Mapping[str, str] = field(default_factory=dict)
+    layer_digests: Mapping[str, str] = field(default_factory=dict)
+    faults: tuple[Fault, ...]
+
+    @property
+    def ok(self) -> bool:
+        """True if nothing is wrong."""
+        return not self.faults
+
+    def to_mapping(self) -> dict[str, Any]:
+        """The report as JSON values, without the digests."""
+        names = ("output", "target", "layers", "target_tensors", "same_file", "layer_tensors",
+                 "bytes_compared", "with_layer", "declared")  # fmt: skip
+        values = {name: getattr(self, name) for name in names}
+        faults = [str(fault) for fault in self.faults]
+        return {"ok": self.ok, **values, "layers": list(self.layers), "faults": faults}
+
+    @override
+    def brief(self) -> Mapping[str, object]:
+        return {
+            "verified": "yes" if self.ok else f"WRONG, {len(self.faults)} fault(s)",
+            "layers": ", ".join(self.layers),
+            "target": f"{self.target_tensors} tensors, {self.same_file} of them in linked files",
+            "compared": megabytes(self.bytes_compared),
+        }
+
+
+def verify_graft(
+    output: Path,
+    target: Path,
+    layers: Collection[str],
+    *,
+    layer: Checkpoint | None = None,
+    record: GraftedProvenance | None = None,
+    config_file: str = CONFIG_FILE,
+    algorithm: Algorithm = NEWEST,
+    on_progress: Callable[[int], None] = lambda _count: None,
+) -> GraftVerification:
+    """Compare every tensor, the config and the other files.
+
+    Args:
+        output: the folder with the layer in it.
+        target: the folder without it.
+        layers: prefixes of what was put in.
+        layer: the layer as its own folder has it; None = hold it against the record.
+        record: draftquant.json of `output`; None = it is not written yet.
+        config_file: its name in a staging folder, see `Checkpoint.open`.
+        algorithm: of the digests.
+        on_progress: called with bytes read.
+
+    Raises:
+        CheckpointError: `target` is not a checkpoint.
+    """
+    before = Checkpoint.open(target, is_target=True)
+    begun = partial(
+        GraftVerification,
+        output=str(output),
+        target=str(target),
+        layers=tuple(sorted(layers)),
+        with_layer=layer is not None,
+    )
+    try:
+        after = Checkpoint.open(output, config_file=config_file, is_target=True)
+    except CheckpointError as exc:
+        return begun(faults=(_unreadable(exc),))
+    progress = Progress(on_progress)
+    starts = tuple(f"{prefix}." for prefix in layers)
+    grafted = {name: t for name, t in after.tensors.items() if name.startswith(starts)}
+    own = {name: t for name, t in before.tensors.items() if not name.startswith(starts)}
+    same = {*_same_files(before, after)}
+    linked = {n for n, t in own.items() if t.file in same and after.tensors.get(n) == t}
+    faults = [*_name_faults(own, grafted, after)]
+    others = [tensor for name, tensor in own.items() if name not in linked]
+    of_target = _compare(before, after, others, progress, algorithm)
+    of_layer = _compare_layer(before, after, grafted, layer, progress, algorithm)
+    headers = _header_digests(after, before)
+    faults += [*of_target.faults, *of_layer.faults]
+    if record is not None:
+        faults += _record_faults(record, of_layer.output_digests, headers)
+    faults += _config_faults(before.config, after.config)
+    about, is_declared = _declaration_faults(before, after, own)
+    faults += about
+    faults += _layer_faults(output, config_file, layers, layer)
+    faults += index_faults(after)
+    if layer is not None:
+        faults += _table_faults(before, layer, starts)
+    faults += _file_faults(before, after, config_file)
+    return begun(
+        target_tensors=len(own),
+        same_file=len(linked),
+        layer_tensors=len(grafted),
+        bytes_compared=progress.done,
+        declared=is_declared,
+        header_digests=headers,
+        layer_digests=of_layer.output_digests,
+        faults=tuple(faults),
+    )
+
+
+def _unreadable(exc: CheckpointError) -> Fault:
+    return Fault(where=str(exc.where), expected="a checkpoint as it is declared", got=exc.what)
+
+
+def _same_files(before: Checkpoint, after: Checkpoint) -> Iterator[str]:
+    for file in before.headers.keys() & after.headers.keys():
+        if (before.folder / file).samefile(after.folder / file):
+            yield file
+
+
+def _name_faults(
+    own: Mapping[str, TensorInfo], grafted: Mapping[str, TensorInfo], after: Checkpoint
+) -> Iterator[Fault]:
+    """Tensors that are neither the target's nor the layer's; and that there is a layer."""
+    for name in sorted(after.tensors.keys() - own.keys() - grafted.keys()):
+        yield Fault(where=name, expected="a tensor of the target or the layer", got="neither")
+    if not grafted:
+        yield Fault(where="the layer", expected="its tensors", got="none")
+
+
+def _compare(
+    source: Checkpoint,
+    after: Checkpoint,
+    tensors: Collection[TensorInfo],
+    progress: Progress,
+    algorithm: Algorithm,
+) -> Compared:
+
+    def compare(tensor: TensorInfo) -> Compared:
+        other = after.tensors.get(tensor.name)
+        if other is not None and form(other) == form(tensor):
+            return compare_kept(source, after, tensor, progress.add, algorithm)
+        got = "none" if other is None else form(other)
+        return Compared(faults=[Fault(where=tensor.name, expected=form(tensor), got=got)])
+
+    return Compared.joined(compare_all((t.nbytes, t.name, partial(compare, t)) for t in tensors))
+
+
+def _compare_layer(
+    before: Checkpoint,
+    after: Checkpoint,
+    grafted: Mapping[str, TensorInfo],
+    layer: Checkpoint | None,
+    progress: Progress,
+    algorithm: Algorithm,
+) -> Compared:
+    """Digests of the layer's tensors, each compared with its own folder's if there is one.
+
+    The tables that stand beside a layer in a folder of its own are the target's.
+    """
+    if layer is None:
+        digests = {n: tensor_digest(after, t, algorithm) for n, t in grafted.items()}
+        progress.add(sum(tensor.nbytes for tensor in grafted.values()))
+        return Compared(output_digests=digests)
+    starts = tuple({f"{name.partition('.')[0]}." for name in grafted})
+    tensors = [
+        tensor
+        for name, tensor in layer.tensors.items()
+        if name in grafted or (name not in before.tensors and name.startswith(starts))
+    ]
+    found = _compare(layer, after, tensors, progress, algorithm)
+    for name in sorted(grafted.keys() - layer.tensors.keys()):
+        found.faults.append(Fault(where=name, expected="none: the layer has no such", got="one"))
+    return found
+
+
+def _header_digests(after: Checkpoint, before: Checkpoint) -> dict[str, str]:
+    """Of every file that has the name of one of the target's, read again from the output."""
+    digests = {}
+    for file in sorted(after.headers.keys() & before.headers.keys()):
+        path = after.folder / file
+        with open_weights(path) as descriptor:
+            begin = bytearray(_PREFIX_BYTES)
+            pread_exactly(descriptor, memoryview(begin), 0, path)
+            text = bytearray(int.from_bytes(begin, "little"))
+            pread_exactly(descriptor, memoryview(text), _PREFIX_BYTES, path)
+        digest = Digest()
+        digest.update(memoryview(begin + text))
+        digests[file] = str(digest)
+    return digests
+
+
+def _record_faults(
+    record: GraftedProvenance, digests: Mapping[str, str], headers: Mapping[str, str]
+) -> list[Fault]:
+    pairs = digest_pairs("tensor_digests", digests, record.digests)
+    faults = recorded(pairs | digest_pairs("target", headers, record.target))
+    if sealed(record).sha256 != record.sha256:
+        where = f"{PROVENANCE_FILE}: sha256"
+        faults.append(Fault(where=where, expected="its seal", got=record.sha256))
+    return faults
+
+
+def _config_faults(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Fault]:
     for key in sorted(before.keys() | after.keys()):
         here, there = before.get(key), after.get(key)
         if key == "text_config" and isinstance(here, Mapping) and isinstance(there, Mapping):
-            yield from config_faults(here, there)
+            yield from _config_faults(here, there)
         elif key not in _MAY_CHANGE and here != there:
-            yield Fault(where=f"config.json: {key}", expected=repr(here), got=repr(there))
+            yield Fault(where=f"{CONFIG_FILE}: {key}", expected=repr(here), got=repr(there))
 
 
-def declaration_faults(
+def _declaration_faults(
     before: Checkpoint, after: Checkpoint, own: Mapping[str, TensorInfo]
 ) -> tuple[list[Fault], bool]:
-    """Whether each linear of the target is declared as it was.
-
-    Returns:
-        The faults; and whether both declarations were understood.
-    """
+    """Whether each linear of the target is declared as it was; and whether both were understood."""
     faults = [*_other_keys(before, after)]
     try:
         was_of = _scheme(before)
@@ -110,7 +323,6 @@ def _other_keys(before: Checkpoint, after: Checkpoint) -> Iterator[Fault]:
 
 
 def _modules(own: Mapping[str, TensorInfo]) -> Collection[str]:
-    """Of the target's linears, one expert for all of its layer."""
     modules: dict[str, str] = {}
     for name, tensor in own.items():
         if len(tensor.shape) == 2:
@@ -125,47 +337,46 @@ def _scheme(checkpoint: Checkpoint) -> DeclaredScheme | None:
 
 
 def _meant(scheme: DeclaredScheme | None, module: str) -> str:
-    if scheme is None or scheme.is_excluded(module):
-        return "floats"
-    found = scheme.of(module)
+    excluded = scheme is None or scheme.is_excluded(module)
+    found = None if scheme is None or excluded else scheme.of(module)
     return "floats" if found is None else str(found).partition(";")[0]
 
 
-# ---- The files beside the tensors of a target's folder with a layer in it
+def _layer_faults(
+    output: Path, config_file: str, layers: Collection[str], layer: Checkpoint | None
+) -> list[Fault]:
+    """The layer is stored as the folder declares it, and as its own folder did.
 
-_OWN = frozenset({CONFIG_FILE, INDEX_FILE, PROVENANCE_FILE, HF_QUANT_CONFIG})
-_OF_THE_HUB = frozenset({".gitattributes", "model.sig"})
-
-
-def file_faults(before: Checkpoint, after: Checkpoint, config_file: str) -> Iterator[Fault]:
-    """The target's side files are there, byte for byte, and no file is nobody's."""
-    travel = set(before.side_files()) - _OWN
-    for file in sorted(travel):
-        here, there = before.folder / file, after.folder / file
-        if not there.is_file():
-            yield Fault(where=file, expected="the target's file", got="none")
-        elif not same_bytes(here, there):
-            yield Fault(where=file, expected="the target's bytes", got="others")
-    side = {HF_QUANT_CONFIG} & set(before.side_files())
-    known = {*travel, *(_OWN - {HF_QUANT_CONFIG}), *side, *_OF_THE_HUB, config_file, *after.headers}
-    for file, _ in entries(after.folder):
-        if file not in known:
-            yield Fault(where=file, expected="a file of the target or the layer", got="neither")
-
-
-# ---- Tables beside a grafted layer in its own folder: they are the target's, which serves its own
-#
-# A head of a target that stores none is tied to its embedding. What the target stores quantized
-# cannot be compared byte for byte, and is not.
-
-_EMBEDDING, _HEAD = "embed_tokens.weight", "lm_head.weight"
+    What another tool declares of the target may not be understood; then the engines are asked.
+    """
+    subtree = ",".join(layers)
+    try:
+        inside = StoredDraft.read(
+            Checkpoint.open(output, config_file=config_file, subtree=subtree, is_target=True)
+        )
+        own = StoredDraft.read(layer) if layer is not None else None
+    except VerifyError:
+        return []
+    except CheckpointError as exc:
+        return [_unreadable(exc)]
+    faults = []
+    for row in own.draft.rows if own is not None else ():
+        here, there = (
+            None if scheme is None else str(scheme).partition(";")[0]
+            for scheme in (own.scheme_of(row) if own else None, inside.scheme_of(row))
+        )
+        if here != there:
+            faults.append(Fault(where=row.module, expected=str(here), got=str(there)))
+    return faults
 
 
-def table_faults(target: Checkpoint, layer: Checkpoint, starts: tuple[str, ...]) -> Iterator[Fault]:
-    """Those that are not the target's.
+def _table_faults(
+    target: Checkpoint, layer: Checkpoint, starts: tuple[str, ...]
+) -> Iterator[Fault]:
+    """Embedding and head beside the layer in its own folder are the target's, which serves its own.
 
-    Args:
-        target: the folder without the layer.
+    A head of a target that stores none is tied to its embedding. What the target stores quantized
+    cannot be compared byte for byte, and is not. `starts` begin names of the layer's own tensors.
     """
     for name, tensor in sorted(layer.tensors.items()):
         if name.startswith(starts) or not name.endswith((_EMBEDDING, _HEAD)):
@@ -194,299 +405,12 @@ def _embedding(target: Checkpoint) -> TensorInfo | None:
     return next((tensor for tensor in found if ".layers." not in tensor.name), None)
 
 
-_PREFIX_BYTES = 8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class GraftVerification(Brief):
-    """How a target's folder with a layer in it compares with the target and the layer.
-
-    Attributes:
-        output: the folder.
-        target: the folder whose layers it has besides.
-        layers: prefixes of what was put in.
-        target_tensors: number of the target's tensors that must be in it.
-        same_file: of these, those that lie in one file which is in both folders (a link).
-        layer_tensors: number of the layer's tensors.
-        bytes_compared: bytes of tensors that were read and compared, of both sides.
-        with_layer: the layer was compared with its own folder, not with recorded digests alone.
-        declared: whether what is declared of the target's linears could be compared.
-        header_digests: each file of the target that is in the folder -> digest of its header.
-        layer_digests: tensor of the layer -> digest.
-        faults: everything that is wrong.
-    """
-
-    output: str
-    target: str
-    layers: tuple[str, ...]
-    target_tensors: int
-    same_file: int
-    layer_tensors: int
-    bytes_compared: int
-    with_layer: bool
-    declared: bool
-    header_digests: Mapping[str, str]
-    layer_digests: Mapping[str, str]
-    faults: tuple[Fault, ...]
-
-    @property
-    def ok(self) -> bool:
-        """True if nothing is wrong."""
-        return not self.faults
-
-    def to_mapping(self) -> dict[str, Any]:
-        """The report as JSON values, without the digests."""
-        return {
-            "ok": self.ok,
-            "output": self.output,
-            "target": self.target,
-            "layers": list(self.layers),
-            "target_tensors": self.target_tensors,
-            "same_file": self.same_file,
-            "layer_tensors": self.layer_tensors,
-            "bytes_compared": self.bytes_compared,
-            "with_layer": self.with_layer,
-            "declared": self.declared,
-            "faults": [str(fault) for fault in self.faults],
-        }
-
-    @override
-    def brief(self) -> Mapping[str, object]:
-        return {
-            "verified": "yes" if self.ok else f"WRONG, {len(self.faults)} fault(s)",
-            "layers": ", ".join(self.layers),
-            "target": f"{self.target_tensors} tensors, {self.same_file} of them in linked files",
-            "compared": megabytes(self.bytes_compared),
-        }
-
-
-def verify_graft(
-    output: Path,
-    target: Path,
-    layers: Collection[str],
-    *,
-    layer: Checkpoint | None = None,
-    record: GraftedProvenance | None = None,
-    config_file: str = CONFIG_FILE,
-    algorithm: Algorithm = NEWEST,
-    on_progress: Callable[[int], None] = lambda _count: None,
-) -> GraftVerification:
-    """Compare every tensor, the config and the other files.
-
-    Args:
-        target: the folder without it.
-        layer: the layer as its own folder has it; None = hold it against the record.
-        record: draftquant.json of `output`; None = it is not written yet.
-        config_file: its name in a staging folder, see `Checkpoint.open`.
-        on_progress: called with bytes read.
-
-    Raises:
-        CheckpointError: `target` is not a checkpoint.
-    """
-    before = Checkpoint.open(target, is_target=True)
-    said = str(output), str(target), tuple(sorted(layers))
-    try:
-        after = Checkpoint.open(output, config_file=config_file, is_target=True)
-    except CheckpointError as exc:
-        return _unread(said, layer is not None, _unreadable(exc))
-    found = _Comparison(before=before, after=after, algorithm=algorithm, on_progress=on_progress)
-    starts = tuple(f"{prefix}." for prefix in layers)
-    grafted = {name: t for name, t in after.tensors.items() if name.startswith(starts)}
-    own = {name: t for name, t in before.tensors.items() if not name.startswith(starts)}
-    faults = [*found.names(own, grafted), *found.of_target(own)]
-    digests, wrong = found.of_layer(grafted, layer)
-    faults += wrong
-    headers = _header_digests(after, before)
-    if record is not None:
-        faults += _record_faults(record, digests, headers)
-    faults += config_faults(before.config, after.config)
-    about, is_declared = declaration_faults(before, after, own)
-    faults += about
-    faults += _layer_faults(output, config_file, layers, layer)
-    faults += index_faults(after)
-    if layer is not None:
-        faults += table_faults(before, layer, starts)
-    faults += file_faults(before, after, config_file)
-    return GraftVerification(
-        output=said[0],
-        target=said[1],
-        layers=said[2],
-        target_tensors=len(own),
-        same_file=found.num_same,
-        layer_tensors=len(grafted),
-        bytes_compared=found.num_bytes,
-        with_layer=layer is not None,
-        declared=is_declared,
-        header_digests=headers,
-        layer_digests=digests,
-        faults=tuple(faults),
-    )
-
-
-def _unread(
-    said: tuple[str, str, tuple[str, ...]], with_layer: bool, fault: Fault
-) -> GraftVerification:
-    return GraftVerification(
-        output=said[0],
-        target=said[1],
-        layers=said[2],
-        target_tensors=0,
-        same_file=0,
-        layer_tensors=0,
-        bytes_compared=0,
-        with_layer=with_layer,
-        declared=False,
-        header_digests={},
-        layer_digests={},
-        faults=(fault,),
-    )
-
-
-def _unreadable(exc: CheckpointError) -> Fault:
-    return Fault(where=str(exc.where), expected="a checkpoint as it is declared", got=exc.what)
-
-
-class _Comparison:
-    """Of the tensors of two folders; counts what it has read."""
-
-    def __init__(
-        self,
-        *,
-        before: Checkpoint,
-        after: Checkpoint,
-        algorithm: Algorithm,
-        on_progress: Callable[[int], None],
-    ) -> None:
-        self._before, self._after = before, after
-        self._algorithm, self._on_progress = algorithm, on_progress
-        self._same = frozenset(_same_files(before, after))
-        self.num_same = self.num_bytes = 0
-
-    def _read(self, count: int) -> None:
-        self.num_bytes += count
-        self._on_progress(count)
-
-    def names(
-        self, own: Mapping[str, TensorInfo], grafted: Mapping[str, TensorInfo]
-    ) -> Iterator[Fault]:
-        """Tensors that are neither the target's nor the layer's; and that there is a layer."""
-        for name in sorted(self._after.tensors.keys() - own.keys() - grafted.keys()):
-            yield Fault(where=name, expected="a tensor of the target or the layer", got="neither")
-        if not grafted:
-            yield Fault(where="the layer", expected="its tensors", got="none")
-
-    def of_target(self, own: Mapping[str, TensorInfo]) -> Iterator[Fault]:
-        """The target's tensors: in the same file, or of the same bytes."""
-        for name, tensor in own.items():
-            other = self._after.tensors.get(name)
-            if other is None or (other.dtype, other.shape) != (tensor.dtype, tensor.shape):
-                yield Fault(where=name, expected=_said(tensor), got=_said(other))
-            elif tensor.file in self._same and other == tensor:
-                self.num_same += 1
-            else:
-                yield from compare_kept(
-                    self._before, self._after, tensor, self._read, self._algorithm
-                ).faults
-
-    def of_layer(
-        self, grafted: Mapping[str, TensorInfo], layer: Checkpoint | None
-    ) -> tuple[dict[str, str], list[Fault]]:
-        """Digests of the layer's tensors, each compared with its own folder's if there is one.
-
-        The tables that stand beside a layer in a folder of its own are the target's.
-        """
-        digests: dict[str, str] = {}
-        faults: list[Fault] = []
-        if layer is None:
-            for name, tensor in grafted.items():
-                digests[name] = tensor_digest(self._after, tensor, self._algorithm)
-                self._read(tensor.nbytes)
-            return digests, faults
-        starts = tuple({f"{name.partition('.')[0]}." for name in grafted})
-        for name, tensor in layer.tensors.items():
-            other = grafted.get(name)
-            if other is None and name in self._before.tensors:
-                continue
-            if other is None and not name.startswith(starts):
-                continue
-            if other is None or (other.dtype, other.shape) != (tensor.dtype, tensor.shape):
-                faults.append(Fault(where=name, expected=_said(tensor), got=_said(other)))
-                continue
-            found = compare_kept(layer, self._after, tensor, self._read, self._algorithm)
-            digests |= found.output_digests
-            faults += found.faults
-        for name in sorted(grafted.keys() - layer.tensors.keys()):
-            faults.append(Fault(where=name, expected="none: the layer has no such", got="one"))
-        return digests, faults
-
-
-def _said(tensor: TensorInfo | None) -> str:
-    return "none" if tensor is None else f"{tensor.dtype} {list(tensor.shape)}"
-
-
-def _same_files(before: Checkpoint, after: Checkpoint) -> Iterator[str]:
-    """Files of one name that are one file of the disk."""
-    for file in before.headers.keys() & after.headers.keys():
-        if (before.folder / file).samefile(after.folder / file):
-            yield file
-
-
-def _header_digests(after: Checkpoint, before: Checkpoint) -> dict[str, str]:
-    """Of every file that has the name of one of the target's, read again from the output."""
-    digests = {}
-    for file in sorted(after.headers.keys() & before.headers.keys()):
-        path = after.folder / file
-        with open_weights(path) as descriptor:
-            begin = bytearray(_PREFIX_BYTES)
-            pread_exactly(descriptor, memoryview(begin), 0, path)
-            text = bytearray(int.from_bytes(begin, "little"))
-            pread_exactly(descriptor, memoryview(text), _PREFIX_BYTES, path)
-        digest = Digest()
-        digest.update(memoryview(begin + text))
-        digests[file] = str(digest)
-    return digests
-
-
-def _record_faults(
-    record: GraftedProvenance, digests: Mapping[str, str], headers: Mapping[str, str]
-) -> Iterator[Fault]:
-    """What draftquant.json says is so, and it was not edited."""
-    for key, said, found in (
-        ("tensor_digests", record.digests, digests),
-        ("target", record.target, headers),
-    ):
-        for name in sorted(said.keys() | found.keys()):
-            if said.get(name) != found.get(name):
-                where = f"draftquant.json: {key}.{name}"
-                yield Fault(where=where, expected=str(found.get(name)), got=str(said.get(name)))
-    if sealed(record).sha256 != record.sha256:
-        yield Fault(where="draftquant.json: sha256", expected="its seal", got=record.sha256)
-
-
-def _layer_faults(
-    output: Path, config_file: str, layers: Collection[str], layer: Checkpoint | None
-) -> list[Fault]:
-    """The layer is stored as the folder declares it, and as its own folder did.
-
-    What another tool declares of the target may not be understood; then the engines are asked.
-    """
-    try:
-        inside = StoredDraft.read(
-            Checkpoint.open(
-                output, config_file=config_file, subtree=",".join(layers), is_target=True
-            )
-        )
-        own = StoredDraft.read(layer) if layer is not None else None
-    except VerifyError:
-        return []
-    except CheckpointError as exc:
-        return [_unreadable(exc)]
-    if own is None:
-        return []
-    faults = []
-    for row in own.draft.rows:
-        here, there = (None if s is None else str(s).partition(";")[0] for s in (
-            own.scheme_of(row), inside.scheme_of(row)))  # fmt: skip
-        if row.module in inside.modules | own.modules and here != there:
-            faults.append(Fault(where=row.module, expected=str(here), got=str(there)))
-    return faults
+def _file_faults(before: Checkpoint, after: Checkpoint, config_file: str) -> Iterator[Fault]:
+    ours = {CONFIG_FILE, INDEX_FILE, PROVENANCE_FILE}
+    side = {HF_QUANT_CONFIG} & set(before.side_files())
+    travel = set(before.side_files()) - ours - side
+    yield from travelled_faults(before, after, sorted(travel), whose="target", other="others")
+    known = travel | ours | side | {".gitattributes", SIGNATURE_FILE, config_file, *after.headers}
+    for file, _ in entries(after.folder):
+        if file not in known:
+            yield Fault(where=file, expected="a file of the target or the layer", got="neither")

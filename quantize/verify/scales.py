@@ -1,4 +1,9 @@
-"""Stored scales against those of the rule, bit for bit; and the small tensors beside them."""
+"""What codes and scales are demanded, and scales computed once more: bit for bit what is written.
+
+Every rule is one float32 division and one rounding to what is stored, to nearest, ties to even: in
+numpy, by other means than the writing side, which leaves it to torch. All-zero weights get a
+constant scale, so that nothing divides by zero.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -12,29 +17,37 @@ from ...recipes.errors import VerifyError
 from ..files.checkpoint import PROVENANCE_FILE, Checkpoint
 from ..files.provenance import Method
 from ..files.safetensors_header import DTYPE_BYTES, FloatDtype, TensorInfo
-from ..stored.decoded_numbers import Bytes, Floats, floats, read_rows, read_whole, stored_scalar
-from ..stored.layouts import DeclaredScheme
+from ..stored.decoded_numbers import (
+    Bytes,
+    Floats,
+    blocks_of,
+    floats,
+    read_rows,
+    read_whole,
+    stored_scalar,
+)
+from ..stored.layouts.scheme import DeclaredScheme
 from ..stored.linear import INVERSE_SCALE, matrix_scale, stored_scales
 from ..stored.stored_declaration import INPUT_SCALES, scale_suffix
-from .verify_report import Fault, blocks_of
+from .comparison import Fault
 
-# ---- What is demanded of the codes and scales of a folder, by how it says that they were found
-
-ScaleRule = Literal["absmax", "searched", "positive", "about-absmax"]
-CodeRule = Literal["nearest", "near", "about-nearest"]
-_WORDS: Mapping[ScaleRule | CodeRule, str] = {
-    "absmax": "exact absmax scales",
-    "searched": "scales of a search around absmax",
-    "positive": "positive scales",
-    "about-absmax": "scales of other tools (absmax; of INT4 also searched ones)",
-    "nearest": "exactly the nearest quantized values",
-    "near": "quantized values with at most 4 times the error of the nearest",
-    "about-nearest": "quantized values of other tools (nearest; of INT4 also GPTQ's)",
-}
+E4M3_MAX, E2M1_MAX = 448.0, 6.0
+INT4_HALF_RANGE = np.float32(7.5)
+INT4_SMALLEST_SCALE = np.float32(2.0**-23)
+E4M3_SMALLEST = np.float32(2.0**-9)
+E8M0_SMALLEST = np.float32(2.0**-127)
+QUARTER = Fraction(1, 4)
+"""Of the absmax scale: where searches end below."""
+_FLOATS: dict[str, FloatDtype] = {"BF16": "BF16", "F16": "F16", "F32": "F32"}
+_EXPONENT = np.uint32(0x7F800000)
+_BLOCK = 2**21  # bytes
+_SCALES = 2**16  # those of small groups are a sixteenth as many as weights: a few at a time
+_PAIRWISE = 128  # groups smaller than this are reduced pair by pair: short loops are slow
+Bits = npt.NDArray[np.unsignedinteger]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class CodeRule:
     """What is demanded of every quantized linear.
 
     Attributes:
@@ -43,14 +56,13 @@ class Rule:
             exactly. "positive": finite and above zero. "about-absmax": those of absmax but for the
             roundings of other tools, of INT4 by any of their rules.
         codes: "nearest": bit for bit the nearest to weight / stored scale, as this package divides.
-            "near": not much further off than these, see `near`. "about-nearest": nearest but for
+            "near": not much further off than these, see `Near`. "about-nearest": nearest but for
             the roundings of other tools; of INT4 GPTQ's as well.
-        corrected: the weights were changed for the rounding of their inputs before (input
-            correction), as far as the record says.
+        corrected: weights were changed for the rounding of their inputs before, as recorded.
     """
 
-    scales: ScaleRule
-    codes: CodeRule
+    scales: Literal["absmax", "searched", "positive", "about-absmax"]
+    codes: Literal["nearest", "near", "about-nearest"]
     corrected: bool = False
 
     @property
@@ -68,21 +80,30 @@ class Rule:
         return f"{_WORDS[self.scales]}, {_WORDS[self.codes]}{corrected}"
 
 
-FOREIGN = Rule(scales="about-absmax", codes="about-nearest")
+_WORDS = {
+    "absmax": "exact absmax scales",
+    "searched": "scales of a search around absmax",
+    "positive": "positive scales",
+    "about-absmax": "scales of other tools (absmax; of INT4 also searched ones)",
+    "nearest": "exactly the nearest quantized values",
+    "near": "quantized values with at most 4 times the error of the nearest",
+    "about-nearest": "quantized values of other tools (nearest; of INT4 also GPTQ's)",
+}
+FOREIGN = CodeRule(scales="about-absmax", codes="about-nearest")
 """Of a folder that another tool made."""
-_LEARNED = Rule(scales="positive", codes="near")
-_RULES: Mapping[tuple[str, str], Rule] = {
-    ("absmax", "nearest"): Rule(scales="absmax", codes="nearest"),
-    ("mse", "nearest"): Rule(scales="searched", codes="nearest"),
-    ("absmax", "gptq"): Rule(scales="absmax", codes="near"),
-    ("mse", "gptq"): Rule(scales="searched", codes="near"),
+_LEARNED = CodeRule(scales="positive", codes="near")
+_RULES: Mapping[tuple[str, str], CodeRule] = {
+    ("absmax", "nearest"): CodeRule(scales="absmax", codes="nearest"),
+    ("mse", "nearest"): CodeRule(scales="searched", codes="nearest"),
+    ("absmax", "gptq"): CodeRule(scales="absmax", codes="near"),
+    ("mse", "gptq"): CodeRule(scales="searched", codes="near"),
     ("absmax", "learned"): _LEARNED,
     ("mse", "learned"): _LEARNED,
 }
 """By the recipe's `scale` and `rounding`."""
 
 
-def rule_of(method: Method | None) -> Rule:
+def rule_of(method: Method | None) -> CodeRule:
     """The rule of a recipe's algorithm; None = another tool made the folder.
 
     Raises:
@@ -102,14 +123,6 @@ def rule_of(method: Method | None) -> Rule:
     return replace(rule, corrected=algorithm.input_correction == "auto")
 
 
-# ---- Rounding to what is stored, in numpy: BF16, F16, E4M3 and E2M1; to nearest, ties to even
-#
-# By other means than the writing side, which leaves it to torch.
-
-E4M3_MAX, E2M1_MAX = 448.0, 6.0
-_EXPONENT = np.uint32(0x7F800000)
-
-
 def rounded_bytes(values: Floats, dtype: FloatDtype) -> Bytes:
     """Finite float32 values as stored bytes.
 
@@ -118,9 +131,7 @@ def rounded_bytes(values: Floats, dtype: FloatDtype) -> Bytes:
     """
     if dtype == "BF16":
         bits = np.ascontiguousarray(values).view(np.uint32)
-        halves: npt.NDArray[np.uint16] = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(
-            np.uint16
-        )
+        halves = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
         return halves.reshape(-1).view(np.uint8)
     kind = np.float16 if dtype == "F16" else np.float32
     return np.ascontiguousarray(values, kind).reshape(-1).view(np.uint8)
@@ -135,18 +146,14 @@ def rounded_values(values: Floats, dtype: FloatDtype) -> Floats:
 def e4m3_rounded(x: Floats, *, out: Floats | None = None, step: Floats | None = None) -> Floats:
     """Nearest values of F8_E4M3, saturating at 448; x's shape. Zero has no sign.
 
-    Between powers of two 2^e and 2^(e+1) they are 2^(e-3) apart, and 2^-9 below 2^-6.
-
-    Args:
-        x: any shape.
-        out: as x, written and returned; may be x.
-        step: as x, overwritten; another array than `out`.
+    Between powers of two 2^e and 2^(e+1) they are 2^(e-3) apart, and 2^-9 below 2^-6. `out` is
+    written and returned, and may be x; `step` is overwritten, another array than `out`.
     """
     return _rounded(x, E4M3_MAX, 2.0**-6, 2.0**-3, out, step)
 
 
 def e2m1_rounded(x: Floats, *, out: Floats | None = None, step: Floats | None = None) -> Floats:
-    """Nearest of the values 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives; see `e4m3_rounded`."""
+    """Nearest of the values 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives; as `e4m3_rounded`."""
     return _rounded(x, E2M1_MAX, 1.0, 0.5, out, step)
 
 
@@ -175,9 +182,7 @@ def _rounded(
 def int4_words(codes: Floats, scratch: Floats) -> npt.NDArray[np.uint32]:
     """INT4 codes as words of eight, column 8c + i in two's complement in bits 4i .. 4i + 3.
 
-    Args:
-        codes: whole numbers from -8 to 7, a multiple of eight.
-        scratch: as codes, overwritten; the words lie in it.
+    A multiple of eight codes; `scratch` has their shape and is overwritten: the words lie in it.
     """
     octets, pairs, high = (
         scratch.reshape(-1).view(np.int8)[start : start + codes.size]
@@ -198,18 +203,49 @@ def sign_bytes(negative: npt.NDArray[np.bool_]) -> Bytes:
     return (pairs << np.uint16(3) | pairs >> np.uint16(1)).astype(np.uint8) & np.uint8(0x88)
 
 
-# ---- The scales that the largest magnitudes give, computed once more: bit for bit what is written
-#
-# Every rule is one float32 division and one rounding to what is stored. All-zero weights get a
-# constant scale, so that nothing divides by zero.
+def values_of(bits: Bits, dtype: str) -> Floats:
+    """The numbers that bit patterns of `dtype` are, in their shape."""
+    return floats(bits.reshape(-1).view(np.uint8), dtype).reshape(bits.shape)
 
-INT4_HALF_RANGE = np.float32(7.5)
-INT4_SMALLEST_SCALE = np.float32(2.0**-23)
-E4M3_SMALLEST = np.float32(2.0**-9)
-E8M0_SMALLEST = np.float32(2.0**-127)
-QUARTER = Fraction(1, 4)
-"""Of the absmax scale: where searches end below."""
-_FLOATS: dict[str, FloatDtype] = {"BF16": "BF16", "F16": "F16", "F32": "F32"}
+
+def magnitudes(bits: Bits) -> Bits:
+    """Of the bit patterns of floating-point numbers, without their sign: they sort as these do.
+
+    NaN is above infinity. Integers of half the width are compared in half the time.
+    """
+    return np.bitwise_and(bits, bits.dtype.type(np.iinfo(bits.dtype).max >> 1))
+
+
+def group_absmax(bits: Bits, group: int) -> Bits:
+    """Largest magnitude of every `group` inputs of a row; the last group may be shorter.
+
+    From and to patterns of floating-point numbers: [rows, in_features] -> [rows, groups].
+    """
+    largest, columns = magnitudes(bits), bits.shape[1]
+    if columns % group:
+        shorter: Bits = np.maximum.reduceat(largest, np.arange(0, columns, group), axis=1)
+        return shorter
+    if group < _PAIRWISE and not group & (group - 1):
+        while largest.shape[1] * group > columns:
+            largest = np.maximum(largest[:, 0::2], largest[:, 1::2])
+        return largest
+    found: Bits = largest.reshape(len(bits), -1, group).max(axis=2)
+    return found
+
+
+def matrix_absmax(source: Checkpoint, tensor: TensorInfo, exponent: int) -> np.float32:
+    """Largest magnitude of a weight whose first half of columns counts 2^exponent times."""
+    rows, columns = tensor.shape
+    kind = np.uint32 if tensor.dtype == "F32" else np.uint16
+    largest = np.zeros(2, kind)
+    per_block = max(1, _BLOCK // max(1, columns * DTYPE_BYTES[tensor.dtype]))
+    for block in blocks_of(rows, per_block):
+        bits: Bits = read_rows(source, tensor, block.start, block.stop).view(kind)
+        sizes = magnitudes(bits.reshape(-1, columns))
+        halves = sizes[:, : columns // 2], sizes[:, columns // 2 :]
+        largest = np.maximum(largest, [half.max(initial=0) for half in halves]).astype(kind)
+    first, second = floats(largest.view(np.uint8), tensor.dtype)
+    return np.float32(max(np.ldexp(first, exponent), second))
 
 
 def whole_steps(scheme: DeclaredScheme) -> float:
@@ -220,8 +256,7 @@ def whole_steps(scheme: DeclaredScheme) -> float:
 def whole_scale(scheme: DeclaredScheme, largest: np.float32) -> np.float32:
     """The one scale of a matrix: of FP8, of a first stage, or over NVFP4's groups.
 
-    Args:
-        largest: magnitude that it must cover, of the matrix and of those fused with it.
+    `largest` is the magnitude that it must cover, of the matrix and of those fused with it.
     """
     scale = largest / np.float32(whole_steps(scheme))
     return scale if scale > 0 else np.float32(1)
@@ -230,19 +265,14 @@ def whole_scale(scheme: DeclaredScheme, largest: np.float32) -> np.float32:
 def absmax_scales(
     largest: Floats, scheme: DeclaredScheme, dtype: str, whole: np.float32 | None
 ) -> Floats:
-    """The scales of rows, groups or blocks, in the shape of `largest`.
+    """The scales of rows, groups or blocks, in the shape of `largest`, the magnitudes they cover.
 
-    Args:
-        largest: magnitude that each must cover.
-        dtype: in which the scale is stored.
-        whole: the scale of the matrix over them (NVFP4, two stages), else None.
+    `dtype` is that of the stored scales, `whole` the scale of the matrix over them, if any.
     """
     if scheme.number.powers_of_two:
         return _powers_of_two(largest)
     if scheme.number.global_scale:
-        assert whole is not None
-        scale = np.clip(largest / (np.float32(E2M1_MAX) * whole), E4M3_SMALLEST, E4M3_MAX)
-        return e4m3_rounded(np.where(largest > 0, scale, np.float32(1)))
+        return _nvfp4_scales(largest, whole, np.float32(1))
     if scheme.number.is_fp8:
         scale = largest / np.float32(E4M3_MAX)
         return np.where(scale > 0, scale, np.float32(1))
@@ -250,6 +280,14 @@ def absmax_scales(
         largest = e4m3_rounded(largest / whole)
     scale = np.maximum(largest / INT4_HALF_RANGE, INT4_SMALLEST_SCALE)
     return rounded_values(scale, _FLOATS[dtype])
+
+
+def _nvfp4_scales(largest: Floats, whole: np.float32 | None, share: np.float32) -> Floats:
+    """Rounded once, from what is no scale in FP8 yet."""
+    assert whole is not None
+    exact = largest / (np.float32(E2M1_MAX) * whole)
+    scale = np.clip(exact * share, E4M3_SMALLEST, E4M3_MAX)
+    return e4m3_rounded(np.where(largest > 0, scale, np.float32(1)))
 
 
 def searched_shares(scheme: DeclaredScheme) -> tuple[Fraction, Fraction]:
@@ -266,16 +304,10 @@ def searched_shares(scheme: DeclaredScheme) -> tuple[Fraction, Fraction]:
 def share_of_scales(
     share: Fraction, largest: Floats, scheme: DeclaredScheme, dtype: str, whole: np.float32 | None
 ) -> Floats:
-    """A share of what `absmax_scales` gives, rounded to what is stored: where a search ends.
-
-    NVFP4's are rounded once, from what is no scale in FP8 yet.
-    """
+    """A share of what `absmax_scales` gives, rounded to what is stored: where a search ends."""
     factor = np.float32(share)
     if scheme.number.global_scale:
-        assert whole is not None
-        exact = largest / (np.float32(E2M1_MAX) * whole)
-        scale = np.clip(exact * factor, E4M3_SMALLEST, E4M3_MAX)
-        return e4m3_rounded(np.where(largest > 0, scale, np.float32(1)))
+        return _nvfp4_scales(largest, whole, factor)
     scale = absmax_scales(largest, scheme, dtype, whole)
     if scheme.number.powers_of_two:
         return np.maximum(scale, E8M0_SMALLEST / factor) * factor
@@ -295,40 +327,6 @@ def _powers_of_two(largest: Floats) -> Floats:
     return np.ldexp(np.float32(1), np.where(fields == 255, 127, exponents))
 
 
-_BLOCK = 2**21  # bytes
-_SCALES = 2**16  # those of small groups are a sixteenth as many as weights: a few at a time
-
-
-def matrix_absmax(source: Checkpoint, tensor: TensorInfo, exponent: int) -> np.float32:
-    """Largest magnitude of a weight whose first half of columns counts 2^exponent times.
-
-    Magnitudes sort like their bit patterns, NaN above infinity; integers are compared faster.
-    """
-    rows, columns = tensor.shape
-    kind = np.uint32 if tensor.dtype == "F32" else np.uint16
-    largest = np.zeros(2, kind)
-    per_block = max(1, _BLOCK // max(1, columns * DTYPE_BYTES[tensor.dtype]))
-    for block in blocks_of(rows, per_block):
-        bits = read_rows(source, tensor, block.start, block.stop).view(kind).reshape(-1, columns)
-        magnitudes = np.bitwise_and(bits, np.iinfo(kind).max >> 1, out=bits)
-        halves = magnitudes[:, : columns // 2], magnitudes[:, columns // 2 :]
-        largest = np.maximum(largest, [half.max(initial=0) for half in halves]).astype(kind)
-    first, second = floats(largest.view(np.uint8), tensor.dtype)
-    return np.float32(max(np.ldexp(first, exponent), second))
-
-
-def as_stored(scale: np.float32, tensor: TensorInfo, *, from_inverse: bool = False) -> np.float32:
-    """The number that stands for the scale of a matrix: compressed-tensors' NVFP4 divides by it.
-
-    Engines multiply by the inverse of what is stored there, which may differ from `scale` in the
-    last digit. A folder transcoded from that layout (`from_inverse`) stores what they multiply by.
-    """
-    inverse = np.float32(1) / scale
-    if tensor.name.endswith(INVERSE_SCALE):
-        return inverse
-    return np.float32(1) / inverse if from_inverse else scale
-
-
 def whole_scale_faults(
     output: Checkpoint,
     scheme: DeclaredScheme,
@@ -340,7 +338,7 @@ def whole_scale_faults(
 ) -> list[Fault]:
     """The one scale of a matrix is that of the largest magnitude of a fused group, bit for bit."""
     tensor = matrix_scale(output, module)
-    wanted = as_stored(whole_scale(scheme, largest), tensor, from_inverse=from_inverse)
+    wanted = _as_stored(whole_scale(scheme, largest), tensor, from_inverse=from_inverse)
     stored = stored_scalar(output, tensor)
     if stored == wanted:
         return []
@@ -351,20 +349,34 @@ def whole_scale_faults(
     return [Fault(where=tensor.name, expected=expected, got=f"{stored:.9g}")]
 
 
+def _as_stored(scale: np.float32, tensor: TensorInfo, *, from_inverse: bool) -> np.float32:
+    """The number that stands for the scale of a matrix: compressed-tensors' NVFP4 divides by it.
+
+    Engines multiply by the inverse of what is stored there, which may differ from `scale` in the
+    last digit. A folder transcoded from that layout (`from_inverse`) stores what they multiply by.
+    """
+    inverse = np.float32(1) / scale
+    if tensor.name.endswith(INVERSE_SCALE):
+        return inverse
+    return np.float32(1) / inverse if from_inverse else scale
+
+
 def scale_faults(
     output: Checkpoint,
     scheme: DeclaredScheme,
     module: str,
     absmax: Floats,
     whole: np.float32 | None,
-    rule: ScaleRule,
+    rule: str,
     *,
     dtype: str | None = None,
 ) -> list[Fault]:
     """Scales of rows, groups or blocks that the largest magnitudes do not give.
 
     Args:
-        scheme: what it declares; scales of whole matrices are `whole_scale_faults`.
+        output: the quantized folder.
+        scheme: what it declares.
+        module: on-disk name of the linear.
         absmax: [out_features, groups] of the source weight.
         whole: the scale of the matrix over them, else None.
         rule: "absmax": exactly these. "searched": between the ends of a search.
@@ -394,13 +406,13 @@ def scale_faults(
     if first is None:
         return []
     row, got_scale, wanted_scale = first
-    says = f"{_words(scheme)} ({wanted_scale:.9g})"
+    says = f"{_rule_in_words(scheme)} ({wanted_scale:.9g})"
     expected = says if rule == "absmax" else "{} to {} of ".format(*searched_shares(scheme)) + says
     got = f"{count} other(s), first {got_scale:.9g} at row {row * size}"
     return [Fault(where=tensor.name, expected=expected, got=got)]
 
 
-def _words(scheme: DeclaredScheme) -> str:
+def _rule_in_words(scheme: DeclaredScheme) -> str:
     if scheme.first_stage:
         return "absmax of the FP8 values / 7.5"
     number = scheme.number
@@ -418,11 +430,9 @@ def companion_faults(
     *,
     symmetric: bool,
 ) -> list[Fault]:
-    """Zero points, stored shape and input scale of a linear.
+    """Zero points, stored shape and input scale of a linear: of its stored tensors, by suffix.
 
-    Args:
-        values: the stored tensors of the linear, by suffix.
-        symmetric: codes count from the middle of their range, also where others could be stored.
+    `symmetric` codes count from the middle of their range, also where others could be stored.
     """
     faults = []
     constant = symmetric or not scheme.layout.zeros(scheme)
@@ -433,10 +443,10 @@ def companion_faults(
             where = values[suffix].name
             faults.append(Fault(where=where, expected=f"{what} (symmetric)", got=got))
     if "weight_shape" in values:
-        shape = read_whole(output, values["weight_shape"]).view(np.int64).tolist()
-        if shape != list(tensor.shape):
-            faults.append(Fault(where=values["weight_shape"].name, expected=str(list(tensor.shape)),
-                                got=str(shape)))  # fmt: skip
+        shape, wanted = values["weight_shape"], list(tensor.shape)
+        found = read_whole(output, shape).view(np.int64).tolist()
+        if found != wanted:
+            faults.append(Fault(where=shape.name, expected=f"{wanted}", got=f"{found}"))
     for suffix in INPUT_SCALES:
         if suffix in values:
             scale = stored_scalar(output, values[suffix])
@@ -444,43 +454,3 @@ def companion_faults(
                 where, expected = values[suffix].name, "a finite scale > 0"
                 faults.append(Fault(where=where, expected=expected, got=str(scale)))
     return faults
-
-
-# ---- Largest magnitudes of weights, found among their bit patterns as they are stored
-
-Bits = npt.NDArray[np.unsignedinteger]
-_PAIRWISE = 128  # groups smaller than this are reduced pair by pair: short loops are slow
-
-
-def values_of(bits: Bits, dtype: str) -> Floats:
-    """The numbers that bit patterns of `dtype` are, in their shape."""
-    return floats(bits.reshape(-1).view(np.uint8), dtype).reshape(bits.shape)
-
-
-def magnitudes(bits: Bits) -> Bits:
-    """Of the bit patterns of floating-point numbers, without their sign: they sort as these do.
-
-    NaN is above infinity. Integers of half the width are compared in half the time.
-    """
-    return np.bitwise_and(bits, bits.dtype.type(np.iinfo(bits.dtype).max >> 1))
-
-
-def group_absmax(bits: Bits, group: int) -> Bits:
-    """Largest magnitude of every `group` inputs of a row; the last group may be shorter.
-
-    Args:
-        bits: [rows, in_features], patterns of floating-point numbers.
-
-    Returns:
-        [rows, groups], patterns.
-    """
-    largest, columns = magnitudes(bits), bits.shape[1]
-    if columns % group:
-        shorter: Bits = np.maximum.reduceat(largest, np.arange(0, columns, group), axis=1)
-        return shorter
-    if group < _PAIRWISE and not group & (group - 1):
-        while largest.shape[1] * group > columns:
-            largest = np.maximum(largest[:, 0::2], largest[:, 1::2])
-        return largest
-    found: Bits = largest.reshape(len(bits), -1, group).max(axis=2)
-    return found

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ...quantize.grafting.graft_layer import GraftReport as GraftReport
     from ...quantize.making.quantize_draft import QuantizeReport as QuantizeReport
     from ...quantize.making.unpickle_draft import Unpickled as Unpickled
-    from ...quantize.verify.folder_verification import VerifyReport as VerifyReport
+    from ...quantize.verify.comparison import VerifyReport as VerifyReport
     from ...validate.comparison.draft_comparison import ComparisonReport as ComparisonReport
     from ...validate.comparison.size_estimate import VocabReport as VocabReport
     from ...validate.counting.draft_counts import DraftReplay as DraftReplay
@@ -66,7 +66,7 @@ _HOMES = {
     "TranscodeReport": "quantize.converting.transcode_draft",
     "Unpickled": "quantize.making.unpickle_draft",
     "Verification": "scripts.verbs.verify",
-    "VerifyReport": "quantize.verify.folder_verification",
+    "VerifyReport": "quantize.verify.comparison",
     "VocabReport": "validate.comparison.size_estimate",
     "WrittenReport": "scripts.verbs.report",
 }

@@ -134,7 +134,7 @@ def _quantized(checkpoint: Checkpoint) -> Inspection:
     from ...quantize.files.checkpoint import CONFIG_FILE
     from ...quantize.lints import find_lints
     from ...quantize.verify.audit import audit_checkpoint
-    from ...quantize.verify.verify_report import Fault
+    from ...quantize.verify.comparison import Fault
 
     try:
         found = audit_checkpoint(checkpoint)

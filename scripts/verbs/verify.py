@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from ...quantize.files.provenance import GraftedProvenance
     from ...quantize.verify import Fault, GraftVerification
-    from ...quantize.verify.folder_verification import VerifyReport
+    from ...quantize.verify.comparison import VerifyReport
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
-"""Reading layouts: one object per layout, with everything that reading it needs.
+"""Layouts that are read: one object per layout, with everything that reading it needs.
 
-It shares nothing with `quantize.layouts`, which writes: an error of one side must not hide in the
-other.
+The reading of codes and scales shares nothing with `quantize.layouts`, which writes them. A
+declaration is written once, here, and held by literal JSON in the tests.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,6 @@
 """Strict reading of one JSON object of a declaration: every key must be understood.
 
-A key that is not read is an error at the end, because an unread key could change what the stored
-numbers mean.
+A key that is not read is an error at the end: it could change what the stored numbers mean.
 """
 
 import re
@@ -9,8 +8,6 @@ from collections.abc import Collection, Mapping
 from typing import Any, Literal, TypeVar
 
 from ....recipes.errors import DeclarationError, short
-
-# ---- Quantizations that are refused by name, with the reason
 
 _OWN_CODES = "its codes are in a form that only its own library decodes"
 UNREAD_METHODS: Mapping[str, str] = {
@@ -70,11 +67,7 @@ _WAYS_OUT: tuple[tuple[str, tuple[object, ...], str], ...] = (
 
 
 def way_out(key: str, got: object) -> str | None:
-    """What to do about a declaration that is not read; None where nothing particular is known.
-
-    Args:
-        key: its path, such as "quantization_config.config_groups.group_0.weights.symmetric".
-    """
+    """What to do about a declaration that is not read; None where nothing particular is known."""
     ways = (
         way for end, values, way in _WAYS_OUT if key.endswith(end) and (not values or got in values)
     )
@@ -119,11 +112,7 @@ def not_understood(
 
 
 class ObjectReader:
-    """One JSON object, its keys ticked off as they are read.
-
-    Args:
-        value: the object. where: the file. key: path of the object inside the file.
-    """
+    """One JSON object, its keys ticked off as they are read; `key` is its path inside the file."""
 
     def __init__(
         self,
@@ -148,11 +137,7 @@ class ObjectReader:
         ignored: Collection[str] = (),
         strictness: Strictness = "folder",
     ) -> "ObjectReader":
-        """Wrap a JSON object.
-
-        Raises:
-            VerifyError: the value is not an object.
-        """
+        """Wrap what must be a JSON object."""
         if not isinstance(value, dict):
             raise not_understood(where, key, ("a JSON object",), value)
         return cls(value, where, key, ignored, strictness)
@@ -268,11 +253,7 @@ class ObjectReader:
         self.one_of_lists(key, understood)
 
     def finish(self) -> None:
-        """Every key has been read.
-
-        Raises:
-            VerifyError: a key was not.
-        """
+        """Every key must have been read."""
         for key in self._value:
             if key not in self._seen:
                 known = sorted(self._seen)

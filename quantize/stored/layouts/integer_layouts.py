@@ -1,4 +1,8 @@
-"""GPTQ, as GPTQModel 7.7 and AutoGPTQ store it; read, never written."""
+"""Packed integers: AutoAWQ (`gemm`), GPTQ as GPTQModel 7.7 and AutoGPTQ store it, AutoRound 0.15.
+
+Only AWQ with the constant zero point 8 is written. AutoRound packs codes as GPTQ or as AWQ do; its
+other formats (FP8, MXFP4, NVFP4) are refused: its export to compressed-tensors has them.
+"""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -10,7 +14,7 @@ from typing_extensions import override
 from ....recipes.formats import NUMBER_FORMATS
 from ....recipes.schema import Recipe, StoredLayoutName
 from .declaration_reader import ObjectReader
-from .module_patterns import is_regex_match
+from .module_patterns import is_name_match
 from .scheme import (
     FLOAT_DTYPES,
     INTEGERS,
@@ -23,86 +27,67 @@ from .scheme import (
     words,
 )
 
-# ---- What GPTQ's, AutoRound's and AWQ's declarations of packed integers have in common
-
+_WORD = 32
+V1, V2 = "gptq", "gptq_v2"
+_KEPT, _OTHERWISE = "-:", "+:"
+_KEPT_BITS = 16
+_REGEX = frozenset("*+?[](){}|^$\\")
 SIZES = (16, 32, 64, 128, 256, 512, 1024)
 """Of groups, beside -1: one for each row."""
 _NO_MEANING = (
-    "act_data_type",
-    "act_dynamic",
-    "act_group_size",
-    "act_sym",
-    "amp",
-    "autoround_version",
-    "backend",
-    "batch_size",
-    "block_name_to_quantize",
-    "cache_block_outputs",
-    "damp_percent",
-    "dataset",
-    "do_fuse",
-    "enable_minmax_tuning",
-    "enable_norm_bias_tuning",
-    "enable_quanted_input",
-    "exllama_config",
-    "fuse_max_seq_len",
-    "gradient_accumulate_steps",
-    "iters",
-    "lm_head",
-    "low_gpu_mem_usage",
-    "lr",
-    "max_input_length",
-    "meta",
-    "minmax_lr",
-    "model_file_base_name",
-    "model_name_or_path",
-    "model_seqlen",
-    "module_name_preceding_first_block",
-    "modules_in_block_to_quantize",
-    "modules_to_fuse",
-    "nsamples",
-    "pad_token_id",
-    "provider",
-    "quant_block_list",
-    "scale_dtype",
-    "seqlen",
-    "static_attention_granularity",
-    "static_groups",
-    "static_kv_granularity",
-    "to_quant_block_names",
-    "tokenizer",
-    "train_bs",
-    "true_sequential",
-    "use_cuda_fp16",
+    "act_data_type", "act_dynamic", "act_group_size", "act_sym", "amp", "autoround_version",
+    "backend", "batch_size", "block_name_to_quantize", "cache_block_outputs", "damp_percent",
+    "dataset", "do_fuse", "enable_minmax_tuning", "enable_norm_bias_tuning",
+    "enable_quanted_input", "exllama_config", "fuse_max_seq_len", "gradient_accumulate_steps",
+    "iters", "lm_head", "low_gpu_mem_usage", "lr", "max_input_length", "meta", "minmax_lr",
+    "model_file_base_name", "model_name_or_path", "model_seqlen",
+    "module_name_preceding_first_block", "modules_in_block_to_quantize", "modules_to_fuse",
+    "nsamples", "pad_token_id", "provider", "quant_block_list", "scale_dtype", "seqlen",
+    "static_attention_granularity", "static_groups", "static_kv_granularity",
+    "to_quant_block_names", "tokenizer", "train_bs", "true_sequential", "use_cuda_fp16",
     "use_exllama",
-)
+)  # fmt: skip
 """How values were found, which modules were looked at, and which kernels are to be used."""
 
 
 def check_integers(keys: ObjectReader) -> None:
-    """Weights are integers of one stage, inputs and the KV cache are not quantized.
-
-    Raises:
-        DeclarationError: they are not.
-    """
+    """Weights are integers of one stage, inputs and the KV cache are not quantized."""
     keys.skip(*_NO_MEANING)
     keys.optional("data_type", "int", None)
     keys.optional("act_bits", 16, 32, None)
     keys.absent("static_attention_dtype", "static_kv_dtype", "super_bits", "super_group_size")
 
 
-# ---- AutoAWQ, version `gemm`: INT4 groups with zero points; this package writes 8 alone
+class _PackedIntegers(StoredLayout):
+    """What they have in common: names, and that rows of codes and scales are inputs or groups."""
+
+    companions = frozenset({"qweight", "qzeros", "scales"})
+    signed_scales = True
+
+    @override
+    def excludes_module(self, pattern: str, module: str) -> bool:
+        return is_name_match(pattern, module)
+
+    @override
+    def weight_suffix(self, scheme: DeclaredScheme) -> str:
+        return "qweight"
+
+    @override
+    def scale_suffix(self, scheme: DeclaredScheme) -> str:
+        return "scales"
+
+    @override
+    def transposed(self, scheme: DeclaredScheme) -> bool:
+        return True
 
 
-class StoredAwq(StoredLayout):
+class StoredAwq(_PackedIntegers):
     """`qweight` [in, out / 8], `qzeros` [groups, out / 8], `scales` [groups, out] float16."""
 
     name: StoredLayoutName = "awq"
     exclude_keys = ("modules_to_not_convert",)
-    companions = frozenset({"qweight", "qzeros", "scales"})
     zero_points = MappingProxyType({"qzeros": 0x88})  # two nibbles of 8
     nibble_offset = 8
-    signed_scales = True
 
     @override
     def read(self, keys: ObjectReader) -> DeclaredScheme:
@@ -127,16 +112,16 @@ class StoredAwq(StoredLayout):
         )
 
     @override
-    def complete(
+    def declaration(
         self, recipe: Recipe, excludes: list[str], own: Sequence[OwnFormat] = ()
     ) -> dict[str, Any]:
         return {
-            "quant_method": "awq",
-            "version": "gemm",
             "bits": 4,
-            "zero_point": True,
             "group_size": recipe.weights.group_size,
             "modules_to_not_convert": excludes,
+            "quant_method": "awq",
+            "version": "gemm",
+            "zero_point": True,
         }
 
     @override
@@ -156,20 +141,8 @@ class StoredAwq(StoredLayout):
         }
 
     @override
-    def weight_suffix(self, scheme: DeclaredScheme) -> str:
-        return "qweight"
-
-    @override
-    def scale_suffix(self, scheme: DeclaredScheme) -> str:
-        return "scales"
-
-    @override
     def zeros(self, scheme: DeclaredScheme) -> Zeros | None:
         return Zeros("qzeros")
-
-    @override
-    def transposed(self, scheme: DeclaredScheme) -> bool:
-        return True
 
 
 class _SymmetricAwq(StoredAwq):
@@ -181,14 +154,7 @@ class _SymmetricAwq(StoredAwq):
 _SYMMETRIC = _SymmetricAwq()
 
 
-_WORD = 32
-V1, V2 = "gptq", "gptq_v2"
-_KEPT, _OTHERWISE = "-:", "+:"
-
-
 class _Numbers(NamedTuple):
-    """What may differ from linear to linear."""
-
     bits: int
     group_size: int
     symmetric: bool
@@ -196,7 +162,6 @@ class _Numbers(NamedTuple):
 
     @classmethod
     def read(cls, keys: ObjectReader, others: "_Numbers | None") -> "_Numbers":
-        """Of one section; what it leaves out is that of the `others`, if there are any."""
         either = (True, False)
         if others is None:
             return cls(
@@ -213,7 +178,7 @@ class _Numbers(NamedTuple):
         )
 
 
-class StoredGptq(StoredLayout):
+class StoredGptq(_PackedIntegers):
     """`qweight` [in * bits / 32, out], `qzeros` [groups, out * bits / 32], `scales` [groups, out].
 
     `g_idx` [in] says which group an input belongs to. Of version `gptq` a stored zero point is one
@@ -226,7 +191,6 @@ class StoredGptq(StoredLayout):
     lists_layers_only = True
     companions = frozenset({"qweight", "qzeros", "scales", "g_idx"})
     codes_along_inputs = True
-    signed_scales = True
 
     @override
     def read(self, keys: ObjectReader) -> DeclaredScheme:
@@ -264,10 +228,7 @@ class StoredGptq(StoredLayout):
 
     @override
     def excludes(self, keys: ObjectReader) -> tuple[str, ...]:
-        """The first rule that matches a name decides, as engines' `get_dynamic_override` has it.
-
-        So what an earlier rule quantizes in its own way is not kept by a later one.
-        """
+        """The first rule that matches a name decides, as engines' `get_dynamic_override` has it."""
         kept, before = [], list[str]()
         for pattern in keys.named("dynamic"):
             own = pattern.removeprefix(_KEPT if pattern.startswith(_KEPT) else _OTHERWISE)
@@ -279,74 +240,37 @@ class StoredGptq(StoredLayout):
         return tuple(kept)
 
     @override
-    def excludes_module(self, pattern: str, module: str) -> bool:
-        """`re:` matched from the start, else the whole name."""
-        return is_regex_match(pattern, module) if pattern.startswith("re:") else pattern == module
-
-    @override
     def parts(
         self, scheme: DeclaredScheme, rows: int, columns: int, scale_dtypes: tuple[str, ...]
     ) -> Parts:
-        return gptq_parts(scheme, rows, columns)
-
-    @override
-    def weight_suffix(self, scheme: DeclaredScheme) -> str:
-        return "qweight"
-
-    @override
-    def scale_suffix(self, scheme: DeclaredScheme) -> str:
-        return "scales"
-
-    @override
-    def transposed(self, scheme: DeclaredScheme) -> bool:
-        return True
+        bits, groups = scheme.number.bits, -(-columns // (scheme.group_size or columns))
+        return {
+            "qweight": Part(("I32",), (-(-columns * bits // _WORD), rows)),
+            "qzeros": Part(("I32",), (groups, -(-rows * bits // _WORD))),
+            "scales": Part(FLOAT_DTYPES, (groups, rows)),
+            "g_idx": Part(("I32",), (columns,), optional=not scheme.ordered),
+        }
 
     @override
     def zeros(self, scheme: DeclaredScheme) -> Zeros | None:
         return Zeros("qzeros", plus=0 if scheme.version == V2 else 1)
 
 
-def gptq_parts(scheme: DeclaredScheme, rows: int, columns: int) -> Parts:
-    """The stored tensors of a linear."""
-    bits, groups = scheme.number.bits, -(-columns // (scheme.group_size or columns))
-    return {
-        "qweight": Part(("I32",), (-(-columns * bits // _WORD), rows)),
-        "qzeros": Part(("I32",), (groups, -(-rows * bits // _WORD))),
-        "scales": Part(FLOAT_DTYPES, (groups, rows)),
-        "g_idx": Part(("I32",), (columns,), optional=not scheme.ordered),
-    }
-
-
-# ---- AutoRound 0.15: codes as GPTQ packs them, or as AWQ does; read, never written
-#
-# Other formats than packed integers (FP8, MXFP4, NVFP4) are refused here: AutoRound's export to
-# compressed-tensors has them.
-
-_KEPT_BITS = 16
-_REGEX = frozenset("*+?[](){}|^$\\")
-
-
-class _PackedAsGptq(StoredGptq):
-    """Without `g_idx`, or with one that says nothing."""
-
-    name: StoredLayoutName = "auto-round"
-
-
 class _PackedAsAwq(StoredAwq):
-    """Symmetric or not, always with zero points."""
+    """Of AutoRound: symmetric or not, always with zero points."""
 
     name: StoredLayoutName = "auto-round"
     declares_symmetry = True
     lists_layers_only = True
 
 
-class StoredAutoRound(StoredLayout):
-    """`packing_format` says how codes are packed, and whether a zero point is stored less one."""
+class StoredAutoRound(StoredGptq):
+    """`packing_format` says how codes are packed, and whether a zero point is stored less one.
+
+    Packed as GPTQ's, it is without `g_idx`, or with one that says nothing.
+    """
 
     name: StoredLayoutName = "auto-round"
-    exclude_keys = ()
-    companions = StoredGptq.companions
-    lists_layers_only = True
 
     @override
     def read(self, keys: ObjectReader) -> DeclaredScheme:
@@ -368,26 +292,13 @@ class StoredAutoRound(StoredLayout):
         kept = keys.named("extra_config").items()
         return tuple(_target(name) for name, own in kept if own.says("bits", _KEPT_BITS))
 
-    @override
-    def excludes_module(self, pattern: str, module: str) -> bool:
-        """`re:` matched from the start, else the whole name."""
-        return is_regex_match(pattern, module) if pattern.startswith("re:") else pattern == module
-
-    @override
-    def parts(
-        self, scheme: DeclaredScheme, rows: int, columns: int, scale_dtypes: tuple[str, ...]
-    ) -> Parts:
-        raise ValueError("parts are those of a packing")
-
 
 class _Packing(NamedTuple):
-    """How the codes of a `packing_format` are packed, and the version of GPTQ's zero points."""
-
     layout: StoredLayout
     version: str | None = None
 
 
-_AS_GPTQ, _AS_AWQ = _PackedAsGptq(), _PackedAsAwq()
+_AS_GPTQ, _AS_AWQ = StoredAutoRound(), _PackedAsAwq()
 PACKINGS: Mapping[str, _Packing] = {
     "auto_round:auto_gptq": _Packing(_AS_GPTQ),
     "auto_round:gptqmodel": _Packing(_AS_GPTQ, V2),
@@ -400,7 +311,6 @@ PACKINGS: Mapping[str, _Packing] = {
 
 
 def _scheme(keys: ObjectReader, packing: str, others: DeclaredScheme | None) -> DeclaredScheme:
-    """Of one section; what it leaves out is that of the `others`, if there are any."""
     layout, version = PACKINGS[packing]
     all_bits = (4,) if layout is _AS_AWQ else tuple(INTEGERS)
     if others is None:

@@ -2,11 +2,10 @@
 
 A declaration is hostile input, and `re` backtracks: `(([a-z._0-9])+)+!` takes longer than anybody
 waits. A time limit would answer by the speed of the machine, and libraries of linear time (RE2)
-speak another language than the engines. What real folders write is small, so it is read here:
-characters, escapes, classes, `.`, groups, alternatives, repeats (lazy ones too), anchors and
-lookahead. Back references, lookbehind, flags, possessive and atomic parts are refused, and said to
-be. For all that is not refused the answer is that of `re`, because without back references a match
-is a question of sets of positions:
+speak another language than the engines. What real folders write is small: characters, escapes,
+classes, `.`, groups, alternatives, repeats (lazy ones too), anchors and lookahead. Back references,
+lookbehind, flags, possessive and atomic parts are refused. For all else the answer is that of `re`,
+because without back references a match is a question of sets of positions:
 
     a name of n characters has positions 0 .. n, a set of them is a whole number with those bits,
     and every part of a pattern turns the set where it may begin into the set where it may end.
@@ -94,8 +93,8 @@ def matches(pattern: str, name: str, *, whole: bool = False) -> bool:
     """What `re.match(pattern, name)`, or `re.fullmatch` for the whole name, answers.
 
     Raises:
-        PatternProblem: the pattern is no regular expression, has a part that is not understood, or
-            needs more steps for this name than to look at each of its parts four times.
+        PatternProblem: not `understood`, or more steps for this name than to look at each part of
+            the pattern four times.
     """
     ends = _Matcher(name, most_steps=100 + 4 * len(pattern)).ends(understood(pattern), 1)
     return bool(ends >> len(name)) if whole else ends > 0
@@ -126,7 +125,6 @@ class _Matcher:
         self._steps_left = most_steps
 
     def ends(self, part: _Part, starts: int) -> int:
-        """Where `part` may end that begins in one of `starts`."""
         self._steps_left -= 1
         if self._steps_left < 0:
             raise PatternProblem(f"too many steps for the name {short(self._name)}")
@@ -177,7 +175,6 @@ class _Matcher:
 
 @functools.lru_cache(maxsize=16384)
 def _places(characters: _Characters, name: str) -> int:
-    """The positions of a name at which such a character stands."""
     return sum(1 << i for i, character in enumerate(name) if character in characters)
 
 
@@ -189,7 +186,6 @@ class _Parser:
         self.at = 0
 
     def problem(self, what: str) -> PatternProblem:
-        """What is wrong at this place."""
         return PatternProblem(f"{what} at position {self.at}")
 
     def choice(self, levels: int) -> _Part:
@@ -222,7 +218,6 @@ class _Parser:
         return _Repeat(part, *counts)
 
     def _counts(self) -> tuple[int, int | None] | None:
-        """Least and most of a repeat that stands here."""
         head = self._peek()
         if head in ("*", "+", "?") and self._take(head):
             return (1 if head == "+" else 0), (1 if head == "?" else None)
@@ -317,7 +312,9 @@ class _Parser:
         return found
 
 
-# ---- Regular expressions of a declaration, held against names of modules
+def is_name_match(pattern: str, module: str) -> bool:
+    """`re:` matched from the start of a module's name, else the whole name."""
+    return is_regex_match(pattern, module) if pattern.startswith("re:") else pattern == module
 
 
 def is_regex_match(pattern: str, module: str) -> bool:
@@ -333,11 +330,7 @@ def is_regex_match(pattern: str, module: str) -> bool:
 
 
 def check_patterns(keys: ObjectReader, scheme: DeclaredScheme) -> None:
-    """Every `re:` pattern of excludes and targets is understood.
-
-    Raises:
-        VerifyError: one is not.
-    """
+    """Every `re:` pattern of excludes and targets is understood."""
     targets = (target for each in (scheme, *scheme.others) for target in each.targets)
     for pattern in (*scheme.excludes, *targets):
         if pattern.startswith("re:"):

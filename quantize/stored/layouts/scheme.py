@@ -22,8 +22,6 @@ from ....recipes.schema import Recipe, StoredLayoutName
 from ...files.safetensors_header import TensorInfo
 from .declaration_reader import ObjectReader
 
-# ---- Number formats in which weights are found: those of recipes, and integers of other tools
-
 StoredDtype = Literal[WeightDtype, "int2", "int3", "int8"]
 
 
@@ -99,7 +97,6 @@ class DeclaredScheme:
     A declaration may have several, each for some linears: the first one then holds the `others`.
 
     Attributes:
-        layout: knows names, shapes and order of what is stored.
         granularity: one scale per output row, for the whole matrix, per `group_size` inputs of a
             row, or per square of `group_size` rows and inputs.
         group_size: None for channel and tensor.
@@ -214,12 +211,7 @@ class DeclaredScheme:
 
 
 class Part(NamedTuple):
-    """One stored tensor of a quantized linear; any one of `dtypes` is right.
-
-    Attributes:
-        optional: it may be missing.
-        or_shape: another shape that is right too; None = no other.
-    """
+    """One stored tensor of a quantized linear; any one of `dtypes`, and of the shapes, is right."""
 
     dtypes: tuple[str, ...]
     shape: tuple[int, ...]
@@ -254,13 +246,13 @@ class SideFile(NamedTuple):
         name: of the file. what: whose it is, for a fault.
         check: folder, scheme and declaration of config.json: where there is such a file, it says
             the same. Raises VerifyError if not, CheckpointError if it is not readable as JSON.
-        complete: declaration of config.json -> all that this package has in the file.
+        content: declaration of config.json -> all that this package writes into the file.
     """
 
     name: str
     what: str
     check: Callable[[Path, DeclaredScheme, Mapping[str, Any]], None]
-    complete: Callable[[Mapping[str, Any]], dict[str, Any]]
+    content: Callable[[Mapping[str, Any]], dict[str, Any]]
 
 
 class Zeros(NamedTuple):
@@ -277,7 +269,7 @@ class Zeros(NamedTuple):
 
 
 class StoredLayout(ABC):
-    """All that reading one layout needs. It shares no code with `quantize.layouts`, which writes.
+    """All that reading one layout needs, and what this package declares in it.
 
     Attributes:
         exclude_keys: of a declaration, each with the same list of excludes.
@@ -310,35 +302,20 @@ class StoredLayout(ABC):
 
     @abstractmethod
     def read(self, keys: ObjectReader) -> DeclaredScheme:
-        """Read a `quantization_config` of this layout, except its excludes.
-
-        Raises:
-            VerifyError: it says something that is not understood.
-        """
+        """Read a `quantization_config` of this layout, except its excludes."""
 
     def excludes(self, keys: ObjectReader) -> tuple[str, ...]:
-        """The patterns of a `quantization_config`, as written.
-
-        Raises:
-            VerifyError: they are no list of names, or two lists differ.
-        """
+        """The patterns of a `quantization_config`, as written."""
         (key,) = self.exclude_keys
         return keys.strings(key)
 
-    def complete(
+    def declaration(
         self,
         recipe: Recipe,
         excludes: list[str],  # noqa: ARG002
         own: Sequence[OwnFormat] = (),  # noqa: ARG002
     ) -> dict[str, Any]:
-        """The whole `quantization_config` that this package has for a recipe.
-
-        Args:
-            recipe: of one format, as it is stored.
-
-        Raises:
-            ValueError: this package writes no such layout.
-        """
+        """The whole `quantization_config` that this package writes for a recipe of one format."""
         raise ValueError(f"{recipe.name}: no recipe has layout {self.name}")
 
     @abstractmethod

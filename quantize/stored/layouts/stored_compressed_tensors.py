@@ -6,12 +6,18 @@ from typing import Any
 
 from typing_extensions import override
 
-from ....recipes.formats import NUMBER_FORMATS, Granularity, WeightDtype
-from ....recipes.schema import Recipe, StoredLayoutName
+from ....recipes.formats import (
+    FP8_CACHE,
+    NUMBER_FORMATS,
+    Granularity,
+    KvCacheDtype,
+    KvCacheFormat,
+    WeightDtype,
+)
+from ....recipes.schema import ActivationFormat, Recipe, StoredLayoutName, WeightFormat
 from .declaration_reader import SPEC_NO_MEANING, ObjectReader, not_understood
-from .declared_cache import complete_spec_of, of_compressed_tensors
 from .integer_layouts import SIZES
-from .module_patterns import is_regex_match
+from .module_patterns import is_name_match
 from .scheme import (
     EVERY_LINEAR,
     Activations,
@@ -30,13 +36,13 @@ _FORMATS: dict[str, WeightDtype] = {
     "nvfp4-pack-quantized": "nvfp4",
     "mxfp4-pack-quantized": "mxfp4",
 }
+_FORMAT_OF = {dtype: form for form, dtype in _FORMATS.items()}
 _MIXED = "mixed-precision"
 """The format of a declaration whose groups have several."""
 _MOST_GROUPS = 16
-_SCALE_DTYPES: dict[WeightDtype, str] = {
-    "nvfp4": "torch.float8_e4m3fn",
-    "mxfp4": "torch.uint8",
-}
+_CACHE = "kv_cache_scheme"
+_PER_HEAD = "attn_head"
+_SCALE_DTYPES: dict[WeightDtype, str] = {"nvfp4": "torch.float8_e4m3fn", "mxfp4": "torch.uint8"}
 (BLOCK,) = NUMBER_FORMATS["fp8_e4m3"].sizes["block"]
 
 _IN_PLACE = (None, False, "weight", "static")
@@ -72,7 +78,7 @@ class StoredCompressedTensors(StoredLayout):
         form = keys.choice("format", *_FORMATS, _MIXED)
         keys.optional("quantization_status", "compressed")
         keys.absent("sparsity_config", "moe_sparsity_config", "transform_config")
-        cache, per_head = of_compressed_tensors(keys)
+        cache, per_head = _cache(keys)
         groups = _groups(keys) if form == _MIXED or _has_names(keys) else [only_group(keys)]
         several = len(groups) > 1
         first, *others = (self._scheme(group, form, several=several) for group in groups)
@@ -84,7 +90,7 @@ class StoredCompressedTensors(StoredLayout):
         """What one group says; `usual` is the format of one that names none.
 
         Of several groups each may have another format than the whole declaration: engines ask the
-        group first, and SGLang some of the whole (`grafting/conventions/compressed_tensors`).
+        group first, and SGLang some of the whole.
         """
         form = usual
         if usual == _MIXED or group.has("format"):
@@ -114,28 +120,31 @@ class StoredCompressedTensors(StoredLayout):
         )
 
     @override
-    def complete(
+    def declaration(
         self, recipe: Recipe, excludes: list[str], own: Sequence[OwnFormat] = ()
     ) -> dict[str, Any]:
-        groups = [_complete_group(recipe, list(EVERY_LINEAR))]
-        groups += [_complete_group(one.recipe, _patterns(one.leaves)) for one in own]
-        first, *other = {group["format"] for group in groups}
+        # Both engines look for the name of a linear first, in the order of the groups, then for its
+        # class, so `Linear` is every other one. A head is found by its name alone: its class,
+        # ParallelLMHead, has no "Linear" in it
+        groups = {"group_0": _declared_group(recipe, ["Linear"])}
+        for index, each in enumerate(own, start=1):
+            groups[f"group_{index}"] = _declared_group(
+                each.recipe, [f"re:.*{leaf}$" for leaf in each.leaves]
+            )
+        forms = {group["format"] for group in groups.values()}
         return {
-            "quant_method": "compressed-tensors",
-            "quantization_status": "compressed",
-            "format": _MIXED if other else first,
-            "config_groups": {f"group_{i}": group for i, group in enumerate(groups)},
+            "config_groups": groups,
+            "format": forms.pop() if len(forms) == 1 else _MIXED,
             "global_compression_ratio": None,
             "ignore": excludes,
-            "kv_cache_scheme": _complete_cache(recipe),
+            "kv_cache_scheme": _cache_scheme(recipe.kv_cache),
+            "quant_method": "compressed-tensors",
+            "quantization_status": "compressed",
         }
 
     @override
     def excludes_module(self, pattern: str, module: str) -> bool:
-        """`re:` matched from the start, else the whole name."""
-        if pattern.startswith("re:"):
-            return is_regex_match(pattern, module)
-        return pattern == module
+        return is_name_match(pattern, module)
 
     @override
     def parts(
@@ -172,51 +181,62 @@ class StoredCompressedTensors(StoredLayout):
         return True
 
 
-def _complete_cache(recipe: Recipe) -> dict[str, Any] | None:
-    if recipe.kv_cache is None:
+def _cache_scheme(cache: KvCacheFormat | None) -> dict[str, Any] | None:
+    if cache is None:
         return None
-    whole = {"strategy": "tensor", "group_size": None, "symmetric": True}
-    return whole | complete_spec_of(recipe.kv_cache.dtype)
+    number = NUMBER_FORMATS[cache.dtype]
+    return _declared_args(bits=number.bits, kind=number.kind, strategy="tensor", dynamic=False)
 
 
-def _complete_group(recipe: Recipe, targets: list[str]) -> dict[str, Any]:
-    (form,) = (form for form, dtype in _FORMATS.items() if dtype == recipe.weights.dtype)
+def _declared_group(recipe: Recipe, targets: list[str]) -> dict[str, Any]:
     return {
-        "targets": targets,
-        "format": form,
-        "weights": _weight_args(recipe),
-        "input_activations": _input_args(recipe),
+        "format": _FORMAT_OF[recipe.weights.dtype],
+        "input_activations": _declared_inputs(recipe.activations),
         "output_activations": None,
+        "targets": targets,
+        "weights": _declared_weights(recipe.weights),
     }
 
 
-def _patterns(leaves: Sequence[str]) -> list[str]:
-    """Of all names that end so, wherever an engine has them."""
-    return [f"re:.*{leaf}$" for leaf in leaves]
+def _declared_weights(weights: WeightFormat) -> dict[str, Any]:
+    number, blocks = weights.number, weights.granularity == "block"
+    structure = {"block_structure": [weights.group_size, weights.group_size]} if blocks else {}
+    return structure | _declared_args(
+        bits=number.bits,
+        kind=number.kind,
+        strategy="tensor_group" if number.global_scale else weights.granularity,
+        group_size=None if blocks else weights.group_size,
+        dynamic=False,
+    )
 
 
-def _weight_args(recipe: Recipe) -> dict[str, Any]:
-    weights, number = recipe.weights, recipe.weights.number
-    args = {"num_bits": number.bits, "type": number.kind, "symmetric": True, "dynamic": False}
-    if weights.granularity == "block":
-        return args | {"strategy": "block", "group_size": None, "block_structure": [BLOCK, BLOCK]}
-    strategy = "tensor_group" if number.global_scale else weights.granularity
-    return args | {"strategy": strategy, "group_size": weights.group_size}
-
-
-def _input_args(recipe: Recipe) -> dict[str, Any] | None:
-    activations = recipe.activations
+def _declared_inputs(activations: ActivationFormat | None) -> dict[str, Any] | None:
     if activations is None:
         return None
-    if activations.dtype == "nvfp4":
-        (group,) = NUMBER_FORMATS["nvfp4"].sizes["group"]
-        how: dict[str, Any] = {"num_bits": 4, "strategy": "tensor_group", "group_size": group,
-                               "dynamic": "local"}  # fmt: skip
-    else:
-        size = BLOCK if activations.granularity == "group" else None
-        how = {"num_bits": 8, "strategy": activations.granularity, "group_size": size,
-               "dynamic": activations.dynamic}  # fmt: skip
-    return {"type": "float", "symmetric": True, **how}
+    number = NUMBER_FORMATS[activations.dtype]
+    size = None
+    if activations.granularity == "group":  # of FP8: one side of a block
+        (size,) = number.sizes["group" if number.only_groups else "block"]
+    return _declared_args(
+        bits=number.bits,
+        kind=number.kind,
+        strategy="tensor_group" if number.global_scale else activations.granularity,
+        group_size=size,
+        dynamic="local" if number.global_scale else activations.dynamic,
+    )
+
+
+def _declared_args(
+    *, bits: int, kind: str, strategy: str, dynamic: bool | str, group_size: int | None = None
+) -> dict[str, Any]:
+    return {
+        "dynamic": dynamic,
+        "group_size": group_size,
+        "num_bits": bits,
+        "strategy": strategy,
+        "symmetric": True,
+        "type": kind,
+    }
 
 
 def _weights(weights: ObjectReader, dtype: WeightDtype) -> tuple[Granularity, int | None]:
@@ -241,6 +261,27 @@ def _weights(weights: ObjectReader, dtype: WeightDtype) -> tuple[Granularity, in
     weights.absent("dynamic")
     weights.finish()
     return granularity, size
+
+
+def _cache(keys: ObjectReader) -> tuple[KvCacheDtype | None, bool]:
+    """`kv_cache_scheme`, a `QuantizationArgs`: its format, and whether each head has a scale."""
+    if not keys.has(_CACHE):
+        return None, False
+    args = keys.section(_CACHE, ignored=SPEC_NO_MEANING)
+    cache_numbers(args)
+    args.choice("symmetric", True)
+    per_head = args.choice("strategy", "tensor", _PER_HEAD) == _PER_HEAD
+    args.absent("group_size", "block_structure", "actorder", "zp_dtype", "scale_dtype")
+    args.finish()
+    return FP8_CACHE, per_head
+
+
+def cache_numbers(args: ObjectReader) -> None:
+    """Those of an FP8 cache, as two layouts say them."""
+    number = NUMBER_FORMATS[FP8_CACHE]
+    args.choice("num_bits", number.bits)
+    args.choice("type", number.kind)
+    args.choice("dynamic", False)
 
 
 def only_group(keys: ObjectReader) -> ObjectReader:
@@ -271,7 +312,6 @@ def _has_names(keys: ObjectReader) -> bool:
 
 
 def _groups(keys: ObjectReader) -> list[ObjectReader]:
-    """The entries of `config_groups`, of any names, in order, each with targets."""
     groups = keys.section("config_groups")
     names = groups.names()
     if not 1 <= len(names) <= _MOST_GROUPS:
@@ -307,7 +347,6 @@ def _fp8_groups(inputs: ObjectReader) -> Activations:
 
 
 def _nvfp4_inputs(inputs: ObjectReader) -> Activations:
-    """Groups of 16 under a stored global scale."""
     _args(inputs, bits=4, kind="float", scale_dtype=_SCALE_DTYPES["nvfp4"])
     inputs.absent("actorder")
     inputs.absent("block_structure")

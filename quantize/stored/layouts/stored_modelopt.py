@@ -1,4 +1,4 @@
-"""NVIDIA ModelOpt 0.47: FP8 per tensor and static, FP8 per channel and token, NVFP4."""
+"""NVIDIA ModelOpt 0.47 (FP8 per tensor, or per channel and token; NVFP4), and plain `fp8`."""
 
 import fnmatch
 from collections.abc import Mapping, Sequence
@@ -7,12 +7,11 @@ from typing import Any
 
 from typing_extensions import override
 
-from ....recipes.formats import NUMBER_FORMATS, Granularity, WeightDtype
+from ....recipes.formats import FP8_CACHE, NUMBER_FORMATS, Granularity, KvCacheDtype, WeightDtype
 from ....recipes.regular_file import check_own
 from ....recipes.schema import Recipe, StoredLayoutName
 from ...files.checkpoint import CONFIG_FILE, read_json_object
 from .declaration_reader import SPEC_NO_MEANING, ObjectReader, not_understood
-from .declared_cache import MODELOPT_FP8, STATIC, complete_spec_of, of_fp8, of_modelopt
 from .scheme import (
     FLOAT_DTYPES,
     Activations,
@@ -25,7 +24,7 @@ from .scheme import (
     group_count,
     stored_codes,
 )
-from .stored_compressed_tensors import only_group
+from .stored_compressed_tensors import cache_numbers, only_group
 
 HF_QUANT_CONFIG = "hf_quant_config.json"
 _ALGORITHMS: dict[str, tuple[WeightDtype, Granularity, Activations]] = {
@@ -34,6 +33,27 @@ _ALGORITHMS: dict[str, tuple[WeightDtype, Granularity, Activations]] = {
     "NVFP4": ("nvfp4", "group", "nvfp4"),
     "W4A16_NVFP4": ("nvfp4", "group", "none"),
 }
+_PRODUCER = {"name": "modelopt", "version": "0.47.0"}  # whose JSON this is
+_FP8_CACHE = "FP8"
+_CACHE = "kv_cache_scheme"
+_STATIC_CACHE = "static"
+"""What AutoFP8 says of a cache with stored scales; engines ask their command line."""
+_POWERS = "ue8m0"
+"""Scales that are powers of two, in whatever dtype."""
+_BLOCKS = ((128, 128), (64, 64), (1, 128), (128, 64), (64, 128))
+(BLOCK,) = NUMBER_FORMATS["fp8_e4m3"].sizes["block"]
+
+
+def algorithm_of(recipe: Recipe) -> str | None:
+    """ModelOpt's name for a recipe's pair of formats, None where it has none."""
+    weights, activations = recipe.weights, recipe.activations
+    pair = (weights.dtype, weights.granularity, str(activations) if activations else None)
+    return {
+        ("fp8_e4m3", "tensor", "fp8_e4m3 per tensor, static"): "FP8",
+        ("fp8_e4m3", "channel", "fp8_e4m3 per token, dynamic"): "FP8_PER_CHANNEL_PER_TOKEN",
+        ("nvfp4", "group", "nvfp4 per group, dynamic under one static scale"): "NVFP4",
+        ("nvfp4", "group", None): "W4A16_NVFP4",
+    }.get(pair)
 
 
 def _check_side_file(folder: Path, scheme: DeclaredScheme, declared: Mapping[str, Any]) -> None:
@@ -50,26 +70,22 @@ def _check_side_file(folder: Path, scheme: DeclaredScheme, declared: Mapping[str
     if scheme.kv_cache is None:
         keys.absent("kv_cache_quant_algo")
     else:
-        keys.choice("kv_cache_quant_algo", MODELOPT_FP8)
+        keys.choice("kv_cache_quant_algo", _FP8_CACHE)
     if scheme.group_size is not None:
         keys.optional("group_size", scheme.group_size)
-    if set(keys.strings("exclude_modules")) != set(scheme.excludes):
-        raise not_understood(
-            path,
-            "quantization.exclude_modules",
-            (f"{sorted(scheme.excludes)} as in {CONFIG_FILE}",),
-            sorted(keys.strings("exclude_modules")),
-        )
+    excluded = keys.strings("exclude_modules")
+    if set(excluded) != set(scheme.excludes):
+        wanted = (f"{sorted(scheme.excludes)} as in {CONFIG_FILE}",)
+        raise not_understood(path, "quantization.exclude_modules", wanted, sorted(excluded))
     keys.finish()
 
 
-_PRODUCER = {"name": "modelopt", "version": "0.47.0"}
-
-
-def _complete_side_file(declared: Mapping[str, Any]) -> dict[str, Any]:
-    """All that this package has in the nested form."""
-    quantization = {key: declared.get(key) for key in ("quant_algo", "exclude_modules")}
-    quantization["kv_cache_quant_algo"] = MODELOPT_FP8 if "kv_cache_scheme" in declared else None
+def _side_file(declared: Mapping[str, Any]) -> dict[str, Any]:
+    quantization = {
+        "quant_algo": declared["quant_algo"],
+        "kv_cache_quant_algo": _FP8_CACHE if _CACHE in declared else None,
+        "exclude_modules": declared["exclude_modules"],
+    }
     if "group_size" in declared:
         quantization["group_size"] = declared["group_size"]
     return {"producer": _PRODUCER, "quantization": quantization}
@@ -83,14 +99,14 @@ class StoredModelOpt(StoredLayout):
     heads_are_linears = True
     companions = frozenset({"weight_scale", "weight_scale_2", "input_scale"})
     side_file = SideFile(
-        HF_QUANT_CONFIG, "ModelOpt's own declaration", _check_side_file, _complete_side_file
+        HF_QUANT_CONFIG, "ModelOpt's own declaration", _check_side_file, _side_file
     )
 
     @override
     def read(self, keys: ObjectReader) -> DeclaredScheme:
         # The nested form, flattened
         algo = keys.choice("quant_algo", *_ALGORITHMS)
-        cache = of_modelopt(keys)
+        cache = _modelopt_cache(keys)
         dtype, granularity, activations = _ALGORITHMS[algo]
         group_size = next(iter(NUMBER_FORMATS[dtype].sizes[granularity]), None)
         if group_size is not None:
@@ -118,34 +134,36 @@ class StoredModelOpt(StoredLayout):
         excludes = keys.strings("exclude_modules" if keys.has("exclude_modules") else "ignore")
         # Engines read one list or the other: they must not exclude different modules.
         if keys.has("ignore") and set(keys.strings("ignore")) != set(excludes):
-            raise not_understood(
-                keys.where,
-                f"{keys.key}.ignore",
-                (f"the same patterns as exclude_modules {sorted(excludes)}",),
-                sorted(keys.strings("ignore")),
-            )
+            wanted = (f"the same patterns as exclude_modules {sorted(excludes)}",)
+            got = sorted(keys.strings("ignore"))
+            raise not_understood(keys.where, f"{keys.key}.ignore", wanted, got)
         return excludes
 
     @override
-    def complete(
+    def declaration(
         self, recipe: Recipe, excludes: list[str], own: Sequence[OwnFormat] = ()
     ) -> dict[str, Any]:
-        weights, rounded = recipe.weights, recipe.activations is not None
-        whole: dict[str, Any] = {"quant_method": "modelopt", "producer": _PRODUCER}
-        whole |= dict.fromkeys(self.exclude_keys, excludes)
+        algorithm = algorithm_of(recipe) or ""
+        declared: dict[str, Any] = {
+            "exclude_modules": excludes,
+            "ignore": excludes,
+            "producer": _PRODUCER,
+            "quant_algo": algorithm,
+            "quant_method": "modelopt",
+        }
+        if algorithm != "FP8_PER_CHANNEL_PER_TOKEN":
+            size = recipe.weights.group_size
+            args: dict[str, Any] = {"dynamic": False, "num_bits": 4 if size else 8, "type": "float"}
+            if size:
+                args["group_size"] = declared["group_size"] = size
+            group: dict[str, Any] = {"targets": ["Linear"], "weights": args}
+            if recipe.activations is not None:
+                group["input_activations"] = args
+            declared = {"config_groups": {"group_0": group}, **declared}
         if recipe.kv_cache is not None:
-            whole["kv_cache_scheme"] = complete_spec_of(recipe.kv_cache.dtype)
-        if weights.granularity == "channel":
-            return whole | {"quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"}
-        args: dict[str, Any] = {"type": "float", "num_bits": 8, "dynamic": False}
-        whole["quant_algo"] = "FP8"
-        if weights.number.global_scale:
-            args |= {"num_bits": 4, "group_size": weights.group_size}
-            whole["quant_algo"] = "NVFP4" if rounded else "W4A16_NVFP4"
-            whole["group_size"] = weights.group_size
-        inputs = {"input_activations": args} if rounded else {}
-        group = {"targets": ["Linear"], "weights": args, **inputs}
-        return whole | {"config_groups": {"group_0": group}}
+            number = NUMBER_FORMATS[recipe.kv_cache.dtype]
+            declared[_CACHE] = {"dynamic": False, "num_bits": number.bits, "type": number.kind}
+        return declared
 
     @override
     def excludes_module(self, pattern: str, module: str) -> bool:
@@ -169,8 +187,19 @@ class StoredModelOpt(StoredLayout):
         return parts
 
 
+def _modelopt_cache(keys: ObjectReader) -> KvCacheDtype | None:
+    named = keys.has("kv_cache_quant_algo")
+    if named:
+        keys.choice("kv_cache_quant_algo", _FP8_CACHE)
+    if not keys.has(_CACHE):
+        return FP8_CACHE if named else None
+    args = keys.section(_CACHE)
+    cache_numbers(args)
+    args.finish()
+    return FP8_CACHE
+
+
 def _check_group(group: ObjectReader, granularity: Granularity, group_size: int | None) -> None:
-    """`config_groups` says the same as the name of the algorithm."""
     for part in ("input_activations", "weights"):
         if not group.has(part):
             continue
@@ -189,16 +218,11 @@ def _check_group(group: ObjectReader, granularity: Granularity, group_size: int 
     group.finish()
 
 
-# ---- Plain `fp8`, as vLLM and SGLang read it: per matrix, or per 128 x 128 block
-
-_POWERS = "ue8m0"
-"""Scales that are powers of two, in whatever dtype."""
-_BLOCKS = ((128, 128), (64, 64), (1, 128), (128, 64), (64, 128))
-(BLOCK,) = NUMBER_FORMATS["fp8_e4m3"].sizes["block"]
-
-
 class StoredFp8(StoredLayout):
-    """`weight`; `weight_scale` [] and `input_scale` [], or `weight_scale_inv` per block."""
+    """`weight`; `weight_scale` [] and `input_scale` [], or `weight_scale_inv` per block.
+
+    As vLLM and SGLang read it; DeepSeek-V3 is published in blocks of 128 x 128.
+    """
 
     name: StoredLayoutName = "fp8"
     exclude_keys = ("ignored_layers", "modules_to_not_convert")
@@ -208,7 +232,9 @@ class StoredFp8(StoredLayout):
     def read(self, keys: ObjectReader) -> DeclaredScheme:
         dynamic = keys.choice("activation_scheme", "dynamic", "static") == "dynamic"
         keys.optional("fmt", "e4m3", None)
-        cache = of_fp8(keys)
+        cached = keys.has(_CACHE)
+        if cached:
+            keys.choice(_CACHE, _STATIC_CACHE)
         powers = keys.strictness != "engine" and keys.has("scale_fmt")
         if powers:
             keys.choice("scale_fmt", _POWERS)
@@ -228,7 +254,7 @@ class StoredFp8(StoredLayout):
             activations=of_blocks if blocks else whole,
             version=_POWERS if powers else None,
             block_rows=rows if rows != columns else None,
-            kv_cache=cache,
+            kv_cache=FP8_CACHE if cached else None,
         )
 
     @override
@@ -236,27 +262,25 @@ class StoredFp8(StoredLayout):
         ignored, other = (keys.strings(key) for key in self.exclude_keys)
         excludes = ignored or other
         if other and set(other) != set(excludes):
-            raise not_understood(
-                keys.where,
-                f"{keys.key}.modules_to_not_convert",
-                (f"the same names as ignored_layers {sorted(excludes)}",),
-                sorted(other),
-            )
+            where = f"{keys.key}.modules_to_not_convert"
+            wanted = (f"the same names as ignored_layers {sorted(excludes)}",)
+            raise not_understood(keys.where, where, wanted, sorted(other))
         return excludes
 
     @override
-    def complete(
+    def declaration(
         self, recipe: Recipe, excludes: list[str], own: Sequence[OwnFormat] = ()
     ) -> dict[str, Any]:
-        whole: dict[str, Any] = {
-            "quant_method": "fp8",
+        declared: dict[str, Any] = {
             "activation_scheme": "static" if recipe.needs_input_scales else "dynamic",
+            "ignored_layers": excludes,
+            "modules_to_not_convert": excludes,
+            "quant_method": "fp8",
         }
-        if recipe.weights.granularity == "block":
-            whole |= {"fmt": "e4m3", "weight_block_size": [BLOCK, BLOCK]}
         if recipe.kv_cache is not None:
-            whole["kv_cache_scheme"] = STATIC
-        return whole | dict.fromkeys(self.exclude_keys, excludes)
+            declared[_CACHE] = _STATIC_CACHE
+        size = recipe.weights.group_size
+        return declared | ({"fmt": "e4m3", "weight_block_size": [size, size]} if size else {})
 
     @override
     def excludes_module(self, pattern: str, module: str) -> bool:

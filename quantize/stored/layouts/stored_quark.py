@@ -1,16 +1,15 @@
 """AMD Quark 0.13, `real_quantized` export; see its `ModelQuantizer` and `export_safetensors`."""
 
 import fnmatch
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal
 
 from typing_extensions import override
 
-from ....recipes.formats import NUMBER_FORMATS, Granularity, WeightDtype
-from ....recipes.schema import Recipe, StoredLayoutName
+from ....recipes.formats import FP8_CACHE, NUMBER_FORMATS, Granularity, KvCacheDtype, WeightDtype
+from ....recipes.schema import ActivationFormat, Recipe, StoredLayoutName, WeightFormat
 from .declaration_reader import SPEC_NO_MEANING, ObjectReader, not_understood
-from .declared_cache import CACHED_LINEARS, of_quark
 from .module_patterns import is_regex_match
 from .scheme import (
     FLOAT_DTYPES,
@@ -35,6 +34,8 @@ _GRANULARITIES: dict[str, Granularity] = {
 }
 _UNUSED = ("block_size", "is_scale_quant", "mx_element_dtype")
 _UNUSED_WITHOUT_MX = ("scale_calculation_mode", "scale_format")
+_CACHED_LINEARS = ("*k_proj", "*v_proj")
+"""Linears whose outputs go into the KV cache: Quark's `LLMTemplate` names them so."""
 (MX_GROUP,) = NUMBER_FORMATS["mxfp4"].sizes["group"]
 
 
@@ -63,16 +64,13 @@ class StoredQuark(StoredLayout):
     @override
     def read(self, keys: ObjectReader) -> DeclaredScheme:
         keys.absent(
-            "algo_config",
-            "layer_type_quant_config",
-            "softmax_quant_spec",
-            "kv_cache_post_rope",
+            "algo_config", "layer_type_quant_config", "softmax_quant_spec", "kv_cache_post_rope"
         )
         export = keys.section("export", ignored={"min_kv_scale"})
         pack_method: PackMethod = export.choice("pack_method", *PACK_METHODS)
         export.choice("weight_format", "real_quantized")
         export.absent("weight_merge_groups")
-        cache = of_quark(keys, export)
+        cache = _cache(keys, export)
         export.finish()
         section = keys.section("global_quant_config", ignored={"target_device"})
         section.absent("bias", "output_tensors")
@@ -95,40 +93,39 @@ class StoredQuark(StoredLayout):
         )
 
     @override
-    def complete(
+    def declaration(
         self, recipe: Recipe, excludes: list[str], own: Sequence[OwnFormat] = ()
     ) -> dict[str, Any]:
-        export: dict[str, Any] = {
-            "pack_method": "reorder",
-            "weight_format": "real_quantized",
-            "kv_cache_group": [],
-            "min_kv_scale": 0.0,
-            "weight_merge_groups": None,
-        }
-        tensors = {
-            "weight": _complete_weight(recipe),
-            "input_tensors": _complete_inputs(recipe),
-            "output_tensors": None,
+        linear = {
             "bias": None,
+            "input_tensors": _activation_spec(recipe.activations),
+            "output_tensors": None,
             "target_device": None,
+            "weight": _weight_spec(recipe.weights),
         }
         cached: dict[str, Any] = {}
-        if recipe.kv_cache is not None:
-            spec = _complete_spec(recipe.kv_cache.dtype, "per_tensor", None, dynamic=False)
-            cached = {name: {**tensors, "output_tensors": spec} for name in CACHED_LINEARS}
-            export["kv_cache_group"] = list(CACHED_LINEARS)
+        if recipe.kv_cache is not None:  # what these linears make, rounded under one scale
+            spec = _spec(recipe.kv_cache.dtype, "tensor", axis=None, dynamic=False)
+            cached = {name: {**linear, "output_tensors": spec} for name in _CACHED_LINEARS}
         return {
+            "algo_config": None,
+            "exclude": excludes,
+            "export": {
+                "kv_cache_group": list(cached),
+                "min_kv_scale": 0.0,
+                "pack_method": "reorder",
+                "weight_format": "real_quantized",
+                "weight_merge_groups": None,
+            },
+            "global_quant_config": linear,
+            "kv_cache_post_rope": False,
+            "kv_cache_quant_config": cached,
+            "layer_quant_config": cached,
+            "layer_type_quant_config": {},
             "quant_method": "quark",
             "quant_mode": "eager_mode",
-            "version": "0.13",
-            "export": export,
-            "global_quant_config": tensors,
-            "exclude": excludes,
-            "algo_config": None,
             "softmax_quant_spec": None,
-            "kv_cache_post_rope": False,
-            "layer_type_quant_config": {},
-            **dict.fromkeys(("kv_cache_quant_config", "layer_quant_config"), cached),
+            "version": "0.13",
         }
 
     @override
@@ -185,35 +182,43 @@ class StoredQuark(StoredLayout):
         return scheme.first_stage is not None
 
 
-def _complete_weight(recipe: Recipe) -> dict[str, Any] | list[dict[str, Any]]:
-    weights = recipe.weights
-    if weights.number.powers_of_two:
-        return _complete_mx(dynamic=False)
-    scheme = f"per_{weights.granularity}"
-    axis = None if weights.granularity == "tensor" else 0
-    whole = _complete_spec(weights.dtype, scheme, axis, dynamic=False)
-    if weights.first_stage:
-        return [_complete_spec(weights.first_stage, "per_tensor", None, dynamic=False), whole]
+def _weight_spec(weights: WeightFormat) -> dict[str, Any] | list[dict[str, Any]]:
+    if weights.first_stage:  # a list of stages, both with float32 scales
+        return [
+            _spec(weights.first_stage, "tensor", axis=None, dynamic=False),
+            _spec(weights.dtype, weights.granularity, axis=0, dynamic=False),
+        ]
     if weights.number.is_integer:
-        whole |= {"group_size": weights.group_size, "scale_type": weights.scale_dtype or "float"}
-    return whole
+        return _spec(weights.dtype, weights.granularity, dynamic=False, axis=0) | {
+            "group_size": weights.group_size,
+            "round_method": "half_even",
+            "scale_type": weights.scale_dtype or "float",
+            "symmetric": True,
+            "zero_point_type": "int32",
+        }
+    if weights.number.powers_of_two:
+        return _mx_spec(dynamic=False)
+    axis = 0 if weights.granularity == "channel" else None
+    return _spec("fp8_e4m3", weights.granularity, axis=axis, dynamic=False)
 
 
-def _complete_inputs(recipe: Recipe) -> dict[str, Any] | None:
-    activations = recipe.activations
+def _activation_spec(activations: ActivationFormat | None) -> dict[str, Any] | None:
     if activations is None:
         return None
     if activations.dtype == "mxfp4":
-        return _complete_mx(dynamic=True)
-    dtype, dynamic = activations.dtype, activations.dynamic
-    if activations.granularity == "token":
-        return _complete_spec(dtype, "per_channel", 1, dynamic=dynamic)
-    return _complete_spec(dtype, "per_tensor", None, dynamic=dynamic)
+        return _mx_spec(dynamic=True)
+    # Quark spells "per token" as per_channel along the axis of tokens.
+    token = activations.granularity == "token"
+    return _spec(
+        "fp8_e4m3",
+        "channel" if token else "tensor",
+        axis=1 if token else None,
+        dynamic=activations.dynamic,
+    )
 
 
-def _complete_mx(*, dynamic: bool) -> dict[str, Any]:
-    whole = _complete_spec("fp4", "per_group", -1, dynamic=dynamic)
-    return whole | {
+def _mx_spec(*, dynamic: bool) -> dict[str, Any]:
+    return _spec("fp4", "group", axis=-1, dynamic=dynamic) | {
         "group_size": MX_GROUP,
         "observer_cls": "PerBlockMXObserver",
         "scale_calculation_mode": "even",
@@ -223,24 +228,66 @@ def _complete_mx(*, dynamic: bool) -> dict[str, Any]:
     }
 
 
-def _complete_spec(dtype: str, scheme: str, axis: int | None, *, dynamic: bool) -> dict[str, Any]:
-    observers = {"per_channel": "PerChannel", "per_tensor": "PerTensor", "per_group": "PerGroup"}
-    none = ("group_size", *_UNUSED_WITHOUT_MX, "block_size", "mx_element_dtype")
+def _spec(dtype: str, granularity: str, *, axis: int | None, dynamic: bool) -> dict[str, Any]:
+    """One QTensorConfig of Quark 0.13; `axis` None means one scale for the tensor."""
     return {
-        "dtype": dtype,
-        "qscheme": scheme,
+        "block_size": None,
         "ch_axis": axis,
+        "dtype": dtype,
+        "enable_buffer_reuse": False,
+        "group_size": None,
         "is_dynamic": dynamic,
         "is_scale_quant": False,
+        "max_input_numel": 4194304,
+        "mx_element_dtype": None,
+        "observer_cls": f"Per{granularity.capitalize()}MinMaxObserver",
+        "qscheme": f"per_{granularity}",
+        "round_method": "half_even",
+        "scale_calculation_mode": None,
+        "scale_format": None,
+        "scale_type": "float32",
         "symmetric": True,
         "zero_point_type": "int32",
-        "round_method": "half_even",
-        "scale_type": "float32",
-        "observer_cls": f"{observers[scheme]}MinMaxObserver",
-        "enable_buffer_reuse": False,
-        "max_input_numel": 4194304,
-        **dict.fromkeys(none),
     }
+
+
+def _cache(keys: ObjectReader, export: ObjectReader) -> KvCacheDtype | None:
+    """`export.kv_cache_group`, and two more tables of what rounds the linears that it names.
+
+    They are quantized as all others are, and their outputs under one scale.
+    """
+    group = export.strings("kv_cache_group")
+    if not group:
+        keys.absent("kv_cache_quant_config", "layer_quant_config")
+        return None
+    if group != _CACHED_LINEARS:
+        wanted = f"{list(_CACHED_LINEARS)}"
+        raise not_understood(export.where, f"{export.key}.kv_cache_group", (wanted,), list(group))
+    others = keys.plain("global_quant_config")
+    for table in ("kv_cache_quant_config", "layer_quant_config"):
+        section = keys.section(table)
+        for name in _CACHED_LINEARS:
+            linear = section.section(name, ignored={"target_device"})
+            spec = linear.section("output_tensors", ignored=SPEC_NO_MEANING)
+            spec.choice("dtype", FP8_CACHE)
+            spec.choice("qscheme", "per_tensor")
+            spec.choice("is_dynamic", False)
+            spec.optional("symmetric", True, None)
+            spec.optional("zero_point_type", "int32", "float32", None)
+            spec.absent("ch_axis", "group_size", "block_size", "is_scale_quant")
+            spec.absent("mx_element_dtype", "scale_calculation_mode", "scale_format")
+            spec.finish()
+            _check_same(linear, others)
+        section.finish()
+    return FP8_CACHE
+
+
+def _check_same(linear: ObjectReader, others: Mapping[str, Any]) -> None:
+    for key in ("weight", "input_tensors", "bias"):
+        if linear.as_it_is(key) != others.get(key):
+            wanted = (f"that of global_quant_config.{key}",)
+            raise not_understood(linear.where, f"{linear.key}.{key}", wanted, linear.as_it_is(key))
+    linear.finish()
 
 
 def _weight(spec: ObjectReader) -> tuple[WeightDtype, Granularity, int | None]:

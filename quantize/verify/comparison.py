@@ -1,12 +1,16 @@
-"""What verification found, of one tensor and of a folder: faults, errors and hashes.
+"""The one comparison: two views of a folder, tensor by tensor, in threads; and what it finds.
 
-Plain data for JSON; and how far it is.
+The one view is what is stored, the other what its sources and its record say it must be. Who
+compares says how the other view is made; here are the frame of it, faults and reports, and what no
+rewrite changes: tensors with the source's bytes, which are finite numbers.
 """
 
 import dataclasses
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +20,8 @@ from typing_extensions import override
 from ...recipes.brief import Brief, counted, megabytes
 from ...recipes.errors import VerifyError
 from ..files.checkpoint import Checkpoint, byte_blocks
-from ..files.digests import NEWEST, Algorithm, Digest, Finiteness, check_finite
-from ..files.safetensors_header import TensorInfo
+from ..files.digests import NEWEST, Algorithm, Digest, Finiteness, check_finite, tensor_digest
+from ..files.safetensors_header import WORKERS, TensorInfo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,12 +50,9 @@ class NotFinite(Fault):
 def check_faults(out: Path, source: Path, faults: Sequence[Fault], *, fix: str) -> None:
     """What verification finds fault with is not published.
 
-    Args:
-        fix: what to do about any that are not the source's.
-
     Raises:
         CheckpointError: tensors of the source are not finite.
-        VerifyError: names the first ten faults.
+        VerifyError: names the first ten faults; `fix` is for those that are not the source's.
     """
     check_finite(source, {each.where: each.got for each in faults if isinstance(each, NotFinite)})
     if faults:
@@ -68,7 +69,6 @@ class LinearFinding:
     """How far a decoded linear is from its source weight w.
 
     Attributes:
-        module: on-disk name.
         wrong_codes: codes that the rule does not give; any is a fault.
         max_error: largest |w/scale - code| in units of what is allowed, above 1 is a fault; None
             where codes are not held against bounds, but are exactly known, or may be anything.
@@ -83,20 +83,49 @@ class LinearFinding:
     found: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class VerifyReport(Brief):
-    """How a quantized folder compares with its source.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DequantizedLinear:
+    """What rounding to the output's dtype lost of one linear; p is the float32 code * scale.
 
     Attributes:
-        output: the folder. source: the draft that it was made from.
+        elements: weights of the linear. rounded: those whose stored value differs from p.
+        max_relative_difference: largest |stored - p| / |p| over p != 0. Half an ulp is at most
+            2^-8 for BF16 and 2^-11 for F16, but for subnormals; 0 for F32.
+    """
+
+    module: str
+    elements: int
+    rounded: int
+    max_relative_difference: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewrittenReport:
+    """How a dequantized or transcoded folder compares with the quantized one; digests by name.
+
+    Attributes:
+        scheme: what the new folder declares.
+        kept: number of tensors with the source's bytes.
+        linears: what was lost of each dequantized one.
+    """
+
+    scheme: str | None = None
+    kept: int = 0
+    linears: tuple[DequantizedLinear, ...] = ()
+    source_digests: Mapping[str, str] = field(default_factory=dict)
+    output_digests: Mapping[str, str] = field(default_factory=dict)
+    faults: tuple[Fault, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class VerifyReport(Brief):
+    """How a quantized or cut folder compares with its source; digests by tensor name.
+
+    Attributes:
         scheme: the scheme that the folder declares; None if it declares nothing.
         rule: what was demanded of quantized values and scales; None where nothing could be read.
-        kept: number of tensors that were compared byte by byte.
-        quantized: number of linears that were decoded and compared.
+        kept: number of tensors compared byte by byte. quantized: of linears decoded and compared.
         bytes_compared: bytes of source and folder together.
-        linears: what was found of each quantized linear.
-        source_digests: source tensor -> hash. output_digests: output tensor -> hash.
-        faults: everything that is wrong; empty means that every byte is accounted for.
         dropped: source tensors that the recipe leaves to the target.
         dropped_shown: these were compared with the target's tensors in this verification.
         learned_norms: norms that learned with the quantized values, which are not the source's ->
@@ -109,14 +138,14 @@ class VerifyReport(Brief):
 
     output: str
     source: str
-    scheme: str | None
-    rule: str | None
-    kept: int
-    quantized: int
-    bytes_compared: int
-    linears: tuple[LinearFinding, ...]
-    source_digests: Mapping[str, str]
-    output_digests: Mapping[str, str]
+    scheme: str | None = None
+    rule: str | None = None
+    kept: int = 0
+    quantized: int = 0
+    bytes_compared: int = 0
+    linears: tuple[LinearFinding, ...] = ()
+    source_digests: Mapping[str, str] = field(default_factory=dict)
+    output_digests: Mapping[str, str] = field(default_factory=dict)
     faults: tuple[Fault, ...]
     dropped: tuple[str, ...] = ()
     dropped_shown: bool = False
@@ -145,32 +174,13 @@ class VerifyReport(Brief):
         }
 
 
-def unreadable(output: Path, source: Path, fault: Fault) -> VerifyReport:
-    """Nothing else can be judged in a folder whose headers or declaration cannot be read."""
-    return VerifyReport(
-        output=str(output),
-        source=str(source),
-        scheme=None,
-        rule=None,
-        kept=0,
-        quantized=0,
-        bytes_compared=0,
-        linears=(),
-        source_digests={},
-        output_digests={},
-        faults=(fault,),
-    )
-
-
 OnBytes = Callable[[int], None]
 """Called with the number of bytes read."""
-OnProgress = Callable[[int, int], None]
-"""Called with (bytes read, bytes to read)."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Compared:
-    """What one comparison found; hashes by tensor name.
+    """What one comparison found; digests by tensor name.
 
     Attributes:
         absmax: largest magnitude of the source weight; None unless its scales are good.
@@ -180,40 +190,78 @@ class Compared:
     source_digests: dict[str, str] = field(default_factory=dict)
     output_digests: dict[str, str] = field(default_factory=dict)
     linear: LinearFinding | None = None
+    dequantized: DequantizedLinear | None = None
     absmax: float | None = None
 
-
-def blocks_of(rows: int, per_block: int) -> Iterator[range]:
-    """Consecutive blocks of rows."""
-    for first in range(0, rows, per_block):
-        yield range(first, min(first + per_block, rows))
-
-
-class Progress:
-    """Bytes read so far, over all workers."""
-
-    def __init__(self, total: int, on_progress: OnProgress | None) -> None:
-        self.done = 0
-        self._total = total
-        self._on_progress = on_progress
-        self._lock = threading.Lock()
-
-    def add(self, count: int) -> None:
-        """So many bytes more."""
-        with self._lock:
-            self.done += count
-            if self._on_progress is not None:
-                self._on_progress(self.done, self._total)
+    @classmethod
+    def joined(cls, found: Iterable["Compared"]) -> "Compared":
+        """Faults and digests of all of them."""
+        whole = cls()
+        for one in found:
+            whole.faults += one.faults
+            whole.source_digests |= one.source_digests
+            whole.output_digests |= one.output_digests
+        return whole
 
 
-# ---- Tensors that are no codes and do not change: the source's bytes, which are finite numbers
+Job = tuple[int, str, Callable[[], Compared]]
+"""How large a tensor is, its name, and what compares it."""
+
+
+def compare_all(jobs: Iterable[Job]) -> list[Compared]:
+    """The largest first, so that the workers end together; results by name."""
+    with ThreadPoolExecutor(WORKERS) as pool:
+        ordered = sorted(jobs, key=lambda job: (-job[0], job[1]))
+        results = [(name, pool.submit(compare)) for _, name, compare in ordered]
+        return [future.result() for _, future in sorted(results, key=lambda r: r[0])]
+
+
+def hash_the_rest(
+    checkpoint: Checkpoint,
+    digests: dict[str, str],
+    algorithm: Algorithm,
+    on_bytes: OnBytes = lambda _count: None,
+) -> list[Fault]:
+    """Add the digests of tensors that have none; the faults are of those that are not finite."""
+
+    def hashed(tensor: TensorInfo) -> Compared:
+        look = Finiteness(tensor.dtype, tensor.shape)
+        digest = tensor_digest(checkpoint, tensor, algorithm, look.look)
+        on_bytes(tensor.nbytes)
+        faults = NotFinite.of(tensor.name, look.problem)
+        return Compared(output_digests={tensor.name: digest}, faults=faults)
+
+    left = [tensor for name, tensor in checkpoint.tensors.items() if name not in digests]
+    whole = Compared.joined(compare_all((t.nbytes, t.name, partial(hashed, t)) for t in left))
+    digests |= whole.output_digests
+    return whole.faults
+
+
+def form(tensor: TensorInfo) -> str:
+    """Dtype and shape, for a fault."""
+    return f"{tensor.dtype} {list(tensor.shape)}"
+
+
+def matched(
+    wanted: Mapping[str, TensorInfo], found: Mapping[str, TensorInfo]
+) -> tuple[list[TensorInfo], list[Fault]]:
+    """The wanted tensors of which one of that name, dtype and shape is found; of others a fault."""
+    alike, faults = [], []
+    for name in sorted(wanted.keys() | found.keys()):
+        want, got = wanted.get(name), found.get(name)
+        if want is not None and got is not None and form(want) == form(got):
+            alike.append(want)
+            continue
+        expected = form(want) if want else "no such tensor"
+        faults.append(Fault(where=name, expected=expected, got=form(got) if got else "none"))
+    return alike, faults
 
 
 def compare_kept(
     source: Checkpoint,
     output: Checkpoint,
     tensor: TensorInfo,
-    on_bytes: OnBytes,
+    on_bytes: OnBytes = lambda _count: None,
     algorithm: Algorithm = NEWEST,
 ) -> Compared:
     """Byte equality of a tensor of `source` and the one of the same name and shape in `output`."""
@@ -246,7 +294,21 @@ def compare_kept(
 
 
 def _equal(a: memoryview, b: memoryview) -> bool:
-    """Compared eight bytes at a time, as far as that goes."""
     whole = len(a) // 8 * 8
     x, y = (np.frombuffer(side[:whole], np.uint64) for side in (a, b))
     return np.array_equal(x, y) and a[whole:] == b[whole:]
+
+
+class Progress:
+    """Bytes read so far, over all workers; each count is handed on, one at a time."""
+
+    def __init__(self, on_bytes: OnBytes) -> None:
+        self.done = 0
+        self._on_bytes = on_bytes
+        self._lock = threading.Lock()
+
+    def add(self, count: int) -> None:
+        """So many bytes more."""
+        with self._lock:
+            self.done += count
+            self._on_bytes(count)
