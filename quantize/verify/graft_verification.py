@@ -42,19 +42,10 @@ _EXPERT = re.compile(r"\.experts\.\d+\.")
 _MAY_CHANGE = frozenset(
     {"quantization_config", "num_nextn_predict_layers", "mtp_num_hidden_layers"}
 )
-_OF_LINEARS = frozenset(
-    {
-        "config_groups",
-        "exclude",
-        "exclude_modules",
-        "format",
-        "ignore",
-        "ignored_layers",
-        "layer_quant_config",
-        "modules_to_not_convert",
-        "quantized_layers",
-    }
-)
+_OF_LINEARS = frozenset({
+    "config_groups", "exclude", "exclude_modules", "format", "ignore", "ignored_layers",
+    "layer_quant_config", "modules_to_not_convert", "quantized_layers",
+})  # fmt: skip
 """Keys of a declaration that say how linears are stored: a graft adds the layer's."""
 
 

@@ -77,17 +77,10 @@ def way_out(key: str, got: object) -> str | None:
 _MOST_NAMES, _LONGEST_NAME, _MOST_CHARACTERS = 1000, 1000, 60_000
 _MOST_LAYERS, _LAYER = 256, re.compile(r"layers\.(\d+)")
 _MOST_EXPRESSIONS = 4000  # characters of those that are more than a name with stars
-SPEC_NO_MEANING = frozenset(
-    {
-        "enable_buffer_reuse",
-        "max_input_numel",
-        "observer",
-        "observer_cls",
-        "observer_kwargs",
-        "round_method",
-        "scale_type",
-    }
-)
+SPEC_NO_MEANING = frozenset({
+    "enable_buffer_reuse", "max_input_numel", "observer", "observer_cls", "observer_kwargs",
+    "round_method", "scale_type",
+})  # fmt: skip
 """Keys of a tensor's spec that say how values were found, never how to decode them."""
 ChoiceT = TypeVar("ChoiceT", bound=str | int | bool)
 Strictness = Literal["folder", "declaration", "engine"]

@@ -58,17 +58,10 @@ class StoredCompressedTensors(StoredLayout):
 
     name: StoredLayoutName = "compressed-tensors"
     exclude_keys = ("ignore",)
-    companions = frozenset(
-        {
-            "weight_packed",
-            "weight_scale",
-            "weight_shape",
-            "weight_zero_point",
-            "weight_global_scale",
-            "input_scale",
-            "input_global_scale",
-        }
-    )
+    companions = frozenset({
+        "weight_packed", "weight_scale", "weight_shape", "weight_zero_point",
+        "weight_global_scale", "input_scale", "input_global_scale",
+    })  # fmt: skip
     nibble_offset = 8
     signed_scales = True
     names_heads = True

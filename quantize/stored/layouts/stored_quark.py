@@ -49,15 +49,10 @@ class StoredQuark(StoredLayout):
 
     name: StoredLayoutName = "quark"
     exclude_keys = ("exclude",)
-    companions = frozenset(
-        {
-            "weight_scale",
-            "weight_scale_2",
-            "weight_zero_point",
-            "weight_zero_point_2",
-            "input_scale",
-        }
-    )
+    companions = frozenset({
+        "weight_scale", "weight_scale_2", "weight_zero_point", "weight_zero_point_2",
+        "input_scale",
+    })  # fmt: skip
     zero_points = MappingProxyType({"weight_zero_point": 0x00, "weight_zero_point_2": 0x00})
     foreign_scale_dtypes = ("F32",)
 
