@@ -67,9 +67,8 @@ def imported_names(module: str) -> set[tuple[str, ...]]:
 
 
 def test_the_walk_over_imports_tells_both_layouts_apart() -> None:
-    assert ("quantize", "stored", "layouts", "READ_LAYOUTS") in imported_names(
-        "stored/stored_declaration.py"
-    )
+    reading = imported_names("stored/stored_declaration.py")
+    assert ("quantize", "stored", "layouts", "READ_LAYOUTS") in reading
     assert ("quantize", "layouts", "get_layout") in imported_names("planning/quantization_plan.py")
 
 

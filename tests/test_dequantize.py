@@ -289,10 +289,7 @@ DAMAGED: dict[str, tuple[DamagePlain, str]] = {
     "last byte of a weight": (lambda f: flip(f, f"{UP}.weight", -1), f"{UP}.weight"),
     "kept": (lambda f: flip(f, "fc.weight", 5), "fc.weight"),
     "dtype": (retype, f"{UP}.weight"),
-    "config": (
-        lambda f: edit_json(f / "config.json", rope_theta=10000),
-        "config.json: rope_theta",
-    ),
+    "config": (lambda f: edit_json(f / "config.json", rope_theta=1), "config.json: rope_theta"),
     "stale declaration": (
         lambda f: (f / "hf_quant_config.json").write_text("{}", encoding="utf-8") and None,
         "hf_quant_config.json",
