@@ -148,16 +148,14 @@ def timed_replay(
     from draftquant.calibration.passes.memory import estimate_replay, peak_bytes
     from draftquant.calibration.traces.trace_folder import TraceFolder
     from draftquant.scripts.frame.console import OnTerminal
-    from draftquant.scripts.loaded_drafts import load_for_replay
-    from draftquant.scripts.verbs.replay import OnTracesSettings
+    from draftquant.validate.counting.acceptance_counts import Passes
+    from draftquant.validate.counting.loaded_drafts import load_for_replay
     from draftquant.validate.counting.trace_replay import replay_drafts
 
-    settings = OnTracesSettings(
-        listener=OnTerminal(), device=device, dtype=dtype, batch_size=batch_size
-    )
+    how = Passes(listener=OnTerminal(), device=device, dtype=dtype, batch_size=batch_size)
     opened = TraceFolder.open(Path(traces))
     start = time.perf_counter()
-    loaded = load_for_replay(drafts, opened, settings)
+    loaded = load_for_replay([Path(draft) for draft in drafts], opened, how)
     counters = [_Multiplications(draft) for draft in loaded.drafts]
     middle, used = time.perf_counter(), time.process_time()
     found = replay_drafts(

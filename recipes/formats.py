@@ -146,3 +146,9 @@ class ServedForm:
 
 
 AS_STORED = ServedForm()
+
+
+def served_form(head_online: OnlineHead | None, kv_cache_dtype: KvCacheChoice) -> ServedForm:
+    """Of the options by which an engine makes another draft of a folder."""
+    kv_cache = None if kv_cache_dtype == "auto" else kv_cache_dtype
+    return ServedForm(online_head=head_online, kv_cache=kv_cache)

@@ -18,7 +18,7 @@ import pytest
 from draftquant.scripts.cli import every_parser, main
 from draftquant.scripts.frame.parsers import CommandParser
 
-PACKAGES = ("quantize", "calibration", "validate", "scripts")
+PACKAGES = ("recipes", "quantize", "calibration", "validate", "scripts")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from draftquant.calibration.passes import draft_inputs as passes
 from draftquant.calibration.passes.memory import DraftMemory, MemoryEstimate
 from draftquant.quantize.stored.stored_draft import StoredDraft
 from draftquant.scripts.cli import main
-from draftquant.scripts.verbs import compare as replay_in_groups
 from draftquant.scripts.verbs.compare import CompareSettings
+from draftquant.validate.counting import replaying
 from safetensors.torch import load_file, save_file
 
 PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"
@@ -106,7 +106,7 @@ def test_groups_give_the_report_of_all_together_and_run_the_first_once(
     assert batches == ran.count("draft-004")
     ran.clear()
     monkeypatch.setenv("DRAFTQUANT_CACHE", str(tmp_path / "other"))
-    monkeypatch.setattr(replay_in_groups, "MOST_TOGETHER", 1)
+    monkeypatch.setattr(replaying, "MOST_TOGETHER", 1)
     assert compare(work, tmp_path / "apart.json", *options) == together
     assert {name: ran.count(name) for name in ran} == dict.fromkeys(
         ["draft", *(f"draft-{number:03}" for number in (1, 2, 3, 4))], batches
@@ -118,6 +118,6 @@ def test_one_draft_that_rounds_a_whole_call_has_all_run_one_prompt_at_a_time(
 ) -> None:
     settings = CompareSettings(drafts=(), batch_size=4)
     drafts = [PAIR / "draft", PAIR / "draft"]
-    assert replay_in_groups._alike(drafts, settings) is settings
+    assert replaying._alike(drafts, settings) is settings
     monkeypatch.setattr(StoredDraft, "rounds_alone", False)
-    assert replay_in_groups._alike(drafts, settings).batch_size == 1
+    assert replaying._alike(drafts, settings).batch_size == 1

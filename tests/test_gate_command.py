@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 from draftquant.recipes import load_recipe
-from draftquant.scripts.gate_on_traces import (
-    algorithm_to_try,
-    other_policy_warnings,
-    recipes_to_try,
-)
 from draftquant.scripts.verbs.gate import print_gate
 from draftquant.validate.judging.advice import Background
 from draftquant.validate.judging.judgement import judge
 from draftquant.validate.judging.policy import Look, resolve_policy
+from draftquant.validate.runs.drafts_judged import (
+    _algorithm_to_try,
+    _policy_warnings,
+    _recipes_to_try,
+)
 from handmade_replays import FIGURES, RELEASE, noisy, replay, spread
 
 
@@ -109,7 +109,7 @@ def test_without_a_comparison_there_is_no_table(capsys: pytest.CaptureFixture[st
 
 
 def test_no_provenance_asks_for_no_policy() -> None:
-    assert other_policy_warnings(None, "release") == ()
+    assert _policy_warnings(None, "release") == ()
 
 
 @pytest.mark.parametrize(
@@ -125,8 +125,8 @@ def test_four_bits_that_were_rounded_plainly_can_be_rounded_better(
     recipe: str, algorithm: str | None
 ) -> None:
     made_by: Any = SimpleNamespace(recipe=load_recipe(recipe))
-    assert algorithm_to_try(made_by) == algorithm
-    assert algorithm_to_try(None) is None
+    assert _algorithm_to_try(made_by) == algorithm
+    assert _algorithm_to_try(None) is None
 
 
 @pytest.mark.parametrize(
@@ -142,5 +142,5 @@ def test_four_bits_that_were_rounded_plainly_can_be_rounded_better(
 )
 def test_recipes_that_may_lose_less(recipe: str, others: tuple[str, ...]) -> None:
     made_by: Any = SimpleNamespace(recipe=load_recipe(recipe))
-    assert recipes_to_try(made_by) == others
-    assert recipes_to_try(None) == ()
+    assert _recipes_to_try(made_by) == others
+    assert _recipes_to_try(None) == ()

@@ -17,10 +17,10 @@ from draftquant.quantize.making.quantize_draft import quantize_draft
 from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.recipes import load_recipe
 from draftquant.recipes.errors import GateError
-from draftquant.scripts.verbs.measure import draft_identity
 from draftquant.validate.judging.candidate_origin import DraftFolder, check_held_out_measured
 from draftquant.validate.measure.measurement_file import line_of
 from draftquant.validate.parity.finding import Finding, write_findings
+from draftquant.validate.runs.report_pages import draft_identity
 from handmade_measurements import alternating, measurement
 from test_foreign_measurements import REAL, both
 from tiny import edit_json, tiny_eagle3_llama

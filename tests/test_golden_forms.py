@@ -17,9 +17,6 @@ import yaml
 from draftquant.recipes.errors import GoldenError, OutputError
 from draftquant.recipes.listener import Listener
 from draftquant.scripts.cli import main
-from draftquant.scripts.gate_on_traces import Measured
-from draftquant.scripts.verbs.gate import GateSettings, _golden_file
-from draftquant.scripts.verbs.golden import Form, GoldenSettings
 from draftquant.validate.golden.golden_acceptance import (
     Golden,
     categories_of,
@@ -33,6 +30,9 @@ from draftquant.validate.golden.synthetic import simulation
 from draftquant.validate.judging.judgement import judge
 from draftquant.validate.measure.measurement import EngineName
 from draftquant.validate.measure.measurement_file import line_of
+from draftquant.validate.runs.asked import Form, GateRun, GoldenRun
+from draftquant.validate.runs.gate_run import _golden
+from draftquant.validate.runs.measured_pair import Measured
 from handmade_measurements import alternating, measurement
 from handmade_replays import BASELINE, FIGURES, RELEASE, replay
 from handmade_reports import HASHES, comparison, document, served, text_of
@@ -247,10 +247,10 @@ def test_an_option_that_says_nothing_is_refused(
     path: Path, to: Form | None, given: dict[str, Any]
 ) -> None:
     with pytest.raises(GoldenError, match=r"is for --for .* alone"):
-        GoldenSettings(path, to=to, **given).check()
+        GoldenRun(path, to=to, **given).check()
     for model in ("", "a\n", "\udc80"):
         with pytest.raises(GoldenError, match="--model: expected a name"):
-            GoldenSettings(path, to="prometheus", model=model).check()
+            GoldenRun(path, to="prometheus", model=model).check()
 
 
 def test_the_command_prints_writes_and_refuses(
@@ -326,9 +326,9 @@ def test_no_verdict_is_lost_because_nothing_was_counted(tmp_path: Path) -> None:
     assert judged.verdict == "ANOMALOUS"
     told: list[str] = []
     listener = MagicMock(spec=Listener, warning=told.append)
-    settings = GateSettings(golden=tmp_path / "g.json", listener=listener)
+    settings = GateRun(golden=tmp_path / "g.json", listener=listener)
     alone = Measured(runs=None, again=None, parity=())
-    assert _golden_file(settings, document(judged), alone) == {}
+    assert _golden(settings, document(judged), alone) == {}
     assert "no golden acceptance is written" in told[0]
 
 

@@ -20,12 +20,13 @@ from typing import Any
 import pytest
 import torch
 from draftquant import api as dq
+from draftquant.calibration.passes import ray_tasks as on_ray
+from draftquant.calibration.passes.ray_tasks import ClusterError, ray_tasks
 from draftquant.calibration.recording.record_traces import HeldTraces, RecordedBatch, write_recorded
 from draftquant.calibration.traces.prompt_trace import PromptTrace
 from draftquant.recipes.errors import TraceError
-from draftquant.scripts import loaded_drafts, on_ray
 from draftquant.scripts.cli import main
-from draftquant.scripts.on_ray import ClusterError, ray_tasks
+from draftquant.validate.counting import ray_replay
 
 PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"
 CPU = torch.device("cpu")
@@ -223,11 +224,11 @@ def test_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_node_that_rounds_otherwise_is_refused(ray: FakeRay) -> None:
-    found = on_ray._machine(CPU)
+    found = on_ray.machine_of(CPU)
     other = {**found, "torch": "1.0"}
     with pytest.raises(ClusterError, match=r"it differs from the machine .*: torch .*, expected 1"):
-        on_ray._check_equal("it", found, other)
-    on_ray._check_equal("it", found, dict(found))
+        on_ray.check_equal("it", found, other)
+    on_ray.check_equal("it", found, dict(found))
     work: on_ray._Work[int, int] = on_ray._Work(
         run="x", open_=squares, num_threads=1, device=CPU, machine=other
     )
@@ -302,7 +303,7 @@ def test_a_gate_divides_both_replays_and_the_cache_stays_here(
 ) -> None:
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
     jobs: list[object] = []
-    monkeypatch.setattr(on_ray, "ray_tasks", partial(counting, jobs))
+    monkeypatch.setattr(ray_replay, "ray_tasks", partial(counting, jobs))
     monkeypatch.setenv("DRAFTQUANT_CACHE", str(tmp_path / "cache"))
     how = ("--policy", "screening", "--min-prompts", "2")
     assert main([*judging(work, "gate", "one", *how), "--no-cache", "--json"]) == 3
@@ -324,9 +325,9 @@ def test_a_gate_divides_both_replays_and_the_cache_stays_here(
 def test_other_drafts_or_traces_at_the_same_paths_are_refused(
     work: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], ray: FakeRay
 ) -> None:
-    load = loaded_drafts.load_for_replay  # which replay has by its name: this is a worker's
+    load = ray_replay.load_for_replay  # which replay has by its name: this is a worker's
     monkeypatch.setattr(
-        loaded_drafts, "load_for_replay", lambda _folders, *how: load([PAIR / "draft"] * 2, *how)
+        ray_replay, "load_for_replay", lambda _folders, *how: load([PAIR / "draft"] * 2, *how)
     )
     assert main([*judging(work, "replay", "one"), "--ray", "local"]) == 2
     err = capsys.readouterr().err

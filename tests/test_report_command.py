@@ -10,7 +10,6 @@ from xml.etree import ElementTree
 import pytest
 from draftquant.quantize.files.hub import recorded_argv
 from draftquant.scripts.cli import main
-from draftquant.scripts.frame.pages import annotation
 from draftquant.validate.judging.candidate_origin import DraftFolder
 from draftquant.validate.judging.judgement import GateReport
 from draftquant.validate.measure.measurement_file import line_of
@@ -18,6 +17,7 @@ from draftquant.validate.report.document import read_report
 from draftquant.validate.report.facts import folder_facts
 from draftquant.validate.report.html_report import page
 from draftquant.validate.report.report_texts import markdown
+from draftquant.validate.runs.report_pages import annotation
 from handmade_measurements import alternating, measurement
 from handmade_reports import EVIL, comparison, text_of
 

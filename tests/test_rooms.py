@@ -24,8 +24,8 @@ CALIBRATION = (
     ("server_client", "traces"),
     ("passes", "prompts", "row_choice"),
     ("linear_inputs", "recording", "vocabulary_rows"),
-    ("cut_rows", "dumps", "measured_cache", "rounding", "vllm"),
-    ("quantizing",),
+    ("cut_rows", "dumps", "measured_cache", "record_asked", "rounding", "vllm"),
+    ("quantizing", "record_run"),
 )
 VALIDATE = (
     ("counting",),
@@ -34,6 +34,7 @@ VALIDATE = (
     ("served",),
     ("report",),
     ("comparison", "golden"),
+    ("runs",),
 )
 HOUSES = {"quantize": QUANTIZE, "calibration": CALIBRATION, "validate": VALIDATE}
 """From the ground up: a room imports from floors below its own."""

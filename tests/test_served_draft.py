@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from draftquant.recipes.errors import MeasureError
 from draftquant.scripts.cli import main
-from draftquant.scripts.verbs.measure import draft_identity
 from draftquant.validate.measure.measurement import ServerIdentity, Speculation
 from draftquant.validate.measure.measuring import DraftIdentity, identified
+from draftquant.validate.runs.report_pages import draft_identity
 from tiny import tiny_eagle3_llama
 
 SERVER = ServerIdentity(

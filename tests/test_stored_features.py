@@ -320,9 +320,9 @@ def test_what_computes_on_traces_says_how_they_are_stored(tmp_path: Path) -> Non
         True
     ]
     assert ["were rounded to FP8" in text for text in heard.warnings] == [True]
-    api = Path(__file__).parents[1] / "scripts" / "api"
-    plainly = {path.stem for path in api.glob("*.py") if "TraceFolder.open(" in path.read_text()}
+    root = Path(__file__).parents[1]
+    modules = [*root.glob("scripts/**/*.py"), *root.glob("validate/**/*.py")]
+    plainly = {path.stem for path in modules if "TraceFolder.open(" in path.read_text()}
     # These list, copy, cut or hash traces, read their texts alone, or are followed by a verb that
     # computes on them.
-    others = {"check", "cut_rows", "on_ray", "record_prompts", "traces"}
-    assert plainly == others | {"opened_traces"}
+    assert plainly == {"check", "cut_rows", "ray_replay", "traces"}

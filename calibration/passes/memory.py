@@ -4,7 +4,10 @@ Weights are counted to the byte; what the passes hold for a moment is bounded fr
 """
 
 import dataclasses
+import functools
+import hashlib
 import math
+import re
 import resource
 import sys
 from collections.abc import Sequence
@@ -23,7 +26,8 @@ from ...quantize.stored.loading import BLOCK_BYTES, held_dtype
 from ...quantize.stored.stored_draft import StoredDraft
 from ...recipes.errors import DeviceError
 from ...recipes.formats import OnlineHead
-from ...recipes.regular_file import read_text
+from ...recipes.packages import package_version
+from ...recipes.regular_file import open_stream, read_text
 from ..traces.prompt_trace import FEATURE_DTYPES
 from ..traces.trace_folder import TraceFolder
 from .draft_inputs import MAX_TOKENS, batches_of
@@ -111,7 +115,56 @@ def _left_in_cgroup(folder: Path, limit: str, used: str, prefix: str) -> int | N
         return None
 
 
+_ROOT = Path(__file__).parents[2]
+_COMPUTING = ("recipes", "quantize", "calibration", "validate/counting")
+_SOME = 2**16  # bytes of what Linux says of its processors: the first one is among them
 _DECODED = 8  # bytes that decoding holds at most per byte of a stored block
+
+
+def computing(device: torch.device) -> dict[str, object]:
+    """What gives the same bits where it is the same: arithmetic, and the code of this package."""
+    return {
+        **arithmetic(device),
+        "draftquant": package_version("draftquant"),
+        "code": code_sha256(),
+    }
+
+
+def arithmetic(device: torch.device) -> dict[str, object]:
+    """What rounds results otherwise on another machine: a product may be summed in another order.
+
+    On the CPU the number of threads does so too: of 7,168 columns two threads sum halves.
+    """
+    if device.type == "cpu":
+        name = f"{_processor()} {torch.backends.cpu.get_cpu_capability()}"
+        name += f", {torch.get_num_threads()} threads"
+    else:
+        name = torch.cuda.get_device_name(device)
+    precision = torch.get_float32_matmul_precision()
+    return {"torch": torch.__version__, "device": name, "float32 products": precision}
+
+
+def _processor() -> str:
+    """As Linux calls it; kernels of one instruction set still differ by it."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if not cpuinfo.is_file():
+        return "cpu"
+    with open_stream(cpuinfo) as stream:
+        name = re.search(rb"^model name\s*:(.*)$", stream.read(_SOME), re.MULTILINE)
+    return name[1].decode("ascii", "replace").strip() if name else "cpu"
+
+
+@functools.cache
+def code_sha256() -> str:
+    """Of the modules that a proposal may depend on: a checkout changes without a new version."""
+    digest = hashlib.sha256()
+    for house in _COMPUTING:
+        for path in sorted((_ROOT / house).rglob("*.py")):
+            with open_stream(path) as stream:
+                text = stream.read()
+            digest.update(f"{path.relative_to(_ROOT)} {len(text)}\n".encode())
+            digest.update(text)
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ from typing import Any, Literal, NamedTuple
 
 from ...recipes.decode import AT_LEAST_1
 from ...recipes.errors import LineProblem, PromptError, short
+from ...recipes.listener import Heard
 from ...recipes.strict_json import JsonProblem, parse_object
 
 Kind = Literal["token_ids", "text", "messages"]
@@ -262,6 +263,26 @@ class PromptChoice:
 
 
 EVERY_PROMPT = PromptChoice()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChosenPrompts(Heard):
+    """Which of the prompts a run takes."""
+
+    prompts_split: str | None = None
+    prompts_column: str | None = None
+    num_prompts: int | None = None
+    prompts_seed: int = 0
+
+    @property
+    def choice(self) -> PromptChoice:
+        """The same, for who reads them."""
+        return PromptChoice(
+            split=self.prompts_split,
+            column=self.prompts_column,
+            num_prompts=self.num_prompts,
+            seed=self.prompts_seed,
+        )
 
 
 def of_column(row: Mapping[str, Any], column: str | None) -> Mapping[str, Any]:

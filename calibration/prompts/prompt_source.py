@@ -14,9 +14,17 @@ from typing import Any
 from ...quantize.files.hub import is_hub_id
 from ...recipes.errors import LineProblem, PromptError, first_line
 from ...recipes.packages import install_line
+from ...recipes.regular_file import AnyPath
 from ..traces.manifest import DatasetSource
 from .prompt_file import MOST_PROBLEMS, Prompt, PromptEncoder, prompt_of, read_prompts
-from .prompt_forms import CONVERSATIONS, EVERY_PROMPT, KNOWN_COLUMNS, PromptChoice, of_column
+from .prompt_forms import (
+    CONVERSATIONS,
+    EVERY_PROMPT,
+    KNOWN_COLUMNS,
+    ChosenPrompts,
+    PromptChoice,
+    of_column,
+)
 
 _FILES = {".jsonl", ".json", ".parquet", ".csv", ".tsv", ".txt", ".gz", ".zip", ".arrow", ".yaml"}
 """Endings of names that are files, even where they do not exist."""
@@ -159,6 +167,7 @@ def _errors_of(datasets: Any, reference: str) -> Iterator[None]:
         ) from exc
 
 
+_MOST_NAMED = 3
 MOST_ROWS = 10_000
 """Of a data set, without --num-prompts."""
 
@@ -249,3 +258,18 @@ def known_part(row: Mapping[str, Any], column: str | None) -> Mapping[str, Any]:
     if column is not None:
         return of_column(there, column)
     return {("conversations" if key in CONVERSATIONS else key): there[key] for key in there}
+
+
+def chosen_prompts(reference: AnyPath, encoder: PromptEncoder, asked: ChosenPrompts) -> ReadPrompts:
+    """Read the prompts that are asked for, and warn of rows that are none.
+
+    Raises:
+        PromptError: see `prompts_of`.
+    """
+    read = prompts_of(Path(reference), encoder, asked.choice)
+    if read.dataset is not None:
+        asked.listener.note(f"{len(read.prompts)} prompts of {read.dataset}")
+    if over := read.passed_over:
+        named = "; ".join(over[:_MOST_NAMED])
+        asked.listener.warning(f"{reference}: {len(over)} row(s) hold no prompt: {named}")
+    return read

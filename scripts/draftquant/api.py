@@ -20,7 +20,6 @@ from .recipes.listener import Listener as Listener
 from .scripts.frame import reports
 from .scripts.frame.ears import ProgressListener as ProgressListener
 from .scripts.frame.keywords import explain
-from .scripts.parity_sampled import parity_sampled as parity_sampled
 from .scripts.verbs.card import card as card
 from .scripts.verbs.check import check as check
 from .scripts.verbs.clean import clean as clean
@@ -36,6 +35,7 @@ from .scripts.verbs.measure import measure as measure
 from .scripts.verbs.parity import parity_divergence as parity_divergence
 from .scripts.verbs.parity import parity_draft as parity_draft
 from .scripts.verbs.parity import parity_run_tasks as parity_run_tasks
+from .scripts.verbs.parity import parity_sampled as parity_sampled
 from .scripts.verbs.parity import parity_tasks as parity_tasks
 from .scripts.verbs.plan import plan as plan
 from .scripts.verbs.quantize import quantize as quantize

@@ -1,24 +1,18 @@
 """Arguments that several verbs take, each said once."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 from ...quantize.files.hub import Reference
 from ...recipes.chosen_recipe import AnyRecipe, RecipeChoice
-from ...recipes.decode import AT_LEAST_0, AT_LEAST_1, SHARE_OR_ALL, MisfitError
+from ...recipes.decode import AT_LEAST_0, AT_LEAST_1, CONFIDENCE, SHARE_OR_ALL, MisfitError
 from ...recipes.errors import short
-from ...recipes.formats import KvCacheChoice, KvCacheScales, OnlineHead, ServedForm
+from ...recipes.formats import KvCacheChoice, KvCacheScales, OnlineHead
 from ...recipes.regular_file import AnyPath as AnyPath
 from ...recipes.schema import ALGORITHMS, BackendName, InputCorrection
 from ...validate.counting.acceptance_counts import ComputeDtype, DraftSampling
 from .settings import Argument, Option, Settings
-
-if TYPE_CHECKING:
-    from ...calibration.prompts.prompt_file import PromptEncoder
-    from ...calibration.prompts.prompt_forms import PromptChoice
-    from ...calibration.prompts.prompt_source import ReadPrompts
 
 
 def share(text: str) -> float:
@@ -170,12 +164,57 @@ TableIds = Annotated[
     ),
 ]
 Overwrite = Annotated[bool, Option("replace report files that exist already")]
-
-
-def served_form(head_online: OnlineHead | None, kv_cache_dtype: KvCacheChoice) -> ServedForm:
-    """Of the options by which an engine makes another draft of a folder."""
-    kv_cache = None if kv_cache_dtype == "auto" else kv_cache_dtype
-    return ServedForm(online_head=head_online, kv_cache=kv_cache)
+Options = Mapping[str, Any]
+"""Field -> what it means: an `Option`, or an annotation with one."""
+PASSES: Options = {
+    "num_draft_tokens": NumDraftTokens,
+    "target": Target,
+    "device": Device,
+    "dtype": Dtype,
+    "draft_sampling": Sampling,
+    "batch_size": BatchSize,
+}
+ON_TRACES: Options = {**PASSES, "no_cache": NoCache}
+CHOSEN_PROMPTS: Options = {
+    "prompts_split": Option("split of a Hub data set, and its config if several", "[CONFIG/]SPLIT"),
+    "prompts_column": Option(
+        "column that holds the prompts, if its name is not a usual one", "NAME"
+    ),
+    "num_prompts": Option(
+        "draw so many prompts at random (default: take all)", "PROMPTS", bounds=AT_LEAST_1
+    ),
+    "prompts_seed": Option(
+        "seed of --num-prompts (default 0); a larger draw contains a smaller one", "SEED"
+    ),
+}
+PAGES: Options = {
+    "html": Option("write the report as a self-contained HTML page", "F.html"),
+    "markdown": Option("write the report as Markdown, for a pull request", "F.md"),
+    "junit": Option("write the report as JUnit test cases, for CI", "F.xml"),
+    "junit_inconclusive": Option(
+        "what an INCONCLUSIVE verdict is in --junit: 'skipped' if it does not fail your job"
+        " (--github then warns)"
+    ),
+    "github": Option(
+        "in GitHub Actions: add the Markdown to the step's summary and the verdict as an annotation"
+    ),
+    "golden": GoldenFile,
+    "overwrite": Overwrite,
+}
+FINDINGS: Options = {
+    "report": Option("also write the findings to this file, for 'gate --parity'", "F.json"),
+    "overwrite": Overwrite,
+}
+BOUNDED_FINDINGS: Options = {
+    **FINDINGS,
+    "confidence": Option(
+        "confidence of each one-sided bound (default 0.95)",
+        "SHARE",
+        reads=share,
+        bounds=CONFIDENCE,
+        fix="write 95 % as 0.95",
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -220,49 +259,3 @@ class ByRecipe(Settings):
         return RecipeChoice(
             self.recipe, self.backend, self.algorithm, self.input_correction, self.kv_cache
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ChosenPrompts(Settings):
-    """Which of the prompts are taken."""
-
-    prompts_split: Annotated[
-        str | None,
-        Option("split of a Hub data set, and its config if several", "[CONFIG/]SPLIT"),
-    ] = None
-    prompts_column: Annotated[
-        str | None,
-        Option("column that holds the prompts, if its name is not a usual one", "NAME"),
-    ] = None
-    num_prompts: Annotated[
-        int | None,
-        Option("draw so many prompts at random (default: take all)", "PROMPTS", bounds=AT_LEAST_1),
-    ] = None
-    prompts_seed: Annotated[
-        int,
-        Option("seed of --num-prompts (default 0); a larger draw contains a smaller one", "SEED"),
-    ] = 0
-
-    @property
-    def choice(self) -> "PromptChoice":
-        """The same, for who reads them."""
-        from ...calibration.prompts.prompt_forms import PromptChoice
-
-        return PromptChoice(
-            split=self.prompts_split,
-            column=self.prompts_column,
-            num_prompts=self.num_prompts,
-            seed=self.prompts_seed,
-        )
-
-    def read_prompts(self, prompts: AnyPath, encoder: "PromptEncoder") -> "ReadPrompts":
-        """Read a file or a data set of the Hub, and warn of rows that hold no prompt."""
-        from ...calibration.prompts.prompt_source import prompts_of
-
-        read = prompts_of(Path(prompts), encoder, self.choice)
-        if read.dataset is not None:
-            self.listener.note(f"{len(read.prompts)} prompts of {read.dataset}")
-        if over := read.passed_over:
-            named = "; ".join(over[:3])
-            self.listener.warning(f"{prompts}: {len(over)} row(s) hold no prompt: {named}")
-        return read

@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from ...validate.parity.finding import Findings as Findings
     from ...validate.parity.lm_eval_tasks import TaskSamples as TaskSamples
     from ...validate.report.document import Document as Document
+    from ...validate.runs.golden_run import GoldenText as GoldenText
+    from ...validate.runs.report_pages import WrittenReport as WrittenReport
     from ...validate.served.joint_report import JointReport as JointReport
     from ..verbs.check import CheckReport as CheckReport
-    from ..verbs.golden import GoldenText as GoldenText
     from ..verbs.inspect import Inspection as Inspection
     from ..verbs.plan import PlanReport as PlanReport
     from ..verbs.recipes import ListedRecipe as ListedRecipe
-    from ..verbs.report import WrittenReport as WrittenReport
     from ..verbs.verify import Verification as Verification
 
 _HOMES = {
@@ -48,7 +48,7 @@ _HOMES = {
     "EstimateReport": "quantize.estimate.estimate_report",
     "Findings": "validate.parity.finding",
     "GateReport": "validate.judging.judgement",
-    "GoldenText": "scripts.verbs.golden",
+    "GoldenText": "validate.runs.golden_run",
     "GraftReport": "quantize.grafting.graft_layer",
     "ImportReport": "calibration.dumps.import_dump",
     "Inspection": "scripts.verbs.inspect",
@@ -68,7 +68,7 @@ _HOMES = {
     "Verification": "scripts.verbs.verify",
     "VerifyReport": "quantize.verify.comparison",
     "VocabReport": "validate.comparison.size_estimate",
-    "WrittenReport": "scripts.verbs.report",
+    "WrittenReport": "validate.runs.report_pages",
 }
 """Name -> the module that has it, below draftquant."""
 _PACKAGE = __name__.partition(".")[0]

@@ -1,96 +1,21 @@
 """`compare`: several drafts on the same prompts; which one for which traffic?"""
 
 import argparse
-import dataclasses
-import functools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
-from ...quantize.files.hub import Reference, folder_of, resolve_draft, running_argv
-from ...quantize.files.report_files import ReportFormat, check_reports, write_reports
 from ...recipes.decode import MisfitError
-from ...recipes.regular_file import AnyPath
+from ...validate.runs.asked import CompareRun
 from ..frame import reports
-from ..frame.arguments import share
+from ..frame.arguments import ON_TRACES, share
 from ..frame.console import print_json, print_table, stderr, stdout, table
-from ..frame.pages import asked_for, given
-from ..frame.settings import Argument, Option
+from ..frame.settings import Argument, Option, Settings
 from ..frame.verb import verb
-from ..loaded_drafts import load_beside, load_for_replay, memory_of
-from .replay import OnTracesSettings, note_memory, replay_beside, replay_cache, replay_loaded
 
 if TYPE_CHECKING:
-    from ...calibration.traces.trace_folder import TraceFolder
     from ...validate.comparison.draft_comparison import ComparisonReport
     from ...validate.comparison.scopes import Change, Scope
-    from ...validate.comparison.sources import Counted
-    from ...validate.counting.draft_counts import DraftReplay
-    from ...validate.judging.published import Texts
-
-# ---- Replay of any number of drafts: in groups that fit in memory, each beside the first draft
-#
-# What the first draft proposes is computed once, or recalled, for all groups.
-
-MOST_TOGETHER = 8
-"""Drafts that share one reading of the traces beside the first; more would save no more time."""
-
-
-def replay_in_groups(
-    references: Sequence[Reference], traces: "TraceFolder", settings: OnTracesSettings
-) -> "tuple[DraftReplay, ...]":
-    """Replay drafts, each exactly as `replay` does beside the first.
-
-    Args:
-        references: folders or Hub ids, the first one first.
-        traces: to replay.
-        settings: how.
-
-    Raises:
-        DeviceError: the first draft and one other do not fit in memory together.
-        DraftQuantError: see `replay`.
-    """
-    from ...validate.counting.replay_cache import HeldProposals
-
-    settings = _alike(references, settings)
-    estimate = memory_of(references, traces, settings, in_turn=True)
-    groups = estimate.groups(MOST_TOGETHER)
-    if len(groups) <= 1:
-        return replay_loaded(load_for_replay(references, traces, settings), settings)
-    estimate.in_turn.check()
-    listener, names = settings.listener, [one.name for one in estimate.drafts]
-    listener.note(
-        f"{len(names)} drafts in {len(groups)} groups of at most {max(map(len, groups))}, each"
-        f" beside {names[0]}; at most {estimate.in_turn.line()}"
-    )
-    first = dataclasses.replace(
-        load_for_replay(references[:1], traces, settings), max_tokens=estimate.max_tokens
-    )
-    held = HeldProposals(beneath=replay_cache(listener, no_cache=settings.no_cache))
-    replays: list[DraftReplay] = []
-    for group in groups:
-        listener.note(f"replay of drafts {group.start} to {group.stop - 1} of {len(names) - 1}")
-        loaded = load_beside(first, references[group.start : group.stop], settings)
-        baseline, *others = replay_beside(loaded, settings, held)
-        replays += others if replays else [baseline, *others]
-    note_memory(listener, first.device)
-    return tuple(replays)
-
-
-def _alike(references: Sequence[Reference], settings: OnTracesSettings) -> OnTracesSettings:
-    """The settings with which all groups run the same prompts together.
-
-    A draft that rounds its inputs under one scale of a whole call gets one prompt at a time, and so
-    do all drafts that it is compared with, also those of other groups.
-    """
-    from ...quantize.files.checkpoint import Checkpoint
-    from ...quantize.stored.stored_draft import StoredDraft
-
-    stored = (StoredDraft.read(Checkpoint.open(folder_of(one))) for one in references)
-    if all(one.rounds_alone for one in stored):
-        return settings
-    return dataclasses.replace(settings, batch_size=1)
 
 
 def shares_by_category(text: str) -> Mapping[str, float]:
@@ -110,58 +35,34 @@ def shares_by_category(text: str) -> Mapping[str, float]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class CompareSettings(OnTracesSettings):
+@dataclass(frozen=True)
+class CompareSettings(Settings, CompareRun):
     """Which drafts on which prompts, and what your traffic is like."""
 
-    drafts: Annotated[
-        Sequence[Reference],
-        Argument(
+    options: ClassVar = {
+        **ON_TRACES,
+        "drafts": Argument(
             "drafts, the baseline first; without --traces, files instead: reports of "
             "'gate --report' with one baseline, output of 'replay --json', or "
             "measurements of 'measure' or of another tool",
             "DRAFT",
         ),
-    ]
-    traces: Annotated[AnyPath | None, Option("trace folder", "TRACES")] = None
-    _: KW_ONLY
-    traffic: Annotated[
-        Mapping[str, float] | None,
-        Option(
+        "traces": Option("trace folder", "TRACES"),
+        "traffic": Option(
             "share of your output tokens by category of prompts, such as chat=0.7,code=0.3"
             " (default: the prompts as they are)",
             "C=SHARE,...",
             count=1,
             reads=shares_by_category,
         ),
-    ] = None
-    confidence: Annotated[
-        float, Option("joint confidence of all intervals (default 0.95)", "SHARE", reads=share)
-    ] = 0.95
-    html: Annotated[AnyPath | None, Option("write the comparison as an HTML page", "F.html")] = None
-    plot: Annotated[AnyPath | None, Option("draw the comparison", "F.svg")] = None
-    report: Annotated[AnyPath | None, Option("also write the comparison as JSON", "F.json")] = None
-    overwrite: Annotated[bool, Option("replace files that exist already")] = False
-
-    @property
-    def files(self) -> dict[ReportFormat, Path]:
-        """What is written."""
-        return given({"html": self.html, "plot": self.plot, "report": self.report})
-
-    def check(self) -> None:
-        """The files can be written, and nothing is asked for that files do not say."""
-        from ...recipes.errors import CompareError
-
-        check_reports(self.files, overwrite=self.overwrite)
-        if self.traces is not None:
-            return
-        for name in ("num_draft_tokens", "target", "batch_size"):
-            if getattr(self, name) is not None:
-                raise CompareError(
-                    f"--{name.replace('_', '-')}",
-                    "is of use for traces only, and none are given",
-                    fix="leave it out, or give drafts and --traces T",
-                )
+        "confidence": Option(
+            "joint confidence of all intervals (default 0.95)", "SHARE", reads=share
+        ),
+        "html": Option("write the comparison as an HTML page", "F.html"),
+        "plot": Option("draw the comparison", "F.svg"),
+        "report": Option("also write the comparison as JSON", "F.json"),
+        "overwrite": Option("replace files that exist already"),
+    }
 
 
 @verb(CompareSettings)
@@ -176,53 +77,10 @@ def compare(settings: CompareSettings) -> "reports.ComparisonReport":
         DraftQuantError: a draft, the traces or a file cannot be read, or they do not have the same
             prompts.
     """
-    from ...validate.comparison import draft_comparison
-    from ...validate.report.facts import today
+    from ...validate.runs.compare_run import compared
 
-    date = today()
-    counted = _counted(settings)
-    report = draft_comparison.compare(
-        counted.drafts,
-        num_draft_tokens=counted.num_draft_tokens,
-        counted_by=counted.counted_by,
-        traffic=settings.traffic,
-        confidence=settings.confidence,
-        warnings=counted.warnings,
-        date=date,
-        argv=asked_for(running_argv()),
-    )
-    texts = _texts(report)
-    files = {path: texts[kind]() for kind, path in settings.files.items()}
-    write_reports(files, overwrite=settings.overwrite)
-    return report.with_texts(texts)
+    return compared(settings)
 
-
-def _counted(settings: CompareSettings) -> "Counted":
-    """What is compared; without traces the files say it."""
-    from ...calibration.passes.on_traces import open_with_warnings
-    from ...validate.comparison.sources import of_files, of_replays
-    from ...validate.judging.candidate_origin import DraftFolder
-    from ..position_limits import position_warnings
-
-    if settings.traces is None:
-        return of_files([Path(path) for path in settings.drafts])
-    traces, warnings = open_with_warnings(settings.traces, settings.listener)
-    folders = [resolve_draft(str(draft)).folder for draft in settings.drafts]
-    warnings += position_warnings(settings.drafts, traces, settings.listener)
-    digests = [DraftFolder.read(folder).sha256 for folder in folders]
-    return of_replays(replay_in_groups(settings.drafts, traces, settings), digests, warnings)
-
-
-def _texts(report: "ComparisonReport") -> "Texts":
-    """What makes the files of a comparison."""
-    from ...validate.comparison.draft_comparison import drawing, page, text_of
-
-    forms: Mapping[ReportFormat, Callable[[ComparisonReport], str]]
-    forms = {"html": page, "plot": drawing, "report": text_of}
-    return {kind: functools.partial(form, report) for kind, form in forms.items()}
-
-
-# ---- `draftquant compare`: several drafts on the same prompts; which one for which traffic?
 
 VERB = compare
 _MOST_OF_A_PART = 5

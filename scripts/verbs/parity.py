@@ -1,72 +1,68 @@
-"""`draftquant parity`: prints what speculation, or quantizing, changes of what is said."""
+"""`draftquant parity`: what speculation, or quantizing, changes of what is said."""
 
 import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from ...quantize.files.hub import Reference
 from ...recipes.decode import AT_LEAST_1
 from ...recipes.regular_file import AnyPath, optional_path
 from ...validate.measure.measurement import EngineName
+from ...validate.runs.parity_asked import DivergenceRun, DraftParityRun, SampledRun, TasksRun
 from ..frame import reports
-from ..frame.arguments import Device, Dtype, NumDraftTokens, OutFolder, Target, share
+from ..frame.arguments import (
+    BOUNDED_FINDINGS,
+    CHOSEN_PROMPTS,
+    FINDINGS,
+    Device,
+    Dtype,
+    NumDraftTokens,
+    OutFolder,
+    Target,
+    share,
+)
 from ..frame.console import print_json, print_table, stdout, table
-from ..frame.findings import BoundedFindings, FindingsFile
 from ..frame.settings import Argument, Option, Settings
 from ..frame.verb import Below, Verbs, run_verb, verb
-from ..loaded_drafts import load_for_replay
-from ..parity_sampled import parity_sampled
 from .gate import COLOURS
-from .measure import draft_identity
-from .replay import OnTracesSettings
 
 if TYPE_CHECKING:
     from ...validate.parity.finding import Finding, Findings
 
-# ---- `parity_divergence`: greedy output with a draft against output without one
+_DIRECTION = "of metrics whose direction neither lm_eval's results nor their name says"
 
 
-@dataclass(frozen=True, slots=True)
-class DivergenceSettings(FindingsFile):
+@dataclass(frozen=True)
+class DivergenceSettings(Settings, DivergenceRun):
     """Of which measurements, and what is noise."""
 
-    plain: Annotated[
-        AnyPath,
-        Argument("measurement without a draft, at temperature 0, with --top-logprobs 2", "PLAIN"),
-    ]
-    speculative: Annotated[
-        Sequence[AnyPath],
-        Argument("measurements of the same prompts with drafts: BF16, quantized", "SPECULATIVE"),
-    ]
-    _: KW_ONLY
-    plain_again: Annotated[
-        AnyPath | None,
-        Option("a second measurement of PLAIN at another concurrency; it shows the "
-        "numeric noise",
-               "MEASUREMENT"),
-    ] = None  # fmt: skip
-    max_gap: Annotated[
-        float | None,
-        Option(
+    options: ClassVar = {
+        **FINDINGS,
+        "plain": Argument(
+            "measurement without a draft, at temperature 0, with --top-logprobs 2", "PLAIN"
+        ),
+        "speculative": Argument(
+            "measurements of the same prompts with drafts: BF16, quantized", "SPECULATIVE"
+        ),
+        "plain_again": Option(
+            "a second measurement of PLAIN at another concurrency; it shows the numeric noise",
+            "MEASUREMENT",
+        ),
+        "max_gap": Option(
             "largest gap in nats between the target's two most likely tokens at which"
             " a difference counts as noise (default 0.25, or twice what --plain-again"
             " shows, at most 0.5)",
             "NATS",
         ),
-    ] = None
-    max_hazard_ratio: Annotated[
-        float | None,
-        Option(
+        "max_hazard_ratio": Option(
             "how many times as often as --plain-again the speculative output may differ from PLAIN",
             "RATIO",
         ),
-    ] = None
-    min_prompts: Annotated[
-        int | None,
-        Option("smallest number of distinct prompts for a pass (default 30)", "PROMPTS"),
-    ] = None
+        "min_prompts": Option(
+            "smallest number of distinct prompts for a pass (default 30)", "PROMPTS"
+        ),
+    }
 
 
 @verb(DivergenceSettings)
@@ -79,81 +75,52 @@ def parity_divergence(settings: DivergenceSettings) -> "reports.Findings":
     Raises:
         DraftQuantError: the measurements cannot be read, or do not have the same prompts.
     """
-    from ...validate.measure.measurement_file import read_measurement
-    from ...validate.parity.divergence_findings import MIN_PROMPTS, divergence_findings
-    from ...validate.served.served_gate import draft_sha256
+    from ...validate.runs.parity_runs import divergence_found
 
-    again, fewest = settings.plain_again, settings.min_prompts
-    speculative = [read_measurement(Path(path)) for path in settings.speculative]
-    findings = divergence_findings(
-        read_measurement(Path(settings.plain)),
-        speculative,
-        plain_again=None if again is None else read_measurement(Path(again)),
-        max_gap=settings.max_gap,
-        max_hazard_ratio=settings.max_hazard_ratio,
-        min_prompts=MIN_PROMPTS if fewest is None else fewest,
-    )
-    return settings.write(findings, lambda: [draft_sha256(one) for one in speculative])
+    return divergence_found(settings)
 
 
-# ---- `parity_draft`: proposals of a quantized draft against those of BF16
-
-
-@dataclass(frozen=True, slots=True)
-class DraftParitySettings(BoundedFindings):
+@dataclass(frozen=True)
+class DraftParitySettings(Settings, DraftParityRun):
     """Of which drafts along which traces, and how far they may part."""
 
-    baseline: Annotated[Reference, Argument("the BF16 draft: a folder or a Hub id", "BF16")]
-    candidate: Annotated[Reference, Argument("the quantized draft: a folder or a Hub id", "QUANT")]
-    traces: Annotated[AnyPath, Option("trace folder", "TRACES")]
-    _: KW_ONLY
-    num_draft_tokens: NumDraftTokens = None
-    target: Target = None
-    device: Device = "auto"
-    dtype: Dtype = "float32"
-    top: Annotated[
-        int,
-        Option(
+    options: ClassVar = {
+        **BOUNDED_FINDINGS,
+        "baseline": Argument("the BF16 draft: a folder or a Hub id", "BF16"),
+        "candidate": Argument("the quantized draft: a folder or a Hub id", "QUANT"),
+        "traces": Option("trace folder", "TRACES"),
+        "num_draft_tokens": NumDraftTokens,
+        "target": Target,
+        "device": Device,
+        "dtype": Dtype,
+        "top": Option(
             "how many most likely tokens are compared as a set (default 5)",
             "TOKENS",
             bounds=AT_LEAST_1,
         ),
-    ] = 5
-    max_kl: Annotated[
-        float | None, Option("largest mean KL(BF16 || QUANT) per drafted token, in nats", "NATS")
-    ] = None
-    min_agreement: Annotated[
-        float | None,
-        Option("smallest share of drafted tokens with the same most likely token", "SHARE"),
-    ] = None
-    min_top_agreement: Annotated[
-        float | None, Option("smallest shared part of the --top most likely tokens", "SHARE")
-    ] = None
-    min_overlap: Annotated[
-        float | None,
-        Option(
+        "max_kl": Option("largest mean KL(BF16 || QUANT) per drafted token, in nats", "NATS"),
+        "min_agreement": Option(
+            "smallest share of drafted tokens with the same most likely token", "SHARE"
+        ),
+        "min_top_agreement": Option(
+            "smallest shared part of the --top most likely tokens", "SHARE"
+        ),
+        "min_overlap": Option(
             "smallest mean overlap of the two distributions (sum of the smaller probabilities)",
             "SHARE",
         ),
-    ] = None
-    max_right_drop: Annotated[
-        float | None,
-        Option("how much less often the most likely token may equal the target's", "SHARE"),
-    ] = None
-    max_perplexity_rise: Annotated[
-        float | None,
-        Option(
+        "max_right_drop": Option(
+            "how much less often the most likely token may equal the target's", "SHARE"
+        ),
+        "max_perplexity_rise": Option(
             "largest relative rise of the draft's perplexity on the target's tokens (0.01 is 1 %%)",
             "SHARE",
         ),
-    ] = None
-    max_alpha_drop: Annotated[
-        float | None,
-        Option(
+        "max_alpha_drop": Option(
             "largest drop of the expected acceptance of sampled proposals (for sampled traces)",
             "SHARE",
         ),
-    ] = None
+    }
 
 
 @verb(DraftParitySettings)
@@ -166,48 +133,9 @@ def parity_draft(settings: DraftParitySettings) -> "reports.Findings":
     Raises:
         DraftQuantError: a draft or the traces cannot be read, or they do not fit each other.
     """
-    from ...calibration.passes.on_traces import chosen_num_draft_tokens, open_traces
-    from ...validate.parity.draft_findings import (
-        DraftLimits,
-        check_limits,
-        draft_agreement,
-        draft_findings,
-    )
+    from ...validate.runs.parity_runs import draft_found
 
-    allowed = DraftLimits(
-        max_kl=settings.max_kl,
-        min_agreement=settings.min_agreement,
-        min_top_agreement=settings.min_top_agreement,
-        min_overlap=settings.min_overlap,
-        max_right_drop=settings.max_right_drop,
-        max_perplexity_rise=settings.max_perplexity_rise,
-        max_alpha_drop=settings.max_alpha_drop,
-    )
-    check_limits(allowed)
-    traces = open_traces(settings.traces, settings.listener)
-    how = OnTracesSettings(
-        listener=settings.listener,
-        num_draft_tokens=settings.num_draft_tokens,
-        target=settings.target,
-        device=settings.device,
-        dtype=settings.dtype,
-        batch_size=1,
-    )
-    loaded = load_for_replay([settings.baseline, settings.candidate], traces, how)
-    with settings.listener.bar("compare", len(traces), "work") as bar:
-        prompts = draft_agreement(
-            *loaded.both,
-            traces,
-            num_draft_tokens=chosen_num_draft_tokens(settings.num_draft_tokens, loaded.drafts),
-            top=settings.top,
-            on_progress=bar.set,
-        )
-    findings = draft_findings(prompts, allowed, top=settings.top, confidence=settings.confidence)
-    both = (settings.baseline, settings.candidate)
-    return settings.write(findings, lambda: [draft_identity(one).draft_sha256 for one in both])
-
-
-# ---- `parity_run_tasks`: let lm_eval ask a server, for `parity_tasks`
+    return draft_found(settings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,36 +224,77 @@ def parity_run_tasks(settings: RunTasksSettings) -> "Mapping[str, reports.TaskSa
     return run_tasks(asked, Path(settings.out), engine=settings.engine, command=settings.lm_eval)
 
 
-# ---- `parity_tasks`: scores that lm_eval gave the same items of two servers
+@dataclass(frozen=True)
+class SampledSettings(Settings, SampledRun):
+    """Of which measurements, and who says how likely they are."""
 
-_DIRECTION = "of metrics whose direction neither lm_eval's results nor their name says"
+    options: ClassVar = {
+        **BOUNDED_FINDINGS,
+        **CHOSEN_PROMPTS,
+        "plain": Argument("measurement without a draft, with a --temperature", "PLAIN"),
+        "speculative": Argument("the same measurement with a draft", "SPECULATIVE"),
+        "prompts": Option("prompts that both were measured with", "PROMPTS"),
+        "tokenizer": Option(
+            "folder of the tokenizer, for prompts that are text (default: --target)", "FOLDER"
+        ),
+        "target": Option("folder of the target, if transformers computes the scores", "TARGET"),
+        "score_server": Option(
+            "address of a server that runs the target without a draft, if it computes the scores",
+            "URL",
+        ),
+        "score_engine": Option("engine at --score-server (default: that of PLAIN)"),
+        "device": Device,
+        "dtype": Option("dtype that --target computes in (default float32)"),
+        "concurrency": Option(
+            "concurrent requests at --score-server (default 8)", "REQUESTS", bounds=AT_LEAST_1
+        ),
+        "max_logprob_drop": Option(
+            "largest difference of the mean log-probability per token, in nats, in "
+            "either direction",
+            "NATS",
+        ),
+        "exclusive": ClassVar,
+    }
+    exclusive: ClassVar = (("target", "score_server"),)
 
 
-@dataclass(frozen=True, slots=True)
-class TasksSettings(BoundedFindings):
+@verb(SampledSettings)
+def parity_sampled(settings: SampledSettings) -> "reports.Findings":
+    """Compare how likely sampled output is to the target, with a draft and without.
+
+    Returns:
+        One finding.
+
+    Raises:
+        DraftQuantError: the measurements do not fit each other, or no target is given that can
+            score them.
+    """
+    from ...validate.runs.parity_runs import sampled_found
+
+    return sampled_found(settings)
+
+
+@dataclass(frozen=True)
+class TasksSettings(Settings, TasksRun):
     """Of which samples, and what drop is too much."""
 
-    first: Annotated[
-        AnyPath,
-        Argument(
+    options: ClassVar = {
+        **BOUNDED_FINDINGS,
+        "first": Argument(
             "samples of the reference server: a folder of lm_eval's --log_samples, or"
             " one of its files",
             "A_SAMPLES",
         ),
-    ]
-    second: Annotated[AnyPath, Argument("samples of the other server", "B_SAMPLES")]
-    _: KW_ONLY
-    max_score_drop: Annotated[
-        float | None,
-        Option(
+        "second": Argument("samples of the other server", "B_SAMPLES"),
+        "max_score_drop": Option(
             "largest tolerated drop of the score, in the metric's own unit, such as "
             "0.01 or 1%% for accuracy",
             "MARGIN",
             reads=share,
         ),
-    ] = None
-    higher_is_better: Annotated[Sequence[str], Option(_DIRECTION, "METRIC")] = ()
-    lower_is_better: Annotated[Sequence[str], Option(_DIRECTION, "METRIC")] = ()
+        "higher_is_better": Option(_DIRECTION, "METRIC"),
+        "lower_is_better": Option(_DIRECTION, "METRIC"),
+    }
 
 
 @verb(TasksSettings)
@@ -338,17 +307,9 @@ def parity_tasks(settings: TasksSettings) -> "reports.Findings":
     Raises:
         DraftQuantError: the samples cannot be read, or do not hold the same items.
     """
-    from ...validate.parity.lm_eval_tasks import Directions, read_samples
-    from ...validate.parity.task_findings import task_findings
+    from ...validate.runs.parity_runs import tasks_found
 
-    findings = task_findings(
-        read_samples(Path(settings.first)),
-        read_samples(Path(settings.second)),
-        max_score_drop=settings.max_score_drop,
-        confidence=settings.confidence,
-        directions=Directions(higher=settings.higher_is_better, lower=settings.lower_is_better),
-    )
-    return settings.write(findings)
+    return tasks_found(settings)
 
 
 def run(options: argparse.Namespace) -> int:

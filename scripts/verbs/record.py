@@ -1,118 +1,127 @@
 """`record`: what a target does on prompts, for calibration and replay."""
 
 import argparse
-import dataclasses
-import itertools
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from ...quantize.files.checkpoint import CONFIG_FILE, Checkpoint
-from ...quantize.files.hub import folder_of
-from ...recipes.listener import SILENT, Unit, beyond_kept
-from ..frame import reports
+from ...calibration.record_asked import RecordRun
+from ...recipes.decode import AT_LEAST_0, AT_LEAST_1, MisfitError
+from ...recipes.strict_json import JsonProblem, parse_json
+from ..frame import arguments, reports
+from ..frame.arguments import CHOSEN_PROMPTS
 from ..frame.console import megabytes, print_document, print_json, stdout
+from ..frame.settings import Option, Settings
 from ..frame.verb import verb
-from ..record_settings import RecordSettings
 from .traces import print_written, written
 
 if TYPE_CHECKING:
-    import torch
-
-    from ...calibration.prompts.prompt_file import Prompt
-    from ...calibration.prompts.prompt_source import ReadPrompts
-    from ...calibration.recording.conversations import Record
-    from ...calibration.recording.decoding import Decoding
-    from ...calibration.recording.record_traces import FixedBatch, RecordedBatch
-    from ...calibration.recording.target_shape import FittedPrompts, TargetShape
     from ...calibration.traces.trace_folder import TraceFolder
-    from ...calibration.vllm.recording_plan import RecordingPlan
-    from ...quantize.stored.loading import LoadedDraft
-    from ..on_ray import Placed
-
-# ---- The prompts that `record` gives its target: of a file, of a data set, or texts that go on
 
 
-def prompts_to_record(settings: RecordSettings) -> "FittedPrompts":
-    """The prompts that are recorded, and a word on those that are too long."""
-    from ...calibration.recording.target_shape import fitted_prompts
-
-    found, shape = _read(settings), shape_of(settings)
-    read = found.prompts
-    fitted = fitted_prompts(
-        read, shape, settings.max_new_tokens, settings.too_long, settings.prompts
-    )
-    if long := fitted.too_long:
-        done = "left out" if long.skipped else "cut to their last tokens"
-        names = long.skipped or long.truncated
-        verb = "is" if len(names) == 1 else "are"
-        settings.listener.warning(
-            f"{settings.prompts}: {len(names)} of {len(read)} prompts {verb} {done}: with"
-            f" {settings.max_new_tokens} new tokens they exceed the target's {shape.max_positions}"
-            f" positions ({', '.join(names[:3])}{', ...' if names[3:] else ''})"
-        )
-        if long.truncated and settings.continued and any(one.conversation_sha256 for one in read):
-            settings.listener.warning(
-                f"{settings.prompts}: a text that is cut no longer begins as its conversation did:"
-                " gate judges it only in one folder with the traces that began it (traces merge)"
-            )
-    return dataclasses.replace(fitted, dataset=found.dataset)
+def _assignment(text: str) -> Mapping[str, object]:
+    """NAME=VALUE; a value that is no JSON is text."""
+    name, sign, value = text.partition("=")
+    if not name.strip() or not sign:
+        raise MisfitError(f"expected NAME=VALUE, got {text!r}")
+    found: object = value
+    with suppress(JsonProblem):
+        found = parse_json(value)
+    return {name.strip().replace("-", "_"): found}
 
 
-def _read(settings: RecordSettings) -> "ReadPrompts":
-    from ...calibration.prompts.prompt_file import PromptEncoder
-    from ...calibration.prompts.prompt_source import ReadPrompts
-    from ...calibration.traces.manifest import MANIFEST_FILE
+@dataclass(frozen=True)
+class RecordSettings(Settings, RecordRun):
+    """Which target on which prompts, what is kept of it, and who runs it."""
 
-    encoder = PromptEncoder(Path(settings.target), continues=settings.continued)
-    if settings.continued and (Path(settings.prompts) / MANIFEST_FILE).is_file():
-        return ReadPrompts(prompts=_recorded_texts(settings))
-    read = settings.read_prompts(settings.prompts, encoder)
-    longer = sum(bool(prompt.later_turns) for prompt in read.prompts)
-    if longer and settings.turns == "first":
-        settings.listener.note(
-            f"{settings.prompts}: {longer} of {len(read.prompts)} prompts have later turns of the"
-            " user, which follow the target's answer: the first turn is recorded (--turns all:"
-            " each)"
-        )
-    return read
-
-
-def _recorded_texts(settings: RecordSettings) -> "tuple[Prompt, ...]":
-    """Texts of a trace folder, and a word on those that have ended or are another target's."""
-    from ...calibration.recording.conversations import recorded_texts
-    from ...calibration.recording.target_shape import end_token_ids
-    from ...calibration.traces.trace_folder import TraceFolder, file_sha256
-
-    target, traces = Path(settings.target), TraceFolder.open(Path(settings.prompts))
-    ends = frozenset[int]() if settings.ignore_eos else end_token_ids(target)
-    found = recorded_texts(traces, shape_of(settings).vocab_size, ends, settings.choice)
-    if found.ended:
-        named = ", ".join(found.ended[:3]) + (", ..." if found.ended[3:] else "")
-        settings.listener.warning(
-            f"{settings.prompts}: {len(found.ended)} of {len(traces)} texts end with the target's"
-            f" end of text, and are left out ({named})"
-        )
-    recorded = traces.manifest.target
-    if recorded.config_sha256 not in (None, file_sha256(target / CONFIG_FILE)):
-        settings.listener.warning(
-            f"{settings.prompts}: the texts are of the target {recorded.name}, whose {CONFIG_FILE}"
-            f" is another than that of {target.name}: they are given, and not its own"
-        )
-    return found.prompts
-
-
-def shape_of(settings: RecordSettings) -> "TargetShape":
-    """Sizes of the target before its weights are read; an engine may know more kinds of them."""
-    from ...calibration.recording.target_model import configured_shape
-    from ...calibration.recording.target_shape import TargetShape
-
-    read = TargetShape.read if settings.engine == "vllm" else configured_shape
-    return read(Path(settings.target))
+    options: ClassVar = {
+        **CHOSEN_PROMPTS,
+        "target": Option("folder of the target (safetensors, no remote code)", "TARGET"),
+        "prompts": Option(
+            "prompts: JSON lines with id, category and token_ids, text or messages; "
+            "MT-Bench, ShareGPT, Alpaca or SPEED-Bench files (also Parquet); or a Hub"
+            " data set, OWNER/NAME[@REVISION]",
+            "PROMPTS",
+        ),
+        "out": Option("folder to create", "FOLDER"),
+        "turns": Option(
+            "turns of a conversation: the first only (default), or all, each after "
+            "the target's own answers"
+        ),
+        "continued": Option(
+            "go on behind the texts of a trace folder (--prompts), or behind begun answers",
+            flag="--continue",
+        ),
+        "draft": Option(
+            "draft whose config.json names the target layers and the mask token to record", "DRAFT"
+        ),
+        "fused": Option(
+            "store hidden states after the draft's fc: smaller, but valid only for "
+            "drafts with the same fc"
+        ),
+        "aux_layer_ids": Option(
+            "target layers to record, counted from 0 (default: those of --draft)",
+            "LAYER,...",
+            flag="--aux-layers",
+            several="commas",
+        ),
+        "tables": Option("store the target's embedding and head too, for drafts without their own"),
+        "table_ids": arguments.TableIds,
+        "feature_storage": Option("how hidden states are stored (default exact)"),
+        "max_new_tokens": Option(
+            "longest answer in tokens (default 128)", "TOKENS", bounds=AT_LEAST_1
+        ),
+        "ignore_eos": Option(
+            "ignore the end-of-text token: every answer has --max-new-tokens tokens"
+        ),
+        "too_long": Option(
+            "prompts too long for the target's context: stop (error, default), leave them"
+            " out (skip), or keep their last tokens"
+        ),
+        "temperature": arguments.Temperature,
+        "top_p": arguments.TopP,
+        "top_k": arguments.TopK,
+        "seed": arguments.SamplingSeed,
+        "logprobs": Option("store log-probabilities (always stored when sampling)"),
+        "top_logprobs": Option(
+            "also store this many most likely tokens (default 0)", "TOKENS", bounds=AT_LEAST_0
+        ),
+        "dtype": Option(
+            "dtype to compute and store in (default: bfloat16 with an engine; else float32, stored"
+            " in bfloat16 if the target's weights are)"
+        ),
+        "batch_size": Option(
+            "prompts per batch, or in flight (default 32)",
+            "PROMPTS",
+            bounds=AT_LEAST_1,
+        ),
+        "fixed_batches": Option("always the same --batch-size prompts together, alone"),
+        "device": arguments.Device,
+        "device_map": Option(
+            "spread a large target over all GPUs, then CPU and disk (needs accelerate)"
+        ),
+        "ray": arguments.Ray,
+        "engine": Option(
+            "what runs the target (default transformers); vllm takes every target of"
+            " vLLM, on any number of GPUs; sglang is always refused (traces import)"
+        ),
+        "engine_args": Option(
+            "argument for vLLM, such as tensor_parallel_size=8; repeat for more",
+            "NAME=VALUE",
+            flag="--engine-arg",
+            several="repeated",
+            reads=_assignment,
+        ),
+        "server": Option(
+            "vLLM servers started as --print-server-args says (API key: DRAFTQUANT_SERVER_KEY)",
+            "URL",
+        ),
+        "shared": Option(
+            "folder that the server and this machine share, for passing hidden states", "FOLDER"
+        ),
+        "print_server_args": Option("print the command that starts such a server, and exit"),
+    }
 
 
 @verb(RecordSettings)
@@ -134,244 +143,10 @@ def record(settings: RecordSettings) -> "reports.TraceFolder | str":
         DraftQuantError: the target, the draft, the prompts or a setting cannot be used, or the
             folder exists already.
     """
-    from transformers.utils import logging
+    from ...calibration.record_run import record_asked
 
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call] # one bar is enough
-    logging.set_verbosity_error()  # type: ignore[no-untyped-call] # missing weights are our error
-    how = _how(settings)
-    fitted = prompts_to_record(settings)
-    if settings.print_server_args:
-        assert settings.shared is not None  # see `RecordSettings.check`
-        plan = _vllm_plan(settings, how, fitted)
-        return plan.setup(Path(settings.shared), dict(settings.engine_args or {})).command()
-    assert settings.out is not None  # likewise
-    unit: Unit = "items" if settings.engine == "vllm" else "work"
-    turns = itertools.count(1)
-    with ExitStack() as stack:
-        by: Callable[..., TraceFolder] = _by_vllm if settings.engine == "vllm" else _by_transformers
-        if settings.ray is not None:
-            by = partial(_by_transformers, elsewhere=stack.enter_context(_ray_tasks(settings, how)))
-        bar = stack.enter_context(settings.listener.bar("record", len(fitted.prompts), unit))
+    return record_asked(settings)
 
-        def records(some: "Sequence[Prompt]", folder: Path) -> "TraceFolder":
-            these = dataclasses.replace(fitted, prompts=tuple(some))
-            if settings.turns == "all":
-                bar.phase(f"record turn {next(turns)}", len(some), unit)
-            show = beyond_kept(bar) if settings.engine == "vllm" else bar.set
-            return by(settings, how, these, folder, show)
-
-        if settings.turns == "all":
-            return _all_turns(settings, fitted.prompts, records)
-        return records(fitted.prompts, Path(settings.out))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _HowToRecord:
-    """What is recorded of every prompt, whoever runs the target; fields as in `record_traces`."""
-
-    decoding: "Decoding"
-    aux_layer_ids: tuple[int, ...] | None
-    fuse_with: "LoadedDraft | None"
-    table_ids: tuple[int, ...] | None
-    device: "torch.device"
-
-
-def _how(settings: RecordSettings) -> _HowToRecord:
-    import torch
-
-    from ...calibration.passes.draft_inputs import mask_token_ids
-    from ...calibration.passes.memory import resolve_device
-    from ...calibration.recording.decoding import Decoding
-    from ...calibration.recording.target_shape import check_draft_fits
-    from ...calibration.traces.target_tables import TargetTables
-    from ...quantize.drafts import read_config
-    from ...quantize.stored.loading import load_draft
-
-    device = resolve_device(settings.device)
-    given, fuse_with = settings.aux_layer_ids, None
-    aux_layer_ids = None if given is None else tuple(given)
-    table_ids = tuple(settings.table_ids)
-    if settings.draft:
-        folder = folder_of(settings.draft)
-        _, geometry = read_config(Checkpoint.open(folder))
-        check_draft_fits(folder.name, geometry, shape_of(settings), aux_layer_ids)
-        aux_layer_ids = aux_layer_ids or geometry.aux_layer_ids
-        table_ids += mask_token_ids(geometry)
-        if settings.fused:
-            dtype = getattr(torch, settings.computes_in)
-            shared = TargetTables.find(Path(settings.target)).shared(None, device)
-            fuse_with = load_draft(folder, dtype=dtype, device=device, compact=True, shared=shared)
-    return _HowToRecord(
-        decoding=Decoding(
-            temperature=settings.temperature,
-            top_p=settings.top_p,
-            top_k=settings.top_k,
-            seed=settings.seed,
-            logprobs=settings.logprobs,
-            num_top_logprobs=settings.top_logprobs,
-            ignore_eos=settings.ignore_eos,
-        ),
-        aux_layer_ids=aux_layer_ids,
-        fuse_with=fuse_with,
-        table_ids=table_ids if settings.tables else None,
-        device=device,
-    )
-
-
-def _by_transformers(
-    settings: RecordSettings,
-    how: _HowToRecord,
-    fitted: "FittedPrompts",
-    out: Path,
-    on_progress: Callable[[int, int], None],
-    elsewhere: "Callable[[Sequence[FixedBatch]], Iterator[RecordedBatch]] | None" = None,
-) -> "TraceFolder":
-    from ...calibration.recording.record_traces import record_traces
-    from ...calibration.recording.target_model import Placement
-    from ...calibration.traces.stored_features import storage_of
-
-    return record_traces(
-        Path(settings.target),
-        fitted.prompts,
-        out,
-        max_new_tokens=settings.max_new_tokens,
-        decoding=how.decoding,
-        aux_layer_ids=how.aux_layer_ids,
-        fuse_with=how.fuse_with,
-        dtype=settings.computes_in,
-        stored=settings.stored_in,
-        batch_size=settings.batch_size,
-        fixed_batches=settings.fixed_batches,
-        placement=Placement(device=how.device, device_map=settings.device_map),
-        table_ids=how.table_ids,
-        storage=storage_of(settings.feature_storage),
-        too_long=fitted.too_long,
-        dataset=fitted.dataset,
-        elsewhere=elsewhere,
-        on_progress=on_progress,
-        on_note=settings.listener.note,
-    )
-
-
-def _ray_tasks(
-    settings: RecordSettings, how: _HowToRecord
-) -> "AbstractContextManager[Placed[FixedBatch, RecordedBatch]]":
-    """Inside the block, fixed batches are recorded by the cluster of the settings."""
-    from ..on_ray import ray_tasks
-
-    assert settings.ray is not None  # its caller asks
-    sent = dataclasses.replace(
-        settings,
-        listener=SILENT,
-        device=how.device.type,
-        target=Path(settings.target).absolute(),
-        draft=settings.draft and folder_of(settings.draft).absolute(),
-    )
-    return ray_tasks(settings.ray, how.device, partial(_open_recording, sent))
-
-
-@contextmanager
-def _open_recording(settings: RecordSettings) -> "Iterator[Callable[[FixedBatch], RecordedBatch]]":
-    """In a worker: load the target; what the block is given records a batch."""
-    from ...calibration.recording.record_traces import record_batch
-    from ...calibration.recording.target_model import Placement, opened_target
-    from ...calibration.traces.stored_features import storage_of
-
-    how, scratch = _how(settings), Path(tempfile.gettempdir())
-    with opened_target(
-        Path(settings.target),
-        aux_layer_ids=how.aux_layer_ids,
-        fuse_with=how.fuse_with,
-        dtype=settings.computes_in,
-        stored=settings.stored_in,
-        placement=Placement(device=how.device),
-        storage=storage_of(settings.feature_storage),
-        beside=scratch,
-    ) as opened:
-        yield partial(
-            record_batch,
-            opened,
-            max_new_tokens=settings.max_new_tokens,
-            decoding=how.decoding,
-            batch_size=settings.batch_size,
-            spool=scratch,
-        )
-
-
-def _by_vllm(
-    settings: RecordSettings,
-    how: _HowToRecord,
-    fitted: "FittedPrompts",
-    out: Path,
-    on_progress: Callable[[int, int], None],
-) -> "TraceFolder":
-    from ...calibration.traces.stored_features import storage_of
-    from ...calibration.vllm.vllm_recording import Offline, Served, record_with_vllm
-
-    source: Served | Offline = Offline(arguments=dict(settings.engine_args or {}))
-    if settings.server:
-        assert settings.shared is not None  # see `RecordSettings.check`
-        source = Served(
-            urls=settings.server,
-            folder=Path(settings.shared),
-            on_warning=settings.listener.warning,
-        )
-    plan = _vllm_plan(settings, how, fitted)
-    return record_with_vllm(
-        plan,
-        source,
-        out,
-        table_ids=how.table_ids,
-        storage=storage_of(settings.feature_storage),
-        on_progress=on_progress,
-    )
-
-
-def _vllm_plan(
-    settings: RecordSettings, how: _HowToRecord, fitted: "FittedPrompts"
-) -> "RecordingPlan":
-    from ...calibration.vllm.recording_plan import RecordingPlan
-
-    return RecordingPlan(
-        target=Path(settings.target),
-        shape=shape_of(settings),
-        prompts=fitted.prompts,
-        too_long=fitted.too_long,
-        dataset=fitted.dataset,
-        max_new_tokens=settings.max_new_tokens,
-        decoding=how.decoding,
-        aux_layer_ids=how.aux_layer_ids,
-        fuse_with=how.fuse_with,
-        dtype=settings.computes_in,
-        most_in_flight=settings.batch_size,
-    )
-
-
-def _all_turns(
-    settings: RecordSettings, prompts: "Sequence[Prompt]", record: "Record"
-) -> "TraceFolder":
-    """Record conversations, and say how far they went."""
-    from ...calibration.recording.conversations import record_conversations
-
-    assert settings.out is not None  # see `RecordSettings.check`
-    report = record_conversations(
-        prompts,
-        Path(settings.target),
-        Path(settings.out),
-        record,
-        max_new_tokens=settings.max_new_tokens,
-    )
-    turns = ", ".join(f"{count} prompts" for count in report.num_turns)
-    settings.listener.note(f"turn by turn: {turns}")
-    if report.num_cut_short:
-        settings.listener.note(
-            f"{report.num_cut_short} conversations end before their last turn, which the target"
-            " has no positions for"
-        )
-    return report.traces
-
-
-# ---- `draftquant record`: what a target does on prompts, for calibration and replay
 
 VERB = record
 

@@ -1,50 +1,29 @@
 """`report`: what `gate --report` wrote as a page, as Markdown, as JUnit."""
 
 import argparse
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import ClassVar
 
-from typing_extensions import override
-
-from ...recipes.regular_file import AnyPath, read_text
-from ...validate.judging.published import Published
+from ...validate.runs.asked import ReportRun
+from ..frame import reports
+from ..frame.arguments import PAGES
 from ..frame.console import print_document, print_json, stderr
-from ..frame.pages import Pages, texts_of
-from ..frame.settings import Argument
+from ..frame.settings import Argument, Settings
 from ..frame.verb import verb
 
-if TYPE_CHECKING:
-    from ...validate.report.document import Document
 
-
-@dataclass(frozen=True, slots=True)
-class ReportSettings(Pages):
+@dataclass(frozen=True)
+class ReportSettings(Settings, ReportRun):
     """Of which report, and into which files; without any the command prints Markdown."""
 
-    gate: Annotated[AnyPath, Argument("JSON report, written by 'gate --report'", "G.json")]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class WrittenReport(Published):
-    """A report of the gate that was read, and the files that were written of it.
-
-    Attributes:
-        document: the report.
-        written: the files.
-    """
-
-    document: "Document"
-    written: tuple[Path, ...]
-
-    @override
-    def brief(self) -> Mapping[str, object]:
-        return {**self.document.brief(), "written": ", ".join(map(str, self.written))}
+    options: ClassVar = {
+        **PAGES,
+        "gate": Argument("JSON report, written by 'gate --report'", "G.json"),
+    }
 
 
 @verb(ReportSettings)
-def report(settings: ReportSettings) -> WrittenReport:
+def report(settings: ReportSettings) -> "reports.WrittenReport":
     """Write a report of the gate as a page, as Markdown, or as JUnit.
 
     Returns:
@@ -54,13 +33,9 @@ def report(settings: ReportSettings) -> WrittenReport:
         DraftQuantError: the file is not a report of the gate, or a file cannot be written; then no
             file is written.
     """
-    from ...validate.report.document import read_report
+    from ...validate.runs.report_pages import written_report
 
-    settings.check_pages()
-    document = read_report(Path(settings.gate))
-    written = settings.write_pages(document, beside=settings.golden_file(document))
-    found = WrittenReport(document=document, written=written)
-    return found.with_texts(texts_of(read_text(Path(settings.gate))))
+    return written_report(settings)
 
 
 # ---- `draftquant report`: the gate's JSON as a page, as Markdown, as JUnit

@@ -19,10 +19,11 @@ from ..frame.settings import Argument, Option, Settings
 from ..frame.verb import Below, Verbs, run_verb, verb
 
 if TYPE_CHECKING:
+    from ...calibration.dumps.import_dump import ImportReport
     from ...calibration.traces.manifest import TraceManifest
     from ...calibration.traces.trace_folder import TraceFolder
+    from ...calibration.traces.trace_info import TraceInfo
     from ...quantize.stored.loading import LoadedDraft
-    from ..frame.reports import ImportReport, TraceInfo
 
 
 @dataclass(frozen=True, slots=True)

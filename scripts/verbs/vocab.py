@@ -6,19 +6,19 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from ...quantize.files.hub import resolve_draft
 from ...quantize.files.report_files import check_reports, write_reports
 from ...quantize.files.staging import check_output
 from ...recipes.decode import AT_LEAST_1
 from ...recipes.regular_file import AnyPath, optional_path
+from ...validate.counting.acceptance_counts import Passes
 from ..frame import arguments, reports
-from ..frame.arguments import share
+from ..frame.arguments import PASSES, share
 from ..frame.console import megabytes, print_json, print_table, stderr, stdout, table
-from ..frame.settings import Option
+from ..frame.settings import Option, Settings
 from ..frame.verb import verb
-from ..loaded_drafts import PassesSettings, load_for_replay
 
 if TYPE_CHECKING:
     from ...calibration.vocabulary_rows import Choosing, ChosenRows
@@ -44,8 +44,10 @@ _OF_THE_CURVE = (
 
 
 @dataclass(frozen=True, slots=True)
-class VocabSettings(PassesSettings):
+class VocabSettings(Settings, Passes):
     """Of which draft, by which text, and how many rows; or the curve of all sizes."""
+
+    options: ClassVar = PASSES
 
     draft: arguments.Draft
     traces: Annotated[
@@ -209,6 +211,7 @@ def _judged(settings: VocabSettings, choosing: "Choosing") -> "VocabReport":
     from ...calibration.vocabulary_rows import check_same_target
     from ...validate.comparison.size_curve import drawing, size_curve
     from ...validate.comparison.size_estimate import VocabReport
+    from ...validate.counting.loaded_drafts import load_for_replay
     from ...validate.judging.candidate_origin import check_apart
 
     traces, judge = choosing.traces, None

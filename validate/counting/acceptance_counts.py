@@ -13,6 +13,9 @@ from itertools import accumulate, pairwise
 from typing import Literal
 
 from ...calibration.traces.manifest import Sampling
+from ...recipes.formats import AS_STORED, ServedForm
+from ...recipes.listener import Heard
+from ...recipes.regular_file import AnyPath
 
 NGRAM_ORDER = 8
 
@@ -238,3 +241,52 @@ def estimand(temperature: float, sampling: Sampling | None, draft_sampling: Draf
         "probabilistic": "expected over proposals that are drawn at that temperature",
     }
     return f"sampled ({drawn}) {counted}; {proposals[draft_sampling]}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Passes(Heard):
+    """How drafts run along traces.
+
+    Attributes:
+        num_draft_tokens: K; None = what the drafts are made for.
+        target: whose embedding and head they share; None = those of the traces.
+        batch_size: prompts that run together; None = as many as fit.
+    """
+
+    num_draft_tokens: int | None = None
+    target: AnyPath | None = None
+    device: str = "auto"
+    dtype: ComputeDtype = "float32"
+    draft_sampling: DraftSampling = "greedy"
+    batch_size: int | None = None
+
+    @property
+    def rotary_base(self) -> float | None:
+        """Instead of that of config.json."""
+        return None
+
+    @property
+    def served(self) -> ServedForm:
+        """What an engine makes of each draft but the reference, the first of several."""
+        return AS_STORED
+
+    def served_forms(self, count: int) -> list[ServedForm]:
+        """What an engine makes of each of so many drafts."""
+        as_stored = min(1, count - 1)
+        return [AS_STORED] * as_stored + [self.served] * (count - as_stored)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnTraces(Passes):
+    """How they are replayed, and where.
+
+    Attributes:
+        no_cache: what the first draft proposes is neither recalled nor kept.
+    """
+
+    no_cache: bool = False
+
+    @property
+    def ray_address(self) -> str | None:
+        """Of the Ray cluster that computes what drafts propose; None = this process does."""
+        return None

@@ -14,18 +14,17 @@ import dataclasses
 import functools
 import hashlib
 import json
-import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ...calibration.passes.draft_inputs import proposals_of_batch
+from ...calibration.passes.memory import computing
 from ...calibration.passes.proposals import Proposals
 from ...calibration.traces.trace_folder import TraceFolder
 from ...quantize.drafts.forward import whole_rows
@@ -33,16 +32,11 @@ from ...quantize.files.digests import Digest, tensors_sha256
 from ...quantize.files.result_cache import ResultCache
 from ...quantize.files.safetensors_header import WORKERS
 from ...quantize.stored.loading import LoadedDraft
-from ...recipes.packages import package_version
-from ...recipes.regular_file import open_stream
 
 PROMPTS_PER_PROOF = 32
 """Of so many prompts one is replayed again: 3 % of a replay, at least one prompt."""
 
-_ROOT = Path(__file__).parents[2]
-_COMPUTING = ("recipes", "quantize", "calibration", "validate/counting")
 _BLOCK = 2**26  # elements copied from a device at a time
-_SOME = 2**16  # bytes of what Linux says of its processors: the first one is among them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,52 +180,6 @@ def _digest(weight: Tensor) -> str:
     for part in torch.split(weight.detach().reshape(-1), _BLOCK):
         digest.update(part.cpu().view(torch.uint8).numpy().data)
     return str(digest)
-
-
-def computing(device: torch.device) -> dict[str, object]:
-    """What gives the same bits where it is the same: arithmetic, and the code of this package."""
-    return {
-        **arithmetic(device),
-        "draftquant": package_version("draftquant"),
-        "code": code_sha256(),
-    }
-
-
-def arithmetic(device: torch.device) -> dict[str, object]:
-    """What rounds results otherwise on another machine: a product may be summed in another order.
-
-    On the CPU the number of threads does so too: of 7,168 columns two threads sum halves.
-    """
-    if device.type == "cpu":
-        name = f"{_processor()} {torch.backends.cpu.get_cpu_capability()}"
-        name += f", {torch.get_num_threads()} threads"
-    else:
-        name = torch.cuda.get_device_name(device)
-    precision = torch.get_float32_matmul_precision()
-    return {"torch": torch.__version__, "device": name, "float32 products": precision}
-
-
-def _processor() -> str:
-    """As Linux calls it; kernels of one instruction set still differ by it."""
-    cpuinfo = Path("/proc/cpuinfo")
-    if not cpuinfo.is_file():
-        return "cpu"
-    with open_stream(cpuinfo) as stream:
-        name = re.search(rb"^model name\s*:(.*)$", stream.read(_SOME), re.MULTILINE)
-    return name[1].decode("ascii", "replace").strip() if name else "cpu"
-
-
-@functools.cache
-def code_sha256() -> str:
-    """Of the modules that a proposal may depend on: a checkout changes without a new version."""
-    digest = hashlib.sha256()
-    for house in _COMPUTING:
-        for path in sorted((_ROOT / house).rglob("*.py")):
-            with open_stream(path) as stream:
-                text = stream.read()
-            digest.update(f"{path.relative_to(_ROOT)} {len(text)}\n".encode())
-            digest.update(text)
-    return digest.hexdigest()
 
 
 def _sample(asked: Question) -> list[int]:

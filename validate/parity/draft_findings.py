@@ -24,7 +24,7 @@ from ...quantize.stored.loading import LoadedDraft
 from ...recipes.errors import ParityError
 from ..counting.paired_change import Bounded, Floats, pooled_mean
 from ..counting.trace_replay import acceptance_probabilities
-from .finding import MIN_PROMPTS, Finding, Limits, judged, limits
+from .finding import MIN_PROMPTS, DraftLimits, Finding, Limits, judged, limits
 
 Quantity = Literal[
     "rows",
@@ -220,26 +220,6 @@ def _logits(draft: LoadedDraft, hidden: Tensor) -> Tensor:
 
 def _vocabulary(draft: LoadedDraft) -> Tensor:
     return draft.forward.to_target(torch.arange(draft.forward.num_logits, device=draft.device))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DraftLimits:
-    """What quantizing may change; None = not judged.
-
-    Attributes:
-        min_overlap: mean sum of the smaller probabilities.
-        max_right_drop: how much less often the most likely token is the target's, as a share.
-        max_perplexity_rise: of the draft on the target's tokens, in nats of its logarithm.
-        max_alpha_drop: of the expected acceptance of drawn proposals, as a share.
-    """
-
-    max_kl: float | None = None
-    min_agreement: float | None = None
-    min_top_agreement: float | None = None
-    min_overlap: float | None = None
-    max_right_drop: float | None = None
-    max_perplexity_rise: float | None = None
-    max_alpha_drop: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

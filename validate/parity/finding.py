@@ -17,7 +17,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from typing_extensions import override
 
@@ -27,8 +27,10 @@ from ...recipes.decode import CONFIDENCE
 from ...recipes.errors import ParityError
 from ...recipes.regular_file import read_text
 from ...recipes.strict_json import JsonProblem, decode, parse_object
-from ..counting.paired_change import Bounded
 from ..judging.policy import EXIT_CODES, Verdict, worst
+
+if TYPE_CHECKING:
+    from ..counting.paired_change import Bounded
 
 CheckName = Literal["divergence", "task", "sampled", "draft"]
 
@@ -197,7 +199,7 @@ def limits(
 def judged(
     check: CheckName,
     what: str,
-    found: Bounded,
+    found: "Bounded",
     allowed: Limits,
     *,
     unit: str = "prompts",
@@ -223,7 +225,7 @@ def judged(
 
 
 def _verdict(
-    found: Bounded, allowed: Limits, unit: str, min_clusters: int, remedy: str
+    found: "Bounded", allowed: Limits, unit: str, min_clusters: int, remedy: str
 ) -> tuple[Verdict, str]:
     if not allowed.given:
         return "INCONCLUSIVE", f"no threshold was given ({allowed.option})"
@@ -241,3 +243,27 @@ def _verdict(
         f"the limit {named} ({allowed.option}) lies between the bounds, so these items do not"
         f" decide: {remedy}",
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftLimits:
+    """What quantizing may change; None = not judged.
+
+    Attributes:
+        max_kl: mean KL(BF16 || quantized).
+        min_agreement: share of equal most likely tokens.
+        min_top_agreement: shared part of the most likely tokens.
+        min_overlap: mean sum of the smaller probabilities.
+        max_right_drop: how much less often the most likely token is the target's, as a share.
+        max_perplexity_rise: of the draft on the target's tokens, in nats of its logarithm, which
+            for small values is the relative rise.
+        max_alpha_drop: of the expected acceptance of drawn proposals, as a share.
+    """
+
+    max_kl: float | None = None
+    min_agreement: float | None = None
+    min_top_agreement: float | None = None
+    min_overlap: float | None = None
+    max_right_drop: float | None = None
+    max_perplexity_rise: float | None = None
+    max_alpha_drop: float | None = None

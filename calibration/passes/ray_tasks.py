@@ -6,7 +6,6 @@ tasks need once, by the paths that the command names. Source: Ray 2.60: `ray.rem
 `max_retries` counts deaths of workers and nodes, not errors of a task.
 """
 
-import dataclasses
 import platform
 import socket
 import sys
@@ -15,19 +14,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
-from ..recipes.errors import DraftQuantError, first_line
-from ..recipes.listener import SILENT
-from ..recipes.packages import install_line
+import torch
 
-if TYPE_CHECKING:
-    import torch
-
-    from ..calibration.passes.proposals import Proposals
-    from ..validate.counting.replay_cache import Elsewhere, Question
-    from .loaded_drafts import LoadedForReplay, PassesSettings
+from ...recipes.errors import DraftQuantError, first_line
+from ...recipes.packages import install_line, package_version
+from .memory import computing
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -53,19 +46,19 @@ class _Work(Generic[Job, Result]):
 
     Attributes:
         run: a name of its own. num_threads: of torch, as well as `device`.
-        machine: that started the run, see `_machine`.
+        machine: that started the run, see `machine_of`.
     """
 
     run: str
     open_: Opening[Job, Result]
     num_threads: int
-    device: "torch.device"
+    device: torch.device
     machine: Mapping[str, object]
 
 
 @contextmanager
 def ray_tasks(
-    address: str, device: "torch.device", open_: Opening[Job, Result]
+    address: str, device: torch.device, open_: Opening[Job, Result]
 ) -> Iterator[Placed[Job, Result]]:
     """Inside the block, jobs are computed by a cluster.
 
@@ -79,8 +72,6 @@ def ray_tasks(
             are taken, a task is lost again and again, or a node cannot compute it.
         DraftQuantError: as of a task.
     """
-    import torch
-
     try:
         import ray
     except ImportError as exc:
@@ -102,7 +93,7 @@ def ray_tasks(
             open_=open_,
             num_threads=num_threads,
             device=torch.device(device.type),
-            machine=_machine(device),
+            machine=machine_of(device),
         )
         with redirect_stdout(sys.stderr):  # Ray prints which workers died, whatever it is told
             yield partial(_results, where, ray, remote(_compute), ray.put(work))
@@ -156,24 +147,19 @@ def _results(where: str, ray: Any, remote: Any, work: Any, jobs: Sequence[Any]) 
 
 def _compute(work: _Work[Job, Result], job: Job) -> Result:
     """A task: one job, by what its worker has opened."""
-    import torch
-
     torch.set_num_threads(work.num_threads)
     if work.run not in _OPENED:
-        _check_equal("it", _machine(work.device), work.machine)
+        check_equal("it", machine_of(work.device), work.machine)
         _OPENED[work.run] = _STACK.enter_context(work.open_())
     return cast("Result", _OPENED[work.run](job))
 
 
-def _machine(device: "torch.device") -> Mapping[str, object]:
+def machine_of(device: torch.device) -> Mapping[str, object]:
     """What gives the same bits where it is the same."""
-    from ..recipes.packages import package_version
-    from ..validate.counting.replay_cache import computing
-
     return {**computing(device), "transformers": package_version("transformers")}
 
 
-def _check_equal(what: str, found: Mapping[str, object], expected: Mapping[str, object]) -> None:
+def check_equal(what: str, found: Mapping[str, object], expected: Mapping[str, object]) -> None:
     """Refuse a node that would give other results than the machine that started the tasks."""
     if found != expected:
         other = [f"{n} {found[n]}, expected {e}" for n, e in expected.items() if found[n] != e]
@@ -183,67 +169,3 @@ def _check_equal(what: str, found: Mapping[str, object], expected: Mapping[str, 
             fix="start the command on a machine like the nodes, with the same packages, and let the"
             " paths of draft, target and traces name the same files everywhere",
         )
-
-
-def replayed_on_ray(
-    address: str,
-    loaded: "LoadedForReplay",
-    settings: "PassesSettings",
-    on_progress: Callable[[int, int], None],
-) -> "Elsewhere":
-    """What drafts propose, by a task for each batch of prompts.
-
-    Args:
-        address: of the cluster.
-        loaded: the drafts.
-        settings: with which they were loaded.
-        on_progress: called with (prompts that are done, prompts).
-    """
-    from ..validate.counting.replay_cache import decoded
-
-    def answer(asked: "Sequence[Question]") -> "Sequence[Sequence[Proposals]]":
-        if not asked:
-            return []
-        names = {each.name for each in dataclasses.fields(asked[0])} - {"draft", "traces"}
-        places = {id(draft): place for place, draft in enumerate(loaded.drafts)}
-        device, target = loaded.device.type, settings.target and Path(settings.target).absolute()
-        open_ = partial(
-            _open_replay,
-            dataclasses.replace(settings, listener=SILENT, device=device, target=target),
-            [folder.absolute() for folder in loaded.folders],
-            loaded.traces.folder.absolute(),
-            {name: getattr(asked[0], name) for name in names},
-            {places[id(question.draft)]: question.content for question in asked},
-        )
-        found: list[dict[int, Proposals]] = [{} for _ in asked]
-        batches = asked[0].batches
-        with ray_tasks(address, loaded.device, open_) as placed:
-            for batch, answers in zip(batches, placed(batches), strict=True):
-                for own, question, answer in zip(found, asked, answers, strict=True):
-                    proposals = decoded(answer, question, batch)
-                    assert proposals is not None  # the worker was asked the same question
-                    own.update(zip(batch, proposals, strict=True))
-                on_progress(len(found[0]), len(loaded.traces))
-        return [[own[position] for position in sorted(own)] for own in found]
-
-    return answer
-
-
-@contextmanager
-def _open_replay(
-    settings: "PassesSettings",
-    folders: Sequence[Path],
-    traces: Path,
-    how: Mapping[str, Any],
-    contents: Mapping[int, Mapping[str, object]],
-) -> Iterator[Callable[[Sequence[int]], list[bytes]]]:
-    """In a worker: load the drafts, and ask some of them; a job is a batch of positions."""
-    from ..calibration.traces.trace_folder import TraceFolder
-    from ..validate.counting.replay_cache import Question, encoded
-    from .loaded_drafts import load_for_replay
-
-    loaded = load_for_replay(folders, TraceFolder.open(traces), settings)
-    questions = [Question(draft=loaded.drafts[i], traces=loaded.traces, **how) for i in contents]
-    for question, content in zip(questions, contents.values(), strict=True):
-        _check_equal(question.draft.name, question.content, content)
-    yield lambda batch: [encoded(question.answer(batch)) for question in questions]

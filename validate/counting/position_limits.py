@@ -6,30 +6,25 @@ them, and then a figure is of text that no user of that engine gets.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-from ..quantize.drafts import Draft
-from ..quantize.files.checkpoint import Checkpoint
-from ..quantize.files.hub import Reference, folder_of
-from ..quantize.pairing.serving_limits import LONGER
-from ..quantize.pairing.target import Rotation
-from ..quantize.stored.stored_draft import StoredDraft
-from ..recipes.listener import Listener
-
-if TYPE_CHECKING:
-    from ..calibration.traces.trace_folder import TraceFolder
+from ...calibration.traces.trace_folder import TraceFolder
+from ...quantize.drafts import Draft
+from ...quantize.files.checkpoint import Checkpoint
+from ...quantize.pairing.serving_limits import LONGER
+from ...quantize.pairing.target import Rotation
+from ...quantize.stored.stored_draft import StoredDraft
+from ...recipes.listener import Listener
 
 
 def position_warnings(
-    references: Iterable[Reference], traces: "TraceFolder", listener: Listener
+    folders: Iterable[Path], traces: TraceFolder, listener: Listener
 ) -> tuple[str, ...]:
     """What to warn of, where drafts are made for fewer positions than traces have.
 
     Each sentence is one of all drafts that it is true of.
 
     Args:
-        references: folders or Hub ids.
-        traces: to replay.
         listener: is told of layers that see a window.
 
     Raises:
@@ -37,8 +32,7 @@ def position_warnings(
     """
     longest = max((prompt.num_tokens for prompt in traces.manifest.prompts), default=0)
     drafts: dict[Positions, list[str]] = {}
-    for reference in references:
-        folder = folder_of(reference)
+    for folder in folders:
         found = Positions.of(StoredDraft.read(Checkpoint.open(folder)).draft)
         names = drafts.setdefault(found, [])
         names += [folder.name] * (folder.name not in names)

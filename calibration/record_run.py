@@ -1,0 +1,316 @@
+"""`record`, whole: prompts are read, and transformers, vLLM or a cluster records them."""
+
+import dataclasses
+import itertools
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from transformers.utils import logging
+
+from ..quantize.drafts import read_config
+from ..quantize.files.checkpoint import CONFIG_FILE, Checkpoint
+from ..quantize.files.hub import folder_of
+from ..quantize.stored.loading import LoadedDraft, load_draft
+from ..recipes.listener import SILENT, Unit, beyond_kept
+from .passes.draft_inputs import mask_token_ids
+from .passes.memory import resolve_device
+from .passes.ray_tasks import Placed, ray_tasks
+from .prompts.prompt_file import Prompt, PromptEncoder
+from .prompts.prompt_source import ReadPrompts, chosen_prompts
+from .record_asked import RecordRun
+from .recording.conversations import Record, record_conversations, recorded_texts
+from .recording.decoding import Decoding
+from .recording.record_traces import FixedBatch, RecordedBatch, record_batch, record_traces
+from .recording.target_model import Placement, configured_shape, opened_target
+from .recording.target_shape import (
+    FittedPrompts,
+    TargetShape,
+    check_draft_fits,
+    end_token_ids,
+    fitted_prompts,
+)
+from .traces.manifest import MANIFEST_FILE
+from .traces.stored_features import storage_of
+from .traces.target_tables import TargetTables
+from .traces.trace_folder import TraceFolder, file_sha256
+from .vllm.recording_plan import RecordingPlan
+from .vllm.vllm_recording import Offline, Served, record_with_vllm
+
+
+def record_asked(asked: RecordRun) -> TraceFolder | str:
+    """Record the prompts, or give the command of a vLLM server to record from.
+
+    Raises:
+        DraftQuantError: the target, the draft, the prompts or a setting cannot be used, or the
+            folder exists already.
+    """
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call] # one bar is enough
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call] # missing weights are our error
+    how = _how(asked)
+    fitted = prompts_to_record(asked)
+    if asked.print_server_args:
+        assert asked.shared is not None  # see `RecordRun.check`
+        plan = _vllm_plan(asked, how, fitted)
+        return plan.setup(Path(asked.shared), dict(asked.engine_args or {})).command()
+    assert asked.out is not None  # likewise
+    unit: Unit = "items" if asked.engine == "vllm" else "work"
+    turns = itertools.count(1)
+    with ExitStack() as stack:
+        by: Callable[..., TraceFolder] = _by_vllm if asked.engine == "vllm" else _by_transformers
+        if asked.ray is not None:
+            by = partial(_by_transformers, elsewhere=stack.enter_context(_ray(asked, how)))
+        bar = stack.enter_context(asked.listener.bar("record", len(fitted.prompts), unit))
+
+        def records(some: Sequence[Prompt], folder: Path) -> TraceFolder:
+            these = dataclasses.replace(fitted, prompts=tuple(some))
+            if asked.turns == "all":
+                bar.phase(f"record turn {next(turns)}", len(some), unit)
+            show = beyond_kept(bar) if asked.engine == "vllm" else bar.set
+            return by(asked, how, these, folder, show)
+
+        if asked.turns == "all":
+            return _all_turns(asked, fitted.prompts, records)
+        return records(fitted.prompts, Path(asked.out))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _HowToRecord:
+    """What is recorded of every prompt, whoever runs the target; fields as in `record_traces`."""
+
+    decoding: Decoding
+    aux_layer_ids: tuple[int, ...] | None
+    fuse_with: LoadedDraft | None
+    table_ids: tuple[int, ...] | None
+    device: torch.device
+
+
+def _how(asked: RecordRun) -> _HowToRecord:
+    device = resolve_device(asked.device)
+    given, fuse_with = asked.aux_layer_ids, None
+    aux_layer_ids = None if given is None else tuple(given)
+    table_ids = tuple(asked.table_ids)
+    if asked.draft:
+        folder = folder_of(asked.draft)
+        _, geometry = read_config(Checkpoint.open(folder))
+        check_draft_fits(folder.name, geometry, shape_of(asked), aux_layer_ids)
+        aux_layer_ids = aux_layer_ids or geometry.aux_layer_ids
+        table_ids += mask_token_ids(geometry)
+        if asked.fused:
+            dtype = getattr(torch, asked.computes_in)
+            shared = TargetTables.find(Path(asked.target)).shared(None, device)
+            fuse_with = load_draft(folder, dtype=dtype, device=device, compact=True, shared=shared)
+    return _HowToRecord(
+        decoding=Decoding(
+            temperature=asked.temperature,
+            top_p=asked.top_p,
+            top_k=asked.top_k,
+            seed=asked.seed,
+            logprobs=asked.logprobs,
+            num_top_logprobs=asked.top_logprobs,
+            ignore_eos=asked.ignore_eos,
+        ),
+        aux_layer_ids=aux_layer_ids,
+        fuse_with=fuse_with,
+        table_ids=table_ids if asked.tables else None,
+        device=device,
+    )
+
+
+def _by_transformers(
+    asked: RecordRun,
+    how: _HowToRecord,
+    fitted: FittedPrompts,
+    out: Path,
+    on_progress: Callable[[int, int], None],
+    elsewhere: Callable[[Sequence[FixedBatch]], Iterator[RecordedBatch]] | None = None,
+) -> TraceFolder:
+    return record_traces(
+        Path(asked.target),
+        fitted.prompts,
+        out,
+        max_new_tokens=asked.max_new_tokens,
+        decoding=how.decoding,
+        aux_layer_ids=how.aux_layer_ids,
+        fuse_with=how.fuse_with,
+        dtype=asked.computes_in,
+        stored=asked.stored_in,
+        batch_size=asked.batch_size,
+        fixed_batches=asked.fixed_batches,
+        placement=Placement(device=how.device, device_map=asked.device_map),
+        table_ids=how.table_ids,
+        storage=storage_of(asked.feature_storage),
+        too_long=fitted.too_long,
+        dataset=fitted.dataset,
+        elsewhere=elsewhere,
+        on_progress=on_progress,
+        on_note=asked.listener.note,
+    )
+
+
+def _ray(
+    asked: RecordRun, how: _HowToRecord
+) -> AbstractContextManager[Placed[FixedBatch, RecordedBatch]]:
+    """Inside the block, fixed batches are recorded by the cluster of the asked."""
+    assert asked.ray is not None  # its caller asks
+    sent = dataclasses.replace(
+        asked,
+        listener=SILENT,
+        device=how.device.type,
+        target=Path(asked.target).absolute(),
+        draft=asked.draft and folder_of(asked.draft).absolute(),
+    )
+    return ray_tasks(asked.ray, how.device, partial(_open_recording, sent))
+
+
+@contextmanager
+def _open_recording(asked: RecordRun) -> Iterator[Callable[[FixedBatch], RecordedBatch]]:
+    """In a worker: load the target; what the block is given records a batch."""
+    how, scratch = _how(asked), Path(tempfile.gettempdir())
+    with opened_target(
+        Path(asked.target),
+        aux_layer_ids=how.aux_layer_ids,
+        fuse_with=how.fuse_with,
+        dtype=asked.computes_in,
+        stored=asked.stored_in,
+        placement=Placement(device=how.device),
+        storage=storage_of(asked.feature_storage),
+        beside=scratch,
+    ) as opened:
+        yield partial(
+            record_batch,
+            opened,
+            max_new_tokens=asked.max_new_tokens,
+            decoding=how.decoding,
+            batch_size=asked.batch_size,
+            spool=scratch,
+        )
+
+
+def _by_vllm(
+    asked: RecordRun,
+    how: _HowToRecord,
+    fitted: FittedPrompts,
+    out: Path,
+    on_progress: Callable[[int, int], None],
+) -> TraceFolder:
+    source: Served | Offline = Offline(arguments=dict(asked.engine_args or {}))
+    if asked.server:
+        assert asked.shared is not None  # see `RecordRun.check`
+        source = Served(
+            urls=asked.server,
+            folder=Path(asked.shared),
+            on_warning=asked.listener.warning,
+        )
+    plan = _vllm_plan(asked, how, fitted)
+    return record_with_vllm(
+        plan,
+        source,
+        out,
+        table_ids=how.table_ids,
+        storage=storage_of(asked.feature_storage),
+        on_progress=on_progress,
+    )
+
+
+def _vllm_plan(asked: RecordRun, how: _HowToRecord, fitted: FittedPrompts) -> RecordingPlan:
+    return RecordingPlan(
+        target=Path(asked.target),
+        shape=shape_of(asked),
+        prompts=fitted.prompts,
+        too_long=fitted.too_long,
+        dataset=fitted.dataset,
+        max_new_tokens=asked.max_new_tokens,
+        decoding=how.decoding,
+        aux_layer_ids=how.aux_layer_ids,
+        fuse_with=how.fuse_with,
+        dtype=asked.computes_in,
+        most_in_flight=asked.batch_size,
+    )
+
+
+def _all_turns(asked: RecordRun, prompts: Sequence[Prompt], record: Record) -> TraceFolder:
+    """Record conversations, and say how far they went."""
+    assert asked.out is not None  # see `RecordRun.check`
+    report = record_conversations(
+        prompts,
+        Path(asked.target),
+        Path(asked.out),
+        record,
+        max_new_tokens=asked.max_new_tokens,
+    )
+    turns = ", ".join(f"{count} prompts" for count in report.num_turns)
+    asked.listener.note(f"turn by turn: {turns}")
+    if report.num_cut_short:
+        asked.listener.note(
+            f"{report.num_cut_short} conversations end before their last turn, which the target"
+            " has no positions for"
+        )
+    return report.traces
+
+
+def prompts_to_record(asked: RecordRun) -> FittedPrompts:
+    """The prompts that are recorded, and a word on those that are too long."""
+    found, shape = _read(asked), shape_of(asked)
+    read = found.prompts
+    fitted = fitted_prompts(read, shape, asked.max_new_tokens, asked.too_long, asked.prompts)
+    if long := fitted.too_long:
+        done = "left out" if long.skipped else "cut to their last tokens"
+        names = long.skipped or long.truncated
+        verb = "is" if len(names) == 1 else "are"
+        asked.listener.warning(
+            f"{asked.prompts}: {len(names)} of {len(read)} prompts {verb} {done}: with"
+            f" {asked.max_new_tokens} new tokens they exceed the target's {shape.max_positions}"
+            f" positions ({', '.join(names[:3])}{', ...' if names[3:] else ''})"
+        )
+        if long.truncated and asked.continued and any(one.conversation_sha256 for one in read):
+            asked.listener.warning(
+                f"{asked.prompts}: a text that is cut no longer begins as its conversation did:"
+                " gate judges it only in one folder with the traces that began it (traces merge)"
+            )
+    return dataclasses.replace(fitted, dataset=found.dataset)
+
+
+def _read(asked: RecordRun) -> ReadPrompts:
+    encoder = PromptEncoder(Path(asked.target), continues=asked.continued)
+    if asked.continued and (Path(asked.prompts) / MANIFEST_FILE).is_file():
+        return ReadPrompts(prompts=_recorded_texts(asked))
+    read = chosen_prompts(asked.prompts, encoder, asked)
+    longer = sum(bool(prompt.later_turns) for prompt in read.prompts)
+    if longer and asked.turns == "first":
+        asked.listener.note(
+            f"{asked.prompts}: {longer} of {len(read.prompts)} prompts have later turns of the"
+            " user, which follow the target's answer: the first turn is recorded (--turns all:"
+            " each)"
+        )
+    return read
+
+
+def _recorded_texts(asked: RecordRun) -> tuple[Prompt, ...]:
+    """Texts of a trace folder, and a word on those that have ended or are another target's."""
+    target, traces = Path(asked.target), TraceFolder.open(Path(asked.prompts))
+    ends = frozenset[int]() if asked.ignore_eos else end_token_ids(target)
+    found = recorded_texts(traces, shape_of(asked).vocab_size, ends, asked.choice)
+    if found.ended:
+        named = ", ".join(found.ended[:3]) + (", ..." if found.ended[3:] else "")
+        asked.listener.warning(
+            f"{asked.prompts}: {len(found.ended)} of {len(traces)} texts end with the target's"
+            f" end of text, and are left out ({named})"
+        )
+    recorded = traces.manifest.target
+    if recorded.config_sha256 not in (None, file_sha256(target / CONFIG_FILE)):
+        asked.listener.warning(
+            f"{asked.prompts}: the texts are of the target {recorded.name}, whose {CONFIG_FILE}"
+            f" is another than that of {target.name}: they are given, and not its own"
+        )
+    return found.prompts
+
+
+def shape_of(asked: RecordRun) -> TargetShape:
+    """Sizes of the target before its weights are read; an engine may know more kinds of them."""
+    read = TargetShape.read if asked.engine == "vllm" else configured_shape
+    return read(Path(asked.target))

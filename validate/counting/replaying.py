@@ -1,0 +1,119 @@
+"""Replay of drafts as asked: from the cache or on a cluster, and in groups that fit in memory."""
+
+import dataclasses
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+
+from ...calibration.passes.memory import peak_bytes
+from ...calibration.passes.on_traces import chosen_num_draft_tokens
+from ...calibration.traces.trace_folder import TraceFolder
+from ...quantize.files.checkpoint import Checkpoint
+from ...quantize.files.result_cache import user_cache
+from ...quantize.stored.stored_draft import StoredDraft
+from ...recipes.listener import Listener
+from .acceptance_counts import OnTraces
+from .draft_counts import DraftReplay
+from .loaded_drafts import LoadedForReplay, load_beside, load_for_replay, memory_of
+from .ray_replay import replayed_on_ray
+from .replay_cache import HeldProposals, KnownProposals, ReplayCache
+from .trace_replay import replay_drafts
+
+MOST_TOGETHER = 8
+"""Drafts that share one reading of the traces beside the first; more would save no more time."""
+
+
+def replay_loaded(loaded: LoadedForReplay, how: OnTraces) -> tuple[DraftReplay, ...]:
+    """Replay, and then say what memory it took."""
+    replays = _beside(loaded, how, _cache(how))
+    _note_memory(how.listener, loaded.device)
+    return replays
+
+
+def replay_in_groups(
+    folders: Sequence[Path], traces: TraceFolder, how: OnTraces
+) -> tuple[DraftReplay, ...]:
+    """Replay any number of drafts, in groups that fit in memory beside the first one.
+
+    What the first proposes is computed once, or recalled, for all groups; each draft gets the
+    counts that it has beside the first alone.
+
+    Raises:
+        DeviceError: the first draft and one other do not fit in memory together.
+    """
+    how = _alike(folders, how)
+    estimate = memory_of(folders, traces, how, in_turn=True)
+    groups = estimate.groups(MOST_TOGETHER)
+    if len(groups) <= 1:
+        return replay_loaded(load_for_replay(folders, traces, how), how)
+    estimate.in_turn.check()
+    listener, names = how.listener, [one.name for one in estimate.drafts]
+    listener.note(
+        f"{len(names)} drafts in {len(groups)} groups of at most {max(map(len, groups))}, each"
+        f" beside {names[0]}; at most {estimate.in_turn.line()}"
+    )
+    first = dataclasses.replace(
+        load_for_replay(folders[:1], traces, how), max_tokens=estimate.max_tokens
+    )
+    held = HeldProposals(beneath=_cache(how))
+    replays: list[DraftReplay] = []
+    for group in groups:
+        listener.note(f"replay of drafts {group.start} to {group.stop - 1} of {len(names) - 1}")
+        loaded = load_beside(first, folders[group.start : group.stop], how)
+        baseline, *others = _beside(loaded, how, held)
+        replays += others if replays else [baseline, *others]
+    _note_memory(listener, first.device)
+    return tuple(replays)
+
+
+def _alike(folders: Sequence[Path], how: OnTraces) -> OnTraces:
+    """How all groups run the same prompts together.
+
+    A draft that rounds its inputs under one scale of a whole call gets one prompt at a time, and so
+    do all drafts that it is compared with, also those of other groups.
+    """
+    stored = (StoredDraft.read(Checkpoint.open(folder)) for folder in folders)
+    if all(one.rounds_alone for one in stored):
+        return how
+    return dataclasses.replace(how, batch_size=1)
+
+
+def _beside(
+    loaded: LoadedForReplay, how: OnTraces, cache: KnownProposals | None
+) -> tuple[DraftReplay, ...]:
+    """Replay drafts; what the first proposes is asked of `cache` and kept there."""
+    chosen = chosen_num_draft_tokens(how.num_draft_tokens, loaded.drafts)
+    address = how.ray_address
+    with ExitStack() as shown:
+        bar = shown.enter_context(how.listener.bar("replay", len(loaded.traces), "work"))
+
+        def moved(done: int, total: int) -> None:
+            bar.set(done, total)
+            if done >= total:  # what the traces say of themselves is no work of drafts
+                shown.close()
+
+        return replay_drafts(
+            loaded.drafts,
+            loaded.traces,
+            num_draft_tokens=chosen,
+            draft_sampling=how.draft_sampling,
+            batch_size=how.batch_size,
+            max_tokens=loaded.max_tokens,
+            cache=cache,
+            elsewhere=replayed_on_ray(address, loaded, how, bar.set) if address else None,
+            on_progress=moved,
+        )
+
+
+def _note_memory(listener: Listener, device: torch.device) -> None:
+    held = peak_bytes(device) / 1e9
+    kind = "of this process" if device.type == "cpu" else f"on {device}"
+    listener.note(f"memory {kind}: {held:.2f} GB at its peak")
+
+
+def _cache(how: OnTraces) -> ReplayCache | None:
+    """Where replays of BF16 drafts are kept; None = nowhere."""
+    results = None if how.no_cache else user_cache(how.listener.warning)
+    return None if results is None else ReplayCache(results=results, on_note=how.listener.note)

@@ -1,0 +1,301 @@
+"""What verbs of judging and serving are asked: records whose fields are their options."""
+
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import Literal
+
+from typing_extensions import override
+
+from ...calibration.prompts.prompt_forms import ChosenPrompts
+from ...quantize.files.hub import Reference
+from ...quantize.files.report_files import ReportFormat, check_reports
+from ...recipes.errors import CompareError, GateError, GoldenError, MeasureError
+from ...recipes.formats import KvCacheChoice, OnlineHead, ServedForm, served_form
+from ...recipes.listener import Heard
+from ...recipes.regular_file import AnyPath
+from ...recipes.schema import PolicyName
+from ..counting.acceptance_counts import OnTraces
+from ..judging.policy import Spending
+from ..judging.published import Inconclusive
+from ..measure.measurement import EngineName
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportFiles(Heard):
+    """Which files are written of a judgement, for people and for CI."""
+
+    html: AnyPath | None = None
+    markdown: AnyPath | None = None
+    junit: AnyPath | None = None
+    junit_inconclusive: Inconclusive = "error"
+    github: bool = False
+    golden: AnyPath | None = None
+    overwrite: bool = False
+
+    @property
+    def pages(self) -> dict[ReportFormat, Path]:
+        """In all forms but JSON."""
+        return given({"html": self.html, "markdown": self.markdown, "junit": self.junit})
+
+    @property
+    def wants_pages(self) -> bool:
+        """Whether there is anything to do with the report but write its JSON."""
+        return self.github or bool(self.pages) or self.golden is not None
+
+
+def given(files: Mapping[ReportFormat, AnyPath | None]) -> dict[ReportFormat, Path]:
+    """The report files that are asked for."""
+    return {kind: Path(path) for kind, path in files.items() if path is not None}
+
+
+OF_TRACES = ("num_draft_tokens", "target", "batch_size", "head_online", "ray")
+"""Fields that mean nothing without traces, and have no default."""
+_NAMES = ["BF16", "QUANT", "--traces"]
+
+
+@dataclass(frozen=True)
+class GateRun(OnTraces, ReportFiles):
+    """Which drafts are judged, by what, and by which rule; fields as the options of `gate`."""
+
+    baseline: Reference | None = None
+    candidate: Reference | None = None
+    traces: AnyPath | None = None
+    _: KW_ONLY
+    unrelated: bool = False
+    expect_baseline: float | None = None
+    head_online: OnlineHead | None = None
+    kv_cache_dtype: KvCacheChoice = "auto"
+    ray: str | None = None
+    measured: Sequence[AnyPath] | None = None
+    baseline_again: AnyPath | None = None
+    parity: Sequence[AnyPath] = ()
+    policy: PolicyName = "release"
+    max_relative_drop: float | None = None
+    confidence: float | None = None
+    min_prompts: int | None = None
+    every_category_passes: bool = False
+    unrecorded: bool = False
+    look: str | None = None
+    spending: Spending | None = None
+    report: AnyPath | None = None
+
+    @override
+    def check(self) -> None:
+        """What is judged is given, and nothing that it does not need."""
+        places = zip(_NAMES, (self.baseline, self.candidate, self.traces), strict=True)
+        missing = [name for name, value in places if value is None]
+        measured_alone = self.measured is not None and missing in (_NAMES, _NAMES[2:])
+        if missing and not measured_alone:
+            absent = f"add {' '.join(missing).replace('--traces', '--traces T')}"
+            raise GateError(
+                "gate",
+                f"expected BF16 QUANT --traces T, got no {', '.join(missing)}",
+                fix=f"{absent} (draftquant record writes T); for servers: --measured A B,"
+                " with BF16 and QUANT or without",
+            )
+        if self.baseline_again and not self.measured:
+            raise GateError(
+                "--baseline-again",
+                "expected --measured A B beside it",
+                fix="add the two measurements",
+            )
+        idle = [name for name in OF_TRACES if getattr(self, name) is not None]
+        if missing and idle:
+            raise GateError(
+                f"--{idle[0].replace('_', '-')}",
+                "is of use for traces only, and none are given",
+                fix="leave it out, or give BF16 QUANT --traces T too",
+            )
+
+    @property
+    def references(self) -> list[Reference]:
+        """Baseline and candidate, as far as they were given."""
+        return [name for name in (self.baseline, self.candidate) if name is not None]
+
+    @property
+    @override
+    def ray_address(self) -> str | None:
+        return self.ray
+
+    @property
+    @override
+    def served(self) -> ServedForm:
+        return served_form(self.head_online, self.kv_cache_dtype)
+
+
+@dataclass(frozen=True)
+class ReplayRun(OnTraces):
+    """Which drafts are replayed along which traces; fields as the options of `replay`."""
+
+    drafts: Sequence[Reference]
+    traces: AnyPath
+    _: KW_ONLY
+    rope_theta: float | None = None
+    head_online: OnlineHead | None = None
+    kv_cache_dtype: KvCacheChoice = "auto"
+    ray: str | None = None
+    golden: AnyPath | None = None
+    overwrite: bool = False
+
+    @override
+    def check(self) -> None:
+        """Golden acceptance is of one draft."""
+        if self.golden is not None and len(self.drafts) != 1:
+            raise GoldenError(
+                "--golden",
+                f"is of one draft, got {len(self.drafts)}",
+                fix="replay the draft alone; its BF16 draft is not needed",
+            )
+
+    @property
+    @override
+    def rotary_base(self) -> float | None:
+        return self.rope_theta
+
+    @property
+    @override
+    def ray_address(self) -> str | None:
+        return self.ray
+
+    @property
+    @override
+    def served(self) -> ServedForm:
+        return served_form(self.head_online, self.kv_cache_dtype)
+
+
+@dataclass(frozen=True)
+class CompareRun(OnTraces):
+    """Which drafts are compared on which prompts; fields as the options of `compare`."""
+
+    drafts: Sequence[Reference]
+    traces: AnyPath | None = None
+    _: KW_ONLY
+    traffic: Mapping[str, float] | None = None
+    confidence: float = 0.95
+    html: AnyPath | None = None
+    plot: AnyPath | None = None
+    report: AnyPath | None = None
+    overwrite: bool = False
+
+    @property
+    def files(self) -> dict[ReportFormat, Path]:
+        """What is written."""
+        return given({"html": self.html, "plot": self.plot, "report": self.report})
+
+    @override
+    def check(self) -> None:
+        """The files can be written, and nothing is asked for that files do not say."""
+        check_reports(self.files, overwrite=self.overwrite)
+        if self.traces is not None:
+            return
+        for name in ("num_draft_tokens", "target", "batch_size"):
+            if getattr(self, name) is not None:
+                raise CompareError(
+                    f"--{name.replace('_', '-')}",
+                    "is of use for traces only, and none are given",
+                    fix="leave it out, or give drafts and --traces T",
+                )
+
+
+@dataclass(frozen=True)
+class ReportRun(ReportFiles):
+    """Which report of the gate is written once more, in which forms."""
+
+    gate: AnyPath
+
+
+_NEEDED = {
+    "server": "--server http://HOST:PORT",
+    "engine": f"--engine {' or '.join(typing.get_args(EngineName))}, as the server runs",
+    "prompts": "--prompts FILE",
+    "out": "--out FILE",
+}
+
+
+@dataclass(frozen=True)
+class MeasureRun(ChosenPrompts):
+    """Which server is asked what, or which measurement is shown; fields as the options."""
+
+    _: KW_ONLY
+    server: str | None = None
+    engine: EngineName | None = None
+    prompts: AnyPath | None = None
+    out: AnyPath | None = None
+    show: AnyPath | None = None
+    tokenizer: AnyPath | None = None
+    draft: Reference | None = None
+    served_as: str | None = None
+    model: str | None = None
+    max_new_tokens: int = 128
+    ignore_eos: bool = False
+    temperature: float = 0
+    top_p: float = 1
+    top_k: int = 0
+    seed: int = 0
+    top_logprobs: int = 0
+    concurrency: int = 8
+    warm_up: int = 0
+    max_requests_per_second: float | None = None
+    timeout: float = 600
+    attempts: int = 6
+    golden: AnyPath | None = None
+    overwrite: bool = False
+
+    @override
+    def check(self) -> None:
+        """One of the two is asked for, and it has what it needs."""
+        if self.show is not None:
+            return
+        if self.served_as is not None and not self.draft:
+            raise MeasureError("--served-as", "is another name of --draft", fix="add --draft DRAFT")
+        missing = [name for name in _NEEDED if getattr(self, name) is None]
+        if missing:
+            fix = f"give {_NEEDED[missing[0]]}; or --show MEASUREMENT to look at one"
+            raise MeasureError(f"--{missing[0]}", "is needed to measure a server", fix=fix)
+
+
+Form = Literal["vllm", "sglang", "tensorrt-llm", "prometheus", "grafana"]
+_MONITORED: tuple[Form, ...] = ("prometheus", "grafana")
+_TAKEN_BY: Mapping[str, tuple[Form, ...]] = {
+    "engine": _MONITORED,
+    "model": ("prometheus",),  # a dashboard lets its reader choose among the served targets
+    "category_label": _MONITORED,
+    "max_drop": _MONITORED,
+    "window": ("prometheus",),
+}
+"""Options that say something of these forms alone."""
+
+
+@dataclass(frozen=True)
+class GoldenRun(Heard):
+    """Which golden acceptance becomes what, and for which traffic; fields as the options."""
+
+    golden: AnyPath
+    _: KW_ONLY
+    to: Form | None = None
+    category: str | None = None
+    category_label: str | None = None
+    engine: EngineName | None = None
+    model: str | None = None
+    max_drop: float = 0.01
+    window: str = "1h"
+    out: AnyPath | None = None
+    overwrite: bool = False
+
+    @override
+    def check(self) -> None:
+        """What is asked for has what it needs."""
+        for name, forms in _TAKEN_BY.items():
+            given = getattr(self, name) != self.__dataclass_fields__[name].default
+            if given and self.to not in forms:
+                option = f"--{name.replace('_', '-')}"
+                raise GoldenError(option, f"is for --for {' and '.join(forms)} alone",
+                                  fix="leave it out, or ask for what takes it")  # fmt: skip
+        if self.model is not None and not (self.model and self.model.isprintable()):
+            raise GoldenError("--model", f"expected a name, got {self.model!r}",
+                              fix="give the name under which the target is served")  # fmt: skip
+        if self.to is None and self.out is not None:
+            raise GoldenError("--out", "needs --for, which says what to write",
+                              fix="add --for prometheus, for example")  # fmt: skip

@@ -1,0 +1,125 @@
+"""The gate, whole: reads what it is given, judges by all of it, and writes the report files."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...quantize.files.hub import running_argv
+from ...recipes.errors import GoldenError
+from ...recipes.regular_file import optional_path
+from ..counting.draft_counts import DraftReplay
+from ..judging.judgement import GateReport, judge
+from ..judging.policy import Look, Policy, parse_look, resolve_policy
+from ..report.document import Document, document_of, document_text, parse_report
+from ..report.facts import (
+    DraftFacts,
+    Drafts,
+    EngineFacts,
+    drafts_of,
+    engine_facts,
+    measured_facts,
+    today,
+)
+from ..served.joint_report import JointReport, judge_jointly
+from .asked import GateRun
+from .drafts_judged import DraftsJudged, named, replayed
+from .measured_pair import Measured
+from .report_pages import NOTHING, asked_for, check_pages, golden_file, texts_of, write_pages
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """A verdict, with the replays where traces were given, and the report file's JSON object."""
+
+    report: GateReport | JointReport
+    replays: Sequence[DraftReplay]
+    document: dict[str, Any]
+
+
+def judged(asked: GateRun) -> Judged:
+    """Judge by all that is given, and write the report files.
+
+    Raises:
+        DraftQuantError: see `gate`.
+    """
+    date, report_file = today(), optional_path(asked.report)
+    check_pages(asked, report_file)
+    policy = resolve_policy(
+        asked.policy,
+        max_relative_drop=asked.max_relative_drop,
+        confidence=asked.confidence,
+        min_prompts=asked.min_prompts,
+        every_category_passes=asked.every_category_passes,
+        unrecorded=asked.unrecorded,
+    )
+    look = parse_look(asked.look, asked.spending)
+    measured = Measured.read(asked.measured, asked.baseline_again, asked.parity)
+    if asked.num_draft_tokens is None:  # traces are replayed with the K that was served
+        asked = dataclasses.replace(asked, num_draft_tokens=measured.num_draft_tokens)
+    if asked.traces is not None:
+        drafts = replayed(asked, policy.name)
+    else:
+        drafts = named(asked, measured, policy.name)
+    report = _judge(drafts, measured, policy, look)
+    judged_drafts, engines = _drafts_and_engines(asked, measured, drafts)
+    argv = asked_for(running_argv())
+    document = document_of(report, argv=argv, drafts=judged_drafts, engines=engines, date=date)
+    text = document_text(document)
+    if report_file or asked.wants_pages:
+        beside = {report_file: text} if report_file else {}
+        found = parse_report(text, "gate")
+        write_pages(asked, found, {**beside, **_golden(asked, found, measured)})
+    report = report.with_texts(texts_of(text))
+    return Judged(report=report, replays=drafts.replays, document=document)
+
+
+def _judge(
+    drafts: DraftsJudged, measured: Measured, policy: Policy, look: Look | None
+) -> GateReport | JointReport:
+    """The verdict on replays or on measurements alone, or the worst of all that is given."""
+    background, replayed_alone = drafts.background, None
+    if drafts.replays:
+        baseline, candidate = drafts.replays
+        replayed_alone = judge(baseline, candidate, policy, look=look, background=background)
+        if measured.nothing:
+            return replayed_alone
+        background = dataclasses.replace(background, head_agreement=None, warnings=())
+    return judge_jointly(
+        measured.runs,
+        measured.again,
+        replayed_alone,
+        measured.findings,
+        policy,
+        look=look,
+        background=background,
+        warnings=measured.check_parity(drafts.folders),
+    )
+
+
+def _drafts_and_engines(
+    asked: GateRun, measured: Measured, drafts: DraftsJudged
+) -> tuple[Drafts, tuple[EngineFacts, ...]]:
+    """Who was judged, and what engines do with the candidate; none where no folder is at hand."""
+    if drafts.folders and (drafts.replays or not any(measured.not_tied())):
+        names = [str(name) for name in asked.references]
+        found = drafts_of(names, drafts.folders, asked.served_forms(len(names)))
+        return found, engine_facts(drafts.folders[1].folder, found.candidate.name)
+    runs = measured.runs
+    assert runs is not None  # or there is nothing to judge
+    if isinstance(runs, tuple):
+        baseline, candidate = map(measured_facts, runs)
+    else:
+        both = (runs.baseline, runs.candidate)
+        baseline, candidate = (DraftFacts(name=one.name, sha256=None) for one in both)
+    return Drafts(baseline=baseline, candidate=candidate), ()
+
+
+def _golden(asked: GateRun, document: Document, measured: Measured) -> Mapping[Path, str]:
+    """Golden acceptance of the candidate, served where it was; a verdict is not lost for it."""
+    try:
+        return golden_file(asked, document, measured.own[1] if measured.own else None)
+    except GoldenError as exc:
+        asked.listener.warning(f"no golden acceptance is written: {exc.what}")
+        return NOTHING

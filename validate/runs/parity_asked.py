@@ -1,0 +1,121 @@
+"""What the verbs of `parity` are asked; fields as their options."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import Literal
+
+from typing_extensions import override
+
+from ...calibration.prompts.prompt_forms import ChosenPrompts
+from ...quantize.files.hub import Reference
+from ...quantize.files.report_files import check_reports
+from ...recipes.errors import ParityError
+from ...recipes.listener import Heard
+from ...recipes.regular_file import AnyPath
+from ..counting.acceptance_counts import ComputeDtype
+from ..parity.finding import DraftLimits, Finding, Findings, write_findings
+
+ScoringEngine = Literal["vllm", "sglang"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FindingsFile(Heard):
+    """Where findings are written to, for the gate."""
+
+    report: AnyPath | None = None
+    overwrite: bool = False
+
+    @override
+    def check(self) -> None:
+        """The file can be written, which is known before any work."""
+        if self.report is not None:
+            check_reports({"report": Path(self.report)}, overwrite=self.overwrite)
+
+    def written(
+        self,
+        findings: Sequence[Finding],
+        drafts_sha256: Callable[[], Sequence[str | None]] = tuple,
+    ) -> Findings:
+        """At least one finding, written where that is asked for, with the drafts it is of."""
+        if self.report is not None:
+            write_findings(
+                Path(self.report),
+                findings,
+                drafts_sha256=drafts_sha256(),
+                overwrite=self.overwrite,
+            )
+        return Findings(findings=tuple(findings))
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoundedFindings(FindingsFile):
+    """Of figures that have bounds."""
+
+    confidence: float = 0.95
+
+
+@dataclass(frozen=True)
+class DivergenceRun(FindingsFile):
+    """Of which measurements, and what is noise."""
+
+    plain: AnyPath
+    speculative: Sequence[AnyPath]
+    _: KW_ONLY
+    plain_again: AnyPath | None = None
+    max_gap: float | None = None
+    max_hazard_ratio: float | None = None
+    min_prompts: int | None = None
+
+
+@dataclass(frozen=True)
+class DraftParityRun(BoundedFindings, DraftLimits):
+    """Of which drafts along which traces, and how far they may part."""
+
+    baseline: Reference
+    candidate: Reference
+    traces: AnyPath
+    _: KW_ONLY
+    num_draft_tokens: int | None = None
+    target: AnyPath | None = None
+    device: str = "auto"
+    dtype: ComputeDtype = "float32"
+    top: int = 5
+
+
+@dataclass(frozen=True)
+class SampledRun(BoundedFindings, ChosenPrompts):
+    """Of which measurements, and who says how likely they are."""
+
+    plain: AnyPath
+    speculative: AnyPath
+    prompts: AnyPath
+    _: KW_ONLY
+    tokenizer: AnyPath | None = None
+    target: AnyPath | None = None
+    score_server: str | None = None
+    score_engine: ScoringEngine | None = None
+    device: str = "auto"
+    dtype: ComputeDtype = "float32"
+    concurrency: int = 8
+    max_logprob_drop: float | None = None
+
+    @override
+    def check(self) -> None:
+        """One of the two scores."""
+        super().check()
+        if (self.target is None) == (self.score_server is None):
+            raise ParityError("--target", "expected one who scores: --target or --score-server",
+                              fix="give --target M, or --score-server URL")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TasksRun(BoundedFindings):
+    """Of which samples, and what drop is too much."""
+
+    first: AnyPath
+    second: AnyPath
+    _: KW_ONLY
+    max_score_drop: float | None = None
+    higher_is_better: Sequence[str] = ()
+    lower_is_better: Sequence[str] = ()

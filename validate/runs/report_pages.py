@@ -1,0 +1,170 @@
+"""The report files of a judgement: checked before any work, written last, all or none."""
+
+import functools
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from typing_extensions import override
+
+from ...quantize.files.hub import Reference, folder_of, recorded_argv
+from ...quantize.files.report_files import ReportFormat, append_text, check_reports, write_reports
+from ...recipes.errors import OutputError, visible
+from ...recipes.regular_file import AnyPath, read_text
+from ..golden.golden_acceptance import Golden, golden_document
+from ..golden.golden_sources import golden_of_measurement, golden_of_report
+from ..judging.candidate_origin import DraftFolder
+from ..judging.published import Published, Texts
+from ..measure.measurement import Measurement
+from ..measure.measuring import DraftIdentity
+from ..report.document import Document, parse_report, read_report
+from ..report.html_report import page
+from ..report.report_texts import junit, markdown
+from .asked import ReportFiles, ReportRun, given
+
+SUMMARY = "GITHUB_STEP_SUMMARY"
+"""Where GitHub Actions says which file shows Markdown on the page of a run."""
+NOTHING: Mapping[Path, str] = MappingProxyType({})
+_SHOWN = ("--json", "--github", "--overwrite", "--debug", "-q", "--quiet", "-v", "--verbose")
+
+
+def check_pages(asked: ReportFiles, report: AnyPath | None = None) -> None:
+    """Check all report files that are asked for, and `report`, which is written with them.
+
+    Raises:
+        OutputError: one of them cannot be written, or no step of GitHub Actions runs.
+    """
+    files = {**given({"report": report, "golden": asked.golden}), **asked.pages}
+    check_reports(files, overwrite=asked.overwrite)
+    if asked.github and not os.environ.get(SUMMARY):
+        raise OutputError(
+            "--github",
+            f"expected a step of GitHub Actions, got no ${SUMMARY}",
+            fix="leave it out, or give --markdown F.md",
+        )
+
+
+def write_pages(
+    asked: ReportFiles, document: Document, beside: Mapping[Path, str] = NOTHING
+) -> tuple[Path, ...]:
+    """Write every report file that is asked for, and those beside; then tell GitHub.
+
+    Returns:
+        What was written.
+    """
+    writers: Mapping[str, Callable[[Document], str]] = {
+        "html": page,
+        "markdown": markdown,
+        "junit": functools.partial(junit, inconclusive=asked.junit_inconclusive),
+    }
+    files = {**beside, **{path: writers[kind](document) for kind, path in asked.pages.items()}}
+    write_reports(files, overwrite=asked.overwrite)
+    if asked.github:
+        append_text(Path(os.environ[SUMMARY]), markdown(document) + "\n")
+        fails = asked.junit_inconclusive == "error"
+        said = document.judgement
+        asked.listener.line(annotation(said.verdict, said.reason, inconclusive_fails=fails))
+    return tuple(files)
+
+
+def golden_file(
+    asked: ReportFiles, document: Document, measured: Measurement | None = None
+) -> Mapping[Path, str]:
+    """Golden acceptance of the candidate where it is asked for, beside the other files.
+
+    Args:
+        measured: of the candidate's server, whose verify steps the report keeps weighted.
+
+    Raises:
+        GoldenError: no verify step was counted, or the report keeps them weighted.
+    """
+    if asked.golden is None:
+        return NOTHING
+    found = golden_of_report(document) if measured is None else golden_of_measurement(measured)
+    return {Path(asked.golden): golden_document(found)}
+
+
+def texts_of(text: str) -> Texts:
+    """What makes the files of a report, of the text of its JSON."""
+
+    def made(form: Callable[..., str], **given: str) -> str:
+        return form(parse_report(text, "gate"), **given)
+
+    forms: Mapping[ReportFormat, Callable[..., str]]
+    forms = {"html": page, "markdown": markdown, "junit": junit}
+    of_document = {kind: functools.partial(made, form) for kind, form in forms.items()}
+    return {"report": functools.partial(str, text), **of_document}
+
+
+def asked_for(argv: Sequence[str]) -> tuple[str, ...]:
+    """The command line as a report keeps it: without places, and without how results are shown."""
+    return tuple(one for one in recorded_argv(argv) if one not in _SHOWN)
+
+
+def annotation(verdict: str, reason: str, *, inconclusive_fails: bool = True) -> str:
+    """What GitHub Actions shows beside a run, on whichever stream it is printed."""
+    level = "notice" if verdict == "PASS" else "error"
+    if verdict == "INCONCLUSIVE" and not inconclusive_fails:
+        level = "warning"
+    said = visible(reason).replace("%", "%25")
+    return f"::{level} title=draftquant gate%3A {verdict}::{said}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class WrittenReport(Published):
+    """A report of the gate that was read, and the files that were written of it.
+
+    Attributes:
+        document: the report.
+        written: the files.
+    """
+
+    document: Document
+    written: tuple[Path, ...]
+
+    @override
+    def brief(self) -> Mapping[str, object]:
+        return {**self.document.brief(), "written": ", ".join(map(str, self.written))}
+
+
+def written_report(asked: ReportRun) -> WrittenReport:
+    """Read a report of the gate, and write the files that are asked for.
+
+    Raises:
+        DraftQuantError: it is not a report of the gate, or a file cannot be written; then none is.
+    """
+    check_pages(asked)
+    document = read_report(Path(asked.gate))
+    written = write_pages(asked, document, golden_file(asked, document))
+    found = WrittenReport(document=document, written=written)
+    return found.with_texts(texts_of(read_text(Path(asked.gate))))
+
+
+def draft_identity(reference: Reference, served_as: str | None = None) -> DraftIdentity:
+    """A draft's identity, as the gate knows it, and what its server calls it."""
+    folder = DraftFolder.read(folder_of(reference))
+    quantization = "of another tool" if folder.quantized else "none"
+    if folder.quantized_by is not None:
+        quantization = folder.quantized_by.recipe.name
+    given = Path(reference)
+    return DraftIdentity(
+        draft=given.resolve().name if given.is_dir() else str(reference),
+        draft_sha256=folder.sha256,
+        draft_quantization=quantization,
+        quantized=folder.quantized,
+        folder=folder.folder,
+        served_as=served_as,
+    )
+
+
+def check_golden(path: AnyPath | None, *, overwrite: bool) -> None:
+    """Refuse a place where golden acceptance cannot be written; raises as `check_reports`."""
+    if path is not None:
+        check_reports({"golden": Path(path)}, overwrite=overwrite)
+
+
+def write_golden(path: AnyPath, golden: Golden, *, overwrite: bool) -> None:
+    """Write golden acceptance; raises as `write_reports`."""
+    write_reports({Path(path): golden_document(golden)}, overwrite=overwrite)
