@@ -18,7 +18,17 @@ from .decode import Misfit, MisfitError, nearest, walk
 from .errors import RecipeError, reason, visible
 from .regular_file import read_text
 from .schema import Recipe, to_mapping
-from .schemes import ABSENT_FORMATS, DIFFERENT, REFUSED, SAME, refusal, spelled
+from .schemes import (
+    ABSENT_FORMATS,
+    DIFFERENT,
+    FIRST_RECIPES,
+    LIKE,
+    OTHER_GPUS,
+    REFUSED,
+    SAME,
+    refusal,
+    spelled,
+)
 
 # Nodes of a recipe file keep the file and line that they come from, also after `extends` merged
 # two.
@@ -66,8 +76,8 @@ class RecipeFileError(RecipeError):
         self.args = ("\n".join(lines),)
 
 
-def compose(path: Path, *, ours: bool) -> MappingNode:
-    """The YAML nodes of a file, no object constructed; libyaml reads `ours` five times as fast."""
+def compose(path: Path) -> MappingNode:
+    """The YAML nodes of a file, no object constructed; libyaml reads ours five times as fast."""
     try:
         text = read_text(path, MAX_RECIPE_BYTES)
     except OSError as exc:
@@ -76,23 +86,24 @@ def compose(path: Path, *, ours: bool) -> MappingNode:
         ) from exc
     try:
         depth = 0
-        loader_of = yaml.CSafeLoader if ours and yaml.__with_libyaml__ else yaml.SafeLoader
+        fast = path.parent == _FOLDER and yaml.__with_libyaml__
+        loader_of = yaml.CSafeLoader if fast else yaml.SafeLoader
         for event in yaml.parse(text, loader_of):
             depth += isinstance(event, CollectionStartEvent)
             depth -= isinstance(event, CollectionEndEvent)
             line = event.start_mark.line if event.start_mark else 0
             if depth > _DEEPEST:
-                raise _one(
+                raise _at(
                     path,
                     line,
                     "the keys are nested too deeply",
                     "write the keys as 'draftquant recipes show NAME' prints them",
                 )
             if getattr(event, "anchor", None) is not None:
-                raise _one(path, line, "anchors and aliases are not allowed", "write the value out")
+                raise _at(path, line, "anchors and aliases are not allowed", "write the value out")
             tag = getattr(event, "tag", None)
             if tag is not None:
-                raise _one(path, line, "tags are not allowed", f"remove {tag!r}")
+                raise _at(path, line, "tags are not allowed", f"remove {tag!r}")
         stream = io.StringIO(text)
         stream.name = str(path)
         node = loader_of(stream).get_single_node()
@@ -100,12 +111,12 @@ def compose(path: Path, *, ours: bool) -> MappingNode:
         line = exc.problem_mark.line if exc.problem_mark else 0
         tab = "'\\t'" in str(exc.problem)
         fix = "indent with spaces, not tabs" if tab else "correct the syntax"
-        raise _one(path, line, f"not YAML: {exc.problem}", fix) from exc
+        raise _at(path, line, f"not YAML: {exc.problem}", fix) from exc
     except yaml.YAMLError as exc:
         raise RecipeError(path, f"not YAML: {exc}", fix="save it as UTF-8 text") from exc
     if not isinstance(node, MappingNode):
         fix = "start from 'draftquant recipes show NAME'"
-        raise _one(path, 0, "expected a mapping of recipe keys", fix)
+        raise _at(path, 0, "expected a mapping of recipe keys", fix)
     _check_keys(path, node)
     return node
 
@@ -118,7 +129,7 @@ def _check_keys(path: Path, node: Node) -> None:
     if isinstance(node, MappingNode):
         for key, value in node.value:
             if not isinstance(key, ScalarNode):
-                raise _one(path, key.start_mark.line, "a key is not a word", "quote the key")
+                raise _at(path, key.start_mark.line, "a key is not a word", "quote the key")
             _check_keys(path, value)
 
 
@@ -243,34 +254,7 @@ class _YamlTree:
         return "a list" if isinstance(self.node, SequenceNode) else "a mapping"
 
 
-def _one(path: Path, line: int, what: str, fix: str) -> RecipeFileError:
-    return RecipeFileError([Problem(str(path), line + 1, what, fix)])
-
-
 _FOLDER = Path(__file__).parent
-_ALIASES: Mapping[str, str] = {
-    "b200": "blackwell-fp8-mla",
-    "gb200": "blackwell-fp8-mla",
-    "gh200": "fp8-ptpc",
-    "h100": "fp8-ptpc",
-    "h200": "fp8-ptpc",
-    "mi300x": "mi325x-fp8",
-    "mi325x": "mi325x-fp8",
-    "mi350x": "mi325x-fp8",
-    "mi355x": "mi325x-fp8",
-}
-"""GPU -> the recipe to begin with there: engines load its result for every family, and nothing has
-to be recorded before; a test asks `loads_on`."""
-_OTHER_GPUS = ("a100", "gfx942", "gfx950", "sm80", "sm90", "sm100")
-"""Of which none is the one to begin with."""
-_NEVER_EXECUTED = {
-    "b300": "b200",
-    "gb300": "gb200",
-    "sm103": "b200",
-    "l40s": "h100",
-    "sm89": "h100",
-}
-"""GPU on which no engine was executed -> one with the same number formats, of the table above."""
 _CALIBRATED = ("-learned", "-gptq")
 """How the names of built-in recipes end that round on calibration traces, the better one first."""
 _SUFFIXES = (".yaml", ".yml")
@@ -284,12 +268,12 @@ def built_in_recipes() -> tuple[str, ...]:
 
 def aliases() -> Mapping[str, str]:
     """Short names of recipes: that of a GPU -> the built-in recipe to begin with there."""
-    return _ALIASES
+    return FIRST_RECIPES
 
 
 def recipe_of_alias(name: str) -> str | None:
     """The built-in recipe of a GPU's name or another tool's scheme, in any case, or None."""
-    return _ALIASES.get(name.lower()) or SAME.get(spelled(name))
+    return FIRST_RECIPES.get(name.lower()) or SAME.get(spelled(name))
 
 
 def calibrated(name: str) -> str | None:
@@ -304,7 +288,7 @@ def load_recipe(reference: str | Path) -> Recipe:
         RecipeError: no such recipe; RecipeFileError with every fault of the file if it is wrong.
     """
     path = _locate(reference)
-    node = _extended(_compose(path), path)
+    node = _extended(compose(path), path)
     backend = str(_find(node, "backend")[1].value)
 
     def explain(key: str, text: str) -> tuple[str, str] | None:
@@ -318,16 +302,11 @@ def load_recipe(reference: str | Path) -> Recipe:
         what = f"algorithm: backend {recipe.backend}, {recipe.algorithm}: {refused.reason}"
         raise _at(Path(mark.name), mark.line, what, refused.fix)
     if recipe.name != path.stem:
-        line = _find(node, "name")[1].start_mark.line
-        raise RecipeFileError(
-            [
-                Problem(
-                    str(path),
-                    line + 1,
-                    f"name: expected {path.stem!r}, got {recipe.name!r}",
-                    f"write 'name: {path.stem}', or rename the file to {recipe.name}{path.suffix}",
-                )
-            ]
+        raise _at(
+            path,
+            _find(node, "name")[1].start_mark.line,
+            f"name: expected {path.stem!r}, got {recipe.name!r}",
+            f"write 'name: {path.stem}', or rename the file to {recipe.name}{path.suffix}",
         )
     return recipe
 
@@ -339,7 +318,7 @@ def recipe_file(recipe: Recipe) -> str:
     for name in built_in_recipes():
         base = to_mapping(load_recipe(name))
         changed = {key: value for key, value in own.items() if base.get(key, ...) != value}
-        extends_none = _find(_compose(_FOLDER / f"{name}.yaml"), "extends")[0] is None
+        extends_none = _find(compose(_FOLDER / f"{name}.yaml"), "extends")[0] is None
         if extends_none and merged(base, changed) == own:
             files.append({"extends": name, **changed})
     return min((yaml.safe_dump(each, sort_keys=False, width=10**6, default_flow_style=None)
@@ -354,10 +333,6 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(value, Mapping) and isinstance(base.get(key), Mapping)
     }
     return {**base, **over, **both}
-
-
-def _compose(path: Path) -> MappingNode:
-    return compose(path, ours=path.parent == _FOLDER)
 
 
 def _locate(reference: str | Path) -> Path:
@@ -384,11 +359,11 @@ def _nearest_recipe(name: str) -> str:
     """What was probably meant: a near scheme, a recipe that is spelled alike, or with the word."""
     if spelled(name) in DIFFERENT:
         return DIFFERENT[spelled(name)]
-    if near := _NEVER_EXECUTED.get(name.lower()):
-        return f"use '{_ALIASES[near]}', as on {near}: no engine was executed on {name}"
-    if name.lower() in _OTHER_GPUS:
+    if near := LIKE.get(name.lower()):
+        return f"use '{FIRST_RECIPES[near]}', as on {near}: no engine was executed on {name}"
+    if name.lower() in OTHER_GPUS:
         return f"'draftquant recipes list --gpu {name}' lists the recipes that load there"
-    names = *_ALIASES, *built_in_recipes()
+    names = *FIRST_RECIPES, *built_in_recipes()
     holding = [each for each in built_in_recipes() if name.lower() in each]
     close = difflib.get_close_matches(name.lower(), names, n=1)
     if close or not holding:
@@ -414,7 +389,7 @@ def _extended(node: MappingNode, path: Path) -> MappingNode:
         base_path = _locate(path.parent / named if _is_path(named) else named)
     except RecipeError as exc:
         raise _at(path, line, f"extends: {named!r}: {exc.what}", exc.fix) from exc
-    base = _compose(base_path)
+    base = compose(base_path)
     extended, below = _find(base, "extends")
     if extended is not None:
         raise _at(

@@ -19,6 +19,12 @@ class Refusal:
 
 
 _ROWS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+FIRST_RECIPES: Mapping[str, str] = _ROWS["first_recipes"]
+"""GPU -> the recipe to begin with there."""
+LIKE: Mapping[str, str] = _ROWS["like"]
+"""GPU on which no engine was executed -> one of these with the same number formats."""
+OTHER_GPUS = ("a100", "gfx942", "gfx950", "sm80", "sm90", "sm100")
+"""Of which none is the one to begin with."""
 SAME: Mapping[str, str] = _ROWS["same"]
 """Scheme -> the recipe with the same number formats of weights and inputs."""
 DIFFERENT: Mapping[str, str] = {

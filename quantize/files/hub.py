@@ -134,14 +134,9 @@ def _download(reference: str, patterns: list[str] | None = None) -> DraftSource:
 # runs in different folders give equal records.
 
 _LEFT_OUT = {
-    "--out": "--o",
-    "--report": "--rep",
-    "--html": "--ht",
-    "--markdown": "--mar",
-    "--junit": "--ju",
-    "--plot": "--pl",
-    "--token": "--to",
-}
+    "--out": "--o", "--report": "--rep", "--html": "--ht", "--markdown": "--mar", "--junit": "--ju",
+    "--plot": "--pl", "--token": "--to",
+}  # fmt: skip
 """Options that are left out with their value -> the shortest spelling that argparse takes."""
 _TOKEN = re.compile(r"hf_[A-Za-z0-9]{8,}")
 

@@ -14,13 +14,9 @@ ReportFormat = Literal["report", "html", "markdown", "junit", "plot", "golden"]
 """As the options of the command line are called."""
 
 ENDINGS: Mapping[ReportFormat, tuple[str, ...]] = {
-    "report": (".json",),
-    "html": (".html", ".htm"),
-    "markdown": (".md", ".markdown"),
-    "junit": (".xml",),
-    "plot": (".svg",),
-    "golden": (".json",),
-}
+    "report": (".json",), "html": (".html", ".htm"), "markdown": (".md", ".markdown"),
+    "junit": (".xml",), "plot": (".svg",), "golden": (".json",),
+}  # fmt: skip
 """Of the names of files in each format, the usual one first."""
 
 _NEW, _OLD = "new", "old"  # in the staging folder beside a report
@@ -64,7 +60,10 @@ def write_reports(documents: Mapping[Path, str], *, overwrite: bool = False) -> 
             sync(folder)
     except BaseException as exc:
         for path in touched:
-            _restore(path, staged[path] / _OLD)
+            if (old := staged[path] / _OLD).exists():
+                old.replace(path)
+            else:
+                path.unlink(missing_ok=True)
         if not isinstance(exc, OSError):
             raise
         raise OutputError(
@@ -113,10 +112,3 @@ def check_place(path: Path, *, overwrite: bool) -> None:
             "this report file already exists",
             fix="pass --overwrite to replace it, or give another name",
         )
-
-
-def _restore(path: Path, old: Path) -> None:
-    if old.exists():
-        old.replace(path)
-    else:
-        path.unlink(missing_ok=True)

@@ -164,7 +164,6 @@ class _Execution:
         on_progress: Callable[[Step], None],
         moments: Mapping[str, InputMoments] = MappingProxyType({}),
     ) -> None:
-
         def run(step: Step) -> Step:
             self._step(step, moments.get(_canonical(step)))
             return step

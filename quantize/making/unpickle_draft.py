@@ -34,13 +34,9 @@ from ..files.torch_file import TorchFileProblem, load_plain
 
 WEIGHTS_FILE = "model.safetensors"
 _DTYPES = {
-    torch.bfloat16: "BF16",
-    torch.float16: "F16",
-    torch.float32: "F32",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.bool: "BOOL",
-}
+    torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32",
+    torch.int64: "I64", torch.int32: "I32", torch.bool: "BOOL",
+}  # fmt: skip
 _SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 
 
@@ -146,7 +142,6 @@ def _is_pickle(file: str) -> bool:
 
 
 def _side_files(folder: Path) -> list[str]:
-
     def stays(file: str) -> bool:
         hidden = Path(file).parts[0] in HIDDEN
         return hidden or file in (CONFIG_FILE, SIGNATURE_FILE) or looks_like_weights(file)

@@ -1,6 +1,7 @@
 """The plan: a recipe applied to a draft's headers, one row per tensor. Pure: it reads no data."""
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -49,27 +50,6 @@ class Step:
     def bytes_after(self) -> int:
         """Bytes of everything that it becomes."""
         return sum(tensor.nbytes for tensor in self.stored)
-
-    def to_mapping(self, *, why: str | None, form: Any) -> dict[str, Any]:
-        """The step as plain data: why its rule says so, and in which format it is quantized."""
-        tensor = self.row.tensor
-        return {
-            "name": tensor.name,
-            "role": self.row.role,
-            "rule": self.rule,
-            "action": self.action,
-            "why": why,
-            "format": form,
-            "dtype": tensor.dtype,
-            "bits": 8 * DTYPE_BYTES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "bytes_before": self.bytes_before,
-            "bytes_after": self.bytes_after,
-            "stored": [
-                {"name": t.name, "dtype": t.dtype, "shape": list(t.shape), "bytes": t.nbytes}
-                for t in self.stored
-            ],
-        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,15 +123,11 @@ class Plan:
 
     def overhead(self) -> dict[str, int]:
         """Bytes that scales, zero points and shapes add, by the last part of their name."""
-        added: dict[str, int] = {}
-        for step in self.quantized:
-            for tensor in step.stored[1:]:
-                kind = tensor.name.rpartition(".")[2]
-                added[kind] = added.get(kind, 0) + tensor.nbytes
-        for tensor in (tensor for output in self.cache for tensor in output.stored):
-            kind = tensor.name.rpartition(".")[2]
-            added[kind] = added.get(kind, 0) + tensor.nbytes
-        return added
+        scales = [tensor for step in self.quantized for tensor in step.stored[1:]]
+        added: Counter[str] = Counter()
+        for tensor in (*scales, *(tensor for output in self.cache for tensor in output.stored)):
+            added[tensor.name.rpartition(".")[2]] += tensor.nbytes
+        return dict(added)
 
     def recipe_of(self, step: Step) -> Recipe:
         """The recipe as it holds for a tensor: with the format and algorithm of its rule."""
@@ -212,9 +188,24 @@ class Plan:
         }
 
     def _step_mapping(self, step: Step) -> dict[str, Any]:
-        quantized = step.action == "quantize"
-        form = encode(self.format_of(step)) if quantized else None
-        return step.to_mapping(why=self.recipe.rules[step.rule].why, form=form)
+        tensor = step.row.tensor
+        return {
+            "name": tensor.name,
+            "role": step.row.role,
+            "rule": step.rule,
+            "action": step.action,
+            "why": self.recipe.rules[step.rule].why,
+            "format": encode(self.format_of(step)) if step.action == "quantize" else None,
+            "dtype": tensor.dtype,
+            "bits": 8 * DTYPE_BYTES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "bytes_before": step.bytes_before,
+            "bytes_after": step.bytes_after,
+            "stored": [
+                {"name": t.name, "dtype": t.dtype, "shape": list(t.shape), "bytes": t.nbytes}
+                for t in step.stored
+            ],
+        }
 
 
 def make_plan(recipe: Recipe, draft: Draft, *, target_layers: int | None = None) -> Plan:
