@@ -178,6 +178,8 @@ class InputMoments:
         return ordered
 
 
+Moments = InputMoments | None
+"""Of the inputs, where an algorithm needs them."""
 Need = Literal["none", "second_moments", "codes"]
 """What calibration gives an algorithm: nothing, of a linear's inputs x the mean of x xᵀ, or the
 codes and scales themselves, found for all linears of a draft together."""
@@ -234,12 +236,7 @@ class RowAlgorithm(Algorithm, ABC):
 
     @abstractmethod
     def quantize(
-        self,
-        weight: Tensor,
-        weights: WeightFormat,
-        *,
-        absmax: Tensor | None,
-        moments: InputMoments | None,
+        self, weight: Tensor, weights: WeightFormat, *, absmax: Tensor | None, moments: Moments
     ) -> QuantizedWeight:
         """Quantize a block of rows of a weight.
 

@@ -9,6 +9,7 @@ steps, so that nearly all of the work is in products of matrices.
 Source: Frantar et al., arXiv 2210.17323; in this form Chee et al., arXiv 2307.13304, theorem 6.
 """
 
+import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -20,7 +21,7 @@ from ...recipes.formats import FEW_BITS, NUMBER_FORMATS, WeightDtype
 from ...recipes.schema import WeightFormat
 from ..numerics.number_formats import nearest_codes, rounded_values, served_scale
 from ..numerics.quantized_weight import QuantizedWeight
-from .algorithm import Algorithm, InputMoments, Need, RowAlgorithm
+from .algorithm import Algorithm, InputMoments, Moments, Need, RowAlgorithm
 
 _BLOCK, _PANEL = 256, 16
 """Columns between two products with all errors behind, and between two within a block. Measured on
@@ -47,24 +48,14 @@ class Gptq(RowAlgorithm):
 
     @override
     def quantize(
-        self,
-        weight: Tensor,
-        weights: WeightFormat,
-        *,
-        absmax: Tensor | None,
-        moments: InputMoments | None,
+        self, weight: Tensor, weights: WeightFormat, *, absmax: Tensor | None, moments: Moments
     ) -> QuantizedWeight:
         if moments is None:
             raise TypeError("gptq needs the second moments of the inputs")
         found = self._scales.quantize(weight, weights, absmax=absmax, moments=moments)
         with moments.all_threads():
             codes = _compensated(moments.corrected(weight), weights, found, moments)
-        return QuantizedWeight(
-            codes=codes.to(weight.device),
-            scale=found.scale,
-            global_scale=found.global_scale,
-            group_size=found.group_size,
-        )
+        return dataclasses.replace(found, codes=codes.to(weight.device))
 
 
 def _compensated(

@@ -36,7 +36,7 @@ from ..numerics.number_formats import (
     whole_scale,
 )
 from ..numerics.quantized_weight import QuantizedWeight
-from .algorithm import InputMoments, RowAlgorithm
+from .algorithm import Moments, RowAlgorithm
 
 
 class AbsmaxNearest(RowAlgorithm):
@@ -44,12 +44,7 @@ class AbsmaxNearest(RowAlgorithm):
 
     @override
     def quantize(
-        self,
-        weight: Tensor,
-        weights: WeightFormat,
-        *,
-        absmax: Tensor | None,
-        moments: InputMoments | None,
+        self, weight: Tensor, weights: WeightFormat, *, absmax: Tensor | None, moments: Moments
     ) -> QuantizedWeight:
         if weights.granularity == "tensor":
             return _fp8_of_matrix(weight, absmax)
@@ -152,12 +147,7 @@ class MseNearest(RowAlgorithm):
 
     @override
     def quantize(
-        self,
-        weight: Tensor,
-        weights: WeightFormat,
-        *,
-        absmax: Tensor | None,
-        moments: InputMoments | None,
+        self, weight: Tensor, weights: WeightFormat, *, absmax: Tensor | None, moments: Moments
     ) -> QuantizedWeight:
         counts = _importance(weight, weights, moments)
 
@@ -167,9 +157,7 @@ class MseNearest(RowAlgorithm):
         return nearest_by_rows(weight, weights, absmax, scale_of)
 
 
-def _importance(
-    weight: Tensor, weights: WeightFormat, moments: InputMoments | None
-) -> Tensor | None:
+def _importance(weight: Tensor, weights: WeightFormat, moments: Moments) -> Tensor | None:
     """How much the squared error of each weight counts, as rows of groups; None = all alike."""
     if moments is None:
         return None

@@ -275,52 +275,41 @@ def _single_file(folder: Path) -> str:
     found = sorted(path.name for path in folder.glob("*.safetensors"))
     if len(found) == 1:
         return found[0]
-    if found:
-        raise CheckpointError(
-            folder,
-            f"{len(found)} safetensors files but no {INDEX_FILE}",
-            fix="add the index, or keep one file",
-        )
-    what, fix = without_safetensors(folder)
+    what, fix = (
+        f"{len(found)} safetensors files but no {INDEX_FILE}",
+        "add the index, or keep one file",
+    )
+    if not found:
+        what, fix = without_safetensors(folder)
     raise CheckpointError(folder, what, fix=fix)
+
+
+def _bad_index(folder: Path, what: str, fix: str = "export the index again") -> CheckpointError:
+    return CheckpointError(folder / INDEX_FILE, what, fix=fix)
 
 
 def _check_weight_map(folder: Path, index: Mapping[str, Any]) -> None:
     weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        where = folder / INDEX_FILE
-        raise CheckpointError(where, "weight_map is missing or empty", fix="export the index again")
+        raise _bad_index(folder, "weight_map is missing or empty")
 
 
 def _files_of_index(folder: Path, index: Mapping[str, Any], *, whole: bool) -> list[str]:
     """The shards that an index names, which are there, and unless it is of a part, no others."""
-    where = folder / INDEX_FILE
     _check_weight_map(folder, index)
-    weight_map = index["weight_map"]
     if not isinstance(index.get("metadata", {}), dict):
-        raise CheckpointError(where, "metadata is not an object", fix="export the index again")
-    files = sorted({str(file) for file in weight_map.values()})
+        raise _bad_index(folder, "metadata is not an object")
+    files = sorted({str(file) for file in index["weight_map"].values()})
     present = {path.name for path in folder.glob("*.safetensors") if path.is_file()}
     for file in files:
         if Path(file).name != file or not file.endswith(".safetensors"):
-            raise CheckpointError(
-                where,
-                f"weight_map: {file!r} is no safetensors file beside it",
-                fix="export the index again",
-            )
+            raise _bad_index(folder, f"weight_map: {file!r} is no safetensors file beside it")
         if file not in present:
-            raise CheckpointError(
-                where,
-                f"weight_map names {file!r}, which is not in the folder",
-                fix="download the missing shard",
-            )
-    unlisted = sorted(present.difference(files)) if whole else []
-    if unlisted:
-        raise CheckpointError(
-            where,
-            f"the shard {unlisted[0]!r} is missing from the index",
-            fix="add its tensors to weight_map, or remove the shard",
-        )
+            what = f"weight_map names {file!r}, which is not in the folder"
+            raise _bad_index(folder, what, "download the missing shard")
+    for unlisted in sorted(present.difference(files)) if whole else ():
+        what = f"the shard {unlisted!r} is missing from the index"
+        raise _bad_index(folder, what, "add its tensors to weight_map, or remove the shard")
     return files
 
 
@@ -341,16 +330,12 @@ def _by_name(folder: Path, headers: Mapping[str, Header]) -> dict[str, TensorInf
 def _check_index(
     folder: Path, weight_map: Mapping[str, Any], tensors: Mapping[str, TensorInfo]
 ) -> None:
-    where = folder / INDEX_FILE
     for name in sorted(weight_map.keys() | tensors.keys()):
         if name not in tensors:
-            raise CheckpointError(where, f"{name} stands in no shard", fix="export the index again")
-        if weight_map.get(name) != tensors[name].file:
-            raise CheckpointError(
-                where,
-                f"{name}: expected in {weight_map.get(name)!r}, found in {tensors[name].file!r}",
-                fix="export the index again",
-            )
+            raise _bad_index(folder, f"{name} stands in no shard")
+        named, found = weight_map.get(name), tensors[name].file
+        if named != found:
+            raise _bad_index(folder, f"{name}: expected in {named!r}, found in {found!r}")
 
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
