@@ -18,6 +18,7 @@ BEGIN, END = "<!-- card of draftquant -->\n", "<!-- end of the card of draftquan
 _FENCE = "---\n"
 _MOST_FRONT = 64 << 10  # characters
 _INHERITED = ("license", "license_name", "license_link", "language", "pipeline_tag", "library_name")
+_NUMBER = re.compile(r"[-+]?[\d,.]*\d%?|")  # or an empty cell
 _WORD = re.compile(r"[\w .:/+@#?&=%~-]{1,200}")
 _SPECIAL = re.compile(r"([\\`*_\[\]<>|~$&]|:(?=//)|(?<=www)\.)")  # wherever it stands
 _AT_START = re.compile(r"^(\d{1,9}(?=[.)](?:\s|$))|(?=[-+#=]))(.)")  # lists, headings
@@ -81,7 +82,7 @@ def inherited(card: str) -> dict[str, Any]:
     """What a front matter says that holds for a quantized draft too, in short words."""
     found = _front_keys(card)
     kept = {key: found[key] for key in _INHERITED if key in found}
-    return {key: value for key, value in kept.items() if _is_word(value) or _are_words(value)}
+    return {key: value for key, value in kept.items() if _are_words(value)}
 
 
 def card_text(
@@ -119,18 +120,11 @@ def code_block(text: str) -> str:
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table of cells that are Markdown already; a number's column is aligned to the right."""
     lines = [list(head), *map(list, rows)]
-    numbers = [all(_looks_numeric(row[i]) for row in lines[1:]) for i in range(len(head))]
+    numbers = [all(_NUMBER.fullmatch(row[i]) for row in lines[1:]) for i in range(len(head))]
     rule = ["---:" if number else "---" for number in numbers]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (lines[0], rule, *lines[1:]))
 
 
-def _looks_numeric(cell: str) -> bool:
-    return re.fullmatch(r"[-+]?[\d,.]*\d%?|", cell) is not None
-
-
-def _is_word(value: object) -> bool:
-    return isinstance(value, str) and _WORD.fullmatch(value) is not None
-
-
 def _are_words(value: object) -> bool:
-    return isinstance(value, list) and len(value) <= 100 and all(map(_is_word, value))
+    words = value if isinstance(value, list) and len(value) <= 100 else [value]
+    return all(isinstance(word, str) and _WORD.fullmatch(word) for word in words)

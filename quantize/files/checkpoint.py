@@ -195,7 +195,7 @@ class Checkpoint:
     def side_files(self) -> tuple[str, ...]:
         """Every other file (tokenizer, mask_embedding.pt), sorted; of a subtree only code."""
         if self.subtree is not None:
-            return tuple(files_of(self.folder, skip=_is_no_code))
+            return tuple(files_of(self.folder, skip=lambda f: "/" in f or not f.endswith(".py")))
         own = {CONFIG_FILE, INDEX_FILE, SIGNATURE_FILE, *self.headers}
         found = files_of(
             self.folder, skip=lambda file: file in own or Path(file).parts[0] in HIDDEN
@@ -204,10 +204,6 @@ class Checkpoint:
 
 
 HIDDEN = {".git", ".cache", "__pycache__"}  # leftovers of download tools, not part of a draft
-
-
-def _is_no_code(file: str) -> bool:
-    return "/" in file or not file.endswith(".py")
 
 
 @contextmanager

@@ -169,17 +169,11 @@ def _recorded(argv: Iterator[str]) -> Iterator[str]:
         option, assigns, value = argument.partition("=")
         if not option.startswith("--"):
             yield _named(argument)
-        elif _is_left_out(option):
+        elif any(n.startswith(option) and len(option) >= len(s) for n, s in _LEFT_OUT.items()):
             if not assigns:
                 next(argv, None)
         else:
             yield f"{option}={_named(value)}" if assigns else _named(option)
-
-
-def _is_left_out(option: str) -> bool:
-    return any(
-        name.startswith(option) and len(option) >= len(least) for name, least in _LEFT_OUT.items()
-    )
 
 
 def _named(argument: str) -> str:

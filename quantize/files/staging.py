@@ -43,16 +43,12 @@ class Staging:
         """Size of its files in bytes."""
         return sum(status.st_size for status in self._files())
 
-    def idle_hours(self) -> float:
-        """Hours since anything in it changed."""
-        changes = [self.path.lstat().st_mtime, *(status.st_mtime for status in self._files())]
-        return (time.time() - max(changes)) / _HOUR
-
     def why_left(self, older_than: float | None) -> str | None:
         """Why it must stay, if it must; after so many hours runs elsewhere count as dead."""
         if self.is_here:
             return "its run is alive" if self.is_live else None
-        hours = self.idle_hours()
+        changes = [self.path.lstat().st_mtime, *(status.st_mtime for status in self._files())]
+        hours = (time.time() - max(changes)) / _HOUR
         if older_than is None or hours <= older_than:
             return f"of another machine or container, last changed {hours:.1f} hours ago"
         return None

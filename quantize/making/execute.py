@@ -186,7 +186,8 @@ class _Execution:
         if step.action == "transform":
             self._write_norm(step, self.exponents[step.row.module])
         elif step.action == "learn":
-            self._write_learned_norm(step)
+            assert self.measured.found is not None  # `every_step` has seen it
+            output.write(step.row.tensor.name, self.measured.found.weight(_canonical(step)))
         else:
             blocks = self._quantized_blocks(step, moments)
             input_scale = self.measured.input_scales.get(step.row.module)
@@ -200,12 +201,6 @@ class _Execution:
         source = self.run.inputs[tensor.file]
         (norm,) = row_blocks(source, as_row, block_bytes=tensor.nbytes, multiple=1)
         self.run.files[tensor.file].write(tensor.name, divide_norm(norm, exponent, tensor.name))
-
-    def _write_learned_norm(self, step: Step) -> None:
-        assert self.measured.found is not None  # `run` has seen it
-        tensor = step.row.tensor
-        weight = self.measured.found.weight(_canonical(step))
-        self.run.files[tensor.file].write(tensor.name, weight)
 
     def _blocks(self, step: Step, block_bytes: int) -> Iterator[Tensor]:
         tensor = step.row.tensor

@@ -61,7 +61,11 @@ class Unpickled(Brief):
 
 def pickles(folder: Path) -> tuple[str, ...]:
     """The pickled weights of a folder, by name; the mask embedding is none of them."""
-    return tuple(files_of(folder, skip=lambda file: not _is_pickle(file)))
+
+    def is_none(file: str) -> bool:
+        return "/" in file or not file.endswith(_SUFFIXES) or file == MASK_EMBEDDING_FILE
+
+    return tuple(files_of(folder, skip=is_none))
 
 
 def unpickle_draft(folder: Path, out: Path) -> Unpickled:
@@ -123,22 +127,14 @@ class _Unpickling(Rewrite[None]):
             for found in read_header(staging, WEIGHTS_FILE).tensors:
                 written = bytearray(found.nbytes)
                 pread_exactly(descriptor, memoryview(written), found.start, found.name)
-                if written != _bytes_of(self.tensors[found.name]):
+                read = self.tensors[found.name].contiguous().reshape(-1).view(torch.uint8)
+                if written != read.numpy().tobytes():
                     raise VerifyError(
                         self.out,
                         f"{found.name} reads back differently than it was written, so nothing is"
                         " published",
                         fix="run again; if it stays, check the disk",
                     )
-
-
-def _bytes_of(tensor: Tensor) -> bytes:
-    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-
-
-def _is_pickle(file: str) -> bool:
-    at_top = "/" not in file and file.endswith(_SUFFIXES)
-    return at_top and file != MASK_EMBEDDING_FILE
 
 
 def _side_files(folder: Path) -> list[str]:
