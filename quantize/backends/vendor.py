@@ -21,17 +21,9 @@ from .backend import ABSMAX_NEAREST, Backend
 
 WEIGHT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 TOOLKIT_ERRORS = (
-    ImportError,
-    OSError,
-    RuntimeError,
-    ValueError,
-    TypeError,
-    AttributeError,
-    LookupError,
+    ImportError, OSError, RuntimeError, ValueError, TypeError, AttributeError, LookupError,
     AssertionError,
-)
-
-
+)  # fmt: skip
 OURS = "use --backend torch (in a recipe: 'backend: torch')"
 """The fix where a toolkit cannot compute something."""
 

@@ -25,18 +25,10 @@ _REPLICATED = ("q_a_proj", "kv_a_proj_with_mqa")
 _LOOKED_UP = ("markov_w1", "predecessor_codebook", "successor_codebook")
 """Tables of which a block reads a few rows."""
 _PARTS: dict[str, Part] = {
-    "attention": "attention",
-    "kv_up": "attention",
-    "mlp": "mlp",
-    "fusion": "fusion",
-    "head": "head",
-    "embedding": "embedding",
-    "mask": "embedding",
-    "proposal": "head",
-    "router": "other",
-    "norm": "norm",
-    "vocabulary_map": "other",
-}
+    "attention": "attention", "kv_up": "attention", "mlp": "mlp", "fusion": "fusion",
+    "head": "head", "proposal": "head", "embedding": "embedding", "mask": "embedding",
+    "norm": "norm", "router": "other", "vocabulary_map": "other",
+}  # fmt: skip
 
 
 class Weight(NamedTuple):
