@@ -168,31 +168,26 @@ class QuarkBackend(VendorBackend):
 
     @override
     def check(self, weights: WeightFormat) -> None:
-        problem = weights.problem()
-        if problem is not None:
-            raise BackendError("backend quark", problem, fix="correct 'weights' of the recipe")
-        if weights.dtype not in _CODES or weights.granularity == "block":
-            raise BackendError(
-                "backend quark",
-                f"this backend does not compute {weights}",
-                fix=OURS,
-            )
-        if weights.scale_dtype is not None:
-            raise BackendError(
-                "backend quark",
-                f"this backend does not compute scale_dtype {weights.scale_dtype}: Quark"
-                " rounds scales to the weight's dtype first",
-                fix=f"{OURS}, or leave scale_dtype out",
-            )
-        if self._gptq and weights.first_stage is not None:
-            raise BackendError(
-                "backend quark, rounding gptq",
-                f"expected weights that are rounded once, got {weights}: Quark's GPTQ does"
-                " not round in two stages",
-                fix=OURS,
-            )
+        for more, what, fix in self._problems(weights):
+            raise BackendError(f"backend quark{more}", what, fix=fix)
         self.versions()
         require_build_tools()
+
+    def _problems(self, weights: WeightFormat) -> Iterator[tuple[str, str, str]]:
+        if problem := weights.problem():
+            yield "", problem, "correct 'weights' of the recipe"
+        if weights.dtype not in _CODES or weights.granularity == "block":
+            yield "", f"this backend does not compute {weights}", OURS
+        if weights.scale_dtype is not None:
+            what = f"this backend does not compute scale_dtype {weights.scale_dtype}: Quark rounds"
+            yield (
+                "",
+                f"{what} scales to the weight's dtype first",
+                f"{OURS}, or leave scale_dtype out",
+            )
+        if self._gptq and weights.first_stage is not None:
+            what = f"expected weights that are rounded once, got {weights}: Quark's GPTQ does not"
+            yield ", rounding gptq", f"{what} round in two stages", OURS
 
     @override
     def start(self) -> None:
