@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from draftquant.quantize.engines import check_draft
-from draftquant.quantize.engines.captured_layers import (
+from draftquant.quantize.engines.config_rules import (
     misread_layers,
     sglang_captures,
     vllm_captures,

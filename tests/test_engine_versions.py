@@ -1,15 +1,16 @@
-"""Engines are known by (name, version); a version is a module that is found, and nothing else."""
+"""Engines are known by (name, version); a version is a row of `ENGINES`."""
 
 import json
 import sys
 import typing
-from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from draftquant.quantize.engines import check_draft, registry, versions
-from draftquant.quantize.engines.contract import ENGINE_NAMES
-from draftquant.quantize.engines.declared import READERS
+from draftquant.quantize.engines import check_draft, versions
+from draftquant.quantize.engines.contract import ENGINE_NAMES, Scheme
+from draftquant.quantize.engines.declared_forms import READERS
+from draftquant.quantize.engines.engine import Engine
 from draftquant.recipes.schema import LayoutName
 from draftquant.scripts.cli import main
 
@@ -21,31 +22,6 @@ from formats import format_recipe  # noqa: E402
 
 KNOWN = [("vllm", "0.33.0"), ("sglang", "0.5.23"), ("tensorrt-llm", "main at 008e0af8")]
 TENSORRT_LLM_NAME = "EAGLE3LlamaForCausalLM"
-NEW_VERSION = f'''"""vLLM VERSION: as 0.33.0, but for INT4 per channel and an architecture."""
-
-from dataclasses import replace
-
-from ..contract import Scheme
-from .vllm_0_33_0 import ENGINE as BEFORE
-
-ENGINE = replace(
-    BEFORE,
-    version="VERSION",
-    evidence="made up for a test",
-    config=replace(
-        BEFORE.config,
-        architectures=frozenset({{"{TENSORRT_LLM_NAME}"}}),
-        architecture_problem=lambda _name: None,
-    ),
-    declaration=replace(
-        BEFORE.declaration,
-        schemes={{
-            **BEFORE.declaration.schemes,
-            "quark int4 channel none": {{"*": Scheme("QuarkW4A16Int4")}},
-        }},
-    ),
-)
-'''
 
 
 @pytest.fixture(scope="module")
@@ -56,29 +32,42 @@ def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return workshop.quantize(workshop.source("eagle3-llama"), recipe, "draft")
 
 
+def later(version: str) -> Engine:
+    """VLLM as 0.33.0, but for INT4 per channel and an architecture."""
+    before = versions.choose("vllm")
+    row = {"quark int4 channel none": {"*": Scheme("QuarkW4A16Int4")}}
+    return replace(
+        before,
+        version=version,
+        evidence="made up for a test",
+        config=replace(
+            before.config,
+            architectures=frozenset({TENSORRT_LLM_NAME}),
+            architecture_problem=lambda _name: None,
+        ),
+        declaration=replace(
+            before.declaration, schemes=lambda: {**before.declaration.schemes(), **row}
+        ),
+    )
+
+
 @pytest.fixture
-def two_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """vLLM 0.34.0 and 0.4.0: one small file each in the folder of versions, found as it is read."""
-    modules = {"0.34.0": "vllm_0_34_0", "0.4.0": "vllm_0_4_0"}
-    for version, module in modules.items():
-        (tmp_path / f"{module}.py").write_text(
-            NEW_VERSION.replace("VERSION", version), encoding="utf-8"
-        )
-    monkeypatch.setattr(versions, "__path__", [*versions.__path__, str(tmp_path)])
-    monkeypatch.setattr(registry, "ENGINES", registry.discover(versions))
-    yield
-    for module in modules.values():
-        del sys.modules[f"{versions.__name__}.{module}"]
+def two_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """VLLM 0.4.0 and 0.34.0, each a row more."""
+    known = list(versions.ENGINES.values())
+    rows = [later("0.4.0"), known[0], later("0.34.0"), *known[1:]]
+    found = {(engine.name, engine.version): engine for engine in rows}
+    monkeypatch.setattr(versions, "ENGINES", found)
 
 
 def test_the_known_versions() -> None:
-    assert list(registry.ENGINES) == KNOWN
-    assert [(engine.name, engine.version) for engine in registry.newest_engines()] == KNOWN
+    assert list(versions.ENGINES) == KNOWN
+    assert [(engine.name, engine.version) for engine in versions.newest_engines()] == KNOWN
     assert tuple(name for name, _ in KNOWN) == ENGINE_NAMES
 
 
 def test_every_engine_that_builds_linears_reads_the_excludes_of_every_layout() -> None:
-    for engine in registry.ENGINES.values():
+    for engine in versions.ENGINES.values():
         if engine.name != "tensorrt-llm":  # of which no linear is known
             rules = set(engine.declaration.exclude_rules)
             assert rules == set(READERS) & engine.declaration.methods
@@ -113,13 +102,3 @@ def test_without_the_files_the_versions_are_not_known(draft: Path) -> None:
     assert answer.remedy == (
         "ask for vLLM 0.33.0 on one of H200 (sm90), B200 (sm100), A100 (sm80), MI325X (gfx942)"
     )
-
-
-def test_a_version_is_known_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "vllm_again.py").write_text(
-        NEW_VERSION.replace("VERSION", "0.33.0"), encoding="utf-8"
-    )
-    monkeypatch.setattr(versions, "__path__", [*versions.__path__, str(tmp_path)])
-    with pytest.raises(ValueError, match=r"vllm_again: vllm 0\.33\.0 is there already"):
-        registry.discover(versions)
-    del sys.modules[f"{versions.__name__}.vllm_again"]

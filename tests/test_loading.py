@@ -12,7 +12,7 @@ from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.engines import check_draft
 from draftquant.quantize.engines.contract import EngineName
 from draftquant.quantize.engines.engine_check import planned_verdicts
-from draftquant.quantize.engines.registry import choose
+from draftquant.quantize.engines.versions import choose
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.gpus import GPUS, architecture, gpu_name

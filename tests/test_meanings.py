@@ -3,6 +3,7 @@
 import ast
 import json
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 from draftquant.quantize import engines
 from draftquant.quantize.engines import check_draft
-from draftquant.quantize.engines.meanings import MEANINGS, explained, is_raw, meaning
+from draftquant.quantize.engines.engine_rows import explained, is_raw, meaning, meanings
 from draftquant.scripts.cli import main
 from reasons import own_text
 from tiny import tiny_eagle3_llama
@@ -54,9 +55,12 @@ def filled(template: str) -> str:
 def errors_in_the_tables() -> Iterator[str]:
     for folder in ("engines", "drafts"):
         for module in sorted((QUANTIZE / folder).rglob("*.py")):
-            if module.name != "meanings.py":
-                texts = literals(ast.parse(module.read_text(encoding="utf-8")))
-                yield from (text for text in texts if is_raw(text) and not FRAME.fullmatch(text))
+            texts = literals(ast.parse(module.read_text(encoding="utf-8")))
+            yield from (text for text in texts if is_raw(text) and not FRAME.fullmatch(text))
+    rows = tomllib.loads((QUANTIZE / "engines" / "schemes.toml").read_text(encoding="utf-8"))
+    for refused in rows["refused"].values():
+        yield from (filled(text) for _, text, _ in refused.values() if is_raw(text))
+    yield from (row["error"] for row in rows["concatenated"])
 
 
 def errors_that_were_recorded(value: Any) -> Iterator[str]:
@@ -88,7 +92,7 @@ def test_every_error_that_was_recorded_has_a_meaning() -> None:
     assert [t for t in found if meaning(t, engine="vLLM", gpu="B200") is None] == []
 
 
-@pytest.mark.parametrize("sentence", [sentence for _, sentence in MEANINGS])
+@pytest.mark.parametrize("sentence", [sentence for _, sentence in meanings()])
 def test_meanings_are_sentences(sentence: str) -> None:
     assert not is_raw(sentence)
     assert sentence[0].isupper() or sentence[0] == "{" or sentence.split()[0] in KEYS_THAT_BEGIN

@@ -1,4 +1,4 @@
-"""A number format more, added the way a developer would: what it takes is eight product files.
+"""A number format more, added the way a developer would: what it takes is seven product files.
 
 The edits are made in a copy of the packages, which then quantizes, verifies and dequantizes.
 """
@@ -14,7 +14,7 @@ from tiny import Stored, read_tensors, write_tensors
 ROOT = Path(__file__).parents[1]
 DRAFT = ROOT / "tests" / "pairs" / "eagle3-llama" / "draft"
 PACKAGES = ("recipes", "quantize", "calibration", "validate", "scripts")
-MOST_FILES = 8
+MOST_FILES = 7
 EDITS = {
     "recipes/formats.py": [
         ('WeightDtype = Literal["int4",', 'WeightDtype = Literal["toy4", "int4",'),
@@ -51,15 +51,12 @@ EDITS = {
         ("] = {\n    \"pack-quantized\"", "] = {\n    \"toy4-pack-quantized\": \"toy4\",\n"
          "    \"pack-quantized\""),
     ],
-    "quantize/engines/vllm/schemes.py": [
-        ('    "compressed-tensors mxfp4 none": _CT_MXFP4,\n',
-         '    "compressed-tensors mxfp4 none": _CT_MXFP4,\n'
-         '    "compressed-tensors toy4 none": {"*": Scheme("CompressedTensors", _NO_CT)},\n'),
-    ],
-    "quantize/engines/sglang/schemes.py": [
-        ('    "compressed-tensors mxfp4 none": _NOT_CT,\n',
-         '    "compressed-tensors mxfp4 none": _NOT_CT,\n'
-         '    "compressed-tensors toy4 none": _NOT_CT,\n'),
+    "quantize/engines/schemes.toml": [
+        ("\n# The MLA draft of SGLang", "".join(
+            f'\n[[row]]\nengine = "{engine}"\nclass = "CompressedTensors"\nrefused = "no-ct"\n'
+            'schemes = ["compressed-tensors toy4 none"]\n'
+            for engine in ("vllm", "sglang")
+        ) + "\n# The MLA draft of SGLang"),
     ],
 }  # fmt: skip
 """Product file -> texts, each of which stands in it once, and what stands there instead."""

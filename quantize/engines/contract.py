@@ -13,7 +13,6 @@ from typing_extensions import override
 
 from ...recipes.brief import Brief
 from ..drafts.engine_traits import EngineTraits, Finding, InEngine, Sharding, Stage
-from .captured_layers import Captures
 from .declaration import Declaration
 
 EngineName = Literal["vllm", "sglang", "tensorrt-llm"]
@@ -41,6 +40,22 @@ VERDICTS: Mapping[Stage, Verdict] = {
 UNKNOWN_FIRST_LAYER = 10**6
 """Stands for the number of the target's layers in names, where it is not known."""
 _NUMBER = re.compile(rf"\blayers\.({UNKNOWN_FIRST_LAYER // 100}\d\d)\b")
+
+
+class Capture(NamedTuple):
+    """What one model runner of an engine captures.
+
+    Attributes:
+        runner: which one, for a sentence.
+        inputs: the layers whose inputs it captures; None = its default for the target, () = none.
+    """
+
+    runner: str
+    inputs: tuple[int, ...] | None
+
+
+Captures = tuple[Capture, ...]
+"""Of the runner that is used by default, then of others."""
 
 
 class Scheme(NamedTuple):

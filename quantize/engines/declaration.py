@@ -15,7 +15,7 @@ from ..files.checkpoint import Checkpoint
 from ..stored.layouts import LAYOUTS
 from ..stored.layouts.declaration_reader import ObjectReader
 from ..stored.stored_declaration import Form, RawDeclaration, read_scheme, written_declaration
-from .declared import READERS
+from .declared_forms import READERS
 from .linear_scheme import Group, NotReadError, of_declared
 
 

@@ -13,8 +13,7 @@ from typing import Any
 from ..drafts import FAMILIES
 from ..drafts.engine_traits import Biases, EngineTraits, Finding, InEngine
 from ..files.safetensors_header import TensorInfo
-from .captured_layers import Captures
-from .contract import TITLES, CutHead, EngineName, Module, Question, Scheme
+from .contract import TITLES, Captures, CutHead, EngineName, Module, Question, Scheme
 from .declaration import Declaration
 from .linear_scheme import LinearScheme
 from .mtp_linears import built_as_floats
@@ -122,7 +121,7 @@ class DeclarationRules:
     unknown_method: str
     no_method: str | None
     taken: Callable[[Declaration, str], Declaration | Finding | None] = lambda said, _arch: said
-    schemes: Mapping[str, Mapping[str, Scheme]]
+    schemes: Callable[[], Mapping[str, Mapping[str, Scheme]]]
     exclude_rules: Mapping[str, ExcludeRule]
     experts_by_name: frozenset[str] = frozenset()
     no_target: Mapping[str, str] = field(default_factory=dict)
@@ -140,7 +139,7 @@ class DeclarationRules:
 
     def row(self, signature: str, arch: str) -> Scheme | None:
         """What becomes of a declared scheme; None where that is not known."""
-        rows = self.schemes.get(signature, {})
+        rows = self.schemes().get(signature, {})
         return rows.get(arch) or rows.get(_LIKE.get(arch, "")) or rows.get("*")
 
     def is_excluded(self, question: Question, module: Module) -> bool | Finding:

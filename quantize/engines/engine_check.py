@@ -34,8 +34,13 @@ from ..stored.layouts import HF_QUANT_CONFIG
 from ..stored.layouts.declaration_reader import OTHER_WAY, UNREAD_METHODS
 from ..stored.stored_declaration import quantized_looking
 from .built_linears import of_shapes
-from .captured_layers import misread_layers, remedy_of_fc, remedy_of_layers, with_built_fc
-from .config_rules import null_findings
+from .config_rules import (
+    misread_layers,
+    null_findings,
+    remedy_of_fc,
+    remedy_of_layers,
+    with_built_fc,
+)
 from .contract import (
     ENGINE_NAMES,
     STAGES,
@@ -48,10 +53,10 @@ from .contract import (
 )
 from .declaration import Declaration, read_declaration
 from .engine import Engine, Serving
+from .engine_rows import explained
 from .folder_findings import head_notes
 from .linear_findings import Walk
-from .meanings import explained
-from .registry import choose, known_versions, newest_engines
+from .versions import choose, known_versions, newest_engines
 
 
 def check_draft(
@@ -523,7 +528,7 @@ def verdicts_of(
     Raises:
         CheckpointError: see `planned_verdicts`.
     """
-    from .registry import newest_engines
+    from .versions import newest_engines
 
     return tuple(
         check_checkpoint(

@@ -19,7 +19,7 @@ from .excludes import gptq_by_rules, scheme_of
 from .folder_findings import no_such_name
 from .linear_scheme import LinearScheme
 from .mtp_linears import GRAFT, GRAFTED, ROUTED, first_prefix, of_other_layer
-from .registry import newest_engines
+from .versions import newest_engines
 
 
 def floats_into_codes(

@@ -1,24 +1,31 @@
-"""How a declaration says that a linear is stored and computed, as an engine takes it.
+"""How a declaration says that linears are stored and computed, as engines take it.
 
-`stored.layouts.DeclaredScheme` is what this package can decode. Engines take more than that: other
-group sizes, zero points, INT8, MXFP8, several schemes in one draft. Here they are shapes only.
+`stored.layouts.DeclaredScheme` is what this package can decode. Engines take more than that, and
+less strictly: other group sizes, zero points, INT8, MXFP8, several schemes in one draft. Here they
+are shapes only, written as "NAME DTYPE [SIZES]" of each tensor (`_stored`).
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
 from ...recipes.formats import NUMBER_FORMATS
 from ..stored.layouts import DeclaredScheme
-from ..stored.layouts.scheme import FLOAT_DTYPES, GROUPS, Part, Parts
+from ..stored.layouts.scheme import FLOAT_DTYPES, FP8_DTYPE, GROUPS, Part, Parts
 from ..stored.stored_declaration import stored_parts, weight_suffix
 
 BLOCK = (128, 128)
 ANY_FLOAT = (*FLOAT_DTYPES, "F8_E8M0")
+Declared = Mapping[str, Any]
 _SYMMETRIC = ("weight_shape", "weight_zero_point", "weight_zero_point_2")
-"""No kernel reads them: codes are symmetric."""
+"""No kernel reads them: values are symmetric."""
 _ONE_GRANULARITY = (*GROUPS, "mxfp8")
 _GLOBAL_SCALES = {name for name, number in NUMBER_FORMATS.items() if number.global_scale}
+_DTYPES = {"F8": (FP8_DTYPE,), "F": FLOAT_DTYPES, "A": ANY_FLOAT}
+"""Of `_stored`; others are dtypes of safetensors."""
+_TENSOR = re.compile(r"(\w+) (\w+) \[(.*?)\]")
+_VALUES = ("weight", "weight_packed", "qweight")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,11 +34,11 @@ class LinearScheme:
 
     Attributes:
         layout: the quant_method that stores it so.
-        signature: key of the engines' tables, such as "quark int4 group128 none".
+        signature: key of schemes.toml, such as "quark int4 group128 none".
         weight_dtype: name of the number format; others than this package's too.
         group_size: None for channel and tensor.
-        first_stage: codes were taken of values that were rounded before.
-        suffix: last part of the name of the tensor with the codes.
+        first_stage: values were rounded to another format before.
+        suffix: last part of the name of the tensor with the values.
         parts: rows and columns of a linear -> its stored tensors.
         not_read: suffixes of parts that no engine minds the absence of.
         block: rows and columns of one block; of formats in blocks.
@@ -75,17 +82,17 @@ def of_declared(scheme: DeclaredScheme) -> LinearScheme:
         group_size=scheme.group_size,
         first_stage=scheme.first_stage is not None,
         suffix=weight_suffix(scheme),
-        parts=lambda rows, columns: in_any_float(stored_parts(scheme, rows, columns)),
+        parts=lambda rows, columns: _in_any_float(stored_parts(scheme, rows, columns)),
     )
 
 
-def in_any_float(parts: Parts) -> Parts:
+def _in_any_float(parts: Parts) -> Parts:
     """Engines copy a float of one dtype into a parameter of another, powers of two as well."""
+    floats = set(FLOAT_DTYPES)
     return {
-        suffix: Part(ANY_FLOAT if set(part.dtypes) <= set(FLOAT_DTYPES) else part.dtypes,
-                     part.shape)
+        suffix: Part(ANY_FLOAT, part.shape) if set(part.dtypes) <= floats else part
         for suffix, part in parts.items()
-    }  # fmt: skip
+    }
 
 
 class NotReadError(Exception):
@@ -97,7 +104,7 @@ def not_read(key: str, value: object) -> NoReturn:
     raise NotReadError(f"{key} {value!r}")
 
 
-def mapping(key: str, value: object) -> Mapping[str, Any]:
+def mapping(key: str, value: object) -> Declared:
     """A section of a declaration, of any JSON type, as an object."""
     return value if isinstance(value, Mapping) else not_read(key, value)
 
@@ -106,38 +113,68 @@ def linear_scheme(
     layout: str,
     dtype: str,
     granularity: str,
-    group_size: int | None,
+    size: int | None,
     activations: str,
-    suffix: str,
-    parts: Callable[[int, int], Parts],
+    stored: str,
     *,
+    bits: int = 4,
     not_read: tuple[str, ...] = ("weight_shape",),
     block: tuple[int, int] = BLOCK,
 ) -> LinearScheme:
     """A scheme under the signature "layout dtype granularity activations".
 
     Args:
-        dtype: of the codes; "+" after it: with zero points, "=": of AWQ, without, "@": a whole
-            byte for each code; "awq-int4": packed as AWQ does.
+        dtype: of the values; "+" after it: with zero points, "=": of AWQ, without, "@": a whole
+            byte for each value; "awq-int4": packed as AWQ does.
         granularity: "" of formats that have one only.
-        group_size: None where there are no groups.
-        parts: see `LinearScheme`.
-        not_read: see `LinearScheme`.
-        block: see `LinearScheme`.
+        size: of a group; None where there are no groups.
+        stored: as `_stored` reads it.
+        bits: of one value in words.
     """
     own = dtype not in _ONE_GRANULARITY
-    names = [layout, dtype, *([f"{granularity}{group_size or ''}"] if own else []), activations]
+    names = [layout, dtype, *([f"{granularity}{size or ''}"] if own else []), activations]
+    suffixes = [match[1] for match in _TENSOR.finditer(stored)]
     return LinearScheme(
         layout=layout,
         signature=" ".join(name for name in names if name),
         weight_dtype={"fp8": "fp8_e4m3"}.get(dtype, dtype.rstrip("+@=")),
         granularity=granularity if own else "group",
-        group_size=group_size,
-        suffix=suffix,
-        parts=parts,
+        group_size=size,
+        suffix=next(suffix for suffix in suffixes if suffix in _VALUES),
+        parts=lambda rows, columns: _stored(stored, rows, columns, size, bits, block),
         not_read=not_read,
         block=block,
     )
+
+
+def _stored(
+    text: str, rows: int, columns: int, size: int | None, bits: int, block: tuple[int, int]
+) -> Parts:
+    """Tensors by suffix, of "weight F8 [r c], weight_scale F []".
+
+    Sizes are r rows, c columns, g whole groups of columns (G: begun ones, too), R and C blocks
+    along both, rw and cw words of 32 bits along both, and numbers; c/16 is a sixteenth of c.
+    """
+    group = size or columns or 1
+    known = {
+        "r": rows,
+        "c": columns,
+        "g": columns // group,
+        "G": -(-columns // group),
+        "R": -(-rows // block[0]),
+        "C": -(-columns // block[1]),
+        "rw": -(-rows * bits // 32),
+        "cw": -(-columns * bits // 32),
+    }
+
+    def number(word: str) -> int:
+        name, _, by = word.partition("/")
+        return known[name] // int(by or 1) if name in known else int(name)
+
+    return {
+        suffix: Part(_DTYPES.get(dtype, (dtype,)), tuple(map(number, sizes.split())))
+        for suffix, dtype, sizes in _TENSOR.findall(text)
+    }
 
 
 def block_of(key: str, value: object) -> tuple[int, int]:
@@ -146,18 +183,3 @@ def block_of(key: str, value: object) -> tuple[int, int]:
     if len(sizes) != 2 or not all(type(size) is int and size > 0 for size in sizes):
         not_read(key, value)
     return sizes[0], sizes[1]
-
-
-def scales_of_blocks(rows: int, columns: int, block: tuple[int, int]) -> tuple[int, int]:
-    """One scale for each block, the last of which may be less than whole."""
-    return -(-rows // block[0]), -(-columns // block[1])
-
-
-def count(columns: int, size: int | None) -> int:
-    """Groups in so many columns; engines cut a last part of a group off."""
-    return columns // (size or columns)
-
-
-def words(number: int, bits: int) -> int:
-    """Words of 32 bits for so many codes."""
-    return -(-number * bits // 32)

@@ -82,7 +82,7 @@ _HEAD = Module("lm_head", "lm_head", ("lm_head",), "column")
 def modules(
     question: Question, served: MtpLayer, fused: Callable[[FusedLinear], str]
 ) -> tuple[Module, ...]:
-    """The linears that may be quantized; fc is a plain nn.Linear in both, but for Qwen's in vLLM."""
+    """The linears that may be quantized; fc is plain in both, but for Qwen's in vLLM."""
     first = question.config.get("num_hidden_layers", 0)
     mixture = any(is_expert(name) for name in question.tensor_names)
     mlp = f"mlp.{question.traits.shared_experts}" if mixture else "mlp"

@@ -5,7 +5,7 @@ whose error texts these are.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,9 +13,9 @@ from ..drafts.architectures import OTHER_NAMES, declared_architecture, nested_ea
 from ..drafts.engine_traits import Biases, Finding, Stage
 from ..drafts.recognition import is_speculators
 from .config_rules import NO_NAME, OF_LAYERS, as_class_reads
-from .contract import Question
+from .contract import CutHead, Question
 from .declaration import NEEDED, NO_OUTPUTS, Declaration, Needed, absent_key
-from .declared.quark import quantizes_outputs
+from .declared_forms import quantizes_outputs
 from .engine import TRAITS
 
 ORDINARY = frozenset(
@@ -300,3 +300,27 @@ def _refused(declaration: Declaration, arch: str) -> Finding | None:
         text = f"ValueError: Unsupported data_type: {kind}, currently only support {{'int'}}"
         return Finding("config", text, _DEQUANTIZE)
     return None
+
+
+def cut_head(question: Question, head: CutHead) -> Iterator[Finding]:
+    """The head that it builds has as many rows as config.json declares; of null it is whole.
+
+    Loading and proposing executed; `llama_eagle3.py:303`, `kimi_k25_eagle3.py:351` and
+    `init_lm_head` of `eagle_worker_v2.py:336`.
+    """
+    if is_ordinary(question) or question.is_tied:
+        return
+    built = head.built if head.is_declared else head.vocabulary
+    if head.stored not in (None, built):
+        text = (
+            f"AssertionError: self.org_vocab_size={built} self.use_presharded_weights=False"
+            f" loaded_weight.shape[output_dim]={head.stored}"
+        )
+        yield Finding("load", text, f"write draft_vocab_size {head.stored}")
+    if head.stored is None and not head.is_declared and head.mapped not in (None, head.vocabulary):
+        yield Finding(
+            "wrong",
+            f"No lm_head is stored: SGLang serves the target's whole head, and looks its"
+            f" {head.vocabulary} rows up in d2t, which has {head.mapped}",
+            "store the rows of lm_head that d2t stands for, and draft_vocab_size",
+        )

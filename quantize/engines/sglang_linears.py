@@ -15,6 +15,7 @@ from . import mtp_linears as mtp
 from .built_linears import block_problem, cut_groups, group_problem
 from .contract import Module, Question
 from .engine import ExcludeRule
+from .engine_rows import concatenated
 from .excludes import (
     SOME_PARTS,
     Patterns,
@@ -30,7 +31,6 @@ from .excludes import (
 )
 from .linear_scheme import LinearScheme
 from .mtp_linears import layer_linears
-from .sglang.schemes import CONCATENATED
 from .sglang_config import is_ordinary, ordinary_model_problem, tied_head, whole_model_head
 
 _QUANTIZED_HEADS = frozenset({"modelopt", "compressed-tensors"})
@@ -254,7 +254,7 @@ def module_problem(
     if module.leaf == MLA_DOWN.sglang and scheme.first_stage:
         what = "use FP8 per channel with dynamic tokens: recipe fp8-ptpc"
         return Finding("init", "TypeError: unhashable type: 'dict'", what)
-    if module.leaf == MLA_DOWN.sglang and (text := CONCATENATED.get(scheme.signature)):
+    if module.leaf == MLA_DOWN.sglang and (text := concatenated().get(scheme.signature)):
         return Finding("load", text, "use FP8 per channel with dynamic tokens: recipe fp8-ptpc")
     if scheme.granularity == "block" and module.sharding != "replicated":
         problem = block_problem(question, module, shapes, scheme.block)
@@ -281,7 +281,7 @@ def module_problem(
 def codes_in_floats(question: Question, module: Module) -> Finding | None:
     """The loader puts q_a and kv_a together before it looks who takes them."""
     groups = question.declaration.groups if question.declaration else ()
-    errors = [CONCATENATED.get(group.scheme.signature) for group in groups]
+    errors = [concatenated().get(group.scheme.signature) for group in groups]
     if module.leaf != MLA_DOWN.sglang or not any(errors):
         return None
     text = next(filter(None, errors))

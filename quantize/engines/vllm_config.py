@@ -5,7 +5,7 @@ executed (`tests/engines/RESULTS.md`), whose error texts these are.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,9 +15,9 @@ from ..drafts.engine_traits import INVALID, UNSUPPORTED, Biases, EngineTraits, F
 from ..drafts.family import LAYER_CONFIG
 from . import mtp_linears as mtp
 from .config_rules import NO_NAME, OF_LAYERS, as_class_reads, draft_traits
-from .contract import Question
+from .contract import CutHead, Question
 from .declaration import NEEDED, NO_OUTPUTS, Declaration, absent_key
-from .declared.quark import quantizes_outputs
+from .declared_forms import quantizes_outputs
 from .engine import TRAITS
 from .linear_scheme import Group
 
@@ -308,3 +308,32 @@ def _transforms(declaration: Declaration) -> Finding | None:
         )
         return Finding("config", text, _DEQUANTIZE)
     return None
+
+
+def cut_head(_question: Question, head: CutHead) -> Iterator[Finding]:
+    """The head that it builds has as many rows as config.json declares.
+
+    Loading and proposing executed; `_should_share` of
+    `v1/worker/gpu/spec_decode/eagle/utils.py:24` and `llm_base_proposer.py:1513` put the target's
+    head in the place of one that is not stored, whatever its size.
+    """
+    if head.stored is None and head.is_cut:
+        yield Finding(
+            "wrong",
+            f"No lm_head is stored: vLLM puts the target's in its place, and takes the first"
+            f" {head.built} rows of it for the tokens of d2t",
+            "store the rows of lm_head that d2t stands for",
+        )
+    if head.stored in (None, head.built) or not head.is_declared:
+        return
+    if head.mapped not in (None, head.built) and head.is_cut:
+        text = (
+            f"AssertionError: Attempted to load weight (torch.Size([{head.mapped}])) into parameter"
+            f" (torch.Size([{head.built}]))"
+        )
+    else:
+        text = (
+            "AssertionError: vllm/model_executor/layers/vocab_parallel_embedding.py:515: assert"
+            " loaded_weight.shape[output_dim] == self.org_vocab_size"
+        )
+    yield Finding("load", text, f"write draft_vocab_size {head.stored}, if d2t has as many rows")

@@ -7,9 +7,8 @@ from ..drafts.architectures import declared_architecture
 from ..drafts.geometry import Geometry
 from ..drafts.runtime_names import target_layers_named
 from ..engines.contract import TITLES, EngineCheck
-from ..engines.meanings import explained
-from ..engines.registry import newest_engines
-from ..engines.targets import refuses_target
+from ..engines.engine_rows import explained, refuses_target
+from ..engines.versions import newest_engines
 from .pair import Pair, PairFinding
 
 # ---- Whether a target can feed a draft, by their configs: `record` refuses it, `check` says it

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typing_extensions import override
 
 from ...quantize.engines.contract import ENGINE_NAMES, TITLES, EngineCheck, EngineName, Verdict
-from ...quantize.engines.registry import newest_engines
+from ...quantize.engines.versions import newest_engines
 from ...quantize.files.hub import Reference, resolve_draft, resolve_target
 from ...quantize.gpus import gpu_names
 from ...recipes.brief import Brief

@@ -155,7 +155,7 @@ def _emulated(recipe: Recipe) -> tuple[str, ...]:
 
 def _why_none(settings: RecipesListSettings, arch: str | None) -> str:
     """Why nothing is listed: nobody executed the engine there, or it refuses every recipe."""
-    from ...quantize.engines.registry import choose
+    from ...quantize.engines.versions import choose
 
     asked = {"--engine": settings.engine, "--gpu": settings.gpu, "--family": settings.family}
     words = " ".join(f"{option} {value}" for option, value in asked.items() if value)

@@ -14,7 +14,7 @@ from ...quantize.drafts.draft_cache import scale_origin
 from ...quantize.drafts.geometry import vocabulary_share
 from ...quantize.engines.contract import EngineName
 from ...quantize.engines.engine_check import check_checkpoint
-from ...quantize.engines.registry import newest_engines
+from ...quantize.engines.versions import newest_engines
 from ...quantize.files.checkpoint import Checkpoint
 from ...quantize.files.provenance import QuantizedProvenance
 from ...quantize.stored.layouts import HF_QUANT_CONFIG

@@ -12,7 +12,7 @@ from pathlib import Path
 from ...quantize.engines.contract import EngineCheck
 from ...quantize.engines.engine import Serving
 from ...quantize.engines.engine_check import check_checkpoint
-from ...quantize.engines.registry import newest_engines
+from ...quantize.engines.versions import newest_engines
 from ...quantize.files.card_text import (
     CARD_FILE,
     around,

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 
 from ....quantize.engines.engine import Engine
-from ....quantize.engines.registry import ENGINES
+from ....quantize.engines.versions import ENGINES
 from ....quantize.gpus import GPUS, gpu_names
 from .markdown import code, page, table, text
 

@@ -1,0 +1,425 @@
+"""Declarations as engines read them: more kinds than draftquant decodes, and less strictly.
+
+A reader returns the groups of linears of one quant_method, and how they are stored; its sources are
+modules of vLLM 0.33.0 and SGLang 0.5.23.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..stored.layouts.scheme import EVERY_LINEAR
+from .linear_scheme import (
+    BLOCK,
+    Declared,
+    Group,
+    LinearScheme,
+    block_of,
+    linear_scheme,
+    mapping,
+    not_read,
+)
+
+_FOR_REGEX = frozenset("*+?^$()[]{}|\\")
+"""A key of AutoRound's extra_config with one of these is a regular expression."""
+
+
+def _for_every(scheme: LinearScheme) -> tuple[Group, ...]:
+    return (Group(EVERY_LINEAR, scheme),)
+
+
+def _awq(declared: Declared) -> tuple[Group, ...]:
+    """AutoAWQ: 4 bits in groups of any size; whatever its version is.
+
+    `AutoAWQConfig.from_config` and `AWQConfig` do not read `version`: files of GEMV are loaded as
+    those of GEMM are. Both take the keys of llm-awq.
+    """
+    bits = declared.get("w_bit", declared.get("bits"))
+    size = declared.get("q_group_size", declared.get("group_size"))
+    if bits != 4 or type(size) is not int:
+        not_read("bits, group_size", (bits, size))
+    dtype = "int4" if declared.get("zero_point") else "int4="
+    how, own = ("group", size) if size > 0 else ("channel", None)
+    return _for_every(linear_scheme("awq", dtype, how, own, "none", _PACKED_BY_ROWS))
+
+
+_PACKED_BY_ROWS = "qweight I32 [c rw], qzeros I32 [g rw], scales F [g r]"
+
+
+def _fp8_rows(_declared: Declared) -> tuple[Group, ...]:
+    """`w8a8_fp8.py` of SGLang, which reads no key."""
+    stored = "weight F8 [r c], weight_scale A [r 1]"
+    return _for_every(linear_scheme("w8a8_fp8", "fp8", "channel", None, "token-dynamic", stored))
+
+
+def _int8_rows(_declared: Declared) -> tuple[Group, ...]:
+    """`w8a8_int8.py` of SGLang, which reads no key."""
+    stored = "weight I8 [r c], weight_scale A [r 1]"
+    return _for_every(
+        linear_scheme("w8a8_int8", "int8@", "channel", None, "int8-token-dynamic", stored)
+    )
+
+
+def _int8_blocks(declared: Declared) -> tuple[Group, ...]:
+    """`blockwise_int8.py` of SGLang, which reads the blocks alone."""
+    block = block_of("weight_block_size", declared.get("weight_block_size"))
+    how = ("block", None, "int8-group-dynamic")
+    stored = "weight I8 [r c], weight_scale_inv A [R C]"
+    return _for_every(linear_scheme("blockwise_int8", "int8@", *how, stored, block=block))
+
+
+def _plain_fp8(declared: Declared) -> tuple[Group, ...]:
+    """Plain fp8 as DeepSeek and its kin publish it: blocks of any size, or whole.
+
+    `Fp8Config.from_config` of both reads no other keys. `scale_fmt` says which values scales have,
+    or get; their shape is the same.
+    """
+    blocks, scheme = declared.get("weight_block_size"), declared.get("activation_scheme")
+    if scheme not in ("dynamic", "static"):
+        not_read("activation_scheme", scheme)
+    if blocks is not None and scheme != "dynamic":
+        not_read("weight_block_size", blocks)
+    if blocks is not None:
+        block = block_of("weight_block_size", blocks)
+        stored = "weight F8 [r c], weight_scale_inv A [R C]"
+        how = ("block", None, "group-dynamic")
+        return _for_every(linear_scheme("fp8", "fp8", *how, stored, block=block))
+    static = scheme == "static"
+    stored = "weight F8 [r c], weight_scale A []" + (", input_scale A []" if static else "")
+    how = ("tensor", None, "tensor-static" if static else "token-dynamic")
+    return _for_every(linear_scheme("fp8", "fp8", *how, stored))
+
+
+def _gptq(declared: Declared) -> tuple[Group, ...]:
+    """GPTQ, as GPTQModel and AutoGPTQ store it; rules of `dynamic` go before.
+
+    `AutoGPTQConfig` and `GPTQMarlinConfig`; the first expression that matches from the start of a
+    name decides (`get_dynamic_override`). Neither reads `checkpoint_format`: symmetric values need
+    no zero points.
+    """
+    if declared.get("lm_head"):
+        not_read("lm_head", declared["lm_head"])
+    own = [
+        Group(
+            (f"re:{rule.removeprefix('+:')}",),
+            _gptq_scheme({**declared, **mapping("dynamic", said)}),
+        )
+        for rule, said in mapping("dynamic", declared.get("dynamic") or {}).items()
+        if not rule.startswith("-:") and said
+    ]
+    return (*own, Group(EVERY_LINEAR, _gptq_scheme(declared)))
+
+
+def _gptq_scheme(declared: Declared) -> LinearScheme:
+    bits, size = _bits(declared), _group_size(declared)
+    ordered, symmetric = declared.get("desc_act"), declared.get("sym")
+    if type(ordered) is not bool or type(symmetric) is not bool:
+        not_read("desc_act, sym", (ordered, symmetric))
+    return _packed("gptq", bits, size, symmetric=symmetric, ordered=ordered and size is not None)
+
+
+def _auto_round(declared: Declared) -> tuple[Group, ...]:
+    """AutoRound, packed as `packing_format` says; before it what `extra_config` has of its own.
+
+    `INCConfig` and `AutoRoundConfig`. An expression is searched anywhere in a name; vLLM takes a
+    name by its end as well.
+    """
+    kind, backend = declared.get("data_type", "int"), declared.get("backend", "auto")
+    if kind != "int" or backend != "auto":
+        not_read("data_type, backend", (kind, backend))
+    own = []
+    for name, changes in mapping("extra_config", declared.get("extra_config") or {}).items():
+        bits = changes.get("bits", 0) if isinstance(changes, Mapping) else None
+        if type(bits) is not int:
+            not_read("extra_config", name)
+        if bits < 16:
+            said = {key: changes[key] for key in ("bits", "group_size", "sym") if key in changes}
+            target = f"re:.*(?:{name})" if _FOR_REGEX & set(name) else name
+            own.append(Group((target,), _auto_round_scheme({**declared, **said})))
+    return (*own, Group(EVERY_LINEAR, _auto_round_scheme(declared)))
+
+
+def _auto_round_scheme(declared: Declared) -> LinearScheme:
+    bits, size, symmetric = _bits(declared), _group_size(declared), declared.get("sym", True)
+    if type(symmetric) is not bool:
+        not_read("sym", symmetric)
+    packing = declared.get("packing_format", "auto_round:auto_gptq")
+    if packing == "auto_round:auto_gptq":
+        return _packed("auto-round", bits, size, symmetric=symmetric, ordered=False)
+    if packing != "auto_round:auto_awq" or bits != 4:
+        not_read("packing_format, bits", (packing, bits))
+    dtype, how = "awq-int4" + ("" if symmetric else "+"), "group" if size else "channel"
+    return linear_scheme("auto-round", dtype, how, size, "none", _PACKED_BY_ROWS)
+
+
+def _packed(
+    method: str, bits: int, size: int | None, *, symmetric: bool, ordered: bool
+) -> LinearScheme:
+    """Values in words along the inputs, a row of scales for each group of inputs.
+
+    g_idx is in order where inputs are not ordered by activation; vLLM 0.33 drops it
+    (`base_config.py`).
+    """
+    dtype = f"int{bits}" + ("" if symmetric else "+")
+    how = "ordered" if ordered else ("group" if size else "channel")
+    stored = "qweight I32 [cw r], qzeros I32 [G rw], scales F [G r], g_idx I32 [c]"
+    return linear_scheme(method, dtype, how, size, "none", stored, bits=bits, not_read=("g_idx",))
+
+
+def _group_size(declared: Declared) -> int | None:
+    """None for one group in a row."""
+    size = declared.get("group_size")
+    if type(size) is not int or not (size > 0 or size == -1):
+        not_read("group_size", size)
+    return size if size > 0 else None
+
+
+def _bits(declared: Declared) -> int:
+    value = declared.get("bits")
+    return value if type(value) is int and value > 0 else not_read("bits", value)
+
+
+_ALGORITHMS: Mapping[str, tuple[str, str, str, str]] = {
+    "FP8": (
+        "fp8", "tensor", "tensor-static",
+        "weight F8 [r c], weight_scale F32 [], input_scale F32 []",
+    ),
+    "NVFP4": (
+        "nvfp4", "", "nvfp4",
+        "weight U8 [r c/2], weight_scale F8 [r c/16], weight_scale_2 F32 [], input_scale F32 []",
+    ),
+    "FP8_PB_WO": ("fp8", "block", "none", "weight F8 [r c], weight_scale F32 [R 1 C 1]"),
+    "MXFP8": ("mxfp8", "", "mxfp8", "weight F8 [r c], weight_scale U8 [r c/32]"),
+}  # fmt: skip
+"""ModelOpt's, that engines have and this package does not decode: `modelopt.py` of vLLM."""
+
+
+def _modelopt(declared: Declared) -> tuple[Group, ...]:
+    """Of MIXED_PRECISION one group for each algorithm, for layers by name on disk."""
+    algorithm = str(declared.get("quant_algo")).upper()
+    if algorithm != "MIXED_PRECISION":
+        return _for_every(_modelopt_scheme(algorithm))
+    names: dict[str, list[str]] = {}
+    for name, said in mapping("quantized_layers", declared.get("quantized_layers")).items():
+        algorithm = str(said.get("quant_algo") if isinstance(said, Mapping) else said).upper()
+        names.setdefault(algorithm, []).append(name)
+    return tuple(Group(tuple(found), _modelopt_scheme(each)) for each, found in names.items())
+
+
+def _modelopt_scheme(algorithm: str) -> LinearScheme:
+    if algorithm not in _ALGORITHMS:
+        not_read("quant_algo", algorithm)
+    dtype, granularity, activations, stored = _ALGORITHMS[algorithm]
+    return linear_scheme("modelopt", dtype, granularity, None, activations, stored)
+
+
+def _compressed_tensors(declared: Declared) -> tuple[Group, ...]:
+    """One per entry of config_groups, each with targets and a format of its own.
+
+    `_quantization_scheme_map_from_config` and `_get_scheme_from_parts` of vLLM, and their like in
+    SGLang. Keys that neither reads (observer, scale_dtype of floats, version, kv_cache_scheme of a
+    draft without scales) say nothing here; transforms change nothing stored.
+    """
+    found = declared.get("config_groups")
+    if not isinstance(found, Mapping) or not found:
+        not_read("config_groups", found)
+    usual = declared.get("format")
+    return tuple(_ct_group(mapping(name, group), usual) for name, group in found.items())
+
+
+def _ct_group(group: Declared, usual_format: object) -> Group:
+    targets = group.get("targets")
+    if not isinstance(targets, list) or not all(isinstance(each, str) for each in targets):
+        not_read("targets", targets)
+    if group.get("output_activations") or not group.get("weights"):
+        not_read("output_activations", group.get("output_activations"))
+    form = group.get("format") or usual_format
+    weights = mapping("weights", group["weights"])
+    inputs = group.get("input_activations")
+    inputs = mapping("input_activations", inputs) if inputs else None
+    return Group(tuple(targets), _ct_scheme(weights, inputs, form))
+
+
+def _ct_scheme(weights: Declared, inputs: Declared | None, form: object) -> LinearScheme:
+    bits, kind, size = weights.get("num_bits"), weights.get("type"), weights.get("group_size")
+    strategy, activations = str(weights.get("strategy")), _ct_activations(inputs)
+    if weights.get("dynamic"):
+        not_read("dynamic", weights["dynamic"])
+    dtype = _ct_dtype(weights)
+    if kind == "int" and type(bits) is int and 2 <= bits <= 8:
+        return _ct_integers(weights, bits, strategy, activations, form)
+    if not weights.get("symmetric", True) or dtype not in ("fp8", "nvfp4", "mxfp4", "mxfp8"):
+        not_read("weights", dict(weights))
+    if dtype == "nvfp4":
+        stored = "weight_packed U8 [r c/2], weight_scale F8 [r c/16], weight_global_scale F32 [1]"
+        stored += ", input_global_scale F32 [1]" if activations == "nvfp4" else ""
+    elif dtype == "mxfp4":
+        stored = "weight_packed U8 [r c/2], weight_scale U8 [r c/32]"
+    elif dtype == "mxfp8":
+        stored = "weight F8 [r c], weight_scale U8 [r c/32]"
+    else:
+        scales = {"tensor": "1", "channel": "r 1", "block": "R C"}.get(strategy, "")
+        stored = f"weight F8 [r c], weight_scale A [{scales}]"
+        stored += ", input_scale A [1]" if activations == "tensor-static" else ""
+    block = BLOCK
+    if dtype == "fp8":
+        size = None
+        if strategy == "block":
+            block = block_of("block_structure", weights.get("block_structure"))
+    names = ("compressed-tensors", dtype, strategy, size, activations)
+    return linear_scheme(*names, stored, block=block)
+
+
+def _ct_dtype(args: Declared) -> str:
+    bits, kind, strategy = args.get("num_bits"), args.get("type"), args.get("strategy")
+    size = args.get("group_size")
+    if kind == "int":
+        return f"int{bits}"
+    if bits == 4:
+        return {"tensor_group 16": "nvfp4", "group 32": "mxfp4"}.get(f"{strategy} {size}", "fp4")
+    powers = strategy == "group" and size == 32 and "uint8" in str(args.get("scale_dtype"))
+    return "mxfp8" if powers else "fp8"
+
+
+def _ct_activations(inputs: Declared | None) -> str:
+    """As in signatures: "token-dynamic" is FP8, other formats are named."""
+    if not inputs:
+        return "none"
+    dtype = _ct_dtype(inputs)
+    if dtype in ("nvfp4", "mxfp4", "mxfp8"):
+        return dtype
+    how = "dynamic" if inputs.get("dynamic") else "static"
+    named = f"{inputs.get('strategy')}-{how}"
+    return named if dtype == "fp8" else f"{dtype}-{named}"
+
+
+def _ct_integers(
+    weights: Declared, bits: int, strategy: str, activations: str, form: object
+) -> LinearScheme:
+    """Packed into words, or a byte for each value; ordered, inputs of a group stand anywhere."""
+    size: Any = weights.get("group_size")
+    if strategy not in ("group", "channel", "tensor"):
+        not_read("strategy", strategy)
+    if size is not None and (type(size) is not int or size < 1):
+        not_read("group_size", size)
+    if form not in ("pack-quantized", "int-quantized"):
+        not_read("format", form)
+    packed, symmetric = form == "pack-quantized", weights.get("symmetric", True)
+    scales = "1" if strategy == "tensor" else "r g"
+    stored = f"weight_scale A [{scales}], "
+    stored += "weight_packed I32 [r cw], weight_shape I64 [2]" if packed else "weight I8 [r c]"
+    if not symmetric:
+        stored += f", weight_zero_point {'I32' if packed else 'I8'} [rw {scales.split()[-1]}]"
+    if activations.endswith("static"):
+        stored += ", input_scale A [1]"
+    if ordered := weights.get("actorder") in ("group", "dynamic"):
+        stored += ", weight_g_idx I32 [c]"
+    dtype = f"int{bits}" + ("" if symmetric else "+") + ("" if packed else "@")
+    how = "ordered" if ordered else strategy
+    return linear_scheme("compressed-tensors", dtype, how, size, activations, stored, bits=bits)
+
+
+def _quark(declared: Declared) -> tuple[Group, ...]:
+    """Quark: one for every linear, and before it one for each pattern of `layer_quant_config`.
+
+    `quark.py` of both engines, and what Quark 0.13 exports.
+    """
+    if declared.get("layer_type_quant_config"):
+        not_read("layer_type_quant_config", declared["layer_type_quant_config"])
+    layers = mapping("layer_quant_config", declared.get("layer_quant_config") or {})
+    own = [Group((_expression(name),), _quark_section(name, said)) for name, said in layers.items()]
+    every = _quark_section("global_quant_config", declared.get("global_quant_config"))
+    return (*own, Group(EVERY_LINEAR, every))
+
+
+def quantizes_outputs(declared: Declared) -> bool:
+    """Whether Quark's outputs or biases are to be quantized, but those of the KV cache."""
+    export, layers = declared.get("export"), declared.get("layer_quant_config")
+    cache = export.get("kv_cache_group") if isinstance(export, Mapping) else None
+    cache = cache if isinstance(cache, list) else []
+    named = layers.items() if isinstance(layers, Mapping) else ()
+    sections = [said for name, said in named if name not in cache]
+    sections.append(declared.get("global_quant_config"))
+    return any(
+        isinstance(said, Mapping) and (said.get("output_tensors") or said.get("bias"))
+        for said in sections
+    )
+
+
+def _expression(pattern: str) -> str:
+    """A shell wildcard for a whole name as a regular expression."""
+    return "re:" + ".*".join(map(re.escape, pattern.split("*"))) + "$"
+
+
+def _quark_section(key: str, said: object) -> LinearScheme:
+    section = mapping(key, said)
+    weight: Any = section.get("weight")
+    inputs: Any = section.get("input_tensors")
+    if isinstance(weight, list):
+        if not (_is_nvfp4(weight) and _is_nvfp4(inputs)):
+            not_read("weight", weight)
+        stored = "weight U8 [r c/2], weight_scale F8 [r c/16]"
+        stored += ", weight_scale_2 F32 [], input_scale_2 F32 []"
+        return linear_scheme("quark", "nvfp4", "", None, "nvfp4", stored)
+    weight = mapping("weight", weight)
+    dtype, size = weight.get("dtype"), weight.get("group_size")
+    how = str(weight.get("qscheme")).removeprefix("per_")
+    if dtype in ("int4", "uint4") and how == "group" and inputs is None and type(size) is int:
+        stored = "weight I32 [c rw], weight_zero_point I32 [g rw], weight_scale F [g r]"
+        unread = ("weight_zero_point",) if dtype == "int4" else ()
+        return linear_scheme("quark", dtype, how, size, "none", stored, not_read=unread)
+    static = (
+        isinstance(inputs, Mapping)
+        and inputs.get("dtype") == "int8"
+        and not inputs.get("is_dynamic")
+    )
+    if dtype == "int8" and how == "tensor" and static:
+        stored = "weight I8 [r c], weight_scale F [], weight_zero_point I8 [], input_scale F []"
+        return linear_scheme("quark", dtype, how, None, "int8-tensor-static", stored)
+    if dtype == "fp4" and how == "group" and size == 32:
+        stored = "weight U8 [r c/2], weight_scale U8 [r c/32]"
+        return linear_scheme("quark", "mxfp4", "", size, _quark_activations(inputs), stored)
+    if dtype != "fp8_e4m3" or how not in ("tensor", "channel"):
+        not_read("weight", dict(weight))
+    activations = _quark_activations(inputs)
+    stored = f"weight F8 [r c], weight_scale F [{'' if how == 'tensor' else 'r'}]"
+    stored += ", input_scale F []" if activations == "tensor-static" else ""
+    return linear_scheme("quark", "fp8", how, None, activations, stored)
+
+
+def _quark_activations(inputs: Any) -> str:
+    """As in signatures."""
+    if inputs is None:
+        return "none"
+    said = mapping("input_tensors", inputs)
+    if said.get("dtype") == "fp4" and said.get("group_size") == 32:
+        return "mxfp4"
+    dynamic = bool(said.get("is_dynamic"))
+    if said.get("dtype") == "fp8_e4m3" and said.get("qscheme") != "per_channel":
+        return "tensor-dynamic" if dynamic else "tensor-static"
+    known = said.get("dtype") == "fp8_e4m3" and dynamic
+    return "token-dynamic" if known else not_read("input_tensors", dict(said))
+
+
+def _is_nvfp4(stages: Any) -> bool:
+    """FP4 in groups of 16, whose scales are FP8 under one of the matrix."""
+    if not isinstance(stages, list) or len(stages) != 2:
+        return False
+    first, second = (mapping("weight", stage) for stage in stages)
+    sizes = (first.get("dtype"), first.get("group_size"), second.get("dtype"))
+    return sizes == ("fp4", 16, "fp8_e4m3") and bool(second.get("is_scale_quant"))
+
+
+READERS: Mapping[str, Callable[[Declared], tuple[Group, ...]]] = {
+    "auto-round": _auto_round,
+    "awq": _awq,
+    "blockwise_int8": _int8_blocks,
+    "compressed-tensors": _compressed_tensors,
+    "fp8": _plain_fp8,
+    "gptq": _gptq,
+    "modelopt": _modelopt,
+    "quark": _quark,
+    "w8a8_fp8": _fp8_rows,
+    "w8a8_int8": _int8_rows,
+}
+"""quant_method -> the groups of a declaration. Raises NotReadError."""

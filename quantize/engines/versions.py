@@ -1,0 +1,325 @@
+"""The known versions of engines: each is an `Engine`, whose rules stand in the engine's modules.
+
+A later version is `replace(THAT, version=..., evidence=..., declaration=replace(THAT.declaration,
+...))` with the rules that changed; where it treats a family differently, its `own` gives the traits
+with that fact replaced. The traits of families describe the oldest version here.
+
+What TensorRT-LLM makes of a draft was read, never executed, in the newest version of each file that
+was to be had of the main branch, 2026: `tensorrt_llm/_torch/model_config.py` at 008e0af8 and
+`tensorrt_llm/models/quant_config_utils.py` at 21156a7a (what is read of a declaration, and its
+errors), `_torch/models/modeling_speculative.py` at 00679c66 (a draft gets a config of its own:
+nothing but the dtype of the KV cache is the target's), `_torch/modules/linear.py` at 00bbf71e,
+`_torch/models/modeling_utils.py` at cb4c622c and `checkpoints/hf/weight_mapper.py` at f59aed07 (a
+linear that is not quantized takes `weight` alone, cast to its own dtype),
+`docs/source/features/speculative-decoding.md` at 04c8822c (the command). Loading was read to its
+end for a Llama draft without a quantization that is understood; whatever goes beyond is UNKNOWN.
+"""
+
+import json
+import shlex
+from collections.abc import Mapping
+from functools import partial
+
+from ..drafts.architectures import declared_architecture
+from ..drafts.engine_traits import Finding
+from . import sglang_config, sglang_linears, vllm_config, vllm_linears
+from .config_rules import NULL_BASE, sglang_captures, vllm_captures
+from .contract import ENGINE_NAMES, Captures, EngineName, Question
+from .engine import (
+    ConfigRules,
+    DeclarationRules,
+    Engine,
+    LinearRules,
+    Serving,
+    TensorRules,
+    flag,
+)
+from .engine_rows import schemes_of
+
+_UNQUANT = "--speculative-draft-model-quantization unquant"
+_LAUNCH_NOTE = (
+    f"{_UNQUANT} stops SGLang from giving the draft the target's quantization. It does not"
+    " unquantize the draft, whose own quantization_config decides."
+)
+_USE = "use FP8 in layout modelopt: recipe blackwell-fp8, or NVFP4: blackwell-nvfp4"
+
+
+def _vllm_captures(question: Question) -> Captures:
+    name = declared_architecture(question.config)
+    return vllm_captures(question.config, runs_v1=name not in question.traits.vllm.not_in_v1)
+
+
+def _vllm_launch(question: Question, num_draft_tokens: int, serving: Serving) -> str:
+    """What is the draft's stands in `--speculative-config`.
+
+    Without `draft_tensor_parallel_size` the draft is split as the target is. Of another number than
+    the target's only 1 is taken (`config/speculative.py:1849`), and then only DSpark's and a
+    language model's loaders look at it.
+    """
+    config = {
+        "method": question.own.served_as,
+        **({"model": serving.draft} if serving.draft is not None else {}),
+        "num_speculative_tokens": num_draft_tokens,
+        **({"parallel_drafting": True} if question.is_parallel else {}),
+        **({"draft_tensor_parallel_size": question.tp} if question.tp > 1 else {}),
+        **({"kv_cache_dtype": serving.cache_dtype} if serving.cache_dtype else {}),
+    }
+    return serving.line(
+        f"vllm serve {shlex.quote(serving.target)} --tensor-parallel-size {question.tp}",
+        flag("--quantization", serving.quantization),
+        flag("--dtype", serving.dtype),
+        flag("--kv-cache-dtype", serving.target_cache_dtype),
+        flag("--max-model-len", serving.context),
+        f"--speculative-config {shlex.quote(json.dumps(config))}",
+    )
+
+
+def _sglang_launch(question: Question, num_draft_tokens: int, serving: Serving) -> str:
+    """The value unquant keeps the draft from inheriting the target's method.
+
+    What the draft itself declares then decides (`_verify_quantization`): the target's would take
+    its place where both are called compatible, and would quantize a BF16 draft while loading.
+    """
+    tokens, blocks = num_draft_tokens, question.traits.drafts_blocks
+    steps = f"--speculative-num-steps {tokens} --speculative-eagle-topk 1"
+    counted = not blocks or question.traits.sglang.counts_anchor
+    float16 = sglang_linears.is_float16_only(question)
+
+    def spelled(cache_dtype: str | None) -> str | None:
+        """Plain "fp8", as vLLM says for E4M3, is no choice of SGLang's."""
+        return f"{cache_dtype}_e4m3" if cache_dtype == "fp8" else cache_dtype
+
+    return serving.line(
+        f"python -m sglang.launch_server --model-path {shlex.quote(serving.target)}"
+        f" --tp-size {question.tp}",
+        flag("--quantization", serving.quantization),
+        flag("--kv-cache-dtype", spelled(serving.target_cache_dtype)),
+        f"--speculative-algorithm {question.own.served_as}",
+        flag("--speculative-draft-model-path", serving.draft),
+        "" if blocks else steps,
+        flag("--speculative-num-draft-tokens", tokens + 1 if counted else None),
+        _UNQUANT,
+        flag("--speculative-draft-kv-cache-dtype", spelled(serving.cache_dtype)),
+        flag("--dtype", "float16" if float16 else serving.dtype),
+        flag("--context-length", serving.context),
+    )
+
+
+def _tensorrt_llm_launch(question: Question, num_draft_tokens: int, serving: Serving) -> str:
+    """JSON is YAML. The draft is split as the target is."""
+    config = {
+        "decoding_type": question.own.served_as,
+        "max_draft_len": num_draft_tokens,
+        **({"speculative_model": serving.draft} if serving.draft is not None else {}),
+    }
+    return serving.line(
+        f"echo {shlex.quote(json.dumps({'speculative_config': config}))} > draft.yaml &&",
+        f"trtllm-serve {shlex.quote(serving.target)} --tp_size {question.tp}",
+        flag("--max_seq_len", serving.context),
+        "--config draft.yaml",
+    )
+
+
+def _tensorrt_llm_problem(question: Question) -> Finding:
+    """All that is known of a draft: what its declaration is read as."""
+    declared = question.declaration
+    if declared is None:
+        text = "Loading in TensorRT-LLM was never executed, and its source was read in part only"
+        return Finding("unknown", text, "try it")
+    if question.has_side_file and declared.method != "modelopt":
+        text = "TensorRT-LLM reads hf_quant_config.json first, and this folder has one"
+        return Finding("unknown", text, "remove hf_quant_config.json")
+    row = schemes_of("tensorrt-llm").get(question.signature, {}).get("*")
+    if row is None:
+        how = f"the quant_method {declared.method} in this form"
+        return Finding("unknown", f"What TensorRT-LLM makes of {how} was not read", _USE)
+    if row.problem is not None:
+        return row.problem
+    if row.name != "none":
+        text = (
+            f"TensorRT-LLM reads this declaration as {row.name}, and loading such a folder was"
+            " never executed"
+        )
+        return Finding("unknown", text, "try it")
+    text = f"TensorRT-LLM does not read the quantization_config of {declared.method}"
+    if question.traits.tensorrt_llm.read:
+        text = f"{text}: it takes the FP8 values as plain numbers without their scales"
+        return Finding("wrong", text, _USE)
+    return Finding("unknown", f"{text}; how it then loads was read for Llama only", _USE)
+
+
+_VLLM = Engine(
+    name="vllm",
+    version="0.33.0",
+    evidence="loading was executed on a CPU with vLLM 0.33.0's own classes; no kernel was run",
+    archs=("sm90", "sm100"),
+    other_archs=("sm80", "gfx942"),
+    checked_archs=("gfx950",),
+    own=lambda traits: traits.vllm,
+    config=ConfigRules(
+        architecture_problem=vllm_config.architecture_problem,
+        plain=vllm_config.plain_config,
+        problem=vllm_config.config_problem,
+        captures=_vllm_captures,
+        null_errors={
+            "rope_theta": NULL_BASE,
+            "eagle_config": "AttributeError: 'NoneType' object has no attribute 'update'",
+            "dflash_config": "TypeError: 'NoneType' object is not iterable",
+        },
+    ),
+    declaration=DeclarationRules(
+        methods=vllm_config.METHODS,
+        aliases={
+            "compressed_tensors": "compressed-tensors",
+            "modelopt_fp8": "modelopt",
+            "modelopt_fp4": "modelopt",
+            "awq_marlin": "awq",
+            "auto_awq": "awq",
+            "gptq_marlin": "gptq",
+            "auto_gptq": "gptq",
+            "inc": "auto-round",
+            "modelopt_mxfp8": "modelopt",
+        },
+        other_keys=("compression_config",),
+        unknown_method=vllm_config.UNKNOWN_METHOD,
+        no_method=None,
+        taken=vllm_config.taken,
+        schemes=partial(schemes_of, "vllm"),
+        exclude_rules=vllm_linears.EXCLUDE_RULES,
+        experts_by_name=frozenset({"quark", "compressed-tensors", "fp8", "modelopt"}),
+    ),
+    linears=LinearRules(
+        modules=vllm_linears.modules,
+        plain=vllm_linears.plain,
+        plain_remedy=vllm_linears.plain_remedy,
+        problem=vllm_linears.module_problem,
+        biases=vllm_config.biases,
+    ),
+    tensors=TensorRules(
+        cache_scale=vllm_linears.cache_scale,
+        later_norm="input_layernorm",
+        embedding_rows="AssertionError: vllm/model_executor/layers/vocab_parallel_embedding.py:515:"
+        " assert loaded_weight.shape[output_dim] == self.org_vocab_size",
+        absent_tables={
+            "embed_tokens": "embed_tokens is not stored, so vLLM serves the target's, in one"
+            " pipeline stage",
+            "lm_head": "lm_head is not stored, so vLLM serves the target's",
+        },
+        absent_head=dict.fromkeys(
+            ("modelopt nvfp4 nvfp4", "modelopt nvfp4 none"),
+            "RuntimeError: NVFP4 weight_scale for layer 'parallel_lm_head' was never loaded"
+            " (still NaN).",
+        ),
+        cut_head=vllm_config.cut_head,
+        checks_shapes=True,
+        scale_shape="AssertionError: vllm/model_executor/parameter.py:92: assert self.data.shape =="
+        " loaded_weight.shape or self._is_1d_and_scalar(",
+    ),
+    launch=_vllm_launch,
+)
+_SGLANG = Engine(
+    name="sglang",
+    version="0.5.23",
+    evidence="loading was executed on a CPU with SGLang 0.5.23's own classes; no kernel was run",
+    archs=("sm90", "sm100", "gfx942"),
+    other_archs=("gfx950",),
+    checked_archs=("sm80",),
+    own=lambda traits: traits.sglang,
+    config=ConfigRules(
+        architectures=sglang_config.ORDINARY,
+        architecture_problem=sglang_config.architecture_problem,
+        plain=sglang_config.plain_config,
+        problem=sglang_linears.config_problem,
+        captures=lambda question: sglang_captures(question.config),
+        fc_norm_keys=("fc_norm", "use_aux_norm"),
+        null_errors={"rope_theta": NULL_BASE},
+    ),
+    declaration=DeclarationRules(
+        methods=sglang_config.METHODS,
+        aliases={
+            "modelopt_fp8": "modelopt",
+            "modelopt_fp4": "modelopt",
+            "awq_marlin": "awq",
+            "gptq_marlin": "gptq",
+        },
+        other_keys=("compression_config",),
+        unknown_method="ValueError: Unknown quantization method: {}.",
+        no_method="ValueError: Unknown quantization method: .",
+        taken=sglang_config.taken,
+        schemes=partial(schemes_of, "sglang"),
+        exclude_rules=sglang_linears.EXCLUDE_RULES,
+        no_target={
+            "compressed-tensors": "ValueError: Unable to find matching target for {prefix} in the"
+            " compressed-tensors config."
+        },
+    ),
+    linears=LinearRules(
+        modules=sglang_linears.modules,
+        plain=sglang_linears.plain,
+        problem=sglang_linears.module_problem,
+        stored=sglang_linears.codes_in_floats,
+        biases=sglang_config.biases,
+    ),
+    tensors=TensorRules(
+        cache_scale=sglang_linears.cache_scale,
+        stranger=sglang_linears.stranger,
+        later_norm="hidden_norm",
+        embedding_rows="AssertionError: self.org_vocab_size={vocab}"
+        " self.use_presharded_weights=False loaded_weight.shape[output_dim]={rows}",
+        absent_tables={
+            table: f"{table} is not stored, so SGLang serves the target's"
+            for table in ("embed_tokens", "lm_head")
+        },
+        unshared_head=sglang_config.unshared_head,
+        cut_head=sglang_config.cut_head,
+        checks_shapes=True,
+        scale_shape="AssertionError: sglang/srt/layers/parameter.py:110: assert self.data.shape =="
+        " loaded_weight.shape",
+    ),
+    launch=_sglang_launch,
+    launch_note=_LAUNCH_NOTE,
+)
+_TENSORRT_LLM = Engine(
+    name="tensorrt-llm",
+    version="main at 008e0af8",
+    evidence="its public source was read in parts, and it was never executed",
+    archs=("sm90", "sm100"),
+    own=lambda traits: traits.tensorrt_llm,
+    config=ConfigRules(problem=_tensorrt_llm_problem),
+    declaration=DeclarationRules(
+        methods=frozenset({"quark", "compressed-tensors", "modelopt", "fp8", "awq", "gptq"}),
+        unknown_method="",
+        no_method=None,
+        schemes=lambda: {  # what is refused is `_tensorrt_llm_problem`'s
+            signature: {"*": row["*"]._replace(problem=None)}
+            for signature, row in schemes_of("tensorrt-llm").items()
+        },
+        exclude_rules={},
+    ),
+    linears=LinearRules(  # which linears it builds was not read
+        modules=lambda _question: (),
+        plain=lambda _question: frozenset(),
+        problem=lambda _question, _module, _scheme, _shapes: None,
+    ),
+    tensors=TensorRules(),
+    launch=_tensorrt_llm_launch,
+)
+ENGINES: Mapping[tuple[EngineName, str], Engine] = {
+    (engine.name, engine.version): engine for engine in (_VLLM, _SGLANG, _TENSORRT_LLM)
+}
+"""By name and version; older versions of an engine first."""
+
+
+def known_versions(name: EngineName) -> tuple[Engine, ...]:
+    """Those of one engine, the newest last."""
+    return tuple(engine for engine in ENGINES.values() if engine.name == name)
+
+
+def choose(name: EngineName, version: str | None = None) -> Engine:
+    """One version of an engine; the newest for None, and for one that is not known."""
+    return ENGINES.get((name, version or ""), known_versions(name)[-1])
+
+
+def newest_engines() -> tuple[Engine, ...]:
+    """The newest known version of every engine."""
+    return tuple(choose(name) for name in ENGINE_NAMES)

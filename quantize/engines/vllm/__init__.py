@@ -1,5 +1,0 @@
-"""vLLM: the rules of 0.33.0, which its module in `versions` puts together.
-
-A later version gets a module of its own there, and a module here for each rule that changed: it
-names the old rules where they still hold.
-"""
