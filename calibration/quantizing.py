@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from ..quantize.engines.plan_verdicts import nothing_loads, verdicts_of
+from ..quantize.engines.plan_verdicts import nothing_loads, planned_verdicts
 from ..quantize.files.hub import DraftSource, running_argv
 from ..quantize.files.staging import check_output
 from ..quantize.inspection import open_draft
@@ -92,7 +92,7 @@ def _quantized(
 ) -> QuantizeReport:
     """A draft by its plan; what is kept on disk meanwhile goes when the stack is left."""
     proven = check_tables(plan, asked.target)
-    verdicts = verdicts_of(plan, fix_config=asked.fix_config)
+    verdicts = planned_verdicts(plan, fix_config=asked.fix_config)
     lints = tuple(find_lints(plan.draft))
     if (problem := nothing_loads(plan, verdicts)) is not None:
         listener.warning(problem)

@@ -11,7 +11,8 @@ from cuts import CHOICE
 from draftquant.quantize.converting.transcode_draft import plan_transcoding, transcode_draft
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.draft_cache import UNIT, CacheScales, scale_origin
-from draftquant.quantize.engines.engine_check import planned_verdicts, verdicts_of
+from draftquant.quantize.engines import check_draft
+from draftquant.quantize.engines.plan_verdicts import planned_verdicts
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import resolve_draft
 from draftquant.quantize.making.quantize_draft import quantize_draft
@@ -227,7 +228,7 @@ def test_what_is_said_before_quantizing_is_what_is_said_of_the_folder(
     plan = make_plan(recipe, read_draft(Checkpoint.open(source)))
     out = quantized(source, recipe, tmp_path / "out")
     before = planned_verdicts(plan)
-    after = verdicts_of(Checkpoint.open(out))
+    after = [check_draft(out, engine=one.engine, arch=one.arch) for one in before]
     assert [(one.title, one.verdict, one.findings) for one in before] == [
         (one.title, one.verdict, one.findings) for one in after
     ]

@@ -1,7 +1,7 @@
 """The demo: its first draft loads in both engines, and each verdict comes once."""
 
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.engines.engine_check import planned_verdicts
+from draftquant.quantize.engines.plan_verdicts import planned_verdicts
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.recipes import load_recipe

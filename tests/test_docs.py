@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 from draftquant.quantize.drafts import FAMILIES, read_draft
 from draftquant.quantize.engines.contract import EngineName
-from draftquant.quantize.engines.engine_check import planned_verdicts
+from draftquant.quantize.engines.plan_verdicts import planned_verdicts
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.gpus import architecture
 from draftquant.quantize.planning.quantization_plan import make_plan

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from draftquant.quantize.drafts import Draft, read_draft
-from draftquant.quantize.engines.engine_check import planned_verdicts
+from draftquant.quantize.engines.plan_verdicts import planned_verdicts
 from draftquant.quantize.estimate.draft_step import (
     checked_num_draft_tokens,
     draft_round,

@@ -11,7 +11,7 @@ from data_free import data_free
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.engines import check_draft
 from draftquant.quantize.engines.contract import EngineName
-from draftquant.quantize.engines.engine_check import planned_verdicts
+from draftquant.quantize.engines.plan_verdicts import planned_verdicts
 from draftquant.quantize.engines.versions import choose
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource

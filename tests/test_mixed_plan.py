@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from draftquant.quantize.drafts import Draft, read_draft
-from draftquant.quantize.engines.engine_check import planned_verdicts
+from draftquant.quantize.engines.plan_verdicts import planned_verdicts
 from draftquant.quantize.estimate.draft_step import planned_weights
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.making.preparing import check_backends

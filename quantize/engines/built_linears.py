@@ -2,9 +2,8 @@
 
 Both engines name a parameter as its stored tensor, put the parts of a fused linear one below the
 other, and hold what each part has once in one element per part: executed with vLLM 0.33.0 and
-SGLang 0.5.23 (`tests/engines/run.py` compares every shape). Biases of attention and MLP that
-config.json asks for were executed with every combination that stands in the engines' `biases`
-(`tests/engines/kinds.py`); another one is UNKNOWN.
+SGLang 0.5.23 (`tests/engines/run.py` compares every shape). Biases of attention and MLP were
+executed with every combination of the engines' `biases` (`tests/engines/kinds.py`).
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -34,13 +33,9 @@ def parameters(
     *,
     biased: bool = False,
 ) -> tuple[Parameter, ...]:
-    """Name and shape of each parameter in one shard, and the stored tensors that fill it.
+    """Each parameter in one shard, by the [rows, columns] of each part there.
 
-    Args:
-        parts: its canonical parts -> suffix -> stored tensor.
-        shapes: rows and columns of each part in one shard.
-        scheme: as which it is taken; None = as floats.
-        biased: the linear has a bias, whatever its weight is.
+    `scheme` None = floats; `biased`: the linear has a bias, whatever its weight is.
     """
     rows, columns = sum(count for count, _ in shapes), shapes[0][1]
     if module.leaf == "lm_head":
@@ -119,10 +114,9 @@ def one_global_scale(
 
 
 def of_shapes(config: Mapping[str, Any], said: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The config.json of the same draft without biases, which every family reads.
+    """The config.json without biases, which every family reads; `said`: as it was before.
 
-    Args:
-        said: as it is. Heads are rotated whole where it does not say: that is no matter of shapes.
+    Heads are rotated whole where it does not say: that is no matter of shapes.
     """
     kept = {key: value for key, value in config.items() if not (key in BIAS_KEYS and value is True)}
     return {**kept, "partial_rotary_factor": said.get("partial_rotary_factor", 1.0)}
@@ -197,10 +191,9 @@ def group_problem(
     errors: Mapping[str, str],
     dropped: Collection[str] = (),
 ) -> Finding | None:
-    """Why an engine refuses to build a module in groups.
+    """Why an engine refuses to build a module in groups, of so many columns in one shard.
 
     Args:
-        scheme: as which it is taken.
         errors: signature, or "layout dtype" -> the engine's error; others were not executed.
         dropped: "layout dtype" of which it builds no scale for a shard of less than one group, and
             drops the stored ones.
@@ -223,10 +216,7 @@ def group_problem(
 
 
 def cut_groups(module: Module, scheme: LinearScheme, columns: int) -> Finding | None:
-    """GPTQ's and AutoRound's scales where a shard begins or ends within a group.
-
-    Both engines take as many scales as whole groups fit into a shard, and no kernel minds.
-    """
+    """GPTQ's and AutoRound's scales where a shard begins within a group: no kernel minds."""
     size = scheme.group_size or columns
     if scheme.layout not in _CUT or scheme.weight_dtype.startswith("awq") or not columns % size:
         return None

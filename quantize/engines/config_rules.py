@@ -64,10 +64,7 @@ def as_class_reads(
 ) -> Mapping[str, Any] | Finding:
     """A draft's config.json with what the class of its model_type fills in, or why it is refused.
 
-    Args:
-        config: the parsed config.json; of MTP layers and whole models it is given back as it is.
-        text: of its errors, with {}.
-
+    That of MTP layers and whole models is given back as it is. `text`: of its errors, with {}.
     Source: executed with keys left out, for the types of `tests/engines/names.py`.
     """
     traits, model_type = draft_traits(config), config.get("model_type")
@@ -119,10 +116,7 @@ def _class_problems(
 
 
 def _size_problem(config: Mapping[str, Any]) -> Finding | None:
-    """Sizes at odds, which Transformers refuses.
-
-    Source: `configuration_utils.py` and `configuration_llama.py` of Transformers 5.20, executed.
-    """
+    """Sizes at odds: `configuration_utils.py` and `configuration_llama.py` of Transformers 5.20."""
     model_type = config.get("model_type")
     hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")
     if not isinstance(hidden, int) or not isinstance(heads, int) or heads < 1:
@@ -180,9 +174,7 @@ _NO_ITEMS = "TypeError: argument of type 'NoneType' is not iterable"
 def null_findings(engine: Engine, question: Question, *, has_class: bool) -> Iterator[Finding]:
     """Why an engine refuses nulls, or takes one for what is not meant.
 
-    Args:
-        engine: which.
-        has_class: a class of Transformers reads the config.json, as of speculators none does.
+    `has_class`: a class of Transformers reads the config.json, as of speculators none does.
     """
     config = question.config
     nulls = [key for key, value in config.items() if value is None]
@@ -299,11 +291,7 @@ def misread_layers(
 
 
 def remedy_of_layers(config: Mapping[str, Any], after: tuple[int, ...] | None) -> str:
-    """What config.json must say so that every runner captures the layers that the draft reads.
-
-    Args:
-        after: as of `misread_layers`.
-    """
+    """What config.json must say so that every runner captures the layers that the draft reads."""
     if after is None:
         return f"set {KEY} in {SECTION} of config.json to null, which means the default layers"
     if any(config.get(key) for key in (_DFLASH_SECTION, _DFLASH_KEY)):

@@ -1,8 +1,4 @@
-"""What an engine does with a draft, as data: the words in which the engine modules speak.
-
-`engine.py` has the tables of an engine in these words, and a family's `engine_traits` what engines
-are told of its drafts; `linear_findings` applies both to a folder.
-"""
+"""What an engine does with a draft, as data: the words in which the engine modules speak."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -43,12 +39,7 @@ _NUMBER = re.compile(rf"\blayers\.({UNKNOWN_FIRST_LAYER // 100}\d\d)\b")
 
 
 class Capture(NamedTuple):
-    """What one model runner of an engine captures.
-
-    Attributes:
-        runner: which one, for a sentence.
-        inputs: the layers whose inputs it captures; None = its default for the target, () = none.
-    """
+    """What one model runner captures: the layers by their inputs; None = its default, () = none."""
 
     runner: str
     inputs: tuple[int, ...] | None
@@ -62,8 +53,6 @@ class Scheme(NamedTuple):
     """Which class of the engine takes a declared scheme, and what comes of it if not.
 
     Attributes:
-        name: of the class.
-        problem: why it takes none of its linears.
         own_global_scales: its error after loading where the parts of a fused linear have global
             scales of their own; "" = it takes one of them without a word.
         whole_rows: it drops the scales of a linear whose rows are split by shards.
@@ -78,13 +67,11 @@ class Scheme(NamedTuple):
 
 
 class Module(NamedTuple):
-    """One linear as an engine builds it.
+    """One linear as an engine builds it, with the canonical modules that fill it, in order.
 
     Attributes:
         name: of its parameters, such as `model.layers.0.self_attn.qkv_proj`.
         prefix: the name that excludes are held against.
-        parts: the canonical modules that fill it, in order.
-        sharding: which side of the weight tensor parallelism cuts.
     """
 
     name: str
@@ -109,13 +96,10 @@ class Question:
     """What is asked of an engine, besides the tensors.
 
     Attributes:
-        traits: of the draft's family. own: those of them that are this engine's.
-        config: the parsed config.json. tensor_names: of the folder.
-        declaration: None where nothing is declared.
+        own: of the family's traits those that are this engine's.
         has_side_file: whether there is an hf_quant_config.json.
         head_rows: of the stored lm_head; None where there is none.
-        num_layers: of the draft. first_layer: its number among the target's and its own layers;
-            None = not known.
+        first_layer: number of the draft's first among the target's and its own; None = not known.
         normed_heads: each head's query and key is normed, as in layers of Qwen3.
         fuses: it has fc; False where it reads the target's last hidden state.
         inside_target: it is a layer in the folder of its target, whose declaration is read.
@@ -143,7 +127,7 @@ class Question:
 
     @property
     def signature(self) -> str:
-        """The declared scheme as a key of the tables; "" where it is none, or not understood."""
+        """As a key of schemes.toml; "" where there is none, or none that is understood."""
         return (self.declaration.signature if self.declaration else None) or ""
 
     def names_of_parts(self, module: Module) -> tuple[str, ...]:
@@ -208,13 +192,7 @@ class UnsureError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """One parameter of a linear in an engine.
-
-    Attributes:
-        name: after the module's, such as `weight_scale`.
-        shape: in one tensor-parallel shard, after fusion.
-        tensors: the stored tensors that fill it; empty = nothing does.
-    """
+    """One parameter of a linear: its shape in one shard after fusion, and what fills it."""
 
     name: str
     shape: tuple[int, ...]
@@ -223,14 +201,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """What an engine does with one linear.
-
-    Attributes:
-        module: its name in the engine, after fusion.
-        parameters: what the engine builds of it.
-        scheme: the class that takes it; None where it is served as stored floats.
-        quantized: whether the engine takes it as quantized.
-    """
+    """One linear: as which class it is taken (None = as floats), and its parameters."""
 
     module: str
     parameters: tuple[Parameter, ...]

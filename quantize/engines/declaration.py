@@ -1,8 +1,7 @@
 """What a folder declares, as engines read it: raw, so that no declaration is an error here.
 
-`stored.declarations` understands a declaration or rejects it. An engine does neither: it takes the
-keys that it knows. So what the strict reader rejects is read again as engines do (`declared`); what
-that does not know either has a verdict of UNKNOWN, unless the engine refuses its quant_method.
+An engine takes the keys that it knows: what this package's strict reader rejects is read again by
+`declared_forms`; what that does not know either is UNKNOWN, unless the engine refuses its method.
 """
 
 from collections.abc import Mapping
@@ -24,14 +23,12 @@ class Declaration:
     """A `quantization_config`, or the hf_quant_config.json where there is none.
 
     Attributes:
-        method: its quant_method as written; None where the key is missing. An engine may still take
-            it for ModelOpt's: see `Engine.taken`.
-        form: how it is written. algorithm: ModelOpt's quant_algo. by_modelopt: it names ModelOpt as
-            its producer.
-        keys: all that it says. layout: the quant_method by whose rule excludes are held against
-            names; None where it is not understood.
+        method: its quant_method; None where the key is missing, of which an engine may still take
+            it for ModelOpt's.
+        form: how it is written. algorithm: ModelOpt's quant_algo.
+        layout: the quant_method by whose rule excludes are held against names; None where it is
+            not understood.
         groups: which linears are stored how; none where it is not understood: `problem` says why.
-        excludes: the patterns as written.
         exclude_remedy: what to do about excludes where the engine reads none of them.
         spelled: the quant_method before the engine took it for another one.
     """
@@ -50,10 +47,7 @@ class Declaration:
 
     @property
     def cache_dtype(self) -> str | None:
-        """What an engine's option for a draft's KV cache is given; None = no FP8 cache is declared.
-
-        As each of four layouts says it.
-        """
+        """An engine's option for a draft's KV cache, as four layouts say it; None = no FP8."""
         export, scheme = self.keys.get("export"), self.keys.get("kv_cache_scheme")
         named = self.keys.get("kv_cache_quant_algo") == "FP8" or scheme == "static"
         if isinstance(scheme, Mapping):
@@ -64,10 +58,7 @@ class Declaration:
 
     @property
     def signature(self) -> str | None:
-        """The scheme as a key of the engines' tables, such as "quark int4 group128 none".
-
-        None where it is not understood, and where there are several.
-        """
+        """As a key of schemes.toml; None where it is not understood or there are several."""
         found = {group.scheme.signature for group in self.groups}
         return found.pop() if len(found) == 1 else None
 

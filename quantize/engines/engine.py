@@ -1,8 +1,6 @@
 """One version of an engine, as data: what it reads, builds and loads.
 
-An engine's folder says, in tables and rules, how its loader names modules, reads excludes and
-chooses a scheme; a module of `versions` says which of them hold for one version. What is peculiar
-to a family is asked of the `engine_traits` of that family. What stands in no table is UNKNOWN.
+What is peculiar to a family is asked of its traits. What stands in no table is UNKNOWN.
 """
 
 import shlex
@@ -23,15 +21,13 @@ from .mtp_linears import built_as_floats
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
-    """What is served beside what; each engine's `launch` writes it in the engine's own flags.
+    """What is served beside what; None = as the engine chooses, or not named.
 
     Attributes:
         draft: its folder or Hub id; None = its tensors lie in the target's folder.
         target: its folder or Hub id, or a word that stands for it.
-        dtype: of target and draft; None = as the engine chooses.
-        context: positions that are served; None = as many as the target has.
-        quantization, target_cache_dtype: that the target's launch line names; None = it names none.
-        cache_dtype: of the draft's KV cache, in the engine's words; None = as the engine chooses.
+        context: positions that are served.
+        cache_dtype: of the draft's KV cache, in the engine's words.
         words: of the target's own launch line, that are repeated as they are.
         environment: variables that the command needs, such as NAME=1.
     """
@@ -76,12 +72,9 @@ class ConfigRules:
 
     Attributes:
         architectures: names for which the loading was executed, beside those that families tell.
-        architecture_problem: its error for a config.json without a name that it has, whose remedy
-            the tensors tell; None for one with it, and where nothing is known.
+        architecture_problem: its error for a name that it has not, whose remedy the tensors tell.
         plain: a config.json of any layout as the ordinary one that it takes it for, or why it
             refuses it.
-        problem: its other rules, None = nothing to say.
-        captures: the target's layers that it hands to a draft.
         fc_norm_keys: under which the norms before fc are asked for.
         null_errors: key that is null -> its error; of sections, for drafts of blocks.
     """
@@ -161,13 +154,11 @@ class LinearRules:
     """Which linears an engine builds, and what its kernels ask of them.
 
     Attributes:
-        modules: the linears of the draft.
         plain: leaves of modules that it never quantizes.
         plain_remedy: what makes it take a plain module of this leaf for quantized after all.
         problem: its rules for one quantized module, stored in rows and columns.
         stored: its error for quantized values of a module that it takes as floats, where the other
             rules do not say it.
-        biases: see `Biases`.
     """
 
     modules: Callable[[Question], tuple[Module, ...]]
@@ -192,8 +183,6 @@ class TensorRules:
         unshared_head: why a head that is not stored is not the target's either, but never written;
             None = it is the target's.
         absent_head: signature -> its error where there is no head, and it is not excluded.
-        cut_head: its rules for a head of fewer rows than the vocabulary.
-        checks_shapes: it refuses a tensor that does not fit into its parameter.
         scale_shape: its error for scales [out] where it has [out, 1], or the other way round.
     """
 
@@ -213,15 +202,11 @@ class TensorRules:
 class Engine:
     """One version of an engine.
 
-    A version that differs little from another is `replace(that.ENGINE, version=..., ...)`, with
-    the groups that differ replaced in the same way.
-
     Attributes:
         version: as the engine's package calls it. evidence: how its tables came about.
         archs: GPUs of which `check` wants one answer. other_archs: known besides; `gpus`: both.
         checked_archs: on which folders of other tools were executed, and no recipe's: `check`
             answers for them (`tests/engines/foreign_mix.py`), and no recipe promises them.
-        own: of the traits of a family, those that are this version's.
         launch: the command that serves a draft, given tokens per step, for a shell.
         launch_note: what a flag of every such command does, where its name misleads.
     """

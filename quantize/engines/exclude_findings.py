@@ -32,13 +32,7 @@ def floats_into_codes(
     *,
     mixed: bool,
 ) -> Finding:
-    """What the engine makes of it.
-
-    Args:
-        scheme: as which it is taken.
-        weight: the float weight of one of its parts.
-        shape: rows and columns of that part.
-    """
+    """What the engine makes of a float weight of one part, which is to have [rows, columns]."""
     own, checks_shapes = question.own, engine.tensors.checks_shapes
     remedy = _remedy(engine, question, module, mixed=mixed)
     codes = scheme.parts(*shape).get("weight")
@@ -162,20 +156,16 @@ def float_experts(engine: Engine, question: Question) -> Finding | None:
 def misread_excludes(
     checkpoint: Checkpoint, *, target_layers: int | None
 ) -> Mapping[EngineName, str]:
-    """Linears that vLLM or SGLang take as codes where floats are stored, or the other way round.
+    """Linears that an engine takes as quantized where floats are stored, or the other way round.
 
     Fused linears with parts of both kinds are left out: no exclude is right for them. Which engine
     has the scheme at all does not matter here.
 
     Args:
         checkpoint: declares its quantization in the flat form, in a layout that is known here.
-        target_layers: decoder layers of the target, after which vLLM numbers the draft's.
 
     Returns:
         Of each engine that takes some so, the first, and how many more.
-
-    Raises:
-        CheckpointError: config.json is not that of a draft.
     """
     family, _ = read_config(checkpoint)
     names = quantized_looking(checkpoint.tensors.values())

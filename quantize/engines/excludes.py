@@ -35,8 +35,8 @@ def is_regex_match(pattern: str, name: str) -> bool:
     """True if a pattern `re:...` matches from the start of the name.
 
     Raises:
-        UnsureError: it is no regular expression; when an engine notices depends on the engine. Or
-            it is one that is not understood here.
+        UnsureError: it is no regular expression, or one that is not understood here; when an engine
+            notices depends on the engine.
     """
     return pattern.startswith("re:") and _matches(pattern, pattern[3:], name)
 
@@ -69,11 +69,7 @@ def dotted_path(pattern: str, name: str) -> bool:
 
 
 def star_on_parts(pattern: str, name: str) -> bool:
-    """`*` in the whole name or in one dotted part; everything else is a regular expression.
-
-    Raises:
-        UnsureError: that is no regular expression, or one that is not understood here.
-    """
+    """`*` in the whole name or in one dotted part; all else is an expression, or an UnsureError."""
     expression = pattern.replace(".", r"\.").replace("*", ".*")
     names = (name, *name.split("."))
     return any(_matches(pattern, expression, text, whole=True) for text in names)
@@ -116,10 +112,8 @@ def _matches(pattern: str, expression: str, name: str, *, whole: bool = False) -
 def scheme_of(question: Question, module: Module) -> LinearScheme | None:
     """How a module is stored if it is not excluded; None where no group is meant for it.
 
-    Names decide before classes, all of which are called something with "Linear".
-
-    Raises:
-        UnsureError: a target is no regular expression that is understood.
+    Names decide before classes, all of which are called something with "Linear". A target that is
+    no expression is an UnsureError.
     """
     groups = question.declaration.groups if question.declaration else ()
     on_disk = question.method in question.own.targets_on_disk
@@ -174,8 +168,8 @@ def gptq_by_rules(question: Question, module: Module, _patterns: Patterns) -> bo
 def gptq_by_lists(question: Question, module: Module, patterns: Patterns) -> bool | Finding:
     """And what no name in `modules_in_block_to_quantize` is a part of.
 
-    Without the key vLLM lists the modules that have codes, by their names on disk, which are those
-    of the runtime for whole models alone.
+    Without the key vLLM lists the modules that have quantized values, by their names on disk, which
+    are those of the runtime for whole models alone.
     """
     if gptq_by_rules(question, module, patterns):
         return True

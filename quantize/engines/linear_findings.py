@@ -1,7 +1,4 @@
-"""Applying an engine's tables to a folder: every linear as the engine builds it, and its tensors.
-
-Knows no engine. The order of what is found follows `contract.STAGES`.
-"""
+"""An engine's tables applied to a folder: every linear as it is built, and its tensors."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -46,11 +43,9 @@ _REQUANTIZE = "quantize the draft again"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Walk:
-    """One folder in one engine.
+    """One folder in one engine, by what the family expects of each canonical tensor name.
 
-    Attributes:
-        specs: what the family expects, by canonical tensor name.
-        fc_remedy: what to do where the stored fc has other columns.
+    `fc_remedy`: what to do where the stored fc has other columns.
     """
 
     engine: Engine

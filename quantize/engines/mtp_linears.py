@@ -151,10 +151,7 @@ def _no_expert(served: MtpLayer, name: str) -> str:
 
 
 def sglang_problem(question: Question, served: MtpLayer) -> Finding | None:
-    """What SGLang takes otherwise than the layer's declaration says, or was not seen to take.
-
-    Quantized experts are one module with kernels of their own, which were not executed.
-    """
+    """What SGLang takes otherwise than the layer's declaration says, or was not seen to take."""
     if served.most_modules is not None and question.num_layers > served.most_modules:
         return Finding(
             "load",
@@ -172,10 +169,7 @@ def sglang_problem(question: Question, served: MtpLayer) -> Finding | None:
 
 
 def _experts_problem(question: Question, served: MtpLayer) -> Finding | None:
-    """Quantized experts of a layer in its target's folder, in a format that nobody has loaded.
-
-    What was loaded stands in `EXPERTS_LOADED` (`tests/engines/graft.py`).
-    """
+    """Quantized experts of a layer in its target's folder that nobody has loaded in this format."""
     stored = [
         n for n in question.tensor_names if ROUTED in n and n.rpartition(".")[2] in COMPANIONS
     ]

@@ -1,18 +1,78 @@
 """Where the result of a plan will load, which `plan` and `quantize` find out before they write."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from ...recipes import Recipe, built_in_recipes, load_recipe
 from ...recipes.errors import DraftQuantError
+from ..files.checkpoint import Checkpoint
+from ..files.safetensors_header import TensorInfo
 from ..gpus import gpu_name
+from ..layouts import get_layout
 from ..planning.quantization_plan import Plan, make_plan
 from .contract import TITLES, EngineCheck
-from .engine_check import planned_verdicts
+from .engine_check import check_checkpoint
+from .versions import newest_engines
 
 
-def verdicts_of(plan: Plan, *, fix_config: bool = False) -> tuple[EngineCheck, ...]:
-    """What each known engine on each of its GPUs will do with the result."""
-    return planned_verdicts(plan, target_layers=plan.target_layers, fix_config=fix_config)
+def planned_verdicts(
+    plan: Plan, *, arch: str | None = None, tp: int = 1, fix_config: bool = False
+) -> tuple[EngineCheck, ...]:
+    """What each known engine will do with the result on this GPU, or on each that it is known on.
+
+    With `fix_config` the lints of the draft have corrected config.json, as `quantize_draft` does.
+    """
+    checkpoint = _planned_checkpoint(plan, fix_config=fix_config)
+    layout = get_layout(plan.recipe.layout)
+    side_files: Mapping[str, object] = layout.side_files(checkpoint.config["quantization_config"])
+    return tuple(
+        check_checkpoint(
+            checkpoint,
+            engine=engine.name,
+            arch=each,
+            tp=tp,
+            target_layers=plan.target_layers,
+            has_side_file=bool(side_files),
+        )
+        for engine in newest_engines()
+        for each in (engine.gpus if arch is None else (arch,))
+        if each in engine.gpus
+    )
+
+
+def _planned_checkpoint(plan: Plan, *, fix_config: bool) -> Checkpoint:
+    """The folder that a plan would write, as its headers and config.json will be.
+
+    Kept tensors lie where they lie in the source, so that what is read of them can be read; those
+    of quantized linears have names, dtypes and shapes, and no bytes.
+    """
+    from ..lints import fixed_config, output_changes  # numpy, for vocabulary maps
+
+    source = plan.draft.checkpoint
+    tensors = {
+        step.row.tensor.name: step.row.tensor
+        for step in plan.steps
+        if step.action not in ("drop", "quantize")
+    }
+    written = [(step.row, step.stored) for step in plan.steps if step.action == "quantize"]
+    written += [(output.row, output.stored) for output in plan.cache]
+    for row, stored in written:
+        for part in stored:
+            tensors[part.name] = TensorInfo(
+                name=part.name,
+                dtype=part.dtype,
+                shape=part.shape,
+                file=row.tensor.file,
+                start=0,
+                stop=part.nbytes,
+            )
+    changes = output_changes(plan.draft, plan.remaining, fix_config=fix_config)
+    return replace(
+        source,
+        config={**fixed_config(source.config, changes), "quantization_config": plan.declared()},
+        tensors=dict(sorted(tensors.items())),
+        subtree=None,  # a folder of its own
+    )
 
 
 def verdict_lines(verdicts: Iterable[EngineCheck]) -> list[str]:
@@ -70,7 +130,7 @@ def _alternatives(plan: Plan) -> Mapping[str, list[str]]:
             other = make_plan(load_recipe(name), plan.draft, target_layers=plan.target_layers)
         except DraftQuantError:
             continue  # a recipe that this draft cannot follow is no way out
-        for one in verdicts_of(other):
+        for one in planned_verdicts(other):
             if one.arch and one.verdict == "LOADS" and name not in found.setdefault(one.arch, []):
                 found[one.arch].append(name)
     return {arch: recipes for arch, recipes in found.items() if recipes}

@@ -1,7 +1,6 @@
-"""What SGLang does with a draft: the rules from which its `versions` are put together.
+"""What SGLang does with a draft: loading executed with 0.5.23's own classes on faked GPUs.
 
-Sources, all of 0.5.23: loading executed with its own classes on faked sm90, sm100 and gfx942
-(`tests/engines/RESULTS.md`), whose error texts these are; rules read in `sglang/srt` of 0.5.23.
+Error texts are its own (`tests/engines/RESULTS.md`); rules were read in `sglang/srt`.
 """
 
 import re
@@ -78,10 +77,7 @@ _MARLIN_ROWS, _MARLIN_COLUMNS = 64, 128
 
 
 def modules(question: Question) -> tuple[Module, ...]:
-    """Excludes are held against names without the layer.
-
-    Of a draft that is loaded as a whole model no linears are known.
-    """
+    """Excludes are held against names without the layer. Of a whole model no linears are known."""
     traits, own = question.traits, question.traits.sglang
     if is_ordinary(question):
         return ()
@@ -289,10 +285,7 @@ def codes_in_floats(question: Question, module: Module) -> Finding | None:
 
 
 def stranger(question: Question, name: str) -> str | None:
-    """`qwen3.py:742` looks up what a part of a fused linear has without asking whether it is there.
-
-    A bias it asks for.
-    """
+    """`qwen3.py:742` looks up a part of a fused linear unasked; for a bias it asks."""
     served = question.own.mtp
     if served is not None and served.no_parameter:  # `mimo_mtp.py`, load_weights
         return served.no_parameter.format(name=mtp.in_engine(name, served.layer))

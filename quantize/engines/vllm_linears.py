@@ -1,7 +1,6 @@
-"""What vLLM does with a draft: the rules from which its `versions` are put together.
+"""What vLLM does with a draft: loading executed with 0.33.0's own classes on faked GPUs.
 
-Sources, all of 0.33.0: loading executed with its own classes on faked sm90 and sm100
-(`tests/engines/RESULTS.md`), whose error texts these are; rules read in
+Error texts are its own (`tests/engines/RESULTS.md`); rules were read in
 `vllm/model_executor/layers/quantization`.
 """
 
@@ -109,9 +108,9 @@ def powers_problem(module: Module, scheme: LinearScheme, columns: int) -> Findin
 def marlin_block_problem(
     question: Question, module: Module, scheme: LinearScheme
 ) -> Finding | None:
-    """FP8 in blocks of another size than 128 x 128 is for Marlin, but on Hopper for humming.
+    """FP8 in other blocks than 128 x 128 is for Marlin, unasked, but on Hopper for humming.
 
-    Marlin is not asked whether it takes them. On Ampere compressed-tensors' weights are humming's.
+    On Ampere compressed-tensors' weights are humming's.
     """
     alone = question.arch == "sm80" and scheme.signature.startswith(_WHOLE_GROUPS)
     if scheme.block == BLOCK or alone or question.arch not in ("sm80", "sm100"):
@@ -313,10 +312,9 @@ def _mapped(question: Question, patterns: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _check_numbers(question: Question, patterns: tuple[str, ...]) -> None:
-    """A number below the draft's own layers cannot be one of the runtime's.
+    """Raise UnsureError where a pattern names a layer by a number that depends on the target.
 
-    Raises:
-        UnsureError: a pattern names a layer by a number that depends on the target.
+    A number below the draft's own layers cannot be one of the runtime's.
     """
     for pattern in patterns if question.first_layer is None else ():
         for number in _NUMBER.findall(pattern):

@@ -1,8 +1,4 @@
-"""A draft beside its target: whether the two fit, in each engine, before any server is started.
-
-`check_pair` reads both configs and headers, asks each engine's rules of the draft alone, and then
-what the engine makes of the pair. It runs no engine, needs no GPU and imports no torch.
-"""
+"""A draft beside its target: whether the two fit, in each engine, before any server is started."""
 
 from typing import TYPE_CHECKING
 

@@ -128,11 +128,7 @@ class Overflow(NamedTuple):
 
 
 def overflows(checkpoint: Checkpoint) -> Iterator[Overflow]:
-    """Each tensor of BF16 or float32 that float16 cannot hold.
-
-    Raises:
-        CheckpointError: a file shrank or vanished.
-    """
+    """Each tensor of BF16 or float32 that float16 cannot hold."""
     for tensor in checkpoint.tensors.values():
         if tensor.dtype in _WIDE:
             values, largest = _beyond(checkpoint, tensor)
@@ -150,11 +146,7 @@ def _beyond(checkpoint: Checkpoint, tensor: TensorInfo) -> tuple[int, float]:
 
 
 def float16(pair: Pair) -> Iterator[PairFinding]:
-    """Weights beyond float16, scanned where an engine computes the draft in it.
-
-    Raises:
-        CheckpointError: a file shrank or vanished.
-    """
+    """Weights beyond float16, scanned where an engine computes the draft in it."""
     narrow = [engine for engine in ENGINE_NAMES if _is_narrow(pair, engine)]
     found = list(overflows(pair.draft)) if narrow and stored_dtype(pair) != _NARROW else []
     if not found:

@@ -44,10 +44,8 @@ def misfits(
 ) -> Iterator[Misfit]:
     """Vocabulary, width and layers that are not those that the draft was made for.
 
-    A reduced vocabulary of its head, with its map, is no difference.
-
-    Args:
-        asked: layers that are handed to it instead of its own; None = these.
+    A reduced vocabulary of its head, with its map, is no difference. `asked`: layers that are
+    handed to the draft instead of its own.
     """
     if geometry.vocab_size != sizes.vocab_size:
         yield Misfit(
@@ -116,7 +114,7 @@ def handed_out(pair: Pair, answer: EngineCheck) -> Iterator[PairFinding]:
 def depth(pair: Pair) -> Iterator[PairFinding]:
     """A number of layers in the draft's config.json that is another target's.
 
-    Source: SGLang 0.5.23 warns of it for DFlash and goes on with the served target's
+    SGLang 0.5.23 warns of it for DFlash and goes on with the served target's
     (`spec_aux_hidden_state.py:236`); vLLM 0.33 reads no such key.
     """
     named = None if pair.is_inside else target_layers_named(pair.draft.config)
@@ -132,9 +130,9 @@ def depth(pair: Pair) -> Iterator[PairFinding]:
 
 
 def default_layers(pair: Pair) -> Iterator[PairFinding]:
-    """A draft that leaves the layers to the engines, which guess them by the target's depth.
+    """A draft that leaves the layers to the engines, which take inputs by the target's depth.
 
-    Source: vLLM 0.33 `interfaces.py:1751`, SGLang 0.5.23 `llama.py:936`: inputs of these layers.
+    vLLM 0.33 `interfaces.py:1751`, SGLang 0.5.23 `llama.py:936`.
     """
     geometry, depth = pair.geometry, pair.target.num_layers
     if pair.is_inside or not geometry.reads_layers or geometry.aux_layer_ids is not None:
@@ -152,8 +150,8 @@ def default_layers(pair: Pair) -> Iterator[PairFinding]:
 def last_layer(pair: Pair) -> Iterator[PairFinding]:
     """SGLang captures inputs of layers, so that the last one's output has no place.
 
-    Source: `llama.py:491` of SGLang 0.5.23, where ids beyond the last layer are never met; vLLM
-    0.33 also takes the last output (`llama.py:440`). Other models of targets were not read.
+    Ids beyond the last layer are never met in `llama.py:491` of SGLang 0.5.23; vLLM 0.33 also takes
+    the last output (`llama.py:440`). Other models of targets were not read.
     """
     ids = pair.geometry.aux_layer_ids if pair.geometry.reads_layers else None
     if not ids or ids[-1] != pair.target.num_layers - 1:

@@ -246,10 +246,7 @@ def missing_layers(pair: Pair) -> Iterator[PairFinding]:
 
 
 def mixed_layer(pair: Pair) -> Iterator[PairFinding]:
-    """Linears of an MTP layer in a folder of its own, which vLLM builds as the target declares.
-
-    Of one inside its target the answer for the draft alone says it already.
-    """
+    """Linears of an MTP layer in a folder of its own, which vLLM builds as the target declares."""
     if not pair.is_mtp or pair.is_inside or pair.target.declaration is None:
         return
     declared = {**pair.draft.config, "quantization_config": dict(pair.target.declaration)}

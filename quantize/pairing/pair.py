@@ -50,10 +50,9 @@ _DTYPES: Mapping[str, str | None] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetArgs:
-    """The flags of a target's launch line that matter to its draft.
+    """The flags of a target's launch line that matter to its draft; None = not given.
 
     Attributes:
-        quantization, dtype, cache_dtype, context, tp: of the target; None = not given.
         draft_quantization, draft_cache_dtype: SGLang's flags for the draft.
         overrides: of the target's config.json.
         words: all others, which a launch line repeats.
@@ -71,12 +70,7 @@ class TargetArgs:
 
     @classmethod
     def parse(cls, text: str | None) -> "TargetArgs":
-        """Read the words of a command line.
-
-        Raises:
-            CheckpointError: they are no words of a shell, a flag has no value, or no number stands
-                where one is expected.
-        """
+        """Read the words of a command line; what is wrong with them is a CheckpointError."""
         try:
             words = shlex.split(text or "")
         except ValueError as exc:
@@ -98,14 +92,7 @@ class TargetArgs:
 
 
 def tensor_parallel_size(tp: int | None, args: TargetArgs) -> int:
-    """In how many parts a target is split, and its draft with it; 1 where nothing says it.
-
-    Args:
-        tp: as `--tp` says it.
-
-    Raises:
-        CheckpointError: both say it, and differ; or it is below 1.
-    """
+    """In how many parts a target is split, and its draft with it; 1 where nothing says it."""
     if tp is not None and tp < 1:
         what = f"expected a number of GPUs, at least 1, got {tp}"
         raise CheckpointError("--tp", what, fix="leave it out for one GPU")
@@ -189,9 +176,9 @@ class PairFinding(NamedTuple):
 
     Attributes:
         level: refused = the engine ends with an error; wrong = it serves, and few tokens are
-            accepted; unknown = one of these may be; warning, note: see `LEVELS`.
+            accepted; unknown = one of these may be; a warning is of what happens without the launch
+            line, or may happen.
         subject: what it is about, in one word for machines.
-        text: what the engine does, or what differs. remedy: what to do; "" = nothing.
         engine: None = of every engine.
     """
 
@@ -209,10 +196,6 @@ class Pair:
     Attributes:
         draft: config and headers; of a layer inside its target's folder those of the layer.
         config: the draft's config.json, a multimodal target's with its text section.
-        family, geometry: of the draft.
-        target: what is known of it.
-        args: what its launch line says.
-        tp: tensor-parallel size.
         own_tokenizer, target_tokenizer: of the two folders; None where one has none.
         largest_feature: magnitude among recorded hidden states of the target; None = none given.
     """

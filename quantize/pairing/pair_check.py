@@ -78,11 +78,8 @@ def check_pair(
         draft: config.json and safetensors files, quantized or not.
         target: config.json, and what of index, shards and tokenizer is there.
         engine: "vllm", "sglang" or "tensorrt-llm"; None = all of them.
-        version: see `check_draft`.
-        arch: see `check_draft`.
         tp: tensor-parallel size; `target_args` may say it instead; None = 1 where it does not.
         target_args: words of the target's launch line, such as "--quantization fp8".
-        asked: see `check_draft`.
         named: what the launch lines call draft and target; None = by their folders.
         subtree: of a draft that lies in its target's folder, the prefix of its layer.
 

@@ -25,9 +25,9 @@ def is_too_short(pair: Pair, engine: EngineName) -> bool:
 
 
 def beyond_target(pair: Pair) -> Iterator[PairFinding]:
-    """More positions than the target itself is made for.
+    """More positions than the target is made for.
 
-    Sources: vLLM 0.33 `config/model.py:2650`; SGLang 0.5.23 `configs/model_config.py:1295`.
+    vLLM 0.33 `config/model.py:2650`; SGLang 0.5.23 `configs/model_config.py:1295`.
     """
     asked = pair.args.context
     for engine, flag in _FLAGS.items():

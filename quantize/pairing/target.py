@@ -1,7 +1,7 @@
 """A target as a draft meets it: what its config.json, its headers and its side files say.
 
-Of a target of hundreds of shards only headers are read, and of one whose weights are not there (a
-Hub id, of which the JSON files alone are fetched) the names that its index lists.
+Of a target whose weights are not there (a Hub id, of which the JSON files alone are fetched) the
+names stand in its index.
 """
 
 import hashlib
@@ -39,7 +39,6 @@ class Rotation:
 
     Attributes:
         kind: rope_type; "default" = plain.
-        theta: its base.
         factor: of the scaling; 1 = none.
         positions: that the config says; None = it does not say.
         originally: positions before a scaling that names them; None = not said.
@@ -55,11 +54,7 @@ class Rotation:
     def of(cls, config: Mapping[str, Any], where: Path | str = CONFIG_FILE) -> "Rotation":
         """By the keys of transformers 5 (rope_parameters) or 4 (rope_theta, rope_scaling).
 
-        Args:
-            where: it stands, for errors.
-
-        Raises:
-            CheckpointError: a number is none that positions can be rotated by.
+        A number by which no position can be rotated is a CheckpointError; `where`: it stands.
         """
         modern = _object(config.get("rope_parameters"))
         scaling = _object(config.get("rope_scaling")) or modern
@@ -154,10 +149,9 @@ class Target:
     """One target.
 
     Attributes:
-        folder: where its files lie. named: as a launch line calls it.
-        config: the parsed config.json. text: the keys of its language model.
-        num_layers: decoder layers. vocab_size: rows of its embedding. hidden_size: width of one
-            layer's output.
+        named: as a launch line calls it.
+        text: the keys of its language model.
+        vocab_size: rows of its embedding. hidden_size: width of one layer's output.
         checkpoint: headers of all shards; None where the weights are not there.
         names: of its tensors; empty where neither shards nor an index are there.
     """
@@ -230,7 +224,7 @@ class Target:
     def cache_dtype(self) -> str | None:
         """The dtype of the KV cache that its quantization_config declares; None = none.
 
-        Read as `get_kv_cache_quant_algo_string` of vLLM 0.33 (`utils/torch_utils.py`) reads it.
+        As `get_kv_cache_quant_algo_string` of vLLM 0.33 (`utils/torch_utils.py`) reads it.
         """
         said = self.declaration or {}
         inner = said.get("quantization")
@@ -343,12 +337,11 @@ _MOST_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokenizer:
-    """One tokenizer.json, and the chat template beside it.
+    """One tokenizer.json: id -> token, also of added tokens, and what else tells two apart.
 
     Attributes:
-        tokens: id -> token, of vocabulary and added tokens.
         merges: digest of the merges; of other models than BPE of what else they say.
-        template: digest of the chat template; None = there is none.
+        template: digest of the chat template beside it; None = there is none.
     """
 
     tokens: Mapping[int, str]
@@ -357,11 +350,7 @@ class Tokenizer:
 
     @classmethod
     def read(cls, folder: Path) -> "Tokenizer | None":
-        """The tokenizer of a folder; None where it has no tokenizer.json.
-
-        Raises:
-            CheckpointError: a file is not readable as JSON.
-        """
+        """The tokenizer of a folder; None where it has no tokenizer.json."""
         if not (folder / _FILE).exists():
             return None
         value = _tokenizers_object(folder / _FILE)

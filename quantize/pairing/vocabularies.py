@@ -40,10 +40,7 @@ def sizes(pair: Pair) -> Iterator[PairFinding]:
 
 
 def proposed_tokens(pair: Pair) -> Iterator[PairFinding]:
-    """Tokens that the draft proposes or reads, and the target has not.
-
-    A map beyond the draft's own vocabulary is found without a target.
-    """
+    """Tokens that the draft proposes or reads, and the target has not."""
     whole = pair.target.vocab_size
     mask = pair.geometry.mask_token_id
     if mask is not None and mask >= whole:

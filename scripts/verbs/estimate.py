@@ -6,7 +6,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Annotated
 
 from ...quantize.drafts import Draft
-from ...quantize.engines.engine_check import planned_verdicts
+from ...quantize.engines.plan_verdicts import planned_verdicts
 from ...quantize.estimate.draft_step import USUAL_CONTEXT, checked_num_draft_tokens, usual_context
 from ...quantize.estimate.estimate_report import (
     Candidate,
@@ -142,8 +142,7 @@ def _loaded_by(plan: Plan, gpus: Sequence[Gpu], tp: int) -> dict[str, list[str]]
     """GPU -> the engines that load the result of a plan there, by `check`."""
     found: dict[str, list[str]] = {}
     for gpu in gpus:
-        layers = plan.target_layers
-        verdicts = planned_verdicts(plan, arch=gpu.arch, tp=tp, target_layers=layers)
+        verdicts = planned_verdicts(plan, arch=gpu.arch, tp=tp)
         found[gpu.name] = [one.engine for one in verdicts if one.verdict == "LOADS"]
     return found
 

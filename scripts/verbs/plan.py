@@ -9,7 +9,12 @@ from typing_extensions import override
 
 from ...quantize.drafts.shared.mixture import of_any_expert
 from ...quantize.engines.contract import EngineCheck, loading_places
-from ...quantize.engines.plan_verdicts import nothing_loads, to_mapping, verdict_lines, verdicts_of
+from ...quantize.engines.plan_verdicts import (
+    nothing_loads,
+    planned_verdicts,
+    to_mapping,
+    verdict_lines,
+)
 from ...quantize.inspection import open_draft
 from ...quantize.planning.quantization_plan import Plan, make_plan
 from ...recipes.brief import Brief, megabytes
@@ -74,7 +79,7 @@ def plan(settings: PlanSettings) -> PlanReport:
     _, draft = open_draft(settings.draft, settings.subtree, settings.listener)
     recipe = chosen_recipe(settings.choice, settings.listener)
     made = make_plan(recipe, draft, target_layers=settings.target_layers)
-    loads = verdicts_of(made)
+    loads = planned_verdicts(made)
     problem = nothing_loads(made, loads)
     if problem:
         settings.listener.warning(problem)

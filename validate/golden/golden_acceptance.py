@@ -1,7 +1,6 @@
 """Golden acceptance of one draft: counts prompt by prompt, and the figures that follow from them.
 
-A file of it says for one draft, one K and one set of prompts what was accepted, of all prompts and
-of each category. The figures stand there for tools that only read; what is read is computed again.
+The figures stand in its file for tools that only read; what is read is computed again.
 """
 
 import dataclasses
@@ -44,8 +43,7 @@ class GoldenPrompt:
     Attributes:
         histogram: [K + 1] verify steps by number of accepted draft tokens; whole numbers where
             they were counted, any where they are expected.
-        cluster: prompts with the same number hardly differ, or belong together otherwise: copies,
-            near duplicates, turns of a conversation.
+        cluster: prompts with the same number hardly differ, or belong together otherwise.
         context_bins: [bins, K + 1] the histogram by context bin, without the empty bins at the end;
             none where it is not known how many tokens stood before each step.
     """

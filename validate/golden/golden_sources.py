@@ -14,14 +14,7 @@ from .golden_acceptance import Golden, Source, categories_of, context_bins_of, g
 
 
 def golden_of_replay(replay: DraftReplay, *, draft_sha256: str | None) -> Golden:
-    """Of one replayed draft.
-
-    Args:
-        replay: as `replay` counted it.
-
-    Raises:
-        GoldenError: no prompt has a verify step.
-    """
+    """Of one replayed draft; without a verify step a GoldenError."""
     traces = replay.traces
     return _golden(
         replay.prompts,
@@ -37,11 +30,7 @@ def golden_of_replay(replay: DraftReplay, *, draft_sha256: str | None) -> Golden
 
 
 def golden_of_measurement(measurement: Measurement) -> Golden:
-    """Of one measured server: all its verify steps, as its own counters have them.
-
-    Raises:
-        GoldenError: the server drafted nothing.
-    """
+    """Of one measured server: all its verify steps, as its own counters have them."""
     setup = measurement.setup
     if setup.speculation is None:
         raise GoldenError(
@@ -86,9 +75,8 @@ def _contexts(record: RequestRecord, num_draft_tokens: int) -> ContextCounts | N
 def golden_of_report(document: Document) -> Golden:
     """Of the candidate of a report, as it was replayed.
 
-    Raises:
-        GoldenError: the report is of servers alone, whose prompts are weighted there so that two
-            drafts are compared on common text; or nothing could be compared.
+    A GoldenError for one of servers alone, whose prompts are weighted there so that two drafts are
+    compared on common text, and for one where nothing could be compared.
     """
     report = _replayed(document)
     traces, candidate = report.traces, document.header.drafts.candidate

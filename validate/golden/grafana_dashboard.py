@@ -1,7 +1,7 @@
 """A dashboard for Grafana: the acceptance of a live draft beside golden.
 
-It asks Prometheus for the engine's counters themselves, so that it needs no rules. Golden stands in
-it as constants: write it again when another draft is served.
+It asks Prometheus for the engine's counters themselves, and needs no rules. Golden stands in it as
+constants: write it again when another draft is served.
 """
 
 import dataclasses
@@ -27,10 +27,8 @@ Target = tuple[str, str]
 def grafana_dashboard(golden: Golden, limits: Sequence[Limit], queries: Queries) -> str:
     """JSON that Grafana imports or provisions.
 
-    Args:
-        limits: that are drawn: one; or one for each value of the category label that the queries
-            have.
-        queries: of the engine that serves it; its selector is replaced by the dashboard's own.
+    `limits`: one, or one for each value of the category label of the queries, whose selector is
+    replaced by the dashboard's own.
     """
     chosen = Queries(engine=queries.engine, selector=f'{MODEL_LABEL}=~"$model"')
     panels = [

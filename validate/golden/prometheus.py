@@ -37,7 +37,6 @@ class Limit:
 
     Attributes:
         category: of golden whose prompts are like this traffic; "" = all.
-        golden: figures of these prompts.
         standard_error: of their mean acceptance length.
         max_drop: relative drop that is tolerated.
     """
@@ -67,11 +66,7 @@ class Limit:
 def limits_of(
     golden: Golden, max_drop: float, *, category: str = ALL, by_category: bool = False
 ) -> tuple[Limit, ...]:
-    """The limit of the traffic, or that of each category.
-
-    Args:
-        max_drop: relative drop that is tolerated.
-        category: of golden whose prompts are like the traffic; "" = all.
+    """The limit of traffic whose prompts are like a category ("" = all), or that of each one.
 
     Raises:
         GoldenError: the drop is not above 0 and below 1, golden has no categories or does not say
@@ -135,11 +130,7 @@ _LABEL = re.compile("(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 
 
 def check_window(window: str) -> None:
-    """Refuse what Prometheus would not take for a time.
-
-    Raises:
-        GoldenError: it is none.
-    """
+    """Refuse what Prometheus would not take for a time."""
     if not _WINDOW.fullmatch(window) or not re.search("[1-9]", window):
         raise GoldenError(
             "--window",
@@ -168,11 +159,7 @@ class Queries:
 
     @classmethod
     def of(cls, engine: EngineName, model: str | None, category_label: str | None) -> "Queries":
-        """Over the counters of one served target, or of all.
-
-        Raises:
-            GoldenError: the category label is no label of categories.
-        """
+        """Over the counters of one served target, or of all."""
         found = cls(
             engine=engine,
             selector=label_is(MODEL_LABEL, model) if model else "",
@@ -249,12 +236,7 @@ _SERVED = f"{{{{ $labels.{MODEL_LABEL} }}}}"
 
 
 def prometheus_rules(golden: Golden, limits: Sequence[Limit], queries: Queries, window: str) -> str:
-    """A file of rules.
-
-    Args:
-        limits: one; or one for each value of the category label that the queries have.
-        window: over which counters are summed, in Prometheus' words.
-    """
+    """A file of rules; window: over which counters are summed, in Prometheus' words."""
     recorded = [
         {"record": STEPS, "expr": queries.verify_steps(window)},
         {"record": LENGTH, "expr": queries.acceptance_length(window)},

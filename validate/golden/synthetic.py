@@ -32,12 +32,7 @@ _DIGITS = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation:
-    """How one engine is told to accept as golden says.
-
-    Attributes:
-        line: arguments or variables for a shell, as they are.
-        notes: what has to be known of it, a sentence each.
-    """
+    """How an engine is told to accept as golden says: a line for a shell, and what to know."""
 
     line: str
     notes: tuple[str, ...]

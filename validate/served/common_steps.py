@@ -1,25 +1,23 @@
-"""The rounds of one prompt on two servers: which of them lie in text that both wrote.
+"""The verify steps of one prompt on two servers: which of them lie in text that both wrote.
 
 Two servers' greedy outputs part at near ties of the target. Before that, both drafts were judged on
-the same tokens: the difference of their rounds there is that of the drafts. Behind it the text is
-another one, whose own ease is noise, many times as large. But text before and behind is not the
-same kind: outputs part sooner where text is hard, so that the common rounds alone are those of easy
-text (docs/servers.md: their lower bounds cover 84 % instead of 95 % where hard text loses more).
+the same tokens: the difference of their steps there is that of the drafts. After it the text is
+another one, whose own ease is noise, many times as large. But the two texts are not of one kind:
+outputs part sooner where text is hard, so that the common steps alone are those of easy text
+(docs/servers.md: their lower bounds cover 84 % instead of 95 % where hard text loses more).
 
-So each prompt keeps its whole length. Of its n rows, places where a round can begin, c lie in
-common text. What the other r = n - c rows have lost can be told in two ways: by their own rounds,
-with a variance of r * v, or by those in common text, taken r / c times, with r^2 / c * p * v, where
-p is the share of the variance that two drafts on the same text do not share. The best mean of the
-two takes
+So each prompt keeps its whole length. Of n positions at which a step can begin, c lie in common
+text. What the other r = n - c have lost can be told in two ways: by their own steps, with a
+variance of r * v, or by those in common text, taken r / c times, with r^2 / c * p * v, where p is
+the share of the variance that two drafts on the same text do not share. The best mean of the two
+takes
 
-    a = c / (c + p r) of the second:  a common round weighs 1 + r / (c + p r), any other 1 - a.
+    a = c / (c + p r) of the second:  a common step weighs 1 + r / (c + p r), any other 1 - a.
 
-Where outputs are equal this is the rule of replay, where nothing is common the sum of all rounds.
-The weights know the lengths of texts alone, never what was accepted.
-
-The rounds of a prompt in one context bin are weighed as those of a prompt of their own: n and c are
-the places of the bin. So each bin keeps its length too, and where outputs parted before a bin, its
-rounds weigh 1.
+Where outputs are equal this is the rule of replay, where nothing is common the sum of all steps.
+The weights know the lengths of texts alone, never what was accepted. The steps of a prompt in one
+context bin are weighed as those of a prompt of their own; where outputs parted before a bin, its
+steps weigh 1.
 """
 
 from bisect import bisect_left
@@ -37,12 +35,11 @@ wide the bounds are, not where: 0.4 makes them 4 % wider."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundSplit:
-    """The rounds of one record.
+    """The verify steps of one record.
 
     Attributes:
         common: wholly inside the text that the other record has too, all K drafted positions: the
-            rule of replay, see `validate.counting.trace_replay`.
-        rest: all others.
+            rule of replay.
     """
 
     common: AcceptanceCounts
@@ -66,9 +63,9 @@ class PairedOutputs:
     Attributes:
         num_common: tokens that both wrote before they parted.
         num_tokens: of each output.
-        placed: both tell where each round began, and the text is greedy.
-        contexts: of baseline and candidate, by context bin, each round with the weight of its
-            place; None where one does not tell where its rounds began.
+        placed: both tell where each verify step began, and the text is greedy.
+        contexts: of baseline and candidate, by context bin, each step with its weight; None where
+            one does not tell where its steps began.
     """
 
     num_common: int
@@ -116,12 +113,10 @@ def pair_outputs(
     greedy: bool,
     bins: ContextBins = CONTEXT_BINS,
 ) -> PairedOutputs:
-    """Split the rounds of one prompt at the token at which two outputs part.
+    """Split the verify steps of one prompt at the token at which two outputs part.
 
-    Args:
-        greedy: both chose their most likely tokens. Where tokens are drawn, whether outputs part
-            depends on what was accepted: then no round is taken for common.
-        bins: by which rounds are counted too.
+    `greedy`: both chose their most likely tokens. Where tokens are drawn, whether outputs part
+    depends on what was accepted: then no step is taken for common.
     """
     common = common_length(baseline.token_ids, candidate.token_ids)
     both = [_Placed.of(record, num_draft_tokens) for record in (baseline, candidate)]
@@ -147,11 +142,7 @@ def pair_outputs(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Placed:
-    """Rounds in order.
-
-    Attributes:
-        starts: tokens of the output before each.
-    """
+    """Verify steps in order; starts: tokens of the output before each."""
 
     starts: Sequence[int]
     accepted: Sequence[int]
@@ -207,10 +198,10 @@ def common_length(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 def round_starts(record: RequestRecord, num_draft_tokens: int) -> list[int] | None:
-    """Tokens of the output that were written before each round; the first comes from the prompt.
+    """Tokens of the output that were written before each verify step; the first is the prompt's.
 
-    None where they are not known: the engine does not tell the rounds, or had steps without a
-    draft, so that rounds and bonus tokens do not add up to the output.
+    None where they are not known: the engine does not tell the steps, or had some without a draft,
+    so that they do not add up to the output.
     """
     if not record.accepted:
         return None

@@ -1,8 +1,7 @@
 """Two measurements by another tool under the gate: the same ladder, and what could not be compared.
 
-Requests are paired by their prompts, and whole outputs are compared. Of the checks that two
-measurements of `draftquant measure` go through, those that a file does not allow are named in the
-verdict as not compared, and without them nothing passes.
+Requests are paired by their prompts. Checks that a file does not allow are named in the verdict
+as not compared, and without them nothing passes.
 """
 
 import dataclasses
@@ -42,12 +41,7 @@ def judge_foreign(
     look: Look | None = None,
     background: Background = NO_BACKGROUND,
 ) -> GateReport:
-    """Compare two runs of one tool on the same prompts.
-
-    Args:
-        runs: of the draft as released (BF16), and of the quantized draft.
-        look: see `judge`.
-        background: see `judge`.
+    """Compare two runs of one tool on the same prompts, of the BF16 draft and of the quantized one.
 
     Raises:
         GateError: both are one run, one has no verify step, or the outputs are too short.

@@ -1,7 +1,4 @@
-"""One verdict of several judgements: served, replayed, the server's noise, parity.
-
-Each is made alone and reported in full; the worst one counts.
-"""
+"""One verdict of several judgements: served, replayed, the server's noise, parity."""
 
 import dataclasses
 import math
@@ -89,10 +86,7 @@ def joint_report(
     parity: tuple[Finding, ...] = (),
     warnings: Sequence[str] = (),
 ) -> JointReport:
-    """What several judgements say together; arguments as in `JointReport`.
-
-    `warnings` are those of no judgement, without a full stop.
-    """
+    """What several judgements say together; `warnings` are those of none, without a full stop."""
     parts = _parts(served, replayed, noise, parity)
     verdict = worst(verdict for _, verdict, _, _ in parts)
     actions = (action for _, own, _, action in parts if own == verdict)
@@ -175,12 +169,7 @@ def judge_jointly(
         runs: of the baseline and of the candidate; None = nothing was measured.
         again: the baseline measured once more.
         policy: the rule, for served and noise.
-        look: which of the planned interim analyses this is.
-        background: what else is known of the two.
         warnings: of the findings, sentences without a full stop.
-
-    Raises:
-        GateError: see `judge_measured` and `server_noise`.
     """
     served = noise = None
     if isinstance(runs, ForeignPair):

@@ -38,9 +38,9 @@ class ServedPair:
     """Two measurements side by side.
 
     Attributes:
-        incomparable: see `Evidence`.
-        baseline, candidate: by weighted rounds, see `estimator`; by all rounds where the two cannot
-            be compared.
+        incomparable: why no draft is judged by them; "" = they can be compared.
+        baseline, candidate: by weighted verify steps; by all of them where the two cannot be
+            compared.
         outputs: of every prompt; none where the setups, or what K there was, forbid it.
     """
 
@@ -96,14 +96,10 @@ class ServedPair:
 def pair_measurements(
     baseline: Measurement, candidate: Measurement, bins: ContextBins = CONTEXT_BINS
 ) -> ServedPair:
-    """Lay two measurements side by side.
-
-    Args:
-        baseline: the run of the BF16 draft.
-        bins: by which verify steps are counted too.
+    """Lay two measurements side by side, the BF16 draft's first.
 
     Raises:
-        GateError: both are the very same one, neither server drafted, or one holds no round.
+        GateError: both are the very same one, neither server drafted, or one has no verify step.
     """
     if baseline.records == candidate.records:
         raise GateError(
@@ -202,10 +198,9 @@ def _undrafted_share(measurement: Measurement) -> float:
 
 
 def undrafted_share(unwritten: Sequence[int], num_steps: float) -> float:
-    """Of the steps behind first tokens, those that are no verify steps; below 0 = see above.
+    """Share of the steps after first tokens that are no verify steps; below 0 = too many are.
 
-    Args:
-        unwritten: of each request, see `num_missing`.
+    `unwritten`: of each request, by `num_missing`.
     """
     if min(unwritten) < 0:
         return -1.0

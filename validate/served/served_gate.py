@@ -41,13 +41,9 @@ def judge_measured(
     look: Look | None = None,
     background: Background = NO_BACKGROUND,
 ) -> GateReport:
-    """Compare two measurements of the same prompts.
+    """Compare two measurements of the same prompts, of the BF16 draft and of the quantized one.
 
-    Args:
-        baseline: of the draft as released (BF16).
-        look: see `judge`.
-        background: see `judge`; who the drafts are is taken from the measurements where it is not
-            said.
+    Who the drafts are is taken from the measurements where `background` does not say it.
 
     Raises:
         GateError: both are one measurement, or of one draft; neither server drafted, or another
@@ -243,14 +239,7 @@ class ServerNoise:
 
 
 def server_noise(baseline: Measurement, again: Measurement, policy: Policy) -> ServerNoise:
-    """Compare a run with its repetition.
-
-    Args:
-        again: of the same draft on the same server, measured once more.
-
-    Raises:
-        GateError: both are one measurement, or of two drafts.
-    """
+    """Compare a run with its repetition on the same server, of the same draft."""
     pair = pair_measurements(baseline, again)
     digests = {draft_sha256(one) for one in (baseline, again)} - {None}
     if len(digests) > 1:
@@ -275,13 +264,7 @@ def server_noise(baseline: Measurement, again: Measurement, policy: Policy) -> S
 def judged_noise(
     incomparable: str, change: PairedChange | None, drift: PairedChange | None, policy: Policy
 ) -> tuple[Verdict, str, str | None]:
-    """Verdict, reason and action.
-
-    Args:
-        incomparable: see `Evidence`.
-        change: see `ServerNoise`.
-        drift: at `DRIFT_CONFIDENCE`.
-    """
+    """Verdict, reason and action; `drift` is `change` at `DRIFT_CONFIDENCE`."""
     if incomparable:
         what = f"{incomparable[0].upper()}{incomparable[1:]}: this run does not repeat the first."
         return "ANOMALOUS", what, "Measure the BF16 draft again, on the same server as before."

@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 from ....quantize.drafts import read_draft
 from ....quantize.engines.contract import TITLES, EngineName
-from ....quantize.engines.engine_check import planned_verdicts
-from ....quantize.engines.plan_verdicts import is_for_the_plugin
+from ....quantize.engines.plan_verdicts import is_for_the_plugin, planned_verdicts
 from ....quantize.engines.versions import choose
 from ....quantize.files.checkpoint import Checkpoint
 from ....quantize.gpus import GPUS, architecture
