@@ -43,7 +43,7 @@ def test_the_result_loads_where_the_recipe_says_and_nowhere_else(
     quantize_draft(plan, tmp_path / "out", source=source, measured=Measured(input_scales=needed))
     foreseen = {
         (one.engine, one.arch): dataclasses.replace(one, launch=None)
-        for one in planned_verdicts(plan, target_layers=layers)
+        for one in planned_verdicts(plan)
     }
     promised = {
         (place.engine, arch)

@@ -8,7 +8,7 @@ from draftquant.validate.served.common_steps import (
     PAIRED_NOISE,
     common_length,
     pair_outputs,
-    round_starts,
+    step_starts,
     whole_counts,
 )
 from handmade_measurements import record
@@ -28,27 +28,27 @@ def test_common_text_ends_at_the_first_difference_or_with_the_shorter() -> None:
 
 
 def test_rounds_begin_behind_the_prompts_token_and_what_was_accepted() -> None:
-    assert round_starts(run([2, 0, 1]), K) == [1, 4, 5]
+    assert step_starts(run([2, 0, 1]), K) == [1, 4, 5]
 
 
 def test_rounds_that_do_not_add_up_to_the_output_have_no_place() -> None:
     """Five tokens more than the rounds wrote: steps without a draft, somewhere."""
     one = run([2, 0, 1])
-    assert round_starts(dataclasses.replace(one, token_ids=(*one.token_ids, *range(5))), K) is None
-    assert round_starts(dataclasses.replace(one, token_ids=one.token_ids[:4]), K) is None
-    assert round_starts(dataclasses.replace(one, accepted=None), K) is None
-    assert round_starts(dataclasses.replace(one, accepted=()), K) is None
+    assert step_starts(dataclasses.replace(one, token_ids=(*one.token_ids, *range(5))), K) is None
+    assert step_starts(dataclasses.replace(one, token_ids=one.token_ids[:4]), K) is None
+    assert step_starts(dataclasses.replace(one, accepted=None), K) is None
+    assert step_starts(dataclasses.replace(one, accepted=()), K) is None
 
 
 def test_tokens_beyond_the_end_and_cut_rounds_are_no_gap() -> None:
     """vLLM counts what a last round accepted beyond the end; TensorRT-LLM leaves that round out."""
     one = run([2, 0, 2])  # writes tokens 1 .. 7
-    assert round_starts(dataclasses.replace(one, token_ids=one.token_ids[:6]), K) == [1, 4, 5]
+    assert step_starts(dataclasses.replace(one, token_ids=one.token_ids[:6]), K) == [1, 4, 5]
     left_out = dataclasses.replace(one, accepted=(2, 0), token_ids=one.token_ids[:7])
-    assert round_starts(left_out, K) is None
-    assert round_starts(dataclasses.replace(left_out, num_cut_rounds=1), K) == [1, 4]
+    assert step_starts(left_out, K) is None
+    assert step_starts(dataclasses.replace(left_out, num_cut_rounds=1), K) == [1, 4]
     longer = dataclasses.replace(left_out, num_cut_rounds=1, token_ids=one.token_ids)
-    assert round_starts(longer, K) is None  # 3 tokens are not written, cut rounds have at most K
+    assert step_starts(longer, K) is None  # 3 tokens are not written, cut rounds have at most K
 
 
 def test_equal_outputs_are_counted_by_the_rule_of_replay() -> None:

@@ -1,6 +1,7 @@
 """Golden acceptance of what was counted: a replay, a measured server, a report of the gate."""
 
 from collections.abc import Iterable
+from typing import Any
 
 from ...recipes.errors import GoldenError
 from ...recipes.packages import package_version
@@ -9,15 +10,16 @@ from ..counting.draft_counts import DraftReplay, PromptCounts, context_edges
 from ..judging.judgement import GateReport
 from ..measure.measurement import Measurement, RequestRecord
 from ..report.document import Document
+from ..served.measurement_pair import prompt_counts
 from ..served.served_gate import served_estimand
-from .golden_acceptance import Golden, Source, categories_of, context_bins_of, golden_prompts
+from .golden_acceptance import Golden, categories_of, context_bins_of, golden_prompts
 
 
 def golden_of_replay(replay: DraftReplay, *, draft_sha256: str | None) -> Golden:
     """Of one replayed draft; without a verify step a GoldenError."""
     traces = replay.traces
-    return _golden(
-        replay.prompts,
+    return Golden(
+        **_counted(replay.prompts, replay.name),
         draft=replay.name,
         draft_sha256=draft_sha256,
         target=traces.target.name,
@@ -39,20 +41,14 @@ def golden_of_measurement(measurement: Measurement) -> Golden:
             fix="give a measurement of a server that drafts",
         )
     prompts = [
-        PromptCounts(
-            id=one.id,
-            category=one.category,
-            prompt_sha256=one.prompt_sha256,
-            counts=one.counts,
-            cluster=one.cluster or "",
-            contexts=_contexts(one, setup.speculation.num_draft_tokens),
-        )
+        prompt_counts(one, one.counts, _contexts(one, setup.speculation.num_draft_tokens))
         for one in measurement.records
         if one.counts is not None
     ]
-    return _golden(
-        prompts,
-        draft=setup.speculation.draft or measurement.name,
+    draft = setup.speculation.draft or measurement.name
+    return Golden(
+        **_counted(prompts, draft),
+        draft=draft,
         draft_sha256=setup.speculation.draft_sha256,
         target=setup.server.model,
         source=setup.server.engine,
@@ -81,8 +77,9 @@ def golden_of_report(document: Document) -> Golden:
     report = _replayed(document)
     traces, candidate = report.traces, document.header.drafts.candidate
     assert traces is not None  # see `_replayed`
-    return _golden(
-        (one.counts(report.context_edges, of_candidate=True) for one in report.prompts),
+    prompts = (one.counts(report.context_edges, of_candidate=True) for one in report.prompts)
+    return Golden(
+        **_counted(prompts, candidate.name),
         draft=candidate.name,
         draft_sha256=candidate.sha256,
         target=traces.target.name,
@@ -115,18 +112,8 @@ def _replayed(document: Document) -> GateReport:
     return found[0]
 
 
-def _golden(
-    prompts: Iterable[PromptCounts],
-    *,
-    draft: str,
-    draft_sha256: str | None,
-    target: str,
-    source: Source,
-    source_version: str,
-    num_draft_tokens: int,
-    temperature: float | None,
-    estimand: str,
-) -> Golden:
+def _counted(prompts: Iterable[PromptCounts], draft: str) -> dict[str, Any]:
+    """What follows from the counts; a GoldenError without a verify step."""
     found = list(prompts)
     counted, digest = golden_prompts(found)
     edges = context_edges(found)
@@ -136,19 +123,11 @@ def _golden(
             f"no prompt of {draft} has a verify step that was counted",
             fix="see the verdict and its reason, or record longer continuations",
         )
-    return Golden(
-        draftquant=package_version("draftquant"),
-        draft=draft,
-        draft_sha256=draft_sha256,
-        target=target,
-        source=source,
-        source_version=source_version,
-        num_draft_tokens=num_draft_tokens,
-        temperature=temperature,
-        estimand=estimand,
-        prompts_sha256=digest,
-        categories=categories_of(counted),
-        context_edges=edges,
-        context_bins=context_bins_of(counted, edges),
-        prompts=counted,
-    )
+    return {
+        "draftquant": package_version("draftquant"),
+        "prompts_sha256": digest,
+        "categories": categories_of(counted),
+        "context_edges": edges,
+        "context_bins": context_bins_of(counted, edges),
+        "prompts": counted,
+    }

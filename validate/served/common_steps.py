@@ -29,12 +29,12 @@ from ..counting.acceptance_counts import CONTEXT_BINS, AcceptanceCounts, Context
 from ..measure.measurement import RequestRecord
 
 PAIRED_NOISE = 0.15
-"""p: two formats of a draft decode 85 % of the rounds alike (`simulated_replays`). It decides how
-wide the bounds are, not where: 0.4 makes them 4 % wider."""
+"""p: two formats of a draft decode 85 % of the verify steps alike (`simulated_replays`). It decides
+how wide the bounds are, not where: 0.4 makes them 4 % wider."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoundSplit:
+class StepSplit:
     """The verify steps of one record.
 
     Attributes:
@@ -47,7 +47,7 @@ class RoundSplit:
 
     @property
     def whole(self) -> AcceptanceCounts:
-        """Every round."""
+        """Every verify step."""
         return self.common + self.rest
 
     def weighted(self, common: float, rest: float) -> AcceptanceCounts:
@@ -71,8 +71,8 @@ class PairedOutputs:
     num_common: int
     num_tokens: tuple[int, int]
     placed: bool
-    baseline: RoundSplit
-    candidate: RoundSplit
+    baseline: StepSplit
+    candidate: StepSplit
     contexts: tuple[ContextCounts, ContextCounts] | None = None
 
     @property
@@ -81,7 +81,7 @@ class PairedOutputs:
         return self.num_tokens == (self.num_common, self.num_common)
 
     def weighted(self) -> tuple[AcceptanceCounts, AcceptanceCounts]:
-        """Counts of the baseline and of the candidate, each round with the weight of its place."""
+        """Counts of the baseline and of the candidate, each step with the weight of its place."""
         if not self.placed:
             return self.baseline.whole, self.candidate.whole
         num_draft_tokens = self.baseline.whole.num_draft_tokens
@@ -93,13 +93,13 @@ class PairedOutputs:
 def _places(
     num_common: int, num_tokens: tuple[int, int], num_draft_tokens: int
 ) -> tuple[int, float]:
-    """Where a round with a known outcome can begin: in common text, and in all."""
+    """Where a step with a known outcome can begin: in common text, and in all."""
     return max(0, num_common - num_draft_tokens), max(0.0, sum(num_tokens) / 2 - num_draft_tokens)
 
 
 def _weights(common: float, rest: float) -> tuple[float, float]:
-    """Of a round in common text, and of any other."""
-    if not common + rest:  # too short for a round with a known outcome
+    """Of a step in common text, and of any other."""
+    if not common + rest:  # too short for a step with a known outcome
         return 1.0, 0.0
     divisor = common + PAIRED_NOISE * rest
     return 1 + rest / divisor, 1 - common / divisor
@@ -124,7 +124,7 @@ def pair_outputs(
     splits = [
         own.split(common, num_draft_tokens)
         if placed and own is not None
-        else RoundSplit(common=_none(num_draft_tokens), rest=whole_counts(record, num_draft_tokens))
+        else StepSplit(common=_none(num_draft_tokens), rest=whole_counts(record, num_draft_tokens))
         for own, record in zip(both, (baseline, candidate), strict=True)
     ]
     found = PairedOutputs(
@@ -150,7 +150,7 @@ class _Placed:
     @classmethod
     def of(cls, record: RequestRecord, num_draft_tokens: int) -> "_Placed | None":
         """None where the record does not tell their places."""
-        starts = round_starts(record, num_draft_tokens)
+        starts = step_starts(record, num_draft_tokens)
         if starts is None or record.accepted is None:
             return None
         return cls(starts=starts, accepted=record.accepted)
@@ -160,10 +160,10 @@ class _Placed:
         own = slice(bisect_left(self.starts, first), bisect_left(self.starts, last))
         return _Placed(starts=self.starts[own], accepted=self.accepted[own])
 
-    def split(self, common: int, num_draft_tokens: int) -> RoundSplit:
+    def split(self, common: int, num_draft_tokens: int) -> StepSplit:
         """At the end of common text."""
         inside = sum(start + num_draft_tokens <= common for start in self.starts)  # they ascend
-        return RoundSplit(
+        return StepSplit(
             common=AcceptanceCounts.of(self.accepted[:inside], num_draft_tokens),
             rest=AcceptanceCounts.of(self.accepted[inside:], num_draft_tokens),
         )
@@ -172,12 +172,12 @@ class _Placed:
 def _contexts(
     outputs: PairedOutputs, both: tuple[_Placed, _Placed], num_prompt_tokens: int, bins: ContextBins
 ) -> tuple[ContextCounts, ContextCounts]:
-    """The rounds of both by context bin, those of one bin weighed like those of one prompt."""
+    """The steps of both by context bin, those of one bin weighed like those of one prompt."""
     depth = outputs.baseline.whole.num_draft_tokens
     common, places = _places(outputs.num_common, outputs.num_tokens, depth)
     most = max(outputs.num_tokens)
     found: list[tuple[AcceptanceCounts, AcceptanceCounts]] = []
-    for own in bins.slices(num_prompt_tokens + 1, most):  # round one begins behind one token
+    for own in bins.slices(num_prompt_tokens + 1, most):  # the first step follows one token
         common_here = max(0, min(common, own.stop) - own.start)
         weights = _weights(common_here, max(0.0, min(places, own.stop) - own.start) - common_here)
         splits = [
@@ -197,7 +197,7 @@ def common_length(one: Sequence[int], other: Sequence[int]) -> int:
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
-def round_starts(record: RequestRecord, num_draft_tokens: int) -> list[int] | None:
+def step_starts(record: RequestRecord, num_draft_tokens: int) -> list[int] | None:
     """Tokens of the output that were written before each verify step; the first is the prompt's.
 
     None where they are not known: the engine does not tell the steps, or had some without a draft,
@@ -233,11 +233,11 @@ def num_missing(num_tokens: int, counts: AcceptanceCounts, *, cut: bool) -> int:
 
 
 def whole_counts(record: RequestRecord, num_draft_tokens: int) -> AcceptanceCounts:
-    """Of all rounds; without speculation every token behind the first is a round of its own."""
+    """Of all steps; without speculation every token after the first is a step of its own."""
     if record.counts is not None:
         return record.counts
-    rounds = max(0, len(record.token_ids) - 1)
-    return AcceptanceCounts(histogram=(rounds, *(0,) * num_draft_tokens))
+    steps = max(0, len(record.token_ids) - 1)
+    return AcceptanceCounts(histogram=(steps, *(0,) * num_draft_tokens))
 
 
 def _none(num_draft_tokens: int) -> AcceptanceCounts:

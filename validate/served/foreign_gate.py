@@ -5,7 +5,6 @@ as not compared, and without them nothing passes.
 """
 
 import dataclasses
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 from ...recipes.errors import GateError, short
@@ -17,7 +16,7 @@ from ..judging.figures import ServedFigures
 from ..judging.judgement import GateReport, judge_counts
 from ..judging.policy import Look, Policy, Wording
 from .common_steps import common_length, num_missing
-from .measurement_pair import other_target, unaccounted, undrafted_share
+from .measurement_pair import num_same_outputs, other_target, unaccounted, undrafted_share
 
 MOST_NAMED = 5
 """Different settings of requests that a sentence names."""
@@ -261,12 +260,8 @@ def _counted(one: ForeignMeasurement) -> CountedDraft:
 
 
 def _num_same_outputs(one: ForeignMeasurement) -> int:
-    """Distinct prompts whose output is that of another one too."""
-    prompts: dict[str, set[str]] = defaultdict(set)
-    for request in one.requests:
-        if request.output is not None:
-            prompts[request.output].add(request.prompt_sha256)
-    return sum(len(alike) for alike in prompts.values() if len(alike) > 1)
+    told = (request for request in one.requests if request.output is not None)
+    return num_same_outputs((request.output, request.prompt_sha256) for request in told)
 
 
 def _figures(

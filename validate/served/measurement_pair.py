@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ...recipes.errors import GateError
@@ -51,7 +51,7 @@ class ServedPair:
     outputs: tuple[PairedOutputs, ...]
 
     def change(self, confidence: float) -> PairedChange | None:
-        """By weighted rounds, over distinct prompts; None where there are too few."""
+        """By weighted steps, over distinct prompts; None where there are too few."""
         if self.incomparable:
             return None
         prompts = zip(self.baseline.prompts, self.candidate.prompts, strict=True)
@@ -84,9 +84,9 @@ class ServedPair:
         )
 
     def _change(self, counts: Iterable[CountsPair], confidence: float) -> PairedChange | None:
-        """By these counts of the prompts, of those that have a round under both drafts."""
+        """By these counts of the prompts, of those that have a step under both drafts."""
         recorded = [
-            (_prompt(record, own), _prompt(record, other))
+            (prompt_counts(record, own), prompt_counts(record, other))
             for record, (own, other) in zip(self.baseline.prompts, counts, strict=False)
             if own.num_steps and other.num_steps
         ]
@@ -122,8 +122,22 @@ def pair_measurements(
     incomparable = incomparability(baseline, candidate)
     outputs: tuple[PairedOutputs, ...] = ()
     if not incomparable:
-        outputs = _outputs(baseline, candidate, known[0], bins)
-        incomparable = _unaccounted(baseline, candidate) or _other_target(baseline, outputs)
+        greedy = not baseline.setup.asked.temperature
+        outputs = tuple(
+            pair_outputs(own, other, known[0], greedy=greedy, bins=bins)
+            for own, other in zip(baseline.records, candidate.records, strict=True)
+        )
+        shares = [
+            undrafted_share(
+                [num_unwritten(record, known[0]) for record in one.records],
+                sum(whole_counts(record, known[0]).num_steps for record in one.records),
+            )
+            for one in (baseline, candidate)
+        ]
+        incomparable = unaccounted([baseline.name, candidate.name], shares)
+        if greedy and not incomparable:
+            parted = sum(not one.identical for one in outputs)
+            incomparable = other_target(parted, sum(one.num_common for one in outputs))
     contexts: list[Contexts] = [[None] * len(run.records) for run in (baseline, candidate)]
     if incomparable:
         own, other = (
@@ -159,19 +173,17 @@ def incomparability(baseline: Measurement, candidate: Measurement) -> str:
         return f"the two drafts drafted {sizes[0]} and {sizes[1]} tokens per verify step"
     if differing := differences(baseline.setup, candidate.setup):
         return f"the two runs differ in settings that must be equal ({'; '.join(differing)})"
-    if _identities(baseline) != _identities(candidate):
+    prompts = [[(r.id, r.prompt_sha256) for r in one.records] for one in (baseline, candidate)]
+    if prompts[0] != prompts[1]:
         return "the two runs hold different prompts"
     return ""
 
 
-def _unaccounted(baseline: Measurement, candidate: Measurement) -> str:
-    """Whose verify steps are not those of its text, a sentence; empty if both are."""
-    both = (baseline, candidate)
-    return unaccounted([one.name for one in both], [_undrafted_share(one) for one in both])
-
-
 def unaccounted(names: Sequence[str], shares: Sequence[float]) -> str:
-    """The same of two runs with these shares of steps without a draft, see `undrafted_share`."""
+    """Whose verify steps are not those of its text, a sentence; empty if both are.
+
+    `shares`: of steps without a draft, by `undrafted_share`.
+    """
     for name, share in zip(names, shares, strict=True):
         if share < 0:
             return f"the verify steps of {name} accept more than its outputs have tokens"
@@ -189,14 +201,6 @@ def unaccounted(names: Sequence[str], shares: Sequence[float]) -> str:
     return ""
 
 
-def _undrafted_share(measurement: Measurement) -> float:
-    size = _num_draft_tokens(measurement)
-    return undrafted_share(
-        [num_unwritten(record, size) for record in measurement.records],
-        sum(whole_counts(record, size).num_steps for record in measurement.records),
-    )
-
-
 def undrafted_share(unwritten: Sequence[int], num_steps: float) -> float:
     """Share of the steps after first tokens that are no verify steps; below 0 = too many are.
 
@@ -207,32 +211,14 @@ def undrafted_share(unwritten: Sequence[int], num_steps: float) -> float:
     return sum(unwritten) / (sum(unwritten) + num_steps) if any(unwritten) else 0.0
 
 
-def _other_target(baseline: Measurement, outputs: Sequence[PairedOutputs]) -> str:
-    """That greedy outputs part far too often for one target, a sentence; empty if they do not."""
-    if baseline.setup.asked.temperature:
-        return ""
-    parted = sum(not one.identical for one in outputs)
-    return other_target(parted, sum(one.num_common for one in outputs))
-
-
 def other_target(num_parted: int, num_common: float) -> str:
-    """The same of outputs of which so many part, behind so many common tokens of all."""
+    """That outputs part far too often for one target, after so many common tokens of all."""
     chance = _share(num_parted, num_parted + num_common)
     if chance <= MOST_PARTING:
         return ""
     return (
         f"the two targets differ: greedy outputs diverge at {chance:.1%} of the tokens at which"
         f" they could, and near ties of one target explain {MOST_PARTING:.0%} at most"
-    )
-
-
-def _outputs(
-    baseline: Measurement, candidate: Measurement, num_draft_tokens: int, bins: ContextBins
-) -> tuple[PairedOutputs, ...]:
-    greedy = not baseline.setup.asked.temperature
-    return tuple(
-        pair_outputs(own, other, num_draft_tokens, greedy=greedy, bins=bins)
-        for own, other in zip(baseline.records, candidate.records, strict=True)
     )
 
 
@@ -246,20 +232,23 @@ def _served_draft(
     return CountedDraft(
         name=measurement.name,
         num_draft_tokens=num_draft_tokens,
-        prompts=tuple(_prompt(record, own, by_bin) for record, own, by_bin in each),
+        prompts=tuple(prompt_counts(record, own, by_bin) for record, own, by_bin in each),
         counts=pooled(counts, num_draft_tokens),
         text=TextFigures(
             mean_token_probability=_mean_token_probability(measurement),
-            num_near_duplicates=_num_same_outputs(measurement),
+            num_near_duplicates=num_same_outputs(
+                (record.token_ids, record.prompt_sha256) for record in measurement.records
+            ),
         ),
     )
 
 
-def _prompt(
+def prompt_counts(
     prompt: RequestRecord | PromptCounts,
     counts: AcceptanceCounts,
     contexts: ContextCounts | None = None,
 ) -> PromptCounts:
+    """Of a prompt that was measured or counted, with other counts."""
     return PromptCounts(
         id=prompt.id,
         category=prompt.category,
@@ -276,12 +265,8 @@ def _num_draft_tokens(measurement: Measurement) -> int:
     return 0 if speculation is None else speculation.num_draft_tokens
 
 
-def _identities(measurement: Measurement) -> list[tuple[str, str]]:
-    return [(record.id, record.prompt_sha256) for record in measurement.records]
-
-
 def _served_length(measurement: Measurement, draft: CountedDraft) -> float:
-    """Of all its rounds."""
+    """Of all its verify steps."""
     size = draft.num_draft_tokens
     counts = pooled((whole_counts(record, size) for record in measurement.records), size)
     return counts.mean_acceptance_length
@@ -295,11 +280,11 @@ def _mean_token_probability(measurement: Measurement) -> float | None:
     return sum(map(math.exp, logprobs)) / len(logprobs) if logprobs else None
 
 
-def _num_same_outputs(measurement: Measurement) -> int:
-    """Distinct prompts whose output is that of another one too."""
+def num_same_outputs(outputs: Iterable[tuple[Hashable, str]]) -> int:
+    """Distinct prompts whose output is that of another one too; of outputs and their prompts."""
     prompts = defaultdict(set)
-    for record in measurement.records:
-        prompts[record.token_ids].add(record.prompt_sha256)
+    for output, prompt in outputs:
+        prompts[output].add(prompt)
     return sum(len(alike) for alike in prompts.values() if len(alike) > 1)
 
 

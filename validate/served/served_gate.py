@@ -30,7 +30,7 @@ UNCHANGED = dataclasses.replace(
 )
 """Where a candidate does what its baseline did."""
 SAID_FROM = 0.02
-"""Share of rounds with fewer than K proposals from which on it is said."""
+"""Share of verify steps with fewer than K proposals from which on it is said."""
 
 
 def judge_measured(
@@ -189,7 +189,7 @@ def warnings_of(pair: ServedPair) -> Iterator[str]:
 
 
 def _short_share(measurement: Measurement) -> float:
-    """Of its rounds, those with fewer than K proposals, as far as the engine tells."""
+    """Of its steps, those with fewer than K proposals, as far as the engine tells."""
     speculation = measurement.setup.speculation
     drafted = [k for record in measurement.records for k in record.drafted or ()]
     if speculation is None or not drafted:
