@@ -61,6 +61,8 @@ def errors_in_the_tables() -> Iterator[str]:
     for refused in rows["refused"].values():
         yield from (filled(text) for _, text, _ in refused.values() if is_raw(text))
     yield from (row["error"] for row in rows["concatenated"])
+    known = tomllib.loads((QUANTIZE / "engines" / "versions.toml").read_text(encoding="utf-8"))
+    yield from (filled(row["error"][1]) for row in known["refused"])
 
 
 def errors_that_were_recorded(value: Any) -> Iterator[str]:

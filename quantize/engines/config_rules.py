@@ -11,6 +11,7 @@ from ..drafts.engine_traits import EngineTraits, Finding, Fusion
 from .built_linears import BIAS_KEYS
 from .contract import Capture, Captures, Question
 from .engine import TRAITS, Engine
+from .engine_rows import names_of
 
 _NO_TYPE = (
     "The checkpoint you are trying to load has model type `{}` but Transformers does not"
@@ -38,15 +39,7 @@ _OF_DRAFTS = {
 """Architecture that drafts have and no MTP layer -> what engines are told of such a draft."""
 _OF_HEADS = frozenset({"head_dim", "num_key_value_heads"})
 """Keys that nobody reads of a latent attention."""
-_EXECUTED = frozenset({
-    "apertus", "arcee", "bamba", "cohere", "cohere2", "deepseek_v3", "deepseek_v32", "dots1",
-    "ernie4_5", "ernie4_5_moe", "exaone4", "gemma", "gemma2", "gemma3_text", "gemma4_text",
-    "glm4", "glm4_moe", "glm4_moe_lite", "gpt_neox", "gpt_oss", "granite", "helium",
-    "hunyuan_v1_dense", "hunyuan_v1_moe", "jetmoe", "kimi_k2", "lfm2", "llama", "llama4_text",
-    "minimax_m2", "mistral", "mixtral", "nemotron", "olmo2", "olmo3", "olmoe", "phi", "phi3",
-    "qwen2", "qwen2_moe", "qwen3", "qwen3_5", "qwen3_5_text", "qwen3_moe", "qwen3_next",
-    "seed_oss", "smollm3", "stablelm", "starcoder2", "step3p5",
-})  # fmt: skip
+_EXECUTED = names_of("types", "executed")
 """Types of drafts that both engines were asked to load. Classes of other types have more of their
 own than their defaults: sizes under other names (GPT-2), rotations of pictures."""
 _NEEDED_BY_BOTH = frozenset({"hidden_act", "rms_norm_eps"})
@@ -165,8 +158,6 @@ _OF_CLASSES: Mapping[str, Mapping[str, str]] = {
     "kimi_k2": _LATENT,
 }
 """model_type -> fields of its class that take no null, and their type."""
-NULL_BASE = "TypeError: unsupported operand type(s) for ** or pow(): 'NoneType' and 'Tensor'"
-"""Of a rope_theta."""
 _AUX = "use_aux_hidden_state"
 _NO_ITEMS = "TypeError: argument of type 'NoneType' is not iterable"
 

@@ -111,8 +111,8 @@ class DeclarationRules:
     methods: frozenset[str]
     aliases: Mapping[str, str] = field(default_factory=dict)
     other_keys: tuple[str, ...] = ()
-    unknown_method: str
-    no_method: str | None
+    unknown_method: str = ""
+    no_method: str | None = None
     taken: Callable[[Declaration, str], Declaration | Finding | None] = lambda said, _arch: said
     schemes: Callable[[], Mapping[str, Mapping[str, Scheme]]]
     exclude_rules: Mapping[str, ExcludeRule]

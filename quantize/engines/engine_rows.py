@@ -1,8 +1,8 @@
 """The rows of the data files beside this module: what engines do, as it was executed or read.
 
 `targets.toml` has the models that hand a draft the hidden states of their layers, `schemes.toml`
-the classes that take a declared scheme, `meanings.toml` what an engine's error means. What no row
-says is not known.
+the classes that take a declared scheme, `meanings.toml` what an engine's error means, and
+`versions.toml` what is data of a version. What no row says is not known.
 """
 
 import functools
@@ -25,6 +25,38 @@ _INTEGERS = re.compile(r"int(?P<bits>\d)(?P<plus>\+?) \D*(?P<size>\d*)")
 @functools.cache
 def _file(name: str) -> Mapping[str, Any]:
     return tomllib.loads(Path(__file__).with_name(f"{name}.toml").read_text(encoding="utf-8"))
+
+
+def version_row(engine: EngineName) -> dict[str, dict[str, Any]]:
+    """What `Engine` and each of its groups of rules are told as data of a known version."""
+    groups = ("engine", "config", "declaration", "tensors")
+    return {
+        group: {key: _frozen(key, value) for key, value in _file("versions")[engine][group].items()}
+        for group in groups
+    }
+
+
+def _frozen(key: str, value: Any) -> Any:
+    if key == "methods":
+        return frozenset(value.split())
+    if key in ("architectures", "experts_by_name"):
+        return frozenset(value)
+    return tuple(value) if isinstance(value, list) else value
+
+
+def names_of(table: str, key: str) -> frozenset[str]:
+    """The words of one key of versions.toml."""
+    return frozenset(_file("versions")[table][key].split())
+
+
+def refused_method(engine: EngineName, method: str, arch: str) -> Finding | None:
+    """Why an engine refuses a quant_method by its name."""
+    for row in _file("versions")["refused"]:
+        asked = row["engine"] == engine and method in row["methods"].split()
+        if asked and arch in row.get("gpus", [arch]):
+            stage, text, remedy = row["error"]
+            return Finding(stage, text.format(method=method), remedy)
+    return None
 
 
 def refuses_target(engine: str, version: str, method: str, name: str | None) -> str | None:

@@ -17,10 +17,9 @@ from .contract import CutHead, Question
 from .declaration import NEEDED, NO_OUTPUTS, Declaration, Needed, absent_key
 from .declared_forms import quantizes_outputs
 from .engine import TRAITS
+from .engine_rows import names_of, refused_method, version_row
 
-ORDINARY = frozenset(
-    {"LlamaForCausalLM", "Qwen3ForCausalLM", "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"}
-)
+ORDINARY: frozenset[str] = version_row("sglang")["config"]["architectures"]
 """Names of whole models, as which it loads a draft that has them; vLLM reads them as drafts."""
 _NO_HEAD_LOADED = ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM")
 """Names of whole models that end before a head is loaded."""
@@ -30,17 +29,7 @@ ARCHITECTURES = ORDINARY.union(*(traits.sglang.architectures for traits in TRAIT
 _OF_MTP = frozenset().union(
     *(traits.sglang.architectures for traits in TRAITS if traits.sglang.mtp is not None)
 )
-_NOT_EXECUTED = frozenset(
-    {
-        "DFlashLagunaForCausalLM",
-        "DFlash2BeamDraftModel",
-        "MiniMaxDFlash2DraftModel",
-        "LiLiCorrDraftModel",
-        "DSparkMiniMaxDraftModel",
-        "Lfm2DSparkDraftModel",
-        "Eagle2_5_VLForConditionalGeneration",
-    }
-)
+_NOT_EXECUTED = names_of("sglang", "registered")
 """Other names of drafts that are registered."""
 _PLAIN = "write an ordinary config.json, or serve a draft of speculators with vLLM"
 _OF_DRAFTS = re.compile(
@@ -178,22 +167,7 @@ def unshared_head(question: Question) -> Finding | None:
 # Source: `_parse_quant_hf_config` and `_verify_quantization` of `configs/model_config.py`,
 # `_get_quantization_config` of `model_loader/loader.py`, and `get_min_capability` of each config.
 
-_NAMES = """
-    fp8 mxfp8 minimax_m3_nvfp4 blockwise_int8 modelopt modelopt_fp8 modelopt_fp4 nvfp4_online
-    modelopt_mixed w8a8_int8 w8a8_fp8 awq awq_marlin bitsandbytes gguf gptq gptq_marlin
-    moe_wna16 compressed-tensors w4afp8 petit_nvfp4 quark quark_mxfp4 auto-round auto-round-int8
-    modelslim quark_int4fp8_moe humming mxfp_w4a8 mxfp4
-"""
-METHODS = frozenset(_NAMES.split())
-_ROCM_NAMES = """
-    awq fp8 compressed-tensors w8a8_fp8 petit_nvfp4 quark mxfp4 mxfp8 auto-round auto-round-int8
-    quark_int4fp8_moe quark_mxfp4
-"""
-_ON_ROCM = {*_ROCM_NAMES.split(), "modelopt", "gptq"}
-"""The last two are looked at further."""
 _CAPABILITIES = {"sm80": 80, "sm90": 90, "sm100": 100, "gfx942": 94, "gfx950": 95}
-_MINIMUM = {"w8a8_fp8": 89, "w4afp8": 90}
-"""quant_method -> the compute capability that it wants; of others it is 80 or less."""
 _ALGORITHMS = ("FP8", "NVFP4", "NVFP4_AWQ", "W4A16_NVFP4", "MIXED_PRECISION")
 _MARLIN = ("awq_marlin", "gptq_marlin")
 _ROCM = "ValueError: {} quantization is currently not supported in ROCm."
@@ -219,12 +193,6 @@ _NEEDED: Needed = {
     "blockwise_int8": NEEDED["fp8"],
 }
 _AUTO_ROUND_BITS = (2, 3, 4, 8)
-_PACKAGES = {"bitsandbytes": "bitsandbytes>=0.46.1"}
-"""quant_method -> the package that it wants, and that its wheel does not ask for."""
-_LAZY = (
-    "RuntimeError: Can't access the shape of an uninitialized parameter or buffer: a draft of GGUF"
-    " is one file"
-)
 
 
 def taken(declaration: Declaration, arch: str) -> Declaration | Finding | None:
@@ -278,17 +246,9 @@ def _algorithm_problem(algorithm: str, arch: str) -> Finding | None:
 
 def _refused(declaration: Declaration, arch: str) -> Finding | None:
     """A quant_method by its name, and what of AutoRound's keys it has not."""
-    method, capability = declaration.method or "", _CAPABILITIES.get(arch, 100)
-    if method in METHODS and method not in _ON_ROCM and arch.startswith("gfx"):
-        return Finding("config", _ROCM.format(method), _DEQUANTIZE)
-    if capability < _MINIMUM.get(method, 0):
-        text = _TOO_OLD.format(method, _MINIMUM[method], capability)
-        return Finding("config", text, _DEQUANTIZE)
-    if method in _PACKAGES:
-        text = f"ImportError: Please install {_PACKAGES[method]}"
-        return Finding("init", text, f"{_DEQUANTIZE}; or install it beside SGLang, and try")
-    if method == "gguf":
-        return Finding("init", _LAZY, _DEQUANTIZE)
+    method = declaration.method or ""
+    if (refused := refused_method("sglang", method, arch)) is not None:
+        return refused
     if method == "quark" and quantizes_outputs(declaration.keys):
         return Finding("init", NO_OUTPUTS, _DEQUANTIZE)
     keys = declaration.keys

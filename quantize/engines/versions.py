@@ -1,4 +1,4 @@
-"""The known versions of engines: each is an `Engine`, whose rules stand in the engine's modules.
+"""The known versions of engines: rows of versions.toml with the rules in the engines' modules.
 
 A later version is `replace(THAT, version=..., evidence=..., declaration=replace(THAT.declaration,
 ...))` with the rules that changed; where it treats a family differently, its `own` gives the traits
@@ -17,13 +17,14 @@ end for a Llama draft without a quantization that is understood; whatever goes b
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 from ..drafts.architectures import declared_architecture
-from ..drafts.engine_traits import Finding
+from ..drafts.engine_traits import EngineTraits, Finding, InEngine
 from . import sglang_config, sglang_linears, vllm_config, vllm_linears
-from .config_rules import NULL_BASE, sglang_captures, vllm_captures
+from .config_rules import sglang_captures, vllm_captures
 from .contract import ENGINE_NAMES, Captures, EngineName, Question
 from .engine import (
     ConfigRules,
@@ -34,13 +35,9 @@ from .engine import (
     TensorRules,
     flag,
 )
-from .engine_rows import schemes_of
+from .engine_rows import schemes_of, version_row
 
 _UNQUANT = "--speculative-draft-model-quantization unquant"
-_LAUNCH_NOTE = (
-    f"{_UNQUANT} stops SGLang from giving the draft the target's quantization. It does not"
-    " unquantize the draft, whose own quantization_config decides."
-)
 _USE = "use FP8 in layout modelopt: recipe blackwell-fp8, or NVFP4: blackwell-nvfp4"
 
 
@@ -148,46 +145,40 @@ def _tensorrt_llm_problem(question: Question) -> Finding:
     return Finding("unknown", f"{text}; how it then loads was read for Llama only", _USE)
 
 
-_VLLM = Engine(
-    name="vllm",
-    version="0.33.0",
-    evidence="loading was executed on a CPU with vLLM 0.33.0's own classes; no kernel was run",
-    archs=("sm90", "sm100"),
-    other_archs=("sm80", "gfx942"),
-    checked_archs=("gfx950",),
-    own=lambda traits: traits.vllm,
-    config=ConfigRules(
-        architecture_problem=vllm_config.architecture_problem,
-        plain=vllm_config.plain_config,
-        problem=vllm_config.config_problem,
-        captures=_vllm_captures,
-        null_errors={
-            "rope_theta": NULL_BASE,
-            "eagle_config": "AttributeError: 'NoneType' object has no attribute 'update'",
-            "dflash_config": "TypeError: 'NoneType' object is not iterable",
-        },
-    ),
-    declaration=DeclarationRules(
-        methods=vllm_config.METHODS,
-        aliases={
-            "compressed_tensors": "compressed-tensors",
-            "modelopt_fp8": "modelopt",
-            "modelopt_fp4": "modelopt",
-            "awq_marlin": "awq",
-            "auto_awq": "awq",
-            "gptq_marlin": "gptq",
-            "auto_gptq": "gptq",
-            "inc": "auto-round",
-            "modelopt_mxfp8": "modelopt",
-        },
-        other_keys=("compression_config",),
-        unknown_method=vllm_config.UNKNOWN_METHOD,
-        no_method=None,
-        taken=vllm_config.taken,
-        schemes=partial(schemes_of, "vllm"),
-        exclude_rules=vllm_linears.EXCLUDE_RULES,
-        experts_by_name=frozenset({"quark", "compressed-tensors", "fp8", "modelopt"}),
-    ),
+def _version(
+    name: EngineName,
+    own: Callable[[EngineTraits], InEngine],
+    launch: Callable[[Question, int, Serving], str],
+    *,
+    linears: LinearRules,
+    **rules: Mapping[str, Any],
+) -> Engine:
+    """A row of versions.toml with the rules for config, declaration and tensors."""
+    row = version_row(name)
+    declaration = {"schemes": partial(schemes_of, name), **rules["declaration"]}
+    return Engine(
+        name=name,
+        **row["engine"],
+        own=own,
+        config=ConfigRules(**row["config"], **rules["config"]),
+        declaration=DeclarationRules(**row["declaration"], **declaration),
+        linears=linears,
+        tensors=TensorRules(**row["tensors"], **rules["tensors"]),
+        launch=launch,
+    )
+
+
+_VLLM = _version(
+    "vllm",
+    lambda traits: traits.vllm,
+    _vllm_launch,
+    config={
+        "architecture_problem": vllm_config.architecture_problem,
+        "plain": vllm_config.plain_config,
+        "problem": vllm_config.config_problem,
+        "captures": _vllm_captures,
+    },
+    declaration={"taken": vllm_config.taken, "exclude_rules": vllm_linears.EXCLUDE_RULES},
     linears=LinearRules(
         modules=vllm_linears.modules,
         plain=vllm_linears.plain,
@@ -195,64 +186,19 @@ _VLLM = Engine(
         problem=vllm_linears.module_problem,
         biases=vllm_config.biases,
     ),
-    tensors=TensorRules(
-        cache_scale=vllm_linears.cache_scale,
-        later_norm="input_layernorm",
-        embedding_rows="AssertionError: vllm/model_executor/layers/vocab_parallel_embedding.py:515:"
-        " assert loaded_weight.shape[output_dim] == self.org_vocab_size",
-        absent_tables={
-            "embed_tokens": "embed_tokens is not stored, so vLLM serves the target's, in one"
-            " pipeline stage",
-            "lm_head": "lm_head is not stored, so vLLM serves the target's",
-        },
-        absent_head=dict.fromkeys(
-            ("modelopt nvfp4 nvfp4", "modelopt nvfp4 none"),
-            "RuntimeError: NVFP4 weight_scale for layer 'parallel_lm_head' was never loaded"
-            " (still NaN).",
-        ),
-        cut_head=vllm_config.cut_head,
-        checks_shapes=True,
-        scale_shape="AssertionError: vllm/model_executor/parameter.py:92: assert self.data.shape =="
-        " loaded_weight.shape or self._is_1d_and_scalar(",
-    ),
-    launch=_vllm_launch,
+    tensors={"cache_scale": vllm_linears.cache_scale, "cut_head": vllm_config.cut_head},
 )
-_SGLANG = Engine(
-    name="sglang",
-    version="0.5.23",
-    evidence="loading was executed on a CPU with SGLang 0.5.23's own classes; no kernel was run",
-    archs=("sm90", "sm100", "gfx942"),
-    other_archs=("gfx950",),
-    checked_archs=("sm80",),
-    own=lambda traits: traits.sglang,
-    config=ConfigRules(
-        architectures=sglang_config.ORDINARY,
-        architecture_problem=sglang_config.architecture_problem,
-        plain=sglang_config.plain_config,
-        problem=sglang_linears.config_problem,
-        captures=lambda question: sglang_captures(question.config),
-        fc_norm_keys=("fc_norm", "use_aux_norm"),
-        null_errors={"rope_theta": NULL_BASE},
-    ),
-    declaration=DeclarationRules(
-        methods=sglang_config.METHODS,
-        aliases={
-            "modelopt_fp8": "modelopt",
-            "modelopt_fp4": "modelopt",
-            "awq_marlin": "awq",
-            "gptq_marlin": "gptq",
-        },
-        other_keys=("compression_config",),
-        unknown_method="ValueError: Unknown quantization method: {}.",
-        no_method="ValueError: Unknown quantization method: .",
-        taken=sglang_config.taken,
-        schemes=partial(schemes_of, "sglang"),
-        exclude_rules=sglang_linears.EXCLUDE_RULES,
-        no_target={
-            "compressed-tensors": "ValueError: Unable to find matching target for {prefix} in the"
-            " compressed-tensors config."
-        },
-    ),
+_SGLANG = _version(
+    "sglang",
+    lambda traits: traits.sglang,
+    _sglang_launch,
+    config={
+        "architecture_problem": sglang_config.architecture_problem,
+        "plain": sglang_config.plain_config,
+        "problem": sglang_linears.config_problem,
+        "captures": lambda question: sglang_captures(question.config),
+    },
+    declaration={"taken": sglang_config.taken, "exclude_rules": sglang_linears.EXCLUDE_RULES},
     linears=LinearRules(
         modules=sglang_linears.modules,
         plain=sglang_linears.plain,
@@ -260,49 +206,31 @@ _SGLANG = Engine(
         stored=sglang_linears.codes_in_floats,
         biases=sglang_config.biases,
     ),
-    tensors=TensorRules(
-        cache_scale=sglang_linears.cache_scale,
-        stranger=sglang_linears.stranger,
-        later_norm="hidden_norm",
-        embedding_rows="AssertionError: self.org_vocab_size={vocab}"
-        " self.use_presharded_weights=False loaded_weight.shape[output_dim]={rows}",
-        absent_tables={
-            table: f"{table} is not stored, so SGLang serves the target's"
-            for table in ("embed_tokens", "lm_head")
-        },
-        unshared_head=sglang_config.unshared_head,
-        cut_head=sglang_config.cut_head,
-        checks_shapes=True,
-        scale_shape="AssertionError: sglang/srt/layers/parameter.py:110: assert self.data.shape =="
-        " loaded_weight.shape",
-    ),
-    launch=_sglang_launch,
-    launch_note=_LAUNCH_NOTE,
+    tensors={
+        "cache_scale": sglang_linears.cache_scale,
+        "stranger": sglang_linears.stranger,
+        "unshared_head": sglang_config.unshared_head,
+        "cut_head": sglang_config.cut_head,
+    },
 )
-_TENSORRT_LLM = Engine(
-    name="tensorrt-llm",
-    version="main at 008e0af8",
-    evidence="its public source was read in parts, and it was never executed",
-    archs=("sm90", "sm100"),
-    own=lambda traits: traits.tensorrt_llm,
-    config=ConfigRules(problem=_tensorrt_llm_problem),
-    declaration=DeclarationRules(
-        methods=frozenset({"quark", "compressed-tensors", "modelopt", "fp8", "awq", "gptq"}),
-        unknown_method="",
-        no_method=None,
-        schemes=lambda: {  # what is refused is `_tensorrt_llm_problem`'s
+_TENSORRT_LLM = _version(
+    "tensorrt-llm",
+    lambda traits: traits.tensorrt_llm,
+    _tensorrt_llm_launch,
+    config={"problem": _tensorrt_llm_problem},
+    declaration={
+        "schemes": lambda: {  # what is refused is `_tensorrt_llm_problem`'s
             signature: {"*": row["*"]._replace(problem=None)}
             for signature, row in schemes_of("tensorrt-llm").items()
         },
-        exclude_rules={},
-    ),
+        "exclude_rules": {},
+    },
     linears=LinearRules(  # which linears it builds was not read
         modules=lambda _question: (),
         plain=lambda _question: frozenset(),
         problem=lambda _question, _module, _scheme, _shapes: None,
     ),
-    tensors=TensorRules(),
-    launch=_tensorrt_llm_launch,
+    tensors={},
 )
 ENGINES: Mapping[tuple[EngineName, str], Engine] = {
     (engine.name, engine.version): engine for engine in (_VLLM, _SGLANG, _TENSORRT_LLM)

@@ -19,27 +19,11 @@ from .contract import CutHead, Question
 from .declaration import NEEDED, NO_OUTPUTS, Declaration, absent_key
 from .declared_forms import quantizes_outputs
 from .engine import TRAITS
+from .engine_rows import names_of, refused_method
 from .linear_scheme import Group
 
 ARCHITECTURES = frozenset().union(*(traits.vllm.architectures for traits in TRAITS))
-_NOT_EXECUTED = frozenset(
-    {
-        "MiniMaxM2ForCausalLM",
-        "LagunaForCausalLM",
-        "DFlashLagunaForCausalLM",
-        "DFlash2BeamDraftModel",
-        "LiLiCorrDraftModel",
-        "MuseGlimmerAssistantModel",
-        "DFlashMuseGlimmerAssistantModel",
-        "Qwen3XPressModel",
-        "DFlashQwen3XPressModel",
-        "DSparkV41DraftModel",
-        "K3DSparkModel",
-        "MuseSparkDSparkModel",
-        "Gemma4DSparkModel",
-        *(name for traits in TRAITS for name in traits.vllm.not_executed),
-    }
-)
+_NOT_EXECUTED = names_of("vllm", "registered").union(*(t.vllm.not_executed for t in TRAITS))
 """Other names of drafts that are registered, under methods and with tensors of their own."""
 _MASK_KEYS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
 _OF_MTP = re.compile(r"NextN$|MTP|^(?!.*(eagle|dflash|dspark)).*For(CausalLM|Conditional)", re.I)
@@ -199,14 +183,6 @@ def plain_config(config: Mapping[str, Any]) -> Mapping[str, Any] | Finding:
 # Source: `_verify_quantization` and `_normalize_quantization_config` of `config/model.py`,
 # `QUANTIZATION_METHODS`, and `supported_quantization` of `platforms/rocm.py`.
 
-_NAMES = """
-    awq auto_awq fp8 fbgemm_fp8 fp_quant modelopt modelopt_fp4 modelopt_mxfp8 modelopt_mixed
-    auto-round auto_gptq gptq gptq_marlin awq_marlin humming compressed-tensors experts_int8 quark
-    moe_wna16 torchao inc mxfp4 gpt_oss_mxfp4 deepseek_v4_fp8 online fp8_per_tensor fp8_per_block
-    fp8_per_channel int8_per_channel_weight_only nvfp4_per_token mxfp8
-"""
-METHODS = frozenset(_NAMES.split())
-UNKNOWN_METHOD = INVALID.format("Unknown quantization method: {}.")
 _NESTED_ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "NVFP4", "MIXED_PRECISION")
 _ALGORITHMS = (
     "FP8",
@@ -217,14 +193,6 @@ _ALGORITHMS = (
     "MXFP8",
     "MIXED_PRECISION",
 )
-_DEPRECATED = frozenset({"fbgemm_fp8", "fp_quant"})
-_NOT_ON_ROCM = frozenset(
-    ["experts_int8", "humming", "moe_wna16", "nvfp4_per_token", "int8_per_channel_weight_only"]
-)
-_OF_PACKAGES = {"torchao": "torchao>=0.10.0"}
-"""quant_method -> the package that it wants, and that its wheel does not ask for."""
-_FLOATS = frozenset({"experts_int8"})
-"""Each quant_method that quantizes experts alone, while loading."""
 _OF_MXFP8 = "modelopt_mxfp8"
 """The quant_method that says the algorithm."""
 _NULL = "AttributeError: 'NoneType' object has no attribute 'lower'"
@@ -277,36 +245,19 @@ def _without_inputs(group: Group) -> Group:
 
 
 def _refused(declaration: Declaration, arch: str) -> Finding | None:
-    """A quant_method by its name."""
-    method = declaration.method or ""
-    if method in _DEPRECATED:
-        text = f"The quantization method {method} is deprecated and will be removed in future"
-        return Finding("config", INVALID.format(text), _DEQUANTIZE)
-    if method in _NOT_ON_ROCM and arch.startswith("gfx"):
-        text = f"{method} quantization is currently not supported in rocm."
-        return Finding("config", INVALID.format(text), _DEQUANTIZE)
-    if method in _OF_PACKAGES:
-        text = f"ImportError: Please install {_OF_PACKAGES[method]}"
-        return Finding("config", text, f"{_DEQUANTIZE}; or install it beside vLLM, and try")
-    if method in _FLOATS:
-        text = "ValueError: There is no module or parameter named 'weight_scale'"
-        return Finding("load", text, _DEQUANTIZE)
-    if method == "compressed-tensors":
-        return _transforms(declaration)
-    if method == "quark" and quantizes_outputs(declaration.keys):
-        return Finding("init", NO_OUTPUTS, _DEQUANTIZE)
-    return None
-
-
-def _transforms(declaration: Declaration) -> Finding | None:
-    """Sparsity by targets was taken out; transforms are read, see `modules.config_problem`."""
-    sparsity = declaration.keys.get("sparsity_config")
+    """A quant_method by its name; sparsity by targets, which was taken out; quantized outputs."""
+    method, keys = declaration.method or "", declaration.keys
+    if (refused := refused_method("vllm", method, arch)) is not None:
+        return refused
+    sparsity = keys.get("sparsity_config") if method == "compressed-tensors" else None
     if isinstance(sparsity, dict) and sparsity.get("targets"):
         text = (
             "DeprecationWarning: Sparsity support has been removed from compressed-tensors. Please"
             " use a model without sparsity configuration."
         )
         return Finding("config", text, _DEQUANTIZE)
+    if method == "quark" and quantizes_outputs(keys):
+        return Finding("init", NO_OUTPUTS, _DEQUANTIZE)
     return None
 
 
