@@ -216,7 +216,6 @@ class _Chooser:
                 self._took(self._queues[0])
 
     def _took(self, queue: list[int]) -> bool:
-        """Whether there was one left to take."""
         while queue and queue[-1] in self._taken:
             queue.pop()
         if not queue:  # what else a category says, the draft has no rows for

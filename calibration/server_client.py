@@ -41,7 +41,6 @@ class Patience:
     seconds: float = 600.0
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         AT_LEAST_1.check(ServerError, "--attempts", self.attempts, fix="give a whole number")
         if not 0 < self.seconds < math.inf:
             what = f"expected more than 0 seconds, got {self.seconds:g}"
@@ -65,8 +64,6 @@ class Reply:
 
 
 class _PassingError(Exception):
-    """An attempt failed in a way in which another may not."""
-
     def __init__(self, what: str, pause: float | None = None) -> None:
         super().__init__(what)
         self.pause = pause

@@ -305,7 +305,6 @@ def _chosen_before(cuts: Sequence[VocabularyCut], traces: TraceFolder) -> Iterab
 
 
 def _lacking(chooser: RowChooser, texts: Sequence[SaidText]) -> Iterable[str]:
-    """What the target says, but the draft has no row for."""
     if chooser.offered is None:
         return
     said = TokenCounts.of(texts, chooser.vocab_size).pooled

@@ -216,13 +216,11 @@ def _slots_of(features: Tensor, width: int) -> Tensor:
 
 
 def _difference(slots: Tensor, layers: Tensor) -> Tensor:
-    """[N, m] of rows [N, m, W], relative."""
     off: Tensor = (slots - layers).norm(dim=2) / layers.norm(dim=2).clamp(min=1e-9)
     return off
 
 
 def _check_clear(where: Path, apart: Tensor) -> None:
-    """Raise unless every slot is one layer and clearly no other."""
     for slot, differences in enumerate(apart):
         ordered = differences.sort()
         nearest = float(ordered.values[0])

@@ -257,7 +257,6 @@ def _look(pendings: Sequence[Pending], most: int, find: Answers) -> Iterator[Ans
 def _recomputed(
     target: TargetFacts, looked: Sequence[Answer]
 ) -> tuple[RecomputedFinding | None, str | None]:
-    """What the target says, or why it says nothing."""
     if target.not_run:
         return None, target.not_run
     try:

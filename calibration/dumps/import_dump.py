@@ -152,8 +152,6 @@ def import_dump(
 
 
 class _Conversion:
-    """Answers to traces, off-policy ones counted."""
-
     def __init__(self, layout: Layout, target: TargetFacts) -> None:
         self._layout, self._target = layout, target
         self._head = TargetHead(target.tables.shared()) if layout.head and target.tables else None

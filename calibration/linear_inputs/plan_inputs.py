@@ -128,7 +128,6 @@ class MomentsAlongTraces(Statistics):
         return DAMPINGS[0] + DAMPING_PER_INPUT * _columns(self._draft, leader) / self._seen[leader]
 
     def _measure_group(self, number: int) -> None:
-        """Run over the traces for the matrices of one group; those of the one before go."""
         for leader in self._groups[self._at] if self._at is not None else ():
             for file in self._files(leader):
                 file.unlink(missing_ok=True)
@@ -263,7 +262,6 @@ class _Sum:
 
 
 def _add_up(strips: list[Tensor], products: Iterable[Tensor]) -> None:
-    """Float32 products to sums in float64."""
     for number, product in enumerate(products):
         if number == len(strips):
             strips.append(product.double())

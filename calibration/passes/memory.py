@@ -296,8 +296,6 @@ def estimate_replay(
 
 
 class _DraftOnDisk:
-    """One draft by its headers."""
-
     def __init__(
         self, stored: StoredDraft, dtype: torch.dtype, online_head: OnlineHead | None
     ) -> None:
@@ -361,7 +359,6 @@ class _DraftOnDisk:
         return held_dtype(self._stored, row, self._dtype, compact=True)
 
     def _seems_held(self, row: Row, first: "_DraftOnDisk") -> bool:
-        """True if the first draft has this tensor, as far as headers and first rows show."""
         other = first._rows.get(row.canonical)
         if other is None or self._stored.is_quantized(row) or first._stored.is_quantized(other):
             return False

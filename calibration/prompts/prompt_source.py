@@ -78,7 +78,6 @@ def open_dataset(reference: str, choice: PromptChoice) -> HubDataset:
 
 
 def _one_of(known: Sequence[str], asked: str, where: str, what: str, usual: str = "") -> str:
-    """The one that is asked for, or the only one, or the usual one."""
     if asked in known:
         return asked
     if not asked and (len(known) == 1 or usual in known):

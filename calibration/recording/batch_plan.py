@@ -108,7 +108,6 @@ def _short_prompts(prompts: Sequence[Prompt]) -> list[Prompt]:
 def _continued(
     target: RecordedTarget, prompts: Sequence[Prompt], together: Together
 ) -> tuple[list[PromptTrace], Any]:
-    """The prompts, continued; and what the target remembers at the end."""
     running = Continuing(
         target,
         prompts,
@@ -125,7 +124,6 @@ def _continued(
 
 
 def _difference(found: Sequence[PromptTrace], alone: Sequence[PromptTrace]) -> str | None:
-    """What is wrong with rows that ran together; None where they are those that ran alone."""
     for one, own in zip(found, alone, strict=True):
         count = min(len(one.features), len(own.features))
         equal = (one.token_ids[:count] == own.token_ids[:count]).long().cumprod(0)

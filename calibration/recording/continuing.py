@@ -192,7 +192,6 @@ class Continuing:
     # ---- rows enter and leave
 
     def _open(self) -> None:
-        """Fill all rows."""
         groups = self._waiting.entering(self._batch_size)
         count = sum(map(len, groups))
         self.cache = None
@@ -223,7 +222,6 @@ class Continuing:
         return ended > 0 and give_way(ended, len(self.rows), len(self._waiting), self._together)
 
     def _leave(self, ended: Sequence[int]) -> Left:
-        """Copy what was recorded of rows that have ended."""
         slots = [self._slots[r] for r in ended]
         tokens = self._kept.continuations(slots)
         entries = []
@@ -263,7 +261,6 @@ class Continuing:
         )
 
     def _refill(self, ended: Sequence[int]) -> None:
-        """Read new prompts into rows that have left, or go on with the others."""
         gone = set(ended)
         staying = [r for r in range(len(self.rows)) if r not in gone]
         if not staying:
@@ -325,7 +322,6 @@ class Continuing:
         self._look()
 
     def _take(self, read: Any, rows: Tensor, padding: Tensor | None, longest: int) -> None:
-        """Hold what the target remembers of prompts that it has read."""
         if self._together == "equal lengths":
             self.cache = read
             return
@@ -344,7 +340,6 @@ class Continuing:
             state.draws[row, :limit] = prompt_draws(self._decoding, prompt, limit)
 
     def _step(self) -> None:
-        """Run the target on the newest token of every row."""
         state, given = self._state, {}
         at = torch.minimum(state.at, state.last)
         cache = self.cache
@@ -362,7 +357,6 @@ class Continuing:
         self._look()
 
     def _mask(self) -> Tensor | None:
-        """What every row may see; None = all columns."""
         columns = self.cache.num_columns
         if all(row.num_read == columns for row in self.rows):
             return None
@@ -373,7 +367,6 @@ class Continuing:
         return seen.long()
 
     def _choose(self, rows: Tensor | slice, at: Tensor, ran: Ran) -> None:
-        """Choose the next token of some rows, behind these entries."""
         state, draws = self._state, None
         if state.draws is not None:
             number = (at - state.first[rows])[:, None]

@@ -141,7 +141,6 @@ def _scratch(out: Path) -> Iterator[Path]:
 
 
 def _next_turn(prompt: Prompt, trace: PromptTrace, encoder: PromptEncoder) -> Prompt:
-    """The conversation with the target's answer and the user's next turn."""
     messages = (
         *prompt.messages,
         {"role": "assistant", "content": encoder.answer(trace.continuation)},

@@ -48,7 +48,6 @@ class Decoding:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         problem = self._problem()
         if problem:
             raise TraceError(*problem[:2], fix=problem[2])
@@ -325,7 +324,6 @@ class KeptRows:
         places: Sequence[tuple[int, slice]],
         change: Callable[[Tensor], Tensor] | None = None,
     ) -> list[Tensor]:
-        """What is at these places, copied to the CPU together."""
         parts = [buffer[row, entries] for row, entries in places]
         packed = torch.cat([change(part) for part in parts] if change else parts)
         if buffer is self._features:

@@ -244,7 +244,6 @@ def record_batch(
 def _progress_of(
     batch: FixedBatch, num_prompts: int, on_progress: Callable[[int, int], None]
 ) -> Callable[[int, int], None]:
-    """Progress of all prompts, by that of one batch."""
     count = len(batch.prompts)
 
     def show(done: int, total: int) -> None:

@@ -255,5 +255,4 @@ def opened_target(
 
 
 def _fused(draft: LoadedDraft, features: Tensor) -> Tensor:
-    """What the draft's fc makes of the features [n, width] of a prompt, where it is."""
     return draft.forward.fuse(features[None].to(draft.device))[0]

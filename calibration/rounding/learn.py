@@ -142,7 +142,6 @@ class Learning:
         self._kept.save_codes(step, codes)
 
     def _step(self, step: int) -> float:
-        """One step of the optimiser; returns the loss before it."""
         settings = self._settings
         served = self.served()
         # Leaves of their own: the passes of each batch go backward and are forgotten at once.
@@ -195,7 +194,6 @@ class Learning:
     def _batches(
         self, entries: Sequence[TraceEntry], rows: Sequence[range], max_tokens: int
     ) -> Iterator[tuple[list[int], LearningSequences]]:
-        """Prompts that run together, by their positions."""
         for batch in run_together(entries, rows, max_tokens=max_tokens):
             yield batch, self._reader.read([entries[i] for i in batch], [rows[i] for i in batch])
 
@@ -454,7 +452,6 @@ def _check(
 
 
 def _weights_sha256(draft: LoadedDraft) -> str:
-    """Of everything that the draft computes with."""
     digest = hashlib.sha256()
     for name, weight in sorted(draft.weights.items()):
         digest.update(f"{name} {weight.dtype} {list(weight.shape)}\n".encode())

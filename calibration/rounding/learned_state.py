@@ -161,8 +161,6 @@ _DTYPES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Done:
-    """What the header of a state says."""
-
     validations: tuple[Validation, ...]
 
 

@@ -187,8 +187,6 @@ def agreement(
 
 
 class _Judge:
-    """Loss and gradient of what is proposed."""
-
     def __init__(self, forward: DraftForward, weights: DepthWeights) -> None:
         self._forward, self._weights = forward, weights
 

@@ -242,7 +242,6 @@ def alike_groups(texts: Sequence[PromptText]) -> list[list[int]]:
 def _united(
     prompts: Iterable[tuple[int, ...]], pairs: Iterable[Alike]
 ) -> list[list[tuple[int, ...]]]:
-    """Groups of prompts that pairs tie together."""
     groups = {prompt: [prompt] for prompt in prompts}  # shared by all members of a group
     for one, other in pairs:
         if groups[one] is not groups[other]:
@@ -252,7 +251,6 @@ def _united(
 
 
 def _alike(distinct: Mapping[tuple[int, ...], PromptText]) -> Iterator[Alike]:
-    """Pairs of prompts that are near duplicates."""
     yield from _alike_in_shingles(distinct)
     templates = _templates(distinct)
     for one, other in pairwise(sorted(distinct)):
@@ -311,7 +309,6 @@ def _templates(distinct: Mapping[tuple[int, ...], PromptText]) -> dict[str, int]
 
 
 def _common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
-    """Tokens with which both begin."""
     for place, (a, b) in enumerate(zip(one, other, strict=False)):
         if a != b:
             return place
@@ -428,7 +425,6 @@ def seen_prompts(traces: TraceFolder) -> SeenPrompts:
 
 
 def _minima(texts: Sequence[Shingled]) -> dict[str, tuple[str, ...]]:
-    """Category -> sketches, ascending, of the texts that have shingles."""
     templates = Templates(texts)
     found: dict[str, set[str]] = {}
     for text in texts:

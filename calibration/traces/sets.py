@@ -127,7 +127,6 @@ def _chosen(
 def _of_categories(
     traces: TraceFolder, groups: Sequence[Sequence[int]], categories: Collection[str]
 ) -> set[int]:
-    """Positions of the prompts of some categories, and of what belongs together with them."""
     prompts = traces.manifest.prompts
     known = sorted({entry.category for entry in prompts})
     for category in categories:
@@ -259,7 +258,6 @@ def _check_alike(folders: Sequence[TraceFolder]) -> None:
 
 
 def _difference(ours: object, theirs: object) -> str:
-    """Which fields differ, in words."""
     own, other = encode(ours), encode(theirs)
     if not (isinstance(own, dict) and isinstance(other, dict)):
         return f"{short(other)}, expected {short(own)}"
@@ -290,7 +288,6 @@ def _recorders(folders: Sequence[TraceFolder]) -> str | None:
 
 
 def _too_long(folders: Sequence[TraceFolder]) -> TooLongPrompts | None:
-    """Of all folders, None where none had any."""
     found = [folder.manifest.too_long for folder in folders if folder.manifest.too_long]
     if not found:
         return None

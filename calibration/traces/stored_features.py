@@ -133,7 +133,6 @@ def _unpacked(
 
 
 def _frame(zstandard: Any, frame: memoryview, nbytes: int, where: object) -> Tensor:
-    """What one frame holds, [nbytes] uint8."""
     try:
         declared = zstandard.get_frame_parameters(frame).content_size
         if declared != nbytes:
@@ -158,7 +157,6 @@ def _blocks(rows: int) -> Iterator[slice]:
 
 
 def _zstandard(where: object) -> Any:
-    """The package zstandard, which only this storage needs."""
     try:
         import zstandard
     except ImportError as exc:

@@ -237,7 +237,6 @@ def file_sha256(path: Path) -> str:
 
 
 def _no_traces(folder: Path) -> TraceError:
-    """What was given instead of a trace folder."""
     if folder.is_file():
         prompts = f"draftquant record --prompts {folder}"
         fix = f"record first what the target does on prompts: {prompts} --target M --out T"
@@ -258,7 +257,6 @@ def _shard_tensors(manifest: TraceManifest, file: str) -> TensorTable:
 
 
 def _tensors_of(manifest: TraceManifest, entry: TraceEntry) -> TensorTable:
-    """What a shard holds of one prompt."""
     rows, continued = entry.num_tokens - 1, entry.num_tokens - entry.prompt_length
     tensors: TensorTable = {
         "token_ids": ("I32", (entry.num_tokens,)),

@@ -76,7 +76,6 @@ class CarriedTables:
         other: TraceFolder,
         theirs: TablesFile,
     ) -> None:
-        """Take in the rows of another folder, whose tables must be the same."""
         found = other.stored_tables()
         own, other_form = (
             dataclasses.replace(file, nbytes=0, sha256="", num_token_ids=0)
@@ -174,7 +173,6 @@ class TraceWriter:
         write_text(self.staging / f"{MANIFEST_FILE}{UNVERIFIED}", manifest_text(manifest))
 
     def _stored(self, trace: PromptTrace) -> dict[str, Tensor]:
-        """The tensors of a trace as they are stored, by name."""
         tensors = {
             "token_ids": trace.token_ids.to(torch.int32),
             **encoded(trace.features, trace.feature_scales, self._head.features),

@@ -179,7 +179,6 @@ class RecordingPlan:
     dataset: DatasetSource | None = None
 
     def __post_init__(self) -> None:
-        """Check."""
         for name in ("max_new_tokens", "most_in_flight"):
             AT_LEAST_1.check(TraceError, name, getattr(self, name), fix="give a larger number")
         check_prompts(self.prompts, self.shape, self.max_new_tokens)
@@ -339,8 +338,6 @@ class KeptRecording:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kept(Answer):
-    """An answer as it is kept: with who gave it."""
-
     engine: str
 
 
@@ -357,7 +354,6 @@ def kept_recording(out: Path, plan: Mapping[str, Any]) -> Iterator[Path]:
 
 
 def _answered(folder: Path) -> set[str]:
-    """Names of the answers in a folder."""
     return {path.name for path in folder.glob("*.json")} - {_PLAN_FILE}
 
 

@@ -53,7 +53,6 @@ class LastNorm:
     eps: float
 
     def __call__(self, states: Tensor) -> Tensor:
-        """States [n, W] behind it, in their own dtype."""
         x = states.float()
         root = (x.square().mean(dim=-1, keepdim=True) + self.eps).rsqrt()
         return (x * root * self.scale).to(states.dtype)
@@ -97,7 +96,6 @@ def shown_norm(target: Path, written: Iterable[Written], decoding: Decoding) -> 
 
 
 def _first_rows(written: Iterable[Written]) -> Written:
-    """The first rows of all that was written, as one."""
     texts: list[Written] = []
     for text in written:
         texts.append(text)
