@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from draftquant.calibration.rounding.shown_learning import StepsShown
+from draftquant.calibration.quantizing import StepsShown
 from draftquant.scripts.frame import progress
 from draftquant.scripts.frame.progress import heartbeat, progress_bar, seconds, speed
 from draftquant.scripts.frame.streams import SPEECH, speak

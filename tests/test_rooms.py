@@ -24,7 +24,7 @@ CALIBRATION = (
     ("server_client", "traces"),
     ("passes", "prompts", "row_choice"),
     ("linear_inputs", "recording", "vocabulary_rows"),
-    ("cut_rows", "dumps", "measured_cache", "record_asked", "rounding", "vllm"),
+    ("dumps", "measured_cache", "record_asked", "rounding", "vllm"),
     ("quantizing", "record_run"),
 )
 VALIDATE = (

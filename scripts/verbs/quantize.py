@@ -103,8 +103,8 @@ def quantize(settings: QuantizeSettings) -> "reports.QuantizeReport":
         DraftQuantError: a stage failed: reading, planning, computing, writing or verifying. Nothing
             is left behind.
     """
-    from ...calibration.cut_rows import RowsAsked
     from ...calibration.quantizing import Asked, quantize_as_asked
+    from ...calibration.vocabulary_rows import RowsAsked
 
     target = optional_path(settings.target)
     rows = None

@@ -194,7 +194,7 @@ def vocab(settings: VocabSettings) -> "reports.VocabReport":
 
 def _written(settings: VocabSettings, choosing: "Choosing") -> "VocabReport":
     """Choose the rows, and write the folder."""
-    from ...calibration.cut_rows import RowsAsked, write_rows
+    from ...calibration.vocabulary_rows import RowsAsked, write_rows
     from ...validate.comparison.size_estimate import VocabReport
 
     target, listener = optional_path(settings.target), settings.listener
