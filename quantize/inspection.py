@@ -1,4 +1,4 @@
-"""What a draft is on sight: opened by its headers, its lints, its size by recipe, or its audit."""
+"""What a draft is by its headers: opened, inspected with lints or an audit, planned by a recipe."""
 
 import dataclasses
 import math
@@ -10,14 +10,16 @@ from typing_extensions import override
 
 from ..recipes import built_in_recipes, load_recipe
 from ..recipes.brief import Brief, megabytes
+from ..recipes.chosen_recipe import RecipeChoice, chosen_recipe
 from ..recipes.errors import CheckpointError, LayoutError, PlanError, VerifyError
 from ..recipes.listener import SILENT, Listener
 from .drafts import Draft, read_draft
 from .drafts.geometry import vocabulary_share
 from .drafts.recognition import is_speculators
+from .engines.contract import EngineCheck, loading_places
 from .files.checkpoint import CONFIG_FILE, Checkpoint
 from .files.hub import DraftSource, resolve_draft
-from .planning.quantization_plan import make_plan
+from .planning.quantization_plan import Plan, make_plan
 from .stored.stored_declaration import looks_quantized
 
 if TYPE_CHECKING:
@@ -195,3 +197,55 @@ def _bytes_after(name: str, draft: Draft) -> int | str:
         return make_plan(load_recipe(name), draft).bytes_after
     except (PlanError, LayoutError) as exc:
         return exc.what
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class PlanReport(Brief):
+    """What a recipe would do to a draft, found out from headers alone.
+
+    Attributes:
+        plan: every tensor with its rule, its action and its bytes.
+        loads: what each known engine does with the result, on each of its GPUs.
+        warnings: what the command line prints as warnings.
+    """
+
+    plan: Plan
+    loads: tuple[EngineCheck, ...]
+    warnings: tuple[str, ...] = ()
+
+    def to_mapping(self) -> dict[str, Any]:
+        """What `--json` prints."""
+        from .engines.plan_verdicts import to_mapping
+
+        return {**self.plan.to_mapping(), "engines": to_mapping(self.loads)}
+
+    @override
+    def brief(self) -> Mapping[str, object]:
+        plan = self.plan
+        return {
+            "recipe": plan.recipe.name,
+            "draft": plan.draft.checkpoint.folder,
+            "linears": f"{len(plan.quantized)} to quantize",
+            "size": f"{megabytes(plan.bytes_before)} -> {megabytes(plan.bytes_after)}",
+            "loads in": loading_places(self.loads),
+            "warnings": len(self.warnings) or None,
+        }
+
+
+def plan_draft(
+    reference: object,
+    choice: RecipeChoice,
+    listener: Listener,
+    *,
+    subtree: str | None = None,
+    target_layers: int | None = None,
+) -> PlanReport:
+    """What a recipe would do to every tensor of a draft, and where the result would load."""
+    from .engines.plan_verdicts import nothing_loads, planned_verdicts
+
+    _, draft = open_draft(reference, subtree, listener)
+    made = make_plan(chosen_recipe(choice, listener), draft, target_layers=target_layers)
+    loads = planned_verdicts(made)
+    if problem := nothing_loads(made, loads):
+        listener.warning(problem)
+    return PlanReport(plan=made, loads=loads)

@@ -91,7 +91,11 @@ def _run(arguments: Sequence[str], options: argparse.Namespace) -> int:
         module = _module(options.command)
         if hasattr(module, "run"):
             return int(module.run(options))
-        command = module.COMMAND if hasattr(module, "COMMAND") else module.COMMANDS[options.verb]
+        command = getattr(module, "COMMAND", None)
+        if command is None:
+            command = module.COMMANDS[options.verb or module.DEFAULT]
+        if not hasattr(options, "settings"):  # no verb was given, and so no words of it
+            options.settings = command.verb.settings(listener=OnTerminal())
         return int(command.run(options.settings, as_json=options.json))
 
 

@@ -311,7 +311,7 @@ def test_an_error_of_another_kind_would_be_seen(
 
     changed(folders, folders.sources["llama"], "config.json", b"{}")
     run(("inspect", "DRAFT"), folders)
-    monkeypatch.setattr("draftquant.scripts.verbs.inspect._plain", broken)
+    monkeypatch.setattr("draftquant.quantize.inspection._plain", broken)
     changed(folders, folders.sources["llama"], "x", b"")
     with pytest.raises(ValueError, match="\x1b"):
         run(("inspect", "DRAFT"), folders)

@@ -458,7 +458,7 @@ def test_what_the_system_refuses_has_a_place_and_a_fix(
     def refuse(*_: object) -> None:
         raise OSError(number, os.strerror(number), "config.json")
 
-    monkeypatch.setattr("draftquant.scripts.verbs.inspect.resolve_draft", refuse)
+    monkeypatch.setattr("draftquant.quantize.inspection.resolve_draft", refuse)
     code, said = told("inspect draft", capsys)
     assert code == 2
     assert said.startswith(f"error: config.json: {os.strerror(number)}\n  fix: ")

@@ -13,6 +13,7 @@ import torch
 from option_spies import Command, Row, arrived, declared, stubs
 
 ANY = MagicMock()
+TELL = "scripts.frame.verb.Command.tell"
 TWO, THREE = (ANY, ANY), (ANY, ANY, 3)
 FINDING = MagicMock(verdict="PASS", details=[{"first": 1, "second": 1, "items": 1}])
 
@@ -28,7 +29,7 @@ DRAFTS = "validate.runs.replay_run.load_for_replay"
 BOTH_DRAFTS = "validate.runs.parity_runs.load_for_replay"
 COMPARED = "validate.runs.compare_run"
 JUDGED = "validate.runs.gate_run.judge"
-PAIR_CHECK = "quantize.pairing.check_pair"
+PAIR_CHECK = "quantize.pairing.check_report.check_pair"
 
 
 def on_traces(verb: str) -> tuple[Row, ...]:
@@ -108,12 +109,12 @@ WRITERS = stubs(
 SERVED = {"spy": "validate.served.joint_report.judge_measured", "beside": "--measured A B",
           "without": ("BF16", "QUANT", "--traces")}  # fmt: skip
 CHOOSING = "calibration.vocabulary_rows"
-VOCABULARY = "validate.comparison"
+CURVES = "validate.comparison.vocabulary_curve"
 CURVE = {"beside": "--curve", "without": ("--size", "--out")}
 RECORDED_BY = "--engine vllm --shared FOLDER"
 
 COMMANDS = (
-    Command("recipes list", "scripts.verbs.recipes.places", (
+    Command("recipes list", "quantize.engines.listed_recipes.places", (
         Row("--engine", "sglang", "asked.engine", "sglang"),
         Row("--gpu", "b200", "asked.gpu", "b200"),
         Row("--family", "eagle3-mla", "asked.family", "eagle3-mla"),
@@ -124,20 +125,20 @@ COMMANDS = (
     Command("recipes check RECIPE", "scripts.verbs.recipes.named_recipe", (
         Row("RECIPE", "fp8-ptpc", "reference", "fp8-ptpc"),
     )),
-    Command("inspect DRAFT", "scripts.verbs.inspect.resolve_draft", (
+    Command("inspect DRAFT", "quantize.inspection.resolve_draft", (
         Row("DRAFT", "a/b", "reference", "a/b"),
         Row("--subtree", "mtp", "subtree", "mtp"),
     )),
-    Command("plan DRAFT --recipe int4-channel", "scripts.verbs.plan.chosen_recipe", (
-        Row("DRAFT", "a/b", "reference", "a/b", "scripts.verbs.plan.open_draft"),
-        Row("--subtree", "mtp", "subtree", "mtp", "scripts.verbs.plan.open_draft"),
+    Command("plan DRAFT --recipe int4-channel", "quantize.inspection.chosen_recipe", (
+        Row("DRAFT", "a/b", "reference", "a/b", "quantize.inspection.open_draft"),
+        Row("--subtree", "mtp", "subtree", "mtp", "quantize.inspection.open_draft"),
         Row("--recipe", "fp8-ptpc", "choice.recipe", "fp8-ptpc"),
         Row("--backend", "quark", "choice.backend", "quark"),
         Row("--algorithm", "gptq", "choice.algorithm", "gptq"),
         Row("--input-correction", "off", "choice.input_correction", "off"),
         Row("--kv-cache", "unit", "choice.kv_cache", "unit"),
-        Row("--target-layers", "61", "target_layers", 61, "scripts.verbs.plan.make_plan"),
-    ), {"scripts.verbs.plan.open_draft": TWO}),
+        Row("--target-layers", "61", "target_layers", 61, "quantize.inspection.make_plan"),
+    ), {"quantize.inspection.open_draft": TWO}),
     Command("estimate DRAFT --recipe int4-channel", "scripts.verbs.estimate.EstimateReport", (
         Row("DRAFT", "a/b", "reference", "a/b", "scripts.verbs.estimate.open_draft"),
         Row("--recipe", "fp8-ptpc", "reference", "fp8-ptpc",
@@ -156,8 +157,7 @@ COMMANDS = (
         "scripts.verbs.estimate.usual_context": 4096,
         **stubs("scripts.verbs.estimate.checked_num_draft_tokens",
                 "scripts.verbs.estimate.candidates_of", "scripts.verbs.estimate.make_plan",
-                "scripts.verbs.estimate._loaded_by",
-                "scripts.verbs.estimate.print_report"),
+                "scripts.verbs.estimate._loaded_by", TELL),
     }),
     Command("vocab DRAFT --traces TRACES --size 300 --out OUT",
             "calibration.vocabulary_rows.cut_vocabulary", (
@@ -170,40 +170,39 @@ COMMANDS = (
         Row("--counts", "c.json", "counts", Path("c.json"), f"{CHOOSING}.choosing_of"),
         Row("--target", "M", "target", Path("M"), f"{CHOOSING}.choosing_of"),
         Row("--draft-sampling", "probabilistic", "where", "--draft-sampling",
-            "recipes.errors.ReplayError"),
-        Row("--curve", "", "", True, f"{VOCABULARY}.size_curve.size_curve",
+            "scripts.verbs.vocab.ReplayError"),
+        Row("--curve", "", "", True, f"{CURVES}.size_curve",
             without=("--size", "--out")),
-        Row("--sizes", "32,16", "sizes", (16, 32), f"{VOCABULARY}.size_curve.size_curve", **CURVE),
+        Row("--sizes", "32,16", "sizes", (16, 32), f"{CURVES}.size_curve", **CURVE),
         Row("--judge", "other", "judge.given", Path("other"),
-            f"{VOCABULARY}.size_curve.size_curve", **CURVE),
-        Row("--batch-size", "7", "batch_size", 7, f"{VOCABULARY}.size_curve.size_curve", **CURVE),
+            f"{CURVES}.size_curve", **CURVE),
+        Row("--batch-size", "7", "batch_size", 7, f"{CURVES}.size_curve", **CURVE),
         Row("--num-draft-tokens", "5", "asked", 5,
-            "calibration.passes.on_traces.chosen_num_draft_tokens", **CURVE),
+            f"{CURVES}.chosen_num_draft_tokens", **CURVE),
         Row("--device", "cuda:1", "how.device", "cuda:1",
-            "validate.counting.loaded_drafts.load_for_replay", **CURVE),
+            f"{CURVES}.load_for_replay", **CURVE),
         Row("--dtype", "bfloat16", "how.dtype", "bfloat16",
-            "validate.counting.loaded_drafts.load_for_replay", **CURVE),
+            f"{CURVES}.load_for_replay", **CURVE),
         Row("--gpu", "b200", "machines.0.gpu.name", "b200",
-            f"{VOCABULARY}.size_estimate.size_estimate", **CURVE),
+            f"{CURVES}.size_estimate", **CURVE),
         Row("--concurrency", "5,3", "concurrencies", (3, 5),
-            f"{VOCABULARY}.size_estimate.size_estimate", **CURVE),
+            f"{CURVES}.size_estimate", **CURVE),
         Row("--target-step-ms", "14.2", "text", "14.2",
-            f"{VOCABULARY}.size_estimate.parse_step_times", **CURVE),
+            f"{CURVES}.parse_step_times", **CURVE),
         Row("--plot", "p.svg", "documents.*", (Path("p.svg"),),
-            "scripts.verbs.vocab.write_reports", **CURVE),
+            f"{CURVES}.write_reports", **CURVE),
     ), {
         f"{CHOOSING}.choosing_of": MagicMock(is_quantized=False, least=1),
-        f"{VOCABULARY}.size_curve.usual_sizes": (16,),
-        **stubs(OPEN, "scripts.verbs.vocab.resolve_draft",
-                "validate.counting.loaded_drafts.load_for_replay",
-                "calibration.vocabulary_rows.chosen_rows", f"{CHOOSING}.check_same_target",
-                "validate.judging.candidate_origin.check_apart",
-                "calibration.traces.near_duplicates.seen_prompts",
-                "calibration.passes.on_traces.chosen_num_draft_tokens",
-                f"{VOCABULARY}.size_curve.size_curve", f"{VOCABULARY}.size_curve.drawing",
-                f"{VOCABULARY}.size_estimate.size_estimate", "scripts.verbs.vocab.write_reports",
+        f"{CURVES}.usual_sizes": (16,),
+        **stubs(OPEN, "scripts.verbs.vocab.resolve_draft", f"{CURVES}.load_for_replay",
+                "calibration.vocabulary_rows.chosen_rows", f"{CURVES}.check_same_target",
+                f"{CURVES}.check_apart",
+                f"{CURVES}.seen_prompts",
+                f"{CURVES}.chosen_num_draft_tokens",
+                f"{CURVES}.size_curve", f"{CURVES}.drawing",
+                f"{CURVES}.size_estimate", f"{CURVES}.write_reports",
                 "calibration.vocabulary_rows.cut_vocabulary",
-                "scripts.verbs.vocab._print_curve", "scripts.verbs.vocab._print_rows"),
+                TELL),
     }),
     Command("quantize DRAFT --recipe int4-channel --out OUT",
             "scripts.verbs.quantize.quantize.run", (
@@ -227,18 +226,18 @@ COMMANDS = (
         Row("--precise", "", "settings.precise"),
         Row("--fix-config", "", "settings.fix_config"),
     )),
-    Command("verify QUANT --against DRAFT", "quantize.verify.folder_verification.verify", (
+    Command("verify QUANT --against DRAFT", "quantize.verify.verification.verify", (
         Row("QUANT", "a/b", "settings.output", "a/b", "scripts.verbs.verify.verify.run"),
         Row("--against", "a/b", "settings.against", "a/b", "scripts.verbs.verify.verify.run"),
-        Row("--subtree", "mtp", "subtree", "mtp", "scripts.verbs.verify.resolve_draft"),
+        Row("--subtree", "mtp", "subtree", "mtp", "quantize.verify.verification.resolve_draft"),
         Row("--foreign", "", "foreign"),
         Row("--layer", "a/b", "settings.layer", "a/b", "scripts.verbs.verify.verify.run"),
         Row("--target", "M", "target", Path("M")),
     ), {
-        "quantize.verify.folder_verification.verify": MagicMock(ok=True),
-        "scripts.verbs.verify.resolve_draft": MagicMock(hub_id=None),
-        **stubs("scripts.verbs.verify._check_sides", "scripts.verbs.verify._check_declaration",
-                "scripts.verbs.verify.print_verification"),
+        "quantize.verify.verification.verify": MagicMock(ok=True),
+        "quantize.verify.verification.resolve_draft": MagicMock(hub_id=None),
+        **stubs("quantize.verify.verification._check_sides", "quantize.verify.verification._check_declaration",
+                TELL),
     }),
     Command("dequantize QUANT --out OUT", "quantize.converting.dequantize_draft.dequantize_draft", (
         Row("QUANT", "a/b", "reference", "a/b", "scripts.verbs.dequantize.resolve_draft"),
@@ -275,23 +274,23 @@ COMMANDS = (
         "quantize.grafting.graft_plan.plan_graft": MagicMock(written_bytes=1),
         **stubs("scripts.verbs.graft.resolve_draft"),
     }),
-    Command("check DRAFT --engine vllm", "quantize.engines.check_draft", (
-        Row("DRAFT", "a/b", "reference", "a/b", "scripts.verbs.check.resolve_draft"),
+    Command("check DRAFT --engine vllm", "quantize.pairing.check_report.check_draft", (
+        Row("DRAFT", "a/b", "reference", "a/b", "quantize.pairing.check_report.resolve_draft"),
         Row("--engine", "sglang", "engine", "sglang"),
         Row("--version", "1.2", "version", "1.2"),
         Row("--tp", "2", "tp", 2),
         Row("--target-layers", "61", "target_layers", 61),
         Row("--target", "t", "named.1", "t", PAIR_CHECK),
-        Row("--target", "t", "reference", "t", "scripts.verbs.check.resolve_target"),
+        Row("--target", "t", "reference", "t", "quantize.pairing.check_report.resolve_target"),
         Row("--target-args", "words", "target_args", "words", PAIR_CHECK, "--target t"),
         Row("--subtree", "mtp", "subtree", "mtp", PAIR_CHECK, "--target t"),
         Row("--traces", "other", "folder", Path("other"), OPEN, "--target t"),
         Row("--gpu", "b200", "arch", "sm100"),
     ), {
-        "quantize.engines.check_draft": MagicMock(verdict="LOADS"),
+        "quantize.pairing.check_report.check_draft": MagicMock(verdict="LOADS"),
         PAIR_CHECK: MagicMock(verdict="LOADS", exit_code=0),
-        **stubs("scripts.verbs.check.resolve_draft", "scripts.verbs.check.resolve_target",
-                "scripts.verbs.check.print_pair", OPEN, "scripts.verbs.check._print"),
+        **stubs("quantize.pairing.check_report.resolve_draft", "quantize.pairing.check_report.resolve_target",
+                OPEN, TELL),
     }),
     Command("clean FOLDER", "quantize.files.staging.clean_folder", (
         Row("FOLDER", ".", "parent", Path()),

@@ -13,6 +13,7 @@ from ...recipes.schema import recipe_sha256
 from ..backends import get_backend
 from ..drafts.geometry import vocabulary_share
 from ..engines.contract import EngineCheck, loading_places
+from ..engines.plan_verdicts import to_mapping
 from ..files.card_text import CARD_FILE, read_card
 from ..files.checkpoint import UNVERIFIED_CONFIG_FILE
 from ..files.hub import DraftSource, recorded_argv
@@ -69,6 +70,24 @@ class QuantizeReport(Brief):
     loads: tuple[EngineCheck, ...] = ()
     lints: tuple[Lint, ...] = ()
     warnings: tuple[str, ...] = ()
+
+    def to_mapping(self, seconds: Mapping[str, float]) -> dict[str, Any]:
+        """For JSON, with the seconds of each stage."""
+        shown = ("config_changes", "dropped", "balanced", "learned_norms", "few_inputs", "damping")
+        return {
+            "out": str(self.out),
+            "recipe": self.plan.recipe.name,
+            "bytes_before": self.plan.bytes_before,
+            "bytes_after": self.plan.bytes_after,
+            "quantized": [step.row.tensor.name for step in self.plan.quantized],
+            "cuts": [{"size": one.size, "vocabulary": one.vocabulary} for one in self.cuts],
+            **{name: dict(getattr(self, name)) for name in shown},
+            "lints": [one.name for one in self.lints],
+            "warnings": list(self.warnings),
+            "seconds": seconds,
+            "verification": self.verification.to_mapping(),
+            "engines": to_mapping(self.loads),
+        }
 
     @override
     def brief(self) -> Mapping[str, object]:

@@ -14,12 +14,17 @@ if TYPE_CHECKING:
     from ...quantize.converting.dequantize_draft import DequantizeReport as DequantizeReport
     from ...quantize.converting.transcode_draft import TranscodeReport as TranscodeReport
     from ...quantize.engines.contract import EngineCheck as EngineCheck
+    from ...quantize.engines.listed_recipes import ListedRecipe as ListedRecipe
     from ...quantize.estimate.estimate_report import EstimateReport as EstimateReport
     from ...quantize.files.staging import CleanReport as CleanReport
     from ...quantize.grafting.graft_layer import GraftReport as GraftReport
+    from ...quantize.inspection import Inspection as Inspection
+    from ...quantize.inspection import PlanReport as PlanReport
     from ...quantize.making.quantize_draft import QuantizeReport as QuantizeReport
     from ...quantize.making.unpickle_draft import Unpickled as Unpickled
+    from ...quantize.pairing.check_report import CheckReport as CheckReport
     from ...quantize.verify.comparison import VerifyReport as VerifyReport
+    from ...quantize.verify.verification import Verification as Verification
     from ...validate.comparison.draft_comparison import ComparisonReport as ComparisonReport
     from ...validate.comparison.size_estimate import VocabReport as VocabReport
     from ...validate.counting.draft_counts import DraftReplay as DraftReplay
@@ -31,14 +36,9 @@ if TYPE_CHECKING:
     from ...validate.runs.golden_run import GoldenText as GoldenText
     from ...validate.runs.report_pages import WrittenReport as WrittenReport
     from ...validate.served.joint_report import JointReport as JointReport
-    from ..verbs.check import CheckReport as CheckReport
-    from ..verbs.inspect import Inspection as Inspection
-    from ..verbs.plan import PlanReport as PlanReport
-    from ..verbs.recipes import ListedRecipe as ListedRecipe
-    from ..verbs.verify import Verification as Verification
 
 _HOMES = {
-    "CheckReport": "scripts.verbs.check",
+    "CheckReport": "quantize.pairing.check_report",
     "CleanReport": "quantize.files.staging",
     "ComparisonReport": "validate.comparison.draft_comparison",
     "DequantizeReport": "quantize.converting.dequantize_draft",
@@ -50,13 +50,13 @@ _HOMES = {
     "GateReport": "validate.judging.judgement",
     "GoldenText": "validate.runs.golden_run",
     "GraftReport": "quantize.grafting.graft_layer",
-    "ImportReport": "calibration.dumps.import_dump",
-    "Inspection": "scripts.verbs.inspect",
+    "ImportReport": "calibration.dumps.dump_conventions",
+    "Inspection": "quantize.inspection",
     "JointReport": "validate.served.joint_report",
-    "ListedRecipe": "scripts.verbs.recipes",
+    "ListedRecipe": "quantize.engines.listed_recipes",
     "Measurement": "validate.measure.measurement",
     "MergeReport": "calibration.traces.sets",
-    "PlanReport": "scripts.verbs.plan",
+    "PlanReport": "quantize.inspection",
     "QuantizeReport": "quantize.making.quantize_draft",
     "SplitReport": "calibration.traces.sets",
     "TaskSamples": "validate.parity.lm_eval_tasks",
@@ -65,7 +65,7 @@ _HOMES = {
     "TraceInfo": "calibration.traces.trace_info",
     "TranscodeReport": "quantize.converting.transcode_draft",
     "Unpickled": "quantize.making.unpickle_draft",
-    "Verification": "scripts.verbs.verify",
+    "Verification": "quantize.verify.verification",
     "VerifyReport": "quantize.verify.comparison",
     "VocabReport": "validate.comparison.size_estimate",
     "WrittenReport": "validate.runs.report_pages",

@@ -146,13 +146,17 @@ class Command:
     def run(self, settings: Any, *, as_json: bool) -> int:
         """Run the verb and print what it returns; the exit code."""
         report = self.verb.run(settings)
+        self.tell(report, settings, as_json=as_json)
+        return self.exit_code(report)
+
+    def tell(self, report: Any, settings: Any, *, as_json: bool) -> None:
+        """Print it."""
         if as_json:
             print_json(self.mapping(report, settings))
         else:
             self.show(report, settings)
         if self.beside is not None:
             self.beside(report, settings)
-        return self.exit_code(report)
 
 
 def _bound(

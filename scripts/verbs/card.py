@@ -1,6 +1,5 @@
 """`card`: README.md of a quantized draft, for the Hub."""
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
@@ -10,9 +9,9 @@ from ...quantize.files.card_text import CARD_FILE
 from ...quantize.files.staging import check_output, replace_text
 from ...recipes.errors import OutputError
 from ...recipes.regular_file import AnyPath, optional_path
-from ..frame.console import print_document, print_json, stdout
+from ..frame.console import print_document, stdout
 from ..frame.settings import Argument, Option, Settings
-from ..frame.verb import verb
+from ..frame.verb import Command, verb
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,18 +102,17 @@ def _check_place(out: Path, folder: Path, *, overwrite: bool) -> None:
         )
 
 
-# ---- `draftquant card`: README.md of a quantized draft, for the Hub
-
-VERB = card
-
-
-def run(options: argparse.Namespace) -> int:
-    """Print the card, or where it was written."""
-    text, out = card.run(options.settings), optional_path(options.settings.out)
-    if options.json:
-        print_json({"out": None if out is None else str(out), "card": text})
-    elif out is not None:
-        stdout().line((str(out), "bold"), f": the model card, {len(text.splitlines())} lines")
+def _show(text: str, settings: CardSettings) -> None:
+    if settings.out is not None:
+        stdout().line(
+            (str(settings.out), "bold"), f": the model card, {len(text.splitlines())} lines"
+        )
     else:
         print_document(text)
-    return 0
+
+
+def _mapping(text: str, settings: CardSettings) -> dict[str, str | None]:
+    return {"out": None if settings.out is None else str(settings.out), "card": text}
+
+
+COMMAND = Command(card, _show, _mapping)

@@ -1,31 +1,30 @@
 """`check`: what an engine will do with a draft folder, before a server is started."""
 
-import argparse
-import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from typing_extensions import override
 
-from ...quantize.engines.contract import ENGINE_NAMES, TITLES, EngineCheck, EngineName, Verdict
+from ...quantize.engines.contract import ENGINE_NAMES, TITLES, EngineName
 from ...quantize.engines.versions import newest_engines
-from ...quantize.files.hub import Reference, resolve_draft, resolve_target
+from ...quantize.files.hub import Reference
 from ...quantize.gpus import gpu_names
-from ...recipes.brief import Brief
 from ...recipes.decode import AT_LEAST_1
 from ...recipes.errors import CheckpointError
-from ..frame import arguments
-from ..frame.console import print_json, print_table, stdout, table
+from ..frame import arguments, reports
+from ..frame.console import print_table, stdout, table
 from ..frame.settings import Argument, Option, Settings
-from ..frame.verb import verb
+from ..frame.verb import Command, verb
 
 if TYPE_CHECKING:
     from ...quantize.drafts.engine_traits import Stage
-    from ...quantize.engines.contract import Verdict
+    from ...quantize.engines.contract import EngineCheck, Verdict
     from ...quantize.pairing import EnginePair, PairCheck, PairFinding
 
+EPILOG = "exit codes: 0 LOADS, 1 LOADS BUT WRONG or REFUSED, 2 bad input, 3 UNKNOWN"
 _DEFAULT_GPUS = "; ".join(
     f"{gpu_names(each.archs)} in {TITLES[each.name]}" for each in newest_engines()
 )
@@ -112,44 +111,8 @@ class CheckSettings(Settings):
             raise CheckpointError(f"--{given}", what, fix="add --target TARGET")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class CheckReport(Brief):
-    """What an engine does with a draft.
-
-    Attributes:
-        answer: the engine's answer.
-        pair: what the engines do with the draft beside its target; None without `target=`.
-    """
-
-    answer: EngineCheck
-    pair: "PairCheck | None" = None
-
-    @property
-    def verdict(self) -> Verdict:
-        """LOADS, LOADS BUT WRONG, REFUSED or UNKNOWN: of the pair, where a target is given."""
-        return self.pair.verdict if self.pair is not None else self.answer.verdict
-
-    @property
-    def remedy(self) -> str | None:
-        """What to do where it does not load, None where it does."""
-        return self.pair.remedy if self.pair is not None else self.answer.remedy
-
-    @property
-    def exit_code(self) -> int:
-        """0 LOADS, 1 LOADS BUT WRONG or REFUSED, 3 UNKNOWN."""
-        return {"LOADS": 0, "LOADS BUT WRONG": 1, "REFUSED": 1, "UNKNOWN": 3}[self.verdict]
-
-    def to_mapping(self) -> dict[str, Any]:
-        """What `--json` prints."""
-        return self.pair.to_mapping() if self.pair is not None else _mapping(self.answer)
-
-    @override
-    def brief(self) -> Mapping[str, object]:
-        return self.pair.brief() if self.pair is not None else self.answer.brief()
-
-
 @verb(CheckSettings)
-def check(settings: CheckSettings) -> CheckReport:
+def check(settings: CheckSettings) -> "reports.CheckReport":
     """Predict what an engine does with a draft, quantized or not. No engine and no GPU is needed.
 
     Example:
@@ -164,53 +127,21 @@ def check(settings: CheckSettings) -> CheckReport:
     Raises:
         CheckpointError: the folder holds no draft, or there is no engine or GPU of this name.
     """
-    source = resolve_draft(str(settings.draft), settings.subtree)
-    answer, pair = _answer(source.folder, settings, str(settings.draft))
-    return CheckReport(answer=answer, pair=pair)
+    from ...quantize.pairing.check_report import Asked, check_as_asked
 
-
-def _answer(
-    folder: Path, settings: CheckSettings, named: str
-) -> tuple[EngineCheck, "PairCheck | None"]:
-    """Of the draft alone, in the first engine that is asked, and of the pair if there is one."""
-    from ...quantize.engines import check_draft
-    from ...quantize.gpus import architecture
-
-    arch = architecture(settings.gpu) if settings.gpu else None
-    if settings.target is not None:
-        pair = _pair(folder, str(settings.target), arch, settings, named)
-        return pair.engines[0].answer, pair
-    assert settings.engine is not None  # `CheckSettings.check`
-    answer = check_draft(
-        folder,
+    asked = Asked(
+        draft=settings.draft,
         engine=settings.engine,
         version=settings.version,
-        arch=arch,
-        tp=settings.tp or 1,
-        target_layers=settings.target_layers,
-        asked=settings.gpu,
-    )
-    return answer, None
-
-
-def _pair(
-    folder: Path, target: str, arch: str | None, settings: CheckSettings, named: str
-) -> "PairCheck":
-    from ...quantize.pairing import check_pair
-
-    return check_pair(
-        folder,
-        resolve_target(target),
-        engine=settings.engine,
-        version=settings.version,
-        arch=arch,
+        gpu=settings.gpu,
         tp=settings.tp,
+        target=settings.target,
         target_args=settings.target_args,
-        asked=settings.gpu,
-        named=(named, target),
+        target_layers=settings.target_layers,
         subtree=settings.subtree,
-        largest_feature=_largest_feature(settings.traces),
+        largest_feature=partial(_largest_feature, settings.traces),
     )
+    return check_as_asked(asked)
 
 
 def _largest_feature(traces: arguments.AnyPath | None) -> float | None:
@@ -223,19 +154,70 @@ def _largest_feature(traces: arguments.AnyPath | None) -> float | None:
     return max((float(prompt.features.abs().max()) for prompt in folder), default=0.0)
 
 
-def _mapping(answer: EngineCheck) -> dict[str, Any]:
-    findings = [finding._asdict() for finding in answer.findings]
-    return {**dataclasses.asdict(answer), "findings": findings}
-
-
-# ---- Prints what engines do with a draft beside its target, and the commands that serve the two
-
 _COLOURS = {"LOADS": "green", "LOADS BUT WRONG": "red", "REFUSED": "red", "UNKNOWN": "yellow"}
+_VERDICTS: Mapping["Verdict", str] = {
+    "LOADS": "{engine} loads this draft on {where}.",
+    "LOADS BUT WRONG": "{engine} loads this draft on {where} without an error, and serves it"
+    " wrongly: few of its tokens would be accepted.",
+    "REFUSED": "{engine} ends with an error when it loads this draft on {where}.",
+    "UNKNOWN": "it is not known what {engine} does with this draft on {where}.",
+}
+_WHEN: Mapping["Stage", str] = {
+    "config": " (reading config.json)",
+    "init": " (building the model)",
+    "load": " (loading the tensors)",
+    "unknown": "",
+    "wrong": "",
+    "after load": " (after loading)",
+}
+"""What an engine was doing when it found a fault."""
 _WORDS = {"refused": "error"}
 """Levels that are not said by their names."""
 
 
-def print_pair(pair: "PairCheck") -> None:
+def _show(report: "reports.CheckReport", _settings: object) -> None:
+    if report.pair is not None:
+        _print_pair(report.pair)
+    else:
+        _print(report.answer)
+
+
+def _print(answer: "EngineCheck") -> None:
+    out = stdout()
+    where = answer.gpu if answer.tp == 1 else f"{answer.tp} x {answer.gpu}"
+    if answer.layers:
+        found = table(f"{answer.title} on {where}", "module in the engine", "taken as",
+                      "parameter", "shape", "filled by", spare=("shape", "taken as"))  # fmt: skip
+        for layer in answer.layers:
+            head = (layer.module, layer.scheme or "not quantized")
+            for parameter in layer.parameters:
+                tensors = ", ".join(parameter.tensors) or "nothing"
+                found.row(*head, parameter.name, str(list(parameter.shape)), tensors)
+                head = ("", "")
+        print_table(found)
+    verdict = (answer.verdict, f"bold {_COLOURS[answer.verdict]}")
+    sentence = _VERDICTS[answer.verdict].format(engine=answer.title, where=where)
+    findings = list(answer.findings)
+    if answer.by_gpu:
+        differs, *findings = findings
+        remedy = differs.remedy[:1].upper() + differs.remedy[1:]
+        out.line((f"{differs.text}. {remedy}.", f"bold {_COLOURS['UNKNOWN']}"))
+    else:
+        out.line(verdict, f": {sentence}")
+    for finding in findings:
+        out.line(f"  why{_WHEN[finding.stage]}: {finding.text}")
+        out.line(f"    what to do: {finding.remedy}")
+    for note in answer.notes:
+        out.line(f"  note: {note}")
+    if answer.evidence:
+        out.line(f"  how this is known: {answer.evidence}")
+    if answer.launch and answer.verdict in ("LOADS", "UNKNOWN"):
+        out.line(f"{'serve' if answer.verdict == 'LOADS' else 'try'} it: {answer.launch}")
+        if answer.launch_note:
+            out.line(f"  {answer.launch_note}")
+
+
+def _print_pair(pair: "PairCheck") -> None:
     """What holds in every engine, then each engine's verdict, reasons and command."""
     out = stdout()
     common = [finding for finding in pair.findings if finding.engine is None]
@@ -275,72 +257,4 @@ def _print_findings(findings: "Iterable[PairFinding]") -> None:
             out.line(f"    what to do: {finding.remedy}")
 
 
-# ---- `draftquant check`: prints what an engine will do with a draft folder
-
-VERB = check
-EPILOG = "exit codes: 0 LOADS, 1 LOADS BUT WRONG or REFUSED, 2 bad input, 3 UNKNOWN"
-_CHECK_COLOURS = {"LOADS": "green", "LOADS BUT WRONG": "red", "REFUSED": "red", "UNKNOWN": "yellow"}
-_VERDICTS: Mapping["Verdict", str] = {
-    "LOADS": "{engine} loads this draft on {where}.",
-    "LOADS BUT WRONG": "{engine} loads this draft on {where} without an error, and serves it"
-    " wrongly: few of its tokens would be accepted.",
-    "REFUSED": "{engine} ends with an error when it loads this draft on {where}.",
-    "UNKNOWN": "it is not known what {engine} does with this draft on {where}.",
-}
-_WHEN: Mapping["Stage", str] = {
-    "config": " (reading config.json)",
-    "init": " (building the model)",
-    "load": " (loading the tensors)",
-    "unknown": "",
-    "wrong": "",
-    "after load": " (after loading)",
-}
-"""What an engine was doing when it found a fault."""
-
-
-def run(options: argparse.Namespace) -> int:
-    """Check, and print the engine's answer; 1 where it refuses or reads otherwise."""
-    report = check.run(options.settings)
-    if options.json:
-        print_json(report.to_mapping())
-        return report.exit_code
-    if report.pair is not None:
-        print_pair(report.pair)
-    else:
-        _print(report.answer)
-    return report.exit_code
-
-
-def _print(answer: "EngineCheck") -> None:
-    out = stdout()
-    where = answer.gpu if answer.tp == 1 else f"{answer.tp} x {answer.gpu}"
-    if answer.layers:
-        found = table(f"{answer.title} on {where}", "module in the engine", "taken as",
-                      "parameter", "shape", "filled by", spare=("shape", "taken as"))  # fmt: skip
-        for layer in answer.layers:
-            head = (layer.module, layer.scheme or "not quantized")
-            for parameter in layer.parameters:
-                tensors = ", ".join(parameter.tensors) or "nothing"
-                found.row(*head, parameter.name, str(list(parameter.shape)), tensors)
-                head = ("", "")
-        print_table(found)
-    verdict = (answer.verdict, f"bold {_CHECK_COLOURS[answer.verdict]}")
-    sentence = _VERDICTS[answer.verdict].format(engine=answer.title, where=where)
-    findings = list(answer.findings)
-    if answer.by_gpu:
-        differs, *findings = findings
-        remedy = differs.remedy[:1].upper() + differs.remedy[1:]
-        out.line((f"{differs.text}. {remedy}.", f"bold {_CHECK_COLOURS['UNKNOWN']}"))
-    else:
-        out.line(verdict, f": {sentence}")
-    for finding in findings:
-        out.line(f"  why{_WHEN[finding.stage]}: {finding.text}")
-        out.line(f"    what to do: {finding.remedy}")
-    for note in answer.notes:
-        out.line(f"  note: {note}")
-    if answer.evidence:
-        out.line(f"  how this is known: {answer.evidence}")
-    if answer.launch and answer.verdict in ("LOADS", "UNKNOWN"):
-        out.line(f"{'serve' if answer.verdict == 'LOADS' else 'try'} it: {answer.launch}")
-        if answer.launch_note:
-            out.line(f"  {answer.launch_note}")
+COMMAND = Command(check, _show)

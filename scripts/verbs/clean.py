@@ -1,19 +1,18 @@
 """`clean`: remove what killed runs left beside outputs, and the cache."""
 
-import argparse
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from ...recipes.decode import AT_LEAST_0, MisfitError
 from ...recipes.errors import OutputError, short
 from ..frame import reports
-from ..frame.console import megabytes, print_json, stdout
+from ..frame.console import megabytes, stdout
 from ..frame.settings import Argument, Option, Settings
-from ..frame.verb import verb
+from ..frame.verb import Command, verb
 
 if TYPE_CHECKING:
-    from ..frame.reports import CleanReport
+    pass
 
 
 def _hours(text: str) -> float:
@@ -83,24 +82,7 @@ def clean(settings: CleanSettings) -> "reports.CleanReport":
     )
 
 
-# ---- `draftquant clean`: remove what killed runs left beside outputs
-
-VERB = clean
-
-
-def run(options: argparse.Namespace) -> int:
-    """Clean, and print what is gone and what is not."""
-    report = clean.run(options.settings)
-    if options.json:
-        removed = [{"folder": name, "bytes": nbytes} for name, nbytes in report.removed.items()]
-        left = [{"folder": name, "why": why} for name, why in report.left.items()]
-        print_json({"removed": removed, "left": left})
-    else:
-        _print(report)
-    return 0
-
-
-def _print(report: "CleanReport") -> None:
+def _show(report: "reports.CleanReport", _settings: object) -> None:
     out = stdout()
     for name, nbytes in report.removed.items():
         out.line(f"removed {name} ({nbytes:,} bytes)")
@@ -108,3 +90,12 @@ def _print(report: "CleanReport") -> None:
         out.line(f"left {name}: {why}")
     total = sum(report.removed.values())
     out.line(f"{len(report.removed)} removed, {megabytes(total)}; {len(report.left)} left")
+
+
+def _mapping(report: "reports.CleanReport", _settings: object) -> dict[str, Any]:
+    removed = [{"folder": name, "bytes": nbytes} for name, nbytes in report.removed.items()]
+    left = [{"folder": name, "why": why} for name, why in report.left.items()]
+    return {"removed": removed, "left": left}
+
+
+COMMAND = Command(clean, _show, _mapping)

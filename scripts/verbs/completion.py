@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 
 from ...recipes import DraftQuantError, aliases, built_in_recipes
 from ...recipes.packages import install_line
-from ..frame.console import print_document, print_json
+from ..frame.console import print_document
 from ..frame.settings import Argument, Settings
-from ..frame.verb import verb
+from ..frame.verb import Command, verb
 
 Shell = Literal["bash", "zsh", "fish"]
 
@@ -83,16 +83,12 @@ def _recipes() -> dict[str, str | dict[str, str]]:
     }
 
 
-# ---- `draftquant completion`: what a shell completes commands, options and recipes by
+def _show(script: str, _settings: object) -> None:
+    print_document(script)
 
-VERB = completion
+
+def _mapping(script: str, settings: CompletionSettings) -> dict[str, str]:
+    return {"shell": settings.shell, "script": script}
 
 
-def run(options: argparse.Namespace) -> int:
-    """Print the script."""
-    script = completion.run(options.settings)
-    if options.json:
-        print_json({"shell": options.settings.shell, "script": script})
-    else:
-        print_document(script)
-    return 0
+COMMAND = Command(completion, _show, _mapping)

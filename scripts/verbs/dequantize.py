@@ -1,6 +1,5 @@
 """`dequantize`: the weights of a quantized draft as plain ones."""
 
-import argparse
 import dataclasses
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
@@ -10,12 +9,12 @@ from ...quantize.files.hub import resolve_draft, running_argv
 from ...recipes.listener import verifying
 from ..frame import reports
 from ..frame.arguments import OutFolder, Quantized, Subtree
-from ..frame.console import megabytes, print_json, print_table, stdout, table
+from ..frame.console import megabytes, print_table, stdout, table
 from ..frame.settings import Option, Settings
-from ..frame.verb import verb
+from ..frame.verb import Command, verb
 
 if TYPE_CHECKING:
-    from ..frame.reports import DequantizeReport
+    pass
 
 _DTYPES: dict[str, Literal["BF16", "F32"]] = {"bfloat16": "BF16", "float32": "F32"}
 
@@ -67,23 +66,7 @@ def dequantize(settings: DequantizeSettings) -> "reports.DequantizeReport":
         )
 
 
-# ---- `draftquant dequantize`: the weights of a quantized draft as plain ones, for any engine
-
-VERB = dequantize
-
-
-def run(options: argparse.Namespace) -> int:
-    """Dequantize, and print what rounding lost."""
-    report = dequantize.run(options.settings)
-    if options.json:
-        print_json(_mapping(report))
-    else:
-        print_dequantization(report)
-    return 0
-
-
-def print_dequantization(report: "DequantizeReport") -> None:
-    """Print what rounding lost per linear, then what was written."""
+def _show(report: "reports.DequantizeReport", _settings: object) -> None:
     numbers = ("weights", "rounded", "largest relative difference")
     found = table(f"Dequantized: {report.scheme} to {report.dtype}", "linear", *numbers,
                   right=numbers)  # fmt: skip
@@ -100,7 +83,7 @@ def print_dequantization(report: "DequantizeReport") -> None:
     )
 
 
-def _mapping(report: "DequantizeReport") -> dict[str, Any]:
+def _mapping(report: "reports.DequantizeReport", _settings: object) -> dict[str, Any]:
     return {
         **dataclasses.asdict(report),
         "out": str(report.out),
@@ -108,3 +91,6 @@ def _mapping(report: "DequantizeReport") -> dict[str, Any]:
         "rounded": report.rounded,
         "max_relative_difference": report.max_relative_difference,
     }
+
+
+COMMAND = Command(dequantize, _show, _mapping)

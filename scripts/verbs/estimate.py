@@ -1,9 +1,8 @@
 """`estimate`: bytes, time and break-even acceptance of a draft, from headers alone."""
 
-import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 from ...quantize.drafts import Draft
 from ...quantize.engines.plan_verdicts import planned_verdicts
@@ -24,9 +23,9 @@ from ...recipes.chosen_recipe import AnyRecipe, named_recipe
 from ...recipes.decode import ABOVE_0, AT_LEAST_1, SHARE_OR_ALL
 from ...recipes.errors import LayoutError, PlanError
 from ..frame import arguments, reports
-from ..frame.console import megabytes, print_json, print_table, stdout, table
+from ..frame.console import megabytes, print_table, stdout, table
 from ..frame.settings import Option, Settings
-from ..frame.verb import verb
+from ..frame.verb import Command, verb
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,23 +146,8 @@ def _loaded_by(plan: Plan, gpus: Sequence[Gpu], tp: int) -> dict[str, list[str]]
     return found
 
 
-# ---- `draftquant estimate`: bytes, time and break-even acceptance of a draft, from headers alone
-
-VERB = estimate
-
-
-def run(options: argparse.Namespace) -> int:
-    """Estimate, and print what a step reads, how long it takes and what it may cost."""
-    report = estimate.run(options.settings)
-    if options.json:
-        print_json(to_mapping(report))
-    else:
-        print_report(report)
-    return 0
-
-
-def print_report(report: EstimateReport) -> None:
-    """Print tables, and what they assume."""
+def _show(report: EstimateReport, _settings: object) -> None:
+    """Tables, and what they assume."""
     out, draft = stdout(), report.draft
     out.line(
         (str(draft.checkpoint.folder), "bold"),
@@ -235,3 +219,10 @@ def _times(report: EstimateReport, one: Candidate, machine: Machine) -> str:
 def _loss(report: EstimateReport, one: Candidate, machine: Machine) -> str:
     loss = report.break_even(one, machine) or 0.0
     return f"{loss:.2%}" if loss > 0 else "no gain" if loss == 0 else f"slower by {-loss:.2%}"
+
+
+def _mapping(report: EstimateReport, _settings: object) -> dict[str, Any]:
+    return to_mapping(report)
+
+
+COMMAND = Command(estimate, _show, _mapping)

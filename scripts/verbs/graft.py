@@ -1,20 +1,19 @@
 """`graft`: put an MTP layer that was quantized apart back into its target's folder."""
 
-import argparse
 import dataclasses
 from collections import Counter
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from ...quantize.files.hub import Reference, resolve_draft, running_argv
 from ...recipes.listener import verifying
 from ...recipes.regular_file import AnyPath
 from ..frame import reports
 from ..frame.arguments import OutFolder
-from ..frame.console import megabytes, print_json, stdout
+from ..frame.console import megabytes, stdout
 from ..frame.settings import Argument, Option, Settings
-from ..frame.verb import verb
+from ..frame.verb import Command, verb
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,27 +84,7 @@ def graft(settings: GraftSettings) -> "reports.GraftReport":
         )
 
 
-# ---- `draftquant graft`: put an MTP layer that was quantized apart back into its target's folder
-
-VERB = graft
-
-
-def run(options: argparse.Namespace) -> int:
-    """Graft, and print what was written and what engines do with it."""
-    report = graft.run(options.settings)
-    if options.json:
-        print_json(
-            {
-                **{
-                    field.name: getattr(report, field.name)
-                    for field in dataclasses.fields(report)
-                    if field.name != "checks"
-                },
-                "out": str(report.out),
-                "checks": [dataclasses.asdict(check) for check in report.checks],
-            }
-        )
-        return 0
+def _show(report: "reports.GraftReport", _settings: object) -> None:
     out = stdout()
     out.line(
         (str(report.out), "bold"),
@@ -126,4 +105,12 @@ def run(options: argparse.Namespace) -> int:
         out.line((f"{check.verdict}", "bold"), f": {check.title} on {check.gpu}")
         if check.error:
             out.line(f"  {check.error}")
-    return 0
+
+
+def _mapping(report: "reports.GraftReport", _settings: object) -> dict[str, Any]:
+    fields = {each.name: getattr(report, each.name) for each in dataclasses.fields(report)}
+    checks = [dataclasses.asdict(check) for check in report.checks]
+    return {**fields, "out": str(report.out), "checks": checks}
+
+
+COMMAND = Command(graft, _show, _mapping)

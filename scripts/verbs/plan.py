@@ -1,32 +1,15 @@
-"""`draftquant plan`: every tensor with rule, action and bytes; nothing is written."""
+"""`plan`: what a recipe would do to every tensor, and where the result would load."""
 
-import argparse
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from typing_extensions import override
-
-from ...quantize.drafts.shared.mixture import of_any_expert
-from ...quantize.engines.contract import EngineCheck, loading_places
-from ...quantize.engines.plan_verdicts import (
-    nothing_loads,
-    planned_verdicts,
-    to_mapping,
-    verdict_lines,
-)
-from ...quantize.inspection import open_draft
-from ...quantize.planning.quantization_plan import Plan, make_plan
-from ...recipes.brief import Brief, megabytes
-from ...recipes.chosen_recipe import chosen_recipe
+from ..frame import reports
 from ..frame.arguments import ByRecipe
-from ..frame.console import print_json, print_table, stdout, table
-from ..frame.verb import verb
+from ..frame.console import print_table, stdout, table
+from ..frame.verb import Command, verb
 
 if TYPE_CHECKING:
     from ...quantize.planning.quantization_plan import Plan, Step
-
-# ---- `plan`: what a recipe would do to every tensor, and where the result would load
 
 
 @dataclass(frozen=True)
@@ -34,39 +17,8 @@ class PlanSettings(ByRecipe):
     """Of which draft, by which recipe."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class PlanReport(Brief):
-    """What a recipe would do to a draft, found out from headers alone.
-
-    Attributes:
-        plan: every tensor with its rule, its action and its bytes.
-        loads: what each known engine does with the result, on each of its GPUs.
-        warnings: what the command line prints as warnings.
-    """
-
-    plan: Plan
-    loads: tuple[EngineCheck, ...]
-    warnings: tuple[str, ...] = ()
-
-    def to_mapping(self) -> dict[str, Any]:
-        """What `--json` prints."""
-        return {**self.plan.to_mapping(), "engines": to_mapping(self.loads)}
-
-    @override
-    def brief(self) -> Mapping[str, object]:
-        plan = self.plan
-        return {
-            "recipe": plan.recipe.name,
-            "draft": plan.draft.checkpoint.folder,
-            "linears": f"{len(plan.quantized)} to quantize",
-            "size": f"{megabytes(plan.bytes_before)} -> {megabytes(plan.bytes_after)}",
-            "loads in": loading_places(self.loads),
-            "warnings": len(self.warnings) or None,
-        }
-
-
 @verb(PlanSettings)
-def plan(settings: PlanSettings) -> PlanReport:
+def plan(settings: PlanSettings) -> "reports.PlanReport":
     """Show what a recipe would do to every tensor of a draft. Nothing is written.
 
     Returns:
@@ -76,33 +28,27 @@ def plan(settings: PlanSettings) -> PlanReport:
     Raises:
         DraftQuantError: the draft or the recipe cannot be read, or they do not fit each other.
     """
-    _, draft = open_draft(settings.draft, settings.subtree, settings.listener)
-    recipe = chosen_recipe(settings.choice, settings.listener)
-    made = make_plan(recipe, draft, target_layers=settings.target_layers)
-    loads = planned_verdicts(made)
-    problem = nothing_loads(made, loads)
-    if problem:
-        settings.listener.warning(problem)
-    return PlanReport(plan=made, loads=loads)
+    from ...quantize.inspection import plan_draft
+
+    return plan_draft(
+        settings.draft,
+        settings.choice,
+        settings.listener,
+        subtree=settings.subtree,
+        target_layers=settings.target_layers,
+    )
 
 
-VERB = plan
+def _show(report: "reports.PlanReport", _settings: object) -> None:
+    from ...quantize.engines.plan_verdicts import verdict_lines
 
-
-def run(options: argparse.Namespace) -> int:
-    """Print every tensor of the plan, and where the result would load."""
-    report = plan.run(options.settings)
-    if options.json:
-        print_json(report.to_mapping())
-    else:
-        print_plan(report.plan)
-        for line in verdict_lines(report.loads):
-            stdout().line(line)
-    return 0
+    print_plan(report.plan)
+    for line in verdict_lines(report.loads):
+        stdout().line(line)
 
 
 def print_plan(plan: "Plan") -> None:
-    """Print a plan as a table with its sums."""
+    """A plan as a table with its sums."""
     from ...quantize.drafts.geometry import vocabulary_share
 
     recipe = plan.recipe
@@ -177,6 +123,8 @@ def print_plan(plan: "Plan") -> None:
 
 def _experts_as_one(plan: "Plan") -> list[tuple["Step", int]]:
     """The steps, of routed experts that have all the same done to them the first, and how many."""
+    from ...quantize.drafts.shared.mixture import of_any_expert
+
     counts: dict[tuple[Any, ...], int] = {}
     first: dict[tuple[Any, ...], Step] = {}
     for step in plan.steps:
@@ -189,5 +137,10 @@ def _experts_as_one(plan: "Plan") -> list[tuple["Step", int]]:
 
 def _name(step: "Step", count: int) -> str:
     """A tensor's name, of several experts with the number of them."""
+    from ...quantize.drafts.shared.mixture import of_any_expert
+
     name = step.row.tensor.name
     return name if count == 1 else f"{of_any_expert(name)} (x{count})"
+
+
+COMMAND = Command(plan, _show)

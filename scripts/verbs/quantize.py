@@ -6,7 +6,6 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from ...quantize.engines.plan_verdicts import to_mapping, verdict_lines
 from ...quantize.files.card_text import CARD_FILE, is_ours, read_card
 from ...recipes.decode import AT_LEAST_1, SHARE_OR_ALL
 from ...recipes.regular_file import optional_path
@@ -148,6 +147,8 @@ def _say_beside(report: "reports.QuantizeReport", settings: QuantizeSettings) ->
 
 def _show(report: "reports.QuantizeReport", settings: QuantizeSettings) -> None:
     """What was written, what verification found, and where it loads."""
+    from ...quantize.engines.plan_verdicts import verdict_lines
+
     plan, out = report.plan, stdout()
     times = ", ".join(f"{stage} {spent:.1f} s" for stage, spent in _seconds(settings).items())
     changed = len(plan.quantized) + len(report.balanced.keys() | report.learned_norms.keys())
@@ -197,26 +198,7 @@ def _seconds(settings: QuantizeSettings) -> Mapping[str, float]:
 
 
 def _mapping(report: "reports.QuantizeReport", settings: QuantizeSettings) -> dict[str, Any]:
-    plan = report.plan
-    return {
-        "out": str(report.out),
-        "recipe": plan.recipe.name,
-        "bytes_before": plan.bytes_before,
-        "bytes_after": plan.bytes_after,
-        "quantized": [step.row.tensor.name for step in plan.quantized],
-        "cuts": [{"size": one.size, "vocabulary": one.vocabulary} for one in report.cuts],
-        "config_changes": dict(report.config_changes),
-        "dropped": dict(report.dropped),
-        "balanced": dict(report.balanced),
-        "learned_norms": dict(report.learned_norms),
-        "few_inputs": dict(report.few_inputs),
-        "damping": dict(report.damping),
-        "lints": [one.name for one in report.lints],
-        "warnings": list(report.warnings),
-        "seconds": _seconds(settings),
-        "verification": report.verification.to_mapping(),
-        "engines": to_mapping(report.loads),
-    }
+    return report.to_mapping(_seconds(settings))
 
 
 COMMAND = Command(quantize, _show, _mapping, beside=_say_beside)

@@ -1,15 +1,15 @@
 """`unpickle`: a draft's pickled weights (pytorch_model.bin) as safetensors."""
 
-import argparse
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ...quantize.files.hub import resolve_draft
 from ..frame import reports
 from ..frame.arguments import Draft, OutFolder
-from ..frame.console import megabytes, print_json, stdout
+from ..frame.console import megabytes, stdout
 from ..frame.settings import Settings
-from ..frame.verb import verb
+from ..frame.verb import Command, verb
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,27 +36,21 @@ def unpickle(settings: UnpickleSettings) -> "reports.Unpickled":
     return unpickle_draft(resolve_draft(str(settings.draft)).folder, Path(settings.out))
 
 
-# ---- `draftquant unpickle`: a draft's pickled weights (pytorch_model.bin) as safetensors
+def _show(done: "reports.Unpickled", _settings: object) -> None:
+    stdout().line(
+        (str(done.out), "bold"),
+        f": {done.tensors} tensors of {', '.join(done.files)}, {megabytes(done.nbytes)}, value"
+        " for value",
+    )
 
-VERB = unpickle
+
+def _mapping(done: "reports.Unpickled", _settings: object) -> dict[str, Any]:
+    return {
+        "out": str(done.out),
+        "files": list(done.files),
+        "tensors": done.tensors,
+        "bytes": done.nbytes,
+    }
 
 
-def run(options: argparse.Namespace) -> int:
-    """Unpickle, and print what was written."""
-    done = unpickle.run(options.settings)
-    if options.json:
-        print_json(
-            {
-                "out": str(done.out),
-                "files": list(done.files),
-                "tensors": done.tensors,
-                "bytes": done.nbytes,
-            }
-        )
-    else:
-        stdout().line(
-            (str(done.out), "bold"),
-            f": {done.tensors} tensors of {', '.join(done.files)}, {megabytes(done.nbytes)}, value"
-            " for value",
-        )
-    return 0
+COMMAND = Command(unpickle, _show, _mapping)

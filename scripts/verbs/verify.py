@@ -1,30 +1,18 @@
 """`verify`: re-read a quantized draft and compare it with its source."""
 
-import argparse
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-from typing_extensions import override
-
-from ...quantize.files.checkpoint import Checkpoint
-from ...quantize.files.hub import DraftSource, Reference, resolve_draft
-from ...recipes.brief import Brief
-from ...recipes.errors import CheckpointError
+from ...quantize.files.hub import Reference
 from ...recipes.regular_file import optional_path
-from ..frame import arguments
-from ..frame.console import print_json, print_table, stdout, table
+from ..frame import arguments, reports
+from ..frame.console import print_table, stdout, table
 from ..frame.settings import Option, Settings
-from ..frame.verb import verb
+from ..frame.verb import Command, verb
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ...quantize.files.provenance import GraftedProvenance
-    from ...quantize.verify import Fault, GraftVerification
-    from ...quantize.verify.comparison import VerifyReport
+    from ...quantize.verify import Fault, GraftVerification, VerifyReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,45 +49,8 @@ class VerifySettings(Settings):
     ] = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Verification(Brief):
-    """What verifying a folder found.
-
-    Attributes:
-        comparison: how the folder compares with its source; None of a target's folder.
-        graft: the same of a target's folder with a layer in it.
-    """
-
-    comparison: "VerifyReport | None"
-    graft: "GraftVerification | None" = None
-
-    @property
-    def ok(self) -> bool:
-        """Every byte is right."""
-        return self._found.ok
-
-    @property
-    def _found(self) -> "VerifyReport | GraftVerification":
-        found = self.comparison or self.graft
-        assert found is not None  # one of the two was compared
-        return found
-
-    @property
-    def faults(self) -> tuple[str, ...]:
-        """All that is wrong."""
-        return tuple(str(fault) for fault in self._found.faults)
-
-    def to_mapping(self) -> dict[str, Any]:
-        """What `--json` prints."""
-        return self._found.to_mapping()
-
-    @override
-    def brief(self) -> Mapping[str, object]:
-        return {**self._found.brief(), "faults": len(self.faults) or None}
-
-
 @verb(VerifySettings)
-def verify(settings: VerifySettings) -> Verification:
+def verify(settings: VerifySettings) -> "reports.Verification":
     """Check every byte of a quantized folder against the draft that it was made from.
 
     Example:
@@ -114,145 +65,24 @@ def verify(settings: VerifySettings) -> Verification:
         CheckpointError: the source is not an unquantized draft, or the folder is not a checkpoint.
         DeclarationError: the folder of another tool declares a quantization that is not supported.
     """
-    record = _grafted_record(settings)
-    if record is not None:
-        return Verification(comparison=None, graft=_compared_graft(settings, record))
-    return Verification(comparison=_compared(settings))
+    from ...quantize.verify.verification import Asked, verify_as_asked
+
+    asked = Asked(
+        output=settings.output,
+        against=settings.against,
+        subtree=settings.subtree,
+        foreign=settings.foreign,
+        layer=settings.layer,
+        target=optional_path(settings.target),
+    )
+    return verify_as_asked(asked, settings.listener)
 
 
-def _grafted_record(settings: VerifySettings) -> "GraftedProvenance | None":
-    """What a target's folder with a layer in it records; None of every other folder.
-
-    Raises:
-        CheckpointError: --layer was given for another one.
-    """
-    from ...quantize.files.provenance import GraftedProvenance
-    from ...quantize.files.provenance_file import read_provenance
-
-    record = None
-    folder = Path(str(settings.output))
-    with suppress(CheckpointError):  # one that cannot be read is a fault of the folder
-        record = read_provenance(folder) if folder.is_dir() else None
-    if isinstance(record, GraftedProvenance):
-        return record
-    if settings.layer is not None:
-        raise CheckpointError(
-            "--layer",
-            f"{settings.output} is no target's folder that `draftquant graft` wrote",
-            fix="leave it out",
-        )
-    return None
-
-
-def _compared_graft(settings: VerifySettings, record: "GraftedProvenance") -> "GraftVerification":
-    """A target's folder with a layer in it, against the target, and the layer's own folder."""
-    from ...quantize.files.digests import algorithm_of
-    from ...quantize.verify import verify_graft
-
-    layer = None
-    if settings.layer is not None:
-        layer = resolve_draft(str(settings.layer), settings.subtree).checkpoint()
-    with settings.listener.bar("verify", None) as bar:
-        return verify_graft(
-            Path(str(settings.output)),
-            Path(str(settings.against)),
-            record.layers,
-            layer=layer,
-            record=record,
-            algorithm=algorithm_of(record.digests),
-            on_progress=bar.advance,
-        )
-
-
-def _compared(settings: VerifySettings) -> "VerifyReport":
-    """The folder against its source."""
-    from ...quantize.verify import folder_verification
-
-    source = resolve_draft(str(settings.against), settings.subtree)
-    quantized = resolve_draft(str(settings.output))
-    _check_sides(quantized, source)
-    if settings.foreign:
-        _check_declaration(quantized)
-    with settings.listener.bar("read headers", None) as bar:
-
-        def show(done: int, total: int) -> None:
-            if not bar.measured:
-                bar.phase("verify", total, "bytes")
-            bar.set(done, total)
-
-        return folder_verification.verify(
-            quantized.folder,
-            source.folder,
-            show,
-            foreign=settings.foreign,
-            target=optional_path(settings.target),
-            subtree=source.subtree,
-        )
-
-
-def _check_declaration(output: DraftSource) -> None:
-    """What another tool declares is understood; what else is wrong is a fault of the report.
-
-    Raises:
-        DeclarationError: it is not.
-    """
-    from ...quantize.stored.stored_declaration import declared_scheme
-
-    with suppress(CheckpointError):
-        declared_scheme(Checkpoint.open(output.folder))
-
-
-def _check_sides(output: DraftSource, source: DraftSource) -> None:
-    """The two are not swapped, and the source is of the family that was quantized.
-
-    Raises:
-        CheckpointError: they are, or it is not.
-    """
-    from ...quantize.drafts.recognition import refuse_other_kinds
-    from ...quantize.files.provenance import CutProvenance, QuantizedProvenance
-    from ...quantize.files.provenance_file import read_provenance
-    from ...quantize.stored.stored_declaration import looks_quantized
-    from ...quantize.stored.stored_draft import StoredDraft
-
-    given = source.checkpoint()
-    record = None
-    with suppress(CheckpointError):  # one that cannot be read is a fault of the folder
-        record = read_provenance(output.folder)
-    was_cut = isinstance(record, CutProvenance)
-    refuse_other_kinds(given)
-    if looks_quantized(given) and not was_cut:
-        raise CheckpointError(
-            source.folder,
-            "expected the unquantized draft behind --against, but this one is quantized",
-            fix="are the two in the wrong order? Then run draftquant verify"
-            f" {source.folder} --against {output.folder}",
-        )
-    family = StoredDraft.look(given).draft.family.name
-    made = record if isinstance(record, QuantizedProvenance | CutProvenance) else None
-    if made is not None and made.source.family != family:
-        raise CheckpointError(
-            source.folder,
-            f"is of family {family}: {output.folder} was made from one of {made.source.family}",
-            fix="give the draft that it was made from behind --against",
-        )
-
-
-# ---- `draftquant verify`: re-read a quantized draft and compare it with its source
-
-VERB = verify
-
-
-def run(options: argparse.Namespace) -> int:
-    """Verify, and print what was found; 1 where anything is wrong."""
-    found = verify.run(options.settings)
-    if options.json:
-        print_json(found.to_mapping())
-        return 0 if found.ok else 1
+def _show(found: "reports.Verification", _settings: object) -> None:
     if found.comparison is not None:
         print_verification(found.comparison)
     if found.graft is not None:
         _print_graft(found.graft)
-    return 0 if found.ok else 1
 
 
 def _print_graft(report: "GraftVerification") -> None:
@@ -275,7 +105,7 @@ def _print_graft(report: "GraftVerification") -> None:
     _print_faults(report.faults)
 
 
-def _print_faults(faults: "Sequence[Fault]") -> None:
+def _print_faults(faults: Sequence["Fault"]) -> None:
     out = stdout()
     out.line(("WRONG", "bold red"), f": {len(faults)} fault(s)")
     for fault in faults:
@@ -340,3 +170,6 @@ def print_verification(report: "VerifyReport") -> None:
         )
         return
     _print_faults(report.faults)
+
+
+COMMAND = Command(verify, _show, exit_code=lambda found: 0 if found.ok else 1)

@@ -1,41 +1,30 @@
 """`vocab`: rows of a draft's head, chosen by what its target says; written, or judged by size."""
 
-import argparse
-import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from ...quantize.files.hub import resolve_draft
-from ...quantize.files.report_files import check_reports, write_reports
+from ...quantize.files.report_files import check_reports
 from ...quantize.files.staging import check_output
 from ...recipes.decode import AT_LEAST_1
+from ...recipes.errors import ReplayError
 from ...recipes.regular_file import AnyPath, optional_path
 from ...validate.counting.acceptance_counts import Passes
 from ..frame import arguments, reports
 from ..frame.arguments import PASSES, share
-from ..frame.console import megabytes, print_json, print_table, stderr, stdout, table
+from ..frame.console import megabytes, print_table, stderr, stdout, table
 from ..frame.settings import Option, Settings
-from ..frame.verb import verb
+from ..frame.verb import Command, verb
 
 if TYPE_CHECKING:
     from ...calibration.vocabulary_rows import Choosing, ChosenRows
-    from ...quantize.estimate.work import Machine
     from ...quantize.vocabulary.cut_vocabulary import VocabularyReport
     from ...validate.comparison.size_curve import ChoiceCurve, SizeChange, SizeCurve
-    from ...validate.comparison.size_estimate import (
-        MachineSpeeds,
-        SizeEstimate,
-        SizeSpeed,
-        StepTimes,
-        VocabReport,
-    )
+    from ...validate.comparison.size_estimate import MachineSpeeds, SizeEstimate, SizeSpeed
 
-USUAL_GPU = "h200"
-USUAL_EFFICIENCY = 0.75
-"""As of `estimate`."""
 _USUAL_CONCURRENCY = (1,)
 _OF_THE_CURVE = (
     "sizes", "judge", "gpus", "concurrency", "target_step_ms", "plot", "num_draft_tokens",
@@ -126,8 +115,6 @@ class VocabSettings(Settings, Passes):
 
     def check(self) -> None:
         """Refuse what does not go with a folder, or with the curve; and sampled proposals."""
-        from ...recipes.errors import ReplayError
-
         if self.coverage is not None and not 0 < self.coverage <= 1:
             raise ReplayError(
                 "--coverage",
@@ -176,147 +163,57 @@ def vocab(settings: VocabSettings) -> "reports.VocabReport":
             or the vocabulary of such a draft cannot be cut.
     """
     from ...calibration.passes.on_traces import open_traces
-    from ...calibration.vocabulary_rows import choosing_of
+    from ...calibration.vocabulary_rows import RowsAsked, choosing_of, write_rows
+    from ...validate.comparison.size_estimate import VocabReport
+    from ...validate.comparison.vocabulary_curve import CurveAsked, vocabulary_curve
 
     if settings.out is not None:
         check_output(Path(settings.out))
+    listener, target = settings.listener, optional_path(settings.target)
     choosing = choosing_of(
         resolve_draft(str(settings.draft)),
-        open_traces(settings.traces, settings.listener),
-        target=optional_path(settings.target),
+        open_traces(settings.traces, listener),
+        target=target,
         counts=optional_path(settings.counts),
     )
-    found = _judged(settings, choosing) if settings.curve else _written(settings, choosing)
-    sizes = found.curve.sizes if found.curve is not None else ()
-    most = max((len(found.rows.target_ids) if found.rows is not None else 0, *sizes))
+    if settings.out is not None:
+        asked = RowsAsked(size=settings.size, coverage=settings.coverage, target=target)
+        rows, out = asked.of(choosing), Path(settings.out)
+        cut = write_rows(choosing, rows, out, asked, listener=listener, on_stage=listener.stage)
+        warnings = (*choosing.warnings_of(len(rows.target_ids)), *cut.warnings)
+        return VocabReport(choosing=choosing, rows=rows, cut=cut, warnings=warnings)
+
+    curve = CurveAsked(
+        sizes=settings.sizes,
+        judge=optional_path(settings.judge),
+        gpus=settings.gpus,
+        concurrency=settings.concurrency,
+        target_step_ms=settings.target_step_ms,
+        plot=optional_path(settings.plot),
+    )
+    found = vocabulary_curve(choosing, curve, settings)
+    most = max(found.curve.sizes, default=0) if found.curve is not None else 0
     return replace(found, warnings=(*choosing.warnings_of(most), *found.warnings))
 
 
-def _written(settings: VocabSettings, choosing: "Choosing") -> "VocabReport":
-    """Choose the rows, and write the folder."""
-    from ...calibration.vocabulary_rows import RowsAsked, write_rows
-    from ...validate.comparison.size_estimate import VocabReport
-
-    target, listener = optional_path(settings.target), settings.listener
-    asked = RowsAsked(size=settings.size, coverage=settings.coverage, target=target)
-    rows, out = asked.of(choosing), Path(settings.out or "")
-    written = write_rows(choosing, rows, out, asked, listener=listener, on_stage=listener.stage)
-    return VocabReport(choosing=choosing, rows=rows, cut=written, warnings=written.warnings)
-
-
-def _judged(settings: VocabSettings, choosing: "Choosing") -> "VocabReport":
-    """The curve, and what it is worth in time."""
-    from ...calibration.passes.on_traces import chosen_num_draft_tokens, open_traces
-    from ...calibration.traces.near_duplicates import seen_prompts
-    from ...calibration.vocabulary_rows import check_same_target
-    from ...validate.comparison.size_curve import drawing, size_curve
-    from ...validate.comparison.size_estimate import VocabReport
-    from ...validate.counting.loaded_drafts import load_for_replay
-    from ...validate.judging.candidate_origin import check_apart
-
-    traces, judge = choosing.traces, None
-    sizes = _sizes(settings, choosing)
-    machines, target, concurrencies = _serving(settings)
-    if settings.judge is not None:
-        judge = open_traces(settings.judge, settings.listener)
-        check_same_target(traces, judge)
-        check_apart(judge, seen_prompts(traces), "are among those that choose the rows")
-        for cut in choosing.cuts:
-            check_apart(judge, cut.choice.prompts, "chose the rows that the draft has")
-    loaded = load_for_replay([choosing.source.folder], judge or traces, settings)
-    with settings.listener.bar("replay", len(judge or traces), "work") as bar:
-        curve = size_curve(
-            loaded.drafts[0],
-            choosing.chooser,
-            traces,
-            judge,
-            sizes=sizes,
-            num_draft_tokens=chosen_num_draft_tokens(settings.num_draft_tokens, loaded.drafts),
-            batch_size=settings.batch_size,
-            max_tokens=loaded.max_tokens,
-            on_progress=bar.set,
-        )
-    if settings.plot is not None:
-        name = choosing.source.folder.name
-        write_reports({Path(settings.plot): drawing(curve, name)})
-    estimate, why = _estimate(choosing, curve, machines, target, concurrencies)
-    return VocabReport(
-        choosing=choosing,
-        curve=curve,
-        estimate=estimate,
-        warnings=() if why is None else (why,),
-    )
-
-
-def _sizes(settings: VocabSettings, choosing: "Choosing") -> tuple[int, ...]:
-    """As asked, in ascending order; of the usual ones those that are cuts of this draft."""
-    from ...validate.comparison.size_curve import usual_sizes
-
-    rows = choosing.chooser.num_rows
-    usual = [size for size in usual_sizes(rows) if size >= choosing.least] or [rows // 2]
-    sizes = tuple(sorted(set(settings.sizes or usual)))
-    for size in sizes:
-        choosing.check_size("--sizes", size)
-    return sizes
-
-
-def _serving(
-    settings: VocabSettings,
-) -> "tuple[list[Machine], StepTimes | None, tuple[int, ...]]":
-    """What the curve's speed is estimated for, checked before anything is replayed."""
-    from ...quantize.estimate.work import Machine
-    from ...quantize.gpus import named_gpu
-    from ...validate.comparison.size_estimate import checked_concurrencies, parse_step_times
-
-    concurrencies = checked_concurrencies(settings.concurrency)
-    names = dict.fromkeys(named_gpu(name).name for name in settings.gpus or (USUAL_GPU,))
-    machines = [Machine(gpu=named_gpu(name), efficiency=USUAL_EFFICIENCY) for name in names]
-    if settings.target_step_ms is None:
-        return machines, None, concurrencies
-    return machines, parse_step_times(str(settings.target_step_ms), concurrencies), concurrencies
-
-
-def _estimate(
-    choosing: "Choosing",
-    curve: "SizeCurve",
-    machines: "Sequence[Machine]",
-    target: "StepTimes | None",
-    concurrencies: Sequence[int],
-) -> "tuple[SizeEstimate | None, str | None]":
-    """Bytes and times by size, or why they are not estimated."""
-    from ...recipes.errors import EstimateError
-    from ...validate.comparison.size_estimate import size_estimate
-
-    if choosing.is_quantized:
-        return None, (
-            "bytes and times are estimated of unquantized drafts: give the one that this was made"
-            " of"
-        )
-    try:
-        return size_estimate(choosing.draft, curve, machines, target, concurrencies), None
-    except EstimateError as exc:
-        return None, f"bytes and times are not estimated: {exc.what}"
-
-
-# ---- `draftquant vocab`: rows of a draft's head by what its target says: written, or by size
-
-VERB = vocab
-
-
-def run(options: argparse.Namespace) -> int:
-    """Choose the rows, and print what was written or what every size costs."""
-    report = vocab.run(options.settings)
-    if options.json:
-        print_json(to_mapping(report))
-    elif report.curve is not None:
+def _show(report: "reports.VocabReport", _settings: object) -> None:
+    if report.curve is not None:
         _print_curve(report, report.curve)
     elif report.rows is not None and report.cut is not None:
         _print_rows(report.choosing, report.rows, report.cut)
+
+
+def _mapping(report: "reports.VocabReport", _settings: object) -> dict[str, Any]:
+    from ...validate.comparison.vocabulary_curve import to_mapping
+
+    return to_mapping(report)
+
+
+def _say_beside(report: "reports.VocabReport", settings: VocabSettings) -> None:
     for warning in report.warnings:
         stderr().line(("warning:", "yellow"), f" {warning}")
-    if options.settings.plot:
-        stderr().line((str(options.settings.plot), "bold"), ": the curve")
-    return 0
+    if settings.plot:
+        stderr().line((str(settings.plot), "bold"), ": the curve")
 
 
 def _print_rows(choosing: "Choosing", rows: "ChosenRows", cut: "VocabularyReport") -> None:
@@ -352,7 +249,7 @@ def _print_cut(cut: "VocabularyReport") -> None:
         )
 
 
-def _print_curve(report: "VocabReport", curve: "SizeCurve") -> None:
+def _print_curve(report: "reports.VocabReport", curve: "SizeCurve") -> None:
     out, choosing = stdout(), report.choosing
     out.line(
         (str(choosing.source.folder), "bold"),
@@ -516,68 +413,4 @@ def _advice(one: "MachineSpeeds", off_domain: "MachineSpeeds | None") -> Iterato
         yield f"for traffic like none of the traces: {other.size:,} rows, {gain}"
 
 
-def to_mapping(report: "VocabReport") -> dict[str, Any]:
-    """Plain data for JSON."""
-    choosing = report.choosing
-    found: dict[str, Any] = {
-        "draft": str(choosing.source.folder),
-        "traces": str(choosing.traces.folder),
-        "traces_sha256": choosing.traces.sha256,
-        "target": choosing.traces.manifest.target.name,
-        "vocabulary": choosing.chooser.vocab_size,
-        "num_rows": choosing.chooser.num_rows,
-        "prompts": len(choosing.texts),
-        "tokens": choosing.num_tokens,
-        "distinct_tokens": choosing.num_distinct,
-        "method": choosing.chooser.method,
-        "warnings": list(report.warnings),
-    }
-    if report.rows is not None and report.cut is not None:
-        rows = {**dataclasses.asdict(report.rows), "target_ids": list(report.rows.target_ids)}
-        found |= {"rows": rows, "cut": _cut_mapping(report.cut)}
-    if report.curve is not None:
-        found["curve"] = dataclasses.asdict(report.curve)
-        found["estimate"] = None if report.estimate is None else _estimate_mapping(report.estimate)
-    return found
-
-
-def _cut_mapping(cut: "VocabularyReport") -> dict[str, Any]:
-    return {
-        "out": str(cut.out),
-        "size": cut.size,
-        "size_before": cut.size_before,
-        "head_from": cut.head_from,
-        "bytes_before": cut.bytes_before,
-        "bytes_after": cut.bytes_after,
-        "verification": cut.verification.to_mapping(),
-    }
-
-
-def _estimate_mapping(estimate: "SizeEstimate") -> dict[str, Any]:
-    def of(speeds: "tuple[MachineSpeeds, ...]") -> list[dict[str, Any]]:
-        return [
-            {
-                "gpu": one.gpu,
-                "concurrency": one.concurrency,
-                "sizes": [_speed_mapping(speed) for speed in one.speeds],
-                "recommended": None if one.recommended is None else one.recommended.size,
-                "recommended_within_bounds": list(one.range),
-            }
-            for one in speeds
-        ]
-
-    bytes_by_size: Mapping[int, int] = estimate.drafting_bytes
-    return {
-        "drafting_bytes": {str(size): nbytes for size, nbytes in bytes_by_size.items()},
-        "head_bytes": {str(size): nbytes for size, nbytes in estimate.head_bytes.items()},
-        "context": estimate.context,
-        "chosen": of(estimate.speeds),
-        "off_domain": of(estimate.off_domain),
-    }
-
-
-def _speed_mapping(speed: "SizeSpeed") -> dict[str, Any]:
-    """JSON has no infinity: a size that always pays says so."""
-    found = dataclasses.asdict(speed)
-    always = speed.pays_below is not None and math.isinf(speed.pays_below)
-    return found | {"pays_below": None if always else speed.pays_below, "always_pays": always}
+COMMAND = Command(vocab, _show, _mapping, beside=_say_beside)

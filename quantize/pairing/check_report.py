@@ -1,0 +1,111 @@
+"""What engines do with a draft, alone or beside its target, as it is asked."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from typing_extensions import override
+
+from ...recipes.brief import Brief
+from ..engines import check_draft
+from ..engines.contract import EngineCheck, EngineName, Verdict
+from ..files.hub import Reference, resolve_draft, resolve_target
+from ..gpus import architecture
+from .pair_check import PairCheck, check_pair
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """Of which draft, in which engine, on which GPU; None = the usual one, or all of a pair.
+
+    Attributes:
+        tp: tensor-parallel size.
+        target_args: flags of the target's launch line, in any engine's spelling.
+        target_layers: the target's, after which vLLM numbers the draft's.
+        largest_feature: magnitude among recorded hidden states of the target.
+    """
+
+    draft: Reference
+    engine: EngineName | None = None
+    version: str | None = None
+    gpu: str | None = None
+    tp: int | None = None
+    target: Reference | None = None
+    target_args: str | None = None
+    target_layers: int | None = None
+    subtree: str | None = None
+    largest_feature: Callable[[], float | None] = lambda: None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class CheckReport(Brief):
+    """What an engine does with a draft.
+
+    Attributes:
+        answer: the engine's answer.
+        pair: what the engines do with the draft beside its target; None without `target=`.
+    """
+
+    answer: EngineCheck
+    pair: PairCheck | None = None
+
+    @property
+    def verdict(self) -> Verdict:
+        """LOADS, LOADS BUT WRONG, REFUSED or UNKNOWN: of the pair, where a target is given."""
+        return self.pair.verdict if self.pair is not None else self.answer.verdict
+
+    @property
+    def remedy(self) -> str | None:
+        """What to do where it does not load, None where it does."""
+        return self.pair.remedy if self.pair is not None else self.answer.remedy
+
+    @property
+    def exit_code(self) -> int:
+        """0 LOADS, 1 LOADS BUT WRONG or REFUSED, 3 UNKNOWN."""
+        return {"LOADS": 0, "LOADS BUT WRONG": 1, "REFUSED": 1, "UNKNOWN": 3}[self.verdict]
+
+    def to_mapping(self) -> dict[str, Any]:
+        """What `--json` prints."""
+        return self.pair.to_mapping() if self.pair is not None else _mapping(self.answer)
+
+    @override
+    def brief(self) -> Mapping[str, object]:
+        return self.pair.brief() if self.pair is not None else self.answer.brief()
+
+
+def check_as_asked(asked: Asked) -> CheckReport:
+    """The answer for the draft alone, in the first engine that is asked, and for the pair."""
+    folder = resolve_draft(str(asked.draft), asked.subtree).folder
+    arch = architecture(asked.gpu) if asked.gpu else None
+    if asked.target is None:
+        assert asked.engine is not None  # refused by who asks
+        answer = check_draft(
+            folder,
+            engine=asked.engine,
+            version=asked.version,
+            arch=arch,
+            tp=asked.tp or 1,
+            target_layers=asked.target_layers,
+            asked=asked.gpu,
+        )
+        return CheckReport(answer=answer)
+    pair = check_pair(
+        folder,
+        resolve_target(str(asked.target)),
+        engine=asked.engine,
+        version=asked.version,
+        arch=arch,
+        tp=asked.tp,
+        target_args=asked.target_args,
+        asked=asked.gpu,
+        named=(str(asked.draft), str(asked.target)),
+        subtree=asked.subtree,
+        largest_feature=asked.largest_feature(),
+    )
+    return CheckReport(answer=pair.engines[0].answer, pair=pair)
+
+
+def _mapping(answer: EngineCheck) -> dict[str, Any]:
+    findings = [finding._asdict() for finding in answer.findings]
+    return {**dataclasses.asdict(answer), "findings": findings}

@@ -1,0 +1,193 @@
+"""What the rows of a head are worth by their number: the curve, times on GPUs, and both as JSON."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...calibration.passes.on_traces import chosen_num_draft_tokens, open_traces
+from ...calibration.traces.near_duplicates import seen_prompts
+from ...calibration.vocabulary_rows import Choosing, check_same_target
+from ...quantize.estimate.work import Machine
+from ...quantize.files.report_files import write_reports
+from ...quantize.gpus import named_gpu
+from ...quantize.vocabulary.cut_vocabulary import VocabularyReport
+from ...recipes.errors import EstimateError
+from ..counting.acceptance_counts import Passes
+from ..counting.loaded_drafts import load_for_replay
+from ..judging.candidate_origin import check_apart
+from .size_curve import SizeCurve, drawing, size_curve, usual_sizes
+from .size_estimate import (
+    MachineSpeeds,
+    SizeEstimate,
+    SizeSpeed,
+    StepTimes,
+    VocabReport,
+    checked_concurrencies,
+    parse_step_times,
+    size_estimate,
+)
+
+USUAL_GPU = "h200"
+USUAL_EFFICIENCY = 0.75
+"""As of `estimate`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurveAsked:
+    """Which sizes are judged by which prompts, and estimated for which GPUs.
+
+    Attributes:
+        sizes: rows; empty = the usual ones.
+        judge: folder of traces of other prompts; None = the choosing ones, part by part.
+        target_step_ms: measured time of the target's verify step, or by concurrency.
+        plot: file to draw the curve in.
+    """
+
+    sizes: Sequence[int]
+    judge: Path | None
+    gpus: Sequence[str]
+    concurrency: Sequence[int]
+    target_step_ms: str | float | None
+    plot: Path | None
+
+
+def vocabulary_curve(choosing: Choosing, asked: CurveAsked, how: Passes) -> VocabReport:
+    """The curve, by one replay as it is asked, and what it is worth in time."""
+    traces, judge = choosing.traces, None
+    sizes = _sizes(asked, choosing)
+    machines, target, concurrencies = _serving(asked)
+    if asked.judge is not None:
+        judge = open_traces(asked.judge, how.listener)
+        check_same_target(traces, judge)
+        check_apart(judge, seen_prompts(traces), "are among those that choose the rows")
+        for cut in choosing.cuts:
+            check_apart(judge, cut.choice.prompts, "chose the rows that the draft has")
+    loaded = load_for_replay([choosing.source.folder], judge or traces, how)
+    with how.listener.bar("replay", len(judge or traces), "work") as bar:
+        curve = size_curve(
+            loaded.drafts[0],
+            choosing.chooser,
+            traces,
+            judge,
+            sizes=sizes,
+            num_draft_tokens=chosen_num_draft_tokens(how.num_draft_tokens, loaded.drafts),
+            batch_size=how.batch_size,
+            max_tokens=loaded.max_tokens,
+            on_progress=bar.set,
+        )
+    if asked.plot is not None:
+        write_reports({asked.plot: drawing(curve, choosing.source.folder.name)})
+    estimate, why = _estimate(choosing, curve, machines, target, concurrencies)
+    warnings = () if why is None else (why,)
+    return VocabReport(choosing=choosing, curve=curve, estimate=estimate, warnings=warnings)
+
+
+def _sizes(asked: CurveAsked, choosing: Choosing) -> tuple[int, ...]:
+    """As asked, in ascending order; of the usual ones those that are cuts of this draft."""
+    rows = choosing.chooser.num_rows
+    usual = [size for size in usual_sizes(rows) if size >= choosing.least] or [rows // 2]
+    sizes = tuple(sorted(set(asked.sizes or usual)))
+    for size in sizes:
+        choosing.check_size("--sizes", size)
+    return sizes
+
+
+def _serving(
+    asked: CurveAsked,
+) -> tuple[list[Machine], StepTimes | None, tuple[int, ...]]:
+    """What the curve's speed is estimated for, checked before anything is replayed."""
+    concurrencies = checked_concurrencies(asked.concurrency)
+    names = dict.fromkeys(named_gpu(name).name for name in asked.gpus or (USUAL_GPU,))
+    machines = [Machine(gpu=named_gpu(name), efficiency=USUAL_EFFICIENCY) for name in names]
+    if asked.target_step_ms is None:
+        return machines, None, concurrencies
+    return machines, parse_step_times(str(asked.target_step_ms), concurrencies), concurrencies
+
+
+def _estimate(
+    choosing: Choosing,
+    curve: SizeCurve,
+    machines: Sequence[Machine],
+    target: StepTimes | None,
+    concurrencies: Sequence[int],
+) -> tuple[SizeEstimate | None, str | None]:
+    """Bytes and times by size, or why they are not estimated."""
+    if choosing.is_quantized:
+        return None, (
+            "bytes and times are estimated of unquantized drafts: give the one that this was made"
+            " of"
+        )
+    try:
+        return size_estimate(choosing.draft, curve, machines, target, concurrencies), None
+    except EstimateError as exc:
+        return None, f"bytes and times are not estimated: {exc.what}"
+
+
+def to_mapping(report: VocabReport) -> dict[str, Any]:
+    """Plain data for JSON."""
+    choosing = report.choosing
+    found: dict[str, Any] = {
+        "draft": str(choosing.source.folder),
+        "traces": str(choosing.traces.folder),
+        "traces_sha256": choosing.traces.sha256,
+        "target": choosing.traces.manifest.target.name,
+        "vocabulary": choosing.chooser.vocab_size,
+        "num_rows": choosing.chooser.num_rows,
+        "prompts": len(choosing.texts),
+        "tokens": choosing.num_tokens,
+        "distinct_tokens": choosing.num_distinct,
+        "method": choosing.chooser.method,
+        "warnings": list(report.warnings),
+    }
+    if report.rows is not None and report.cut is not None:
+        rows = {**dataclasses.asdict(report.rows), "target_ids": list(report.rows.target_ids)}
+        found |= {"rows": rows, "cut": _cut_mapping(report.cut)}
+    if report.curve is not None:
+        found["curve"] = dataclasses.asdict(report.curve)
+        found["estimate"] = None if report.estimate is None else _estimate_mapping(report.estimate)
+    return found
+
+
+def _cut_mapping(cut: VocabularyReport) -> dict[str, Any]:
+    return {
+        "out": str(cut.out),
+        "size": cut.size,
+        "size_before": cut.size_before,
+        "head_from": cut.head_from,
+        "bytes_before": cut.bytes_before,
+        "bytes_after": cut.bytes_after,
+        "verification": cut.verification.to_mapping(),
+    }
+
+
+def _estimate_mapping(estimate: SizeEstimate) -> dict[str, Any]:
+    def of(speeds: tuple[MachineSpeeds, ...]) -> list[dict[str, Any]]:
+        return [
+            {
+                "gpu": one.gpu,
+                "concurrency": one.concurrency,
+                "sizes": [_speed_mapping(speed) for speed in one.speeds],
+                "recommended": None if one.recommended is None else one.recommended.size,
+                "recommended_within_bounds": list(one.range),
+            }
+            for one in speeds
+        ]
+
+    bytes_by_size: Mapping[int, int] = estimate.drafting_bytes
+    return {
+        "drafting_bytes": {str(size): nbytes for size, nbytes in bytes_by_size.items()},
+        "head_bytes": {str(size): nbytes for size, nbytes in estimate.head_bytes.items()},
+        "context": estimate.context,
+        "chosen": of(estimate.speeds),
+        "off_domain": of(estimate.off_domain),
+    }
+
+
+def _speed_mapping(speed: SizeSpeed) -> dict[str, Any]:
+    """JSON has no infinity: a size that always pays says so."""
+    found = dataclasses.asdict(speed)
+    always = speed.pays_below is not None and math.isinf(speed.pays_below)
+    return found | {"pays_below": None if always else speed.pays_below, "always_pays": always}
