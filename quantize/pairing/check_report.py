@@ -12,7 +12,8 @@ from ..engines import check_draft
 from ..engines.contract import EngineCheck, EngineName, Verdict
 from ..files.hub import Reference, resolve_draft, resolve_target
 from ..gpus import architecture
-from .pair_check import PairCheck, check_pair
+from .pair import PairCheck
+from .pair_check import check_pair
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

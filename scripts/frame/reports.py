@@ -50,7 +50,7 @@ _HOMES = {
     "GateReport": "validate.judging.judgement",
     "GoldenText": "validate.runs.golden_run",
     "GraftReport": "quantize.grafting.graft_layer",
-    "ImportReport": "calibration.dumps.dump_conventions",
+    "ImportReport": "calibration.dumps.import_dump",
     "Inspection": "quantize.inspection",
     "JointReport": "validate.served.joint_report",
     "ListedRecipe": "quantize.engines.listed_recipes",
