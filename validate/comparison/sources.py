@@ -12,7 +12,7 @@ from ...recipes.errors import CompareError
 from ...recipes.formats import AS_STORED, FP8_CACHE, KvCacheDtype, OnlineHead, ServedForm
 from ...recipes.regular_file import open_stream, read_text
 from ...recipes.strict_json import JsonProblem, decode, parse_json
-from ..counting.acceptance_counts import AcceptanceCounts, ContextCounts, DraftSampling, estimand
+from ..counting.acceptance_counts import AcceptanceCounts, DraftSampling, PromptKey, estimand
 from ..counting.draft_counts import (
     DraftReplay,
     PromptCounts,
@@ -46,7 +46,7 @@ _LEFT = ("confidence_head", "shortened")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayedPrompt:
+class ReplayedPrompt(PromptKey):
     """One prompt; `num_steps` is the sum of `histogram`, which has K + 1 columns.
 
     Attributes:
@@ -54,9 +54,6 @@ class ReplayedPrompt:
         context_bins: [bins, K + 1] the histogram by context bin, without the empty bins at the end.
     """
 
-    id: str
-    category: str
-    prompt_sha256: str
     num_steps: float
     histogram: tuple[float, ...]
     cluster: str = ""
@@ -79,16 +76,9 @@ class ReplayedPrompt:
 
     def counted(self, context_edges: Sequence[int]) -> PromptCounts:
         """What was counted of it."""
-        return PromptCounts(
-            id=self.id,
-            category=self.category,
-            prompt_sha256=self.prompt_sha256,
-            counts=AcceptanceCounts(histogram=self.histogram),
-            cluster=self.cluster,
-            contexts=ContextCounts.of_histograms(
-                self.context_bins, len(self.histogram) - 1, context_edges
-            ),
-        )
+        counts = AcceptanceCounts(histogram=self.histogram)
+        bins = self.context_bins
+        return PromptCounts.of(self, counts, self.cluster, bins=bins, edges=context_edges)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -446,13 +436,7 @@ def contestant_of(measurement: Measurement, num_draft_tokens: int) -> Contestant
     speculation = measurement.setup.speculation
     assert speculation is not None  # see `num_draft_tokens_of`
     prompts = tuple(
-        PromptCounts(
-            id=record.id,
-            category=record.category,
-            prompt_sha256=record.prompt_sha256,
-            counts=whole_counts(record, num_draft_tokens),
-            cluster=record.cluster or "",
-        )
+        PromptCounts.of(record, whole_counts(record, num_draft_tokens), record.cluster or "")
         for record in measurement.records
     )
     return Contestant(name=measurement.name, sha256=speculation.draft_sha256, prompts=prompts)

@@ -89,6 +89,24 @@ class AcceptanceCounts:
         return [sum(self.histogram[j:]) for j in range(len(self.histogram))]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptKey:
+    """Which prompt it is: what every record of what was counted of one begins with.
+
+    `prompt_sha256` is of its token ids, so that one prompt under two ids is known as one; of a
+    later turn, that of its conversation's first.
+    """
+
+    id: str
+    category: str
+    prompt_sha256: str
+
+    @property
+    def identity(self) -> tuple[str, str]:
+        """What two drafts must have been counted on alike."""
+        return self.id, self.prompt_sha256
+
+
 def pooled(counts: Iterable[AcceptanceCounts], num_draft_tokens: int) -> AcceptanceCounts:
     """The sum of counts, zero steps for none."""
     none: tuple[float, ...] = (0,) * (num_draft_tokens + 1)

@@ -17,19 +17,17 @@ from ...calibration.traces.manifest import Sampling, TargetIdentity
 from ...calibration.traces.trace_info import FeatureEvidence
 from ...quantize.drafts.draft_cache import CacheScaleOrigin
 from ...recipes.brief import Brief
-from .acceptance_counts import AcceptanceCounts, ContextCounts, DraftSampling, pooled
+from .acceptance_counts import AcceptanceCounts, ContextCounts, DraftSampling, PromptKey, pooled
 
 _NEGLIGIBLE = 1e-3
 """Expected or weighted verify steps: fewer of a prompt in a context bin say nothing of that bin."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PromptCounts:
+class PromptCounts(PromptKey):
     """One prompt under one draft.
 
     Attributes:
-        prompt_sha256: of its token ids, so that one prompt under two ids is known as one; of a
-            later turn, that of its conversation's first.
         counts: whole numbers unless they are expected or weighted.
         cluster: that hash of the first of the prompts with which it belongs together (near
             duplicates, prompts of a declared cluster); "" = with none of another hash.
@@ -37,18 +35,32 @@ class PromptCounts:
         contexts: None where it is not known how many tokens stood before each step.
     """
 
-    id: str
-    category: str
-    prompt_sha256: str
     counts: AcceptanceCounts
     cluster: str = ""
     alike: str = ""
     contexts: ContextCounts | None = None
 
-    @property
-    def identity(self) -> tuple[str, str]:
-        """What two drafts must have been counted on alike."""
-        return self.id, self.prompt_sha256
+    @classmethod
+    def of(
+        cls,
+        prompt: PromptKey,
+        counts: AcceptanceCounts,
+        cluster: str = "",
+        alike: str = "",
+        *,
+        bins: Sequence[Sequence[float]] = (),
+        edges: Sequence[int] = (),
+    ) -> "PromptCounts":
+        """Of a record of it, with the histograms by context bin that it has."""
+        return PromptCounts(
+            id=prompt.id,
+            category=prompt.category,
+            prompt_sha256=prompt.prompt_sha256,
+            counts=counts,
+            cluster=cluster,
+            alike=alike,
+            contexts=ContextCounts.of_histograms(bins, counts.num_draft_tokens, edges),
+        )
 
     @property
     def counted_with(self) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ...recipes.decode import CONFIDENCE
-from ..counting.acceptance_counts import AcceptanceCounts, ContextBins, ContextCounts
+from ..counting.acceptance_counts import AcceptanceCounts, ContextBins, PromptKey
 from ..counting.draft_counts import DraftCounts, DraftReplay, PromptCounts
 from ..counting.paired_change import PairedChange
 from .policy import EXIT_CODES, Verdict
@@ -67,15 +67,12 @@ class DraftFigures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PromptFigures:
+class PromptFigures(PromptKey):
     """One recorded prompt under both drafts: [K + 1] histograms, and [bins, K + 1] where known.
 
     `alike` None = as `cluster`, and what earlier versions wrote.
     """
 
-    id: str
-    category: str
-    prompt_sha256: str
     baseline: tuple[float, ...]
     candidate: tuple[float, ...]
     cluster: str = ""
@@ -104,15 +101,9 @@ class PromptFigures:
         """Under one of the two drafts."""
         histogram = self.candidate if of_candidate else self.baseline
         bins = self.candidate_context_bins if of_candidate else self.baseline_context_bins
-        return PromptCounts(
-            id=self.id,
-            category=self.category,
-            prompt_sha256=self.prompt_sha256,
-            counts=AcceptanceCounts(histogram=histogram),
-            cluster=self.cluster,
-            alike=self.cluster if self.alike is None else self.alike,
-            contexts=ContextCounts.of_histograms(bins, len(histogram) - 1, context_edges),
-        )
+        alike = self.cluster if self.alike is None else self.alike
+        counts = AcceptanceCounts(histogram=histogram)
+        return PromptCounts.of(self, counts, self.cluster, alike, bins=bins, edges=context_edges)
 
 
 def draft_figures(replay: DraftReplay) -> DraftFigures:

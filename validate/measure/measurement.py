@@ -19,7 +19,7 @@ from ...calibration.traces.manifest import is_printable_name
 from ...recipes.brief import Brief
 from ...recipes.decode import AT_LEAST_0, AT_LEAST_1, HEX_64, SHARE_OR_ALL, Bounds
 from ...recipes.errors import short
-from ..counting.acceptance_counts import AcceptanceCounts, pooled
+from ..counting.acceptance_counts import AcceptanceCounts, PromptKey, pooled
 
 EngineName = Literal["vllm", "sglang", "tensorrt-llm"]
 ToldBy = Literal["path", "tensors", "name", "user"]
@@ -103,7 +103,7 @@ class Setup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RequestRecord:
+class RequestRecord(PromptKey):
     """What one prompt got; None = not asked for, or the engine does not tell.
 
     Attributes:
@@ -118,8 +118,6 @@ class RequestRecord:
         time_to_first_token, latency: seconds from sending the answered attempt.
     """
 
-    id: str
-    category: str
     prompt_sha256: Annotated[str, HEX_64]
     num_prompt_tokens: Annotated[int, AT_LEAST_1]
     token_ids: tuple[int, ...]
