@@ -176,7 +176,9 @@ def compare(
     CONFIDENCE.check(CompareError, "--confidence", confidence, fix="write 95 % as 0.95")
     _check_number(drafts)
     samples = samples_of(drafts, traffic or {})
-    found = scopes_of(samples, drafts.names, confidence, every_pair=_every_pair(drafts))
+    pairs, scopes = math.comb(len(drafts.names), 2), len(set(drafts.categories)) + 1
+    every_pair = scopes * pairs * len(drafts.categories) <= _MOST_VALUES
+    found = scopes_of(samples, drafts.names, confidence, every_pair=every_pair)
     return ComparisonReport(
         counted_by=counted_by,
         num_draft_tokens=num_draft_tokens,
@@ -205,11 +207,6 @@ def _check_number(drafts: CountedDrafts) -> None:
             f" {_MOST_VALUES:,} contributions of prompts to estimates, got {needed:,}",
             fix="compare fewer drafts at a time, or give prompts coarser categories",
         )
-
-
-def _every_pair(drafts: CountedDrafts) -> bool:
-    pairs, scopes = math.comb(len(drafts.names), 2), len(set(drafts.categories)) + 1
-    return scopes * pairs * len(drafts.categories) <= _MOST_VALUES
 
 
 def _warnings(samples: Sequence[Sample]) -> list[str]:

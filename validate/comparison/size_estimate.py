@@ -262,7 +262,10 @@ def size_estimate(
     context = usual_context(draft.checkpoint.config)
     k = curve.num_draft_tokens
     drafts = {size: with_vocabulary(draft, size) for size in curve.sizes} | {curve.num_rows: draft}
-    rounds = {size: _round(one, k, context) for size, one in drafts.items()}
+    rounds = {
+        size: draft_round(one, plain_weights(one), num_draft_tokens=k, context=context, tp=1)
+        for size, one in drafts.items()
+    }
     return SizeEstimate(
         drafting_bytes={size: one.nbytes(1) for size, one in rounds.items()},
         head_bytes={size: one.nbytes(1, "head") for size, one in rounds.items()},
@@ -272,11 +275,6 @@ def size_estimate(
         if curve.off_domain is None
         else size_speeds(curve, curve.off_domain, rounds, machines, target, concurrencies),
     )
-
-
-def _round(draft: Draft, num_draft_tokens: int, context: int) -> Round:
-    weights = plain_weights(draft)
-    return draft_round(draft, weights, num_draft_tokens=num_draft_tokens, context=context, tp=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

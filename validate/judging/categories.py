@@ -9,7 +9,7 @@ passes as a whole is so far from their wider limit that this costs no false FAIL
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -144,19 +144,17 @@ def judge_parts(recorded: Sequence[RecordedPair], policy: Policy, confidence: fl
     of_each = 1 - (1 - confidence) / max(1, len(judged)) if bins else confidence
     of_small = 1 - (1 - confidence) / max(1, alone)
 
-    def figures(
-        of: type[Figures], parts: Mapping[str, Sequence[PromptPair]]
-    ) -> tuple[Figures, ...]:
-        return tuple(
-            _figures(of, name, prompts, policy, of_each)
-            if name in judged
-            else _small_figures(of, name, prompts, policy, of_each, of_small)
-            for name, prompts in parts.items()
-        )
+    def figures(of: type[Figures], parts: Mapping[str, Sequence[PromptPair]]) -> Iterator[Figures]:
+        for name, prompts in parts.items():
+            own = _figures(of, name, prompts, policy, of_each)
+            if name not in judged:
+                lost = _certainly_lost(prompts, policy, of_small)
+                own = dataclasses.replace(own, outcome=None, certainly_lost=lost)
+            yield own
 
     found = Parts(
-        categories=figures(CategoryFigures, categories),
-        context_bins=figures(ContextBinFigures, bins),
+        categories=tuple(figures(CategoryFigures, categories)),
+        context_bins=tuple(figures(ContextBinFigures, bins)),
     )
     if not (texts_alone := undeclared(recorded)):
         return found
@@ -214,21 +212,6 @@ def _figures(
         change=change,
         max_relative_drop=policy.max_category_drop,
         outcome=outcome(change, policy.max_category_drop) if change else None,
-    )
-
-
-def _small_figures(
-    of: type[Figures],
-    name: str,
-    prompts: Sequence[PromptPair],
-    policy: Policy,
-    confidence: float,
-    confidence_of_small: float,
-) -> Figures:
-    return dataclasses.replace(
-        _figures(of, name, prompts, policy, confidence),
-        outcome=None,
-        certainly_lost=_certainly_lost(prompts, policy, confidence_of_small),
     )
 
 

@@ -93,11 +93,16 @@ def report_warnings(
         )
     parts, least = evidence.parts, evidence.policy.min_category_prompts
     yield from _unjudged(parts.categories, least)
-    yield from _unjudged_bins(parts.context_bins, least)
+    if small := [repr(found.category) for found in parts.context_bins if not found.outcome]:
+        yield (
+            f"the verify steps in {', '.join(small)} are of an effective sample size below {least}"
+            " prompts and are not judged alone"
+        )
     yield from _falls_with_context(parts.context_bins)
     yield from _placeless(evidence)
     for found in parts.all:
-        if found.outcome == "INCONCLUSIVE" and _lost_too_much(found):
+        drop = -found.change.relative_change if found.change else 0.0
+        if found.outcome == "INCONCLUSIVE" and drop > found.max_relative_drop:
             kind = "" if found.is_context_bin else "category "
             yield (
                 f"{kind}{found.category!r} lost more than its limit of"
@@ -137,14 +142,6 @@ def _unjudged(categories: Sequence[CategoryFigures], min_prompts: int) -> Iterat
     yield f"{which} fewer than {min_prompts} prompts and {verbs} not judged alone: {named}"
 
 
-def _unjudged_bins(bins: Sequence[ContextBinFigures], min_prompts: int) -> Iterator[str]:
-    if small := [repr(found.category) for found in bins if not found.outcome]:
-        yield (
-            f"the verify steps in {', '.join(small)} are of an effective sample size below"
-            f" {min_prompts} prompts and are not judged alone"
-        )
-
-
 def _falls_with_context(bins: Sequence[ContextBinFigures]) -> Iterator[str]:
     """Of the baseline: both drafts may be as bad as each other."""
     told = [one for one in bins if one.num_prompts >= MIN_PROMPTS_TO_SUSPECT]
@@ -169,10 +166,6 @@ def _placeless(evidence: Evidence) -> Iterator[str]:
             f"no context bin counts {placeless} of the {len(recorded)} prompts: where their verify"
             " steps began is not known"
         )
-
-
-def _lost_too_much(found: CategoryFigures) -> bool:
-    return found.change is not None and found.change.relative_change < -found.max_relative_drop
 
 
 MIN_ROUNDS_PER_PROMPT = 10

@@ -157,7 +157,10 @@ class Counters:
                 raise MeasureError(where, f"expected counters of Prometheus, got {short(line)}",
                                    fix="give the address of an engine's server")  # fmt: skip
             found = _LABEL.findall(match["labels"] or "")
-            labels = {name: _ESCAPED.sub(_unescaped, value) for name, value in found}
+            labels = {
+                name: _ESCAPED.sub(lambda m: "\n" if m[1] == "n" else m[1], value)
+                for name, value in found
+            }
             samples[match["name"]].append((labels, value))
         return cls({name: tuple(found) for name, found in samples.items()})
 
@@ -174,10 +177,6 @@ class Counters:
         for labels, value in self.samples.get(name, ()):
             values[labels.get(label, "")].append(value)
         return {key: _whole(found) for key, found in values.items()}
-
-
-def _unescaped(match: re.Match[str]) -> str:
-    return "\n" if match[1] == "n" else match[1]
 
 
 def _number(text: str) -> float | None:

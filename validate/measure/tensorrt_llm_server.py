@@ -99,7 +99,9 @@ class Steps:
         for event in events:
             choices = objects(event.data, "choices")
             if not choices:  # the last event tells the usage alone
-                _check_usage(event.data, written)
+                told = whole(object_(event.data, "usage"), "completion_tokens")
+                if told != written:
+                    raise AnswerProblem(f"completion_tokens: {told}, but {written} token_ids came")
                 continue
             choice = choices[0]
             finish_reason = choice.get("finish_reason")
@@ -152,12 +154,6 @@ def read_answer(reply: Reply, ask: Ask, num_draft_tokens: int | None, where: str
         latency=reply.events[-1].seconds,
         num_attempts=reply.num_attempts,
     )
-
-
-def _check_usage(fields: Fields, written: int) -> None:
-    told = whole(object_(fields, "usage"), "completion_tokens")
-    if told != written:
-        raise AnswerProblem(f"completion_tokens: {told}, but {written} token_ids came")
 
 
 def _steps(choice: Fields, written: int, *, ended: bool) -> int:

@@ -411,7 +411,11 @@ async def _after(client: ServerClient, before: ServerCounters) -> ServerCounters
     """The counters with our request; the last token may be sent before it is counted."""
     for _ in range(_PATIENCE):
         counters = await read_counters(client)
-        if _went_back(before, counters):
+        if (
+            counters.num_finished < before.num_finished
+            or counters.num_tokens < before.num_tokens
+            or (counters.num_rounds or 0) < (before.num_rounds or 0)
+        ):
             raise MeasureError(
                 client.url,
                 "its counters went back: it was started again meanwhile",
@@ -452,14 +456,6 @@ def _rounds(
         0,
     )
     return tuple(at_least - further for at_least, further in pairwise(reached))
-
-
-def _went_back(before: ServerCounters, after: ServerCounters) -> bool:
-    return (
-        after.num_finished < before.num_finished
-        or after.num_tokens < before.num_tokens
-        or (after.num_rounds or 0) < (before.num_rounds or 0)
-    )
 
 
 def _others(client: ServerClient, what: str) -> MeasureError:

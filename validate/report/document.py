@@ -419,34 +419,20 @@ def _without_empty(mapping: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check_version(found: Mapping[str, Any], where: object) -> None:
     kind, version = found.get("format"), found.get("schema_version")
+    expected, fix = f"expected schema_version {SCHEMA_VERSION}, got", _AGAIN
     if kind == "draftquant parity":
-        raise GateError(
-            where, "is a report of parity, not of the gate", fix=f"gate ... --parity {where}"
-        )
-    if kind is None and found.keys() >= _KEYS_OF_OLD:
-        raise GateError(
-            where,
-            f"was written by a draftquant before 0.2: expected schema_version {SCHEMA_VERSION},"
-            " got none",
-            fix=_AGAIN,
-        )
-    if kind != FORMAT:
-        raise GateError(
-            where,
-            f"is no report of the gate: expected format {FORMAT!r}, got {short(kind)}",
-            fix="give what 'draftquant gate --report' wrote",
-        )
-    if type(version) is int and 0 < version < SCHEMA_VERSION:
-        raise GateError(
-            where,
-            f"was written by an earlier draftquant, whose gate judged by other rules: expected"
-            f" schema_version {SCHEMA_VERSION}, got {version}",
-            fix=_AGAIN,
-        )
-    if type(version) is int and version > SCHEMA_VERSION:
-        raise GateError(
-            where,
-            f"was written by a newer draftquant: expected schema_version {SCHEMA_VERSION}, got"
-            f" {short(version)}",
-            fix=f"install a newer draftquant, or {_AGAIN}",
-        )
+        what, fix = "is a report of parity, not of the gate", f"gate ... --parity {where}"
+    elif kind is None and found.keys() >= _KEYS_OF_OLD:
+        what = f"was written by a draftquant before 0.2: {expected} none"
+    elif kind != FORMAT:
+        what = f"is no report of the gate: expected format {FORMAT!r}, got {short(kind)}"
+        fix = "give what 'draftquant gate --report' wrote"
+    elif type(version) is int and 0 < version < SCHEMA_VERSION:
+        rules = "was written by an earlier draftquant, whose gate judged by other rules"
+        what = f"{rules}: {expected} {version}"
+    elif type(version) is int and version > SCHEMA_VERSION:
+        what = f"was written by a newer draftquant: {expected} {short(version)}"
+        fix = f"install a newer draftquant, or {_AGAIN}"
+    else:
+        return
+    raise GateError(where, what, fix=fix)

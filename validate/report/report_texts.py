@@ -56,7 +56,8 @@ def _lines(document: Document) -> Iterator[str]:
     yield f"### {judgement.verdict}: draftquant gate of {code(drafts.candidate.name)}"
     yield ""
     yield escaped(judgement.reason)
-    ways = [_way_out(way) for way in (judgement.action or "").splitlines()]
+    both = map(words.way_out, (judgement.action or "").splitlines())
+    ways = [f"{escaped(way)} {code(told)}" if told else escaped(way) for way, told in both]
     if ways:
         yield ""
         yield f"**What to do:** {ways[0]}" if len(ways) == 1 else "**What to do:**"
@@ -91,11 +92,6 @@ def _lines(document: Document) -> Iterator[str]:
         yield "</details>"
     yield ""
     yield from _footer(document)
-
-
-def _way_out(way: str) -> str:
-    sentence, command = words.way_out(way)
-    return f"{escaped(sentence)} {code(command)}" if command else escaped(sentence)
 
 
 def _categories(found: GateReport) -> Iterator[str]:
@@ -175,17 +171,14 @@ def _engines(document: Document) -> Iterator[str]:
 
 def _footer(document: Document) -> Iterator[str]:
     _, found = document.comparisons[0]
+    when = f" {document.header.date}" if document.header.date else ""
     traces = "" if found.traces is None else f", traces {words.digest(found.traces.sha256)}"
     yield (
         f"<sub>{escaped(found.estimand)}, K = {found.num_draft_tokens}, policy"
         f" {found.policy.name}{traces}; draftquant"
-        f" {escaped(document.header.draftquant)}{_when(document)} by"
+        f" {escaped(document.header.draftquant)}, judged{when} by"
         f" {code(words.command(document.header.argv))}</sub>"
     )
-
-
-def _when(document: Document) -> str:
-    return f", judged {document.header.date}" if document.header.date else ", judged"
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
