@@ -24,7 +24,7 @@ from ..report.document import document_text
 from ..report.html_report import render
 from ..report.plots import Interval, forest
 from ..report.svg import standalone
-from .scopes import MIN_PROMPTS, CountedDrafts, Sample, Scope, samples_of, scopes_of
+from .scopes import MIN_PROMPTS, Change, CountedDrafts, Sample, Scope, samples_of, scopes_of
 
 FORMAT, SCHEMA_VERSION = "draftquant comparison", 1
 MOST_COLUMNS = 12
@@ -267,27 +267,19 @@ def plot(report: ComparisonReport) -> str:
 
 def _rows_of_many(scope: Scope, names: tuple[str, ...]) -> list[Interval]:
     changes = scope.against_first(names)
-    return [
-        Interval(
-            label=names[place],
-            estimate=None if change is None else change.relative_change,
-            lower=None if change is None else change.lower,
-            upper=None if change is None else change.upper,
-        )
-        for place in scope.ranked[1:][:MOST_DRAWN]
-        for change in [changes[place - 1]]
-    ]
+    places = scope.ranked[1:][:MOST_DRAWN]
+    return [_row(changes[place - 1], label=names[place]) for place in places]
 
 
 def _rows(scope: Scope, names: tuple[str, ...]) -> list[Interval]:
     return [
-        Interval(
-            label="" if series else scope.name,
-            estimate=None if change is None else change.relative_change,
-            lower=None if change is None else change.lower,
-            upper=None if change is None else change.upper,
-            whole=scope.is_whole,
-            series=series,
-        )
+        _row(change, label="" if series else scope.name, whole=scope.is_whole, series=series)
         for series, change in enumerate(scope.against_first(names))
     ]
+
+
+def _row(change: Change | None, **named: Any) -> Interval:
+    if change is None:
+        return Interval(estimate=None, **named)
+    bounds = {"lower": change.lower, "upper": change.upper}
+    return Interval(estimate=change.relative_change, **bounds, **named)

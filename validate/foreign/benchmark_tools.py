@@ -45,7 +45,7 @@ from .foreign_measurement import (
 )
 
 _AS_SENT = "the prompt as it was sent"
-RAW = "aiperf profile --export-level raw"
+_RAW = "aiperf profile --export-level raw"
 _OF_AIPERF = (
     "start vLLM with --per-request-spec-decode-metrics summary (or detailed) and measure again;"
     " AIPerf 0.13 reads no other engine's"
@@ -109,7 +109,7 @@ def read_aiperf(path: Path) -> ForeignMeasurement:
         model=", ".join(str(name) for name in names if name),
         num_draft_tokens=most,
         paired_by=_AS_SENT,
-        to_keep_outputs=RAW,
+        to_keep_outputs=_RAW,
         requests=requests,
     )
 
@@ -182,7 +182,7 @@ def _turn(meta: Fields) -> Turn:
 
 
 def _inputs(path: Path) -> dict[Turn, Sent]:
-    with reading(str(path), f"keep inputs.json beside the records, or use {RAW}"):
+    with reading(str(path), f"keep inputs.json beside the records, or use {_RAW}"):
         return {
             (text(session, "session_id"), turn): _payload(payload)
             for session in objects(object_in(path), "data")

@@ -4,8 +4,9 @@ Most of those that are refused hold averages alone, of which nobody can say how 
 mean acceptance length of 2.8 and one of 2.77 may be the same draft on two days, or a loss of 1 %.
 """
 
+import tomllib
 from codecs import BOM_UTF8
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from ...recipes.errors import MeasureError, short
 from ...recipes.regular_file import open_stream
 from ...recipes.strict_json import JsonProblem, parse_json
 from ..measure.measurement_file import read_measurement
-from .benchmark_tools import RAW, is_aiperf, is_guidellm, read_aiperf, read_guidellm
+from .benchmark_tools import is_aiperf, is_guidellm, read_aiperf, read_guidellm
 from .engine_files import (
     is_answer,
     is_bench_serve,
@@ -35,22 +36,6 @@ from .foreign_measurement import (
 _MEASURE = "measure with 'draftquant measure', which keeps the verify steps of every request"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Average:
-    """One kind of result that lacks what a verdict needs; `source` says where its shape stands."""
-
-    tool: str
-    source: str
-    claims: Callable[[Mapping[str, Any]], bool]
-    holds: str
-    switch_on: str
-    lacks: str = "no verify steps of each prompt, so that a change has no bounds"
-
-
-def _has(*keys: str) -> Callable[[Mapping[str, Any]], bool]:
-    return lambda document: all(key in document for key in keys)
-
-
 def _is_chunk(answer: Mapping[str, Any]) -> bool:
     """An event of a stream, also as a proxy keeps it; the last one of completions has no choice."""
     inside = answer["data"] if isinstance(answer.get("data"), Mapping) else answer
@@ -65,85 +50,43 @@ def _is_of_tensorrt_llm(answer: Mapping[str, Any]) -> bool:
     return isinstance(first, Mapping) and not keys.isdisjoint(first)
 
 
-_DETAILED = "start vLLM with --per-request-spec-decode-metrics detailed"
-_ASKED = f"{_DETAILED} and let GuideLLM or AIPerf ask it"
+_SHAPES = {"chunk": _is_chunk, "answer of TensorRT-LLM": _is_of_tensorrt_llm}
 
-AVERAGES: tuple[Average, ...] = (
-    Average(
-        tool="SGLang bench_serving",
-        source="SGLang 0.5.23, benchmark/serving.py",
-        claims=_has("accept_length", "backend", "random_range_ratio"),
-        holds="accept_length, the average of the server since it was started",
-        switch_on="start SGLang with --export-metrics-to-file --export-metrics-to-file-dir DIR, run"
-        " bench_serving with --return-logprob, and give the file in DIR",
-    ),
-    Average(
-        tool="SGLang bench_one_batch_server",
-        source="SGLang 0.5.23, benchmark/one_batch_server.py",
-        claims=_has("acc_length", "last_gen_throughput"),
-        holds="acc_length, the average of the server since it was started",
-        switch_on="start SGLang with --export-metrics-to-file --export-metrics-to-file-dir DIR, and"
-        " give the file in DIR",
-    ),
-    Average(
-        tool="AIPerf (profile_export_aiperf.json)",
-        source="AIPerf 0.13.0, exporters/metrics_json_exporter.py",
-        claims=_has("aiperf_version", "input_config"),
-        holds="averages and percentiles over requests",
-        switch_on="give profile_export.jsonl beside it (aiperf profile --export-level raw), with"
-        " vLLM started with --per-request-spec-decode-metrics detailed",
-    ),
-    Average(
-        tool="vllm bench serve without --save-detailed",
-        source="vLLM 0.33.0, benchmarks/serve.py",
-        claims=lambda found: (
-            _has("model_id", "num_prompts", "backend")(found) and "itls" not in found
-        ),
-        holds="sums over all requests (spec_decode_num_drafts and others)",
-        switch_on="run vllm bench serve with --save-result --save-detailed",
-    ),
-    Average(
-        tool="Model-Optimizer specdec_bench",
-        source="Model-Optimizer, examples/specdec_bench/specdec_bench/speculation_profile.py and"
-        " metrics/acceptance_rate.py",
-        claims=lambda found: (
-            "marginal_accept_rates" in found or "Acceptance_Length_Histogram" in found
-        ),
-        holds="rates and one histogram over all prompts",
-        switch_on=_ASKED,
-    ),
-    Average(
-        tool="NeMo Automodel bench_vllm or bench_sglang",
-        source="NeMo Automodel, nemo_automodel/components/speculative/bench_sglang.py",
-        claims=_has("accept_length", "acceptance_rate"),
-        holds="accept_length, the average of all prompts",
-        switch_on=_ASKED,
-    ),
-    Average(
-        tool="a stream of answers",
-        source="vLLM 0.33.0 and SGLang 0.5.23, entrypoints/openai; llama-swap#1032 keeps its last",
-        claims=_is_chunk,
-        holds="single events",
-        switch_on=f"{_DETAILED}, ask without streaming, with return_token_ids: true, and write each"
-        " answer as one line",
-        lacks="neither the whole output, nor which prompt it belongs to",
-    ),
-    Average(
-        tool="TensorRT-LLM's server (answers)",
-        source="AIPerf#1433 and TensorRT-LLM#19311, which are in no release",
-        claims=_is_of_tensorrt_llm,
-        holds="an average of each answer, or counts beside its text in a form of no release",
-        switch_on="",
-        lacks="nothing that says which prompt was answered, and how each verify step went",
-    ),
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Average:
+    """A row of averages.toml: one kind of result that lacks what a verdict needs."""
+
+    tool: str
+    source: str
+    holds: str
+    switch_on: str
+    lacks: str = "no verify steps of each prompt, so that a change has no bounds"
+    shape: str = ""
+    all: Sequence[str] = ()
+    any: Sequence[str] = ()
+    none: Sequence[str] = ()
+
+    def claims(self, document: Mapping[str, Any]) -> bool:
+        """Whether a document, or a first line, is one."""
+        if self.shape:
+            return _SHAPES[self.shape](document)
+        found = document.keys()
+        some = not self.any or not found.isdisjoint(self.any)
+        return some and found >= set(self.all) and found.isdisjoint(self.none)
+
+
+AVERAGES = tuple(
+    Average(**row)
+    for row in tomllib.loads(Path(__file__).with_name("averages.toml").read_text(encoding="utf-8"))[
+        "result"
+    ]
 )
 
 
 def refuse(path: Path, document: object) -> None:
     """Say of such a result what it lacks, and what to switch on."""
-    if not isinstance(document, Mapping):
-        return
-    for one in AVERAGES:
+    for one in AVERAGES if isinstance(document, Mapping) else ():
         if one.claims(document):
             raise MeasureError(
                 path,
@@ -152,58 +95,27 @@ def refuse(path: Path, document: object) -> None:
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Format:
-    """One file of one tool.
-
-    Attributes:
-        tool: and which of its files. version: that was read. run: by which a file is written.
-        claims: whether a first line, or a whole document, is of it.
-    """
+    """One file of one tool, that `claims` knows by its first line, or by the whole document."""
 
     tool: str
     version: str
-    run: str
     claims: Callable[[Mapping[str, Any]], bool]
     read: Callable[[Path], ForeignMeasurement]
 
 
 FORMATS: tuple[Format, ...] = (
+    Format("AIPerf, profile_export.jsonl", "0.13.0", is_aiperf, read_aiperf),
+    Format("GuideLLM, JSON report", "0.8.1", is_guidellm, read_guidellm),
     Format(
-        tool="AIPerf, profile_export.jsonl",
-        version="0.13.0",
-        run=RAW,
-        claims=is_aiperf,
-        read=read_aiperf,
+        "answers of vLLM or SGLang, one to a line",
+        "vLLM 0.32.0, 0.33.0; SGLang 0.5.23",
+        is_answer,
+        read_answers,
     ),
-    Format(
-        tool="GuideLLM, JSON report",
-        version="0.8.1",
-        run="guidellm run --output kind=json,path=F.json",
-        claims=is_guidellm,
-        read=read_guidellm,
-    ),
-    Format(
-        tool="answers of vLLM or SGLang, one to a line",
-        version="vLLM 0.32.0, 0.33.0; SGLang 0.5.23",
-        run="vllm run-batch -i IN.jsonl -o F.jsonl, or answers written by a client",
-        claims=is_answer,
-        read=read_answers,
-    ),
-    Format(
-        tool="vllm bench serve",
-        version="0.32.0, 0.33.0",
-        run="vllm bench serve --save-result --save-detailed",
-        claims=is_bench_serve,
-        read=read_bench_serve,
-    ),
-    Format(
-        tool="request metrics of SGLang",
-        version="0.5.23",
-        run="launch_server --export-metrics-to-file --export-metrics-to-file-dir DIR",
-        claims=is_sglang_record,
-        read=read_sglang_records,
-    ),
+    Format("vllm bench serve", "0.32.0, 0.33.0", is_bench_serve, read_bench_serve),
+    Format("request metrics of SGLang", "0.5.23", is_sglang_record, read_sglang_records),
 )
 
 

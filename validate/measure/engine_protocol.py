@@ -4,7 +4,7 @@ import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from ...calibration.prompts.prompt_file import Prompt
 from ...calibration.recording.decoding import Decoding
@@ -65,9 +65,6 @@ class EngineProtocol(ABC):
     @abstractmethod
     async def complete(self, client: ServerClient, prompt: Prompt, ask: Ask) -> Completion:
         """Continue a prompt; MeasureError: the engine drafts but does not say what it accepted."""
-
-
-Answer = Mapping[str, Any]
 
 
 _CLASSES: Mapping[EngineName, str] = {

@@ -40,6 +40,7 @@ from ...recipes.regular_file import open_stream, read_text
 from ...recipes.strict_json import JsonProblem, parse_json, parse_object
 from ..measure.engine_protocol import get_protocol
 from ..measure.measurement import EngineName
+from ..measure.server_answers import section
 
 _FILE = re.compile(r"samples_(?P<task>.+)_(?P<date>\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d(\.\d+)?)\.jsonl")
 _HASHES = ("doc_hash", "prompt_hash", "target_hash")
@@ -126,14 +127,17 @@ def _read_task(path: Path, task: str, date: str) -> TaskSamples:
         of_filter[item.number] = item
     if not items:
         raise ParityError(path, "holds no sample", fix=_ANEW)
-    results = _results_beside(path, date)
+    results, text, content = path.with_name(f"results_{date}.json"), None, dict[str, Any]()
+    if results.exists():
+        text, content = _results(results)
+    told = section(content, "higher_is_better", task)
     return TaskSamples(
         path=path,
         task=task,
         sha256=digest.hexdigest(),
-        results_sha256=None if results is None else hashlib.sha256(results.encode()).hexdigest(),
+        results_sha256=None if text is None else hashlib.sha256(text.encode()).hexdigest(),
         items=items,
-        higher_is_better={} if results is None else _higher_is_better(results, path, task),
+        higher_is_better={str(name): up for name, up in told.items() if isinstance(up, bool)},
     )
 
 
@@ -194,7 +198,7 @@ def missing_samples(folder: Path, found: Mapping[str, TaskSamples]) -> str:
     files = sorted(folder.rglob("results_*.json"))
     if len(files) != 1:
         return f"expected one results_DATE.json, got {len(files)}"
-    table = _results(files[0]).get("n-samples")
+    table = _results(files[0])[1].get("n-samples")
     if not isinstance(table, Mapping) or not table:
         return f"{files[0].name} does not say how many items were evaluated"
     for task, counts in table.items():
@@ -207,38 +211,15 @@ def missing_samples(folder: Path, found: Mapping[str, TaskSamples]) -> str:
     return ""
 
 
-def _results_beside(path: Path, date: str) -> str | None:
-    results = path.with_name(f"results_{date}.json")
+def _results(path: Path) -> tuple[str, Mapping[str, Any]]:
+    """Text and content of results."""
     try:
-        return read_text(results) if results.exists() else None
-    except OSError as exc:
-        raise _unreadable(results, exc) from exc
-
-
-def _higher_is_better(results: str, path: Path, task: str) -> Mapping[str, bool]:
-    try:
-        value = parse_json(results)
-    except JsonProblem as exc:
-        raise _unreadable(path.with_name("results_DATE.json"), exc) from exc
-    table = value.get("higher_is_better") if isinstance(value, Mapping) else None
-    of_task = table.get(task) if isinstance(table, Mapping) else None
-    if not isinstance(of_task, Mapping):
-        return {}
-    return {str(metric): up for metric, up in of_task.items() if isinstance(up, bool)}
-
-
-def _results(path: Path) -> Mapping[str, Any]:
-    try:
-        value = parse_json(read_text(path))
+        text = read_text(path)
+        value = parse_json(text)
     except (OSError, JsonProblem) as exc:
-        raise _unreadable(path, exc) from exc
-    return value if isinstance(value, Mapping) else {}
-
-
-def _unreadable(path: Path, exc: Exception) -> ParityError:
-    return ParityError(
-        path, f"cannot be read: {reason(exc)}", fix="give the folder as lm_eval wrote it"
-    )
+        fix = "give the folder as lm_eval wrote it"
+        raise ParityError(path, f"cannot be read: {reason(exc)}", fix=fix) from exc
+    return text, value if isinstance(value, Mapping) else {}
 
 
 _HIGHER = frozenset((

@@ -26,6 +26,7 @@ from ...recipes.errors import ParityError, short
 from ..counting.paired_change import pooled_mean
 from ..measure.engine_protocol import get_protocol
 from ..measure.measurement import Measurement, RequestRecord, differences
+from ..measure.server_answers import section
 from .finding import MIN_PROMPTS, Finding, Limits, judged
 
 ScoringEngine = Literal["vllm", "sglang"]
@@ -147,11 +148,10 @@ async def _ask_vllm(client: ServerClient, model: str, text: Text) -> Scores:
     reply = await client.post("/v1/completions", body)
     choices = reply.events[0].data.get("choices")
     first = choices[0] if isinstance(choices, list) and choices else None
-    entries = first.get("prompt_logprobs") if isinstance(first, Mapping) else None
+    entries = section({"first": first}, "first").get("prompt_logprobs")
     pairs = []
     for token, entry in zip(text.output, _last(client, text, entries), strict=True):
-        own = entry.get(str(token)) if isinstance(entry, Mapping) else None
-        pairs.append((token, own.get("logprob") if isinstance(own, Mapping) else None))
+        pairs.append((token, section({"at": entry}, "at", str(token)).get("logprob")))
     return _checked(client, text, pairs)
 
 
@@ -168,8 +168,7 @@ async def _ask_sglang(client: ServerClient, _model: str, text: Text) -> Scores:
         "logprob_start_len": 0,
     }
     reply = await client.post("/generate", body)
-    meta = reply.events[0].data.get("meta_info")
-    entries = meta.get("input_token_logprobs") if isinstance(meta, Mapping) else None
+    entries = section(reply.events[0].data, "meta_info").get("input_token_logprobs")
     pairs = []
     for entry in _last(client, text, entries):
         whole = isinstance(entry, list) and len(entry) >= 2
