@@ -281,5 +281,5 @@ def _rows(scope: Scope, names: tuple[str, ...]) -> list[Interval]:
 def _row(change: Change | None, **named: Any) -> Interval:
     if change is None:
         return Interval(estimate=None, **named)
-    bounds = {"lower": change.lower, "upper": change.upper}
-    return Interval(estimate=change.relative_change, **bounds, **named)
+    estimate, lower, upper = change.relative_change, change.lower, change.upper
+    return Interval(estimate=estimate, lower=lower, upper=upper, **named)

@@ -86,8 +86,8 @@ AVERAGES = tuple(
 
 def refuse(path: Path, document: object) -> None:
     """Say of such a result what it lacks, and what to switch on."""
-    for one in AVERAGES if isinstance(document, Mapping) else ():
-        if one.claims(document):
+    for one in AVERAGES:
+        if isinstance(document, Mapping) and one.claims(document):
             raise MeasureError(
                 path,
                 f"is of {one.tool}, which holds {one.holds}: {one.lacks}",

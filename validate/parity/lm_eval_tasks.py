@@ -127,9 +127,8 @@ def _read_task(path: Path, task: str, date: str) -> TaskSamples:
         of_filter[item.number] = item
     if not items:
         raise ParityError(path, "holds no sample", fix=_ANEW)
-    results, text, content = path.with_name(f"results_{date}.json"), None, dict[str, Any]()
-    if results.exists():
-        text, content = _results(results)
+    results = path.with_name(f"results_{date}.json")
+    text, content = _results(results) if results.exists() else (None, {})
     told = section(content, "higher_is_better", task)
     return TaskSamples(
         path=path,
