@@ -237,7 +237,7 @@ def replay_drafts(
         known = [next(answers) if own is None else own for own in known]
     reference: dict[int, Proposals] = {}
     tallies = [_Tally(draft, context_bins) for draft in drafts]
-    probability = _TokenProbability()
+    likely, num_likely = 0.0, 0
     by_position: dict[int, PromptText] = {}
     features = FeatureTally()
     for position, trace, proposed in _proposed(drafts, asked, known, on_progress):
@@ -245,7 +245,9 @@ def replay_drafts(
             reference[position] = proposed[0]
         by_position[position] = prompt_text(trace)
         features.add(trace)
-        probability.add(trace)
+        if trace.token_logprob is not None:
+            likely += float(trace.token_logprob.double().exp().sum())
+            num_likely += len(trace.token_logprob)
         for tally, own in zip(tallies, proposed, strict=True):
             tally.add(position, trace, proposed[0].token_ids, own)
     if kept_in is not None and recalled is None:
@@ -257,7 +259,9 @@ def replay_drafts(
         target=traces.manifest.target,
         temperature=traces.manifest.temperature,
         sampling=traces.manifest.sampling,
-        mean_token_probability=probability.mean if traces.manifest.sampled else None,
+        mean_token_probability=likely / num_likely
+        if traces.manifest.sampled and num_likely
+        else None,
         repeated_8gram_share=repeated_ngram_share(text.continuation for text in texts),
         num_near_duplicates=num_near_duplicates(texts),
         features=features.evidence(),
@@ -266,20 +270,6 @@ def replay_drafts(
         tally.replay(traces.folder, figures, *groups, num_draft_tokens, draft_sampling)
         for tally in tallies
     )
-
-
-class _TokenProbability:
-    def __init__(self) -> None:
-        self._sum, self._count = 0.0, 0
-
-    def add(self, trace: PromptTrace) -> None:
-        if trace.token_logprob is not None:
-            self._sum += float(trace.token_logprob.double().exp().sum())
-            self._count += len(trace.token_logprob)
-
-    @property
-    def mean(self) -> float | None:
-        return self._sum / self._count if self._count else None
 
 
 class _Tally:

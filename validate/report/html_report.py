@@ -132,14 +132,6 @@ class Part:
         return self.comparison.served is None or self.comparison.served.told_positions
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """A command and the engines and GPUs that it is for."""
-
-    where: str
-    command: str
-
-
 def page(document: Document) -> str:
     """The whole page."""
     comparisons, named = document.comparisons, document.header.drafts
@@ -259,14 +251,14 @@ def _lengths(prompt: PromptFigures) -> PromptLengths:
     )
 
 
-def _launches(document: Document) -> Iterator[Launch]:
+def _launches(document: Document) -> Iterator[dict[str, str]]:
     gpus: dict[tuple[str, str], list[str]] = {}
     for one in document.header.engines:
         if one.launch is not None:
             what = f"{one.verdict} in {one.engine} {one.version}"
             gpus.setdefault((what, one.launch), []).append(gpu_name(one.arch))
     for (what, command), archs in gpus.items():
-        yield Launch(f"{what} on {', '.join(archs)}", command)
+        yield {"where": f"{what} on {', '.join(archs)}", "command": command}
 
 
 def _provenance(document: Document) -> Iterator[tuple[str, str]]:

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...quantize.engines.contract import EngineCheck
 from ...quantize.engines.engine import Serving
 from ...quantize.engines.engine_check import check_checkpoint
 from ...quantize.engines.versions import newest_engines
@@ -140,12 +139,6 @@ def read_gate(path: Path, candidate_sha256: str) -> Document:
             fix="run the gate on this folder, and give its report",
         )
     return found
-
-
-def judges_drawn_text(found: Document) -> bool:
-    """Whether text at a temperature was judged."""
-    return any(each.traces is not None and each.traces.temperature > 0
-               for _, each in found.comparisons)  # fmt: skip
 
 
 def acceptance_section(found: Document) -> list[str]:
@@ -326,7 +319,9 @@ def _unmeasured(gate: Document | None, served: Sequence[Served]) -> str:
     else:
         missing.append("text unlike the prompts above, other targets, other numbers of draft"
                        " tokens")  # fmt: skip
-        missing.append("greedy text" if judges_drawn_text(gate) else "text drawn at a temperature")
+        traces = [each.traces for _, each in gate.comparisons if each.traces is not None]
+        drawn = any(one.temperature > 0 for one in traces)
+        missing.append("greedy text" if drawn else "text drawn at a temperature")
     if not served:
         missing.append("speed, and acceptance on a running server")
     missing.append(
@@ -349,7 +344,8 @@ def _engines(checkpoint: Checkpoint, name: str) -> list[str]:
         for arch in engine.archs
     ]
     rows = [
-        (f"{one.engine} {one.version}", _gpus(one.arch), one.verdict, _why(one)) for one in answers
+        (f"{one.engine} {one.version}", _gpus(one.arch), one.verdict, prose(one.error or ""))
+        for one in answers
     ]
     parts = [table(("engine", "GPU", "verdict", "why"), rows)]
     commands = defaultdict(list)
@@ -361,10 +357,6 @@ def _engines(checkpoint: Checkpoint, name: str) -> list[str]:
     for launch, where in commands.items():
         parts += [f"{prose('; '.join(where))}:", code_block(launch)]
     return parts
-
-
-def _why(answer: EngineCheck) -> str:
-    return prose(answer.error) if answer.error else ""
 
 
 def _gpus(arch: str | None) -> str:
