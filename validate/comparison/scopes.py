@@ -140,11 +140,8 @@ def count_drafts(contestants: Sequence[Contestant]) -> CountedDrafts:
     asked = [prompt.identity for prompt in first.prompts]
     for other in contestants[1:]:
         if [prompt.identity for prompt in other.prompts] != asked:
-            raise CompareError(
-                other.name,
-                f"was counted on other prompts than {first.name}",
-                fix="count all drafts on the same prompts",
-            )
+            what = f"was counted on other prompts than {first.name}"
+            raise CompareError(other.name, what, fix="count all drafts on the same prompts")
     places: dict[str, int] = {}
     categories: list[str] = []
     for prompt, *others in zip(*(each.prompts for each in contestants), strict=True):
@@ -153,11 +150,9 @@ def count_drafts(contestants: Sequence[Contestant]) -> CountedDrafts:
             places[prompt.counted_with] = len(places)
             categories.append(prompt.category)
     if len(places) < 2:
-        raise CompareError(
-            "compare",
-            f"expected two distinct prompts or more with verify steps, got {len(places)}",
-            fix="record or measure more prompts, or longer continuations",
-        )
+        what = f"expected two distinct prompts or more with verify steps, got {len(places)}"
+        fix = "record or measure more prompts, or longer continuations"
+        raise CompareError("compare", what, fix=fix)
     tokens, steps = (np.zeros((len(contestants), len(places))) for _ in range(2))
     for row, each in enumerate(contestants):
         for prompt in each.prompts:
@@ -179,11 +174,8 @@ def _check_distinct(contestants: Sequence[Contestant]) -> None:
     for each in contestants:
         if each.sha256 is not None:
             if each.sha256 in known:
-                raise CompareError(
-                    each.name,
-                    f"is the same draft as {known[each.sha256]} (tensors {each.sha256[:12]})",
-                    fix="give each draft once",
-                )
+                what = f"is the same draft as {known[each.sha256]} (tensors {each.sha256[:12]})"
+                raise CompareError(each.name, what, fix="give each draft once")
             known[each.sha256] = each.name
 
 
@@ -303,24 +295,15 @@ def _check_traffic(traffic: Mapping[str, float], drafts: CountedDrafts) -> None:
         number = drafts.categories.count(name)
         if number < 2:
             known = ", ".join(sorted(set(drafts.categories)))
-            raise CompareError(
-                "--traffic",
-                f"{name!r} has {number} distinct prompts, expected two or more",
-                fix=f"name categories of the prompts: {known}",
-            )
+            what = f"{name!r} has {number} distinct prompts, expected two or more"
+            raise CompareError("--traffic", what, fix=f"name categories of the prompts: {known}")
         if not 0 < share <= 1:
-            raise CompareError(
-                "--traffic",
-                f"{name!r}: expected a share in (0, 1], got {share:g}",
-                fix="for example chat=0.7,code=0.3",
-            )
+            what = f"{name!r}: expected a share in (0, 1], got {share:g}"
+            raise CompareError("--traffic", what, fix="for example chat=0.7,code=0.3")
     total = sum(traffic.values())
     if abs(total - 1) > _SUM_WITHIN:
-        raise CompareError(
-            "--traffic",
-            f"expected shares that add up to 1, got {total:g}",
-            fix="for example chat=0.7,code=0.3",
-        )
+        what = f"expected shares that add up to 1, got {total:g}"
+        raise CompareError("--traffic", what, fix="for example chat=0.7,code=0.3")
 
 
 _METHOD = "max-t over all pairs and categories, prompts as units, jackknife"

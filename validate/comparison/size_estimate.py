@@ -35,11 +35,8 @@ def with_vocabulary(draft: Draft, size: int) -> Draft:
     """
     held = draft.geometry.draft_vocab_size
     if not 0 < size < held:
-        raise EstimateError(
-            "--sizes",
-            f"expected at least 1 and fewer than the {held:,} rows of the head, got {size:,}",
-            fix="give the number of rows to keep, such as 32000",
-        )
+        what = f"expected at least 1 and fewer than the {held:,} rows of the head, got {size:,}"
+        raise EstimateError("--sizes", what, fix="give the number of rows to keep, such as 32000")
     config = {**draft.checkpoint.config, "draft_vocab_size": size}
     try:
         _, geometry = read_config(replace(draft.checkpoint, config=config))
@@ -47,11 +44,8 @@ def with_vocabulary(draft: Draft, size: int) -> Draft:
         raise EstimateError("--sizes", exc.what, fix="give a draft whose head can be cut") from exc
     specs = draft.family.tensor_specs(geometry)
     if geometry.draft_vocab_size != size or "d2t" not in specs:
-        raise EstimateError(
-            "--sizes",
-            f"drafts of {draft.family.name} have no map of a cut vocabulary",
-            fix="give a draft whose head can be cut",
-        )
+        what = f"drafts of {draft.family.name} have no map of a cut vocabulary"
+        raise EstimateError("--sizes", what, fix="give a draft whose head can be cut")
     rows = {row.canonical: row for row in draft.rows}
     dtypes = {"lm_head.weight": _dtype(draft), "d2t": "I64", "t2d": "BOOL"}
     held_rows = [_resized(row, specs[row.canonical]) for row in draft.rows]

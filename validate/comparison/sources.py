@@ -181,11 +181,8 @@ def read_replays(path: Path) -> tuple[ReplayedDraft, ...]:
         plain = parse_json(read_text(path))
         found: _Replays = decode(_Replays, {"replays": _without_left(plain)})
     except (OSError, JsonProblem) as exc:
-        raise CompareError(
-            path,
-            f"is no list of replays: {exc}",
-            fix="give what 'draftquant replay --json' printed",
-        ) from exc
+        what = f"is no list of replays: {exc}"
+        raise CompareError(path, what, fix="give what 'draftquant replay --json' printed") from exc
     return found.replays
 
 
@@ -237,11 +234,9 @@ def of_files(paths: Sequence[Path]) -> Counted:
     kinds = [kind_of(path) for path in paths]
     if len(set(kinds)) > 1:
         other = next(place for place, kind in enumerate(kinds) if kind != kinds[0])
-        raise CompareError(
-            paths[other],
-            f"is a {kinds[other]}, and {paths[0]} is a {kinds[0]}: they count different things",
-            fix="give reports of the gate, replays or measurements, all of one kind",
-        )
+        what = f"is a {kinds[other]}, and {paths[0]} is a {kinds[0]}: they count different things"
+        fix = "give reports of the gate, replays or measurements, all of one kind"
+        raise CompareError(paths[other], what, fix=fix)
     if kinds[0] == "foreign measurement":
         return _of_foreign([read_foreign(path) for path in paths])
     if kinds[0] == "measurement":
@@ -349,11 +344,8 @@ def replayed_comparison(path: Path, document: Document) -> GateReport:
     judgement = document.judgement
     found = judgement.replayed if isinstance(judgement, JointReport) else judgement
     if found is None or found.traces is None:
-        raise CompareError(
-            path,
-            "compares servers, whose texts differ from draft to draft",
-            fix="give the measurements themselves",
-        )
+        what = "compares servers, whose texts differ from draft to draft"
+        raise CompareError(path, what, fix="give the measurements themselves")
     if not found.prompts:
         raise CompareError(
             path, f"compares no prompts: it is {found.verdict}", fix="give a report that does"
@@ -382,11 +374,8 @@ def _of_measurements(measurements: Sequence[Measurement]) -> Counted:
     for other in measurements[1:]:
         num_draft_tokens_of(other)
         if unequal := pair_measurements(first, other).incomparable:
-            raise CompareError(
-                other.name,
-                f"cannot be compared with {first.name}: {unequal}",
-                fix="measure all drafts with the same settings",
-            )
+            what = f"cannot be compared with {first.name}: {unequal}"
+            raise CompareError(other.name, what, fix="measure all drafts with the same settings")
     server = first.setup.server
     return Counted(
         drafts=count_drafts([contestant_of(one, depth) for one in measurements]),

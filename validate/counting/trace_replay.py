@@ -304,11 +304,8 @@ class _Tally:
     ) -> DraftReplay:
         prompts = clustered([prompt for _, prompt in sorted(self._prompts.items())], groups, alike)
         if not any(prompt.counts.num_steps for prompt in prompts):
-            raise ReplayError(
-                folder,
-                f"no continuation is longer than num_draft_tokens = {num_draft_tokens}",
-                fix="record longer continuations",
-            )
+            what = f"no continuation is longer than num_draft_tokens = {num_draft_tokens}"
+            raise ReplayError(folder, what, fix="record longer continuations")
         rows, equal, only_reference, only_this = self._agreement.tolist()
         return DraftReplay(
             name=self._draft.name,

@@ -125,11 +125,9 @@ def read_guidellm(path: Path) -> ForeignMeasurement:
     with reading(str(path), PAGE):
         benchmarks = objects(report, "benchmarks")
         if len(benchmarks) != 1:
-            raise MeasureError(
-                path,
-                f"expected one benchmark, got {len(benchmarks)}",
-                fix="run one strategy: --profile kind=concurrent,streams=8, no sweep",
-            )
+            what = f"expected one benchmark, got {len(benchmarks)}"
+            fix = "run one strategy: --profile kind=concurrent,streams=8, no sweep"
+            raise MeasureError(path, what, fix=fix)
         requests = object_(benchmarks[0], "requests")
         for kind in ("errored", "incomplete"):
             if count := len(objects({kind: [], **requests}, kind)):

@@ -88,11 +88,9 @@ def refuse(path: Path, document: object) -> None:
     """Say of such a result what it lacks, and what to switch on."""
     for one in AVERAGES:
         if isinstance(document, Mapping) and one.claims(document):
-            raise MeasureError(
-                path,
-                f"is of {one.tool}, which holds {one.holds}: {one.lacks}",
-                fix="; or ".join(filter(None, (one.switch_on, _MEASURE))),
-            )
+            what = f"is of {one.tool}, which holds {one.holds}: {one.lacks}"
+            fix = "; or ".join(filter(None, (one.switch_on, _MEASURE)))
+            raise MeasureError(path, what, fix=fix)
 
 
 @dataclass(frozen=True, slots=True)

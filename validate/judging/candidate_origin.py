@@ -96,11 +96,9 @@ class DraftFolder:
         digests = tensor_digests(checkpoint, algorithm)
         if record is not None and record.digests != digests:
             difference = _first(record.digests, digests)
-            raise GateError(
-                folder,
-                f"its draftquant.json belongs to other tensors: {difference}",
-                fix="run `draftquant verify`, and quantize the draft again",
-            )
+            what = f"its draftquant.json belongs to other tensors: {difference}"
+            fix = "run `draftquant verify`, and quantize the draft again"
+            raise GateError(folder, what, fix=fix)
         scheme = declared_scheme(checkpoint)
         made = record.quantized_by if isinstance(record, CutProvenance) else record
         if isinstance(made, QuantizedProvenance):
@@ -208,11 +206,9 @@ def _check_candidate(baseline: DraftFolder, candidate: DraftFolder) -> None:
     if not any(recorded == baseline.digests_like(recorded) for recorded in made_of):
         recorded = made_of[-1]
         difference = _first(recorded, baseline.digests_like(recorded))
-        raise GateError(
-            candidate.folder,
-            f"was not quantized from {baseline.folder}: {difference}",
-            fix=f"give the BF16 draft from which it was quantized; {_ON_PURPOSE}",
-        )
+        what = f"was not quantized from {baseline.folder}: {difference}"
+        fix = f"give the BF16 draft from which it was quantized; {_ON_PURPOSE}"
+        raise GateError(candidate.folder, what, fix=fix)
 
 
 def _check_weights(baseline: LoadedDraft, candidate: LoadedDraft) -> None:
@@ -465,11 +461,8 @@ def _unsaid(candidate: QuantizedProvenance, traces: TraceFolder) -> tuple[str, .
     if origin in ("", "--input-scale"):
         return ()
     if origin and traces.sha256 in origin:
-        raise GateError(
-            traces.folder,
-            "the candidate's input scales were calibrated on the same traces",
-            fix=_OTHERS,
-        )
+        what = "the candidate's input scales were calibrated on the same traces"
+        raise GateError(traces.folder, what, fix=_OTHERS)
     return (
         "the candidate's draftquant.json does not record on which prompts its input scales were"
         f" measured (it records {origin!r}), so the gate's prompts may be among them",

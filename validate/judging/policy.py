@@ -181,11 +181,9 @@ def parse_look(text: str | None, spending: Spending | None) -> Look | None:
     number, _, total = text.partition("/")
     plain = all(part.isascii() and part.isdigit() and len(part) < 4 for part in (number, total))
     if not plain or not 1 <= int(number) <= int(total) <= MAX_LOOKS:
-        raise GateError(
-            "--look",
-            f"expected i/n with 1 <= i <= n <= {MAX_LOOKS}, got {text!r}",
-            fix="write the second of three planned interim analyses as 2/3",
-        )
+        what = f"expected i/n with 1 <= i <= n <= {MAX_LOOKS}, got {text!r}"
+        fix = "write the second of three planned interim analyses as 2/3"
+        raise GateError("--look", what, fix=fix)
     return Look(number=int(number), total=int(total), spending=spending or "obrien-fleming")
 
 

@@ -48,11 +48,9 @@ class Paged(Brief):
 
     def _text(self, kind: ReportFormat) -> Callable[..., str]:
         if not hasattr(self, "_texts"):
-            raise GateError(
-                type(self).__name__,
-                "has no files of its own, because it is a part of another report",
-                fix="take those of the report that the function of draftquant.api returned",
-            )
+            what = "has no files of its own, because it is a part of another report"
+            fix = "take those of the report that the function of draftquant.api returned"
+            raise GateError(type(self).__name__, what, fix=fix)
         texts: Texts = self._texts
         return texts[kind]
 

@@ -199,18 +199,13 @@ class Plan:
     ) -> Setup:
         """What identifies a run of this plan; MeasureError: the server is not what is expected."""
         if self.model is not None and server.model != self.model:
-            raise MeasureError(
-                "--model",
-                f"expected {short(self.model)}, the server has {short(server.model)}",
-                fix="give the --server of that model",
-            )
+            what = f"expected {short(self.model)}, the server has {short(server.model)}"
+            raise MeasureError("--model", what, fix="give the --server of that model")
         if self.draft is not None:
             if speculation is None:
-                raise MeasureError(
-                    "--draft",
-                    "the server uses no draft",
-                    fix="start it with this draft, or leave --draft out",
-                )
+                what = "the server uses no draft"
+                fix = "start it with this draft, or leave --draft out"
+                raise MeasureError("--draft", what, fix=fix)
             speculation = identified(speculation, self.draft, server)
         most = protocol.most_in_flight
         decoding = self.ask.decoding

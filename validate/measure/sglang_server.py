@@ -79,11 +79,9 @@ def read_answer(
             f"output_ids: {len(token_ids)}, but {ask.max_new_tokens} were asked for"
         )
     if ended == "length" and len(token_ids) < ask.max_new_tokens:
-        raise MeasureError(
-            where,
-            f"its answer was cut off after {len(token_ids)} of {ask.max_new_tokens} tokens",
-            fix="start the server with a longer --context-length, or ask for fewer tokens",
-        )
+        what = f"its answer was cut off after {len(token_ids)} of {ask.max_new_tokens} tokens"
+        fix = "start the server with a longer --context-length, or ask for fewer tokens"
+        raise MeasureError(where, what, fix=fix)
     histogram = None
     if num_draft_tokens is not None:
         histogram = _histogram(meta, len(token_ids), num_draft_tokens, where)
@@ -135,11 +133,8 @@ def _histogram(meta: Fields, num_tokens: int, num_draft_tokens: int, where: str)
         return empty
     key = next((key for key in _HISTOGRAMS if key in meta), None)
     if key is None:
-        raise MeasureError(
-            where,
-            "the server drafts, but its answer has no spec_correct_drafts_histogram",
-            fix=f"use SGLang {OLDEST} or later, and its Python server",
-        )
+        what = "the server drafts, but its answer has no spec_correct_drafts_histogram"
+        raise MeasureError(where, what, fix=f"use SGLang {OLDEST} or later, and its Python server")
     counts = wholes(meta, key)
     rounds = sum(counts)
     accepted = sum(j * count for j, count in enumerate(counts))

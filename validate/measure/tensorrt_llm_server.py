@@ -295,11 +295,8 @@ class TensorRTLLMProtocol(EngineProtocol):
                 most = checked_draft_tokens(max(ratios), "numDraftTokens per request")
                 return Speculation(num_draft_tokens=most)
         if not iterations or steps.num_steps < len(steps.token_ids):
-            raise MeasureError(
-                client.url,
-                "it does not tell whether it drafts, and how many tokens: its metrics are off",
-                fix=_METRICS_ON,
-            )
+            what = "it does not tell whether it drafts, and how many tokens: its metrics are off"
+            raise MeasureError(client.url, what, fix=_METRICS_ON)
         return None
 
 

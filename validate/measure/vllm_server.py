@@ -97,11 +97,9 @@ class VLLMProtocol(EngineProtocol):
             return await counted_rounds(client, self._speculation.num_draft_tokens, asked)
         answer, _ = await self._stream(client, prompt, ask)
         if self._speculation is not None and answer.num_draft_tokens is None:
-            raise MeasureError(
-                f"{client.url}: prompt {prompt.id}",
-                "its answer has no metrics of speculation, as earlier ones had",
-                fix="give the server itself, not a proxy over servers that are started differently",
-            )
+            what = "its answer has no metrics of speculation, as earlier ones had"
+            fix = "give the server itself, not a proxy over servers that are started differently"
+            raise MeasureError(f"{client.url}: prompt {prompt.id}", what, fix=fix)
         return answer
 
     async def _stream(
@@ -221,11 +219,9 @@ def read_stream(
     try:
         return _read(reply, prompt, num_top_logprobs)
     except (LookupError, TypeError, ValueError, AttributeError, JsonProblem) as exc:
-        raise MeasureError(
-            where,
-            f"its answer is not vLLM's: {type(exc).__name__}: {short(str(exc))}",
-            fix="give the vLLM server itself, not a proxy that rewrites answers",
-        ) from exc
+        what = f"its answer is not vLLM's: {type(exc).__name__}: {short(str(exc))}"
+        fix = "give the vLLM server itself, not a proxy that rewrites answers"
+        raise MeasureError(where, what, fix=fix) from exc
 
 
 def _read(reply: Reply, prompt: Prompt, num_top: int) -> tuple[Completion, str | None]:
@@ -416,11 +412,9 @@ async def _after(client: ServerClient, before: ServerCounters) -> ServerCounters
             or counters.num_tokens < before.num_tokens
             or (counters.num_rounds or 0) < (before.num_rounds or 0)
         ):
-            raise MeasureError(
-                client.url,
-                "its counters went back: it was started again meanwhile",
-                fix="run the same command again: what was measured is kept",
-            )
+            what = "its counters went back: it was started again meanwhile"
+            fix = "run the same command again: what was measured is kept"
+            raise MeasureError(client.url, what, fix=fix)
         if counters.num_finished > before.num_finished and not counters.num_running:
             return counters
         await asyncio.sleep(_POLL)

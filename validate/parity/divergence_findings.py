@@ -317,11 +317,8 @@ def _check_roles(
 ) -> None:
     for one in (plain, *([again] if again else [])):
         if one.setup.speculation is not None:
-            raise ParityError(
-                one.name,
-                "expected a server without a draft, but this one uses a draft",
-                fix="give the plain run first, then speculative ones",
-            )
+            what = "expected a server without a draft, but this one uses a draft"
+            raise ParityError(one.name, what, fix="give the plain run first, then speculative ones")
     if again is not None and again.setup.asked.concurrency == plain.setup.asked.concurrency:
         raise ParityError(
             again.name,

@@ -76,11 +76,9 @@ def check_comparable(
             raise ParityError(f"{draft.name}: --num-draft-tokens", fault[0], fix=fault[1])
         check_trace_fits(draft, traces)
     if not torch.equal(_vocabulary(baseline), _vocabulary(candidate)):
-        raise ParityError(
-            candidate.name,
-            f"proposes tokens of another vocabulary than {baseline.name}",
-            fix="give the BF16 draft that it was quantized from",
-        )
+        what = f"proposes tokens of another vocabulary than {baseline.name}"
+        fix = "give the BF16 draft that it was quantized from"
+        raise ParityError(candidate.name, what, fix=fix)
 
 
 @torch.inference_mode()
@@ -109,11 +107,8 @@ def draft_agreement(
             found.append(compared.agreement(top))
         on_progress(done, sum(work))
     if not found:
-        raise ParityError(
-            traces.folder,
-            f"no continuation is longer than --num-draft-tokens {num_draft_tokens}",
-            fix="record longer continuations",
-        )
+        what = f"no continuation is longer than --num-draft-tokens {num_draft_tokens}"
+        raise ParityError(traces.folder, what, fix="record longer continuations")
     return tuple(found)
 
 

@@ -114,11 +114,8 @@ def read_parity(path: Path) -> ParityReport:
     try:
         report: _FindingsFile = decode(_FindingsFile, parse_object(read_text(path)))
     except (OSError, JsonProblem) as exc:
-        raise ParityError(
-            path,
-            f"is not a report of 'draftquant parity': {exc}",
-            fix="give what 'draftquant parity' --report wrote",
-        ) from exc
+        what = f"is not a report of 'draftquant parity': {exc}"
+        raise ParityError(path, what, fix="give what 'draftquant parity' --report wrote") from exc
     return ParityReport(path=path, findings=report.findings, drafts_sha256=report.drafts_sha256)
 
 

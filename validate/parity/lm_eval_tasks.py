@@ -249,11 +249,9 @@ class Directions:
         told |= {"--lower-is-better": False} if metric in self.lower else {}
         if len(set(told.values())) > 1:
             said = ", ".join(f"{who}: {'higher' if up else 'lower'}" for who, up in told.items())
-            raise ParityError(
-                f"{first.task}, {metric}",
-                f"two places disagree on whether higher is better ({said})",
-                fix="run both with one version of the task, whose results stand beside the samples",
-            )
+            what = f"two places disagree on whether higher is better ({said})"
+            fix = "run both with one version of the task, whose results stand beside the samples"
+            raise ParityError(f"{first.task}, {metric}", what, fix=fix)
         if told:
             return next(iter(told.values()))
         if metric in _HIGHER | _LOWER:
@@ -448,11 +446,9 @@ def _run(words: Sequence[str]) -> None:
     named = {**os.environ, **({"OPENAI_API_KEY": key} if key else {})}
     ended = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=_STDERR, env=named, check=False)
     if ended.returncode:
-        raise ParityError(
-            words[0],
-            f"lm_eval ended with exit code {ended.returncode}",
-            fix="see its messages above; the same command continues with the answers so far",
-        )
+        what = f"lm_eval ended with exit code {ended.returncode}"
+        fix = "see its messages above; the same command continues with the answers so far"
+        raise ParityError(words[0], what, fix=fix)
 
 
 def _checked(found: Path) -> dict[str, TaskSamples]:
@@ -462,8 +458,6 @@ def _checked(found: Path) -> dict[str, TaskSamples]:
         problem = missing_samples(found, samples)
         if not problem:
             return samples
-    raise ParityError(
-        found,
-        f"lm_eval did not save all that it found: {problem}",
-        fix="see its messages above; the same command continues with the answers so far",
-    )
+    what = f"lm_eval did not save all that it found: {problem}"
+    fix = "see its messages above; the same command continues with the answers so far"
+    raise ParityError(found, what, fix=fix)

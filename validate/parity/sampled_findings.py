@@ -217,11 +217,9 @@ def texts_of(run: Measurement, prompts: Sequence[Prompt]) -> list[Text]:
     by_hash = {prompt_sha256(prompt.token_ids): prompt.token_ids for prompt in prompts}
     lacking = [record.id for record in run.records if record.prompt_sha256 not in by_hash]
     if lacking:
-        raise ParityError(
-            run.name,
-            f"{len(lacking)} of its prompts are not in the prompt file, such as {lacking[0]}",
-            fix="give the --prompts that it was measured with, and its --tokenizer",
-        )
+        what = f"{len(lacking)} of its prompts are not in the prompt file, such as {lacking[0]}"
+        fix = "give the --prompts that it was measured with, and its --tokenizer"
+        raise ParityError(run.name, what, fix=fix)
     return [
         Text(id=record.id, prompt=by_hash[record.prompt_sha256], output=record.token_ids)
         for record in run.records

@@ -177,11 +177,9 @@ def _check_two_runs(first: TaskSamples, second: TaskSamples) -> None:
         why = "so are the results beside them"
     else:
         return
-    raise ParityError(
-        f"{first.path}, {second.path}",
-        f"are equal byte for byte, and {why}: a run compared with itself shows nothing",
-        fix="give the samples of the two servers, in the folders that lm_eval wrote",
-    )
+    what = f"are equal byte for byte, and {why}: a run compared with itself shows nothing"
+    fix = "give the samples of the two servers, in the folders that lm_eval wrote"
+    raise ParityError(f"{first.path}, {second.path}", what, fix=fix)
 
 
 def _check_same(first: TaskSamples, second: TaskSamples) -> None:
@@ -192,11 +190,9 @@ def _check_same(first: TaskSamples, second: TaskSamples) -> None:
         theirs = second.items[name]
         lacking = ours.keys() ^ theirs.keys()
         if lacking:
-            raise ParityError(
-                where,
-                f"{len(lacking)} items are in one of the two only, such as doc_id {min(lacking)}",
-                fix="run both over the same documents (--limit, --samples)",
-            )
+            what = f"{len(lacking)} items are in one of the two only, such as doc_id {min(lacking)}"
+            fix = "run both over the same documents (--limit, --samples)"
+            raise ParityError(where, what, fix=fix)
         for number, item in ours.items():
             if item.sha256 != theirs[number].sha256:
                 raise ParityError(

@@ -366,11 +366,9 @@ def parse_report(text: str, where: object) -> Document:
         raise GateError(where, f"is no report of the gate: {exc}", fix=_AGAIN) from exc
     judgement, problem = judged_again(document.judgement)
     if problem := problem or _identity_problem(document):
-        raise GateError(
-            where,
-            f"says what does not follow from its own counts: {problem}",
-            fix=f"{_AGAIN}: this file was edited, or another version judged it",
-        )
+        what = f"says what does not follow from its own counts: {problem}"
+        fix = f"{_AGAIN}: this file was edited, or another version judged it"
+        raise GateError(where, what, fix=fix)
     return dataclasses.replace(document, judgement=judgement)
 
 

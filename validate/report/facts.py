@@ -175,11 +175,9 @@ def today() -> str:
         return datetime.now(UTC).strftime(_DATE)
     plain = asked.isascii() and asked.isdigit() and len(asked) <= _MOST_DIGITS
     if not plain:
-        raise GateError(
-            f"${_EPOCH}",
-            f"expected seconds since 1970, got {asked!r}",
-            fix="unset it, or give for example the time of the commit: git log -1 --format=%ct",
-        )
+        what = f"expected seconds since 1970, got {asked!r}"
+        fix = "unset it, or give for example the time of the commit: git log -1 --format=%ct"
+        raise GateError(f"${_EPOCH}", what, fix=fix)
     return datetime.fromtimestamp(int(asked), UTC).strftime(_DATE)
 
 

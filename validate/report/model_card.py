@@ -60,17 +60,13 @@ class Served:
                             fix="give a measurement with this draft")  # fmt: skip
         other = speculation.draft_sha256
         if other is None:
-            raise CardError(
-                measurement.name,
-                "does not know which draft was served: its draft_sha256 is null",
-                fix="measure with --draft FOLDER, which names the draft by its tensors",
-            )
+            what = "does not know which draft was served: its draft_sha256 is null"
+            fix = "measure with --draft FOLDER, which names the draft by its tensors"
+            raise CardError(measurement.name, what, fix=fix)
         if other != candidate_sha256:
-            raise CardError(
-                measurement.name,
-                f"is of a draft whose tensors are {other[:12]}, expected {candidate_sha256[:12]}",
-                fix="give a measurement of a server with this folder",
-            )
+            what = f"is of a draft whose tensors are {other[:12]}, expected {candidate_sha256[:12]}"
+            fix = "give a measurement of a server with this folder"
+            raise CardError(measurement.name, what, fix=fix)
         return cls(
             measurement=measurement,
             speculation=speculation,
@@ -125,19 +121,14 @@ def read_gate(path: Path, candidate_sha256: str) -> Document:
     for _, each in found.comparisons:
         known = each.background
         if known.candidate_sha256 is None or known.baseline_sha256 is None:
-            raise CardError(
-                path,
-                "does not know which drafts it judges: a sha256 of their tensors is null",
-                fix="run the gate on both folders, or on measurements that were taken with --draft",
-            )
+            what = "does not know which drafts it judges: a sha256 of their tensors is null"
+            fix = "run the gate on both folders, or on measurements that were taken with --draft"
+            raise CardError(path, what, fix=fix)
     judged = {each.background.candidate_sha256 for _, each in found.comparisons}
     if judged != {candidate_sha256}:
         (other,) = sorted(filter(None, judged - {candidate_sha256}))[:1]
-        raise CardError(
-            path,
-            f"judges a draft whose tensors are {other[:12]}, expected {candidate_sha256[:12]}",
-            fix="run the gate on this folder, and give its report",
-        )
+        what = f"judges a draft whose tensors are {other[:12]}, expected {candidate_sha256[:12]}"
+        raise CardError(path, what, fix="run the gate on this folder, and give its report")
     return found
 
 
@@ -218,11 +209,9 @@ def model_card(folder: Path, request: CardRequest) -> str:
     said = recorded.digests if recorded is not None else {}
     digests = tensor_digests(checkpoint, algorithm_of(said))
     if digests != said:
-        raise CheckpointError(
-            folder,
-            f"its tensors are not those that {PROVENANCE_FILE} records",
-            fix="'draftquant verify' says which differ; quantize the draft again",
-        )
+        what = f"its tensors are not those that {PROVENANCE_FILE} records"
+        fix = "'draftquant verify' says which differ; quantize the draft again"
+        raise CheckpointError(folder, what, fix=fix)
     identity = tensors_sha256(digests)
     gate = None if request.gate is None else read_gate(request.gate, identity)
     served = [Served.of(read_measurement(path), identity) for path in request.measured]
@@ -249,11 +238,9 @@ def _quantization(folder: Path, recorded: Provenance | None) -> QuantizedProvena
     record = None if isinstance(recorded, DequantizedProvenance) else quantization_of(recorded)
     if record is None:
         got = "no such file" if recorded is None else f"format {recorded.format!r}"
-        raise CardError(
-            folder / PROVENANCE_FILE,
-            f"expected the record of a quantization, got {got}",
-            fix="give a folder that `draftquant quantize` wrote",
-        )
+        what = f"expected the record of a quantization, got {got}"
+        fix = "give a folder that `draftquant quantize` wrote"
+        raise CardError(folder / PROVENANCE_FILE, what, fix=fix)
     return record
 
 
