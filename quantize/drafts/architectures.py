@@ -1,53 +1,29 @@
-"""Names of architectures that mean the same draft.
+"""Names of architectures that mean the same draft, and the kinds of drafts that no family reads.
 
 Sources: `models/registry.py` of vLLM 0.33.0, and its `EAGLEConfig`, which puts "Eagle3" before the
-name of an ordinary model; `EntryClass` of SGLang 0.5.23; TensorRT-LLM.
+name of an ordinary model; `EntryClass` of SGLang 0.5.23; TensorRT-LLM; the trainers. What no name
+tells of a kind, tensors do.
+
+Kimi-Linear's config.json says `num_nextn_predict_layers` 0, which vLLM 0.33 and SGLang 0.5.23 take
+for its default (`configs/kimi_linear.py:49`, `:55`); no class of theirs serves such a layer. Of
+MiMo-V2's three layers vLLM serves the first alone, fed with its own output (`mimo_v2_mtp.py:37`),
+SGLang all, each fed with the target's state (`multi_layer_eagle_worker_v2.py:196`).
 """
 
 import re
+import tomllib
 from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...recipes.errors import CheckpointError
 from ..files.safetensors_header import TensorInfo
 
-_OF_DRAFTS: Mapping[str, str] = {
-    "EAGLE3LlamaForCausalLM": "LlamaForCausalLMEagle3",  # TensorRT-LLM
-    "Eagle3LlamaForCausalLM": "LlamaForCausalLMEagle3",
-    "Eagle3MiniMaxM2ForCausalLM": "LlamaForCausalLMEagle3",
-    "Eagle3Qwen2_5vlForCausalLM": "LlamaForCausalLMEagle3",
-    "Eagle3Qwen3vlForCausalLM": "LlamaForCausalLMEagle3",
-    "Eagle3DeepSeekV3ForCausalLM": "Eagle3DeepseekV2ForCausalLM",  # TensorRT-LLM
-    "Eagle3DeepseekV3ForCausalLM": "Eagle3DeepseekV2ForCausalLM",
-    "CosyVoice3Eagle3LlamaForCausalLM": "LlamaForCausalLMEagle3",  # AngelSlim, as it trains
-    "QwenDFlashDraftModel": "DFlashDraftModel",  # likewise
-    "LingDSparkModel": "Qwen3DSparkModel",  # SGLang, of the target's family
-    "MiniMaxDFlash2DraftModel": "DFlash2DraftModel",  # SGLang
-    "PeagleLlamaForCausalLM": "PEagleDraftModel",  # vLLM, of speculators' config
-}
-_OF_MODELS: Mapping[str, str] = {
-    "LlamaForCausalLM": "LlamaForCausalLMEagle3",
-    "Qwen3ForCausalLM": "Eagle3Qwen3ForCausalLM",
-    "DeepseekV2ForCausalLM": "Eagle3DeepseekV2ForCausalLM",
-    "DeepseekV3ForCausalLM": "Eagle3DeepseekV2ForCausalLM",
-}
-_WITH_MASK: Mapping[str, str] = {
-    "LlamaForCausalLMEagle3": "PEagleDraftModel",
-    "Eagle3Qwen3ForCausalLM": "PeagleQwen3ForCausalLM",
-}
-"""EAGLE-3 heads that have a mask_hidden as well -> P-EAGLE's name of the same layers."""
-KNOWN_TO_BOTH = frozenset(
-    {
-        "LlamaForCausalLMEagle3",
-        "Eagle3DeepseekV2ForCausalLM",
-        "DFlashDraftModel",
-        "DFlash2DraftModel",
-        "Qwen3DSparkModel",
-    }
-)
-"""Names that vLLM and SGLang both have, for a draft and nothing else."""
-OTHER_NAMES: Mapping[str, str] = {**_OF_DRAFTS, **_OF_MODELS}
+_TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+KNOWN_TO_BOTH = frozenset(_TABLE["known_to_both"])
+OTHER_NAMES: Mapping[str, str] = {**_TABLE["of_drafts"], **_TABLE["of_models"]}
 """Of drafts -> the one that the families read, and that most engines have."""
+MARKS: Mapping[str, str] = _TABLE["marks"]
 
 
 def declared_architecture(config: Mapping[str, Any]) -> str:
@@ -71,10 +47,12 @@ def with_family_name(
     projector = projector_type(config)
     if name == "DFlashDraftModel" and projector in tuple(projectors):  # of any JSON type
         return {**config, "architectures": [projectors[projector]]}
-    ordinary = name in _OF_MODELS and not any(t.endswith("hidden_norm.weight") for t in tensors)
+    ordinary = name in _TABLE["of_models"] and not any(
+        t.endswith("hidden_norm.weight") for t in tensors
+    )
     found = name if ordinary else OTHER_NAMES.get(name, name)
     if any(tensor.endswith("mask_hidden") for tensor in tensors):
-        found = _WITH_MASK.get(found, found)
+        found = _TABLE["with_mask"].get(found, found)
     return config if found == name else {**config, "architectures": [found]}
 
 
@@ -84,30 +62,6 @@ def projector_type(config: Mapping[str, Any]) -> Any:
     return {**config, **(nested if isinstance(nested, Mapping) else {})}.get("projector_type")
 
 
-# ---- Drafts of kinds that no family reads: told apart, so that the refusal names them
-#
-# Kimi-Linear's config.json says `num_nextn_predict_layers` 0, which vLLM 0.33 and SGLang 0.5.23
-# take
-# for its default (`configs/kimi_linear.py:49`, `:55`); no class of theirs serves such a layer. Of
-# MiMo-V2's three layers vLLM serves the first alone, fed with its own output
-# (`mimo_v2_mtp.py:37`),
-# SGLang all, each fed with the target's state (`multi_layer_eagle_worker_v2.py:196`).
-#
-# Names are those of `models/registry.py` of vLLM 0.33.0, `EntryClass` of SGLang 0.5.23 and the
-# trainers; what no name tells, tensors do.
-
-MARKS: Mapping[str, str] = {
-    r"\.(experts|switch_mlp)\.": "a mixture of experts",
-    r"kv_[ab]_proj": "latent attention (MLA)",
-    r"attn\.g_proj": "gates on its attention, as Laguna's",
-    r"attn\.\w*gate|attn_gate": "gates on its attention",
-    r"attn\.sinks|attention_sink": "attention sinks",
-    r"linear_attn\.": "linear attention",
-    r"\.mixer\.": "layers of Mamba",
-    "pre_feedforward_layernorm": "layers of Gemma",
-}
-"""Part of a tensor's name, a regular expression -> what its layers are, of which most families have
-none."""
 SUPPORTED = (
     "give a draft of a supported architecture (docs/families.md lists them), or serve this one with"
     " the software that it was trained for"
@@ -115,41 +69,6 @@ SUPPORTED = (
 _OUT_OF_MLX = (
     "take the BF16 draft that it was converted from: MLX alone decodes it (mlx.core.dequantize)"
 )
-_BY_NAME = (
-    (r"P-?Eagle", "P-EAGLE"),
-    (r"(Lfm2|K3|Gemma4|MuseSpark)DSpark|DSpark(MiniMax|V41)", "DSpark with another body"),
-    (r"DSpark", "DSpark"),
-    (r"DFlash2Beam", "DFlash2 with layers of Beam"),
-    (r"LiLiCorr", "LiLiCorr"),
-    (r"XPress", "XPress"),
-    (r"MuseGlimmer", "Muse Glimmer's DFlash"),
-    (r"Laguna", "Laguna's DFlash"),
-    (r"DFlare", "DFlare"),
-    (r"DFlash", "DFlash with {}"),
-    (r"Medusa", "a target with Medusa heads"),
-    (r"MiMoV2", "an MTP layer of MiMo-V2"),
-    (r"KimiK3", "an MTP layer of Kimi-K3"),
-    (r"KimiLinear", "Kimi-Linear, which was published without an MTP layer"),
-    (r"NemotronH", "an MTP layer of Nemotron-H"),
-    (r"NextN|MTP", "an MTP layer"),
-    (r"Eagle3", "EAGLE-3 with {}"),
-    (r"Eagle.*Mistral", "Mistral's EAGLE"),
-    (r"Eagle", "EAGLE-1 with {}"),
-    (r"Assistant", "Gemma's assistant"),
-)
-"""Part of an architecture, in any case -> the kind, {} its layers; the first that fits."""
-_BY_TENSORS = (
-    (r"markov_", "DSpark"),
-    (r"mask_hidden", "P-EAGLE"),
-    (r"(^|.)medusa", "a target with Medusa heads"),
-    (r"^\d+\.\d+\.linear\.", "Medusa heads"),
-    (r"\b(eh_proj|enorm)\b|^mtp\.", "an MTP layer"),
-    (r"^eagle_linear\.", "Mistral's EAGLE"),
-    (r"^(model\.)?hidden_norm\.", "a DFlash draft under an unknown name"),
-    (r"(^|\.)fc\.weight$", "an EAGLE draft under an unknown name"),
-    (r"^model\.layers\.\d+\.", "a whole language model"),
-)
-"""Part of a tensor's name -> the kind; the first that fits."""
 
 
 class Kind(NamedTuple):
@@ -217,10 +136,18 @@ def _earlier_kind(config: Mapping[str, Any], tensors: Collection[str]) -> str | 
 
 def kind_by_name(architecture: str, tensors: Collection[str]) -> Kind | None:
     """What a draft is whose architecture no family has; None where that is not known."""
-    named = [kind for part, kind in _BY_NAME if re.search(part, architecture, re.IGNORECASE)]
+    named = [
+        kind
+        for part, kind in _TABLE["kinds_by_name"]
+        if re.search(part, architecture, re.IGNORECASE)
+    ]
     if any(name.endswith("hidden_norm.weight") for name in tensors):  # which no EAGLE-1 has
         named = [kind for kind in named if not kind.startswith("EAGLE-1")]
-    told = [kind for part, kind in _BY_TENSORS if any(re.search(part, t) for t in tensors)]
+    told = [
+        kind
+        for part, kind in _TABLE["kinds_by_tensors"]
+        if any(re.search(part, t) for t in tensors)
+    ]
     if not named and not told:
         return None
     layers = (k for mark, k in MARKS.items() if any(re.search(mark, name) for name in tensors))

@@ -56,7 +56,7 @@ class ConfigReader:
         """A whole number of at least 1; a missing or null key gives `default`."""
         value = self._get(key, default)
         if type(value) is not int or value < 1:
-            raise self._wrong(key, "a positive whole number", value)
+            raise self.wrong(key, "a positive whole number", value)
         return value
 
     def even(self, key: str) -> int:
@@ -74,21 +74,21 @@ class ConfigReader:
         """A finite positive number; a missing or null key gives `default`."""
         value = self._get(key, default)
         if type(value) not in (int, float) or not 0 < value <= sys.float_info.max:
-            raise self._wrong(key, "a positive number", value)
+            raise self.wrong(key, "a positive number", value)
         return float(value)
 
     def flag(self, key: str, default: Any = _REQUIRED) -> bool:
         """True or false; a missing or null key gives `default`."""
         value = self._get(key, default)
         if type(value) is not bool:
-            raise self._wrong(key, "true or false", value)
+            raise self.wrong(key, "true or false", value)
         return value
 
     def section(self, key: str) -> "ConfigReader":
         """A nested object; a missing or null key gives an empty one."""
         value = self._get(key, {})
         if not isinstance(value, dict):
-            raise self._wrong(key, "an object", value)
+            raise self.wrong(key, "an object", value)
         return ConfigReader(value, f"{self.where}: {key}")
 
     def layer_ids(self, key: str) -> tuple[int, ...] | None:
@@ -98,7 +98,7 @@ class ConfigReader:
             return None
         good = isinstance(value, list) and value and all(type(i) is int and i >= 0 for i in value)
         if not good or sorted(set(value)) != value:
-            raise self._wrong(key, "distinct layer numbers in ascending order", value)
+            raise self.wrong(key, "distinct layer numbers in ascending order", value)
         return tuple(value)
 
     def refuse_others(self, served: Served) -> None:
@@ -130,7 +130,8 @@ class ConfigReader:
             )
         return default
 
-    def _wrong(self, key: str, expected: str, got: Any) -> CheckpointError:
+    def wrong(self, key: str, expected: str, got: Any) -> CheckpointError:
+        """What is raised of a key with another value than expected."""
         return CheckpointError(
             self.where, f"{key}: expected {expected}, got {short(got)}", fix=f"correct {key!r}"
         )
@@ -151,14 +152,11 @@ def misspelling_of(key: str, config: Mapping[str, Any]) -> str | None:
     return near[0] if near else None
 
 
-# ---- Which target layers a draft reads, out of the two places and two conventions of config.json
-#
-# `eagle_config.eagle_aux_hidden_state_layer_ids` counts "after layer k" (SpecForge, TorchSpec,
-# ModelOpt, SGLang); the same key at the top level counts "input of layer k" (speculators, vLLM),
-# which is one more. The defaults [1, L/2 - 1, L - 4] and [2, L/2, L - 3] are the same tensors.
-
 KEY = "eagle_aux_hidden_state_layer_ids"
 SECTION = "eagle_config"
+"""Which target layers a draft reads, in two places: in the section counted "after layer k"
+(SpecForge, TorchSpec, ModelOpt, SGLang), at the top level "input of layer k" (speculators, vLLM),
+which is one more. The defaults [1, L/2 - 1, L - 4] and [2, L/2, L - 3] are the same tensors."""
 DEEPSEEK_TYPES = ("deepseek_v3", "kimi_k2")
 """`model_type` of drafts whose target counts in SGLang's DeepSeek way."""
 

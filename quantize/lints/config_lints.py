@@ -1,7 +1,10 @@
-"""How the draft lies on disk: dtypes, names, what need not be there, and keys of config.json."""
+"""What trainers and engines read differently: rope, names, dtypes, layers of the target, keys."""
 
 import json
+import tomllib
 from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from ..drafts import Draft
@@ -23,7 +26,25 @@ from ..drafts.rope import DEFAULT_THETA, Unreplayed
 from ..drafts.shared.eagle3 import eagle3
 from ..files.checkpoint import CONFIG_FILE
 
-# ---- Rotary embeddings: trained with one base or scaling, served with another
+_FILE = Path(__file__).with_name("lints.toml")
+
+
+@cache
+def _rows() -> Mapping[str, Mapping[str, str]]:
+    return tomllib.loads(_FILE.read_text(encoding="utf-8"))
+
+
+def told(row: str, fix: Mapping[str, Any] | None = None, /, **facts: object) -> Lint:
+    """A lint in the words of lints.toml, with what they quote of the draft."""
+    said = _rows()[row]
+    return Lint(
+        name=said.get("name", row),
+        level="note" if said["level"] == "note" else "warning",
+        cause=said["cause"].format(**facts),
+        remedy=said["remedy"].format(**facts),
+        fix=fix or {},
+    )
+
 
 _INJECTED = (32, 2048)
 """Factor and original positions that ModelOpt's export writes into a draft trained without yarn."""
@@ -44,13 +65,7 @@ def rope_base(draft: Draft) -> Iterator[Lint]:
         who = "TorchSpec under transformers 5 trains Llama drafts"
     else:
         return
-    yield Lint(
-        name="rope-base",
-        level="warning",
-        cause=f"{who} at rope base 10000, but engines serve rope_theta {geometry.rope.theta:g}",
-        remedy="replay with both bases (draftquant replay, with and without --rope-theta"
-        " 10000); if 10000 accepts more, correct rope_theta in the source",
-    )
+    yield told("rope-base", who=who, theta=geometry.rope.theta)
 
 
 def rope_default(draft: Draft) -> Iterator[Lint]:
@@ -60,26 +75,19 @@ def rope_default(draft: Draft) -> Iterator[Lint]:
     config = draft.layer_config
     nested = config.get("rope_parameters") or {}
     if config.get("rope_theta") is None and nested.get("rope_theta") is None:
-        null, rope = "rope_theta" in config, draft.geometry.rope
-        by_class = f", which model_type {config.get('model_type')} fills in"
-        whose = by_class if rope.theta != DEFAULT_THETA else ""
-        yield Lint(
-            name="rope-theta-missing",
-            level="warning" if null else "note",
-            cause="rope_theta is null, which both engines refuse"
-            if null
-            else f"config.json has no rope_theta: both engines then use base {rope.theta:g}{whose}",
-            remedy="if the draft was trained at another base, such as its target's, add"
-            " rope_theta; replay shows which base is right (draftquant replay, with and"
-            " without --rope-theta)",
-        )
+        theta, model_type = draft.geometry.rope.theta, config.get("model_type")
+        by_class = f", which model_type {model_type} fills in" if theta != DEFAULT_THETA else ""
+        if "rope_theta" in config:
+            yield told("rope-theta-null")
+        else:
+            yield told("rope-theta-missing", theta=theta, whose=by_class)
 
 
 def rope_unreplayed(draft: Draft) -> Iterator[Lint]:
     """What only replay minds."""
     scaling = draft.geometry.rope and draft.geometry.rope.scaling
     if isinstance(scaling, Unreplayed):
-        yield Lint(name="rope-unreplayed", level="note", cause=scaling.what, remedy=scaling.fix)
+        yield told("rope-unreplayed", what=scaling.what, how=scaling.fix)
 
 
 def rope_injected(draft: Draft) -> Iterator[Lint]:
@@ -94,15 +102,7 @@ def rope_injected(draft: Draft) -> Iterator[Lint]:
         return
     plain = yarn.mscale is None and yarn.mscale_all_dim is None and yarn.attention_factor is None
     if plain and (yarn.factor, yarn.original_max_positions) == _INJECTED:
-        yield Lint(
-            name="rope-injected",
-            level="warning",
-            cause="config.json has yarn with factor 32 over 2048 positions and no mscale,"
-            " which ModelOpt's export writes into Llama drafts that were trained without"
-            " it; engines then also scale cos and sin by 1.3466",
-            remedy="replay with and without rope_scaling; if the draft accepts more without,"
-            " remove the key from the source",
-        )
+        yield told("rope-injected")
 
 
 _TORCH_NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
@@ -121,14 +121,7 @@ def architecture(draft: Draft) -> Iterator[Lint]:
         yield draft.family.misnamed[name]
     wanted = None if draft.family.inside_target else OTHER_NAMES.get(name)
     if wanted in KNOWN_TO_BOTH and wanted in draft.family.architectures:
-        yield Lint(
-            name="architecture-name",
-            level="warning",
-            cause=f"vLLM 0.33 and SGLang 0.5.23 do not both serve {name} as a draft; the"
-            f" tensors are those of {wanted}, which both serve",
-            remedy=f"write {wanted}",
-            fix={"architectures": [wanted]},
-        )
+        yield told("architecture-name", {"architectures": [wanted]}, name=name, wanted=wanted)
 
 
 def dtype(draft: Draft) -> Iterator[Lint]:
@@ -139,37 +132,17 @@ def dtype(draft: Draft) -> Iterator[Lint]:
     """
     stored = sorted({row.tensor.dtype for row in draft.linears()})
     if len(stored) > 1:
-        yield Lint(
-            name="dtype-mixed",
-            level="warning",
-            cause=f"the linears are stored as {' and '.join(stored)}, and engines cast all of"
-            " them to one dtype",
-            remedy="export the draft in one dtype, so that what is measured is what is served",
-        )
+        yield told("dtype-mixed", stored=" and ".join(stored))
         return
     wanted, config = _TORCH_NAMES[stored[0]], draft.layer_config
     declared = {key: config[key] for key in _DTYPE_KEYS if config.get(key) is not None}
     if draft.in_speculators_layout:  # vLLM alone, which casts to the target's
         return
     if not declared:
-        yield Lint(
-            name="dtype-missing",
-            level="warning",
-            cause="config.json declares no dtype: SGLang 0.5.23 then serves float16, but the"
-            f" weights are {wanted}",
-            remedy=f"add torch_dtype {wanted}",
-            fix={"torch_dtype": wanted},
-        )
+        yield told("dtype-missing", {"torch_dtype": wanted}, wanted=wanted)
     elif any(value != wanted for value in declared.values()):
         said = ", ".join(f"{key} {value!r}" for key, value in declared.items())
-        yield Lint(
-            name="dtype-mismatch",
-            level="warning",
-            cause=f"config.json declares {said}, but the weights are {wanted}: SGLang 0.5.23"
-            " casts them to the declared dtype",
-            remedy=f"write {wanted}",
-            fix=dict.fromkeys(declared, wanted),
-        )
+        yield told("dtype-mismatch", dict.fromkeys(declared, wanted), said=said, wanted=wanted)
 
 
 def names(draft: Draft) -> Iterator[Lint]:
@@ -183,34 +156,16 @@ def names(draft: Draft) -> Iterator[Lint]:
     if draft.family.is_whole_model:  # which is loaded as any model, by its own names
         return
     if unread:
-        yield Lint(
-            name="tensor-names",
-            level="warning",
-            cause=f"{len(unread)} tensors are named like {unread[0]}: vLLM refuses these"
-            " names, and SGLang silently leaves its own parameters uninitialized",
-            remedy="export the draft in its serving layout (layers.0., fc., norm.)",
-        )
+        yield told("tensor-names-unread", count=len(unread), first=unread[0])
     elif refused:
         sglang = "skips them" if draft.is_mla else "reads them"
-        yield Lint(
-            name="tensor-names",
-            level="warning",
-            cause=f"{len(refused)} tensors are named like {refused[0]}: vLLM 0.33 refuses"
-            f" these names, and SGLang 0.5.23 {sglang}",
-            remedy="rename the tensors of the source: remove 'model.', and write fc_norm.0, .1, .2",
-        )
+        yield told("tensor-names", count=len(refused), first=refused[0], sglang=sglang)
 
 
 def layout(draft: Draft) -> Iterator[Lint]:
     """Source: no reader of `transformer_layer_config` in SGLang 0.5.23."""
     if draft.in_speculators_layout:
-        yield Lint(
-            name="speculators-layout",
-            level="note",
-            cause="the draft is in the speculators layout: vLLM 0.33 translates it, but"
-            " SGLang 0.5.23 does not read it",
-            remedy="serve this draft with vLLM",
-        )
+        yield told("speculators-layout")
 
 
 def model_type(draft: Draft) -> Iterator[Lint]:
@@ -228,14 +183,8 @@ def model_type(draft: Draft) -> Iterator[Lint]:
     if not usual or not isinstance(found, str) or found == usual or draft.in_speculators_layout:
         return
     if why := _misread_by(found, config):
-        yield Lint(
-            name="model-type",
-            level="warning",
-            cause=f"model_type {found}: {why}",
-            remedy=f"write {usual}, whose layers these are, and of the keys that config.json lacks"
-            " the values of training",
-            fix={"model_type": usual, **_read_by(draft, usual)},
-        )
+        fix = {"model_type": usual, **_read_by(draft, usual)}
+        yield told("model-type", fix, found=found, why=why, usual=usual)
 
 
 def _misread_by(model_type: str, config: Mapping[str, Any]) -> str:
@@ -276,14 +225,7 @@ def embedding(draft: Draft) -> Iterator[Lint]:
     if "embedding" not in draft.family.shared_tables:
         return
     if row is not None and draft.geometry.hidden_size == draft.geometry.target_hidden_size:
-        yield Lint(
-            name="embed-tokens",
-            level="note",
-            cause="the draft stores embed_tokens, but SGLang 0.5.23 uses the target's"
-            " embedding instead, and so does vLLM 0.33 where the two are equal",
-            remedy="drop it if it equals the target's (a rule with 'action: drop'), which"
-            f" saves {row.tensor.nbytes:,} bytes",
-        )
+        yield told("embed-tokens", nbytes=row.tensor.nbytes)
 
 
 def misspelt_keys(draft: Draft) -> Iterator[Lint]:
@@ -294,16 +236,9 @@ def misspelt_keys(draft: Draft) -> Iterator[Lint]:
     config = draft.checkpoint.config
     found = {key: near for key in config if (near := near_key(key, config))}
     if found:
-        yield Lint(
-            name="misspelt-key",
-            level="warning",
-            cause=f"nothing reads {', '.join(map(repr, found))} of config.json",
-            remedy="if that is what is meant, rename "
-            + ", ".join(f"{key!r} to {near!r}" for key, near in found.items()),
-        )
+        renamed = ", ".join(f"{key!r} to {near!r}" for key, near in found.items())
+        yield told("misspelt-key", keys=", ".join(map(repr, found)), renamed=renamed)
 
-
-# ---- Which target layers engines capture, and what they make of the draft's own layers
 
 _NESTED = f"{SECTION}.{KEY}"
 _COUNT, _WIDTH = "num_aux_hidden_states", "target_hidden_size"
@@ -322,10 +257,7 @@ _READ_BY: dict[Spelling, str] = {
 
 
 def aux_layer_ids(draft: Draft) -> Iterator[Lint]:
-    """Ids that an engine misses or misreads; a default needs none.
-
-    Source: `aux_layers.py`.
-    """
+    """Ids that an engine misses or misreads; a default needs none."""
     found, config = _spelled(draft), draft.checkpoint.config
     if found is None or found.after is None:
         return
@@ -333,28 +265,16 @@ def aux_layer_ids(draft: Draft) -> Iterator[Lint]:
     if found.spelling == ("equal" if nested == inputs else "portable"):
         return
     spelled = {KEY: config.get(KEY), _NESTED: (config.get(SECTION) or {}).get(KEY)}
-    yield Lint(
-        name="aux-layer-ids",
-        level="warning",
-        cause=f"the ids of the target layers {_READ_BY[found.spelling]}",
-        remedy=f"write {inputs} at the top level and {nested} in {SECTION}; both engines"
-        f" then capture the outputs of layers {list(found.after)}",
-        fix={k: ids for k, ids in {KEY: inputs, _NESTED: nested}.items() if ids != spelled[k]},
-    )
+    fix = {k: ids for k, ids in {KEY: inputs, _NESTED: nested}.items() if ids != spelled[k]}
+    read, after = _READ_BY[found.spelling], list(found.after)
+    yield told("aux-layer-ids", fix, read=read, inputs=inputs, nested=nested, after=after)
 
 
 def aux_layer_list(draft: Draft) -> Iterator[Lint]:
     """Source: SGLang 0.5.23 `llama.py:929-941` takes its default for null only; vLLM for both."""
     geometry, section = eagle3(draft), draft.checkpoint.config.get(SECTION) or {}
     if geometry is not None and geometry.fuses and section.get(KEY) == []:
-        yield Lint(
-            name="aux-layer-ids-empty",
-            level="warning",
-            cause=f"{_NESTED} is [], which means the default layers in ModelOpt: vLLM 0.33"
-            " captures these, but SGLang 0.5.23 captures none",
-            remedy="write null: both engines then capture their default layers",
-            fix={_NESTED: None},
-        )
+        yield told("aux-layer-ids-empty", {_NESTED: None})
 
 
 def layers_of_fc(draft: Draft) -> Iterator[Lint]:
@@ -374,25 +294,13 @@ def layers_of_fc(draft: Draft) -> Iterator[Lint]:
         fusions["SGLang 0.5.23"] = traits.sglang.fusion
     wrong = [who for who, how in fusions.items() if how and how.num_layers(as_fixed) != count]
     if wrong:
-        numbers = [key for key in ("num_aux_layers", _COUNT) if spelled.get(key) is not None]
+        said = [key for key in ("num_aux_layers", _COUNT) if spelled.get(key) is not None]
+        numbers, who = said or [_COUNT], " and ".join(wrong)
         place = f"{LAYER_CONFIG}." if speculators else ""
-        yield Lint(
-            name="aux-layer-count",
-            level="warning",
-            cause=f"the draft reads {count} layers of the target, and {' and '.join(wrong)} size"
-            f" fc by {' and '.join(numbers or [_COUNT])}, or else for 3: they refuse the draft",
-            remedy=f"write {count} there",
-            fix={f"{place}{key}": count for key in numbers or [_COUNT]},
-        )
+        fix = {f"{place}{key}": count for key in numbers}
+        yield told("aux-layer-count", fix, count=count, wrong=who, numbers=" and ".join(numbers))
     if not speculators and config.get(_WIDTH, 0) is None:
-        yield Lint(
-            name="target-hidden-size-null",
-            level="warning",
-            cause="target_hidden_size is null, with which vLLM 0.33, and SGLang 0.5.23 for Llama"
-            " layers, compute the width of fc: they end with a TypeError",
-            remedy="write the width, or remove the key",
-            fix={_WIDTH: geometry.target_hidden_size},
-        )
+        yield told("target-hidden-size-null", {_WIDTH: geometry.target_hidden_size})
 
 
 def layers_of_target(draft: Draft) -> Iterator[Lint]:
@@ -401,42 +309,21 @@ def layers_of_target(draft: Draft) -> Iterator[Lint]:
     if not draft.family.one_layer or said == draft.geometry.num_layers:
         return
     fix = {} if draft.in_speculators_layout else layers_of_one(draft.checkpoint.config)
-    yield Lint(
-        name="layers-of-target",
-        level="warning",
-        cause=f"num_hidden_layers is {said}, as in the target, but the tensors are those"
-        " of one layer: vLLM 0.33 and SGLang 0.5.23 also build the other layers, and"
-        " serve them uninitialized",
-        remedy="write num_hidden_layers: 1",
-        fix=fix,
-    )
+    yield told("layers-of-target", fix, said=said)
 
 
 def without_fc(draft: Draft) -> Iterator[Lint]:
     """Source: `reads_aux_layers`."""
     geometry = eagle3(draft)
     if geometry is not None and not geometry.fuses:
-        yield Lint(
-            name="last-hidden-state",
-            level="note",
-            cause="use_aux_hidden_state is false, so the draft has no fc, and reads the"
-            " target's last hidden state behind the final norm; dumps of hidden states"
-            " hold the outputs of layers instead",
-            remedy="record its traces with draftquant record --draft DRAFT --fused",
-        )
+        yield told("last-hidden-state")
 
 
 def aux_layer_zero(draft: Draft) -> Iterator[Lint]:
     """Source: SGLang 0.5.23 `deepseek_v2.py`: [0, ...] stays as it is, [1, ...] gets one added."""
-    found = _spelled(draft)
-    if found and found.after and found.after[0] == 0 and _for_deepseek(draft):
-        yield Lint(
-            name="aux-layer-zero",
-            level="warning",
-            cause="the draft reads the output of layer 0, which SGLang 0.5.23 cannot capture"
-            " for DeepSeek and Kimi targets",
-            remedy="serve this draft with vLLM",
-        )
+    found, kind = _spelled(draft), draft.checkpoint.config.get("model_type")
+    if found and found.after and found.after[0] == 0 and kind in DEEPSEEK_TYPES:
+        yield told("aux-layer-zero")
 
 
 def _spelled(draft: Draft) -> AuxLayerIds | None:
@@ -444,10 +331,6 @@ def _spelled(draft: Draft) -> AuxLayerIds | None:
     if eagle3(draft) is None or draft.in_speculators_layout:
         return None
     return read_aux_layer_ids(draft.checkpoint.config, draft.checkpoint.folder / CONFIG_FILE)
-
-
-def _for_deepseek(draft: Draft) -> bool:
-    return draft.checkpoint.config.get("model_type") in DEEPSEEK_TYPES
 
 
 def later_layer_norm(draft: Draft) -> Iterator[Lint]:
@@ -466,13 +349,7 @@ def later_layer_norm(draft: Draft) -> Iterator[Lint]:
             return
         here, there = ("SGLang", "vLLM") if sglang else ("vLLM", "SGLang")
         other = "input_layernorm" if sglang else "hidden_norm"
-        yield Lint(
-            name="later-layer-norm",
-            level="warning",
-            cause=f"only {here} reads the name {row.tensor.name}; {there} looks for {other},"
-            " and silently serves a norm of ones",
-            remedy=f"serve this draft with {here}, or rename the tensors for {there}",
-        )
+        yield told("later-layer-norm", here=here, there=there, tensor=row.tensor.name, other=other)
         return
 
 
@@ -480,10 +357,4 @@ def layers_of_mla(draft: Draft) -> Iterator[Lint]:
     """Source: SGLang 0.5.23 `kimi_k25_eagle3.py` `Eagle3MLAModel`."""
     geometry = eagle3(draft)
     if geometry is not None and draft.is_mla and geometry.num_layers > 1:
-        yield Lint(
-            name="mla-layers",
-            level="warning",
-            cause=f"the draft has {geometry.num_layers} layers with MLA, and SGLang 0.5.23"
-            " refuses more than one",
-            remedy="serve this draft with vLLM",
-        )
+        yield told("mla-layers", count=geometry.num_layers)

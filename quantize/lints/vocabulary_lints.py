@@ -15,9 +15,7 @@ from ..drafts.family import Lint
 from ..drafts.shared.eagle3 import eagle3
 from ..files.provenance_file import cuts_of, read_provenance
 from ..stored.decoded_numbers import read_integers, read_whole
-
-_ABSOLUTE = "d2t holds target ids, but engines expect offsets (target id - draft id)"
-_SUBTRACT = "subtract arange(draft_vocab_size) from d2t"
+from .config_lints import told
 
 
 def check_vocabulary_map(draft: Draft) -> None:
@@ -35,12 +33,15 @@ def check_vocabulary_map(draft: Draft) -> None:
         return
     i = int(outside[0])
     absolute = _ascending(offsets) and offsets[0] >= 0 and offsets[-1] < vocab
+    lint = told("d2t-absolute")
     raise CheckpointError(
         draft.checkpoint.folder,
         f"d2t[{i}] = {offsets[i]} makes draft id {i} target id {i + int(offsets[i])}, outside the"
         f" vocabulary of {vocab} ({len(outside)} of {len(offsets)} such ids)"
-        + (f": {_ABSOLUTE}" if absolute else ""),
-        fix=_SUBTRACT if absolute else "export the draft again, with the d2t of its lm_head",
+        + (f": {lint.cause}" if absolute else ""),
+        fix=lint.remedy
+        if absolute
+        else "export the draft again, with the d2t of its lm_head",
     )
 
 
@@ -48,14 +49,7 @@ def tied_head(draft: Draft) -> Iterator[Lint]:
     """Source: SGLang 0.5.23 `llama_eagle3.py:303`, executed; vLLM 0.33 does not read the key."""
     tied = draft.checkpoint.config.get("tie_word_embeddings") is True
     if eagle3(draft) is not None and tied and draft.row("lm_head.weight") is not None:
-        yield Lint(
-            name="head-tied",
-            level="warning",
-            cause="tie_word_embeddings is true, but the draft has a head of its own: SGLang"
-            " 0.5.23 drops this head and uses the embedding instead",
-            remedy="write tie_word_embeddings: false",
-            fix={"tie_word_embeddings": False},
-        )
+        yield told("head-tied", {"tie_word_embeddings": False})
 
 
 def vocabulary_map(draft: Draft) -> Iterator[Lint]:
@@ -71,24 +65,12 @@ def vocabulary_map(draft: Draft) -> Iterator[Lint]:
     else:
         absolute = not agrees and np.array_equal(offsets, kept)
     if absolute:
-        yield Lint(name="d2t-absolute", level="warning", cause=_ABSOLUTE, remedy=_SUBTRACT)
+        yield told("d2t-absolute")
     elif len(np.unique(ids)) < len(ids):
-        yield Lint(
-            name="d2t-duplicates",
-            level="warning",
-            cause=f"{len(ids) - len(np.unique(ids))} of {len(ids)} draft ids map to a target"
-            " id that another draft id also maps to",
-            remedy="export d2t again: the rows of lm_head and their target ids do not match",
-        )
+        yield told("d2t-duplicates", doubled=len(ids) - len(np.unique(ids)), count=len(ids))
     elif kept is not None and not agrees:
-        yield Lint(
-            name="d2t-against-t2d",
-            level="warning",
-            cause=f"t2d and d2t contradict each other: t2d marks {len(kept)} target ids, d2t"
-            f" reaches {len(ids)}, and {len(np.setdiff1d(ids, kept))} of these are not"
-            " marked. Engines read d2t, trainers read t2d",
-            remedy="export both tables again from the same vocabulary",
-        )
+        unmarked = len(np.setdiff1d(ids, kept))
+        yield told("d2t-against-t2d", marked=len(kept), count=len(ids), unmarked=unmarked)
 
 
 def full_vocabulary_map(draft: Draft) -> Iterator[Lint]:
@@ -97,13 +79,7 @@ def full_vocabulary_map(draft: Draft) -> Iterator[Lint]:
         draft.row("d2t") is not None
         and draft.geometry.draft_vocab_size == draft.geometry.vocab_size
     ):
-        yield Lint(
-            name="d2t-of-full-vocabulary",
-            level="warning",
-            cause="d2t is stored although the draft has the target's whole vocabulary"
-            " (SpecForge always writes it): vLLM 0.33 then refuses to load the draft",
-            remedy="remove d2t and t2d from the source; SGLang does not need them either",
-        )
+        yield told("d2t-of-full-vocabulary")
 
 
 def pruned_head(draft: Draft) -> Iterator[Lint]:
@@ -113,15 +89,7 @@ def pruned_head(draft: Draft) -> Iterator[Lint]:
         return
     cuts = cuts_of(read_provenance(draft.checkpoint.folder))
     if not cuts or cuts[0].size_before < geometry.vocab_size:  # else its export was whole
-        yield Lint(
-            name="pruned-head",
-            level="warning",
-            cause="TorchSpec's export of a pruned vocabulary takes rows d2t[i] of lm_head"
-            " instead of rows i + d2t[i]",
-            remedy="prune lm_head again from the training checkpoint, at rows i + d2t[i];"
-            " replay shows whether it is needed, because with wrong rows hardly a token"
-            " is accepted",
-        )
+        yield told("pruned-head")
 
 
 def draft_vocab_size(draft: Draft) -> Iterator[Lint]:
@@ -138,26 +106,13 @@ def draft_vocab_size(draft: Draft) -> Iterator[Lint]:
     if draft.row("lm_head.weight") is not None:
         if not declared:
             what = "does not load the draft" if refused else "replaces its lm_head by the target's"
-            yield Lint(
-                name="draft-vocab-size-missing",
-                level="warning",
-                cause=f"config.json has no draft_vocab_size: SGLang 0.5.23 then {what}",
-                remedy=f"add draft_vocab_size {size}",
-                fix={"draft_vocab_size": size},
-            )
+            yield told("draft-vocab-size-missing", {"draft_vocab_size": size}, what=what, size=size)
     elif declared or refused:
-        full = size == geometry.vocab_size
-        yield Lint(
-            name="lm-head-missing",
-            level="warning",
-            cause="the draft stores no lm_head, but draft_vocab_size is not null: SGLang"
-            " 0.5.23 then"
-            + (" does not load the draft" if refused else " leaves the head uninitialized"),
-            remedy="write draft_vocab_size null, which makes SGLang take the target's head"
-            if full
-            else "store the rows of lm_head: no engine takes some of the target's",
-            fix={"draft_vocab_size": None} if full else {},
-        )
+        what = "does not load the draft" if refused else "leaves the head uninitialized"
+        if size == geometry.vocab_size:
+            yield told("lm-head-missing", {"draft_vocab_size": None}, what=what)
+        else:
+            yield told("lm-head-missing-of-some", what=what)
 
 
 def _offsets(draft: Draft) -> NDArray[np.int64] | None:

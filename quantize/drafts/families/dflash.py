@@ -327,11 +327,7 @@ class DFlash(Family):
         vocab, layers = keys.positive("vocab_size"), keys.positive("num_hidden_layers")
         block_size = options.positive("block_size", DEFAULT_BLOCK_SIZE)
         if block_size < 2:
-            raise CheckpointError(
-                where,
-                f"block_size: expected at least 2, an anchor and a mask, got {block_size}",
-                fix="correct 'block_size'",
-            )
+            raise keys.wrong("block_size", "at least 2, an anchor and a mask", block_size)
         layer_types = _layer_types(keys, layers)
         slides = layer_types is not None and "sliding_attention" in layer_types
         # vLLM prefers the key of `dflash_config`.

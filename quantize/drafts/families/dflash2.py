@@ -254,11 +254,7 @@ class DFlash2(DFlash):
         hidden, vocab = common["hidden_size"], common["vocab_size"]
         group_size = own.positive("conv_group_size")
         if hidden % group_size:
-            raise CheckpointError(
-                own.where,
-                f"conv_group_size: expected a divisor of hidden_size {hidden}, got {group_size}",
-                fix="correct 'conv_group_size'",
-            )
+            raise own.wrong("conv_group_size", f"a divisor of hidden_size {hidden}", group_size)
         if common["draft_vocab_size"] != vocab:
             raise CheckpointError(
                 own.where,
@@ -268,11 +264,7 @@ class DFlash2(DFlash):
             )
         top_k = own.positive("selector_top_k")
         if top_k > vocab:
-            raise CheckpointError(
-                own.where,
-                f"selector_top_k: expected at most vocab_size {vocab}, got {top_k}",
-                fix="correct 'selector_top_k'",
-            )
+            raise own.wrong("selector_top_k", f"at most vocab_size {vocab}", top_k)
         # Engines take 0 for none, like a key that is missing.
         capped = own.config.get("final_logit_softcapping") not in (None, 0)
         return DFlash2Geometry(

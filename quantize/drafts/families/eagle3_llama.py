@@ -11,7 +11,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from ....recipes.errors import CheckpointError, short
+from ....recipes.errors import CheckpointError
 from ..architectures import declared_architecture
 from ..config_reader import KEY, SECTION, ConfigReader
 from ..engine_traits import (
@@ -345,11 +345,7 @@ def _mask_token_id(keys: ConfigReader, vocab_size: int) -> int | None:
     key = next((key for key in MASK_KEYS if keys.config.get(key) is not None), None)
     value = keys.config[key] if key else None
     if value is not None and not (type(value) is int and 0 <= value < vocab_size):
-        raise CheckpointError(
-            keys.where,
-            f"{key}: expected a token of the vocabulary of {vocab_size}, got {short(value)}",
-            fix=f"correct {key!r}",
-        )
+        raise keys.wrong(str(key), f"a token of the vocabulary of {vocab_size}", value)
     return value
 
 

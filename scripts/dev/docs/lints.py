@@ -1,9 +1,11 @@
-"""The page of all lints in the words of `inspect`, read from the source of the lints.
+"""The page of all lints in the words of `inspect`, from their table and the source of families.
 
 Messages quote the draft; what they quote stands as `…` here.
 """
 
 import ast
+import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -48,10 +50,21 @@ def lints_page() -> str:
 
 
 def messages() -> Iterator[Message]:
-    """Each call of `Lint`: in `quantize/lints`, and in the families."""
-    general = sorted(Path(lints.__file__).parent.glob("*.py"))
-    for path in (*general, *sorted(Path(drafts.__file__).parent.rglob("*.py"))):
-        tree = ast.parse(read_text(path))
+    """Each row of lints.toml, and each call of `Lint` in the families."""
+    folder = Path(lints.__file__).parent
+    calls = [node for path in sorted(folder.glob("*.py")) for node in ast.walk(parsed(path))]
+    fixed = {
+        node.args[0].value
+        for node in calls
+        if isinstance(node, ast.Call) and _name(node.func) == "told" and len(node.args) > 1
+        if isinstance(node.args[0], ast.Constant)
+    }
+    for key, row in tomllib.loads(read_text(folder / "lints.toml")).items():
+        cause, remedy = (re.sub(r"\{[^}]*\}", "…", row[part]) for part in ("cause", "remedy"))
+        name = row.get("name", key)
+        yield Message(name, row["level"], cause, remedy, fixable=key in fixed)
+    for path in sorted(Path(drafts.__file__).parent.rglob("*.py")):
+        tree = parsed(path)
         constants = _constants(tree)
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and _name(node.func) == "Lint":
@@ -64,6 +77,11 @@ def messages() -> Iterator[Message]:
                     remedy=said["remedy"],
                     fixable="fix" in given,
                 )
+
+
+def parsed(path: Path) -> ast.Module:
+    """The source of a module."""
+    return ast.parse(read_text(path))
 
 
 def _constants(tree: ast.Module) -> dict[str, ast.expr]:
