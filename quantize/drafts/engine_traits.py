@@ -144,16 +144,6 @@ def no_problem(_draft: ServedDraft) -> Finding | None:
     return None
 
 
-def _in_vllms_llama(draft: ServedDraft) -> Biases:
-    """`llama.py:267` has both; with normed heads they were not executed."""
-    return (None, None) if draft.normed_heads else (ATTENTION, MLP)
-
-
-def _in_sglangs_eagle3(_draft: ServedDraft) -> Biases:
-    """No MLP has any, and of the attention o_proj alone: `llama_eagle3.py` builds the others."""
-    return (frozenset({"o_proj"}), NO_BIAS)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fusion:
     """How an engine's class sizes fc, which reads the hidden states of so many layers.
@@ -287,7 +277,10 @@ class InVllm(InEngine):
     served_as: str = "eagle3"
     unknown_tensors: Unknown = "refused"
     floats_into_fp8: Floats = "cast"
-    biases: Callable[[ServedDraft], Biases] = _in_vllms_llama
+    biases: Callable[[ServedDraft], Biases] = lambda draft: (
+        # `llama.py:267` has both; with normed heads they were not executed.
+        (None, None) if draft.normed_heads else (ATTENTION, MLP)
+    )
     not_executed: frozenset[str] = frozenset()
     head_declared: Literal["always", "asked", "never"] = "never"
     forgets_attention: bool = False
@@ -320,7 +313,8 @@ class InSglang(InEngine):
     classes_first: bool = True
     unknown_tensors: Unknown = "dropped"
     floats_into_fp8: Floats = "cast"
-    biases: Callable[[ServedDraft], Biases] = _in_sglangs_eagle3
+    # No MLP has any, and of the attention o_proj alone: `llama_eagle3.py` builds the others.
+    biases: Callable[[ServedDraft], Biases] = lambda _draft: (frozenset({"o_proj"}), NO_BIAS)
     layer_name: str = "model.layers.{n}.{path}"
     layer_prefix: str = "model.{inner}"
     fc_sharding: Sharding = "replicated"

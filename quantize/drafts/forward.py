@@ -82,7 +82,7 @@ class DraftForward(ABC):
         self.geometry = geometry
         self.weights = weights
         self.on_input = on_input
-        self.on_cache: OnCache = _as_they_are
+        self.on_cache: OnCache = lambda _layer, keys, values: (keys, values)
         self._target_ids = target_ids(weights.get("d2t"))
 
     def caching(self, on_cache: OnCache) -> Self:
@@ -164,10 +164,6 @@ class DraftForward(ABC):
         Raises:
             ForwardError: the draft computes NaN or infinity.
         """
-
-
-def _as_they_are(_layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    return keys, values
 
 
 class ProductLogits(DraftForward):

@@ -12,7 +12,7 @@ mtp: such a layer is served inside its target, where the package's `scripts/stit
 
 import difflib
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -129,20 +129,17 @@ def read_draft(checkpoint: Checkpoint) -> Draft:
         rows[canonical] = Row(tensor=tensor, canonical=canonical, role=specs[canonical].role)
     missing = [c for c, spec in specs.items() if not spec.optional and c not in rows]
     if missing:
+        first = ", ".join([*missing[:3], "..."] if missing[3:] else missing)
         again = "export the draft again, with all of its tensors"
         if _are_whole_layers(missing, rows):
             again = f"export the draft again, or correct {family.layer_keys} in config.json"
         raise CheckpointError(
             checkpoint.folder,
-            f"{len(missing)} tensor(s) of {family.name} are missing: {_first(missing)}",
+            f"{len(missing)} tensor(s) of {family.name} are missing: {first}",
             fix=_renaming(checkpoint) or again,
         )
     ordered = tuple(sorted(rows.values(), key=lambda row: row.tensor.name))
     return Draft(checkpoint=checkpoint, family=family, geometry=geometry, rows=ordered)
-
-
-def _first(names: Sequence[str]) -> str:
-    return ", ".join([*names[:3], "..."] if names[3:] else names)
 
 
 def _are_whole_layers(missing: Iterable[str], present: Iterable[str]) -> bool:

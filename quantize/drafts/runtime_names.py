@@ -48,7 +48,7 @@ def excluded_modules(
     """
     names = {row.module for row in kept}
     may_be = (row for row in quantized if row.role in QUANTIZABLE)
-    as_codes = {row.canonical.removesuffix(".weight") for row in may_be}
+    as_codes = {row.canonical_module for row in may_be}
     unnamed = set(draft.family.served_unquantized) - as_codes
     unnamed -= {name.rpartition(".")[2] for name in names}
     names |= {draft.family.served_name(name) for name in names}
@@ -63,7 +63,7 @@ def excluded_modules(
 
 def modules_in_layers(rows: Collection[Row]) -> tuple[str, ...]:
     """Canonical names of those rows that are linears of decoder layers."""
-    names = (row.canonical.removesuffix(".weight") for row in rows)
+    names = (row.canonical_module for row in rows)
     return tuple(name for name in names if name.startswith("layers."))
 
 

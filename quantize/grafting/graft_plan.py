@@ -222,7 +222,8 @@ def plan_graft(target: Path, source: DraftSource, *, replace: bool = False) -> G
     names = [tensor.name for header in headers.values() for tensor in header.tensors]
     replaced = check_free(whole, names, prefixes, replace=replace)
     rest = {file: header.only(set(names) - replaced) for file, header in headers.items()}
-    config = with_layers(whole.config, _count(rest, prefixes))
+    stay = {tensor.name: tensor.file for tensor in _tensors(rest)}
+    config = with_layers(whole.config, len({*mtp_layers(list(stay)), *prefixes}))
     check_fits(whole, config, stored)
     check_numbers(whole, stored, prefixes)
     left_out = check_tables(whole, stored, prefixes)
@@ -235,7 +236,7 @@ def plan_graft(target: Path, source: DraftSource, *, replace: bool = False) -> G
     shards = _shards(grafted, [file for file, header in rest.items() if header.tensors])
     index = index_text(
         whole,
-        {**_files(rest), **{t.name: file for file, tensors in shards.items() for t in tensors}},
+        {**stay, **{t.name: file for file, tensors in shards.items() for t in tensors}},
         nbytes=sum(t.nbytes for t in (*_tensors(rest), *grafted)),
         parameters=_parameters(whole, stored, left_out, prefixes, replaced),
     )
@@ -263,16 +264,6 @@ def plan_graft(target: Path, source: DraftSource, *, replace: bool = False) -> G
 def _tensors(headers: Mapping[str, Header]) -> Iterator[TensorInfo]:
     for header in headers.values():
         yield from header.tensors
-
-
-def _files(headers: Mapping[str, Header]) -> dict[str, str]:
-    return {tensor.name: tensor.file for tensor in _tensors(headers)}
-
-
-def _count(rest: Mapping[str, Header], prefixes: Collection[str]) -> int:
-    """MTP layers of the output: what the target keeps of its own, and what goes in."""
-    kept = mtp_layers([tensor.name for tensor in _tensors(rest)])
-    return len({*kept, *prefixes})
 
 
 def _shards(

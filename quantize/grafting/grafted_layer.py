@@ -19,10 +19,6 @@ from ..stored.stored_declaration import raw_declaration
 from ..stored.stored_draft import StoredDraft
 
 # ---- The names under which a grafted layer's linears are asked for: on disk, and by each engine
-#
-# A declaration of the whole target names them. What it says of the layer must mean no other
-# linear,
-# so every pattern begins with one of these names' beginnings.
 
 ENGINES: tuple[Literal["vllm", "sglang"], ...] = ("vllm", "sglang")
 _BLOCKS = ("self_attn", "mlp")
@@ -31,7 +27,10 @@ _BLOCKS = ("self_attn", "mlp")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerNames:
-    """Beginnings of names, without the dot behind them.
+    """Beginnings of names, without the dot after them.
+
+    A declaration of the whole target names the layer's linears. What it says of them must mean no
+    other, so every pattern begins with one of these.
 
     Attributes:
         on_disk: of the layer's modules in the checkpoint.
@@ -72,12 +71,8 @@ class LayerNames:
         path = self.within_layer(module)
         found = [module]
         for names in self.engines.values():
-            found += [_joined(start, path) for start in names or ()]
+            found += [path if s in _BLOCKS else f"{s}.{path}" for s in names or ()]
         return tuple(dict.fromkeys([*found, *(f for name in found for f in fused_names(name))]))
-
-
-def _joined(start: str, path: str) -> str:
-    return path if start in _BLOCKS else f"{start}.{path}"
 
 
 def layer_names(

@@ -39,9 +39,7 @@ def check_vocabulary_map(draft: Draft) -> None:
         f"d2t[{i}] = {offsets[i]} makes draft id {i} target id {i + int(offsets[i])}, outside the"
         f" vocabulary of {vocab} ({len(outside)} of {len(offsets)} such ids)"
         + (f": {lint.cause}" if absolute else ""),
-        fix=lint.remedy
-        if absolute
-        else "export the draft again, with the d2t of its lm_head",
+        fix=lint.remedy if absolute else "export the draft again, with the d2t of its lm_head",
     )
 
 

@@ -232,7 +232,8 @@ def plan_cut(source: StoredDraft, target_ids: Sequence[int], target: Path | None
     _check_untied(draft)
     kept = kept_rows(draft, target_ids)
     size = len(kept.rows)
-    tables = None if draft.row(HEAD) or not _shares_head(draft) else _tables(draft, target)
+    lent = draft.row(HEAD) is None and "head" in draft.family.shared_tables
+    tables = _tables(draft, target) if lent else None
     config = cut_config(source.checkpoint.config, size)
     shrinking = _shrinking(draft, config)
     new = _maps(draft, kept)
@@ -247,7 +248,11 @@ def plan_cut(source: StoredDraft, target_ids: Sequence[int], target: Path | None
             outputs.append(copied(part))
             if row.canonical in shrinking:
                 written[part.tensor.name] = [_cut_part(source, row, part.tensor, size)]
-    outputs += [copied(each) for each in _cache_rows(source)]
+    # The scales of its KV cache are of no row of the vocabulary.
+    outputs += [
+        copied(Row(tensor=tensor, canonical=tensor.name, role="attention"))
+        for _, _, tensor in source.cache_tensors
+    ]
     neighbour = _neighbour(draft, outputs)
     if neighbour.name not in written:
         written[neighbour.name] = [_Written.whole(source.checkpoint, neighbour)]
@@ -256,7 +261,12 @@ def plan_cut(source: StoredDraft, target_ids: Sequence[int], target: Path | None
         source=source,
         kept=kept,
         config=config,
-        outputs=tuple(_output(each, written.get(each.row.tensor.name)) for each in outputs),
+        outputs=tuple(
+            replace(each, stored=tuple(one.stored for one in anew), changed=True)
+            if (anew := written.get(each.row.tensor.name))
+            else each
+            for each in outputs
+        ),
         contents={one.stored.name: one.content for each in written.values() for one in each},
         tables=tables,
     )
@@ -297,18 +307,6 @@ def cut_config(config: Mapping[str, Any], size: int) -> dict[str, Any]:
         elif name != SIZE_KEY:
             found[name] = value
     return found
-
-
-def _output(output: OutputTensors, written: Sequence[_Written] | None) -> OutputTensors:
-    if written is None:
-        return output
-    stored = tuple(one.stored for one in written)
-    return OutputTensors(row=output.row, stored=stored, changed=True)
-
-
-def _shares_head(draft: Draft) -> bool:
-    """Engines take the head of the target for a draft that has none."""
-    return "head" in draft.family.shared_tables
 
 
 def _check_untied(draft: Draft) -> None:
@@ -388,15 +386,9 @@ def _parts(source: StoredDraft, row: Row) -> Iterator[Row]:
     if not source.is_quantized(row):
         yield row
         return
-    module = row.canonical.removesuffix(".weight")
+    module = row.canonical_module
     for suffix, tensor in source.parts(row).items():
         yield Row(tensor=tensor, canonical=f"{module}.{suffix}", role=row.role)
-
-
-def _cache_rows(source: StoredDraft) -> Iterator[Row]:
-    """The scales of its KV cache, which are of no row of the vocabulary."""
-    for _, _, tensor in source.cache_tensors:
-        yield Row(tensor=tensor, canonical=tensor.name, role="attention")
 
 
 def _cut_part(source: StoredDraft, row: Row, tensor: TensorInfo, size: int) -> _Written:

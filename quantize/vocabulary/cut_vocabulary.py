@@ -38,8 +38,6 @@ from ..stored.stored_draft import StoredDraft
 from ..verify import VerifyReport, check_faults, verify_cut
 from .cut_plan import CutPlan, Ids, RowsOf, plan_cut
 
-# ---- README.md of a draft whose vocabulary was cut: the source's, saying before all what this is
-
 
 def cut_card(plan: CutPlan, record: Provenance | None, choice: VocabularyChoice) -> dict[str, str]:
     """README.md of the cut draft: the source's, saying before all what this is."""

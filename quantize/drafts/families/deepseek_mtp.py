@@ -39,11 +39,7 @@ def _in_vllm(draft: ServedDraft) -> Finding | None:
     return None
 
 
-def _in_sglang(_draft: ServedDraft) -> Finding | None:
-    what = "Loading kv_b_proj of this draft needs a GPU, and SGLang was executed without one"
-    return Finding("unknown", what, "try it")
-
-
+_UNSURE = "Loading kv_b_proj of this draft needs a GPU, and SGLang was executed without one"
 _TRAITS = mtp_traits(
     frozenset({"DeepseekV3ForCausalLM"}),
     vllm=MtpLayer(
@@ -57,7 +53,7 @@ _TRAITS = mtp_traits(
         layer="model.decoder.",
         prefix="model.decoder.",
         most_modules=1,  # `deepseek_weight_loader.py:567`; executed
-        misconfigured=_in_sglang,
+        misconfigured=lambda _draft: Finding("unknown", _UNSURE, "try it"),
     ),
     more_in_sglang=frozenset({"DeepseekV3ForCausalLMNextN"}),
 )

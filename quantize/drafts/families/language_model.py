@@ -55,11 +55,6 @@ def _biases_in_vllm(draft: ServedDraft) -> Biases:
     return (INPUTS if draft.normed_heads else None, NO_BIAS)
 
 
-def _biases_in_sglang(draft: ServedDraft) -> Biases:
-    qwen2 = declared_architecture(draft.config).startswith("Qwen2")
-    return (None if qwen2 else ATTENTION, NO_BIAS)
-
-
 def _without_root(draft: ServedDraft) -> Finding | None:
     """VLLM looks for every name but the head's below "model."."""
     bare = sorted(name for name in draft.tensor_names if name.startswith(_BARE))
@@ -86,7 +81,10 @@ ENGINE_TRAITS = EngineTraits(
         architectures=frozenset({"LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}),
         served_as="STANDALONE",
         roots={"model.": None},
-        biases=_biases_in_sglang,
+        biases=lambda draft: (
+            None if declared_architecture(draft.config).startswith("Qwen2") else ATTENTION,
+            NO_BIAS,
+        ),
         layer_prefix="model.layers.{n}.{path}",  # the whole name is passed on
         renames_block_scales=frozenset({"LlamaForCausalLM"}),  # `llama.py:723`
     ),

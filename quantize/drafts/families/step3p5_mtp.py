@@ -51,11 +51,7 @@ def _declared(draft: ServedDraft) -> Finding | None:
     return Finding("load", _ABSENT.format(name=name), "use Quark's layout, whose folder loads")
 
 
-def _in_sglang(_draft: ServedDraft) -> Finding | None:
-    what = "SGLang reads this config.json only with the code of its own that it names"
-    return Finding("unknown", what, "try it")
-
-
+_UNSURE = "SGLang reads this config.json only with the code of its own that it names"
 _TRAITS = mtp_traits(
     frozenset({"Step3p5ForCausalLM"}),
     vllm=MtpLayer(
@@ -71,7 +67,7 @@ _TRAITS = mtp_traits(
         prefix="model.mtp_block.",
         no_parameter=NO_PARAMETER,
         own_heads="model.shared_head.head",
-        misconfigured=_in_sglang,
+        misconfigured=lambda _draft: Finding("unknown", _UNSURE, "try it"),
     ),
 )
 ENGINE_TRAITS = replace(_TRAITS, more_types_than_layers=frozenset({"step3p5"}))
@@ -150,7 +146,10 @@ class Step3p5Mtp(GroupedMtp):
         keys = ConfigReader(config, where)
         number = keys.positive("num_hidden_layers")
         count = keys.positive("num_nextn_predict_layers", 1)
-        kind = _same_in_all(keys, _layer_types(keys), number, count, "layer_types")
+        types, own = config.get("layer_types"), config.get("mtp_layer_types")
+        if isinstance(types, list) and isinstance(own, list):  # as transformers 5 writes them
+            types = [*types, *own]
+        kind = _same_in_all(keys, types, number, count, "layer_types")
         if kind not in (_SLIDING, _FULL):
             raise CheckpointError(
                 where,
@@ -212,12 +211,6 @@ class Step3p5Mtp(GroupedMtp):
                 fix="replay the modules that the target was released with",
             )
         return super().forward(geometry, weights, on_input)
-
-
-def _layer_types(keys: ConfigReader) -> Any:
-    """Those of the target and of the modules: one list, or two as transformers 5 writes them."""
-    types, own = keys.config.get("layer_types"), keys.config.get("mtp_layer_types")
-    return [*types, *own] if isinstance(types, list) and isinstance(own, list) else types
 
 
 def _same_in_all(keys: ConfigReader, values: Any, number: int, count: int, key: str) -> Any:
