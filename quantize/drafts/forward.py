@@ -17,16 +17,7 @@ from typing_extensions import override
 
 from ...recipes.errors import ForwardError
 from .geometry import Geometry
-from .maths import (
-    Product,
-    Tensor,
-    largest_of,
-    linear,
-    rms_norm,
-    sum_of,
-    target_ids,
-    torch,
-)
+from .maths import Product, Tensor, largest_of, linear, rms_norm, sum_of, target_ids, torch
 
 OnInput = Callable[[str, Tensor], Tensor]
 """Called with (canonical module name, input [..., in_features]) before every linear that may be

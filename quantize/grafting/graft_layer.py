@@ -167,11 +167,7 @@ class _Graft(Rewrite[GraftVerification]):
             self._write(staging / file, plan.source.folder, tensors, _METADATA)
 
     def _write(
-        self,
-        path: Path,
-        folder: Path,
-        tensors: Sequence[TensorInfo],
-        metadata: Mapping[str, str],
+        self, path: Path, folder: Path, tensors: Sequence[TensorInfo], metadata: Mapping[str, str]
     ) -> None:
         """One file of tensors that keep their bytes, which the kernel copies."""
         stored = [tensor.as_stored for tensor in tensors]

@@ -28,16 +28,7 @@ from ..engine_traits import (
     dropped_roots,
     refused_roots,
 )
-from ..family import (
-    Dim,
-    Draft,
-    Family,
-    Lint,
-    SpeculatorsForm,
-    TensorSpec,
-    Weights,
-    after_layer,
-)
+from ..family import Dim, Draft, Family, Lint, SpeculatorsForm, TensorSpec, Weights, after_layer
 from ..forward import OnInput
 from ..geometry import needed_mask
 from ..rope import read_rope

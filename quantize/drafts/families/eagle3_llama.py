@@ -256,10 +256,9 @@ class Eagle3Llama(Eagle3):
     @override
     def recognises(self, canonical_names: Collection[str]) -> bool:
         # A hidden_norm in layer 0 and plain q_proj; DFlash has that norm outside the layers.
-        return {
-            "layers.0.self_attn.q_proj.weight",
-            "layers.0.hidden_norm.weight",
-        } <= set(canonical_names)
+        return {"layers.0.self_attn.q_proj.weight", "layers.0.hidden_norm.weight"} <= set(
+            canonical_names
+        )
 
     @override
     def read_geometry(self, config: Mapping[str, Any], where: object) -> Eagle3LlamaGeometry:

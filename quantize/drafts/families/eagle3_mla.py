@@ -120,8 +120,7 @@ class Eagle3Mla(Eagle3):
         keys = ConfigReader(config, where)
         common = read_common(config, where, self.name)
         return Eagle3MlaGeometry(
-            **common | {"rope": of_latent_attention(common["rope"], where)},
-            **read_latent(keys),
+            **common | {"rope": of_latent_attention(common["rope"], where)}, **read_latent(keys)
         )
 
     @override
