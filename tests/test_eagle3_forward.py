@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 from draftquant.quantize.drafts.families.eagle3_llama import Eagle3Llama, Eagle3LlamaGeometry
-from draftquant.quantize.drafts.maths import softmax_attention
 from draftquant.quantize.drafts.passes import ChainForward
 from draftquant.quantize.drafts.rope import RopeConfig, Yarn, rope_frequencies
+from plain_attention import softmax_attention
 from reference_draft import ReferenceDraft, random_weights, transformers_in_float64
 from torch import Tensor
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 from draftquant.calibration.passes.proposals import draft_predictions
 from draftquant.quantize.drafts.families.eagle3_mla import Eagle3Mla, Eagle3MlaGeometry
-from draftquant.quantize.drafts.maths import softmax_attention
 from draftquant.quantize.drafts.passes import ChainForward
 from draftquant.quantize.drafts.rope import rope_frequencies
 from draftquant.quantize.drafts.shared.layers import MlaAttention, served_rope, softmax_mscale
+from plain_attention import softmax_attention
 from reference_draft import random_weights
 from reference_mla import ReferenceMlaDraft
 from torch import Tensor

@@ -15,7 +15,6 @@ import torch
 from data_free import DATA_FREE
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.families.eagle3_llama import Eagle3Llama, Eagle3LlamaGeometry
-from draftquant.quantize.drafts.maths import softmax_attention
 from draftquant.quantize.drafts.recognition import plain_config
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
@@ -24,6 +23,7 @@ from draftquant.quantize.planning.quantization_plan import Measured, make_plan
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.verify import verify
 from draftquant.recipes import load_recipe
+from plain_attention import softmax_attention
 from reference_draft import ReferenceDraft, add_norms, common_config, random_weights, widen
 from tiny import edit_json
 from tiny_speculators import BUILD, SMALL, WIDE, YARN, tiny_speculators_eagle3

@@ -57,12 +57,7 @@ def scale_origin(scales: Mapping[int, CacheScales]) -> CacheScaleOrigin | None:
 
 
 def cached_layers(names: Iterable[str], draft: object) -> tuple[int, ...]:
-    """The numbers N of the layers "layers.N.self_attn.", in order.
-
-    Args:
-        names: canonical names of a draft's tensors or linears.
-        draft: what is named where there is none.
-    """
+    """The numbers N of the layers "layers.N.self_attn." of canonical names, in order."""
     found = {int(match[1]) for name in names if (match := _ATTENTION.match(name))}
     if not found:
         raise CheckpointError(
@@ -75,10 +70,9 @@ def cached_layers(names: Iterable[str], draft: object) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheSite:
-    """The KV cache of one layer.
+    """The KV cache of one layer, numbered from 0 as `DraftForward` counts.
 
     Attributes:
-        layer: its number, from 0, as `DraftForward` counts.
         keys: the linear that makes its keys; the scales lie in the same file.
         attention: on-disk name of its attention.
         whole_model: it is a layer of a model that engines load as any other.
@@ -144,12 +138,9 @@ def _site(draft: Draft, layer: int) -> CacheSite:
 
 
 class CacheRounding:
-    """`OnCache` that rounds the keys and values of some layers to FP8 E4M3 and back.
+    """`OnCache` that rounds keys and values to FP8 E4M3 and back, of the layers that have scales.
 
     Gradients go straight through, as if nothing were rounded.
-
-    Args:
-        scales: by layer; layers without any are left alone.
     """
 
     def __init__(self, scales: Mapping[int, CacheScales]) -> None:

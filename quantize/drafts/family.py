@@ -92,11 +92,7 @@ class Dim(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSpec:
-    """What a family expects of one canonical tensor name.
-
-    Attributes:
-        tied: another tensor is served in its place, whether it is stored or not.
-    """
+    """What a family expects of one canonical name; of a tied one another is served always."""
 
     role: Role
     shape: tuple[Dim, ...]
@@ -227,11 +223,7 @@ class Family(ABC):
         """The forward maths over weights."""
 
     def side_weights(self, _geometry: Any, _folder: Path) -> Weights:
-        """Weights that engines read from other files of the folder; none unless a family says so.
-
-        Raises:
-            CheckpointError: such a file is not what engines expect.
-        """
+        """Weights that engines read from other files of the folder; mostly none."""
         return {}
 
 
@@ -320,10 +312,7 @@ def norms_before(draft: Draft, quantized: Collection[str]) -> tuple[Row, ...]:
 
     They may learn beside the codes (`norms: learned`): what reads them rounds its inputs and its
     weights anyway. A norm of anything that is kept stays: of fc, the head, a router, `kv_b_proj`.
-
-    Args:
-        draft: whose headers have been read.
-        quantized: on-disk names of the modules that are quantized.
+    `quantized` are on-disk names of modules.
     """
     return tuple(row for row in draft.rows if row.role == "norm" and _learns(row, draft, quantized))
 

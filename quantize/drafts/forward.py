@@ -96,11 +96,9 @@ class DraftForward(ABC):
         """Hidden states of drafted positions [..., W] -> logits [..., draft vocabulary]."""
 
     def largest_logits(self, hidden: Tensor, most: int) -> tuple[Tensor, Tensor]:
-        """The largest logits and their draft ids, of equal ones the first, both [n].
+        """The largest logits of [n, W] and their draft ids, of equal ones the first, both [n].
 
-        Args:
-            hidden: [n, W].
-            most: logits that are held at once at most, those of a row excepted.
+        At most `most` logits are held at once, those of a row excepted.
         """
         together = max(1, most // self.num_logits)
         found = [self.logits(some).max(-1) for some in torch.split(hidden, together)]
@@ -206,11 +204,7 @@ def finite(values: Tensor, where: str, what: str = "hidden states") -> Tensor:
 
 @contextmanager
 def checked_at_the_end() -> Iterator[None]:
-    """`finite` is asked of everything inside at once, at the end: a GPU need not wait each time.
-
-    Raises:
-        ForwardError: at the end, for the first that was NaN or infinite.
-    """
+    """`finite` is asked of everything inside at once, at the end: a GPU need not wait each time."""
     checks: list[_Check] = []
     token = _LATER.set(checks)
     try:

@@ -119,22 +119,3 @@ def rotate(x: Tensor, positions: Tensor, rope: RopeConfig, *, interleaved: bool 
     a, b = (x[..., 0::2], x[..., 1::2]) if interleaved else x.chunk(2, dim=-1)
     turned = (a * cos - b * sin, b * cos + a * sin)
     return torch.stack(turned, dim=-1).flatten(-2) if interleaved else torch.cat(turned, dim=-1)
-
-
-def softmax_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, visible: Tensor) -> Tensor:
-    """softmax(q k^T * scale) v, key-value heads repeated to the number of query heads.
-
-    Args:
-        q: [B, H, T, D].
-        k: [B, KV, S, D].
-        v: [B, KV, S, D'].
-        scale: multiplies q k^T.
-        visible: [T, S] bool, True where a query may look.
-    """
-    dtype, wide = q.dtype, torch.promote_types(q.dtype, torch.float32)
-    q, k, v = q.to(wide), k.to(wide), v.to(wide)
-    groups = q.shape[1] // k.shape[1]
-    k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
-    scores = (q @ k.transpose(-1, -2)) * scale
-    scores = scores.masked_fill(~visible, float("-inf"))
-    return (scores.softmax(-1) @ v).to(dtype)

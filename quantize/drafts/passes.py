@@ -50,11 +50,8 @@ class ChainForward(DraftForward):
     def step(self, token_ids: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """One draft step: hidden states [B, T, W] for `logits` and for the next step.
 
-        Args:
-            token_ids: [B, T] int64, target vocabulary.
-            hidden: [B, T, W], from `fuse` at depth 1, from the step before after that.
-            positions: [T] int64.
-            attend: attention over the caller's keys.
+        Of tokens [B, T] of the target's vocabulary and hidden states [B, T, W], those of `fuse` at
+        depth 1, of the step before after that; positions are [T] int64.
         """
 
     def later_input(self, token_ids: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
@@ -117,9 +114,8 @@ def _named(depth: int) -> str:
 class ChainAttention:
     """`Attend` of the chain: depth-0 keys of all rows so far, deeper keys of the current block.
 
-    Args:
-        num_rows: up to the last one that drafts.
-        window: of the context only so many rows are seen, row t the last of them; None = all.
+    There are `num_rows` up to the last one that drafts. Of the context only `window` rows are seen,
+    row t the last of them; None = all.
     """
 
     def __init__(self, num_rows: int, window: int | None = None) -> None:
@@ -186,9 +182,6 @@ def _attend(
         rows: T rows.
         scale: multiplies q k^T.
         window: as in `ChainAttention`.
-
-    Returns:
-        [B, H, T, D'] in the dtype of q.
     """
     dtype, wide = q.dtype, torch.promote_types(q.dtype, torch.float32)
     q = q.to(wide)
@@ -240,12 +233,11 @@ class StagedForward(DraftForward):
 
     A module goes over all rows and keeps keys of its own: at depth i row t reads token t + 1 + i
     and what module i - 1 gave at row t, at position t, and looks at the rows before it as module i
-    itself saw them. Hidden states for `logits` have the module's number behind them.
+    itself saw them. Hidden states for `logits` have the module's number after them.
 
     What rows before a step's last one read at depth i are, as vLLM 0.33 serves it, the tokens that
-    were accepted: it fills in again what a rejected token had touched
-    (`v1/worker/gpu/spec_decode/multi_module_mtp/speculator.py:596`). So the recorded tokens give
-    the same keys, and drafting is teacher-forced without a difference.
+    were accepted (`v1/worker/gpu/spec_decode/multi_module_mtp/speculator.py:596`), so the recorded
+    tokens give the same keys, and drafting is teacher-forced without a difference.
     """
 
     modules: Sequence[ChainForward]
@@ -338,10 +330,7 @@ class BlockForward(DraftForward):
     def context(self, layer: int, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Rotated keys and values, [B, KV, T, D], that a layer keeps of verified positions.
 
-        Args:
-            layer: which decoder layer of the draft.
-            rows: [B, T, W] from `fuse`.
-            positions: [T] int64.
+        Of rows [B, T, W] from `fuse` at positions [T] int64.
         """
 
     @abstractmethod
@@ -365,13 +354,7 @@ class BlockForward(DraftForward):
 
     @abstractmethod
     def visible(self, layer: int, queries: Tensor, keys: Tensor) -> Tensor:
-        """Which keys of the context before an anchor, and of its block, a slot of it looks at.
-
-        Args:
-            layer: which decoder layer of the draft.
-            queries: positions of slots, int64.
-            keys: positions of keys, int64, of a shape that broadcasts with that of `queries`.
-        """
+        """Which keys a slot looks at, bool: positions of both are int64 and broadcast."""
 
     @override
     def passes(
@@ -407,9 +390,7 @@ class BlockForward(DraftForward):
 class BlockAttention:
     """`Attend` of blocks: the context before each anchor, and the block itself.
 
-    Args:
-        forward: the draft, for the keys and values of its context.
-        rows: [B, C, W], fused features of the positions 0 .. C - 1 of B sequences.
+    `rows` are [B, C, W], fused features of the positions 0 .. C - 1 of B sequences.
     """
 
     def __init__(self, forward: BlockForward, rows: Tensor) -> None:

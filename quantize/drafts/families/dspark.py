@@ -234,7 +234,7 @@ class DSparkForward(DFlashForward):
         rnn      tanh(output), with (gate, candidate, output) = joint_proj [state; e_j; h_j] and the
                  next state sigmoid(gate) * state + (1 - sigmoid(gate)) * tanh(candidate), first 0
 
-    The confidence head shortens rounds in engines that are told to; it changes no proposal.
+    The confidence head shortens steps in engines that are told to; it changes no proposal.
     """
 
     geometry: DSparkGeometry

@@ -108,10 +108,7 @@ def vocabulary_specs(
 ) -> dict[str, TensorSpec]:
     """Embedding, head and maps of a draft that may propose fewer tokens than its target has.
 
-    Args:
-        g: its geometry.
-        around: what else stands around the layers, by canonical name.
-        head_optional: the target's head serves as well.
+    `around` is what else stands around the layers, by canonical name.
     """
     hidden, vocab = Dim(g.hidden_size, "hidden_size"), Dim(g.vocab_size, "vocab_size")
     own = Dim(g.draft_vocab_size, "draft_vocab_size")
@@ -245,14 +242,11 @@ class LlamaAttention(Attention):
 
 
 class MlaAttention(Attention):
-    """q = q_b n(q_a x); [c; r] = kv_a x; [k; v] = kv_b n(c).
+    """q = q_b n(q_a x); [c; r] = kv_a x; [k; v] = kv_b n(c), of `read_latent`'s fields.
 
     A head's query and key are a plain part, then a rotated one; all heads share the rotated key
     part, the rotated r. The softmax scale is (plain + rotated width)^-0.5 times m^2: yarn's m once
     for the queries and once for the keys.
-
-    Args:
-        geometry: with `read_latent`'s fields.
     """
 
     def __init__(self, geometry: Any) -> None:

@@ -151,19 +151,11 @@ def of_any_expert(name: str) -> str:
 def routed(
     mixture: Mixture, x: Tensor, router: Tensor, correction: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """The experts of each token and their weights, in float32 or wider.
+    """The experts of each token, [N, k] int64, and their weights, [N, k], in float32 or wider.
 
     s = sigmoid(router x); experts are the largest of s + correction within the groups whose two
     largest s + correction sum to most; weights are their s, divided by their sum, times a constant.
-
-    Args:
-        mixture: sizes and routing.
-        x: [N, W].
-        router: [E, W].
-        correction: [E], None = 0.
-
-    Returns:
-        Experts [N, k] int64 and weights [N, k].
+    Of x [N, W], a router [E, W] and a correction [E], None = 0.
     """
     wide = torch.promote_types(x.dtype, torch.float32)
     logits = linear(x.to(wide), router.to(wide))
@@ -184,11 +176,7 @@ def routed(
 def mixture_mlp(mixture: Mixture, prefix: str, x: Tensor, modules: ModulesForward) -> Tensor:
     """The sum of a token's experts by weight, and of the shared one, [..., W] in the dtype of x.
 
-    Args:
-        mixture: sizes and routing.
-        prefix: of its modules, "layers.0.mlp.".
-        x: [..., W]; the linears of an expert see the tokens that are routed to it, [n, W].
-        modules: the draft.
+    The linears of an expert see the tokens that are routed to it, [n, W].
     """
     flat = x.reshape(-1, x.shape[-1])
     router = modules.weights[f"{prefix}gate.weight"]

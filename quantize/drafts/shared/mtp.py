@@ -64,11 +64,7 @@ def mtp_traits(
 ) -> EngineTraits:
     """What engines are told of a target's MTP layer in a folder of its own.
 
-    Args:
-        architectures: names in config.json, those of targets, for which loading was executed.
-        vllm: how vLLM builds the layer.
-        sglang: how SGLang does.
-        more_in_sglang: other names that SGLang has for it.
+    Architectures are names of targets, for which loading was executed.
     """
     return EngineTraits(
         vllm=InVllm(
@@ -283,11 +279,7 @@ def read_mtp(
 ) -> dict[str, Any]:
     """The fields of `MtpGeometry`, from the config.json of the target that the layer belongs to.
 
-    Args:
-        config: the keys that the sizes stand among.
-        where: named in errors.
-        family: its name, for errors.
-        several: an engine serves several modules of this family, one in each draft step.
+    `several` modules of a family are served, one in each draft step, or one alone.
     """
     keys = ConfigReader(config, where)
     layers = config.get("num_nextn_predict_layers", 1)
