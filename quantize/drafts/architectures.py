@@ -24,6 +24,7 @@ KNOWN_TO_BOTH = frozenset(_TABLE["known_to_both"])
 OTHER_NAMES: Mapping[str, str] = {**_TABLE["of_drafts"], **_TABLE["of_models"]}
 """Of drafts -> the one that the families read, and that most engines have."""
 MARKS: Mapping[str, str] = _TABLE["marks"]
+REWRITTEN_BY_VLLM: Mapping[str, str] = _TABLE["rewritten_by_vllm"]
 
 
 def declared_architecture(config: Mapping[str, Any]) -> str:

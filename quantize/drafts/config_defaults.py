@@ -20,29 +20,6 @@ Source = Literal["vllm", "sglang"]
 _FILE = Path(__file__).parent / "config_defaults.json"
 _NOT_COMPUTED = frozenset({"attention_bias", "mlp_bias", "hidden_act", "tie_word_embeddings"})
 """Keys of what engines build, and no family computes: a draft is read without their defaults."""
-REWRITTEN_BY_VLLM = {
-    "bailing_hybrid": "BailingMoeV25MTPModel",
-    "deepseek_v3": "DeepSeekMTPModel",
-    "deepseek_v32": "DeepseekV32MTPModel",
-    "deepseek_v4": "DeepSeekV4MTPModel",
-    "dots3_note": "Dots3NoteMTPModel",
-    "ernie4_5_moe": "ErnieMTPModel",
-    "exaone_moe": "ExaoneMoeMTP",
-    "glm_moe_dsa": "DeepseekV32MTPModel",
-    "hy_v3": "HYV3MTPModel",
-    "hy_v4": "HYV4MTPModel",
-    "longcat_flash": "LongCatFlashMTPModel",
-    "qwen3_5": "Qwen3_5MTP",
-    "qwen3_5_moe": "Qwen3_5MoeMTP",
-    "qwen3_5_moe_text": "Qwen3_5MoeMTP",
-    "qwen3_5_text": "Qwen3_5MTP",
-    "qwen3_next": "Qwen3NextMTP",
-    "qwen4_exp": "Qwen4ExpMTP",
-    "qwen4_exp_text": "Qwen4ExpMTP",
-    "step3p5": "Step3p5MTP",
-    "step3p7": "Step3p5MTP",
-}
-"""model_type -> the architecture that vLLM 0.33 gives to its drafts: `speculative.py:711-1070`."""
 _NO_DEFAULTS = ("lacks", "changes", "unclear")
 
 

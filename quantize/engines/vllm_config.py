@@ -9,8 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ..drafts.architectures import declared_architecture, nested_eagle_keys
-from ..drafts.config_defaults import REWRITTEN_BY_VLLM
+from ..drafts.architectures import REWRITTEN_BY_VLLM, declared_architecture, nested_eagle_keys
 from ..drafts.engine_traits import INVALID, UNSUPPORTED, Biases, EngineTraits, Finding
 from ..drafts.family import LAYER_CONFIG
 from . import mtp_linears as mtp

@@ -8,8 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from ..drafts import Draft
-from ..drafts.architectures import KNOWN_TO_BOTH, OTHER_NAMES, declared_architecture
-from ..drafts.config_defaults import REWRITTEN_BY_VLLM, absent_keys, as_read, class_defaults
+from ..drafts.architectures import (
+    KNOWN_TO_BOTH,
+    OTHER_NAMES,
+    REWRITTEN_BY_VLLM,
+    declared_architecture,
+)
+from ..drafts.config_defaults import absent_keys, as_read, class_defaults
 from ..drafts.config_reader import (
     DEEPSEEK_TYPES,
     KEY,
