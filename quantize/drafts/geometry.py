@@ -4,6 +4,7 @@ Drafts of a kind have their answers here, as properties of a base class without 
 own geometry is a frozen dataclass over one of them, and says otherwise where its drafts differ.
 """
 
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from typing_extensions import override
@@ -144,6 +145,19 @@ class LatentAttention(Geometry, Protocol):
     @property
     def qk_rope_head_dim(self) -> int:
         """Width of the rotated part of a key, which all heads share."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderSizes:
+    """What every draft of decoder layers has; widths in elements."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_attention_heads: int
+    vocab_size: int
+    rms_norm_eps: float
+    rope: RopeConfig
 
 
 class ChainGeometry(Kind):

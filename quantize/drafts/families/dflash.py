@@ -31,7 +31,6 @@ from ..engine_traits import (
 from ..family import Dim, Draft, Family, Lint, SpeculatorsForm, TensorSpec, Weights, after_layer
 from ..forward import OnInput
 from ..geometry import needed_mask
-from ..rope import read_rope
 from ..shared.block_layers import DFlashForward, DFlashGeometry, read_mask_embedding
 from ..shared.layers import (
     grouped_shapes,
@@ -39,6 +38,8 @@ from ..shared.layers import (
     layer_norm_shapes,
     layer_specs,
     mlp_shapes,
+    read_heads,
+    read_sizes,
     vocabulary_specs,
     weight_names,
 )
@@ -314,29 +315,22 @@ class DFlash(Family):
         for section in ("rope_scaling", "rope_parameters"):
             with_rope = _over(with_rope, with_rope.section(section))
         ConfigReader(with_rope.config, where).refuse_others(self.served)
-        hidden, heads = keys.positive("hidden_size"), keys.positive("num_attention_heads")
-        vocab, layers = keys.positive("vocab_size"), keys.positive("num_hidden_layers")
+        sizes = read_sizes(keys)
+        hidden, vocab = sizes["hidden_size"], sizes["vocab_size"]
         block_size = options.positive("block_size", DEFAULT_BLOCK_SIZE)
         if block_size < 2:
             raise keys.wrong("block_size", "at least 2, an anchor and a mask", block_size)
-        layer_types = _layer_types(keys, layers)
+        layer_types = _layer_types(keys, sizes["num_layers"])
         slides = layer_types is not None and "sliding_attention" in layer_types
         # vLLM prefers the key of `dflash_config`.
         own_window = options.config.get("swa_window_size") is not None
         window = "swa_window_size" if own_window else "sliding_window"
         return dict(
-            hidden_size=hidden,
-            intermediate_size=keys.positive("intermediate_size"),
-            num_layers=layers,
-            num_attention_heads=heads,
-            num_key_value_heads=keys.positive("num_key_value_heads", heads),
-            head_dim=keys.positive("head_dim", hidden // heads),
-            vocab_size=vocab,
+            **sizes,
+            **read_heads(keys, sizes),
             draft_vocab_size=keys.positive("draft_vocab_size", vocab),
             target_hidden_size=keys.positive("target_hidden_size", hidden),
             aux_layer_ids=_target_layer_ids(options, flat=not nested.config),
-            rms_norm_eps=keys.number("rms_norm_eps"),
-            rope=read_rope(config, where),
             block_size=block_size,
             mask_token_id=_mask_token_id(options, vocab),
             layer_types=layer_types,

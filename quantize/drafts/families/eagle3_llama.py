@@ -32,7 +32,14 @@ from ..forward import OnInput
 from ..geometry import needed_mask
 from ..maths import Tensor
 from ..shared.eagle3 import Eagle3, Eagle3Forward, Eagle3Geometry, read_common
-from ..shared.layers import Attention, LlamaAttention, Shapes, grouped_shapes, head_norm_shapes
+from ..shared.layers import (
+    Attention,
+    LlamaAttention,
+    Shapes,
+    grouped_shapes,
+    head_norm_shapes,
+    read_heads,
+)
 
 MASK_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
 """Where vLLM 0.33 looks for the mask token, in this order: `llm_base_proposer.py:361-372`."""
@@ -264,7 +271,7 @@ class Eagle3Llama(Eagle3):
     def read_geometry(self, config: Mapping[str, Any], where: object) -> Eagle3LlamaGeometry:
         keys = ConfigReader(config, where)
         common = read_common(config, where, self.name)
-        heads, name = common["num_attention_heads"], declared_architecture(config)
+        name = declared_architecture(config)
         parallel = name in _PARALLEL
         if parallel and not common["fuses"]:
             raise CheckpointError(
@@ -274,8 +281,7 @@ class Eagle3Llama(Eagle3):
             )
         return Eagle3LlamaGeometry(
             **common,
-            num_key_value_heads=keys.positive("num_key_value_heads", heads),
-            head_dim=keys.positive("head_dim", common["hidden_size"] // heads),
+            **read_heads(keys, common),
             qk_norm=name in _NORMED_HEADS,
             parallel=parallel,
             mask_token_id=_mask_token_id(keys, common["vocab_size"]) if parallel else None,

@@ -21,8 +21,8 @@ from ..shared.mtp import (
     GroupedMtp,
     MtpGroupedGeometry,
     mtp_traits,
-    read_heads,
     read_mtp,
+    read_rotated,
     rotated_part,
 )
 
@@ -61,7 +61,7 @@ class Glm4MoeMtp(GroupedMtp):
         common = read_mtp(rest, where, self.name, several=True)
         return MtpGroupedGeometry(
             **common,
-            **read_heads(keys, common, part),
+            **read_rotated(keys, common, part),
             mixture=read_mixture(keys),
             qkv_bias=keys.flag("attention_bias", False),
             qk_norm=keys.flag("use_qk_norm", False),

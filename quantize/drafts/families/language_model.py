@@ -30,10 +30,9 @@ from ..engine_traits import (
 )
 from ..family import Dim, Family, TensorSpec, Weights
 from ..forward import Attend, ModulesForward, OnInput, ProductLogits, gated_mlp
-from ..geometry import LastStateGeometry
+from ..geometry import DecoderSizes, LastStateGeometry
 from ..maths import Product, Tensor, embedding
 from ..passes import TextForward
-from ..rope import RopeConfig, read_rope
 from ..shared.layers import (
     LlamaAttention,
     grouped_shapes,
@@ -42,6 +41,8 @@ from ..shared.layers import (
     layer_norm_shapes,
     layer_specs,
     mlp_shapes,
+    read_heads,
+    read_sizes,
     weight_names,
 )
 
@@ -92,7 +93,7 @@ ENGINE_TRAITS = EngineTraits(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LanguageModelGeometry(LastStateGeometry):
+class LanguageModelGeometry(DecoderSizes, LastStateGeometry):
     """Config of a language model, which has the target's whole vocabulary.
 
     Attributes:
@@ -100,15 +101,8 @@ class LanguageModelGeometry(LastStateGeometry):
         qk_norm: each head's query and key is normed before it is rotated.
     """
 
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_attention_heads: int
     num_key_value_heads: int
     head_dim: int
-    vocab_size: int
-    rms_norm_eps: float
-    rope: RopeConfig
     input_bias: bool
     output_bias: bool
     qk_norm: bool
@@ -220,8 +214,13 @@ class LanguageModel(Family):
                 fix="this draft cannot be served as it was trained",
             )
         qkv = keys.flag("qkv_bias", layers == "Qwen2" or biased)
-        hidden, heads = keys.positive("hidden_size"), keys.positive("num_attention_heads")
-        head_dim = keys.positive("head_dim", hidden // heads)
+        sizes = read_sizes(keys)
+        own = read_heads(keys, sizes)
+        hidden, heads, head_dim = (
+            sizes["hidden_size"],
+            sizes["num_attention_heads"],
+            own["head_dim"],
+        )
         if layers == "Qwen2" and head_dim * heads != hidden:
             raise CheckpointError(
                 where,
@@ -230,15 +229,8 @@ class LanguageModel(Family):
                 fix="correct 'head_dim', or 'architectures': no width suits both",
             )
         return LanguageModelGeometry(
-            hidden_size=hidden,
-            intermediate_size=keys.positive("intermediate_size"),
-            num_layers=keys.positive("num_hidden_layers"),
-            num_attention_heads=heads,
-            num_key_value_heads=keys.positive("num_key_value_heads", heads),
-            head_dim=head_dim,
-            vocab_size=keys.positive("vocab_size"),
-            rms_norm_eps=keys.number("rms_norm_eps"),
-            rope=read_rope(config, where),
+            **sizes,
+            **own,
             input_bias=qkv,
             output_bias=biased and layers == "Llama",
             qk_norm=layers == "Qwen3",

@@ -19,8 +19,8 @@ from ..shared.mtp import (
     GroupedMtp,
     MtpGroupedGeometry,
     mtp_traits,
-    read_heads,
     read_mtp,
+    read_rotated,
 )
 
 
@@ -88,7 +88,7 @@ class MimoMtp(GroupedMtp):
             )
         common = read_mtp(config, where, self.name)
         # Biases whatever attention_bias says: `qwen2.py` builds it so.
-        own = read_heads(keys, common)
+        own = read_rotated(keys, common)
         return MtpGroupedGeometry(**common, **own, qkv_bias=True, qk_norm=False)
 
 

@@ -27,8 +27,8 @@ from ..shared.mtp import (
     GroupedMtp,
     MtpGroupedGeometry,
     mtp_traits,
-    read_heads,
     read_mtp,
+    read_rotated,
     rotated_part,
 )
 
@@ -230,7 +230,7 @@ class Qwen3NextMtp(GroupedMtp):
         common = read_mtp(rest, keys.where, self.name)
         return MtpGroupedGeometry(
             **common,
-            **read_heads(keys, common, part),
+            **read_rotated(keys, common, part),
             mixture=mixture,
             qkv_bias=False,
             qk_norm=True,

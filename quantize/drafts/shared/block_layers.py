@@ -13,14 +13,14 @@ from typing_extensions import override
 from ....recipes.errors import CheckpointError, short
 from ..family import Weights
 from ..forward import Attend, ModulesForward, OnInput, ProductLogits, gated_mlp
-from ..geometry import BlockGeometry, needed_mask
+from ..geometry import BlockGeometry, DecoderSizes, needed_mask
 from ..maths import Product, Tensor, embedding, rotate, torch
 from ..passes import BlockForward
-from ..rope import RopeConfig, check_replayed
+from ..rope import check_replayed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DFlashGeometry(BlockGeometry):
+class DFlashGeometry(DecoderSizes, BlockGeometry):
     """Config of a DFlash draft; widths in elements.
 
     Attributes:
@@ -34,18 +34,11 @@ class DFlashGeometry(BlockGeometry):
             first; else it predicts the one in its own place, and the anchor's predicts nothing.
     """
 
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_attention_heads: int
     num_key_value_heads: int
     head_dim: int
-    vocab_size: int
     draft_vocab_size: int
     target_hidden_size: int
     aux_layer_ids: tuple[int, ...]
-    rms_norm_eps: float
-    rope: RopeConfig
     block_size: int
     mask_token_id: int | None
     layer_types: tuple[str, ...] | None

@@ -16,10 +16,9 @@ from ....recipes.errors import CheckpointError
 from ..config_reader import ConfigReader, read_aux_layer_ids, reads_aux_layers
 from ..family import Concat, Dim, Draft, Family, Lint, TensorSpec, Weights
 from ..forward import Attend, ModulesForward, OnInput, ProductLogits, gated_mlp
-from ..geometry import ChainGeometry
+from ..geometry import ChainGeometry, DecoderSizes
 from ..maths import Product, Tensor, embedding, torch
 from ..passes import ChainForward
-from ..rope import RopeConfig, read_rope
 from .layers import (
     Attention,
     Shapes,
@@ -27,13 +26,14 @@ from .layers import (
     layer_norm_shapes,
     layer_specs,
     mlp_shapes,
+    read_sizes,
     vocabulary_specs,
     weight_names,
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Eagle3Geometry(ChainGeometry):
+class Eagle3Geometry(DecoderSizes, ChainGeometry):
     """Config of an EAGLE-3 draft, whatever its attention; widths in elements.
 
     Attributes:
@@ -44,17 +44,10 @@ class Eagle3Geometry(ChainGeometry):
             options; all False in the published Kimi drafts.
     """
 
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_attention_heads: int
-    vocab_size: int
     draft_vocab_size: int
     target_hidden_size: int
     num_aux_layers: int
     aux_layer_ids: tuple[int, ...] | None
-    rms_norm_eps: float
-    rope: RopeConfig
     norm_before_residual: bool
     norm_before_fc: bool
     fc_norm: bool
@@ -280,18 +273,12 @@ def read_common(config: Mapping[str, Any], where: object, family: str) -> dict[s
                 " which engine serves it",
             )
     return {
-        "hidden_size": hidden,
-        "intermediate_size": keys.positive("intermediate_size"),
-        "num_layers": keys.positive("num_hidden_layers"),
-        "num_attention_heads": keys.positive("num_attention_heads"),
-        "vocab_size": vocab,
+        **read_sizes(keys),
         "draft_vocab_size": keys.positive("draft_vocab_size", vocab),
         "target_hidden_size": target_hidden,
         "num_aux_layers": len(ids) if ids else 3 if fuses else 1,
         "fuses": fuses,
         "aux_layer_ids": ids,
-        "rms_norm_eps": keys.number("rms_norm_eps"),
-        "rope": read_rope(config, where),
         "norm_before_residual": keys.flag("norm_before_residual", False),
         "norm_before_fc": fuses
         and (keys.flag("norm_before_fc", False) or nested.flag("norm_before_fc", False)),

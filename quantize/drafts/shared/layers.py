@@ -18,7 +18,7 @@ from ..config_reader import ConfigReader
 from ..family import Dim, TensorSpec
 from ..forward import Attend, ModulesForward
 from ..maths import Tensor, rotate, torch
-from ..rope import RopeConfig, Yarn, check_replayed, yarn_mscale
+from ..rope import RopeConfig, Yarn, check_replayed, read_rope, yarn_mscale
 
 Shapes = dict[str, tuple[Role, tuple[Dim, ...]]]
 """Name below "layers.N." of a tensor, or of the module whose weight it is -> role and shape."""
@@ -120,6 +120,28 @@ def vocabulary_specs(
         **around,
         "d2t": TensorSpec(role=role, shape=(own,), dtypes=("I64", "I32"), optional=full),
         "t2d": TensorSpec(role=role, shape=(vocab,), dtypes=("BOOL",), optional=True),
+    }
+
+
+def read_sizes(keys: ConfigReader, layers: int | None = None) -> dict[str, Any]:
+    """The fields of `DecoderSizes`; as many layers as are given, or as config.json says."""
+    return {
+        "hidden_size": keys.positive("hidden_size"),
+        "num_attention_heads": keys.positive("num_attention_heads"),
+        "vocab_size": keys.positive("vocab_size"),
+        "num_layers": layers or keys.positive("num_hidden_layers"),
+        "intermediate_size": keys.positive("intermediate_size"),
+        "rms_norm_eps": keys.number("rms_norm_eps"),
+        "rope": read_rope(keys.config, keys.where),
+    }
+
+
+def read_heads(keys: ConfigReader, sizes: Mapping[str, Any]) -> dict[str, Any]:
+    """Sizes of grouped-query attention; without a key each head has keys of its own."""
+    heads = sizes["num_attention_heads"]
+    return {
+        "head_dim": keys.positive("head_dim", sizes["hidden_size"] // heads),
+        "num_key_value_heads": keys.positive("num_key_value_heads", heads),
     }
 
 

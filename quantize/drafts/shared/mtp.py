@@ -29,10 +29,9 @@ from ..config_reader import ConfigReader
 from ..engine_traits import INPUTS, EngineTraits, InSglang, InVllm, MtpLayer
 from ..family import Dim, Family, TensorSpec, Weights
 from ..forward import Attend, DraftForward, ModulesForward, OnInput, ProductLogits, gated_mlp
-from ..geometry import LastStateGeometry, TokenLimit
+from ..geometry import DecoderSizes, LastStateGeometry, TokenLimit
 from ..maths import Product, Tensor, embedding, linear, rms_norm, torch
 from ..passes import ChainForward, StagedForward
-from ..rope import RopeConfig, read_rope
 from .layers import (
     Attention,
     LlamaAttention,
@@ -44,6 +43,8 @@ from .layers import (
     layer_norm_shapes,
     layer_specs,
     mlp_shapes,
+    read_heads,
+    read_sizes,
     weight_names,
 )
 from .mixture import Mixture, mixture_mlp, mixture_shapes
@@ -83,7 +84,7 @@ def mtp_traits(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MtpGeometry(LastStateGeometry):
+class MtpGeometry(DecoderSizes, LastStateGeometry):
     """Config of one MTP layer, which is a target's own; widths in elements.
 
     Attributes:
@@ -91,14 +92,7 @@ class MtpGeometry(LastStateGeometry):
         num_layers: modules, each with one decoder layer.
     """
 
-    hidden_size: int
-    intermediate_size: int
-    num_attention_heads: int
-    vocab_size: int
-    rms_norm_eps: float
-    rope: RopeConfig
     mixture: Mixture | None = None
-    num_layers: int = 1
 
     @property
     @override
@@ -297,26 +291,13 @@ def read_mtp(
             fix="correct it to what is stored; several layers of this family no engine serves",
         )
     check_silu(keys, family)
-    return {
-        "num_layers": layers,
-        "hidden_size": keys.positive("hidden_size"),
-        "intermediate_size": keys.positive("intermediate_size"),
-        "num_attention_heads": keys.positive("num_attention_heads"),
-        "vocab_size": keys.positive("vocab_size"),
-        "rms_norm_eps": keys.number("rms_norm_eps"),
-        "rope": read_rope(config, where),
-    }
+    return read_sizes(keys, layers)
 
 
-def read_heads(keys: ConfigReader, common: Mapping[str, Any], part: float = 1) -> dict[str, Any]:
+def read_rotated(keys: ConfigReader, common: Mapping[str, Any], part: float = 1) -> dict[str, Any]:
     """Sizes of grouped-query attention, a part of whose heads is rotated, beside `read_mtp`'s."""
-    heads = common["num_attention_heads"]
-    head_dim = keys.positive("head_dim", common["hidden_size"] // heads)
-    return {
-        "num_key_value_heads": keys.positive("num_key_value_heads", heads),
-        "head_dim": head_dim,
-        "rotary_dim": int(head_dim * part),
-    }
+    heads = read_heads(keys, common)
+    return {**heads, "rotary_dim": int(heads["head_dim"] * part)}
 
 
 def rotated_part(keys: ConfigReader, default: float) -> tuple[float, dict[str, Any]]:
