@@ -225,10 +225,9 @@ class InEngine:
         uneven_heads: its error for {heads} that are not whole in each of {tp} shards.
         targets_on_disk: quant_methods whose targets it finds by the parts' names on disk.
         classes_first: targets mean a fused linear by its class before they do by its parts' names.
-        refuses_absent_norm: it refuses a draft that lacks a norm.
         old_norms: it takes EAGLE-3's norms before fc under their older names.
-        fusion: of drafts with fc over layers. normed_fusion: of those with normed heads, if other.
-        mtp: of MTP layers; None of drafts with a config.json of their own.
+        normed_fusion: of drafts with normed heads, where it is not `fusion`.
+        mtp: None of drafts with a config.json of their own.
     """
 
     architectures: frozenset[str] = frozenset()
@@ -359,7 +358,6 @@ class EngineTraits:
         drafts_blocks: engines load it as DFlash: a block in one pass, and the target's tables.
         whole_model: it is an ordinary model, served as a draft.
         head: the head that engines build is the draft's always, or unless it is tied.
-        latent: its attention is latent, as DeepSeek's.
         convolutions: blocks of a layer that end in a kernel_projection.
         module_names: modules outside the layers that no other family has, as regular expressions:
             the names on disk with which loading was executed.
@@ -368,8 +366,7 @@ class EngineTraits:
         two_layer_norms: layers after the first load two norms of their input, and use one.
         prunes_vocabulary: its head may have fewer rows than the vocabulary, and a map d2t.
         own_types: model_type of a tool's own, which no engine knows -> what to do.
-        usual_type: the model_type whose config class has the defaults of its layers; "" = the
-            target's own, or any.
+        usual_type: the model_type whose config class has the defaults of its layers; "" = any.
         more_types_than_layers: model_types of which engines' own config also lists the layers that
             it drafts with.
     """

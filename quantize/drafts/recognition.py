@@ -317,7 +317,6 @@ def missing_name(checkpoint: Checkpoint) -> str:
 
 
 def _marked(checkpoint: Checkpoint) -> list[Family]:
-    """The families whose marks the tensors have."""
     return [
         family
         for family in FAMILIES
@@ -359,10 +358,7 @@ _LAYER = re.compile(r"(blocks\.\d+\.)?layers\.\d+\.")
 
 
 def _check_marks(checkpoint: Checkpoint, declared: Family) -> None:
-    """The tensors have the marks of no other family than the declared one.
-
-    Where they have no marks at all, the table of the declared family says which tensor is wrong.
-    """
+    """The tensors have marks of no other family; without any, the table says which is wrong."""
     marked = _marked(checkpoint)
     if marked and [family.name for family in marked] != [declared.name]:
         raise CheckpointError(
@@ -427,6 +423,5 @@ def _unknown(
 
 
 def _renaming(checkpoint: Checkpoint) -> str | None:
-    """What to do where config.json has another architecture than the tensors."""
     name = fitting_name(checkpoint)
     return f"set architectures to {name}, whose tensors these are" if name else None

@@ -30,10 +30,6 @@ class Merged:
 def merged_declaration(target: Mapping[str, Any] | None, layer: GraftedLayer) -> Merged | None:
     """One declaration for both; None where neither has a quantized linear.
 
-    Args:
-        target: its quantization_config; None where it declares nothing.
-        layer: what is grafted.
-
     Raises:
         LayoutError: there is none by which an engine reads each as it is stored.
     """
@@ -66,7 +62,6 @@ def merged_declaration(target: Mapping[str, Any] | None, layer: GraftedLayer) ->
 
 
 def _refused(what: str, fix: str) -> LayoutError:
-    """A layer that cannot be declared beside its target."""
     return LayoutError("graft", what, fix=fix)
 
 
@@ -96,15 +91,11 @@ def _leaves_of(layer: GraftedLayer, modules: Iterable[str]) -> tuple[str, ...]:
 
 
 def _told_apart(layer: GraftedLayer, modules: Collection[str], others: Collection[str]) -> bool:
-    """Whether the last parts of their names tell some linears from others."""
     return not set(_leaves_of(layer, modules)) & set(_leaves_of(layer, others))
 
 
 def _patterns_of(layer: GraftedLayer, modules: Sequence[str]) -> list[str]:
-    """For these linears of the layer, by the last parts of their names where these are enough.
-
-    Regular expressions, each of which begins as no name of a linear of the target does.
-    """
+    """Patterns for some linears of the layer, each beginning as no name of the target's does."""
     chosen = set(modules)
     others = [name for name in (*layer.quantized, *layer.kept) if name not in chosen]
     begin = f"re:{layer.names.pattern}"
@@ -123,10 +114,7 @@ def _float_patterns(layer: GraftedLayer) -> list[str]:
 
 
 def _excludes_without(old: Iterable[object] | None, layer: GraftedLayer) -> list[str]:
-    """The target's excludes; patterns that mean a quantized linear of the layer, without the layer.
-
-    Names of the layer's quantized linears go.
-    """
+    """The target's excludes without names of the layer; patterns that mean it exclude it."""
     names = layer.quantized_names
     pattern = layer.names.pattern
     found = []
@@ -141,7 +129,6 @@ def _excludes_without(old: Iterable[object] | None, layer: GraftedLayer) -> list
 
 
 def _means(target: str, module: str) -> bool:
-    """Whether a target or exclude, a name or `re:`, means a module."""
     if not target.startswith("re:"):
         return target == module
     try:
@@ -211,10 +198,7 @@ def _only_some_engines(excludes: Iterable[str], layer: GraftedLayer) -> dict[str
 
 
 def _whole_format(forms: set[str], layer: GraftedLayer) -> str:
-    """What stands for the formats of all groups, each of which has its own beside it.
-
-    SGLang takes packed experts under this one alone: `compressed_tensors_wNa16_moe.py:84`.
-    """
+    """SGLang takes packed experts under this one alone: `compressed_tensors_wNa16_moe.py:84`."""
     if len(forms) == 1:
         return next(iter(forms))
     experts = any(_EXPERTS in module for module in (*layer.quantized, *layer.kept))
@@ -254,7 +238,6 @@ _ALGORITHM = ("quant_algo", "group_size")
 
 
 def _in_wildcards(target: Mapping[str, Any], layer: GraftedLayer) -> Merged:
-    """The target's declaration with the layer's linears out of, or in, the wildcards."""
     algorithm = str(target.get("quant_algo"))
     if layer.declared is not None:
         same = all(target.get(key) == layer.declared.get(key) for key in _ALGORITHM)
@@ -272,7 +255,6 @@ def _in_wildcards(target: Mapping[str, Any], layer: GraftedLayer) -> Merged:
 
 
 def _wildcards_left(old: list[str], layer: GraftedLayer) -> list[str]:
-    """The target's excludes without those of the layer's quantized linears."""
     found = []
     for entry in old:
         if not any(entry in n or fnmatch.fnmatch(n, entry) for n in layer.quantized_names):
@@ -336,7 +318,6 @@ def _block(name: str) -> str:
 
 
 def _covers(entry: str, names: set[str]) -> bool:
-    """Whether an exclude means one of these names, as SGLang compares them."""
     return any(f".{entry.rstrip('.')}." in f".{name}." for name in names)
 
 
@@ -384,7 +365,6 @@ def _in_layer_config(target: Mapping[str, Any], layer: GraftedLayer) -> Merged:
 
 
 def _spec(declared: Mapping[str, Any], wildcards: list[str]) -> dict[str, Any]:
-    """The one format of the layer: in a folder of its own, or in that of its target."""
     by_name = declared.get("layer_quant_config") or {}
     of_layer = [by_name[name] for name in wildcards if name in by_name]
     if by_name and not of_layer and declared.get("exclude") is None:

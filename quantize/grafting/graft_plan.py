@@ -312,7 +312,6 @@ def _parameters(
 def _documents(
     index: str, declared: Mapping[str, Any], side: Mapping[str, Any] | None
 ) -> dict[str, str]:
-    """Texts by name, in the order in which they are written."""
     config = json.dumps(declared, indent=2, ensure_ascii=False) + "\n"
     own = json_texts({HF_QUANT_CONFIG: side}) if side is not None else {}
     return {**own, INDEX_FILE: index, CONFIG_FILE: config}

@@ -67,7 +67,6 @@ def _ratio(draft: Draft, row: Row) -> HalfRatio:
 
 
 def _read_rows(draft: Draft, row: Row, indices: Sequence[int]) -> NDArray[Any]:
-    """The words of a few rows, whose bits may be changed."""
     tensor = row.tensor
     row_bytes = tensor.nbytes // tensor.shape[0]
     data = bytearray(row_bytes * len(indices))

@@ -104,7 +104,6 @@ def kept_rows(draft: Draft, target_ids: Sequence[int]) -> KeptRows:
 
 
 def _check_ids(asked: Ids, vocabulary: int, where: object) -> None:
-    """Distinct, ascending, of the target's vocabulary."""
     outside = asked[(asked < 0) | (asked >= vocabulary)]
     if len(outside):
         raise PlanError(
@@ -131,7 +130,6 @@ def _check_ids(asked: Ids, vocabulary: int, where: object) -> None:
 
 
 def _check_size(draft: Draft, kept: KeptRows) -> None:
-    """The kept rows are enough to draft with, and fewer than before."""
     where, size = draft.checkpoint.folder, len(kept.rows)
     least = max(TREE_WIDTH, draft.geometry.most_draft_tokens or 0)
     said = f"{size:,} of {kept.size_before:,} rows"
@@ -273,8 +271,6 @@ def plan_cut(source: StoredDraft, target_ids: Sequence[int], target: Path | None
 
 
 class _Written(NamedTuple):
-    """A tensor that is written anew."""
-
     stored: StoredTensor
     content: Content
 
@@ -382,7 +378,6 @@ def _maps(draft: Draft, kept: KeptRows) -> dict[str, _Written]:
 
 
 def _parts(source: StoredDraft, row: Row) -> Iterator[Row]:
-    """The stored tensors of a row."""
     if not source.is_quantized(row):
         yield row
         return
@@ -392,7 +387,6 @@ def _parts(source: StoredDraft, row: Row) -> Iterator[Row]:
 
 
 def _cut_part(source: StoredDraft, row: Row, tensor: TensorInfo, size: int) -> _Written:
-    """A tensor of a row of the draft that has fewer rows afterwards."""
     rows = _Written.rows(source.checkpoint, tensor, size)
     scheme = source.scheme_of(row)
     if scheme is None:

@@ -243,7 +243,6 @@ class _Cutting(Rewrite[VerifyReport]):
 def _usable(
     folder: Path, record: Provenance | None
 ) -> QuantizedProvenance | TranscodedProvenance | CutProvenance | None:
-    """The record of a folder that can be cut."""
     check_seal(folder, record)
     if record is None or isinstance(
         record, QuantizedProvenance | TranscodedProvenance | CutProvenance

@@ -131,7 +131,6 @@ class DFlash2Forward(DFlashForward):
         return self._scores(hidden, self._unary(hidden))
 
     def _unary(self, hidden: Tensor) -> Tensor:
-        """The head's logits."""
         return linear(self.head_input(hidden), self.weights["lm_head.weight"])
 
     def _scores(self, hidden: Tensor, unary: Tensor) -> Tensor:

@@ -264,7 +264,6 @@ class DSparkForward(DFlashForward):
         return self.on_input("lm_head", hidden[..., : self.geometry.hidden_size])
 
     def _embedded(self, token_ids: Tensor, h: Tensor) -> Tensor:
-        """e_j of the tokens before."""
         return embedding(token_ids, self.weights[f"{_HEAD}markov_w1.weight"], h.dtype)
 
     def _correction(self, h: Tensor, e: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -417,7 +416,6 @@ class DSpark(DFlash):
 
 
 def _gates(g: DSparkGeometry) -> Mapping[str, TensorSpec]:
-    """What the kinds of Markov heads have besides."""
     shapes = {
         "vanilla": None,
         "gated": ("gate_proj", g.markov_rank, g.hidden_size + g.markov_rank),

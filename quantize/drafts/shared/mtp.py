@@ -391,7 +391,6 @@ class MtpForward(ModulesForward, ChainForward, ProductLogits):
         return own if f"{own}.weight" in self.weights else name
 
     def _both(self, token_ids: Tensor, hidden: Tensor, positions: Tensor) -> Tensor:
-        """The normed embedding and the normed state, in the order of the family."""
         table = self.weights[f"{self._table('embed_tokens')}.weight"]
         embedded = embedding(token_ids, table, hidden.dtype)
         if self.family.masks_first:
