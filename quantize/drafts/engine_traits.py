@@ -9,9 +9,10 @@ Which linears engines fuse into one stands here for every family: both agree but
 down-projections of MLA.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 from .config_reader import KEY, SECTION
 
@@ -85,44 +86,35 @@ class Finding(NamedTuple):
     remedy: str
 
 
-class ServedDraft(Protocol):
-    """What a family's own rules may look at in a folder that an engine is asked about."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedDraft(ABC):
+    """What a family's own rules may look at in a folder that an engine is asked about.
+
+    Attributes:
+        config: the parsed config.json, as the engine reads it. tensor_names: of the folder.
+        head_rows: of the stored lm_head; None where there is none.
+        normed_heads: each head's query and key is normed, as in layers of Qwen3.
+        fuses: it has fc; False where it reads the target's last hidden state.
+        tp: tensor-parallel shards.
+    """
+
+    config: Mapping[str, Any]
+    tensor_names: frozenset[str]
+    head_rows: int | None
+    num_layers: int
+    normed_heads: bool
+    fuses: bool
+    tp: int
 
     @property
-    def config(self) -> Mapping[str, Any]:
-        """The parsed config.json, as the engine reads it."""
-
-    @property
-    def tensor_names(self) -> frozenset[str]:
-        """Of the folder."""
-
-    @property
-    def head_rows(self) -> int | None:
-        """Of the stored lm_head; None where there is none."""
-
-    @property
-    def num_layers(self) -> int:
-        """Of the draft."""
-
-    @property
-    def normed_heads(self) -> bool:
-        """Each head's query and key is normed, as in layers of Qwen3."""
-
-    @property
-    def fuses(self) -> bool:
-        """It has fc over outputs of the target's layers."""
-
-    @property
+    @abstractmethod
     def method(self) -> str | None:
         """The declared quant_method."""
 
     @property
+    @abstractmethod
     def signature(self) -> str:
-        """The declared scheme as a key of the engines' tables; "" where it is none."""
-
-    @property
-    def tp(self) -> int:
-        """Tensor-parallel shards."""
+        """The declared scheme as a key of the tables; "" where it is none, or not understood."""
 
 
 Problem = Callable[[ServedDraft], Finding | None]

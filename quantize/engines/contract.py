@@ -3,12 +3,12 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 from typing_extensions import override
 
 from ...recipes.brief import Brief
-from ..drafts.engine_traits import EngineTraits, Finding, InEngine, Sharding, Stage
+from ..drafts.engine_traits import EngineTraits, Finding, InEngine, ServedDraft, Sharding, Stage
 from .declaration import Declaration
 
 EngineName = Literal["vllm", "sglang", "tensorrt-llm"]
@@ -92,42 +92,32 @@ class Module(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class Question(ServedDraft):
     """What is asked of an engine, besides the tensors.
 
     Attributes:
         own: of the family's traits those that are this engine's.
         has_side_file: whether there is an hf_quant_config.json.
-        head_rows: of the stored lm_head; None where there is none.
         first_layer: number of the draft's first among the target's and its own; None = not known.
-        normed_heads: each head's query and key is normed, as in layers of Qwen3.
-        fuses: it has fc; False where it reads the target's last hidden state.
         inside_target: it is a layer in the folder of its target, whose declaration is read.
     """
 
     traits: EngineTraits
     own: InEngine
-    config: Mapping[str, Any]
-    tensor_names: frozenset[str]
     declaration: Declaration | None
     has_side_file: bool
-    head_rows: int | None
-    num_layers: int
     first_layer: int | None
-    normed_heads: bool
-    fuses: bool
     arch: str
-    tp: int
     inside_target: bool = False
 
     @property
+    @override
     def method(self) -> str | None:
-        """The declared quant_method."""
         return self.declaration.method if self.declaration else None
 
     @property
+    @override
     def signature(self) -> str:
-        """As a key of schemes.toml; "" where there is none, or none that is understood."""
         return (self.declaration.signature if self.declaration else None) or ""
 
     def names_of_parts(self, module: Module) -> tuple[str, ...]:
