@@ -88,12 +88,9 @@ class Kind(NamedTuple):
 
 
 _EAGLE1 = (
-    "EagleLlamaForCausalLM",
-    "EagleQwen2ForCausalLM",
-    "LlamaForCausalLMEagle",
-    "Qwen2ForCausalLMEagle",
-    "EagleSpeculator",
-)
+    "EagleLlamaForCausalLM", "EagleQwen2ForCausalLM", "LlamaForCausalLMEagle",
+    "Qwen2ForCausalLMEagle", "EagleSpeculator",
+)  # fmt: skip
 _NAMED_AS_TARGET = ("LlamaForCausalLM", "Qwen2ForCausalLM")
 """What EAGLE-1 heads call themselves too; of other drafts of these names none has an fc alone."""
 _FC = re.compile(r"(^|[._])fc\.")

@@ -36,14 +36,13 @@ from .dflash import DFlash, block_keys
 _ARCHITECTURES = frozenset({"Qwen3DSparkModel", "DSparkDraftModel"})
 _FLAT = ("confidence_proj.", "gate_proj.", "joint_proj.", "markov_w1.", "markov_w2.")
 """How ModelOpt's exports begin the names of the heads, in the order in which vLLM meets them."""
-_SPECULATORS_KEYS = (
-    "mask_token_id",
-    "markov_rank",
-    "markov_head_type",
-    "block_size",
-    "enable_confidence_head",
-    "confidence_head_with_markov",
-)
+_HEAD_KEYS = (
+    "markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov",
+)  # fmt: skip
+_SPECULATORS_KEYS = ("mask_token_id", "block_size", *_HEAD_KEYS)
+_MODULES = (
+    "markov_head", "confidence_head", r"markov_w\d", "gate_proj", "joint_proj", "confidence_proj",
+)  # fmt: skip
 _NO_NAME = "ValueError: There is no module or parameter named '{}' in {}."
 _NO_HEAD = (
     "ValueError: Reduced-vocabulary Qwen3 DSpark checkpoints must include lm_head weights; the full"
@@ -168,14 +167,7 @@ ENGINE_TRAITS = replace(
         # A ParallelLMHead in vLLM, `qwen3_dspark.py:70`; plain in SGLang, `dspark.py:179`.
         ExtraLinear("markov_head.markov_w2", is_head=True),
     ),
-    module_names=(
-        "markov_head",
-        "confidence_head",
-        r"markov_w\d",
-        "gate_proj",
-        "joint_proj",
-        "confidence_proj",
-    ),
+    module_names=_MODULES,
     vllm=replace(
         _DFLASH.vllm,
         architectures=_ARCHITECTURES,
@@ -280,14 +272,6 @@ class DSparkForward(DFlashForward):
     def _affine(self, name: str, x: Tensor) -> Tensor:
         weight, bias = (self.weights[f"{_HEAD}{name}.{part}"] for part in ("weight", "bias"))
         return linear(x, weight).to(x.dtype) + bias.to(x.dtype)
-
-
-_HEAD_KEYS = (
-    "markov_rank",
-    "markov_head_type",
-    "enable_confidence_head",
-    "confidence_head_with_markov",
-)
 
 
 def nested_keys(draft: Draft) -> Iterator[Lint]:

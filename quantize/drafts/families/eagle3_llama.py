@@ -89,24 +89,18 @@ def _peagle_in_vllm(
     return {**own, "norm_before_residual": residual, "pard_token": config["mask_token_id"]}
 
 
+_IN_VLLM = frozenset({
+    "LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3MiniMaxM2ForCausalLM",
+    "Eagle3Qwen2_5vlForCausalLM", "Eagle3Qwen3vlForCausalLM", "LlamaForCausalLM",
+    "Eagle3Qwen3ForCausalLM", "Qwen3ForCausalLM",
+})  # fmt: skip
 ENGINE_TRAITS = EngineTraits(
     usual_type="llama",
     norm_before_fc=True,
     two_layer_norms=True,
     prunes_vocabulary=True,
     vllm=InVllm(
-        architectures=frozenset(
-            {
-                "LlamaForCausalLMEagle3",
-                "Eagle3LlamaForCausalLM",
-                "Eagle3MiniMaxM2ForCausalLM",
-                "Eagle3Qwen2_5vlForCausalLM",
-                "Eagle3Qwen3vlForCausalLM",
-                "LlamaForCausalLM",
-                "Eagle3Qwen3ForCausalLM",
-                "Qwen3ForCausalLM",
-            }
-        ),
+        architectures=_IN_VLLM,
         problem=_in_vllm,
         dropped=("input_norm.",),
         roots=refused_roots("LlamaModel", "model", "draft_model", "eagle_module"),

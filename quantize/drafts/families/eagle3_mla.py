@@ -36,20 +36,17 @@ def _in_vllm(draft: ServedDraft) -> Finding | None:
     return None
 
 
+_IN_VLLM = frozenset({
+    "Eagle3DeepseekV2ForCausalLM", "Eagle3DeepseekV3ForCausalLM", "DeepseekV2ForCausalLM",
+    "DeepseekV3ForCausalLM",
+})  # fmt: skip
 ENGINE_TRAITS = EngineTraits(
     usual_type="kimi_k2",
     latent=True,
     two_layer_norms=True,
     prunes_vocabulary=True,
     vllm=InVllm(
-        architectures=frozenset(
-            {
-                "Eagle3DeepseekV2ForCausalLM",
-                "Eagle3DeepseekV3ForCausalLM",
-                "DeepseekV2ForCausalLM",
-                "DeepseekV3ForCausalLM",
-            }
-        ),
+        architectures=_IN_VLLM,
         problem=_in_vllm,
         roots=refused_roots("DeepseekV2Eagle3Model", "model"),
         fusion=Fusion(),  # `deepseek_eagle3.py:189`
