@@ -15,7 +15,6 @@ There is one scale of a layer's keys and one of its values. vLLM can read one fo
 a factor of 1,000 for it to matter.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Literal
@@ -28,7 +27,7 @@ from ..quantize.drafts.forward import DraftForward, OnCache, whole_rows
 from ..quantize.numerics.number_formats import fp8_scale
 from ..quantize.stored.loading import LoadedDraft
 from ..recipes.errors import CalibrationError
-from .linear_inputs.static_scales import run_over_traces
+from .linear_inputs.static_scales import octave_above, run_over_traces
 from .passes.draft_inputs import first_hidden
 from .passes.proposals import MAX_LOGITS
 from .traces.manifest import TraceEntry
@@ -133,14 +132,6 @@ def measure_cache_ranges(
             )
         found[layer] = float(of_keys), None if of_values is None else float(of_values)
     return found
-
-
-def octave_above(x: float) -> float:
-    """The smallest power of two that is no smaller; 1 for zero."""
-    if x == 0:
-        return 1.0
-    mantissa, exponent = math.frexp(x)  # mantissa in [0.5, 1)
-    return math.ldexp(1.0, exponent - (mantissa == 0.5))
 
 
 OCTAVES = range(-3, 8)

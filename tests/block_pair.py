@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from draftquant.calibration.passes.proposals import draft_predictions
+from draftquant.calibration.passes.proposals import draft_proposals
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.drafts import read_config
 from draftquant.quantize.drafts.families.dflash import DFlash
@@ -125,13 +125,13 @@ def _draft_weights(
     forward = DFlash().forward(geometry, exact, watch)
     wanted = []
     for trace in traces:
-        predicted = draft_predictions(
+        predicted = draft_proposals(
             forward,
             forward.fuse(trace.features[None])[0],
             trace.token_ids,
             first_row=trace.prompt_length - 1,
             num_draft_tokens=BLOCK_SIZE - 1,
-        )
+        ).token_ids
         following = trace.token_ids[trace.prompt_length + 1 :]
         wanted.append(following.unfold(0, BLOCK_SIZE - 1, 1)[: len(predicted)].flatten())
     x = torch.cat(activations)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from draftquant.calibration.passes.draft_inputs import first_hidden
-from draftquant.calibration.passes.proposals import draft_predictions
+from draftquant.calibration.passes.proposals import draft_proposals
 from draftquant.calibration.traces.prompt_trace import PromptTrace
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.numerics.number_formats import fp8_codes, fp8_scale
@@ -37,13 +37,13 @@ def fp8_per_token(name: str, x: Tensor) -> Tensor:
 def replayed_steps(
     draft: LoadedDraft, traces: TraceFolder, trace: PromptTrace, num_draft_tokens: int
 ) -> list[int]:
-    predicted = draft_predictions(
+    predicted = draft_proposals(
         draft.forward,
         first_hidden(draft, traces, trace),
         trace.token_ids,
         first_row=trace.prompt_length - 1,
         num_draft_tokens=num_draft_tokens,
-    )
+    ).token_ids
     return rounds(accepted_by_row(trace, predicted))
 
 

@@ -24,9 +24,9 @@ from block_pair import (
     shared_tables,
     with_own_tensors,
 )
-from draftquant.calibration.linear_inputs.static_scales import measure_input_scales
+from draftquant.calibration.linear_inputs.static_scales import measure_absmax, stored_scale
 from draftquant.calibration.passes.draft_inputs import first_hidden
-from draftquant.calibration.passes.proposals import draft_predictions
+from draftquant.calibration.passes.proposals import draft_proposals
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.trace_folder import TraceFolder
@@ -121,13 +121,13 @@ def assert_replay_is_the_engine(
         # A step is known to replay if its deepest draft token lies inside the trace.
         last_row = trace.num_tokens - 2 - num_draft_tokens
         online = [accepted for row, accepted in run.steps if row <= last_row]
-        predicted = draft_predictions(
+        predicted = draft_proposals(
             draft.forward,
             first_hidden(draft, traces, trace),
             trace.token_ids,
             first_row=trace.prompt_length - 1,
             num_draft_tokens=num_draft_tokens,
-        )
+        ).token_ids
         assert rounds(accepted_by_row(trace, predicted)) == online, trace.id
         for accepted in online:
             histogram[accepted] += 1
@@ -158,8 +158,8 @@ def test_a_quantized_folder_replays_as_the_engine_decodes(
     scales: dict[str, float] = {}
     if chosen.needs_input_scales:
         original = loaded(folder / "draft", folder / "target")
-        measured = measure_input_scales(original, traces, num_draft_tokens=K)
-        scales = {name: found.scale for name, found in measured.items()}
+        measured = measure_absmax(original, traces, num_draft_tokens=K)
+        scales = {n: stored_scale(x, chosen.activations) for n, x in measured.items()}
     quantize_draft(
         plan,
         tmp_path / "out",
@@ -214,14 +214,14 @@ def test_every_row_is_a_block_of_its_own(
     features = torch.randn((1, 23, 64), generator=generator, dtype=torch.float64)
     forward = DFlash().forward(geometry, weights, unrounded)
     num_draft_tokens, first_row = 4, 5
-    predicted = draft_predictions(
+    predicted = draft_proposals(
         forward,
         forward.fuse(features)[0],
         token_ids,
         first_row=first_row,
         num_draft_tokens=num_draft_tokens,
         block_rows=block_rows,
-    )
+    ).token_ids
     assert predicted.shape == (24 - 1 - num_draft_tokens - first_row, num_draft_tokens)
     for row, drafted in enumerate(predicted.tolist()):
         reference = ReferenceDFlash(geometry, weights)
@@ -235,13 +235,13 @@ def test_a_trace_that_no_block_fits_into_gives_no_rows(folder: Path, traces: Tra
     trace = next(iter(traces))
     hidden = first_hidden(draft, traces, trace)
     for tokens, rows in ((12 + 1 + K, 1), (12 + K, 0), (12, 0)):
-        predicted = draft_predictions(
+        predicted = draft_proposals(
             draft.forward,
             hidden[: tokens - 1],
             trace.token_ids[:tokens],
             first_row=11,
             num_draft_tokens=K,
-        )
+        ).token_ids
         assert predicted.shape == (rows, K)
 
 
@@ -282,14 +282,14 @@ def test_static_scales_see_the_context_and_the_block(
             reference.extend(trace.features[None, :anchor])
             round_inputs(reference, into(own))
             reference.propose(int(trace.token_ids[anchor]), K)
-    measured = measure_input_scales(draft, traces, num_draft_tokens=K)
+    measured = measure_absmax(draft, traces, num_draft_tokens=K)
     assert sorted(measured) == sorted(draft.linears)
     for layer in range(2):
         attention = f"layers.{layer}.self_attn."
         read = context[f"{attention}k_proj"], own[f"{attention}k_proj"]
         assert (read[0] > read[1]) == (context_gain > 1), "each side is the larger one once"
         for name in ("q_proj", "k_proj", "v_proj"):  # fused: one scale
-            assert measured[attention + name].absmax == pytest.approx(max(read), rel=1e-9)
+            assert measured[attention + name] == pytest.approx(max(read), rel=1e-9)
         for name in (f"{attention}o_proj", f"layers.{layer}.mlp.down_proj"):
             assert measured[name].absmax == pytest.approx(own[name], rel=1e-9)
 
@@ -320,7 +320,7 @@ def test_number_of_draft_tokens_that_no_block_holds(folder: Path, traces: TraceF
         with pytest.raises(ReplayError, match=f"draft: num_draft_tokens: expected {what}"):
             replay_drafts([draft], traces, num_draft_tokens=count)
         with pytest.raises(CalibrationError, match=f"draft: num_draft_tokens: expected {what}"):
-            measure_input_scales(draft, traces, num_draft_tokens=count)
+            measure_absmax(draft, traces, num_draft_tokens=count)
 
 
 def test_traces_of_other_layers_do_not_fit(
@@ -364,7 +364,7 @@ def test_no_finite_logits(folder: Path, tmp_path: Path, traces: TraceFolder) -> 
     with pytest.raises(ForwardError, match=r"draft blocks at positions 1 to 32: hidden st"):
         replay_drafts([draft], traces, num_draft_tokens=K)
     with pytest.raises(ForwardError, match="hidden states are NaN or infinite"):
-        measure_input_scales(draft, traces, num_draft_tokens=K)
+        measure_absmax(draft, traces, num_draft_tokens=K)
 
 
 # ---- drafts that choose their tokens one after the other

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from draftquant.calibration.passes.proposals import draft_predictions
+from draftquant.calibration.passes.proposals import draft_proposals
 from draftquant.quantize.drafts import passes as chain
 from draftquant.quantize.drafts.families.eagle3_llama import Eagle3Llama
 from reference_draft import ReferenceDraft, random_weights, transformers_in_float64
@@ -40,14 +40,14 @@ def test_every_row_is_a_chain_of_its_own(
     token_ids = torch.randint(60, (24,), generator=generator)
     hidden = torch.randn((23, 32), generator=generator, dtype=torch.float64)
     num_draft_tokens, first_row = 4, 5
-    predicted = draft_predictions(
+    predicted = draft_proposals(
         Eagle3Llama().forward(geometry, weights, lambda _name, x: x),
         hidden,
         token_ids,
         first_row=first_row,
         num_draft_tokens=num_draft_tokens,
         block_rows=block_rows,
-    )
+    ).token_ids
     assert predicted.shape == (24 - 1 - num_draft_tokens - first_row, num_draft_tokens)
     for row in range(len(predicted)):
         reference = ReferenceDraft(geometry, weights)

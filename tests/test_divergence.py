@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from draftquant.calibration.passes.proposals import draft_predictions
+from draftquant.calibration.passes.proposals import draft_proposals
 from draftquant.calibration.rounding import proposal_divergence as divergence
 from draftquant.calibration.rounding.proposal_divergence import (
     Agreement,
@@ -115,10 +115,10 @@ def test_agreement_counts_as_replay_does(
     (found,) = agreement(noisy, reference, sequence, num_draft_tokens=drafts.k)
     assert found.rows == len(sequence.rows)
     for forward, accepted in ((noisy, found.accepted), (reference, found.accepted_reference)):
-        predicted = draft_predictions(
+        predicted = draft_proposals(
             forward, sequence.hidden[0], sequence.token_ids[0],
             first_row=sequence.rows[0], num_draft_tokens=drafts.k,
-        )[::2]  # fmt: skip
+        ).token_ids[::2]  # fmt: skip
         hits = predicted[: found.rows] == recorded(sequence, drafts.k)
         assert accepted == int(hits.int().cumprod(1).sum())
     p, q = (all_logits(x, sequence, drafts.k).softmax(-1) for x in (noisy, reference))

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from draftquant.calibration.linear_inputs.static_scales import (
-    InputScale,
     calibrated_scales,
-    measure_input_scales,
+    measure_absmax,
     run_over_traces,
+    stored_scale,
 )
 from draftquant.calibration.prompts.prompt_file import Prompt, read_prompts
 from draftquant.calibration.recording.record_traces import record_traces
@@ -61,26 +61,20 @@ def traces(folder: Path) -> TraceFolder:
 def test_every_linear_has_a_scale_and_fused_ones_share_it(
     draft: LoadedDraft, traces: TraceFolder
 ) -> None:
-    scales = measure_input_scales(draft, traces, num_draft_tokens=3)
-    assert sorted(scales) == sorted(draft.linears)
-    assert len({scales[ATTENTION + name] for name in ("q_proj", "k_proj", "v_proj")}) == 1
-    assert scales[MLP + "gate_proj"] == scales[MLP + "up_proj"]
-    assert len({scale.absmax for scale in scales.values()}) == 4
-    for scale in scales.values():
-        assert scale.absmax / 448 <= scale.scale < 2 * scale.absmax / 448
-        assert math.frexp(scale.scale)[0] == 0.5  # a power of two
-
-
-def test_nvfp4_stores_the_global_scale_of_its_groups(
-    draft: LoadedDraft, traces: TraceFolder
-) -> None:
-    """Six, the largest FP4, times 448, the largest FP8 scale of a group: 2688."""
+    """NVFP4 stores that of its groups: six, the largest FP4, times 448, the largest FP8 scale."""
+    largest = measure_absmax(draft, traces, num_draft_tokens=3)
+    assert sorted(largest) == sorted(draft.linears)
+    assert len({largest[ATTENTION + name] for name in ("q_proj", "k_proj", "v_proj")}) == 1
+    assert largest[MLP + "gate_proj"] == largest[MLP + "up_proj"]
+    assert len(set(largest.values())) == 4
+    fp8 = ActivationFormat(dtype="fp8_e4m3", granularity="tensor", dynamic=False)
     nvfp4 = ActivationFormat(dtype="nvfp4", granularity="group", dynamic=True)
-    scales = measure_input_scales(draft, traces, num_draft_tokens=3, activations=nvfp4)
-    fp8 = measure_input_scales(draft, traces, num_draft_tokens=3)
-    assert {name: s.absmax for name, s in scales.items()} == {n: s.absmax for n, s in fp8.items()}
-    for scale in scales.values():
-        assert scale.absmax / 2688 <= scale.scale < 2 * scale.absmax / 2688
+    for absmax in largest.values():
+        for form, most in ((fp8, 448), (nvfp4, 2688)):
+            scale = stored_scale(absmax, form)
+            assert absmax / most <= scale < 2 * absmax / most
+            assert math.frexp(scale)[0] == 0.5  # a power of two
+    assert stored_scale(0.0, fp8) == 1
 
 
 def test_quantize_calibrates_for_the_recipes_activations(folder: Path, tmp_path: Path) -> None:
@@ -105,12 +99,12 @@ def test_the_first_step_alone_would_clip_the_later_ones(tmp_path: Path) -> None:
         PAIR / "target", prompts, tmp_path / "traces", max_new_tokens=64, aux_layer_ids=(0, 1, 2)
     )
     draft = load_draft(PAIR / "draft")
-    first = measure_input_scales(draft, traces, num_draft_tokens=1)
-    chain = measure_input_scales(draft, traces, num_draft_tokens=3)
+    first = measure_absmax(draft, traces, num_draft_tokens=1)
+    chain = measure_absmax(draft, traces, num_draft_tokens=3)
     down = MLP + "down_proj"
-    assert chain[down].absmax > 1.2 * first[down].absmax
+    assert chain[down] > 1.2 * first[down]
     # K = 3 leaves out two rows of depth 0 that K = 1 sees, hence not quite "at least".
-    assert all(chain[name].absmax > 0.95 * first[name].absmax for name in draft.linears)
+    assert all(chain[name] > 0.95 * first[name] for name in draft.linears)
 
 
 def test_absmax_by_an_observer_of_ones_own(draft: LoadedDraft, traces: TraceFolder) -> None:
@@ -133,9 +127,9 @@ def test_absmax_by_an_observer_of_ones_own(draft: LoadedDraft, traces: TraceFold
         rows = trace.num_tokens - 2
         hidden = forward.fuse(trace.features[None, :rows])
         forward.step(trace.token_ids[None, 1 : rows + 1], hidden, torch.arange(rows), attend)
-    measured = measure_input_scales(draft, traces, num_draft_tokens=1)
-    for name, scale in measured.items():
-        assert scale.absmax == pytest.approx(seen[name], rel=1e-5)  # float32, other order of sums
+    measured = measure_absmax(draft, traces, num_draft_tokens=1)
+    for name, absmax in measured.items():
+        assert absmax == pytest.approx(seen[name], rel=1e-5)  # float32, other order of sums
 
 
 def test_all_zero_inputs_get_scale_one(folder: Path, tmp_path: Path, traces: TraceFolder) -> None:
@@ -143,25 +137,25 @@ def test_all_zero_inputs_get_scale_one(folder: Path, tmp_path: Path, traces: Tra
     tensors = load_file(silent / "model.safetensors")
     tensors["midlayer.mlp.up_proj.weight"].zero_()
     save_file(tensors, silent / "model.safetensors")
-    scales = measure_input_scales(load_draft(silent), traces, num_draft_tokens=2)
-    assert scales[MLP + "down_proj"] == InputScale(absmax=0.0, scale=1.0)
+    scales = measure_absmax(load_draft(silent), traces, num_draft_tokens=2)
+    assert scales[MLP + "down_proj"] == 0
 
 
 def test_no_data_or_broken_data(
     folder: Path, tmp_path: Path, draft: LoadedDraft, traces: TraceFolder
 ) -> None:
     with pytest.raises(CalibrationError, match="num_draft_tokens: expected at least 1, got 0"):
-        measure_input_scales(draft, traces, num_draft_tokens=0)
+        measure_absmax(draft, traces, num_draft_tokens=0)
     with pytest.raises(CalibrationError, match="do not reach this linear: no continuation is"):
-        measure_input_scales(draft, traces, num_draft_tokens=40)
+        measure_absmax(draft, traces, num_draft_tokens=40)
     broken = load_draft(save_draft(tmp_path / "draft", folder / "target"))
     broken.weights["layers.0.mlp.up_proj.weight"][0, 0] = torch.nan  # no folder with it is loaded
     with pytest.raises(ForwardError, match="NaN or infinite"):
-        measure_input_scales(broken, traces, num_draft_tokens=2)
+        measure_absmax(broken, traces, num_draft_tokens=2)
     other = {"eagle_aux_hidden_state_layer_ids": [2, 4, 5]}
     shifted = load_draft(save_draft(tmp_path / "ids", folder / "target", eagle_config=other))
     with pytest.raises(TraceError, match="cannot use them"):
-        measure_input_scales(shifted, traces, num_draft_tokens=2)
+        measure_absmax(shifted, traces, num_draft_tokens=2)
 
 
 def test_scales_of_a_balanced_draft_are_those_of_its_own_inputs(

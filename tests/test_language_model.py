@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from draftquant.calibration.passes.draft_inputs import first_hidden
-from draftquant.calibration.passes.proposals import draft_predictions
+from draftquant.calibration.passes.proposals import draft_proposals
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.trace_folder import TraceFolder
@@ -101,14 +101,14 @@ def decoded_rounds(draft: PreTrainedModel, tokens: Sequence[int], prompt_length:
 
 
 def proposals(draft: Any, traces: TraceFolder, trace: Any) -> Tensor:
-    return draft_predictions(
+    return draft_proposals(
         draft.forward,
         first_hidden(draft, traces, trace),
         trace.token_ids,
         first_row=trace.prompt_length - 1,
         num_draft_tokens=K,
         block_rows=7,
-    )
+    ).token_ids
 
 
 @pytest.mark.parametrize("kind", ["Llama", "Qwen2", "Qwen3", "tied"])

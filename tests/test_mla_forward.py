@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from draftquant.calibration.passes.proposals import draft_predictions
+from draftquant.calibration.passes.proposals import draft_proposals
 from draftquant.quantize.drafts.families.eagle3_mla import Eagle3Mla, Eagle3MlaGeometry
 from draftquant.quantize.drafts.passes import ChainForward
 from draftquant.quantize.drafts.rope import rope_frequencies
@@ -283,14 +283,14 @@ def test_every_row_is_a_chain_of_its_own(block_rows: int) -> None:
     token_ids = torch.randint(geometry.vocab_size, (16,), generator=generator)
     hidden = torch.randn((15, 32), generator=generator, dtype=torch.float64)
     num_draft_tokens, first_row = 4, 3
-    predicted = draft_predictions(
+    predicted = draft_proposals(
         forward,
         hidden,
         token_ids,
         first_row=first_row,
         num_draft_tokens=num_draft_tokens,
         block_rows=block_rows,
-    )
+    ).token_ids
     for row in range(len(predicted)):
         reference = ReferenceMlaDraft(geometry, weights)
         t = first_row + row

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import reference_dflash
 import torch
-from draftquant.calibration.passes.proposals import draft_predictions
+from draftquant.calibration.passes.proposals import draft_proposals
 from draftquant.quantize.drafts import Family
 from draftquant.quantize.drafts import passes as block
 from draftquant.quantize.drafts import passes as chain
@@ -257,14 +257,14 @@ def test_predictions_are_the_argmax_of_the_passes(case: Case, block_rows: int) -
     logits = forward.logits(all_hidden(forward, case, rows, 256))
     expected = forward.to_target(logits.argmax(-1))
     for sequence in range(2):
-        predicted = draft_predictions(
+        predicted = draft_proposals(
             forward,
             forward.fuse(case.features)[sequence],
             case.token_ids[sequence],
             first_row=first_row,
             num_draft_tokens=K,
             block_rows=block_rows,
-        )
+        ).token_ids
         assert torch.equal(predicted, expected[sequence])
     assert len(expected.unique()) > 5
 
@@ -298,7 +298,7 @@ def test_what_is_not_finite_is_refused(case: Case) -> None:
     for weights, what in ((last, "logits are NaN"), (inner, "hidden states are NaN")):
         forward = case.forward(weights)
         with pytest.raises(ForwardError, match=what):
-            draft_predictions(
+            draft_proposals(
                 forward,
                 forward.fuse(case.features)[0],
                 case.token_ids[0],
@@ -344,9 +344,9 @@ def test_nothing_is_made_on_another_device(draft: str, activations: Any) -> None
         forward = case.forward(on_input=rounding_of_case)
         hidden = forward.fuse(case.features)
         yield all_hidden_on(case.features.device, forward, hidden, case)
-        yield draft_predictions(
+        yield draft_proposals(
             forward, hidden[0], case.token_ids[0], first_row=2, num_draft_tokens=K, block_rows=4
-        )
+        ).token_ids
 
     rounding_of_case = rounding(activations, case)
     expected = list(run())

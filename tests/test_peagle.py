@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from draftquant.calibration.passes.proposals import draft_predictions
+from draftquant.calibration.passes.proposals import draft_proposals
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.families.eagle3_llama import Eagle3LlamaGeometry
 from draftquant.quantize.engines import check_draft
@@ -126,9 +126,9 @@ def test_all_tokens_of_a_round_are_those_of_the_engines_pass(tmp_path: Path) -> 
     features = torch.randn(19, 192, dtype=torch.float64, generator=generator)
     hidden = draft.forward.fuse(features[None])[0]
     mask = draft.weights["fc.weight"] @ draft.weights["mask_hidden"][0, 0]
-    found = draft_predictions(
+    found = draft_proposals(
         draft.forward, hidden, tokens, first_row=3, num_draft_tokens=K, block_rows=5
-    )
+    ).token_ids
     for i, row in enumerate(range(3, 20 - 1 - K)):
         weights = {k: v for k, v in draft.weights.items() if k != "mask_hidden"}
         reference = ReferenceDraft(draft.geometry, weights)
@@ -147,13 +147,13 @@ def test_without_the_mask_other_tokens_are_drafted(tmp_path: Path) -> None:
     tokens = torch.arange(20)
     features = torch.randn(19, 192, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     first, second = (
-        draft_predictions(
+        draft_proposals(
             one.forward,
             one.forward.fuse(features[None])[0],
             tokens,
             first_row=3,
             num_draft_tokens=K,
-        )
+        ).token_ids
         for one in (parallel, load_draft(chain, dtype=torch.float64))
     )
     assert torch.equal(first[:, 0], second[:, 0])

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from draftquant.calibration.linear_inputs.static_scales import measure_input_scales
+from draftquant.calibration.linear_inputs.static_scales import measure_absmax, stored_scale
 from draftquant.calibration.prompts.prompt_file import read_prompts
 from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.trace_folder import TraceFolder
@@ -56,8 +56,8 @@ def test_a_quantized_folder_replays_as_the_engine_decodes(
     plan = make_plan(chosen, read_draft(Checkpoint.open(PAIR / "draft")))
     scales: dict[str, float] = {}
     if chosen.needs_input_scales:
-        measured = measure_input_scales(load_draft(PAIR / "draft"), traces, num_draft_tokens=3)
-        scales = {name: found.scale for name, found in measured.items()}
+        measured = measure_absmax(load_draft(PAIR / "draft"), traces, num_draft_tokens=3)
+        scales = {n: stored_scale(x, chosen.activations) for n, x in measured.items()}
     stored = {name.replace("layers.0.", "midlayer."): scale for name, scale in scales.items()}
     quantize_draft(
         plan,

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from draftquant.calibration.linear_inputs.static_scales import measure_input_scales
+from draftquant.calibration.linear_inputs.static_scales import measure_absmax, stored_scale
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.trace_folder import TraceFolder
@@ -175,8 +175,8 @@ def test_a_quantized_folder_replays_as_the_engine_decodes(
     chosen = dataclasses.replace(load_recipe(recipe), backend="torch")
     scales: dict[str, float] = {}
     if chosen.needs_input_scales:
-        measured = measure_input_scales(load_draft(source), traces, num_draft_tokens=3)
-        scales = {name: found.scale for name, found in measured.items()}
+        measured = measure_absmax(load_draft(source), traces, num_draft_tokens=3)
+        scales = {n: stored_scale(x, chosen.activations) for n, x in measured.items()}
     quantize_draft(
         make_plan(chosen, read_draft(Checkpoint.open(source))),
         tmp_path / "out",
@@ -196,11 +196,11 @@ def test_a_quantized_folder_replays_as_the_engine_decodes(
 def test_static_scales_of_an_mla_draft(folder: Path, tmp_path: Path, traces: TraceFolder) -> None:
     """One per linear that may be quantized; q_a and kv_a read one tensor and share theirs."""
     draft = load_draft(save_mla_draft(tmp_path / "draft", folder / "target"))
-    scales = measure_input_scales(draft, traces, num_draft_tokens=3)
+    scales = measure_absmax(draft, traces, num_draft_tokens=3)
     assert sorted(scales) == sorted(draft.linears)
     assert "layers.0.self_attn.kv_b_proj" not in scales
     assert scales["layers.0.self_attn.q_a_proj"] == scales["layers.0.self_attn.kv_a_proj_with_mqa"]
-    assert len({scale.absmax for scale in scales.values()}) == 5
+    assert len(set(scales.values())) == 5
 
 
 def test_an_export_of_modelopt_takes_the_embedding_of_its_target(

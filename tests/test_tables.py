@@ -13,7 +13,7 @@ import pytest
 import torch
 from draftquant.calibration.passes.draft_inputs import check_trace_fits, first_hidden
 from draftquant.calibration.passes.on_traces import chosen_num_draft_tokens
-from draftquant.calibration.passes.proposals import draft_predictions
+from draftquant.calibration.passes.proposals import draft_proposals
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.decoding import GREEDY
 from draftquant.calibration.recording.record_traces import record_traces
@@ -399,7 +399,7 @@ def test_a_token_that_is_not_carried_stops_the_draft(
     trace = next(t for t in other if not absent.isdisjoint(t.token_ids[1:-2].tolist()))
     borrowed = load_draft(bare, shared=TargetTables.find(target).shared())
     with pytest.raises(ForwardError, match="NaN or infinite"):  # the chain has its own check
-        draft_predictions(
+        draft_proposals(
             draft.forward,
             first_hidden(borrowed, other, trace),
             trace.token_ids,

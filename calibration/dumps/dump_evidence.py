@@ -24,7 +24,7 @@ from torch import Tensor
 from ...quantize.files.checkpoint import CONFIG_FILE, read_json_object
 from ...quantize.stored.loading import LoadedDraft
 from ...recipes.errors import CheckpointError, TraceError, visible
-from ..passes.proposals import MAX_LOGITS, draft_predictions
+from ..passes.proposals import MAX_LOGITS, draft_proposals
 from ..prompts.prompt_file import Prompt
 from ..recording.record_traces import record_traces
 from ..recording.target_model import ON_CPU, RecordedTarget, decoder_layers, loaded_target
@@ -424,13 +424,13 @@ class DraftSteps:
     def _accepted(self, features: Tensor, token_ids: Tensor, start: int) -> Tensor:
         """[R] bool: the token that the draft proposes first, from each row, is the one recorded."""
         draft = self._draft
-        predicted = draft_predictions(
+        predicted = draft_proposals(
             draft.forward,
             draft.forward.fuse(features[None].to(draft.weights["fc.weight"]))[0],
             token_ids,
             first_row=start - 1,
             num_draft_tokens=1,
-        )[:, 0]
+        ).token_ids[:, 0]
         return predicted == token_ids[start + 1 :][: len(predicted)]
 
 

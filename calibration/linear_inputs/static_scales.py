@@ -107,20 +107,6 @@ def never_run(traces: TraceFolder, name: str, num_draft_tokens: int) -> Calibrat
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InputScale:
-    """Statistics of one linear's input: `absmax`, and the `scale` that `stored_scale` makes of it.
-
-    Linears that engines fuse (q/k/v, gate/up) read one tensor and get one scale.
-    """
-
-    absmax: float
-    scale: float
-
-
-FP8_PER_TENSOR = ActivationFormat(dtype="fp8_e4m3", granularity="tensor", dynamic=False)
-
-
 def stored_scale(absmax: float, activations: ActivationFormat) -> float:
     """What a linear stores of its input: a power of two, so large that absmax is not clipped.
 
@@ -137,70 +123,57 @@ def stored_scale(absmax: float, activations: ActivationFormat) -> float:
     which clips, 5.457. Zero absmax gives 1.
     """
     rule = nvfp4_global_scale if activations.number.global_scale else fp8_scale
-    mantissa, exponent = math.frexp(float(rule(torch.tensor(absmax))))  # mantissa in [0.5, 1)
+    return octave_above(float(rule(torch.tensor(absmax))))
+
+
+def octave_above(x: float) -> float:
+    """The smallest power of two that is no smaller; 1 for zero."""
+    if x == 0:
+        return 1.0
+    mantissa, exponent = math.frexp(x)  # mantissa in [0.5, 1)
     return math.ldexp(1.0, exponent - (mantissa == 0.5))
 
 
-class _AbsmaxObserver:
-    """`OnInput` that keeps the largest magnitude per linear and changes nothing."""
-
-    def __init__(self) -> None:
-        self.absmax: dict[str, float] = {}
-
-    def __call__(self, name: str, x: Tensor) -> Tensor:
-        low, high = x.aminmax()
-        # max() drops a NaN that comes second: keep it for the check at the end.
-        found = [self.absmax.get(name, 0.0), float(high), -float(low)]
-        self.absmax[name] = math.nan if any(map(math.isnan, found)) else max(found)
-        return x
-
-
-def measure_input_scales(
+def measure_absmax(
     draft: LoadedDraft,
     traces: TraceFolder,
     *,
     num_draft_tokens: int,
-    activations: ActivationFormat = FP8_PER_TENSOR,
     others: Sequence[str] = (),
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
-) -> Mapping[str, InputScale]:
-    """The absmax of every attention and MLP input over all that K draft tokens need, and its scale.
+) -> Mapping[str, float]:
+    """The largest magnitude of every attention and MLP input over all that K draft tokens need.
 
     The draft runs without activation rounding, on every position of the prompts and continuations.
     By canonical module name, for every linear of `draft.linears` and `others`: "fc" or "lm_head".
+    Linears that engines fuse (q/k/v, gate/up) read one tensor and share the largest.
     """
-    observer = _AbsmaxObserver()
-    forward = draft.family.forward(draft.geometry, draft.weights, observer)
+    seen: dict[str, float] = {}
+
+    def observe(name: str, x: Tensor) -> Tensor:
+        low, high = x.aminmax()
+        # max() drops a NaN that comes second: keep it for the check at the end.
+        found = [seen.get(name, 0.0), float(high), -float(low)]
+        seen[name] = math.nan if any(map(math.isnan, found)) else max(found)
+        return x
+
+    forward = draft.family.forward(draft.geometry, draft.weights, observe)
     run_over_traces(
         forward, draft, traces, num_draft_tokens=num_draft_tokens, on_progress=on_progress
     )
-    absmax = {name: observer.absmax.get(name) for name in (*draft.linears, *others)}
-    for name, value in absmax.items():
-        if value is None:
+    names, largest = (*draft.linears, *others), dict[tuple[str, str], float]()
+    for name in names:
+        if name not in seen:
             raise never_run(traces, name, num_draft_tokens)
-        if not math.isfinite(value):
+        if not math.isfinite(seen[name]):
             raise CalibrationError(
                 draft.name,
                 f"{name}: an input is NaN or infinite",
                 fix="its weights are finite, but too large to compute with: export it again",
             )
-    found = {name: value for name, value in absmax.items() if value is not None}
-    return _with_scales(found, activations)
-
-
-def _with_scales(
-    absmax: Mapping[str, float], activations: ActivationFormat
-) -> Mapping[str, InputScale]:
-    """One scale per group of fused linears, the largest of its members."""
-    largest: dict[tuple[str, str], float] = {}
-    for name, value in absmax.items():
         group = fused_group(name)
-        largest[group] = max(largest.get(group, 0.0), value)
-    scales: dict[str, InputScale] = {}
-    for name in absmax:
-        value = largest[fused_group(name)]
-        scales[name] = InputScale(absmax=value, scale=stored_scale(value, activations))
-    return scales
+        largest[group] = max(largest.get(group, 0.0), seen[name])
+    return {name: largest[fused_group(name)] for name in names}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,14 +226,14 @@ def calibrated_scales(
         static_activations(plan.recipe)
     forms = {step.row.module: static_activations(plan.recipe_of(step)) for step in steps}
     names = {step.row.module: step.row.canonical.removesuffix(".weight") for step in steps}
-    found = measure_input_scales(
+    found = measure_absmax(
         balanced_draft(draft, plan),
         traces,
         num_draft_tokens=num_draft_tokens,
         others=[name for name in names.values() if name not in draft.linears],
         on_progress=on_progress,
     )
-    scales = {module: stored_scale(found[names[module]].absmax, forms[module]) for module in names}
+    scales = {module: stored_scale(found[names[module]], forms[module]) for module in names}
     return StaticScales(
         scales=scales,
         origin=f"traces sha256 {traces.sha256}, num_draft_tokens {num_draft_tokens}",

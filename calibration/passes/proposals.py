@@ -145,27 +145,6 @@ class Proposals:
 
 
 @torch.inference_mode()
-def draft_predictions(
-    forward: DraftForward,
-    hidden: Tensor,
-    token_ids: Tensor,
-    *,
-    first_row: int,
-    num_draft_tokens: int,
-    block_rows: int = BLOCK_ROWS,
-) -> Tensor:
-    """The most likely tokens of `draft_proposals`, which has the arguments."""
-    return draft_proposals(
-        forward,
-        hidden,
-        token_ids,
-        first_row=first_row,
-        num_draft_tokens=num_draft_tokens,
-        block_rows=block_rows,
-    ).token_ids
-
-
-@torch.inference_mode()
 def draft_proposals(
     forward: DraftForward,
     hidden: Tensor,

@@ -17,6 +17,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -26,7 +27,7 @@ from ...quantize.files.provenance import LearnedRounding, SeenPrompts
 from ...quantize.files.safetensors_file import SafetensorsFile
 from ...quantize.files.safetensors_header import Header, StoredTensor, read_header
 from ...quantize.numerics.quantized_weight import QuantizedWeight
-from ...recipes.decode import AT_LEAST_1
+from ...recipes.decode import AT_LEAST_1, problem_of
 from ...recipes.errors import CalibrationError, CheckpointError, OutputError
 from ...recipes.strict_json import JsonProblem, decode, parse_object
 
@@ -50,27 +51,24 @@ class LearningSettings:
             below that of the first codes, in steps that are kept.
     """
 
-    steps: int = 150
-    sequences: int = 4
+    steps: Annotated[int, AT_LEAST_1] = 150
+    sequences: Annotated[int, AT_LEAST_1] = 4
     learning_rate: float = 0.03
     scale_learning_rate: float = 1e-3
     warmup_steps: int = 10
     depth_decay: float = 0.8
     missed_weight: float = 0.1
-    validate_every: int = 10
-    patience: int = 15
+    validate_every: Annotated[int, AT_LEAST_1] = 10
+    patience: Annotated[int, AT_LEAST_1] = 15
     max_overlap_drop: float = 0.005
     validation_share: float = 0.2
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("steps", "sequences", "validate_every", "patience"):
-            AT_LEAST_1.check(
-                CalibrationError,
-                f"learned rounding: {name}",
-                getattr(self, name),
-                fix="leave it out: the default is tried",
-            )
+        if problem := problem_of(self):
+            name, _, what = problem.partition(": ")
+            fix = "leave it out: the default is tried"
+            raise CalibrationError(f"learned rounding: {name}", what, fix=fix)
         if not 0 < self.validation_share < 1:
             raise CalibrationError(
                 "learned rounding: validation_share",

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ....calibration.passes.proposals import draft_predictions
+from ....calibration.passes.proposals import draft_proposals
 from ....quantize.drafts import Family
 from ....quantize.drafts.forward import DraftForward, DraftPass, whole_rows
 from ....quantize.drafts.geometry import Geometry
@@ -99,13 +99,13 @@ class Draft:
         forward = self.forward
         return torch.stack(
             [
-                draft_predictions(
+                draft_proposals(
                     forward,
                     forward.fuse(features),
                     token_ids,
                     first_row=traces.prompt_length - 1,
                     num_draft_tokens=num_draft_tokens,
-                )
+                ).token_ids
                 for features, token_ids in zip(traces.features, traces.token_ids, strict=True)
             ]
         )
