@@ -30,9 +30,9 @@ EDGES = ContextBins(edges=(4, 6))
 
 def test_the_lower_bound_of_a_bin_belongs_to_it() -> None:
     assert [CONTEXT_BINS.index(n) for n in (0, 1023, 1024, 4095, 4096, 65536)] == [0, 0, 1, 1, 2, 4]
-    labels = [one.label for one in CONTEXT_BINS.ranges]
+    labels = list(CONTEXT_BINS.labels)
     assert labels == ["0-1k", "1k-4k", "4k-16k", "16k-64k", "64k+"]
-    assert [one.label for one in EDGES.ranges] == ["0-4", "4-6", "6+"]
+    assert EDGES.labels == ("0-4", "4-6", "6+")
 
 
 @pytest.mark.parametrize("edges", [(0, 5), (5, 5), (7, 5), tuple(range(1, 70))])

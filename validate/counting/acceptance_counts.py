@@ -130,21 +130,6 @@ _THOUSAND = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ContextBin:
-    """Tokens before a verify step: `lower` is included, `upper` is not; None = there is no end."""
-
-    lower: int
-    upper: int | None
-
-    @property
-    def label(self) -> str:
-        """0-1k, 1k-4k, 64k+."""
-        if self.upper is None:
-            return f"{_short(self.lower)}+"
-        return f"{_short(self.lower)}-{_short(self.upper)}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ContextBins:
     """The bins of ascending edges; before the first lies one bin, from the last on another."""
 
@@ -154,13 +139,10 @@ class ContextBins:
         return len(self.edges) + 1
 
     @property
-    def ranges(self) -> tuple[ContextBin, ...]:
-        """Every bin, the shortest context first."""
-        uppers = (*self.edges, None)
-        return tuple(
-            ContextBin(lower=lower, upper=upper)
-            for lower, upper in zip((0, *self.edges), uppers, strict=True)
-        )
+    def labels(self) -> tuple[str, ...]:
+        """0-1k, 1k-4k, 64k+: of every bin, the shortest context first."""
+        bounds = [_short(edge) for edge in (0, *self.edges)]
+        return (*(f"{lower}-{upper}" for lower, upper in pairwise(bounds)), f"{bounds[-1]}+")
 
     def index(self, tokens_before: int) -> int:
         """Of the bin of a verify step with so many tokens before it."""

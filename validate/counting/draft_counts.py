@@ -9,7 +9,6 @@ apart from what texts show, because clusters that are chosen by the counts hide 
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from typing_extensions import override
 
@@ -83,33 +82,9 @@ class TextFigures:
     fault: str | None = None
 
 
-class DraftCounts(Protocol):
-    """One draft over all prompts, replayed, served, or as a report has it."""
-
-    @property
-    def name(self) -> str:
-        """For people."""
-
-    @property
-    def num_draft_tokens(self) -> int:
-        """K."""
-
-    @property
-    def prompts(self) -> Sequence[PromptCounts]:
-        """In an order that both drafts of a comparison share."""
-
-    @property
-    def counts(self) -> AcceptanceCounts:
-        """Pooled over the prompts."""
-
-    @property
-    def text(self) -> TextFigures:
-        """That was drafted."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountedDraft:
-    """`DraftCounts` that are known at once."""
+    """One draft that was served, or as a report has it."""
 
     name: str
     num_draft_tokens: int
@@ -145,14 +120,14 @@ def by_context(prompts: Iterable[PromptCounts]) -> dict[str, AcceptanceCounts]:
     """Counts of all prompts by context bin, such as 1k-4k, the shortest first; those with steps."""
     found: dict[str, AcceptanceCounts] = {}
     known = [prompt.contexts for prompt in prompts if prompt.contexts is not None]
-    for number, one in enumerate(known[0].bins.ranges if known else ()):
+    for number, label in enumerate(known[0].bins.labels if known else ()):
         counts = pooled((own.counts[number] for own in known), known[0].counts[0].num_draft_tokens)
         if counts.num_steps:
-            found[one.label] = counts
+            found[label] = counts
     return found
 
 
-def recorded_pairs(baseline: DraftCounts, candidate: DraftCounts) -> list[RecordedPair]:
+def recorded_pairs(baseline: "DraftCounts", candidate: "DraftCounts") -> list[RecordedPair]:
     """The prompts of two drafts, in one order, with at least one verify step under both."""
     both = zip(baseline.prompts, candidate.prompts, strict=True)
     return [(b, q) for b, q in both if b.counts.num_steps and q.counts.num_steps]
@@ -291,6 +266,10 @@ class DraftReplay(Brief):
             "prompts": len(self.prompts),
             "verify steps": f"{counts.num_steps:,}",
         }
+
+
+DraftCounts = CountedDraft | DraftReplay
+"""One draft over all prompts, in an order that both drafts of a comparison share."""
 
 
 def clustered(

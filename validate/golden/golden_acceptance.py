@@ -226,14 +226,14 @@ def context_bins_of(
 ) -> dict[str, GoldenCategory]:
     """Figures of all prompts in each context bin in which a verify step began."""
     found: dict[str, GoldenCategory] = {}
-    for i, one in enumerate(ContextBins(edges=tuple(edges)).ranges):
+    for i, label in enumerate(ContextBins(edges=tuple(edges)).labels):
         own = [
             dataclasses.replace(prompt, histogram=prompt.context_bins[i])
             for prompt in prompts
             if i < len(prompt.context_bins) and any(prompt.context_bins[i])
         ]
         if own:
-            found[one.label] = GoldenCategory.of(own)
+            found[label] = GoldenCategory.of(own)
     return found
 
 

@@ -186,8 +186,8 @@ def _by_category(recorded: Sequence[RecordedPair]) -> dict[str, tuple[PromptPair
 def _by_context_bin(recorded: Sequence[RecordedPair]) -> dict[str, tuple[PromptPair, ...]]:
     bins = ContextBins(edges=context_edges(baseline for baseline, _ in recorded))
     found = {
-        f"context {one.label}": distinct_prompts(in_context_bin(recorded, number))
-        for number, one in enumerate(bins.ranges)
+        f"context {label}": distinct_prompts(in_context_bin(recorded, number))
+        for number, label in enumerate(bins.labels)
     }
     with_steps = {name: prompts for name, prompts in found.items() if prompts}
     return with_steps if len(with_steps) > 1 else {}
