@@ -18,7 +18,7 @@ TWO, THREE = (ANY, ANY), (ANY, ANY, 3)
 FINDING = MagicMock(verdict="PASS", details=[{"first": 1, "second": 1, "items": 1}])
 
 OPEN = "calibration.traces.trace_folder.TraceFolder.open"
-LIMITS = "validate.counting.position_limits.position_warnings"
+LIMITS = "calibration.passes.position_limits.position_warnings"
 MEASURED = "validate.measure.measurement_file.read_measurement"
 PROMPTS = "calibration.prompts.prompt_source.prompts_of"
 PROMPT_FILE = "calibration.prompts.prompt_file.read_prompts"
@@ -27,7 +27,7 @@ PAGES = "validate.runs.report_pages.write_reports"
 FINDINGS = "validate.runs.parity_asked.write_findings"
 DRAFTS = "validate.runs.replay_run.load_for_replay"
 BOTH_DRAFTS = "validate.runs.parity_runs.load_for_replay"
-COMPARED = "validate.runs.compare_run"
+COMPARED = "validate.runs.replay_run"
 JUDGED = "validate.runs.gate_run.judge"
 PAIR_CHECK = "quantize.pairing.check_report.check_pair"
 
@@ -383,13 +383,13 @@ COMMANDS = (
             "--draft-sampling greedy"),
         Row("--overwrite", "", "overwrite", True, "validate.runs.replay_run.check_golden"),
     ), {
-        "validate.runs.replay_run.position_warnings": (),
+        LIMITS: (),
         "validate.runs.replay_run.check_golden": None,
         "validate.runs.replay_run.write_golden": None,
         DRAFTS: MagicMock(traces=[]),
         "validate.counting.replaying.replay_drafts": [
             MagicMock(**{"traces.features.fault.return_value": ""})],
-        **stubs(OPEN, "validate.runs.replay_run.folder_of",
+        **stubs(OPEN, "calibration.passes.position_limits.folder_of",
                 "validate.counting.replaying.chosen_num_draft_tokens",
                 "scripts.verbs.replay.print_replays"),
     }),
@@ -471,7 +471,7 @@ COMMANDS = (
                 "validate.runs.gate_run.document_text", "validate.runs.gate_run.parse_report",
                 "scripts.verbs.gate.print_replays", "scripts.verbs.gate.print_gate"),
     }),
-    Command("compare DRAFT --traces TRACES", "validate.runs.compare_run.compare", (
+    Command("compare DRAFT --traces TRACES", "validate.runs.replay_run.compare", (
         Row("DRAFT", "P a/b", "folders.1.given", "a/b", f"{COMPARED}.replay_in_groups"),
         Row("--traces", "other", "folder", Path("other"), OPEN),
         *replayed("how.", f"{COMPARED}.replay_in_groups"),
@@ -484,15 +484,15 @@ COMMANDS = (
         Row("--report", "r.json", "documents.*", (Path("r.json"),),
             f"{COMPARED}.write_reports"),
         Row("--overwrite", "", "overwrite", True, f"{COMPARED}.write_reports"),
-    ), {f"{COMPARED}.position_warnings": ()} | stubs(
+    ), {LIMITS: ()} | stubs(
              OPEN, "validate.judging.candidate_origin.DraftFolder.read",
-             f"{COMPARED}.folder_of",
+             "calibration.passes.position_limits.folder_of",
              f"{COMPARED}.replay_in_groups",
-             "validate.runs.compare_run.of_replays",
-             "validate.runs.compare_run.compare",
-             "validate.runs.compare_run.page",
-             "validate.runs.compare_run.drawing",
-             "validate.runs.compare_run.text_of",
+             "validate.runs.replay_run.of_replays",
+             "validate.runs.replay_run.compare",
+             "validate.runs.replay_run.page",
+             "validate.runs.replay_run.drawing",
+             "validate.runs.replay_run.text_of",
              "scripts.verbs.compare._print")),
     Command("report G.json", "validate.runs.report_pages.read_report", (
         Row("G.json", "other.json", "path", Path("other.json")),

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from draftquant.calibration.passes.position_limits import position_warnings
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.recipes.listener import Listener
 from draftquant.scripts.cli import main
-from draftquant.validate.counting.position_limits import position_warnings
 from said_traces import write_said
 from tiny import tiny_eagle3_llama
 from tiny_dflash import tiny_dflash

@@ -26,7 +26,7 @@ from draftquant.calibration.recording.record_traces import HeldTraces, RecordedB
 from draftquant.calibration.traces.prompt_trace import PromptTrace
 from draftquant.recipes.errors import TraceError
 from draftquant.scripts.cli import main
-from draftquant.validate.counting import ray_replay
+from draftquant.validate.counting import replaying as ray_replay
 
 PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"
 CPU = torch.device("cpu")

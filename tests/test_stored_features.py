@@ -325,4 +325,4 @@ def test_what_computes_on_traces_says_how_they_are_stored(tmp_path: Path) -> Non
     plainly = {path.stem for path in modules if "TraceFolder.open(" in path.read_text()}
     # These list, copy, cut or hash traces, read their texts alone, or are followed by a verb that
     # computes on them.
-    assert plainly == {"check", "cut_rows", "ray_replay", "traces"}
+    assert plainly == {"check", "replaying", "traces"}

@@ -77,7 +77,7 @@ def compare(settings: CompareSettings) -> "reports.ComparisonReport":
         DraftQuantError: a draft, the traces or a file cannot be read, or they do not have the same
             prompts.
     """
-    from ...validate.runs.compare_run import compared
+    from ...validate.runs.replay_run import compared
 
     return compared(settings)
 

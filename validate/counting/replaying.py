@@ -1,24 +1,35 @@
 """Replay of drafts as asked: from the cache or on a cluster, and in groups that fit in memory."""
 
 import dataclasses
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from ...calibration.passes.memory import peak_bytes
 from ...calibration.passes.on_traces import chosen_num_draft_tokens
+from ...calibration.passes.proposals import Proposals
+from ...calibration.passes.ray_tasks import check_equal, ray_tasks
 from ...calibration.traces.trace_folder import TraceFolder
 from ...quantize.files.checkpoint import Checkpoint
 from ...quantize.files.result_cache import user_cache
 from ...quantize.stored.stored_draft import StoredDraft
-from ...recipes.listener import Listener
-from .acceptance_counts import OnTraces
+from ...recipes.listener import SILENT, Listener
+from .acceptance_counts import OnTraces, Passes
 from .draft_counts import DraftReplay
 from .loaded_drafts import LoadedForReplay, load_beside, load_for_replay, memory_of
-from .ray_replay import replayed_on_ray
-from .replay_cache import HeldProposals, KnownProposals, ReplayCache
+from .replay_cache import (
+    Elsewhere,
+    HeldProposals,
+    KnownProposals,
+    Question,
+    ReplayCache,
+    decoded,
+    encoded,
+)
 from .trace_replay import replay_drafts
 
 MOST_TOGETHER = 8
@@ -117,3 +128,62 @@ def _cache(how: OnTraces) -> ReplayCache | None:
     """Where replays of BF16 drafts are kept; None = nowhere."""
     results = None if how.no_cache else user_cache(how.listener.warning)
     return None if results is None else ReplayCache(results=results, on_note=how.listener.note)
+
+
+def replayed_on_ray(
+    address: str,
+    loaded: LoadedForReplay,
+    how_asked: Passes,
+    on_progress: Callable[[int, int], None],
+) -> Elsewhere:
+    """What drafts propose, by a task for each batch of prompts.
+
+    Args:
+        address: of the cluster.
+        loaded: the drafts.
+        how_asked: with which they were loaded.
+        on_progress: called with (prompts that are done, prompts).
+    """
+
+    def answer(asked: Sequence[Question]) -> Sequence[Sequence[Proposals]]:
+        if not asked:
+            return []
+        names = {each.name for each in dataclasses.fields(asked[0])} - {"draft", "traces"}
+        places = {id(draft): place for place, draft in enumerate(loaded.drafts)}
+        device, target = loaded.device.type, how_asked.target and Path(how_asked.target).absolute()
+        open_ = partial(
+            _open_replay,
+            dataclasses.replace(how_asked, listener=SILENT, device=device, target=target),
+            [folder.absolute() for folder in loaded.folders],
+            loaded.traces.folder.absolute(),
+            {name: getattr(asked[0], name) for name in names},
+            {places[id(question.draft)]: question.content for question in asked},
+        )
+        found: list[dict[int, Proposals]] = [{} for _ in asked]
+        batches = asked[0].batches
+        with ray_tasks(address, loaded.device, open_) as placed:
+            for batch, answers in zip(batches, placed(batches), strict=True):
+                for own, question, answer in zip(found, asked, answers, strict=True):
+                    proposals = decoded(answer, question, batch)
+                    assert proposals is not None  # the worker was asked the same question
+                    own.update(zip(batch, proposals, strict=True))
+                on_progress(len(found[0]), len(loaded.traces))
+        return [[own[position] for position in sorted(own)] for own in found]
+
+    return answer
+
+
+@contextmanager
+def _open_replay(
+    how_asked: Passes,
+    folders: Sequence[Path],
+    traces: Path,
+    how: Mapping[str, Any],
+    contents: Mapping[int, Mapping[str, object]],
+) -> Iterator[Callable[[Sequence[int]], list[bytes]]]:
+    """In a worker: load the drafts, and ask some of them; a job is a batch of positions."""
+    loaded = load_for_replay(folders, TraceFolder.open(traces), how_asked)
+    questions = [Question(draft=loaded.drafts[i], traces=loaded.traces, **how) for i in contents]
+    for question, content in zip(questions, contents.values(), strict=True):
+        check_equal(question.draft.name, question.content, content)
+    yield lambda batch: [encoded(question.answer(batch)) for question in questions]

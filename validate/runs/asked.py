@@ -1,5 +1,6 @@
 """What verbs of judging and serving are asked: records whose fields are their options."""
 
+import os
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -11,7 +12,7 @@ from typing_extensions import override
 from ...calibration.prompts.prompt_forms import ChosenPrompts
 from ...quantize.files.hub import Reference
 from ...quantize.files.report_files import ReportFormat, check_reports
-from ...recipes.errors import CompareError, GateError, GoldenError, MeasureError
+from ...recipes.errors import CompareError, GateError, GoldenError, MeasureError, OutputError
 from ...recipes.formats import KvCacheChoice, OnlineHead, ServedForm, served_form
 from ...recipes.listener import Heard
 from ...recipes.regular_file import AnyPath
@@ -20,6 +21,9 @@ from ..counting.acceptance_counts import OnTraces
 from ..judging.policy import Spending
 from ..judging.published import Inconclusive
 from ..measure.measurement import EngineName
+
+SUMMARY = "GITHUB_STEP_SUMMARY"
+"""Where GitHub Actions says which file shows Markdown on the page of a run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +42,26 @@ class ReportFiles(Heard):
     def pages(self) -> dict[ReportFormat, Path]:
         """In all forms but JSON."""
         return given({"html": self.html, "markdown": self.markdown, "junit": self.junit})
+
+    @property
+    def files(self) -> dict[ReportFormat, Path]:
+        """All of them."""
+        return {**given({"golden": self.golden}), **self.pages}
+
+    @override
+    def check(self) -> None:
+        """All files that are asked for can be written, which is known before any work.
+
+        Raises:
+            OutputError: one of them cannot, or no step of GitHub Actions runs.
+        """
+        check_reports(self.files, overwrite=self.overwrite)
+        if self.github and not os.environ.get(SUMMARY):
+            raise OutputError(
+                "--github",
+                f"expected a step of GitHub Actions, got no ${SUMMARY}",
+                fix="leave it out, or give --markdown F.md",
+            )
 
     @property
     def wants_pages(self) -> bool:
@@ -108,6 +132,12 @@ class GateRun(OnTraces, ReportFiles):
                 "is of use for traces only, and none are given",
                 fix="leave it out, or give BF16 QUANT --traces T too",
             )
+        super().check()
+
+    @property
+    @override
+    def files(self) -> dict[ReportFormat, Path]:
+        return {**given({"report": self.report}), **super().files}
 
     @property
     def references(self) -> list[Reference]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from ...calibration.passes.on_traces import open_with_warnings
+from ...calibration.passes.position_limits import open_for_drafts
 from ...calibration.traces.trace_folder import TraceFolder, file_sha256
 from ...calibration.traces.trace_info import head_agreement
 from ...quantize.files.checkpoint import CONFIG_FILE
@@ -16,7 +16,6 @@ from ...recipes.library import aliases, calibrated
 from ...recipes.regular_file import AnyPath, optional_path
 from ..counting.draft_counts import DraftReplay
 from ..counting.loaded_drafts import load_for_replay
-from ..counting.position_limits import position_warnings
 from ..counting.replaying import replay_loaded
 from ..judging.advice import Background
 from ..judging.candidate_origin import (
@@ -63,8 +62,8 @@ def replayed(asked: GateRun, policy: str) -> DraftsJudged:
     baseline, candidate = map(DraftFolder.read, folders)
     same = asked.served.changes and candidate.sha256 == baseline.sha256
     warnings = check_folders(baseline, candidate, unrelated=unrelated, same=same)
-    traces, of_traces = open_with_warnings(asked.traces, asked.listener)
-    warnings += of_traces + position_warnings(folders, traces, asked.listener)
+    traces, _, of_traces = open_for_drafts(asked.traces, folders, asked.listener)
+    warnings += of_traces
     warnings += check_held_out(candidate.quantized_by, traces, candidate.cuts)
     loaded = load_for_replay(folders, traces, asked)
     warnings += check_loaded(*loaded.both, candidate, unrelated=unrelated)

@@ -8,7 +8,6 @@ from typing import Any
 
 from ...quantize.files.hub import running_argv
 from ...recipes.errors import GoldenError
-from ...recipes.regular_file import optional_path
 from ..counting.draft_counts import DraftReplay
 from ..judging.judgement import GateReport, judge
 from ..judging.policy import Look, Policy, parse_look, resolve_policy
@@ -26,7 +25,7 @@ from ..served.joint_report import JointReport, judge_jointly
 from .asked import GateRun
 from .drafts_judged import DraftsJudged, named, replayed
 from .measured_pair import Measured
-from .report_pages import NOTHING, asked_for, check_pages, golden_file, texts_of, write_pages
+from .report_pages import NOTHING, asked_for, golden_file, texts_of, write_pages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +43,7 @@ def judged(asked: GateRun) -> Judged:
     Raises:
         DraftQuantError: see `gate`.
     """
-    date, report_file = today(), optional_path(asked.report)
-    check_pages(asked, report_file)
+    date = today()
     policy = resolve_policy(
         asked.policy,
         max_relative_drop=asked.max_relative_drop,
@@ -67,8 +65,8 @@ def judged(asked: GateRun) -> Judged:
     argv = asked_for(running_argv())
     document = document_of(report, argv=argv, drafts=judged_drafts, engines=engines, date=date)
     text = document_text(document)
-    if report_file or asked.wants_pages:
-        beside = {report_file: text} if report_file else {}
+    if asked.report is not None or asked.wants_pages:
+        beside = {} if asked.report is None else {Path(asked.report): text}
         found = parse_report(text, "gate")
         write_pages(asked, found, {**beside, **_golden(asked, found, measured)})
     report = report.with_texts(texts_of(text))

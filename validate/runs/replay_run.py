@@ -1,16 +1,23 @@
-"""`replay`, whole: opens drafts and traces, counts, and writes golden acceptance."""
+"""`replay` and `compare`, whole: drafts are counted on one text, and the counts are written."""
 
 import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
-from ...calibration.passes.on_traces import open_with_warnings
-from ...quantize.files.hub import folder_of
+from ...calibration.passes.position_limits import open_for_drafts
+from ...quantize.files.hub import running_argv
+from ...quantize.files.report_files import ReportFormat, write_reports
+from ..comparison.draft_comparison import ComparisonReport, compare, drawing, page, text_of
+from ..comparison.sources import Counted, of_files, of_replays
 from ..counting.draft_counts import DraftReplay
 from ..counting.loaded_drafts import load_for_replay
-from ..counting.position_limits import position_warnings
-from ..counting.replaying import replay_loaded
+from ..counting.replaying import replay_in_groups, replay_loaded
 from ..golden.golden_sources import golden_of_replay
-from .asked import ReplayRun
-from .report_pages import check_golden, draft_identity, write_golden
+from ..judging.candidate_origin import DraftFolder
+from ..report.facts import today
+from .asked import CompareRun, ReplayRun
+from .report_pages import asked_for, check_golden, draft_identity, write_golden
 
 
 def replay_asked(asked: ReplayRun) -> tuple[DraftReplay, ...]:
@@ -20,9 +27,8 @@ def replay_asked(asked: ReplayRun) -> tuple[DraftReplay, ...]:
         DraftQuantError: see `replay`.
     """
     check_golden(asked.golden, overwrite=asked.overwrite)
-    traces, warnings = open_with_warnings(asked.traces, asked.listener)
-    folders = [folder_of(draft) for draft in asked.drafts]
-    for warning in warnings + position_warnings(folders, traces, asked.listener):
+    traces, folders, warnings = open_for_drafts(asked.traces, asked.drafts, asked.listener)
+    for warning in warnings:
         asked.listener.warning(warning)
     replays = replay_loaded(load_for_replay(folders, traces, asked), asked)
     if fault := replays[0].traces.features.fault():
@@ -33,3 +39,39 @@ def replay_asked(asked: ReplayRun) -> tuple[DraftReplay, ...]:
         golden = golden_of_replay(named, draft_sha256=own.draft_sha256)
         write_golden(asked.golden, golden, overwrite=asked.overwrite)
     return replays
+
+
+def compared(asked: CompareRun) -> ComparisonReport:
+    """Count the drafts, compare them, and write the files that are asked for.
+
+    Raises:
+        DraftQuantError: a draft, the traces or a file cannot be read, or they do not have the same
+            prompts.
+    """
+    date = today()
+    counted = _counted(asked)
+    report = compare(
+        counted.drafts,
+        num_draft_tokens=counted.num_draft_tokens,
+        counted_by=counted.counted_by,
+        traffic=asked.traffic,
+        confidence=asked.confidence,
+        warnings=counted.warnings,
+        date=date,
+        argv=asked_for(running_argv()),
+    )
+    forms: Mapping[ReportFormat, Callable[[ComparisonReport], str]]
+    forms = {"html": page, "plot": drawing, "report": text_of}
+    texts = {kind: functools.partial(form, report) for kind, form in forms.items()}
+    files = {path: texts[kind]() for kind, path in asked.files.items()}
+    write_reports(files, overwrite=asked.overwrite)
+    return report.with_texts(texts)
+
+
+def _counted(asked: CompareRun) -> Counted:
+    """What is compared; without traces the files say it."""
+    if asked.traces is None:
+        return of_files([Path(path) for path in asked.drafts])
+    traces, folders, warnings = open_for_drafts(asked.traces, asked.drafts, asked.listener)
+    digests = [DraftFolder.read(folder).sha256 for folder in folders]
+    return of_replays(replay_in_groups(folders, traces, asked), digests, warnings)

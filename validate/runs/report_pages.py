@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from ...quantize.files.hub import Reference, folder_of, recorded_argv
 from ...quantize.files.report_files import ReportFormat, append_text, check_reports, write_reports
-from ...recipes.errors import OutputError, visible
+from ...recipes.errors import visible
 from ...recipes.regular_file import AnyPath, read_text
 from ..golden.golden_acceptance import Golden, golden_document
 from ..golden.golden_sources import golden_of_measurement, golden_of_report
@@ -22,28 +22,10 @@ from ..measure.measuring import DraftIdentity
 from ..report.document import Document, parse_report, read_report
 from ..report.html_report import page
 from ..report.report_texts import junit, markdown
-from .asked import ReportFiles, ReportRun, given
+from .asked import SUMMARY, ReportFiles, ReportRun
 
-SUMMARY = "GITHUB_STEP_SUMMARY"
-"""Where GitHub Actions says which file shows Markdown on the page of a run."""
 NOTHING: Mapping[Path, str] = MappingProxyType({})
 _SHOWN = ("--json", "--github", "--overwrite", "--debug", "-q", "--quiet", "-v", "--verbose")
-
-
-def check_pages(asked: ReportFiles, report: AnyPath | None = None) -> None:
-    """Check all report files that are asked for, and `report`, which is written with them.
-
-    Raises:
-        OutputError: one of them cannot be written, or no step of GitHub Actions runs.
-    """
-    files = {**given({"report": report, "golden": asked.golden}), **asked.pages}
-    check_reports(files, overwrite=asked.overwrite)
-    if asked.github and not os.environ.get(SUMMARY):
-        raise OutputError(
-            "--github",
-            f"expected a step of GitHub Actions, got no ${SUMMARY}",
-            fix="leave it out, or give --markdown F.md",
-        )
 
 
 def write_pages(
@@ -87,15 +69,15 @@ def golden_file(
 
 
 def texts_of(text: str) -> Texts:
-    """What makes the files of a report, of the text of its JSON."""
-
-    def made(form: Callable[..., str], **given: str) -> str:
-        return form(parse_report(text, "gate"), **given)
-
+    """What makes the files of a report, of the text of its JSON; it can be pickled."""
     forms: Mapping[ReportFormat, Callable[..., str]]
     forms = {"html": page, "markdown": markdown, "junit": junit}
-    of_document = {kind: functools.partial(made, form) for kind, form in forms.items()}
-    return {"report": functools.partial(str, text), **of_document}
+    made = {kind: functools.partial(_made, text, form) for kind, form in forms.items()}
+    return {"report": functools.partial(str, text), **made}
+
+
+def _made(text: str, form: Callable[..., str], **given: str) -> str:
+    return form(parse_report(text, "gate"), **given)
 
 
 def asked_for(argv: Sequence[str]) -> tuple[str, ...]:
@@ -135,7 +117,6 @@ def written_report(asked: ReportRun) -> WrittenReport:
     Raises:
         DraftQuantError: it is not a report of the gate, or a file cannot be written; then none is.
     """
-    check_pages(asked)
     document = read_report(Path(asked.gate))
     written = write_pages(asked, document, golden_file(asked, document))
     found = WrittenReport(document=document, written=written)

@@ -8,13 +8,29 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...calibration.traces.trace_folder import TraceFolder
 from ...quantize.drafts import Draft
 from ...quantize.files.checkpoint import Checkpoint
+from ...quantize.files.hub import Reference, folder_of
 from ...quantize.pairing.serving_limits import LONGER
 from ...quantize.pairing.target import Rotation
 from ...quantize.stored.stored_draft import StoredDraft
 from ...recipes.listener import Listener
+from ...recipes.regular_file import AnyPath
+from ..traces.trace_folder import TraceFolder
+from .on_traces import open_with_warnings
+
+
+def open_for_drafts(
+    traces: AnyPath, drafts: Iterable[Reference], listener: Listener
+) -> tuple[TraceFolder, list[Path], tuple[str, ...]]:
+    """Open traces and find drafts that run on them.
+
+    Returns:
+        The traces, the folders, and sentences to warn of: what figures of these drafts are not.
+    """
+    opened, warnings = open_with_warnings(traces, listener)
+    folders = [folder_of(draft) for draft in drafts]
+    return opened, folders, warnings + position_warnings(folders, opened, listener)
 
 
 def position_warnings(
