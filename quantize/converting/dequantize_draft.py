@@ -164,10 +164,7 @@ def dequantize_draft(
     other tensors and side files keep their bytes, config.json loses its `quantization_config`.
 
     Args:
-        source: the quantized folder.
-        out: folder to create.
         dtype: of the dequantized weights; None for that of the floating-point weights kept.
-        argv: the command line, for provenance.
         on_progress: called with the bytes of each tensor written.
         on_stage: called with "write" and "verify" when they begin.
 

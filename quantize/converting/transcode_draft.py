@@ -69,7 +69,6 @@ class TranscodeReport(Brief):
     """A quantized draft, stored in another layout or dtype.
 
     Attributes:
-        before: what the source declares. after: what the new folder declares.
         linears: number of quantized linears. kept: of tensors that were copied byte for byte.
     """
 
@@ -139,11 +138,7 @@ class TranscodePlan:
     """What a quantized folder becomes.
 
     Attributes:
-        recipe: whose formats and layout the output has.
         origin: the formats in which the codes were found, for provenance.
-        cache: the scales of its KV cache.
-        excludes: modules that stay floating-point.
-        record: draftquant.json of the source; None where it has none.
     """
 
     source: StoredDraft
@@ -329,9 +324,6 @@ def transcode_draft(
     """Write the same codes as another layout stores them: write, verify by re-reading, rename.
 
     Args:
-        plan: from `plan_transcoding`.
-        out: folder to create.
-        argv: the command line, for provenance.
         on_progress: called with the bytes of each tensor written.
         on_stage: called with "write" and "verify" when they begin.
 

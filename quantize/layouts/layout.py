@@ -56,7 +56,6 @@ class Layout(ABC):
         exact_excludes: whether engines compare its excludes with whole names, layer number and all.
         int4_scale_dtype: the only one that INT4 scales may have; None = that of the weight too.
         cache_problem: why it cannot declare the format of a KV cache; None = it can.
-        cache_scale_shape: of the scale of a layer's keys, and of its values.
     """
 
     name: LayoutName

@@ -213,7 +213,6 @@ class StoredLinear:
     padding of the last packed word, beyond `in_features` columns, is dropped.
 
     Attributes:
-        codes_tensor: the tensor with the codes.
         scale: [out_features, groups] or [1, 1] float32, that of a first stage included.
         first_scale: of a first stage of two; None where there is one.
         zero: [out_features, groups] float32, what codes count from; None where it is 0 everywhere.

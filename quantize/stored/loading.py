@@ -137,7 +137,6 @@ class LoadedDraft:
         dtype: what is computed in; matrices may be held in another. device: where.
         quantized: canonical module names of the linears served quantized; empty for BF16.
         linears: canonical module names of every attention and MLP linear: fc and the head are none.
-        activations: how the input of each quantized linear is rounded.
         cache_scales: of its FP8 KV cache, by layer; empty where keys and values are kept as they
             are computed.
         forward: the maths over `weights`, rounding activations and cache as the folder declares.
@@ -185,11 +184,9 @@ def load_draft(
     """Load a BF16 folder, or a quantized one of any layout that is read.
 
     Args:
-        folder: the draft.
         dtype: of the computation and, unless compact, of the weights. In bfloat16 products are
             those of engines: weights rounded to BF16 (codes times scale once; codes of linears
             whose inputs are rounded too stay exact), sums in float32, results in BF16.
-        device: of the weights and of the computation.
         compact: hold matrices as narrow as they are stored: the same results in half the memory,
             for the time that widening them at each use takes.
         like: a draft loaded alike; tensors that equal its own bit for bit are its own.

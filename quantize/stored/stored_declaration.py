@@ -91,8 +91,6 @@ class RawDeclaration:
 
     Attributes:
         value: the `quantization_config`; of the nested form, outer and inner keys together.
-        where: the file.
-        key: path of the object inside the file.
         form: "nested": in config.json; "side file": the same in hf_quant_config.json alone.
         has_method: it names a quant_method; the value of a nested one always has "modelopt".
     """

@@ -131,7 +131,6 @@ class StoredDraft:
     """A draft folder, quantized or not.
 
     Attributes:
-        scheme: what it declares; None where it declares nothing.
         modules: on-disk names of the linears that are stored quantized.
         draft: every quantized linear is one row `NAME.weight` of its unquantized shape, in the file
             of its codes; dtype and byte range of such a row mean nothing.

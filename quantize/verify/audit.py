@@ -73,7 +73,6 @@ class CodeStatistics:
         smallest_scale, largest_scale: of the finite ones, as multiplier of the codes.
         saturated: share of the codes at an end of the range: -8 and 7, ±448, ±6. Asymmetric codes
             count from the middle of their range here, whatever their zero points are.
-        zero: share of the codes that are zero.
         zero_halves: the same in both halves of a concat input; None for other linears.
         distinct: values that occur. possible: values of the format, +0 and -0 being one.
         scales_fit: share of the scales whose largest code is that of absmax or more, of those with
@@ -231,7 +230,6 @@ class LinearAudit:
     """One linear that is stored quantized, of `shape` out_features, in_features.
 
     Attributes:
-        tensors: everything stored under its name.
         codes: None where codes or scales are absent or wrong, or nothing says how to decode them.
         input_scale: static scale of its input as stored (compressed-tensors' NVFP4: a divisor).
     """
@@ -261,9 +259,7 @@ class Audit:
     Attributes:
         draft: the draft of plain weights that it stands for: every quantized linear is one row of
             its unquantized shape, whose dtype and byte range mean nothing.
-        made_by: who made it, by its own word.
         faults: what is wrong; empty does not mean that the codes are those of any source.
-        cache: the scales of its KV cache, by number of the layer.
     """
 
     checkpoint: Checkpoint

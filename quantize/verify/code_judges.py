@@ -41,7 +41,6 @@ class Judge(ABC):
     """Collects the codes that a rule does not give.
 
     Attributes:
-        wrong: how many.
         max_error: largest |w/scale - code| in units of what is allowed; None where nothing is held
             against bounds.
     """
@@ -122,7 +121,6 @@ class Nearest(Judge):
     """Codes against the nearest ones.
 
     Args:
-        scheme: what the folder declares.
         scale: [out_features, groups] or [1, 1] float32, by which a weight is divided to get a code;
             of two stages, the second.
         first_scale: of a first stage of two, else None.

@@ -43,8 +43,6 @@ class Demand:
     """What is declared for one matrix, and what its codes and scales are held to.
 
     Attributes:
-        scheme: as it is stored; None where nothing is declared for it.
-        recipe: as it holds for it; None where another tool made the folder.
         carried: the number format of the codes, where a wider one carries them; else None.
         scale_dtype: safetensors dtype to which INT4 scales were rounded; they may be stored in a
             wider one.

@@ -101,13 +101,7 @@ class DequantizedLinear:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewrittenReport:
-    """How a dequantized or transcoded folder compares with the quantized one; digests by name.
-
-    Attributes:
-        scheme: what the new folder declares.
-        kept: number of tensors with the source's bytes.
-        linears: what was lost of each dequantized one.
-    """
+    """How a dequantized or transcoded folder compares with the quantized one; digests by name."""
 
     scheme: str | None = None
     kept: int = 0
@@ -122,10 +116,8 @@ class VerifyReport(Brief):
     """How a quantized or cut folder compares with its source; digests by tensor name.
 
     Attributes:
-        scheme: the scheme that the folder declares; None if it declares nothing.
         rule: what was demanded of quantized values and scales; None where nothing could be read.
         kept: number of tensors compared byte by byte. quantized: of linears decoded and compared.
-        bytes_compared: bytes of source and folder together.
         dropped: source tensors that the recipe leaves to the target.
         dropped_shown: these were compared with the target's tensors in this verification.
         learned_norms: norms that learned with the quantized values, which are not the source's ->

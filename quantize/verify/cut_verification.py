@@ -72,14 +72,9 @@ def verify_cut(
     """Check every byte of a cut folder; a truncated or lying file of it is a fault as well.
 
     Args:
-        output: the folder.
-        source: the folder that it was made from.
         record: its draftquant.json; None for a run that has not recorded anything yet.
-        target_ids: that run's tokens.
         target: folder of the target, where the source has no head: its rows are compared again.
             Without it they are those whose digest is recorded.
-        config_file: its name in a staging folder, see `Checkpoint.open`.
-        algorithm: of the digests, for that run.
 
     Raises:
         VerifyError: no draft of the source's family is cut.

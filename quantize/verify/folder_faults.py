@@ -68,7 +68,6 @@ class Sorting:
     """Which tensors are to be compared, and how; what is wrong by header is a fault instead.
 
     Attributes:
-        kept: same name, dtype and shape on both sides.
         linears: quantized linears whose codes can be decoded, with their stored tensors by suffix.
         complete: on-disk names of those linears that have every tensor that is declared.
         quantized: on-disk names of all modules that look quantized, complete or not.
@@ -306,10 +305,6 @@ def file_faults(
 
     Args:
         source: the folder that the output was made from; weights in other formats do not travel.
-        output: the folder to verify.
-        scheme: what it declares.
-        config_file: its name in a staging folder.
-        without: files that do not travel either.
         foreign: another tool wrote the output, which may say the same of the tokenizer otherwise,
             and leave records of how it quantized.
         recorded: draftquant.json of a quantized folder; it says whether there is a card.

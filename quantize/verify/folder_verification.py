@@ -89,16 +89,12 @@ def verify(
     scales those of absmax, but for the roundings that such tools are known to do.
 
     Args:
-        output: the quantized folder.
-        source: the unquantized draft.
-        on_progress: see `OnProgress`.
         method: of the run that wrote the folder and has recorded nothing yet; None = what its
             draftquant.json says.
         config_changes: of that run: dotted config.json key -> value.
         foreign: another tool made the folder, so that it needs no draftquant.json.
         target: whose tables stand for those that the recipe drops; they are compared again.
         subtree: of the source, where that is a layer in its target's folder; see `Checkpoint`.
-        config_file: its name in a staging folder, see `Checkpoint.open`.
 
     Returns:
         A report with all faults. A truncated or lying file of the output is a fault as well.

@@ -113,14 +113,9 @@ def verify_graft(
     """Compare every tensor, the config and the other files.
 
     Args:
-        output: the folder with the layer in it.
-        target: the folder without it.
         layers: prefixes of what was put in.
         layer: the layer as its own folder has it; None = hold it against the record.
         record: draftquant.json of `output`; None = it is not written yet.
-        config_file: its name in a staging folder, see `Checkpoint.open`.
-        algorithm: of the digests.
-        on_progress: called with bytes read.
 
     Raises:
         CheckpointError: `target` is not a checkpoint.

@@ -374,9 +374,6 @@ def scale_faults(
     """Scales of rows, groups or blocks that the largest magnitudes do not give.
 
     Args:
-        output: the quantized folder.
-        scheme: what it declares.
-        module: on-disk name of the linear.
         absmax: [out_features, groups] of the source weight.
         whole: the scale of the matrix over them, else None.
         rule: "absmax": exactly these. "searched": between the ends of a search.

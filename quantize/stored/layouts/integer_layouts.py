@@ -108,7 +108,6 @@ class StoredAwq(_PackedIntegers):
             granularity="channel" if size == -1 else "group",
             group_size=None if size == -1 else size,
             pack_method="reorder",
-            activations="none",
         )
 
     @override
@@ -219,8 +218,6 @@ class StoredGptq(_PackedIntegers):
             weight_dtype=INTEGERS[numbers.bits],
             granularity="group" if size else "channel",
             group_size=size,
-            pack_method=None,
-            activations="none",
             asymmetric=not numbers.symmetric,
             ordered=numbers.ordered and size is not None,
             version=version if version != V1 else None,
@@ -326,7 +323,6 @@ def _scheme(keys: ObjectReader, packing: str, others: DeclaredScheme | None) -> 
         granularity="channel" if size == -1 else "group",
         group_size=None if size == -1 else size,
         pack_method="reorder" if layout is _AS_AWQ else None,
-        activations="none",
         asymmetric=not symmetric,
         version=version,
     )

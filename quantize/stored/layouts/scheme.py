@@ -99,13 +99,11 @@ class DeclaredScheme:
     Attributes:
         granularity: one scale per output row, for the whole matrix, per `group_size` inputs of a
             row, or per square of `group_size` rows and inputs.
-        group_size: None for channel and tensor.
         first_stage: what INT4 codes were taken of: values rounded so, under one scale for the
             matrix; None = the weight itself.
         pack_method: which column each nibble of an INT4 word holds; None for other dtypes.
         activations: how the input of these linears is rounded at run time: to FP8 per token, per
             tensor (stored or computed) or per 128 inputs, to NVFP4 or MXFP4.
-        excludes: the patterns as written.
         kv_cache: the format of the KV cache, under stored scales; None = nothing is said of it.
         targets: linears that it is for: names, patterns of names, or `EVERY_LINEAR`.
         others: the same declaration's for other linears, in order; without any of their own.
@@ -119,8 +117,8 @@ class DeclaredScheme:
     layout: "StoredLayout"
     weight_dtype: StoredDtype
     granularity: Granularity
-    pack_method: PackMethod | None
-    activations: Activations
+    pack_method: PackMethod | None = None
+    activations: Activations = "none"
     excludes: tuple[str, ...] = ()
     kv_cache: KvCacheDtype | None = None
     group_size: int | None = None
@@ -272,17 +270,13 @@ class StoredLayout(ABC):
     """All that reading one layout needs, and what this package declares in it.
 
     Attributes:
-        exclude_keys: of a declaration, each with the same list of excludes.
-        companions: suffixes that only a quantized linear has.
         zero_points: suffix -> every byte of the zero points of symmetric codes.
         codes_along_inputs: transposed codes are packed along the inputs, not along the outputs.
         nibble_offset: what an INT4 nibble stores is code + this: 0 for two's complement.
         foreign_scale_dtypes: of INT4 scales that other writers store, whatever the weight's is.
-        side_file: None where config.json alone declares.
         names_heads: engines take a head for a quantized one only where a target names it.
         heads_are_linears: they take it for one unless it is excluded. With neither they never do.
         signed_scales: scales of integers may be negative where another tool made the folder.
-        declares_symmetry: a declaration says whether zero points are constant.
         lists_layers_only: only linears of decoder layers are quantized and excluded by name.
     """
 

@@ -94,12 +94,7 @@ class StoredCompressedTensors(StoredLayout):
         activations: Activations = "none"
         if group.has("input_activations"):
             inputs = group.section("input_activations", ignored=SPEC_NO_MEANING)
-            if NUMBER_FORMATS[dtype].global_scale:
-                activations = _nvfp4_inputs(inputs)
-            elif granularity == "block":
-                activations = _fp8_groups(inputs)
-            else:
-                activations = _fp8_inputs(inputs)
+            activations = _inputs(inputs, dtype, granularity)
         targets = group.strings("targets")
         group.finish()
         return DeclaredScheme(
@@ -317,37 +312,33 @@ def _groups(keys: ObjectReader) -> list[ObjectReader]:
     return found
 
 
-def _fp8_inputs(inputs: ObjectReader) -> Activations:
-    _args(inputs, bits=8, kind="float")
-    inputs.absent("actorder")
-    inputs.absent("group_size", "block_structure")
-    strategy = inputs.choice("strategy", "token", "tensor")
-    inputs.choice("dynamic", strategy == "token")
+def _inputs(inputs: ObjectReader, dtype: WeightDtype, granularity: Granularity) -> Activations:
+    """Of NVFP4 groups of 16 under a stored scale; of blocks groups of 128, one side of a block.
+
+    That is what engines compute for blocks, whatever is declared.
+    """
+    nvfp4 = NUMBER_FORMATS[dtype].global_scale
+    scale_dtype = _SCALE_DTYPES["nvfp4"] if nvfp4 else None
+    _args(inputs, bits=4 if nvfp4 else 8, kind="float", scale_dtype=scale_dtype)
+    inputs.absent("actorder", "block_structure")
+    found: Activations
+    if nvfp4:
+        inputs.choice("strategy", "tensor_group")
+        inputs.choice("group_size", *NUMBER_FORMATS["nvfp4"].sizes["group"])
+        inputs.choice("dynamic", "local")
+        found = "nvfp4"
+    elif granularity == "block":
+        inputs.choice("strategy", "group")
+        inputs.choice("group_size", BLOCK)
+        inputs.choice("dynamic", True)
+        found = "group-dynamic"
+    else:
+        inputs.absent("group_size")
+        token = inputs.choice("strategy", "token", "tensor") == "token"
+        inputs.choice("dynamic", token)
+        found = "token-dynamic" if token else "tensor-static"
     inputs.finish()
-    return "token-dynamic" if strategy == "token" else "tensor-static"
-
-
-def _fp8_groups(inputs: ObjectReader) -> Activations:
-    """Groups of 128, one side of a block: what engines compute for blocks, whatever is declared."""
-    _args(inputs, bits=8, kind="float")
-    inputs.absent("actorder")
-    inputs.absent("block_structure")
-    inputs.choice("strategy", "group")
-    inputs.choice("group_size", BLOCK)
-    inputs.choice("dynamic", True)
-    inputs.finish()
-    return "group-dynamic"
-
-
-def _nvfp4_inputs(inputs: ObjectReader) -> Activations:
-    _args(inputs, bits=4, kind="float", scale_dtype=_SCALE_DTYPES["nvfp4"])
-    inputs.absent("actorder")
-    inputs.absent("block_structure")
-    inputs.choice("strategy", "tensor_group")
-    inputs.choice("group_size", *NUMBER_FORMATS["nvfp4"].sizes["group"])
-    inputs.choice("dynamic", "local")
-    inputs.finish()
-    return "nvfp4"
+    return found
 
 
 def _args(args: ObjectReader, *, bits: int, kind: str, scale_dtype: str | None = None) -> None:

@@ -124,7 +124,6 @@ class StoredModelOpt(StoredLayout):
             weight_dtype=dtype,
             granularity=granularity,
             group_size=group_size,
-            pack_method=None,
             activations=activations,
             kv_cache=cache,
         )
@@ -250,7 +249,6 @@ class StoredFp8(StoredLayout):
             weight_dtype="fp8_e4m3",
             granularity="block" if blocks else "tensor",
             group_size=columns if blocks else None,
-            pack_method=None,
             activations=of_blocks if blocks else whole,
             version=_POWERS if powers else None,
             block_rows=rows if rows != columns else None,

@@ -178,23 +178,15 @@ class StoredQuark(StoredLayout):
 
 
 def _weight_spec(weights: WeightFormat) -> dict[str, Any] | list[dict[str, Any]]:
-    if weights.first_stage:  # a list of stages, both with float32 scales
-        return [
-            _spec(weights.first_stage, "tensor", axis=None, dynamic=False),
-            _spec(weights.dtype, weights.granularity, axis=0, dynamic=False),
-        ]
-    if weights.number.is_integer:
-        return _spec(weights.dtype, weights.granularity, dynamic=False, axis=0) | {
-            "group_size": weights.group_size,
-            "round_method": "half_even",
-            "scale_type": weights.scale_dtype or "float",
-            "symmetric": True,
-            "zero_point_type": "int32",
-        }
     if weights.number.powers_of_two:
         return _mx_spec(dynamic=False)
-    axis = 0 if weights.granularity == "channel" else None
-    return _spec("fp8_e4m3", weights.granularity, axis=axis, dynamic=False)
+    axis = None if weights.granularity == "tensor" else 0
+    spec = _spec(weights.dtype, weights.granularity, axis=axis, dynamic=False)
+    if weights.first_stage:  # a list of stages, both with float32 scales
+        return [_spec(weights.first_stage, "tensor", axis=None, dynamic=False), spec]
+    if weights.number.is_integer:
+        spec |= {"group_size": weights.group_size, "scale_type": weights.scale_dtype or "float"}
+    return spec
 
 
 def _activation_spec(activations: ActivationFormat | None) -> dict[str, Any] | None:
@@ -204,12 +196,8 @@ def _activation_spec(activations: ActivationFormat | None) -> dict[str, Any] | N
         return _mx_spec(dynamic=True)
     # Quark spells "per token" as per_channel along the axis of tokens.
     token = activations.granularity == "token"
-    return _spec(
-        "fp8_e4m3",
-        "channel" if token else "tensor",
-        axis=1 if token else None,
-        dynamic=activations.dynamic,
-    )
+    granularity, axis = ("channel", 1) if token else ("tensor", None)
+    return _spec("fp8_e4m3", granularity, axis=axis, dynamic=activations.dynamic)
 
 
 def _mx_spec(*, dynamic: bool) -> dict[str, Any]:
