@@ -52,10 +52,6 @@ def recipes_of(layout: str) -> list[Recipe]:
     return [recipe for recipe in every if get_layout(named).problem(recipe) is None]
 
 
-def pair_of(recipe: Recipe) -> str:
-    return f"{recipe.formats[0]}; scales {recipe.weights.scale_dtype or 'as the weight'}"
-
-
 def declared(recipe: Recipe, *own: OwnFormat) -> list[object]:
     layout = get_layout(recipe.layout)
     written = layout.declare(recipe, KEPT, own)
@@ -64,15 +60,15 @@ def declared(recipe: Recipe, *own: OwnFormat) -> list[object]:
 
 @pytest.mark.parametrize("name", LITERAL)
 def test_every_pair_of_formats_is_declared_word_for_word(name: str) -> None:
-    found = {pair_of(recipe): declared(recipe) for recipe in recipes_of(name)}
-    with_cache = dataclasses.replace(recipes_of(name)[0], kv_cache=CACHE)
-    if get_layout(with_cache.layout).cache_problem is None:
-        found["KV cache"] = declared(with_cache)
-    if get_layout(with_cache.layout).mix_problem is None:
-        found["mixed"] = declared(recipes_of(name)[0], OwnFormat(recipes_of(name)[-1], ("b.0",)))
-    assert found.keys() == LITERAL[name].keys()
-    for key, value in found.items():
-        assert json.dumps(value) == json.dumps(LITERAL[name][key]), key
+    recipes, found = recipes_of(name), {}
+    for each in recipes:
+        scales = each.weights.scale_dtype or "as the weight"
+        found[f"{each.formats[0]}; scales {scales}"] = declared(each)
+    if get_layout(recipes[0].layout).cache_problem is None:
+        found["KV cache"] = declared(dataclasses.replace(recipes[0], kv_cache=CACHE))
+    if get_layout(recipes[0].layout).mix_problem is None:
+        found["mixed"] = declared(recipes[0], OwnFormat(recipes[-1], ("b.0",)))
+    assert json.dumps(found) == json.dumps(LITERAL[name])
 
 
 @pytest.fixture(scope="module")
