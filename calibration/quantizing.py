@@ -20,13 +20,12 @@ from ..quantize.stored.loading import LoadedDraft
 from ..recipes.chosen_recipe import RecipeChoice, chosen_recipe
 from ..recipes.listener import Bar, Listener
 from .linear_inputs.plan_inputs import (
-    PlanInputs,
     few_for_correction,
     measured_inputs,
     need_of,
     why_unused,
 )
-from .linear_inputs.static_scales import StaticScales, constant_scales
+from .linear_inputs.static_scales import constant_scales
 from .measured_cache import measure_cache_scales
 from .passes.memory import resolve_device
 from .passes.on_traces import draft_on_traces, open_traces
@@ -136,13 +135,13 @@ def _measured(
     scale = asked.input_scale
     constant = None if scale is None else constant_scales(plan, scale)
     if asked.traces is None:
-        return PlanInputs(static=constant).measured
+        return constant or NOTHING_MEASURED
     if reason := why_unused(plan, scale_is_given=constant is not None):
         if asked.rows is not None:
             listener.note(f"--traces chose the rows, and is not used otherwise: {reason}")
         else:
             listener.warning(f"--traces is not used: {reason}")
-        return PlanInputs(static=constant).measured
+        return constant or NOTHING_MEASURED
     traces = open_traces(asked.traces, listener)
     draft, num_draft_tokens = draft_on_traces(
         plan.draft.checkpoint.folder,
@@ -181,7 +180,7 @@ def _measured(
             )
         found = dataclasses.replace(found, cache_scales=scales)
         listener.note(f"scales of the KV cache from {len(traces)} traces ({cache.scales})")
-    if found.statistics is not None or found.static is not constant:
+    if found.statistics is not None or (constant is None and found.input_scales):
         what = "input scales" if found.statistics is None else "inputs"
         listener.note(f"{what} from {len(traces)} traces, steps 1..{num_draft_tokens}")
     if need_of(plan) == "codes":
@@ -192,11 +191,11 @@ def _measured(
             traces,
             asked.out,
             num_draft_tokens=num_draft_tokens,
-            static=found.static,
+            static=found if found.input_scales else None,
             listener=listener,
         )
         found = dataclasses.replace(found, found=codes)
-    return found.measured
+    return found
 
 
 def raised_damping(damping: Mapping[str, float]) -> str:
@@ -312,7 +311,7 @@ def learn(
     out: Path,
     *,
     num_draft_tokens: int,
-    static: StaticScales | None,
+    static: Measured | None,
     listener: Listener,
 ) -> LearnedCodes:
     """Codes by the default settings, which are there until the stack is left."""

@@ -7,14 +7,14 @@ from pathlib import Path
 import block_pair
 import tied_mla
 import tied_pair
-from draftquant.calibration.linear_inputs.static_scales import StaticScales, calibrated_scales
+from draftquant.calibration.linear_inputs.static_scales import calibrated_scales
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.target_tables import TargetTables
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.planning.quantization_plan import Plan, make_plan
+from draftquant.quantize.planning.quantization_plan import Measured, Plan, make_plan
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.recipes import Recipe, WeightFormat, load_recipe
 from draftquant.recipes.schema import InputCorrection, NormChoice, ScaleChoice
@@ -50,7 +50,7 @@ class RoundingPair:
         shared = TargetTables.find(self.folder / "target").shared()
         return load_draft(folder or self.draft_folder, shared=shared)
 
-    def static(self, plan: Plan) -> StaticScales | None:
+    def static(self, plan: Plan) -> Measured | None:
         if not plan.recipe.needs_input_scales:
             return None
         return calibrated_scales(

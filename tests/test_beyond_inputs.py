@@ -18,7 +18,7 @@ from draftquant.quantize.drafts.forward import whole_rows
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.making.quantize_draft import quantize_draft
-from draftquant.quantize.planning.quantization_plan import Measured, make_plan
+from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.quantize.verify import verify
 from draftquant.recipes.errors import CalibrationError, TraceError
@@ -105,11 +105,11 @@ def test_a_static_recipe_stores_the_scales_of_both(folder: Path, tmp_path: Path)
         plan,
         out,
         source=DraftSource(folder=folder / "draft"),
-        measured=Measured(input_scales=static.scales, input_scale_origin=static.origin),
+        measured=static,
     )
     tensors = load_file(out / "model.safetensors")
     for module in ("fc", "lm_head"):
-        assert float(tensors[f"{module}.input_scale"]) == static.scales[module]
+        assert float(tensors[f"{module}.input_scale"]) == static.input_scales[module]
     assert verify(out, folder / "draft").ok
     fused = TraceFolder.open(folder / "fused")
     with pytest.raises(CalibrationError, match="hold the outputs of this linear") as caught:

@@ -186,7 +186,7 @@ def test_scales_of_a_balanced_draft_are_those_of_its_own_inputs(
 
     forward = draft.family.forward(draft.geometry, draft.weights, look)
     run_over_traces(forward, draft, traces, num_draft_tokens=3)
-    scales = calibrated_scales(plan, draft, traces, num_draft_tokens=3).scales
+    scales = calibrated_scales(plan, draft, traces, num_draft_tokens=3).input_scales
     wanted = max(halves[0] / 2**exponent, halves[1]) / 448
     assert scales["midlayer.self_attn.q_proj"] == 2.0 ** math.ceil(math.log2(wanted))
     assert wanted < 0.5 * max(halves) / 448  # the source's own inputs would give another scale

@@ -9,7 +9,6 @@ import draftquant.calibration.rounding.learn as learning_module
 import pytest
 import torch
 from draftquant.calibration.linear_inputs.plan_inputs import measured_inputs, served_rounding
-from draftquant.calibration.linear_inputs.static_scales import StaticScales
 from draftquant.calibration.rounding.latents import Latent
 from draftquant.calibration.rounding.learn import (
     Learning,
@@ -93,15 +92,15 @@ def quantized(
     plan: Plan,
     out: Path,
     found: FoundCodes | None,
-    static: StaticScales | None = None,
+    static: Measured | None = None,
 ) -> None:
     quantize_draft(
         plan,
         out,
         source=resolve_draft(str(pair.draft_folder)),
         measured=Measured(
-            input_scales=static.scales if static else {},
-            input_scale_origin=static.origin if static else None,
+            input_scales=static.input_scales if static else {},
+            input_scale_origin=static.input_scale_origin if static else None,
             found=found,
         ),
     )
@@ -388,7 +387,7 @@ def test_learning_starts_where_gptq_corrected_for_the_rounding_of_inputs_ends(
         by_gptq,
         tmp_path / "gptq",
         source=resolve_draft(str(llama.draft_folder)),
-        measured=inputs.measured,
+        measured=inputs,
     )
     found, wanted = (llama.loaded(tmp_path / out).weights for out in ("out", "gptq"))
     assert all(torch.equal(found[name], weight) for name, weight in wanted.items())

@@ -43,10 +43,11 @@ def test_static_scales_are_those_of_the_format_of_each_linear(pair: RoundingPair
     assert static is not None
     assert nvfp4 is not None
     assert fp8 is not None
-    for module, scale in static.scales.items():
+    for module, scale in static.input_scales.items():
         if not module.endswith("o_proj"):
-            assert scale == (fp8 if module.endswith("down_proj") else nvfp4).scales[module], module
-    assert {m for m in static.scales if m not in nvfp4.scales} == {
+            own = fp8 if module.endswith("down_proj") else nvfp4
+            assert scale == own.input_scales[module], module
+    assert {m for m in static.input_scales if m not in nvfp4.input_scales} == {
         s.row.module for s in plan.quantized if s.row.module.endswith("o_proj")
     }
 
@@ -55,7 +56,7 @@ def test_formats_that_store_no_scale_of_the_input_get_none(pair: RoundingPair) -
     plan = pair.plan(mixed(INT4_CHANNEL, (FP8_STATIC, DOWN)))
     static = pair.static(plan)
     assert static is not None
-    assert {module.rpartition(".")[2] for module in static.scales} == {"down_proj"}
+    assert {module.rpartition(".")[2] for module in static.input_scales} == {"down_proj"}
 
 
 def test_inputs_are_rounded_by_the_format_of_each_linear(pair: RoundingPair) -> None:
@@ -82,17 +83,12 @@ def test_gptq_rounds_four_bits_and_leaves_fp8_to_the_nearest(
         spool=tmp_path / "spool",
     )
     assert found.statistics is not None
-    static = found.static
     for name, chosen in (("gptq", plan), ("nearest", pair.plan(recipe))):
         quantize_draft(
             chosen,
             tmp_path / name,
             source=resolve_draft(str(pair.draft_folder)),
-            measured=Measured(
-                input_scales=static.scales if static else {},
-                input_scale_origin=static.origin if static else None,
-                statistics=found.statistics if name == "gptq" else None,
-            ),
+            measured=found if name == "gptq" else dataclasses.replace(found, statistics=None),
         )
         report = verify(tmp_path / name, pair.draft_folder)
         assert report.ok, report.faults

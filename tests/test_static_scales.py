@@ -21,8 +21,8 @@ def test_a_constant_scale_goes_to_every_quantized_linear(make: object, tmp_path:
     draft = read_draft(Checkpoint.open(make(tmp_path / "draft")))
     plan = make_plan(load_recipe("blackwell-fp8-mla"), draft)
     found = constant_scales(plan, 0.5)
-    assert found.scales == dict.fromkeys((step.row.module for step in plan.quantized), 0.5)
-    assert (found.origin, found.prompts) == ("--input-scale", NO_PROMPTS)
+    assert found.input_scales == dict.fromkeys((step.row.module for step in plan.quantized), 0.5)
+    assert (found.input_scale_origin, found.prompts) == ("--input-scale", NO_PROMPTS)
     for wrong in (0.0, -1.0, float("inf"), float("nan")):
         with pytest.raises(BackendError, match=r"--input-scale: expected a positive number, got"):
             constant_scales(plan, wrong)

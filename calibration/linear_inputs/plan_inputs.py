@@ -17,7 +17,7 @@ like 1 / k, 0.9, 1.0, 0.7, 0.5, 0.4.
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +26,15 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from ...quantize.algorithms import FoundCodes, InputMoments, Need, Statistics
+from ...quantize.algorithms import InputMoments, Need, Statistics
 from ...quantize.algorithms.algorithm import DAMPING_PER_INPUT, DAMPINGS
 from ...quantize.backends import get_backend
-from ...quantize.drafts.draft_cache import CacheScales
 from ...quantize.drafts.engine_traits import fused_group
 from ...quantize.drafts.forward import OnInput, whole_rows
 from ...quantize.drafts.passes import BlockForward
 from ...quantize.drafts.shared.mixture import is_expert
-from ...quantize.files.provenance import NO_PROMPTS, GptqFactors, SeenPrompts
-from ...quantize.planning.quantization_plan import Measured, Plan
+from ...quantize.files.provenance import GptqFactors
+from ...quantize.planning.quantization_plan import NOTHING_MEASURED, Measured, Plan
 from ...quantize.stored.loading import LoadedDraft
 from ...quantize.stored.online_rounding import InputRounding, kernel_scale
 from ...quantize.stored.stored_draft import declared_activations
@@ -43,7 +42,6 @@ from ...recipes.errors import CalibrationError
 from ..traces.near_duplicates import seen_prompts
 from ..traces.trace_folder import TraceFolder
 from .static_scales import (
-    StaticScales,
     balanced_draft,
     calibrated_scales,
     never_run,
@@ -313,30 +311,6 @@ def _columns(draft: LoadedDraft, module: str) -> int:
     return draft.weights[f"{module}.weight"].shape[1]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanInputs:
-    """What `quantize_draft` is given."""
-
-    static: StaticScales | None = None
-    statistics: Statistics | None = None
-    found: FoundCodes | None = None
-    prompts: SeenPrompts = NO_PROMPTS
-    cache_scales: Mapping[int, CacheScales] = field(default_factory=dict)
-
-    @property
-    def measured(self) -> Measured:
-        """The same as `quantize_draft` takes it."""
-        scales, origin = (self.static.scales, self.static.origin) if self.static else ({}, None)
-        return Measured(
-            input_scales=scales,
-            input_scale_origin=origin,
-            cache_scales=self.cache_scales,
-            statistics=self.statistics,
-            found=self.found,
-            prompts=self.prompts,
-        )
-
-
 def need_of(plan: Plan) -> Need:
     """What the plan's algorithm must know of inputs."""
     return get_backend(plan.recipe.backend, plan.recipe.algorithm).needs
@@ -361,17 +335,17 @@ def measured_inputs(
     *,
     num_draft_tokens: int,
     spool: Path,
-    static: StaticScales | None = None,
+    static: Measured | None = None,
     precise: bool = False,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
     on_stage_progress: Callable[[int, int], None] = lambda _done, _total: None,
-) -> PlanInputs:
+) -> Measured:
     """Static scales now, and moments stage by stage when `quantize_draft` asks for them.
 
     Where the plan needs neither, the traces are not looked at (`why_unused`).
     """
     if why_unused(plan, scale_is_given=static is not None):
-        return PlanInputs(static=static)
+        return static or NOTHING_MEASURED
     if plan.recipe.needs_input_scales and static is None:
         static = calibrated_scales(
             plan, draft, traces, num_draft_tokens=num_draft_tokens, on_progress=on_progress
@@ -390,7 +364,8 @@ def measured_inputs(
             precise=precise,
             on_progress=on_stage_progress,
         )
-    return PlanInputs(static=static, statistics=statistics, prompts=seen_prompts(traces))
+    prompts = seen_prompts(traces)
+    return replace(static or NOTHING_MEASURED, statistics=statistics, prompts=prompts)
 
 
 def corrected_linears(plan: Plan) -> frozenset[str]:
@@ -438,13 +413,13 @@ def few_for_correction(
     )
 
 
-def served_rounding(plan: Plan, static: StaticScales | None, device: torch.device) -> InputRounding:
+def served_rounding(plan: Plan, static: Measured | None, device: torch.device) -> InputRounding:
     """Inputs of the quantized linears as kernels will round them."""
     activations, scales = {}, {}
     for step in plan.quantized:
         name = step.row.canonical.removesuffix(".weight")
         how = activations[name] = declared_activations(plan.format_of(step).activations)
         if static is not None and plan.format_of(step).needs_input_scale:
-            scale = torch.tensor(static.scales[step.row.module], device=device)
+            scale = torch.tensor(static.input_scales[step.row.module], device=device)
             scales[name] = kernel_scale(how, scale)
     return InputRounding(activations, scales, None)

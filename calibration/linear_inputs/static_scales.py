@@ -8,7 +8,6 @@ fused features of the context and the normed rows of the block, two distribution
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
@@ -16,10 +15,9 @@ from torch import Tensor
 
 from ...quantize.drafts.engine_traits import fused_group
 from ...quantize.drafts.forward import BLOCK_ROWS, DraftForward, whole_rows
-from ...quantize.files.provenance import NO_PROMPTS, SeenPrompts
 from ...quantize.making.preparing import balanced_norms
 from ...quantize.numerics.number_formats import fp8_scale, nvfp4_global_scale
-from ...quantize.planning.quantization_plan import Plan
+from ...quantize.planning.quantization_plan import Measured, Plan
 from ...quantize.stored.loading import LoadedDraft
 from ...recipes import ActivationFormat, Recipe
 from ...recipes.errors import BackendError, CalibrationError
@@ -176,16 +174,7 @@ def measure_absmax(
     return {name: largest[fused_group(name)] for name in names}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StaticScales:
-    """What `quantize_draft` stores: one scale per linear that stores one, by its on-disk name."""
-
-    scales: Mapping[str, float]
-    origin: str
-    prompts: SeenPrompts = NO_PROMPTS
-
-
-def constant_scales(plan: Plan, scale: float) -> StaticScales:
+def constant_scales(plan: Plan, scale: float) -> Measured:
     """One scale for all quantized linears, as `--input-scale` gives it.
 
     Raises:
@@ -198,7 +187,7 @@ def constant_scales(plan: Plan, scale: float) -> StaticScales:
             fix="give a positive number, such as 1.0",
         )
     scales = dict.fromkeys((step.row.module for step in plan.quantized), scale)
-    return StaticScales(scales=scales, origin="--input-scale")
+    return Measured(input_scales=scales, input_scale_origin="--input-scale")
 
 
 def static_activations(recipe: Recipe) -> ActivationFormat:
@@ -219,7 +208,7 @@ def calibrated_scales(
     *,
     num_draft_tokens: int,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
-) -> StaticScales:
+) -> Measured:
     """The scales of all linears whose format stores one, measured along the traces."""
     steps = [step for step in plan.quantized if plan.format_of(step).needs_input_scale]
     if not steps:
@@ -234,9 +223,9 @@ def calibrated_scales(
         on_progress=on_progress,
     )
     scales = {module: stored_scale(found[names[module]], forms[module]) for module in names}
-    return StaticScales(
-        scales=scales,
-        origin=f"traces sha256 {traces.sha256}, num_draft_tokens {num_draft_tokens}",
+    return Measured(
+        input_scales=scales,
+        input_scale_origin=f"traces sha256 {traces.sha256}, num_draft_tokens {num_draft_tokens}",
         prompts=seen_prompts(traces),
     )
 

@@ -33,14 +33,14 @@ from ...quantize.files.provenance import LearnedRounding
 from ...quantize.files.result_cache import resumable_folder
 from ...quantize.files.staging import check_output
 from ...quantize.making.preparing import check_backends
-from ...quantize.planning.quantization_plan import Plan, Step
+from ...quantize.planning.quantization_plan import Measured, Plan, Step
 from ...quantize.stored.loading import LoadedDraft
 from ...quantize.stored.online_rounding import InputRounding
 from ...recipes.errors import BackendError, CalibrationError
 from ...recipes.packages import package_version
 from ...recipes.schema import Algorithm, RoundingChoice, recipe_sha256
 from ..linear_inputs.plan_inputs import MomentsAlongTraces, corrected_linears, served_rounding
-from ..linear_inputs.static_scales import StaticScales, balanced_draft
+from ..linear_inputs.static_scales import balanced_draft
 from ..passes.draft_inputs import MAX_TOKENS, check_trace_fits
 from ..passes.proposals import num_draft_tokens_fault
 from ..traces.manifest import TraceEntry
@@ -227,7 +227,7 @@ def learned_codes(
     out: Path,
     *,
     num_draft_tokens: int,
-    static: StaticScales | None = None,
+    static: Measured | None = None,
     settings: LearningSettings | None = None,
     save_seconds: float = SAVE_SECONDS,
     on_measuring: Callable[[int, int], None] = lambda _done, _total: None,
@@ -258,7 +258,7 @@ def learned_codes(
     folder = out.with_name(out.name + ROUNDING)
     described = {
         "recipe": recipe_sha256(plan.recipe),
-        "input_scales": {} if static is None else dict(static.scales),
+        "input_scales": {} if static is None else dict(static.input_scales),
         "draft": _weights_sha256(draft),
         "traces": traces.sha256,
         "num_draft_tokens": num_draft_tokens,
@@ -429,7 +429,7 @@ def _check(
     draft: LoadedDraft,
     traces: TraceFolder,
     num_draft_tokens: int,
-    static: StaticScales | None,
+    static: Measured | None,
 ) -> None:
     """Before any work: codes of the recipe's formats can be learned, and from these traces."""
     recipe = plan.recipe
