@@ -18,7 +18,7 @@ from typing import BinaryIO
 from ...recipes.errors import MeasureError, reason, short
 from ...recipes.regular_file import open_stream, read_text
 from ...recipes.strict_json import JsonProblem, parse_json, parse_object
-from ..counting.acceptance_counts import AcceptanceCounts
+from ..counting.acceptance_counts import AcceptanceCounts, PromptKey
 from ..counting.draft_counts import PromptCounts
 from ..measure.server_answers import (
     AnswerProblem,
@@ -36,14 +36,13 @@ _PROMPTS = ("prompt", "messages", "text", "input_ids", "input")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForeignRequest:
+class ForeignRequest(PromptKey):
     """What one request got; None = the tool does not keep it.
 
     `settings` are those that change what is generated; `histogram` has K + 1 columns.
     """
 
-    id: str
-    prompt_sha256: str
+    category: str = "all"
     settings: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
     num_output_tokens: int | None
     output: str | None
@@ -58,14 +57,7 @@ class ForeignRequest:
     @property
     def prompt(self) -> PromptCounts:
         """As the gate counts it."""
-        return PromptCounts(
-            id=self.id,
-            category="all",
-            prompt_sha256=self.prompt_sha256,
-            counts=self.counts,
-            cluster=self.cluster,
-            alike=self.cluster,
-        )
+        return PromptCounts.of(self, self.counts, self.cluster, self.cluster)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,10 +107,7 @@ class ForeignPair:
 
 
 def narrowest(num_steps: int, num_accepted: int, num_draft_tokens: int) -> tuple[int, ...]:
-    """The histogram of verify steps with the least spread that has these sums.
-
-    Bounds of a verdict need the sums alone; what a position accepted cannot be read from it.
-    """
+    """The histogram with the least spread that has these sums; bounds of a verdict need no more."""
     counts = [0] * (num_draft_tokens + 1)
     if num_steps:
         fewer, more = divmod(num_accepted, num_steps)
