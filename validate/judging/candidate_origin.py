@@ -183,11 +183,9 @@ def check_loaded(
 def _check_baseline(baseline: DraftFolder) -> None:
     if baseline.quantized or isinstance(baseline.record, DequantizedProvenance):
         what = "is quantized" if baseline.quantized else "holds dequantized values"
-        raise GateError(
-            baseline.folder,
-            f"expected the unquantized draft as the baseline, but this one {what}",
-            fix="give the BF16 draft first, the quantized one second",
-        )
+        what = f"expected the unquantized draft as the baseline, but this one {what}"
+        fix = "give the BF16 draft first, the quantized one second"
+        raise GateError(baseline.folder, what, fix=fix)
 
 
 def _check_candidate(baseline: DraftFolder, candidate: DraftFolder) -> None:

@@ -175,11 +175,9 @@ def _ended(steps: Steps, ask: Ask, where: str) -> Literal["stop", "length"]:
         what = f"finish_reason: expected stop or length, got {short(steps.finish_reason)}"
         raise AnswerProblem(what)
     if num_tokens < ask.max_new_tokens:
-        raise MeasureError(
-            where,
-            f"its answer was cut off after {num_tokens} of {ask.max_new_tokens} tokens",
-            fix="start the server with a larger --max_seq_len, or ask for fewer tokens",
-        )
+        what = f"its answer was cut off after {num_tokens} of {ask.max_new_tokens} tokens"
+        fix = "start the server with a larger --max_seq_len, or ask for fewer tokens"
+        raise MeasureError(where, what, fix=fix)
     return "length"
 
 
