@@ -12,8 +12,8 @@ from pathlib import Path
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.decoding import GREEDY
 from draftquant.calibration.server_client import Patience
-from draftquant.validate.measure.engine_protocol import Ask
 from draftquant.validate.measure.measuring import Plan, ServerAddress, measure
+from draftquant.validate.measure.server_answers import Ask
 from draftquant.validate.measure.vllm_server import VLLMProtocol
 
 PROMPTS = tuple(

@@ -13,7 +13,6 @@ from draftquant.calibration.recording.decoding import GREEDY, Decoding, prompt_s
 from draftquant.calibration.server_client import Patience
 from draftquant.calibration.traces.prompt_trace import prompt_sha256
 from draftquant.recipes.errors import MeasureError, OutputError, ServerError
-from draftquant.validate.measure.engine_protocol import Ask
 from draftquant.validate.measure.measurement import Measurement
 from draftquant.validate.measure.measurement_file import read_measurement
 from draftquant.validate.measure.measuring import (
@@ -23,6 +22,7 @@ from draftquant.validate.measure.measuring import (
     ServerAddress,
     measure,
 )
+from draftquant.validate.measure.server_answers import Ask
 from draftquant.validate.measure.vllm_server import VLLMProtocol
 from vllm_server import END, GAP, MODEL, VLLMServer, continued, rounds_of, served
 

@@ -10,11 +10,10 @@ import pytest
 from draftquant.calibration.recording.decoding import Decoding
 from draftquant.calibration.server_client import Event, Reply
 from draftquant.recipes.errors import MeasureError, ServerError
-from draftquant.validate.measure.engine_protocol import Completion, get_protocol
 from draftquant.validate.measure.measurement import record_problem
 from draftquant.validate.measure.measurement_file import read_measurement
 from draftquant.validate.measure.measuring import Plan, ServerAddress, measure
-from draftquant.validate.measure.server_answers import AnswerProblem
+from draftquant.validate.measure.server_answers import AnswerProblem, Completion, get_protocol
 from draftquant.validate.measure.tensorrt_llm_server import TensorRTLLMProtocol, read_answer
 from stand.asking import (
     IMPATIENT,

@@ -11,9 +11,8 @@ from draftquant.calibration.recording.decoding import GREEDY, Decoding
 from draftquant.calibration.server_client import Patience, ServerClient
 from draftquant.recipes.errors import MeasureError
 from draftquant.validate.measure import vllm_server as counted
-from draftquant.validate.measure.engine_protocol import Ask, Completion
 from draftquant.validate.measure.measurement import ServerIdentity, Speculation
-from draftquant.validate.measure.server_answers import Counters
+from draftquant.validate.measure.server_answers import Ask, Completion, Counters
 from draftquant.validate.measure.vllm_server import VLLMProtocol
 from vllm_server import VLLMServer, continued, rounds_of, served
 

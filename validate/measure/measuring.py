@@ -24,7 +24,6 @@ from ...recipes.decode import AT_LEAST_0, AT_LEAST_1
 from ...recipes.errors import CheckpointError, MeasureError, short
 from ...recipes.packages import package_version
 from ..counting.acceptance_counts import AcceptanceCounts, pooled
-from .engine_protocol import Ask, Completion, EngineProtocol
 from .measurement import (
     Asked,
     Measurement,
@@ -36,6 +35,7 @@ from .measurement import (
     prompts_sha256,
 )
 from .measurement_file import KeptRecords, kept_records, setup_differences
+from .server_answers import Ask, Completion, EngineProtocol
 
 _UNQUANTIZED = ("unquant", "none")
 """How engines say that a draft is not quantized; vLLM and SGLang say nothing where they do not

@@ -1,7 +1,7 @@
-"""What servers answer: hostile JSON, of which each value is checked where it is read, and counters.
+"""How servers of engines are asked, and what they answer: hostile JSON, and counters.
 
-What a field is called and what it means, each protocol says. Where an engine counts its verify
-steps, in Prometheus' text format, was read in the sources of vLLM 0.32 and 0.33
+Each value is checked where it is read; what a field is called, each protocol says. Where an engine
+counts its verify steps, in Prometheus' text format, was read in the sources of vLLM 0.32 and 0.33
 (v1/spec_decode/metrics.py, SpecDecodingProm), SGLang 0.5.23
 (srt/observability/metrics_collector.py, observe_one_finished_request) and TensorRT-LLM after 1.2
 (metrics/collector.py, MetricsCollector; it needs `return_perf_metrics: true`).
@@ -13,18 +13,25 @@ end of the text. Its gauge `sglang:spec_accept_length` is of an interval of its 
 added up, and keeps its last value while nothing runs.
 """
 
+import importlib
 import math
 import re
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ...recipes.errors import MeasureError, short
 from ...recipes.strict_json import JsonProblem
-from .measurement import MOST_DRAFT_TOKENS, EngineName
+from .measurement import MOST_DRAFT_TOKENS, EngineName, ServerIdentity, Speculation
+
+if TYPE_CHECKING:  # other tools' files are read without torch, which decoding loads
+    from ...calibration.prompts.prompt_file import Prompt
+    from ...calibration.recording.decoding import Decoding
+    from ...calibration.server_client import ServerClient
 
 Fields = Mapping[str, Any]
 
@@ -240,3 +247,73 @@ ENGINE_COUNTERS: Mapping[EngineName, EngineCounters] = {
     ),
 }
 """A step of TensorRT-LLM drafts its first position whenever it drafts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """What is asked for each prompt; `max_new_tokens` exactly, if `ignore_eos`."""
+
+    decoding: "Decoding"
+    max_new_tokens: int
+    ignore_eos: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """An engine's answer to one prompt, as in `RequestRecord`; `num_draft_tokens` is its K."""
+
+    token_ids: tuple[int, ...]
+    ended: Literal["stop", "length"]
+    histogram: tuple[int, ...] | None
+    accepted: tuple[int, ...] | None
+    drafted: tuple[int, ...] | None
+    num_cut_rounds: int = 0
+    num_draft_tokens: int | None
+    token_logprob: tuple[float, ...] | None
+    top_gap: tuple[float, ...] | None
+    time_to_first_token: float | None
+    latency: float
+    num_attempts: int
+
+
+NEUTRAL: Mapping[str, float] = {
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "n": 1,
+}
+"""Of a request: a server takes what is not said from its own defaults, or from the model's
+generation_config.json (vLLM: entrypoints/openai/completion/protocol.py:322)."""
+
+
+class EngineProtocol(ABC):
+    """One engine's interface. It keeps no state but what `identify` found."""
+
+    @property
+    def most_in_flight(self) -> int | None:
+        """More requests at a time than this cannot be told apart; None = any number."""
+        return None
+
+    @abstractmethod
+    async def identify(self, client: "ServerClient") -> tuple[ServerIdentity, Speculation | None]:
+        """Who answers there, and how it drafts; MeasureError: in a way that cannot be counted."""
+
+    @abstractmethod
+    async def complete(self, client: "ServerClient", prompt: "Prompt", ask: Ask) -> Completion:
+        """Continue a prompt; MeasureError: the engine drafts but does not say what it accepted."""
+
+
+_CLASSES: Mapping[EngineName, str] = {
+    "vllm": "vllm_server.VLLMProtocol",
+    "sglang": "sglang_server.SGLangProtocol",
+    "tensorrt-llm": "tensorrt_llm_server.TensorRTLLMProtocol",
+}
+"""Engine -> module beside this one, and its class, which is constructed without arguments."""
+
+
+def get_protocol(engine: EngineName) -> EngineProtocol:
+    """The interface of an engine, for one server."""
+    module, _, name = _CLASSES[engine].partition(".")
+    protocol: EngineProtocol = getattr(importlib.import_module(f".{module}", __package__), name)()
+    return protocol

@@ -39,10 +39,13 @@ from ...calibration.prompts.prompt_file import Prompt
 from ...calibration.recording.decoding import prompt_seed
 from ...calibration.server_client import PASSING, Event, Reply, ServerClient
 from ...recipes.errors import MeasureError, short
-from .engine_protocol import NEUTRAL, Ask, Completion, EngineProtocol
 from .measurement import ServerIdentity, Speculation
 from .server_answers import (
+    NEUTRAL,
     AnswerProblem,
+    Ask,
+    Completion,
+    EngineProtocol,
     Fields,
     checked_draft_tokens,
     gap,

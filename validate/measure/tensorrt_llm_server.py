@@ -48,11 +48,14 @@ from ...calibration.recording.decoding import GREEDY, prompt_seed
 from ...calibration.server_client import Event, Reply, ServerClient
 from ...recipes.errors import MeasureError, short
 from ...recipes.strict_json import JsonProblem, parse_json
-from .engine_protocol import NEUTRAL, Ask, Completion, EngineProtocol
 from .measurement import ServerIdentity, Speculation
 from .server_answers import (
+    NEUTRAL,
     AnswerProblem,
+    Ask,
+    Completion,
     Counters,
+    EngineProtocol,
     Fields,
     checked_draft_tokens,
     gap,

@@ -21,9 +21,17 @@ from ...calibration.recording.decoding import GREEDY, prompt_seed
 from ...calibration.server_client import Reply, ServerClient
 from ...recipes.errors import MeasureError, short
 from ...recipes.strict_json import JsonProblem, decode
-from .engine_protocol import NEUTRAL, Ask, Completion, EngineProtocol
 from .measurement import ServerIdentity, Speculation
-from .server_answers import ENGINE_COUNTERS, Counters, section, told
+from .server_answers import (
+    ENGINE_COUNTERS,
+    NEUTRAL,
+    Ask,
+    Completion,
+    Counters,
+    EngineProtocol,
+    section,
+    told,
+)
 
 _OLDEST = (0, 10, 2)
 _LOSSLESS = ("standard", "block", "strict", "probabilistic")

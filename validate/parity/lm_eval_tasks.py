@@ -38,9 +38,8 @@ from ...recipes.errors import OutputError, ParityError, reason, short
 from ...recipes.packages import install_line
 from ...recipes.regular_file import open_stream, read_text
 from ...recipes.strict_json import JsonProblem, parse_json, parse_object
-from ..measure.engine_protocol import get_protocol
 from ..measure.measurement import EngineName
-from ..measure.server_answers import section
+from ..measure.server_answers import get_protocol, section
 
 _FILE = re.compile(r"samples_(?P<task>.+)_(?P<date>\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d(\.\d+)?)\.jsonl")
 _HASHES = ("doc_hash", "prompt_hash", "target_hash")

@@ -24,9 +24,8 @@ from ...calibration.server_client import Patience, ServerClient
 from ...calibration.traces.prompt_trace import prompt_sha256
 from ...recipes.errors import ParityError, short
 from ..counting.paired_change import pooled_mean
-from ..measure.engine_protocol import get_protocol
 from ..measure.measurement import Measurement, RequestRecord, differences
-from ..measure.server_answers import section
+from ..measure.server_answers import get_protocol, section
 from .finding import MIN_PROMPTS, Finding, Limits, judged
 
 ScoringEngine = Literal["vllm", "sglang"]

@@ -11,10 +11,10 @@ from ...quantize.files.staging import check_output
 from ...recipes.listener import Bar, Listener, beyond_kept
 from ...recipes.regular_file import optional_path
 from ..golden.golden_sources import golden_of_measurement
-from ..measure.engine_protocol import Ask, get_protocol
 from ..measure.measurement import Measurement
 from ..measure.measurement_file import read_measurement
 from ..measure.measuring import Plan, Progress, ServerAddress, measure
+from ..measure.server_answers import Ask, get_protocol
 from .asked import MeasureRun
 from .report_pages import check_golden, draft_identity, write_golden
 
