@@ -36,8 +36,7 @@ Subtree = Annotated[
     ),
 ]
 GoldenFile = Annotated[
-    AnyPath | None,
-    Option("also write the draft's golden acceptance (JSON)", "F.json"),
+    AnyPath | None, Option("also write the draft's golden acceptance (JSON)", "F.json")
 ]
 OutFolder = Annotated[AnyPath, Option("folder to create", "FOLDER")]
 TargetLayers = Annotated[
@@ -92,21 +91,12 @@ KvCaches = Annotated[
         " every draft but the first of several"
     ),
 ]
-KvCache = Annotated[
-    KvCacheChoice,
-    Option("KV cache of QUANT (default: auto, as it declares)"),
-]
+KvCache = Annotated[KvCacheChoice, Option("KV cache of QUANT (default: auto, as it declares)")]
 HeadOnline = Annotated[
-    OnlineHead | None,
-    Option("judge QUANT with vLLM's draft_lm_head_quantization"),
+    OnlineHead | None, Option("judge QUANT with vLLM's draft_lm_head_quantization")
 ]
 BatchSize = Annotated[
-    int | None,
-    Option(
-        "prompts per batch (default: as many as fit)",
-        "PROMPTS",
-        bounds=AT_LEAST_1,
-    ),
+    int | None, Option("prompts per batch (default: as many as fit)", "PROMPTS", bounds=AT_LEAST_1)
 ]
 NoCache = Annotated[
     bool,

@@ -84,11 +84,7 @@ class ResultTable:
     """
 
     def __init__(
-        self,
-        heading: str,
-        *columns: str,
-        right: tuple[str, ...] = (),
-        spare: tuple[str, ...] = (),
+        self, heading: str, *columns: str, right: tuple[str, ...] = (), spare: tuple[str, ...] = ()
     ) -> None:
         self.heading = heading
         self._columns = tuple(map(visible, columns))

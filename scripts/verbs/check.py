@@ -70,8 +70,7 @@ class CheckSettings(Settings):
     ] = None
     subtree: arguments.Subtree = None
     tp: Annotated[
-        int | None,
-        Option("tensor-parallel size (default 1)", "GPUS", bounds=AT_LEAST_1),
+        int | None, Option("tensor-parallel size (default 1)", "GPUS", bounds=AT_LEAST_1)
     ] = None
     target_layers: Annotated[
         int | None,

@@ -34,8 +34,7 @@ class CleanSettings(Settings):
     ] = None
     _: KW_ONLY
     cache: Annotated[
-        bool,
-        Option("remove the cache too, in which replays of BF16 drafts are kept between runs"),
+        bool, Option("remove the cache too, in which replays of BF16 drafts are kept between runs")
     ] = False
     older_than: Annotated[
         float | None,

@@ -54,8 +54,7 @@ class VocabSettings(Settings, Passes):
         ),
     ] = None
     curve: Annotated[
-        bool,
-        Option("write no folder; show coverage, acceptance and speed by the number of rows"),
+        bool, Option("write no folder; show coverage, acceptance and speed by the number of rows")
     ] = False
     out: Annotated[AnyPath | None, Option("folder to create", "FOLDER")] = None
     counts: Annotated[

@@ -95,9 +95,7 @@ def _sizes(asked: CurveAsked, choosing: Choosing) -> tuple[int, ...]:
     return sizes
 
 
-def _serving(
-    asked: CurveAsked,
-) -> tuple[list[Machine], StepTimes | None, tuple[int, ...]]:
+def _serving(asked: CurveAsked) -> tuple[list[Machine], StepTimes | None, tuple[int, ...]]:
     """What the curve's speed is estimated for, checked before anything is replayed."""
     concurrencies = checked_concurrencies(asked.concurrency)
     names = dict.fromkeys(named_gpu(name).name for name in asked.gpus or (USUAL_GPU,))
