@@ -18,7 +18,7 @@ QUANTIZE = (
     ("backends", "planning"),
     ("engines", "estimate"),
     ("grafting", "inspection", "making", "pairing"),
-    ("converting", "vocabulary"),
+    ("converting", "estimated", "vocabulary"),
 )
 CALIBRATION = (
     ("server_client", "traces"),

@@ -80,11 +80,7 @@ def print_table(found: "ResultTable") -> None:
 
 
 class OnTerminal(Listener):
-    """Bars and lines of a run on stderr.
-
-    Attributes:
-        spent: stage -> seconds; a stage ends when the next one begins.
-    """
+    """Bars and lines of a run on stderr; `spent` has the seconds of each stage that ended."""
 
     def __init__(self) -> None:
         self.spent: dict[str, float] = {}

@@ -14,15 +14,7 @@ ReportT = TypeVar("ReportT")
 
 
 class Ears(Listener):
-    """Passes everything on to another listener, and keeps the warnings.
-
-    Args:
-        listener: who listens.
-        words: puts a text into the words of who called; None = as it is.
-
-    Attributes:
-        warnings: all that were said, each once.
-    """
+    """Passes everything on in the words of who called, and keeps the warnings, each once."""
 
     def __init__(self, listener: Listener, words: Callable[[str], str] | None = None) -> None:
         self._listener = listener

@@ -23,11 +23,7 @@ _VALUE = re.compile(r"\.\.\.|[A-Z][A-Z0-9_,]*|-?[0-9.]+\S*|\S*[/=~]\S*|\S+\.[a-z
 
 
 class Keyword(NamedTuple):
-    """A field of settings: its name in Python, and what its value may be.
-
-    Attributes:
-        most: so many words are its value.
-    """
+    """A field of settings: its name in Python, and what its value may be: `most` words."""
 
     name: str
     is_switch: bool
@@ -54,12 +50,7 @@ class Keyword(NamedTuple):
 
 
 class Keywords:
-    """Says options as the keyword arguments that they are.
-
-    Args:
-        verb: whose options come first, where another verb has some of the same name.
-        settings: of that verb.
-    """
+    """Says options as the keyword arguments that they are, those of one verb first."""
 
     def __init__(self, verb: str, settings: type[Settings]) -> None:
         self.verb = verb

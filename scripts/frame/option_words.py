@@ -61,13 +61,7 @@ _EVERYWHERE = {"max", "min", "num", "no", "of", "the", "is", "use", "with"}
 
 
 def meant(name: str, options: Sequence[str], places: Sequence[str] = ()) -> str | None:
-    """Which option or argument a name means, or is spelled like; None where nothing is near.
-
-    Args:
-        name: without dashes in front.
-        options: of the verb, in the same form.
-        places: arguments that are given by their places, in small letters.
-    """
+    """Which option or argument, without dashes, a name means, or is spelled like; None = none."""
     name = name.lower().replace("_", "-")
     said = [words[0] for words in _MEANINGS if name in words]
     by_meaning = [one for known in (places, options) for one in said if one in known]

@@ -88,11 +88,7 @@ class CommandParser(argparse.ArgumentParser):
         self._positionals._group_actions.clear()  # argparse would list them once more
 
     def below(self, name: str) -> "CommandParser":
-        """The parser of a command.
-
-        Raises:
-            UsageError: there is no such command, with what was probably meant.
-        """
+        """The parser of a command; where there is none, an error says what was meant."""
         if name not in self.commands:
             self._refuse_command(name)
         return self.commands[name]
@@ -320,10 +316,7 @@ COMMON = {names[-1].strip("-"): False for names, _ in _FLAGS}
 
 
 def add_common_options(parser: CommandParser) -> None:
-    """`-h`, `--json`, `-q`, `-v`, `-V` and `--debug` for a parser and all below it.
-
-    They count wherever they stand: before or behind the name of a command.
-    """
+    """The common options, which count before and behind the name of a command."""
     parser.group_options()
     group = parser.add_argument_group()
     parser._action_groups.remove(group)  # help says them in short

@@ -91,11 +91,7 @@ class _Given:
 
 @dataclass(frozen=True, slots=True)
 class _Words:
-    """What a command line gives for one option; True for a flag.
-
-    Attributes:
-        name: of the field.
-    """
+    """What a command line gives for the option of a field; True for a flag."""
 
     option: Option
     name: str
@@ -192,11 +188,7 @@ class WordsError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Settings(Heard):
-    """What a verb is asked to do. Subclasses are frozen dataclasses with annotated fields.
-
-    Attributes:
-        listener: sees how far the run is.
-    """
+    """What a verb is asked to do. Subclasses are frozen dataclasses with annotated fields."""
 
     listener: Annotated[Listener, Hidden()] = field(default=SILENT, kw_only=True, repr=False)
 

@@ -162,11 +162,7 @@ class Command:
 def _bound(
     verb: str, signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Field -> value, of a call.
-
-    Raises:
-        CallError: an argument is missing, unknown, or one too many.
-    """
+    """Field -> value, of a call; an error where one is missing, unknown, or one too many."""
     try:
         return signature.bind(*args, **kwargs).arguments
     except TypeError as exc:

@@ -85,11 +85,7 @@ def card(settings: CardSettings) -> str:
 
 
 def _check_place(out: Path, folder: Path, *, overwrite: bool) -> None:
-    """Where the card is to go.
-
-    Raises:
-        OutputError: nothing can be written there, or something would be lost.
-    """
+    """Refuse a place where nothing can be written, or where something would be lost."""
     if not out.exists() or not overwrite:
         check_output(out)
     elif out.is_symlink() or not out.is_file():

@@ -1,27 +1,20 @@
 """`estimate`: bytes, time and break-even acceptance of a draft, from headers alone."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, Any
 
-from ...quantize.drafts import Draft
-from ...quantize.engines.plan_verdicts import planned_verdicts
-from ...quantize.estimate.draft_step import USUAL_CONTEXT, checked_num_draft_tokens, usual_context
+from ...quantize.estimate.draft_step import USUAL_CONTEXT
 from ...quantize.estimate.estimate_report import (
     Candidate,
     EstimateReport,
     assumptions,
-    candidates_of,
     to_mapping,
 )
 from ...quantize.estimate.work import Machine, Part
-from ...quantize.gpus import USUAL_GPUS, Gpu, named_gpu
-from ...quantize.inspection import open_draft
-from ...quantize.planning.quantization_plan import Plan, make_plan
-from ...recipes import built_in_recipes
-from ...recipes.chosen_recipe import AnyRecipe, named_recipe
+from ...quantize.gpus import USUAL_GPUS
+from ...recipes.chosen_recipe import AnyRecipe
 from ...recipes.decode import ABOVE_0, AT_LEAST_1, SHARE_OR_ALL
-from ...recipes.errors import LayoutError, PlanError
 from ..frame import arguments, reports
 from ..frame.console import megabytes, print_table, stdout, table
 from ..frame.settings import Option, Settings
@@ -96,54 +89,20 @@ def estimate(settings: EstimateSettings) -> "reports.EstimateReport":
     Raises:
         DraftQuantError: the draft, a recipe or a GPU cannot be estimated.
     """
-    names = dict.fromkeys(named_gpu(name).name for name in settings.gpus or USUAL_GPUS)
-    gpus = [named_gpu(name) for name in names]
-    _, draft = open_draft(settings.draft, listener=settings.listener)
-    num_draft_tokens = checked_num_draft_tokens(draft.geometry, settings.num_draft_tokens)
-    plans, refused = _plans(draft, settings)
-    context = settings.context or usual_context(draft.checkpoint.config)
-    step_ms = settings.target_step_ms
-    return EstimateReport(
-        draft=draft,
-        num_draft_tokens=num_draft_tokens,
-        context=context,
-        tp=settings.tp,
+    from ...quantize.estimated import Asked, estimate_draft
+
+    asked = Asked(
+        recipes=settings.recipes,
+        gpus=settings.gpus,
+        num_draft_tokens=settings.num_draft_tokens,
+        context=settings.context,
         concurrency=settings.concurrency,
-        candidates=candidates_of(
-            draft, plans, num_draft_tokens=num_draft_tokens, context=context, tp=settings.tp
-        ),
-        loaded_by={plan.recipe.name: _loaded_by(plan, gpus, settings.tp) for plan in plans},
-        refused=refused,
-        machines=tuple(Machine(gpu=gpu, efficiency=settings.efficiency) for gpu in gpus),
-        verify_seconds=None if step_ms is None else step_ms / 1e3,
+        tp=settings.tp,
+        efficiency=settings.efficiency,
+        target_step_ms=settings.target_step_ms,
+        target_layers=settings.target_layers,
     )
-
-
-def _plans(draft: Draft, settings: EstimateSettings) -> tuple[list[Plan], Mapping[str, str]]:
-    """Plans of the recipes asked for; of all that are shipped, those that there are, and why not.
-
-    Raises:
-        PlanError, LayoutError: a recipe that was asked for does not fit the draft.
-    """
-    plans, refused = [], {}
-    named = [named_recipe(one, settings.listener) for one in settings.recipes or built_in_recipes()]
-    for recipe in (one for place, one in enumerate(named) if one not in named[:place]):
-        try:
-            plans.append(make_plan(recipe, draft, target_layers=settings.target_layers))
-        except (PlanError, LayoutError) as exc:
-            if settings.recipes:
-                raise
-            refused[recipe.name] = exc.what
-    return plans, refused
-
-
-def _loaded_by(plan: Plan, gpus: Sequence[Gpu], tp: int) -> dict[str, list[str]]:
-    """GPU -> the engines that load the result of a plan there, by `check`."""
-    found: dict[str, list[str]] = {}
-    for gpu in gpus:
-        verdicts = planned_verdicts(plan, arch=gpu.arch, tp=tp)
-        found[gpu.name] = [one.engine for one in verdicts if one.verdict == "LOADS"]
-    return found
+    return estimate_draft(settings.draft, asked, settings.listener)
 
 
 def _show(report: EstimateReport, _settings: object) -> None:
