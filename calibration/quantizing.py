@@ -4,10 +4,10 @@ import dataclasses
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from ..quantize.asked import Quantizing
 from ..quantize.engines.plan_verdicts import nothing_loads, planned_verdicts
 from ..quantize.files.hub import DraftSource, running_argv
 from ..quantize.files.staging import check_output
@@ -17,8 +17,9 @@ from ..quantize.making.preparing import check_tables
 from ..quantize.making.quantize_draft import QuantizeReport, quantize_draft
 from ..quantize.planning.quantization_plan import NOTHING_MEASURED, Measured, Plan, Step, make_plan
 from ..quantize.stored.loading import LoadedDraft
-from ..recipes.chosen_recipe import RecipeChoice, chosen_recipe
+from ..recipes.chosen_recipe import chosen_recipe
 from ..recipes.listener import Bar, Listener
+from ..recipes.regular_file import optional_path
 from .linear_inputs.plan_inputs import (
     few_for_correction,
     measured_inputs,
@@ -36,81 +37,62 @@ from .traces.trace_info import feature_evidence
 from .vocabulary_rows import RowsAsked, with_chosen_rows
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """What is made of a draft, and by what.
-
-    Attributes:
-        traces: to calibrate on, and to choose rows by.
-        input_scale: one static activation scale for all linears, which then is not measured.
-        num_draft_tokens: K, as it will be served; None = the draft's own.
-        rows: that the head keeps; None = all.
-        precise: factors of GPTQ in float64.
-    """
-
-    recipe: RecipeChoice
-    out: Path
-    subtree: str | None = None
-    target_layers: int | None = None
-    traces: Path | None = None
-    input_scale: float | None = None
-    num_draft_tokens: int | None = None
-    rows: RowsAsked | None = None
-    precise: bool = False
-    device: str = "auto"
-    target: Path | None = None
-    allow_zero_rows: bool = False
-    fix_config: bool = False
-
-
-def quantize_as_asked(draft: object, asked: Asked, listener: Listener) -> QuantizeReport:
+def quantize_as_asked(asked: Quantizing) -> QuantizeReport:
     """Quantize a folder or Hub id into a new folder, which is complete and verified or absent."""
     if asked.device not in ("auto", "cpu"):
         resolve_device(asked.device)  # refused before anything that takes long
-    source, opened = open_draft(draft, asked.subtree, listener)
-    recipe = chosen_recipe(asked.recipe, listener)
+    out, listener = Path(asked.out), asked.listener
+    source, opened = open_draft(asked.draft, asked.subtree, listener)
+    recipe = chosen_recipe(asked.choice, listener)
     with ExitStack() as stack:
-        if asked.rows is not None:
+        if asked.cuts_rows:
+            rows = RowsAsked(
+                size=asked.vocab_size,
+                coverage=asked.vocab_coverage,
+                target=optional_path(asked.target),
+                options="--vocab-",
+            )
             source, opened = stack.enter_context(
                 with_chosen_rows(
                     source,
                     recipe,
-                    asked.out,
-                    asked.rows,
-                    traces=asked.traces or Path(),
+                    out,
+                    rows,
+                    traces=Path(asked.traces or ""),
                     target_layers=asked.target_layers,
                     listener=listener,
                 )
             )
         plan = make_plan(recipe, opened, target_layers=asked.target_layers)
-        report = _quantized(stack, plan, source, asked, listener)
-    if left := lints_left(draft, report.lints, fix_config=asked.fix_config):
+        report = _quantized(stack, plan, source, asked)
+    if left := lints_left(asked.draft, report.lints, fix_config=asked.fix_config):
         listener.warning(left)
     return report
 
 
 def _quantized(
-    stack: ExitStack, plan: Plan, source: DraftSource, asked: Asked, listener: Listener
+    stack: ExitStack, plan: Plan, source: DraftSource, asked: Quantizing
 ) -> QuantizeReport:
     """A draft by its plan; what is kept on disk meanwhile goes when the stack is left."""
-    proven = check_tables(plan, asked.target)
+    out, target, listener = Path(asked.out), optional_path(asked.target), asked.listener
+    proven = check_tables(plan, target)
     verdicts = planned_verdicts(plan, fix_config=asked.fix_config)
     lints = tuple(find_lints(plan.draft))
     if (problem := nothing_loads(plan, verdicts)) is not None:
         listener.warning(problem)
-    check_output(asked.out, plan.draft.checkpoint.folder)  # before anything that takes long
+    check_output(out, plan.draft.checkpoint.folder)  # before anything that takes long
     phases = Phases(plan, listener)
-    measured = _measured(stack, plan, asked, phases.measured, listener)
+    measured = _measured(stack, plan, asked, phases.measured)
     bar = phases.bar = stack.enter_context(listener.bar("check", None))
     report = quantize_draft(
         plan,
-        asked.out,
+        out,
         source=source,
         argv=running_argv(),
         measured=measured,
         allow_zero_rows=asked.allow_zero_rows,
         fix_config=asked.fix_config,
-        target=asked.target,
+        target=target,
         proven=proven,
         on_progress=phases.written,
         on_stage=phases.begin,
@@ -125,11 +107,11 @@ def _quantized(
 def _measured(
     stack: ExitStack,
     plan: Plan,
-    asked: Asked,
+    asked: Quantizing,
     measuring: Callable[[int, int], None],
-    listener: Listener,
 ) -> Measured:
     """What the recipe needs of inputs, or the algorithm; there until the stack is left."""
+    listener = asked.listener
     if asked.traces is None and asked.input_scale is None:
         return NOTHING_MEASURED
     scale = asked.input_scale
@@ -137,7 +119,7 @@ def _measured(
     if asked.traces is None:
         return constant or NOTHING_MEASURED
     if reason := why_unused(plan, scale_is_given=constant is not None):
-        if asked.rows is not None:
+        if asked.cuts_rows:
             listener.note(f"--traces chose the rows, and is not used otherwise: {reason}")
         else:
             listener.warning(f"--traces is not used: {reason}")
@@ -147,7 +129,7 @@ def _measured(
         plan.draft.checkpoint.folder,
         traces,
         device=asked.device,
-        target=asked.target,
+        target=optional_path(asked.target),
         num_draft_tokens=asked.num_draft_tokens,
         subtree=plan.draft.checkpoint.subtree,
     )
@@ -189,7 +171,7 @@ def _measured(
             plan,
             draft,
             traces,
-            asked.out,
+            Path(asked.out),
             num_draft_tokens=num_draft_tokens,
             static=found if found.input_scales else None,
             listener=listener,

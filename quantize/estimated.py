@@ -1,54 +1,28 @@
 """An estimate as it is asked for: of which draft, by which recipes, on which GPUs."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from ..recipes import built_in_recipes
-from ..recipes.chosen_recipe import AnyRecipe, named_recipe
+from ..recipes.chosen_recipe import named_recipe
 from ..recipes.errors import LayoutError, PlanError
-from ..recipes.listener import Listener
+from .asked import Estimating
 from .drafts import Draft
 from .engines.plan_verdicts import planned_verdicts
 from .estimate.draft_step import checked_num_draft_tokens, usual_context
 from .estimate.estimate_report import EstimateReport, candidates_of
 from .estimate.work import Machine
-from .files.hub import Reference
 from .gpus import USUAL_GPUS, Gpu, named_gpu
 from .inspection import open_draft
 from .planning.quantization_plan import Plan, make_plan
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """What is estimated, as served.
-
-    Attributes:
-        recipes: empty = all that are built in and fit the draft.
-        gpus: names; empty = the usual ones.
-        num_draft_tokens: K; None = the draft's own.
-        context: positions per sequence; None = the usual number.
-        efficiency: share of the data sheet's bandwidth and peak.
-        target_step_ms: measured time of the target's verify step.
-    """
-
-    recipes: Sequence[AnyRecipe]
-    gpus: Sequence[str]
-    num_draft_tokens: int | None
-    context: int | None
-    concurrency: int
-    tp: int
-    efficiency: float
-    target_step_ms: float | None
-    target_layers: int | None
-
-
-def estimate_draft(reference: Reference, asked: Asked, listener: Listener) -> EstimateReport:
+def estimate_draft(asked: Estimating) -> EstimateReport:
     """Bytes and milliseconds of a draft and of each recipe's result, on each GPU."""
     names = dict.fromkeys(named_gpu(name).name for name in asked.gpus or USUAL_GPUS)
     gpus = [named_gpu(name) for name in names]
-    _, draft = open_draft(reference, listener=listener)
+    _, draft = open_draft(asked.draft, listener=asked.listener)
     num_draft_tokens = checked_num_draft_tokens(draft.geometry, asked.num_draft_tokens)
-    plans, refused = _plans(draft, asked, listener)
+    plans, refused = _plans(draft, asked)
     context = asked.context or usual_context(draft.checkpoint.config)
     step_ms = asked.target_step_ms
     return EstimateReport(
@@ -67,10 +41,10 @@ def estimate_draft(reference: Reference, asked: Asked, listener: Listener) -> Es
     )
 
 
-def _plans(draft: Draft, asked: Asked, listener: Listener) -> tuple[list[Plan], Mapping[str, str]]:
+def _plans(draft: Draft, asked: Estimating) -> tuple[list[Plan], Mapping[str, str]]:
     """Plans of the recipes asked for, else of those built in that fit; and why others do not."""
     plans, refused = [], {}
-    named = [named_recipe(one, listener) for one in asked.recipes or built_in_recipes()]
+    named = [named_recipe(one, asked.listener) for one in asked.recipes or built_in_recipes()]
     for recipe in (one for place, one in enumerate(named) if one not in named[:place]):
         try:
             plans.append(make_plan(recipe, draft, target_layers=asked.target_layers))

@@ -10,9 +10,10 @@ from typing_extensions import override
 
 from ..recipes import built_in_recipes, load_recipe
 from ..recipes.brief import Brief, megabytes
-from ..recipes.chosen_recipe import RecipeChoice, chosen_recipe
+from ..recipes.chosen_recipe import chosen_recipe
 from ..recipes.errors import CheckpointError, LayoutError, PlanError, VerifyError
 from ..recipes.listener import SILENT, Listener
+from .asked import Planning
 from .drafts import Draft, read_draft
 from .drafts.geometry import vocabulary_share
 from .drafts.recognition import is_speculators
@@ -232,20 +233,14 @@ class PlanReport(Brief):
         }
 
 
-def plan_draft(
-    reference: object,
-    choice: RecipeChoice,
-    listener: Listener,
-    *,
-    subtree: str | None = None,
-    target_layers: int | None = None,
-) -> PlanReport:
+def plan_draft(asked: Planning) -> PlanReport:
     """What a recipe would do to every tensor of a draft, and where the result would load."""
     from .engines.plan_verdicts import nothing_loads, planned_verdicts
 
-    _, draft = open_draft(reference, subtree, listener)
-    made = make_plan(chosen_recipe(choice, listener), draft, target_layers=target_layers)
+    _, draft = open_draft(asked.draft, asked.subtree, asked.listener)
+    recipe = chosen_recipe(asked.choice, asked.listener)
+    made = make_plan(recipe, draft, target_layers=asked.target_layers)
     loads = planned_verdicts(made)
     if problem := nothing_loads(made, loads):
-        listener.warning(problem)
+        asked.listener.warning(problem)
     return PlanReport(plan=made, loads=loads)

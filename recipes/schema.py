@@ -42,11 +42,14 @@ class Expectation:
     quantized_per_layer: Annotated[int, AT_LEAST_1]
 
 
+EngineName = Literal["vllm", "sglang", "tensorrt-llm"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadsOn:
     """GPUs on which an engine loads what the recipe makes of these families, as `check` says it."""
 
-    engine: Literal["vllm", "sglang", "tensorrt-llm"]
+    engine: EngineName
     arch: tuple[str, ...]
     family: tuple[str, ...]
 

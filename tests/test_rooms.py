@@ -12,7 +12,7 @@ from test_packaging import MODULES, ROOT, imported_names, imports, module_name, 
 
 QUANTIZE = (
     ("files", "gpus", "plugins"),
-    ("drafts", "numerics"),
+    ("asked", "drafts", "numerics"),
     ("algorithms", "stored"),
     ("layouts", "lints", "verify"),
     ("backends", "planning"),
@@ -45,7 +45,7 @@ FLOOR = {
     for room in rooms
 }
 Room = tuple[str, str]
-READING = {"files", "drafts", "stored"}
+READING = {"asked", "files", "drafts", "stored"}
 """Rooms of which verification may reach what it likes, but for `WRITES`."""
 WRITES = {"quantize/files/staging.py", "quantize/files/safetensors_file.py"}
 """The two modules through which every byte of an output goes."""

@@ -8,10 +8,10 @@ from typing import Literal, NamedTuple, get_args
 from typing_extensions import override
 
 from ...recipes.brief import Brief
+from ...recipes.schema import EngineName as EngineName
 from ..drafts.engine_traits import EngineTraits, Finding, InEngine, ServedDraft, Sharding, Stage
 from .declaration import Declaration
 
-EngineName = Literal["vllm", "sglang", "tensorrt-llm"]
 ENGINE_NAMES: tuple[EngineName, ...] = get_args(EngineName)
 TITLES: Mapping[EngineName, str] = {
     "vllm": "vLLM",

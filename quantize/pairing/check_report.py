@@ -8,35 +8,13 @@ from typing import Any
 from typing_extensions import override
 
 from ...recipes.brief import Brief
+from ..asked import Checking
 from ..engines import check_draft
-from ..engines.contract import EngineCheck, EngineName, Verdict
-from ..files.hub import Reference, resolve_draft, resolve_target
+from ..engines.contract import EngineCheck, Verdict
+from ..files.hub import resolve_draft, resolve_target
 from ..gpus import architecture
 from .pair import PairCheck
 from .pair_check import check_pair
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """Of which draft, in which engine, on which GPU; None = the usual one, or all of a pair.
-
-    Attributes:
-        tp: tensor-parallel size.
-        target_args: flags of the target's launch line, in any engine's spelling.
-        target_layers: the target's, after which vLLM numbers the draft's.
-        largest_feature: magnitude among recorded hidden states of the target.
-    """
-
-    draft: Reference
-    engine: EngineName | None = None
-    version: str | None = None
-    gpu: str | None = None
-    tp: int | None = None
-    target: Reference | None = None
-    target_args: str | None = None
-    target_layers: int | None = None
-    subtree: str | None = None
-    largest_feature: Callable[[], float | None] = lambda: None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -75,7 +53,7 @@ class CheckReport(Brief):
         return self.pair.brief() if self.pair is not None else self.answer.brief()
 
 
-def check_as_asked(asked: Asked) -> CheckReport:
+def check_as_asked(asked: Checking, largest_feature: Callable[[], float | None]) -> CheckReport:
     """The answer for the draft alone, in the first engine that is asked, and for the pair."""
     folder = resolve_draft(str(asked.draft), asked.subtree).folder
     arch = architecture(asked.gpu) if asked.gpu else None
@@ -102,7 +80,7 @@ def check_as_asked(asked: Asked) -> CheckReport:
         asked=asked.gpu,
         named=(str(asked.draft), str(asked.target)),
         subtree=asked.subtree,
-        largest_feature=asked.largest_feature(),
+        largest_feature=largest_feature(),
     )
     return CheckReport(answer=pair.engines[0].answer, pair=pair)
 

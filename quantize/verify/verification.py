@@ -10,11 +10,12 @@ from typing_extensions import override
 
 from ...recipes.brief import Brief
 from ...recipes.errors import CheckpointError
-from ...recipes.listener import Listener
+from ...recipes.regular_file import optional_path
+from ..asked import Verifying
 from ..drafts.recognition import refuse_other_kinds
 from ..files.checkpoint import Checkpoint
 from ..files.digests import algorithm_of
-from ..files.hub import DraftSource, Reference, resolve_draft
+from ..files.hub import DraftSource, resolve_draft
 from ..files.provenance import CutProvenance, GraftedProvenance, QuantizedProvenance
 from ..files.provenance_file import read_provenance
 from ..stored.stored_declaration import declared_scheme, looks_quantized
@@ -22,25 +23,6 @@ from ..stored.stored_draft import StoredDraft
 from .comparison import VerifyReport
 from .folder_verification import verify
 from .graft_verification import GraftVerification, verify_graft
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """What is compared.
-
-    Attributes:
-        subtree: part of `against`, or of `layer` where that is given.
-        foreign: another tool made the folder.
-        layer: that a target's folder has in it.
-        target: with whose tables those are compared again that the folder shares with it.
-    """
-
-    output: Reference
-    against: Reference
-    subtree: str | None = None
-    foreign: bool = False
-    layer: Reference | None = None
-    target: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -80,15 +62,15 @@ class Verification(Brief):
         return {**self._found.brief(), "faults": len(self.faults) or None}
 
 
-def verify_as_asked(asked: Asked, listener: Listener) -> Verification:
+def verify_as_asked(asked: Verifying) -> Verification:
     """Compare a folder with what it was made from; a wrong byte is a fault of what is returned."""
     record = _grafted_record(asked)
     if record is not None:
-        return Verification(comparison=None, graft=_compared_graft(asked, record, listener))
-    return Verification(comparison=_compared(asked, listener))
+        return Verification(comparison=None, graft=_compared_graft(asked, record))
+    return Verification(comparison=_compared(asked))
 
 
-def _grafted_record(asked: Asked) -> GraftedProvenance | None:
+def _grafted_record(asked: Verifying) -> GraftedProvenance | None:
     """What a target's folder with a layer in it records; None of every other folder.
 
     Raises:
@@ -109,14 +91,12 @@ def _grafted_record(asked: Asked) -> GraftedProvenance | None:
     return None
 
 
-def _compared_graft(
-    asked: Asked, record: GraftedProvenance, listener: Listener
-) -> GraftVerification:
+def _compared_graft(asked: Verifying, record: GraftedProvenance) -> GraftVerification:
     """A target's folder with a layer in it, against the target, and the layer's own folder."""
     layer = None
     if asked.layer is not None:
         layer = resolve_draft(str(asked.layer), asked.subtree).checkpoint()
-    with listener.bar("verify", None) as bar:
+    with asked.listener.bar("verify", None) as bar:
         return verify_graft(
             Path(str(asked.output)),
             Path(str(asked.against)),
@@ -128,14 +108,14 @@ def _compared_graft(
         )
 
 
-def _compared(asked: Asked, listener: Listener) -> VerifyReport:
+def _compared(asked: Verifying) -> VerifyReport:
     """The folder against its source."""
     source = resolve_draft(str(asked.against), asked.subtree)
     quantized = resolve_draft(str(asked.output))
     _check_sides(quantized, source)
     if asked.foreign:
         _check_declaration(quantized)
-    with listener.bar("read headers", None) as bar:
+    with asked.listener.bar("read headers", None) as bar:
 
         def show(done: int, total: int) -> None:
             if not bar.measured:
@@ -147,7 +127,7 @@ def _compared(asked: Asked, listener: Listener) -> VerifyReport:
             source.folder,
             show,
             foreign=asked.foreign,
-            target=asked.target,
+            target=optional_path(asked.target),
             subtree=source.subtree,
         )
 

@@ -1,18 +1,16 @@
 """Arguments that several verbs take, each said once."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, Any
 
 from ...quantize.files.hub import Reference
-from ...recipes.chosen_recipe import AnyRecipe, RecipeChoice
 from ...recipes.decode import AT_LEAST_0, AT_LEAST_1, CONFIDENCE, SHARE_OR_ALL, MisfitError
 from ...recipes.errors import short
-from ...recipes.formats import KvCacheChoice, KvCacheScales, OnlineHead
+from ...recipes.formats import KvCacheChoice, OnlineHead
 from ...recipes.regular_file import AnyPath as AnyPath
-from ...recipes.schema import ALGORITHMS, BackendName, InputCorrection
+from ...recipes.schema import ALGORITHMS
 from ...validate.counting.acceptance_counts import ComputeDtype, DraftSampling
-from .settings import Argument, Option, Settings
+from .settings import Argument, Option
 
 
 def share(text: str) -> float:
@@ -207,45 +205,23 @@ BOUNDED_FINDINGS: Options = {
 }
 
 
-@dataclass(frozen=True)
-class ByRecipe(Settings):
-    """Of which draft, by which recipe, computed by whom."""
-
-    draft: Draft
-    recipe: Annotated[AnyRecipe, Option("recipe: a built-in name or a .yaml file", "RECIPE")]
-    _: KW_ONLY
-    subtree: Subtree = None
-    backend: Annotated[
-        BackendName | None,
-        Option("toolkit that computes the quantized values (default: the recipe's)"),
-    ] = None
-    algorithm: Annotated[
-        str | None,
-        Option(
-            "algorithm for quantized values and scales (default: the recipe's); runs "
-            "on backend torch unless --backend is given",
-            f"{{{','.join(ALGORITHMS)}}}",
-        ),
-    ] = None
-    input_correction: Annotated[
-        InputCorrection | None,
-        Option(
-            "whether GPTQ and learning correct the weights for the rounding of their inputs: auto "
-            "(where they are rounded to four bits; default with --algorithm), or off"
-        ),
-    ] = None
-    kv_cache: Annotated[
-        KvCacheScales | None,
-        Option(
-            "declare an FP8 KV cache (kv_cache of the recipe), and where its scales come from: unit"
-            " (1.0), or absmax and measured, which need --traces"
-        ),
-    ] = None
-    target_layers: TargetLayers = None
-
-    @property
-    def choice(self) -> RecipeChoice:
-        """The recipe as it is asked for."""
-        return RecipeChoice(
-            self.recipe, self.backend, self.algorithm, self.input_correction, self.kv_cache
-        )
+BY_RECIPE: Options = {
+    "draft": Draft,
+    "recipe": Option("recipe: a built-in name or a .yaml file", "RECIPE"),
+    "subtree": Subtree,
+    "backend": Option("toolkit that computes the quantized values (default: the recipe's)"),
+    "algorithm": Option(
+        "algorithm for quantized values and scales (default: the recipe's); runs "
+        "on backend torch unless --backend is given",
+        f"{{{','.join(ALGORITHMS)}}}",
+    ),
+    "input_correction": Option(
+        "whether GPTQ and learning correct the weights for the rounding of their inputs: auto "
+        "(where they are rounded to four bits; default with --algorithm), or off"
+    ),
+    "kv_cache": Option(
+        "declare an FP8 KV cache (kv_cache of the recipe), and where its scales come from: unit"
+        " (1.0), or absmax and measured, which need --traces"
+    ),
+    "target_layers": TargetLayers,
+}

@@ -1,16 +1,16 @@
 """`check`: what an engine will do with a draft folder, before a server is started."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, ClassVar
 
 from typing_extensions import override
 
-from ...quantize.engines.contract import ENGINE_NAMES, TITLES, EngineName
+from ...quantize.asked import Checking
+from ...quantize.engines.contract import ENGINE_NAMES, TITLES
 from ...quantize.engines.versions import newest_engines
-from ...quantize.files.hub import Reference
 from ...quantize.gpus import gpu_names
 from ...recipes.decode import AT_LEAST_1
 from ...recipes.errors import CheckpointError
@@ -31,62 +31,41 @@ _DEFAULT_GPUS = "; ".join(
 """Those of which one answer is given where none is named."""
 
 
-@dataclass(frozen=True, slots=True)
-class CheckSettings(Settings):
+@dataclass(frozen=True)
+class CheckSettings(Settings, Checking):
     """Of which draft, in which engine, on which GPU."""
 
-    draft: Annotated[Reference, Argument("draft, quantized or not: a folder or a Hub id", "DRAFT")]
-    engine: Annotated[
-        EngineName | None,
-        Option("engine that will load the draft (default with --target: all of them)"),
-    ] = None
-    _: KW_ONLY
-    version: Annotated[
-        str | None, Option("version of the engine (default: the newest one known)", "VERSION")
-    ] = None
-    target: Annotated[
-        Reference | None,
-        Option(
+    options: ClassVar = {
+        "draft": Argument("draft, quantized or not: a folder or a Hub id", "DRAFT"),
+        "engine": Option("engine that will load the draft (default with --target: all of them)"),
+        "version": Option("version of the engine (default: the newest one known)", "VERSION"),
+        "target": Option(
             "the target that the draft is served beside: a folder or a Hub id, of which no weights"
             " are fetched; then the pair is checked, and the whole launch lines are printed",
             "TARGET",
         ),
-    ] = None
-    target_args: Annotated[
-        str | None,
-        Option(
+        "target_args": Option(
             "flags of the target's launch line, in one string in quotes: quantization, dtype, dtype"
             " of the KV cache, length of the context, in any engine's spelling; with --target",
             "WORDS",
         ),
-    ] = None
-    traces: Annotated[
-        arguments.AnyPath | None,
-        Option(
+        "traces": Option(
             "traces of the target, whose hidden states are scanned for values beyond float16; with"
             " --target",
             "FOLDER",
         ),
-    ] = None
-    subtree: arguments.Subtree = None
-    tp: Annotated[
-        int | None, Option("tensor-parallel size (default 1)", "GPUS", bounds=AT_LEAST_1)
-    ] = None
-    target_layers: Annotated[
-        int | None,
-        Option(
+        "subtree": arguments.Subtree,
+        "tp": Option("tensor-parallel size (default 1)", "GPUS", bounds=AT_LEAST_1),
+        "target_layers": Option(
             "number of decoder layers of the target; vLLM numbers the draft's layers after them",
             "LAYERS",
         ),
-    ] = None
-    gpu: Annotated[
-        str | None,
-        Option(
+        "gpu": Option(
             "GPU such as mi325x, h200 or b200, or architecture such as gfx942, sm90 "
             f"or sm100 (default: {_DEFAULT_GPUS})",
             "GPU",
         ),
-    ] = None
+    }
 
     exclusive = (("target", "target_layers"),)
 
@@ -126,21 +105,9 @@ def check(settings: CheckSettings) -> "reports.CheckReport":
     Raises:
         CheckpointError: the folder holds no draft, or there is no engine or GPU of this name.
     """
-    from ...quantize.pairing.check_report import Asked, check_as_asked
+    from ...quantize.pairing.check_report import check_as_asked
 
-    asked = Asked(
-        draft=settings.draft,
-        engine=settings.engine,
-        version=settings.version,
-        gpu=settings.gpu,
-        tp=settings.tp,
-        target=settings.target,
-        target_args=settings.target_args,
-        target_layers=settings.target_layers,
-        subtree=settings.subtree,
-        largest_feature=partial(_largest_feature, settings.traces),
-    )
-    return check_as_asked(asked)
+    return check_as_asked(settings, partial(_largest_feature, settings.traces))
 
 
 def _largest_feature(traces: arguments.AnyPath | None) -> float | None:

@@ -1,9 +1,10 @@
 """`estimate`: bytes, time and break-even acceptance of a draft, from headers alone."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass
-from typing import Annotated, Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
+from ...quantize.asked import Estimating
 from ...quantize.estimate.draft_step import USUAL_CONTEXT
 from ...quantize.estimate.estimate_report import (
     Candidate,
@@ -13,7 +14,6 @@ from ...quantize.estimate.estimate_report import (
 )
 from ...quantize.estimate.work import Machine, Part
 from ...quantize.gpus import USUAL_GPUS
-from ...recipes.chosen_recipe import AnyRecipe
 from ...recipes.decode import ABOVE_0, AT_LEAST_1, SHARE_OR_ALL
 from ..frame import arguments, reports
 from ..frame.console import megabytes, print_table, stdout, table
@@ -21,62 +21,46 @@ from ..frame.settings import Option, Settings
 from ..frame.verb import Command, verb
 
 
-@dataclass(frozen=True, slots=True)
-class EstimateSettings(Settings):
+@dataclass(frozen=True)
+class EstimateSettings(Settings, Estimating):
     """Of which draft, by which recipes, on which GPUs, beside which target."""
 
-    draft: arguments.Draft
-    _: KW_ONLY
-    recipes: Annotated[
-        Sequence[AnyRecipe],
-        Option(
+    options: ClassVar = {
+        "draft": arguments.Draft,
+        "recipes": Option(
             "recipe to compare: a built-in name or a .yaml file; repeat for more "
             "(default: all that fit the draft)",
             "RECIPE",
             flag="--recipe",
             several="repeated",
         ),
-    ] = ()
-    gpus: Annotated[
-        Sequence[str],
-        Option(
+        "gpus": Option(
             f"h100, mi325x, ..., may be repeated; default: {', '.join(USUAL_GPUS)}",
             "GPU",
             flag="--gpu",
             several="repeated",
         ),
-    ] = ()
-    num_draft_tokens: arguments.NumDraftTokens = None
-    context: Annotated[
-        int | None,
-        Option(
+        "num_draft_tokens": arguments.NumDraftTokens,
+        "context": Option(
             f"positions per sequence (default: {USUAL_CONTEXT}, or fewer where DRAFT's config.json"
             " allows no more)",
             "TOKENS",
             bounds=AT_LEAST_1,
         ),
-    ] = None
-    concurrency: Annotated[
-        int, Option("concurrent sequences (default 1)", "SEQUENCES", bounds=AT_LEAST_1)
-    ] = 1
-    tp: Annotated[int, Option("tensor-parallel size (default 1)", "GPUS")] = 1
-    efficiency: Annotated[
-        float,
-        Option(
+        "concurrency": Option("concurrent sequences (default 1)", "SEQUENCES", bounds=AT_LEAST_1),
+        "tp": Option("tensor-parallel size (default 1)", "GPUS"),
+        "efficiency": Option(
             "share of the data sheet's bandwidth and peak that kernels reach (default 0.75)",
             "SHARE",
             bounds=SHARE_OR_ALL,
         ),
-    ] = 0.75
-    target_step_ms: Annotated[
-        float | None,
-        Option(
+        "target_step_ms": Option(
             "measured time of the target's verify step in ms, at this concurrency",
             "MILLISECONDS",
             bounds=ABOVE_0,
         ),
-    ] = None
-    target_layers: arguments.TargetLayers = None
+        "target_layers": arguments.TargetLayers,
+    }
 
 
 @verb(EstimateSettings)
@@ -89,20 +73,9 @@ def estimate(settings: EstimateSettings) -> "reports.EstimateReport":
     Raises:
         DraftQuantError: the draft, a recipe or a GPU cannot be estimated.
     """
-    from ...quantize.estimated import Asked, estimate_draft
+    from ...quantize.estimated import estimate_draft
 
-    asked = Asked(
-        recipes=settings.recipes,
-        gpus=settings.gpus,
-        num_draft_tokens=settings.num_draft_tokens,
-        context=settings.context,
-        concurrency=settings.concurrency,
-        tp=settings.tp,
-        efficiency=settings.efficiency,
-        target_step_ms=settings.target_step_ms,
-        target_layers=settings.target_layers,
-    )
-    return estimate_draft(settings.draft, asked, settings.listener)
+    return estimate_draft(settings)
 
 
 def _show(report: EstimateReport, _settings: object) -> None:

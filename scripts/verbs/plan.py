@@ -1,11 +1,13 @@
 """`plan`: what a recipe would do to every tensor, and where the result would load."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from ...quantize.asked import Planning
 from ..frame import reports
-from ..frame.arguments import ByRecipe
+from ..frame.arguments import BY_RECIPE
 from ..frame.console import print_table, stdout, table
+from ..frame.settings import Settings
 from ..frame.verb import Command, verb
 
 if TYPE_CHECKING:
@@ -13,8 +15,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class PlanSettings(ByRecipe):
+class PlanSettings(Settings, Planning):
     """Of which draft, by which recipe."""
+
+    options: ClassVar = BY_RECIPE
 
 
 @verb(PlanSettings)
@@ -30,13 +34,7 @@ def plan(settings: PlanSettings) -> "reports.PlanReport":
     """
     from ...quantize.inspection import plan_draft
 
-    return plan_draft(
-        settings.draft,
-        settings.choice,
-        settings.listener,
-        subtree=settings.subtree,
-        target_layers=settings.target_layers,
-    )
+    return plan_draft(settings)
 
 
 def _show(report: "reports.PlanReport", _settings: object) -> None:

@@ -2,50 +2,40 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass
-from pathlib import Path
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
+from ...quantize.asked import Quantizing
 from ...quantize.files.card_text import CARD_FILE, is_ours, read_card
 from ...recipes.decode import AT_LEAST_1, SHARE_OR_ALL
-from ...recipes.regular_file import optional_path
 from ..frame import arguments, reports
-from ..frame.arguments import ByRecipe
+from ..frame.arguments import BY_RECIPE
 from ..frame.console import OnTerminal, megabytes, stderr, stdout
-from ..frame.settings import Option, SettingsError
+from ..frame.settings import Option, Settings, SettingsError
 from ..frame.verb import Command, verb
 
 
 @dataclass(frozen=True)
-class QuantizeSettings(ByRecipe):
+class QuantizeSettings(Settings, Quantizing):
     """Of which draft, by which recipe, into which folder."""
 
-    out: arguments.OutFolder
-    _: KW_ONLY
-    traces: Annotated[
-        arguments.AnyPath | None,
-        Option(
+    options: ClassVar = {
+        **BY_RECIPE,
+        "out": arguments.OutFolder,
+        "traces": Option(
             "traces to calibrate on, for static activation scales and for algorithms "
             "that use the linears' inputs (GPTQ)",
             "TRACES",
         ),
-    ] = None
-    input_scale: Annotated[
-        float | None, Option("use this static activation scale for all linears", "SCALE")
-    ] = None
-    num_draft_tokens: arguments.NumDraftTokens = None
-    vocab_size: Annotated[
-        int | None,
-        Option(
+        "input_scale": Option("use this static activation scale for all linears", "SCALE"),
+        "num_draft_tokens": arguments.NumDraftTokens,
+        "vocab_size": Option(
             "cut the head's vocabulary first: keep so many rows, chosen by --traces as 'draftquant"
             " vocab' chooses them",
             "ROWS",
             bounds=AT_LEAST_1,
         ),
-    ] = None
-    vocab_coverage: Annotated[
-        float | None,
-        Option(
+        "vocab_coverage": Option(
             "the same, but as many rows as cover this share of the tokens of held-out text, such as"
             " 99.5%%",
             "SHARE",
@@ -53,23 +43,16 @@ class QuantizeSettings(ByRecipe):
             bounds=SHARE_OR_ALL,
             fix="for example 99.5%",
         ),
-    ] = None
-    precise: Annotated[
-        bool, Option("compute the factors of GPTQ in float64 (default: float32, in half the time)")
-    ] = False
-    device: arguments.Device = "auto"
-    target: arguments.Target = None
-    allow_zero_rows: Annotated[
-        bool, Option("accept all-zero rows in weights (default: they are refused)")
-    ] = False
-    fix_config: arguments.FixConfig = False
+        "precise": Option(
+            "compute the factors of GPTQ in float64 (default: float32, in half the time)"
+        ),
+        "device": arguments.Device,
+        "target": arguments.Target,
+        "allow_zero_rows": Option("accept all-zero rows in weights (default: they are refused)"),
+        "fix_config": arguments.FixConfig,
+    }
 
     exclusive = (("vocab_size", "vocab_coverage"),)
-
-    @property
-    def cuts_rows(self) -> bool:
-        """Whether the head keeps fewer rows."""
-        return self.vocab_size is not None or self.vocab_coverage is not None
 
     def check(self) -> None:
         """Refuse to choose rows by nothing."""
@@ -102,34 +85,9 @@ def quantize(settings: QuantizeSettings) -> "reports.QuantizeReport":
         DraftQuantError: a stage failed: reading, planning, computing, writing or verifying. Nothing
             is left behind.
     """
-    from ...calibration.quantizing import Asked, quantize_as_asked
-    from ...calibration.vocabulary_rows import RowsAsked
+    from ...calibration.quantizing import quantize_as_asked
 
-    target = optional_path(settings.target)
-    rows = None
-    if settings.cuts_rows:
-        rows = RowsAsked(
-            size=settings.vocab_size,
-            coverage=settings.vocab_coverage,
-            target=target,
-            options="--vocab-",
-        )
-    asked = Asked(
-        recipe=settings.choice,
-        out=Path(settings.out),
-        subtree=settings.subtree,
-        target_layers=settings.target_layers,
-        traces=optional_path(settings.traces),
-        input_scale=settings.input_scale,
-        num_draft_tokens=settings.num_draft_tokens,
-        rows=rows,
-        precise=settings.precise,
-        device=settings.device,
-        target=target,
-        allow_zero_rows=settings.allow_zero_rows,
-        fix_config=settings.fix_config,
-    )
-    return quantize_as_asked(settings.draft, asked, settings.listener)
+    return quantize_as_asked(settings)
 
 
 def _say_beside(report: "reports.QuantizeReport", settings: QuantizeSettings) -> None:

@@ -1,11 +1,10 @@
 """`verify`: re-read a quantized draft and compare it with its source."""
 
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
-from ...quantize.files.hub import Reference
-from ...recipes.regular_file import optional_path
+from ...quantize.asked import Verifying
 from ..frame import arguments, reports
 from ..frame.console import print_table, stdout, table
 from ..frame.settings import Option, Settings
@@ -15,38 +14,28 @@ if TYPE_CHECKING:
     from ...quantize.verify import Fault, GraftVerification, VerifyReport
 
 
-@dataclass(frozen=True, slots=True)
-class VerifySettings(Settings):
+@dataclass(frozen=True)
+class VerifySettings(Settings, Verifying):
     """Of which folder, and against which source."""
 
-    output: arguments.Quantized
-    against: Annotated[
-        Reference, Option("the draft that it was made from: BF16, or what was cut", "DRAFT")
-    ]
-    _: KW_ONLY
-    subtree: arguments.Subtree = None
-    foreign: Annotated[
-        bool,
-        Option(
+    options: ClassVar = {
+        "output": arguments.Quantized,
+        "against": Option("the draft that it was made from: BF16, or what was cut", "DRAFT"),
+        "subtree": arguments.Subtree,
+        "foreign": Option(
             "another tool made QUANT: no draftquant.json is expected, and other "
             "tools' rounding is accepted"
         ),
-    ] = False
-    layer: Annotated[
-        Reference | None,
-        Option(
+        "layer": Option(
             "QUANT is a target with an MTP layer in it (graft), --against the target as it was; the"
             " layer is compared with this folder too, or with --subtree with that part of it",
             "LAYER",
         ),
-    ] = None
-    target: Annotated[
-        arguments.AnyPath | None,
-        Option(
+        "target": Option(
             "folder of the target; the tables that QUANT shares with it are compared again",
             "TARGET",
         ),
-    ] = None
+    }
 
 
 @verb(VerifySettings)
@@ -65,17 +54,9 @@ def verify(settings: VerifySettings) -> "reports.Verification":
         CheckpointError: the source is not an unquantized draft, or the folder is not a checkpoint.
         DeclarationError: the folder of another tool declares a quantization that is not supported.
     """
-    from ...quantize.verify.verification import Asked, verify_as_asked
+    from ...quantize.verify.verification import verify_as_asked
 
-    asked = Asked(
-        output=settings.output,
-        against=settings.against,
-        subtree=settings.subtree,
-        foreign=settings.foreign,
-        layer=settings.layer,
-        target=optional_path(settings.target),
-    )
-    return verify_as_asked(asked, settings.listener)
+    return verify_as_asked(settings)
 
 
 def _show(found: "reports.Verification", _settings: object) -> None:

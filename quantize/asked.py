@@ -1,0 +1,130 @@
+"""What is asked of a run over drafts, with who hears of it; settings of verbs say what it means."""
+
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+
+from ..recipes.chosen_recipe import AnyRecipe, RecipeChoice
+from ..recipes.formats import KvCacheScales
+from ..recipes.listener import Heard
+from ..recipes.regular_file import AnyPath
+from ..recipes.schema import BackendName, EngineName, InputCorrection
+from .files.hub import Reference
+
+
+@dataclass(frozen=True)
+class Planning(Heard):
+    """Of which draft, by which recipe, computed by whom."""
+
+    draft: Reference
+    recipe: AnyRecipe
+    _: KW_ONLY
+    subtree: str | None = None
+    backend: BackendName | None = None
+    algorithm: str | None = None
+    input_correction: InputCorrection | None = None
+    kv_cache: KvCacheScales | None = None
+    target_layers: int | None = None
+
+    @property
+    def choice(self) -> RecipeChoice:
+        """The recipe as it is asked for."""
+        return RecipeChoice(
+            self.recipe, self.backend, self.algorithm, self.input_correction, self.kv_cache
+        )
+
+
+@dataclass(frozen=True)
+class Quantizing(Planning):
+    """The same, into which folder, and by which inputs.
+
+    Attributes:
+        input_scale: one static activation scale for all linears, which then is not measured.
+        num_draft_tokens: K, as it will be served; None = the draft's own.
+        vocab_size: rows that the head keeps. vocab_coverage: or the share of text that they cover.
+        precise: factors of GPTQ in float64.
+    """
+
+    out: AnyPath
+    _: KW_ONLY
+    traces: AnyPath | None = None
+    input_scale: float | None = None
+    num_draft_tokens: int | None = None
+    vocab_size: int | None = None
+    vocab_coverage: float | None = None
+    precise: bool = False
+    device: str = "auto"
+    target: AnyPath | None = None
+    allow_zero_rows: bool = False
+    fix_config: bool = False
+
+    @property
+    def cuts_rows(self) -> bool:
+        """Whether the head keeps fewer rows."""
+        return self.vocab_size is not None or self.vocab_coverage is not None
+
+
+@dataclass(frozen=True)
+class Estimating(Heard):
+    """Of which draft, by which recipes, on which GPUs, beside which target.
+
+    Attributes:
+        recipes: empty = all that are built in and fit. gpus: empty = the usual ones.
+        context: positions per sequence; None = the usual number.
+        efficiency: share of the data sheet's bandwidth and peak.
+        target_step_ms: measured time of the target's verify step.
+    """
+
+    draft: Reference
+    _: KW_ONLY
+    recipes: Sequence[AnyRecipe] = ()
+    gpus: Sequence[str] = ()
+    num_draft_tokens: int | None = None
+    context: int | None = None
+    concurrency: int = 1
+    tp: int = 1
+    efficiency: float = 0.75
+    target_step_ms: float | None = None
+    target_layers: int | None = None
+
+
+@dataclass(frozen=True)
+class Checking(Heard):
+    """Of which draft, in which engine, on which GPU; None = the usual one, or all of a pair.
+
+    Attributes:
+        target_args: flags of the target's launch line, in any engine's spelling.
+        traces: whose hidden states are scanned for values beyond float16.
+        target_layers: the target's, after which vLLM numbers the draft's.
+    """
+
+    draft: Reference
+    engine: EngineName | None = None
+    _: KW_ONLY
+    version: str | None = None
+    target: Reference | None = None
+    target_args: str | None = None
+    traces: AnyPath | None = None
+    subtree: str | None = None
+    tp: int | None = None
+    target_layers: int | None = None
+    gpu: str | None = None
+
+
+@dataclass(frozen=True)
+class Verifying(Heard):
+    """Which folder, and against which source.
+
+    Attributes:
+        subtree: part of `against`, or of `layer` where that is given.
+        foreign: another tool made the folder.
+        layer: that a target's folder has in it.
+        target: with whose tables those are compared again that the folder shares with it.
+    """
+
+    output: Reference
+    against: Reference
+    _: KW_ONLY
+    subtree: str | None = None
+    foreign: bool = False
+    layer: Reference | None = None
+    target: AnyPath | None = None
