@@ -6,15 +6,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from transformers.utils import logging
 from typing_extensions import override
 
+from ...quantize.files.hub import Reference, folder_of
 from ...quantize.files.staging import check_output
+from ...quantize.stored.loading import LoadedDraft, load_draft
 from ...recipes.brief import Brief
-from ...recipes.errors import TraceError
-from ..prompts.prompt_file import Prompt
+from ...recipes.errors import CheckpointError, TraceError
+from ...recipes.listener import Listener
+from ..passes.draft_inputs import mask_token_ids
+from ..prompts.prompt_file import Prompt, read_prompts
 from ..traces.manifest import FeatureSpec, TraceManifest
 from ..traces.prompt_trace import PromptTrace, prompt_sha256
-from ..traces.target_tables import TargetTables
+from ..traces.target_tables import SharedTables, TargetTables
 from ..traces.trace_folder import TraceFolder
 from ..traces.trace_info import MIN_AGREEMENT, FeatureTally
 from ..traces.writer import trace_output
@@ -60,6 +65,47 @@ class ImportReport(Brief):
             "without an answer": self.num_without_answer or None,
             "left out as not the target's own": self.num_off_policy or None,
         }
+
+
+def import_asked(
+    written_by: DumpFormat,
+    dump: Path,
+    target: Path,
+    out: Path,
+    *,
+    reads: Reference | None,
+    layer_ids: tuple[int, ...] | None,
+    prompts: Path | None,
+    greedy: bool,
+    leave_out_off_policy: bool,
+    table_ids: tuple[int, ...] | None,
+    listener: Listener,
+) -> ImportReport:
+    """The same, for the draft that `reads` the hidden states, and a file of prompts."""
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call] # one bar is enough
+    draft = None if reads is None else _loaded(reads, target)
+    masks = () if draft is None else mask_token_ids(draft.geometry)
+    asked = None if prompts is None else read_prompts(prompts, target=target)
+    with listener.bar("import", 1) as bar:
+        return import_dump(
+            written_by,
+            dump,
+            target,
+            out,
+            declared=Declared(layer_ids=layer_ids, draft=draft, greedy=greedy),
+            prompts=asked,
+            leave_out_off_policy=leave_out_off_policy,
+            table_ids=None if table_ids is None else (*table_ids, *masks),
+            on_progress=bar.set,
+        )
+
+
+def _loaded(draft: Reference, target: Path) -> LoadedDraft:
+    try:
+        shared = TargetTables.find(target).shared()
+    except CheckpointError:  # a config alone; a draft with tables of its own needs none
+        shared = SharedTables({})
+    return load_draft(folder_of(draft), shared=shared)
 
 
 def import_dump(

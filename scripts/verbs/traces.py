@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from ...calibration.dumps import DumpFormat
 from ...calibration.traces.manifest import StorageChoice
-from ...quantize.files.hub import Reference, resolve_draft
+from ...quantize.files.hub import Reference
 from ...recipes.decode import AT_LEAST_1, encode
-from ...recipes.regular_file import AnyPath
+from ...recipes.regular_file import AnyPath, optional_path
 from ..frame import reports
 from ..frame.arguments import OutFolder, TableIds, share
 from ..frame.console import megabytes, print_json, print_table, stdout, table
@@ -19,11 +19,9 @@ from ..frame.settings import Argument, Option, Settings
 from ..frame.verb import Below, Verbs, run_verb, verb
 
 if TYPE_CHECKING:
-    from ...calibration.dumps.import_dump import ImportReport
     from ...calibration.traces.manifest import TraceManifest
     from ...calibration.traces.trace_folder import TraceFolder
     from ...calibration.traces.trace_info import TraceInfo
-    from ...quantize.stored.loading import LoadedDraft
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,47 +103,22 @@ def traces_import(settings: TracesImportSettings) -> "reports.ImportReport":
     Raises:
         DraftQuantError: the dump is damaged, or belongs to another target; nothing is left behind.
     """
-    from transformers.utils import logging
+    from ...calibration.dumps.import_dump import import_asked
 
-    from ...calibration.dumps.dump_settling import Declared
-    from ...calibration.dumps.import_dump import import_dump
-    from ...calibration.passes.draft_inputs import mask_token_ids
-    from ...calibration.prompts.prompt_file import read_prompts
-
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call] # one bar is enough
-    target = Path(settings.target)
-    draft = _loaded(settings.draft, target) if settings.draft else None
-    table_ids = (*settings.table_ids, *(mask_token_ids(draft.geometry) if draft else ()))
-    prompts = read_prompts(Path(settings.prompts), target=target) if settings.prompts else None
     layers = settings.aux_layer_ids
-    with settings.listener.bar("import", 1) as bar:
-        return import_dump(
-            settings.written_by,
-            Path(settings.dump),
-            target,
-            Path(settings.out),
-            declared=Declared(
-                layer_ids=None if layers is None else tuple(layers),
-                draft=draft,
-                greedy=settings.greedy,
-            ),
-            prompts=prompts,
-            leave_out_off_policy=settings.leave_out_off_policy,
-            table_ids=table_ids if settings.tables else None,
-            on_progress=bar.set,
-        )
-
-
-def _loaded(reference: Reference, target: Path) -> "LoadedDraft":
-    from ...calibration.traces.target_tables import SharedTables, TargetTables
-    from ...quantize.stored.loading import load_draft
-    from ...recipes.errors import CheckpointError
-
-    try:
-        shared = TargetTables.find(target).shared()
-    except CheckpointError:  # a config alone; a draft with tables of its own needs none
-        shared = SharedTables({})
-    return load_draft(resolve_draft(str(reference)).folder, shared=shared)
+    return import_asked(
+        settings.written_by,
+        Path(settings.dump),
+        Path(settings.target),
+        Path(settings.out),
+        reads=settings.draft,
+        layer_ids=None if layers is None else tuple(layers),
+        prompts=optional_path(settings.prompts),
+        greedy=settings.greedy,
+        leave_out_off_policy=settings.leave_out_off_policy,
+        table_ids=tuple(settings.table_ids) if settings.tables else None,
+        listener=settings.listener,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,36 +269,7 @@ def traces_store(settings: TracesStoreSettings) -> "reports.StoreReport":
     return store_traces(traces, Path(settings.out), settings.feature_storage)
 
 
-# ---- What is said of a trace folder, one that is there already or was just written
-
 _STORED = {None: "", "fp8-per-token": ", rounded to FP8 per token", "zstd": ", packed by zstd"}
-
-
-def print_info(info: "TraceInfo", folder: object, *, as_json: bool) -> None:
-    """Print what the folder holds."""
-    if as_json:
-        print_json(_mapping(info))
-        return
-    numbers = ("prompts", "prompt tokens", "new tokens", "shortest", "longest")
-    found = table(
-        f"{folder}, {len(info.traces)} prompts,"
-        f" {info.traces.manifest.num_tokens:,} tokens, {megabytes(info.nbytes)}",
-        "category",
-        *numbers,
-        right=numbers,
-    )
-    for one in info.categories:
-        found.row(
-            one.category,
-            f"{one.num_prompts:,}",
-            f"{one.prompt_tokens:,}",
-            f"{one.new_tokens:,}",
-            f"{one.shortest:,}",
-            f"{one.longest:,}",
-        )
-    print_table(found)
-    for line in _lines(info):
-        stdout().line(line)
 
 
 def _lines(info: "TraceInfo") -> Iterator[str]:
@@ -392,25 +336,24 @@ def _tables(manifest: "TraceManifest") -> str:
     )
 
 
+def _plain(part: Any) -> Any:
+    return dataclasses.asdict(part) if dataclasses.is_dataclass(part) else part
+
+
 def _mapping(info: "TraceInfo") -> dict[str, Any]:
     manifest = info.traces.manifest
     kept = ("nbytes", "num_copies", "num_later_turns", "num_near_duplicates", "num_independent",
             "num_clusters", "suggested_clusters", "known_top1", "head_agreement")  # fmt: skip
+    of_manifest = ("target", "recorded_by", "features", "temperature", "sampling", "ignore_eos",
+                   "logprobs", "too_long")  # fmt: skip
     return {
         "sha256": info.traces.sha256,
         "num_prompts": len(info.traces),
         "num_tokens": manifest.num_tokens,
-        "target": dataclasses.asdict(manifest.target),
-        "recorded_by": manifest.recorded_by,
-        "features": dataclasses.asdict(manifest.features),
-        "temperature": manifest.temperature,
-        "sampling": dataclasses.asdict(manifest.sampling) if manifest.sampling else None,
-        "ignore_eos": manifest.ignore_eos,
-        "logprobs": dataclasses.asdict(manifest.logprobs) if manifest.logprobs else None,
-        "too_long": dataclasses.asdict(manifest.too_long) if manifest.too_long else None,
-        "datasets": [dataclasses.asdict(one) for one in manifest.datasets or ()],
-        "tables": dataclasses.asdict(manifest.tables) if manifest.tables else None,
-        "categories": [dataclasses.asdict(one) for one in info.categories],
+        **{name: _plain(getattr(manifest, name)) for name in of_manifest},
+        "datasets": [_plain(one) for one in manifest.datasets or ()],
+        "tables": _plain(manifest.tables),
+        "categories": [_plain(one) for one in info.categories],
         **{name: getattr(info, name) for name in kept},
         "feature_evidence": encode(info.features),
         "feature_problem": info.features.fault(),
@@ -436,9 +379,6 @@ def written(traces: "TraceFolder") -> dict[str, Any]:
     }
 
 
-# ---- `draftquant traces`: what is done with trace folders beside recording them
-
-
 def run(options: argparse.Namespace) -> int:
     """Run the verb."""
     return run_verb(options, VERBS)
@@ -447,14 +387,45 @@ def run(options: argparse.Namespace) -> int:
 def _import(options: argparse.Namespace) -> int:
     report = traces_import.run(options.settings)
     if options.json:
-        print_json(_imported(report))
-    else:
-        _print_import(report)
+        beside = {
+            "texts": report.num_samples,
+            "findings": list(report.layout.sentences()),
+            "left_out_off_policy": report.num_off_policy,
+            "without_answer": report.num_without_answer,
+        }
+        print_json(written(report.traces) | beside)
+        return 0
+    print_written(report.traces, f" of {report.num_samples} texts")
+    for sentence in report.layout.sentences():
+        stdout().line(f"  {sentence}")
+    if report.num_off_policy:
+        stdout().line(
+            f"  {report.num_off_policy} answers left out: the target would not have given them"
+        )
+    if report.num_without_answer:
+        stdout().line(f"  {report.num_without_answer} texts without an answer")
     return 0
 
 
 def _info(options: argparse.Namespace) -> int:
-    print_info(traces_info.run(options.settings), options.settings.traces, as_json=options.json)
+    info = traces_info.run(options.settings)
+    if options.json:
+        print_json(_mapping(info))
+        return 0
+    numbers = ("prompts", "prompt tokens", "new tokens", "shortest", "longest")
+    found = table(
+        f"{options.settings.traces}, {len(info.traces)} prompts,"
+        f" {info.traces.manifest.num_tokens:,} tokens, {megabytes(info.nbytes)}",
+        "category",
+        *numbers,
+        right=numbers,
+    )
+    for one in info.categories:
+        sizes = (one.num_prompts, one.prompt_tokens, one.new_tokens, one.shortest, one.longest)
+        found.row(one.category, *(f"{size:,}" for size in sizes))
+    print_table(found)
+    for line in _lines(info):
+        stdout().line(line)
     return 0
 
 
@@ -527,24 +498,3 @@ VERBS: Verbs = {
     "merge": Below(traces_merge, _merge, "merge trace folders of the same target"),
     "store": Below(traces_store, _store, "copy traces with hidden states in fewer bytes"),
 }
-
-
-def _print_import(report: "ImportReport") -> None:
-    print_written(report.traces, f" of {report.num_samples} texts")
-    for sentence in report.layout.sentences():
-        stdout().line(f"  {sentence}")
-    if report.num_off_policy:
-        stdout().line(
-            f"  {report.num_off_policy} answers left out: the target would not have given them"
-        )
-    if report.num_without_answer:
-        stdout().line(f"  {report.num_without_answer} texts without an answer")
-
-
-def _imported(report: "ImportReport") -> dict[str, Any]:
-    return written(report.traces) | {
-        "texts": report.num_samples,
-        "findings": list(report.layout.sentences()),
-        "left_out_off_policy": report.num_off_policy,
-        "without_answer": report.num_without_answer,
-    }
