@@ -43,12 +43,7 @@ from .vllm.vllm_recording import Offline, Served, record_with_vllm
 
 
 def record_asked(asked: RecordRun) -> TraceFolder | str:
-    """Record the prompts, or give the command of a vLLM server to record from.
-
-    Raises:
-        DraftQuantError: the target, the draft, the prompts or a setting cannot be used, or the
-            folder exists already.
-    """
+    """Record the prompts, or give the command of a vLLM server to record from."""
     logging.disable_progress_bar()  # type: ignore[no-untyped-call] # one bar is enough
     logging.set_verbosity_error()  # type: ignore[no-untyped-call] # missing weights are our error
     how = _how(asked)

@@ -39,12 +39,6 @@ def position_warnings(
     """What to warn of, where drafts are made for fewer positions than traces have.
 
     Each sentence is one of all drafts that it is true of.
-
-    Args:
-        listener: is told of layers that see a window.
-
-    Raises:
-        CheckpointError: a folder is no draft.
     """
     longest = max((prompt.num_tokens for prompt in traces.manifest.prompts), default=0)
     drafts: dict[Positions, list[str]] = {}

@@ -50,9 +50,6 @@ def replay_in_groups(
 
     What the first proposes is computed once, or recalled, for all groups; each draft gets the
     counts that it has beside the first alone.
-
-    Raises:
-        DeviceError: the first draft and one other do not fit in memory together.
     """
     how = _alike(folders, how)
     estimate = memory_of(folders, traces, how, in_turn=True)
@@ -136,14 +133,7 @@ def replayed_on_ray(
     how_asked: Passes,
     on_progress: Callable[[int, int], None],
 ) -> Elsewhere:
-    """What drafts propose, by a task for each batch of prompts.
-
-    Args:
-        address: of the cluster.
-        loaded: the drafts.
-        how_asked: with which they were loaded.
-        on_progress: called with (prompts that are done, prompts).
-    """
+    """What drafts propose, by a task for each batch of prompts."""
 
     def answer(asked: Sequence[Question]) -> Sequence[Sequence[Proposals]]:
         if not asked:

@@ -51,12 +51,7 @@ class DraftsJudged:
 
 
 def replayed(asked: GateRun, policy: str) -> DraftsJudged:
-    """Both drafts, replayed along the traces that are asked for; `policy` is a name.
-
-    Raises:
-        DraftQuantError: the drafts do not belong together, they and the traces do not fit each
-            other or do not fit in memory, or one of the prompts made the candidate.
-    """
+    """Both drafts, replayed along the traces that are asked for; `policy` is a name."""
     assert asked.traces is not None  # nothing else is replayed
     unrelated, folders = asked.unrelated, [folder_of(name) for name in asked.references]
     baseline, candidate = map(DraftFolder.read, folders)
@@ -80,12 +75,7 @@ def replayed(asked: GateRun, policy: str) -> DraftsJudged:
 
 
 def named(asked: GateRun, measured: Measured, policy: str) -> DraftsJudged:
-    """Both drafts where servers alone were measured, as far as any are named.
-
-    Raises:
-        DraftQuantError: one of them cannot be read or was edited, the candidate was not quantized
-            from the baseline, or one of the prompts made it.
-    """
+    """Both drafts where servers alone were measured, as far as any are named."""
     if not asked.references:
         background = Background(expected_baseline=asked.expect_baseline, unrelated=asked.unrelated)
         return DraftsJudged(folders=(), background=background)

@@ -38,11 +38,7 @@ class Judged:
 
 
 def judged(asked: GateRun) -> Judged:
-    """Judge by all that is given, and write the report files.
-
-    Raises:
-        DraftQuantError: see `gate`.
-    """
+    """Judge by all that is given, and write the report files."""
     date = today()
     policy = resolve_policy(
         asked.policy,

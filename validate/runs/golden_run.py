@@ -38,13 +38,7 @@ class GoldenText(Brief):
 
 
 def golden_made(asked: GoldenRun) -> GoldenText:
-    """Read golden acceptance, and make of it what is asked for.
-
-    Raises:
-        GoldenError: it is none, lacks the category, or no limit follows from it that a draft can
-            fall below.
-        OutputError: the file to write exists already, or cannot be written.
-    """
+    """Read golden acceptance, and make of it what is asked for."""
     out = None if asked.out is None else Path(asked.out)
     if out is not None:
         check_place(out, overwrite=asked.overwrite)

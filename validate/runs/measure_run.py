@@ -20,11 +20,7 @@ from .report_pages import check_golden, draft_identity, write_golden
 
 
 def measured(asked: MeasureRun) -> Measurement:
-    """Measure a server, or read an earlier measurement.
-
-    Raises:
-        DraftQuantError: the server cannot be measured. Answers that were measured before are kept.
-    """
+    """Measure a server, or read an earlier measurement."""
     check_golden(asked.golden, overwrite=asked.overwrite)
     found = _one_server(asked) if asked.show is None else read_measurement(Path(asked.show))
     if asked.golden is not None:

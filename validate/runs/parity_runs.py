@@ -41,14 +41,7 @@ Scorer = Callable[[Sequence[Text]], list[Scores]]
 
 
 def divergence_found(asked: DivergenceRun) -> Findings:
-    """Compare the greedy output of a target with a draft and without, up to the first difference.
-
-    Returns:
-        One finding for each speculative measurement.
-
-    Raises:
-        DraftQuantError: the measurements cannot be read, or do not have the same prompts.
-    """
+    """Compare greedy output with a draft and without, up to the first difference."""
     again, fewest = asked.plain_again, asked.min_prompts
     speculative = [read_measurement(Path(path)) for path in asked.speculative]
     findings = divergence_findings(
@@ -63,14 +56,7 @@ def divergence_found(asked: DivergenceRun) -> Findings:
 
 
 def draft_found(asked: DraftParityRun) -> Findings:
-    """Compare the proposals of a quantized draft with those of the BF16 draft, at each draft step.
-
-    Returns:
-        One finding for each figure, with its parts by draft step and by category.
-
-    Raises:
-        DraftQuantError: a draft or the traces cannot be read, or they do not fit each other.
-    """
+    """Compare proposals of a quantized draft with those of BF16, at each draft step."""
     check_limits(asked)
     traces = open_traces(asked.traces, asked.listener)
     how = Passes(
@@ -96,14 +82,7 @@ def draft_found(asked: DraftParityRun) -> Findings:
 
 
 def tasks_found(asked: TasksRun) -> Findings:
-    """Compare the scores that two servers got for the same items of lm_eval.
-
-    Returns:
-        One finding for each metric of each task.
-
-    Raises:
-        DraftQuantError: the samples cannot be read, or do not hold the same items.
-    """
+    """Compare the scores that two servers got for the same items of lm_eval."""
     findings = task_findings(
         read_samples(Path(asked.first)),
         read_samples(Path(asked.second)),
@@ -115,15 +94,7 @@ def tasks_found(asked: TasksRun) -> Findings:
 
 
 def sampled_found(asked: SampledRun) -> Findings:
-    """Compare how likely sampled output is to the target, with a draft and without.
-
-    Returns:
-        One finding.
-
-    Raises:
-        DraftQuantError: the measurements do not fit each other, or no target is given that can
-            score them.
-    """
+    """Compare how likely sampled output is to the target, with a draft and without."""
     allowed = limits("--max-logprob-drop", asked.max_logprob_drop, least=-1, most=1)
     plain, speculative = (read_measurement(Path(path)) for path in (asked.plain, asked.speculative))
     check_sampled(plain, speculative)
@@ -146,11 +117,7 @@ def sampled_found(asked: SampledRun) -> Findings:
 
 
 def _scorer(asked: SampledRun, engine: str, bar: Bar) -> Scorer:
-    """Whoever scores: the target itself, or a server of it.
-
-    Raises:
-        ParityError: no server can be asked so.
-    """
+    """Whoever scores: the target itself, or a server of it."""
     target = optional_path(asked.target)
     if target is not None:
         device, dtype = resolve_device(asked.device), getattr(torch, asked.dtype)

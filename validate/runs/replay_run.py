@@ -21,11 +21,7 @@ from .report_pages import asked_for, check_golden, draft_identity, write_golden
 
 
 def replay_asked(asked: ReplayRun) -> tuple[DraftReplay, ...]:
-    """Replay drafts, and write the golden acceptance of a sole one.
-
-    Raises:
-        DraftQuantError: see `replay`.
-    """
+    """Replay drafts, and write the golden acceptance of a sole one."""
     check_golden(asked.golden, overwrite=asked.overwrite)
     traces, folders, warnings = open_for_drafts(asked.traces, asked.drafts, asked.listener)
     for warning in warnings:
@@ -42,12 +38,7 @@ def replay_asked(asked: ReplayRun) -> tuple[DraftReplay, ...]:
 
 
 def compared(asked: CompareRun) -> ComparisonReport:
-    """Count the drafts, compare them, and write the files that are asked for.
-
-    Raises:
-        DraftQuantError: a draft, the traces or a file cannot be read, or they do not have the same
-            prompts.
-    """
+    """Count the drafts, compare them, and write the files that are asked for."""
     date = today()
     counted = _counted(asked)
     report = compare(

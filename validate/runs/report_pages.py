@@ -31,11 +31,7 @@ _SHOWN = ("--json", "--github", "--overwrite", "--debug", "-q", "--quiet", "-v",
 def write_pages(
     asked: ReportFiles, document: Document, beside: Mapping[Path, str] = NOTHING
 ) -> tuple[Path, ...]:
-    """Write every report file that is asked for, and those beside; then tell GitHub.
-
-    Returns:
-        What was written.
-    """
+    """Write every report file that is asked for, and those beside; then tell GitHub."""
     writers: Mapping[str, Callable[[Document], str]] = {
         "html": page,
         "markdown": markdown,
@@ -54,14 +50,7 @@ def write_pages(
 def golden_file(
     asked: ReportFiles, document: Document, measured: Measurement | None = None
 ) -> Mapping[Path, str]:
-    """Golden acceptance of the candidate where it is asked for, beside the other files.
-
-    Args:
-        measured: of the candidate's server, whose verify steps the report keeps weighted.
-
-    Raises:
-        GoldenError: no verify step was counted, or the report keeps them weighted.
-    """
+    """Golden acceptance of the candidate where it is asked for, beside the other files."""
     if asked.golden is None:
         return NOTHING
     found = golden_of_report(document) if measured is None else golden_of_measurement(measured)
@@ -112,11 +101,7 @@ class WrittenReport(Published):
 
 
 def written_report(asked: ReportRun) -> WrittenReport:
-    """Read a report of the gate, and write the files that are asked for.
-
-    Raises:
-        DraftQuantError: it is not a report of the gate, or a file cannot be written; then none is.
-    """
+    """Read a report of the gate, and write the files that are asked for."""
     document = read_report(Path(asked.gate))
     written = write_pages(asked, document, golden_file(asked, document))
     found = WrittenReport(document=document, written=written)
