@@ -26,7 +26,8 @@ def replay_asked(asked: ReplayRun) -> tuple[DraftReplay, ...]:
     traces, folders, warnings = open_for_drafts(asked.traces, asked.drafts, asked.listener)
     for warning in warnings:
         asked.listener.warning(warning)
-    replays = replay_loaded(load_for_replay(folders, traces, asked), asked)
+    loaded = load_for_replay(folders, traces, asked)
+    replays = replay_loaded(loaded, asked)
     if fault := replays[0].traces.features.fault():
         asked.listener.warning(fault)
     if asked.golden is not None:
