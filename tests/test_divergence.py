@@ -8,9 +8,9 @@ import pytest
 import torch
 from draftquant.calibration.passes.proposals import draft_proposals
 from draftquant.calibration.rounding import proposal_divergence as divergence
+from draftquant.calibration.rounding.learned_state import LearningSettings
 from draftquant.calibration.rounding.proposal_divergence import (
     Agreement,
-    DepthWeights,
     agreement,
     backward_of_divergence,
     passes_of,
@@ -25,7 +25,7 @@ from torch import Tensor
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-WEIGHTS = DepthWeights(decay=0.7, missed=0.25)
+WEIGHTS = LearningSettings(depth_decay=0.7, missed_weight=0.25)
 
 
 @pytest.fixture(scope="module", params=["llama", "dflash"])
@@ -80,7 +80,7 @@ def test_loss_and_gradient_are_those_of_one_expression(
     reference = drafts.over({})
     loss = backward_of_divergence(
         drafts.over(own), reference, drafts.sequence,
-        num_draft_tokens=drafts.k, weights=WEIGHTS, share=0.5,
+        num_draft_tokens=drafts.k, settings=WEIGHTS, share=0.5,
     )  # fmt: skip
 
     wanted = {name: w.clone().requires_grad_() for name, w in drafts.noisy.items()}
@@ -142,7 +142,7 @@ def test_nothing_to_learn_from_oneself(pair: RoundingPair) -> None:
     own = {n: drafts.draft.weights[n].clone().requires_grad_() for n in drafts.noisy}
     loss = backward_of_divergence(
         drafts.over(own), drafts.over({}), drafts.sequence,
-        num_draft_tokens=drafts.k, weights=WEIGHTS, share=1.0,
+        num_draft_tokens=drafts.k, settings=WEIGHTS, share=1.0,
     )  # fmt: skip
     assert float(loss) == pytest.approx(0.0, abs=1e-6)
     for weight in own.values():
@@ -176,7 +176,7 @@ def test_sequences_of_any_length_run_together_as_each_alone(
         sequences = reader.read(entries, rows)
         loss = backward_of_divergence(
             drafts.over(own), reference, sequences,
-            num_draft_tokens=drafts.k, weights=WEIGHTS, share=0.5,
+            num_draft_tokens=drafts.k, settings=WEIGHTS, share=0.5,
         )  # fmt: skip
         return float(loss), agreement(noisy, reference, sequences, num_draft_tokens=drafts.k)
 

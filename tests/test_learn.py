@@ -23,7 +23,6 @@ from draftquant.calibration.rounding.learned_state import (
     LearningSettings,
 )
 from draftquant.calibration.rounding.proposal_divergence import (
-    DepthWeights,
     agreement,
     backward_of_divergence,
 )
@@ -119,7 +118,7 @@ def total_divergence(pair: RoundingPair, learning: Learning) -> float:
             learning.reference,
             SequenceReader(learning.draft, pair.traces).read([entry], [rows]),
             num_draft_tokens=pair.num_draft_tokens,
-            weights=DepthWeights(decay=0.8, missed=0.1),
+            settings=LearningSettings(depth_decay=0.8, missed_weight=0.1),
             share=1.0,
         )
         total += float(loss)

@@ -12,7 +12,8 @@ import pytest
 import torch
 from draftquant.calibration.rounding import proposal_divergence as divergence
 from draftquant.calibration.rounding.latents import LatentWeight
-from draftquant.calibration.rounding.proposal_divergence import DepthWeights, backward_of_divergence
+from draftquant.calibration.rounding.learned_state import LearningSettings
+from draftquant.calibration.rounding.proposal_divergence import backward_of_divergence
 from draftquant.calibration.rounding.sequences import LearningSequences
 from draftquant.quantize.algorithms import InputMoments, row_algorithm
 from draftquant.quantize.algorithms.algorithm import Feedback
@@ -117,7 +118,7 @@ def test_a_step_of_learning_waits_for_nothing(
     served = {f"{name}.weight": one.dequantized() for name, one in latents.items()}
     loss = backward_of_divergence(
         over(served), over({}), sequences,
-        num_draft_tokens=k, weights=DepthWeights(decay=0.8, missed=0.1), share=0.5,
+        num_draft_tokens=k, settings=LearningSettings(), share=0.5,
     )  # fmt: skip
     assert loss.device == META
     for one in latents.values():

@@ -129,5 +129,5 @@ def test_what_is_no_sketch_is_refused(bad: str) -> None:
         assert encode(decode(SeenPrompts, mapping)) == mapping
         for key in sketches.keys() - {"method"}:
             damaged = mapping | {"sketches": sketches | {key: {"a": [bad]}}}
-            with pytest.raises(JsonProblem, match=f"{key}: expected 1 to 64 values"):
+            with pytest.raises(JsonProblem, match=rf"{key}\.a: expected 1 to 64 values"):
                 decode(SeenPrompts, damaged)

@@ -56,7 +56,7 @@ from .learned_state import (
     best_of,
     is_over,
 )
-from .proposal_divergence import Agreement, DepthWeights, agreement, backward_of_divergence
+from .proposal_divergence import Agreement, agreement, backward_of_divergence
 from .sequences import (
     LearningSequences,
     PromptSplit,
@@ -159,7 +159,7 @@ class Learning:
                     self.reference,
                     sequences,
                     num_draft_tokens=self._num_draft_tokens,
-                    weights=DepthWeights(decay=settings.depth_decay, missed=settings.missed_weight),
+                    settings=settings,
                     share=1 / settings.sequences,
                 )
                 for _, sequences in self._batches(chosen, rows, MAX_LEARNED_TOKENS)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ...quantize.drafts.forward import DraftForward, DraftPass, positions
 from ..passes.proposals import MAX_LOGITS
+from .learned_state import LearningSettings
 from .sequences import LearningSequences
 
 
@@ -68,14 +69,6 @@ class OwnRows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DepthWeights:
-    """Of the loss: see `LearningSettings`."""
-
-    decay: float
-    missed: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
     """What two drafts propose from every row looked at, added up."""
 
@@ -111,22 +104,22 @@ def backward_of_divergence(
     sequences: LearningSequences,
     *,
     num_draft_tokens: int,
-    weights: DepthWeights,
+    settings: LearningSettings,
     share: float,
 ) -> Tensor:
     """Add the gradient of some sequences' loss, times `share`, to what `draft` computes with.
 
     The loss of a sequence is the sum over rows and depths j of decay^j * reach * KL(reference ‖
     draft), divided by that of decay^j; reach is 1 where the reference had every depth before right,
-    else `missed`.
+    else `missed_weight`.
     """
     with torch.no_grad():
         unquantized = list(passes_of(reference, sequences, num_draft_tokens))
-    norm = sum(weights.decay**depth for depth in range(num_draft_tokens)) / share
+    norm = sum(settings.depth_decay**depth for depth in range(num_draft_tokens)) / share
     device = sequences.hidden.device
     total, hidden, gradients = torch.zeros((), dtype=torch.float64, device=device), [], []
     reached = torch.empty(0)
-    judge = _Judge(reference, weights)
+    judge = _Judge(reference, settings)
     for one, other in zip(passes_of(draft, sequences, num_draft_tokens), unquantized, strict=True):
         rows = OwnRows(one, sequences)
         reached = reached if one.depths.start else rows.all_right()
@@ -187,8 +180,8 @@ def agreement(
 
 
 class _Judge:
-    def __init__(self, forward: DraftForward, weights: DepthWeights) -> None:
-        self._forward, self._weights = forward, weights
+    def __init__(self, forward: DraftForward, settings: LearningSettings) -> None:
+        self._forward, self._settings = forward, settings
 
     def divergence(
         self,
@@ -204,7 +197,7 @@ class _Judge:
         `hidden` and `unquantized`, that of the reference, [n, D, W]; `recorded` [n, D] tokens;
         `reached` [n], whether all depths before were right; `counts` [n], weights of the rows.
         """
-        decay = self._weights.decay ** positions(depths, hidden.device).float()
+        decay = self._settings.depth_decay ** positions(depths, hidden.device).float()
         totals, gradients, runs = [], [], []
         for mine, *others in _parts(self._forward, hidden, unquantized, recorded, reached, counts):
             leaf = mine.detach().requires_grad_()
@@ -212,7 +205,7 @@ class _Judge:
                 each, run = self._losses(leaf, *others[:3])
             before, count = others[2:]
             reach = torch.cat((before[:, None], run[:, :-1]), dim=1)
-            weight = torch.where(reach, 1.0, self._weights.missed) * decay * count[:, None]
+            weight = torch.where(reach, 1.0, self._settings.missed_weight) * decay * count[:, None]
             with torch.enable_grad():
                 loss = (weight * each).sum()
             (gradient,) = torch.autograd.grad(loss, leaf)
