@@ -35,7 +35,6 @@ from ..traces.manifest import (
     DatasetSource,
     FeatureDtype,
     FeatureSpec,
-    LogprobSpec,
     TargetIdentity,
     TooLongPrompts,
 )
@@ -254,33 +253,19 @@ _POLL = 0.02
 class KeptRecording:
     """The folder; made by `kept_recording`."""
 
-    def __init__(
-        self,
-        folder: Path,
-        prompts: Sequence[Prompt],
-        expected: ExpectedStates,
-        *,
-        max_new_tokens: int,
-        vocab_size: int,
-        logprobs: LogprobSpec | None,
-    ) -> None:
-        self._asked = logprobs
+    def __init__(self, folder: Path, plan: RecordingPlan) -> None:
         self.states_folder = folder / "states"
-        self._folder = folder
-        self._prompts = prompts
-        self._expected = expected
-        self._max_new_tokens = max_new_tokens
-        self._vocab_size = vocab_size
+        self._folder, self._plan, self._expected = folder, plan, plan.states
 
     def missing(self) -> list[int]:
         """Positions that have no answer yet."""
         done = _answered(self._folder)
-        return [i for i in range(len(self._prompts)) if f"{i:05d}.json" not in done]
+        return [i for i in range(len(self._plan.prompts)) if f"{i:05d}.json" not in done]
 
     def take(self, position: int, answer: Answer, shared: Path) -> None:
         """Check an answer, wait for its states, and keep both."""
         self._check(position, answer)
-        prompt = self._prompts[position]
+        prompt = self._plan.prompts[position]
         written = shared / _file_name(answer.states, prompt)
         _wait_for(written, prompt)
         read = [*prompt.token_ids, *answer.token_ids[:-1]]
@@ -298,7 +283,7 @@ class KeptRecording:
             raise TraceError(path, f"this is not an answer of an unfinished run: {exc}",
                              fix=f"rm {path}, and run again") from exc  # fmt: skip
         self._check(position, kept)
-        read = [*self._prompts[position].token_ids, *kept.token_ids[:-1]]
+        read = [*self._plan.prompts[position].token_ids, *kept.token_ids[:-1]]
         check_states(self.states(position), self._expected, read)
         return kept, kept.engine
 
@@ -307,26 +292,27 @@ class KeptRecording:
         return self._folder / f"{position:05d}.safetensors"
 
     def _check(self, position: int, answer: Answer) -> None:
-        where = f"prompt {self._prompts[position].id}"
+        where = f"prompt {self._plan.prompts[position].id}"
         count = len(answer.token_ids)
         if answer.ended not in ("stop", "length"):
             raise TraceError(where, f"the engine ended it with {short(answer.ended)}",
                              fix="see the engine's own messages")  # fmt: skip
-        wrong = count < 1 or count > self._max_new_tokens
-        if wrong or (answer.ended == "length" and count != self._max_new_tokens):
+        wrong = count < 1 or count > self._plan.max_new_tokens
+        if wrong or (answer.ended == "length" and count != self._plan.max_new_tokens):
             raise TraceError(
                 where,
-                f"asked for {self._max_new_tokens} tokens, got {count} and {answer.ended!r}",
+                f"asked for {self._plan.max_new_tokens} tokens, got {count} and {answer.ended!r}",
                 fix="start the engine without a limit of its own, such as max_new_tokens in"
                 " --override-generation-config",
             )
-        if not all(0 <= token < self._vocab_size for token in answer.token_ids):
-            raise TraceError(where, f"expected token ids in [0, {self._vocab_size})",
+        vocab_size, asked = self._plan.shape.vocab_size, self._plan.decoding.logprob_spec
+        if not all(0 <= token < vocab_size for token in answer.token_ids):
+            raise TraceError(where, f"expected token ids in [0, {vocab_size})",
                              fix="serve the target that is given here")  # fmt: skip
-        if self._asked is not None:
+        if asked is not None:
             given = len(answer.token_logprob or ())
             places = [len(place) for place in answer.top or ()]
-            num_top = self._asked.num_top
+            num_top = asked.num_top
             if given != count or places != [num_top] * (count if num_top else 0):
                 raise TraceError(
                     where,

@@ -189,14 +189,7 @@ def record_with_vllm(
     identity = target_identity(plan.target, plan.shape)
     asked = plan.as_json(identity)
     with kept_recording(out, asked) as folder:
-        kept = KeptRecording(
-            folder,
-            plan.prompts,
-            plan.states,
-            max_new_tokens=plan.max_new_tokens,
-            vocab_size=identity.vocab_size,
-            logprobs=plan.decoding.logprob_spec,
-        )
+        kept = KeptRecording(folder, plan)
         session = hashlib.sha256(f"{out.absolute()}\0{asked}".encode()).hexdigest()[:16]
         _answer(plan, source, kept, session, on_progress)
         engines = {kept.answer(i)[1] for i in range(len(plan.prompts))}
