@@ -9,7 +9,7 @@ from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.numerics.number_formats import fp8_codes, fp8_scale
 from draftquant.quantize.stored.loading import LoadedDraft
 from draftquant.validate.counting.acceptance_counts import AcceptanceCounts
-from draftquant.validate.counting.trace_replay import accepted_by_row, rounds
+from draftquant.validate.counting.trace_replay import accepted_by_row, decoding_steps
 from engine_loop import speculative_decode
 from reference_draft import ReferenceDraft
 from torch import Tensor
@@ -44,7 +44,7 @@ def replayed_steps(
         first_row=trace.prompt_length - 1,
         num_draft_tokens=num_draft_tokens,
     ).token_ids
-    return rounds(accepted_by_row(trace, predicted))
+    return decoding_steps(accepted_by_row(trace, predicted))
 
 
 def assert_replay_is_the_engine(

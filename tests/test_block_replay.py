@@ -42,7 +42,7 @@ from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.recipes import load_recipe
 from draftquant.recipes.errors import CalibrationError, ForwardError, ReplayError, TraceError
 from draftquant.validate.counting.acceptance_counts import AcceptanceCounts
-from draftquant.validate.counting.trace_replay import accepted_by_row, replay_drafts, rounds
+from draftquant.validate.counting.trace_replay import accepted_by_row, decoding_steps, replay_drafts
 from reference_dflash import ReferenceDFlash, random_weights, round_inputs
 from reference_dflash2 import ReferenceDFlash2
 from reference_draft import transformers_in_float64
@@ -128,7 +128,7 @@ def assert_replay_is_the_engine(
             first_row=trace.prompt_length - 1,
             num_draft_tokens=num_draft_tokens,
         ).token_ids
-        assert rounds(accepted_by_row(trace, predicted)) == online, trace.id
+        assert decoding_steps(accepted_by_row(trace, predicted)) == online, trace.id
         for accepted in online:
             histogram[accepted] += 1
     return AcceptanceCounts(histogram=tuple(histogram))

@@ -6,10 +6,10 @@ import pytest
 import torch
 from draftquant.validate.counting.trace_replay import (
     acceptance_probabilities,
-    expected_rounds,
+    decoding_steps,
+    expected_steps,
     outcome_probabilities,
-    rounds,
-    rounds_at_every_row,
+    steps_at_every_row,
 )
 from torch import Tensor
 
@@ -34,7 +34,7 @@ def random_acceptance(rows: int, depths: int, seed: int = 0) -> Tensor:
 @pytest.mark.parametrize("rows", [1, 2, 5, 9])
 def test_expected_rounds_are_those_of_every_way_through(rows: int, depths: int) -> None:
     outcomes = outcome_probabilities(random_acceptance(rows, depths))
-    counts = expected_rounds(outcomes)
+    counts = expected_steps(outcomes)
     assert counts.histogram == pytest.approx(enumerated(outcomes.tolist()), abs=1e-12)
 
 
@@ -44,9 +44,9 @@ def test_certain_acceptance_counts_rounds(seed: int) -> None:
     hits = (random_acceptance(40, 3, seed) < 0.6).double()
     outcomes = outcome_probabilities(hits)
     accepted = hits.long().cumprod(dim=1).sum(dim=1).tolist()
-    steps = rounds(accepted)
-    assert expected_rounds(outcomes).histogram == tuple(steps.count(j) for j in range(4))
-    assert rounds_at_every_row(outcomes).histogram == tuple(accepted.count(j) for j in range(4))
+    steps = decoding_steps(accepted)
+    assert expected_steps(outcomes).histogram == tuple(steps.count(j) for j in range(4))
+    assert steps_at_every_row(outcomes).histogram == tuple(accepted.count(j) for j in range(4))
 
 
 def test_outcomes_are_a_law() -> None:
@@ -67,5 +67,5 @@ def test_acceptance_is_a_ratio_and_at_most_one() -> None:
 
 def test_no_row_no_round() -> None:
     outcomes = outcome_probabilities(random_acceptance(0, 3))
-    assert expected_rounds(outcomes).num_steps == 0
-    assert rounds_at_every_row(outcomes).num_steps == 0
+    assert expected_steps(outcomes).num_steps == 0
+    assert steps_at_every_row(outcomes).num_steps == 0

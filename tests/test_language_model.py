@@ -25,7 +25,7 @@ from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.verify import verify
 from draftquant.recipes import load_recipe
 from draftquant.recipes.errors import CheckpointError, PlanError, TraceError
-from draftquant.validate.counting.trace_replay import accepted_by_row, replay_drafts, rounds
+from draftquant.validate.counting.trace_replay import accepted_by_row, decoding_steps, replay_drafts
 from reference_draft import transformers_in_float64
 from tied_pair import VOCAB, prompt_tokens, save_target
 from tiny import edit_json
@@ -120,7 +120,7 @@ def test_replay_is_decoding_with_transformers(kind: str, folder: Path, tmp_path:
     for trace in traces:
         expected = decoded_rounds(model, trace.token_ids.tolist(), trace.prompt_length)
         predicted = proposals(draft, traces, trace)
-        assert rounds(accepted_by_row(trace, predicted)) == expected
+        assert decoding_steps(accepted_by_row(trace, predicted)) == expected
         likely = model(input_ids=trace.token_ids[None]).logits[0].argmax(-1)
         first = predicted[:, 0]
         assert torch.equal(first, likely[trace.prompt_length :][: len(first)])

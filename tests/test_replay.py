@@ -24,9 +24,9 @@ from draftquant.recipes import WeightFormat
 from draftquant.recipes.errors import ForwardError, ReplayError, TraceError
 from draftquant.validate.counting.trace_replay import (
     accepted_by_row,
+    decoding_steps,
     prompt_counts,
     replay_drafts,
-    rounds,
     shorter_counts,
 )
 from draftquant.validate.judging.judgement import judge
@@ -226,9 +226,9 @@ def test_copies_and_near_duplicates_reach_the_gate(tmp_path: Path) -> None:
 
 def test_counts_by_hand() -> None:
     """Rows 0..6 accept 1 0 2 1 0 3 0: rounds at rows 0, 2, 5 accept 1, 2, 3."""
-    assert rounds([1, 0, 2, 1, 0, 3, 0]) == [1, 2, 3]
-    assert rounds([0, 0, 0]) == [0, 0, 0]
-    assert rounds([]) == []
+    assert decoding_steps([1, 0, 2, 1, 0, 3, 0]) == [1, 2, 3]
+    assert decoding_steps([0, 0, 0]) == [0, 0, 0]
+    assert decoding_steps([]) == []
 
 
 def hand_trace(tokens: list[int], prompt_length: int) -> PromptTrace:

@@ -43,7 +43,7 @@ from ...quantize.drafts.forward import BLOCK_ROWS, whole_rows
 from ...quantize.stored.loading import LoadedDraft
 from ...recipes.errors import ReplayError
 from ..counting.acceptance_counts import AcceptanceCounts
-from ..counting.trace_replay import rounds
+from ..counting.trace_replay import decoding_steps
 
 _COMPARED = 2**20
 """Logits that are compared at a time: what stays in a cache."""
@@ -60,7 +60,7 @@ class RightSizes:
         """Of the verify steps of a draft whose head has so many rows."""
         right = (self.above < size) & (size <= self.up_to)
         accepted: list[int] = right.sum(dim=1).tolist()
-        return AcceptanceCounts.of(rounds(accepted), right.shape[1])
+        return AcceptanceCounts.of(decoding_steps(accepted), right.shape[1])
 
 
 @torch.inference_mode()

@@ -66,7 +66,7 @@ from .replay_cache import Elsewhere, KnownProposals, Question
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CountedRounds:
+class CountedSteps:
     """The verify steps of one prompt; `every_position` as if one began at every row."""
 
     decoding: AcceptanceCounts
@@ -76,14 +76,14 @@ class CountedRounds:
 
 def prompt_counts(
     trace: PromptTrace, proposed: Proposals, bins: ContextBins = CONTEXT_BINS
-) -> CountedRounds:
+) -> CountedSteps:
     """Counted, or expected where the draft draws its tokens."""
     predicted, drafted = proposed.token_ids, proposed.recorded_logprobs
-    first = trace.prompt_length + 1  # the token that came from prefill stands before round one too
+    first = trace.prompt_length + 1  # the token of prefill stands before the first step too
     if drafted is None or trace.token_logprob is None:
         accepted = accepted_by_row(trace, predicted)
-        depths, steps = predicted.shape[1], rounds(accepted)
-        return CountedRounds(
+        depths, steps = predicted.shape[1], decoding_steps(accepted)
+        return CountedSteps(
             decoding=AcceptanceCounts.of(steps, depths),
             contexts=ContextCounts.of_steps(steps, first, depths, bins),
             every_position=AcceptanceCounts.of(accepted, depths),
@@ -92,12 +92,12 @@ def prompt_counts(
     outcomes = outcome_probabilities(acceptance_probabilities(drafted, target))
     begun = chances_of_beginning(outcomes)
     rows = bins.slices(first, len(outcomes))
-    return CountedRounds(
+    return CountedSteps(
         decoding=_expected(begun, outcomes),
         contexts=ContextCounts(
             bins=bins, counts=tuple(_expected(begun[own], outcomes[own]) for own in rows)
         ),
-        every_position=rounds_at_every_row(outcomes),
+        every_position=steps_at_every_row(outcomes),
     )
 
 
@@ -113,12 +113,12 @@ def shorter_counts(trace: PromptTrace, proposed: Proposals) -> tuple[AcceptanceC
         accepted = accepted_by_row(trace, predicted)
         cut = ([min(length, depth) for length in accepted] for depth in depths)
         return tuple(
-            AcceptanceCounts.of(rounds(lengths), depth)
+            AcceptanceCounts.of(decoding_steps(lengths), depth)
             for depth, lengths in zip(depths, cut, strict=True)
         )
     target = _after_first(trace.token_logprob, predicted)
     likely = acceptance_probabilities(drafted, target)
-    return tuple(expected_rounds(outcome_probabilities(likely[:, :depth])) for depth in depths)
+    return tuple(expected_steps(outcome_probabilities(likely[:, :depth])) for depth in depths)
 
 
 def accepted_by_row(trace: PromptTrace, predicted: Tensor) -> list[int]:
@@ -128,7 +128,7 @@ def accepted_by_row(trace: PromptTrace, predicted: Tensor) -> list[int]:
     return lengths
 
 
-def rounds(accepted: Sequence[int]) -> list[int]:
+def decoding_steps(accepted: Sequence[int]) -> list[int]:
     """The steps of decoding: accepted tokens of row 0, of the row `accepted + 1` later, ..."""
     steps, row = [], 0
     while row < len(accepted):
@@ -160,7 +160,7 @@ def outcome_probabilities(accepted: Tensor) -> Tensor:
     return torch.cat([reached[:, :-1] * (1 - accepted), reached[:, -1:]], dim=1)
 
 
-def expected_rounds(outcomes: Tensor) -> AcceptanceCounts:
+def expected_steps(outcomes: Tensor) -> AcceptanceCounts:
     """Expected number of steps by what they accept, if the first begins at row 0; of [R, K + 1]."""
     return _expected(chances_of_beginning(outcomes), outcomes)
 
@@ -181,7 +181,7 @@ def _expected(begun: Tensor, outcomes: Tensor) -> AcceptanceCounts:
     return AcceptanceCounts(histogram=tuple((begun @ outcomes).tolist()))
 
 
-def rounds_at_every_row(outcomes: Tensor) -> AcceptanceCounts:
+def steps_at_every_row(outcomes: Tensor) -> AcceptanceCounts:
     """The same as if a round began at every row."""
     return AcceptanceCounts(histogram=tuple(outcomes.sum(dim=0).tolist()))
 

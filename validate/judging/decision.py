@@ -106,7 +106,7 @@ def _anomalous(evidence: Evidence) -> Decision | None:
 def _no_spread(evidence: Evidence) -> Decision | None:
     """Prompts are never all alike: a bound without width is one prompt in disguise.
 
-    Unless nothing changed: a round more of one token and of three, for two of two, is no change.
+    Unless nothing changed: a step more of one token and of three, for two of two, is no change.
     """
     change = evidence.change
     if change is None or change.has_spread or not change.log_ratio:

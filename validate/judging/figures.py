@@ -132,7 +132,7 @@ def counted_figures(draft: DraftCounts) -> DraftFigures:
 MOST_DRAFT_TOKENS = 1000
 _LARGEST_LOG = 20.0  # of a ratio: acceptance lengths lie in [1, K + 1]
 _ROUNDING = 1e-9
-_MOST_ROUNDS = 1e12  # of a prompt: sums of them are exact
+_MOST_STEPS = 1e12  # of a prompt: sums of them are exact
 
 
 def exit_code_problem(verdict: Verdict, exit_code: int) -> str:
@@ -169,7 +169,7 @@ def comparison_problem(
         for histogram in (prompt.baseline, prompt.candidate):
             if (
                 not is_histogram(histogram, num_draft_tokens)
-                or not 1 <= sum(histogram) < _MOST_ROUNDS
+                or not 1 <= sum(histogram) < _MOST_STEPS
             ):
                 expected = f"expected {num_draft_tokens + 1} counts of verify steps"
                 return f"prompts: {prompt.id!r}: {expected}"
@@ -197,7 +197,7 @@ def context_bins_problem(
     if len(histograms) > len(edges) + 1:
         return f"expected at most {len(edges) + 1} bins, got {len(histograms)}"
     for own in histograms:
-        if len(own) != len(whole) or min(own) < 0 or not sum(own) < _MOST_ROUNDS:
+        if len(own) != len(whole) or min(own) < 0 or not sum(own) < _MOST_STEPS:
             return f"expected {len(whole)} counts of verify steps"
     sums = map(sum, zip(*histograms, strict=True))
     if add_up and not all(map(_near, sums, whole)):

@@ -168,7 +168,7 @@ def _placeless(evidence: Evidence) -> Iterator[str]:
         )
 
 
-MIN_ROUNDS_PER_PROMPT = 10
+MIN_STEPS_PER_PROMPT = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -402,11 +402,11 @@ def _recorded_pairs(
 ) -> list[RecordedPair]:
     """The prompts with verify steps; GateError: K leaves too few of them on average."""
     average = baseline.counts.num_steps / len(baseline.prompts)
-    if average < MIN_ROUNDS_PER_PROMPT:
+    if average < MIN_STEPS_PER_PROMPT:
         raise GateError(
             "--num-draft-tokens",
             f"K = {baseline.num_draft_tokens} leaves {average:.1f} verify steps per prompt on"
-            f" average, expected at least {MIN_ROUNDS_PER_PROMPT}",
+            f" average, expected at least {MIN_STEPS_PER_PROMPT}",
             fix=wording.longer,
         )
     return recorded_pairs(baseline, candidate)

@@ -268,7 +268,7 @@ def record_problem(record: RequestRecord, setup: Setup) -> str | None:
     return (
         _prompt_problem(record)
         or _output_problem(record, setup.asked)
-        or _rounds_problem(record, setup.speculation)
+        or _steps_problem(record, setup.speculation)
         or _logprob_problem(record, setup.asked.num_top_logprobs)
         or _time_problem(record)
     )
@@ -296,7 +296,7 @@ def _output_problem(record: RequestRecord, asked: Asked) -> str | None:
     return None
 
 
-def _rounds_problem(record: RequestRecord, speculation: Speculation | None) -> str | None:
+def _steps_problem(record: RequestRecord, speculation: Speculation | None) -> str | None:
     histogram, accepted, drafted = record.histogram, record.accepted, record.drafted
     if not 0 <= record.num_cut_rounds <= (speculation.num_draft_tokens if speculation else 0):
         return f"num_cut_rounds: expected 0 to K, got {record.num_cut_rounds}"

@@ -147,8 +147,8 @@ def _histogram(meta: Fields, num_tokens: int, num_draft_tokens: int, where: str)
     for name, value in expected.items():
         if whole(meta, name) != value:
             raise AnswerProblem(f"{name}: {meta[name]}, but {key} gives {value}: {list(counts)}")
-    # Each round writes what it accepted and one more, the last up to K less than that; a request
-    # that was put back once more reads its tokens again, which writes one without a round.
+    # Each step writes what it accepted and one more, the last up to K less than that; a request
+    # that was put back once more reads its tokens again, which writes one without a step.
     written = 1 + rounds + accepted
     again = whole({"num_retractions": 0, **meta}, "num_retractions")
     fits = written - num_draft_tokens <= num_tokens <= written + again
@@ -172,7 +172,7 @@ def _told_apart(
         return None
     totals = [whole(object_(e.data, "meta_info"), "completion_tokens") for e in events]
     seen = [after - before - 1 for before, after in itertools.pairwise(totals)]
-    # The last round may have accepted more than was written.
+    # The last step may have accepted more than was written.
     left = sum(j * count for j, count in enumerate(histogram)) - sum(seen[:-1])
     accepted = (*seen[:-1], left) if seen else ()
     counted = tuple(accepted.count(j) for j in range(len(histogram)))

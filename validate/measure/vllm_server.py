@@ -102,7 +102,7 @@ class VLLMProtocol(EngineProtocol):
             async def asked() -> Completion:
                 return (await self._stream(client, prompt, ask))[0]
 
-            return await counted_rounds(client, self._speculation.num_draft_tokens, asked)
+            return await counted_steps(client, self._speculation.num_draft_tokens, asked)
         answer, _ = await self._stream(client, prompt, ask)
         if self._speculation is not None and answer.num_draft_tokens is None:
             what = "its answer has no metrics of speculation, as earlier ones had"
@@ -377,7 +377,7 @@ async def read_counters(client: ServerClient) -> ServerCounters:
     )
 
 
-async def counted_rounds(
+async def counted_steps(
     client: ServerClient, num_draft_tokens: int, ask: Callable[[], Awaitable[Completion]]
 ) -> Completion:
     """Ask something, and count its verify steps by number of accepted tokens.
