@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import draftquant.calibration.passes.memory as computed
 import draftquant.validate.counting.replay_cache as module
 import numpy as np
 import pytest
@@ -133,7 +134,7 @@ def test_a_hit_gives_the_report_byte_for_byte(
 ) -> None:
     """Whichever command asked first, here `compare`."""
     report, found = tmp_path / "r.json", []
-    monkeypatch.setattr("draftquant.validate.report.facts.today", lambda: "2026-01-01T00:00:00Z")
+    monkeypatch.setattr("draftquant.validate.runs.gate_run.today", lambda: "2026-01-01T00:00:00Z")
     monkeypatch.setenv("DRAFTQUANT_CACHE", str(tmp_path / "cache"))
     drafts = [str(PAIR / "draft"), str(work / "int4")]
     assert main(["compare", *drafts, "--traces", str(work / "traces")]) == 0
@@ -201,8 +202,8 @@ def test_every_part_of_the_key_counts(
     keys.append(question(work).key)
     torch.set_num_threads(1)
     for where, value in (
-        (module, "code_sha256"), (module, "package_version"),
-        (torch.backends.cpu, "get_cpu_capability"), (module, "_processor"),
+        (computed, "code_sha256"), (computed, "package_version"),
+        (torch.backends.cpu, "get_cpu_capability"), (computed, "_processor"),
         (torch, "get_float32_matmul_precision"),
     ):  # fmt: skip
         with monkeypatch.context() as patch:
@@ -219,20 +220,20 @@ def test_every_part_of_the_key_counts(
 def test_the_key_has_every_module_that_computes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = module.code_sha256()
+    own = computed.code_sha256()
     for house in ("recipes", "quantize", "calibration", "validate/counting"):
         (tmp_path / house).mkdir(parents=True)
     file = tmp_path / "quantize" / "x.py"
-    monkeypatch.setattr(module, "_ROOT", tmp_path)
+    monkeypatch.setattr(computed, "_ROOT", tmp_path)
     seen = {own}
     for text in ("a = 1\n", "a = 2\n"):
         file.write_text(text, encoding="utf-8")
-        module.code_sha256.cache_clear()
-        seen.add(module.code_sha256())
+        computed.code_sha256.cache_clear()
+        seen.add(computed.code_sha256())
     file.rename(file.with_name("y.py"))
-    module.code_sha256.cache_clear()
-    seen.add(module.code_sha256())
-    module.code_sha256.cache_clear()
+    computed.code_sha256.cache_clear()
+    seen.add(computed.code_sha256())
+    computed.code_sha256.cache_clear()
     assert len(seen) == 4
 
 
@@ -277,7 +278,7 @@ def test_an_edited_entry_never_reaches_a_verdict(
     work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("DRAFTQUANT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("draftquant.validate.report.facts.today", lambda: "2026-01-01T00:00:00Z")
+    monkeypatch.setattr("draftquant.validate.runs.gate_run.today", lambda: "2026-01-01T00:00:00Z")
     gate(work, tmp_path / "r.json")
     before = (tmp_path / "r.json").read_bytes()
     (entry,) = (tmp_path / "cache").glob("*.entry")

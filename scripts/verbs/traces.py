@@ -337,7 +337,8 @@ def _tables(manifest: "TraceManifest") -> str:
 
 
 def _plain(part: Any) -> Any:
-    return dataclasses.asdict(part) if dataclasses.is_dataclass(part) else part
+    is_record = dataclasses.is_dataclass(part) and not isinstance(part, type)
+    return dataclasses.asdict(part) if is_record else part
 
 
 def _mapping(info: "TraceInfo") -> dict[str, Any]:
