@@ -6,15 +6,16 @@ SGLang 0.5.23 (`tests/engines/run.py` compares every shape). Biases of attention
 executed with every combination of the engines' `biases` (`tests/engines/kinds.py`).
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..drafts.engine_traits import Finding
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
 from ..stored.layouts.scheme import FP8_DTYPE
-from .contract import Module, Parameter, Question, Scheme
+from .contract import EngineName, Module, Parameter, Question, Scheme
 from .engine import Engine
+from .engine_rows import split_groups
 from .linear_scheme import LinearScheme
 
 VOCAB_PADDING = 64
@@ -159,8 +160,7 @@ def _asked(engine: Engine, question: Question) -> list[frozenset[str] | None]:
 
 # ---- What both engines ask of blocks and groups: whole ones in every part and shard
 #
-# Source: `validate_fp8_block_shape`, the same in vLLM 0.33.0 and SGLang 0.5.23, executed with
-# parts
+# Source: `validate_fp8_block_shape`, the same in vLLM 0.33.0 and SGLang 0.5.23, executed with parts
 # and shards that are no whole blocks of 128 x 128; INT4 and FP4 executed with shards that are no
 # whole groups.
 
@@ -185,34 +185,23 @@ def block_problem(
 
 
 def group_problem(
-    module: Module,
-    scheme: LinearScheme,
-    columns: int,
-    errors: Mapping[str, str],
-    dropped: Collection[str] = (),
+    engine: EngineName, arch: str, module: Module, scheme: LinearScheme, columns: int
 ) -> Finding | None:
-    """Why an engine refuses to build a module in groups, of so many columns in one shard.
-
-    Args:
-        errors: signature, or "layout dtype" -> the engine's error; others were not executed.
-        dropped: "layout dtype" of which it builds no scale for a shard of less than one group, and
-            drops the stored ones.
-    """
+    """Why an engine refuses to build a module in groups, of so many columns in one shard."""
     size = scheme.group_size or 1
     if scheme.granularity != "group" or columns % size == 0:
         return None
-    kind, remedy = f"{scheme.layout} {scheme.weight_dtype}", _FEWER
-    text = errors.get(scheme.signature, errors.get(kind))
-    if text is not None:
+    row = split_groups(engine, arch, scheme.signature, f"{scheme.layout} {scheme.weight_dtype}")
+    if row is not None and (text := row.get("error")) is not None:
         said = text.format(columns=columns, prefix=module.prefix, group_size=size)
-        return Finding("init", said, remedy)
-    if kind in dropped and columns < size:
+        return Finding("init", said, _FEWER)
+    if row is not None and columns < size:
         text = (
             f"The scales of {module.name} are dropped, because one GPU's share is less than a group"
         )
-        return Finding("wrong", text, remedy)
+        return Finding("wrong", text, _FEWER)
     text = f"The groups of {module.name} are split between GPUs, which was never executed"
-    return Finding("unknown", text, remedy)
+    return Finding("unknown", text, _FEWER)
 
 
 def cut_groups(module: Module, scheme: LinearScheme, columns: int) -> Finding | None:

@@ -11,7 +11,7 @@ from ..drafts.engine_traits import EngineTraits, Finding, Fusion
 from .built_linears import BIAS_KEYS
 from .contract import Capture, Captures, Question
 from .engine import TRAITS, Engine
-from .engine_rows import names_of
+from .engine_rows import names_of, null_types
 
 _NO_TYPE = (
     "The checkpoint you are trying to load has model type `{}` but Transformers does not"
@@ -137,27 +137,6 @@ _FIELD = (
     "StrictDataclassFieldValidationError: Validation error for field '{0}': TypeError: Field '{0}'"
     " expected {1}, got NoneType (value: None)"
 )
-_OF_EVERY_CLASS = {
-    "hidden_act": "str",
-    "initializer_range": "float",
-    "max_position_embeddings": "int",
-    "tie_word_embeddings": "bool",
-    "use_cache": "bool",
-}
-_LATENT = {"attention_bias": "bool"}
-_OF_CLASSES: Mapping[str, Mapping[str, str]] = {
-    "llama": {"attention_bias": "bool", "mlp_bias": "bool"},
-    "qwen3": {
-        "attention_bias": "bool",
-        "attention_dropout": "float",
-        "head_dim": "int",
-        "max_window_layers": "int",
-        "use_sliding_window": "bool",
-    },
-    "deepseek_v3": _LATENT,
-    "kimi_k2": _LATENT,
-}
-"""model_type -> fields of its class that take no null, and their type."""
 _AUX = "use_aux_hidden_state"
 _NO_ITEMS = "TypeError: argument of type 'NoneType' is not iterable"
 
@@ -169,9 +148,10 @@ def null_findings(engine: Engine, question: Question, *, has_class: bool) -> Ite
     """
     config = question.config
     nulls = [key for key, value in config.items() if value is None]
-    own = _OF_CLASSES.get(str(config.get("model_type")), {})
+    types = null_types()
+    own = types.get(str(config.get("model_type")), {})
     for key in nulls:
-        if (kind := {**_OF_EVERY_CLASS, **own}.get(key)) and has_class:
+        if (kind := {**types["*"], **own}.get(key)) and has_class:
             yield Finding("config", _FIELD.format(key, kind), _remove(key))
         elif key in BIAS_KEYS and has_class and not own:
             what = f"What model_type {config.get('model_type')} makes of a null {key}"
@@ -196,8 +176,7 @@ def _remove(key: str) -> str:
 
 _DFLASH_SECTION, _DFLASH_KEY = "dflash_config", "target_layer_ids"
 _WIDTH = "target_hidden_size"
-_MOST_LAYERS = 1024
-"""Of any target: fc and its norms are held against a table of so many."""
+_MOST_LAYERS = 1024  # of any target: fc and its norms are held against a table of so many
 
 
 def vllm_captures(config: Mapping[str, Any], *, runs_v1: bool = True) -> Captures:

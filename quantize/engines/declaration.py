@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ...recipes.errors import CheckpointError, VerifyError, short
-from ..drafts.engine_traits import Finding
 from ..files.checkpoint import Checkpoint
 from ..stored.layouts import LAYOUTS
 from ..stored.layouts.declaration_reader import ObjectReader
@@ -133,33 +132,3 @@ def _beyond(found: RawDeclaration, method: str) -> _Understood:
         return _Understood(method, reader(found.value))
     except NotReadError as exc:
         return _Understood(problem=f"{method}: {exc}")
-
-
-# ---- What both engines refuse of a declaration alike: absent keys, quantized outputs
-#
-# Source: `get_from_keys` of their configs, and `quark.py`.
-
-NO_OUTPUTS = (
-    "NotImplementedError: Currently, Quark models with output_tensors and bias quantized are not"
-    " supported"
-)
-_OF_AWQ = (("w_bit", "bits"), ("q_group_size", "group_size"), ("zero_point",))
-Needed = Mapping[str, tuple[tuple[str, ...], ...]]
-"""quant_method -> spellings of each key, one of which it needs."""
-NEEDED: Needed = {
-    "fp8": (("activation_scheme",),),
-    "gptq": (("bits",), ("group_size",), ("desc_act",), ("sym",)),
-    "awq": _OF_AWQ,
-    "auto-round": (("bits",), ("group_size",)),
-}
-
-
-def absent_key(declaration: Declaration, needed: Needed) -> Finding | None:
-    """The error for the first key that is not there."""
-    for keys in needed.get(declaration.method or "", ()):
-        if not any(key in declaration.keys for key in keys):
-            text = (
-                f"ValueError: Cannot find any of {list(keys)} in the model's quantization config."
-            )
-            return Finding("config", text, f"add {keys[-1]} to quantization_config")
-    return None

@@ -59,6 +59,30 @@ def refused_method(engine: EngineName, method: str, arch: str) -> Finding | None
     return None
 
 
+def absent_key(engine: EngineName, method: str, keys: Mapping[str, Any]) -> Finding | None:
+    """The error for the first key of a declaration that an engine needs, and that is not there."""
+    for spellings in _file("versions")[engine]["needed"].get(method, ()):
+        if not any(key in keys for key in spellings):
+            what = f"Cannot find any of {spellings} in the model's quantization config."
+            return Finding(
+                "config", f"ValueError: {what}", f"add {spellings[-1]} to quantization_config"
+            )
+    return None
+
+
+def null_types() -> Mapping[str, Mapping[str, str]]:
+    """model_type, or "*" -> fields of its class that take no null, and their type."""
+    found: Mapping[str, Mapping[str, str]] = _file("versions")["types"]["null"]
+    return found
+
+
+def split_groups(engine: EngineName, arch: str, *names: str) -> Mapping[str, Any] | None:
+    """What an engine makes of split groups of the first of these names that has a row."""
+    rows: Rows = _file("schemes")["split"]
+    asked = [row for row in rows if row["engine"] == engine and arch in row.get("gpus", [arch])]
+    return next((row for name in names for row in asked if name in row["schemes"]), None)
+
+
 def refuses_target(engine: str, version: str, method: str, name: str | None) -> str | None:
     """The error with which an engine refuses a target that hands out no hidden states.
 

@@ -127,8 +127,7 @@ CACHE_SCALE = re.compile(
     r"\.(?:[qkv]_scale|kv_scale|output_scale|prob_output_scale|[qkv]_zero_point)$"
 )
 """Names of scales of the KV cache, as exporters spell them."""
-_COMPUTED = ".inv_freq"
-"""Rotary frequencies, which both engines drop and compute from config.json."""
+_COMPUTED = ".inv_freq"  # rotary frequencies, which both engines drop and compute from config.json
 _OF_LAYERS = frozenset(
     {"self_attn", "mlp", "fc", "norm", "lm_head", "embed_tokens", "d2t", "t2d", "layers"}
 )

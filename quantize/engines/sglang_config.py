@@ -14,10 +14,10 @@ from ..drafts.engine_traits import Biases, Finding, Stage
 from ..drafts.recognition import is_speculators
 from .config_rules import NO_NAME, OF_LAYERS, as_class_reads
 from .contract import CutHead, Question
-from .declaration import NEEDED, NO_OUTPUTS, Declaration, Needed, absent_key
-from .declared_forms import quantizes_outputs
+from .declaration import Declaration
+from .declared_forms import NO_OUTPUTS, quantizes_outputs
 from .engine import TRAITS
-from .engine_rows import names_of, refused_method, version_row
+from .engine_rows import absent_key, names_of, refused_method, version_row
 
 ORDINARY: frozenset[str] = version_row("sglang")["config"]["architectures"]
 """Names of whole models, as which it loads a draft that has them; vLLM reads them as drafts."""
@@ -29,8 +29,7 @@ ARCHITECTURES = ORDINARY.union(*(traits.sglang.architectures for traits in TRAIT
 _OF_MTP = frozenset().union(
     *(traits.sglang.architectures for traits in TRAITS if traits.sglang.mtp is not None)
 )
-_NOT_EXECUTED = names_of("sglang", "registered")
-"""Other names of drafts that are registered."""
+_NOT_EXECUTED = names_of("sglang", "registered")  # other names of drafts that are registered
 _PLAIN = "write an ordinary config.json, or serve a draft of speculators with vLLM"
 _OF_DRAFTS = re.compile(
     r"(?!Mistral).*(eagle|dflash|dspark|medusa|speculator|draft)", re.IGNORECASE
@@ -186,12 +185,6 @@ _ONLY_FP4 = (
 _NO_SECTION = "ValueError: Cannot find any of ['quantization'] in the model's quantization config."
 _STORE = "store it in layout compressed-tensors or quark: draftquant transcode"
 _DEQUANTIZE = "write it in BF16 with the tool that made it, and quantize that"
-_NEEDED: Needed = {
-    **NEEDED,
-    "auto-round": (*NEEDED["auto-round"], ("sym",)),
-    "mxfp8": NEEDED["fp8"],
-    "blockwise_int8": NEEDED["fp8"],
-}
 _AUTO_ROUND_BITS = (2, 3, 4, 8)
 
 
@@ -211,7 +204,8 @@ def taken(declaration: Declaration, arch: str) -> Declaration | Finding | None:
         declaration = replace(declaration, method="modelopt")
     if declaration.method == "modelopt" and (problem := _algorithm_problem(algorithm, arch)):
         return problem
-    problem = _refused(declaration, arch) or absent_key(declaration, _NEEDED)
+    method = declaration.method or ""
+    problem = _refused(declaration, arch) or absent_key("sglang", method, declaration.keys)
     if problem is not None:
         return problem
     if declaration.form != "nested" or not declaration.groups:

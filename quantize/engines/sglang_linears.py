@@ -42,36 +42,10 @@ _NVFP4_HEADS = frozenset(
 )
 """(signature, GPU) of heads that Marlin asks for a size of groups: `marlin_utils_fp4.py:142`."""
 _ROCM = ("gfx942", "gfx950")
-_CT_SPLIT = dict.fromkeys(
-    ("compressed-tensors int4", "compressed-tensors int8"),
-    "AssertionError: sglang/srt/layers/quantization/compressed_tensors/schemes/"
-    "compressed_tensors_wNa16.py:128: assert input_size_per_partition % group_size == 0",
-)
-_NOT_ALIGNED = (
-    "ValueError: The input size is not aligned with the quantized weight shape. This can be caused"
-    " by too large tensor parallel size."
-)
-_CUDA_SPLIT: Mapping[str, str] = {
-    **_CT_SPLIT,
-    "awq int4": "ValueError: Weight input_size_per_partition = {columns} is not divisible by"
-    " min_thread_k = 128. Consider reducing tensor_parallel_size or running with --quantization"
-    " gptq.",
-    "auto-round awq-int4": _NOT_ALIGNED,
-    "modelopt nvfp4 nvfp4": "ValueError: Unsupported model when in features size is not multiple"
-    " of 16",
-    "modelopt nvfp4 none": "ValueError: Unsupported model when input feature size is not a"
-    " multiple of 16",
-}
-_ROCM_SPLIT: Mapping[str, str] = {
-    **_CT_SPLIT,
-    "auto-round awq-int4": _NOT_ALIGNED,
-    "awq int4": _NOT_ALIGNED,
-}
 _SOME_SCHEMES = (
     "Found different quantization schemes for {} in {{}}. SGLang requires all to use the same"
     " scheme."
 )
-_DROPPED_GROUPS = frozenset({"quark mxfp4"})
 _MARLIN_ROWS, _MARLIN_COLUMNS = 64, 128
 """Of a shard, in which Marlin takes AWQ."""
 
@@ -270,8 +244,7 @@ def module_problem(
         problem = _marlin_problem(module, sum(rows for rows, _ in shapes), columns)
         if problem is not None:
             return problem
-    errors = _ROCM_SPLIT if question.arch in _ROCM else _CUDA_SPLIT
-    return group_problem(module, scheme, columns, errors, _DROPPED_GROUPS)
+    return group_problem("sglang", question.arch, module, scheme, columns)
 
 
 def codes_in_floats(question: Question, module: Module) -> Finding | None:

@@ -15,10 +15,10 @@ from ..drafts.family import LAYER_CONFIG
 from . import mtp_linears as mtp
 from .config_rules import NO_NAME, OF_LAYERS, as_class_reads, draft_traits
 from .contract import CutHead, Question
-from .declaration import NEEDED, NO_OUTPUTS, Declaration, absent_key
-from .declared_forms import quantizes_outputs
+from .declaration import Declaration
+from .declared_forms import NO_OUTPUTS, quantizes_outputs
 from .engine import TRAITS
-from .engine_rows import names_of, refused_method
+from .engine_rows import absent_key, names_of, refused_method
 from .linear_scheme import Group
 
 ARCHITECTURES = frozenset().union(*(traits.vllm.architectures for traits in TRAITS))
@@ -192,8 +192,7 @@ _ALGORITHMS = (
     "MXFP8",
     "MIXED_PRECISION",
 )
-_OF_MXFP8 = "modelopt_mxfp8"
-"""The quant_method that says the algorithm."""
+_OF_MXFP8 = "modelopt_mxfp8"  # the quant_method that says the algorithm
 _NULL = "AttributeError: 'NoneType' object has no attribute 'lower'"
 _REMOVE = "remove quantization_config, or hf_quant_config.json, if the draft is not quantized"
 _DEQUANTIZE = "write it in BF16 with the tool that made it, and quantize that"
@@ -209,7 +208,7 @@ def taken(declaration: Declaration, arch: str) -> Declaration | Finding:
     if method == "modelopt" and not declaration.algorithm and declaration.spelled != _OF_MXFP8:
         text = "ValueError: Missing 'quant_algo' in quantization config"
         return Finding("init", text, _REMOVE)
-    problem = _refused(declaration, arch) or absent_key(declaration, NEEDED)
+    problem = _refused(declaration, arch) or absent_key("vllm", method or "", keys)
     if problem is not None:
         return problem
     if declaration.algorithm == "NVFP4" and _is_weight_only(keys.get("config_groups")):

@@ -46,8 +46,7 @@ _NO_WHOLE_GROUPS = (
     "ValueError: Weight input_size_per_partition={columns} for layer '{prefix}' is not divisible by"
     " group_size={group_size}."
 )
-_WHOLE_GROUPS = "compressed-tensors "
-"""Begins signatures that ask for whole groups in each shard."""
+_WHOLE_GROUPS = "compressed-tensors "  # begins signatures that ask for whole groups in each shard
 _OF_AWQ = "awq "
 _CHOSEN = {
     f"{layout} int{bits}{mark}"
@@ -186,22 +185,6 @@ _SOME_SHARDS = (
     "Found different quantization schemes for the shards of {}. vLLM requires all to use the same"
     " scheme."
 )
-_NOT_ALIGNED = (
-    "ValueError: The input size is not aligned with the quantized weight shape. This can be caused"
-    " by too large tensor parallel size."
-)
-_SPLIT_GROUPS: Mapping[str, str] = {
-    "auto-round awq-int4": _NOT_ALIGNED,
-    "awq int4": _NOT_ALIGNED,
-    "modelopt nvfp4": "ValueError: Unsupported model when in features size is not multiple of 16",
-    "quark int4": f"{_NOT_ALIGNED} input_size_per_partition={{columns}},"
-    " group_size={group_size}.",
-    "quark uint4": f"{_NOT_ALIGNED} input_size_per_partition={{columns}},"
-    " group_size={group_size}.",
-    "quark mxfp4": "ValueError: OCP MX linear layer '{prefix}' has an input size per partition of"
-    " {columns}, which must be divisible by the OCP MX group size 32.",
-}
-_DROPPED_GROUPS = frozenset({"compressed-tensors mxfp4"})
 
 
 def modules(question: Question) -> tuple[Module, ...]:
@@ -369,7 +352,7 @@ def module_problem(
         or cut_groups(module, scheme, columns)
         or awq_problem(question, module, scheme)
     )
-    return problem or group_problem(module, scheme, columns, _SPLIT_GROUPS, _DROPPED_GROUPS)
+    return problem or group_problem("vllm", question.arch, module, scheme, columns)
 
 
 def _modelopt_block_problem(

@@ -113,8 +113,7 @@ def _sglang_auto(said: str | None) -> str:
 #
 # Source: IEEE 754: float16 ends at 65,504; what rounds beyond it becomes infinity.
 
-_FIRST_OVERFLOW = 65520.0
-"""The smallest value that rounds to infinity in float16."""
+_FIRST_OVERFLOW = 65520.0  # the smallest value that rounds to infinity in float16
 _NARROW = "float16"
 _WIDE = ("BF16", "F32")
 

@@ -13,11 +13,9 @@ from ..measure.server_answers import MODEL_LABEL
 from .golden_acceptance import Golden
 from .prometheus import Limit, Queries, label_is
 
-_SCHEMA = 39
-"""Of dashboards: Grafana 11; later ones migrate it by themselves."""
+_SCHEMA = 39  # of dashboards: Grafana 11; later ones migrate it by themselves
 _WINDOW = "$__rate_interval"
-_HEIGHT = 18
-"""Of the panels that one limit has."""
+_HEIGHT = 18  # of the panels that one limit has
 _MODEL = f"{{{{{MODEL_LABEL}}}}}"
 _SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 Target = tuple[str, str]

@@ -26,8 +26,7 @@ from dataclasses import dataclass
 from ..measure.measurement import EngineName
 from .golden_acceptance import GoldenCategory
 
-_DIGITS = 6
-"""Of rates and lengths: far below what a load test resolves."""
+_DIGITS = 6  # of rates and lengths: far below what a load test resolves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
