@@ -23,8 +23,13 @@ _INTEGERS = re.compile(r"int(?P<bits>\d)(?P<plus>\+?) \D*(?P<size>\d*)")
 
 
 @functools.cache
+def read_rows(path: Path) -> Mapping[str, Any]:
+    """A data file of this package."""
+    return tomllib.loads(path.read_text(encoding="utf-8"))
+
+
 def _file(name: str) -> Mapping[str, Any]:
-    return tomllib.loads(Path(__file__).with_name(f"{name}.toml").read_text(encoding="utf-8"))
+    return read_rows(Path(__file__).with_name(f"{name}.toml"))
 
 
 def version_row(engine: EngineName) -> dict[str, dict[str, Any]]:

@@ -16,7 +16,7 @@ from ..engines.contract import ENGINE_NAMES, TITLES, EngineName
 from ..files.checkpoint import Checkpoint, byte_blocks
 from ..files.safetensors_header import TensorInfo
 from ..stored.decoded_numbers import floats
-from .pair import Pair, PairFinding
+from .pair import Pair, PairFinding, finding
 from .target import declared_dtype
 
 _HALVES = ("float16", "bfloat16")
@@ -52,44 +52,20 @@ def dtypes(pair: Pair) -> Iterator[PairFinding]:
     own, theirs = stored_dtype(pair), pair.target.dtype
     cast = dtype_in(pair, "vllm")
     if own in _HALVES and cast in _HALVES and own != cast:
-        yield PairFinding(
-            "warning",
-            "dtype",
-            f"vLLM computes the draft in the target's dtype, {cast}, and casts its {own} weights",
-            _wide_or_narrow(cast),
-            "vllm",
-        )
+        remedy = "measure acceptance: bfloat16 keeps 8 of float16's 11 bits"
+        if cast == "float16":
+            remedy = (
+                "serve the target in --dtype bfloat16, or make sure that weights and activations"
+                " stay below 65,504, where float16 ends"
+            )
+        yield finding("dtype-vllm", cast=cast, own=own, remedy=remedy)
     given = launch_dtype(pair, "sglang")
     if given is not None and pair.args.dtype is None and not pair.is_inside:
         named = _draft_dtype(pair)
         said = f"names {named}" if named else "names none, which SGLang takes for float16"
-        yield PairFinding(
-            "warning",
-            "dtype",
-            f"the target's config.json names {theirs} and the draft's {said}: without --dtype"
-            " SGLang computes each in its own, and a linear that reads the other's values ends with"
-            " an error about dtypes",
-            f"the launch line says --dtype {given}",
-            "sglang",
-        )
+        yield finding("dtype-sglang", theirs=theirs, said=said, given=given)
     if own in _HALVES and theirs in _HALVES and own != theirs and pair.args.dtype is None:
-        yield PairFinding(
-            "warning",
-            "dtype",
-            f"TensorRT-LLM builds the draft in its own dtype, {own}, beside a target in {theirs};"
-            " what becomes of the hidden states between them was not read",
-            f"write the draft's weights in {theirs}",
-            "tensorrt-llm",
-        )
-
-
-def _wide_or_narrow(cast: str) -> str:
-    if cast == "bfloat16":
-        return "measure acceptance: bfloat16 keeps 8 of float16's 11 bits"
-    return (
-        "serve the target in --dtype bfloat16, or make sure that weights and activations stay below"
-        " 65,504, where float16 ends"
-    )
+        yield finding("dtype-tensorrt-llm", own=own, theirs=theirs)
 
 
 def stored_dtype(pair: Pair) -> str | None:
@@ -152,32 +128,16 @@ def float16(pair: Pair) -> Iterator[PairFinding]:
         return
     worst = max(found, key=lambda each: each.largest)
     for engine in narrow:
-        yield PairFinding(
-            "wrong",
-            "float16",
-            f"{TITLES[engine]} computes the draft in float16, and {len(found)} of its tensors hold"
-            f" values beyond it ({worst.tensor} up to {worst.largest:,.0f}): they become infinite,"
-            " and no token is accepted",
-            "serve target and draft with --dtype bfloat16",
-            engine,
-        )
+        where = {"tensor": worst.tensor, "largest": worst.largest}
+        yield finding("float16-weights", engine, title=TITLES[engine], count=len(found), **where)
 
 
 def activations(pair: Pair) -> Iterator[PairFinding]:
     """Recorded hidden states of the target that float16 cannot hold."""
     largest = pair.largest_feature
-    for engine in ENGINE_NAMES:
-        if largest is None or largest < _FIRST_OVERFLOW or not _is_narrow(pair, engine):
-            continue
-        yield PairFinding(
-            "wrong",
-            "float16",
-            f"{TITLES[engine]} computes the draft in float16, and the traces hold hidden states of"
-            f" the target up to {largest:,.0f}, beyond float16: the draft reads infinities there,"
-            " and no token is accepted",
-            "serve target and draft with --dtype bfloat16",
-            engine,
-        )
+    for engine in ENGINE_NAMES if largest is not None and largest >= _FIRST_OVERFLOW else ():
+        if _is_narrow(pair, engine):
+            yield finding("float16-activations", engine, title=TITLES[engine], largest=largest)
 
 
 def _is_narrow(pair: Pair, engine: EngineName) -> bool:

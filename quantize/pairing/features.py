@@ -9,7 +9,7 @@ from ..drafts.runtime_names import target_layers_named
 from ..engines.contract import TITLES, EngineCheck
 from ..engines.engine_rows import explained, refuses_target
 from ..engines.versions import newest_engines
-from .pair import Pair, PairFinding
+from .pair import Pair, PairFinding, finding
 
 # ---- Whether a target can feed a draft, by their configs: `record` refuses it, `check` says it
 
@@ -70,7 +70,6 @@ def misfits(
         )
 
 
-_FAILS = "every engine ends with an error at the first forward pass: {}"
 _WITHOUT = "serve the target with a draft that reads none of its layers: its MTP layer, or a model"
 _WHY = {
     "hidden-size": "the draft's first linear has another number of columns",
@@ -82,8 +81,8 @@ def features(pair: Pair) -> Iterator[PairFinding]:
     """A width or a layer that the target has not: arithmetic refuses it, whatever the engine."""
     for misfit in misfits(pair.geometry, pair.target):
         if misfit.subject in _WHY:
-            text = f"the draft does not fit: {misfit.text}; {_FAILS.format(_WHY[misfit.subject])}"
-            yield PairFinding("refused", misfit.subject, text, OTHER_TARGET)
+            why = _WHY[misfit.subject]
+            yield finding("features", subject=misfit.subject, what=misfit.text, why=why)
 
 
 def handed_out(pair: Pair, answer: EngineCheck) -> Iterator[PairFinding]:
@@ -107,8 +106,7 @@ def handed_out(pair: Pair, answer: EngineCheck) -> Iterator[PairFinding]:
         remedy = f"serve the pair with {others[0]}" if others else _WITHOUT
         yield PairFinding("refused", "target", text, remedy, answer.engine)
     elif error is None and answer.verdict == "LOADS":
-        text = f"whether {title}'s {name or 'model'} hands out its hidden states was not read"
-        yield PairFinding("unknown", "target", text, "try it", answer.engine)
+        yield finding("target-not-read", answer.engine, title=title, name=name or "model")
 
 
 def depth(pair: Pair) -> Iterator[PairFinding]:
@@ -120,13 +118,7 @@ def depth(pair: Pair) -> Iterator[PairFinding]:
     named = None if pair.is_inside else target_layers_named(pair.draft.config)
     if named is None or named == pair.target.num_layers:
         return
-    yield PairFinding(
-        "wrong",
-        "layers",
-        f"the draft's config.json names a target of {named} decoder layers, and this one has"
-        f" {pair.target.num_layers}: the draft was trained for another target",
-        OTHER_TARGET,
-    )
+    yield finding("depth", named=named, depth=pair.target.num_layers)
 
 
 def default_layers(pair: Pair) -> Iterator[PairFinding]:
@@ -137,14 +129,7 @@ def default_layers(pair: Pair) -> Iterator[PairFinding]:
     geometry, depth = pair.geometry, pair.target.num_layers
     if pair.is_inside or not geometry.reads_layers or geometry.aux_layer_ids is not None:
         return
-    outputs = [1, depth // 2 - 1, depth - 4]
-    yield PairFinding(
-        "note",
-        "layers",
-        f"the draft's config.json names no layers of the target: engines hand it the outputs of"
-        f" layers {outputs}, by the target's depth, and nothing tells if it was trained on others",
-        "compare with the trainer's config; 'draftquant inspect' says where the ids are written",
-    )
+    yield finding("default-layers", outputs=[1, depth // 2 - 1, depth - 4])
 
 
 def last_layer(pair: Pair) -> Iterator[PairFinding]:
@@ -154,13 +139,5 @@ def last_layer(pair: Pair) -> Iterator[PairFinding]:
     the last output (`llama.py:440`). Other models of targets were not read.
     """
     ids = pair.geometry.aux_layer_ids if pair.geometry.reads_layers else None
-    if not ids or ids[-1] != pair.target.num_layers - 1:
-        return
-    yield PairFinding(
-        "warning",
-        "layers",
-        f"the draft reads the output of the target's last layer, {ids[-1]}, which SGLang's Llama"
-        " never captures: it captures inputs of layers. Other models of targets were not read",
-        "serve the pair with vLLM",
-        "sglang",
-    )
+    if ids and ids[-1] == pair.target.num_layers - 1:
+        yield finding("last-layer", last=ids[-1])

@@ -18,7 +18,7 @@ from ..engines.exclude_findings import misread_excludes
 from ..engines.folder_findings import CACHE_SCALE
 from ..stored.stored_declaration import raw_declaration
 from ..stored.stored_tables import HEAD
-from .pair import Pair, PairFinding
+from .pair import Pair, PairFinding, finding
 from .target import Target
 
 _READS_FILES = ("awq", "awq_marlin", "gptq", "gptq_marlin", "moe_wna16", "auto-round")
@@ -40,33 +40,14 @@ _OPTION = "--speculative-draft-model-quantization"
 def quantization(pair: Pair) -> Iterator[PairFinding]:
     """Whether the target's quantization reaches the draft, in each engine."""
     given, declared = pair.args.quantization, pair.target.quantization
-    if given is not None and given != "unquant":
-        yield PairFinding(
-            "warning",
-            "quantization",
-            f"without {_OPTION} SGLang gives the draft the target's --quantization {given}:"
-            f" {_in_sglang(given, _declared(pair))}",
-            f"the launch line says {_OPTION} unquant, after which the draft's own declaration"
-            " decides",
-            "sglang",
-        )
     asked = pair.args.draft_quantization
-    if asked not in (None, "unquant"):
-        yield PairFinding(
-            "warning",
-            "quantization",
-            f"--target-args says {_OPTION} {asked}: {_in_sglang(asked, _declared(pair))}",
-            f"the launch line says {_OPTION} unquant",
-            "sglang",
-        )
-    if declared is None or pair.is_mtp:
-        return
-    yield PairFinding(
-        "note",
-        "quantization",
-        f"the target's quantization ({declared}) does not reach the draft: vLLM and TensorRT-LLM"
-        " read the draft's own declaration, and SGLang hands on the value of --quantization alone",
-    )
+    for name, value in (("quantization-given", given), ("quantization-asked", asked)):
+        if value not in (None, "unquant"):
+            yield finding(
+                name, option=_OPTION, given=value, what=_in_sglang(value, _declared(pair))
+            )
+    if declared is not None and not pair.is_mtp:
+        yield finding("quantization", declared=declared)
 
 
 def _in_sglang(given: str, own: str | None) -> str:
@@ -138,17 +119,12 @@ def cache(pair: Pair) -> Iterator[PairFinding]:
             if inherited.startswith("fp8")
             else ""
         )
-        yield PairFinding(
-            "warning",
-            "kv-cache",
-            f"the KV cache of the target is {inherited} ({said}), and the draft's becomes the"
-            f" same{scales}: others saw acceptance fall by a third with scales of 1",
-            stops
-            if not pair.is_mtp
-            else "store measured scales (recipe key kv_cache), or serve"
-            " the target's KV cache in its own dtype",
-            engine,
-        )
+        if pair.is_mtp:
+            stops = (
+                "store measured scales (recipe key kv_cache), or serve the target's KV cache in its"
+                " own dtype"
+            )
+        yield finding("kv-cache", engine, dtype=inherited, said=said, scales=scales, remedy=stops)
 
 
 _STOPS: Mapping[EngineName, str] = {
@@ -178,35 +154,11 @@ def quantized_head(pair: Pair) -> Iterator[PairFinding]:
         return
     stored = pair.target.is_stored_quantized("lm_head")
     if stored is None:
-        yield PairFinding(
-            "note",
-            "shared-head",
-            "the draft borrows the target's head; how the target stores it is not known, because"
-            " its shards are not there",
-            "give the target's folder with its shards",
-        )
+        yield finding("shared-head-unknown")
     if not stored:
         return
-    if pair.family.engine_traits.drafts_blocks:
-        yield PairFinding(
-            "note",
-            "shared-head",
-            "the draft borrows the target's head, which is stored quantized: vLLM 0.33 and SGLang"
-            " 0.5.23 project through its own kernel; SGLang before that ended with 'requires a"
-            " dense FP16/BF16/FP32 target lm_head' or a shape error",
-            "serve with these versions or later",
-        )
-        return
-    yield PairFinding(
-        "refused",
-        "shared-head",
-        "the draft borrows the target's head, which is stored quantized: SGLang puts its packed"
-        " values into a head that it computes as floats, and ends with an error at the first"
-        " proposal [RuntimeError: mat1 and mat2 shapes cannot be multiplied]",
-        "store the head with the draft (lm_head.weight in BF16), keep the target's head in BF16, or"
-        " serve the pair with vLLM, which shares the head with its kernel",
-        "sglang",
-    )
+    blocks = pair.family.engine_traits.drafts_blocks
+    yield finding("shared-head-blocks" if blocks else "shared-head")
 
 
 def _borrows(pair: Pair, traits: EngineTraits) -> bool:
@@ -221,10 +173,7 @@ def _borrows(pair: Pair, traits: EngineTraits) -> bool:
 #
 # Sources: `engines/mtp.py`; vLLM 0.33 gives most MTP layers the target's quantization
 # (`deepseek_mtp.py:83`, `mimo_mtp.py:111`, `glm4_moe_mtp.py:144`), SGLang 0.5.23 reads the config
-# of
-# the folder that the layer comes from.
-
-_GRAFT = "put the layer back: draftquant graft TARGET LAYER --out O"
+# of the folder that the layer comes from.
 
 
 def dropped(target: Target) -> str | None:
@@ -242,7 +191,7 @@ def missing_layers(pair: Pair) -> Iterator[PairFinding]:
     """Worth a note for a draft with a folder of its own."""
     text = dropped(pair.target)
     if text is not None:
-        yield PairFinding("note", "mtp", f"{text}; this draft does not need them", _GRAFT)
+        yield finding("mtp-missing", what=text)
 
 
 def mixed_layer(pair: Pair) -> Iterator[PairFinding]:
@@ -256,12 +205,4 @@ def mixed_layer(pair: Pair) -> Iterator[PairFinding]:
     except CheckpointError:
         return
     if "vllm" in found:
-        yield PairFinding(
-            "wrong",
-            "mtp",
-            "the target's quantization_config does not say how its MTP layer is stored:"
-            f" {found['vllm']}. It ends with an error, or serves weights that were never loaded",
-            "correct the excludes of the target's quantization_config, or take the layer of the"
-            " BF16 original: draftquant graft TARGET LAYER --out O",
-            "vllm",
-        )
+        yield finding("mtp-mixed", what=found["vllm"])

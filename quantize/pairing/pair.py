@@ -4,6 +4,7 @@ import json
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from typing_extensions import override
@@ -14,6 +15,7 @@ from ...recipes.strict_json import JsonProblem, parse_json
 from ..drafts import Family
 from ..drafts.geometry import Geometry
 from ..engines.contract import TITLES, EngineCheck, EngineName, Verdict
+from ..engines.engine_rows import read_rows
 from ..files.checkpoint import Checkpoint
 from .target import Rotation, Target, Tokenizer
 
@@ -171,6 +173,9 @@ _VERDICTS: tuple[Verdict, ...] = ("REFUSED", "LOADS BUT WRONG", "UNKNOWN", "LOAD
 """The worst first. What is certainly wrong of a pair is so whatever is unknown of its loading."""
 
 
+_ROWS = Path(__file__).with_name("findings.toml")
+
+
 class PairFinding(NamedTuple):
     """One thing about a pair.
 
@@ -230,6 +235,16 @@ class Pair:
     def is_whole_model(self) -> bool:
         """Whether the draft is an ordinary language model."""
         return self.family.engine_traits.whole_model
+
+
+def finding(
+    name: str, engine: EngineName | None = None, *, subject: str | None = None, **said: object
+) -> PairFinding:
+    """A row of findings.toml, with what is put into its sentences."""
+    row = read_rows(_ROWS)[name]
+    text, remedy = (row.get(key, "").format(**said) for key in ("text", "remedy"))
+    about = subject or row.get("subject", name)
+    return PairFinding(row["level"], about, text, remedy, engine or row.get("engine"))
 
 
 PairRule = Callable[[Pair], Iterator[PairFinding]]

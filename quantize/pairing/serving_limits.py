@@ -1,10 +1,10 @@
 """How many positions are served, and what engines do where the draft is made for fewer."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..engines.contract import EngineName
-from .pair import Pair, PairFinding
+from .pair import Pair, PairFinding, finding
 from .target import Rotation
 
 _FLAGS: Mapping[EngineName, str] = {"vllm": "--max-model-len", "sglang": "--context-length"}
@@ -33,14 +33,7 @@ def beyond_target(pair: Pair) -> Iterator[PairFinding]:
     for engine, flag in _FLAGS.items():
         made = _derived(pair.target.rotation, engine)
         if asked is not None and made is not None and asked > made:
-            yield PairFinding(
-                "refused",
-                "context",
-                f"{flag} {asked} is more than the {made:,} positions of the target itself, and the"
-                " engine ends with an error",
-                f"serve at most {made}",
-                engine,
-            )
+            yield finding("beyond-target", engine, flag=flag, asked=asked, made=made)
 
 
 def lengths(pair: Pair) -> Iterator[PairFinding]:
@@ -51,84 +44,27 @@ def lengths(pair: Pair) -> Iterator[PairFinding]:
     `configs/model_config.py:1291`, for whose draft `eagle_worker_v2.py:229` and
     `draft_worker_common.py:100` ask for the target's length.
     """
-    rotation = pair.rotation
+    rotation, table = pair.rotation, pair.rotation.only_sizes_a_table
     if is_too_short(pair, "vllm"):
-        yield _in_vllm(pair, rotation, served_length(pair, "vllm"))
+        numbers = {"made": rotation.in_vllm, "served": served_length(pair, "vllm")}
+        why = f"angles of {rotation.kind} scaling depend on the length"
+        if pair.is_whole_model:
+            why = "a language model keeps its own length"
+        kept = table and not pair.is_whole_model
+        yield finding("lengths-vllm-table" if kept else "lengths-vllm", **numbers, why=why)
     if is_too_short(pair, "sglang"):
-        yield _in_sglang(rotation, served_length(pair, "sglang"))
+        numbers = {"made": rotation.in_sglang, "served": served_length(pair, "sglang")}
+        name = "lengths-sglang-table" if table else "lengths-sglang"
+        yield finding(name, **numbers, longer=LONGER, kind=rotation.kind)
     if is_too_short(pair, "tensorrt-llm"):
-        text = (
-            f"the draft is made for {rotation.positions:,} positions, fewer than are served; what"
-            " TensorRT-LLM does then was not read"
-        )
-        yield PairFinding("note", "context", text, "serve fewer: --max_seq_len", "tensorrt-llm")
-
-
-def _in_vllm(pair: Pair, rotation: Rotation, served: int | None) -> PairFinding:
-    made = f"the draft is made for {rotation.in_vllm:,} positions and {served:,} are served"
-    if rotation.only_sizes_a_table and not pair.is_whole_model:
-        return PairFinding(
-            "note",
-            "context",
-            f"{made}: vLLM enlarges the draft's table of angles, so nothing breaks, and the draft"
-            " proposes at positions that it was not trained on; the V1 model runner proposes"
-            " nothing beyond the draft's",
-            "measure acceptance at your lengths, or serve fewer: --max-model-len",
-            "vllm",
-        )
-    why = (
-        "a language model keeps its own length"
-        if pair.is_whole_model
-        else (f"angles of {rotation.kind} scaling depend on the length")
-    )
-    return PairFinding(
-        "warning",
-        "context",
-        f"{made}: vLLM serves {rotation.in_vllm:,} positions of the target too ({why}), and says"
-        " so in a warning of its log alone; its V1 model runner serves all, and proposes nothing"
-        " beyond the draft's",
-        "take a draft that is made for that length",
-        "vllm",
-    )
-
-
-def _in_sglang(rotation: Rotation, served: int | None) -> PairFinding:
-    error = (
-        f"ValueError: Warning: Target model's context_length ({served}) is greater than the derived"
-        f" context_length ({rotation.in_sglang})."
-    )
-    made = f"the draft is made for {rotation.in_sglang:,} positions and {served:,} are served"
-    if rotation.only_sizes_a_table:
-        return PairFinding(
-            "warning",
-            "context",
-            f"{made}: SGLang ends with an error, unless {LONGER} is set [{error}]",
-            "the launch line sets it: these angles do not depend on the length; or serve fewer:"
-            f" --context-length {rotation.in_sglang}",
-            "sglang",
-        )
-    return PairFinding(
-        "refused",
-        "context",
-        f"{made}, and SGLang ends with an error [{error}]",
-        f"serve fewer: --context-length {rotation.in_sglang}; with {LONGER} it starts, and angles"
-        f" of {rotation.kind} scaling are then others than the draft was trained with",
-        "sglang",
-    )
+        yield finding("lengths-tensorrt-llm", made=rotation.positions)
 
 
 def rope(pair: Pair) -> Iterator[PairFinding]:
     """Each model rotates by its own config in every engine: a difference is worth a sentence."""
     own, theirs = pair.rotation, pair.target.rotation
-    if pair.geometry.rope is None or pair.is_inside or own.in_words == theirs.in_words:
-        return
-    yield PairFinding(
-        "note",
-        "rope",
-        f"the draft rotates positions with {own.in_words}, its target with {theirs.in_words}: each"
-        " engine takes the draft's own, so these must be what the draft was trained with",
-        "compare with the trainer's config",
-    )
+    if pair.geometry.rope is not None and not pair.is_inside and own.in_words != theirs.in_words:
+        yield finding("rope", own=own.in_words, theirs=theirs.in_words)
 
 
 def overrides(pair: Pair) -> Iterator[PairFinding]:
@@ -139,14 +75,7 @@ def overrides(pair: Pair) -> Iterator[PairFinding]:
     (`config/speculative.py:1183`).
     """
     if pair.args.overrides:
-        keys = ", ".join(pair.args.overrides)
-        yield PairFinding(
-            "warning",
-            "overrides",
-            f"--json-model-override-args writes {keys} into the draft's config as well",
-            "write the change into the target's config.json instead",
-            "sglang",
-        )
+        yield finding("overrides", keys=", ".join(pair.args.overrides))
 
 
 def _derived(rotation: Rotation, engine: EngineName) -> int | None:
@@ -164,8 +93,7 @@ def _derived(rotation: Rotation, engine: EngineName) -> int | None:
 # Source: vLLM 0.33 `config/model.py:1557`, `QKVParallelLinear`, `VocabParallelEmbedding`; SGLang
 # 0.5.23 has the same layers. The draft is split as the target is: vLLM takes no other
 # `draft_tensor_parallel_size` than 1 and the target's (`config/speculative.py:1849`), the others
-# have
-# no such option.
+# have no such option.
 
 MOST = 16
 _PADDED_TO = 64
@@ -174,7 +102,7 @@ _PADDED_TO = 64
 def sizes_of_both(pair: Pair) -> tuple[int, ...]:
     """Sizes up to 16 that divide both."""
     configs = [pair.target.text, *([] if pair.is_inside else [pair.config])]
-    return tuple(tp for tp in range(1, MOST + 1) if all(_divides(tp, c) for c in configs))
+    return tuple(tp for tp in range(1, MOST + 1) if all(_problem(tp, c) is None for c in configs))
 
 
 def tensor_parallel(pair: Pair) -> Iterator[PairFinding]:
@@ -188,12 +116,8 @@ def tensor_parallel(pair: Pair) -> Iterator[PairFinding]:
         for name, config in (("target", pair.target.text), ("draft", pair.config))
         if (problem := _problem(tp, config)) is not None
     ]
-    text = f"{' and '.join(whose)} cannot be split over {tp} GPUs"
-    yield PairFinding("refused", "tensor-parallel", text, f"use one of {_listed(allowed)} GPUs")
-
-
-def _divides(tp: int, config: Mapping[str, Any]) -> bool:
-    return _problem(tp, config) is None
+    sizes = ", ".join(map(str, allowed))
+    yield finding("tensor-parallel", whose=" and ".join(whose), tp=tp, allowed=sizes)
 
 
 def _problem(tp: int, config: Mapping[str, Any]) -> str | None:
@@ -211,7 +135,3 @@ def _problem(tp: int, config: Mapping[str, Any]) -> str | None:
     if type(vocab) is int and -(-vocab // _PADDED_TO) * _PADDED_TO % tp:
         return f"vocabulary of {vocab}, padded to a multiple of {_PADDED_TO},"
     return None
-
-
-def _listed(sizes: Sequence[int]) -> str:
-    return ", ".join(map(str, sizes))
