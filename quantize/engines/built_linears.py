@@ -159,7 +159,6 @@ def _asked(engine: Engine, question: Question) -> list[frozenset[str] | None]:
 
 
 # ---- What both engines ask of blocks and groups: whole ones in every part and shard
-#
 # Source: `validate_fp8_block_shape`, the same in vLLM 0.33.0 and SGLang 0.5.23, executed with parts
 # and shards that are no whole blocks of 128 x 128; INT4 and FP4 executed with shards that are no
 # whole groups.

@@ -129,7 +129,6 @@ def _size_problem(config: Mapping[str, Any]) -> Finding | None:
 
 
 # ---- What engines make of keys of config.json that are null, where that is not a key left out
-#
 # Executed with vLLM 0.33.0 and SGLang 0.5.23, and of the types that are not in the rows read: the
 # fields of every config class of Transformers 5.20.
 

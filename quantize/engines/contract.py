@@ -154,14 +154,11 @@ class Question(ServedDraft):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutHead:
-    """A head that may have rows for fewer tokens than the vocabulary.
+    """A head that may have rows for fewer tokens than the vocabulary of the target.
 
     Attributes:
-        vocabulary: tokens of the target.
         built: rows that draft_vocab_size of config.json asks for; all tokens without one.
-        is_declared: draft_vocab_size is there, and not null.
-        stored: rows of lm_head; None = it is not stored.
-        mapped: rows of d2t; None = it is not stored.
+        stored: rows of lm_head; None = it is not stored. mapped: the same of d2t.
     """
 
     vocabulary: int

@@ -63,12 +63,7 @@ class Declaration:
 
 
 def read_declaration(checkpoint: Checkpoint) -> Declaration | None:
-    """What the folder declares; None = nothing.
-
-    Raises:
-        CheckpointError: hf_quant_config.json is not readable as JSON, or quantization_config is no
-            object that says anything.
-    """
+    """What the folder declares; None = nothing. What is no object that says anything is refused."""
     found = written_declaration(checkpoint)
     if found is None:
         return None

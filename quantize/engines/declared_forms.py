@@ -394,7 +394,6 @@ def _quark_section(key: str, said: object) -> LinearScheme:
 
 
 def _quark_activations(inputs: Any) -> str:
-    """As in signatures."""
     if inputs is None:
         return "none"
     said = mapping("input_tensors", inputs)

@@ -16,8 +16,6 @@ from .declaration import Declaration
 from .linear_scheme import LinearScheme
 from .mtp_linears import built_as_floats
 
-# ---- How a draft is to be served, from which an engine's launch line is made in one place
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:

@@ -311,7 +311,6 @@ def _check_family(checkpoint: Checkpoint, place: _Place) -> EngineCheck:
 
 
 def _absent_tables(engine: Engine, question: Question, family: Family) -> list[str]:
-    """What stands for the tables that the draft has not."""
     names = question.tensor_names
     stored = {family.canonical_name(name).rpartition(".")[0] for name in names}
     tied = question.config.get("tie_word_embeddings") is True
@@ -345,7 +344,6 @@ def _rows(checkpoint: Checkpoint, family: Family, name: str) -> int | None:
 def _method_problem(
     engine: Engine, declaration: Declaration | None, checkpoint: Checkpoint
 ) -> Finding | None:
-    """A quant_method that is missing, or that the engine has never heard of."""
     rules = engine.declaration
     if declaration is None:
         return None
@@ -405,7 +403,6 @@ def _unknown(place: _Place, why: str, remedy: str = "try it in the server") -> E
 
 
 def _never_executed(place: _Place) -> EngineCheck:
-    """For a GPU of which this engine's tables say nothing; another engine's may."""
     knowing = [each for each in newest_engines() if place.arch in each.checked_gpus]
     others = [f"{each.title} {each.version}" for each in knowing]
     where = gpu_name(place.arch).partition(" (")[0]

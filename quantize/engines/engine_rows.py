@@ -91,12 +91,8 @@ def split_groups(engine: EngineName, arch: str, *names: str) -> Mapping[str, Any
 def refuses_target(engine: str, version: str, method: str, name: str | None) -> str | None:
     """The error with which an engine refuses a target that hands out no hidden states.
 
-    Args:
-        method: as which the draft is served, in small letters.
-        name: the target's, in architectures of its config.json.
-
-    Returns:
-        "" where it hands them out, or need not; None where that is not known.
+    "" where it hands them out, or need not; None where that is not known. `method`: as which the
+    draft is served, in small letters; `name`: the target's, in architectures of its config.json.
     """
     table = _file("targets")
     errors = table["errors"].get(engine, {method: ""})

@@ -107,7 +107,6 @@ def excluding(engine: Engine, question: Question, module: Module) -> str:
 
 
 # ---- Routed experts of an MTP layer that are stored as floats in a quantized target
-#
 # Engines fuse them into one module, which is no linear: excludes mean it by rules of its own.
 # Executed: `tests/engines/inside.py`.
 
@@ -149,7 +148,6 @@ def float_experts(engine: Engine, question: Question) -> Finding | None:
 
 
 # ---- Which linears engines take otherwise than they are stored, for what the excludes say
-#
 # Of each engine, its newest known version is asked.
 
 
@@ -158,14 +156,8 @@ def misread_excludes(
 ) -> Mapping[EngineName, str]:
     """Linears that an engine takes as quantized where floats are stored, or the other way round.
 
-    Fused linears with parts of both kinds are left out: no exclude is right for them. Which engine
-    has the scheme at all does not matter here.
-
-    Args:
-        checkpoint: declares its quantization in the flat form, in a layout that is known here.
-
-    Returns:
-        Of each engine that takes some so, the first, and how many more.
+    Of each such engine the first, and how many more. Fused linears with parts of both kinds are
+    left out: no exclude is right for them. Which engine has the scheme at all does not matter here.
     """
     family, _ = read_config(checkpoint)
     names = quantized_looking(checkpoint.tensors.values())

@@ -144,9 +144,7 @@ def extra_heads(question: Question) -> frozenset[str]:
     return frozenset(linear.leaf for linear in question.traits.extra_linears if linear.is_head)
 
 
-# ---- Which linears GPTQ and AutoRound leave as floats: their declarations say it in keys of their
-# own
-#
+# ---- Which linears GPTQ and AutoRound leave as floats, by keys of their own
 # Sources: `gptq_utils.py` and `inc/config_parser.py` of vLLM 0.33.0, `quantization/utils.py` and
 # `auto_round.py` of SGLang 0.5.23; executed (`tests/engines/kinds.py`).
 
@@ -235,14 +233,12 @@ def _in_blocks(question: Question, prefix: str) -> bool:
 
 
 def _flat(names: Any) -> list[str]:
-    """Names of a list, or of lists in it."""
     if isinstance(names, str):
         return [names]
     return [each for name in names for each in _flat(name)] if isinstance(names, list) else []
 
 
 # ---- Transforms that compressed-tensors declares for the inputs and outputs of linears
-#
 # Those of weights are in the stored values already. Source: `get_linear_transform_schemes` of vLLM
 # 0.33.0; SGLang 0.5.23 does not read the key.
 

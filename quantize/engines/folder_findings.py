@@ -14,9 +14,7 @@ from .contract import CutHead, Module, Question, Verdict
 from .engine import TRAITS, Engine
 from .mtp_linears import ROUTED
 
-# ---- A head with rows for fewer tokens than the vocabulary: what reaches the proposals of an
-# engine
-#
+# ---- A head with rows for fewer tokens than the vocabulary
 # Loading and proposing were executed (`tests/engines/RESULTS.md`). Draft id i stands for target id
 # i + d2t[i]; no engine reads t2d.
 
@@ -192,7 +190,6 @@ def folder_findings(
 
 
 def _shared_tables(engine: Engine, question: Question, stored: Stored) -> Iterator[Finding]:
-    """An embedding and a head in the place of which the target's are always served."""
     if question.own.shares_tables:
         rows, vocab = question.head_rows, question.config.get("vocab_size")
         pruned = "d2t" in stored.get("", {}) or rows not in (None, vocab)
@@ -214,7 +211,6 @@ def _shared_tables(engine: Engine, question: Question, stored: Stored) -> Iterat
 
 
 def _inner(name: str, roots: Iterable[str]) -> str:
-    """A tensor's name without the root that it stands under."""
     return next((name.removeprefix(root) for root in roots if name.startswith(root)), name)
 
 
@@ -241,7 +237,6 @@ def _uneven_shards(question: Question) -> Iterator[Finding]:
 def _other_vocabulary(
     engine: Engine, question: Question, geometry: Any, stored: Stored
 ) -> Iterator[Finding]:
-    """An embedding of other rows than the vocabulary."""
     vocab = geometry.vocab_size
     embedding = stored.get("embed_tokens", {}).get("weight")
     rows = embedding.shape[0] if embedding is not None and embedding.shape else vocab

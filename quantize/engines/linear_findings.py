@@ -149,14 +149,14 @@ class Walk:
             findings.append(excluded)
         elif excluded:
             return None
-        elif scheme is None and module.leaf not in SHARED and (text := self._no_target):
+        elif (
+            scheme is None
+            and module.leaf not in SHARED
+            and (text := self.engine.declaration.no_target.get(self.question.method or ""))
+        ):
             said = text.format(prefix=module.prefix)
             findings.append(Finding("init", said, f"target {module.leaf}, or exclude it"))
         return scheme
-
-    @property
-    def _no_target(self) -> str | None:
-        return self.engine.declaration.no_target.get(self.question.method or "")
 
     def _absent(self, module: Module) -> Iterator[Finding]:
         """A head that is the target's, and whose scales are looked for before it is."""
@@ -167,7 +167,6 @@ class Walk:
     def _plain(
         self, module: Module, parts: Mapping[str, Mapping[str, TensorInfo]]
     ) -> Iterator[Finding]:
-        """A module that the engine takes as floats."""
         for part, tensors in parts.items():
             companions = [t.name for suffix, t in tensors.items() if suffix in COMPANIONS]
             weight = tensors.get("weight")
@@ -263,7 +262,6 @@ class Walk:
         shape: tuple[int, int],
         not_read: tuple[str, ...],
     ) -> Iterator[Finding]:
-        """The stored tensors of one quantized linear, against its declaration."""
         expected = scheme.parts(*shape)
         for suffix, part in expected.items():
             tensor = tensors.get(suffix)

@@ -35,13 +35,10 @@ class LinearScheme:
     Attributes:
         layout: the quant_method that stores it so.
         signature: key of schemes.toml, such as "quark int4 group128 none".
-        weight_dtype: name of the number format; others than this package's too.
-        group_size: None for channel and tensor.
         first_stage: values were rounded to another format before.
         suffix: last part of the name of the tensor with the values.
         parts: rows and columns of a linear -> its stored tensors.
         not_read: suffixes of parts that no engine minds the absence of.
-        block: rows and columns of one block; of formats in blocks.
     """
 
     layout: str

@@ -105,7 +105,6 @@ def nothing_loads(plan: Plan, verdicts: Sequence[EngineCheck]) -> str | None:
 
 
 def _why(one: EngineCheck) -> str:
-    """Its reason, which says the engine's name."""
     title, reason = TITLES[one.engine], one.error or ""
     return reason if title in reason else f"{title}: {reason}"
 

@@ -120,7 +120,6 @@ def ordinary_model_problem(question: Question) -> Finding | None:
 
 
 def _as_draft(name: str) -> str:
-    """What to do with a draft that has the name of a whole model."""
     wanted = OTHER_NAMES[name]
     if wanted in ARCHITECTURES:
         return f"set architectures to {wanted}"
@@ -160,9 +159,7 @@ def unshared_head(question: Question) -> Finding | None:
     return Finding("wrong", text, remedy)
 
 
-# ---- What SGLang 0.5.23 takes a declaration for, or why it refuses it, before it looks at any
-# layer
-#
+# ---- What SGLang 0.5.23 takes a declaration for, before it looks at any layer
 # Source: `_parse_quant_hf_config` and `_verify_quantization` of `configs/model_config.py`,
 # `_get_quantization_config` of `model_loader/loader.py`, and `get_min_capability` of each config.
 
@@ -219,7 +216,6 @@ def taken(declaration: Declaration, arch: str) -> Declaration | Finding | None:
 
 
 def _algorithm_problem(algorithm: str, arch: str) -> Finding | None:
-    """Why SGLang refuses an algorithm of ModelOpt by its name."""
     rocm, capability = arch.startswith("gfx"), _CAPABILITIES.get(arch, 100)
     if algorithm == "MXFP8":
         text = _TOO_OLD.format("mxfp8", 100, capability)

@@ -290,7 +290,6 @@ def _marlin_problem(module: Module, rows: int, columns: int) -> Finding | None:
 
 
 # ---- What SGLang 0.5.23 makes of a stored scale of the KV cache, whatever it is called
-#
 # Source: `maybe_remap_kv_scale_name`, which `llama.py` alone calls for a draft, and the methods of
 # `RadixAttention`; executed (`tests/engines/kinds.py`, `tests/engines/foreign_mix.py`).
 

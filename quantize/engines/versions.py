@@ -3,16 +3,6 @@
 A later version is `replace(THAT, version=..., evidence=..., declaration=replace(THAT.declaration,
 ...))` with the rules that changed; where it treats a family differently, its `own` gives the traits
 with that fact replaced. The traits of families describe the oldest version here.
-
-What TensorRT-LLM makes of a draft was read, never executed, in the newest version of each file that
-was to be had of the main branch, 2026: `tensorrt_llm/_torch/model_config.py` at 008e0af8 and
-`tensorrt_llm/models/quant_config_utils.py` at 21156a7a (what is read of a declaration, and its
-errors), `_torch/models/modeling_speculative.py` at 00679c66 (a draft gets a config of its own:
-nothing but the dtype of the KV cache is the target's), `_torch/modules/linear.py` at 00bbf71e,
-`_torch/models/modeling_utils.py` at cb4c622c and `checkpoints/hf/weight_mapper.py` at f59aed07 (a
-linear that is not quantized takes `weight` alone, cast to its own dtype),
-`docs/source/features/speculative-decoding.md` at 04c8822c (the command). Loading was read to its
-end for a Llama draft without a quantization that is understood; whatever goes beyond is UNKNOWN.
 """
 
 import json
@@ -25,7 +15,7 @@ from ..drafts.architectures import declared_architecture
 from ..drafts.engine_traits import EngineTraits, Finding, InEngine
 from . import sglang_config, sglang_linears, vllm_config, vllm_linears
 from .config_rules import sglang_captures, vllm_captures
-from .contract import ENGINE_NAMES, Captures, EngineName, Question
+from .contract import ENGINE_NAMES, EngineName, Question
 from .engine import (
     ConfigRules,
     DeclarationRules,
@@ -39,11 +29,6 @@ from .engine_rows import schemes_of, version_row
 
 _UNQUANT = "--speculative-draft-model-quantization unquant"
 _USE = "use FP8 in layout modelopt: recipe blackwell-fp8, or NVFP4: blackwell-nvfp4"
-
-
-def _vllm_captures(question: Question) -> Captures:
-    name = declared_architecture(question.config)
-    return vllm_captures(question.config, runs_v1=name not in question.traits.vllm.not_in_v1)
 
 
 def _vllm_launch(question: Question, num_draft_tokens: int, serving: Serving) -> str:
@@ -176,7 +161,10 @@ _VLLM = _version(
         "architecture_problem": vllm_config.architecture_problem,
         "plain": vllm_config.plain_config,
         "problem": vllm_config.config_problem,
-        "captures": _vllm_captures,
+        "captures": lambda question: vllm_captures(
+            question.config,
+            runs_v1=declared_architecture(question.config) not in question.traits.vllm.not_in_v1,
+        ),
     },
     declaration={"taken": vllm_config.taken, "exclude_rules": vllm_linears.EXCLUDE_RULES},
     linears=LinearRules(

@@ -115,7 +115,6 @@ def config_problem(question: Question) -> Finding | None:
 
 
 # ---- How vLLM 0.33.0 reads a config.json in the layout of speculators: as an ordinary one
-#
 # Source: `SpeculatorsConfig` and `algos.py` of `vllm/transformers_utils/configs/speculators`, and
 # `get_config`; executed with keys left out (`tests/engines/RESULTS.md`), whose error texts these
 # are.
@@ -178,7 +177,6 @@ def plain_config(config: Mapping[str, Any]) -> Mapping[str, Any] | Finding:
 
 
 # ---- What vLLM 0.33.0 takes a declaration for, or why it refuses it, before it looks at any layer
-#
 # Source: `_verify_quantization` and `_normalize_quantization_config` of `config/model.py`,
 # `QUANTIZATION_METHODS`, and `supported_quantization` of `platforms/rocm.py`.
 

@@ -32,7 +32,6 @@ from .linear_scheme import BLOCK, LinearScheme
 from .mtp_linears import layer_linears
 
 # ---- Which integers and blocks vLLM 0.33.0 has a kernel for, by bits, groups and a shard's shape
-#
 # Source: `choose_mp_linear_kernel` of `kernels/linear/__init__.py` and each kernel's
 # `can_implement`;
 # executed (`tests/engines/foreign_mix.py`). On CUDA the last kernel, of the package humming-
@@ -122,7 +121,6 @@ def marlin_block_problem(
 
 
 # ---- Which drafts hand vLLM 0.33.0 a head that may be quantized, and what becomes of it
-#
 # Sources: loading executed (`tests/engines/RESULTS.md`); `llama_eagle3.py:332`,
 # `qwen3_eagle3.py:308`
 # and `qwen3_dflash.py:755` give ParallelLMHead a config, `deepseek_eagle3.py:225` gives it none.
@@ -137,7 +135,9 @@ def plain(question: Question) -> frozenset[str]:
     """The head, where the class hands it no config or the method knows no heads."""
     heads = {"lm_head", *extra_heads(question)}
     if question.method in _METHODS:
-        heads = set() if _hands(question) else {"lm_head"}
+        declared, asked = question.traits.vllm.head_declared, question.config.get(OWN_HEAD)
+        handed = declared == "always" or (declared == "asked" and asked)
+        heads = set() if handed else {"lm_head"}
     others = {each.leaf for each in question.traits.extra_linears if not each.is_head}
     return frozenset({*others, *heads})
 
@@ -165,11 +165,6 @@ def head_problem(question: Question, module: Module, scheme: LinearScheme) -> Fi
         "AttributeError: 'ParallelLMHead' object has no attribute 'weight'",
         "quantize the head to FP8, or serve with the V1 model runner (VLLM_USE_V2_MODEL_RUNNER=0)",
     )
-
-
-def _hands(question: Question) -> bool:
-    declared = question.traits.vllm.head_declared
-    return declared == "always" or (declared == "asked" and bool(question.config.get(OWN_HEAD)))
 
 
 _NUMBER = re.compile(r"layers(?:\.|\\\.)(\d+)")
@@ -404,7 +399,6 @@ def _parts_problem(module: Module, parts: list[int], high: int) -> Finding | Non
 
 
 # ---- What vLLM 0.33.0 makes of a stored scale of the KV cache, whatever it is called
-#
 # Source: `get_cache_scale_mapper` of `base_config.py`, `fp8.py` and `quark.py`,
 # `AutoWeightsLoader`,
 # `KVCacheScaleParameter`, and `CompressedTensorsKVCacheMethod`; executed

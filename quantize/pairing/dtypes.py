@@ -86,7 +86,6 @@ def _sglang_auto(said: str | None) -> str:
 
 
 # ---- Weights and hidden states that float16 cannot hold, of a draft that is computed in it
-#
 # Source: IEEE 754: float16 ends at 65,504; what rounds beyond it becomes infinity.
 
 _FIRST_OVERFLOW = 65520.0  # the smallest value that rounds to infinity in float16

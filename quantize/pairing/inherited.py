@@ -138,7 +138,6 @@ _STOPS: Mapping[EngineName, str] = {
 
 
 # ---- Embedding and head that a draft borrows, where the target stores them quantized
-#
 # Sources: vLLM 0.33 hands on the module with its own kernel (`v1/worker/gpu/spec_decode/eagle/
 # utils.py:104`, `dflash/utils.py:62`, `dspark/utils.py:134`). SGLang 0.5.23 puts the target's
 # `weight` into the draft's head (`eagle_worker_v2.py:337`; executed for EAGLE-1 with 4-bit values,
@@ -170,7 +169,6 @@ def _borrows(pair: Pair, traits: EngineTraits) -> bool:
 
 
 # ---- The MTP layers of a quantized target: dropped by its quantizer, or mixed with its scheme
-#
 # Sources: `engines/mtp.py`; vLLM 0.33 gives most MTP layers the target's quantization
 # (`deepseek_mtp.py:83`, `mimo_mtp.py:111`, `glm4_moe_mtp.py:144`), SGLang 0.5.23 reads the config
 # of the folder that the layer comes from.

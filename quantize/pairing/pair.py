@@ -19,8 +19,6 @@ from ..engines.engine_rows import read_rows
 from ..files.checkpoint import Checkpoint
 from .target import Rotation, Target, Tokenizer
 
-# ---- What the launch line of a target says, in the flags of any of the engines
-
 _SPELLINGS: Mapping[str, tuple[str, ...]] = {
     "quantization": ("--quantization", "-q"),
     "dtype": ("--dtype",),
@@ -105,7 +103,6 @@ def tensor_parallel_size(tp: int | None, args: TargetArgs) -> int:
 
 
 def _flags(words: list[str]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """The known flags by key, and the words that are none of them."""
     flags: dict[str, str] = {}
     others: list[str] = []
     waiting = iter(words)
@@ -237,14 +234,12 @@ class Pair:
         return self.family.engine_traits.whole_model
 
 
-def finding(
-    name: str, engine: EngineName | None = None, *, subject: str | None = None, **said: object
-) -> PairFinding:
-    """A row of findings.toml, with what is put into its sentences."""
+def finding(name: str, engine: EngineName | None = None, /, **said: object) -> PairFinding:
+    """A row of findings.toml, with what is put into its sentences, or its subject."""
     row = read_rows(_ROWS)[name]
     text, remedy = (row.get(key, "").format(**said) for key in ("text", "remedy"))
-    about = subject or row.get("subject", name)
-    return PairFinding(row["level"], about, text, remedy, engine or row.get("engine"))
+    subject = str(said.get("subject", row.get("subject", name)))
+    return PairFinding(row["level"], subject, text, remedy, engine or row.get("engine"))
 
 
 PairRule = Callable[[Pair], Iterator[PairFinding]]

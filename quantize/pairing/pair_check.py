@@ -14,17 +14,11 @@ from ..engines.engine_check import check_checkpoint, with_values
 from ..files.checkpoint import Checkpoint
 from ..files.digests import not_finite
 from ..stored.layouts import HF_QUANT_CONFIG
-from . import dtypes, features, inherited, vocabularies
-from . import dtypes as overflow
-from . import inherited as mtp_layers
-from . import inherited as shared_tables
-from . import serving_limits as contexts
-from . import serving_limits as tensor_parallel
+from . import dtypes, features, inherited, serving_limits, vocabularies
 from .pair import (
     EnginePair,
     Pair,
     PairCheck,
-    PairFinding,
     PairRule,
     TargetArgs,
     in_order,
@@ -41,19 +35,19 @@ RULES: tuple[PairRule, ...] = (
     vocabularies.proposed_tokens,
     vocabularies.tokenizers,
     vocabularies.special_tokens,
-    contexts.beyond_target,
-    contexts.lengths,
-    contexts.rope,
-    contexts.overrides,
+    serving_limits.beyond_target,
+    serving_limits.lengths,
+    serving_limits.rope,
+    serving_limits.overrides,
     dtypes.dtypes,
-    overflow.float16,
-    overflow.activations,
+    dtypes.float16,
+    dtypes.activations,
     inherited.quantization,
     inherited.cache,
-    shared_tables.quantized_head,
-    tensor_parallel.tensor_parallel,
-    mtp_layers.missing_layers,
-    mtp_layers.mixed_layer,
+    inherited.quantized_head,
+    serving_limits.tensor_parallel,
+    inherited.missing_layers,
+    inherited.mixed_layer,
 )
 """Everything that is asked of a pair."""
 
@@ -99,9 +93,16 @@ def check_pair(
     return PairCheck(
         draft=names[0],
         target=names[1],
-        engines=tuple(_of_engine(answer, findings) for answer in answers),
+        engines=tuple(
+            EnginePair(
+                answer=each,
+                findings=in_order(f for f in findings if f.engine in (None, each.engine)),
+                launch=each.launch,
+            )
+            for each in answers
+        ),
         findings=in_order(f for f in findings if f.engine in (None, *engines)),
-        tensor_parallel=tensor_parallel.sizes_of_both(pair),
+        tensor_parallel=serving_limits.sizes_of_both(pair),
         not_compared=tuple(_not_compared(pair)),
     )
 
@@ -158,7 +159,7 @@ def _alone(
 
 
 def _serving(pair: Pair, engine: EngineName, names: tuple[str, str]) -> Serving:
-    longer = contexts.is_too_short(pair, engine) and engine == "sglang"
+    longer = serving_limits.is_too_short(pair, engine) and engine == "sglang"
     draft, target = names
     return Serving(
         draft=None if pair.is_inside else draft,
@@ -169,17 +170,11 @@ def _serving(pair: Pair, engine: EngineName, names: tuple[str, str]) -> Serving:
         quantization=pair.args.quantization,
         target_cache_dtype=pair.args.cache_dtype,
         words=pair.args.words,
-        environment=(contexts.LONGER,) if longer else (),
+        environment=(serving_limits.LONGER,) if longer else (),
     )
 
 
-def _of_engine(answer: EngineCheck, findings: list[PairFinding]) -> EnginePair:
-    own = in_order(f for f in findings if f.engine in (None, answer.engine))
-    return EnginePair(answer=answer, findings=own, launch=answer.launch)
-
-
 def _not_compared(pair: Pair) -> Iterator[str]:
-    """What was not there to be held against the other."""
     if not pair.is_inside:
         ships = {"draft": pair.own_tokenizer, "target": pair.target_tokenizer}
         for name, tokenizer in ships.items():

@@ -87,7 +87,6 @@ def _derived(rotation: Rotation, engine: EngineName) -> int | None:
 
 
 # ---- Tensor-parallel sizes that a draft and its target both allow
-#
 # Engines divide query heads evenly, divide or repeat heads of keys and values, and divide the
 # columns of the MLP and the rows of embedding and head, which are padded to multiples of 64.
 # Source: vLLM 0.33 `config/model.py:1557`, `QKVParallelLinear`, `VocabParallelEmbedding`; SGLang

@@ -65,7 +65,6 @@ class GoldenCategory:
 
     Attributes:
         prompts: requests. clusters: of these prompts; each is counted as one sample.
-        verify_steps: of all of them.
         accepted_at: [K] verify steps in which the draft token at each position was accepted, as
             vLLM's counters per position have it: position 0 is the first draft token.
         mean_acceptance_length: 1 + accepted / verify steps, pooled.
@@ -130,16 +129,13 @@ class Golden(Brief):
     Attributes:
         draftquant: version that wrote it.
         draft, draft_sha256: name and identity of its tensors; None = not known.
-        target: its name.
-        source: "replay", or the engine whose server was measured. source_version: its version.
-        num_draft_tokens: K.
+        source: "replay", or the engine whose server was measured.
         temperature: of the target's text, 0 = greedy; None = not known.
         estimand: what is counted, in words: how text and proposals were chosen.
         prompts_sha256: identity of the prompts: of their ids, categories and token ids, in order.
         categories: figures by category, "" = of all prompts.
         context_edges: tokens before a verify step from which on another context bin begins.
         context_bins: figures of all prompts by context bin, such as 1k-4k; those with steps.
-        prompts: of which they are computed, in order.
     """
 
     format: Literal["draftquant golden"] = FORMAT
@@ -305,12 +301,7 @@ def golden_document(golden: Golden) -> str:
 
 
 def read_golden(path: Path) -> Golden:
-    """Read a file of golden acceptance.
-
-    Raises:
-        GoldenError: it cannot be read, is something else or of another version, or its figures do
-            not follow from its counts.
-    """
+    """Read a file of golden acceptance whose figures follow from its counts, or refuse it."""
     try:
         found = parse_object(read_text(path))
         if found.get("format") != FORMAT:

@@ -7,13 +7,16 @@ constants: write it again when another draft is served.
 import dataclasses
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from ...recipes.regular_file import read_text
+from ...recipes.strict_json import parse_object
 from ..measure.server_answers import MODEL_LABEL
 from .golden_acceptance import Golden
 from .prometheus import Limit, Queries, label_is
 
-_SCHEMA = 39  # of dashboards: Grafana 11; later ones migrate it by themselves
+_TEMPLATE = Path(__file__).with_name("dashboard.json")  # of Grafana 11; later ones migrate it
 _WINDOW = "$__rate_interval"
 _HEIGHT = 18  # of the panels that one limit has
 _MODEL = f"{{{{{MODEL_LABEL}}}}}"
@@ -42,19 +45,13 @@ def grafana_dashboard(golden: Golden, limits: Sequence[Limit], queries: Queries)
         f"{f' of category {one.category}' if one.category else ''}"
         for one in limits
     )
-    dashboard = {
+    counter = f"{chosen.counters.verify_steps.name}, {MODEL_LABEL}"
+    dashboard = parse_object(read_text(_TEMPLATE).replace("COUNTER", counter))
+    dashboard |= {
         "title": f"Acceptance of {golden.draft}, K = {golden.num_draft_tokens}",
         "uid": f"draftquant-{(golden.draft_sha256 or golden.prompts_sha256)[:12]}",
         "description": f"Golden acceptance length {figures}, against {golden.target}. Written by"
         f" draftquant {golden.draftquant}.",
-        "tags": ["draftquant", "speculative decoding"],
-        "schemaVersion": _SCHEMA,
-        "version": 1,
-        "editable": True,
-        "timezone": "browser",
-        "refresh": "30s",
-        "time": {"from": "now-6h", "to": "now"},
-        "templating": {"list": _variables(chosen.counters.verify_steps.name)},
         "panels": panels,
     }
     return json.dumps(dashboard, indent=2, allow_nan=False) + "\n"
@@ -164,21 +161,3 @@ def _thresholds(limit: Limit) -> dict[str, Any]:
     share = (limit.lowest - 1) / max(limit.golden.mean_acceptance_length - 1, 1e-9)
     steps = [{"color": "red", "value": None}, {"color": "green", "value": round(share, 6)}]
     return {"mode": "absolute", "steps": steps}
-
-
-def _variables(counter: str) -> list[dict[str, Any]]:
-    query = f"label_values({counter}, {MODEL_LABEL})"
-    return [
-        {"name": "datasource", "type": "datasource", "label": "Prometheus", "query": "prometheus"},
-        {
-            "name": "model",
-            "type": "query",
-            "label": "Target",
-            "datasource": _SOURCE,
-            "query": {"query": query, "refId": "model"},
-            "includeAll": True,
-            "multi": True,
-            "allValue": ".*",
-            "refresh": 2,
-        },
-    ]

@@ -255,7 +255,6 @@ def prometheus_rules(golden: Golden, limits: Sequence[Limit], queries: Queries, 
 
 
 def _fallen(draft: str, limit: Limit, label: str, noise: float) -> Iterator[dict[str, Any]]:
-    """Alerts of the traffic that one limit is for."""
     of = f", category {_plain(limit.category)}" if limit.category else ""
     only = f"{{{label_is(label, limit.category)}}}" if label else ""
     labels = {label: _plain(limit.category)} if label else {}
@@ -311,7 +310,6 @@ def _alert(
 
 
 def _plain(text: str) -> str:
-    """A name without what Prometheus would take for a template."""
     return re.sub(r"\{(?=\{)", "{ ", re.sub(r"\}(?=\})", "} ", text))
 
 

@@ -121,10 +121,11 @@ def pair_outputs(
     common = common_length(baseline.token_ids, candidate.token_ids)
     both = [_Placed.of(record, num_draft_tokens) for record in (baseline, candidate)]
     placed = greedy and None not in both
+    nothing = AcceptanceCounts(histogram=(0,) * (num_draft_tokens + 1))
     splits = [
         own.split(common, num_draft_tokens)
         if placed and own is not None
-        else StepSplit(common=_none(num_draft_tokens), rest=whole_counts(record, num_draft_tokens))
+        else StepSplit(common=nothing, rest=whole_counts(record, num_draft_tokens))
         for own, record in zip(both, (baseline, candidate), strict=True)
     ]
     found = PairedOutputs(
@@ -213,13 +214,9 @@ def step_starts(record: RequestRecord, num_draft_tokens: int) -> list[int] | Non
 def num_unwritten(record: RequestRecord, num_draft_tokens: int) -> int:
     """Tokens of the output that no verify step wrote, one by each step without a draft.
 
-    A verify step writes what it accepts and one token more; the last may go beyond the end. At the
-    end up to K tokens may come without a draft, for no more than that are left to write, and up to
-    K from verify steps that the engine does not tell whole: so much says nothing.
-
-    Returns:
-        0 where all is accounted for; below 0 where the steps wrote more than the output has room
-        for: K beyond its end, and a token that ended it and was dropped.
+    At the end up to K tokens may come without a draft, for no more than that are left to write, and
+    up to K from verify steps that the engine does not tell whole: so much is 0. Below 0 the steps
+    wrote more than the output has room for: K beyond its end, and a token that ended it.
     """
     counts = whole_counts(record, num_draft_tokens)
     return num_missing(len(record.token_ids), counts, cut=record.num_cut_rounds > 0)
@@ -238,7 +235,3 @@ def whole_counts(record: RequestRecord, num_draft_tokens: int) -> AcceptanceCoun
         return record.counts
     steps = max(0, len(record.token_ids) - 1)
     return AcceptanceCounts(histogram=(steps, *(0,) * num_draft_tokens))
-
-
-def _none(num_draft_tokens: int) -> AcceptanceCounts:
-    return AcceptanceCounts(histogram=(0,) * (num_draft_tokens + 1))

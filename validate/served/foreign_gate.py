@@ -149,7 +149,8 @@ def _unaccounted(baseline: ForeignMeasurement, candidate: ForeignMeasurement) ->
 
 def _other_target(baseline: ForeignMeasurement, candidate: ForeignMeasurement) -> str:
     """That greedy outputs part far too often for one target, as far as outputs are known."""
-    if _is_sampled(baseline) or not _have_outputs(baseline, candidate):
+    # Where nothing says that tokens were drawn, outputs have to agree as greedy ones do.
+    if baseline.temperature or not _have_outputs(baseline, candidate):
         return ""
     return other_target(*_parting(baseline, candidate))
 
@@ -169,7 +170,7 @@ def not_compared(
                     f"the temperature ({one.name} does not say it, and has no texts that show it)",
                     "Send the temperature with every request, and measure again.",
                 )
-        elif _is_sampled(one) and not one.model:
+        elif one.temperature and not one.model:
             yield (
                 f"whether both servers ran one target ({one.name} does not name it, and texts that"
                 " were sampled do not show it)",
@@ -222,7 +223,6 @@ def _parting(baseline: ForeignMeasurement, candidate: ForeignMeasurement) -> tup
 
 
 def _common_tokens(own: ForeignRequest, other: ForeignRequest) -> float:
-    """Tokens that both wrote before their texts part."""
     texts = own.output or "", other.output or ""
     shared = common_length(*[text.encode() for text in texts])
     longest = max(1, *(len(text.encode()) for text in texts))
@@ -241,11 +241,6 @@ def _have_outputs(baseline: ForeignMeasurement, candidate: ForeignMeasurement) -
 
 def _have_lengths(one: ForeignMeasurement) -> bool:
     return all(request.num_output_tokens is not None for request in one.requests)
-
-
-def _is_sampled(one: ForeignMeasurement) -> bool:
-    """Tokens were drawn; where nothing says it, outputs have to agree as greedy ones do."""
-    return bool(one.temperature)
 
 
 def _counted(one: ForeignMeasurement) -> CountedDraft:

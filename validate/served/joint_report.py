@@ -165,11 +165,7 @@ def judge_jointly(
 ) -> GateReport | JointReport:
     """The verdict on two measurements alone, or the worst of all that is given.
 
-    Args:
-        runs: of the baseline and of the candidate; None = nothing was measured.
-        again: the baseline measured once more.
-        policy: the rule, for served and noise.
-        warnings: of the findings, sentences without a full stop.
+    `again`: the baseline measured once more; `warnings`: of the findings, without a full stop.
     """
     served = noise = None
     if isinstance(runs, ForeignPair):

@@ -266,7 +266,6 @@ def _num_draft_tokens(measurement: Measurement) -> int:
 
 
 def _served_length(measurement: Measurement, draft: CountedDraft) -> float:
-    """Of all its verify steps."""
     size = draft.num_draft_tokens
     counts = pooled((whole_counts(record, size) for record in measurement.records), size)
     return counts.mean_acceptance_length

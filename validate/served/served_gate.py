@@ -225,8 +225,7 @@ class ServerNoise:
         verdict: PASS if the noise is smaller than the limit; INCONCLUSIVE if it is as large;
             ANOMALOUS if the server changed in between.
         change: from the first run to the second at the policy's confidence; None where the two
-            cannot be compared, or have too few prompts.
-        drift: the same at `DRIFT_CONFIDENCE`.
+            cannot be compared, or have too few prompts; `drift`: at `DRIFT_CONFIDENCE`.
     """
 
     name: str
