@@ -161,16 +161,16 @@ COMMANDS = (
     }),
     Command("vocab DRAFT --traces TRACES --size 300 --out OUT",
             "calibration.vocabulary_rows.cut_vocabulary", (
-        Row("DRAFT", "a/b", "reference", "a/b", "scripts.verbs.vocab.resolve_draft"),
-        Row("--traces", "other", "folder", Path("other"), OPEN),
+        Row("DRAFT", "a/b", "reference", "a/b", f"{CURVES}.resolve_draft"),
+        Row("--traces", "other", "folder", Path("other"), f"{CURVES}.open_traces"),
         Row("--size", "77", "size", 77, "calibration.vocabulary_rows.chosen_rows"),
         Row("--coverage", "99.5%", "coverage", 0.995, "calibration.vocabulary_rows.chosen_rows",
             without=("--size",)),
         Row("--out", "o", "out", Path("o")),
-        Row("--counts", "c.json", "counts", Path("c.json"), f"{CHOOSING}.choosing_of"),
-        Row("--target", "M", "target", Path("M"), f"{CHOOSING}.choosing_of"),
+        Row("--counts", "c.json", "counts", Path("c.json"), f"{CURVES}.choosing_of"),
+        Row("--target", "M", "target", Path("M"), f"{CURVES}.choosing_of"),
         Row("--draft-sampling", "probabilistic", "where", "--draft-sampling",
-            "scripts.verbs.vocab.ReplayError"),
+            "validate.comparison.vocab_asked.ReplayError"),
         Row("--curve", "", "", True, f"{CURVES}.size_curve",
             without=("--size", "--out")),
         Row("--sizes", "32,16", "sizes", (16, 32), f"{CURVES}.size_curve", **CURVE),
@@ -192,9 +192,9 @@ COMMANDS = (
         Row("--plot", "p.svg", "documents.*", (Path("p.svg"),),
             f"{CURVES}.write_reports", **CURVE),
     ), {
-        f"{CHOOSING}.choosing_of": MagicMock(is_quantized=False, least=1),
+        f"{CURVES}.choosing_of": MagicMock(is_quantized=False, least=1),
         f"{CURVES}.usual_sizes": (16,),
-        **stubs(OPEN, "scripts.verbs.vocab.resolve_draft", f"{CURVES}.load_for_replay",
+        **stubs(f"{CURVES}.open_traces", f"{CURVES}.resolve_draft", f"{CURVES}.load_for_replay",
                 "calibration.vocabulary_rows.chosen_rows", f"{CURVES}.check_same_target",
                 f"{CURVES}.check_apart",
                 f"{CURVES}.seen_prompts",
@@ -236,7 +236,8 @@ COMMANDS = (
     ), {
         "quantize.verify.verification.verify": MagicMock(ok=True),
         "quantize.verify.verification.resolve_draft": MagicMock(hub_id=None),
-        **stubs("quantize.verify.verification._check_sides", "quantize.verify.verification._check_declaration",
+        **stubs("quantize.verify.verification._check_sides",
+                "quantize.verify.verification._check_declaration",
                 TELL),
     }),
     Command("dequantize QUANT --out OUT", "quantize.converting.dequantize_draft.dequantize_draft", (
@@ -289,7 +290,8 @@ COMMANDS = (
     ), {
         "quantize.pairing.check_report.check_draft": MagicMock(verdict="LOADS"),
         PAIR_CHECK: MagicMock(verdict="LOADS", exit_code=0),
-        **stubs("quantize.pairing.check_report.resolve_draft", "quantize.pairing.check_report.resolve_target",
+        **stubs("quantize.pairing.check_report.resolve_draft",
+                "quantize.pairing.check_report.resolve_target",
                 OPEN, TELL),
     }),
     Command("clean FOLDER", "quantize.files.staging.clean_folder", (

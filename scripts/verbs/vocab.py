@@ -1,18 +1,12 @@
 """`vocab`: rows of a draft's head, chosen by what its target says; written, or judged by size."""
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from ...quantize.files.hub import resolve_draft
-from ...quantize.files.report_files import check_reports
-from ...quantize.files.staging import check_output
 from ...recipes.decode import AT_LEAST_1
-from ...recipes.errors import ReplayError
-from ...recipes.regular_file import AnyPath, optional_path
-from ...validate.counting.acceptance_counts import Passes
+from ...validate.comparison.vocab_asked import VocabRun
 from ..frame import arguments, reports
 from ..frame.arguments import PASSES, share
 from ..frame.console import megabytes, print_table, stderr, stdout, table
@@ -25,125 +19,65 @@ if TYPE_CHECKING:
     from ...validate.comparison.size_curve import ChoiceCurve, SizeChange, SizeCurve
     from ...validate.comparison.size_estimate import MachineSpeeds, SizeEstimate, SizeSpeed
 
-_USUAL_CONCURRENCY = (1,)
-_OF_THE_CURVE = (
-    "sizes", "judge", "gpus", "concurrency", "target_step_ms", "plot", "num_draft_tokens",
-    "batch_size",
-)  # fmt: skip
 
-
-@dataclass(frozen=True, slots=True)
-class VocabSettings(Settings, Passes):
+@dataclass(frozen=True)
+class VocabSettings(Settings, VocabRun):
     """Of which draft, by which text, and how many rows; or the curve of all sizes."""
 
-    options: ClassVar = PASSES
-
-    draft: arguments.Draft
-    traces: Annotated[
-        AnyPath,
-        Option("traces whose text chooses the rows; do not use the gate's traces", "TRACES"),
-    ]
-    _: KW_ONLY
-    size: Annotated[int | None, Option("rows to keep", "ROWS", bounds=AT_LEAST_1)] = None
-    coverage: Annotated[
-        float | None,
-        Option(
+    options: ClassVar = {
+        **PASSES,
+        "options": ClassVar,
+        "draft": arguments.Draft,
+        "traces": Option(
+            "traces whose text chooses the rows; do not use the gate's traces", "TRACES"
+        ),
+        "size": Option("rows to keep", "ROWS", bounds=AT_LEAST_1),
+        "coverage": Option(
             "keep as many rows as cover this share of the tokens of held-out text, such as 99.5%%",
             "SHARE",
             reads=share,
         ),
-    ] = None
-    curve: Annotated[
-        bool, Option("write no folder; show coverage, acceptance and speed by the number of rows")
-    ] = False
-    out: Annotated[AnyPath | None, Option("folder to create", "FOLDER")] = None
-    counts: Annotated[
-        AnyPath | None,
-        Option(
+        "curve": Option(
+            "write no folder; show coverage, acceptance and speed by the number of rows"
+        ),
+        "out": Option("folder to create", "FOLDER"),
+        "counts": Option(
             "how often each token stands in other text: a JSON array, which orders the tokens that"
             " the target never said",
             "FILE.json",
         ),
-    ] = None
-    sizes: Annotated[
-        Sequence[int],
-        Option(
+        "sizes": Option(
             "numbers of rows of the curve (default: 8192,16384,32768,65536, or halves of a small"
             " vocabulary)",
             "ROWS,...",
             several="commas",
             bounds=AT_LEAST_1,
         ),
-    ] = ()
-    judge: Annotated[
-        AnyPath | None,
-        Option(
+        "judge": Option(
             "traces of other prompts, which judge the curve (default: those of --traces, each part"
             " judged by rows that the others choose)",
             "TRACES",
         ),
-    ] = None
-    gpus: Annotated[
-        Sequence[str],
-        Option(
+        "gpus": Option(
             "GPU that the curve's speed is estimated for, may be repeated (default: h200)",
             "GPU",
             flag="--gpu",
             several="repeated",
         ),
-    ] = ()
-    concurrency: Annotated[
-        Sequence[int],
-        Option(
+        "concurrency": Option(
             "concurrent sequences that it is estimated for (default: 1)",
             "SEQUENCES,...",
             several="commas",
         ),
-    ] = _USUAL_CONCURRENCY
-    target_step_ms: Annotated[
-        str | float | None,
-        Option(
+        "target_step_ms": Option(
             "measured time of the target's verify step in ms: 14.2, or by concurrency"
             " 1=9.5,8=14.2,64=38; says which size is the fastest",
             "MILLISECONDS",
         ),
-    ] = None
-    plot: Annotated[AnyPath | None, Option("draw the curve", "F.svg")] = None
+        "plot": Option("draw the curve", "F.svg"),
+    }
 
     one_of = (("size", "coverage", "curve"),)
-
-    def check(self) -> None:
-        """Refuse what does not go with a folder, or with the curve; and sampled proposals."""
-        if self.coverage is not None and not 0 < self.coverage <= 1:
-            raise ReplayError(
-                "--coverage",
-                f"expected a share above 0, up to 1, got {self.coverage:g}",
-                fix="for example 99.5%",
-            )
-        if self.curve and self.out is not None:
-            raise ReplayError(
-                "--out",
-                "the curve writes no rows",
-                fix="leave it out; then choose a size and write it: --size N --out FOLDER",
-            )
-        if not self.curve and self.out is None:
-            raise ReplayError("--out", "is missing", fix="name the folder to create: --out FOLDER")
-        unset = (None, (), _USUAL_CONCURRENCY)
-        stray = [name for name in _OF_THE_CURVE if getattr(self, name) not in unset]
-        if stray and not self.curve:
-            named = {"gpus": "--gpu"}.get(stray[0], f"--{stray[0].replace('_', '-')}")
-            raise ReplayError(
-                named, "is of use for the curve only", fix="leave it out, or ask for --curve"
-            )
-        if self.draft_sampling != "greedy":
-            raise ReplayError(
-                "--draft-sampling",
-                f"{self.draft_sampling} proposals are drawn from all rows of a head, so that their"
-                " probabilities at every size are not known from one replay",
-                fix="leave it out; replay the cut draft itself: draftquant replay",
-            )
-        if self.plot is not None:
-            check_reports({"plot": Path(self.plot)})
 
 
 @verb(VocabSettings)
@@ -161,38 +95,9 @@ def vocab(settings: VocabSettings) -> "reports.VocabReport":
         DraftQuantError: the draft, the traces or the counts cannot be read, do not belong together,
             or the vocabulary of such a draft cannot be cut.
     """
-    from ...calibration.passes.on_traces import open_traces
-    from ...calibration.vocabulary_rows import RowsAsked, choosing_of, write_rows
-    from ...validate.comparison.size_estimate import VocabReport
-    from ...validate.comparison.vocabulary_curve import CurveAsked, vocabulary_curve
+    from ...validate.comparison.vocabulary_curve import vocabulary_as_asked
 
-    if settings.out is not None:
-        check_output(Path(settings.out))
-    listener, target = settings.listener, optional_path(settings.target)
-    choosing = choosing_of(
-        resolve_draft(str(settings.draft)),
-        open_traces(settings.traces, listener),
-        target=target,
-        counts=optional_path(settings.counts),
-    )
-    if settings.out is not None:
-        asked = RowsAsked(size=settings.size, coverage=settings.coverage, target=target)
-        rows, out = asked.of(choosing), Path(settings.out)
-        cut = write_rows(choosing, rows, out, asked, listener=listener, on_stage=listener.stage)
-        warnings = (*choosing.warnings_of(len(rows.target_ids)), *cut.warnings)
-        return VocabReport(choosing=choosing, rows=rows, cut=cut, warnings=warnings)
-
-    curve = CurveAsked(
-        sizes=settings.sizes,
-        judge=optional_path(settings.judge),
-        gpus=settings.gpus,
-        concurrency=settings.concurrency,
-        target_step_ms=settings.target_step_ms,
-        plot=optional_path(settings.plot),
-    )
-    found = vocabulary_curve(choosing, curve, settings)
-    most = max(found.curve.sizes, default=0) if found.curve is not None else 0
-    return replace(found, warnings=(*choosing.warnings_of(most), *found.warnings))
+    return vocabulary_as_asked(settings)
 
 
 def _show(report: "reports.VocabReport", _settings: object) -> None:

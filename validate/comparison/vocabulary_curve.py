@@ -3,19 +3,27 @@
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ...calibration.passes.on_traces import chosen_num_draft_tokens, open_traces
 from ...calibration.traces.near_duplicates import seen_prompts
-from ...calibration.vocabulary_rows import Choosing, check_same_target
+from ...calibration.vocabulary_rows import (
+    Choosing,
+    RowsAsked,
+    check_same_target,
+    choosing_of,
+    write_rows,
+)
 from ...quantize.estimate.work import Machine
+from ...quantize.files.hub import resolve_draft
 from ...quantize.files.report_files import write_reports
+from ...quantize.files.staging import check_output
 from ...quantize.gpus import named_gpu
 from ...quantize.vocabulary.cut_vocabulary import VocabularyReport
 from ...recipes.errors import EstimateError
-from ..counting.acceptance_counts import Passes
+from ...recipes.regular_file import optional_path
 from ..counting.loaded_drafts import load_for_replay
 from ..judging.candidate_origin import check_apart
 from .size_curve import SizeCurve, drawing, size_curve, usual_sizes
@@ -29,63 +37,67 @@ from .size_estimate import (
     parse_step_times,
     size_estimate,
 )
+from .vocab_asked import VocabRun
 
 USUAL_GPU = "h200"
 USUAL_EFFICIENCY = 0.75
 """As of `estimate`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CurveAsked:
-    """Which sizes are judged by which prompts, and estimated for which GPUs.
+def vocabulary_as_asked(asked: VocabRun) -> VocabReport:
+    """Choose the rows and write the folder, or give the curve; with warnings of the choice."""
+    if asked.out is not None:
+        check_output(Path(asked.out))
+    listener, target = asked.listener, optional_path(asked.target)
+    choosing = choosing_of(
+        resolve_draft(str(asked.draft)),
+        open_traces(asked.traces, listener),
+        target=target,
+        counts=optional_path(asked.counts),
+    )
+    if asked.out is None:
+        found = _curve(choosing, asked)
+        most = max(found.curve.sizes, default=0) if found.curve is not None else 0
+        return replace(found, warnings=(*choosing.warnings_of(most), *found.warnings))
+    wanted = RowsAsked(size=asked.size, coverage=asked.coverage, target=target)
+    rows, out = wanted.of(choosing), Path(asked.out)
+    cut = write_rows(choosing, rows, out, wanted, listener=listener, on_stage=listener.stage)
+    warnings = (*choosing.warnings_of(len(rows.target_ids)), *cut.warnings)
+    return VocabReport(choosing=choosing, rows=rows, cut=cut, warnings=warnings)
 
-    Attributes:
-        sizes: rows; empty = the usual ones.
-        judge: folder of traces of other prompts; None = the choosing ones, part by part.
-        target_step_ms: measured time of the target's verify step, or by concurrency.
-        plot: file to draw the curve in.
-    """
 
-    sizes: Sequence[int]
-    judge: Path | None
-    gpus: Sequence[str]
-    concurrency: Sequence[int]
-    target_step_ms: str | float | None
-    plot: Path | None
-
-
-def vocabulary_curve(choosing: Choosing, asked: CurveAsked, how: Passes) -> VocabReport:
+def _curve(choosing: Choosing, asked: VocabRun) -> VocabReport:
     """The curve, by one replay as it is asked, and what it is worth in time."""
     traces, judge = choosing.traces, None
     sizes = _sizes(asked, choosing)
     machines, target, concurrencies = _serving(asked)
     if asked.judge is not None:
-        judge = open_traces(asked.judge, how.listener)
+        judge = open_traces(asked.judge, asked.listener)
         check_same_target(traces, judge)
         check_apart(judge, seen_prompts(traces), "are among those that choose the rows")
         for cut in choosing.cuts:
             check_apart(judge, cut.choice.prompts, "chose the rows that the draft has")
-    loaded = load_for_replay([choosing.source.folder], judge or traces, how)
-    with how.listener.bar("replay", len(judge or traces), "work") as bar:
+    loaded = load_for_replay([choosing.source.folder], judge or traces, asked)
+    with asked.listener.bar("replay", len(judge or traces), "work") as bar:
         curve = size_curve(
             loaded.drafts[0],
             choosing.chooser,
             traces,
             judge,
             sizes=sizes,
-            num_draft_tokens=chosen_num_draft_tokens(how.num_draft_tokens, loaded.drafts),
-            batch_size=how.batch_size,
+            num_draft_tokens=chosen_num_draft_tokens(asked.num_draft_tokens, loaded.drafts),
+            batch_size=asked.batch_size,
             max_tokens=loaded.max_tokens,
             on_progress=bar.set,
         )
     if asked.plot is not None:
-        write_reports({asked.plot: drawing(curve, choosing.source.folder.name)})
+        write_reports({Path(asked.plot): drawing(curve, choosing.source.folder.name)})
     estimate, why = _estimate(choosing, curve, machines, target, concurrencies)
     warnings = () if why is None else (why,)
     return VocabReport(choosing=choosing, curve=curve, estimate=estimate, warnings=warnings)
 
 
-def _sizes(asked: CurveAsked, choosing: Choosing) -> tuple[int, ...]:
+def _sizes(asked: VocabRun, choosing: Choosing) -> tuple[int, ...]:
     """As asked, in ascending order; of the usual ones those that are cuts of this draft."""
     rows = choosing.chooser.num_rows
     usual = [size for size in usual_sizes(rows) if size >= choosing.least] or [rows // 2]
@@ -95,7 +107,7 @@ def _sizes(asked: CurveAsked, choosing: Choosing) -> tuple[int, ...]:
     return sizes
 
 
-def _serving(asked: CurveAsked) -> tuple[list[Machine], StepTimes | None, tuple[int, ...]]:
+def _serving(asked: VocabRun) -> tuple[list[Machine], StepTimes | None, tuple[int, ...]]:
     """What the curve's speed is estimated for, checked before anything is replayed."""
     concurrencies = checked_concurrencies(asked.concurrency)
     names = dict.fromkeys(named_gpu(name).name for name in asked.gpus or (USUAL_GPU,))

@@ -1,0 +1,79 @@
+"""What `vocab` is asked: by which text, how many rows of a head; or the curve of all sizes."""
+
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+
+from ...quantize.files.hub import Reference
+from ...quantize.files.report_files import check_reports
+from ...recipes.errors import ReplayError
+from ...recipes.regular_file import AnyPath
+from ..counting.acceptance_counts import Passes
+
+USUAL_CONCURRENCY = (1,)
+_OF_THE_CURVE = (
+    "sizes", "judge", "gpus", "concurrency", "target_step_ms", "plot", "num_draft_tokens",
+    "batch_size",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class VocabRun(Passes):
+    """Of which draft, by which text, and how many rows; or the curve of all sizes.
+
+    Attributes:
+        coverage: share of held-out text that so many rows cover.
+        counts: file with how often each token stands in other text.
+        sizes: rows of the curve; empty = the usual ones.
+        judge: traces of other prompts; None = the choosing ones, part by part.
+        target_step_ms: measured time of the target's verify step, or by concurrency.
+        plot: file to draw the curve in.
+    """
+
+    draft: Reference
+    traces: AnyPath
+    _: KW_ONLY
+    size: int | None = None
+    coverage: float | None = None
+    curve: bool = False
+    out: AnyPath | None = None
+    counts: AnyPath | None = None
+    sizes: Sequence[int] = ()
+    judge: AnyPath | None = None
+    gpus: Sequence[str] = ()
+    concurrency: Sequence[int] = USUAL_CONCURRENCY
+    target_step_ms: str | float | None = None
+    plot: AnyPath | None = None
+
+    def check(self) -> None:
+        """Refuse what does not go with a folder, or with the curve; and sampled proposals."""
+        if self.coverage is not None and not 0 < self.coverage <= 1:
+            raise ReplayError(
+                "--coverage",
+                f"expected a share above 0, up to 1, got {self.coverage:g}",
+                fix="for example 99.5%",
+            )
+        if self.curve and self.out is not None:
+            raise ReplayError(
+                "--out",
+                "the curve writes no rows",
+                fix="leave it out; then choose a size and write it: --size N --out FOLDER",
+            )
+        if not self.curve and self.out is None:
+            raise ReplayError("--out", "is missing", fix="name the folder to create: --out FOLDER")
+        unset = (None, (), USUAL_CONCURRENCY)
+        stray = [name for name in _OF_THE_CURVE if getattr(self, name) not in unset]
+        if stray and not self.curve:
+            named = {"gpus": "--gpu"}.get(stray[0], f"--{stray[0].replace('_', '-')}")
+            raise ReplayError(
+                named, "is of use for the curve only", fix="leave it out, or ask for --curve"
+            )
+        if self.draft_sampling != "greedy":
+            raise ReplayError(
+                "--draft-sampling",
+                f"{self.draft_sampling} proposals are drawn from all rows of a head, so that their"
+                " probabilities at every size are not known from one replay",
+                fix="leave it out; replay the cut draft itself: draftquant replay",
+            )
+        if self.plot is not None:
+            check_reports({"plot": Path(self.plot)})
