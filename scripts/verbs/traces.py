@@ -337,8 +337,7 @@ def _tables(manifest: "TraceManifest") -> str:
 
 
 def _plain(part: Any) -> Any:
-    is_record = dataclasses.is_dataclass(part) and not isinstance(part, type)
-    return dataclasses.asdict(part) if is_record else part
+    return dataclasses.asdict(part) if hasattr(part, "__dataclass_fields__") else part
 
 
 def _mapping(info: "TraceInfo") -> dict[str, Any]:
