@@ -11,8 +11,7 @@ from typing import Any
 from ..drafts import FAMILIES
 from ..drafts.engine_traits import Biases, EngineTraits, Finding, InEngine
 from ..files.safetensors_header import TensorInfo
-from .contract import TITLES, Captures, CutHead, EngineName, Module, Question, Scheme
-from .declaration import Declaration
+from .contract import TITLES, Captures, CutHead, Declaration, EngineName, Module, Question, Scheme
 from .linear_scheme import LinearScheme
 from .mtp_linears import built_as_floats
 

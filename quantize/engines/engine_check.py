@@ -42,13 +42,14 @@ from .contract import (
     ENGINE_NAMES,
     STAGES,
     VERDICTS,
+    Declaration,
     EngineCheck,
     EngineName,
     Layer,
     Question,
+    read_declaration,
     shown,
 )
-from .declaration import Declaration, read_declaration
 from .engine import Engine, Serving
 from .engine_rows import explained
 from .folder_findings import head_notes

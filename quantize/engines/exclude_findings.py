@@ -12,8 +12,7 @@ from ..files.safetensors_header import TensorInfo
 from ..stored.layouts import HF_QUANT_CONFIG
 from ..stored.stored_declaration import COMPANIONS, quantized_looking
 from .built_linears import refused_shape
-from .contract import EngineName, Module, Question, UnsureError, shown
-from .declaration import read_declaration
+from .contract import EngineName, Module, Question, UnsureError, read_declaration, shown
 from .engine import Engine
 from .excludes import gptq_by_rules, scheme_of
 from .folder_findings import no_such_name

@@ -13,8 +13,7 @@ from ..drafts.architectures import OTHER_NAMES, declared_architecture, nested_ea
 from ..drafts.engine_traits import Biases, Finding, Stage
 from ..drafts.recognition import is_speculators
 from .config_rules import NO_NAME, OF_LAYERS, as_class_reads
-from .contract import CutHead, Question
-from .declaration import Declaration
+from .contract import CutHead, Declaration, Question
 from .declared_forms import NO_OUTPUTS, quantizes_outputs
 from .engine import TRAITS
 from .engine_rows import absent_key, names_of, refused_method, version_row

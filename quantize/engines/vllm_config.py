@@ -14,8 +14,7 @@ from ..drafts.engine_traits import INVALID, UNSUPPORTED, Biases, EngineTraits, F
 from ..drafts.family import LAYER_CONFIG
 from . import mtp_linears as mtp
 from .config_rules import NO_NAME, OF_LAYERS, as_class_reads, draft_traits
-from .contract import CutHead, Question
-from .declaration import Declaration
+from .contract import CutHead, Declaration, Question
 from .declared_forms import NO_OUTPUTS, quantizes_outputs
 from .engine import TRAITS
 from .engine_rows import absent_key, names_of, refused_method

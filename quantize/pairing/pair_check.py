@@ -14,7 +14,7 @@ from ..engines.engine_check import check_checkpoint, with_values
 from ..files.checkpoint import Checkpoint
 from ..files.digests import not_finite
 from ..stored.layouts import HF_QUANT_CONFIG
-from . import dtypes, features, inherited, serving_limits, vocabularies
+from . import dtypes, features, inherited, serving_limits
 from .pair import (
     EnginePair,
     Pair,
@@ -31,10 +31,10 @@ RULES: tuple[PairRule, ...] = (
     features.depth,
     features.default_layers,
     features.last_layer,
-    vocabularies.sizes,
-    vocabularies.proposed_tokens,
-    vocabularies.tokenizers,
-    vocabularies.special_tokens,
+    features.sizes,
+    features.proposed_tokens,
+    features.tokenizers,
+    features.special_tokens,
     serving_limits.beyond_target,
     serving_limits.lengths,
     serving_limits.rope,
