@@ -9,7 +9,6 @@ from ..drafts.runtime_names import target_layers_named
 from ..engines.contract import ENGINE_NAMES, TITLES, EngineCheck
 from ..engines.engine_rows import explained, refuses_target
 from ..engines.versions import newest_engines
-from ..stored.decoded_numbers import read_integers
 from .pair import Pair, PairFinding, finding
 
 # ---- Whether a target can feed a draft, by their configs: `record` refuses it, `check` says it
@@ -173,6 +172,8 @@ def proposed_tokens(pair: Pair) -> Iterator[PairFinding]:
     table = next((t for t in pair.draft.tensors.values() if t.name.endswith(MAP)), None)
     if table is None or len(table.shape) != 1 or pair.geometry.vocab_size <= whole:
         return
+    from ..stored.decoded_numbers import read_integers  # numpy: for this question alone
+
     offsets = read_integers(pair.draft, table)
     last = max((row + int(offset) for row, offset in enumerate(offsets)), default=0)
     if last >= whole:
