@@ -28,22 +28,13 @@ def open_regular(path: Path) -> int:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except ValueError as exc:  # a NUL in the name
         raise OSError(f"no file can have this name: {exc}") from exc
-    mode = os.fstat(descriptor).st_mode  # of what was opened, whatever the name stands for by now
-    if not stat.S_ISREG(mode):
-        os.close(descriptor)
-        raise OSError(f"{_kind(mode)}, not a file")
-    return descriptor
+    return _checked(descriptor)
 
 
 def open_kept(path: Path) -> int:
     """The same for reading and appending; the file is made where there is none."""
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
-    descriptor = os.open(path, flags, 0o666)
-    mode = os.fstat(descriptor).st_mode
-    if not stat.S_ISREG(mode):
-        os.close(descriptor)
-        raise OSError(f"{_kind(mode)}, not a file")
-    return descriptor
+    return _checked(os.open(path, flags, 0o666))
 
 
 def open_stream(path: Path) -> io.BufferedReader:
@@ -63,10 +54,13 @@ def read_text(path: Path, limit: int = MAX_DOCUMENT_BYTES) -> str:
         raise OSError(str(exc)) from exc
 
 
-def _kind(mode: int) -> str:
-    if stat.S_ISDIR(mode):
-        return "a folder"
-    return "a FIFO" if stat.S_ISFIFO(mode) else "a device or a socket"
+def _checked(descriptor: int) -> int:
+    mode = os.fstat(descriptor).st_mode  # of what was opened, whatever the name stands for by now
+    if stat.S_ISREG(mode):
+        return descriptor
+    os.close(descriptor)
+    other = "a FIFO" if stat.S_ISFIFO(mode) else "a device or a socket"
+    raise OSError(f"{'a folder' if stat.S_ISDIR(mode) else other}, not a file")
 
 
 # A link may lead to another file of its folder, or from a snapshot of the Hub's cache to a blob of

@@ -235,7 +235,7 @@ def test_every_extra_that_somebody_is_told_to_install_exists() -> None:
 
 
 def test_no_message_sends_anybody_to_an_index_for_draftquant() -> None:
-    """Its name there may be somebody else's: `recipes.install_line` says what works."""
+    """Its name there may be somebody else's: `recipes.packages` says what works."""
     found = [
         f"{module}: {line.strip()}"
         for module in MODULES

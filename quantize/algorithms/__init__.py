@@ -1,4 +1,4 @@
-"""Algorithms that find quantized values and scales of a linear. One module each, behind `base`."""
+"""Algorithms that find quantized values and scales of a linear."""
 
 from collections.abc import Mapping
 
@@ -37,12 +37,6 @@ def row_algorithm(choice: Choice) -> RowAlgorithm:
 
 
 __all__ = [
-    "Algorithm",
-    "FoundCodes",
-    "InputMoments",
-    "Need",
-    "RowAlgorithm",
-    "Statistics",
-    "get_algorithm",
-    "row_algorithm",
-]
+    "Algorithm", "FoundCodes", "InputMoments", "Need", "RowAlgorithm", "Statistics",
+    "get_algorithm", "row_algorithm",
+]  # fmt: skip

@@ -126,7 +126,7 @@ def with_absmax(
 
 
 def gptq_inputs(moments: InputMoments | None) -> Tensor:
-    """Inputs for a toolkit's GPTQ; see `InputMoments.as_inputs`."""
+    """Inputs for a toolkit's GPTQ."""
     if moments is None:
         raise TypeError("gptq needs the second moments of the inputs")
     return moments.as_inputs

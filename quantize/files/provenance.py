@@ -267,7 +267,7 @@ class TensorBytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rounding:
-    """What rounding code * scale to `dtype` lost; see `DequantizedLinear`."""
+    """What rounding code * scale to `dtype` lost."""
 
     elements: int
     rounded: int

@@ -166,7 +166,7 @@ def release(rows: Tensor) -> None:
 
 
 def row_blocks(rows: Tensor) -> Iterator[Tensor]:
-    """All rows [n, ...], some at a time, each block given back behind it: see `release`."""
+    """All rows [n, ...], some at a time, each block released after it."""
     for block in torch.split(rows, BLOCK_ROWS):
         yield block
         release(rows)

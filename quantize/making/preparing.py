@@ -84,19 +84,15 @@ def check_source(plan: Plan) -> tuple[tuple[str, ...], tuple[VocabularyCut, ...]
     folder, side_files = plan.draft.checkpoint.folder, plan.draft.checkpoint.side_files()
     check_no_other_weights(folder, side_files, travel="unquantized", made="quantized")
     cuts = _cuts_before(folder)
+    where, what = None, "is already the result of a quantization"
     if PROVENANCE_FILE in side_files and not cuts:
-        raise CheckpointError(
-            folder / PROVENANCE_FILE,
-            "the source is already the result of a quantization",
-            fix="start from the BF16 draft",
-        )
-    if looks_quantized(plan.draft.checkpoint):
+        where = folder / PROVENANCE_FILE
+    elif looks_quantized(plan.draft.checkpoint):
         declared = raw_declaration(plan.draft.checkpoint)
-        raise CheckpointError(
-            declared.where if declared else folder / CONFIG_FILE,
-            "the source is quantized already (it declares a quantization_config)",
-            fix="start from the BF16 draft",
-        )
+        where = declared.where if declared else folder / CONFIG_FILE
+        what = "is quantized already (it declares a quantization_config)"
+    if where is not None:
+        raise CheckpointError(where, f"the source {what}", fix="start from the BF16 draft")
     return tuple(file for file in side_files if file not in ONLY_OF_CODES), cuts
 
 
