@@ -1,13 +1,12 @@
 """GPUs by the names that people say, by the rows of `gpus.toml`, which has the sources."""
 
 import difflib
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from ..recipes.errors import CheckpointError, EstimateError
 from ..recipes.formats import NumberFormat, Precision
+from ..recipes.packages import table_beside
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +45,9 @@ class Gpu:
         return number.is_fp4 and number.unit not in self.peaks and not self.widens_fp4
 
 
-_TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-GPUS: Mapping[str, Gpu] = {name: Gpu(name=name, **row) for name, row in _TABLE.items()}
+GPUS: Mapping[str, Gpu] = {
+    name: Gpu(name=name, **row) for name, row in table_beside(__file__).items()
+}
 USUAL_GPUS = ("h100", "h200", "b200", "mi300x", "mi325x", "mi355x")
 """What is estimated where no GPU is named."""
 

@@ -34,6 +34,14 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
     return found
 
 
+def table_beside(module: str, name: str = "") -> dict[str, Any]:
+    """The rows, in TOML, beside a module of ours (its `__file__`), under its name or another."""
+    import tomllib
+
+    path = Path(module).with_suffix(".toml")
+    return tomllib.loads((path.with_stem(name) if name else path).read_text(encoding="utf-8"))
+
+
 def package_version(name: str) -> str:
     """The installed version of a distribution, or "not installed"."""
     import importlib.metadata

@@ -1,12 +1,11 @@
 """Schemes and algorithms of other tools, by the rows of `schemes.toml`, which has the sources."""
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from .decode import nearest
 from .errors import RecipeError
+from .packages import table_beside
 from .schema import ALGORITHMS, Algorithm, BackendName, RoundingChoice, ScaleChoice
 
 
@@ -18,7 +17,7 @@ class Refusal:
     fix: str
 
 
-_ROWS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_ROWS = table_beside(__file__)
 FIRST_RECIPES: Mapping[str, str] = _ROWS["first_recipes"]
 """GPU -> the recipe to begin with there."""
 LIKE: Mapping[str, str] = _ROWS["like"]

@@ -11,15 +11,14 @@ SGLang all, each fed with the target's state (`multi_layer_eagle_worker_v2.py:19
 """
 
 import re
-import tomllib
 from collections.abc import Collection, Iterable, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...recipes.errors import CheckpointError
+from ...recipes.packages import table_beside
 from ..files.safetensors_header import TensorInfo
 
-_TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_TABLE = table_beside(__file__)
 KNOWN_TO_BOTH = frozenset(_TABLE["known_to_both"])
 OTHER_NAMES: Mapping[str, str] = {**_TABLE["of_drafts"], **_TABLE["of_models"]}
 """Of drafts -> the one that the families read, and that most engines have."""

@@ -8,11 +8,11 @@ the classes that take a declared scheme, `meanings.toml` what an engine's error 
 import functools
 import itertools
 import re
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ...recipes.packages import table_beside
 from ..drafts.engine_traits import Finding
 from .contract import EngineName, Scheme
 
@@ -25,7 +25,7 @@ _INTEGERS = re.compile(r"int(?P<bits>\d)(?P<plus>\+?) \D*(?P<size>\d*)")
 @functools.cache
 def read_rows(path: Path) -> Mapping[str, Any]:
     """A data file of this package."""
-    return tomllib.loads(path.read_text(encoding="utf-8"))
+    return table_beside(str(path))
 
 
 def _file(name: str) -> Mapping[str, Any]:

@@ -1,12 +1,11 @@
 """What trainers and engines read differently: rope, names, dtypes, layers of the target, keys."""
 
 import json
-import tomllib
 from collections.abc import Iterator, Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any
 
+from ...recipes.packages import table_beside
 from ..drafts import Draft
 from ..drafts.architectures import (
     KNOWN_TO_BOTH,
@@ -31,12 +30,10 @@ from ..drafts.rope import DEFAULT_THETA, Unreplayed
 from ..drafts.shared.eagle3 import eagle3
 from ..files.checkpoint import CONFIG_FILE
 
-_FILE = Path(__file__).with_name("lints.toml")
-
 
 @cache
 def _rows() -> Mapping[str, Mapping[str, str]]:
-    return tomllib.loads(_FILE.read_text(encoding="utf-8"))
+    return table_beside(__file__, "lints")
 
 
 def told(row: str, fix: Mapping[str, Any] | None = None, /, **facts: object) -> Lint:

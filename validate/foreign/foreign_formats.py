@@ -4,7 +4,6 @@ Most of those that are refused hold averages alone, of which nobody can say how 
 mean acceptance length of 2.8 and one of 2.77 may be the same draft on two days, or a loss of 1 %.
 """
 
-import tomllib
 from codecs import BOM_UTF8
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...recipes.errors import MeasureError, short
+from ...recipes.packages import table_beside
 from ...recipes.regular_file import open_stream
 from ...recipes.strict_json import JsonProblem, parse_json
 from ..measure.measurement_file import read_measurement
@@ -76,12 +76,7 @@ class Average:
         return some and found >= set(self.all) and found.isdisjoint(self.none)
 
 
-AVERAGES = tuple(
-    Average(**row)
-    for row in tomllib.loads(Path(__file__).with_name("averages.toml").read_text(encoding="utf-8"))[
-        "result"
-    ]
-)
+AVERAGES = tuple(Average(**row) for row in table_beside(__file__, "averages")["result"])
 
 
 def refuse(path: Path, document: object) -> None:
