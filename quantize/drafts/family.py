@@ -9,11 +9,13 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from ...recipes.errors import CheckpointError
+from ...recipes.packages import table_beside
 from ...recipes.schema import SHARED_ROLES, Role
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
@@ -45,6 +47,23 @@ class Lint:
     cause: str
     remedy: str
     fix: Mapping[str, Any] = field(default_factory=dict)
+
+
+@cache
+def _rows() -> Mapping[str, Mapping[str, str]]:
+    return table_beside(__file__, "lints")
+
+
+def told(row: str, fix: Mapping[str, Any] | None = None, /, **facts: object) -> Lint:
+    """A lint in the words of lints.toml, with what they quote of the draft."""
+    said = _rows()[row]
+    return Lint(
+        name=said.get("name", row),
+        level="note" if said["level"] == "note" else "warning",
+        cause=said["cause"].format(**facts),
+        remedy=said["remedy"].format(**facts),
+        fix=fix or {},
+    )
 
 
 class SpeculatorsForm(NamedTuple):
@@ -167,8 +186,8 @@ class Family(ABC):
     """projector_type beside the name of DFlash -> the architecture that is meant."""
     speculators: Mapping[str, SpeculatorsForm] = MappingProxyType({})
     """By speculators_model_type."""
-    misnamed: Mapping[str, Lint] = MappingProxyType({})
-    """An architecture or model_type that engines misread -> what is said of it."""
+    misnamed: Mapping[str, tuple[str, str]] = MappingProxyType({})
+    """A model_type that engines misread -> the row of lints.toml, and the one that is meant."""
     own_marks: Collection[str] = ()
     """Those of `MARKS` that tensors of its own have."""
     relatives: Mapping[str, str] = MappingProxyType({})

@@ -155,23 +155,6 @@ class DraftForward(ABC):
         """
 
 
-class ProductLogits(DraftForward):
-    """A draft whose logits are products, which can be told from a part of the vocabulary."""
-
-    @abstractmethod
-    def products(self, hidden: Tensor) -> Sequence[Product]:
-        """Whose sum the logits of hidden states [..., W] are."""
-
-    @override
-    def logits(self, hidden: Tensor) -> Tensor:
-        return sum_of(self.products(hidden))
-
-    @override
-    def largest_logits(self, hidden: Tensor, most: int) -> tuple[Tensor, Tensor]:
-        # Each part of the weights is widened once for all rows.
-        return largest_of(self.products(hidden), most)
-
-
 def whole_rows(num_tokens: int, num_draft_tokens: int, *, first_row: int) -> range:
     """The rows from `first_row` on whose predictions all lie inside a trace of `num_tokens`."""
     return range(first_row, max(first_row, num_tokens - 1 - num_draft_tokens))
@@ -232,9 +215,29 @@ def not_finite(where: str, what: str) -> ForwardError:
 
 
 class ModulesForward(DraftForward):
-    """A draft over linears and norms by canonical name; a bias is added where the draft has one."""
+    """A draft over linears and norms by canonical name; a bias is added where the draft has one.
+
+    Its logits are products, which can be told from a part of the vocabulary.
+    """
 
     geometry: Any
+
+    def products(self, hidden: Tensor) -> Sequence[Product]:
+        """Whose sum the logits of hidden states [..., W] are."""
+        return [(self.head_input(hidden), self.weights["lm_head.weight"], None)]
+
+    @override
+    def head_input(self, hidden: Tensor) -> Tensor:
+        return self.on_input("lm_head", self.norm("norm", hidden))
+
+    @override
+    def logits(self, hidden: Tensor) -> Tensor:
+        return sum_of(self.products(hidden))
+
+    @override
+    def largest_logits(self, hidden: Tensor, most: int) -> tuple[Tensor, Tensor]:
+        # Each part of the weights is widened once for all rows.
+        return largest_of(self.products(hidden), most)
 
     def linear(self, name: str, x: Tensor) -> Tensor:
         """[..., in_features] -> [..., out_features]; `OnInput` sees the input first."""

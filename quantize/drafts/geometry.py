@@ -1,11 +1,10 @@
-"""The numbers that shapes and maths follow from, and what a draft of each kind is like.
+"""The numbers that shapes and maths follow from, and what most drafts are like.
 
-Drafts of a kind have their answers here, as properties of a base class without fields; a family's
-own geometry is a frozen dataclass over one of them, and says otherwise where its drafts differ.
+A family's own geometry adds fields, and says otherwise where its drafts differ.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from typing_extensions import override
 
@@ -30,10 +29,32 @@ class TokenLimit(NamedTuple):
     why: str
 
 
-class Kind(Protocol):
-    """What most drafts are like."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Geometry:
+    """What every draft has; widths in elements.
 
-    __slots__ = ()
+    Attributes:
+        vocab_size: tokens of the target's vocabulary; the draft can propose `draft_vocab_size`.
+        rope: how queries and keys are rotated; None where there are none.
+        num_aux_layers: how many target layers are concatenated into the input of fc.
+        aux_layer_ids: target layers that it reads (0-based, after the layer); None = default.
+        block_size: anchor and mask tokens of one block; None for a draft that proposes a chain.
+        mask_token_id: what stands where a token is to be filled in; None where there is none.
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_attention_heads: int
+    vocab_size: int
+    rms_norm_eps: float
+    rope: RopeConfig | None
+    draft_vocab_size: int
+    target_hidden_size: int
+    num_aux_layers: int
+    aux_layer_ids: tuple[int, ...] | None
+    block_size: int | None = None
+    mask_token_id: int | None = None
 
     @property
     def most_draft_tokens(self) -> int | None:
@@ -73,166 +94,40 @@ class Kind(Protocol):
         return None
 
 
-class Geometry(Kind, Protocol):
-    """The part of a family's config that every family has; widths in elements."""
+@runtime_checkable
+class GroupedAttention(Protocol):
+    """A draft whose query heads share heads of keys and values, of a width."""
 
-    @property
-    def num_layers(self) -> int:
-        """Number of decoder layers of the draft."""
-
-    @property
-    def num_attention_heads(self) -> int:
-        """Query heads of a layer."""
-
-    @property
-    def hidden_size(self) -> int:
-        """Width of the draft's hidden states."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Tokens of the target's vocabulary."""
-
-    @property
-    def draft_vocab_size(self) -> int:
-        """Tokens that the draft can propose."""
-
-    @property
-    def target_hidden_size(self) -> int:
-        """Width of the target's hidden states."""
-
-    @property
-    def num_aux_layers(self) -> int:
-        """How many target layers are concatenated into the input of fc."""
-
-    @property
-    def aux_layer_ids(self) -> tuple[int, ...] | None:
-        """Target layers that the draft reads (0-based, after the layer); None = default."""
-
-    @property
-    def rope(self) -> RopeConfig | None:
-        """How queries and keys are rotated; None where there are none."""
-
-    @property
-    def block_size(self) -> int | None:
-        """Anchor and mask tokens of one block; None for a draft that proposes a chain."""
-
-    @property
-    def mask_token_id(self) -> int | None:
-        """The token that stands where a token is to be filled in; None where there is none."""
+    num_key_value_heads: int
+    head_dim: int
 
 
 @runtime_checkable
-class GroupedAttention(Geometry, Protocol):
-    """A draft whose query heads share heads of keys and values."""
+class LatentAttention(Protocol):
+    """A draft with multi-head latent attention: one latent row for each position.
 
-    @property
-    def num_key_value_heads(self) -> int:
-        """Heads of keys and values."""
+    Attributes:
+        qk_rope_head_dim: width of the rotated part of a key, which all heads share.
+    """
 
-    @property
-    def head_dim(self) -> int:
-        """Width of a head."""
-
-
-@runtime_checkable
-class LatentAttention(Geometry, Protocol):
-    """A draft with multi-head latent attention: one latent row for each position."""
-
-    @property
-    def kv_lora_rank(self) -> int:
-        """Width of the latent."""
-
-    @property
-    def qk_rope_head_dim(self) -> int:
-        """Width of the rotated part of a key, which all heads share."""
+    kv_lora_rank: int
+    qk_rope_head_dim: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DecoderSizes:
-    """What every draft of decoder layers has; widths in elements."""
+class RotatedGeometry(Geometry):
+    """Of a draft whose layers have attention."""
 
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_attention_heads: int
-    vocab_size: int
-    rms_norm_eps: float
     rope: RopeConfig
 
 
-class ChainGeometry(Kind):
-    """A draft that proposes token after token, as many as it is asked for."""
-
-    __slots__ = ()
-
-    @property
-    def block_size(self) -> int | None:
-        """None: there are no blocks."""
-        return None
-
-    @property
-    def mask_token_id(self) -> int | None:
-        """None: nothing is filled in."""
-        return None
-
-
-class BlockGeometry(Kind):
-    """A draft that fills a block of `block_size` slots at once."""
-
-    __slots__ = ()
-
-    block_size: int
-    mask_token_id: int | None
-
-    @property
-    def proposes_from_anchor(self) -> bool:
-        """True if the anchor's slot proposes the first token, and not the slot behind it."""
-        return False
-
-    @property
-    @override
-    def most_draft_tokens(self) -> int:
-        return self.block_size - (not self.proposes_from_anchor)
-
-    @property
-    @override
-    def token_limit(self) -> TokenLimit:
-        given = "" if self.proposes_from_anchor else ", and the first of them is given"
-        return TokenLimit(
-            self.most_draft_tokens, f"the draft fills blocks of {self.block_size} tokens{given}"
-        )
-
-
-class LastStateGeometry(ChainGeometry):
+class LastStateGeometry(RotatedGeometry):
     """A chain over the target's whole vocabulary and width, without an fc over its layers.
 
     It reads the target's last hidden state, behind the final norm, or its tokens alone.
     """
 
     __slots__ = ()
-
-    hidden_size: int
-    vocab_size: int
-
-    @property
-    def draft_vocab_size(self) -> int:
-        """All of the target's tokens."""
-        return self.vocab_size
-
-    @property
-    def target_hidden_size(self) -> int:
-        """The draft is as wide as the target."""
-        return self.hidden_size
-
-    @property
-    def num_aux_layers(self) -> int:
-        """One: the target's last hidden state."""
-        return 1
-
-    @property
-    def aux_layer_ids(self) -> tuple[int, ...] | None:
-        """None: no output of a layer is read."""
-        return None
 
     @property
     def fuses(self) -> bool:
@@ -243,6 +138,17 @@ class LastStateGeometry(ChainGeometry):
     @override
     def reads_layers(self) -> bool:
         return False
+
+
+def last_state(sizes: dict[str, Any]) -> dict[str, Any]:
+    """Sizes with what follows from them in a `LastStateGeometry`."""
+    return {
+        **sizes,
+        "draft_vocab_size": sizes["vocab_size"],
+        "target_hidden_size": sizes["hidden_size"],
+        "num_aux_layers": 1,
+        "aux_layer_ids": None,
+    }
 
 
 def needed_mask(geometry: Geometry) -> int:

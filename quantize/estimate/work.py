@@ -1,7 +1,7 @@
 """What a model reads and multiplies: work by parts, passes of it, and their roofline time."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from ...recipes.errors import EstimateError
 from ...recipes.formats import NUMBER_FORMATS, KvCacheDtype, Precision
@@ -136,7 +136,7 @@ def key_value_shards(geometry: Geometry, tp: int) -> int:
     return min(tp, _grouped(geometry).num_key_value_heads)
 
 
-def _layer(g: GroupedAttention, positions: int, queries: int, tp: int, size: int) -> Work:
+def _layer(g: Any, positions: int, queries: int, tp: int, size: int) -> Work:
     """Bytes are keys and values of all positions, whose heads GPUs beyond them hold copies of.
 
     FLOP are 2 for the scores and 2 for the sum, each per query, head, position and dimension.
@@ -150,7 +150,7 @@ def _layer(g: GroupedAttention, positions: int, queries: int, tp: int, size: int
     )
 
 
-def _latent(g: LatentAttention, positions: int, queries: int, tp: int, size: int) -> Work:
+def _latent(g: Any, positions: int, queries: int, tp: int, size: int) -> Work:
     row = g.kv_lora_rank + g.qk_rope_head_dim
     return Work(
         part="kv_cache",
@@ -160,7 +160,7 @@ def _latent(g: LatentAttention, positions: int, queries: int, tp: int, size: int
     )
 
 
-def _grouped(geometry: Geometry) -> GroupedAttention:
+def _grouped(geometry: Geometry) -> Any:
     if isinstance(geometry, GroupedAttention):
         return geometry
     raise EstimateError(

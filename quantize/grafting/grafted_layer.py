@@ -268,13 +268,17 @@ def check_fits(target: Checkpoint, config: Mapping[str, Any], stored: StoredDraf
         )
     for name, there in _sizes(geometry).items():
         here = _sizes(draft.geometry).get(name)
-        if there != here and name != "num_layers":
+        if there != here and name not in _FOLLOWING:
             raise CheckpointError(
                 stored.checkpoint.folder / CONFIG_FILE,
                 f"{name}: the layer has {here}, the target {target.folder} {there}",
                 fix="this is the layer of another target: graft it into the one that it was taken"
                 " from",
             )
+
+
+_FOLLOWING = ("num_layers", "aux_layer_ids")
+"""What follows from other fields, of which more is said."""
 
 
 def _sizes(geometry: Any) -> dict[str, Any]:

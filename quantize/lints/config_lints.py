@@ -2,10 +2,8 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from functools import cache
 from typing import Any
 
-from ...recipes.packages import table_beside
 from ..drafts import Draft
 from ..drafts.architectures import (
     KNOWN_TO_BOTH,
@@ -24,29 +22,11 @@ from ..drafts.config_reader import (
     near_key,
     read_aux_layer_ids,
 )
-from ..drafts.family import LAYER_CONFIG, Lint
+from ..drafts.family import LAYER_CONFIG, Lint, told
 from ..drafts.recognition import layers_of_one
 from ..drafts.rope import DEFAULT_THETA, Unreplayed
 from ..drafts.shared.eagle3 import eagle3
 from ..files.checkpoint import CONFIG_FILE
-
-
-@cache
-def _rows() -> Mapping[str, Mapping[str, str]]:
-    return table_beside(__file__, "lints")
-
-
-def told(row: str, fix: Mapping[str, Any] | None = None, /, **facts: object) -> Lint:
-    """A lint in the words of lints.toml, with what they quote of the draft."""
-    said = _rows()[row]
-    return Lint(
-        name=said.get("name", row),
-        level="note" if said["level"] == "note" else "warning",
-        cause=said["cause"].format(**facts),
-        remedy=said["remedy"].format(**facts),
-        fix=fix or {},
-    )
-
 
 _INJECTED = (32, 2048)
 """Factor and original positions that ModelOpt's export writes into a draft trained without yarn."""
@@ -119,8 +99,6 @@ _VLLM_REFUSES = ("model.", "aux_norm_low.", "aux_norm_mid.", "aux_norm_high.")
 def architecture(draft: Draft) -> Iterator[Lint]:
     """Source: `architectures.py`; what each engine makes of a name, `check` says."""
     name = declared_architecture(draft.checkpoint.config)
-    if name in draft.family.misnamed:
-        yield draft.family.misnamed[name]
     wanted = None if draft.family.inside_target else OTHER_NAMES.get(name)
     if wanted in KNOWN_TO_BOTH and wanted in draft.family.architectures:
         yield told("architecture-name", {"architectures": [wanted]}, name=name, wanted=wanted)
@@ -178,7 +156,8 @@ def model_type(draft: Draft) -> Iterator[Lint]:
     config, geometry = draft.checkpoint.config, draft.geometry
     found, usual = config.get("model_type"), draft.family.engine_traits.usual_type
     if isinstance(found, str) and found in draft.family.misnamed:
-        yield draft.family.misnamed[found]
+        row, meant = draft.family.misnamed[found]
+        yield told(row, {"model_type": meant})
         return
     if found in DEEPSEEK_TYPES and (geometry.aux_layer_ids or (0,))[0] > 1:
         usual = "kimi_k2"  # by which engines count the layers

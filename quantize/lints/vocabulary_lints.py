@@ -11,11 +11,10 @@ from numpy.typing import NDArray
 
 from ...recipes.errors import CheckpointError
 from ..drafts import Draft
-from ..drafts.family import Lint
+from ..drafts.family import Lint, told
 from ..drafts.shared.eagle3 import eagle3
 from ..files.provenance_file import cuts_of, read_provenance
 from ..stored.decoded_numbers import read_integers, read_whole
-from .config_lints import told
 
 
 def check_vocabulary_map(draft: Draft) -> None:

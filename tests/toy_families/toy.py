@@ -13,23 +13,14 @@ from typing_extensions import override
 from ..config_reader import ConfigReader
 from ..family import Dim, Draft, Family, Lint, TensorSpec, Weights
 from ..forward import BLOCK_ROWS, Alive, DraftForward, DraftPass, OnInput, finite
-from ..geometry import ChainGeometry
+from ..geometry import Geometry
 from ..maths import Tensor, embedding, linear, rms_norm, torch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToyGeometry(ChainGeometry):
-    """Config of a recurrent drafter; widths in elements."""
+class ToyGeometry(Geometry):
+    """Config of a recurrent drafter, which has no attention."""
 
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    vocab_size: int
-    draft_vocab_size: int
-    target_hidden_size: int
-    num_aux_layers: int
-    aux_layer_ids: tuple[int, ...] | None
-    rms_norm_eps: float
     num_attention_heads: int = 0
     rope: None = None
 

@@ -28,7 +28,17 @@ from ..engine_traits import (
     dropped_roots,
     refused_roots,
 )
-from ..family import Dim, Draft, Family, Lint, SpeculatorsForm, TensorSpec, Weights, after_layer
+from ..family import (
+    Dim,
+    Draft,
+    Family,
+    Lint,
+    SpeculatorsForm,
+    TensorSpec,
+    Weights,
+    after_layer,
+    told,
+)
 from ..forward import OnInput
 from ..geometry import needed_mask
 from ..shared.block_layers import DFlashForward, DFlashGeometry, read_mask_embedding
@@ -151,14 +161,7 @@ def block_size(draft: Draft) -> Iterator[Lint]:
     config = draft.checkpoint.config
     nested = config.get("dflash_config") or {}
     if config.get("block_size") is None and nested.get("block_size") is None:
-        yield Lint(
-            name="dflash-block-size-missing",
-            level="warning",
-            cause="config.json has no block_size, so the block size of training is unknown:"
-            " SGLang 0.5.23 drafts blocks of 16 tokens, and vLLM 0.33 as many tokens as"
-            " its own configuration asks for",
-            remedy="add the block_size that the draft was trained with",
-        )
+        yield told("dflash-block-size-missing")
 
 
 def causality(draft: Draft) -> Iterator[Lint]:
@@ -174,36 +177,16 @@ def causality(draft: Draft) -> Iterator[Lint]:
     causal = (config.get("dflash_config") or {}).get("causal")
     if draft.in_speculators_layout:
         if not config.get("sliding_window_non_causal", True):
-            yield Lint(
-                name="dflash-speculators-causal",
-                level="warning",
-                cause="sliding_window_non_causal is false: vLLM 0.33 then serves every layer as"
-                " causal, but speculators trains full layers as bidirectional",
-                remedy="measure acceptance with each value: neither serves both kinds of layers as"
-                " they were trained"
-                if any(sliding)
-                else "write sliding_window_non_causal true in the source, because the draft has"
-                " no sliding layers",
+            yield told(
+                "dflash-speculators-causal" if any(sliding) else "dflash-speculators-causal-of-full"
             )
     elif config.get("is_causal") is not None:  # both engines read it before anything else
         return
     elif causal is None and any(sliding):
-        yield Lint(
-            name="dflash-sliding",
-            level="warning",
-            cause="the draft has sliding layers, but config.json has no is_causal: engines"
-            " serve these layers as causal, while z-lab's training code lets every slot"
-            " of a block attend to all others",
-            remedy="add the is_causal that the draft was trained with",
-        )
+        yield told("dflash-sliding")
     elif causal is not None and any(causal != layer for layer in sliding):
-        yield Lint(
-            name="dflash-causal",
-            level="warning",
-            cause=f"dflash_config.causal is {str(causal).lower()}: vLLM 0.33 reads it, but"
-            " SGLang 0.5.23 reads only is_causal, and only where layer_types is present",
-            remedy=f"add is_causal {str(causal).lower()} and layer_types",
-            fix={"is_causal": causal, "layer_types": types},
+        yield told(
+            "dflash-causal", {"is_causal": causal, "layer_types": types}, said=str(causal).lower()
         )
 
 
@@ -266,15 +249,9 @@ class DFlash(Family):
     makes_features = ("fc.", "hidden_norm.")
     whole_vocabulary: str | None = None
     served: Served = _SERVED
-    misnamed: Mapping[str, Lint] = {
-        "dflash": Lint(  # loaded in both engines: `tests/engines/names.json`
-            name="model-type",
-            level="warning",
-            cause="only TorchSpec knows model_type dflash: Transformers does not, so neither"
-            " vLLM 0.33 nor SGLang 0.5.23 can read config.json",
-            remedy="write qwen3, because the layers are those of Qwen3",
-            fix={"model_type": "qwen3"},
-        )
+    misnamed: Mapping[str, tuple[str, str]] = {
+        # Loaded in both engines: `tests/engines/names.json`.
+        "dflash": ("model-type-dflash", "qwen3")
     }
     relatives: Mapping[str, str] = {
         "aux_hidden_norms.": "Laguna DFlash",
@@ -330,7 +307,8 @@ class DFlash(Family):
             **read_heads(keys, sizes),
             draft_vocab_size=keys.positive("draft_vocab_size", vocab),
             target_hidden_size=keys.positive("target_hidden_size", hidden),
-            aux_layer_ids=_target_layer_ids(options, flat=not nested.config),
+            aux_layer_ids=(ids := _target_layer_ids(options, flat=not nested.config)),
+            num_aux_layers=len(ids),
             block_size=block_size,
             mask_token_id=_mask_token_id(options, vocab),
             layer_types=layer_types,

@@ -15,7 +15,7 @@ from typing_extensions import override
 from ....recipes.errors import CheckpointError
 from ..config_reader import ConfigReader, Served
 from ..engine_traits import ExtraLinear, Finding, Speculators, refused_roots
-from ..family import Dim, Draft, Lint, SpeculatorsForm, TensorSpec, positive_keys
+from ..family import Dim, Draft, Lint, SpeculatorsForm, TensorSpec, positive_keys, told
 from ..forward import Attend, DraftForward
 from ..maths import Tensor, embedding, linear, torch
 from ..shared.block_layers import DFlashForward, DFlashGeometry
@@ -197,26 +197,14 @@ def float16(draft: Draft) -> Iterator[Lint]:
     config = draft.layer_config
     declared = "float16" in (config.get("dtype"), config.get("torch_dtype"))
     if declared or any(row.tensor.dtype == "F16" for row in draft.rows):
-        yield Lint(
-            name="dflash2-float16",
-            level="warning",
-            cause="DFlash2 overflows in float16: vLLM accepted none of 1,100 tokens in this"
-            " dtype. Replay computes in float32, so it does not show the loss",
-            remedy="store and serve the draft in bfloat16, or measure what is served",
-        )
+        yield told("dflash2-float16")
 
 
 def embedding_scale(draft: Draft) -> Iterator[Lint]:
     """Source: vLLM 0.33 `qwen3_dflash2.py:377`; SGLang 0.5.23 asks the target instead."""
     geometry = draft.geometry
     if isinstance(geometry, DFlash2Geometry) and geometry.input_embedding_scale != 1:
-        yield Lint(
-            name="dflash2-embedding-scale",
-            level="warning",
-            cause=f"input_embedding_scale is {geometry.input_embedding_scale:g}: vLLM 0.33 and"
-            " replay multiply the embeddings by it, but SGLang 0.5.23 does not read it",
-            remedy="serve this draft with vLLM, or measure its acceptance on SGLang",
-        )
+        yield told("dflash2-embedding-scale", scale=geometry.input_embedding_scale)
 
 
 def _spelled(keys: ConfigReader, layers: ConfigReader) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from ..engine_traits import (
     dropped_roots,
     refused_roots,
 )
-from ..family import Dim, Draft, Lint, SpeculatorsForm, TensorSpec, Weights, positive_keys
+from ..family import Dim, Draft, Lint, SpeculatorsForm, TensorSpec, Weights, positive_keys, told
 from ..maths import Product, Tensor, embedding, linear, torch
 from ..shared.block_layers import DFlashForward, DFlashGeometry
 from . import dflash
@@ -284,14 +284,7 @@ def nested_keys(draft: Draft) -> Iterator[Lint]:
     nested = config.get("dflash_config") or {}
     moved = {key: nested[key] for key in _HEAD_KEYS if key in nested and config.get(key) is None}
     if moved:
-        yield Lint(
-            name="dspark-keys-nested",
-            level="warning",
-            cause=f"only dflash_config has {', '.join(moved)}: vLLM 0.33 and SGLang 0.5.23"
-            " read the keys of the heads at the top level, and refuse the draft",
-            remedy="write them at the top level as well",
-            fix=moved,
-        )
+        yield told("dspark-keys-nested", moved, keys=", ".join(moved))
 
 
 def _spelled(keys: ConfigReader, _layers: ConfigReader) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from ..engine_traits import (
     dropped_roots,
     refused_roots,
 )
-from ..family import Dim, Lint, SpeculatorsForm, TensorSpec, Weights, after_layer
+from ..family import Dim, SpeculatorsForm, TensorSpec, Weights, after_layer
 from ..forward import OnInput
 from ..geometry import needed_mask
 from ..maths import Tensor
@@ -248,7 +248,7 @@ class Eagle3Llama(Eagle3):
         "eagle3": SpeculatorsForm(("Eagle3Speculator", "Eagle3DraftModel"), _eagle3),
         "peagle": SpeculatorsForm(("PEagleSpeculator", "PEagleDraftModel"), _peagle),
     }
-    misnamed: Mapping[str, Lint] = {}
+    misnamed: Mapping[str, tuple[str, str]] = {}
     architectures = ("LlamaForCausalLMEagle3", "Eagle3Qwen3ForCausalLM", *_PARALLEL)
     relatives: Mapping[str, str] = {
         mark: kind for mark, kind in Eagle3.relatives.items() if mark != "mask_hidden"

@@ -29,8 +29,8 @@ from ..engine_traits import (
     ServedDraft,
 )
 from ..family import Dim, Family, TensorSpec, Weights
-from ..forward import Attend, ModulesForward, OnInput, ProductLogits, gated_mlp
-from ..geometry import DecoderSizes, LastStateGeometry
+from ..forward import Attend, ModulesForward, OnInput, gated_mlp
+from ..geometry import LastStateGeometry, last_state
 from ..maths import Product, Tensor, embedding
 from ..passes import TextForward
 from ..shared.layers import (
@@ -93,7 +93,7 @@ ENGINE_TRAITS = EngineTraits(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LanguageModelGeometry(DecoderSizes, LastStateGeometry):
+class LanguageModelGeometry(LastStateGeometry):
     """Config of a language model, which has the target's whole vocabulary.
 
     Attributes:
@@ -114,7 +114,7 @@ class LanguageModelGeometry(DecoderSizes, LastStateGeometry):
         return False
 
 
-class LanguageModelForward(ModulesForward, TextForward, ProductLogits):
+class LanguageModelForward(ModulesForward, TextForward):
     """Layers: x + o(attention(norm x)), then the MLP alike."""
 
     geometry: LanguageModelGeometry
@@ -146,10 +146,6 @@ class LanguageModelForward(ModulesForward, TextForward, ProductLogits):
             z = self.norm(f"{prefix}post_attention_layernorm", r)
             x = r + gated_mlp(f"{prefix}mlp.", z, self)
         return x
-
-    @override
-    def head_input(self, hidden: Tensor) -> Tensor:
-        return self.on_input("lm_head", self.norm("norm", hidden))
 
 
 LayerKind = Literal["Llama", "Qwen2", "Qwen3"]
@@ -229,7 +225,7 @@ class LanguageModel(Family):
                 fix="correct 'head_dim', or 'architectures': no width suits both",
             )
         return LanguageModelGeometry(
-            **sizes,
+            **last_state(sizes),
             **own,
             input_bias=qkv,
             output_bias=biased and layers == "Llama",

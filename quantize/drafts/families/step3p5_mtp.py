@@ -87,11 +87,6 @@ class MtpStepGeometry(MtpGroupedGeometry):
 
     @property
     @override
-    def aux_layer_ids(self) -> tuple[int, ...]:
-        return (self.target_layers - 1,)
-
-    @property
-    @override
     def reads_layers(self) -> bool:
         return True  # though there is no fc over it
 
@@ -173,7 +168,7 @@ class Step3p5Mtp(GroupedMtp):
         common = read_mtp(flat, where, self.name, several=True)
         head_dim = keys.positive("head_dim", common["hidden_size"] // common["num_attention_heads"])
         return MtpStepGeometry(
-            **common,
+            **common | {"aux_layer_ids": (number - 1,)},
             target_layers=number,
             num_key_value_heads=keys.positive("num_attention_groups"),
             head_dim=head_dim,

@@ -3,7 +3,6 @@
 Sources: vLLM 0.33 `qwen3_dflash.py`, SGLang 0.5.23 `dflash.py`, z-lab `dflash/model.py`.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeGuard
@@ -12,15 +11,15 @@ from typing_extensions import override
 
 from ....recipes.errors import CheckpointError, short
 from ..family import Weights
-from ..forward import Attend, ModulesForward, OnInput, ProductLogits, gated_mlp
-from ..geometry import BlockGeometry, DecoderSizes, needed_mask
-from ..maths import Product, Tensor, embedding, rotate, torch
+from ..forward import Attend, ModulesForward, OnInput, gated_mlp
+from ..geometry import RotatedGeometry, TokenLimit, needed_mask
+from ..maths import Tensor, embedding, rotate, torch
 from ..passes import BlockForward
 from ..rope import check_replayed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DFlashGeometry(DecoderSizes, BlockGeometry):
+class DFlashGeometry(RotatedGeometry):
     """Config of a DFlash draft; widths in elements.
 
     Attributes:
@@ -36,20 +35,25 @@ class DFlashGeometry(DecoderSizes, BlockGeometry):
 
     num_key_value_heads: int
     head_dim: int
-    draft_vocab_size: int
-    target_hidden_size: int
     aux_layer_ids: tuple[int, ...]
     block_size: int
-    mask_token_id: int | None
     layer_types: tuple[str, ...] | None
     sliding_window: int | None
     causal: bool | None
     proposes_from_anchor: bool = False
 
     @property
-    def num_aux_layers(self) -> int:
-        """How many target layers are concatenated into the input of fc."""
-        return len(self.aux_layer_ids)
+    @override
+    def most_draft_tokens(self) -> int:
+        return self.block_size - (not self.proposes_from_anchor)
+
+    @property
+    @override
+    def token_limit(self) -> TokenLimit:
+        given = "" if self.proposes_from_anchor else ", and the first of them is given"
+        return TokenLimit(
+            self.most_draft_tokens, f"the draft fills blocks of {self.block_size} tokens{given}"
+        )
 
     def is_sliding(self, layer: int) -> bool:
         """True if a layer sees a window of the context only."""
@@ -68,7 +72,7 @@ class DFlashGeometry(DecoderSizes, BlockGeometry):
         return self.is_sliding(layer) if self.causal is None else self.causal
 
 
-class DFlashForward(ModulesForward, BlockForward, ProductLogits):
+class DFlashForward(ModulesForward, BlockForward):
     """One DFlash draft.
 
     A block is [anchor, mask x K] at positions n .. n + K, without its last mask where the anchor's
@@ -117,14 +121,6 @@ class DFlashForward(ModulesForward, BlockForward, ProductLogits):
             [A, K, W'].
         """
         return x[:, 1 - token_ids.shape[1] :]
-
-    @override
-    def products(self, hidden: Tensor) -> Sequence[Product]:
-        return [(self.head_input(hidden), self.weights["lm_head.weight"], None)]
-
-    @override
-    def head_input(self, hidden: Tensor) -> Tensor:
-        return self.on_input("lm_head", self.norm("norm", hidden))
 
     @override
     def visible(self, layer: int, queries: Tensor, keys: Tensor) -> Tensor:

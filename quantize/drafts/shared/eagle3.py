@@ -6,7 +6,7 @@ Sources: SpecForge and TorchSpec exports, SpecForge `llama3_eagle.py`; `llama_ea
 
 import re
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +14,10 @@ from typing_extensions import override
 
 from ....recipes.errors import CheckpointError
 from ..config_reader import ConfigReader, read_aux_layer_ids, reads_aux_layers
-from ..family import Concat, Dim, Draft, Family, Lint, TensorSpec, Weights
-from ..forward import Attend, ModulesForward, OnInput, ProductLogits, gated_mlp
-from ..geometry import ChainGeometry, DecoderSizes
-from ..maths import Product, Tensor, embedding, torch
+from ..family import Concat, Dim, Draft, Family, Lint, TensorSpec, Weights, told
+from ..forward import Attend, ModulesForward, OnInput, gated_mlp
+from ..geometry import RotatedGeometry
+from ..maths import Tensor, embedding, torch
 from ..passes import ChainForward
 from .layers import (
     Attention,
@@ -33,21 +33,15 @@ from .layers import (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Eagle3Geometry(DecoderSizes, ChainGeometry):
+class Eagle3Geometry(RotatedGeometry):
     """Config of an EAGLE-3 draft, whatever its attention; widths in elements.
 
     Attributes:
-        num_aux_layers: how many target layers are concatenated into the input of fc.
-        fuses: False for a draft that has no fc and reads the target's last hidden state, behind its
-            final norm; num_aux_layers is then 1.
+        fuses: False for a draft without fc, which reads the target's last hidden state.
         norm_before_residual, norm_before_fc, fc_norm, norm_output: EAGLE-3.1 and speculators
             options; all False in the published Kimi drafts.
     """
 
-    draft_vocab_size: int
-    target_hidden_size: int
-    num_aux_layers: int
-    aux_layer_ids: tuple[int, ...] | None
     norm_before_residual: bool
     norm_before_fc: bool
     fc_norm: bool
@@ -76,36 +70,16 @@ def norm_before_residual(draft: Draft) -> Iterator[Lint]:
         return
     missing = draft.checkpoint.config.get("norm_before_residual") is None
     if draft.in_speculators_layout and missing:
-        yield Lint(
-            name="norm-before-residual-missing",
-            level="warning",
-            cause="config.json has no norm_before_residual: vLLM 0.33 then takes it as true,"
-            " but speculators itself takes it as false",
-            remedy="add the key with the value that the draft was trained with; replay shows"
-            " which value is right",
-        )
+        yield told("norm-before-residual-missing")
     elif geometry.norm_before_residual:
-        yield Lint(
-            name="norm-before-residual",
-            level="warning",
-            cause="norm_before_residual is true: vLLM 0.33 follows it, but SGLang 0.5.23 and"
-            " TensorRT-LLM ignore it",
-            remedy="serve this draft with vLLM",
-        )
+        yield told("norm-before-residual")
 
 
 def norm_before_fc(draft: Draft) -> Iterator[Lint]:
     """Source: loaded in vLLM 0.33 (input_norm refused); SGLang 0.5.23 `kimi_k25_eagle3.py`."""
     geometry = eagle3(draft)
     if geometry is not None and geometry.norm_before_fc and draft.is_mla:
-        yield Lint(
-            name="mla-norm-before-fc",
-            level="warning",
-            cause="the draft has norm_before_fc with MLA: vLLM 0.33 refuses input_norm, and"
-            " SGLang 0.5.23 silently serves without it",
-            remedy="there is no remedy: no released engine serves this draft as it was"
-            " trained, because both have the option for Llama layers only",
-        )
+        yield told("mla-norm-before-fc")
 
 
 def norm_output(draft: Draft) -> Iterator[Lint]:
@@ -115,14 +89,7 @@ def norm_output(draft: Draft) -> Iterator[Lint]:
         return
     if draft.is_mla or draft.is_torchspec or draft.in_speculators_layout:
         return
-    yield Lint(
-        name="norm-output",
-        level="warning",
-        cause="norm_output is true: engines feed the normed hidden state back, but"
-        " SpecForge @a6b6b02 trained with the un-normed one under the same key",
-        remedy="if that SpecForge trained this draft, train again with a SpecForge after"
-        " its PR 879, or replay with norm_output false",
-    )
+    yield told("norm-output")
 
 
 def sliding(draft: Draft) -> Iterator[Lint]:
@@ -131,26 +98,13 @@ def sliding(draft: Draft) -> Iterator[Lint]:
     windows = map(geometry.window_of, range(geometry.num_layers)) if geometry else ()
     window = next(filter(None, windows), None)
     if window is not None:
-        yield Lint(
-            name="eagle3-sliding",
-            level="warning",
-            cause=f"layer_types has sliding_attention: vLLM 0.33 serves a window of {window}"
-            " positions, SGLang 0.5.23 all of them, and replay computes neither",
-            remedy="write full_attention into layer_types if the draft was trained with that",
-        )
+        yield told("eagle3-sliding", window=window)
 
 
 def double_norm(draft: Draft) -> Iterator[Lint]:
     """Source: ModelOpt 0.44 and 0.47 `modeling_eagle.py`; executed for Llama layers."""
     if eagle3(draft) is not None and draft.is_modelopt:
-        yield Lint(
-            name="modelopt-double-norm",
-            level="warning",
-            cause="ModelOpt trains with hidden_norm(input_layernorm(hidden)), but every"
-            " server computes hidden_norm(hidden)",
-            remedy="gate on replay, which computes what servers compute; do not use ModelOpt's"
-            " pseudo_speculative_generate as the BF16 baseline",
-        )
+        yield told("modelopt-double-norm")
 
 
 _LATER_HIDDEN_NORM = re.compile(r"layers\.([1-9]\d*)\.hidden_norm\.")
@@ -172,15 +126,9 @@ class Eagle3(Family):
     served_unquantized = ("embed_tokens", "fc", "lm_head")
     makes_features = ("fc.", "fc_norm.", "input_norm.")
     whole_vocabulary = None
-    misnamed: Mapping[str, Lint] = {
-        "deepseek_v3": Lint(  # `hf_config_override` of vLLM 0.33; it leaves kimi_k2 alone
-            name="model-type",
-            level="warning",
-            cause="model_type deepseek_v3: vLLM 0.33 rewrites it to deepseek_mtp and the"
-            " architecture to DeepSeekMTPModel, and does not load the draft",
-            remedy="write kimi_k2, the same configuration class under another name",
-            fix={"model_type": "kimi_k2"},
-        )
+    misnamed: Mapping[str, tuple[str, str]] = {
+        # `hf_config_override` of vLLM 0.33 leaves kimi_k2 alone.
+        "deepseek_v3": ("model-type-deepseek", "kimi_k2")
     }
     relatives: Mapping[str, str] = {
         "mask_hidden": "P-EAGLE",
@@ -287,7 +235,7 @@ def read_common(config: Mapping[str, Any], where: object, family: str) -> dict[s
     }
 
 
-class Eagle3Forward(ModulesForward, ChainForward, ProductLogits):
+class Eagle3Forward(ModulesForward, ChainForward):
     """One EAGLE-3 draft.
 
     Row t pairs the fused feature of position t with token t+1 and has position id t. The hidden
@@ -328,10 +276,6 @@ class Eagle3Forward(ModulesForward, ChainForward, ProductLogits):
             z = self.norm(prefix + "post_attention_layernorm", r)
             x = r + gated_mlp(f"{prefix}mlp.", z, self)
         return self.norm("norm", x) if self.geometry.norm_output else x
-
-    @override
-    def products(self, hidden: Tensor) -> Sequence[Product]:
-        return [(self.head_input(hidden), self.weights["lm_head.weight"], None)]
 
     @override
     def head_input(self, hidden: Tensor) -> Tensor:

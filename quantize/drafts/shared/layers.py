@@ -124,7 +124,7 @@ def vocabulary_specs(
 
 
 def read_sizes(keys: ConfigReader, layers: int | None = None) -> dict[str, Any]:
-    """The fields of `DecoderSizes`; as many layers as are given, or as config.json says."""
+    """What is alike in every geometry; as many layers as are given, or as config.json says."""
     return {
         "hidden_size": keys.positive("hidden_size"),
         "num_attention_heads": keys.positive("num_attention_heads"),

@@ -28,8 +28,8 @@ from ..architectures import MARKS
 from ..config_reader import ConfigReader
 from ..engine_traits import INPUTS, EngineTraits, InSglang, InVllm, MtpLayer
 from ..family import Dim, Family, TensorSpec, Weights
-from ..forward import Attend, DraftForward, ModulesForward, OnInput, ProductLogits, gated_mlp
-from ..geometry import DecoderSizes, LastStateGeometry, TokenLimit
+from ..forward import Attend, DraftForward, ModulesForward, OnInput, gated_mlp
+from ..geometry import LastStateGeometry, TokenLimit, last_state
 from ..maths import Product, Tensor, embedding, linear, rms_norm, torch
 from ..passes import ChainForward, StagedForward
 from .layers import (
@@ -84,7 +84,7 @@ def mtp_traits(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MtpGeometry(DecoderSizes, LastStateGeometry):
+class MtpGeometry(LastStateGeometry):
     """Config of one MTP layer, which is a target's own; widths in elements.
 
     Attributes:
@@ -291,7 +291,7 @@ def read_mtp(
             fix="correct it to what is stored; several layers of this family no engine serves",
         )
     check_silu(keys, family)
-    return read_sizes(keys, layers)
+    return last_state(read_sizes(keys, layers))
 
 
 def read_rotated(keys: ConfigReader, common: Mapping[str, Any], part: float = 1) -> dict[str, Any]:
@@ -320,7 +320,7 @@ def around_layer(number: int, name: str) -> str:
     return f"modules.{number}.{name}" if number else name
 
 
-class MtpForward(ModulesForward, ChainForward, ProductLogits):
+class MtpForward(ModulesForward, ChainForward):
     """One MTP module.
 
     Row t pairs the target's last hidden state at position t with token t + 1 and has position id t,

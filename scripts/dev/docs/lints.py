@@ -1,4 +1,4 @@
-"""The page of all lints in the words of `inspect`, from their table and the source of families.
+"""The page of all lints in the words of `inspect`, from their table.
 
 Messages quote the draft; what they quote stands as `…` here.
 """
@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ....quantize import drafts, lints
+from ....quantize.drafts import FAMILIES
 from ....recipes.regular_file import read_text
 from .markdown import code, page, table, text
 
 
 class Message(NamedTuple):
-    """What one `Lint(...)` in the source says; a part that is computed is `…`."""
+    """What a lint says; what it quotes is `…`."""
 
     name: str
     level: str
@@ -50,10 +51,11 @@ def lints_page() -> str:
 
 
 def messages() -> Iterator[Message]:
-    """Each row of lints.toml, and each call of `Lint` in the families."""
-    folder = Path(lints.__file__).parent
-    calls = [node for path in sorted(folder.glob("*.py")) for node in ast.walk(parsed(path))]
-    fixed = {
+    """Each row of lints.toml."""
+    folder = Path(drafts.__file__).parent
+    modules = [*folder.rglob("*.py"), *Path(lints.__file__).parent.glob("*.py")]
+    calls = [node for path in modules for node in ast.walk(parsed(path))]
+    fixed = {row for family in FAMILIES for row, _ in family.misnamed.values()} | {
         node.args[0].value
         for node in calls
         if isinstance(node, ast.Call) and _name(node.func) == "told" and len(node.args) > 1
@@ -63,20 +65,6 @@ def messages() -> Iterator[Message]:
         cause, remedy = (re.sub(r"\{[^}]*\}", "…", row[part]) for part in ("cause", "remedy"))
         name = row.get("name", key)
         yield Message(name, row["level"], cause, remedy, fixable=key in fixed)
-    for path in sorted(Path(drafts.__file__).parent.rglob("*.py")):
-        tree = parsed(path)
-        constants = _constants(tree)
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and _name(node.func) == "Lint":
-                given = {each.arg or "": each.value for each in node.keywords}
-                said = {key: _words(each, constants) for key, each in given.items()}
-                yield Message(
-                    name=said["name"],
-                    level=said["level"],
-                    cause=said["cause"],
-                    remedy=said["remedy"],
-                    fixable="fix" in given,
-                )
 
 
 def parsed(path: Path) -> ast.Module:
@@ -84,27 +72,5 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(read_text(path))
 
 
-def _constants(tree: ast.Module) -> dict[str, ast.expr]:
-    """The module's own names for texts."""
-    return {
-        _name(node.targets[0]): node.value for node in tree.body if isinstance(node, ast.Assign)
-    }
-
-
 def _name(node: ast.expr) -> str:
     return node.id if isinstance(node, ast.Name) else ""
-
-
-def _words(node: ast.expr, constants: dict[str, ast.expr]) -> str:
-    """The text that an expression is known to make."""
-    if isinstance(node, ast.Constant):
-        return str(node.value)
-    if isinstance(node, ast.Name) and node.id in constants:
-        return _words(constants[node.id], constants)
-    if isinstance(node, ast.JoinedStr):
-        return "".join(_words(each, constants) for each in node.values)
-    if isinstance(node, ast.IfExp):
-        return f"{_words(node.body, constants)} / {_words(node.orelse, constants)}"
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        return _words(node.left, constants) + _words(node.right, constants)
-    return "…"
