@@ -38,10 +38,8 @@ def with_family_name(
 ) -> Mapping[str, Any]:
     """A config.json under the name that the families read, where it has another one.
 
-    Args:
-        tensors: names in the folder: of an ordinary model none is a hidden_norm, EAGLE-3's own.
-        projectors: projector_type of a DFlashDraftModel, as ModelOpt names all of its block drafts
-            -> the name that the family reads.
+    `projectors`: projector_type of a DFlashDraftModel, as ModelOpt names all of its block drafts ->
+    the name that the family reads.
     """
     name = declared_architecture(config)
     projector = projector_type(config)
@@ -72,13 +70,7 @@ _OUT_OF_MLX = (
 
 
 class Kind(NamedTuple):
-    """What a draft is that is not supported: no single tensor or key is to blame.
-
-    Attributes:
-        what: what shows it, as an error says it.
-        fix: what to do about it; "" = nothing but what its tensors tell.
-        in_config: its name in config.json shows it.
-    """
+    """What a draft is that is not supported: no single tensor or key is to blame."""
 
     name: str
     what: str

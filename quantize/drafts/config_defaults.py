@@ -1,10 +1,9 @@
 """What a config.json does not say, and the config class of its model_type fills in.
 
-Both engines build drafts from the attributes of that class: an attention_bias, a rope_theta or a
-sliding window that config.json lacks is the class's, not Llama's. The rows are in
-config_defaults.json: those of transformers 5.23.0, and of each engine's own classes where these
-differ, with the transformers that it pins (5.20.2 is the newest that vLLM 0.33.0 admits, SGLang
-0.5.23 wants 5.19.0). `scripts/dev/config_defaults.py` asks for them, and a test asks again.
+Both engines build drafts from the attributes of that class. The rows of config_defaults.json are
+those of transformers 5.23.0, and of each engine's own classes where these differ, with the
+transformers that it pins (5.20.2 is the newest that vLLM 0.33.0 admits, SGLang 0.5.23 wants
+5.19.0). `scripts/dev/config_defaults.py` asks for them, and a test asks again.
 """
 
 import json

@@ -165,13 +165,11 @@ Spelling = Literal["default", "portable", "nested", "top", "equal", "nested-inpu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuxLayerIds:
-    """The layers, and how config.json spells them.
+    """The layers "after layer k", 0-based, ascending, and how config.json spells them.
 
-    Attributes:
-        after: ids "after layer k", 0-based, ascending; None = the engines' default.
-        spelling: where they stand. "portable": both places, each in its own convention; "equal":
-            both places, the same numbers; "nested-inputs": nested, but in the top level's
-            convention (TorchSpec's `--vllm` export).
+    None = the engines' default. "portable": both places, each in its own convention; "equal": both
+    places, the same numbers; "nested-inputs": nested, but in the top level's convention
+    (TorchSpec's `--vllm` export).
     """
 
     after: tuple[int, ...] | None

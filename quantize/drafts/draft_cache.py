@@ -70,13 +70,7 @@ def cached_layers(names: Iterable[str], draft: object) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheSite:
-    """The KV cache of one layer, numbered from 0 as `DraftForward` counts.
-
-    Attributes:
-        keys: the linear that makes its keys; the scales lie in the same file.
-        attention: on-disk name of its attention.
-        whole_model: it is a layer of a model that engines load as any other.
-    """
+    """The KV cache of one layer, numbered as `DraftForward` counts, and the linear of its keys."""
 
     layer: int
     keys: Row
@@ -96,12 +90,7 @@ class CacheSite:
 
 
 def cache_sites(draft: Draft) -> tuple[CacheSite, ...]:
-    """One for each layer, in order.
-
-    Raises:
-        PlanError: engines read no scales of such a draft's cache.
-        CheckpointError: it has no KV cache.
-    """
+    """One for each layer; refused where engines read no scales of such a draft's cache."""
     layers = cached_layers((row.canonical for row in draft.rows), draft.checkpoint.folder)
     family = draft.family
     reason = family.no_cache_scales

@@ -1,12 +1,10 @@
 """What engines are told of a family: the facts in which its drafts are not like every other one.
 
-A family says them in its ENGINE_TRAITS; the defaults are the ordinary case, a chain of EAGLE-3
-layers. Engines ask these facts and name no family. Those of vLLM hold for 0.33.0, those of SGLang
-for 0.5.23: loading was executed with the engines' own classes (`tests/engines/RESULTS.md`), whose
-error texts these are. Those of TensorRT-LLM were read in its main branch.
-
-Which linears engines fuse into one stands here for every family: both agree but for the
-down-projections of MLA.
+The defaults are the ordinary case, a chain of EAGLE-3 layers. Engines ask these facts and name no
+family. Those of vLLM hold for 0.33.0, those of SGLang for 0.5.23: loading was executed with the
+engines' own classes (`tests/engines/RESULTS.md`), whose error texts these are. Those of
+TensorRT-LLM were read in its main branch. Which linears engines fuse into one is the same for every
+family: both agree but for the down-projections of MLA.
 """
 
 from abc import ABC, abstractmethod
@@ -19,12 +17,7 @@ from .config_reader import KEY, SECTION
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FusedLinear:
-    """One linear of an engine; every name is the last part of a module's.
-
-    Attributes:
-        members: the linears of the draft that it is made of, in this order.
-        vllm, sglang: its name there.
-    """
+    """One linear of an engine and those of the draft that it is made of; last parts of names."""
 
     members: tuple[str, ...]
     vllm: str
@@ -74,11 +67,9 @@ UNSUPPORTED = INVALID.format("Model architectures ['{}'] are not supported for n
 
 
 class Finding(NamedTuple):
-    """One thing that an engine does not do as the folder means it.
+    """One thing that an engine does not do as the folder means it, and when it shows.
 
-    Attributes:
-        stage: when it shows; the order in which stages decide is in `engines/contract.py`.
-        text: the engine's own error; of a silent fault or of what is unknown, what it is.
+    `text` is the engine's own error; of a silent fault or of what is unknown, what it is.
     """
 
     stage: Stage
@@ -91,7 +82,7 @@ class ServedDraft(ABC):
     """What a family's own rules may look at in a folder that an engine is asked about.
 
     Attributes:
-        config: the parsed config.json, as the engine reads it. tensor_names: of the folder.
+        config: the parsed config.json, as the engine reads it.
         head_rows: of the stored lm_head; None where there is none.
         normed_heads: each head's query and key is normed, as in layers of Qwen3.
         fuses: it has fc; False where it reads the target's last hidden state.
@@ -212,7 +203,6 @@ class InEngine:
         unknown_tensors: what becomes of a tensor that has no parameter.
         floats_into_fp8: what becomes of a float weight where FP8 is expected.
         dropped: beginnings of names that it drops, though it refuses others.
-        roots: beginnings of names that drafts are stored under.
         shares_tables: embedding and head are the target's always.
         uneven_heads: its error for {heads} that are not whole in each of {tp} shards.
         targets_on_disk: quant_methods whose targets it finds by the parts' names on disk.
@@ -245,8 +235,8 @@ class Speculators(NamedTuple):
     """How vLLM reads one kind of config.json of speculators.
 
     Attributes:
-        read: (config.json, its keys of the layers) -> the keys of the ordinary config.json, or its
-            error. qwen3: the layers are Qwen3's, whatever model_type says.
+        read: (config.json, its keys of the layers) -> those of the ordinary one, or its error.
+        qwen3: the layers are Qwen3's, whatever model_type says.
     """
 
     read: Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any] | Finding]
@@ -262,7 +252,6 @@ class InVllm(InEngine):
         head_declared: whether its class hands the head the declaration, or where config.json asks.
         forgets_attention: with normed heads it builds qkv_proj under a prefix without self_attn.
         not_in_v1: the names that the V1 model runner does not serve.
-        speculators: speculators_model_type -> how it is read.
     """
 
     served_as: str = "eagle3"
@@ -326,11 +315,9 @@ class InTensorRtLlm(InEngine):
 
 
 class ExtraLinear(NamedTuple):
-    """A linear that stands in no layer.
+    """A linear that stands in no layer, by its canonical name: vLLM puts "model." before it.
 
-    Attributes:
-        name: canonical, as SGLang names it; vLLM puts "model." before it.
-        is_head: vLLM builds it as a head, which is quantized where heads are.
+    `is_head`: vLLM builds it as a head, which is quantized where heads are.
     """
 
     name: str
@@ -349,18 +336,15 @@ class EngineTraits:
     Attributes:
         drafts_blocks: engines load it as DFlash: a block in one pass, and the target's tables.
         whole_model: it is an ordinary model, served as a draft.
-        head: the head that engines build is the draft's always, or unless it is tied.
         convolutions: blocks of a layer that end in a kernel_projection.
         module_names: modules outside the layers that no other family has, as regular expressions:
             the names on disk with which loading was executed.
         shared_experts: the block of a mixture that every token sees.
-        norm_before_fc: engines read norm_before_fc of its config.json.
         two_layer_norms: layers after the first load two norms of their input, and use one.
         prunes_vocabulary: its head may have fewer rows than the vocabulary, and a map d2t.
         own_types: model_type of a tool's own, which no engine knows -> what to do.
         usual_type: the model_type whose config class has the defaults of its layers; "" = any.
-        more_types_than_layers: model_types of which engines' own config also lists the layers that
-            it drafts with.
+        more_types_than_layers: model_types of which engines' own config lists its layers too.
     """
 
     drafts_blocks: bool = False

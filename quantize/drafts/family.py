@@ -1,6 +1,5 @@
 """The one interface of all draft families, and a draft as its family reads it.
 
-A family knows names, roles, shapes and maths of its drafts. It does not know recipes or layouts.
 Names are normalised to canonical ones (`layers.0.self_attn.q_proj.weight`) for reasoning only; what
 is written keeps the name that was read.
 """
@@ -35,11 +34,8 @@ Weights = Mapping[str, Tensor]
 class Lint:
     """Something that may cost acceptance, or bytes, although the draft is well-formed.
 
-    Attributes:
-        name: stable, in lower case with hyphens.
-        level: "warning" where acceptance or loading is at stake, "note" for advice.
-        fix: dotted config.json key -> the value that settles it; empty where only the user knows.
-            A fix changes what engines read, never what this package computes for the draft.
+    `fix` is a dotted config.json key -> the value that settles it, empty where only the user knows.
+    It changes what engines read, never what this package computes for the draft.
     """
 
     name: str
@@ -69,9 +65,8 @@ def told(row: str, fix: Mapping[str, Any] | None = None, /, **facts: object) -> 
 class SpeculatorsForm(NamedTuple):
     """How the speculators package spells the config of one speculators_model_type.
 
-    Attributes:
-        architectures: as the package's config class names them, and as its `save_pretrained` does.
-        spelled: makes of the config and its section of layers the keys as the family reads them.
+    Of `architectures` the first is of its config class, the second of its `save_pretrained`;
+    `spelled` makes of the config and its section of layers the keys as the family reads them.
     """
 
     architectures: tuple[str, ...]
@@ -223,11 +218,7 @@ class Family(ABC):
 
     @abstractmethod
     def read_geometry(self, config: Mapping[str, Any], where: object) -> Geometry:
-        """Read the config keys that shapes and maths follow from.
-
-        Raises:
-            CheckpointError: a key is missing, of the wrong type or out of range.
-        """
+        """The numbers of config.json; CheckpointError where a key is missing or wrong."""
 
     @abstractmethod
     def tensor_specs(self, geometry: Any) -> Mapping[str, TensorSpec]:

@@ -1,8 +1,7 @@
 """What drafts of every kind compute, and the passes of a draft along recorded tokens.
 
 Row t of a trace knows the tokens up to t + 1 and the target's features up to t; at depth j
-(0-based) it predicts token t + 2 + j. Shapes: B sequences, T rows, H heads, D head width, W hidden
-width.
+(0-based) it predicts token t + 2 + j. B sequences, T rows, H heads, D head width, W hidden width.
 """
 
 from abc import ABC, abstractmethod
@@ -46,11 +45,9 @@ MAX_SCORES = 2**24
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DraftPass:
-    """What a draft computed at some rows and depths.
+    """What a draft computed at R rows of the trace, evenly spaced, and D successive draft steps.
 
     Attributes:
-        rows: R rows of the trace, evenly spaced.
-        depths: D successive draft steps.
         where: the same in words, for errors.
         hidden: [B, R, D, W], from which `DraftForward.logits` predicts the tokens of the target's
             positions row + 2 + depth; [1, n, D, W] where only some rows were drafted so deep.
@@ -130,15 +127,14 @@ class DraftForward(ABC):
         """Draft from some rows of a trace, teacher-forced along the recorded tokens.
 
         With gradients enabled every pass keeps its graph, and the graphs of all passes share the
-        keys of the context: add up a loss over the passes, then go backward once. Without, memory
-        is that of one pass and of the keys so far. Nothing is written in place that a gradient
-        needs.
+        keys of the context: add up a loss over the passes, then go backward once. Nothing is
+        written in place that a gradient needs.
 
         Args:
             hidden: [B, N - 1, W], from `fuse`, from position 0 on.
             token_ids: [B, N] int64. Nothing looks ahead, so shorter sequences may be padded behind.
-            rows: whose chains or blocks are drafted, evenly spaced, each with all its K predictions
-                inside the trace (`whole_rows`); other rows are context only.
+            rows: whose chains or blocks are drafted, each with all its K predictions inside the
+                trace (`whole_rows`); other rows are context only.
             num_draft_tokens: K, at least 1 and no more than the draft can propose.
             block_rows: rows (of a block draft, slots) of each sequence evaluated together; changes
                 the result by rounding only.
@@ -148,10 +144,7 @@ class DraftForward(ABC):
 
         Yields:
             Passes that together hold every one of `rows` at every depth 0 .. K - 1 once, but for
-            those that `alive` left out; the next one is computed when it is asked for.
-
-        Raises:
-            ForwardError: the draft computes NaN or infinity.
+            those that `alive` left out. ForwardError: the draft computes NaN or infinity.
         """
 
 
@@ -171,10 +164,9 @@ _LATER: ContextVar[list[_Check] | None] = ContextVar("checks that are made later
 
 
 def finite(values: Tensor, where: str, what: str = "hidden states") -> Tensor:
-    """The values, unchanged; inside `checked_at_the_end` the check is made there.
+    """The values, unchanged; ForwardError where one is NaN or infinite.
 
-    Raises:
-        ForwardError: one of them is NaN or infinite.
+    Inside `checked_at_the_end` the check is made there.
     """
     check = (torch.isfinite(values).all(), where, what)
     later = _LATER.get()

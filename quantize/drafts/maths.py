@@ -31,14 +31,10 @@ def target_ids(d2t: Tensor | None) -> Tensor | None:
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """The product x weight^T in the wider of the two dtypes; a narrow weight is widened in parts.
+    """The product of x [..., in] and weight [out, in] in the wider of the two dtypes, [..., out].
 
-    Widening is exact, so the parts change the result by rounding only, and not at all where one
-    part is all: up to 16 M elements.
-
-    Args:
-        x: [..., in_features].
-        weight: [out_features, in_features].
+    A narrow weight is widened in parts, which changes the result by rounding only, and not at all
+    where one part is all: up to 16 M elements.
     """
     wide = torch.promote_types(x.dtype, weight.dtype)
     x = x.to(wide)
@@ -62,11 +58,8 @@ def sum_of(products: Sequence[Product]) -> Tensor:
 def largest_of(products: Sequence[Product], most: int) -> tuple[Tensor, Tensor]:
     """The largest outputs of `sum_of` and where they stand, of equal ones the first, both [n].
 
-    Some outputs at a time, for all rows: a narrow weight is widened once.
-
-    Args:
-        products: of n rows each.
-        most: outputs that are held at once at most, those of one column excepted.
+    `most` outputs of n rows are held at once at most, those of one column excepted, so that a
+    narrow weight is widened once.
     """
     count, width = len(products[0][0]), max(weight.shape[1] for _, weight, _ in products)
     outputs = len(products[0][1])
@@ -102,14 +95,10 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def rotate(x: Tensor, positions: Tensor, rope: RopeConfig, *, interleaved: bool = False) -> Tensor:
-    """Rotary embedding: every pair of dimensions i is turned by positions * frequency_i.
+    """Rotary embedding: every pair of dimensions i of x [B, H, T, D] is turned by position * f_i.
 
-    Args:
-        x: [B, H, T, D].
-        positions: [T] int64, or [B, T] where the sequences stand at different places.
-        rope: base and scaling of the frequencies.
-        interleaved: pairs are (2i, 2i + 1), as in DeepSeek; else (i, i + D/2), as in neox and
-            Llama.
+    Positions are [T] int64, or [B, T] where the sequences stand at different places. Interleaved
+    pairs are (2i, 2i + 1), as in DeepSeek; else (i, i + D/2), as in neox and Llama.
     """
     frequencies, factor = rope_frequencies(rope, x.shape[-1], x.device)
     angles = positions.to(torch.float64)[..., None] * frequencies

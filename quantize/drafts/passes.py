@@ -114,8 +114,7 @@ def _named(depth: int) -> str:
 class ChainAttention:
     """`Attend` of the chain: depth-0 keys of all rows so far, deeper keys of the current block.
 
-    There are `num_rows` up to the last one that drafts. Of the context only `window` rows are seen,
-    row t the last of them; None = all.
+    Of the context only `window` rows are seen, row t the last of them; None = all.
     """
 
     def __init__(self, num_rows: int, window: int | None = None) -> None:
@@ -175,13 +174,8 @@ def _attend(
 ) -> Tensor:
     """Softmax over the context keys of rows <= t and the row's own chain keys, in float32 or wider.
 
-    Args:
-        q: [B, H, T, D] of `rows`.
-        context: keys and values of the rows 0, 1, ..., block after block; `rows` lie in the last.
-        own: per deeper step, keys and values of the T rows.
-        rows: T rows.
-        scale: multiplies q k^T.
-        window: as in `ChainAttention`.
+    Of q [B, H, T, D]; the context's keys are those of the rows 0, 1, ..., block after block, of
+    which the last holds `rows`; `own` are those of the T rows, per deeper step.
     """
     dtype, wide = q.dtype, torch.promote_types(q.dtype, torch.float32)
     q = q.to(wide)
@@ -328,10 +322,7 @@ class BlockForward(DraftForward):
 
     @abstractmethod
     def context(self, layer: int, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Rotated keys and values, [B, KV, T, D], that a layer keeps of verified positions.
-
-        Of rows [B, T, W] from `fuse` at positions [T] int64.
-        """
+        """Rotated keys and values, [B, KV, T, D], of rows [B, T, W] at positions [T]."""
 
     @abstractmethod
     def block(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
@@ -343,13 +334,11 @@ class BlockForward(DraftForward):
                 after the other reads, for slot j, those before it: they are what it chose itself
                 wherever slot j counts. Others read the anchor alone.
             positions: [A] int64, where the anchors stand.
-            attend: gets the queries and keys of the blocks, [A, H, S, D] and [A, KV, S, D], for S
-                slots: 1 + K, or K where the anchor's proposes the first token;
-                adds the context before each anchor, under the mask of `visible`.
+            attend: gets queries and keys of S slots: 1 + K, or K where the anchor's proposes the
+                first token; adds the context before each anchor, under the mask of `visible`.
 
         Returns:
-            [A, K, W'], for `logits`: entry j - 1 predicts the token at position anchor + j, from
-            the hidden state of its slot and what else its proposal follows from.
+            [A, K, W'], for `logits`: entry j - 1 predicts the token at position anchor + j.
         """
 
     @abstractmethod
@@ -388,10 +377,7 @@ class BlockForward(DraftForward):
 
 
 class BlockAttention:
-    """`Attend` of blocks: the context before each anchor, and the block itself.
-
-    `rows` are [B, C, W], fused features of the positions 0 .. C - 1 of B sequences.
-    """
+    """`Attend` of blocks: fused features [B, C, W] before each anchor, and the block."""
 
     def __init__(self, forward: BlockForward, rows: Tensor) -> None:
         self._forward = forward

@@ -1,9 +1,8 @@
 """Which family a draft belongs to, and the draft's table checked tensor by tensor.
 
-In the speculators layout config.json is spelled differently: the draft's own keys stand at the top,
-those of its decoder layers in `transformer_layer_config`. `plain_config` spells such a config as
-the families read it; what is written keeps the layout. Where a key is missing, the draft is what
-vLLM would serve. SGLang 0.5.23 does not read this layout.
+In the speculators layout the draft's own keys stand at the top of config.json, those of its decoder
+layers in `transformer_layer_config`; what is written keeps the layout. Where a key is missing, the
+draft is what vLLM would serve. SGLang 0.5.23 does not read this layout.
 
 Sources: `config.py` of `eagle3`, `peagle`, `dflash`, `dspark` and `mtp` in speculators 0.9.0, which
 has no dflash2 yet; `transformers_utils/configs/speculators/algos.py` of vLLM 0.33, which has no
@@ -82,7 +81,6 @@ def plain_config(config: Mapping[str, Any], where: object) -> Mapping[str, Any]:
 
 
 def _kind(keys: ConfigReader) -> str:
-    """The supported speculators_model_type, in agreement with architectures."""
     kind, names = keys.config.get("speculators_model_type"), keys.config.get("architectures")
     if kind not in tuple(FORMS):  # of any JSON type
         raise CheckpointError(
@@ -107,9 +105,8 @@ def _kind(keys: ConfigReader) -> str:
 def read_draft(checkpoint: Checkpoint) -> Draft:
     """Recognise the family of a draft and give every tensor its role.
 
-    Raises:
-        CheckpointError: no family fits, config and tensors name different ones, or a tensor is
-            absent, extra, doubled, or of another shape or dtype than the config implies.
+    CheckpointError: no family fits, config and tensors name different ones, or a tensor is absent,
+    extra, doubled, or of another shape or dtype than the config implies.
     """
     family, geometry = read_config(checkpoint)
     _check_marks(checkpoint, family)
@@ -143,7 +140,6 @@ def read_draft(checkpoint: Checkpoint) -> Draft:
 
 
 def _are_whole_layers(missing: Iterable[str], present: Iterable[str]) -> bool:
-    """Whether tensors that are missing are those of numbered layers that have no tensor at all."""
     numbers = [_NUMBERED.match(name) for name in missing]
     layers = tuple({number[0] for number in numbers if number})
     return all(numbers) and not any(name.startswith(layers) for name in present)
@@ -152,14 +148,8 @@ def _are_whole_layers(missing: Iterable[str], present: Iterable[str]) -> bool:
 def read_config(checkpoint: Checkpoint, *, as_declared: bool = False) -> tuple[Family, Geometry]:
     """The family and geometry that config.json declares; of the tensors, only the number counts.
 
-    Trainers copy the target's number of layers into a draft of one, which is read as that.
-
-    Args:
-        as_declared: with as many layers as config.json says, as engines build it.
-
-    Raises:
-        CheckpointError: no family has this architecture, a key is missing or wrong, or there are
-            more layers than tensors.
+    Trainers copy the target's number of layers into a draft of one, which is read as that, but for
+    `as_declared`: with as many layers as config.json says, as engines build it.
     """
     refuse_earlier_kinds(checkpoint.config, checkpoint.tensors, checkpoint.folder / CONFIG_FILE)
     if not as_declared:
@@ -261,12 +251,9 @@ def fitting_name(
 ) -> str | None:
     """The architecture whose tensors a draft has, where its config.json has another one.
 
-    None where none is known, and of a layer or the whole of a model, which has the model's name.
-
-    Args:
-        checkpoint: the draft, quantized or not.
-        known: names that may be the answer; None = all that families read.
-        misnamed: None too where the tensors fit the name that it has.
+    None where none is known, and of a layer or the whole of a model, which has the model's name;
+    with `misnamed` also where the tensors fit the name that it has. `known` are the names that may
+    be the answer; None = all that families read.
     """
     declared = declared_architecture(checkpoint.config)
     if is_speculators(checkpoint.config) or (misnamed and _fits(checkpoint, declared)):
@@ -327,7 +314,7 @@ def _marked(checkpoint: Checkpoint) -> list[Family]:
 def _with_stored_layer(
     config: Mapping[str, Any], checkpoint: Checkpoint, family: Family
 ) -> Mapping[str, Any]:
-    """config.json as that of one layer where all tensors are those of the first one."""
+    """config.json as that of one layer where no other has tensors."""
     said = config.get("num_hidden_layers")
     if not family.one_layer or type(said) is not int or not 1 < said <= _MOST_LAYERS:
         return config

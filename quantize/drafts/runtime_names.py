@@ -36,15 +36,8 @@ def excluded_modules(
     """Names of the 2-D modules that stay floating-point, for the list of excludes.
 
     They are those on disk, of decoder layers the linears into which engines fuse them, and what
-    engines build whether the draft has it or not.
-
-    Args:
-        draft: the whole.
-        kept: the rows of its matrices that are stored, and not quantized.
-        quantized: the rows that are.
-        whole_names: of a layout whose excludes are whole names: layers are numbered as vLLM does,
-            and names begin as its do.
-        target_layers: the target's number of decoder layers; None = not known.
+    engines build whether the draft has it or not. `whole_names`: of a layout whose excludes are
+    whole names, layers are numbered as vLLM does, and names begin as its do.
     """
     names = {row.module for row in kept}
     may_be = (row for row in quantized if row.role in QUANTIZABLE)

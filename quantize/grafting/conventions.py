@@ -16,11 +16,9 @@ _EXPERTS = ".experts."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Merged:
-    """One declaration for the target and its layer.
+    """One quantization_config for the target and its layer.
 
-    Attributes:
-        value: the quantization_config.
-        cannot: engine -> why it cannot take the layer as it is stored, though the other can.
+    `cannot`: engine -> why it cannot take the layer as it is stored, though the other can.
     """
 
     value: dict[str, Any]
@@ -28,11 +26,7 @@ class Merged:
 
 
 def merged_declaration(target: Mapping[str, Any] | None, layer: GraftedLayer) -> Merged | None:
-    """One declaration for both; None where neither has a quantized linear.
-
-    Raises:
-        LayoutError: there is none by which an engine reads each as it is stored.
-    """
+    """One declaration for both; None where neither has a quantized linear."""
     if target is None:
         if layer.declared is None:
             return None
@@ -66,7 +60,6 @@ def _refused(what: str, fix: str) -> LayoutError:
 
 
 def _other_format(layer: GraftedLayer, target: str, layout: str) -> LayoutError:
-    """A target whose tool declares one format for everything."""
     return _refused(
         f"the target declares {target}, and its tool has one format for all linears; the layer is"
         f" stored as {layer.scheme}",
@@ -76,7 +69,6 @@ def _other_format(layer: GraftedLayer, target: str, layout: str) -> LayoutError:
 
 
 def _same_names(layer: GraftedLayer) -> dict[str, str]:
-    """Why an engine that has no names of its own for the layer cannot take it."""
     what = (
         "it asks for this layer's linears by the names of a layer of the target, so that no"
         " declaration can tell them apart"
@@ -95,7 +87,7 @@ def _told_apart(layer: GraftedLayer, modules: Collection[str], others: Collectio
 
 
 def _patterns_of(layer: GraftedLayer, modules: Sequence[str]) -> list[str]:
-    """Patterns for some linears of the layer, each beginning as no name of the target's does."""
+    """For some linears of the layer, each beginning as no name of the target's does."""
     chosen = set(modules)
     others = [name for name in (*layer.quantized, *layer.kept) if name not in chosen]
     begin = f"re:{layer.names.pattern}"
@@ -206,7 +198,6 @@ def _whole_format(forms: set[str], layer: GraftedLayer) -> str:
 
 
 def _own_groups(layer: GraftedLayer) -> list[tuple[dict[str, Any], list[str]]]:
-    """The groups of the layer's folder that hold one of its linears, each with those."""
     if layer.declared is None:
         return []
     usual = layer.declared.get("format")
@@ -377,7 +368,6 @@ def _spec(declared: Mapping[str, Any], wildcards: list[str]) -> dict[str, Any]:
 
 
 def _meant(spec: object) -> object:
-    """What a tensor's spec, or a list of stages, says of the stored values."""
     if isinstance(spec, list):
         return [_meant(stage) for stage in spec]
     return {key: spec.get(key) for key in _MEANT} if isinstance(spec, Mapping) else spec

@@ -38,11 +38,9 @@ class GraftReport(Brief):
 
     Attributes:
         scheme: how the layers' linears are stored; None where none is quantized.
-        linked: file of the target -> how it came into the folder.
         rewritten: files of the target that were written again without the replaced tensors.
         replaced: number of the target's tensors in whose place the layer stands.
         left_out: tables of the layer's folder that the target has.
-        bytes_written: of tensors.
     """
 
     out: Path
@@ -82,15 +80,9 @@ def graft_layer(
 ) -> GraftReport:
     """Write the folder: link, write, verify by re-reading, rename. The target is only read.
 
-    Args:
-        plan: from `plan_graft`.
-        link: how the target's unchanged files come in; where hard links cannot be made, they are
-            copied.
-        on_progress: called with the bytes of each tensor written.
-        on_stage: called with "write" and "verify" when they begin.
-
-    Raises:
-        DraftQuantError: of the stage that failed; nothing is left over.
+    `link` says how the target's unchanged files come in; where hard links cannot be made, they are
+    copied. `on_stage` is called with "write" and "verify" when they begin, `on_progress` with the
+    bytes of each tensor written.
     """
     for folder in (plan.target.folder, plan.source.folder):
         check_output(out, folder)
@@ -129,7 +121,6 @@ def graft_layer(
 
 
 def _made_by(plan: GraftPlan) -> _MADE | None:
-    """How the layer was made, where its folder, or the one it was grafted into, records it."""
     record = read_provenance(plan.source.folder)
     check_seal(plan.source.folder, record)
     if isinstance(record, GraftedProvenance):
@@ -169,7 +160,6 @@ class _Graft(Rewrite[GraftVerification]):
     def _write(
         self, path: Path, folder: Path, tensors: Sequence[TensorInfo], metadata: Mapping[str, str]
     ) -> None:
-        """One file of tensors that keep their bytes, which the kernel copies."""
         stored = [tensor.as_stored for tensor in tensors]
         with ExitStack() as stack:
             out = stack.enter_context(SafetensorsFile(path, stored, metadata, synced=False))

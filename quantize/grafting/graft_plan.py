@@ -69,10 +69,7 @@ def check_one_declaration(target: Checkpoint) -> None:
 def declared_documents(
     target: Checkpoint, config: Mapping[str, Any], raw: RawDeclaration | None, merged: Merged | None
 ) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """config.json and hf_quant_config.json, None where the target has none, with what is declared.
-
-    ModelOpt's nested form stays nested, wherever it stands.
-    """
+    """config.json and hf_quant_config.json, whose nested form stays, with what is declared."""
     side_path = target.folder / HF_QUANT_CONFIG
     side = read_json_object(side_path, "export it again") if side_path.is_file() else None
     if merged is None:
@@ -124,11 +121,7 @@ def predictions(
     *,
     has_side_file: bool,
 ) -> tuple[EngineCheck, ...]:
-    """One answer of each engine, by the declaration that the whole folder will have.
-
-    Raises:
-        LayoutError: no engine loads the layer.
-    """
+    """One answer of each engine, by the declaration that the whole folder will have."""
     inside = Checkpoint(
         folder=target.folder,
         config=config,
@@ -167,11 +160,9 @@ class GraftPlan:
 
     Attributes:
         shards: new file -> the tensors of the layer's folder that it holds.
-        linked: files of the target that stay as they are.
         rewritten: files of the target that hold replaced tensors -> what stays of each.
         replaced: names of tensors of the target that the layer stands in the place of.
         left_out: tables of the layer's folder that are the target's.
-        side_files: of the target, that travel.
         documents: text of index, config.json and hf_quant_config.json.
     """
 
@@ -207,13 +198,7 @@ class GraftPlan:
 
 
 def plan_graft(target: Path, source: DraftSource, *, replace: bool = False) -> GraftPlan:
-    """What a target becomes with a layer in it, of its own folder or a whole model's subtree.
-
-    Raises:
-        CheckpointError: a folder is not what it claims, the layer is that of another target, or the
-            target has it already.
-        LayoutError: no declaration makes an engine read each as it is stored.
-    """
+    """What a target becomes with a layer in it, of its own folder or a whole model's subtree."""
     whole = Checkpoint.open(target, is_target=True)
     check_one_declaration(whole)
     stored = StoredDraft.read(source.checkpoint())

@@ -27,14 +27,10 @@ _BLOCKS = ("self_attn", "mlp")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerNames:
-    """Beginnings of names, without the dot after them.
+    """Beginnings of names, without the dot after them: on disk, and of its linears in engines.
 
-    A declaration of the whole target names the layer's linears. What it says of them must mean no
-    other, so every pattern begins with one of these.
-
-    Attributes:
-        on_disk: of the layer's modules in the checkpoint.
-        engines: engine -> of its linears there; None where they are those of a layer of the target.
+    What a declaration of the whole target says of the layer's linears must mean no other, so every
+    pattern begins with one of these. None where they are those of a layer of the target.
     """
 
     on_disk: tuple[str, ...]
@@ -107,8 +103,7 @@ class GraftedLayer:
 
     Attributes:
         declared: quantization_config of the layer's folder; None where no linear is quantized.
-        quantized: modules on disk that are stored as codes.
-        kept: modules on disk of the other matrices, tables among them.
+        quantized: modules on disk that are stored as codes. kept: of the other matrices.
         scheme: the declared one for people; None where no linear is quantized.
     """
 

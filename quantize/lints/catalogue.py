@@ -46,11 +46,7 @@ CHECKS: tuple[Check, ...] = (
 
 
 def find_lints(draft: Draft) -> tuple[Lint, ...]:
-    """Look at a draft's config, headers and vocabulary maps; no other tensor is read.
-
-    Raises:
-        CheckpointError: d2t leaves the target's vocabulary, or a file shrank.
-    """
+    """Look at a draft's config, headers and vocabulary maps; no other tensor is read."""
     vocabulary.check_vocabulary_map(draft)
     return tuple(lint for check in CHECKS for lint in check(draft))
 

@@ -1,7 +1,7 @@
 """The concat input of EAGLE-3: how far the two halves of its first linears are apart.
 
-q, k and v of layer 0 read [norm(embedding); norm(hidden)]. With one scale per row, a half whose
-weights are much smaller than the other's is rounded to zero, and acceptance collapses.
+With one scale per row, a half of [norm(embedding); norm(hidden)] whose weights are much smaller
+than the other's is rounded to zero, and acceptance collapses.
 """
 
 import math
@@ -22,11 +22,9 @@ HARMFUL_RATIO = 4.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HalfRatio:
-    """One concat linear: mean row absmax of the hidden half over that of the embedding half.
+    """Mean row absmax of the hidden half over that of the embedding half, of one concat linear.
 
-    Attributes:
-        name: on-disk tensor name. num_rows: rows looked at, evenly spread over the weight.
-        ratio: 1 means balanced; 10 means that the embedding half is ten times smaller.
+    `num_rows` were looked at, evenly spread over the weight.
     """
 
     name: str

@@ -18,11 +18,7 @@ from ..stored.decoded_numbers import read_integers, read_whole
 
 
 def check_vocabulary_map(draft: Draft) -> None:
-    """Every draft id stands for an id of the target's vocabulary.
-
-    Raises:
-        CheckpointError: it does not; an engine would index out of range, or propose nonsense.
-    """
+    """Refuse a table by which an engine would index out of range, or propose nonsense."""
     offsets = _offsets(draft)
     if offsets is None:
         return
@@ -113,13 +109,12 @@ def draft_vocab_size(draft: Draft) -> Iterator[Lint]:
 
 
 def _offsets(draft: Draft) -> NDArray[np.int64] | None:
-    """d2t as stored, [draft vocabulary]; None without one."""
     row = draft.row("d2t")
     return None if row is None else read_integers(draft.checkpoint, row.tensor)
 
 
 def _kept_ids(draft: Draft) -> NDArray[np.int64] | None:
-    """The target ids that t2d marks, ascending; None without one."""
+    """The target ids that t2d marks, ascending."""
     row = draft.row("t2d")
     return np.flatnonzero(read_whole(draft.checkpoint, row.tensor)) if row is not None else None
 

@@ -40,7 +40,6 @@ class KeptRows:
     Attributes:
         target_ids: that they stand for, ascending, [N].
         rows: of the source, in the order of `target_ids`, [N].
-        size_before: rows of the source.
         missing: ids that were asked for, but have no row in the source.
     """
 
@@ -74,15 +73,10 @@ def stored_target_ids(draft: Draft) -> Ids:
 
 
 def kept_rows(draft: Draft, target_ids: Sequence[int]) -> KeptRows:
-    """The rows that stand for some tokens.
+    """The rows that stand for some tokens; those without a row are left out.
 
-    Args:
-        draft: to cut, of plain weights or as a quantized folder stands for them.
-        target_ids: ascending and distinct; those that the draft has no row for are left out.
-
-    Raises:
-        PlanError: they are not, or one is none of the target's, or so few or so many rows are kept
-            that the result is no cut draft; or its family has none.
+    PlanError: they are not ascending and distinct, or one is none of the target's, or so few or so
+    many rows are kept that the result is no cut draft; or its family has none.
     """
     check_may_be_cut(draft)
     vocabulary, where = draft.geometry.vocab_size, draft.checkpoint.folder
@@ -177,8 +171,7 @@ class CutPlan:
     """What a folder becomes.
 
     Attributes:
-        outputs: of every tensor.
-        contents: of those that are written anew, by name.
+        contents: of the tensors that are written anew, by name.
         tables: of the target whose head the rows come from; None where the draft has a head.
     """
 
@@ -213,17 +206,11 @@ class CutPlan:
 
 
 def plan_cut(source: StoredDraft, target_ids: Sequence[int], target: Path | None = None) -> CutPlan:
-    """What a folder becomes, quantized or not.
+    """What a folder becomes, quantized or not; `target` only of a draft without a head of its own.
 
-    Args:
-        source: to cut.
-        target_ids: ascending; those that it has no row for are left out.
-        target: folder of the target; only for a draft that has no head of its own.
-
-    Raises:
-        PlanError: the ids are no choice of rows; the family has no reduced vocabulary; the head is
-            the embedding; a head is missing, or that of the target is of another shape.
-        LayoutError: the rows of the quantized head share what they are decoded by.
+    PlanError: the ids are no choice of rows; the family has no reduced vocabulary; the head is the
+    embedding; a head is missing, or that of the target is of another shape. LayoutError: the rows
+    of the quantized head share what they are decoded by.
     """
     draft = source.draft
     check_may_be_cut(draft)

@@ -66,11 +66,9 @@ class VocabularyReport(Brief):
     """A draft whose vocabulary was cut.
 
     Attributes:
-        vocabulary: tokens of the target.
         size_before: rows of the head before. size: rows now.
         missing: tokens that were asked for, but for which the draft had no row.
         head_from: name of the target's tensor whose rows these are; None = the draft's own.
-        bytes_before: of all tensors of the source. bytes_after: of those that were written.
     """
 
     out: Path
@@ -111,18 +109,9 @@ def cut_vocabulary(
     """Write a draft with rows for these tokens alone: write, verify by re-reading, rename.
 
     The kept rows, d2t and t2d are written, and the number of rows in config.json; every other
-    tensor and side file keeps its bytes.
-
-    Args:
-        source: the draft, quantized or not.
-        target_ids: ascending, distinct. Those that a cut draft has no row for are left out.
-        choice: why these, for provenance.
-        target: folder of the target, from whose head the rows come if the draft has none.
-        on_progress: called with the bytes of each tensor written.
-        on_stage: called with "write" and "verify" when they begin.
-
-    Raises:
-        DraftQuantError: of the stage that failed; nothing is left over.
+    tensor and side file keeps its bytes. `choice` says for provenance why these; `target` is the
+    folder from whose head the rows come if the draft has none. `on_stage` is called with "write"
+    and "verify" when they begin, `on_progress` with the bytes of each tensor written.
     """
     checkpoint = source.checkpoint()
     record = _usable(checkpoint.folder, read_provenance(checkpoint.folder))

@@ -281,11 +281,7 @@ class DFlash(Family):
         return _over(keys.section("dflash_config"), keys)
 
     def common_keys(self, config: Mapping[str, Any], where: object) -> dict[str, Any]:
-        """The fields of `DFlashGeometry`; `dflash_config` goes before the top level, as in engines.
-
-        Raises:
-            CheckpointError: a key is missing, of the wrong type or out of range.
-        """
+        """The fields of `DFlashGeometry`; `dflash_config` goes before the top level."""
         keys = ConfigReader(config, where)
         nested, options = keys.section("dflash_config"), self.options(config, where)
         with_rope = options
@@ -385,10 +381,8 @@ def _causal(keys: ConfigReader, nested: ConfigReader) -> bool | None:
 def _target_layer_ids(options: ConfigReader, *, flat: bool) -> tuple[int, ...]:
     """The target layers whose outputs are read, checked against the other keys that name them.
 
-    Args:
-        options: config.json, keys of dflash_config first.
-        flat: no dflash_config; such files of TorchSpec count the captured layers in
-            `num_target_layers`, others the layers of the target.
+    `flat`: no dflash_config; such files of TorchSpec count the captured layers in
+    `num_target_layers`, others the layers of the target.
     """
     ids = options.layer_ids("target_layer_ids")
     if ids is None:

@@ -70,8 +70,6 @@ class DFlash2Geometry(DFlashGeometry):
         conv_group_size: channels that share what the input adds to a kernel.
         selector_rank: width of the codebooks.
         selector_top_k: tokens of the head among which each slot chooses.
-        input_embedding_scale: multiplies the embeddings of a block.
-        output_multiplier: multiplies the head's logits, > 0.
         final_logit_softcapping: c of c tanh(logits / c), after the multiplier; None = none.
     """
 
@@ -173,14 +171,8 @@ class DFlash2Forward(DFlashForward):
 def grouped_conv(x: Tensor, base: Tensor, added: Tensor) -> Tensor:
     """out[s] = sum over taps t of (base[t] + added[s, t]) * x[s - t], nothing before slot 0.
 
-    Args:
-        x: [A, S, W], the slots of A blocks.
-        base: [taps, W], the kernel.
-        added: [A, S, taps, G], what the input adds to it, the same for the W / G channels of each
-            group.
-
-    Returns:
-        [A, S, W].
+    Of x [A, S, W], the slots of A blocks, and a kernel base [taps, W]; added [A, S, taps, G] is the
+    same for the W / G channels of each group.
     """
     groups = added.shape[-1]
     kernel = base.reshape(len(base), groups, -1) + added[..., None]

@@ -139,11 +139,9 @@ class Eagle3LlamaGeometry(Eagle3Geometry):
 
     Attributes:
         qk_norm: each head's query and key is normed before it is rotated, as in Qwen3 layers.
-        parallel: P-EAGLE: all tokens of a step are drafted in one pass, those after the first
-            from mask tokens beside a trained mask_hidden.
-        mask_token_id: of P-EAGLE; None where config.json does not say which.
-        windows: positions that a query of each layer sees, as vLLM serves it; None = all. SGLang
-            serves all of them.
+        parallel: P-EAGLE: all tokens of a step are drafted in one pass, those after the first from
+            mask tokens beside a trained mask_hidden.
+        windows: positions that a query of each layer sees, as vLLM serves it; None = all.
     """
 
     num_key_value_heads: int

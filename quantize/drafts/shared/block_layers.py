@@ -111,14 +111,9 @@ class DFlashForward(ModulesForward, BlockForward):
         return self.proposing(x, token_ids)
 
     def proposing(self, x: Tensor, token_ids: Tensor) -> Tensor:
-        """Of all slots of the blocks, what `logits` predicts from; others than DFlash replace it.
+        """What `logits` predicts from, [A, K, W'], of all slots before the last norm.
 
-        Args:
-            x: [A, 1 + K or K, W], hidden states before the last norm.
-            token_ids: [A, 1 + K], as of `block`.
-
-        Returns:
-            [A, K, W'].
+        Others than DFlash replace it; token_ids are [A, 1 + K], as of `block`.
         """
         return x[:, 1 - token_ids.shape[1] :]
 
@@ -174,14 +169,8 @@ _MOST_BYTES = 16 * 2**20  # one vector has 100 kB
 def read_mask_embedding(path: Path, hidden_size: int, mask_token_id: int) -> Tensor:
     """Read `mask_embedding.pt`: a tensor, or {"embedding": tensor, "mask_token_id": id}.
 
-    Engines use the vector wherever the mask token stands; the row of the target's embedding is
-    usually untrained.
-
-    Returns:
-        [hidden_size], in the dtype of the file.
-
-    Raises:
-        CheckpointError: the file is not that, or was made for another mask token or width.
+    Engines use the vector [hidden_size] wherever the mask token stands; the row of the target's
+    embedding is usually untrained.
 
     Source: vLLM 0.33 `_read_mask_embedding`, SGLang 0.5.23 `_maybe_merge_trained_mask_embedding`.
     """

@@ -171,9 +171,7 @@ def check_silu(keys: ConfigReader, family: str) -> None:
 class Projected(NamedTuple):
     """Queries [B, H, T, D], keys [B, KV, T, D], both rotated, and values [B, KV, T, D'].
 
-    Attributes:
-        scale: multiplies the scores.
-        gate: [B, T, H * D'], multiplies what the heads saw; None = 1.
+    `scale` multiplies the scores, `gate` [B, T, H * D'] what the heads saw; None = 1.
     """
 
     q: Tensor
@@ -208,13 +206,11 @@ class Attention(ABC):
 
 
 class LlamaAttention(Attention):
-    """Grouped-query attention: q, k, v = W x, rope over the whole head, scale head_dim^-0.5.
+    """Grouped-query attention: q, k, v = W x, rope, scale head_dim^-0.5.
 
-    Args:
-        head_dim: D.
-        rope: known to replay.
+    Attributes:
         qk_norm: an RMS norm over each head of q and k goes before the rope, as in Qwen3.
-        rotary_dim: only the first so many elements of a head are rotated; 0 = all.
+        rotary_dim: only the first so many elements of a head are rotated.
         gate: the sigmoid of what multiplies the output: "elements", which q_proj gives behind the
             query of each head (Qwen3-Next); "heads", one number of g_proj for each (Step-3.5).
     """

@@ -25,15 +25,12 @@ class Mixture:
     """Sizes and routing of a mixture of experts in place of an MLP; widths in elements.
 
     Attributes:
-        num_experts: routed experts. per_token: of these, how many see a token.
-        width: of one routed expert. shared_width: of the expert that sees every token; 0 = none.
-        scoring: how the router's logits become scores.
+        per_token: routed experts that see a token, from the best `groups_per_token` groups.
+        shared_width: of the expert that sees every token, in the module `shared`; 0 = none.
         corrects: e_score_correction_bias is added to scores where experts are chosen, not where
             they are weighed.
-        num_groups: experts are chosen from the best `groups_per_token` of so many groups.
         normalises: the weights of a token's experts are divided by their sum.
         scale: of what the routed experts give.
-        shared: name of the module of the expert that sees every token.
         gates_shared: its output is weighed by sigmoid of shared_expert_gate, one number per token.
     """
 
