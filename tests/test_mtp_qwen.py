@@ -6,6 +6,7 @@ Their maths against transformers' own layers, and the way through the commands: 
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -75,7 +76,8 @@ class Identity:
 
 def test_gate_stands_behind_each_heads_query() -> None:
     rope = RopeConfig(theta=10000.0, yarn=None)
-    attention = LlamaAttention(head_dim=2, rope=rope, gate="elements")
+    sizes = SimpleNamespace(head_dim=2, rope=rope, qk_norm=False, gate="elements")
+    attention = LlamaAttention(sizes)
     x = torch.tensor([[[1.0, 3.0, -2.0, -2.0]]])  # q_proj gives two heads' query 1 3, gate -2 -2
     found = attention.project("self_attn.", x, torch.tensor([0]), Identity())
     assert found.q.tolist() == [[[[1.0, 3.0]], [[1.0, 3.0]]]]

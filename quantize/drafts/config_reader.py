@@ -63,8 +63,7 @@ class ConfigReader:
         """An even number of rotated dimensions, which turn in pairs."""
         value = self.positive(key)
         if value % 2:
-            raise CheckpointError(
-                self.where,
+            raise self.refused(
                 f"{key}: expected an even number, got {value}: dimensions are rotated in pairs",
                 fix=f"correct {key!r}",
             )
@@ -109,8 +108,7 @@ class ConfigReader:
                 got == expected and isinstance(got, bool) == isinstance(expected, bool)
             ):
                 continue
-            raise CheckpointError(
-                self.where,
+            raise self.refused(
                 f"{key}: expected {expected!r}, got {short(got)}: {meaning}",
                 fix="use another draft: no supported family computes this, so it cannot be"
                 " quantized or replayed",
@@ -123,18 +121,18 @@ class ConfigReader:
         if default is _REQUIRED:
             near = misspelling_of(key, self.config)
             add = f"add {key!r} as the draft was trained with it"
-            raise CheckpointError(
-                self.where,
-                f"{key}: missing key",
-                fix=f"rename {near!r} to {key!r}" if near else add,
+            raise self.refused(
+                f"{key}: missing key", fix=f"rename {near!r} to {key!r}" if near else add
             )
         return default
 
     def wrong(self, key: str, expected: str, got: Any) -> CheckpointError:
         """What is raised of a key with another value than expected."""
-        return CheckpointError(
-            self.where, f"{key}: expected {expected}, got {short(got)}", fix=f"correct {key!r}"
-        )
+        return self.refused(f"{key}: expected {expected}, got {short(got)}", f"correct {key!r}")
+
+    def refused(self, what: str, fix: str) -> CheckpointError:
+        """What is raised of keys for another reason."""
+        return CheckpointError(self.where, what, fix=fix)
 
 
 def near_key(key: str, config: Mapping[str, Any]) -> str | None:
@@ -202,8 +200,7 @@ def read_aux_layer_ids(config: Mapping[str, Any], where: object) -> AuxLayerIds:
         return AuxLayerIds(after=after, spelling="portable")
     if nested == top:
         return AuxLayerIds(after=after, spelling="equal")
-    raise CheckpointError(
-        where,
+    raise keys.refused(
         f"{KEY}: {list(top)} at the top level and {list(nested)} in {SECTION} are not the same"
         " layers: expected the top level to be one more, or equal",
         fix=f"write the layers that the draft was trained on: 'after layer k' in {SECTION},"

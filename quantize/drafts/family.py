@@ -13,7 +13,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from ...recipes.errors import CheckpointError
 from ...recipes.packages import table_beside
 from ...recipes.schema import SHARED_ROLES, Role
 from ..files.checkpoint import Checkpoint
@@ -84,8 +83,7 @@ def after_layer(keys: ConfigReader, key: str) -> list[int] | None:
     if ids is None:
         return None
     if ids[0] == 0:
-        raise CheckpointError(
-            keys.where,
+        raise keys.refused(
             f"{key}: expected ids from 1 (the output of layer 0), got {list(ids)}",
             fix="a draft that reads the target's embedding is not supported",
         )

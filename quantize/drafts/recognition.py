@@ -67,8 +67,7 @@ def plain_config(config: Mapping[str, Any], where: object) -> Mapping[str, Any]:
     keys = ConfigReader(config, where)
     form = FORMS[_kind(keys)]
     if config.get(LAYER_CONFIG) is None:
-        raise CheckpointError(
-            where,
+        raise keys.refused(
             f"{LAYER_CONFIG}: missing key, which holds the sizes of the draft's layers",
             fix="save the draft again with the speculators package",
         )
@@ -83,8 +82,7 @@ def plain_config(config: Mapping[str, Any], where: object) -> Mapping[str, Any]:
 def _kind(keys: ConfigReader) -> str:
     kind, names = keys.config.get("speculators_model_type"), keys.config.get("architectures")
     if kind not in tuple(FORMS):  # of any JSON type
-        raise CheckpointError(
-            keys.where,
+        raise keys.refused(
             "speculators_model_type: missing key"
             if kind is None
             else f"speculators_model_type: {short(kind)} is not supported",
@@ -93,8 +91,7 @@ def _kind(keys: ConfigReader) -> str:
     first, *behind = names if isinstance(names, list) and names else [None]
     form = FORMS[str(kind)]
     if first not in form.architectures or behind:
-        raise CheckpointError(
-            keys.where,
+        raise keys.refused(
             f"architectures: expected [{form.architectures[0]!r}], got {names!r}"
             f" beside speculators_model_type {kind!r}",
             fix="correct the one that the draft was not trained as",

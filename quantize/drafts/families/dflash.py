@@ -12,7 +12,6 @@ from typing import Any
 
 from typing_extensions import override
 
-from ....recipes.errors import CheckpointError
 from ....recipes.regular_file import MASK_EMBEDDING_FILE, check_own
 from ..config_reader import ConfigReader, Served
 from ..engine_traits import (
@@ -122,8 +121,7 @@ def dflash_keys(keys: ConfigReader, _layers: ConfigReader) -> dict[str, Any]:
     """The keys as DFlash reads them, from a config that the speculators package saved."""
     block = block_keys(keys)
     if keys.flag("sample_from_anchor", False):
-        raise CheckpointError(
-            keys.where,
+        raise keys.refused(
             "sample_from_anchor: expected false, got true: the anchor's slot predicts as well",
             fix="this draft cannot be served: vLLM refuses it for DFlash",
         )
@@ -144,10 +142,8 @@ def block_keys(keys: ConfigReader) -> dict[str, Any]:
     ids = after_layer(keys, ids_key)
     for key, value in ((ids_key, ids), ("mask_token_id", keys.config.get("mask_token_id"))):
         if value is None:
-            raise CheckpointError(
-                keys.where,
-                f"{key}: missing key",
-                fix=f"add {key!r} as the draft was trained with it",
+            raise keys.refused(
+                f"{key}: missing key", fix=f"add {key!r} as the draft was trained with it"
             )
     return {
         "target_layer_ids": ids,
@@ -361,8 +357,7 @@ def _layer_types(keys: ConfigReader, num_layers: int) -> tuple[str, ...] | None:
         or len(types) != num_layers
         or any(kind not in _LAYER_TYPES for kind in types)
     ):
-        raise CheckpointError(
-            keys.where,
+        raise keys.refused(
             f"layer_types: expected {' or '.join(_LAYER_TYPES)} for each of {num_layers} layers,"
             f" got {types!r}",
             fix="correct 'layer_types' or 'num_hidden_layers'",
@@ -386,23 +381,20 @@ def _target_layer_ids(options: ConfigReader, *, flat: bool) -> tuple[int, ...]:
     """
     ids = options.layer_ids("target_layer_ids")
     if ids is None:
-        raise CheckpointError(
-            options.where,
+        raise options.refused(
             "target_layer_ids: missing key (engines guess different layers then)",
             fix="add 'target_layer_ids' to dflash_config as the draft was trained with it",
         )
     before = options.layer_ids("eagle_aux_hidden_state_layer_ids")  # vLLM: input of the layer
     if before is not None and before != tuple(i + 1 for i in ids):
-        raise CheckpointError(
-            options.where,
+        raise options.refused(
             f"eagle_aux_hidden_state_layer_ids: expected target_layer_ids + 1, got {list(before)}"
             f" beside {list(ids)}: vLLM would read other layers than SGLang",
             fix="drop the key, or correct one of the two",
         )
     depth = None if flat else options.positive("num_target_layers", ids[-1] + 1)
     if depth is not None and ids[-1] >= depth:
-        raise CheckpointError(
-            options.where,
+        raise options.refused(
             f"target_layer_ids: expected ids below num_target_layers = {depth}, got {list(ids)}",
             fix="correct 'target_layer_ids' (0-based, counted after the layer)",
         )
@@ -413,8 +405,7 @@ def _mask_token_id(options: ConfigReader, vocab_size: int) -> int | None:
     """Only a forward pass needs it, so that its absence is no error before."""
     value = options.config.get("mask_token_id")
     if value is not None and not (type(value) is int and 0 <= value < vocab_size):
-        raise CheckpointError(
-            options.where,
+        raise options.refused(
             f"mask_token_id: expected a token id in [0, {vocab_size}), got {value!r}",
             fix="give the 'mask_token_id' that the draft was trained with",
         )

@@ -12,7 +12,6 @@ from typing import Any
 
 from typing_extensions import override
 
-from ....recipes.errors import CheckpointError
 from ..config_reader import ConfigReader, Served
 from ..engine_traits import ExtraLinear, Finding, Speculators, refused_roots
 from ..family import Dim, Draft, Lint, SpeculatorsForm, TensorSpec, positive_keys, told
@@ -235,8 +234,7 @@ class DFlash2(DFlash):
         if hidden % group_size:
             raise own.wrong("conv_group_size", f"a divisor of hidden_size {hidden}", group_size)
         if common["draft_vocab_size"] != vocab:
-            raise CheckpointError(
-                own.where,
+            raise own.refused(
                 f"draft_vocab_size: expected vocab_size {vocab}, got {common['draft_vocab_size']}:"
                 " the selector's candidates are tokens of the target",
                 fix="no engine serves a DFlash2 draft of another vocabulary",

@@ -346,8 +346,7 @@ class DSpark(DFlash):
         kind = options.config.get("markov_head_type")
         kind = "vanilla" if kind is None else kind
         if kind not in MARKOV_HEADS:
-            raise CheckpointError(
-                where,
+            raise keys.refused(
                 f"markov_head_type: expected {', '.join(MARKOV_HEADS)}, got {kind!r}",
                 fix="correct 'markov_head_type'; a draft with another head is not supported",
             )
@@ -423,8 +422,7 @@ def _proposes_from_anchor(keys: ConfigReader, options: ConfigReader) -> bool:
     }
     for key, value in said.items():
         if value != anchor:
-            raise CheckpointError(
-                keys.where,
+            raise keys.refused(
                 f"sample_from_anchor: {anchor} at the top level, where engines read it, but"
                 f" {key} says {value}",
                 fix="write sample_from_anchor there as the draft was trained, and drop the other",
@@ -442,8 +440,7 @@ def _check_agreement(keys: ConfigReader, options: ConfigReader) -> None:
     for key, other, value in pairs:
         own = keys.config.get(key) if other.startswith(_SECTION) else options.config.get(key)
         if value is not None and own is not None and own != value:
-            raise CheckpointError(
-                keys.where,
+            raise keys.refused(
                 f"{key}: {own!r} beside {other}: {value!r}, and engines differ in which they read",
                 fix="write what the draft was trained with in both places",
             )

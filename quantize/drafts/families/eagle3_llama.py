@@ -195,15 +195,13 @@ def _eagle3(keys: ConfigReader, layers: ConfigReader) -> dict[str, Any]:
     model_type = layers.config.get("model_type")
     if model_type not in tuple(_EAGLE3_ARCHITECTURES):
         known = " or ".join(repr(name) for name in _EAGLE3_ARCHITECTURES)
-        raise CheckpointError(
-            layers.where,
+        raise layers.refused(
             f"model_type: expected {known}, got {model_type!r}",
             fix="EAGLE-3 in this layout has layers of these two kinds only",
         )
     norm_before_fc, fc_norm = keys.flag("norm_before_fc", False), keys.flag("fc_norm", False)
     if norm_before_fc and fc_norm:
-        raise CheckpointError(
-            keys.where,
+        raise keys.refused(
             "norm_before_fc and fc_norm are both true, but exclude each other",
             fix="keep the one that the draft was trained with",
         )
@@ -266,8 +264,7 @@ class Eagle3Llama(Eagle3):
         name = declared_architecture(config)
         parallel = name in _PARALLEL
         if parallel and not common["fuses"]:
-            raise CheckpointError(
-                where,
+            raise keys.refused(
                 "use_aux_hidden_state: expected true of a P-EAGLE draft, got false",
                 fix="correct 'use_aux_hidden_state' of eagle_config",
             )
@@ -313,8 +310,7 @@ class Eagle3Llama(Eagle3):
 
     @override
     def attention(self, geometry: Eagle3LlamaGeometry) -> LlamaAttention:
-        g = geometry
-        return LlamaAttention(head_dim=g.head_dim, rope=g.rope, qk_norm=g.qk_norm)
+        return LlamaAttention(geometry)
 
 
 def _windows(keys: ConfigReader, num_layers: int) -> tuple[int | None, ...]:
@@ -325,8 +321,7 @@ def _windows(keys: ConfigReader, num_layers: int) -> tuple[int | None, ...]:
     """
     types = keys.config.get("layer_types") or []
     if not isinstance(types, list) or any(kind not in _ATTENTIONS for kind in types):
-        raise CheckpointError(
-            keys.where,
+        raise keys.refused(
             f"layer_types: expected {' or '.join(_ATTENTIONS)} for every layer, got {types!r}",
             fix="correct 'layer_types': the layers are those of Llama",
         )

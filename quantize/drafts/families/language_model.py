@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 from typing_extensions import override
 
-from ....recipes.errors import CheckpointError
 from ..architectures import declared_architecture
 from ..config_reader import ConfigReader, Served
 from ..engine_traits import (
@@ -123,9 +122,7 @@ class LanguageModelForward(ModulesForward, TextForward):
         self, geometry: LanguageModelGeometry, weights: Weights, on_input: OnInput
     ) -> None:
         super().__init__(geometry, weights, on_input)
-        self.attention = LlamaAttention(
-            head_dim=geometry.head_dim, rope=geometry.rope, qk_norm=geometry.qk_norm
-        )
+        self.attention = LlamaAttention(geometry)
 
     @override
     def products(self, hidden: Tensor) -> Sequence[Product]:
@@ -203,8 +200,7 @@ class LanguageModel(Family):
         keys.refuse_others(_SERVED)
         biased = keys.flag("attention_bias", False)
         if biased and layers == "Qwen3":
-            raise CheckpointError(
-                where,
+            raise keys.refused(
                 "attention_bias: expected false, got true: vLLM 0.33 gives o_proj of such a layer"
                 " no bias, Transformers does",
                 fix="this draft cannot be served as it was trained",
@@ -218,8 +214,7 @@ class LanguageModel(Family):
             own["head_dim"],
         )
         if layers == "Qwen2" and head_dim * heads != hidden:
-            raise CheckpointError(
-                where,
+            raise keys.refused(
                 f"head_dim: expected hidden_size / num_attention_heads = {hidden // heads} of such"
                 f" layers, got {head_dim}: vLLM 0.33 does not read the key, SGLang 0.5.23 does",
                 fix="correct 'head_dim', or 'architectures': no width suits both",

@@ -11,7 +11,6 @@ from typing import Any
 
 from typing_extensions import override
 
-from ....recipes.errors import CheckpointError
 from ..config_reader import ConfigReader
 from ..engine_traits import INVALID, Finding, MtpLayer, ServedDraft
 from ..shared.mtp import (
@@ -81,8 +80,7 @@ class MimoMtp(GroupedMtp):
     def read_geometry(self, config: Mapping[str, Any], where: object) -> MtpGroupedGeometry:
         keys = ConfigReader(config, where)
         if keys.flag("use_sliding_window", False):
-            raise CheckpointError(
-                where,
+            raise keys.refused(
                 "use_sliding_window: expected false, got true",
                 fix=f"a draft of {self.name} with a sliding window cannot be replayed",
             )

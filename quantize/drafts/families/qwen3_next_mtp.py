@@ -17,7 +17,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from ....recipes.errors import CheckpointError, short
+from ....recipes.errors import short
 from ..architectures import declared_architecture
 from ..config_reader import ConfigReader, Served
 from ..engine_traits import Finding, MtpLayer, ServedDraft
@@ -139,15 +139,13 @@ def _spelled(keys: ConfigReader, layers: ConfigReader) -> dict[str, Any]:
     """Source: `convert/mtp/converter.py`, whose names `Qwen3NextMtp` knows."""
     count = keys.positive("num_nextn_predict_layers", 1)
     if count != 1:
-        raise CheckpointError(
-            keys.where,
+        raise keys.refused(
             f"num_nextn_predict_layers: expected 1, got {count}: the package trains one layer",
             fix="correct 'num_nextn_predict_layers'",
         )
     model_type = layers.config.get("model_type")
     if model_type not in _MTP_LAYERS:
-        raise CheckpointError(
-            layers.where,
+        raise layers.refused(
             f"model_type: expected {' or '.join(map(repr, _MTP_LAYERS))}, got {short(model_type)}",
             fix="no engine has an MTP layer of another kind in this layout",
         )

@@ -146,8 +146,7 @@ class Step3p5Mtp(GroupedMtp):
             types = [*types, *own]
         kind = _same_in_all(keys, types, number, count, "layer_types")
         if kind not in (_SLIDING, _FULL):
-            raise CheckpointError(
-                where,
+            raise keys.refused(
                 f"layer_types: expected {_SLIDING!r} or {_FULL!r}, got {kind!r}",
                 fix="no engine serves other attention in these modules",
             )
@@ -213,15 +212,13 @@ def _same_in_all(keys: ConfigReader, values: Any, number: int, count: int, key: 
     if values is None:
         return None
     if not isinstance(values, list) or len(values) < number + count:
-        raise CheckpointError(
-            keys.where,
+        raise keys.refused(
             f"{key}: expected a list over {number} layers of the target and {count} of the draft",
             fix=f"correct {key!r}, num_hidden_layers or num_nextn_predict_layers",
         )
     first, *others = values[number : number + count]
     if any(other != first or type(other) is not type(first) for other in others):
-        raise CheckpointError(
-            keys.where,
+        raise keys.refused(
             f"{key}: expected the same of all modules, got {values[number : number + count]}",
             fix="modules that differ in kind are not supported",
         )
@@ -246,8 +243,7 @@ def _refuse_others(keys: ConfigReader, number: int, count: int) -> None:
     }
     for key, found in refused.items():
         if found:
-            raise CheckpointError(
-                keys.where,
+            raise keys.refused(
                 f"{key}: asks of the layers {own.start} to {own.stop - 1} what the released"
                 " modules have not: rope, a gate of each head and a dense MLP without a limit",
                 fix="such a draft cannot be quantized or replayed: no family has these maths",
@@ -268,8 +264,7 @@ def _heads(keys: ConfigReader, kind: str) -> int:
 def _rotary_dim(keys: ConfigReader, part: Any, head_dim: int) -> int:
     """Rotated elements of a head: all or half of them, `step3p5.py:263`."""
     if part not in (None, 0.5, 1):
-        raise CheckpointError(
-            keys.where,
+        raise keys.refused(
             f"partial_rotary_factors: expected 0.5 or 1, got {part!r}",
             fix="engines serve no other: correct 'partial_rotary_factors'",
         )

@@ -12,7 +12,6 @@ from typing import Any
 
 from typing_extensions import override
 
-from ....recipes.errors import CheckpointError
 from ..config_reader import ConfigReader, read_aux_layer_ids, reads_aux_layers
 from ..family import Concat, Dim, Draft, Family, Lint, TensorSpec, Weights, told
 from ..forward import Attend, ModulesForward, OnInput, gated_mlp
@@ -205,8 +204,7 @@ def read_common(config: Mapping[str, Any], where: object, family: str) -> dict[s
     fuses = reads_aux_layers(config, where)
     ids = read_aux_layer_ids(config, where).after if fuses else None
     if not fuses and target_hidden != hidden:
-        raise CheckpointError(
-            where,
+        raise keys.refused(
             f"use_aux_hidden_state: false needs a target as wide as the draft: {target_hidden} is"
             f" not {hidden}",
             fix="correct 'use_aux_hidden_state' of eagle_config, or 'target_hidden_size'",
@@ -214,8 +212,7 @@ def read_common(config: Mapping[str, Any], where: object, family: str) -> dict[s
     check_silu(keys, family)
     for biased in ("attention_bias", "mlp_bias"):
         if keys.flag(biased, False):
-            raise CheckpointError(
-                where,
+            raise keys.refused(
                 f"{biased}: expected false, got true: {family} linears have no bias",
                 fix="this draft cannot be quantized: its biases would be lost; as it is, check says"
                 " which engine serves it",

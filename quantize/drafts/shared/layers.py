@@ -12,7 +12,6 @@ from typing import Any, Literal, NamedTuple
 
 from typing_extensions import override
 
-from ....recipes.errors import CheckpointError
 from ....recipes.schema import Role
 from ..config_reader import ConfigReader
 from ..family import Dim, TensorSpec
@@ -161,8 +160,7 @@ def check_silu(keys: ConfigReader, family: str) -> None:
     """Refuse another activation than engines serve."""
     activation = keys.config.get("hidden_act", "silu")
     if activation != "silu":
-        raise CheckpointError(
-            keys.where,
+        raise keys.refused(
             f"hidden_act: expected 'silu', as {family} is served, got {activation!r}",
             fix="use another draft: this one cannot be replayed or served as it was trained",
         )
@@ -215,20 +213,12 @@ class LlamaAttention(Attention):
             query of each head (Qwen3-Next); "heads", one number of g_proj for each (Step-3.5).
     """
 
-    def __init__(
-        self,
-        *,
-        head_dim: int,
-        rope: RopeConfig,
-        qk_norm: bool = False,
-        rotary_dim: int = 0,
-        gate: Literal["elements", "heads"] | None = None,
-    ) -> None:
-        self.head_dim = head_dim
-        self.rope = check_replayed(rope)
-        self.qk_norm = qk_norm
-        self.rotary_dim = rotary_dim or head_dim
-        self.gate = gate
+    def __init__(self, geometry: Any) -> None:
+        self.head_dim = geometry.head_dim
+        self.rope = check_replayed(geometry.rope)
+        self.qk_norm = geometry.qk_norm
+        self.rotary_dim = getattr(geometry, "rotary_dim", 0) or geometry.head_dim
+        self.gate: Literal["elements", "heads"] | None = getattr(geometry, "gate", None)
 
     @override
     def project(

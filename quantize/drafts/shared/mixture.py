@@ -8,7 +8,6 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from ....recipes.errors import CheckpointError
 from ..config_reader import ConfigReader
 from ..family import Dim
 from ..forward import ModulesForward, gated_mlp
@@ -53,8 +52,7 @@ def read_mixture(keys: ConfigReader) -> Mixture:
     config = keys.config
     for key, wanted in (("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")):
         if config.get(key, wanted) != wanted:
-            raise CheckpointError(
-                keys.where,
+            raise keys.refused(
                 f"{key}: expected {wanted!r}, got {config[key]!r}",
                 fix="a layer with other routing cannot be replayed",
             )
@@ -78,8 +76,7 @@ def read_mixture(keys: ConfigReader) -> Mixture:
         or found.groups_per_token > found.num_groups
         or (found.per_token > in_group * found.groups_per_token)
     ):
-        raise CheckpointError(
-            keys.where,
+        raise keys.refused(
             f"{found.per_token} of {found.num_experts} experts cannot be chosen from"
             f" {found.groups_per_token} of {found.num_groups} groups",
             fix="correct num_experts_per_tok, n_routed_experts, n_group or topk_group",
@@ -104,8 +101,7 @@ def read_qwen_mixture(keys: ConfigReader) -> Mixture:
         gates_shared=True,
     )
     if found.per_token > found.num_experts:
-        raise CheckpointError(
-            keys.where,
+        raise keys.refused(
             f"num_experts_per_tok: expected at most num_experts, {found.num_experts}, got"
             f" {found.per_token}",
             fix="correct 'num_experts_per_tok' or 'num_experts'",

@@ -23,7 +23,6 @@ from typing import Any, ClassVar, Literal
 
 from typing_extensions import override
 
-from ....recipes.errors import CheckpointError
 from ..architectures import MARKS
 from ..config_reader import ConfigReader
 from ..engine_traits import INPUTS, EngineTraits, InSglang, InVllm, MtpLayer
@@ -259,13 +258,7 @@ class GroupedMtp(Mtp):
 
     @override
     def attention(self, geometry: MtpGroupedGeometry) -> LlamaAttention:
-        return LlamaAttention(
-            head_dim=geometry.head_dim,
-            rope=geometry.rope,
-            qk_norm=geometry.qk_norm,
-            rotary_dim=geometry.rotary_dim,
-            gate=geometry.gate,
-        )
+        return LlamaAttention(geometry)
 
 
 def read_mtp(
@@ -278,14 +271,12 @@ def read_mtp(
     keys = ConfigReader(config, where)
     layers = config.get("num_nextn_predict_layers", 1)
     if layers == 0 and type(layers) is int:
-        raise CheckpointError(
-            where,
+        raise keys.refused(
             "num_nextn_predict_layers: 0: this is a whole model without an MTP layer, and no draft",
             fix="give a draft, or a target that has an MTP layer, with --subtree",
         )
     if type(layers) is not int or layers < 1 or (layers > 1 and not several):
-        raise CheckpointError(
-            where,
+        raise keys.refused(
             f"num_nextn_predict_layers: expected 1, got {layers!r}: engines serve {family} with one"
             " layer, of which all draft tokens come",
             fix="correct it to what is stored; several layers of this family no engine serves",
@@ -306,9 +297,7 @@ def rotated_part(keys: ConfigReader, default: float) -> tuple[float, dict[str, A
     nested = keys.section(spelled)
     part = nested.number(key, keys.number(key, default))
     if part > 1:
-        raise CheckpointError(
-            keys.where, f"{key}: expected at most 1, got {part:g}", fix=f"correct {key!r}"
-        )
+        raise keys.refused(f"{key}: expected at most 1, got {part:g}", fix=f"correct {key!r}")
     rest = {name: value for name, value in keys.config.items() if name != key}
     if keys.config.get(spelled) is not None:
         rest[spelled] = {n: v for n, v in nested.config.items() if n != key}
