@@ -2,11 +2,9 @@
 
 An element x is kept as e4m3(x / scale) and read as that times the scale. Scales that a folder does
 not store are 1: `vllm/model_executor/layers/quantization/kv_cache.py:143` of vLLM 0.33,
-`srt/layers/quantization/kv_cache.py:58` of SGLang 0.5.23.
-
-Both engines build the scales of a layer inside its attention, as `self_attn.attn.k_scale`, and
-their whole models rename to that what tools write (`maybe_remap_kv_scale_name`). Draft classes of
-SGLang 0.5.23 rename nothing: they read that name, and drop every other one.
+`srt/layers/quantization/kv_cache.py:58` of SGLang 0.5.23. Whole models rename what tools write to
+`self_attn.attn.k_scale` (`maybe_remap_kv_scale_name`); draft classes of SGLang 0.5.23 read that
+name, and drop every other one.
 
 Of reading, what both share is modelled: keys are kept normed and rotated, every row reads every key
 from the cache, its own too, a magnitude beyond 448 times the scale is kept as that, and the product
@@ -35,8 +33,8 @@ ToolNames = Callable[[str], tuple[str, str]]
 class CacheScales:
     """Of one layer: one scale, or one for each key-value head.
 
-    Of latent attention (MLA) one entry is kept, the normed latent and then the rotated part of the
-    key: k is the scale of the whole entry, v the same number, which nothing reads.
+    Of latent attention k is the scale of the whole entry, latent and rotated part, v the same
+    number.
     """
 
     k: tuple[float, ...]

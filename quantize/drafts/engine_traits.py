@@ -166,7 +166,6 @@ class MtpLayer:
         no_parameter: the error for a stored tensor that has no parameter, with {name}; `no_expert`,
             where it is another, for one of a routed expert, with {experts}, {stacked} and {leaf}.
         own_heads: each module is built with a head of its own, of this name, with {n}.
-        most_modules: how many modules it serves; None = as many as there are.
         misconfigured: keys and tensors without which it does not build the layer.
         cache_scales: whether it reads `self_attn.attn.k_scale`, or drops it; None = not executed.
         declared: what it says of a declaration, where it reads the folder's own, not the target's.

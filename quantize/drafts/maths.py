@@ -1,10 +1,8 @@
 """Building blocks of the drafts' forward maths, in torch.
 
 Shapes: B sequences, T rows, H heads, D head width, W hidden width. Everything runs on the device of
-the weights that it is given, in the dtype of their vectors: the norms. A matrix may be held in
-another dtype: products are computed in the wider one of its own and its input's. Norms and
-attention run in at least float32, as in engines. Everything may be differentiated, with respect to
-weights and inputs.
+the weights, in the dtype of the norms, and may be differentiated. A product is computed in the
+wider dtype of its matrix and its input. Norms and attention run in at least float32, as in engines.
 """
 
 from collections.abc import Sequence

@@ -4,15 +4,13 @@ A chain's row t pairs the hidden state of position t with token t + 1. At depth 
 token t + 1 + j at position t + j, attends to the depth-0 rows up to t and to its own rows of depth
 1 .. j, and predicts token t + 2 + j. A live chain feeds back its own tokens; those equal the
 recorded ones for as long as every earlier depth was right, and only then does a later depth count.
-Where an earlier depth was wrong, a row need not be drafted deeper. No chain looks at another one's
-deeper rows, so the linears multiply the rows that are left, of all sequences as one; attention, a
-small share, sees them at their old places.
+No chain looks at another one's deeper rows, so the linears multiply the rows that are left, of all
+sequences as one; attention sees them at their old places.
 
 A block's row t has its anchor at token t + 1, at position t + 1, after the context of the features
-of positions 0 .. t. Slot j of it (1-based; slot 0 is the anchor) predicts token t + 1 + j, at depth
-j - 1. A live step reads the same anchor and the same context, so every block is one that an engine
-would draft if a step began there. The keys and values of the context do not depend on the block:
-they are computed once.
+of positions 0 .. t, whose keys and values are computed once. Slot j of it (1-based; slot 0 is the
+anchor) predicts token t + 1 + j, at depth j - 1. So every block is one that an engine would draft
+if a step began there.
 
 Rows and blocks are evaluated a few at a time, so attention scores stay bounded however long the
 trace is.
@@ -50,8 +48,7 @@ class ChainForward(DraftForward):
     def step(self, token_ids: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """One draft step: hidden states [B, T, W] for `logits` and for the next step.
 
-        Of tokens [B, T] of the target's vocabulary and hidden states [B, T, W], those of `fuse` at
-        depth 1, of the step before after that; positions are [T] int64.
+        Of hidden states [B, T, W], those of `fuse` at depth 1, and positions [T] int64.
         """
 
     def later_input(self, token_ids: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
@@ -225,13 +222,13 @@ def _weighted(weights: Tensor, values: Tensor) -> Tensor:
 class StagedForward(DraftForward):
     """A draft of several modules, each of them a chain's step: module i drafts token i + 1.
 
-    A module goes over all rows and keeps keys of its own: at depth i row t reads token t + 1 + i
-    and what module i - 1 gave at row t, at position t, and looks at the rows before it as module i
-    itself saw them. Hidden states for `logits` have the module's number after them.
+    At depth i row t reads token t + 1 + i and what module i - 1 gave at row t, at position t, and
+    looks at the rows before it as module i itself saw them. Hidden states for `logits` have the
+    module's number after them.
 
     What rows before a step's last one read at depth i are, as vLLM 0.33 serves it, the tokens that
     were accepted (`v1/worker/gpu/spec_decode/multi_module_mtp/speculator.py:596`), so the recorded
-    tokens give the same keys, and drafting is teacher-forced without a difference.
+    tokens give the same keys.
     """
 
     modules: Sequence[ChainForward]
@@ -298,9 +295,9 @@ class StagedForward(DraftForward):
 class TextForward(ChainForward):
     """A chain that reads the text alone: `step` reads a token at the token's own position.
 
-    A chain's row t reads token t + 1, so that no row of it reads token 0. With one row put before
-    the others, row t + 1 of the longer chain is the row t that everyone else speaks of. Hidden
-    states are what `logits` reads; those given to `step` and `passes` are not looked at.
+    No row of a chain reads token 0. With one row put before the others, row t + 1 of the longer
+    chain is the row t that everyone else speaks of. Hidden states given to `step` are not looked
+    at.
     """
 
     @override

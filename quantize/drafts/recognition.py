@@ -263,7 +263,6 @@ def fitting_name(
 
 
 def _fits(checkpoint: Checkpoint, name: str) -> bool:
-    """Whether a draft has the modules, and of plain tensors the shapes, that go with a name."""
     renamed = replace(checkpoint, config={**checkpoint.config, "architectures": [name]})
     try:
         family, geometry = _read_config(renamed, as_declared=True)
@@ -342,7 +341,6 @@ _LAYER = re.compile(r"(blocks\.\d+\.)?layers\.\d+\.")
 
 
 def _check_marks(checkpoint: Checkpoint, declared: Family) -> None:
-    """The tensors have marks of no other family; without any, the table says which is wrong."""
     marked = _marked(checkpoint)
     if marked and [family.name for family in marked] != [declared.name]:
         raise CheckpointError(

@@ -77,7 +77,6 @@ def _same_names(layer: GraftedLayer) -> dict[str, str]:
 
 
 def _leaves_of(layer: GraftedLayer, modules: Iterable[str]) -> tuple[str, ...]:
-    """Last parts of names, and of those under which engines fuse them, sorted."""
     named = {name for module in modules for name in (module, *fused_names(module))}
     return tuple(sorted({layer.names.relative(name).rpartition(".")[2] for name in named}))
 
@@ -99,7 +98,6 @@ def _patterns_of(layer: GraftedLayer, modules: Sequence[str]) -> list[str]:
 
 
 def _float_patterns(layer: GraftedLayer) -> list[str]:
-    """For what is not quantized of the layer: all of it where nothing is."""
     if layer.declared is None:
         return [f"re:{layer.names.pattern}"]
     return _patterns_of(layer, layer.kept) if layer.kept else []
@@ -260,7 +258,6 @@ def _wildcards_left(old: list[str], layer: GraftedLayer) -> list[str]:
 
 
 def _float_wildcards(layer: GraftedLayer) -> list[str]:
-    """Wildcards of the layer's float linears: all of it where nothing is quantized."""
     starts = layer.names.beginnings
     if layer.declared is None:
         return [f"{start}.*" for start in starts]

@@ -129,7 +129,6 @@ def _made_by(plan: GraftPlan) -> _MADE | None:
 
 
 def _can_link(plan: GraftPlan, out: Path) -> bool:
-    """Whether the target's files can be linked beside `out`, which is tried with one of them."""
     if not plan.linked:
         return True
     first = plan.target.folder / plan.linked[0]

@@ -169,7 +169,6 @@ def model_type(draft: Draft) -> Iterator[Lint]:
 
 
 def _misread_by(model_type: str, config: Mapping[str, Any]) -> str:
-    """What engines make of a draft under a model_type that is not its own; "" = nothing else."""
     row = class_defaults(model_type)
     if model_type in REWRITTEN_BY_VLLM:
         return f"vLLM 0.33 rewrites the architecture to {REWRITTEN_BY_VLLM[model_type]}"
@@ -308,7 +307,7 @@ def aux_layer_zero(draft: Draft) -> Iterator[Lint]:
 
 
 def _spelled(draft: Draft) -> AuxLayerIds | None:
-    """How config.json spells the layers; None where engines read them from elsewhere."""
+    """None where engines read the layers from elsewhere."""
     if eagle3(draft) is None or draft.in_speculators_layout:
         return None
     return read_aux_layer_ids(draft.checkpoint.config, draft.checkpoint.folder / CONFIG_FILE)

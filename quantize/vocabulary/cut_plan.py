@@ -308,7 +308,6 @@ def _check_untied(draft: Draft) -> None:
 
 
 def _tables(draft: Draft, target: Path | None) -> StoredTables:
-    """Of the target, whose head a draft without one proposes by."""
     where = draft.checkpoint.folder
     if target is None:
         raise PlanError(
@@ -330,7 +329,6 @@ def _tables(draft: Draft, target: Path | None) -> StoredTables:
 
 
 def _shrinking(draft: Draft, config: Mapping[str, Any]) -> frozenset[str]:
-    """Canonical names of the tensors that have a row for each draft id."""
     try:
         _, geometry = read_config(replace(draft.checkpoint, config=config))
     except CheckpointError as exc:
@@ -347,7 +345,6 @@ def _shrinking(draft: Draft, config: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _maps(draft: Draft, kept: KeptRows) -> dict[str, _Written]:
-    """The tables from draft ids to target ids, under the names that the draft has for them."""
     size, vocabulary = len(kept.rows), draft.geometry.vocab_size
     offsets = kept.target_ids - np.arange(size)
     mask = np.zeros(vocabulary, np.bool_)
@@ -401,7 +398,7 @@ def _cut_part(source: StoredDraft, row: Row, tensor: TensorInfo, size: int) -> _
 
 
 def _neighbour(draft: Draft, outputs: Sequence[OutputTensors]) -> TensorInfo:
-    """The tensor in whose file new ones are written: of the head, else the last norm."""
+    """In whose file new ones are written: of the head, else the last norm."""
     heads = [each.row.tensor for each in outputs if each.row.role == "head"]
     norm = draft.row(_LAST_NORM)
     return heads[0] if heads or norm is None else norm.tensor

@@ -89,10 +89,10 @@ class DFlash2Geometry(DFlashGeometry):
 class DFlash2Forward(DFlashForward):
     """One DFlash2 draft.
 
-    Each slot offers the most likely tokens of the head. Among them it takes the one with the
-    highest score, its logit and how well it goes with the token before it, so that the choice is a
-    walk along the block. After tokens that are right the walk stands on the recorded tokens, and
-    after the first wrong one nothing counts: so the recorded tokens are what a slot reads here.
+    Of the most likely tokens of the head each slot takes the one with the highest score, its logit
+    and how well it goes with the token before it. After tokens that are right this walk stands on
+    the recorded tokens, and after the first wrong one nothing counts: so they are what a slot reads
+    here.
     """
 
     geometry: DFlash2Geometry

@@ -139,7 +139,7 @@ def _in_sglang(draft: ServedDraft) -> Finding | None:
 
 
 def _flat(names: Iterable[str]) -> str:
-    """The first beginning of ModelOpt's that one of the names has; "" = none."""
+    """The first beginning of ModelOpt's that a name has."""
     own = tuple(names)
     return next((flat for flat in _FLAT if any(name.startswith(flat) for name in own)), "")
 
@@ -201,10 +201,8 @@ MARKOV_HEADS: tuple[MarkovHead, ...] = get_args(MarkovHead)
 class DSparkGeometry(DFlashGeometry):
     """Config of a DSpark draft: a DFlash body, a Markov head, perhaps a confidence head.
 
-    Attributes:
-        markov_rank: width r of what stands for the token before.
-        markov_head_type: what is made of it; "gated" and "rnn" read the hidden state as well.
-        confidence_width: inputs of the confidence head, the hidden state and perhaps r more.
+    `markov_rank` is the width r of what stands for the token before, `confidence_width` the inputs
+    of the confidence head, the hidden state and perhaps r more.
     """
 
     markov_rank: int

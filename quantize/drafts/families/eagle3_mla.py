@@ -79,10 +79,8 @@ ENGINE_TRAITS = EngineTraits(
 class Eagle3MlaGeometry(Eagle3Geometry):
     """Config of an EAGLE-3 MLA draft; widths in elements.
 
-    Attributes:
-        qk_nope_head_dim, qk_rope_head_dim: plain and rotated part of a head's query and key.
-        rope_interleave: neighbouring dimensions turn together (vLLM 0.33 does so in any case,
-            SGLang 0.5.23 as the config says).
+    `rope_interleave`: neighbouring dimensions turn together (vLLM 0.33 does so in any case, SGLang
+    0.5.23 as the config says).
     """
 
     q_lora_rank: int

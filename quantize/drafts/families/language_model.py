@@ -93,12 +93,7 @@ ENGINE_TRAITS = EngineTraits(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LanguageModelGeometry(LastStateGeometry):
-    """Config of a language model, which has the target's whole vocabulary.
-
-    Attributes:
-        input_bias: queries, keys and values have biases. output_bias: so has what they mix into.
-        qk_norm: each head's query and key is normed before it is rotated.
-    """
+    """Config of a language model; queries, keys and values, or all of attention, are biased."""
 
     num_key_value_heads: int
     head_dim: int

@@ -75,12 +75,7 @@ ENGINE_TRAITS = replace(_TRAITS, more_types_than_layers=frozenset({"step3p5"}))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MtpStepGeometry(MtpGroupedGeometry):
-    """Modules that read what the target's last layer gave before the final norm.
-
-    Attributes:
-        target_layers: decoder layers of the target.
-        window: rows that a query looks at, its own among them; None = all.
-    """
+    """Modules that read what the target's last layer gave before the final norm."""
 
     target_layers: int
     window: int | None
@@ -208,7 +203,7 @@ class Step3p5Mtp(GroupedMtp):
 
 
 def _same_in_all(keys: ConfigReader, values: Any, number: int, count: int, key: str) -> Any:
-    """The one value that all modules have in a list over layers; None where there is no list."""
+    """The one value that all modules have in a list over layers."""
     if values is None:
         return None
     if not isinstance(values, list) or len(values) < number + count:

@@ -24,8 +24,6 @@ class DFlashGeometry(RotatedGeometry):
 
     Attributes:
         aux_layer_ids: `target_layer_ids`, 0-based, after the layer, ascending.
-        block_size: slots of one block as it was trained, the anchor and up to block_size - 1 masks.
-        mask_token_id: the token in the slots to fill in; None where config.json does not say which.
         layer_types: attention of every layer, None = all full.
         sliding_window: positions that a sliding layer sees, its own included.
         causal: inside the block; None = full layers in both directions, sliding layers causal.
@@ -200,7 +198,6 @@ def read_mask_embedding(path: Path, hidden_size: int, mask_token_id: int) -> Ten
 
 
 def _is_plain(state: object) -> TypeGuard[Tensor]:
-    """True for a dense tensor of floats that every operation of torch takes."""
     return (
         type(state) in (torch.Tensor, torch.nn.Parameter)
         and isinstance(state, torch.Tensor)

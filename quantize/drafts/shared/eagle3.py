@@ -33,13 +33,7 @@ from .layers import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Eagle3Geometry(RotatedGeometry):
-    """Config of an EAGLE-3 draft, whatever its attention; widths in elements.
-
-    Attributes:
-        fuses: False for a draft without fc, which reads the target's last hidden state.
-        norm_before_residual, norm_before_fc, fc_norm, norm_output: EAGLE-3.1 and speculators
-            options; all False in the published Kimi drafts.
-    """
+    """Config of an EAGLE-3 draft; without fc (`fuses`) it reads the target's last hidden state."""
 
     norm_before_residual: bool
     norm_before_fc: bool
@@ -186,7 +180,6 @@ class Eagle3(Family):
         return Eagle3Forward(geometry, weights, on_input, self.attention(geometry))
 
     def _layer_shapes(self, g: Eagle3Geometry, i: int) -> Shapes:
-        """Layer 0 reads [embedding; hidden], twice as wide as the ordinary layers after it."""
         hidden = Dim(g.hidden_size, "hidden_size")
         inner = Dim(g.intermediate_size, "intermediate_size")
         wide = Dim(2 * g.hidden_size, "2 x hidden_size") if i == 0 else hidden
@@ -235,9 +228,8 @@ def read_common(config: Mapping[str, Any], where: object, family: str) -> dict[s
 class Eagle3Forward(ModulesForward, ChainForward):
     """One EAGLE-3 draft.
 
-    Row t pairs the fused feature of position t with token t+1 and has position id t. The hidden
-    state fed into the next step is the residual stream before the final norm (after it with
-    `norm_output`, the EAGLE-3.1 option).
+    The hidden state fed into the next step is the residual stream before the final norm (after it
+    with `norm_output`, the EAGLE-3.1 option).
     """
 
     geometry: Eagle3Geometry

@@ -286,7 +286,6 @@ class MlaAttention(Attention):
         return Projected(q, torch.cat((k_plain, k_shared), dim=-1), v, self.scale)
 
     def _heads(self, flat: Tensor) -> Tensor:
-        """[B, T, heads * D] -> [B, heads, T, D]."""
         return flat.view(*flat.shape[:-1], self.geometry.num_attention_heads, -1).transpose(1, 2)
 
     def _rotated(self, x: Tensor, positions: Tensor) -> Tensor:

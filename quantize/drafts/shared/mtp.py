@@ -3,12 +3,11 @@
 One decoder layer that a target was trained with. It reads the target's last hidden state, behind
 the final norm, and the next token's embedding: each normed, concatenated, and mapped to one row by
 a linear that we call fc. Further draft tokens come of the same layer, fed with its own output; or,
-of several modules of that kind, from the next one, fed with what the one before gave.
+of several modules, from the next one, fed with what the one before gave.
 
-Canonical names are those of the other families: `fc` (eh_proj, input_proj), `norm`
-(shared_head.norm, final_layernorm), `lm_head` (shared_head.head); `embedding_norm` and `state_norm`
-go before fc. The layer's number among the target's is left out: it is `layers.0`. Of the modules
-after the first the layers are `layers.1`, ..., and what stands around them `modules.1.fc`, ....
+Canonical names are those of the other families; `embedding_norm` and `state_norm` go before fc. The
+layer's number among the target's is left out: it is `layers.0`. Of the modules after the first the
+layers are `layers.1`, ..., and what stands around them `modules.1.fc`, ....
 
 Sources: `*_mtp.py` of vLLM 0.33 and `*_nextn.py`, `*_mtp.py` of SGLang 0.5.23 (`models/`); loading
 was executed with the engines' own classes (`tests/engines/mtp.py`).
@@ -62,10 +61,7 @@ def mtp_traits(
     sglang: MtpLayer,
     more_in_sglang: frozenset[str] = frozenset(),
 ) -> EngineTraits:
-    """What engines are told of a target's MTP layer in a folder of its own.
-
-    Architectures are names of targets, for which loading was executed.
-    """
+    """What engines are told of a target's MTP layer in a folder of its own."""
     return EngineTraits(
         vllm=InVllm(
             architectures=architectures,
@@ -84,12 +80,7 @@ def mtp_traits(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MtpGeometry(LastStateGeometry):
-    """Config of one MTP layer, which is a target's own; widths in elements.
-
-    Attributes:
-        intermediate_size: of its MLP, where it has no mixture of experts.
-        num_layers: modules, each with one decoder layer.
-    """
+    """Config of one MTP layer, or of so many modules; without a mixture it has an MLP."""
 
     mixture: Mixture | None = None
 
@@ -108,11 +99,7 @@ class MtpGeometry(LastStateGeometry):
 class MtpGroupedGeometry(MtpGeometry):
     """An MTP layer with grouped-query attention.
 
-    Attributes:
-        qkv_bias: q, k and v have biases, as in Qwen2.
-        qk_norm: each head's query and key is normed before it is rotated, as in Qwen3.
-        rotary_dim: the first so many elements of a head are rotated.
-        gate: of the output, as in `LlamaAttention`.
+    `qkv_bias`: q, k and v have biases, as in Qwen2. The others are as in `LlamaAttention`.
     """
 
     num_key_value_heads: int
@@ -310,11 +297,7 @@ def around_layer(number: int, name: str) -> str:
 
 
 class MtpForward(ModulesForward, ChainForward):
-    """One MTP module.
-
-    Row t pairs the target's last hidden state at position t with token t + 1 and has position id t,
-    as in EAGLE-3.
-    """
+    """One MTP module; its rows are those of EAGLE-3."""
 
     geometry: MtpGeometry
 
