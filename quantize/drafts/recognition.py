@@ -18,19 +18,7 @@ from typing import Any
 from ...recipes.errors import CheckpointError, short
 from ..files.checkpoint import CONFIG_FILE, Checkpoint, mtp_layers
 from ..files.safetensors_header import TensorInfo
-from .architectures import (
-    KNOWN_TO_BOTH,
-    OTHER_NAMES,
-    SUPPORTED,
-    Kind,
-    declared_architecture,
-    kind_by_marks,
-    kind_by_name,
-    nested_eagle_keys,
-    packed_by_mlx,
-    refuse_earlier_kinds,
-    with_family_name,
-)
+from . import architectures as kinds
 from .config_defaults import as_read, in_place_of
 from .config_reader import ConfigReader
 from .families import FAMILIES
@@ -148,7 +136,9 @@ def read_config(checkpoint: Checkpoint, *, as_declared: bool = False) -> tuple[F
     Trainers copy the target's number of layers into a draft of one, which is read as that, but for
     `as_declared`: with as many layers as config.json says, as engines build it.
     """
-    refuse_earlier_kinds(checkpoint.config, checkpoint.tensors, checkpoint.folder / CONFIG_FILE)
+    kinds.refuse_earlier_kinds(
+        checkpoint.config, checkpoint.tensors, checkpoint.folder / CONFIG_FILE
+    )
     if not as_declared:
         refuse_other_kinds(checkpoint)
     try:
@@ -162,11 +152,11 @@ def read_config(checkpoint: Checkpoint, *, as_declared: bool = False) -> tuple[F
 
 def _read_config(checkpoint: Checkpoint, *, as_declared: bool) -> tuple[Family, Geometry]:
     where = checkpoint.folder / CONFIG_FILE
-    if nested_eagle_keys(checkpoint.config) is not None:
+    if kinds.nested_eagle_keys(checkpoint.config) is not None:
         what = "the keys of the draft stand below 'model', where vLLM's EAGLEConfig puts them"
         raise CheckpointError(where, what, fix=missing_name(checkpoint))
     spelled = plain_config(checkpoint.config, where)
-    config = with_family_name(spelled, checkpoint.tensors, _PROJECTORS)
+    config = kinds.with_family_name(spelled, checkpoint.tensors, _PROJECTORS)
     declared = config.get("architectures")
     if not isinstance(declared, list) or len(declared) != 1:
         got = "null" if declared is None else short(declared)
@@ -181,7 +171,7 @@ def _read_config(checkpoint: Checkpoint, *, as_declared: bool) -> tuple[Family, 
         raise CheckpointError(
             where,
             f"architectures: no supported draft family has {short(declared[0])}",
-            fix=SUPPORTED,
+            fix=kinds.SUPPORTED,
         )
     sizes = where if spelled is checkpoint.config else f"{where}: {LAYER_CONFIG}"
     if spelled is checkpoint.config:  # of speculators, whose config has no class
@@ -211,28 +201,30 @@ def _as_trained(keys: str) -> str:
     return f"add {keys} as the draft was trained with, or correct model_type"
 
 
-def other_kind(checkpoint: Checkpoint) -> Kind | None:
+def other_kind(checkpoint: Checkpoint) -> kinds.Kind | None:
     """What a draft is that no family reads, whatever keys it has; None where that is not known."""
-    packed = packed_by_mlx(checkpoint.tensors)
+    packed = kinds.packed_by_mlx(checkpoint.tensors)
     if packed is not None:
         return packed
     try:
         config = plain_config(checkpoint.config, checkpoint.folder)
     except CheckpointError:
         return None  # what speculators' form lacks is said where it is read
-    name = declared_architecture(with_family_name(config, checkpoint.tensors, _PROJECTORS))
+    name = kinds.declared_architecture(
+        kinds.with_family_name(config, checkpoint.tensors, _PROJECTORS)
+    )
     if not name:
         return None
     for family in FAMILIES:
         if name in family.architectures:
-            kind = kind_by_marks(family.name, family.foreign_marks(), checkpoint.tensors)
+            kind = kinds.kind_by_marks(family.name, family.foreign_marks(), checkpoint.tensors)
             return kind if kind is None or fitting_name(checkpoint) is None else None
-    kind = kind_by_name(name, checkpoint.tensors)
+    kind = kinds.kind_by_name(name, checkpoint.tensors)
     if kind is None or kind.fix:
         return kind
     renaming = _renaming(checkpoint)
     meant = f"; or {renaming}, if it was trained as that" if renaming else ""
-    return kind._replace(fix=SUPPORTED + meant)
+    return kind._replace(fix=kinds.SUPPORTED + meant)
 
 
 def refuse_other_kinds(checkpoint: Checkpoint) -> None:
@@ -252,12 +244,14 @@ def fitting_name(
     with `misnamed` also where the tensors fit the name that it has. `known` are the names that may
     be the answer; None = all that families read.
     """
-    declared = declared_architecture(checkpoint.config)
+    declared = kinds.declared_architecture(checkpoint.config)
     if is_speculators(checkpoint.config) or (misnamed and _fits(checkpoint, declared)):
         return None
     drafts = (each for each in FAMILIES if not (each.inside_target or each.is_whole_model))
     names = [name for family in drafts for name in family.architectures]
-    names.sort(key=lambda name: (name != OTHER_NAMES.get(declared), name not in KNOWN_TO_BOTH))
+    names.sort(
+        key=lambda name: (name != kinds.OTHER_NAMES.get(declared), name not in kinds.KNOWN_TO_BOTH)
+    )
     fits = (name for name in names if known is None or name in known)
     return next((name for name in fits if _fits(checkpoint, name)), None)
 
@@ -285,7 +279,7 @@ def _module(canonical: str) -> str:
 
 def missing_name(checkpoint: Checkpoint) -> str:
     """What to do about a config.json without the name of an architecture."""
-    nested = nested_eagle_keys(checkpoint.config)
+    nested = kinds.nested_eagle_keys(checkpoint.config)
     if nested is not None:
         outer = {key: value for key, value in checkpoint.config.items() if key != "model"}
         flat = replace(checkpoint, config={**outer, **nested})

@@ -133,7 +133,7 @@ def key_value_shards(geometry: Geometry, tp: int) -> int:
     """GPUs that share key and value projections: no more than there are heads of them."""
     if isinstance(geometry, LatentAttention) or geometry.num_attention_heads == 0:
         return tp
-    return min(tp, _grouped(geometry).num_key_value_heads)
+    return min(tp, int(_grouped(geometry).num_key_value_heads))
 
 
 def _layer(g: Any, positions: int, queries: int, tp: int, size: int) -> Work:

@@ -13,20 +13,8 @@ from typing import Any
 from typing_extensions import override
 
 from ....recipes.regular_file import MASK_EMBEDDING_FILE, check_own
+from .. import engine_traits as traits
 from ..config_reader import ConfigReader, Served
-from ..engine_traits import (
-    ATTENTION,
-    NO_BIAS,
-    EngineTraits,
-    Finding,
-    Fusion,
-    InSglang,
-    InTensorRtLlm,
-    InVllm,
-    Speculators,
-    dropped_roots,
-    refused_roots,
-)
 from ..family import (
     Dim,
     Draft,
@@ -40,27 +28,19 @@ from ..family import (
 )
 from ..forward import OnInput
 from ..geometry import needed_mask
+from ..shared import layers as decoder
 from ..shared.block_layers import DFlashForward, DFlashGeometry, read_mask_embedding
-from ..shared.layers import (
-    grouped_shapes,
-    head_norm_shapes,
-    layer_norm_shapes,
-    layer_specs,
-    mlp_shapes,
-    read_heads,
-    read_sizes,
-    vocabulary_specs,
-    weight_names,
-)
 
 BLOCK = 8
 """Tokens of a block where nothing says how many: vLLM asks the command that serves the draft."""
 
 
-def read_in_vllm(config: Mapping[str, Any], _layers: Mapping[str, Any]) -> dict[str, Any] | Finding:
+def read_in_vllm(
+    config: Mapping[str, Any], _layers: Mapping[str, Any]
+) -> dict[str, Any] | traits.Finding:
     """The keys of an ordinary config.json, of one of speculators."""
     ids = block_ids(config, "aux_hidden_state_layer_ids", "mask_token_id")
-    if isinstance(ids, Finding):
+    if isinstance(ids, traits.Finding):
         return ids
     return {
         "architectures": ["DFlashDraftModel"],
@@ -73,47 +53,49 @@ def read_in_vllm(config: Mapping[str, Any], _layers: Mapping[str, Any]) -> dict[
     }
 
 
-def block_ids(config: Mapping[str, Any], *needed: str) -> list[int] | Finding:
+def block_ids(config: Mapping[str, Any], *needed: str) -> list[int] | traits.Finding:
     """The target's layers, counted after them; or the error where a key is missing or wrong."""
     for key in needed:
         if key not in config:
-            return Finding("config", f"KeyError: {key!r}", f"add {key!r}, as it was trained")
+            return traits.Finding("config", f"KeyError: {key!r}", f"add {key!r}, as it was trained")
     ids = config["aux_hidden_state_layer_ids"]
     if not isinstance(ids, list) or not all(type(i) is int for i in ids):
         text = f"TypeError: '{type(ids).__name__}' object is no list of layers"
-        return Finding("config", text, "correct 'aux_hidden_state_layer_ids'")
+        return traits.Finding("config", text, "correct 'aux_hidden_state_layer_ids'")
     return [i - 1 for i in ids]
 
 
-ENGINE_TRAITS = EngineTraits(
+ENGINE_TRAITS = traits.EngineTraits(
     drafts_blocks=True,
     prunes_vocabulary=True,
     usual_type="qwen3",
-    vllm=InVllm(
+    vllm=traits.InVllm(
         architectures=frozenset({"DFlashDraftModel"}),
         served_as="dflash",
-        roots=refused_roots("DFlashQwen3Model", "model", "draft_model", "dflash_module"),
+        roots=traits.refused_roots("DFlashQwen3Model", "model", "draft_model", "dflash_module"),
         uneven_heads="AssertionError: vllm/model_executor/models/qwen3_dflash.py:191: assert"
         " self.total_num_heads % tp_size == 0",
         targets_on_disk=frozenset({"modelopt"}),
-        biases=lambda _draft: (ATTENTION, NO_BIAS),  # `qwen3_dflash.py`
-        fusion=Fusion(counted_by=(), null_width=""),  # `qwen3_dflash.py:84`
+        biases=lambda _draft: (traits.ATTENTION, traits.NO_BIAS),  # `qwen3_dflash.py`
+        fusion=traits.Fusion(counted_by=(), null_width=""),  # `qwen3_dflash.py:84`
         head_declared="asked",  # `qwen3_dflash.py:755`
-        speculators={"dflash": Speculators(read_in_vllm, qwen3=True)},
+        speculators={"dflash": traits.Speculators(read_in_vllm, qwen3=True)},
     ),
-    sglang=InSglang(
+    sglang=traits.InSglang(
         architectures=frozenset({"DFlashDraftModel"}),
         served_as="DFLASH",
-        roots={"model.": None, **dropped_roots("draft_model.", "dflash_module.")},
+        roots={"model.": None, **traits.dropped_roots("draft_model.", "dflash_module.")},
         shares_tables=True,
         uneven_heads="AssertionError: DFlashAttention requires total_num_heads divisible by"
         " tp_size. total_num_heads={heads}, tp_size={tp}.",
-        biases=lambda _draft: (ATTENTION, NO_BIAS),
+        biases=lambda _draft: (traits.ATTENTION, traits.NO_BIAS),
         layer_name="layers.{n}.{path}",
         layer_prefix="{leaf}",
-        fusion=Fusion(counted_by=(), reads_width=False),  # `dflash.py:762`
+        fusion=traits.Fusion(counted_by=(), reads_width=False),  # `dflash.py:762`
     ),
-    tensorrt_llm=InTensorRtLlm(architectures=frozenset({"DFlashDraftModel"}), served_as="DFlash"),
+    tensorrt_llm=traits.InTensorRtLlm(
+        architectures=frozenset({"DFlashDraftModel"}), served_as="DFlash"
+    ),
 )
 
 
@@ -284,7 +266,7 @@ class DFlash(Family):
         for section in ("rope_scaling", "rope_parameters"):
             with_rope = _over(with_rope, with_rope.section(section))
         ConfigReader(with_rope.config, where).refuse_others(self.served)
-        sizes = read_sizes(keys)
+        sizes = decoder.read_sizes(keys)
         hidden, vocab = sizes["hidden_size"], sizes["vocab_size"]
         block_size = options.positive("block_size", DEFAULT_BLOCK_SIZE)
         if block_size < 2:
@@ -296,7 +278,7 @@ class DFlash(Family):
         window = "swa_window_size" if own_window else "sliding_window"
         return dict(
             **sizes,
-            **read_heads(keys, sizes),
+            **decoder.read_heads(keys, sizes),
             draft_vocab_size=keys.positive("draft_vocab_size", vocab),
             target_hidden_size=keys.positive("target_hidden_size", hidden),
             aux_layer_ids=(ids := _target_layer_ids(options, flat=not nested.config)),
@@ -320,11 +302,11 @@ class DFlash(Family):
         fc = TensorSpec(role="fusion", shape=(hidden, features))
         around = {"fc.weight": fc, "hidden_norm.weight": norm, "norm.weight": norm}
         full = g.draft_vocab_size == g.vocab_size  # then the target's head serves as well
-        table = vocabulary_specs(g, around, head_optional=full)
-        layer = grouped_shapes(g, hidden) | head_norm_shapes(g)
-        layer |= mlp_shapes("mlp.", inner, hidden) | layer_norm_shapes(hidden)
+        table = decoder.vocabulary_specs(g, around, head_optional=full)
+        layer = decoder.grouped_shapes(g, hidden) | decoder.head_norm_shapes(g)
+        layer |= decoder.mlp_shapes("mlp.", inner, hidden) | decoder.layer_norm_shapes(hidden)
         for i in range(g.num_layers):
-            table |= layer_specs(i, weight_names(layer))
+            table |= decoder.layer_specs(i, decoder.weight_names(layer))
         return table
 
     @override

@@ -17,16 +17,9 @@ from typing_extensions import override
 
 from ....recipes.errors import CheckpointError
 from ....recipes.regular_file import MASK_EMBEDDING_FILE
+from .. import engine_traits as traits
 from ..architectures import declared_architecture
 from ..config_reader import ConfigReader, Served
-from ..engine_traits import (
-    ExtraLinear,
-    Finding,
-    ServedDraft,
-    Speculators,
-    dropped_roots,
-    refused_roots,
-)
 from ..family import Dim, Draft, Lint, SpeculatorsForm, TensorSpec, Weights, positive_keys, told
 from ..maths import Product, Tensor, embedding, linear, torch
 from ..shared.block_layers import DFlashForward, DFlashGeometry
@@ -58,41 +51,45 @@ _GATES = {"gated": "gate_up_proj", "rnn": "joint_proj"}
 """Kind of a Markov head -> its linear, as vLLM's loader spells it."""
 
 
-def _in_vllm(draft: ServedDraft) -> Finding | None:
+def _in_vllm(draft: traits.ServedDraft) -> traits.Finding | None:
     """Rules of `SpeculativeConfig`, `Qwen3DSparkModel` and its loader."""
     config = draft.config
     name, flat = declared_architecture(config), _flat(draft.tensor_names)
     if flat:
         where = "DFlashQwen3Model" if name == "DFlashDraftModel" else "Qwen3DSparkModel"
-        return Finding("load", _NO_NAME.format(flat.rstrip("."), where), _RENAME)
+        return traits.Finding("load", _NO_NAME.format(flat.rstrip("."), where), _RENAME)
     if name == "DFlashDraftModel":
         remedy = "set architectures to Qwen3DSparkModel"
-        return Finding("load", _NO_NAME.format("confidence_head", "DFlashQwen3Model"), remedy)
+        return traits.Finding(
+            "load", _NO_NAME.format("confidence_head", "DFlashQwen3Model"), remedy
+        )
     if name == "DSparkDraftModel" and config.get("model_type") != "qwen3":
         text = f"vLLM takes a draft of model_type {config.get('model_type')} for DeepSeek-V4's own"
-        return Finding("unknown", text, "set architectures to Qwen3DSparkModel")
+        return traits.Finding("unknown", text, "set architectures to Qwen3DSparkModel")
     if config.get("markov_rank") is None:
         text = "AttributeError: 'Qwen3Config' object has no attribute 'markov_rank'"
-        return Finding("init", text, _TOP)
+        return traits.Finding("init", text, _TOP)
     if (kind := config.get("markov_head_type")) in tuple(_GATES):  # of any JSON type
         gate = f"markov_head.{_GATES[kind]}"
-        return Finding("load", _NO_NAME.format(gate, "Qwen3DSparkModel"), "serve it with SGLang")
+        return traits.Finding(
+            "load", _NO_NAME.format(gate, "Qwen3DSparkModel"), "serve it with SGLang"
+        )
     return _cut(draft) or _other_confidence(draft)
 
 
-def _cut(draft: ServedDraft) -> Finding | None:
+def _cut(draft: traits.ServedDraft) -> traits.Finding | None:
     """A head of fewer rows than the vocabulary: `qwen3_dspark.py:342`."""
     own, names = draft.config.get("draft_vocab_size"), draft.tensor_names
     if own in (None, draft.config.get("vocab_size")):
         return None
     if not any("lm_head" in name for name in names):
-        return Finding("load", _NO_HEAD, "store the rows of lm_head that d2t stands for")
+        return traits.Finding("load", _NO_HEAD, "store the rows of lm_head that d2t stands for")
     if not any("d2t" in name for name in names):
-        return Finding("load", _NO_MAP, "export the draft with d2t")
+        return traits.Finding("load", _NO_MAP, "export the draft with d2t")
     return None
 
 
-def _other_confidence(draft: ServedDraft) -> Finding | None:
+def _other_confidence(draft: traits.ServedDraft) -> traits.Finding | None:
     """Without a key the confidence head reads no Markov embedding, which trainers let it do."""
     config = draft.config
     stored = "confidence_head.proj.weight" in draft.tensor_names
@@ -105,28 +102,28 @@ def _other_confidence(draft: ServedDraft) -> Finding | None:
         "AssertionError: Tried to load weights of size torch.Size([1,"
         f" {width + config['markov_rank']}])to a parameter of size torch.Size([1, {width}])"
     )
-    return Finding("load", text, "write confidence_head_with_markov: true")
+    return traits.Finding("load", text, "write confidence_head_with_markov: true")
 
 
-def _in_sglang(draft: ServedDraft) -> Finding | None:
+def _in_sglang(draft: traits.ServedDraft) -> traits.Finding | None:
     """Rules of `parse_dspark_draft_config`, `build_markov_head` and the loader."""
     config = draft.config
     flat = _flat(draft.tensor_names)
     if declared_architecture(config) == "DFlashDraftModel" or flat:
         what = f"SGLang drops {flat or 'markov_head.'}*, without which the draft is another one"
         remedy = _RENAME if flat else "set architectures to Qwen3DSparkModel"
-        return Finding("wrong", what, remedy)
+        return traits.Finding("wrong", what, remedy)
     nested = config.get("dflash_config")
     keys = {**config, **(nested if isinstance(nested, Mapping) else {})}
     if keys.get("markov_head_type") is None:
         text = "ValueError: DSpark requires markov_head_type when markov_rank > 0, got None."
-        return Finding("init", text, "write markov_head_type: vanilla")
+        return traits.Finding("init", text, "write markov_head_type: vanilla")
     if config.get("markov_rank") is None:
         text = (
             "ValueError: DSpark requires markov_rank > 0 (the Markov head is the core of the"
             " semi-AR draft); got markov_rank=0."
         )
-        return Finding("init", text, _TOP)
+        return traits.Finding("init", text, _TOP)
     own, vocab = config.get("draft_vocab_size") or draft.head_rows, config.get("vocab_size")
     if own not in (None, vocab):
         rank = config["markov_rank"]
@@ -134,7 +131,9 @@ def _in_sglang(draft: ServedDraft) -> Finding | None:
             f"AssertionError: Attempted to load weight (torch.Size([{own}, {rank}])) into parameter"
             f" (torch.Size([{vocab}, {rank}]))"
         )
-        return Finding("load", text, "serve it with vLLM, or train it with the whole vocabulary")
+        return traits.Finding(
+            "load", text, "serve it with vLLM, or train it with the whole vocabulary"
+        )
     return None
 
 
@@ -146,9 +145,9 @@ def _flat(names: Iterable[str]) -> str:
 
 def _read_in_vllm(
     config: Mapping[str, Any], _layers: Mapping[str, Any]
-) -> dict[str, Any] | Finding:
+) -> dict[str, Any] | traits.Finding:
     ids = dflash.block_ids(config, "aux_hidden_state_layer_ids")
-    if isinstance(ids, Finding):
+    if isinstance(ids, traits.Finding):
         return ids
     kept = {key: config[key] for key in _SPECULATORS_KEYS if config.get(key) is not None}
     return {
@@ -165,7 +164,7 @@ ENGINE_TRAITS = replace(
     _DFLASH,
     extra_linears=(
         # A ParallelLMHead in vLLM, `qwen3_dspark.py:70`; plain in SGLang, `dspark.py:179`.
-        ExtraLinear("markov_head.markov_w2", is_head=True),
+        traits.ExtraLinear("markov_head.markov_w2", is_head=True),
     ),
     module_names=_MODULES,
     vllm=replace(
@@ -173,20 +172,20 @@ ENGINE_TRAITS = replace(
         architectures=_ARCHITECTURES,
         served_as="dspark",
         problem=_in_vllm,
-        roots=refused_roots(
+        roots=traits.refused_roots(
             "Qwen3DSparkModel", "draft_model", "dflash_module", "model", "logit_head"
         ),
         head_declared="never",  # `qwen3_dspark.py:248`
         not_executed=frozenset({"Qwen3OmniDSparkModel"}),
         not_in_v1=_ARCHITECTURES,
-        speculators={"dspark": Speculators(_read_in_vllm, qwen3=True)},
+        speculators={"dspark": traits.Speculators(_read_in_vllm, qwen3=True)},
     ),
     sglang=replace(
         _DFLASH.sglang,
         architectures=_ARCHITECTURES | {"LingDSparkModel"},
         served_as="DSPARK",
         problem_as_draft=_in_sglang,
-        roots=dropped_roots("draft_model.", "dflash_module.", "logit_head."),
+        roots=traits.dropped_roots("draft_model.", "dflash_module.", "logit_head."),
         counts_anchor=True,  # `dspark_config.py:49`
     ),
     tensorrt_llm=replace(_DFLASH.tensorrt_llm, architectures=frozenset()),

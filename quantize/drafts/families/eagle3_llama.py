@@ -12,59 +12,42 @@ from typing import Any
 from typing_extensions import override
 
 from ....recipes.errors import CheckpointError
+from .. import engine_traits as traits
 from ..architectures import declared_architecture
 from ..config_reader import KEY, SECTION, ConfigReader
-from ..engine_traits import (
-    INVALID,
-    EngineTraits,
-    Finding,
-    Fusion,
-    InSglang,
-    InTensorRtLlm,
-    InVllm,
-    ServedDraft,
-    Speculators,
-    dropped_roots,
-    refused_roots,
-)
 from ..family import Dim, SpeculatorsForm, TensorSpec, Weights, after_layer
 from ..forward import OnInput
 from ..geometry import needed_mask
 from ..maths import Tensor
+from ..shared import layers as decoder
 from ..shared.eagle3 import Eagle3, Eagle3Forward, Eagle3Geometry, read_common
-from ..shared.layers import (
-    Attention,
-    LlamaAttention,
-    Shapes,
-    grouped_shapes,
-    head_norm_shapes,
-    read_heads,
-)
 
 MASK_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
 """Where vLLM 0.33 looks for the mask token, in this order: `llm_base_proposer.py:361-372`."""
 _OF_SPECULATORS = {"llama": "Eagle3LlamaForCausalLM", "qwen3": "Eagle3Qwen3ForCausalLM"}
 
 
-def _in_vllm(draft: ServedDraft) -> Finding | None:
+def _in_vllm(draft: traits.ServedDraft) -> traits.Finding | None:
     parallel = any(name.endswith("mask_hidden") for name in draft.tensor_names)
     if parallel and all(draft.config.get(key) is None for key in MASK_KEYS):
         text = "ValueError: For parallel drafting, the draft model config must have"
-        return Finding("init", f"{text} `dflash_config.mask_token_id`,", "add 'mask_token_id'")
+        return traits.Finding(
+            "init", f"{text} `dflash_config.mask_token_id`,", "add 'mask_token_id'"
+        )
     slides = "sliding_attention" in (draft.config.get("layer_types") or ())
     if slides and "sliding_window" not in draft.config:  # `llama.py:205`
         text = "AttributeError: 'EAGLEConfig' object has no attribute 'sliding_window'"
-        return Finding("init", text, "add sliding_window, or correct layer_types")
+        return traits.Finding("init", text, "add sliding_window, or correct layer_types")
     return None
 
 
 def _eagle3_in_vllm(
     config: Mapping[str, Any], layers: Mapping[str, Any]
-) -> dict[str, Any] | Finding:
+) -> dict[str, Any] | traits.Finding:
     model_type = layers.get("model_type", "llama")
     if model_type not in tuple(_OF_SPECULATORS):  # of any JSON type
-        text = INVALID.format(f"Unsupported model_type {model_type} for Eagle3 speculator")
-        return Finding("config", text, "serve a draft with layers of Llama or Qwen3")
+        text = traits.INVALID.format(f"Unsupported model_type {model_type} for Eagle3 speculator")
+        return traits.Finding("config", text, "serve a draft with layers of Llama or Qwen3")
     return {
         "architectures": [_OF_SPECULATORS[model_type]],
         "norm_before_residual": config.get("norm_before_residual", True),
@@ -77,12 +60,14 @@ def _eagle3_in_vllm(
 
 def _peagle_in_vllm(
     config: Mapping[str, Any], layers: Mapping[str, Any]
-) -> dict[str, Any] | Finding:
+) -> dict[str, Any] | traits.Finding:
     """`update_peagle`, whose names of architectures are those of EAGLE-3's classes."""
     if "mask_token_id" not in config:
-        return Finding("config", "KeyError: 'mask_token_id'", "add it, as the draft was trained")
+        return traits.Finding(
+            "config", "KeyError: 'mask_token_id'", "add it, as the draft was trained"
+        )
     found = _eagle3_in_vllm(config, layers)
-    if isinstance(found, Finding):
+    if isinstance(found, traits.Finding):
         return found
     own = {key: value for key, value in found.items() if key not in ("fc_norm", "norm_output")}
     residual = config.get("norm_before_residual", False)
@@ -94,40 +79,40 @@ _IN_VLLM = frozenset({
     "Eagle3Qwen2_5vlForCausalLM", "Eagle3Qwen3vlForCausalLM", "LlamaForCausalLM",
     "Eagle3Qwen3ForCausalLM", "Qwen3ForCausalLM",
 })  # fmt: skip
-ENGINE_TRAITS = EngineTraits(
+ENGINE_TRAITS = traits.EngineTraits(
     usual_type="llama",
     norm_before_fc=True,
     two_layer_norms=True,
     prunes_vocabulary=True,
-    vllm=InVllm(
+    vllm=traits.InVllm(
         architectures=_IN_VLLM,
         problem=_in_vllm,
         dropped=("input_norm.",),
-        roots=refused_roots("LlamaModel", "model", "draft_model", "eagle_module"),
+        roots=traits.refused_roots("LlamaModel", "model", "draft_model", "eagle_module"),
         uneven_heads="AssertionError: vllm/model_executor/models/llama.py:145: assert"
         " self.total_num_heads % tp_size == 0",
         head_declared="always",  # `llama_eagle3.py:332`, `qwen3_eagle3.py:308`
         forgets_attention=True,
-        fusion=Fusion(),  # `llama_eagle3.py:209`
-        normed_fusion=Fusion(  # `qwen3_eagle3.py:202`
+        fusion=traits.Fusion(),  # `llama_eagle3.py:209`
+        normed_fusion=traits.Fusion(  # `qwen3_eagle3.py:202`
             counted_by=("num_aux_layers", "num_aux_hidden_states", KEY, f"{SECTION}.{KEY}")
         ),
         speculators={
-            "eagle3": Speculators(_eagle3_in_vllm),
-            "peagle": Speculators(_peagle_in_vllm),
+            "eagle3": traits.Speculators(_eagle3_in_vllm),
+            "peagle": traits.Speculators(_peagle_in_vllm),
         },
     ),
-    sglang=InSglang(
+    sglang=traits.InSglang(
         architectures=frozenset({"LlamaForCausalLMEagle3"}),
         # `load_weights` tries a name as it is first.
-        roots={"model.": None, **dropped_roots("draft_model.", "eagle_module.")},
+        roots={"model.": None, **traits.dropped_roots("draft_model.", "eagle_module.")},
         uneven_heads="AssertionError: sglang/srt/models/llama.py:183: assert"
         " self.total_num_heads % tp_size == 0",
         old_norms=True,
-        fusion=Fusion(),  # `llama_eagle3.py:151`
+        fusion=traits.Fusion(),  # `llama_eagle3.py:151`
         needs_draft_vocab_size=True,
     ),
-    tensorrt_llm=InTensorRtLlm(
+    tensorrt_llm=traits.InTensorRtLlm(
         architectures=frozenset({"LlamaForCausalLMEagle3", "EAGLE3LlamaForCausalLM"}), read=True
     ),
 )
@@ -177,7 +162,7 @@ class PEagleForward(Eagle3Forward):
         geometry: Eagle3LlamaGeometry,
         weights: Weights,
         on_input: OnInput,
-        attention: Attention,
+        attention: decoder.Attention,
     ) -> None:
         super().__init__(geometry, weights, on_input, attention)
         self.mask_token_id = needed_mask(geometry)
@@ -270,7 +255,7 @@ class Eagle3Llama(Eagle3):
             )
         return Eagle3LlamaGeometry(
             **common,
-            **read_heads(keys, common),
+            **decoder.read_heads(keys, common),
             qk_norm=name in _NORMED_HEADS,
             parallel=parallel,
             mask_token_id=_mask_token_id(keys, common["vocab_size"]) if parallel else None,
@@ -304,13 +289,13 @@ class Eagle3Llama(Eagle3):
         return maths(geometry, weights, on_input, self.attention(geometry))
 
     @override
-    def attention_shapes(self, geometry: Eagle3LlamaGeometry, width: Dim) -> Shapes:
-        shapes = grouped_shapes(geometry, width)
-        return shapes | head_norm_shapes(geometry) if geometry.qk_norm else shapes
+    def attention_shapes(self, geometry: Eagle3LlamaGeometry, width: Dim) -> decoder.Shapes:
+        shapes = decoder.grouped_shapes(geometry, width)
+        return shapes | decoder.head_norm_shapes(geometry) if geometry.qk_norm else shapes
 
     @override
-    def attention(self, geometry: Eagle3LlamaGeometry) -> LlamaAttention:
-        return LlamaAttention(geometry)
+    def attention(self, geometry: Eagle3LlamaGeometry) -> decoder.LlamaAttention:
+        return decoder.LlamaAttention(geometry)
 
 
 def _windows(keys: ConfigReader, num_layers: int) -> tuple[int | None, ...]:

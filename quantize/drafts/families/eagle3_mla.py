@@ -11,28 +11,18 @@ from typing import Any
 
 from typing_extensions import override
 
+from .. import engine_traits as traits
 from ..config_reader import KEY, SECTION, ConfigReader
-from ..engine_traits import (
-    EngineTraits,
-    Finding,
-    Fusion,
-    InSglang,
-    InTensorRtLlm,
-    InVllm,
-    ServedDraft,
-    dropped_roots,
-    refused_roots,
-)
 from ..family import Dim
 from ..rope import of_latent_attention
 from ..shared.eagle3 import Eagle3, Eagle3Geometry, read_common
 from ..shared.layers import MlaAttention, Shapes, latent_shapes, read_latent
 
 
-def _in_vllm(draft: ServedDraft) -> Finding | None:
+def _in_vllm(draft: traits.ServedDraft) -> traits.Finding | None:
     if not draft.fuses:
         text = "model.fc.weight stays uninitialised: vLLM builds fc for every MLA draft"
-        return Finding("wrong", text, "serve it with SGLang")
+        return traits.Finding("wrong", text, "serve it with SGLang")
     return None
 
 
@@ -40,24 +30,24 @@ _IN_VLLM = frozenset({
     "Eagle3DeepseekV2ForCausalLM", "Eagle3DeepseekV3ForCausalLM", "DeepseekV2ForCausalLM",
     "DeepseekV3ForCausalLM",
 })  # fmt: skip
-ENGINE_TRAITS = EngineTraits(
+ENGINE_TRAITS = traits.EngineTraits(
     usual_type="kimi_k2",
     latent=True,
     two_layer_norms=True,
     prunes_vocabulary=True,
-    vllm=InVllm(
+    vllm=traits.InVllm(
         architectures=_IN_VLLM,
         problem=_in_vllm,
-        roots=refused_roots("DeepseekV2Eagle3Model", "model"),
-        fusion=Fusion(),  # `deepseek_eagle3.py:189`
+        roots=traits.refused_roots("DeepseekV2Eagle3Model", "model"),
+        fusion=traits.Fusion(),  # `deepseek_eagle3.py:189`
         uneven_heads="AssertionError: vllm/model_executor/models/deepseek_v2.py:1041: assert"
         " num_heads % tp_size == 0",
         # `deepseek_eagle3.py:225` gives the head no declaration.
     ),
-    sglang=InSglang(
+    sglang=traits.InSglang(
         architectures=frozenset({"Eagle3DeepseekV2ForCausalLM"}),
         floats_into_fp8="refused",
-        roots=dropped_roots("model."),
+        roots=traits.dropped_roots("model."),
         uneven_heads="AssertionError: sglang/srt/models/deepseek_v2.py:2057: assert num_heads %"
         " attn_tp_size == 0",
         layer_name="model.midlayer.{path}",
@@ -65,11 +55,11 @@ ENGINE_TRAITS = EngineTraits(
         fc_sharding="column",
         plain_fc=False,
         most_layers=1,
-        fusion=Fusion(  # `kimi_k25_eagle3.py:48,208`
+        fusion=traits.Fusion(  # `kimi_k25_eagle3.py:48,208`
             counted_by=(f"{SECTION}.{KEY}", KEY), counts_empty=True, null_width=""
         ),
     ),
-    tensorrt_llm=InTensorRtLlm(
+    tensorrt_llm=traits.InTensorRtLlm(
         architectures=frozenset({"Eagle3DeepseekV2ForCausalLM", "Eagle3DeepSeekV3ForCausalLM"})
     ),
 )

@@ -14,24 +14,15 @@ from typing_extensions import override
 
 from ..config_reader import ConfigReader
 from ..engine_traits import MtpLayer
+from ..shared import mtp
 from ..shared.mixture import read_mixture
-from ..shared.mtp import (
-    AROUND_DEEPSEEKS,
-    NO_PARAMETER,
-    GroupedMtp,
-    MtpGroupedGeometry,
-    mtp_traits,
-    read_mtp,
-    read_rotated,
-    rotated_part,
-)
 
-ENGINE_TRAITS = mtp_traits(
+ENGINE_TRAITS = mtp.mtp_traits(
     frozenset({"Glm4MoeForCausalLM"}),
     vllm=MtpLayer(
         layer="model.layers.{n}.mtp_block.",
         prefix="model.layers.{n}.",
-        no_parameter=NO_PARAMETER,
+        no_parameter=mtp.NO_PARAMETER,
         lists_parts=True,
     ),
     sglang=MtpLayer(
@@ -43,25 +34,25 @@ ENGINE_TRAITS = mtp_traits(
 )
 
 
-class Glm4MoeMtp(GroupedMtp):
+class Glm4MoeMtp(mtp.GroupedMtp):
     """GLM's layer, named as DeepSeek's."""
 
     name = "glm4-moe-mtp"
     engine_traits = ENGINE_TRAITS
     architectures = ("Glm4MoeForCausalLM", "Glm4MoeForCausalLMNextN", "Glm4MoeMTPModel")
     layer = re.compile(r"model\.layers\.(\d+)\.")
-    outer = AROUND_DEEPSEEKS
+    outer = mtp.AROUND_DEEPSEEKS
     state_first = False
     feeds_back_normed = False
 
     @override
-    def read_geometry(self, config: Mapping[str, Any], where: object) -> MtpGroupedGeometry:
+    def read_geometry(self, config: Mapping[str, Any], where: object) -> mtp.MtpGroupedGeometry:
         keys = ConfigReader(config, where)
-        part, rest = rotated_part(keys, 0.5)
-        common = read_mtp(rest, where, self.name, several=True)
-        return MtpGroupedGeometry(
+        part, rest = mtp.rotated_part(keys, 0.5)
+        common = mtp.read_mtp(rest, where, self.name, several=True)
+        return mtp.MtpGroupedGeometry(
             **common,
-            **read_rotated(keys, common, part),
+            **mtp.read_rotated(keys, common, part),
             mixture=read_mixture(keys),
             qkv_bias=keys.flag("attention_bias", False),
             qk_norm=keys.flag("use_qk_norm", False),

@@ -13,62 +13,40 @@ from typing import Any, Literal
 
 from typing_extensions import override
 
+from .. import engine_traits as traits
 from ..architectures import declared_architecture
 from ..config_reader import ConfigReader, Served
-from ..engine_traits import (
-    ATTENTION,
-    INPUTS,
-    MLP,
-    NO_BIAS,
-    Biases,
-    EngineTraits,
-    Finding,
-    InSglang,
-    InVllm,
-    ServedDraft,
-)
 from ..family import Dim, Family, TensorSpec, Weights
 from ..forward import Attend, ModulesForward, OnInput, gated_mlp
 from ..geometry import LastStateGeometry, last_state
 from ..maths import Product, Tensor, embedding
 from ..passes import TextForward
-from ..shared.layers import (
-    LlamaAttention,
-    grouped_shapes,
-    head_norm_shapes,
-    input_bias_shapes,
-    layer_norm_shapes,
-    layer_specs,
-    mlp_shapes,
-    read_heads,
-    read_sizes,
-    weight_names,
-)
+from ..shared import layers as decoder
 
 _BARE = ("layers.", "embed_tokens.", "norm.")
 
 
-def _biases_in_vllm(draft: ServedDraft) -> Biases:
+def _biases_in_vllm(draft: traits.ServedDraft) -> traits.Biases:
     """`llama.py:267` has both, `qwen3.py` those of its inputs."""
     if declared_architecture(draft.config) == "LlamaForCausalLM":
-        return (ATTENTION, MLP)
-    return (INPUTS if draft.normed_heads else None, NO_BIAS)
+        return (traits.ATTENTION, traits.MLP)
+    return (traits.INPUTS if draft.normed_heads else None, traits.NO_BIAS)
 
 
-def _without_root(draft: ServedDraft) -> Finding | None:
+def _without_root(draft: traits.ServedDraft) -> traits.Finding | None:
     """VLLM looks for every name but the head's below "model."."""
     bare = sorted(name for name in draft.tensor_names if name.startswith(_BARE))
     if not bare:
         return None
     name = bare[0].partition(".")[0]
     text = f"ValueError: There is no module or parameter named '{name}'"
-    return Finding("load", text, 'put "model." before the names of the tensors')
+    return traits.Finding("load", text, 'put "model." before the names of the tensors')
 
 
-ENGINE_TRAITS = EngineTraits(
+ENGINE_TRAITS = traits.EngineTraits(
     whole_model=True,
     head="unless tied",
-    vllm=InVllm(
+    vllm=traits.InVllm(
         architectures=frozenset({"LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}),
         served_as="draft_model",
         roots={"model.": None},
@@ -77,13 +55,13 @@ ENGINE_TRAITS = EngineTraits(
         biases=_biases_in_vllm,
         head_declared="always",  # `llama.py`, `qwen2.py`, `qwen3.py`
     ),
-    sglang=InSglang(
+    sglang=traits.InSglang(
         architectures=frozenset({"LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}),
         served_as="STANDALONE",
         roots={"model.": None},
         biases=lambda draft: (
-            None if declared_architecture(draft.config).startswith("Qwen2") else ATTENTION,
-            NO_BIAS,
+            None if declared_architecture(draft.config).startswith("Qwen2") else traits.ATTENTION,
+            traits.NO_BIAS,
         ),
         layer_prefix="model.layers.{n}.{path}",  # the whole name is passed on
         renames_block_scales=frozenset({"LlamaForCausalLM"}),  # `llama.py:723`
@@ -117,7 +95,7 @@ class LanguageModelForward(ModulesForward, TextForward):
         self, geometry: LanguageModelGeometry, weights: Weights, on_input: OnInput
     ) -> None:
         super().__init__(geometry, weights, on_input)
-        self.attention = LlamaAttention(geometry)
+        self.attention = decoder.LlamaAttention(geometry)
 
     @override
     def products(self, hidden: Tensor) -> Sequence[Product]:
@@ -201,8 +179,8 @@ class LanguageModel(Family):
                 fix="this draft cannot be served as it was trained",
             )
         qkv = keys.flag("qkv_bias", layers == "Qwen2" or biased)
-        sizes = read_sizes(keys)
-        own = read_heads(keys, sizes)
+        sizes = decoder.read_sizes(keys)
+        own = decoder.read_heads(keys, sizes)
         hidden, heads, head_dim = (
             sizes["hidden_size"],
             sizes["num_attention_heads"],
@@ -235,17 +213,19 @@ class LanguageModel(Family):
         }
         head = TensorSpec(role="head", shape=(vocab, hidden), optional=g.tied, tied=g.tied)
         table["lm_head.weight"] = head
-        linears = grouped_shapes(g, hidden)
-        modules = linears | mlp_shapes("mlp.", inner, hidden) | layer_norm_shapes(hidden)
-        shapes = weight_names(modules)
+        linears = decoder.grouped_shapes(g, hidden)
+        modules = (
+            linears | decoder.mlp_shapes("mlp.", inner, hidden) | decoder.layer_norm_shapes(hidden)
+        )
+        shapes = decoder.weight_names(modules)
         if g.input_bias:
-            shapes |= input_bias_shapes(linears)
+            shapes |= decoder.input_bias_shapes(linears)
         if g.output_bias:
             shapes["self_attn.o_proj.bias"] = ("norm", (hidden,))
         if g.qk_norm:
-            shapes |= weight_names(head_norm_shapes(g))
+            shapes |= decoder.weight_names(decoder.head_norm_shapes(g))
         for i in range(g.num_layers):
-            table |= layer_specs(i, shapes)
+            table |= decoder.layer_specs(i, shapes)
         return table
 
     @override

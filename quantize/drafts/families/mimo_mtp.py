@@ -13,14 +13,7 @@ from typing_extensions import override
 
 from ..config_reader import ConfigReader
 from ..engine_traits import INVALID, Finding, MtpLayer, ServedDraft
-from ..shared.mtp import (
-    NO_PARAMETER,
-    GroupedMtp,
-    MtpGroupedGeometry,
-    mtp_traits,
-    read_mtp,
-    read_rotated,
-)
+from ..shared import mtp
 
 
 def _in_vllm(draft: ServedDraft) -> Finding | None:
@@ -41,7 +34,7 @@ def _in_vllm(draft: ServedDraft) -> Finding | None:
     )
 
 
-ENGINE_TRAITS = mtp_traits(
+ENGINE_TRAITS = mtp.mtp_traits(
     frozenset({"MiMoForCausalLM"}),
     vllm=MtpLayer(
         layer="model.mtp_layers.{n}.mtp_block.",
@@ -53,14 +46,14 @@ ENGINE_TRAITS = mtp_traits(
     sglang=MtpLayer(
         layer="model.mtp_block.",
         prefix="",
-        no_parameter=NO_PARAMETER,
+        no_parameter=mtp.NO_PARAMETER,
         most_modules=1,
         cache_scales=True,
     ),
 )
 
 
-class MimoMtp(GroupedMtp):
+class MimoMtp(mtp.GroupedMtp):
     """MiMo's layer; embedding and head are the target's."""
 
     name = "mimo-mtp"
@@ -77,17 +70,17 @@ class MimoMtp(GroupedMtp):
     feeds_back_normed = True
 
     @override
-    def read_geometry(self, config: Mapping[str, Any], where: object) -> MtpGroupedGeometry:
+    def read_geometry(self, config: Mapping[str, Any], where: object) -> mtp.MtpGroupedGeometry:
         keys = ConfigReader(config, where)
         if keys.flag("use_sliding_window", False):
             raise keys.refused(
                 "use_sliding_window: expected false, got true",
                 fix=f"a draft of {self.name} with a sliding window cannot be replayed",
             )
-        common = read_mtp(config, where, self.name)
+        common = mtp.read_mtp(config, where, self.name)
         # Biases whatever attention_bias says: `qwen2.py` builds it so.
-        own = read_rotated(keys, common)
-        return MtpGroupedGeometry(**common, **own, qkv_bias=True, qk_norm=False)
+        own = mtp.read_rotated(keys, common)
+        return mtp.MtpGroupedGeometry(**common, **own, qkv_bias=True, qk_norm=False)
 
 
 FAMILY = MimoMtp()

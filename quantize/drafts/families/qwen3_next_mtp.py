@@ -22,15 +22,8 @@ from ..architectures import declared_architecture
 from ..config_reader import ConfigReader, Served
 from ..engine_traits import Finding, MtpLayer, ServedDraft
 from ..family import SpeculatorsForm
+from ..shared import mtp
 from ..shared.mixture import is_expert, read_qwen_mixture
-from ..shared.mtp import (
-    GroupedMtp,
-    MtpGroupedGeometry,
-    mtp_traits,
-    read_mtp,
-    read_rotated,
-    rotated_part,
-)
 
 _NEXT = "Qwen3NextForCausalLM"
 _EXPERTS_WANTED = "engines serve layers of Qwen3-Next with experts alone"
@@ -93,7 +86,7 @@ def _floats_in_sglang(draft: ServedDraft) -> Mapping[str, str]:
     return {_LAYER: _OTHER_FORMAT}
 
 
-_TRAITS = mtp_traits(
+_TRAITS = mtp.mtp_traits(
     frozenset({_NEXT, "Qwen3_5ForConditionalGeneration"}),
     vllm=MtpLayer(
         layer="model.layers.0.",
@@ -164,7 +157,7 @@ _SPECFORGE = "Qwen3_5MTPDraftModel"
 _MULTIMODAL = "model.language_model.embed_tokens."
 
 
-class Qwen3NextMtp(GroupedMtp):
+class Qwen3NextMtp(mtp.GroupedMtp):
     """Qwen's layer; embedding and head are the target's."""
 
     name = "qwen3-next-mtp"
@@ -213,7 +206,7 @@ class Qwen3NextMtp(GroupedMtp):
         return super().canonical_name(name)
 
     @override
-    def read_geometry(self, config: Mapping[str, Any], where: object) -> MtpGroupedGeometry:
+    def read_geometry(self, config: Mapping[str, Any], where: object) -> mtp.MtpGroupedGeometry:
         keys = ConfigReader(config, where)
         if config.get("text_config") is not None:
             keys = keys.section("text_config")
@@ -222,13 +215,13 @@ class Qwen3NextMtp(GroupedMtp):
         named = {**keys.config, "attn_output_gate": False} if without_gate else keys.config
         ConfigReader(named, keys.where).refuse_others(_SERVED)
         mixture = read_qwen_mixture(keys) if _has_experts(keys) else None
-        part, rest = rotated_part(keys, 1.0 if trained else 0.25)
+        part, rest = mtp.rotated_part(keys, 1.0 if trained else 0.25)
         if mixture is not None:
             rest.setdefault("intermediate_size", mixture.width)  # of no module
-        common = read_mtp(rest, keys.where, self.name)
-        return MtpGroupedGeometry(
+        common = mtp.read_mtp(rest, keys.where, self.name)
+        return mtp.MtpGroupedGeometry(
             **common,
-            **read_rotated(keys, common, part),
+            **mtp.read_rotated(keys, common, part),
             mixture=mixture,
             qkv_bias=False,
             qk_norm=True,

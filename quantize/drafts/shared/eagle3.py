@@ -18,17 +18,7 @@ from ..forward import Attend, ModulesForward, OnInput, gated_mlp
 from ..geometry import RotatedGeometry
 from ..maths import Tensor, embedding, torch
 from ..passes import ChainForward
-from .layers import (
-    Attention,
-    Shapes,
-    check_silu,
-    layer_norm_shapes,
-    layer_specs,
-    mlp_shapes,
-    read_sizes,
-    vocabulary_specs,
-    weight_names,
-)
+from . import layers as decoder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,11 +126,11 @@ class Eagle3(Family):
         return _LATER_HIDDEN_NORM.sub(r"layers.\1.input_layernorm.", super().canonical_name(name))
 
     @abstractmethod
-    def attention_shapes(self, geometry: Any, width: Dim) -> Shapes:
+    def attention_shapes(self, geometry: Any, width: Dim) -> decoder.Shapes:
         """The attention weights of a layer that reads rows of `width`."""
 
     @abstractmethod
-    def attention(self, geometry: Any) -> Attention:
+    def attention(self, geometry: Any) -> decoder.Attention:
         """That of the forward maths."""
 
     @override
@@ -151,7 +141,7 @@ class Eagle3(Family):
             g.num_aux_layers * g.target_hidden_size, "target_hidden_size x aux layer ids"
         )
         norm = TensorSpec(role="norm", shape=(hidden,))
-        table = vocabulary_specs(g, {"norm.weight": norm}, head_optional=True)
+        table = decoder.vocabulary_specs(g, {"norm.weight": norm}, head_optional=True)
         if g.fuses:
             table["fc.weight"] = TensorSpec(role="fusion", shape=(hidden, features))
         if g.norm_before_fc:
@@ -161,7 +151,7 @@ class Eagle3(Family):
             for i in range(g.num_aux_layers):
                 table[f"fc_norm.{i}.weight"] = TensorSpec(role="norm", shape=(chunk,))
         for i in range(g.num_layers):
-            table |= layer_specs(i, weight_names(self._layer_shapes(g, i)))
+            table |= decoder.layer_specs(i, decoder.weight_names(self._layer_shapes(g, i)))
         return table
 
     @override
@@ -179,12 +169,12 @@ class Eagle3(Family):
     def forward(self, geometry: Any, weights: Weights, on_input: OnInput) -> ChainForward:
         return Eagle3Forward(geometry, weights, on_input, self.attention(geometry))
 
-    def _layer_shapes(self, g: Eagle3Geometry, i: int) -> Shapes:
+    def _layer_shapes(self, g: Eagle3Geometry, i: int) -> decoder.Shapes:
         hidden = Dim(g.hidden_size, "hidden_size")
         inner = Dim(g.intermediate_size, "intermediate_size")
         wide = Dim(2 * g.hidden_size, "2 x hidden_size") if i == 0 else hidden
-        shapes = self.attention_shapes(g, wide) | mlp_shapes("mlp.", inner, hidden)
-        shapes |= layer_norm_shapes(hidden)
+        shapes = self.attention_shapes(g, wide) | decoder.mlp_shapes("mlp.", inner, hidden)
+        shapes |= decoder.layer_norm_shapes(hidden)
         return shapes | ({"hidden_norm": ("norm", (hidden,))} if i == 0 else {})
 
 
@@ -202,7 +192,7 @@ def read_common(config: Mapping[str, Any], where: object, family: str) -> dict[s
             f" not {hidden}",
             fix="correct 'use_aux_hidden_state' of eagle_config, or 'target_hidden_size'",
         )
-    check_silu(keys, family)
+    decoder.check_silu(keys, family)
     for biased in ("attention_bias", "mlp_bias"):
         if keys.flag(biased, False):
             raise keys.refused(
@@ -211,7 +201,7 @@ def read_common(config: Mapping[str, Any], where: object, family: str) -> dict[s
                 " which engine serves it",
             )
     return {
-        **read_sizes(keys),
+        **decoder.read_sizes(keys),
         "draft_vocab_size": keys.positive("draft_vocab_size", vocab),
         "target_hidden_size": target_hidden,
         "num_aux_layers": len(ids) if ids else 3 if fuses else 1,
@@ -235,7 +225,11 @@ class Eagle3Forward(ModulesForward, ChainForward):
     geometry: Eagle3Geometry
 
     def __init__(
-        self, geometry: Eagle3Geometry, weights: Weights, on_input: OnInput, attention: Attention
+        self,
+        geometry: Eagle3Geometry,
+        weights: Weights,
+        on_input: OnInput,
+        attention: decoder.Attention,
     ) -> None:
         super().__init__(geometry, weights, on_input)
         self.attention = attention

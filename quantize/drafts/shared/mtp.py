@@ -30,21 +30,7 @@ from ..forward import Attend, DraftForward, ModulesForward, OnInput, gated_mlp
 from ..geometry import LastStateGeometry, TokenLimit, last_state
 from ..maths import Product, Tensor, embedding, linear, rms_norm, torch
 from ..passes import ChainForward, StagedForward
-from .layers import (
-    Attention,
-    LlamaAttention,
-    Shapes,
-    check_silu,
-    grouped_shapes,
-    head_norm_shapes,
-    input_bias_shapes,
-    layer_norm_shapes,
-    layer_specs,
-    mlp_shapes,
-    read_heads,
-    read_sizes,
-    weight_names,
-)
+from . import layers as decoder
 from .mixture import Mixture, mixture_mlp, mixture_shapes
 
 NO_PARAMETER = "KeyError: '{name}'"
@@ -182,11 +168,11 @@ class Mtp(Family):
         return marks <= names and f"layers.0.{self.foreign}.weight" not in names
 
     @abstractmethod
-    def attention_shapes(self, geometry: Any) -> Shapes:
+    def attention_shapes(self, geometry: Any) -> decoder.Shapes:
         """The tensors of the attention."""
 
     @abstractmethod
-    def attention(self, geometry: Any) -> Attention:
+    def attention(self, geometry: Any) -> decoder.Attention:
         """That of the forward maths."""
 
     @override
@@ -205,15 +191,17 @@ class Mtp(Family):
         }
         inner = Dim(g.intermediate_size, "intermediate_size")
         mlp = (
-            weight_names(mlp_shapes("mlp.", inner, hidden))
+            decoder.weight_names(decoder.mlp_shapes("mlp.", inner, hidden))
             if g.mixture is None
             else mixture_shapes(g.mixture, hidden)
         )
-        layer = weight_names(layer_norm_shapes(hidden)) | self.attention_shapes(g) | mlp
+        layer = (
+            decoder.weight_names(decoder.layer_norm_shapes(hidden)) | self.attention_shapes(g) | mlp
+        )
         table: dict[str, TensorSpec] = {}
         for i in range(g.num_layers):
             table |= {f"{around_layer(i, name)}.weight": spec for name, spec in around.items()}
-            table |= layer_specs(i, layer)
+            table |= decoder.layer_specs(i, layer)
         return table
 
     @override
@@ -229,23 +217,23 @@ class GroupedMtp(Mtp):
     """With grouped-query attention."""
 
     @override
-    def attention_shapes(self, geometry: MtpGroupedGeometry) -> Shapes:
+    def attention_shapes(self, geometry: MtpGroupedGeometry) -> decoder.Shapes:
         # With the biases, norms and gate that it has.
         g, hidden = geometry, Dim(geometry.hidden_size, "hidden_size")
-        linears = grouped_shapes(g, hidden)
+        linears = decoder.grouped_shapes(g, hidden)
         if g.gate == "elements":
             both = Dim(2 * g.num_attention_heads * g.head_dim, "2 x num_attention_heads x head_dim")
             linears["self_attn.q_proj"] = ("attention", (both, hidden))
-        shapes = weight_names(linears)
+        shapes = decoder.weight_names(linears)
         if g.qkv_bias:
-            shapes |= input_bias_shapes(linears)
+            shapes |= decoder.input_bias_shapes(linears)
         if g.qk_norm:
-            shapes |= weight_names(head_norm_shapes(g))
+            shapes |= decoder.weight_names(decoder.head_norm_shapes(g))
         return shapes
 
     @override
-    def attention(self, geometry: MtpGroupedGeometry) -> LlamaAttention:
-        return LlamaAttention(geometry)
+    def attention(self, geometry: MtpGroupedGeometry) -> decoder.LlamaAttention:
+        return decoder.LlamaAttention(geometry)
 
 
 def read_mtp(
@@ -268,13 +256,13 @@ def read_mtp(
             " layer, of which all draft tokens come",
             fix="correct it to what is stored; several layers of this family no engine serves",
         )
-    check_silu(keys, family)
-    return last_state(read_sizes(keys, layers))
+    decoder.check_silu(keys, family)
+    return last_state(decoder.read_sizes(keys, layers))
 
 
 def read_rotated(keys: ConfigReader, common: Mapping[str, Any], part: float = 1) -> dict[str, Any]:
     """Sizes of grouped-query attention, a part of whose heads is rotated, beside `read_mtp`'s."""
-    heads = read_heads(keys, common)
+    heads = decoder.read_heads(keys, common)
     return {**heads, "rotary_dim": int(heads["head_dim"] * part)}
 
 
