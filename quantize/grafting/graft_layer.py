@@ -10,16 +10,10 @@ from typing_extensions import override
 from ...recipes.brief import Brief, megabytes
 from ...recipes.packages import package_version
 from ..engines.contract import EngineCheck
+from ..files import provenance as records
 from ..files.checkpoint import UNVERIFIED_CONFIG_FILE, open_weights
 from ..files.digests import algorithm_of
 from ..files.hub import recorded_argv
-from ..files.provenance import (
-    DequantizedProvenance,
-    GraftedProvenance,
-    QuantizedProvenance,
-    SourceFolder,
-    TranscodedProvenance,
-)
 from ..files.provenance_file import check_recorded, check_seal, read_provenance
 from ..files.publish import LinkChoice, LinkedAs, Rewrite, hard_links_work, place, publish
 from ..files.safetensors_file import SafetensorsFile
@@ -29,7 +23,7 @@ from ..verify import GraftVerification, check_faults, verify_graft
 from .graft_plan import GraftPlan
 
 _METADATA = {"format": "pt"}
-_MADE = QuantizedProvenance | TranscodedProvenance | DequantizedProvenance
+_MADE = records.QuantizedProvenance | records.TranscodedProvenance | records.DequantizedProvenance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -123,7 +117,7 @@ def graft_layer(
 def _made_by(plan: GraftPlan) -> _MADE | None:
     record = read_provenance(plan.source.folder)
     check_seal(plan.source.folder, record)
-    if isinstance(record, GraftedProvenance):
+    if isinstance(record, records.GraftedProvenance):
         return record.quantized_by if record.layers == plan.prefixes else None
     return record if isinstance(record, _MADE) and plan.source.subtree is None else None
 
@@ -188,15 +182,15 @@ class _Graft(Rewrite[GraftVerification]):
         return found
 
     @override
-    def provenance(self, found: GraftVerification) -> GraftedProvenance:
+    def provenance(self, found: GraftVerification) -> records.GraftedProvenance:
         plan = self.plan
-        return GraftedProvenance(
+        return records.GraftedProvenance(
             draftquant=package_version("draftquant"),
             argv=recorded_argv(self.argv),
             layers=plan.prefixes,
             replaced=plan.replaced,
             target=found.header_digests,
-            source=SourceFolder(hub_id=plan.source.hub_id, revision=plan.source.revision),
+            source=records.SourceFolder(hub_id=plan.source.hub_id, revision=plan.source.revision),
             tensor_digests=found.layer_digests,
             quantized_by=self.made_by,
         )

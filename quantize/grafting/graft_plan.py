@@ -18,20 +18,8 @@ from ..planning.outputs import ONLY_OF_CODES
 from ..stored.layouts import HF_QUANT_CONFIG
 from ..stored.stored_declaration import RawDeclaration, raw_declaration
 from ..stored.stored_draft import StoredDraft
+from . import grafted_layer as mtp
 from .conventions import Merged, merged_declaration
-from .grafted_layer import (
-    ENGINES,
-    GraftedLayer,
-    check_fits,
-    check_free,
-    check_numbers,
-    check_tables,
-    grafted_layer,
-    layer_names,
-    layer_prefixes,
-)
-
-# ---- config.json and index of a target with a layer grafted into it
 
 _COUNT = "num_nextn_predict_layers"
 _COUNT_OF_QWEN = "mtp_num_hidden_layers"
@@ -107,8 +95,6 @@ def index_text(
     return json_texts({INDEX_FILE: index})[INDEX_FILE]
 
 
-# ---- What engines are predicted to do with a layer in its target's folder
-
 GOOD = ("LOADS", "UNKNOWN")
 
 
@@ -132,7 +118,7 @@ def predictions(
     )
     layers = with_text_config(config).get("num_hidden_layers")
     found = []
-    for engine in ENGINES:
+    for engine in mtp.ENGINES:
         check = check_checkpoint(
             inside, engine=engine, target_layers=layers, has_side_file=has_side_file
         )
@@ -169,7 +155,7 @@ class GraftPlan:
     target: Checkpoint
     source: DraftSource
     stored: StoredDraft
-    layer: GraftedLayer
+    layer: mtp.GraftedLayer
     prefixes: tuple[str, ...]
     shards: Mapping[str, tuple[TensorInfo, ...]]
     linked: tuple[str, ...]
@@ -202,19 +188,21 @@ def plan_graft(target: Path, source: DraftSource, *, replace: bool = False) -> G
     whole = Checkpoint.open(target, is_target=True)
     check_one_declaration(whole)
     stored = StoredDraft.read(source.checkpoint())
-    prefixes = layer_prefixes(stored, source)
+    prefixes = mtp.layer_prefixes(stored, source)
     headers = {file: read_header(target, file) for file in whole.headers}
     names = [tensor.name for header in headers.values() for tensor in header.tensors]
-    replaced = check_free(whole, names, prefixes, replace=replace)
+    replaced = mtp.check_free(whole, names, prefixes, replace=replace)
     rest = {file: header.only(set(names) - replaced) for file, header in headers.items()}
     stay = {tensor.name: tensor.file for tensor in _tensors(rest)}
     config = with_layers(whole.config, len({*mtp_layers(list(stay)), *prefixes}))
-    check_fits(whole, config, stored)
-    check_numbers(whole, stored, prefixes)
-    left_out = check_tables(whole, stored, prefixes)
+    mtp.check_fits(whole, config, stored)
+    mtp.check_numbers(whole, stored, prefixes)
+    left_out = mtp.check_tables(whole, stored, prefixes)
     grafted = [t for name, t in stored.checkpoint.tensors.items() if name not in left_out]
     modules = {t.name.rpartition(".")[0] for header in rest.values() for t in header.tensors}
-    layer = grafted_layer(stored, layer_names(stored.draft.family, prefixes, config, modules))
+    layer = mtp.grafted_layer(
+        stored, mtp.layer_names(stored.draft.family, prefixes, config, modules)
+    )
     raw = raw_declaration(whole)
     merged = merged_declaration(raw.value if raw else None, layer)
     declared, side = declared_documents(whole, config, raw, merged)
@@ -239,7 +227,11 @@ def plan_graft(target: Path, source: DraftSource, *, replace: bool = False) -> G
         replaced=tuple(sorted(replaced)),
         left_out=tuple(sorted(left_out)),
         side_files=tuple(side_files),
-        documents=_documents(index, declared, side),
+        documents={
+            **(json_texts({HF_QUANT_CONFIG: side}) if side is not None else {}),
+            INDEX_FILE: index,
+            CONFIG_FILE: json.dumps(declared, indent=2, ensure_ascii=False) + "\n",
+        },
         checks=predictions(
             whole, declared, grafted, prefixes, merged, has_side_file=side is not None
         ),
@@ -292,11 +284,3 @@ def _parameters(
         return added - sum(row.tensor.numel for row in StoredDraft.look(before).draft.rows)
     except DraftQuantError:
         return None
-
-
-def _documents(
-    index: str, declared: Mapping[str, Any], side: Mapping[str, Any] | None
-) -> dict[str, str]:
-    config = json.dumps(declared, indent=2, ensure_ascii=False) + "\n"
-    own = json_texts({HF_QUANT_CONFIG: side}) if side is not None else {}
-    return {**own, INDEX_FILE: index, CONFIG_FILE: config}

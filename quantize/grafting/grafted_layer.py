@@ -18,8 +18,6 @@ from ..files.safetensors_header import TensorInfo
 from ..stored.stored_declaration import raw_declaration
 from ..stored.stored_draft import StoredDraft
 
-# ---- The names under which a grafted layer's linears are asked for: on disk, and by each engine
-
 ENGINES: tuple[Literal["vllm", "sglang"], ...] = ("vllm", "sglang")
 _BLOCKS = ("self_attn", "mlp")
 """What a layer's names begin with where an engine gives it no name: SGLang of MiMo."""
@@ -130,22 +128,17 @@ def grafted_layer(stored: StoredDraft, names: LayerNames) -> GraftedLayer:
     raw = raw_declaration(stored.checkpoint)
     rows = [row for row in stored.draft.rows if len(row.tensor.shape) == 2]
     quantized = tuple(sorted(stored.modules))
+    # Those of its own linears alone, of a declaration that may be that of a whole target.
+    found = (stored.scheme_of(row) for row in stored.draft.rows)
+    schemes = dict.fromkeys(str(scheme) for scheme in found if scheme is not None)
     return GraftedLayer(
         declared=raw.value if raw is not None and quantized else None,
         names=names,
         quantized=quantized,
         kept=tuple(row.module for row in rows if not stored.is_quantized(row)),
-        scheme=_scheme(stored) if quantized else None,
+        scheme="; ".join(schemes) if quantized else None,
     )
 
-
-def _scheme(stored: StoredDraft) -> str:
-    """Those of its own linears alone, of a declaration that may be that of a whole target."""
-    found = (stored.scheme_of(row) for row in stored.draft.rows)
-    return "; ".join(dict.fromkeys(str(scheme) for scheme in found if scheme is not None))
-
-
-# ---- Whether a layer is one of this target: the same sizes, the next number, the same tables
 
 _EMBEDDING, _HEAD = _TABLES = ("embed_tokens.weight", "lm_head.weight")
 """Ends of names of what a layer's folder may have beside it, which is the target's."""

@@ -12,10 +12,6 @@ Check = Callable[[Draft], Iterator[Lint]]
 """Looks at one draft for one kind of finding."""
 
 
-def _of_its_family(draft: Draft) -> Iterator[Lint]:
-    return (lint for check in draft.family.lints for lint in check(draft))
-
-
 CHECKS: tuple[Check, ...] = (
     config.rope_base,
     config.rope_injected,
@@ -34,7 +30,7 @@ CHECKS: tuple[Check, ...] = (
     vocabulary.vocabulary_map,
     vocabulary.full_vocabulary_map,
     vocabulary.pruned_head,
-    _of_its_family,
+    lambda draft: (lint for check in draft.family.lints for lint in check(draft)),
     config.layout,
     config.architecture,
     config.model_type,

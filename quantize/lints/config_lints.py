@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..drafts import Draft
+from ..drafts import config_reader as reader
 from ..drafts.architectures import (
     KNOWN_TO_BOTH,
     OTHER_NAMES,
@@ -12,16 +13,6 @@ from ..drafts.architectures import (
     declared_architecture,
 )
 from ..drafts.config_defaults import absent_keys, as_read, class_defaults
-from ..drafts.config_reader import (
-    DEEPSEEK_TYPES,
-    KEY,
-    SECTION,
-    AuxLayerIds,
-    Spelling,
-    layers_in_both_places,
-    near_key,
-    read_aux_layer_ids,
-)
 from ..drafts.family import LAYER_CONFIG, Lint, told
 from ..drafts.recognition import layers_of_one
 from ..drafts.rope import DEFAULT_THETA, Unreplayed
@@ -159,7 +150,7 @@ def model_type(draft: Draft) -> Iterator[Lint]:
         row, meant = draft.family.misnamed[found]
         yield told(row, {"model_type": meant})
         return
-    if found in DEEPSEEK_TYPES and (geometry.aux_layer_ids or (0,))[0] > 1:
+    if found in reader.DEEPSEEK_TYPES and (geometry.aux_layer_ids or (0,))[0] > 1:
         usual = "kimi_k2"  # by which engines count the layers
     if not usual or not isinstance(found, str) or found == usual or draft.in_speculators_layout:
         return
@@ -214,25 +205,25 @@ def misspelt_keys(draft: Draft) -> Iterator[Lint]:
     Source: no engine refuses a key that it does not know (`PretrainedConfig` keeps all of them).
     """
     config = draft.checkpoint.config
-    found = {key: near for key in config if (near := near_key(key, config))}
+    found = {key: near for key in config if (near := reader.near_key(key, config))}
     if found:
         renamed = ", ".join(f"{key!r} to {near!r}" for key, near in found.items())
         yield told("misspelt-key", keys=", ".join(map(repr, found)), renamed=renamed)
 
 
-_NESTED = f"{SECTION}.{KEY}"
+_NESTED = f"{reader.SECTION}.{reader.KEY}"
 _COUNT, _WIDTH = "num_aux_hidden_states", "target_hidden_size"
-_READ_BY: dict[Spelling, str] = {
-    "nested": f"stand in {SECTION} only: vLLM 0.33 takes them as inputs of layers (one layer too"
-    " early) or, in its V2 runner, ignores them",
-    "nested-inputs": f"stand in {SECTION} as inputs of layers (TorchSpec's export for vLLM): other"
-    " readers take them for layers themselves, and vLLM's V2 runner ignores them",
+_READ_BY: dict[reader.Spelling, str] = {
+    "nested": f"stand in {reader.SECTION} only: vLLM 0.33 takes them as inputs of layers (one layer"
+    " too early) or, in its V2 runner, ignores them",
+    "nested-inputs": f"stand in {reader.SECTION} as inputs of layers (TorchSpec's export for vLLM):"
+    " other readers take them for layers themselves, and vLLM's V2 runner ignores them",
     "top": "stand at the top level only: SGLang 0.5.23 captures its default layers, and both"
-    f" engines size fc by the list in {SECTION} (3 layers without one)",
-    "equal": f"are the same at the top level and in {SECTION}: SGLang 0.5.23 adds one to the"
+    f" engines size fc by the list in {reader.SECTION} (3 layers without one)",
+    "equal": f"are the same at the top level and in {reader.SECTION}: SGLang 0.5.23 adds one to the"
     " latter",
-    "portable": f"stand in {SECTION} as 'after layer': SGLang 0.5.23 reads them so for DeepSeek"
-    " and Kimi targets only where the first is 1",
+    "portable": f"stand in {reader.SECTION} as 'after layer': SGLang 0.5.23 reads them so for"
+    " DeepSeek and Kimi targets only where the first is 1",
 }
 
 
@@ -241,19 +232,22 @@ def aux_layer_ids(draft: Draft) -> Iterator[Lint]:
     found, config = _spelled(draft), draft.checkpoint.config
     if found is None or found.after is None:
         return
-    inputs, nested = layers_in_both_places(found.after, config)
+    inputs, nested = reader.layers_in_both_places(found.after, config)
     if found.spelling == ("equal" if nested == inputs else "portable"):
         return
-    spelled = {KEY: config.get(KEY), _NESTED: (config.get(SECTION) or {}).get(KEY)}
-    fix = {k: ids for k, ids in {KEY: inputs, _NESTED: nested}.items() if ids != spelled[k]}
+    spelled = {
+        reader.KEY: config.get(reader.KEY),
+        _NESTED: (config.get(reader.SECTION) or {}).get(reader.KEY),
+    }
+    fix = {k: ids for k, ids in {reader.KEY: inputs, _NESTED: nested}.items() if ids != spelled[k]}
     read, after = _READ_BY[found.spelling], list(found.after)
     yield told("aux-layer-ids", fix, read=read, inputs=inputs, nested=nested, after=after)
 
 
 def aux_layer_list(draft: Draft) -> Iterator[Lint]:
     """Source: SGLang 0.5.23 `llama.py:929-941` takes its default for null only; vLLM for both."""
-    geometry, section = eagle3(draft), draft.checkpoint.config.get(SECTION) or {}
-    if geometry is not None and geometry.fuses and section.get(KEY) == []:
+    geometry, section = eagle3(draft), draft.checkpoint.config.get(reader.SECTION) or {}
+    if geometry is not None and geometry.fuses and section.get(reader.KEY) == []:
         yield told("aux-layer-ids-empty", {_NESTED: None})
 
 
@@ -265,9 +259,9 @@ def layers_of_fc(draft: Draft) -> Iterator[Lint]:
     count, traits = geometry.num_aux_layers, draft.family.engine_traits
     spelled, speculators = draft.layer_config, draft.in_speculators_layout
     ids = list(geometry.aux_layer_ids or ()) or None
-    as_fixed = {**spelled, KEY: ids}  # by `aux_layer_ids`, which knows no speculators
+    as_fixed = {**spelled, reader.KEY: ids}  # by `aux_layer_ids`, which knows no speculators
     if not speculators:
-        as_fixed[SECTION] = {**(config.get(SECTION) or {}), KEY: ids}
+        as_fixed[reader.SECTION] = {**(config.get(reader.SECTION) or {}), reader.KEY: ids}
     normed = traits.vllm.normed_fusion if getattr(geometry, "qk_norm", False) else None
     fusions = {"vLLM 0.33": normed or traits.vllm.fusion}
     if not speculators:
@@ -302,15 +296,15 @@ def without_fc(draft: Draft) -> Iterator[Lint]:
 def aux_layer_zero(draft: Draft) -> Iterator[Lint]:
     """Source: SGLang 0.5.23 `deepseek_v2.py`: [0, ...] stays as it is, [1, ...] gets one added."""
     found, kind = _spelled(draft), draft.checkpoint.config.get("model_type")
-    if found and found.after and found.after[0] == 0 and kind in DEEPSEEK_TYPES:
+    if found and found.after and found.after[0] == 0 and kind in reader.DEEPSEEK_TYPES:
         yield told("aux-layer-zero")
 
 
-def _spelled(draft: Draft) -> AuxLayerIds | None:
+def _spelled(draft: Draft) -> reader.AuxLayerIds | None:
     """None where engines read the layers from elsewhere."""
     if eagle3(draft) is None or draft.in_speculators_layout:
         return None
-    return read_aux_layer_ids(draft.checkpoint.config, draft.checkpoint.folder / CONFIG_FILE)
+    return reader.read_aux_layer_ids(draft.checkpoint.config, draft.checkpoint.folder / CONFIG_FILE)
 
 
 def later_layer_norm(draft: Draft) -> Iterator[Lint]:

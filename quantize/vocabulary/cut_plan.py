@@ -25,8 +25,6 @@ from ..stored.stored_declaration import stored_parts
 from ..stored.stored_draft import StoredDraft
 from ..stored.stored_tables import HEAD, StoredTables
 
-# ---- Which rows of a draft's head stand for which tokens, and which of them a cut keeps
-
 _MOST_NAMED = 3
 TREE_WIDTH = 10
 """Most likely tokens of a step that engines ask a draft for: EAGLE-2's trees take 10."""

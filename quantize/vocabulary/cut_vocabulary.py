@@ -14,21 +14,11 @@ from typing_extensions import override
 from ...recipes.brief import Brief, megabytes
 from ...recipes.errors import CheckpointError
 from ...recipes.packages import package_version
+from ..files import provenance as records
 from ..files.card_text import CARD_FILE, is_ours, read_card, split_front
 from ..files.checkpoint import PROVENANCE_FILE, UNVERIFIED_CONFIG_FILE, open_weights, pread_exactly
 from ..files.digests import NEWEST, algorithm_of, tensor_digest
 from ..files.hub import DraftSource, recorded_argv
-from ..files.provenance import (
-    CutProvenance,
-    Provenance,
-    QuantizedProvenance,
-    SourceDraft,
-    TargetHead,
-    TensorBytes,
-    TranscodedProvenance,
-    VocabularyChoice,
-    VocabularyCut,
-)
 from ..files.provenance_file import check_recorded, check_seal, quantization_of, read_provenance
 from ..files.publish import Rewrite, check_no_other_weights, config_and_index, publish
 from ..files.safetensors_file import SafetensorsFile
@@ -39,7 +29,9 @@ from ..verify import VerifyReport, check_faults, verify_cut
 from .cut_plan import CutPlan, Ids, RowsOf, plan_cut
 
 
-def cut_card(plan: CutPlan, record: Provenance | None, choice: VocabularyChoice) -> dict[str, str]:
+def cut_card(
+    plan: CutPlan, record: records.Provenance | None, choice: records.VocabularyChoice
+) -> dict[str, str]:
     """README.md of the cut draft: the source's, saying before all what this is."""
     source = plan.source
     card = read_card(source.checkpoint.folder)
@@ -100,7 +92,7 @@ def cut_vocabulary(
     out: Path,
     *,
     target_ids: Sequence[int],
-    choice: VocabularyChoice,
+    choice: records.VocabularyChoice,
     target: Path | None = None,
     argv: Sequence[str] = (),
     on_progress: Callable[[int], None] = lambda _count: None,
@@ -143,8 +135,10 @@ class _Cutting(Rewrite[VerifyReport]):
 
     plan: CutPlan
     source: DraftSource
-    choice: VocabularyChoice
-    record: QuantizedProvenance | TranscodedProvenance | CutProvenance | None
+    choice: records.VocabularyChoice
+    record: (
+        records.QuantizedProvenance | records.TranscodedProvenance | records.CutProvenance | None
+    )
     argv: Sequence[str]
     on_progress: Callable[[int], None]
 
@@ -180,10 +174,10 @@ class _Cutting(Rewrite[VerifyReport]):
         return found
 
     @override
-    def provenance(self, found: VerifyReport) -> CutProvenance:
+    def provenance(self, found: VerifyReport) -> records.CutProvenance:
         plan, record = self.plan, self.record
-        cut = VocabularyCut(
-            source=SourceDraft(
+        cut = records.VocabularyCut(
+            source=records.SourceDraft(
                 hub_id=self.source.hub_id,
                 revision=self.source.revision,
                 family=plan.source.draft.family.name,
@@ -196,13 +190,17 @@ class _Cutting(Rewrite[VerifyReport]):
             missing=plan.kept.missing,
             head_from=_target_head(plan),
         )
-        return CutProvenance(
+        return records.CutProvenance(
             draftquant=package_version("draftquant"),
             argv=recorded_argv(self.argv),
-            cuts=(*(record.cuts if isinstance(record, CutProvenance) else ()), cut),
+            cuts=(*(record.cuts if isinstance(record, records.CutProvenance) else ()), cut),
             tensor_digests=found.output_digests,
-            tensor_bytes=TensorBytes(before=plan.source.checkpoint.nbytes, after=plan.bytes_after),
-            quantized_by=record.quantized_by if isinstance(record, CutProvenance) else record,
+            tensor_bytes=records.TensorBytes(
+                before=plan.source.checkpoint.nbytes, after=plan.bytes_after
+            ),
+            quantized_by=record.quantized_by
+            if isinstance(record, records.CutProvenance)
+            else record,
         )
 
     def report(self, found: VerifyReport) -> VocabularyReport:
@@ -230,11 +228,11 @@ class _Cutting(Rewrite[VerifyReport]):
 
 
 def _usable(
-    folder: Path, record: Provenance | None
-) -> QuantizedProvenance | TranscodedProvenance | CutProvenance | None:
+    folder: Path, record: records.Provenance | None
+) -> records.QuantizedProvenance | records.TranscodedProvenance | records.CutProvenance | None:
     check_seal(folder, record)
     if record is None or isinstance(
-        record, QuantizedProvenance | TranscodedProvenance | CutProvenance
+        record, records.QuantizedProvenance | records.TranscodedProvenance | records.CutProvenance
     ):
         return record
     raise CheckpointError(
@@ -244,12 +242,12 @@ def _usable(
     )
 
 
-def _target_head(plan: CutPlan) -> TargetHead | None:
+def _target_head(plan: CutPlan) -> records.TargetHead | None:
     if plan.tables is None:
         return None
     head = plan.tables.lm_head
     digest = tensor_digest(plan.tables.checkpoint, head, NEWEST)
-    return TargetHead(tensor=head.name, digest=digest)
+    return records.TargetHead(tensor=head.name, digest=digest)
 
 
 def _write_rows(content: RowsOf, rows: Ids, name: str, file: SafetensorsFile) -> None:

@@ -232,7 +232,7 @@ class DSparkForward(DFlashForward):
     def proposing(self, x: Tensor, token_ids: Tensor) -> Tensor:
         # [h_j; s_j], [A, K, W + r].
         h = self.norm("norm", super().proposing(x, token_ids))
-        e = self._embedded(token_ids[:, :-1], h)
+        e = embedding(token_ids[:, :-1], self.weights[f"{_HEAD}markov_w1.weight"], h.dtype)
         if self.geometry.markov_head_type != "rnn":
             return torch.cat((h, self._correction(h, e, e)[0]), dim=-1)
         state, found = torch.zeros_like(e[:, 0]), []
@@ -251,9 +251,6 @@ class DSparkForward(DFlashForward):
     def head_input(self, hidden: Tensor) -> Tensor:
         # What comes is normed already.
         return self.on_input("lm_head", hidden[..., : self.geometry.hidden_size])
-
-    def _embedded(self, token_ids: Tensor, h: Tensor) -> Tensor:
-        return embedding(token_ids, self.weights[f"{_HEAD}markov_w1.weight"], h.dtype)
 
     def _correction(self, h: Tensor, e: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """s_j [..., r] of h_j [..., W] and e_j [..., r], and the state for the next one."""
@@ -390,14 +387,12 @@ class DSpark(DFlash):
 
 def _gates(g: DSparkGeometry) -> Mapping[str, TensorSpec]:
     shapes = {
-        "vanilla": None,
         "gated": ("gate_proj", g.markov_rank, g.hidden_size + g.markov_rank),
         "rnn": ("joint_proj", 3 * g.markov_rank, g.hidden_size + 2 * g.markov_rank),
     }
-    shape = shapes[g.markov_head_type]
-    if shape is None:
+    if g.markov_head_type not in shapes:
         return {}
-    name, rows, columns = shape
+    name, rows, columns = shapes[g.markov_head_type]
     out = Dim(rows, "markov_rank, markov_head_type")
     inputs = Dim(columns, "hidden_size, markov_rank, markov_head_type")
     return {

@@ -38,11 +38,11 @@ class Mixture:
     width: int
     shared_width: int
     scoring: Literal["sigmoid", "softmax"]
-    corrects: bool
-    num_groups: int
-    groups_per_token: int
     normalises: bool
-    scale: float
+    corrects: bool = False
+    num_groups: int = 1
+    groups_per_token: int = 1
+    scale: float = 1.0
     shared: str = "shared_experts"
     gates_shared: bool = False
 
@@ -92,11 +92,7 @@ def read_qwen_mixture(keys: ConfigReader) -> Mixture:
         width=keys.positive("moe_intermediate_size"),
         shared_width=keys.positive("shared_expert_intermediate_size"),
         scoring="softmax",
-        corrects=False,
-        num_groups=1,
-        groups_per_token=1,
         normalises=keys.flag("norm_topk_prob", True),
-        scale=1.0,
         shared="shared_expert",
         gates_shared=True,
     )
