@@ -67,10 +67,7 @@ UNSUPPORTED = INVALID.format("Model architectures ['{}'] are not supported for n
 
 
 class Finding(NamedTuple):
-    """One thing that an engine does not do as the folder means it, and when it shows.
-
-    `text` is the engine's own error; of a silent fault or of what is unknown, what it is.
-    """
+    """One thing that an engine does not do as the folder means it, in its own error's text."""
 
     stage: Stage
     text: str

@@ -164,10 +164,7 @@ _LATER: ContextVar[list[_Check] | None] = ContextVar("checks that are made later
 
 
 def finite(values: Tensor, where: str, what: str = "hidden states") -> Tensor:
-    """The values, unchanged; ForwardError where one is NaN or infinite.
-
-    Inside `checked_at_the_end` the check is made there.
-    """
+    """The values, unchanged; ForwardError where one is NaN or infinite, here or at the end."""
     check = (torch.isfinite(values).all(), where, what)
     later = _LATER.get()
     if later is None:
@@ -207,10 +204,7 @@ def not_finite(where: str, what: str) -> ForwardError:
 
 
 class ModulesForward(DraftForward):
-    """A draft over linears and norms by canonical name; a bias is added where the draft has one.
-
-    Its logits are products, which can be told from a part of the vocabulary.
-    """
+    """A draft over linears, with a bias where it has one, and norms; its logits are products."""
 
     geometry: Any
 

@@ -104,11 +104,7 @@ class GroupedAttention(Protocol):
 
 @runtime_checkable
 class LatentAttention(Protocol):
-    """A draft with multi-head latent attention: one latent row for each position.
-
-    Attributes:
-        qk_rope_head_dim: width of the rotated part of a key, which all heads share.
-    """
+    """A draft with multi-head latent attention; all heads share the rotated part of a key."""
 
     kv_lora_rank: int
     qk_rope_head_dim: int

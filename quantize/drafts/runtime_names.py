@@ -82,10 +82,7 @@ def known_target_layers(checkpoint: Checkpoint, given: int | None) -> int | None
 
 
 def target_layers_named(config: Mapping[str, Any]) -> int | None:
-    """The target's number of decoder layers in a draft's config.json; None = it is not there.
-
-    The config.json of several MTP modules is the target's own.
-    """
+    """The target's number of decoder layers in a draft's config.json; None = it is not there."""
     named = config.get(_target_layers_key(config))
     return named if _counts(named) else None
 

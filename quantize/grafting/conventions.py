@@ -16,10 +16,7 @@ _EXPERTS = ".experts."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Merged:
-    """One quantization_config for the target and its layer.
-
-    `cannot`: engine -> why it cannot take the layer as it is stored, though the other can.
-    """
+    """One quantization_config for both; in `cannot`, why an engine cannot take such a layer."""
 
     value: dict[str, Any]
     cannot: Mapping[str, str] = field(default_factory=dict)

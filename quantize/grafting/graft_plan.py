@@ -82,10 +82,7 @@ def _nested(declared: Mapping[str, Any], value: Mapping[str, Any]) -> dict[str, 
 def index_text(
     target: Checkpoint, weight_map: Mapping[str, str], nbytes: int, parameters: int | None
 ) -> str:
-    """The index: the target's with the layer's files, and what it counts counted again.
-
-    `parameters` come in addition, where the target's index counts them; None = not known.
-    """
+    """The target's with the layer's files, and what it counts counted again; None = not known."""
     metadata = dict((target.index or {}).get("metadata") or {})
     metadata["total_size"] = nbytes
     counted = metadata.pop("total_parameters", None)

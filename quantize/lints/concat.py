@@ -22,10 +22,7 @@ HARMFUL_RATIO = 4.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HalfRatio:
-    """Mean row absmax of the hidden half over that of the embedding half, of one concat linear.
-
-    `num_rows` were looked at, evenly spread over the weight.
-    """
+    """Mean row absmax of the hidden half over the embedding half's, in rows evenly spread."""
 
     name: str
     ratio: float

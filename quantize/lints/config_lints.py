@@ -117,10 +117,7 @@ def dtype(draft: Draft) -> Iterator[Lint]:
 
 
 def names(draft: Draft) -> Iterator[Lint]:
-    """Names that engines skip or refuse.
-
-    Source: loaded in vLLM 0.33 and SGLang 0.5.23 (Llama); SGLang `kimi_k25_eagle3.py`.
-    """
+    """Source: loaded in vLLM 0.33 and SGLang 0.5.23 (Llama); SGLang `kimi_k25_eagle3.py`."""
     spelled = [] if draft.family.inside_target else [row.tensor.name for row in draft.rows]
     unread = [name for name in spelled if name.startswith(_NOBODY_READS)]
     refused = [name for name in spelled if name.startswith(_VLLM_REFUSES)]
@@ -200,10 +197,7 @@ def embedding(draft: Draft) -> Iterator[Lint]:
 
 
 def misspelt_keys(draft: Draft) -> Iterator[Lint]:
-    """A key beside which the right one is absent: its value is not read by anything.
-
-    Source: no engine refuses a key that it does not know (`PretrainedConfig` keeps all of them).
-    """
+    """Source: no engine refuses a key that it does not know (`PretrainedConfig` keeps all)."""
     config = draft.checkpoint.config
     found = {key: near for key in config if (near := reader.near_key(key, config))}
     if found:
@@ -308,10 +302,7 @@ def _spelled(draft: Draft) -> reader.AuxLayerIds | None:
 
 
 def later_layer_norm(draft: Draft) -> Iterator[Lint]:
-    """Layers after the first have one norm before attention, under two names.
-
-    Source: loaded in vLLM 0.33 and SGLang 0.5.23 (Llama): each leaves its own name at ones.
-    """
+    """Source: loaded in vLLM 0.33 and SGLang 0.5.23 (Llama): each leaves its own name at ones."""
     if eagle3(draft) is None:
         return
     for row in draft.rows:

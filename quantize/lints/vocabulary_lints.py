@@ -86,10 +86,7 @@ def pruned_head(draft: Draft) -> Iterator[Lint]:
 
 
 def draft_vocab_size(draft: Draft) -> Iterator[Lint]:
-    """The key decides in SGLang whether the draft keeps its own head.
-
-    Source: SGLang 0.5.23 `llama_eagle3.py` (loaded), `kimi_k25_eagle3.py`, `eagle_worker_v2.py`.
-    """
+    """Source: SGLang 0.5.23 `llama_eagle3.py`, `kimi_k25_eagle3.py`, `eagle_worker_v2.py`."""
     geometry, config = eagle3(draft), draft.checkpoint.config
     if geometry is None or draft.in_speculators_layout or config.get("tie_word_embeddings"):
         return

@@ -402,10 +402,7 @@ def _gates(g: DSparkGeometry) -> Mapping[str, TensorSpec]:
 
 
 def _proposes_from_anchor(keys: ConfigReader, options: ConfigReader) -> bool:
-    """`sample_from_anchor`, true unless it is said otherwise.
-
-    Source: vLLM 0.33 `dspark/speculator.py:50`, SGLang 0.5.23 `dspark_config.py:28`.
-    """
+    """Source: vLLM 0.33 `dspark/speculator.py:50`, SGLang 0.5.23 `dspark_config.py:28`."""
     anchor = keys.flag("sample_from_anchor", True)
     said = {
         "dflash_config.sample_from_anchor": options.flag("sample_from_anchor", anchor),

@@ -82,10 +82,7 @@ class Eagle3MlaGeometry(Eagle3Geometry):
 
 
 class Eagle3Mla(Eagle3):
-    """The EAGLE-3 MLA family with all its name variants.
-
-    vLLM 0.33 knows both architectures and serves one class for them, SGLang 0.5.23 the first.
-    """
+    """The EAGLE-3 MLA family: vLLM 0.33 knows both architectures, SGLang 0.5.23 the first."""
 
     name = "eagle3-mla"
     engine_traits = ENGINE_TRAITS

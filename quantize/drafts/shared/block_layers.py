@@ -109,10 +109,7 @@ class DFlashForward(ModulesForward, BlockForward):
         return self.proposing(x, token_ids)
 
     def proposing(self, x: Tensor, token_ids: Tensor) -> Tensor:
-        """What `logits` predicts from, [A, K, W'], of all slots before the last norm.
-
-        Others than DFlash replace it; token_ids are [A, 1 + K], as of `block`.
-        """
+        """What `logits` predicts from, [A, K, W'], of all slots before the last norm."""
         return x[:, 1 - token_ids.shape[1] :]
 
     @override

@@ -105,10 +105,7 @@ def layer_specs(layer: int, shapes: Shapes) -> dict[str, TensorSpec]:
 def vocabulary_specs(
     g: Any, around: Mapping[str, TensorSpec], *, head_optional: bool
 ) -> dict[str, TensorSpec]:
-    """Embedding, head and maps of a draft that may propose fewer tokens than its target has.
-
-    `around` is what else stands around the layers, by canonical name.
-    """
+    """Embedding, head, maps and what stands around the layers, of a draft whose head may be cut."""
     hidden, vocab = Dim(g.hidden_size, "hidden_size"), Dim(g.vocab_size, "vocab_size")
     own = Dim(g.draft_vocab_size, "draft_vocab_size")
     full = g.draft_vocab_size == g.vocab_size
