@@ -174,7 +174,7 @@ def _summary(found: Inspection) -> dict[str, Any]:
         "num_layers": draft.geometry.num_layers,
         "aux_layer_ids": draft.geometry.aux_layer_ids,
         "reads_features": reads,
-        "reads_last_hidden_state": reads and not getattr(draft.geometry, "fuses", True),
+        "reads_last_hidden_state": reads and not draft.geometry.fuses,
         "parameters": sum(row.tensor.numel for row in draft.rows if row.role != "vocabulary_map"),
         "bytes": draft.checkpoint.nbytes,
         "tensors": tensors,

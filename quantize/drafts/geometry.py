@@ -6,8 +6,6 @@ A family's own geometry adds fields, and says otherwise where its drafts differ.
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from typing_extensions import override
-
 from ...recipes.errors import CheckpointError
 from .rope import RopeConfig
 
@@ -38,6 +36,7 @@ class Geometry:
         rope: how queries and keys are rotated; None where there are none.
         num_aux_layers: how many target layers are concatenated into the input of fc.
         aux_layer_ids: target layers that it reads (0-based, after the layer); None = default.
+        fuses: it has an fc over layers; False where it reads the target's last hidden state.
         block_size: anchor and mask tokens of one block; None for a draft that proposes a chain.
         mask_token_id: what stands where a token is to be filled in; None where there is none.
     """
@@ -53,6 +52,7 @@ class Geometry:
     target_hidden_size: int
     num_aux_layers: int
     aux_layer_ids: tuple[int, ...] | None
+    fuses: bool = True
     block_size: int | None = None
     mask_token_id: int | None = None
 
@@ -72,7 +72,7 @@ class Geometry:
 
         Traces hold that state as "fused" features, of no fc.
         """
-        return True
+        return self.fuses
 
     @property
     def reads_features(self) -> bool:
@@ -117,33 +117,18 @@ class RotatedGeometry(Geometry):
     rope: RopeConfig
 
 
-class LastStateGeometry(RotatedGeometry):
-    """A chain over the target's whole vocabulary and width, without an fc over its layers.
+def last_state(sizes: dict[str, Any]) -> dict[str, Any]:
+    """Sizes of a chain over the target's whole vocabulary and width, without an fc over layers.
 
     It reads the target's last hidden state, behind the final norm, or its tokens alone.
     """
-
-    __slots__ = ()
-
-    @property
-    def fuses(self) -> bool:
-        """False: there is no fc over layers."""
-        return False
-
-    @property
-    @override
-    def reads_layers(self) -> bool:
-        return False
-
-
-def last_state(sizes: dict[str, Any]) -> dict[str, Any]:
-    """Sizes with what follows from them in a `LastStateGeometry`."""
     return {
         **sizes,
         "draft_vocab_size": sizes["vocab_size"],
         "target_hidden_size": sizes["hidden_size"],
         "num_aux_layers": 1,
         "aux_layer_ids": None,
+        "fuses": False,
     }
 
 

@@ -353,14 +353,9 @@ def _check_marks(checkpoint: Checkpoint, declared: Family) -> None:
 def _check(checkpoint: Checkpoint, tensor: TensorInfo, spec: TensorSpec) -> None:
     expected = tuple(dim.size for dim in spec.shape)
     if tensor.shape != expected:
-        keys = next(
-            (
-                d.follows_from
-                for d, got in zip(spec.shape, tensor.shape, strict=False)
-                if d.size != got
-            ),
-            spec.shape[0].follows_from,
-        )
+        pairs = zip(spec.shape, tensor.shape, strict=False)
+        wrong = [dim for dim, got in pairs if dim.size != got]
+        keys = (*wrong, spec.shape[0])[0].follows_from
         filled = in_place_of(checkpoint.config, keys)
         raise CheckpointError(
             checkpoint.folder / tensor.file,

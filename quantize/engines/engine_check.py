@@ -254,7 +254,7 @@ def _check_family(checkpoint: Checkpoint, place: _Place) -> EngineCheck:
     plain = replace(checkpoint, config=of_shapes(checkpoint.config, written))
     family, read = read_config(plain, as_declared=True)
     own = engine.own(family.engine_traits)
-    fuses, normed = getattr(read, "fuses", True), getattr(read, "qk_norm", False)
+    fuses, normed = read.fuses, getattr(read, "qk_norm", False)
     fusion = (own.normed_fusion if normed else None) or own.fusion if fuses else None
     geometry = with_built_fc(fusion, read, checkpoint.config) if fusion else read
     if isinstance(geometry, Finding):
@@ -323,7 +323,7 @@ def _absent_tables(engine: Engine, question: Question, family: Family) -> list[s
 
 def _with_norms(engine: Engine, family: Family, geometry: Any, config: Mapping[str, Any]) -> Any:
     """The norms before fc, of EAGLE-3.1, as an engine asks for them."""
-    if not getattr(geometry, "fuses", False):
+    if not (geometry.fuses and hasattr(geometry, "fc_norm")):
         return geometry
     nested = config.get("eagle_config")
     before = config.get("norm_before_fc", False)

@@ -195,7 +195,7 @@ def _question(engine: Engine, checkpoint: Checkpoint, target_layers: int | None)
         num_layers=geometry.num_layers,
         first_layer=target_layers,
         normed_heads=getattr(geometry, "qk_norm", False),
-        fuses=getattr(geometry, "fuses", True),
+        fuses=geometry.fuses,
         arch=engine.archs[0],  # no rule for excludes depends on the GPU
         tp=1,
         inside_target=checkpoint.subtree is not None,

@@ -18,7 +18,7 @@ from ..architectures import declared_architecture
 from ..config_reader import ConfigReader, Served
 from ..family import Dim, Family, TensorSpec, Weights
 from ..forward import Attend, ModulesForward, OnInput, gated_mlp
-from ..geometry import LastStateGeometry, last_state
+from ..geometry import RotatedGeometry, last_state
 from ..maths import Product, Tensor, embedding
 from ..passes import TextForward
 from ..shared import layers as decoder
@@ -70,7 +70,7 @@ ENGINE_TRAITS = traits.EngineTraits(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LanguageModelGeometry(LastStateGeometry):
+class LanguageModelGeometry(RotatedGeometry):
     """Config of a language model; queries, keys and values, or all of attention, are biased."""
 
     num_key_value_heads: int
@@ -181,11 +181,8 @@ class LanguageModel(Family):
         qkv = keys.flag("qkv_bias", layers == "Qwen2" or biased)
         sizes = decoder.read_sizes(keys)
         own = decoder.read_heads(keys, sizes)
-        hidden, heads, head_dim = (
-            sizes["hidden_size"],
-            sizes["num_attention_heads"],
-            own["head_dim"],
-        )
+        hidden, heads = sizes["hidden_size"], sizes["num_attention_heads"]
+        head_dim = own["head_dim"]
         if layers == "Qwen2" and head_dim * heads != hidden:
             raise keys.refused(
                 f"head_dim: expected hidden_size / num_attention_heads = {hidden // heads} of such"

@@ -166,18 +166,11 @@ class Qwen3NextMtp(mtp.GroupedMtp):
         "mtp": SpeculatorsForm(("MTPDraftModel", "MTPDraftModel"), _spelled)
     }
     architectures = (
-        "Qwen3NextForCausalLM",
-        "Qwen3_5ForConditionalGeneration",
-        "Qwen3_5MoeForConditionalGeneration",
-        "Qwen3_5ForCausalLM",
-        "Qwen3_5MoeForCausalLM",
-        "Qwen3NextMTP",
-        "Qwen3_5MTP",
-        "Qwen3_5MoeMTP",
-        "Qwen3NextForCausalLMMTP",
-        "Qwen3_5ForCausalLMMTP",
-        _SPECFORGE,
-    )
+        "Qwen3NextForCausalLM", "Qwen3_5ForConditionalGeneration",
+        "Qwen3_5MoeForConditionalGeneration", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM",
+        "Qwen3NextMTP", "Qwen3_5MTP", "Qwen3_5MoeMTP", "Qwen3NextForCausalLMMTP",
+        "Qwen3_5ForCausalLMMTP", _SPECFORGE,
+    )  # fmt: skip
     layer = re.compile(r"mtp\.|mtp_layers\.0\.")
     outer = {  # noqa: RUF012 - likewise
         "fc": "fc",

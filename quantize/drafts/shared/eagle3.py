@@ -23,18 +23,12 @@ from . import layers as decoder
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Eagle3Geometry(RotatedGeometry):
-    """Config of an EAGLE-3 draft; without fc (`fuses`) it reads the target's last hidden state."""
+    """Config of an EAGLE-3 draft, whatever its attention."""
 
     norm_before_residual: bool
     norm_before_fc: bool
     fc_norm: bool
     norm_output: bool
-    fuses: bool = True
-
-    @property
-    @override
-    def reads_layers(self) -> bool:
-        return self.fuses
 
 
 def eagle3(draft: Draft) -> Eagle3Geometry | None:

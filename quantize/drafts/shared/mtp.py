@@ -27,7 +27,7 @@ from ..config_reader import ConfigReader
 from ..engine_traits import INPUTS, EngineTraits, InSglang, InVllm, MtpLayer
 from ..family import Dim, Family, TensorSpec, Weights
 from ..forward import Attend, DraftForward, ModulesForward, OnInput, gated_mlp
-from ..geometry import LastStateGeometry, TokenLimit, last_state
+from ..geometry import RotatedGeometry, TokenLimit, last_state
 from ..maths import Product, Tensor, embedding, linear, rms_norm, torch
 from ..passes import ChainForward, StagedForward
 from . import layers as decoder
@@ -65,7 +65,7 @@ def mtp_traits(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MtpGeometry(LastStateGeometry):
+class MtpGeometry(RotatedGeometry):
     """Config of one MTP layer, or of so many modules; without a mixture it has an MLP."""
 
     mixture: Mixture | None = None
