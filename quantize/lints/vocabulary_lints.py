@@ -68,10 +68,8 @@ def vocabulary_map(draft: Draft) -> Iterator[Lint]:
 
 def full_vocabulary_map(draft: Draft) -> Iterator[Lint]:
     """Source: loaded in vLLM 0.33: "no module or parameter named 'draft_id_to_target_id'"."""
-    if (
-        draft.row("d2t") is not None
-        and draft.geometry.draft_vocab_size == draft.geometry.vocab_size
-    ):
+    geometry = draft.geometry
+    if draft.row("d2t") is not None and geometry.draft_vocab_size == geometry.vocab_size:
         yield told("d2t-of-full-vocabulary")
 
 

@@ -51,6 +51,7 @@ def cut_card(
 
 
 _BLOCK_BYTES = 8 << 20
+_Record = records.QuantizedProvenance | records.TranscodedProvenance | records.CutProvenance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -136,9 +137,7 @@ class _Cutting(Rewrite[VerifyReport]):
     plan: CutPlan
     source: DraftSource
     choice: records.VocabularyChoice
-    record: (
-        records.QuantizedProvenance | records.TranscodedProvenance | records.CutProvenance | None
-    )
+    record: _Record | None
     argv: Sequence[str]
     on_progress: Callable[[int], None]
 
@@ -227,13 +226,9 @@ class _Cutting(Rewrite[VerifyReport]):
         )
 
 
-def _usable(
-    folder: Path, record: records.Provenance | None
-) -> records.QuantizedProvenance | records.TranscodedProvenance | records.CutProvenance | None:
+def _usable(folder: Path, record: records.Provenance | None) -> _Record | None:
     check_seal(folder, record)
-    if record is None or isinstance(
-        record, records.QuantizedProvenance | records.TranscodedProvenance | records.CutProvenance
-    ):
+    if record is None or isinstance(record, _Record):
         return record
     raise CheckpointError(
         folder / PROVENANCE_FILE,
