@@ -78,6 +78,22 @@ class ConfigReader:
             raise self.wrong(key, "distinct layer numbers in ascending order", value)
         return tuple(value)
 
+    def after_layer(self, key: str) -> list[int] | None:
+        """0-based layers, of indices into `hidden_states`, whose 0 is the embedding."""
+        ids = self.layer_ids(key)
+        if ids is None:
+            return None
+        if ids[0] == 0:
+            raise self.refused(
+                f"{key}: expected ids from 1 (the output of layer 0), got {list(ids)}",
+                fix="a draft that reads the target's embedding is not supported",
+            )
+        return [i - 1 for i in ids]
+
+    def positives(self, *names: str) -> dict[str, int]:
+        """Those of the keys that are given."""
+        return {name: self.positive(name) for name in names if self.config.get(name) is not None}
+
     def refuse_others(self, served: Served) -> None:
         """Refuse keys of other maths than that of the family; a missing key is the family's."""
         for key, (expected, meaning) in served.items():

@@ -77,24 +77,6 @@ SPECULATORS_MARKS = ("speculators_model_type", "speculators_config", LAYER_CONFI
 """Keys that a config.json in the speculators layout alone has."""
 
 
-def after_layer(keys: ConfigReader, key: str) -> list[int] | None:
-    """Indices into transformers' `hidden_states`, where 0 is the embedding, as 0-based layers."""
-    ids = keys.layer_ids(key)
-    if ids is None:
-        return None
-    if ids[0] == 0:
-        raise keys.refused(
-            f"{key}: expected ids from 1 (the output of layer 0), got {list(ids)}",
-            fix="a draft that reads the target's embedding is not supported",
-        )
-    return [i - 1 for i in ids]
-
-
-def positive_keys(keys: ConfigReader, *names: str) -> dict[str, int]:
-    """Those of the keys that are given."""
-    return {name: keys.positive(name) for name in names if keys.config.get(name) is not None}
-
-
 class Dim(NamedTuple):
     """One expected dimension and the config keys that it follows from."""
 

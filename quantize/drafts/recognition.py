@@ -22,16 +22,7 @@ from . import architectures as kinds
 from .config_defaults import as_read, in_place_of
 from .config_reader import ConfigReader
 from .families import FAMILIES
-from .family import (
-    LAYER_CONFIG,
-    SPECULATORS_MARKS,
-    Draft,
-    Family,
-    Row,
-    SpeculatorsForm,
-    TensorSpec,
-    positive_keys,
-)
+from .family import LAYER_CONFIG, SPECULATORS_MARKS, Draft, Family, Row, SpeculatorsForm, TensorSpec
 from .geometry import Geometry
 
 FORMS: Mapping[str, SpeculatorsForm] = dict(
@@ -62,7 +53,7 @@ def plain_config(config: Mapping[str, Any], where: object) -> Mapping[str, Any]:
     layers = keys.section(LAYER_CONFIG)
     return {
         **layers.config,
-        **positive_keys(keys, "draft_vocab_size", "target_hidden_size"),
+        **keys.positives("draft_vocab_size", "target_hidden_size"),
         **form.spelled(keys, layers),
     }
 

@@ -15,17 +15,7 @@ from typing_extensions import override
 from ....recipes.regular_file import MASK_EMBEDDING_FILE, check_own
 from .. import engine_traits as traits
 from ..config_reader import ConfigReader, Served
-from ..family import (
-    Dim,
-    Draft,
-    Family,
-    Lint,
-    SpeculatorsForm,
-    TensorSpec,
-    Weights,
-    after_layer,
-    told,
-)
+from ..family import Dim, Draft, Family, Lint, SpeculatorsForm, TensorSpec, Weights, told
 from ..forward import OnInput
 from ..geometry import needed_mask
 from ..shared import layers as decoder
@@ -121,7 +111,7 @@ def dflash_keys(keys: ConfigReader, _layers: ConfigReader) -> dict[str, Any]:
 def block_keys(keys: ConfigReader) -> dict[str, Any]:
     """What DFlash and what adds to it have in common."""
     ids_key = "aux_hidden_state_layer_ids"
-    ids = after_layer(keys, ids_key)
+    ids = keys.after_layer(ids_key)
     for key, value in ((ids_key, ids), ("mask_token_id", keys.config.get("mask_token_id"))):
         if value is None:
             raise keys.refused(

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from ..config_reader import ConfigReader, Served
 from ..engine_traits import ExtraLinear, Finding, Speculators, refused_roots
-from ..family import Dim, Draft, Lint, SpeculatorsForm, TensorSpec, positive_keys, told
+from ..family import Dim, Draft, Lint, SpeculatorsForm, TensorSpec, told
 from ..forward import Attend, DraftForward
 from ..maths import Tensor, embedding, linear, torch
 from ..shared.block_layers import DFlashForward, DFlashGeometry
@@ -203,7 +203,7 @@ def _spelled(keys: ConfigReader, layers: ConfigReader) -> dict[str, Any]:
     plain = dflash.dflash_keys(keys, layers)
     return {
         "architectures": ["DFlash2DraftModel"],
-        "dflash_config": {**plain["dflash_config"], **positive_keys(keys, *_KEYS)},
+        "dflash_config": {**plain["dflash_config"], **keys.positives(*_KEYS)},
     }
 
 

@@ -20,7 +20,7 @@ from ....recipes.regular_file import MASK_EMBEDDING_FILE
 from .. import engine_traits as traits
 from ..architectures import declared_architecture
 from ..config_reader import ConfigReader, Served
-from ..family import Dim, Draft, Lint, SpeculatorsForm, TensorSpec, Weights, positive_keys, told
+from ..family import Dim, Draft, Lint, SpeculatorsForm, TensorSpec, Weights, told
 from ..maths import Product, Tensor, embedding, linear, torch
 from ..shared.block_layers import DFlashForward, DFlashGeometry
 from . import dflash
@@ -287,7 +287,7 @@ def _spelled(keys: ConfigReader, _layers: ConfigReader) -> dict[str, Any]:
     return {
         "architectures": ["Qwen3DSparkModel"],
         **block_keys(keys),
-        **positive_keys(keys, "markov_rank"),
+        **keys.positives("markov_rank"),
         **{name: keys.config[name] for name in names if keys.config.get(name) is not None},
         "sample_from_anchor": keys.flag("sample_from_anchor", False),
     }

@@ -15,7 +15,7 @@ from ....recipes.errors import CheckpointError
 from .. import engine_traits as traits
 from ..architectures import declared_architecture
 from ..config_reader import KEY, SECTION, ConfigReader
-from ..family import Dim, SpeculatorsForm, TensorSpec, Weights, after_layer
+from ..family import Dim, SpeculatorsForm, TensorSpec, Weights
 from ..forward import OnInput
 from ..geometry import needed_mask
 from ..maths import Tensor
@@ -198,7 +198,7 @@ def _eagle3(keys: ConfigReader, layers: ConfigReader) -> dict[str, Any]:
         "norm_before_fc": norm_before_fc,
         "fc_norm": fc_norm,
         "norm_output": keys.flag("norm_output", False),
-        "eagle_config": {ids_key: after_layer(keys, ids_key)},
+        "eagle_config": {ids_key: keys.after_layer(ids_key)},
     }
 
 
