@@ -25,7 +25,7 @@ from draftquant.quantize.files.card_text import (
 from draftquant.quantize.files.provenance_file import read_provenance
 from draftquant.quantize.files.publish import write_provenance
 from draftquant.quantize.files.staging import replace_text
-from draftquant.quantize.verify.folder_verification import verify
+from draftquant.quantize.verify.verification import verify
 from draftquant.recipes.errors import (
     CardError,
     CheckpointError,

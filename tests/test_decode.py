@@ -14,7 +14,8 @@ from compressed_tensors.compressors import pack_to_int32
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.stored import decoded_numbers as decode
 from draftquant.quantize.stored.decoded_numbers import E4M3, floats, unpack_int4
-from draftquant.quantize.stored.layouts import LAYOUTS, DeclaredScheme
+from draftquant.quantize.stored.layouts import LAYOUTS
+from draftquant.quantize.stored.layouts.scheme import DeclaredScheme
 from draftquant.quantize.stored.linear import StoredLinear
 from draftquant.quantize.stored.stored_declaration import declared_scheme
 from draftquant.recipes.errors import VerifyError

@@ -19,7 +19,8 @@ from compressed_tensors.quantization.quant_scheme import FP8_BLOCK as THEIR_FP8_
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.safetensors_header import TensorInfo
-from draftquant.quantize.layouts import Columns, get_layout
+from draftquant.quantize.layouts import get_layout
+from draftquant.quantize.layouts.layout import Columns
 from draftquant.quantize.numerics.quantized_weight import QuantizedWeight, int4_words
 from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.recipes import ActivationFormat, Recipe, WeightFormat, built_in_recipes, load_recipe

@@ -19,7 +19,8 @@ from draftquant.quantize.algorithms import InputMoments, row_algorithm
 from draftquant.quantize.algorithms.algorithm import Feedback
 from draftquant.quantize.backends import get_backend
 from draftquant.quantize.drafts import forward as draft_forward
-from draftquant.quantize.layouts import Columns, get_layout
+from draftquant.quantize.layouts import get_layout
+from draftquant.quantize.layouts.layout import Columns
 from draftquant.quantize.numerics.number_formats import _values_on
 from draftquant.quantize.stored.online_rounding import STATIC, InputRounding
 from draftquant.recipes import Recipe, built_in_recipes, load_recipe

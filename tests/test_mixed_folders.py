@@ -23,7 +23,7 @@ from draftquant.quantize.planning.quantization_plan import Measured, Plan, make_
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.stored.stored_draft import StoredDraft
 from draftquant.quantize.verify.audit import audit_checkpoint
-from draftquant.quantize.verify.folder_verification import verify
+from draftquant.quantize.verify.verification import verify
 from draftquant.recipes import Recipe
 from draftquant.recipes.errors import CheckpointError, DraftQuantError, LayoutError, VerifyError
 from draftquant.recipes.schema import BackendName

@@ -15,7 +15,8 @@ from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import resolve_draft
 from draftquant.quantize.making.quantize_draft import quantize_draft
 from draftquant.quantize.planning.quantization_plan import Measured, make_plan
-from draftquant.quantize.stored.layouts import HF_QUANT_CONFIG, DeclaredScheme
+from draftquant.quantize.stored.layouts import HF_QUANT_CONFIG
+from draftquant.quantize.stored.layouts.scheme import DeclaredScheme
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.stored.stored_declaration import declared_scheme
 from draftquant.quantize.verify import verify

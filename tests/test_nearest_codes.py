@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from draftquant.quantize.stored.decoded_numbers import E2M1, E4M3, Bytes, Floats, Nibbles, decoder
-from draftquant.quantize.stored.layouts import LAYOUTS, DeclaredScheme
+from draftquant.quantize.stored.layouts import LAYOUTS
+from draftquant.quantize.stored.layouts.scheme import DeclaredScheme
 from draftquant.quantize.verify.code_judges import Block, Buffers, Nearest
 
 ROWS, COLUMNS = 12, 64

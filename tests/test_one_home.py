@@ -14,7 +14,8 @@ from draftquant.quantize.drafts.engine_traits import FUSED_LINEARS
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.layouts import get_layout
 from draftquant.quantize.numerics.number_formats import FP4_MAX, FP8_MAX, INT4_MAX
-from draftquant.quantize.stored.layouts import LAYOUTS, Strictness
+from draftquant.quantize.stored.layouts import LAYOUTS
+from draftquant.quantize.stored.layouts.declaration_reader import Strictness
 from draftquant.quantize.stored.stored_declaration import declared_scheme
 from draftquant.quantize.stored.stored_draft import StoredDraft
 from draftquant.recipes.errors import CheckpointError, VerifyError

@@ -24,7 +24,7 @@ from draftquant.quantize.making.quantize_draft import quantize_draft
 from draftquant.quantize.planning.quantization_plan import Measured, make_plan
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.stored.stored_draft import StoredDraft
-from draftquant.quantize.verify.folder_verification import verify
+from draftquant.quantize.verify.verification import verify
 from draftquant.recipes import Recipe, load_recipe
 from draftquant.recipes.errors import CheckpointError, LayoutError, VerifyError
 from draftquant.recipes.schema import LayoutName

@@ -22,7 +22,7 @@ from draftquant.quantize.numerics.number_formats import FP8
 from draftquant.quantize.numerics.quantized_weight import int4_words
 from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.quantize.stored.decoded_numbers import E4M3, unpack_int4
-from draftquant.quantize.stored.layouts import DeclaredScheme
+from draftquant.quantize.stored.layouts.scheme import DeclaredScheme
 from draftquant.quantize.stored.online_rounding import InputRounding
 from draftquant.quantize.stored.stored_declaration import declared_scheme
 from draftquant.quantize.stored.stored_draft import StoredDraft

@@ -12,7 +12,8 @@ from draftquant.quantize.backends.backend import ABSMAX_NEAREST
 from draftquant.quantize.backends.modelopt_backend import _run_modelopt
 from draftquant.quantize.backends.quark_backend import _weight_spec, quark_process_state
 from draftquant.quantize.files.safetensors_header import TensorInfo
-from draftquant.quantize.layouts import Columns, get_layout
+from draftquant.quantize.layouts import get_layout
+from draftquant.quantize.layouts.layout import Columns
 from draftquant.quantize.numerics.number_formats import fp8_codes, fp8_scale
 from draftquant.quantize.numerics.quantized_weight import fp4_bytes, int4_words
 from draftquant.recipes import ActivationFormat, WeightFormat, load_recipe

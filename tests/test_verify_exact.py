@@ -20,7 +20,8 @@ from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.files.provenance import Method
 from draftquant.quantize.making import quantize_draft as quantize
 from draftquant.quantize.planning.quantization_plan import make_plan
-from draftquant.quantize.stored.layouts import LAYOUTS, DeclaredScheme
+from draftquant.quantize.stored.layouts import LAYOUTS
+from draftquant.quantize.stored.layouts.scheme import DeclaredScheme
 from draftquant.quantize.verify import verify
 from draftquant.quantize.verify.scales import (
     FOREIGN,

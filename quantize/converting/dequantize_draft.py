@@ -1,7 +1,6 @@
 """`dequantize_draft`: a quantized folder in, a folder of plain weights out, verified bit by bit.
 
-Engines without a kernel for a format can serve the result, and accept what the format's weights
-make them accept. It holds weights only: the rounding of activations is not in it.
+It holds weights only: the rounding of activations is not in it.
 """
 
 import typing
@@ -106,7 +105,6 @@ def plan_dequantization(checkpoint: Checkpoint, dtype: FloatDtype | None = None)
     Raises:
         CheckpointError: the folder is not quantized, not a draft, or not as it declares, or its
             kept weights mix dtypes and none is given.
-        VerifyError: its quantization_config is not understood.
     """
     if declared_scheme(checkpoint) is None:
         raise CheckpointError(
@@ -160,16 +158,12 @@ def dequantize_draft(
     """Write the dequantized weights of a quantized folder: write, verify by re-reading, rename.
 
     Every quantized linear becomes one `NAME.weight` of its unquantized shape, the float32 product
-    code * scale rounded to nearest even; its scales, zero points and input scales disappear. All
-    other tensors and side files keep their bytes, config.json loses its `quantization_config`.
+    code * scale rounded to nearest even; all other tensors and side files keep their bytes.
 
     Args:
         dtype: of the dequantized weights; None for that of the floating-point weights kept.
         on_progress: called with the bytes of each tensor written.
         on_stage: called with "write" and "verify" when they begin.
-
-    Raises:
-        DraftQuantError: of the stage that failed; nothing is left behind.
     """
     checkpoint = source.checkpoint()
     plan = plan_dequantization(checkpoint, dtype)

@@ -9,7 +9,7 @@ from torch import Tensor
 from ...recipes.errors import CheckpointError, LayoutError
 from ...recipes.schema import Recipe, WeightFormat
 from ..drafts import Row
-from ..layouts import rows_of_block
+from ..layouts.layout import rows_of_block
 from ..numerics.quantized_weight import QuantizedWeight, carried
 from ..stored.decoded_numbers import blocks_of, stored_scalar
 from ..stored.linear import StoredLinear, global_scale, input_groups, stored_scales, zero_points
@@ -34,11 +34,7 @@ def check_one_format(source: StoredDraft) -> None:
 
 
 def check_counts_from_the_middle(source: StoredDraft) -> None:
-    """Fail for codes that no layout of this package holds, naming the first linear that has such.
-
-    They count from other zero points than the middle of their range, or inputs of a group are no
-    neighbours.
-    """
+    """LayoutError for the first linear whose codes no layout of this package holds."""
     for row in source.draft.rows:
         scheme = source.scheme_of(row)
         if scheme is None:
@@ -57,11 +53,7 @@ def check_counts_from_the_middle(source: StoredDraft) -> None:
 def recoded_blocks(source: StoredDraft, row: Row, recipe: Recipe) -> Iterator[QuantizedWeight]:
     """The codes and scales of a linear, block by block, as they would come from quantizing.
 
-    The dtype of the row is that of its INT4 scales.
-
-    Raises:
-        CheckpointError: a scale or zero point is not one.
-        LayoutError: a scale is not exact in the dtype that the layout stores.
+    The dtype of the row is that of its INT4 scales; LayoutError where a scale is not exact in it.
     """
     weights, linear = recipe.weights, source.linear(row)
     scale, over = _scales(source, row, recipe, linear), None

@@ -66,11 +66,7 @@ from .recode import (
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class TranscodeReport(Brief):
-    """A quantized draft, stored in another layout or dtype.
-
-    Attributes:
-        linears: number of quantized linears. kept: of tensors that were copied byte for byte.
-    """
+    """A quantized draft, stored in another layout or dtype; `kept` tensors were copied."""
 
     out: Path
     before: str
@@ -104,11 +100,7 @@ class RecodedCache(NamedTuple):
 
 
 def recoded_cache(source: StoredDraft, recipe: Recipe) -> RecodedCache:
-    """The scales of a folder as a recipe's layout stores them; none where it declares no cache.
-
-    Raises:
-        LayoutError: a layer has one for each head.
-    """
+    """The scales of a folder as a recipe's layout stores them; none where it declares no cache."""
     outputs = cache_outputs(recipe, source.draft)
     if not outputs:
         return RecodedCache((), {})
@@ -135,11 +127,7 @@ LAYOUT_NAMES: tuple[LayoutName, ...] = typing.get_args(LayoutName)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranscodePlan:
-    """What a quantized folder becomes.
-
-    Attributes:
-        origin: the formats in which the codes were found, for provenance.
-    """
+    """What a quantized folder becomes; `origin`: the formats in which the codes were found."""
 
     source: StoredDraft
     recipe: Recipe
@@ -172,9 +160,7 @@ def plan_transcoding(
         target_layers: decoder layers of the target, for layouts whose excludes are whole names.
 
     Raises:
-        CheckpointError: the folder is not quantized, not as it declares, or its draftquant.json was
-            edited.
-        VerifyError: its declaration is not understood.
+        CheckpointError: the folder is not quantized, not as it declares, or was edited.
         LayoutError: the layout cannot hold these codes; names those that can.
     """
     checkpoint = Checkpoint.open(source.folder)
@@ -323,12 +309,8 @@ def transcode_draft(
 ) -> TranscodeReport:
     """Write the same codes as another layout stores them: write, verify by re-reading, rename.
 
-    Args:
-        on_progress: called with the bytes of each tensor written.
-        on_stage: called with "write" and "verify" when they begin.
-
-    Raises:
-        DraftQuantError: of the stage that failed; nothing is left behind.
+    `on_progress` is called with the bytes of each tensor written, `on_stage` with "write" and
+    "verify".
     """
     checkpoint = plan.source.checkpoint
     side_files = [file for file in checkpoint.side_files() if file not in ONLY_OF_CODES]

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
 from ...recipes.formats import NUMBER_FORMATS
-from ..stored.layouts import DeclaredScheme
-from ..stored.layouts.scheme import FLOAT_DTYPES, FP8_DTYPE, GROUPS, Part, Parts
+from ..stored.layouts.scheme import FLOAT_DTYPES, FP8_DTYPE, GROUPS, DeclaredScheme, Part, Parts
 from ..stored.stored_declaration import stored_parts, weight_suffix
 
 BLOCK = (128, 128)

@@ -8,7 +8,7 @@ from ..drafts.family import Row
 from ..stored.layouts import LAYOUTS
 from ..stored.layouts.scheme import OwnFormat
 from .compressed_tensors_layout import CompressedTensorsLayout
-from .layout import Columns, Layout, last_part, rows_of_block
+from .layout import Layout, last_part
 from .modelopt_layout import Fp8Layout, ModelOptLayout
 from .quark_layout import AwqLayout, QuarkLayout
 
@@ -27,11 +27,7 @@ def get_layout(name: LayoutName) -> Layout:
 
 
 def check_layout(recipe: Recipe) -> None:
-    """Fail if the recipe's layout cannot express its formats, or several of them.
-
-    Raises:
-        LayoutError: names the layouts that can.
-    """
+    """LayoutError, with those that can, where the layout cannot express the formats of a recipe."""
     layout = get_layout(recipe.layout)
     for form in recipe.formats:
         problem = layout.problem(recipe.in_format(form).stored)
@@ -53,13 +49,10 @@ def check_layout(recipe: Recipe) -> None:
 
 
 def check_head(recipe: Recipe, row: Row) -> None:
-    """Fail if a row is a head, and no engine would read it as a recipe of one format stores it.
+    """LayoutError where a row is a head that no engine would read as a recipe stores it.
 
     Sources: `get_quant_method` of each layout in vLLM 0.33 and SGLang 0.5.23, and SGLang's
     `get_lm_head_scheme` (`compressed_tensors.py:1093`), which refuses scales of blocks.
-
-    Raises:
-        LayoutError: names the layouts that have one.
     """
     if row.role != "head":
         return
@@ -102,16 +95,3 @@ def _use(recipe: Recipe) -> str:
         if len(each) == 1
         else "use fewer formats: no layout can declare all of them"
     )
-
-
-__all__ = [
-    "Columns",
-    "Layout",
-    "OwnFormat",
-    "check_head",
-    "check_layout",
-    "get_layout",
-    "last_part",
-    "named_heads",
-    "rows_of_block",
-]

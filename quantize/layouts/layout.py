@@ -1,9 +1,8 @@
-"""A layout: how codes and scales are named, packed and declared on disk.
+"""A layout: how codes and scales are named and packed on disk.
 
-A layout knows nothing of how scales were chosen, and nothing of files: it says which tensors a
-quantized weight becomes, and turns blocks of rows into them; the `quantization_config` is that of
-the layout that is read. A block has a multiple of `rows_of_block`, except the last one of a weight.
-Planning needs layouts too, so they import torch only where they encode.
+It knows nothing of how scales were chosen, and nothing of files. A block has a multiple of
+`rows_of_block`, except the last one of a weight. Planning needs layouts too, so torch is imported
+only where they encode.
 """
 
 from abc import ABC, abstractmethod
@@ -34,10 +33,7 @@ def rows_of_block(weights: WeightFormat) -> int:
 
 
 class Columns(NamedTuple):
-    """What a block of rows of a weight becomes in a tensor stored transposed: some of its columns.
-
-    Such a tensor cannot be written front to back; who writes it gathers the columns first.
-    """
+    """Some columns of a tensor stored transposed: who writes it gathers them first."""
 
     tensor: "Tensor"
 
@@ -86,8 +82,7 @@ class Layout(ABC):
     ) -> "dict[str, Tensor]":
         """The stored tensors that a weight [out, in] has once, by suffix.
 
-        Unless a layout has others: the one `weight_scale` [] of a matrix and its `input_scale` [],
-        where it has them. `block` is any of its rows, `scale` that of the linear's input.
+        `block` is any of its rows, `scale` that of the linear's input.
         """
         whole = {}
         if recipe.weights.granularity == "tensor":
@@ -97,11 +92,7 @@ class Layout(ABC):
         return whole
 
     def stored(self, weight: TensorInfo, recipe: Recipe) -> tuple[StoredTensor, ...]:
-        """The tensors that a quantized weight [out, in] becomes.
-
-        Raises:
-            LayoutError: this shape cannot be stored.
-        """
+        """The tensors that a quantized weight [out, in] becomes; LayoutError where it has none."""
         module = weight.name.removesuffix(".weight")
         return tuple(
             StoredTensor(name=f"{module}.{suffix}", dtype=dtype, shape=shape)
@@ -125,10 +116,8 @@ class Layout(ABC):
     def excludes(self, kept: Sequence[str]) -> list[str]:
         """Modules to exclude, spelled so that every engine which reads this layout matches them.
 
-        Unless engines match otherwise: exact names and an index-free regex, as vLLM 0.33 and SGLang
-        0.5.23 want them. Engines match runtime names: vLLM asks for `model.fc`, the vendor's own
-        loader for `fc`; layer numbers differ from those on disk, so the regex names the last part
-        alone.
+        Exact names and an index-free regex, as vLLM 0.33 and SGLang 0.5.23 want them: vLLM asks for
+        `model.fc`, the vendor's own loader for `fc`; layer numbers differ from those on disk.
         """
         exact = [n for module in kept for n in (module, f"model.{module.removeprefix('model.')}")]
         return [*dict.fromkeys(exact), *(f"re:.*{leaf}$" for leaf in last_parts(kept))]
@@ -209,13 +198,9 @@ def stored_scale(scale: "Tensor", weights: WeightFormat) -> "Tensor":
 
 
 def check_groups(recipe: Recipe, claimed: Sequence[tuple[Row, int]]) -> None:
-    """Fail if a row of a linear that is to be quantized is no whole groups.
+    """LayoutError, with the group sizes that fit, where a row to be quantized is no whole groups.
 
     `claimed` is every tensor, and the number of the rule that claims it.
-
-    Raises:
-        LayoutError: names the linear and the group sizes that fit all linears of its format, with a
-            recipe file that has them.
     """
     rules = [(row.tensor, recipe.rules[index]) for row, index in claimed]
     quantized = [(t, recipe.of(rule).weights) for t, rule in rules if rule.action == "quantize"]

@@ -19,7 +19,8 @@ from ..backends import Backend, get_backend
 from ..files.checkpoint import pread_exactly
 from ..files.safetensors_file import SafetensorsFile
 from ..files.safetensors_header import TensorInfo
-from ..layouts import Columns, get_layout, rows_of_block
+from ..layouts import get_layout
+from ..layouts.layout import Columns, rows_of_block
 from ..numerics.number_formats import row_absmax
 from ..numerics.quantized_weight import QuantizedWeight, carried
 from ..planning.outputs import OpenOutputs, finish, largest_first, workers

@@ -1,8 +1,7 @@
 """Decoding of stored tensors in numpy: floats, FP8 and FP4 by definition, packed INT4.
 
-The independent counterpart of the writing side: it shares no code with it and does not import
-torch. Everything works on blocks of rows, so memory stays bounded. An array that is given as `out`
-is contiguous float32 of the result's size; it is written and returned.
+It shares no code with the writing side and does not import torch. All works on blocks of rows. An
+array given as `out` is contiguous float32 of the result's size; it is written and returned.
 """
 
 from collections.abc import Iterator, Mapping
@@ -31,10 +30,9 @@ COLUMN_OF_NIBBLE = {"order": (0, 1, 2, 3, 4, 5, 6, 7), "reorder": (0, 2, 4, 6, 1
 
 
 def _e4m3_table() -> Floats:
-    """The 256 values of F8_E4M3 (the "fn" variant: no infinities, two NaN codes).
+    """The 256 values of F8_E4M3 ("fn": no infinities, two NaN codes).
 
-    Sign bit, 4 exponent bits with bias 7, 3 mantissa bits: 2^(e-7) (1 + m/8), and 2^-6 m/8 for
-    e = 0; S.1111.111 is NaN. Source: OCP 8-bit floating point specification, table 1.
+    Source: OCP 8-bit floating point specification, table 1.
     """
     values = np.empty(256, np.float32)
     for code in range(256):
@@ -85,11 +83,7 @@ def blocks_of(rows: int, per_block: int) -> Iterator[range]:
 
 
 def read_rows(checkpoint: Checkpoint, tensor: TensorInfo, first: int, stop: int) -> Bytes:
-    """The bytes of rows `first` .. `stop` - 1 of a tensor; a tensor without axes is one row.
-
-    Raises:
-        CheckpointError: the file shrank or vanished while being read.
-    """
+    """The bytes of rows `first` .. `stop` - 1 of a tensor; a tensor without axes is one row."""
     rows = tensor.shape[0] if tensor.shape else 1
     row_bytes = tensor.nbytes // rows if rows else 0
     block = np.empty((stop - first) * row_bytes, np.uint8)

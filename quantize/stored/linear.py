@@ -38,8 +38,7 @@ Words = npt.NDArray[np.uint32]
 def unpacked(words: Words, bits: int, count: int) -> npt.NDArray[np.uint8]:
     """The first `count` numbers along the first axis, the least significant bits first.
 
-    Words of 32 bits [any, n] -> [count, n]; numbers of three bits lie across the ends of words, as
-    GPTQ and AWQ have them, and none is padded.
+    Words of 32 bits [any, n] -> [count, n]; those of three bits lie across the ends of words.
     """
     first, shift = np.divmod(np.arange(count) * bits, WORD_BITS)
     numbers = words[first] >> shift[:, None].astype(np.uint32)
@@ -82,12 +81,10 @@ def zero_points(
 ) -> Floats | None:
     """What codes count from, relative to the middle of their range; None where it is the middle.
 
-    Raises:
-        CheckpointError: they are others than those of the symmetric values that are declared, or
-            tools read them in two ways.
+    [out_features, groups] float32.
 
-    Returns:
-        [out_features, groups] float32.
+    Raises:
+        CheckpointError: symmetric values are declared, or tools read what is stored in two ways.
     """
     where = scheme.layout.zeros(scheme)
     if where is None:
@@ -122,10 +119,10 @@ def _check_not_ambiguous(
     numbers: npt.NDArray[np.uint8],
     bits: int,
 ) -> None:
-    """A stored zero point to which no 1 can be added: what comes of it differs from tool to tool.
+    """A stored zero point to which no 1 can be added differs from tool to tool.
 
-    GPTQModel adds to whole words, so that it becomes 0 and its neighbour is one more; kernels add
-    to each number, so that it becomes 2^bits.
+    GPTQModel adds to whole words, so that it becomes 0 and its neighbour one more; kernels add to
+    each.
     """
     count = int(np.count_nonzero(numbers == 2**bits - 1)) if where.plus else 0
     if count:
@@ -140,12 +137,7 @@ def _check_not_ambiguous(
 def input_groups(
     checkpoint: Checkpoint, scheme: DeclaredScheme, module: str, in_features: int
 ) -> npt.NDArray[np.int64] | None:
-    """The group of each input, [in_features]; None where groups are neighbours, in order.
-
-    Raises:
-        CheckpointError: they are no groups of the declared size, or out of order where nothing
-            declares it.
-    """
+    """The group of each input, [in_features]; None where groups are neighbours, in order."""
     tensor = checkpoint.tensors.get(f"{module}.{GROUPS_OF_INPUTS}")
     if tensor is None or GROUPS_OF_INPUTS not in scheme.layout.companions:
         return None
@@ -181,7 +173,6 @@ class DecodedWeight:
     Attributes:
         codes: [rows, in_features] float32: INT4 in -8 .. 7, FP8 or FP4 values.
         scale: [rows, groups] float32, [1, 1] for one scale per tensor.
-        group_size: inputs that share a scale; None where all do.
     """
 
     codes: Floats
@@ -209,17 +200,14 @@ def decoded_blocks(tensor: TensorInfo) -> Iterator[range]:
 class StoredLinear:
     """One quantized linear of a folder, decoded a block of rows at a time.
 
-    Transposed codes are read whole, four bits a weight, since a row lies in every part of them. The
-    padding of the last packed word, beyond `in_features` columns, is dropped.
+    Transposed codes are read whole, four bits a weight. The padding of the last packed word is
+    dropped.
 
     Attributes:
         scale: [out_features, groups] or [1, 1] float32, that of a first stage included.
         first_scale: of a first stage of two; None where there is one.
         zero: [out_features, groups] float32, what codes count from; None where it is 0 everywhere.
         order: inputs by group, where groups are no neighbours; else None.
-
-    Raises:
-        CheckpointError: the stored groups of inputs or zero points are none.
     """
 
     def __init__(

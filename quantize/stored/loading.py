@@ -1,7 +1,6 @@
 """Loading a draft into torch for replay: BF16 or quantized, always as dequantized weights.
 
-What an engine would compute with a folder is reproduced here from what the folder declares and
-stores; it shares no code with the side that wrote it.
+It shares no code with the side that wrote the folder.
 """
 
 import dataclasses
@@ -38,9 +37,9 @@ BLOCK_BYTES = 32 << 20  # as stored; decoding takes some eight times as much
 def held_dtype(stored: StoredDraft, row: Row, dtype: torch.dtype, *, compact: bool) -> torch.dtype:
     """What a row of `stored.draft` is held in, of a computation in `dtype`.
 
-    Integers as stored. For codes whose inputs are rounded too, float32 at least: kernels multiply
-    codes with codes and scale the sums, so that nothing is rounded but these. Compact: matrices of
-    a narrower dtype stay as they are stored, to be widened at each use.
+    Codes whose inputs are rounded too are float32 at least: kernels scale the sums of their
+    products. Compact: matrices of a narrower dtype stay as they are stored, to be widened at each
+    use.
     """
     if stored.is_quantized(row):
         scheme = stored.scheme_of(row)
@@ -64,8 +63,7 @@ def read_weight(
     """A row of `stored.draft` as plain weights; `twin` itself where every bit of it is the same.
 
     Raises:
-        CheckpointError: something is quantized that no engine multiplies by codes, or is NaN or
-            infinite, or the folder changed.
+        CheckpointError: what no engine takes as codes is quantized, or a weight is NaN or infinite.
     """
     if stored.is_quantized(row) and row.role not in QUANTIZABLE:
         raise CheckpointError(
@@ -134,11 +132,9 @@ class LoadedDraft:
     Attributes:
         name: of the folder, and what is made of its head when it is served.
         weights: by canonical name, dequantized; d2t and t2d keep their dtype. All on one device.
-        dtype: what is computed in; matrices may be held in another. device: where.
         quantized: canonical module names of the linears served quantized; empty for BF16.
         linears: canonical module names of every attention and MLP linear: fc and the head are none.
-        cache_scales: of its FP8 KV cache, by layer; empty where keys and values are kept as they
-            are computed.
+        cache_scales: of its FP8 KV cache, by layer; empty where there is none.
         forward: the maths over `weights`, rounding activations and cache as the folder declares.
         fusion_sha256: over fc and the norms around it, which fused features depend on.
     """
@@ -187,24 +183,20 @@ def load_draft(
         dtype: of the computation and, unless compact, of the weights. In bfloat16 products are
             those of engines: weights rounded to BF16 (codes times scale once; codes of linears
             whose inputs are rounded too stay exact), sums in float32, results in BF16.
-        compact: hold matrices as narrow as they are stored: the same results in half the memory,
-            for the time that widening them at each use takes.
+        compact: hold matrices as narrow as they are stored: the same results in half the memory.
         like: a draft loaded alike; tensors that equal its own bit for bit are its own.
         on_input: sees the input of every linear that may be quantized before it is rounded; what
             it returns goes on.
         shared: the target's "embed_tokens.weight" [vocabulary, W] and "lm_head.weight"
             [draft vocabulary, W], for drafts stored without them.
-        rope_theta: base of the rotary frequencies instead of the config's, which engines use: some
-            trainers used another one, and acceptance shows which.
-        online_head: what vLLM makes of the head while it loads the draft, see `online_heads`.
+        rope_theta: base of the rotary frequencies instead of the config's, which engines use.
         kv_cache: of an engine's option for the draft's KV cache: FP8, under scales of 1 where the
             folder stores none; None = as the folder declares.
-        subtree: the draft is this layer of a target's folder, see `Checkpoint`.
+        subtree: the draft is this layer of a target's folder.
 
     Raises:
-        CheckpointError: the folder is not a draft, a stored tensor is not as declared, or an
-            embedding or head is neither stored nor given, or `rope_theta` is no base, or vLLM makes
-            no `online_head` of this draft's, or a `kv_cache` is asked of a draft without one.
+        CheckpointError: the folder is not a draft, a stored tensor is not as declared, a table is
+            neither stored nor given, or it cannot be served as it is asked.
         VerifyError: its quantization_config is not understood.
     """
     checkpoint = Checkpoint.open(folder, subtree=subtree)

@@ -40,14 +40,12 @@ class InputRounding:
     """`OnInput` that rounds the inputs of quantized linears and leaves the others alone.
 
     What it gives is exactly a code times its scale, in float32 at least: kernels multiply codes and
-    scale their sums, so that a narrower dtype would round once too often. Gradients go straight
-    through, as if nothing were rounded: rounding itself has none.
+    scale their sums. Gradients go straight through, as if nothing were rounded.
 
     Args:
         activations: canonical module name of every quantized linear -> as declared for it.
-        scales: canonical module name -> the static scale of a linear's input, [] float32 on the
-            device of the inputs, as kernels have it: of FP8 what codes are multiplied by, of NVFP4
-            its inverse.
+        scales: canonical module name -> the static scale of a linear's input, [] float32, as
+            kernels have it: of FP8 what codes are multiplied by, of NVFP4 its inverse.
         before: sees every input first; what it returns goes on.
     """
 
@@ -168,8 +166,7 @@ def online_heads(
 ) -> dict[str, Tensor]:
     """The heads of a draft as vLLM serves them with this option, dequantized; none without it.
 
-    `weights` are the draft's by canonical name, `shared` the target's tables, as of `load_draft`.
-    What multiplies rounded inputs is float32 at least, whatever the dtype of the computation.
+    `weights` are the draft's by canonical name, `shared` the target's tables.
 
     Raises:
         CheckpointError: vLLM refuses the option for this draft, or nothing shows whether it does.
@@ -188,7 +185,9 @@ def online_heads(
         what = "vLLM quantizes a copy of the target's head, and nothing here shows that head"
         fix = "give the target (--target M), or traces recorded with --tables"
         raise _refused(draft, how, what, fix)
-    head = _as_served(shared[HEAD])
+    head = shared[HEAD]
+    if head.dtype not in (torch.bfloat16, torch.float16):
+        head = head.to(torch.bfloat16)
     for row in own:
         _check_shared(draft, row, weights[row.canonical], head, how)
     exact = ONLINE_ACTIVATIONS[how] != "none"
@@ -200,10 +199,8 @@ def online_heads(
 def quantized_head(head: Tensor, how: OnlineHead) -> Tensor:
     """What a 16-bit head [vocabulary, W] becomes, as quantized values times scales, float32.
 
-    "fp8" has one scale per row, "nvfp4" one per 16 inputs under one of the whole matrix. Padding
-    rows of vLLM's vocabulary are zeros, and change nothing. On a GPU torch divides by 2688 by
-    multiplying with its reciprocal: there NVFP4's global scale, one number of which all others are
-    multiples, may differ in its last bit.
+    On a GPU torch divides by 2688 by multiplying with its reciprocal: there NVFP4's global scale
+    may differ in its last bit.
     """
     served = torch.empty(head.shape, dtype=torch.float32, device=head.device)
     lowest, highest = head.aminmax()
@@ -216,11 +213,9 @@ def quantized_head(head: Tensor, how: OnlineHead) -> Tensor:
 
 def _fp8_rows(rows: Tensor) -> Tensor:
     """`Fp8PtpcOnlineLinearMethod`: scale = absmax / 448, which the weights are divided by."""
-    divisor = torch.full((), FP8_MAX, dtype=torch.float32, device=rows.device)
-    scale = rows.abs().amax(-1, keepdim=True).float() / divisor
+    scale = _over(rows.abs().amax(-1, keepdim=True).float(), FP8_MAX)
     scale = scale.clamp_min(_SMALLEST_FP8_SCALE)
-    values = (rows.float() / scale).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
-    return values.float() * scale
+    return _fp8(rows.float(), scale)
 
 
 def _nvfp4_rows(rows: Tensor, whole: Tensor) -> Tensor:
@@ -239,10 +234,6 @@ def _reciprocal(x: Tensor) -> Tensor:
 
 def _blocks(rows: int) -> Iterator[slice]:
     return (slice(first, min(first + _ROWS, rows)) for first in range(0, rows, _ROWS))
-
-
-def _as_served(head: Tensor) -> Tensor:
-    return head if head.dtype in (torch.bfloat16, torch.float16) else head.to(torch.bfloat16)
 
 
 def _check_method(draft: Draft, how: OnlineHead) -> None:

@@ -17,10 +17,10 @@ from ...recipes.regular_file import check_own
 from ..drafts.architectures import packed_by_mlx
 from ..files.checkpoint import CONFIG_FILE, Checkpoint, read_json_object
 from ..files.safetensors_header import TensorInfo
-from .layouts import HF_QUANT_CONFIG, READ_LAYOUTS, DeclaredScheme, StoredLayout, Strictness
-from .layouts.declaration_reader import OTHER_WAY, UNREAD_METHODS, ObjectReader
+from .layouts import HF_QUANT_CONFIG, READ_LAYOUTS
+from .layouts.declaration_reader import OTHER_WAY, UNREAD_METHODS, ObjectReader, Strictness
 from .layouts.module_patterns import check_patterns
-from .layouts.scheme import FLOAT_DTYPES, FP8_DTYPE, Parts
+from .layouts.scheme import FLOAT_DTYPES, FP8_DTYPE, DeclaredScheme, Parts, StoredLayout
 
 COMPANIONS: frozenset[str] = frozenset().union(*(each.companions for each in READ_LAYOUTS.values()))
 """Suffixes that only a quantized linear has."""
@@ -92,7 +92,7 @@ class RawDeclaration:
     Attributes:
         value: the `quantization_config`; of the nested form, outer and inner keys together.
         form: "nested": in config.json; "side file": the same in hf_quant_config.json alone.
-        has_method: it names a quant_method; the value of a nested one always has "modelopt".
+        has_method: it names a quant_method; a nested one always gets "modelopt".
     """
 
     value: Any
@@ -127,9 +127,6 @@ def written_declaration(checkpoint: Checkpoint) -> RawDeclaration | None:
 
     Engines read config.json, and hf_quant_config.json only where it declares nothing (executed with
     vLLM 0.33 and SGLang 0.5.23).
-
-    Raises:
-        CheckpointError: hf_quant_config.json is not readable as JSON.
     """
     declared = checkpoint.config.get(_DECLARATION)
     where, key = checkpoint.folder / CONFIG_FILE, _DECLARATION
@@ -172,7 +169,6 @@ def declared_scheme(
 
     Raises:
         VerifyError: it says something that is not understood, or two declarations disagree.
-        CheckpointError: hf_quant_config.json is not readable as JSON.
     """
     packed = packed_by_mlx(checkpoint.tensors)
     if packed is not None:
@@ -188,7 +184,6 @@ def read_scheme(
 
     Raises:
         VerifyError: it says something else, or something more.
-        CheckpointError: the file beside config.json is not readable as JSON.
     """
     keys = ObjectReader.of(raw.value, raw.where, raw.key, _NO_MEANING, strictness)
     if layout is None:
@@ -215,10 +210,7 @@ def _check_not_refused(raw: RawDeclaration) -> None:
 
 
 def looks_quantized(checkpoint: Checkpoint) -> bool:
-    """True if a folder declares a quantization, or stores tensors that only quantized linears have.
-
-    Reads no tensor data.
-    """
+    """True if a folder declares a quantization, or stores what only quantized linears have."""
     return raw_declaration(checkpoint) is not None or bool(
         quantized_looking(checkpoint.tensors.values())
     )

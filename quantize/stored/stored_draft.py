@@ -1,7 +1,6 @@
 """`StoredDraft`: what a folder stores, and the draft of plain weights that it stands for.
 
-Both are known from headers alone. Of the KV cache one scale for keys and one for values of each
-layer is stored: every spelling is read that an engine or a tool has for them.
+Headers alone say both. Scales of a KV cache are read in every spelling of an engine or a tool.
 """
 
 import dataclasses
@@ -147,7 +146,6 @@ class StoredDraft:
 
         Raises:
             CheckpointError: the folder is not a draft, or a stored tensor is not as declared.
-            VerifyError: its quantization_config is not understood.
         """
         scheme = declared_scheme(checkpoint)
         if scheme is None:
@@ -158,11 +156,7 @@ class StoredDraft:
 
     @classmethod
     def look(cls, checkpoint: Checkpoint, scheme: DeclaredScheme | None = None) -> "StoredDraft":
-        """What the tensors are, whatever is declared; what is stored under codes is not looked at.
-
-        Raises:
-            CheckpointError: apart from its quantized linears, the folder is not a draft.
-        """
+        """What the tensors are, whatever is declared; what is under codes is not looked at."""
         modules = frozenset(quantized_looking(checkpoint.tensors.values()))
         biases = _biases(checkpoint) if modules else frozenset()
         plain = {
@@ -206,10 +200,6 @@ class StoredDraft:
 
         Scales that a folder stores without declaring a cache are used where an option turns the
         cache on (`asked`), if the folder is quantized: engines build them with its linears' method.
-
-        Raises:
-            CheckpointError: a scale is not a positive number, or a cache is asked of a draft
-                without attention.
         """
         if asked is None and (self.scheme is None or self.scheme.kv_cache is None):
             return {}
@@ -238,11 +228,10 @@ class StoredDraft:
         return {suffix: tensor for suffix, tensor in stored.items() if tensor is not None}
 
     def linear(self, row: Row) -> StoredLinear:
-        """A quantized row, ready to decode: its scales and zero points are read and checked.
+        """A quantized row, ready to decode.
 
         Raises:
-            CheckpointError: a scale is not a positive number, a zero point is not the constant one
-                of symmetric codes, or the groups of inputs are none.
+            CheckpointError: a scale, zero point or group of inputs is none.
         """
         module, scheme = row.module, self._needed_scheme(row)
         constant = scheme.layout.zero_points if not scheme.layout.zeros(scheme) else {}
@@ -321,8 +310,8 @@ def _plain_headers(
 ) -> Checkpoint:
     """The same headers with every quantized linear spelled as the one weight that it stands for.
 
-    So the family's own table recognises the draft and checks names and shapes. A module that the
-    family does not know is left out.
+    So the family's table checks names and shapes. A module that the family does not know is left
+    out.
     """
     if not modules:
         return checkpoint
@@ -393,12 +382,13 @@ def declared_activations(activations: ActivationFormat | None) -> Activations:
 
 
 def weight_format(stored: StoredDraft, scheme: DeclaredScheme) -> WeightFormat:
-    """The declared format of the weights; `scale_dtype` says that INT4 scales are float16.
+    """The declared format of the weights, LayoutError where recipes have no name for it.
 
-    Raises:
-        LayoutError: recipes have no name for it.
+    `scale_dtype` says that INT4 scales are float16.
     """
     int4 = scheme.number.is_integer and scheme.first_stage is None
+    tensors, suffix = stored.checkpoint.tensors, scale_suffix(scheme)
+    float16 = int4 and {tensors[f"{m}.{suffix}"].dtype for m in stored.modules} == {"F16"}
     sizes = NUMBER_FORMATS[scheme.weight_dtype].sizes if is_of_recipes(scheme.weight_dtype) else {}
     size = (scheme.group_size,) if scheme.group_size else ()
     known = scheme.granularity in sizes and set(size) <= set(sizes[scheme.granularity])
@@ -414,17 +404,13 @@ def weight_format(stored: StoredDraft, scheme: DeclaredScheme) -> WeightFormat:
         granularity=scheme.granularity,
         symmetric=True,
         group_size=scheme.group_size,
-        scale_dtype="float16" if int4 and _scale_dtypes(stored, scheme) == {"F16"} else None,
+        scale_dtype="float16" if float16 else None,
         first_stage=scheme.first_stage,
     )
 
 
 def activation_format(scheme: DeclaredScheme) -> ActivationFormat | None:
-    """The declared format of the inputs; None where they are not rounded.
-
-    Raises:
-        LayoutError: recipes have no name for it.
-    """
+    """The declared format of the inputs, None where they are not rounded; or LayoutError."""
     if scheme.activations not in _ACTIVATIONS:
         raise LayoutError(
             f"activations {scheme.activations}",
@@ -433,8 +419,3 @@ def activation_format(scheme: DeclaredScheme) -> ActivationFormat | None:
             fix="quantize the BF16 draft with a recipe instead",
         )
     return _ACTIVATIONS[scheme.activations]
-
-
-def _scale_dtypes(stored: StoredDraft, scheme: DeclaredScheme) -> set[str]:
-    suffix = scale_suffix(scheme)
-    return {stored.checkpoint.tensors[f"{module}.{suffix}"].dtype for module in stored.modules}

@@ -32,9 +32,6 @@ class StoredTables:
 
         Names may have any prefix, as in multimodal targets (`language_model.model.embed_tokens`),
         except those of a layer: DeepSeek-V3's multi-token layer repeats the embedding.
-
-        Raises:
-            CheckpointError: a table is absent, there are several, or they are no pair of tables.
         """
         if not target.is_dir():
             raise CheckpointError(target, "no such folder", fix="give the target's local folder")

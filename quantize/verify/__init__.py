@@ -1,8 +1,4 @@
-"""Verification: a folder is read again and compared, without code of the writer and without torch.
-
-The rest of `quantize` uses only the names below. They return answers, none of which is written
-into a tensor.
-"""
+"""Verification: a folder is read again and compared without the writer's code, or torch."""
 
 from typing import TYPE_CHECKING
 
@@ -18,11 +14,11 @@ if TYPE_CHECKING:
     from .comparison import VerifyReport as VerifyReport
     from .comparison import check_faults as check_faults
     from .cut_verification import verify_cut as verify_cut
-    from .folder_verification import verify as verify
     from .graft_verification import GraftVerification as GraftVerification
     from .graft_verification import verify_graft as verify_graft
     from .rewritten import verify_dequantized as verify_dequantized
     from .rewritten import verify_transcoded as verify_transcoded
+    from .verification import verify as verify
 
 _HOMES = {
     "audit_checkpoint": ".audit",
@@ -33,7 +29,7 @@ _HOMES = {
     "GraftVerification": ".graft_verification",
     "LinearFinding": ".comparison",
     "RewrittenReport": ".comparison",
-    "verify": ".folder_verification",
+    "verify": ".verification",
     "verify_cut": ".cut_verification",
     "verify_dequantized": ".rewritten",
     "verify_graft": ".graft_verification",

@@ -43,7 +43,7 @@ from .folder_faults import (
     fused_faults,
     index_faults,
     must_not_be_quantized,
-    wrong_parts,
+    sort_parts,
 )
 from .scales import companion_faults, group_absmax
 
@@ -71,13 +71,11 @@ class CodeStatistics:
     Attributes:
         num_scales: stored ones; the one over NVFP4's group scales is not counted.
         smallest_scale, largest_scale: of the finite ones, as multiplier of the codes.
-        saturated: share of the codes at an end of the range: -8 and 7, ±448, ±6. Asymmetric codes
-            count from the middle of their range here, whatever their zero points are.
-        zero_halves: the same in both halves of a concat input; None for other linears.
+        saturated: share of the codes at an end of the range, counted from its middle.
+        zero_halves: the zeros of both halves of a concat input; None for other linears.
         distinct: values that occur. possible: values of the format, +0 and -0 being one.
         scales_fit: share of the scales whose largest code is that of absmax or more, of those with
-            codes that are not all zero; None if all are. Below 1, codes are wasted: a scale that
-            fused linears share, or that was learned, but also one that belongs to other codes.
+            codes that are not all zero; None if all are. Below 1, codes are wasted.
     """
 
     num_scales: int
@@ -96,9 +94,7 @@ def code_statistics(
 ) -> tuple[CodeStatistics, list[Fault]]:
     """Look at every code and scale of a linear, its stored tensors already checked by header.
 
-    The faults: scales that are not finite, not positive (but for those of other tools that are
-    signed) or subnormal over codes that are not all zero; NaN codes; four-bit codes that use less
-    than half of the range everywhere.
+    Faults: scales that are no positive numbers, or subnormal; NaN codes; less than half of a range.
     """
     module = row.module
     with np.errstate(all="ignore"):  # NaN and infinity are reported as faults
@@ -256,10 +252,8 @@ class LinearAudit:
 class Audit:
     """What was found in one quantized folder.
 
-    Attributes:
-        draft: the draft of plain weights that it stands for: every quantized linear is one row of
-            its unquantized shape, whose dtype and byte range mean nothing.
-        faults: what is wrong; empty does not mean that the codes are those of any source.
+    `draft` has every quantized linear as one row of its unquantized shape, whose dtype and byte
+    range mean nothing. No faults do not mean that the codes are those of any source.
     """
 
     checkpoint: Checkpoint
@@ -368,13 +362,12 @@ def _look(
     if own is not None:
         rows, columns = row.tensor.shape
         parts = stored_parts(own, rows, columns)
-        found = wrong_parts(module, parts, {s: tensors.get(s) for s in parts}, own)
+        right, found = sort_parts(checkpoint, module, parts, own)
         wrong = {fault.where.removeprefix(f"{module}.") for fault in found}
         faults += found
         for suffix in sorted(tensors.keys() - parts.keys()):
             name, got = tensors[suffix].name, form(tensors[suffix])
             faults.append(Fault(where=name, expected="no such tensor", got=got))
-        right = {suffix: tensors[suffix] for suffix in parts if suffix in tensors.keys() - wrong}
         ours = isinstance(read_provenance(checkpoint.folder), QuantizedProvenance)
         faults += companion_faults(checkpoint, own, row.tensor, right, symmetric=ours)
         if wrong <= beside_codes(own):
@@ -435,7 +428,10 @@ def _made_by(checkpoint: Checkpoint) -> tuple[str, ...]:
         if isinstance(recorded, TranscodedProvenance):
             found.append(f"something else, transcoded by {by}")
         elif isinstance(recorded, QuantizedProvenance):
-            found.append(f"{_quantized_by(recorded)}, from {origin}{_marks(recorded)}")
+            corrected = recorded.recipe.algorithm.input_correction == "auto"
+            marks = ", with input correction" if corrected else ""
+            marks += "".join(f", {cut} cut before" for cut in recorded.cuts[-1:])
+            found.append(f"{_quantized_by(recorded)}, from {origin}{marks}")
         elif isinstance(recorded, CutProvenance):
             first, was = recorded.quantized_by, ""
             if isinstance(first, QuantizedProvenance):
@@ -455,12 +451,6 @@ def _made_by(checkpoint: Checkpoint) -> tuple[str, ...]:
 
 def _quantized_by(record: QuantizedProvenance) -> str:
     return f"draftquant {record.draftquant}, recipe {record.recipe.name}"
-
-
-def _marks(record: QuantizedProvenance) -> str:
-    corrected = record.recipe.algorithm.input_correction == "auto"
-    correction = ", with input correction" if corrected else ""
-    return correction + "".join(f", {cut} cut before" for cut in record.cuts[-1:])
 
 
 def _linear_mapping(linear: LinearAudit) -> dict[str, Any]:

@@ -1,10 +1,7 @@
 """What a run changed beside codes, and what is recorded of it: norms, scales of the cache, config.
 
-A balanced norm is the source's / 2^k, exactly. One that learned lies near that, and as far from it
-as it is recorded; what exactly it is the digests under the seal say. A scale of the KV cache is a
-number that nothing else in the folder depends on: one that is missing is served as 1. What an
-output's config.json may say is what the source's does, with the changes that its run says; none
-may change what the draft computes: a fix is for what engines read.
+A balanced norm is the source's / 2^k, exactly; one that learned lies within its recorded factor.
+config.json may change only where it changes nothing that the draft computes.
 """
 
 import json
@@ -25,7 +22,7 @@ from ..files.safetensors_header import TensorInfo
 from ..stored.decoded_numbers import floats, read_whole, stored_scalar
 from ..stored.layouts.scheme import DeclaredScheme
 from ..stored.stored_draft import cache_problems, cache_tensors
-from .comparison import Compared, Fault, NotFinite, OnBytes
+from .comparison import Compared, Fault, NotFinite, OnBytes, differing
 from .demands import said_of
 
 Config = Mapping[str, object]
@@ -144,8 +141,7 @@ def _balance_exponents(
 ) -> tuple[dict[str, int], list[Fault]]:
     """What balancing the concat input changed: tensor name -> k, of the norm and the linears.
 
-    The norm was divided by 2^k, the first half of the columns of each linear that reads it was
-    multiplied. Nothing is taken for balanced unless all that is recorded makes sense.
+    Nothing is taken for balanced unless all that is recorded makes sense.
     """
     if not method.balanced:
         return {}, []
@@ -181,8 +177,7 @@ def cache_scale_faults(
 ) -> list[Fault]:
     """Every layer has its scales, they are positive numbers, and they are those of the run.
 
-    Where another tool made the folder, there is no method: it may leave scales to engines, or store
-    them in several spellings and dtypes.
+    Another tool (no `method`) may leave scales to engines, or store several spellings.
     """
     faults = [
         Fault(where=where, expected=expected, got=got)
@@ -217,7 +212,6 @@ def _scales_of_the_run(
     output: Checkpoint,
     method: Method,
 ) -> list[Fault]:
-    """Bit for bit, in float32, and 1 where the recipe says so."""
     cache, faults = method.recipe.kv_cache, []
     where = f"{PROVENANCE_FILE}: cache_scales"
     given = dict(method.cache_scales)
@@ -253,8 +247,7 @@ def _layers(draft: Draft) -> dict[int, str]:
 def config_faults(draft: Draft, output: Checkpoint, changes: Config | None) -> list[Fault]:
     """Every key of config.json but the declaration has the value that it should have.
 
-    `changes` are dotted key -> value, as the run says; None where nothing says, since another tool
-    made the folder: what changes nothing that the draft computes may be written there.
+    `changes` are dotted key -> value, as the run says; None: another tool made the folder.
     """
     source = draft.checkpoint.config
     if changes is not None:
@@ -271,11 +264,7 @@ def different_keys(
     """The keys of config.json, but for some, of which the values differ."""
     keys = sorted((wanted.keys() | found.keys()) - set(but))
     pairs = {key: (said_of(wanted, key), said_of(found, key)) for key in keys}
-    return [
-        Fault(where=f"{CONFIG_FILE}: {key}", expected=expected, got=got)
-        for key, (expected, got) in pairs.items()
-        if expected != got
-    ]
+    return differing(f"{CONFIG_FILE}: ", pairs)
 
 
 def _changed(config: Config, changes: Config) -> dict[str, object]:

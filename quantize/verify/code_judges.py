@@ -19,11 +19,7 @@ from .scales import e2m1_rounded, e4m3_rounded, int4_words, sign_bytes
 
 
 class Block:
-    """A block of rows of a linear; its arrays are reused for the next one.
-
-    `w` is the source weight, [rows, in_features]; `stored` the bytes of its codes, those of all
-    rows where codes are transposed.
-    """
+    """Rows of a linear, in arrays that are reused; of transposed codes `stored` are all bytes."""
 
     def __init__(
         self, first_row: int, w: Floats, stored: Bytes, decode: Callable[[], Floats]
@@ -69,41 +65,6 @@ class Buffers:
         if array is None:
             array = self._arrays[name] = np.empty(shape, np.float32)
         return array[: shape[0]]
-
-
-class Numbers(Judge):
-    """Every code is a number, and only F8_E4M3 has codes that are none.
-
-    Where F8_E4M3 carries INT4, a whole number from -8 to 7, and no -0.
-    """
-
-    def __init__(self, *, carried: bool = False) -> None:
-        self._carried = carried
-        self._first = (0, 0)
-
-    @override
-    def add(self, block: Block) -> None:
-        codes = block.codes
-        wrong = np.isnan(codes)
-        if self._carried:
-            good = (codes >= -8) & (codes <= 7) & (codes == np.rint(codes))
-            wrong = ~(good & ~((codes == 0) & np.signbit(codes)))
-        if not wrong.any():
-            return
-        bad = np.argwhere(wrong)
-        if not self.wrong:
-            self._first = block.first_row + int(bad[0, 0]), int(bad[0, 1])
-        self.wrong += len(bad)
-
-    @override
-    def faults(self, name: str) -> list[Fault]:
-        if not self.wrong:
-            return []
-        expected, what = "quantized values that are numbers", "NaN(s)"
-        if self._carried:
-            expected, what = "whole numbers from -8 to 7", "other(s)"
-        got = f"{self.wrong} {what}, first at row {self._first[0]}, column {self._first[1]}"
-        return [Fault(where=name, expected=expected, got=got)]
 
 
 INT4_MIN, INT4_MAX = np.float32(-8), np.float32(7)
@@ -280,33 +241,40 @@ _SMALLEST = 1 / 48
 class Near(Judge):
     """Codes that make up for the errors of others, against the error of the nearest ones.
 
-    The weight alone does not say what they must be, but how far off they may be: at most `most`
-    times the error of the nearest codes under the same scales. Compensation moves codes by a step
-    here and there, and adds half as much again to that error (measured: 1.3 to 1.6 times). Codes in
-    another order, of another linear or under other scales are off by several times that.
+    At most `most` times that of the nearest under the same scales. Compensation adds half as much
+    again to that error (measured: 1.3 to 1.6 times); codes in another order, of another linear or
+    under other scales are off by several times that. Every code is a number; where F8_E4M3 carries
+    INT4, a whole one from -8 to 7, and no -0.
     """
 
     def __init__(
         self,
-        numbers: Numbers,
         nearest: Nearest,
         linear: StoredLinear,
         group_size: int | None,
         buffers: Buffers,
         *,
+        carried: bool = False,
         most: float = MOST_OF_LINEAR,
     ) -> None:
-        self._most = most
-        self._numbers, self._nearest = numbers, nearest
+        self._most, self._carried, self._first = most, carried, (0, 0)
+        self._nearest = nearest
         self._linear, self._group_size, self._buffers = linear, group_size, buffers
         self._ratios: list[Floats] = []
         self._lost, self._least = 0.0, 0.0
 
     @override
     def add(self, block: Block) -> None:
-        self._numbers.add(block)
-        self.wrong = self._numbers.wrong
         first_row, w, codes = block.first_row, block.w, block.codes
+        wrong = np.isnan(codes)
+        if self._carried:
+            good = (codes >= -8) & (codes <= 7) & (codes == np.rint(codes))
+            wrong = ~(good & ~((codes == 0) & np.signbit(codes)))
+        if wrong.any():
+            bad = np.argwhere(wrong)
+            if not self.wrong:
+                self._first = first_row + int(bad[0, 0]), int(bad[0, 1])
+            self.wrong += len(bad)
         rows = range(first_row, first_row + len(w))
         scale = spread(self._linear.scale_of(rows), self._group_size, w.shape[1])
         lost = self._squares(w, codes, scale)
@@ -326,10 +294,14 @@ class Near(Judge):
     @override
     def faults(self, name: str) -> list[Fault]:
         if self.wrong:
-            return self._numbers.faults(name)
+            expected, what = "quantized values that are numbers", "NaN(s)"
+            if self._carried:
+                expected, what = "whole numbers from -8 to 7", "other(s)"
+            got = f"{self.wrong} {what}, first at row {self._first[0]}, column {self._first[1]}"
+            return [Fault(where=name, expected=expected, got=got)]
         ratios = np.concatenate(self._ratios)
         row, whole = int(ratios.argmax()), (self._lost / self._least) ** 0.5
-        most, got = self._most, None
+        most, got = self._most, ""
         if whole > self._most:
             got = f"{whole:.3g} times"
         elif ratios[row] > 2 * self._most:

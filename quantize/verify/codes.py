@@ -1,8 +1,4 @@
-"""A quantized linear of the output against its source weight, in one pass over both.
-
-Both are read in blocks of rows, so memory stays bounded, and hashed on the way. What codes and
-scales must be is said by a `CodeRule`.
-"""
+"""A quantized linear of the output against its source weight, in one pass over both."""
 
 import math
 from dataclasses import dataclass, replace
@@ -20,7 +16,7 @@ from ..stored.decoded_numbers import Bytes, Floats, blocks_of, floats, read_rows
 from ..stored.layouts.scheme import NIBBLES_PER_WORD, DeclaredScheme
 from ..stored.linear import StoredLinear, global_scale, spread, stored_scales
 from ..stored.stored_declaration import scale_suffix
-from .code_judges import Block, Buffers, Judge, Near, Nearest, Numbers
+from .code_judges import Block, Buffers, Judge, Near, Nearest
 from .comparison import Compared, Fault, LinearFinding, NotFinite, OnBytes
 from .foreign_rules import about_absmax_faults, foreign_judge, integer_scale_rule
 from .scales import (
@@ -186,8 +182,7 @@ class _Linear:
         nearest = Nearest(scheme, scale, first, self._buffers, carried=carried)
         if rule.codes == "nearest":
             return nearest
-        numbers = Numbers(carried=carried)
-        return Near(numbers, nearest, linear, scheme.group_size, self._buffers)
+        return Near(nearest, linear, scheme.group_size, self._buffers, carried=carried)
 
     def add(self, rows: range, source: Bytes, stored: Bytes) -> None:
         shape = len(rows), self._columns
@@ -247,16 +242,14 @@ class _Linear:
         elif self._bad is None:  # otherwise every element would be reported once more
             compensated = self._judge.max_error is None
             found.faults += self._judge.faults(self._linear.codes_tensor.name)
-            found.faults += self._padding_faults() + self._scale_faults(compensated=compensated)
+            if self._padding:
+                name, got = self._linear.codes_tensor.name, f"{self._padding} other(s)"
+                expected = "padding of the last word of a row with 0"
+                found.faults.append(Fault(where=name, expected=expected, got=got))
+            found.faults += self._scale_faults(compensated=compensated)
             found.linear = self._finding(compensated=compensated)
             found.absmax = float(self._absmax.max())
         return found
-
-    def _padding_faults(self) -> list[Fault]:
-        if not self._padding:
-            return []
-        name, got = self._linear.codes_tensor.name, f"{self._padding} other(s)"
-        return [Fault(where=name, expected="padding of the last word of a row with 0", got=got)]
 
     def _scale_faults(self, *, compensated: bool) -> list[Fault]:
         scheme, rule, whole = self._scheme, self._demand.rule.scales, self._whole

@@ -1,8 +1,7 @@
 """The one comparison: two views of a folder, tensor by tensor, in threads; and what it finds.
 
-The one view is what is stored, the other what its sources and its record say it must be. Who
-compares says how the other view is made; here are the frame of it, faults and reports, and what no
-rewrite changes: tensors with the source's bytes, which are finite numbers.
+The one view is what is stored, the other what its sources and its record say it must be: who
+compares says how that is made, and how codes are compared.
 """
 
 import dataclasses
@@ -36,6 +35,17 @@ class Fault:
         return f"{self.where}: expected {self.expected}, got {self.got}"
 
 
+def differing(
+    where: str, pairs: Mapping[str, tuple[object, object]], expected: str = "{}"
+) -> list[Fault]:
+    """A fault for each key of which what is wanted and what is there differ."""
+    return [
+        Fault(where=f"{where}{key}", expected=expected.format(wanted), got=f"{got}")
+        for key, (wanted, got) in pairs.items()
+        if wanted != got
+    ]
+
+
 class NotFinite(Fault):
     """A tensor of the source holds NaN or infinity: no output of it can be right."""
 
@@ -52,7 +62,7 @@ def check_faults(out: Path, source: Path, faults: Sequence[Fault], *, fix: str) 
 
     Raises:
         CheckpointError: tensors of the source are not finite.
-        VerifyError: names the first ten faults; `fix` is for those that are not the source's.
+        VerifyError: names the first ten faults.
     """
     check_finite(source, {each.where: each.got for each in faults if isinstance(each, NotFinite)})
     if faults:
@@ -118,14 +128,10 @@ class VerifyReport(Brief):
     Attributes:
         rule: what was demanded of quantized values and scales; None where nothing could be read.
         kept: number of tensors compared byte by byte. quantized: of linears decoded and compared.
-        dropped: source tensors that the recipe leaves to the target.
-        dropped_shown: these were compared with the target's tensors in this verification.
-        learned_norms: norms that learned with the quantized values, which are not the source's ->
-            the largest factor by which an element changed, as recorded and found.
-        vocabulary: how much of it the head has, of a folder that was compared as a cut of the other
-            one; None of all others.
-        head_unshown: its rows are those of the target's head, which was not at hand: they have the
-            digest that is recorded.
+        dropped: source tensors left to the target. dropped_shown: compared with the target's.
+        learned_norms: norms that are not the source's -> the largest factor of an element's change.
+        vocabulary: how much of it the head has, of a folder that was compared as a cut.
+        head_unshown: its rows are a target's that was not at hand; they have the recorded digest.
     """
 
     output: str

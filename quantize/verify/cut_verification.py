@@ -1,7 +1,6 @@
 """A folder whose vocabulary was cut, against the folder that it was made from.
 
-Every kept row has the source's bytes and every entry of the maps is right, since what must be is
-built again from the source (`cut_view`); nothing else changed. Imports no torch.
+What must be is built again from the source (`cut_view`); nothing else changed. Imports no torch.
 """
 
 from collections.abc import Sequence
@@ -39,7 +38,7 @@ def cut_of(output: Path, source: Checkpoint) -> CutProvenance | None:
     """The record of a folder that is to be compared as a cut of this source; None if it is none.
 
     Raises:
-        CheckpointError: another tool quantized it before it was cut, and the source is unquantized.
+        CheckpointError: another tool quantized it before it was cut; the source is unquantized.
     """
     try:
         record = read_provenance(output)

@@ -1,9 +1,8 @@
 """A draft as a cut of its vocabulary must have made it: built of the source's rows once more.
 
-Rows, maps and config are made here by other means than those that wrote the folder; they lie in a
-scratch file, so that whatever reads a checkpoint can read what should be. So a folder that was
-quantized before or after the cut is held against the whole draft: no folder in between is needed,
-and nothing of it is believed.
+Rows, maps and config are made here by other means than those that wrote the folder, in a scratch
+file that is read as every checkpoint. So a folder that was quantized before or after the cut is
+held against the whole draft, without a folder in between.
 """
 
 import tempfile
@@ -84,12 +83,10 @@ def cut_view(
 ) -> Iterator[Checkpoint]:
     """What a folder becomes whose vocabulary is cut to these ascending target ids.
 
-    Where it has no head, it gets rows of the target's `tables`; without them there is none here
-    too.
+    Where it has no head, it gets rows of the target's `tables`; without them there is none.
 
     Raises:
         VerifyError: its family has no cut vocabulary, or its config none of this size.
-        CheckpointError: a file shrank or vanished.
     """
     draft = source.draft
     config = {**source.checkpoint.config, SIZE_KEY: len(ids)}

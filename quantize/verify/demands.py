@@ -1,7 +1,4 @@
-"""What is demanded of a folder: by its record, its recipe, and what is declared for each linear.
-
-Linears of one folder may have several formats, and an algorithm treats each in its own way.
-"""
+"""What is demanded of a folder: by its record, its recipe, and what is declared for each linear."""
 
 import dataclasses
 import fnmatch
@@ -37,7 +34,7 @@ from ..stored.stored_declaration import INPUT_SCALES, INVERSE_INPUT_SCALE, scale
 from ..stored.stored_draft import declared_activations
 from ..stored.stored_tables import StoredTables
 from .codes import Demand
-from .comparison import Fault
+from .comparison import Fault, differing
 from .scales import matrix_absmax, rule_of
 
 Record = QuantizedProvenance | TranscodedProvenance
@@ -49,15 +46,6 @@ NO_RECORD = Fault(
 )
 _DECLARATION = "quantization_config"
 _DECLARED = f"{CONFIG_FILE}: {_DECLARATION}"
-
-
-def differing(where: str, pairs: Mapping[str, tuple[object, object]]) -> list[Fault]:
-    """A fault for each key of which what is wanted and what is there differ."""
-    return [
-        Fault(where=f"{where}{key}", expected=str(wanted), got=str(got))
-        for key, (wanted, got) in pairs.items()
-        if wanted != got
-    ]
 
 
 def recorded(pairs: Mapping[str, tuple[object, object]]) -> list[Fault]:
@@ -115,15 +103,9 @@ def record_faults(
 
 def method_faults(run: Method, said: Method) -> list[Fault]:
     """What draftquant.json says is what the run did."""
-    pairs = {
-        one.name: (getattr(run, one.name), getattr(said, one.name))
-        for one in dataclasses.fields(Method)
-    }
-    return [
-        Fault(where=f"{PROVENANCE_FILE}: {key}", expected=f"that of the run: {ours}", got=f"{got}")
-        for key, (ours, got) in pairs.items()
-        if ours != got
-    ]
+    names = [one.name for one in dataclasses.fields(Method)]
+    pairs = {name: (getattr(run, name), getattr(said, name)) for name in names}
+    return differing(f"{PROVENANCE_FILE}: ", pairs, "that of the run: {}")
 
 
 def claiming(recipe: Recipe, row: Row) -> Rule | None:
@@ -139,10 +121,7 @@ def claiming(recipe: Recipe, row: Row) -> Rule | None:
 
 
 def recipe_of(method: Method, row: Row) -> Recipe:
-    """The recipe as it holds for a row: with format and algorithm of the rule that claims it.
-
-    Experts that too few inputs reached are rounded to nearest.
-    """
+    """The recipe for a row: with format and algorithm of the rule that claims it."""
     recipe = method.recipe
     rule = claiming(recipe, row)
     own = recipe.of(rule) if rule is not None else recipe.in_format(recipe.formats[0])
@@ -291,10 +270,7 @@ def input_scale_faults(
 def complete_faults(
     recipe: Recipe, scheme: DeclaredScheme, draft: Draft, output: Checkpoint
 ) -> list[Fault]:
-    """config.json, and the layout's own file, declare just what this package writes for a recipe.
-
-    Which modules are excluded is judged by what the excludes match, see `exclude_faults`.
-    """
+    """config.json, and the layout's own file, declare what this package writes for a recipe."""
     layout = scheme.layout
     own = recipe.in_format(recipe.formats[0]).stored
     others = _own_formats(recipe, draft, named_heads=layout.names_heads)
@@ -308,10 +284,7 @@ def complete_faults(
 
 
 def _own_formats(recipe: Recipe, draft: Draft, *, named_heads: bool) -> tuple[OwnFormat, ...]:
-    """The linears of other formats than the recipe's own.
-
-    Where engines find a head by its name alone, one of the recipe's own format as well.
-    """
+    """Linears of other formats than the recipe's own; of its own a head, where it needs a name."""
     found = []
     for form in recipe.formats:
         rows = [row for row in draft.rows if _format(recipe, row) == form]
@@ -354,8 +327,7 @@ def demands_of(
 ) -> dict[str, Demand]:
     """Of every matrix of the source, quantized or not, by on-disk module name.
 
-    How codes and scales were computed, where what is stored does not say it, the record of a folder
-    says, or the recipe of the run that is writing it.
+    How codes and scales were computed, the record of a folder says, or the recipe of the run.
     """
     before = record.transcoded_from if record is not None else None
     weights = method.recipe.weights if method else before.weights if before else None
@@ -389,9 +361,8 @@ def whole_demands(
 ) -> dict[str, Demand]:
     """The demands on quantized linears, with what `exponents` and scales of matrices say of them.
 
-    Where a scale of the whole matrix is demanded exactly, the source is read once before: codes and
-    scales under it follow from it, also where only its rounded inverse is stored. `exponents` are
-    those of `ChangedNorms`, by tensor name.
+    Where a scale of the whole matrix is demanded exactly, the source is read once before.
+    `exponents` are those of `ChangedNorms`, by tensor name.
     """
     rows = {row.module: row.tensor for row in draft.linears() if row.module in quantized}
     found = {m: replace(demands[m], exponent=exponents.get(t.name, 0)) for m, t in rows.items()}

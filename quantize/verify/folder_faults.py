@@ -27,7 +27,7 @@ from ..stored.layouts import HF_QUANT_CONFIG
 from ..stored.layouts.scheme import DeclaredScheme, Part
 from ..stored.stored_declaration import INPUT_SCALES, beside_codes, quantized_looking, stored_parts
 from .codes import Demand
-from .comparison import Fault, form
+from .comparison import Fault, differing, form
 from .demands import own_parts
 
 _PYTORCH = repr("pt")  # what transformers demands as "format", and most exporters write
@@ -49,11 +49,7 @@ _ANY_LAYER = 61  # vLLM numbers a draft's layers after the target's: Kimi-K2 and
 
 
 def check_is_checkpoint(output: Path, config_file: str) -> None:
-    """There is a folder to verify.
-
-    Raises:
-        CheckpointError: config.json or weights are absent.
-    """
+    """CheckpointError where config.json or weights are absent."""
     has_weights = (output / INDEX_FILE).exists() or any(output.glob("*.safetensors"))
     has_config = (output / config_file).is_file()
     if not has_config or not has_weights:
@@ -85,8 +81,7 @@ def sort_tensors(
 ) -> Sorting:
     """Hold every tensor of the source against the header of the output, and the other way round.
 
-    `beside` are tensors of the output that belong to none of the source. Where there is no recipe,
-    something else may have stored INT4 scales in another dtype.
+    `beside` are tensors of the output that belong to none of the source.
     """
     modules = quantized_looking(output.tensors.values())
     kept, linears, quantized, complete = [], [], set(), set()
@@ -116,14 +111,12 @@ def sort_tensors(
         if recipe is not None:
             parts = own_parts(parts, recipe.weights.stored, scheme, demand.scale_dtype)
         claimed |= {f"{module}.{suffix}" for suffix in parts}
-        found = {suffix: output.tensors.get(f"{module}.{suffix}") for suffix in parts}
-        wrong = wrong_parts(module, parts, found, scheme)
+        right, wrong = sort_parts(output, module, parts, scheme)
         faults += wrong
-        absent = {fault.where.rpartition(".")[2] for fault in wrong}
-        if not absent:
+        if not wrong:
             complete.add(module)
-        if absent <= beside_codes(scheme):
-            linears.append((row, {s: t for s, t in found.items() if t and s not in absent}))
+        if {fault.where.rpartition(".")[2] for fault in wrong} <= beside_codes(scheme):
+            linears.append((row, right))
     for name in sorted(output.tensors.keys() - claimed):
         faults.append(Fault(where=name, expected="no such tensor", got=form(output.tensors[name])))
     return Sorting(
@@ -144,28 +137,27 @@ def _not_kept(tensor: TensorInfo, stored: TensorInfo | None) -> Fault | None:
 
 
 def must_not_be_quantized(module: str, row: Row) -> Fault:
-    """The fault of a row that is stored as codes but has no business to be."""
+    """Of a row that is stored as codes but has no business to be."""
     reason = f"{CONFIG_FILE} declares no quantization"
     if row.role not in QUANTIZABLE:
         reason = f"{row.role} is never quantized"
     return Fault(where=module, expected=f"{form(row.tensor)}: {reason}", got="a quantized weight")
 
 
-def wrong_parts(
-    module: str,
-    parts: Mapping[str, Part],
-    found: Mapping[str, TensorInfo | None],
-    scheme: DeclaredScheme,
-) -> list[Fault]:
-    """Parts of a quantized linear, by suffix, that are absent or of another dtype or shape."""
-    faults = []
+def sort_parts(
+    output: Checkpoint, module: str, parts: Mapping[str, Part], scheme: DeclaredScheme
+) -> tuple[dict[str, TensorInfo], list[Fault]]:
+    """The parts of a quantized linear by suffix; those absent, or of another form, are faults."""
+    right, faults = {}, []
     for suffix, part in parts.items():
-        tensor = found[suffix]
+        tensor = output.tensors.get(f"{module}.{suffix}")
         if not part.fits(tensor):
             expected = f"{' or '.join(part.dtypes)} {list(part.shape)} ({scheme})"
             got = form(tensor) if tensor else "none"
             faults.append(Fault(where=f"{module}.{suffix}", expected=expected, got=got))
-    return faults
+        elif tensor is not None:
+            right[suffix] = tensor
+    return right, faults
 
 
 def fused_faults(
@@ -264,8 +256,7 @@ def _numbered(row: Row, first: int) -> str:
 def _first_layer(rows: Sequence[Row], scheme: DeclaredScheme) -> int:
     """The number from which excludes count the draft's layers: that under which most are excluded.
 
-    Plain fp8 excludes whole names, so there is one such number; patterns hold for any. Small
-    numbers are those of the names on disk, so they go last.
+    Small numbers are those of the names on disk, so they go last.
     """
     found = {int(number) for number in _NUMBER.findall(" ".join(scheme.excludes))}
     layers = {int(row.canonical.split(".")[1]) for row in rows}
@@ -303,11 +294,8 @@ def file_faults(
 ) -> list[Fault]:
     """Index, metadata and files: those of the source, and what the layout and this package add.
 
-    Args:
-        source: the folder that the output was made from; weights in other formats do not travel.
-        foreign: another tool wrote the output, which may say the same of the tokenizer otherwise,
-            and leave records of how it quantized.
-        recorded: draftquant.json of a quantized folder; it says whether there is a card.
+    Where another tool wrote the output (`foreign`), it may say the same of the tokenizer otherwise,
+    and leave records of how it quantized. `recorded` says whether there is a card.
     """
     side = scheme.layout.side_file if scheme else None
     owned = {config_file, INDEX_FILE, PROVENANCE_FILE, *output.headers, *_OF_THE_HUB}
@@ -341,12 +329,9 @@ def _metadata_faults(source: Checkpoint, output: Checkpoint, *, foreign: bool) -
     if foreign and stored.get("format", _PYTORCH) == _PYTORCH:
         stored.pop("format", None)
         wanted.pop("format", None)
-    return [
-        Fault(where=f"__metadata__: {key}", expected=wanted.get(key, "no such key"),
-              got=stored.get(key, "no such key"))
-        for key in sorted(wanted.keys() | stored.keys())
-        if wanted.get(key) != stored.get(key)
-    ]  # fmt: skip
+    keys, none = sorted(wanted.keys() | stored.keys()), "no such key"
+    pairs = {key: (wanted.get(key, none), stored.get(key, none)) for key in keys}
+    return differing("__metadata__: ", pairs)
 
 
 def _metadata(checkpoint: Checkpoint) -> dict[str, str]:

@@ -16,7 +16,7 @@ from ..stored.decoded_numbers import Floats, floats, read_whole
 from ..stored.layouts.scheme import DeclaredScheme
 from ..stored.linear import INVERSE_SCALE, StoredLinear, global_scale, matrix_scale, spread
 from ..stored.stored_declaration import scale_suffix
-from .code_judges import Block, Buffers, Judge, Near, Nearest, Numbers
+from .code_judges import Block, Buffers, Judge, Near, Nearest
 from .comparison import Fault
 from .scales import (
     E2M1_MAX,
@@ -212,7 +212,7 @@ def foreign_judge(scheme: DeclaredScheme, linear: StoredLinear, buffers: Buffers
     bits = scheme.number.bits
     nearest = Nearest(scheme, linear.scale, None, buffers, ends=partial(linear.ends, bits))
     size, most = scheme.group_size, MOST_COMPENSATED
-    return NearestOrCompensated(about, Near(Numbers(), nearest, linear, size, buffers, most=most))
+    return NearestOrCompensated(about, Near(nearest, linear, size, buffers, most=most))
 
 
 def about_absmax_faults(
@@ -226,8 +226,7 @@ def about_absmax_faults(
 ) -> list[Fault]:
     """Scales [out_features, groups] that absmax does not give; all-zero FP8 and FP4 may have any.
 
-    The one scale of a whole matrix is not judged here. `compensated` codes are not the nearest, but
-    make up for the errors of others.
+    Not the one scale of a matrix; `compensated` codes make up for the errors of others.
     """
     if scheme.granularity == "tensor":
         return []

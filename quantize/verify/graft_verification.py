@@ -32,12 +32,12 @@ from ..stored.layouts import HF_QUANT_CONFIG
 from ..stored.layouts.scheme import DeclaredScheme
 from ..stored.stored_declaration import raw_declaration, read_scheme
 from ..stored.stored_draft import StoredDraft
+from ..stored.stored_tables import EMBEDDING, HEAD
 from .comparison import Compared, Fault, Progress, compare_all, compare_kept, form
 from .demands import digest_pairs, recorded
 from .folder_faults import index_faults, travelled_faults
 
 _PREFIX_BYTES = 8
-_EMBEDDING, _HEAD = "embed_tokens.weight", "lm_head.weight"
 _EXPERT = re.compile(r"\.experts\.\d+\.")
 _MAY_CHANGE = frozenset(
     {"quantization_config", "num_nextn_predict_layers", "mtp_num_hidden_layers"}
@@ -55,8 +55,7 @@ class GraftVerification(Brief):
 
     Attributes:
         layers: prefixes of what was put in.
-        target_tensors: number of the target's tensors that must be in it.
-        same_file: of these, those that lie in one file which is in both folders (a link).
+        same_file: target tensors that lie in one file which is in both folders (a link).
         bytes_compared: bytes of tensors that were read and compared, of both sides.
         with_layer: the layer was compared with its own folder, not with recorded digests alone.
         declared: whether what is declared of the target's linears could be compared.
@@ -116,9 +115,6 @@ def verify_graft(
         layers: prefixes of what was put in.
         layer: the layer as its own folder has it; None = hold it against the record.
         record: draftquant.json of `output`; None = it is not written yet.
-
-    Raises:
-        CheckpointError: `target` is not a checkpoint.
     """
     before = Checkpoint.open(target, is_target=True)
     begun = partial(
@@ -136,7 +132,11 @@ def verify_graft(
     starts = tuple(f"{prefix}." for prefix in layers)
     grafted = {name: t for name, t in after.tensors.items() if name.startswith(starts)}
     own = {name: t for name, t in before.tensors.items() if not name.startswith(starts)}
-    same = {*_same_files(before, after)}
+    same = {
+        file
+        for file in before.headers.keys() & after.headers.keys()
+        if (before.folder / file).samefile(after.folder / file)
+    }
     linked = {n for n, t in own.items() if t.file in same and after.tensors.get(n) == t}
     faults = [*_name_faults(own, grafted, after)]
     others = [tensor for name, tensor in own.items() if name not in linked]
@@ -168,12 +168,6 @@ def verify_graft(
 
 def _unreadable(exc: CheckpointError) -> Fault:
     return Fault(where=str(exc.where), expected="a checkpoint as it is declared", got=exc.what)
-
-
-def _same_files(before: Checkpoint, after: Checkpoint) -> Iterator[str]:
-    for file in before.headers.keys() & after.headers.keys():
-        if (before.folder / file).samefile(after.folder / file):
-            yield file
 
 
 def _name_faults(
@@ -212,10 +206,7 @@ def _compare_layer(
     progress: Progress,
     algorithm: Algorithm,
 ) -> Compared:
-    """Digests of the layer's tensors, each compared with its own folder's if there is one.
-
-    The tables that stand beside a layer in a folder of its own are the target's.
-    """
+    """Digests of the layer's tensors, each compared with its own folder's if there is one."""
     if layer is None:
         digests = {n: tensor_digest(after, t, algorithm) for n, t in grafted.items()}
         progress.add(sum(tensor.nbytes for tensor in grafted.values()))
@@ -361,14 +352,14 @@ def _table_faults(
 ) -> Iterator[Fault]:
     """Embedding and head beside the layer in its own folder are the target's, which serves its own.
 
-    A head of a target that stores none is tied to its embedding. What the target stores quantized
-    cannot be compared byte for byte, and is not. `starts` begin names of the layer's own tensors.
+    A head of a target that stores none is tied to its embedding; what it quantized is not compared.
     """
+    has_head = any(".lm_head." in f".{n}" for n in target.tensors if ".layers." not in n)
     for name, tensor in sorted(layer.tensors.items()):
-        if name.startswith(starts) or not name.endswith((_EMBEDDING, _HEAD)):
+        if name.startswith(starts) or not name.endswith((EMBEDDING, HEAD)):
             continue
         whole = target.tensors.get(name)
-        if whole is None and name.endswith(_HEAD) and not _stores_a_head(target):
+        if whole is None and name.endswith(HEAD) and not has_head:
             whole = _embedding(target)
         if whole is None or whole.dtype != tensor.dtype:
             continue
@@ -382,12 +373,8 @@ def _table_faults(
             )
 
 
-def _stores_a_head(target: Checkpoint) -> bool:
-    return any(".lm_head." in f".{name}" for name in target.tensors if ".layers." not in name)
-
-
 def _embedding(target: Checkpoint) -> TensorInfo | None:
-    found = [t for n, t in sorted(target.tensors.items()) if n.endswith(_EMBEDDING)]
+    found = [t for n, t in sorted(target.tensors.items()) if n.endswith(EMBEDDING)]
     return next((tensor for tensor in found if ".layers." not in tensor.name), None)
 
 

@@ -1,8 +1,7 @@
 """Transcoded and dequantized folders against the quantized one that they were made from.
 
-Transcoded: codes and scales are decoded as both folders declare them; a carrier or another packing
-changes no number. Dequantized: every weight is decoded again, and rounded by other means than those
-that wrote it (integer arithmetic for BF16, numpy for F16). Imports no torch.
+Transcoded: codes and scales are decoded as both folders declare them. Dequantized: weights are
+decoded again and rounded by other means than those that wrote them. Imports no torch.
 """
 
 import math
@@ -45,11 +44,10 @@ def verify_transcoded(
     config_file: str = CONFIG_FILE,
     algorithm: Algorithm = NEWEST,
 ) -> RewrittenReport:
-    """Compare two quantized folders of the same draft; `config_file` is its name in `folder`.
+    """Compare two quantized folders of the same draft.
 
     Raises:
         CheckpointError: `folder` is not a draft, or not as it declares.
-        VerifyError: its declaration is not understood.
     """
     output = StoredDraft.read(Checkpoint.open(folder, config_file=config_file))
     before, after = source.checkpoint, output.checkpoint

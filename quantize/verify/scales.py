@@ -1,8 +1,7 @@
 """What codes and scales are demanded, and scales computed once more: bit for bit what is written.
 
 Every rule is one float32 division and one rounding to what is stored, to nearest, ties to even: in
-numpy, by other means than the writing side, which leaves it to torch. All-zero weights get a
-constant scale, so that nothing divides by zero.
+numpy, where the writing side leaves it to torch. All-zero weights get a constant scale.
 """
 
 from collections.abc import Mapping
@@ -104,11 +103,7 @@ _RULES: Mapping[tuple[str, str], CodeRule] = {
 
 
 def rule_of(method: Method | None) -> CodeRule:
-    """The rule of a recipe's algorithm; None = another tool made the folder.
-
-    Raises:
-        VerifyError: nothing is known of this algorithm.
-    """
+    """The rule of a recipe's algorithm, VerifyError for an unknown one; None = another tool's."""
     if method is None:
         return FOREIGN
     algorithm = method.recipe.algorithm
@@ -293,8 +288,8 @@ def _nvfp4_scales(largest: Floats, whole: np.float32 | None, share: np.float32) 
 def searched_shares(scheme: DeclaredScheme) -> tuple[Fraction, Fraction]:
     """The ends of a search: the smallest and the largest share of the absmax scale.
 
-    At the upper one NVFP4's largest weight becomes the code 4 instead of 6, and INT4's 7 instead of
-    7.5, which is no code. Of FP4 the lower one was reached up to version 0.2.0.
+    At the upper one NVFP4's largest weight becomes the code 4, and INT4's 7 instead of 7.5, which
+    is no code. Of FP4 the lower one was reached up to version 0.2.0.
     """
     if scheme.number.global_scale:
         return QUARTER, Fraction(6, 4)

@@ -1,38 +1,287 @@
-"""Verification of any folder: a quantized draft, one that was cut, a target with a layer in it."""
+"""Verification of a quantized folder, of one that was cut, of a target with a layer in it.
 
-from collections.abc import Mapping
+A quantized folder is read byte by byte, with a decoder of its own: nothing of what wrote the folder
+is used here, and no torch, so that an error of the writer cannot hide in a common helper.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from typing_extensions import override
 
 from ...recipes.brief import Brief
-from ...recipes.errors import CheckpointError
+from ...recipes.errors import CheckpointError, VerifyError
 from ...recipes.regular_file import optional_path
 from ..asked import Verifying
+from ..drafts import Draft, Row, read_draft
 from ..drafts.recognition import refuse_other_kinds
-from ..files.checkpoint import Checkpoint
-from ..files.digests import algorithm_of
+from ..files.checkpoint import CONFIG_FILE, Checkpoint
+from ..files.digests import NEWEST, algorithm_of, tensor_digest
 from ..files.hub import DraftSource, resolve_draft
-from ..files.provenance import CutProvenance, GraftedProvenance, QuantizedProvenance
+from ..files.provenance import CutProvenance, GraftedProvenance, Method, QuantizedProvenance
 from ..files.provenance_file import read_provenance
+from ..files.safetensors_header import TensorInfo
+from ..stored.layouts.scheme import DeclaredScheme
 from ..stored.stored_declaration import declared_scheme, looks_quantized
 from ..stored.stored_draft import StoredDraft
-from .comparison import VerifyReport
-from .folder_verification import verify
+from .changed_values import ChangedNorms, cache_scale_faults, cache_scale_names, config_faults
+from .codes import Demand, compare_linear
+from .comparison import (
+    Compared,
+    Fault,
+    Job,
+    Progress,
+    VerifyReport,
+    compare_all,
+    compare_kept,
+    hash_the_rest,
+)
+from .cut_verification import cut_of, verify_cut
+from .cut_view import cut_between, quantized_record
+from .demands import (
+    NO_RECORD,
+    Record,
+    action_faults,
+    complete_faults,
+    declared_faults,
+    demands_of,
+    dropped_faults,
+    dropped_rows,
+    input_scale_faults,
+    method_faults,
+    read_record,
+    record_faults,
+    remaining,
+    whole_demands,
+)
+from .folder_faults import (
+    check_is_checkpoint,
+    exclude_faults,
+    file_faults,
+    fused_faults,
+    side_declaration_faults,
+    sort_tensors,
+)
+from .foreign_rules import about_matrix_scale_faults
 from .graft_verification import GraftVerification, verify_graft
+from .scales import CodeRule, companion_faults, rule_of
+
+OnProgress = Callable[[int, int], None]
+"""Called with (bytes read, bytes to read), from one thread at a time."""
+
+
+def verify(
+    output: Path,
+    source: Path,
+    on_progress: OnProgress | None = None,
+    *,
+    method: Method | None = None,
+    config_changes: Mapping[str, object] = MappingProxyType({}),
+    foreign: bool = False,
+    target: Path | None = None,
+    subtree: str | None = None,
+    config_file: str = CONFIG_FILE,
+) -> VerifyReport:
+    """Check every byte of a quantized folder against the draft that it was made from.
+
+    Every source tensor must be in the output, either with the same bytes or, for linears, as codes
+    and scales stored exactly as the output declares, or the recipe drops it; nothing else may be in
+    the output, tensor or file. Its config.json is the source's with the changes that the run says,
+    none of which changes what the draft computes.
+
+    Codes and scales, input scales and what balancing and learning changed in norms are held against
+    the method: bit for bit where the recipe's algorithm says what they are. Another tool's codes
+    must be the nearest, its scales those of absmax, but for the roundings that such tools are known
+    to do.
+
+    Args:
+        method: of the run that wrote the folder and has recorded nothing yet; None = what its
+            draftquant.json says.
+        config_changes: of that run: dotted config.json key -> value.
+        target: whose tables stand for those that the recipe drops; they are compared again.
+
+    Raises:
+        CheckpointError: `source` is not an unquantized draft, or holds what must not travel;
+            `output` is no checkpoint at all, or not quantized; `target` has no such tables.
+    """
+    of_source = Checkpoint.open(source, subtree=subtree)
+    if method is None and (cut := cut_of(output, of_source)) is not None:
+        return verify_cut(
+            output, StoredDraft.read(of_source), cut, target=target, config_file=config_file
+        )
+    draft = read_draft(of_source)
+    check_is_checkpoint(output, config_file)
+    try:
+        checkpoint = Checkpoint.open(output, config_file=config_file)
+        scheme = declared_scheme(checkpoint)
+        record = read_record(output)
+        made = quantized_record(record)
+        run = made.method if method is None and isinstance(made, QuantizedProvenance) else method
+        rule = rule_of(run)
+    except (CheckpointError, VerifyError) as exc:
+        fault = Fault(where=exc.where, expected="readable headers and declaration", got=exc.what)
+        return VerifyReport(output=str(output), source=str(source), faults=(fault,))
+    with cut_between(draft, checkpoint, record, target) as (draft, made, faults):
+        changes: Mapping[str, object] | None = config_changes
+        if method is None:  # where nothing says what config.json must be, it is another tool's
+            changes = made.config_changes if isinstance(made, QuantizedProvenance) else None
+        report = _Comparison(
+            draft=draft, output=checkpoint, scheme=scheme, record=made, method=run, rule=rule,
+            changes=changes, target=target, config_file=config_file, on_progress=on_progress,
+        ).report()  # fmt: skip
+    if made is None and method is None and not foreign:
+        faults = (NO_RECORD, *faults)
+    return replace(report, faults=(*faults, *report.faults))
+
+
+@dataclass(kw_only=True)
+class _Comparison:
+    """One run: header checks, then all tensors in threads, then what depends on the hashes."""
+
+    draft: Draft
+    output: Checkpoint
+    scheme: DeclaredScheme | None
+    record: Record | None
+    method: Method | None
+    rule: CodeRule
+    changes: Mapping[str, object] | None
+    target: Path | None
+    config_file: str
+    on_progress: OnProgress | None
+
+    def __post_init__(self) -> None:
+        draft, output, method = self.draft, self.output, self.method
+        self.source, record = draft.checkpoint, self.record
+        self.algorithm = algorithm_of(record.digests) if record is not None else NEWEST
+        self.dropped = dropped_rows(method.recipe, draft) if method else ()
+        self.demands = demands_of(draft, self.scheme, method, record)
+        left = remaining(draft, self.dropped)
+        beside = cache_scale_names(left, output)
+        self.sorting = sort_tensors(left, output, self.demands, beside)
+        quantized = self.sorting.quantized
+        if method is None and self.scheme is None and not quantized:
+            raise CheckpointError(
+                output.folder,
+                "there is nothing to verify: it declares no quantization and stores no"
+                " quantized linear",
+                fix="give the quantized folder first, and its source behind --against",
+            )
+        self.norms = ChangedNorms.of(method, draft, quantized) if method else ChangedNorms()
+        total, tell = draft.checkpoint.nbytes + output.nbytes, self.on_progress
+        self.progress = Progress(lambda _: tell(self.progress.done, total) if tell else None)
+
+    def report(self) -> VerifyReport:
+        sorting = self.sorting
+        quantized, exponents = sorting.quantized, self.norms.exponents
+        demands = whole_demands(self.draft, self.demands, quantized, exponents)
+        compared = compare_all(self._jobs(demands))
+        whole = Compared.joined(compared)
+        faults = [*self._header_faults(), *whole.faults]
+        faults += self._foreign_matrix_scale_faults(compared)
+        sides = whole.source_digests, whole.output_digests
+        # Tensors that are dropped, or that a fault kept from being compared.
+        rest = partial(hash_the_rest, algorithm=self.algorithm, on_bytes=self.progress.add)
+        faults += rest(self.source, sides[0])
+        rest(self.output, sides[1])
+        if self.record is not None:
+            faults += record_faults(self.record, self.draft, self.output, *sides)
+        demanded = [self.demands[m].rule for m in sorted(quantized & self.demands.keys())]
+        return VerifyReport(
+            output=str(self.output.folder),
+            source=str(self.source.folder),
+            scheme=str(self.scheme) if self.scheme else None,
+            rule="; ".join(dict.fromkeys(map(str, demanded or [self.rule]))),
+            kept=len(sorting.kept) - len(self.norms.factors),
+            quantized=len(sorting.linears),
+            bytes_compared=self.progress.done,
+            linears=tuple(one.linear for one in compared if one.linear is not None),
+            source_digests=dict(sorted(sides[0].items())),
+            output_digests=dict(sorted(sides[1].items())),
+            faults=tuple(faults),
+            dropped=tuple(row.tensor.name for row in self.dropped),
+            dropped_shown=bool(self.dropped) and self.target is not None,
+            learned_norms=self.norms.factors,
+        )
+
+    def _header_faults(self) -> Iterator[Fault]:
+        sorting, scheme, method = self.sorting, self.scheme, self.method
+        record = self.record if isinstance(self.record, QuantizedProvenance) else None
+        ours = method is not None
+        yield from sorting.faults
+        if scheme is not None:
+            left = remaining(self.draft, self.dropped)
+            yield from exclude_faults(left, scheme, sorting.quantized, all_listed=ours)
+        sides = self.draft, self.output
+        yield from fused_faults(*sides, scheme, sorting.quantized, sorting.complete)
+        yield from config_faults(*sides, self.changes)
+        yield from side_declaration_faults(self.output, scheme)
+        yield from cache_scale_faults(*sides, scheme, method)
+        yield from file_faults(
+            self.source, self.output, scheme, config_file=self.config_file,
+            foreign=not ours, recorded=record,
+        )  # fmt: skip
+        if method is None:
+            return
+        recipe = method.recipe
+        if record is not None:
+            yield from method_faults(method, record.method)
+        yield from declared_faults(recipe, scheme, self.draft)
+        if record is not None and scheme is not None:
+            yield from complete_faults(recipe, scheme, *sides)
+        yield from action_faults(recipe, self.draft, sorting.quantized)
+        yield from dropped_faults(self.draft, self.dropped, record, self.target)
+        yield from input_scale_faults(method, *sides, sorting.complete)
+        yield from self.norms.faults
+
+    def _jobs(self, demands: Mapping[str, Demand]) -> Iterator[Job]:
+        for row in self.sorting.kept:
+            yield row.tensor.nbytes, row.tensor.name, partial(self._compare_kept, row)
+        for row, parts in self.sorting.linears:
+            compare = partial(self._compare_linear, row.tensor, demands[row.module], parts)
+            yield row.tensor.nbytes, row.tensor.name, compare
+
+    def _compare_kept(self, row: Row) -> Compared:
+        compare = self.norms.compare if self.norms.changes(row.tensor) else compare_kept
+        return compare(self.source, self.output, row.tensor, self.progress.add, self.algorithm)
+
+    def _compare_linear(
+        self, tensor: TensorInfo, demand: Demand, parts: Mapping[str, TensorInfo]
+    ) -> Compared:
+        output, algorithm, on_bytes = self.output, self.algorithm, self.progress.add
+        sides = self.source, output
+        compared = compare_linear(*sides, tensor, demand, on_bytes=on_bytes, algorithm=algorithm)
+        if demand.scheme is not None:
+            ours = demand.rule.of_our_own
+            of = output, demand.scheme, tensor, parts
+            compared.faults += companion_faults(*of, symmetric=ours)
+        for part in parts.values():
+            if part.name not in compared.output_digests:
+                compared.output_digests[part.name] = tensor_digest(output, part, algorithm)
+                on_bytes(part.nbytes)
+        return compared
+
+    def _foreign_matrix_scale_faults(self, compared: Sequence[Compared]) -> list[Fault]:
+        if self.rule.scales != "about-absmax":
+            return []
+        found = {c.linear.module: c.absmax for c in compared if c.linear and c.absmax is not None}
+        schemes = {m: s for m in found if (s := self.demands[m].scheme) and s.scales_whole_matrix}
+        fused = [group for group in self.draft.fused_groups() if schemes.keys() >= set(group)]
+        alone = schemes.keys() - {module for group in fused for module in group}
+        faults = []
+        for group in (*fused, *((module,) for module in sorted(alone))):
+            absmax = {module: found[module] for module in group}
+            faults += about_matrix_scale_faults(self.output, schemes[group[0]], absmax)
+        return faults
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Verification(Brief):
-    """What verifying a folder found.
-
-    Attributes:
-        comparison: how the folder compares with its source; None of a target's folder.
-        graft: the same of a target's folder with a layer in it.
-    """
+    """What verifying a folder found: of a draft, or of a target with a layer in it."""
 
     comparison: VerifyReport | None
     graft: GraftVerification | None = None
@@ -71,11 +320,7 @@ def verify_as_asked(asked: Verifying) -> Verification:
 
 
 def _grafted_record(asked: Verifying) -> GraftedProvenance | None:
-    """What a target's folder with a layer in it records; None of every other folder.
-
-    Raises:
-        CheckpointError: --layer was given for another one.
-    """
+    """What a target's folder with a layer in it records; None of every other folder."""
     record = None
     folder = Path(str(asked.output))
     with suppress(CheckpointError):  # one that cannot be read is a fault of the folder
@@ -109,7 +354,6 @@ def _compared_graft(asked: Verifying, record: GraftedProvenance) -> GraftVerific
 
 
 def _compared(asked: Verifying) -> VerifyReport:
-    """The folder against its source."""
     source = resolve_draft(str(asked.against), asked.subtree)
     quantized = resolve_draft(str(asked.output))
     _check_sides(quantized, source)
@@ -133,21 +377,13 @@ def _compared(asked: Verifying) -> VerifyReport:
 
 
 def _check_declaration(output: DraftSource) -> None:
-    """What another tool declares is understood; what else is wrong is a fault of the report.
-
-    Raises:
-        DeclarationError: it is not.
-    """
+    """What another tool declares is understood; other errors are faults of the report."""
     with suppress(CheckpointError):
         declared_scheme(Checkpoint.open(output.folder))
 
 
 def _check_sides(output: DraftSource, source: DraftSource) -> None:
-    """The two are not swapped, and the source is of the family that was quantized.
-
-    Raises:
-        CheckpointError: they are, or it is not.
-    """
+    """The two are not swapped, and the source is of the family that was quantized."""
     given = source.checkpoint()
     record = None
     with suppress(CheckpointError):  # one that cannot be read is a fault of the folder

@@ -13,7 +13,8 @@ from draftquant.quantize.algorithms import InputMoments
 from draftquant.quantize.backends import get_backend
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.layouts import Columns, get_layout
+from draftquant.quantize.layouts import get_layout
+from draftquant.quantize.layouts.layout import Columns
 from draftquant.quantize.numerics.quantized_weight import QuantizedWeight
 from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.quantize.stored.loading import load_draft

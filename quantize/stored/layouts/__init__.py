@@ -1,14 +1,12 @@
 """Layouts that are read: one object per layout, with everything that reading it needs.
 
-The reading of codes and scales shares nothing with `quantize.layouts`, which writes them. A
-declaration is written once, here, and held by literal JSON in the tests.
+A declaration is written once, here, and held by literal JSON in the tests.
 """
 
 from collections.abc import Mapping
 
-from .declaration_reader import Strictness
 from .integer_layouts import StoredAutoRound, StoredAwq, StoredGptq
-from .scheme import DeclaredScheme, Part, SideFile, StoredLayout
+from .scheme import StoredLayout
 from .stored_compressed_tensors import StoredCompressedTensors
 from .stored_modelopt import HF_QUANT_CONFIG, StoredFp8, StoredModelOpt
 from .stored_quark import StoredQuark
@@ -32,13 +30,4 @@ READ_LAYOUTS: Mapping[str, StoredLayout] = {
 }
 """By quant_method, all that are read."""
 
-__all__ = [
-    "HF_QUANT_CONFIG",
-    "LAYOUTS",
-    "READ_LAYOUTS",
-    "DeclaredScheme",
-    "Part",
-    "SideFile",
-    "StoredLayout",
-    "Strictness",
-]
+__all__ = ["HF_QUANT_CONFIG", "LAYOUTS", "READ_LAYOUTS"]

@@ -199,9 +199,9 @@ class ObjectReader:
                 return value
         raise not_understood(self.where, self._path(key), [repr(v) for v in understood], got)
 
-    def value(self, key: str, default: ChoiceT, *understood: ChoiceT) -> ChoiceT:
-        """A value that is one of `understood`, or missing or null: then the default."""
-        return self.choice(key, *understood) if self.has(key) else default
+    def value(self, key: str, default: ChoiceT | None, *understood: ChoiceT) -> ChoiceT:
+        """A value that is one of `understood`, or missing or null: then the default, if any."""
+        return self.choice(key, *understood) if self.has(key) or default is None else default
 
     def optional(self, key: str, *understood: str | int | bool | None) -> None:
         """A value that may be missing, else is one of `understood`."""
@@ -240,10 +240,6 @@ class ObjectReader:
             lists = [str(list(each)) for each in understood]
             raise not_understood(self.where, self._path(key), lists, got)
         return tuple(got)
-
-    def numbers(self, key: str, *understood: int) -> None:
-        """A list that must be there and hold exactly these whole numbers."""
-        self.one_of_lists(key, understood)
 
     def finish(self) -> None:
         """Every key must have been read."""

@@ -7,7 +7,7 @@ other formats (FP8, MXFP4, NVFP4) are refused: its export to compressed-tensors 
 import dataclasses
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from typing_extensions import override
 
@@ -102,11 +102,9 @@ class StoredAwq(_PackedIntegers):
         spelled = keys.has("q_group_size") and not keys.has("group_size")
         sizes = NUMBER_FORMATS["int4"].sizes["group"] if engine else SIZES
         size = keys.choice("q_group_size" if spelled else "group_size", -1, *sizes)
-        return DeclaredScheme(
+        numbers = _Numbers(bits=4, group_size=size, symmetric=True, ordered=False)
+        return numbers.scheme(
             layout=self if zeros else _SYMMETRIC,
-            weight_dtype="int4",
-            granularity="channel" if size == -1 else "group",
-            group_size=None if size == -1 else size,
             pack_method="reorder",
         )
 
@@ -160,20 +158,35 @@ class _Numbers(NamedTuple):
     ordered: bool
 
     @classmethod
-    def read(cls, keys: ObjectReader, others: "_Numbers | None") -> "_Numbers":
-        either = (True, False)
-        if others is None:
-            return cls(
-                keys.choice("bits", *INTEGERS),
-                keys.choice("group_size", -1, *SIZES),
-                keys.choice("sym", *either),
-                keys.choice("desc_act", *either),
-            )
+    def read(
+        cls, keys: ObjectReader, others: "_Numbers | None", bits: tuple[int, ...], *, ordered: bool
+    ) -> "_Numbers":
+        """Of some linears; of all (without `others`) each number must be said."""
+        usual = others or (None, None, None, None)
         return cls(
-            keys.value("bits", others.bits, *INTEGERS),
-            keys.value("group_size", others.group_size, -1, *SIZES),
-            keys.value("sym", others.symmetric, *either),
-            keys.value("desc_act", others.ordered, *either),
+            keys.value("bits", usual[0], *bits),
+            keys.value("group_size", usual[1], -1, *SIZES),
+            keys.value("sym", usual[2], True, False),
+            keys.value("desc_act", usual[3], True, False) if ordered else False,
+        )
+
+    def scheme(
+        self,
+        layout: StoredLayout,
+        version: str | None = None,
+        pack_method: Literal["reorder"] | None = None,
+    ) -> DeclaredScheme:
+        """What is declared of linears that have these."""
+        size = None if self.group_size == -1 else self.group_size
+        return DeclaredScheme(
+            layout=layout,
+            weight_dtype=INTEGERS[self.bits],
+            granularity="group" if size else "channel",
+            group_size=size,
+            pack_method=pack_method,
+            asymmetric=not self.symmetric,
+            ordered=self.ordered and size is not None,
+            version=version,
         )
 
 
@@ -199,29 +212,18 @@ class StoredGptq(_PackedIntegers):
         keys.optional("method", None, "gptq")
         keys.optional("pack_dtype", None, "int32")
         keys.absent("is_marlin_format", "adapter", "rotation")
-        first = _Numbers.read(keys, None)
+        said = version if version != V1 else None
+        first = _Numbers.read(keys, None, tuple(INTEGERS), ordered=True)
         others = []
         for pattern, own in keys.named("dynamic").items():
             if not pattern.startswith(_KEPT):
                 check_integers(own)
                 own.skip("mse", "act_group_aware")
-                scheme = self._scheme(_Numbers.read(own, first), version)
+                scheme = _Numbers.read(own, first, tuple(INTEGERS), ordered=True).scheme(self, said)
                 own.finish()
                 target = f"re:{pattern.removeprefix(_OTHERWISE)}"
                 others.append(dataclasses.replace(scheme, targets=(target,)))
-        return dataclasses.replace(self._scheme(first, version), others=tuple(others))
-
-    def _scheme(self, numbers: "_Numbers", version: str) -> DeclaredScheme:
-        size = None if numbers.group_size == -1 else numbers.group_size
-        return DeclaredScheme(
-            layout=self,
-            weight_dtype=INTEGERS[numbers.bits],
-            granularity="group" if size else "channel",
-            group_size=size,
-            asymmetric=not numbers.symmetric,
-            ordered=numbers.ordered and size is not None,
-            version=version if version != V1 else None,
-        )
+        return dataclasses.replace(first.scheme(self, said), others=tuple(others))
 
     @override
     def excludes(self, keys: ObjectReader) -> tuple[str, ...]:
@@ -274,15 +276,18 @@ class StoredAutoRound(StoredGptq):
         check_integers(keys)
         keys.optional("backend", "auto", None)
         packing = keys.value("packing_format", next(iter(PACKINGS)), *PACKINGS)
-        whole = _scheme(keys, packing, None)
+        layout, version = PACKINGS[packing]
+        all_bits, method = ((4,), "reorder") if layout is _AS_AWQ else (tuple(INTEGERS), None)
+        whole = _Numbers.read(keys, None, all_bits, ordered=False)
         others = []
         for name, own in keys.named("extra_config").items():
             if not own.says("bits", _KEPT_BITS):
                 check_integers(own)
-                scheme = _scheme(own, packing, whole)
+                numbers = _Numbers.read(own, whole, all_bits, ordered=False)
+                scheme = numbers.scheme(layout, version, method)
                 own.finish()
                 others.append(dataclasses.replace(scheme, targets=(_target(name),)))
-        return dataclasses.replace(whole, others=tuple(others))
+        return dataclasses.replace(whole.scheme(layout, version, method), others=tuple(others))
 
     @override
     def excludes(self, keys: ObjectReader) -> tuple[str, ...]:
@@ -305,27 +310,6 @@ PACKINGS: Mapping[str, _Packing] = {
     "auto_round:auto_awq": _Packing(_AS_AWQ),
 }
 """As AutoRound chooses them (`dynamic_import_quant_linear_for_packing`)."""
-
-
-def _scheme(keys: ObjectReader, packing: str, others: DeclaredScheme | None) -> DeclaredScheme:
-    layout, version = PACKINGS[packing]
-    all_bits = (4,) if layout is _AS_AWQ else tuple(INTEGERS)
-    if others is None:
-        bits, size = keys.choice("bits", *all_bits), keys.choice("group_size", -1, *SIZES)
-        symmetric = keys.choice("sym", True, False)
-    else:
-        bits = keys.value("bits", others.number.bits, *all_bits)
-        size = keys.value("group_size", others.group_size or -1, -1, *SIZES)
-        symmetric = keys.value("sym", not others.asymmetric, True, False)
-    return DeclaredScheme(
-        layout=layout,
-        weight_dtype=INTEGERS[bits],
-        granularity="channel" if size == -1 else "group",
-        group_size=None if size == -1 else size,
-        pack_method="reorder" if layout is _AS_AWQ else None,
-        asymmetric=not symmetric,
-        version=version,
-    )
 
 
 def _target(name: str) -> str:

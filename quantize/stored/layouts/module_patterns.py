@@ -90,24 +90,14 @@ _ANY = _Characters(ranges=(("\n", "\n"),), negated=True)
 
 
 def matches(pattern: str, name: str, *, whole: bool = False) -> bool:
-    """What `re.match(pattern, name)`, or `re.fullmatch` for the whole name, answers.
-
-    Raises:
-        PatternProblem: not `understood`, or more steps for this name than to look at each part of
-            the pattern four times.
-    """
+    """What `re.match(pattern, name)`, or `re.fullmatch` for the whole name, answers."""
     ends = _Matcher(name, most_steps=100 + 4 * len(pattern)).ends(understood(pattern), 1)
     return bool(ends >> len(name)) if whole else ends > 0
 
 
 @functools.lru_cache(maxsize=4096)
 def understood(pattern: str) -> _Part:
-    """The parts of a pattern.
-
-    Raises:
-        PatternProblem: it is no regular expression, has a part that is not understood, or has more
-            than 500 characters or 20 levels.
-    """
+    """The parts of a pattern; PatternProblem where it is none that is understood."""
     if len(pattern) > MAX_PATTERN:
         raise PatternProblem(f"more than {MAX_PATTERN} characters")
     parser = _Parser(pattern)
@@ -318,11 +308,7 @@ def is_name_match(pattern: str, module: str) -> bool:
 
 
 def is_regex_match(pattern: str, module: str) -> bool:
-    """True if an exclude `re:...` matches from the start of a module's name.
-
-    Raises:
-        VerifyError: it is not understood, or not decided for this name.
-    """
+    """True if an exclude `re:...` matches from the start of a module's name."""
     try:
         return matches(pattern.removeprefix("re:"), module)
     except PatternProblem as exc:

@@ -55,11 +55,6 @@ def is_of_recipes(dtype: StoredDtype) -> TypeIs[WeightDtype]:
     return dtype in NUMBER_FORMATS
 
 
-def number_format(dtype: StoredDtype) -> NumberFormat:
-    """The facts of one."""
-    return NUMBER_FORMATS[dtype] if is_of_recipes(dtype) else _OF_OTHER_TOOLS[dtype]
-
-
 FLOAT_DTYPES = ("BF16", "F16", "F32")
 FP8_DTYPE = "F8_E4M3"
 NIBBLES_PER_WORD = 8
@@ -97,8 +92,6 @@ class DeclaredScheme:
     A declaration may have several, each for some linears: the first one then holds the `others`.
 
     Attributes:
-        granularity: one scale per output row, for the whole matrix, per `group_size` inputs of a
-            row, or per square of `group_size` rows and inputs.
         first_stage: what INT4 codes were taken of: values rounded so, under one scale for the
             matrix; None = the weight itself.
         pack_method: which column each nibble of an INT4 word holds; None for other dtypes.
@@ -106,9 +99,8 @@ class DeclaredScheme:
             tensor (stored or computed) or per 128 inputs, to NVFP4 or MXFP4.
         kv_cache: the format of the KV cache, under stored scales; None = nothing is said of it.
         targets: linears that it is for: names, patterns of names, or `EVERY_LINEAR`.
-        others: the same declaration's for other linears, in order; without any of their own.
         asymmetric: codes count from stored zero points, not from the middle of their range.
-        ordered: which group an input belongs to is stored: see `input_groups`.
+        ordered: which group an input belongs to is stored.
         version: of a layout that has several, where it changes what stored numbers mean.
         block_rows: of a block that is no square; None: as many as inputs.
         cache_per_head: the KV cache has a scale for each key-value head, not one for each layer.
@@ -148,7 +140,8 @@ class DeclaredScheme:
     @property
     def number(self) -> NumberFormat:
         """The facts of the number format of the weights."""
-        return number_format(self.weight_dtype)
+        dtype = self.weight_dtype
+        return NUMBER_FORMATS[dtype] if is_of_recipes(dtype) else _OF_OTHER_TOOLS[dtype]
 
     @property
     def has_signed_scales(self) -> bool:
@@ -240,11 +233,8 @@ class OwnFormat(NamedTuple):
 class SideFile(NamedTuple):
     """A second declaration beside config.json.
 
-    Attributes:
-        name: of the file. what: whose it is, for a fault.
-        check: folder, scheme and declaration of config.json: where there is such a file, it says
-            the same. Raises VerifyError if not, CheckpointError if it is not readable as JSON.
-        content: declaration of config.json -> all that this package writes into the file.
+    `check` (folder, scheme, declaration of config.json) raises VerifyError where there is such a
+    file that says something else; `content` is all that this package writes for a declaration.
     """
 
     name: str
@@ -254,11 +244,9 @@ class SideFile(NamedTuple):
 
 
 class Zeros(NamedTuple):
-    """Stored zero points: integers packed along the outputs.
+    """Stored zero points, packed along the outputs; `plus` is added to what is stored.
 
-    Attributes:
-        suffix: last part of the name of the tensor. plus: what is added to what is stored.
-        outputs_first: [outputs, groups] instead of [groups, outputs].
+    `outputs_first`: [outputs, groups] instead of [groups, outputs].
     """
 
     suffix: str

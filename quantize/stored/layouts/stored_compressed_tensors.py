@@ -240,7 +240,7 @@ def _weights(weights: ObjectReader, dtype: WeightDtype) -> tuple[Granularity, in
     else:
         weights.absent("group_size")
     if granularity == "block":
-        weights.numbers("block_structure", BLOCK, BLOCK)
+        weights.one_of_lists("block_structure", (BLOCK, BLOCK))
         size = BLOCK
     else:
         weights.absent("block_structure")
