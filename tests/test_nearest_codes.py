@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from draftquant.quantize.stored.decoded_numbers import E2M1, E4M3, Bytes, Floats, Nibbles, decoder
+from draftquant.quantize.stored.decoded_numbers import E2M1, E4M3, Bytes, Floats, decoded_codes
 from draftquant.quantize.stored.layouts import LAYOUTS
 from draftquant.quantize.stored.layouts.scheme import DeclaredScheme
 from draftquant.quantize.verify.code_judges import Block, Buffers, Nearest
@@ -94,8 +94,8 @@ def judged(case: DeclaredScheme, w: Floats, codes: Bytes) -> Nearest:
         block = np.ascontiguousarray(stored[rows])
 
         def decode(block: Bytes = block) -> Floats:
-            nibbles = Nibbles(case.pack_method, case.layout.nibble_offset)
-            return decoder(case.number)(block, nibbles, None)
+            offset = case.layout.nibble_offset
+            return decoded_codes(block, case.number, case.pack_method, offset, None)
 
         judge.add(Block(rows.start, w[rows].copy(), block.reshape(-1), decode))
     return judge

@@ -31,12 +31,8 @@ if TYPE_CHECKING:
 
     from ..numerics.quantized_weight import QuantizedWeight
 
-_INT4_PER_WORD = 8
+_PER_WORD = 8
 _SECOND_STAGE = "_2"
-
-
-_HELD = ("int4", "fp8_e4m3", "mxfp4")
-"""Formats that it has."""
 
 
 class QuarkLayout(Layout):
@@ -53,7 +49,8 @@ class QuarkLayout(Layout):
     @override
     def problem(self, recipe: Recipe) -> str | None:
         weights, activations = recipe.weights, recipe.activations
-        if weights.dtype not in _HELD or weights.granularity == "block":
+        held = "int4", "fp8_e4m3", "mxfp4"
+        if weights.dtype not in held or weights.granularity == "block":
             return "Quark 0.13 does not have these weights"
         if activations is not None and activations.dtype not in ("fp8_e4m3", weights.dtype):
             return "Quark 0.13 pairs MXFP4 activations with MXFP4 weights only"
@@ -63,9 +60,33 @@ class QuarkLayout(Layout):
 
     @override
     def parts(self, weight: TensorInfo, recipe: Recipe) -> Parts:
-        integers = recipe.weights.number.is_integer
-        parts = (_int4_parts if integers else _float_parts)(weight, recipe.weights)
-        return parts | ({"input_scale": ("F32", ())} if recipe.needs_input_scales else {})
+        weights, (rows, columns) = recipe.weights, weight.shape
+        size, integers, words = weights.group_size, weights.number.is_integer, rows // _PER_WORD
+        if integers and rows % _PER_WORD:
+            raise LayoutError(
+                weight.name,
+                f"layout quark packs zero points of 8 rows into a word, got {rows} rows",
+                fix="keep this tensor, or use layout compressed-tensors",
+            )
+        shape: tuple[int, ...] = (rows,) if weights.granularity == "channel" else ()
+        if size is not None:
+            check_divides(self.name, weight, 1, size)
+            shape = (rows, columns // size)
+        scales = scale_dtype(weight, weights)
+        parts: Parts = {"weight": codes_part(weight, weights), "weight_scale": (scales, shape)}
+        if weights.first_stage:
+            parts["weight_scale"] = "F32", ()
+            parts[f"weight_scale{_SECOND_STAGE}"] = "F32", (rows,)
+            parts[f"weight_zero_point{_SECOND_STAGE}"] = "I32", (words,)
+        elif integers and size is not None:
+            parts["weight"] = "I32", (columns, words)
+            parts["weight_scale"] = scales, shape[::-1]
+            parts["weight_zero_point"] = "I32", (columns // size, words)
+        elif integers:
+            parts["weight_zero_point"] = "I32", (words,)
+        if recipe.needs_input_scales:
+            parts["input_scale"] = "F32", ()
+        return parts
 
     @override
     def rows(self, block: "QuantizedWeight", weights: WeightFormat) -> Encoded:
@@ -95,48 +116,6 @@ class QuarkLayout(Layout):
             if suffix.startswith("weight_zero_point"):
                 whole[suffix] = torch.zeros(shape, dtype=torch.int32)
         return whole
-
-
-def _int4_parts(weight: TensorInfo, weights: WeightFormat) -> Parts:
-    rows, columns = weight.shape
-    if rows % _INT4_PER_WORD:
-        raise LayoutError(
-            weight.name,
-            f"layout quark packs zero points of 8 rows into a word, got {rows} rows",
-            fix="keep this tensor, or use layout compressed-tensors",
-        )
-    scales, words = scale_dtype(weight, weights), rows // _INT4_PER_WORD
-    codes = codes_part(weight, weights)
-    if weights.first_stage:
-        return {
-            "weight": codes,
-            "weight_scale": ("F32", ()),
-            f"weight_scale{_SECOND_STAGE}": ("F32", (rows,)),
-            f"weight_zero_point{_SECOND_STAGE}": ("I32", (words,)),
-        }
-    if weights.group_size is None:
-        return {
-            "weight": codes,
-            "weight_scale": (scales, (rows,)),
-            "weight_zero_point": ("I32", (words,)),
-        }
-    check_divides("quark", weight, 1, weights.group_size)
-    groups = columns // weights.group_size
-    return {
-        "weight": ("I32", (columns, words)),
-        "weight_scale": (scales, (groups, rows)),
-        "weight_zero_point": ("I32", (groups, words)),
-    }
-
-
-def _float_parts(weight: TensorInfo, weights: WeightFormat) -> Parts:
-    rows, columns = weight.shape
-    shape: tuple[int, ...] = (rows,) if weights.granularity == "channel" else ()
-    if weights.group_size is not None:
-        check_divides("quark", weight, 1, weights.group_size)
-        shape = (rows, columns // weights.group_size)
-    scales = scale_dtype(weight, weights), shape
-    return {"weight": codes_part(weight, weights), "weight_scale": scales}
 
 
 ZERO_POINT = 8

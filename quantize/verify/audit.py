@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -226,6 +226,7 @@ class LinearAudit:
     """One linear that is stored quantized, of `shape` out_features, in_features.
 
     Attributes:
+        complete: every stored tensor has the form that is declared.
         codes: None where codes or scales are absent or wrong, or nothing says how to decode them.
         input_scale: static scale of its input as stored (compressed-tensors' NVFP4: a divisor).
     """
@@ -234,6 +235,7 @@ class LinearAudit:
     role: str
     shape: tuple[int, ...]
     tensors: tuple[TensorInfo, ...]
+    complete: bool
     codes: CodeStatistics | None
     input_scale: float | None
 
@@ -312,9 +314,8 @@ def audit_checkpoint(checkpoint: Checkpoint) -> Audit:
     concat = frozenset(row.canonical for row in draft.concat_linears())
     with ThreadPoolExecutor(WORKERS) as pool:
         looked = list(pool.map(partial(_look, checkpoint, scheme, concat), rows))
-    linears = tuple(found.linear for found in looked)
+    linears = tuple(linear for linear, _ in looked)
     quantized = frozenset(linear.module for linear in linears)
-    complete = frozenset(found.linear.module for found in looked if found.complete)
     expected = f"only linears of {draft.family.name} to be quantized"
     no_linear = {"expected": expected, "got": "tensors of a quantized linear"}
     bad_scales = cache_scale_faults(draft, checkpoint, scheme, None)
@@ -325,9 +326,9 @@ def audit_checkpoint(checkpoint: Checkpoint) -> Audit:
         made_by=_made_by(checkpoint),
         linears=linears,
         faults=(
-            *_declaration_faults(checkpoint, draft, scheme, linears, complete),
+            *_declaration_faults(checkpoint, draft, scheme, linears),
             *(Fault(where=module, **no_linear) for module in sorted(looking - quantized)),
-            *(fault for found in looked for fault in found.faults),
+            *(fault for _, found in looked for fault in found),
             *index_faults(checkpoint),
             *bad_scales,
         ),
@@ -335,17 +336,9 @@ def audit_checkpoint(checkpoint: Checkpoint) -> Audit:
     )
 
 
-class _Looked(NamedTuple):
-    """One linear; `complete` if every stored tensor has the form that is declared."""
-
-    linear: LinearAudit
-    faults: list[Fault]
-    complete: bool
-
-
 def _look(
     checkpoint: Checkpoint, scheme: DeclaredScheme | None, concat: Collection[str], row: Row
-) -> _Looked:
+) -> tuple[LinearAudit, list[Fault]]:
     module = row.module
     tensors = {
         name.removeprefix(f"{module}."): tensor
@@ -385,10 +378,11 @@ def _look(
         role=row.role,
         shape=row.tensor.shape,
         tensors=tuple(tensors.values()),
+        complete=not wrong,
         codes=codes,
         input_scale=input_scale,
     )
-    return _Looked(linear=linear, faults=faults, complete=not wrong)
+    return linear, faults
 
 
 def _declaration_faults(
@@ -396,7 +390,6 @@ def _declaration_faults(
     draft: Draft,
     scheme: DeclaredScheme | None,
     linears: Sequence[LinearAudit],
-    complete: frozenset[str],
 ) -> list[Fault]:
     where = f"{CONFIG_FILE}: quantization_config"
     if scheme is None:
@@ -412,6 +405,7 @@ def _declaration_faults(
     if not linears and checkpoint.subtree is None:
         return [Fault(where=where, expected=f"linears stored as {scheme}", got="none of them")]
     quantized = frozenset(linear.module for linear in linears)
+    complete = frozenset(linear.module for linear in linears if linear.complete)
     # How engines know a layer inside its target is theirs to say: `engines/exclude_mismatches.py`.
     asked = checkpoint.subtree is None
     return [

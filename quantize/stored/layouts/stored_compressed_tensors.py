@@ -12,6 +12,7 @@ from ....recipes.formats import (
     Granularity,
     KvCacheDtype,
     KvCacheFormat,
+    NumberFormat,
     WeightDtype,
 )
 from ....recipes.schema import ActivationFormat, Recipe, StoredLayoutName, WeightFormat
@@ -172,8 +173,7 @@ class StoredCompressedTensors(StoredLayout):
 def _cache_scheme(cache: KvCacheFormat | None) -> dict[str, Any] | None:
     if cache is None:
         return None
-    number = NUMBER_FORMATS[cache.dtype]
-    return _declared_args(bits=number.bits, kind=number.kind, strategy="tensor", dynamic=False)
+    return _declared_args(NUMBER_FORMATS[cache.dtype], "tensor", dynamic=False)
 
 
 def _declared_group(recipe: Recipe, targets: list[str]) -> dict[str, Any]:
@@ -187,43 +187,33 @@ def _declared_group(recipe: Recipe, targets: list[str]) -> dict[str, Any]:
 
 
 def _declared_weights(weights: WeightFormat) -> dict[str, Any]:
-    number, blocks = weights.number, weights.granularity == "block"
-    structure = {"block_structure": [weights.group_size, weights.group_size]} if blocks else {}
-    return structure | _declared_args(
-        bits=number.bits,
-        kind=number.kind,
-        strategy="tensor_group" if number.global_scale else weights.granularity,
-        group_size=None if blocks else weights.group_size,
-        dynamic=False,
+    size, blocks = weights.group_size, weights.granularity == "block"
+    args = _declared_args(
+        weights.number, weights.granularity, dynamic=False, group_size=None if blocks else size
     )
+    return ({"block_structure": [size, size]} if blocks else {}) | args
 
 
 def _declared_inputs(activations: ActivationFormat | None) -> dict[str, Any] | None:
     if activations is None:
         return None
-    number = NUMBER_FORMATS[activations.dtype]
-    size = None
+    number, size = NUMBER_FORMATS[activations.dtype], None
     if activations.granularity == "group":  # of FP8: one side of a block
         (size,) = number.sizes["group" if number.only_groups else "block"]
-    return _declared_args(
-        bits=number.bits,
-        kind=number.kind,
-        strategy="tensor_group" if number.global_scale else activations.granularity,
-        group_size=size,
-        dynamic="local" if number.global_scale else activations.dynamic,
-    )
+    dynamic = "local" if number.global_scale else activations.dynamic
+    return _declared_args(number, activations.granularity, dynamic=dynamic, group_size=size)
 
 
 def _declared_args(
-    *, bits: int, kind: str, strategy: str, dynamic: bool | str, group_size: int | None = None
+    number: NumberFormat, strategy: str, *, dynamic: bool | str, group_size: int | None = None
 ) -> dict[str, Any]:
     return {
         "dynamic": dynamic,
         "group_size": group_size,
-        "num_bits": bits,
-        "strategy": strategy,
+        "num_bits": number.bits,
+        "strategy": "tensor_group" if number.global_scale else strategy,
         "symmetric": True,
-        "type": kind,
+        "type": number.kind,
     }
 
 
@@ -244,7 +234,7 @@ def _weights(weights: ObjectReader, dtype: WeightDtype) -> tuple[Granularity, in
         size = BLOCK
     else:
         weights.absent("block_structure")
-    _args(weights, bits=number.bits, kind=number.kind, scale_dtype=_SCALE_DTYPES.get(dtype))
+    _args(weights, number, _SCALE_DTYPES.get(dtype))
     weights.optional("actorder", *_IN_PLACE)
     weights.absent("dynamic")
     weights.finish()
@@ -318,8 +308,8 @@ def _inputs(inputs: ObjectReader, dtype: WeightDtype, granularity: Granularity) 
     That is what engines compute for blocks, whatever is declared.
     """
     nvfp4 = NUMBER_FORMATS[dtype].global_scale
-    scale_dtype = _SCALE_DTYPES["nvfp4"] if nvfp4 else None
-    _args(inputs, bits=4 if nvfp4 else 8, kind="float", scale_dtype=scale_dtype)
+    rounded: WeightDtype = "nvfp4" if nvfp4 else "fp8_e4m3"
+    _args(inputs, NUMBER_FORMATS[rounded], _SCALE_DTYPES.get(rounded))
     inputs.absent("actorder", "block_structure")
     found: Activations
     if nvfp4:
@@ -341,10 +331,10 @@ def _inputs(inputs: ObjectReader, dtype: WeightDtype, granularity: Granularity) 
     return found
 
 
-def _args(args: ObjectReader, *, bits: int, kind: str, scale_dtype: str | None = None) -> None:
+def _args(args: ObjectReader, number: NumberFormat, scale_dtype: str | None) -> None:
     """`scale_dtype` is the one that scales of this format have, which some tools say too."""
-    args.choice("num_bits", bits)
-    args.choice("type", kind)
+    args.choice("num_bits", number.bits)
+    args.choice("type", number.kind)
     args.choice("symmetric", True)
     args.absent("zp_dtype")
     args.optional("scale_dtype", None, *([scale_dtype] if scale_dtype else []))
