@@ -7,7 +7,7 @@ other formats (FP8, MXFP4, NVFP4) are refused: its export to compressed-tensors 
 import dataclasses
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from typing_extensions import override
 
@@ -20,6 +20,7 @@ from .scheme import (
     INTEGERS,
     DeclaredScheme,
     OwnFormat,
+    PackMethod,
     Part,
     Parts,
     StoredLayout,
@@ -174,7 +175,7 @@ class _Numbers(NamedTuple):
         self,
         layout: StoredLayout,
         version: str | None = None,
-        pack_method: Literal["reorder"] | None = None,
+        pack_method: PackMethod | None = None,
     ) -> DeclaredScheme:
         """What is declared of linears that have these."""
         size = None if self.group_size == -1 else self.group_size
@@ -277,7 +278,8 @@ class StoredAutoRound(StoredGptq):
         keys.optional("backend", "auto", None)
         packing = keys.value("packing_format", next(iter(PACKINGS)), *PACKINGS)
         layout, version = PACKINGS[packing]
-        all_bits, method = ((4,), "reorder") if layout is _AS_AWQ else (tuple(INTEGERS), None)
+        method: PackMethod | None = "reorder" if layout is _AS_AWQ else None
+        all_bits = (4,) if method else tuple(INTEGERS)
         whole = _Numbers.read(keys, None, all_bits, ordered=False)
         others = []
         for name, own in keys.named("extra_config").items():
