@@ -81,10 +81,8 @@ def zero_points(
 ) -> Floats | None:
     """What codes count from, relative to the middle of their range; None where it is the middle.
 
-    [out_features, groups] float32.
-
-    Raises:
-        CheckpointError: symmetric values are declared, or tools read what is stored in two ways.
+    [out_features, groups] float32. CheckpointError where symmetric values are declared, or tools
+    read what is stored in two ways.
     """
     where = scheme.layout.zeros(scheme)
     if where is None:

@@ -165,11 +165,7 @@ _NO_MEANING = frozenset({"producer", "version", "quant_mode", "global_compressio
 def declared_scheme(
     checkpoint: Checkpoint, *, strictness: Strictness = "folder"
 ) -> DeclaredScheme | None:
-    """Read what a folder declares; None where it declares nothing: nothing is quantized.
-
-    Raises:
-        VerifyError: it says something that is not understood, or two declarations disagree.
-    """
+    """What a folder declares, None = nothing; VerifyError where it is not understood."""
     packed = packed_by_mlx(checkpoint.tensors)
     if packed is not None:
         raise DeclarationError(checkpoint.folder, packed.what, fix=packed.fix)
@@ -180,11 +176,7 @@ def declared_scheme(
 def read_scheme(
     raw: RawDeclaration, *, layout: StoredLayout | None = None, strictness: Strictness
 ) -> DeclaredScheme:
-    """The one reader of declarations; as one of `layout`, whatever quant_method says, where given.
-
-    Raises:
-        VerifyError: it says something else, or something more.
-    """
+    """The one reader of declarations; as one of `layout`, whatever quant_method says, if given."""
     keys = ObjectReader.of(raw.value, raw.where, raw.key, _NO_MEANING, strictness)
     if layout is None:
         _check_not_refused(raw)

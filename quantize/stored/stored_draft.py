@@ -101,11 +101,7 @@ def cache_problems(
 def cache_scales(
     checkpoint: Checkpoint, draft: Draft, scheme: DeclaredScheme | None
 ) -> dict[int, CacheScales]:
-    """The scales that a folder stores, by number of the layer, whether it declares a cache or not.
-
-    Raises:
-        CheckpointError: a scale is not a positive number, stored twice, or not that of a head.
-    """
+    """The scales that a folder stores, by layer, declared or not; CheckpointError for bad ones."""
     for where, expected, got in cache_problems(checkpoint, draft, scheme):
         raise CheckpointError(
             f"{checkpoint.folder}: {where}",
@@ -228,11 +224,7 @@ class StoredDraft:
         return {suffix: tensor for suffix, tensor in stored.items() if tensor is not None}
 
     def linear(self, row: Row) -> StoredLinear:
-        """A quantized row, ready to decode.
-
-        Raises:
-            CheckpointError: a scale, zero point or group of inputs is none.
-        """
+        """A quantized row, ready to decode; CheckpointError where scales or zeros are none."""
         module, scheme = row.module, self._needed_scheme(row)
         constant = scheme.layout.zero_points if not scheme.layout.zeros(scheme) else {}
         for suffix, part in self.parts(row).items():

@@ -303,9 +303,7 @@ class Audit:
 def audit_checkpoint(checkpoint: Checkpoint) -> Audit:
     """Look at every quantized linear of a folder and at what it declares.
 
-    Raises:
-        CheckpointError: apart from its quantized linears, the folder is not a draft.
-        VerifyError: its declaration is not understood.
+    CheckpointError where it is no draft, VerifyError where its declaration is not understood.
     """
     scheme = declared_scheme(checkpoint)
     stored = StoredDraft.look(checkpoint, scheme)

@@ -37,8 +37,8 @@ from .folder_faults import ONLY_OURS, file_faults
 def cut_of(output: Path, source: Checkpoint) -> CutProvenance | None:
     """The record of a folder that is to be compared as a cut of this source; None if it is none.
 
-    Raises:
-        CheckpointError: another tool quantized it before it was cut; the source is unquantized.
+    CheckpointError where another tool quantized it before it was cut, and the source is
+    unquantized.
     """
     try:
         record = read_provenance(output)

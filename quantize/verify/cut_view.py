@@ -36,11 +36,7 @@ _AGAINST = "give the draft that was cut behind --against"
 
 
 def token_ids(checkpoint: Checkpoint, draft: Draft) -> Ids:
-    """The target id of every row of a draft's head.
-
-    Raises:
-        VerifyError: drafts of its family have the target's whole vocabulary.
-    """
+    """The target id of every row of a head; VerifyError of families that have no cut one."""
     why = draft.family.whole_vocabulary
     if why is not None:
         what = f"a {draft.family.name} draft has no cut vocabulary: {why}"

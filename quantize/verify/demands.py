@@ -62,11 +62,7 @@ def digest_pairs(
 
 
 def read_record(folder: Path) -> Record | CutProvenance | None:
-    """What this package recorded when it made or cut a folder; None = nothing.
-
-    Raises:
-        CheckpointError: draftquant.json is damaged, or that of a dequantized folder.
-    """
+    """What was recorded of a folder, or None; CheckpointError where it is none to verify."""
     found = read_provenance(folder)
     if isinstance(found, DequantizedProvenance):
         raise CheckpointError(

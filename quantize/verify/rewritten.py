@@ -44,11 +44,7 @@ def verify_transcoded(
     config_file: str = CONFIG_FILE,
     algorithm: Algorithm = NEWEST,
 ) -> RewrittenReport:
-    """Compare two quantized folders of the same draft.
-
-    Raises:
-        CheckpointError: `folder` is not a draft, or not as it declares.
-    """
+    """Compare two quantized folders of one draft; CheckpointError where `folder` is no draft."""
     output = StoredDraft.read(Checkpoint.open(folder, config_file=config_file))
     before, after = source.checkpoint, output.checkpoint
     faults = different_keys(before.config, after.config)
@@ -89,11 +85,7 @@ def verify_dequantized(
     config_file: str = CONFIG_FILE,
     algorithm: Algorithm = NEWEST,
 ) -> RewrittenReport:
-    """Check every bit of a dequantized folder, whose dequantized weights must be `dtype`.
-
-    Raises:
-        CheckpointError: `folder` is not a draft of the same family, or a file cannot be read.
-    """
+    """Check every bit of a dequantized folder, whose dequantized weights must be `dtype`."""
     output = Checkpoint.open(folder, config_file=config_file)
     read_draft(output)
     rows = source.draft.rows
