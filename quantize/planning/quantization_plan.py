@@ -17,7 +17,8 @@ from ..drafts.shared.mixture import without_expert
 from ..files.provenance import NO_PROMPTS, SeenPrompts
 from ..files.safetensors_header import DTYPE_BYTES, StoredTensor
 from ..layouts import check_head, check_layout, get_layout, named_heads
-from ..layouts.layout import OwnFormat, check_groups, last_part
+from ..layouts.layout import check_groups, last_part
+from ..stored.layouts.scheme import OwnFormat
 from .claims import NormAction, changed_norms, claims
 from .outputs import Output, OutputTensors, bytes_of, cache_outputs
 
