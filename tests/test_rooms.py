@@ -4,6 +4,7 @@ And that what verifies imports nothing of what writes: an error must not hide in
 """
 
 import ast
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -174,7 +175,9 @@ def test_what_families_share_knows_no_family() -> None:
 SUMS = {
     "product lines": 94_562,
     "product modules": 743,
+    "product modules below 80 lines": 0,
     "product folders": 72,
+    "lines of scripts": 0,
     "developers' tools, lines": 6_009,
     "lines of tests": 88_854,
     "verbs": 25,
@@ -223,12 +226,35 @@ def sums() -> dict[str, int]:
     return {
         "product lines": lines_of(product),
         "product modules": len(product),
+        "product modules below 80 lines": sum(
+            lines_of([ROOT / module]) < 80 for module in product_modules()
+        ),
         "product folders": len({module.parent for module in product}),
+        "lines of scripts": lines_of(p for p in product if p.is_relative_to(ROOT / "scripts")),
         "developers' tools, lines": lines_of(tools),
         "lines of tests": lines_of((ROOT / "tests").rglob("*.py")),
         "verbs": len(COMMANDS),
         "words of pages by hand": sum(len(path.read_text("utf-8").split()) for path in by_hand),
     }
+
+
+def product_modules() -> list[Path]:
+    """Modules of the wheel that define something of their own: no `__init__`."""
+    tools = ("scripts", "dev")
+    return [m for m in MODULES if m.parts[:2] != tools and not m.name.startswith("__")]
+
+
+def test_no_two_modules_share_a_name() -> None:
+    names = Counter(module.name for module in product_modules())
+    assert {name for name, number in names.items() if number > 1} == set()
+
+
+def test_a_folder_holds_no_more_modules_than_one_can_look_over() -> None:
+    """The verbs have one each, and may be 25."""
+    folders = Counter(module.parent.as_posix() for module in product_modules())
+    large = {folder: number for folder, number in folders.items() if number > 20}
+    assert large.keys() <= {"scripts/verbs"}
+    assert folders["scripts/verbs"] <= 25
 
 
 def lines_of(modules: Iterable[Path]) -> int:
