@@ -50,7 +50,7 @@ def test_options_and_commands_in_the_words_of_python(verb: str, text: str, expec
 def messages() -> list[str]:
     """Every text in the source that names an option, but for docstrings."""
     found = []
-    for house in ("recipes", "quantize", "calibration", "validate", "scripts/api"):
+    for house in ("recipes", "quantize", "calibration", "validate", "scripts/verbs"):
         for path in sorted((ROOT / house).rglob("*.py")):
             tree = ast.parse(path.read_text(encoding="utf-8"))
             own = {

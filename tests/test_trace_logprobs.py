@@ -106,9 +106,9 @@ def test_raw_log_probabilities_are_those_of_plain_sampling_only(
 LIES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "no sampling": (lambda m: m.pop("sampling"), "0.6 contradicts sampling: None"),
     "greedy": (lambda m: m.update(temperature=0), "temperature: 0 contradicts sampling"),
-    "cold": (lambda m: m.update(temperature=-1), "temperature: -1 contradicts sampling"),
-    "top_p": (lambda m: m["sampling"].update(top_p=1.5), r"expected top_p in \(0, 1\]"),
-    "top_k": (lambda m: m["sampling"].update(top_k=-1), "top_k of at least 0"),
+    "cold": (lambda m: m.update(temperature=-1), "temperature: expected at least 0, got -1"),
+    "top_p": (lambda m: m["sampling"].update(top_p=1.5), r"top_p: expected a share in \(0, 1\]"),
+    "top_k": (lambda m: m["sampling"].update(top_k=-1), "top_k: expected at least 0"),
     "num_top": (lambda m: m["logprobs"].update(num_top=51), "num_top: expected 0 to 50"),
     "no logprobs": (
         lambda m: m.pop("logprobs"),

@@ -109,16 +109,17 @@ def _why(one: EngineCheck) -> str:
     return reason if title in reason else f"{title}: {reason}"
 
 
+_OF_THE_PLUGIN = ("quark", "int4", "channel", None, None)
+"""Layout, dtype, granularity, carrier and first stage of the weights that it loads."""
+
+
 def is_for_the_plugin(recipe: Recipe) -> bool:
     """Whether engines load its result with draftquant beside them: see `quantize/plugins`."""
     weights, inputs = recipe.weights, recipe.activations
-    return (
-        recipe.layout == "quark"
-        and (weights.dtype, weights.granularity, weights.carrier) == ("int4", "channel", None)
-        and weights.first_stage is None
-        and inputs is not None
-        and inputs.dtype == "fp8_e4m3"
-    )
+    stored = (weights.dtype, weights.granularity, weights.carrier, weights.first_stage)
+    if (recipe.layout, *stored) != _OF_THE_PLUGIN:
+        return False
+    return inputs is not None and inputs.dtype == "fp8_e4m3"
 
 
 def _alternatives(plan: Plan) -> Mapping[str, list[str]]:

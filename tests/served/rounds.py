@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from draftquant.calibration.traces.prompt_trace import PromptTrace
-from draftquant.validate.counting.trace_replay import rounds
+from draftquant.validate.counting.trace_replay import decoding_steps
 from draftquant.validate.served.common_steps import common_length
 from served.every_position import EveryPosition
 
@@ -82,7 +82,7 @@ def compare(
                 num_near_ties += abs(distance) <= near
     return Rounds(
         served=tuple(step for steps in accepted for step in steps),
-        replayed=tuple(step for here in by_place for step in rounds(here.accepted)),
+        replayed=tuple(step for here in by_place for step in decoding_steps(here.accepted)),
         compared=tuple(compared),
         num_near_ties=num_near_ties,
         num_same_text=num_same_text,
