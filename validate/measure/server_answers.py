@@ -281,7 +281,6 @@ NEUTRAL: Mapping[str, float] = {
     "repetition_penalty": 1.0,
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
-    "n": 1,
 }
 """Of a request: a server takes what is not said from its own defaults, or from the model's
 generation_config.json (vLLM: entrypoints/openai/completion/protocol.py:322)."""

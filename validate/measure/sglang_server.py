@@ -341,6 +341,7 @@ def _request(prompt: Prompt, ask: Ask) -> dict[str, Any]:
         "top_k": decoding.top_k or -1,
         **NEUTRAL,
         "min_new_tokens": 0,
+        "n": 1,
     }
     if decoding.sampled:  # heeded with --enable-deterministic-inference alone
         sampling["sampling_seed"] = prompt_seed(decoding.seed, prompt.token_ids)

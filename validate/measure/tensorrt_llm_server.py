@@ -357,6 +357,7 @@ def _request(model: str, prompt: Prompt, ask: Ask) -> dict[str, Any]:
         "top_k": decoding.top_k if decoding.sampled else 1,  # 1 is greedy, 0 all tokens
         **NEUTRAL,
         "min_tokens": 0,
+        "n": 1,
         "detokenize": False,
         "stream": True,
         "stream_options": {"include_usage": True},

@@ -24,7 +24,6 @@ from ...recipes.strict_json import JsonProblem, decode
 from .measurement import ServerIdentity, Speculation
 from .server_answers import (
     ENGINE_COUNTERS,
-    NEUTRAL,
     Ask,
     Completion,
     Counters,
@@ -162,8 +161,12 @@ def _asked(ask: Ask, prompt: Prompt) -> dict[str, Any]:
         "temperature": decoding.temperature,
         "top_p": decoding.top_p,
         "top_k": decoding.top_k,
-        **NEUTRAL,
+        "min_p": 0,
+        "repetition_penalty": 1,
+        "presence_penalty": 0,
+        "frequency_penalty": 0,
         "min_tokens": 0,
+        "n": 1,
         "stream": True,
         # Metrics ride on the event behind the last token, which only this asks for.
         "stream_options": {"include_usage": True},
