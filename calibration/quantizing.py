@@ -20,12 +20,7 @@ from ..quantize.stored.loading import LoadedDraft
 from ..recipes.chosen_recipe import chosen_recipe
 from ..recipes.listener import Bar, Listener
 from ..recipes.regular_file import optional_path
-from .linear_inputs.plan_inputs import (
-    few_for_correction,
-    measured_inputs,
-    need_of,
-    why_unused,
-)
+from .linear_inputs.plan_inputs import few_for_correction, measured_inputs, need_of, why_unused
 from .linear_inputs.static_scales import constant_scales
 from .measured_cache import measure_cache_scales
 from .passes.memory import resolve_device

@@ -26,10 +26,7 @@ from draftquant.calibration.traces.prompt_trace import PromptTrace
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.recipes.errors import TraceError
-from draftquant.validate.counting.trace_replay import (
-    recorded_tokens,
-    replay_drafts,
-)
+from draftquant.validate.counting.trace_replay import recorded_tokens, replay_drafts
 
 PAIRS = Path(__file__).parent / "pairs"
 LAYERS = {"eagle3-llama": (0, 1, 2), "eagle3-mla": (1, 2, 3), "dflash": (0, 1, 2)}

@@ -5,10 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from draftquant.calibration.linear_inputs.plan_inputs import MomentsAlongTraces
-from draftquant.calibration.linear_inputs.static_scales import (
-    calibrated_scales,
-    measure_absmax,
-)
+from draftquant.calibration.linear_inputs.static_scales import calibrated_scales, measure_absmax
 from draftquant.calibration.passes.draft_inputs import check_trace_fits, first_hidden
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.record_traces import record_traces

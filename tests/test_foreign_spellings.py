@@ -99,7 +99,9 @@ def test_fp8_is_decoded_as_it_is_declared(
     out = fp8_folder(source, tmp_path / "out", block, dtype, powers=powers, shape=shape, **declared)
     faults = [f for f in verify(out, source, foreign=True).faults if "config.json" not in f.where]
     assert faults == []
-    assert [f for f in audit_checkpoint(Checkpoint.open(out)).faults if "config.json" not in f.where] == []
+    assert [
+        f for f in audit_checkpoint(Checkpoint.open(out)).faults if "config.json" not in f.where
+    ] == []
     plain = values_of(read_tensors(source)[f"{UP}.weight"])
     loaded = load_draft(out).weights["layers.0.mlp.up_proj.weight"].numpy()
     assert np.abs(loaded - plain).max() < np.abs(plain).max() / 14

@@ -22,10 +22,7 @@ from draftquant.calibration.rounding.learned_state import (
     LearningProgress,
     LearningSettings,
 )
-from draftquant.calibration.rounding.proposal_divergence import (
-    agreement,
-    backward_of_divergence,
-)
+from draftquant.calibration.rounding.proposal_divergence import agreement, backward_of_divergence
 from draftquant.calibration.rounding.sequences import SequenceReader, split_prompts, validation_rows
 from draftquant.calibration.traces.sets import copy_traces
 from draftquant.calibration.traces.trace_folder import TraceEntry, TraceFolder

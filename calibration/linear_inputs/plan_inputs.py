@@ -41,12 +41,7 @@ from ...quantize.stored.stored_draft import declared_activations
 from ...recipes.errors import CalibrationError
 from ..traces.near_duplicates import seen_prompts
 from ..traces.trace_folder import TraceFolder
-from .static_scales import (
-    balanced_draft,
-    calibrated_scales,
-    never_run,
-    run_over_traces,
-)
+from .static_scales import balanced_draft, calibrated_scales, never_run, run_over_traces
 
 _ROWS = 2048  # inputs multiplied at a time
 _STRIP = 1024  # rows of a matrix that begin at one column

@@ -16,15 +16,7 @@ from ..drafts.engine_traits import EngineTraits, Finding, InEngine
 from . import sglang_config, sglang_linears, vllm_config, vllm_linears
 from .config_rules import sglang_captures, vllm_captures
 from .contract import ENGINE_NAMES, EngineName, Question
-from .engine import (
-    ConfigRules,
-    DeclarationRules,
-    Engine,
-    LinearRules,
-    Serving,
-    TensorRules,
-    flag,
-)
+from .engine import ConfigRules, DeclarationRules, Engine, LinearRules, Serving, TensorRules, flag
 from .engine_rows import schemes_of, version_row
 
 _UNQUANT = "--speculative-draft-model-quantization unquant"

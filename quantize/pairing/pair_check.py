@@ -15,15 +15,7 @@ from ..files.checkpoint import Checkpoint
 from ..files.digests import not_finite
 from ..stored.layouts import HF_QUANT_CONFIG
 from . import dtypes, features, inherited, serving_limits
-from .pair import (
-    EnginePair,
-    Pair,
-    PairCheck,
-    PairRule,
-    TargetArgs,
-    in_order,
-    tensor_parallel_size,
-)
+from .pair import EnginePair, Pair, PairCheck, PairRule, TargetArgs, in_order, tensor_parallel_size
 from .target import Target, Tokenizer
 
 RULES: tuple[PairRule, ...] = (

@@ -2,7 +2,7 @@
 
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from ...recipes.decode import AT_LEAST_0, MisfitError
 from ...recipes.errors import OutputError, short
@@ -10,9 +10,6 @@ from ..frame import reports
 from ..frame.console import megabytes, stdout
 from ..frame.settings import Argument, Option, Settings
 from ..frame.verb import Command, verb
-
-if TYPE_CHECKING:
-    pass
 
 
 def _hours(text: str) -> float:

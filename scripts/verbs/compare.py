@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from ...recipes.decode import MisfitError
-from ...validate.runs.asked import CompareRun
+from ...validate.runs.judging_asked import CompareRun
 from ..frame import reports
 from ..frame.arguments import ON_TRACES, share
 from ..frame.console import print_json, print_table, stderr, stdout, table

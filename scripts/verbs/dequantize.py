@@ -3,7 +3,7 @@
 import dataclasses
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from ...quantize.files.hub import resolve_draft, running_argv
 from ...recipes.listener import verifying
@@ -12,9 +12,6 @@ from ..frame.arguments import OutFolder, Quantized, Subtree
 from ..frame.console import megabytes, print_table, stdout, table
 from ..frame.settings import Option, Settings
 from ..frame.verb import Command, verb
-
-if TYPE_CHECKING:
-    pass
 
 _DTYPES: dict[str, Literal["BF16", "F32"]] = {"bfloat16": "BF16", "float32": "F32"}
 

@@ -6,12 +6,7 @@ from typing import Any, ClassVar
 
 from ...quantize.asked import Estimating
 from ...quantize.estimate.draft_step import USUAL_CONTEXT
-from ...quantize.estimate.estimate_report import (
-    Candidate,
-    EstimateReport,
-    assumptions,
-    to_mapping,
-)
+from ...quantize.estimate.estimate_report import Candidate, EstimateReport, assumptions, to_mapping
 from ...quantize.estimate.work import Machine, Part
 from ...quantize.gpus import USUAL_GPUS
 from ...recipes.decode import ABOVE_0, AT_LEAST_1, SHARE_OR_ALL

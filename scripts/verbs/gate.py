@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar
 
-from ...validate.runs.asked import GateRun
+from ...validate.runs.judging_asked import GateRun
 from ..frame import arguments, reports
 from ..frame.arguments import ON_TRACES, PAGES
 from ..frame.console import print_json, print_table, stdout, table

@@ -4,7 +4,7 @@ import argparse
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from ...validate.runs.asked import GoldenRun
+from ...validate.runs.judging_asked import GoldenRun
 from ..frame import reports
 from ..frame.arguments import Overwrite, share
 from ..frame.console import print_document, print_json, print_table, stderr, table

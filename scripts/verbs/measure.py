@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from ...recipes.decode import ABOVE_0, AT_LEAST_0, AT_LEAST_1
-from ...validate.runs.asked import MeasureRun
+from ...validate.runs.judging_asked import MeasureRun
 from ..frame import reports
 from ..frame.arguments import (
     CHOSEN_PROMPTS,

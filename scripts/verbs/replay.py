@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from ...validate.runs.asked import ReplayRun
+from ...validate.runs.judging_asked import ReplayRun
 from ..frame import arguments, reports
 from ..frame.arguments import ON_TRACES
 from ..frame.console import print_json, print_table, stdout, table

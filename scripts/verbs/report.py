@@ -4,7 +4,7 @@ import argparse
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ...validate.runs.asked import ReportRun
+from ...validate.runs.judging_asked import ReportRun
 from ..frame import reports
 from ..frame.arguments import PAGES
 from ..frame.console import print_document, print_json, stderr

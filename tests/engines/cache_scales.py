@@ -19,10 +19,7 @@ from draftquant.quantize.drafts import read_draft  # noqa: E402
 from draftquant.quantize.files.checkpoint import Checkpoint  # noqa: E402
 from draftquant.quantize.files.hub import resolve_draft  # noqa: E402
 from draftquant.quantize.making.quantize_draft import quantize_draft  # noqa: E402
-from draftquant.quantize.planning.quantization_plan import (
-    Measured,
-    make_plan,
-)
+from draftquant.quantize.planning.quantization_plan import Measured, make_plan  # noqa: E402
 from draftquant.recipes import KvCacheFormat, load_recipe  # noqa: E402
 from drafts import TARGET_FOLDER, write_target  # noqa: E402
 from kinds import DRAFTS, ask  # noqa: E402

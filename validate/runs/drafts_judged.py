@@ -25,7 +25,7 @@ from ..judging.candidate_origin import (
     check_held_out_measured,
     check_loaded,
 )
-from .asked import GateRun
+from .judging_asked import GateRun
 from .measured_pair import Measured
 
 _GPUS: Mapping[str, str] = MappingProxyType({"mi3": "mi325x", "blackwell": "b200"})

@@ -22,8 +22,8 @@ from ..report.facts import (
     today,
 )
 from ..served.joint_report import JointReport, judge_jointly
-from .asked import GateRun
 from .drafts_judged import DraftsJudged, named, replayed
+from .judging_asked import GateRun
 from .measured_pair import Measured
 from .report_pages import NOTHING, asked_for, golden_file, texts_of, write_pages
 

@@ -15,7 +15,7 @@ from ..measure.measurement import Measurement
 from ..measure.measurement_file import read_measurement
 from ..measure.measuring import Plan, Progress, ServerAddress, measure
 from ..measure.server_answers import Ask, get_protocol
-from .asked import MeasureRun
+from .judging_asked import MeasureRun
 from .report_pages import check_golden, draft_identity, write_golden
 
 

@@ -16,7 +16,7 @@ from ..counting.replaying import replay_in_groups, replay_loaded
 from ..golden.golden_sources import golden_of_replay
 from ..judging.candidate_origin import DraftFolder
 from ..report.facts import today
-from .asked import CompareRun, ReplayRun
+from .judging_asked import CompareRun, ReplayRun
 from .report_pages import asked_for, check_golden, draft_identity, write_golden
 
 

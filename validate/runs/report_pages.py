@@ -22,7 +22,7 @@ from ..measure.measuring import DraftIdentity
 from ..report.document import Document, parse_report, read_report
 from ..report.html_report import page
 from ..report.report_texts import junit, markdown
-from .asked import SUMMARY, ReportFiles, ReportRun
+from .judging_asked import SUMMARY, ReportFiles, ReportRun
 
 NOTHING: Mapping[Path, str] = MappingProxyType({})
 _SHOWN = ("--json", "--github", "--overwrite", "--debug", "-q", "--quiet", "-v", "--verbose")
