@@ -338,8 +338,10 @@ class Recipe(Brief):
     """One way to quantize a draft, complete and resolved.
 
     Attributes:
+        name: how it is called. summary: what it does, in one line.
         loads_on: for which the result loads; empty where no stock engine loads it.
-        activations: the inputs' format; None = weight only.
+        backend: which library computes the quantized values. layout: how they are stored.
+        weights: their format. activations: the inputs' format; None = weight only.
         kv_cache: the format of the draft's KV cache; None = its own dtype, and no scales.
         rules: what becomes of each tensor; every rule that is not `optional` must match one.
     """

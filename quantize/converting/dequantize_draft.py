@@ -62,7 +62,17 @@ class DequantizePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class DequantizeReport(Brief):
-    """A dequantized draft, and what rounding lost; bytes are those of tensors, before and after."""
+    """A dequantized draft, and what rounding lost; bytes are those of tensors, before and after.
+
+    Attributes:
+        out: the folder that was written.
+        scheme: the scheme that the source declares.
+        dtype: the dtype of the dequantized weights.
+        kept: number of tensors that were copied byte for byte.
+        linears: the dequantized linears.
+        bytes_before: bytes of the tensors of the source.
+        bytes_after: bytes of the tensors that were written.
+    """
 
     out: Path
     scheme: str

@@ -66,7 +66,17 @@ from .recode import (
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class TranscodeReport(Brief):
-    """A quantized draft, stored in another layout or dtype; `kept` tensors were copied."""
+    """A quantized draft, stored in another layout or dtype; `kept` tensors were copied.
+
+    Attributes:
+        out: the folder that was written.
+        before: what the source declares.
+        after: what the new folder declares.
+        linears: number of quantized linears.
+        kept: number of tensors that were copied byte for byte.
+        bytes_before: bytes of the tensors of the source.
+        bytes_after: bytes of the tensors that were written.
+    """
 
     out: Path
     before: str

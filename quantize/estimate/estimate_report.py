@@ -57,10 +57,12 @@ class EstimateReport(Brief):
     """An estimate, with the settings that it was made for.
 
     Attributes:
+        draft: the unquantized draft.
         num_draft_tokens: tokens drafted per verify step (K).
         context: positions in the KV cache of each sequence.
         tp: GPUs that share the draft.
         concurrency: how many sequences are served at once.
+        candidates: bytes and operations of the draft as it is, and of each recipe's draft.
         loaded_by: name of a recipe -> GPU -> the engines that load its result there.
         refused: name of a built-in recipe that does not fit this draft -> the reason.
         machines: the GPUs, with the share of their data sheet that kernels reach.

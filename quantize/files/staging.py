@@ -61,7 +61,12 @@ class Staging:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class CleanReport(Brief):
-    """What became of unfinished folders: removed, by name, their bytes; left, the reason."""
+    """What became of unfinished folders: removed, by name, their bytes; left, the reason.
+
+    Attributes:
+        removed: name of each removed folder -> its bytes.
+        left: name of each folder that stays -> the reason.
+    """
 
     removed: Mapping[str, int]
     left: Mapping[str, str]

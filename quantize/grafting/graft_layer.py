@@ -31,10 +31,18 @@ class GraftReport(Brief):
     """A target's folder with a layer in it.
 
     Attributes:
+        out: the folder that was written.
+        layers: prefixes of the layers that were put in.
         scheme: how the layers' linears are stored; None where none is quantized.
+        linked: file of the target -> how it came into the folder.
         rewritten: files of the target that were written again without the replaced tensors.
+        written: files that are new.
         replaced: number of the target's tensors in whose place the layer stands.
         left_out: tables of the layer's folder that the target has.
+        target_tensors: number of the target's tensors, all unchanged.
+        layer_tensors: number of the layer's.
+        bytes_written: of tensors.
+        checks: what each engine is predicted to do with the layer.
     """
 
     out: Path

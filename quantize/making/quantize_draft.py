@@ -45,16 +45,20 @@ class QuantizeReport(Brief):
     """A quantized draft, and what verification found in it.
 
     Attributes:
+        out: the folder that was written.
+        plan: every tensor with its rule, its action and its bytes.
+        verification: what reading the folder again found.
         config_changes: dotted key of config.json -> the value that a lint asked for.
         dropped: table of the draft that was left out -> the equal table of the target.
         balanced: name of a norm -> k, where the norm was divided by 2^k.
         learned_norms: name of a norm that learned -> the largest factor of an element.
         few_inputs: expert -> its inputs in the traces, too few: it was rounded to nearest.
-        damping: linear -> share of the mean of its inputs' second moments that GPTQ added to their
-            diagonal, where it needed more than 0.01.
+        damping: linear -> share of the mean of its inputs' second moments that GPTQ added to
+            their diagonal, where it needed more than 0.01.
         cuts: of the vocabulary of what was quantized, the first one first; mostly none.
         loads: what each known engine does with the result, on each of its GPUs.
         lints: settings of the source that trainers and engines are known to read differently.
+        warnings: what the command line prints as warnings.
     """
 
     out: Path

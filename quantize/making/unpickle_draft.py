@@ -42,7 +42,14 @@ _SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Unpickled(Brief):
-    """A draft whose pickled weights were written as safetensors."""
+    """A draft whose pickled weights were written as safetensors.
+
+    Attributes:
+        out: the folder that was written.
+        files: the pickles that were read, in order.
+        tensors: number of tensors.
+        nbytes: their bytes.
+    """
 
     out: Path
     files: tuple[str, ...]

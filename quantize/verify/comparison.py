@@ -123,15 +123,26 @@ class RewrittenReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class VerifyReport(Brief):
-    """How a quantized or cut folder compares with its source; digests by tensor name.
+    """How a quantized folder compares with its source.
 
     Attributes:
+        output: the folder. source: the draft that it was made from.
+        scheme: the scheme that the folder declares; None if it declares nothing.
         rule: what was demanded of quantized values and scales; None where nothing could be read.
-        kept: number of tensors compared byte by byte. quantized: of linears decoded and compared.
-        dropped: source tensors left to the target. dropped_shown: compared with the target's.
-        learned_norms: norms that are not the source's -> the largest factor of an element's change.
-        vocabulary: how much of it the head has, of a folder that was compared as a cut.
-        head_unshown: its rows are a target's that was not at hand; they have the recorded digest.
+        kept: number of tensors that were compared byte by byte.
+        quantized: number of linears that were decoded and compared.
+        bytes_compared: bytes of source and folder together.
+        linears: what was found of each quantized linear.
+        source_digests: source tensor -> hash. output_digests: output tensor -> hash.
+        faults: everything that is wrong; empty means that every byte is accounted for.
+        dropped: source tensors that the recipe leaves to the target.
+        dropped_shown: these were compared with the target's tensors in this verification.
+        learned_norms: norms that learned with the quantized values, which are not the source's ->
+            the largest factor by which an element changed, as recorded and found.
+        vocabulary: how much of it the head has, of a folder that was compared as a cut of the other
+            one; None of all others.
+        head_unshown: its rows are those of the target's head, which was not at hand: they have the
+            digest that is recorded.
     """
 
     output: str

@@ -281,7 +281,12 @@ class _Comparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Verification(Brief):
-    """What verifying a folder found: of a draft, or of a target with a layer in it."""
+    """What verifying a folder found: of a draft, or of a target with a layer in it.
+
+    Attributes:
+        comparison: how the folder compares with its source; None of a target's folder.
+        graft: the same of a target's folder with a layer in it.
+    """
 
     comparison: VerifyReport | None
     graft: GraftVerification | None = None
