@@ -160,15 +160,12 @@ def _add_arguments(parser: CommandParser, module: ModuleType) -> None:
     if hasattr(module, "add_arguments"):
         module.add_arguments(parser)
         return
-    command = getattr(module, "COMMAND", None)
-    verb = getattr(module, "VERB", None) if command is None else command.verb
-    if verb is not None:
-        parser.takes(verb.settings)
+    if command := getattr(module, "COMMAND", None):
+        parser.takes(command.verb.settings)
         return
     required = not hasattr(module, "DEFAULT")
     parsers = parser.add_subparsers(dest="verb", metavar="VERB", required=required)
-    belows = getattr(module, "COMMANDS", None) or module.VERBS
-    for name, below in belows.items():
+    for name, below in module.COMMANDS.items():
         examples = EXAMPLES.get(f"{parser.prog.partition(' ')[2]} {name}", ())
         sub = parsers.add_parser(
             name, help=below.summary, description=sentence(below.summary), examples=examples

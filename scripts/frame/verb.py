@@ -4,7 +4,6 @@ The command runs it by settings that are decoded already (`Command`). The functi
 arguments, and says errors and warnings in the words of a Python call.
 """
 
-import argparse
 import dataclasses
 import functools
 import inspect
@@ -12,7 +11,7 @@ import re
 import textwrap
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 from ...recipes.errors import DraftQuantError
 from .console import print_json
@@ -26,27 +25,6 @@ S = TypeVar("S", bound=Settings)
 S_co = TypeVar("S_co", bound=Settings, covariant=True)
 R_co = TypeVar("R_co", covariant=True)
 R = TypeVar("R")
-
-
-class Below(NamedTuple):
-    """A verb below a command that prints by itself.
-
-    Attributes:
-        run: runs it by the parsed options and prints; its exit code.
-    """
-
-    verb: "Verb[..., Any, Any]"
-    run: Callable[[argparse.Namespace], int]
-    summary: str
-
-
-Verbs = Mapping[str, Below]
-"""Name -> verb."""
-
-
-def run_verb(options: argparse.Namespace, verbs: Verbs) -> int:
-    """Run the verb that was given; its exit code."""
-    return verbs[options.verb].run(options)
 
 
 class Verb(Protocol[P, S_co, R_co]):
@@ -134,6 +112,8 @@ class Command:
         mapping: the report for JSON.
         beside: prints on stderr what has to be known of it, also where JSON is printed.
         summary: what the verb does, where it is one of several of a command.
+        run_whole: what runs in the verb's place, where the command shows more than the function
+            returns.
     """
 
     verb: Verb[..., Any, Any]
@@ -142,10 +122,11 @@ class Command:
     exit_code: Callable[[Any], int] = _exit_code
     beside: Callable[[Any, Any], None] | None = None
     summary: str = ""
+    run_whole: Callable[[Any], Any] | None = None
 
     def run(self, settings: Any, *, as_json: bool) -> int:
         """Run the verb and print what it returns; the exit code."""
-        report = self.verb.run(settings)
+        report = (self.run_whole or self.verb.run)(settings)
         self.tell(report, settings, as_json=as_json)
         return self.exit_code(report)
 

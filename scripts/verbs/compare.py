@@ -1,6 +1,5 @@
 """`compare`: several drafts on the same prompts; which one for which traffic?"""
 
-import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
@@ -9,9 +8,9 @@ from ...recipes.decode import MisfitError
 from ...validate.runs.judging_asked import CompareRun
 from ..frame import reports
 from ..frame.arguments import ON_TRACES, share
-from ..frame.console import print_json, print_table, stderr, stdout, table
+from ..frame.console import print_table, stderr, stdout, table
 from ..frame.settings import Argument, Option, Settings
-from ..frame.verb import verb
+from ..frame.verb import Command, verb
 
 if TYPE_CHECKING:
     from ...validate.comparison.draft_comparison import ComparisonReport
@@ -82,24 +81,16 @@ def compare(settings: CompareSettings) -> "reports.ComparisonReport":
     return compared(settings)
 
 
-VERB = compare
 _MOST_OF_A_PART = 5
 """Rows of a category, where drafts are many."""
 
 
-def run(options: argparse.Namespace) -> int:
-    """Compare, and print what was found."""
-    report = compare.run(options.settings)
-    if options.json:
-        print_json(report.to_mapping())
-    else:
-        _print(report)
-    for path in options.settings.files.values():
+def _say_files(_report: object, settings: CompareSettings) -> None:
+    for path in settings.files.values():
         stderr().line((str(path), "bold"), ": the comparison")
-    return 0
 
 
-def _print(report: "ComparisonReport") -> None:
+def _show(report: "ComparisonReport", _settings: object) -> None:
     out = stdout()
     numbers = ("prompts", "acceptance length", "change", "lower bound", "upper bound")
     found = table(
@@ -148,3 +139,6 @@ def _cells(change: "Change | None") -> tuple[str, str, str]:
     if change is None:
         return ("", "", "")
     return (f"{change.relative_change:+.2%}", f"{change.lower:+.2%}", f"{change.upper:+.2%}")
+
+
+COMMAND = Command(compare, _show, beside=_say_files)

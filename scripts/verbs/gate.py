@@ -3,7 +3,6 @@
 On the same traces, or by measurements of servers, or both; and by what checks of parity found.
 """
 
-import argparse
 import re
 import shlex
 from collections.abc import Mapping
@@ -14,14 +13,15 @@ from typing import TYPE_CHECKING, ClassVar
 from ...validate.runs.judging_asked import GateRun
 from ..frame import arguments, reports
 from ..frame.arguments import ON_TRACES, PAGES
-from ..frame.console import print_json, print_table, stdout, table
+from ..frame.console import print_table, stdout, table
 from ..frame.settings import Argument, Option, Settings
-from ..frame.verb import verb
+from ..frame.verb import Command, verb
 from .replay import print_replays
 
 if TYPE_CHECKING:
     from ...validate.counting.paired_change import PairedChange
     from ...validate.judging.judgement import GateReport
+    from ...validate.runs.gate_run import Judged
     from ...validate.served.joint_report import JointReport
 
 
@@ -286,27 +286,16 @@ def print_joint(report: "JointReport", places: Places) -> None:
         out.line(("warning:", "yellow"), f" {warning}")
 
 
-VERB = gate
-
-
-def run(options: argparse.Namespace) -> int:
-    """Judge, and print the verdict; its exit code."""
-    from ...validate.runs.gate_run import judged
+def _show(found: "Judged", settings: GateSettings) -> None:
     from ...validate.served.joint_report import JointReport
 
-    found = judged(options.settings)
-    report = found.report
-    if options.json:
-        print_json(found.document)
-        return report.exit_code
     if found.replays:
         print_replays(found.replays)
-    places = _places(options.settings)
-    if isinstance(report, JointReport):
-        print_joint(report, places)
+    places = _places(settings)
+    if isinstance(found.report, JointReport):
+        print_joint(found.report, places)
     else:
-        print_gate(report, places)
-    return report.exit_code
+        print_gate(found.report, places)
 
 
 def _places(settings: GateSettings) -> Mapping[str, str]:
@@ -318,3 +307,18 @@ def _places(settings: GateSettings) -> Mapping[str, str]:
         "TARGET": settings.target,
     }
     return {name: shlex.quote(str(place)) for name, place in given.items() if place is not None}
+
+
+def _judged(settings: GateSettings) -> "Judged":
+    from ...validate.runs.gate_run import judged
+
+    return judged(settings)
+
+
+COMMAND = Command(
+    gate,
+    _show,
+    lambda found, _: found.document,
+    exit_code=lambda found: found.report.exit_code,
+    run_whole=_judged,
+)

@@ -1,15 +1,14 @@
 """`golden`: golden acceptance as load tests, Prometheus and Grafana take it."""
 
-import argparse
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...validate.runs.judging_asked import GoldenRun
 from ..frame import reports
 from ..frame.arguments import Overwrite, share
-from ..frame.console import print_document, print_json, print_table, stderr, table
+from ..frame.console import print_document, print_table, stderr, table
 from ..frame.settings import Argument, Option, Settings
-from ..frame.verb import verb
+from ..frame.verb import Command, verb
 
 if TYPE_CHECKING:
     from ...validate.golden.golden_acceptance import Golden
@@ -73,19 +72,15 @@ def golden(settings: GoldenSettings) -> "reports.GoldenText":
     return golden_made(settings)
 
 
-VERB = golden
+def _mapping(found: "reports.GoldenText", _settings: object) -> dict[str, Any]:
+    from ...recipes.decode import encode
+
+    out = None if found.out is None else str(found.out)
+    return {"golden": encode(found.golden), "text": found.text, "notes": found.notes, "out": out}
 
 
-def run(options: argparse.Namespace) -> int:
+def _show(found: "reports.GoldenText", settings: GoldenSettings) -> None:
     """Print what was made, and on stderr what has to be known of it."""
-    found = golden.run(options.settings)
-    if options.json:
-        from ...recipes.decode import encode
-
-        own = encode(found.golden)
-        out = None if found.out is None else str(found.out)
-        print_json({"golden": own, "text": found.text, "notes": found.notes, "out": out})
-        return 0
     if not found.text:
         _print(found.golden)
     elif found.out is None:
@@ -93,8 +88,7 @@ def run(options: argparse.Namespace) -> int:
     for note in found.notes:
         stderr().line(note)
     if found.out is not None:
-        stderr().line((str(found.out), "bold"), f": written for {options.settings.to}")
-    return 0
+        stderr().line((str(found.out), "bold"), f": written for {settings.to}")
 
 
 def _print(golden: "Golden") -> None:
@@ -119,3 +113,6 @@ def _print(golden: "Golden") -> None:
             *(f"{rate:.3f}" for rate in own.acceptance_rates),
         )
     print_table(found)
+
+
+COMMAND = Command(golden, _show, _mapping)

@@ -1,9 +1,8 @@
 """`measure`: what a running server accepts on prompts, and how long it takes."""
 
-import argparse
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...recipes.decode import ABOVE_0, AT_LEAST_0, AT_LEAST_1
 from ...validate.runs.judging_asked import MeasureRun
@@ -17,9 +16,9 @@ from ..frame.arguments import (
     TopK,
     TopP,
 )
-from ..frame.console import print_json, print_table, stdout, table
+from ..frame.console import print_table, stdout, table
 from ..frame.settings import Option, Settings
-from ..frame.verb import verb
+from ..frame.verb import Command, verb
 
 if TYPE_CHECKING:
     from ...validate.measure.measurement import Figures, Measurement
@@ -109,25 +108,20 @@ def measure(settings: MeasureSettings) -> "reports.Measurement":
     return measured(settings)
 
 
-VERB = measure
-
-
-def run(options: argparse.Namespace) -> int:
-    """Measure, and print the figures."""
-    _print(measure.run(options.settings), options.json)
-    return 0
-
-
-def _print(measurement: "Measurement", as_json: bool) -> None:
+def _mapping(measurement: "Measurement", _settings: object) -> dict[str, Any]:
     from ...recipes.decode import encode
     from ...validate.measure.measurement import all_figures, tokens_per_second
 
-    figures, speed = all_figures(measurement), tokens_per_second(measurement)
-    if as_json:
-        own = [dataclasses.asdict(each) for each in figures]
-        setup = encode(measurement.setup)
-        print_json({"setup": setup, "figures": own, "tokens_per_second": speed})
-        return
+    return {
+        "setup": encode(measurement.setup),
+        "figures": [dataclasses.asdict(each) for each in all_figures(measurement)],
+        "tokens_per_second": tokens_per_second(measurement),
+    }
+
+
+def _show(measurement: "Measurement", _settings: object) -> None:
+    from ...validate.measure.measurement import all_figures, tokens_per_second
+
     out, setup = stdout(), measurement.setup
     server, speculation, asked = setup.server, setup.speculation, setup.asked
     out.line(
@@ -144,8 +138,8 @@ def _print(measurement: "Measurement", as_json: bool) -> None:
             + (f", quantization {quantization}" if quantization else "")
             + (f"; the server calls it {served}" if (served := speculation.served_draft) else "")
         )
-    _print_figures(figures)
-    if speed is not None:
+    _print_figures(all_figures(measurement))
+    if (speed := tokens_per_second(measurement)) is not None:
         out.line(f"{speed:,.1f} tokens/s")
     for warning in measurement.warnings:
         out.line(("warning:", "yellow"), f" {warning}")
@@ -169,3 +163,6 @@ def _print_figures(figures: "tuple[Figures, ...]") -> None:
 
 def _milliseconds(seconds: float | None) -> str:
     return "" if seconds is None else f"{1000 * seconds:,.1f}"
+
+
+COMMAND = Command(measure, _show, _mapping)

@@ -1,10 +1,9 @@
 """`draftquant parity`: what speculation, or quantizing, changes of what is said."""
 
-import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from ...recipes.decode import AT_LEAST_1
 from ...recipes.regular_file import AnyPath, optional_path
@@ -22,9 +21,9 @@ from ..frame.arguments import (
     Target,
     share,
 )
-from ..frame.console import print_json, print_table, stdout, table
+from ..frame.console import print_table, stdout, table
 from ..frame.settings import Argument, Option, Settings
-from ..frame.verb import Below, Verbs, run_verb, verb
+from ..frame.verb import Command, verb
 from .gate import COLOURS
 
 if TYPE_CHECKING:
@@ -312,79 +311,43 @@ def parity_tasks(settings: TasksSettings) -> "reports.Findings":
     return tasks_found(settings)
 
 
-def run(options: argparse.Namespace) -> int:
-    """Run the verb; the exit code is that of the worst finding."""
-    return run_verb(options, VERBS)
+def _show_tasks(found: "Findings", _settings: object) -> None:
+    for one in found.findings:
+        _print_scores(one)
+    _show(found, _settings)
 
 
-def _divergence(options: argparse.Namespace) -> int:
-    return _show(parity_divergence.run(options.settings), as_json=options.json)
+def _show_draft(found: "Findings", _settings: object) -> None:
+    _print_parts(found.findings)
+    _show(found, _settings)
 
 
-def _sampled(options: argparse.Namespace) -> int:
-    return _show(parity_sampled.run(options.settings), as_json=options.json)
+Samples = Mapping[str, "reports.TaskSamples"]
 
 
-def _tasks(options: argparse.Namespace) -> int:
-    found = parity_tasks.run(options.settings)
-    if not options.json:
-        for one in found.findings:
-            _print_scores(one)
-    return _show(found, as_json=options.json)
+def _items(samples: Samples, _settings: object) -> dict[str, Any]:
+    return {
+        task: {
+            "samples": str(one.path),
+            "items": {name: len(items) for name, items in one.items.items()},
+        }
+        for task, one in samples.items()
+    }
 
 
-def _draft(options: argparse.Namespace) -> int:
-    found = parity_draft.run(options.settings)
-    if not options.json:
-        _print_parts(found.findings)
-    return _show(found, as_json=options.json)
-
-
-def _run_tasks(options: argparse.Namespace) -> int:
-    samples = parity_run_tasks.run(options.settings)
-    if options.json:
-        print_json({task: {"samples": str(one.path), "items": {name: len(items) for name, items
-                    in one.items.items()}} for task, one in samples.items()})  # fmt: skip
-        return 0
+def _show_items(samples: Samples, _settings: object) -> None:
     for task, one in samples.items():
         counts = ", ".join(f"{len(items):,} ({name})" for name, items in one.items.items())
         stdout().line((task, "bold"), f": items {counts}: {one.path}")
-    return 0
 
 
-VERBS: Verbs = {
-    "divergence": Below(
-        parity_divergence, _divergence, "compare greedy output with a draft to output without one"
-    ),
-    "tasks": Below(
-        parity_tasks, _tasks, "compare the lm_eval scores of two servers on the same items"
-    ),
-    "run-tasks": Below(
-        parity_run_tasks, _run_tasks, "run lm_eval tasks on a server, for 'parity tasks'"
-    ),
-    "sampled": Below(
-        parity_sampled,
-        _sampled,
-        "compare how likely sampled output is to the target, with and without a draft",
-    ),
-    "draft": Below(
-        parity_draft, _draft, "compare the proposals of a quantized draft to those of the BF16 one"
-    ),
-}
-
-
-def _show(found: "Findings", *, as_json: bool) -> int:
-    """Print findings, and give the exit code of the worst verdict."""
+def _mapping(found: "Findings", _settings: object) -> Any:
     from ...validate.parity.finding import to_mapping
 
-    if as_json:
-        print_json(to_mapping(found.findings))
-    else:
-        _print(found)
-    return found.exit_code
+    return to_mapping(found.findings)
 
 
-def _print(found: "Findings") -> None:
+def _show(found: "Findings", _settings: object) -> None:
     numbers = ("figure", "lower bound", "upper bound", "threshold")
     rows = table("Parity", "check", "of", *numbers, "verdict", right=numbers)
     for one in found.findings:
@@ -431,3 +394,37 @@ def _print_parts(findings: "Sequence[Finding]") -> None:
             cells.append(f"{own[0]:.5f}" if own else "")
         found.row(f"{key} {part}", *cells)
     print_table(found)
+
+
+COMMANDS = {
+    "divergence": Command(
+        parity_divergence,
+        _show,
+        _mapping,
+        summary="compare greedy output with a draft to output without one",
+    ),
+    "tasks": Command(
+        parity_tasks,
+        _show_tasks,
+        _mapping,
+        summary="compare the lm_eval scores of two servers on the same items",
+    ),
+    "run-tasks": Command(
+        parity_run_tasks,
+        _show_items,
+        _items,
+        summary="run lm_eval tasks on a server, for 'parity tasks'",
+    ),
+    "sampled": Command(
+        parity_sampled,
+        _show,
+        _mapping,
+        summary="compare how likely sampled output is to the target, with and without a draft",
+    ),
+    "draft": Command(
+        parity_draft,
+        _show_draft,
+        _mapping,
+        summary="compare the proposals of a quantized draft to those of the BF16 one",
+    ),
+}

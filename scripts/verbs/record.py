@@ -1,19 +1,18 @@
 """`record`: what a target does on prompts, for calibration and replay."""
 
-import argparse
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...calibration.record_asked import RecordRun
 from ...recipes.decode import AT_LEAST_0, AT_LEAST_1, MisfitError
 from ...recipes.strict_json import JsonProblem, parse_json
 from ..frame import arguments, reports
 from ..frame.arguments import CHOSEN_PROMPTS
-from ..frame.console import megabytes, print_document, print_json, stdout
+from ..frame.console import megabytes, print_document, stdout
 from ..frame.settings import Option, Settings
-from ..frame.verb import verb
+from ..frame.verb import Command, verb
 from .traces import print_written, written
 
 if TYPE_CHECKING:
@@ -148,25 +147,15 @@ def record(settings: RecordSettings) -> "reports.TraceFolder | str":
     return record_asked(settings)
 
 
-VERB = record
+def _mapping(done: "TraceFolder | str", _settings: object) -> dict[str, Any]:
+    return {"command": done} if isinstance(done, str) else written(done)
 
 
-def run(options: argparse.Namespace) -> int:
-    """Record, and print what was written; or print the command of a server."""
-    done = record.run(options.settings)
-    if isinstance(done, str):
-        if options.json:
-            print_json({"command": done})
-        else:
-            print_document(done)
-    elif options.json:
-        print_json(written(done))
-    else:
-        _print_traces(done)
-    return 0
-
-
-def _print_traces(traces: "TraceFolder") -> None:
+def _show(traces: "TraceFolder | str", _settings: object) -> None:
+    """What was written, or the command of a server."""
+    if isinstance(traces, str):
+        print_document(traces)
+        return
     print_written(traces)
     if tables := traces.manifest.tables:
         head = f"{traces.manifest.target.vocab_size:,} x {tables.width:,}"
@@ -174,3 +163,6 @@ def _print_traces(traces: "TraceFolder") -> None:
             f"{tables.file}: embedding {tables.num_token_ids:,} x {tables.width:,}, head {head},"
             f" {megabytes(tables.nbytes)}"
         )
+
+
+COMMAND = Command(record, _show, _mapping)

@@ -1,16 +1,15 @@
 """`replay`: acceptance of drafts over recorded traces."""
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...validate.runs.judging_asked import ReplayRun
 from ..frame import arguments, reports
 from ..frame.arguments import ON_TRACES
-from ..frame.console import print_json, print_table, stdout, table
+from ..frame.console import print_table, stdout, table
 from ..frame.settings import Argument, Option, Settings
-from ..frame.verb import verb
+from ..frame.verb import Command, verb
 
 if TYPE_CHECKING:
     from ...validate.counting.acceptance_counts import AcceptanceCounts
@@ -62,30 +61,21 @@ def replay(settings: ReplaySettings) -> "tuple[reports.DraftReplay, ...]":
     return replay_asked(settings)
 
 
-VERB = replay
+def _mapping(replays: "Sequence[DraftReplay]", settings: ReplaySettings) -> list[Any]:
+    from ...validate.comparison.sources import ReplayedDraft
+
+    base, dtype = settings.rope_theta, settings.dtype
+    forms = settings.served_forms(len(replays))
+    return [
+        ReplayedDraft.of(one, rope_theta=base, dtype=dtype, served=form).to_mapping()
+        for one, form in zip(replays, forms, strict=True)
+    ]
 
 
-def run(options: argparse.Namespace) -> int:
-    """Replay, and print one row per draft."""
-    settings = options.settings
-    replays = replay.run(settings)
-    if options.json:
-        from ...validate.comparison.sources import ReplayedDraft
-
-        rope_theta, dtype = settings.rope_theta, settings.dtype
-        forms = settings.served_forms(len(replays))
-        found = [
-            ReplayedDraft.of(one, rope_theta=rope_theta, dtype=dtype, served=form)
-            for one, form in zip(replays, forms, strict=True)
-        ]
-        print_json([one.to_mapping() for one in found])
-    else:
-        print_replays(replays)
-        if settings.rope_theta is not None:
-            stdout().line(
-                f"the RoPE base is {settings.rope_theta:g} instead of that of config.json"
-            )
-    return 0
+def _show(replays: "Sequence[DraftReplay]", settings: ReplaySettings) -> None:
+    print_replays(replays)
+    if (base := settings.rope_theta) is not None:
+        stdout().line(f"the RoPE base is {base:g} instead of that of config.json")
 
 
 def print_replays(replays: "Sequence[DraftReplay]") -> None:
@@ -150,3 +140,6 @@ def _prompts(found: "DraftReplay") -> str:
 def _number(steps: float) -> str:
     """Counted steps are whole, expected ones are not."""
     return f"{steps:,}" if isinstance(steps, int) else f"{steps:,.1f}"
+
+
+COMMAND = Command(replay, _show, _mapping)

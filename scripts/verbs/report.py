@@ -1,15 +1,14 @@
 """`report`: what `gate --report` wrote as a page, as Markdown, as JUnit."""
 
-import argparse
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ...validate.runs.judging_asked import ReportRun
 from ..frame import reports
 from ..frame.arguments import PAGES
-from ..frame.console import print_document, print_json, stderr
+from ..frame.console import print_document, stderr
 from ..frame.settings import Argument, Settings
-from ..frame.verb import verb
+from ..frame.verb import Command, verb
 
 
 @dataclass(frozen=True)
@@ -40,20 +39,25 @@ def report(settings: ReportSettings) -> "reports.WrittenReport":
 
 # ---- `draftquant report`: the gate's JSON as a page, as Markdown, as JUnit
 
-VERB = report
 EPILOG = "exit codes: 0 whatever the verdict is, 2 bad input"
 
 
-def run(options: argparse.Namespace) -> int:
-    """Write the files; without one print Markdown."""
+def _mapping(found: "reports.WrittenReport", _settings: object) -> dict[str, Any]:
+    judgement, written = found.document.judgement, [str(path) for path in found.written]
+    return {"verdict": judgement.verdict, "reason": judgement.reason, "written": written}
+
+
+def _show(found: "reports.WrittenReport", settings: ReportSettings) -> None:
+    """Without a file to write, Markdown."""
     from ...validate.report.report_texts import markdown
 
-    found = report.run(options.settings)
-    judgement, written = found.document.judgement, [str(path) for path in found.written]
-    if options.json:
-        print_json({"verdict": judgement.verdict, "reason": judgement.reason, "written": written})
-    elif not options.settings.wants_pages:
+    if not settings.wants_pages:
         print_document(markdown(found.document))
-    for path in written:
-        stderr().line((path, "bold"), f": {judgement.verdict}")
-    return 0
+
+
+def _say_files(found: "reports.WrittenReport", _settings: object) -> None:
+    for path in found.written:
+        stderr().line((str(path), "bold"), f": {found.document.judgement.verdict}")
+
+
+COMMAND = Command(report, _show, _mapping, beside=_say_files)

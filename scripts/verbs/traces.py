@@ -1,6 +1,5 @@
 """`traces`: what is done with trace folders beside recording them; a verb for each."""
 
-import argparse
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -14,9 +13,9 @@ from ...recipes.decode import AT_LEAST_1, encode
 from ...recipes.regular_file import AnyPath, optional_path
 from ..frame import reports
 from ..frame.arguments import OutFolder, TableIds, share
-from ..frame.console import megabytes, print_json, print_table, stdout, table
+from ..frame.console import megabytes, print_table, stdout, table
 from ..frame.settings import Argument, Option, Settings
-from ..frame.verb import Below, Verbs, run_verb, verb
+from ..frame.verb import Command, verb
 
 if TYPE_CHECKING:
     from ...calibration.traces.manifest import TraceManifest
@@ -340,7 +339,7 @@ def _plain(part: Any) -> Any:
     return dataclasses.asdict(part) if hasattr(part, "__dataclass_fields__") else part
 
 
-def _mapping(info: "TraceInfo") -> dict[str, Any]:
+def _mapping(info: "TraceInfo", _settings: object) -> dict[str, Any]:
     manifest = info.traces.manifest
     kept = ("nbytes", "num_copies", "num_later_turns", "num_near_duplicates", "num_independent",
             "num_clusters", "suggested_clusters", "known_top1", "head_agreement")  # fmt: skip
@@ -379,22 +378,16 @@ def written(traces: "TraceFolder") -> dict[str, Any]:
     }
 
 
-def run(options: argparse.Namespace) -> int:
-    """Run the verb."""
-    return run_verb(options, VERBS)
+def _imported(report: "reports.ImportReport", _settings: object) -> dict[str, Any]:
+    return written(report.traces) | {
+        "texts": report.num_samples,
+        "findings": list(report.layout.sentences()),
+        "left_out_off_policy": report.num_off_policy,
+        "without_answer": report.num_without_answer,
+    }
 
 
-def _import(options: argparse.Namespace) -> int:
-    report = traces_import.run(options.settings)
-    if options.json:
-        beside = {
-            "texts": report.num_samples,
-            "findings": list(report.layout.sentences()),
-            "left_out_off_policy": report.num_off_policy,
-            "without_answer": report.num_without_answer,
-        }
-        print_json(written(report.traces) | beside)
-        return 0
+def _show_imported(report: "reports.ImportReport", _settings: object) -> None:
     print_written(report.traces, f" of {report.num_samples} texts")
     for sentence in report.layout.sentences():
         stdout().line(f"  {sentence}")
@@ -404,17 +397,12 @@ def _import(options: argparse.Namespace) -> int:
         )
     if report.num_without_answer:
         stdout().line(f"  {report.num_without_answer} texts without an answer")
-    return 0
 
 
-def _info(options: argparse.Namespace) -> int:
-    info = traces_info.run(options.settings)
-    if options.json:
-        print_json(_mapping(info))
-        return 0
+def _show_info(info: "TraceInfo", settings: TracesInfoSettings) -> None:
     numbers = ("prompts", "prompt tokens", "new tokens", "shortest", "longest")
     found = table(
-        f"{options.settings.traces}, {len(info.traces)} prompts,"
+        f"{settings.traces}, {len(info.traces)} prompts,"
         f" {info.traces.manifest.num_tokens:,} tokens, {megabytes(info.nbytes)}",
         "category",
         *numbers,
@@ -426,22 +414,18 @@ def _info(options: argparse.Namespace) -> int:
     print_table(found)
     for line in _lines(info):
         stdout().line(line)
-    return 0
 
 
-def _split(options: argparse.Namespace) -> int:
-    settings = options.settings
-    report = traces_split.run(settings)
-    if options.json:
-        print_json(
-            {
-                "first": written(report.first),
-                "second": written(report.second),
-                "by_category": {name: list(counts) for name, counts in report.by_category.items()},
-                "kept_together": report.num_kept_together,
-            }
-        )
-        return 0
+def _parted(report: "reports.SplitReport", _settings: object) -> dict[str, Any]:
+    return {
+        "first": written(report.first),
+        "second": written(report.second),
+        "by_category": {name: list(counts) for name, counts in report.by_category.items()},
+        "kept_together": report.num_kept_together,
+    }
+
+
+def _show_parted(report: "reports.SplitReport", settings: TracesSplitSettings) -> None:
     names = [str(out) for out in settings.outs]
     title = f"{settings.traces}, {len(report.first) + len(report.second)} prompts"
     found = table(title, "category", *names, right=(*names,))
@@ -454,16 +438,14 @@ def _split(options: argparse.Namespace) -> int:
             f"{report.num_kept_together} prompts are on the same side as a related one: copies,"
             " near duplicates and turns of one conversation are kept together"
         )
-    return 0
 
 
-def _merge(options: argparse.Namespace) -> int:
-    report = traces_merge.run(options.settings)
-    if options.json:
-        absent = [str(folder) for folder in report.without_tables]
-        changed = {"renamed": dict(report.renamed), "without_tables": absent}
-        print_json(written(report.traces) | changed)
-        return 0
+def _merged(report: "reports.MergeReport", _settings: object) -> dict[str, Any]:
+    absent = [str(folder) for folder in report.without_tables]
+    return written(report.traces) | {"renamed": dict(report.renamed), "without_tables": absent}
+
+
+def _show_merged(report: "reports.MergeReport", _settings: object) -> None:
     print_written(report.traces)
     if report.renamed:
         old, new = next(iter(report.renamed.items()))
@@ -474,27 +456,43 @@ def _merge(options: argparse.Namespace) -> int:
     if report.without_tables:
         named = ", ".join(map(str, report.without_tables))
         stdout().line(f"the merged folder has no embedding and head, because {named} has none")
-    return 0
 
 
-def _store(options: argparse.Namespace) -> int:
-    report = traces_store.run(options.settings)
+def _stored(report: "reports.StoreReport", settings: TracesStoreSettings) -> dict[str, Any]:
+    return written(report.traces) | {
+        "feature_storage": settings.feature_storage,
+        "nbytes_before": report.nbytes_before,
+        "nbytes": report.nbytes,
+    }
+
+
+def _show_stored(report: "reports.StoreReport", _settings: object) -> None:
     before, after = report.nbytes_before, report.nbytes
-    if options.json:
-        changed = {"feature_storage": options.settings.feature_storage}
-        print_json(written(report.traces) | changed | {"nbytes_before": before, "nbytes": after})
-        return 0
     print_written(report.traces)
     stdout().line(f"shards: {megabytes(before)} -> {megabytes(after)}, {after / before:.1%}")
-    return 0
 
 
-VERBS: Verbs = {
-    "import": Below(
-        traces_import, _import, "convert hidden states that a trainer or vLLM dumped into traces"
+COMMANDS = {
+    "import": Command(
+        traces_import,
+        _show_imported,
+        _imported,
+        summary="convert hidden states that a trainer or vLLM dumped into traces",
     ),
-    "info": Below(traces_info, _info, "describe a trace folder"),
-    "split": Below(traces_split, _split, "split a trace folder into two without common prompts"),
-    "merge": Below(traces_merge, _merge, "merge trace folders of the same target"),
-    "store": Below(traces_store, _store, "copy traces with hidden states in fewer bytes"),
+    "info": Command(traces_info, _show_info, _mapping, summary="describe a trace folder"),
+    "split": Command(
+        traces_split,
+        _show_parted,
+        _parted,
+        summary="split a trace folder into two without common prompts",
+    ),
+    "merge": Command(
+        traces_merge, _show_merged, _merged, summary="merge trace folders of the same target"
+    ),
+    "store": Command(
+        traces_store,
+        _show_stored,
+        _stored,
+        summary="copy traces with hidden states in fewer bytes",
+    ),
 }
