@@ -429,7 +429,7 @@ COMMANDS = (
         **stubs("validate.runs.measure_run.check_golden", "validate.runs.measure_run.write_golden",
                 "validate.runs.measure_run.golden_of_measurement"),
         **stubs("validate.runs.measure_run.PromptEncoder",
-                "validate.runs.measure_run.measure", "scripts.verbs.measure._print",
+                "validate.runs.measure_run.measure", "scripts.frame.verb.Command.tell",
                 "validate.runs.measure_run.get_protocol",
                 "validate.runs.measure_run.draft_identity"),
     }),
@@ -496,7 +496,7 @@ COMMANDS = (
              "validate.runs.replay_run.page",
              "validate.runs.replay_run.drawing",
              "validate.runs.replay_run.text_of",
-             "scripts.verbs.compare._print")),
+             "scripts.frame.verb.Command.tell")),
     Command("report G.json", "validate.runs.report_pages.read_report", (
         Row("G.json", "other.json", "path", Path("other.json")),
         *pages(),
@@ -515,7 +515,7 @@ COMMANDS = (
         Row("--out", "r.yml", "settings.out", Path("r.yml"), beside="--for prometheus"),
         Row("--overwrite", "", "settings.overwrite"),
     ), {"scripts.verbs.golden.golden.run": MagicMock(text="", notes=(), out=None),
-        **stubs("scripts.verbs.golden._print")}),
+        **stubs("scripts.frame.verb.Command.tell")}),
     Command("card FOLDER", "validate.report.model_card.model_card", (
         Row("FOLDER", "other", "folder", Path("other")),
         Row("--gate", "G.json", "request.gate", Path("G.json")),
@@ -539,7 +539,7 @@ COMMANDS = (
         *findings(),
     ), {
         "validate.runs.parity_runs.divergence_findings": [FINDING],
-        **stubs("validate.runs.parity_runs.read_measurement", "scripts.verbs.parity._print"),
+        **stubs("validate.runs.parity_runs.read_measurement", "scripts.frame.verb.Command.tell"),
     }),
     Command("parity tasks A_SAMPLES B_SAMPLES", "validate.runs.parity_runs.task_findings", (
         Row("A_SAMPLES", "other", "first.given", Path("other")),
@@ -552,7 +552,7 @@ COMMANDS = (
     ), {
         "validate.runs.parity_runs.task_findings": [FINDING],
         **stubs("validate.runs.parity_runs.read_samples",
-                "scripts.verbs.parity._print"),
+                "scripts.frame.verb.Command.tell"),
     }),
     Command("parity run-tasks --server http://h --engine vllm --tasks gsm8k --out OUT",
             "validate.parity.lm_eval_tasks.run_tasks", (
@@ -607,7 +607,7 @@ COMMANDS = (
                 "validate.runs.parity_runs.resolve_device",
                 "validate.runs.parity_runs.check_sampled",
                 "validate.runs.parity_runs.PromptEncoder",
-                "scripts.verbs.parity._print"),
+                "scripts.frame.verb.Command.tell"),
     }),
     Command("parity draft BF16 QUANT --traces TRACES",
             "validate.runs.parity_runs.draft_findings", (
@@ -633,7 +633,7 @@ COMMANDS = (
                 "validate.runs.parity_runs.draft_agreement",
                 "validate.runs.parity_runs.draft_identity",
                 "scripts.verbs.parity._print_parts",
-                "scripts.verbs.parity._print"),
+                "scripts.frame.verb.Command.tell"),
     }),
     Command("completion SHELL", "shtab.complete", (
         Row("SHELL", "zsh", "shell", "zsh"),
