@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from draftquant import api as dq
 from draftquant.calibration.traces.trace_folder import TraceFolder
-from draftquant.scripts import frame as api
 from draftquant.scripts.dev.real_shapes.generate import write_real_shape_draft
 from draftquant.scripts.dev.real_shapes.traces import TraceSize, write_traces
 from draftquant.scripts.verbs.gate import gate as judge
@@ -112,7 +112,7 @@ def test_a_draft_of_random_weights_accepts_some_of_the_text_that_is_made_for_it(
         write_traces(
             tmp_path / "draft", tmp_path / folder, TraceSize(prompts=4, tokens=96, seed=seed)
         )
-    (found,) = api.replay.replay([tmp_path / "draft"], tmp_path / "a", dtype="bfloat16")
+    (found,) = dq.replay([tmp_path / "draft"], tmp_path / "a", dtype="bfloat16")
     assert 2 < found.counts.mean_acceptance_length < 3.8
     a, b, c = (TraceFolder.open(tmp_path / folder).manifest.shards[0].sha256 for folder in "abc")
     assert a == b != c

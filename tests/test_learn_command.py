@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from draftquant.calibration import quantizing
 from draftquant.calibration.linear_inputs.plan_inputs import served_rounding
 from draftquant.calibration.prompts.prompt_file import read_prompts
 from draftquant.calibration.recording.record_traces import record_traces
-from draftquant.calibration.rounding import learned_state as settings_module
 from draftquant.calibration.rounding.learn import Learning, first_latents
 from draftquant.calibration.rounding.learned_state import KeptRounding, LearningSettings
 from draftquant.calibration.rounding.sequences import split_prompts
@@ -26,7 +26,7 @@ PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"
 
 @pytest.fixture(autouse=True)
 def _few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settings_module, "LearningSettings", lambda: FEW)
+    monkeypatch.setattr(quantizing, "LearningSettings", lambda: FEW)
 
 
 @pytest.fixture(scope="module")

@@ -1,1 +1,1 @@
-"""One module per command. Each has `add_arguments` and `run`; importing one imports no torch."""
+"""One module per command: settings, function, and how it is shown; imports no torch."""
