@@ -184,7 +184,8 @@ def classes(engine: str | None) -> dict[str, Any]:
         if engine == "sglang":
             importlib.import_module("sglang_platform").install("sm90")
         own = importlib.import_module(REGISTRIES[engine])._CONFIG_REGISTRY
-    names = [*mapping.keys(), *own]  # `CONFIG_MAPPING` has its names behind `keys` alone
+    # What other packages of this process have registered is none of transformers' own.
+    names = [*(set(mapping.keys()) - set(mapping._extra_content)), *own]
     return {name: own[name] if name in own else mapping[name] for name in names}
 
 
