@@ -34,7 +34,7 @@ class DFlashGeometry(RotatedGeometry):
     num_key_value_heads: int
     head_dim: int
     aux_layer_ids: tuple[int, ...]
-    block_size: int
+    block_size: int  # pyright: ignore[reportGeneralTypeIssues]  # it must be given here
     layer_types: tuple[str, ...] | None
     sliding_window: int | None
     causal: bool | None
