@@ -1,9 +1,13 @@
 """What is asked of a run over drafts, with who hears of it; settings of verbs say what it means."""
 
+import typing
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 
+from typing_extensions import override
+
 from ..recipes.chosen_recipe import AnyRecipe, RecipeChoice
+from ..recipes.errors import CheckpointError, SettingsError
 from ..recipes.formats import KvCacheScales
 from ..recipes.listener import Heard
 from ..recipes.regular_file import AnyPath
@@ -62,6 +66,17 @@ class Quantizing(Planning):
         """Whether the head keeps fewer rows."""
         return self.vocab_size is not None or self.vocab_coverage is not None
 
+    @override
+    def check(self) -> None:
+        """Refuse to choose rows by nothing."""
+        if self.cuts_rows and self.traces is None:
+            raise SettingsError(
+                "--vocab-size" if self.vocab_coverage is None else "--vocab-coverage",
+                "rows are chosen by what the target says in recorded traces, also where the recipe"
+                " needs none, and there are none",
+                fix="give traces of other prompts than the gate's: --traces TRACES",
+            )
+
 
 @dataclass(frozen=True)
 class Estimating(Heard):
@@ -108,6 +123,26 @@ class Checking(Heard):
     tp: int | None = None
     target_layers: int | None = None
     gpu: str | None = None
+
+    @override
+    def check(self) -> None:
+        """An engine or a target is named, and nothing of a pair where none is checked."""
+        first, *others = typing.get_args(EngineName)
+        if self.engine is None and self.target is None:
+            raise CheckpointError(
+                "--engine",
+                "is missing",
+                fix=f"add --engine {first} (or {', '.join(others)}), or --target TARGET for all"
+                " engines",
+            )
+        if self.engine is None and self.version is not None:
+            what = "is of one engine, and all are asked"
+            raise CheckpointError("--version", what, fix=f"add --engine {first}")
+        of_pairs = {"target-args": self.target_args, "traces": self.traces, "subtree": self.subtree}
+        given = next((name for name, value in of_pairs.items() if value is not None), None)
+        if self.target is None and given is not None:
+            what = "without --target, no pair is checked"
+            raise CheckpointError(f"--{given}", what, fix="add --target TARGET")
 
 
 @dataclass(frozen=True)

@@ -72,6 +72,10 @@ def _field(text: str) -> str:
     return visible(text if len(text) <= _LONGEST_FIELD else text[:_LONGEST_FIELD] + "…")
 
 
+class SettingsError(DraftQuantError):
+    """An argument of a verb is of another kind than its field, out of its bounds, or alone."""
+
+
 class RecipeError(DraftQuantError):
     """A recipe file is missing or does not say what the schema asks for."""
 

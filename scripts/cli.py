@@ -21,7 +21,6 @@ from ..recipes.errors import DeclarationError, DraftQuantError, VerifyError, vis
 from .command_table import COMMANDS, EXAMPLES, GROUPS
 from .frame.console import OnTerminal, print_error, stderr
 from .frame.parsers import COMMON, CommandParser, UsageError, add_common_options, sentence
-from .frame.settings import spelling
 from .frame.streams import RESULTS, SPEECH, StdoutError, open_streams, speak
 
 _FIXES = {
@@ -85,8 +84,7 @@ def _run(arguments: Sequence[str], options: argparse.Namespace) -> int:
     options.argv = ["draftquant", *map(visible, arguments)]
     if hasattr(options, "settings"):
         options.settings = dataclasses.replace(options.settings, listener=OnTerminal())
-        options.settings.check_bounds(spelling)
-        options.settings.check()
+        options.form.check(options.settings, lambda name, option: option.spelling(name))
     with _unwinding_signals(), command_line(options.argv), heartbeat(options.command):
         module = _module(options.command)
         if hasattr(module, "run"):
@@ -95,7 +93,7 @@ def _run(arguments: Sequence[str], options: argparse.Namespace) -> int:
         if command is None:
             command = module.COMMANDS[options.verb or module.DEFAULT]
         if not hasattr(options, "settings"):  # no verb was given, and so no words of it
-            options.settings = command.verb.settings(listener=OnTerminal())
+            options.settings = command.verb.form.record(listener=OnTerminal())
         return int(command.run(options.settings, as_json=options.json))
 
 
@@ -161,7 +159,7 @@ def _add_arguments(parser: CommandParser, module: ModuleType) -> None:
         module.add_arguments(parser)
         return
     if command := getattr(module, "COMMAND", None):
-        parser.takes(command.verb.settings)
+        parser.takes(command.verb.form)
         return
     required = not hasattr(module, "DEFAULT")
     parsers = parser.add_subparsers(dest="verb", metavar="VERB", required=required)
@@ -171,7 +169,7 @@ def _add_arguments(parser: CommandParser, module: ModuleType) -> None:
             name, help=below.summary, description=sentence(below.summary), examples=examples
         )
         assert isinstance(sub, CommandParser)  # argparse makes it of its parent's class
-        sub.takes(below.verb.settings)
+        sub.takes(below.verb.form)
 
 
 @contextmanager

@@ -181,7 +181,7 @@ def _found(arguments: Mapping[str, Any] | None, place: str) -> Any:
 def declared() -> Iterator[tuple[str, str]]:
     """Every command with every argument and option of its own, as the parsers know them."""
     for words, parser in _leaves(every_parser()):
-        if parser.settings is None:
+        if parser.form is None:
             continue  # help
         for action in parser._actions:
             if action not in parser.common and action.dest != "json":

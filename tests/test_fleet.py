@@ -10,8 +10,8 @@ from draftquant.calibration.passes import draft_inputs as passes
 from draftquant.calibration.passes.memory import DraftMemory, MemoryEstimate
 from draftquant.quantize.stored.stored_draft import StoredDraft
 from draftquant.scripts.cli import main
-from draftquant.scripts.verbs.compare import CompareSettings
 from draftquant.validate.counting import replaying
+from draftquant.validate.runs.judging_asked import CompareRun
 from safetensors.torch import load_file, save_file
 
 PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"
@@ -116,7 +116,7 @@ def test_groups_give_the_report_of_all_together_and_run_the_first_once(
 def test_one_draft_that_rounds_a_whole_call_has_all_run_one_prompt_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    settings = CompareSettings(drafts=(), batch_size=4)
+    settings = CompareRun(drafts=(), batch_size=4)
     drafts = [PAIR / "draft", PAIR / "draft"]
     assert replaying._alike(drafts, settings) is settings
     monkeypatch.setattr(StoredDraft, "rounds_alone", False)

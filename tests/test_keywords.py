@@ -13,7 +13,7 @@ from draftquant.scripts.frame.keywords import Keywords, keywords_of
 from test_packaging import ROOT
 
 PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"
-OURS = {flag for name in dq.VERBS for flag in keywords_of(getattr(dq, name).settings)}
+OURS = {flag for name in dq.VERBS for flag in keywords_of(getattr(dq, name).form)}
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*(?![\w-])")
 SAID = (
     ("record", "--max-new-tokens", "record(max_new_tokens=)"),
@@ -44,7 +44,7 @@ SAID = (
 
 @pytest.mark.parametrize(("verb", "text", "expected"), SAID)
 def test_options_and_commands_in_the_words_of_python(verb: str, text: str, expected: str) -> None:
-    assert Keywords(verb, getattr(dq, verb).settings).place(text) == expected
+    assert Keywords(getattr(dq, verb).form).place(text) == expected
 
 
 def messages() -> list[str]:
@@ -73,7 +73,7 @@ def messages() -> list[str]:
 def test_no_option_of_ours_is_left_in_any_message() -> None:
     texts = messages()
     assert len(texts) > 200
-    say = Keywords("gate", dq.gate.settings)
+    say = Keywords(dq.gate.form)
     left = {(flag, text) for text in texts for flag in FLAG.findall(say(text)) if flag in OURS}
     assert left == set()
 

@@ -13,9 +13,9 @@ from draftquant.recipes.errors import (
     GateError,
     OutputError,
     ReplayError,
+    SettingsError,
 )
 from draftquant.scripts.cli import main
-from draftquant.scripts.frame.settings import SettingsError
 from said_traces import write_said
 from tiny import tiny_eagle3_llama
 

@@ -58,7 +58,7 @@ from .scripts.verbs.vocab import vocab as vocab
 if TYPE_CHECKING:
     from .scripts.frame.reports import *  # noqa: F403
 
-VERBS = tuple(sorted(name for name, value in globals().items() if hasattr(value, "settings")))
+VERBS = tuple(sorted(name for name, value in globals().items() if hasattr(value, "form")))
 """The functions."""
 _TYPES = ("Bar", "DraftQuantError", "DraftQuantWarning", "Listener", "ProgressListener", "Recipe")
 __all__ = sorted({"VERBS", *VERBS, *_TYPES, *reports.__all__})

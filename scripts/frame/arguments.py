@@ -1,16 +1,87 @@
-"""Arguments that several verbs take, each said once."""
+"""What the arguments of verbs mean, for Python and the command line alike: `arguments.toml`.
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+A record has the fields, here is what each of them means. Signatures, documentation, the parser and
+`--help` are made from both.
+"""
 
-from ...quantize.files.hub import Reference
-from ...recipes.decode import AT_LEAST_0, AT_LEAST_1, CONFIDENCE, SHARE_OR_ALL, MisfitError
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from string import Template
+from typing import Any, Literal
+
+from ...recipes.decode import Bounds, MisfitError
 from ...recipes.errors import short
-from ...recipes.formats import KvCacheChoice, OnlineHead
-from ...recipes.regular_file import AnyPath as AnyPath
+from ...recipes.packages import table_beside
 from ...recipes.schema import ALGORITHMS
-from ...validate.counting.acceptance_counts import ComputeDtype, DraftSampling
-from .settings import Argument, Option
+from ...recipes.strict_json import JsonProblem, parse_json
+
+Several = Literal["words", "commas", "repeated"]
+"""How a command line gives several values: `--x A B`, `--x A,B`, or `--x A --x B`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """What a field means, and how a command line gives it: `--num-draft-tokens K`, or `DRAFT`.
+
+    Attributes:
+        help: what it means.
+        place: what stands for an argument that is given by its place.
+        value: what stands for the value of an option; None = the choices, or nothing for a flag.
+        short: one letter, such as "-k".
+        flag: the option's name, where it is not the field's.
+        several: how several values are given.
+        count: how many values of `several`, where that is fixed.
+        reads: makes a value of a word that is written in a way of its own; raises `MisfitError`.
+        bounds: what a number may be.
+        fix: of a number out of bounds; by default it is left out or given within them.
+    """
+
+    help: str
+    place: str | None = None
+    value: str | None = None
+    short: str = ""
+    flag: str = ""
+    several: Several = "words"
+    count: int | Literal["+", "?"] = "+"
+    reads: Callable[[str], object] | None = None
+    bounds: Bounds | None = None
+    fix: str = ""
+
+    def spelling(self, name: str) -> str:
+        """A field as a command line names it: `--num-draft-tokens`, or `DRAFT`."""
+        return self.place or self.flag or f"--{name.replace('_', '-')}"
+
+
+def options_for(verb: str, record: type, figures: Mapping[str, str]) -> dict[str, Option]:
+    """Field -> what it means, of all fields but the listener; those given by place first."""
+    rows = _rows()
+    own = {**rows["shared"], **rows.get(verb.partition("_")[0], {}), **rows.get(verb, {})}
+    fields = sorted(dataclasses.fields(record), key=lambda each: bool(each.kw_only))
+    names = [each.name for each in fields if each.name != "listener"]
+    return {name: _option(own[name], {**FIGURES, **figures}) for name in names}
+
+
+@functools.cache
+def _rows() -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
+    return table_beside(__file__)
+
+
+def _option(row: Mapping[str, Any], figures: Mapping[str, str]) -> Option:
+    said: dict[str, Any] = {
+        name: Template(cell).substitute(figures) if isinstance(cell, str) else cell
+        for name, cell in row.items()
+    }
+    if "reads" in said:
+        said["reads"] = READS[said["reads"]]
+    if "bounds" in said:
+        said["bounds"] = Bounds(**said["bounds"])
+    return Option(**said)
+
+
+# ---- Words that are written in a way of their own
 
 
 def share(text: str) -> float:
@@ -22,206 +93,44 @@ def share(text: str) -> float:
         raise MisfitError(f"expected a share such as 0.01 or 1%, got {short(text)}") from exc
 
 
-Draft = Annotated[Reference, Argument("draft: a folder or a Hub id (owner/name)", "DRAFT")]
-Quantized = Annotated[Reference, Argument("quantized draft: a folder or a Hub id", "QUANT")]
-Subtree = Annotated[
-    str | None,
-    Option(
-        "DRAFT is a target's folder, and its draft is the MTP layer with this "
-        "prefix (model.layers.61, model.mtp_layers.0, mtp); list several layers "
-        "with commas",
-        "PREFIX[,PREFIX...]",
-    ),
-]
-GoldenFile = Annotated[
-    AnyPath | None, Option("also write the draft's golden acceptance (JSON)", "F.json")
-]
-OutFolder = Annotated[AnyPath, Option("folder to create", "FOLDER")]
-TargetLayers = Annotated[
-    int | None,
-    Option(
-        "number of decoder layers of the target; layout fp8 needs it for the "
-        "names in its exclude list",
-        "LAYERS",
-        bounds=AT_LEAST_1,
-    ),
-]
-NumDraftTokens = Annotated[
-    int | None,
-    Option(
-        "tokens drafted per verify step, as served (default: 3, or the whole "
-        "block of a block draft)",
-        "K",
-        short="-k",
-        bounds=AT_LEAST_1,
-        fix="give the K that is served, such as -k 3",
-    ),
-]
-Sampling = Annotated[
-    DraftSampling,
-    Option(
-        "how drafts propose on sampled traces, as served: the most likely token "
-        "(greedy, default), or sampled at the traces' temperature"
-    ),
-]
-Device = Annotated[
-    str,
-    Option(
-        "device to compute on: auto (the first GPU, else the CPU; default), cpu, cuda or cuda:I",
-        "DEVICE",
-    ),
-]
-Dtype = Annotated[
-    ComputeDtype,
-    Option("dtype that drafts compute in: float32 (default), or bfloat16 as engines do"),
-]
-HeadsOnline = Annotated[
-    OnlineHead | None,
-    Option(
-        "replay with the head that vLLM makes while it loads (draft_lm_head_quantization; SGLang"
-        " has no such option), every draft but the first of several"
-    ),
-]
-KvCaches = Annotated[
-    KvCacheChoice,
-    Option(
-        "KV cache: auto (what each folder declares; default), or fp8_e4m3 by the engines' option,"
-        " every draft but the first of several"
-    ),
-]
-KvCache = Annotated[KvCacheChoice, Option("KV cache of QUANT (default: auto, as it declares)")]
-HeadOnline = Annotated[
-    OnlineHead | None, Option("judge QUANT with vLLM's draft_lm_head_quantization")
-]
-BatchSize = Annotated[
-    int | None, Option("prompts per batch (default: as many as fit)", "PROMPTS", bounds=AT_LEAST_1)
-]
-NoCache = Annotated[
-    bool,
-    Option(
-        "replay the BF16 draft too, instead of recalling from the cache what it proposed, and keep"
-        " nothing there"
-    ),
-]
-Ray = Annotated[
-    str | None,
-    Option(
-        "compute as tasks of this Ray cluster (HOST:PORT, auto, or local), whose nodes read"
-        " the same paths",
-        "ADDRESS",
-    ),
-]
-Target = Annotated[
-    AnyPath | None,
-    Option(
-        "folder of the target; needed if neither the draft nor the traces hold "
-        "embedding and head, or if the recipe drops tables shared with the target",
-        "TARGET",
-    ),
-]
-FixConfig = Annotated[
-    bool, Option("repair the output's config.json where 'inspect' reports problems")
-]
-Temperature = Annotated[
-    float, Option("sampling temperature (default 0: greedy)", "TEMPERATURE", bounds=AT_LEAST_0)
-]
-TopP = Annotated[
-    float,
-    Option(
-        "sample only from the most likely tokens with this total probability (default 1: all)",
-        "SHARE",
-        bounds=SHARE_OR_ALL,
-    ),
-]
-TopK = Annotated[
-    int,
-    Option(
-        "sample only from this many most likely tokens (default 0: all)",
-        "TOKENS",
-        bounds=AT_LEAST_0,
-    ),
-]
-SamplingSeed = Annotated[int, Option("seed of the sampling (default 0)", "SEED")]
-TableIds = Annotated[
-    Sequence[int],
-    Option(
-        "further tokens whose embedding is stored (default: those of the traces "
-        "and the mask token)",
-        "TOKEN_ID,...",
-        several="commas",
-    ),
-]
-Overwrite = Annotated[bool, Option("replace report files that exist already")]
-Options = Mapping[str, Any]
-"""Field -> what it means: an `Option`, or an annotation with one."""
-PASSES: Options = {
-    "num_draft_tokens": NumDraftTokens,
-    "target": Target,
-    "device": Device,
-    "dtype": Dtype,
-    "draft_sampling": Sampling,
-    "batch_size": BatchSize,
-}
-ON_TRACES: Options = {**PASSES, "no_cache": NoCache}
-CHOSEN_PROMPTS: Options = {
-    "prompts_split": Option("split of a Hub data set, and its config if several", "[CONFIG/]SPLIT"),
-    "prompts_column": Option(
-        "column that holds the prompts, if its name is not a usual one", "NAME"
-    ),
-    "num_prompts": Option(
-        "draw so many prompts at random (default: take all)", "PROMPTS", bounds=AT_LEAST_1
-    ),
-    "prompts_seed": Option(
-        "seed of --num-prompts (default 0); a larger draw contains a smaller one", "SEED"
-    ),
-}
-PAGES: Options = {
-    "html": Option("write the report as a self-contained HTML page", "F.html"),
-    "markdown": Option("write the report as Markdown, for a pull request", "F.md"),
-    "junit": Option("write the report as JUnit test cases, for CI", "F.xml"),
-    "junit_inconclusive": Option(
-        "what an INCONCLUSIVE verdict is in --junit: 'skipped' if it does not fail your job"
-        " (--github then warns)"
-    ),
-    "github": Option(
-        "in GitHub Actions: add the Markdown to the step's summary and the verdict as an annotation"
-    ),
-    "golden": GoldenFile,
-    "overwrite": Overwrite,
-}
-FINDINGS: Options = {
-    "report": Option("also write the findings to this file, for 'gate --parity'", "F.json"),
-    "overwrite": Overwrite,
-}
-BOUNDED_FINDINGS: Options = {
-    **FINDINGS,
-    "confidence": Option(
-        "confidence of each one-sided bound (default 0.95)",
-        "SHARE",
-        reads=share,
-        bounds=CONFIDENCE,
-        fix="write 95 % as 0.95",
-    ),
-}
+def shares_by_category(text: str) -> Mapping[str, float]:
+    """Shares by category: chat=0.7,code=30%; a misfit if it is none, or names a category twice."""
+    found: dict[str, float] = {}
+    for part in text.split(","):
+        name, equals, number = part.rpartition("=")
+        if not name or not equals or name in found:
+            raise MisfitError(
+                f"expected CATEGORY=SHARE,..., each once, such as chat=0.7,code=0.3; got {text!r}"
+            )
+        found[name] = share(number)
+    return found
 
 
-BY_RECIPE: Options = {
-    "draft": Draft,
-    "recipe": Option("recipe: a built-in name or a .yaml file", "RECIPE"),
-    "subtree": Subtree,
-    "backend": Option("toolkit that computes the quantized values (default: the recipe's)"),
-    "algorithm": Option(
-        "algorithm for quantized values and scales (default: the recipe's); runs "
-        "on backend torch unless --backend is given",
-        f"{{{','.join(ALGORITHMS)}}}",
-    ),
-    "input_correction": Option(
-        "whether GPTQ and learning correct the weights for the rounding of their inputs: auto "
-        "(where they are rounded to four bits; default with --algorithm), or off"
-    ),
-    "kv_cache": Option(
-        "declare an FP8 KV cache (kv_cache of the recipe), and where its scales come from: unit"
-        " (1.0), or absmax and measured, which need --traces"
-    ),
-    "target_layers": TargetLayers,
+def _assignment(text: str) -> Mapping[str, object]:
+    """NAME=VALUE; a value that is no JSON is text."""
+    name, sign, value = text.partition("=")
+    if not name.strip() or not sign:
+        raise MisfitError(f"expected NAME=VALUE, got {text!r}")
+    found: object = value
+    with suppress(JsonProblem):
+        found = parse_json(value)
+    return {name.strip().replace("-", "_"): found}
+
+
+def _hours(text: str) -> float:
+    try:
+        hours = float(text)
+    except ValueError:
+        hours = -1.0
+    if not hours >= 0:
+        raise MisfitError(f"expected hours, such as 24, got {short(text)}")
+    return hours
+
+
+READS: Mapping[str, Callable[[str], object]] = {
+    "share": share,
+    "shares by category": shares_by_category,
+    "assignment": _assignment,
+    "hours": _hours,
 }
+FIGURES = {"algorithms": ",".join(ALGORITHMS)}

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from ...recipes.python_values import members
-from .settings import Argument, Settings, options_of, spelling
+from .settings import Form
 
 _OPTION = r"(?<![\w-])(?:--[a-z][a-z0-9-]*|-[a-z])(?![\w-])"
 _TOKEN = r"(?:\.\.\.|'[^' ]*'|[^\s;:()'\"]*[^\s,;:()'\".])"
@@ -52,14 +52,10 @@ class Keyword(NamedTuple):
 class Keywords:
     """Says options as the keyword arguments that they are, those of one verb first."""
 
-    def __init__(self, verb: str, settings: type[Settings]) -> None:
-        self.verb = verb
-        self._own = keywords_of(settings)
-        self._places = {
-            option.metavar: name
-            for name, option in options_of(settings).items()
-            if isinstance(option, Argument) and option.metavar
-        }
+    def __init__(self, form: Form[Any]) -> None:
+        self.verb = form.verb
+        self._own = keywords_of(form)
+        self._places = {each.place: name for name, each in form.options.items() if each.place}
 
     def __call__(self, text: str) -> str:
         """The text, with calls and keywords in the place of commands and options."""
@@ -108,7 +104,7 @@ class Keywords:
         name = found["verb"].replace(" ", "_").replace("-", "_")
         if found["help"]:
             return f"help({name})"
-        words, known = found["rest"].split(), keywords_of(_verbs()[name].settings)
+        words, known = found["rest"].split(), keywords_of(_verbs()[name].form)
         arguments = []
         options = [place for place, word in enumerate(words) if word in known]
         places = words[: options[0]] if options else []
@@ -125,20 +121,20 @@ class Keywords:
 
 def explain(function: Any) -> None:
     """Say in the documentation of a verb, too, options as keywords; all verbs are there by then."""
-    function.__doc__ = Keywords(function.__name__, function.settings)(function.__doc__)
+    function.__doc__ = Keywords(function.form)(function.__doc__)
 
 
-def keywords_of(settings: type[Settings]) -> Mapping[str, Keyword]:
-    """What a command line calls an option of these settings -> the keyword that it is."""
-    hints = typing.get_type_hints(settings)
+def keywords_of(form: Form[Any]) -> Mapping[str, Keyword]:
+    """What a command line calls an option of this form -> the keyword that it is."""
+    hints = typing.get_type_hints(form.record)
     found: dict[str, Keyword] = {}
-    for name, option in options_of(settings).items():
-        if isinstance(option, Argument):
+    for name, option in form.options.items():
+        if option.place:
             continue
         kinds = [kind for kind in members(hints[name]) if kind is not type(None)]
         origin = typing.get_origin(kinds[0])
         inner = typing.get_args(kinds[0]) if origin is Literal else ()
-        braces = re.fullmatch(r"\{(.*)\}", option.metavar or "")
+        braces = re.fullmatch(r"\{(.*)\}", option.value or "")
         keyword = Keyword(
             name=name,
             is_switch=kinds == [bool],
@@ -146,7 +142,7 @@ def keywords_of(settings: type[Settings]) -> Mapping[str, Keyword]:
             most=option.count if isinstance(option.count, int) else 1,
             choices=(*map(str, inner), *(braces[1].split(",") if braces else ())),
         )
-        found |= {one: keyword for one in (spelling(name, option), option.short) if one}
+        found |= {one: keyword for one in (option.spelling(name), option.short) if one}
     return found
 
 
@@ -168,7 +164,7 @@ def _all_keywords() -> Mapping[str, Keyword]:
     """The options of all verbs; of one name the first."""
     found: dict[str, Keyword] = {}
     for each in _verbs().values():
-        found = {**keywords_of(each.settings), **found}
+        found = {**keywords_of(each.form), **found}
     return found
 
 

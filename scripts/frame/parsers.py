@@ -17,9 +17,10 @@ from typing import Any, Literal, NoReturn
 
 from ...recipes.errors import DraftQuantError, short
 from ...recipes.python_values import members
+from .arguments import Option
 from .help_text import GROUPS, MANY, NEEDED, RARE, HelpFormatter, heading, listed, wrapped
 from .option_words import meant
-from .settings import Argument, Option, Settings, WordsError, options_of, spelling
+from .settings import Form, WordsError
 
 
 class UsageError(DraftQuantError):
@@ -37,7 +38,7 @@ class CommandParser(argparse.ArgumentParser):
         examples: command lines that work, shown below `--help` and as the fix of what is missing.
         commands: name -> parser of what stands below it; none for a leaf.
         common: options that every command takes.
-        settings: of the verb, which parsing makes of the words, as `settings` of the namespace.
+        form: of the verb; parsing makes its record of the words, as `settings` of the namespace.
     """
 
     def __init__(self, *, examples: Sequence[str] = (), **kwargs: Any) -> None:
@@ -47,20 +48,20 @@ class CommandParser(argparse.ArgumentParser):
         self.commands: Mapping[str, CommandParser] = {}
         self.common: Sequence[argparse.Action] = ()
         self._listing: Mapping[str, Mapping[str, str]] = {}
-        self.settings: type[Settings] | None = None
+        self.form: Form[Any] | None = None
 
-    def takes(self, settings: type[Settings]) -> None:
-        """Take the fields of a verb's settings as arguments."""
-        self.settings = settings
+    def takes(self, form: Form[Any]) -> None:
+        """Take what a verb is asked as arguments."""
+        self.form = form
         alone = {
             name: group
-            for names in (*settings.exclusive, *settings.one_of)
-            for group in (self.add_mutually_exclusive_group(required=names in settings.one_of),)
+            for names in filter(None, (form.exclusive, form.one_of))
+            for group in (self.add_mutually_exclusive_group(required=names == form.one_of),)
             for name in names
         }
-        hints = typing.get_type_hints(settings)
-        fields = {each.name: each for each in dataclasses.fields(settings)}
-        for name, option in options_of(settings).items():
+        hints = typing.get_type_hints(form.record)
+        fields = {each.name: each for each in dataclasses.fields(form.record)}
+        for name, option in form.options.items():
             needed = fields[name].default is fields[name].default_factory is dataclasses.MISSING
             _add(alone.get(name, self), name, option, hints[name], needed=needed)
 
@@ -130,16 +131,16 @@ class CommandParser(argparse.ArgumentParser):
         found, extras = super().parse_known_args(args, namespace)
         if extras:
             self._refuse_extras(extras)
-        if self.settings is not None:
-            found.settings = self._decoded(self.settings, found)
+        if self.form is not None:
+            found.settings, found.form = self._decoded(self.form, found), self.form
         return found, extras
 
-    def _decoded(self, settings: type[Settings], found: argparse.Namespace) -> Settings:
+    def _decoded(self, form: Form[Any], found: argparse.Namespace) -> Any:
         """The settings that the words say."""
-        words = {n: getattr(found, n) for n in options_of(settings) if hasattr(found, n)}
+        words = {n: getattr(found, n) for n in form.options if hasattr(found, n)}
         given = {n: (word,) if isinstance(word, str) else word for n, word in words.items()}
         try:
-            return settings.from_words(given)
+            return form.from_words(given)
         except WordsError as exc:
             self._fail(exc.where, exc.what, exc.fix or f"see '{self._help()}'")
 
@@ -249,10 +250,10 @@ def _add(
     """One field of settings as an argument, whose words are kept as they are."""
     kinds = [kind for kind in members(hint) if kind is not type(None)]
     origin = typing.get_origin(kinds[0]) or kinds[0]
-    metavar: str | tuple[str, ...] | None = option.metavar
+    metavar: str | tuple[str, ...] | None = option.place or option.value
     if origin is Literal and metavar is None:
         metavar = f"{{{','.join(map(str, typing.get_args(kinds[0])))}}}"
-    given: dict[str, Any] = {"help": option.help, "default": argparse.SUPPRESS}
+    given: dict[str, Any] = {"help": option.help.replace("%", "%%"), "default": argparse.SUPPRESS}
     if kinds == [bool]:
         given["action"] = "store_true"
     elif origin in (tuple, collections.abc.Sequence, collections.abc.Mapping):
@@ -262,14 +263,14 @@ def _add(
             given["nargs"] = option.count
             if isinstance(option.count, int) and metavar is not None:
                 metavar = tuple(str(metavar).split())
-    elif isinstance(option, Argument) and not needed:
+    elif option.place and not needed:
         given["nargs"] = "?"
     if kinds != [bool]:
         given["metavar"] = metavar
-    if isinstance(option, Argument):
+    if option.place:
         action = parser.add_argument(name, **given)
     else:
-        names = [spelling(name, option), *([option.short] if option.short else [])]
+        names = [option.spelling(name), *([option.short] if option.short else [])]
         action = parser.add_argument(*names, dest=name, required=needed, **given)
     action.offered = _offered(kinds)  # type: ignore[attr-defined]
 

@@ -11,18 +11,21 @@ import re
 import textwrap
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 from ...recipes.errors import DraftQuantError
+from ...recipes.listener import Heard
+from .arguments import Option, options_for
 from .console import print_json
 from .ears import Ears, usual_listener, with_warnings
 from .keywords import Keywords
 from .option_words import meant
-from .settings import CallError, Settings, options_of
+from .settings import CallError, Form
 
 P = ParamSpec("P")
-S = TypeVar("S", bound=Settings)
-S_co = TypeVar("S_co", bound=Settings, covariant=True)
+S = TypeVar("S", bound=Heard)
+S_co = TypeVar("S_co", bound=Heard, covariant=True)
 R_co = TypeVar("R_co", covariant=True)
 R = TypeVar("R")
 
@@ -36,24 +39,37 @@ class Verb(Protocol[P, S_co, R_co]):
         """Decode the arguments and run."""
 
     @property
-    def settings(self) -> type[S_co]:
-        """The settings, of which the parser of the command is made."""
+    def form(self) -> Form[Any]:
+        """What it is asked, of which the parser of the command is made."""
 
     @property
     def run(self) -> "Callable[[Any], R_co]":
         """What it does, by settings that are made already."""
 
 
-def verb(settings: Callable[P, S]) -> Callable[[Callable[[S], R]], Verb[P, S, R]]:
+def verb(
+    settings: Callable[P, S],
+    *,
+    exclusive: Sequence[str] = (),
+    one_of: Sequence[str] = (),
+    figures: Mapping[str, str] = MappingProxyType({}),
+) -> Callable[[Callable[[S], R]], Verb[P, S, R]]:
     """The decorator that makes of `run(settings)` a function with the fields as arguments.
 
     Its name, home and first words are those of `run`; signature and arguments are the settings'.
+
+    Args:
+        settings: a record that is `Heard`.
+        exclusive: fields of which at most one is given. one_of: of which one is, and no other.
+        figures: name -> what stands for it in help texts.
     """
     cls = typing.cast("type[S]", settings)
 
     def made(run: Callable[[S], R]) -> Verb[P, S, R]:
         signature = inspect.signature(cls)
         name = run.__name__
+        options = options_for(name, cls, figures)
+        form = Form(verb=name, record=cls, options=options, exclusive=exclusive, one_of=one_of)
 
         @functools.wraps(run)
         def heard(settings: S) -> R:
@@ -62,9 +78,9 @@ def verb(settings: Callable[P, S]) -> Callable[[Callable[[S], R]], Verb[P, S, R]
 
         def function(*args: Any, **kwargs: Any) -> R:
             given = {"listener": usual_listener()} | _bound(name, signature, args, kwargs)
-            words = Keywords(name, cls)
+            words = Keywords(form)
             try:
-                settings = cls.from_arguments(name, given)
+                settings = form.from_arguments(given)
                 ears = Ears(settings.listener, words)
                 report = run(dataclasses.replace(settings, listener=ears))
             except DraftQuantError as exc:
@@ -81,7 +97,7 @@ def verb(settings: Callable[P, S]) -> Callable[[Callable[[S], R]], Verb[P, S, R]
         ]
         parameters.sort(key=lambda each: each.name == "listener")  # stands behind what is asked for
         function.__name__, function.__qualname__, function.__module__ = name, name, run.__module__
-        function.__doc__ = documented(run, cls)
+        function.__doc__ = documented(run, options)
         function.__annotations__ = {
             **{each.name: each.annotation for each in parameters},
             "return": returns,
@@ -89,7 +105,7 @@ def verb(settings: Callable[P, S]) -> Callable[[Callable[[S], R]], Verb[P, S, R]
         found: Any = function
         found.__signature__ = signature.replace(parameters=parameters, return_annotation=returns)
         found.__wrapped__ = run  # in whose module the annotation of what it returns is found
-        found.settings, found.run = cls, heard
+        found.form, found.run = form, heard
         return typing.cast("Verb[P, S, R]", found)
 
     return made
@@ -157,13 +173,13 @@ def _bound(
         raise CallError(where, what, fix=fix) from exc
 
 
-def documented(run: Callable[..., object], settings: type[Settings]) -> str:
+def documented(run: Callable[..., object], options: Mapping[str, Option]) -> str:
     """The documentation of `run` with that of its arguments, before what it returns."""
     own = inspect.getdoc(run) or ""
     lines = []
-    for name, option in options_of(settings).items():
+    for name, option in options.items():
         bounds = f" ({option.bounds})" if option.bounds is not None else ""
-        meaning = f"{name}: {option.help.replace('%%', '%')}{bounds}."
+        meaning = f"{name}: {option.help}{bounds}."
         filled = textwrap.fill(meaning, 92, subsequent_indent="    ")
         lines.append(textwrap.indent(filled, "    "))
     arguments = "\n".join(("Args:", *lines, "    listener: sees how far the run is."))

@@ -3,46 +3,29 @@
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Annotated
 
 from ...quantize.files.card_text import CARD_FILE
 from ...quantize.files.staging import check_output, replace_text
 from ...recipes.errors import OutputError
+from ...recipes.listener import Heard
 from ...recipes.regular_file import AnyPath, optional_path
 from ..frame.console import print_document, stdout
-from ..frame.settings import Argument, Option, Settings
 from ..frame.verb import Command, verb
 
 
-@dataclass(frozen=True, slots=True)
-class CardSettings(Settings):
+@dataclass(frozen=True)
+class CardSettings(Heard):
     """Of which folder, and what the card is to say that the folder does not."""
 
-    folder: Annotated[AnyPath, Argument("the folder that 'quantize' wrote", "FOLDER")]
+    folder: AnyPath
     _: KW_ONLY
-    gate: Annotated[
-        AnyPath | None, Option("JSON report of this draft, written by 'gate --report'", "G.json")
-    ] = None
-    measured: Annotated[
-        Sequence[AnyPath],
-        Option("measurements of servers with this draft, written by 'measure'", "R.jsonl"),
-    ] = ()
-    base_model: Annotated[
-        str | None,
-        Option("Hub id of the draft that was quantized, if it was a local folder", "OWNER/NAME"),
-    ] = None
-    license: Annotated[
-        str | None,
-        Option("license of the source draft, if its card names none (apache-2.0, mit)", "ID"),
-    ] = None
-    name: Annotated[
-        str | None,
-        Option("Hub id that the folder will have, for the launch commands", "OWNER/NAME"),
-    ] = None
-    out: Annotated[AnyPath | None, Option(f"write it here, such as O/{CARD_FILE}", "FILE")] = None
-    overwrite: Annotated[bool, Option("update a card that exists; text by other authors stays")] = (
-        False
-    )
+    gate: AnyPath | None = None
+    measured: Sequence[AnyPath] = ()
+    base_model: str | None = None
+    license: str | None = None
+    name: str | None = None
+    out: AnyPath | None = None
+    overwrite: bool = False
 
     def check(self) -> None:
         """Nothing is replaced where nothing is written."""

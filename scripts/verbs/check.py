@@ -1,22 +1,17 @@
 """`check`: what an engine will do with a draft folder, before a server is started."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
-
-from typing_extensions import override
+from typing import TYPE_CHECKING
 
 from ...quantize.asked import Checking
-from ...quantize.engines.contract import ENGINE_NAMES, TITLES
+from ...quantize.engines.contract import TITLES
 from ...quantize.engines.versions import newest_engines
 from ...quantize.gpus import gpu_names
-from ...recipes.decode import AT_LEAST_1
-from ...recipes.errors import CheckpointError
-from ..frame import arguments, reports
+from ...recipes.regular_file import AnyPath
+from ..frame import reports
 from ..frame.console import print_table, stdout, table
-from ..frame.settings import Argument, Option, Settings
 from ..frame.verb import Command, verb
 
 if TYPE_CHECKING:
@@ -25,72 +20,11 @@ if TYPE_CHECKING:
     from ...quantize.pairing import EnginePair, PairCheck, PairFinding
 
 EPILOG = "exit codes: 0 LOADS, 1 LOADS BUT WRONG or REFUSED, 2 bad input, 3 UNKNOWN"
-_DEFAULT_GPUS = "; ".join(
-    f"{gpu_names(each.archs)} in {TITLES[each.name]}" for each in newest_engines()
-)
-"""Those of which one answer is given where none is named."""
+_GPUS = [f"{gpu_names(each.archs)} in {TITLES[each.name]}" for each in newest_engines()]
 
 
-@dataclass(frozen=True)
-class CheckSettings(Settings, Checking):
-    """Of which draft, in which engine, on which GPU."""
-
-    options: ClassVar = {
-        "draft": Argument("draft, quantized or not: a folder or a Hub id", "DRAFT"),
-        "engine": Option("engine that will load the draft (default with --target: all of them)"),
-        "version": Option("version of the engine (default: the newest one known)", "VERSION"),
-        "target": Option(
-            "the target that the draft is served beside: a folder or a Hub id, of which no weights"
-            " are fetched; then the pair is checked, and the whole launch lines are printed",
-            "TARGET",
-        ),
-        "target_args": Option(
-            "flags of the target's launch line, in one string in quotes: quantization, dtype, dtype"
-            " of the KV cache, length of the context, in any engine's spelling; with --target",
-            "WORDS",
-        ),
-        "traces": Option(
-            "traces of the target, whose hidden states are scanned for values beyond float16; with"
-            " --target",
-            "FOLDER",
-        ),
-        "subtree": arguments.Subtree,
-        "tp": Option("tensor-parallel size (default 1)", "GPUS", bounds=AT_LEAST_1),
-        "target_layers": Option(
-            "number of decoder layers of the target; vLLM numbers the draft's layers after them",
-            "LAYERS",
-        ),
-        "gpu": Option(
-            "GPU such as mi325x, h200 or b200, or architecture such as gfx942, sm90 "
-            f"or sm100 (default: {_DEFAULT_GPUS})",
-            "GPU",
-        ),
-    }
-
-    exclusive = (("target", "target_layers"),)
-
-    @override
-    def check(self) -> None:
-        if self.engine is None and self.target is None:
-            others = ", ".join(ENGINE_NAMES[1:])
-            raise CheckpointError(
-                "--engine",
-                "is missing",
-                fix=f"add --engine {ENGINE_NAMES[0]} (or {others}), or --target TARGET for all"
-                " engines",
-            )
-        if self.engine is None and self.version is not None:
-            what = "is of one engine, and all are asked"
-            raise CheckpointError("--version", what, fix=f"add --engine {ENGINE_NAMES[0]}")
-        of_pairs = {"target-args": self.target_args, "traces": self.traces, "subtree": self.subtree}
-        given = next((name for name, value in of_pairs.items() if value is not None), None)
-        if self.target is None and given is not None:
-            what = "without --target, no pair is checked"
-            raise CheckpointError(f"--{given}", what, fix="add --target TARGET")
-
-
-@verb(CheckSettings)
-def check(settings: CheckSettings) -> "reports.CheckReport":
+@verb(Checking, exclusive=("target", "target_layers"), figures={"usual_gpus": "; ".join(_GPUS)})
+def check(settings: Checking) -> "reports.CheckReport":
     """Predict what an engine does with a draft, quantized or not. No engine and no GPU is needed.
 
     Example:
@@ -110,7 +44,7 @@ def check(settings: CheckSettings) -> "reports.CheckReport":
     return check_as_asked(settings, partial(_largest_feature, settings.traces))
 
 
-def _largest_feature(traces: arguments.AnyPath | None) -> float | None:
+def _largest_feature(traces: AnyPath | None) -> float | None:
     """The largest magnitude among recorded hidden states; None where no traces are given."""
     if traces is None:
         return None

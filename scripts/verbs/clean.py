@@ -2,13 +2,13 @@
 
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from ...recipes.decode import AT_LEAST_0, MisfitError
+from ...recipes.decode import MisfitError
 from ...recipes.errors import OutputError, short
+from ...recipes.listener import Heard
 from ..frame import reports
 from ..frame.console import megabytes, stdout
-from ..frame.settings import Argument, Option, Settings
 from ..frame.verb import Command, verb
 
 
@@ -22,27 +22,14 @@ def _hours(text: str) -> float:
     return hours
 
 
-@dataclass(frozen=True, slots=True)
-class CleanSettings(Settings):
+@dataclass(frozen=True)
+class CleanSettings(Heard):
     """Which folder, and how long others may have been away."""
 
-    folder: Annotated[
-        str | Path | None, Argument("folder that outputs were written to", "FOLDER")
-    ] = None
+    folder: str | Path | None = None
     _: KW_ONLY
-    cache: Annotated[
-        bool, Option("remove the cache too, in which replays of BF16 drafts are kept between runs")
-    ] = False
-    older_than: Annotated[
-        float | None,
-        Option(
-            "also remove what other machines' runs have not touched for this long "
-            "(default: only what died on this machine)",
-            "HOURS",
-            reads=_hours,
-            bounds=AT_LEAST_0,
-        ),
-    ] = None
+    cache: bool = False
+    older_than: float | None = None
 
     def check(self) -> None:
         """Refuse to look nowhere."""

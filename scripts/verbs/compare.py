@@ -1,15 +1,13 @@
 """`compare`: several drafts on the same prompts; which one for which traffic?"""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from ...recipes.decode import MisfitError
 from ...validate.runs.judging_asked import CompareRun
 from ..frame import reports
-from ..frame.arguments import ON_TRACES, share
+from ..frame.arguments import share
 from ..frame.console import print_table, stderr, stdout, table
-from ..frame.settings import Argument, Option, Settings
 from ..frame.verb import Command, verb
 
 if TYPE_CHECKING:
@@ -34,38 +32,8 @@ def shares_by_category(text: str) -> Mapping[str, float]:
     return found
 
 
-@dataclass(frozen=True)
-class CompareSettings(Settings, CompareRun):
-    """Which drafts on which prompts, and what your traffic is like."""
-
-    options: ClassVar = {
-        **ON_TRACES,
-        "drafts": Argument(
-            "drafts, the baseline first; without --traces, files instead: reports of "
-            "'gate --report' with one baseline, output of 'replay --json', or "
-            "measurements of 'measure' or of another tool",
-            "DRAFT",
-        ),
-        "traces": Option("trace folder", "TRACES"),
-        "traffic": Option(
-            "share of your output tokens by category of prompts, such as chat=0.7,code=0.3"
-            " (default: the prompts as they are)",
-            "C=SHARE,...",
-            count=1,
-            reads=shares_by_category,
-        ),
-        "confidence": Option(
-            "joint confidence of all intervals (default 0.95)", "SHARE", reads=share
-        ),
-        "html": Option("write the comparison as an HTML page", "F.html"),
-        "plot": Option("draw the comparison", "F.svg"),
-        "report": Option("also write the comparison as JSON", "F.json"),
-        "overwrite": Option("replace files that exist already"),
-    }
-
-
-@verb(CompareSettings)
-def compare(settings: CompareSettings) -> "reports.ComparisonReport":
+@verb(CompareRun)
+def compare(settings: CompareRun) -> "reports.ComparisonReport":
     """Compare several drafts on the same prompts, to find out which one suits your traffic.
 
     Returns:
@@ -85,7 +53,7 @@ _MOST_OF_A_PART = 5
 """Rows of a category, where drafts are many."""
 
 
-def _say_files(_report: object, settings: CompareSettings) -> None:
+def _say_files(_report: object, settings: CompareRun) -> None:
     for path in settings.files.values():
         stderr().line((str(path), "bold"), ": the comparison")
 

@@ -4,22 +4,22 @@ import argparse
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 from ...recipes import DraftQuantError, aliases, built_in_recipes
+from ...recipes.listener import Heard
 from ...recipes.packages import install_line
 from ..frame.console import print_document
-from ..frame.settings import Argument, Settings
 from ..frame.verb import Command, verb
 
 Shell = Literal["bash", "zsh", "fish"]
 
 
-@dataclass(frozen=True, slots=True)
-class CompletionSettings(Settings):
+@dataclass(frozen=True)
+class CompletionSettings(Heard):
     """Of which shell."""
 
-    shell: Annotated[Shell, Argument("the shell: bash, zsh or fish", "SHELL")]
+    shell: Shell
 
 
 @verb(CompletionSettings)

@@ -3,32 +3,27 @@
 import dataclasses
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from ...quantize.files.hub import resolve_draft, running_argv
-from ...recipes.listener import verifying
+from ...quantize.files.hub import Reference, resolve_draft, running_argv
+from ...recipes.listener import Heard, verifying
+from ...recipes.regular_file import AnyPath
 from ..frame import reports
-from ..frame.arguments import OutFolder, Quantized, Subtree
 from ..frame.console import megabytes, print_table, stdout, table
-from ..frame.settings import Option, Settings
 from ..frame.verb import Command, verb
 
 _DTYPES: dict[str, Literal["BF16", "F32"]] = {"bfloat16": "BF16", "float32": "F32"}
 
 
-@dataclass(frozen=True, slots=True)
-class DequantizeSettings(Settings):
+@dataclass(frozen=True)
+class DequantizeSettings(Heard):
     """Of what, into which folder, in which dtype."""
 
-    quantized: Quantized
-    out: OutFolder
+    quantized: Reference
+    out: AnyPath
     _: KW_ONLY
-    dtype: Annotated[
-        Literal["bfloat16", "float32"] | None,
-        Option("dtype of the dequantized weights (default: that of the unquantized "
-        "tensors); float32 is exact"),
-    ] = None  # fmt: skip
-    subtree: Subtree = None
+    dtype: Literal["bfloat16", "float32"] | None = None
+    subtree: str | None = None
 
 
 @verb(DequantizeSettings)

@@ -1,65 +1,23 @@
 """`estimate`: bytes, time and break-even acceptance of a draft, from headers alone."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from ...quantize.asked import Estimating
 from ...quantize.estimate.draft_step import USUAL_CONTEXT
 from ...quantize.estimate.estimate_report import Candidate, EstimateReport, assumptions, to_mapping
 from ...quantize.estimate.work import Machine, Part
 from ...quantize.gpus import USUAL_GPUS
-from ...recipes.decode import ABOVE_0, AT_LEAST_1, SHARE_OR_ALL
-from ..frame import arguments, reports
+from ..frame import reports
 from ..frame.console import megabytes, print_table, stdout, table
-from ..frame.settings import Option, Settings
 from ..frame.verb import Command, verb
 
 
-@dataclass(frozen=True)
-class EstimateSettings(Settings, Estimating):
-    """Of which draft, by which recipes, on which GPUs, beside which target."""
-
-    options: ClassVar = {
-        "draft": arguments.Draft,
-        "recipes": Option(
-            "recipe to compare: a built-in name or a .yaml file; repeat for more "
-            "(default: all that fit the draft)",
-            "RECIPE",
-            flag="--recipe",
-            several="repeated",
-        ),
-        "gpus": Option(
-            f"h100, mi325x, ..., may be repeated; default: {', '.join(USUAL_GPUS)}",
-            "GPU",
-            flag="--gpu",
-            several="repeated",
-        ),
-        "num_draft_tokens": arguments.NumDraftTokens,
-        "context": Option(
-            f"positions per sequence (default: {USUAL_CONTEXT}, or fewer where DRAFT's config.json"
-            " allows no more)",
-            "TOKENS",
-            bounds=AT_LEAST_1,
-        ),
-        "concurrency": Option("concurrent sequences (default 1)", "SEQUENCES", bounds=AT_LEAST_1),
-        "tp": Option("tensor-parallel size (default 1)", "GPUS"),
-        "efficiency": Option(
-            "share of the data sheet's bandwidth and peak that kernels reach (default 0.75)",
-            "SHARE",
-            bounds=SHARE_OR_ALL,
-        ),
-        "target_step_ms": Option(
-            "measured time of the target's verify step in ms, at this concurrency",
-            "MILLISECONDS",
-            bounds=ABOVE_0,
-        ),
-        "target_layers": arguments.TargetLayers,
-    }
-
-
-@verb(EstimateSettings)
-def estimate(settings: EstimateSettings) -> "reports.EstimateReport":
+@verb(
+    Estimating,
+    figures={"usual_gpus": ", ".join(USUAL_GPUS), "usual_context": str(USUAL_CONTEXT)},
+)
+def estimate(settings: Estimating) -> "reports.EstimateReport":
     """Estimate how long one draft step takes, and how much acceptance quantization may cost.
 
     Returns:

@@ -6,15 +6,12 @@ On the same traces, or by measurements of servers, or both; and by what checks o
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from ...validate.runs.judging_asked import GateRun
-from ..frame import arguments, reports
-from ..frame.arguments import ON_TRACES, PAGES
+from ..frame import reports
 from ..frame.console import print_table, stdout, table
-from ..frame.settings import Argument, Option, Settings
 from ..frame.verb import Command, verb
 from .replay import print_replays
 
@@ -25,70 +22,8 @@ if TYPE_CHECKING:
     from ...validate.served.joint_report import JointReport
 
 
-@dataclass(frozen=True)
-class GateSettings(Settings, GateRun):
-    """Which drafts are judged, by what, and by which rule."""
-
-    options: ClassVar = {
-        **ON_TRACES,
-        **PAGES,
-        "baseline": Argument("the BF16 draft: a folder or a Hub id", "BF16"),
-        "candidate": Argument("the quantized draft: a folder or a Hub id", "QUANT"),
-        "traces": Option("trace folder", "TRACES"),
-        "unrelated": Option("allow a QUANT that was not quantized from BF16"),
-        "expect_baseline": Option(
-            "known acceptance length of BF16 with this K; confirms a baseline that looks anomalous",
-            "AL",
-        ),
-        "head_online": arguments.HeadOnline,
-        "kv_cache_dtype": arguments.KvCache,
-        "ray": arguments.Ray,
-        "measured": Option(
-            "measurements ('measure', or of another tool: docs/foreign-numbers.md) of servers with"
-            " the BF16 and with the quantized draft; given with traces, the worse verdict counts",
-            "A B",
-            count=2,
-        ),
-        "baseline_again": Option(
-            "a second measurement of A; it shows the server's own noise", "A2"
-        ),
-        "parity": Option("reports of 'parity --report'; each finding enters the verdict", "FILE"),
-        "policy": Option("set of limits to judge by (default: release)"),
-        "max_relative_drop": Option(
-            "largest tolerated relative drop of the acceptance length, such as 0.01 "
-            "or 1%% (default: the policy's)",
-            "SHARE",
-            reads=arguments.share,
-        ),
-        "confidence": Option(
-            "confidence of each bound (default: the policy's)", "SHARE", reads=arguments.share
-        ),
-        "min_prompts": Option(
-            "smallest effective sample size (default: the policy's; release: 30, "
-            "which takes 35 to 60 prompts)",
-            "PROMPTS",
-        ),
-        "every_category_passes": Option(
-            "PASS only if every category with enough prompts passes (default: if none fails)"
-        ),
-        "unrecorded": Option(
-            "another tool made QUANT; you assert that it was not calibrated on these prompts"
-        ),
-        "look": Option(
-            "planned interim analysis I of N on a growing set of prompts (equal "
-            "additions each time)",
-            "I/N",
-        ),
-        "spending": Option(
-            "how the interim analyses share the error rate (default: obrien-fleming, "
-            "which spends most of it on the last)"
-        ),
-        "report": Option("also write the report as JSON", "F.json"),
-    }
-
-
-@verb(GateSettings)
-def gate(settings: GateSettings) -> "reports.GateReport | reports.JointReport":
+@verb(GateRun)
+def gate(settings: GateRun) -> "reports.GateReport | reports.JointReport":
     """Judge a quantized draft against its BF16 source: PASS, FAIL, INCONCLUSIVE or ANOMALOUS.
 
     Example:
@@ -286,7 +221,7 @@ def print_joint(report: "JointReport", places: Places) -> None:
         out.line(("warning:", "yellow"), f" {warning}")
 
 
-def _show(found: "Judged", settings: GateSettings) -> None:
+def _show(found: "Judged", settings: GateRun) -> None:
     from ...validate.served.joint_report import JointReport
 
     if found.replays:
@@ -298,7 +233,7 @@ def _show(found: "Judged", settings: GateSettings) -> None:
         print_gate(found.report, places)
 
 
-def _places(settings: GateSettings) -> Mapping[str, str]:
+def _places(settings: GateRun) -> Mapping[str, str]:
     """What commands to copy call BF16 and so on -> what was given here."""
     given = {
         "BF16": settings.baseline,
@@ -309,7 +244,7 @@ def _places(settings: GateSettings) -> Mapping[str, str]:
     return {name: shlex.quote(str(place)) for name, place in given.items() if place is not None}
 
 
-def _judged(settings: GateSettings) -> "Judged":
+def _judged(settings: GateRun) -> "Judged":
     from ...validate.runs.gate_run import judged
 
     return judged(settings)

@@ -1,62 +1,18 @@
 """`golden`: golden acceptance as load tests, Prometheus and Grafana take it."""
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from ...validate.runs.judging_asked import GoldenRun
 from ..frame import reports
-from ..frame.arguments import Overwrite, share
 from ..frame.console import print_document, print_table, stderr, table
-from ..frame.settings import Argument, Option, Settings
 from ..frame.verb import Command, verb
 
 if TYPE_CHECKING:
     from ...validate.golden.golden_acceptance import Golden
 
 
-@dataclass(frozen=True)
-class GoldenSettings(Settings, GoldenRun):
-    """Which file, for whom, and of which of its prompts."""
-
-    options: ClassVar = {
-        "golden": Argument("golden acceptance, written by --golden of another command", "G.json"),
-        "to": Option(
-            "what is made of it: settings by which an engine simulates this acceptance (vllm,"
-            " sglang, tensorrt-llm), rules for Prometheus or a dashboard for Grafana; without it"
-            " the figures are printed",
-            flag="--for",
-        ),
-        "category": Option(
-            "category of prompts that your traffic is like (default: all)", "CATEGORY"
-        ),
-        "category_label": Option(
-            "label of the counters whose values are categories of golden: each has a limit of"
-            " its own",
-            "NAME",
-        ),
-        "engine": Option(
-            "engine whose counters are monitored (default: the one that was measured)"
-        ),
-        "model": Option(
-            "name of the served target; others in the same Prometheus are left out", "NAME"
-        ),
-        "max_drop": Option(
-            "relative drop of the acceptance length that is tolerated, below golden's 95%% interval"
-            " (default 1%%, as the gate tolerates in a release)",
-            "SHARE",
-            reads=share,
-        ),
-        "window": Option(
-            "time over which the rules add up counters, in Prometheus' words (default 1h)", "TIME"
-        ),
-        "out": Option("write it here instead of printing it", "FILE"),
-        "overwrite": Overwrite,
-    }
-    exclusive: ClassVar = (("category", "category_label"),)
-
-
-@verb(GoldenSettings)
-def golden(settings: GoldenSettings) -> "reports.GoldenText":
+@verb(GoldenRun, exclusive=("category", "category_label"))
+def golden(settings: GoldenRun) -> "reports.GoldenText":
     """Turn golden acceptance into settings of load tests, alerts or a dashboard.
 
     Returns:
@@ -79,7 +35,7 @@ def _mapping(found: "reports.GoldenText", _settings: object) -> dict[str, Any]:
     return {"golden": encode(found.golden), "text": found.text, "notes": found.notes, "out": out}
 
 
-def _show(found: "reports.GoldenText", settings: GoldenSettings) -> None:
+def _show(found: "reports.GoldenText", settings: GoldenRun) -> None:
     """Print what was made, and on stderr what has to be known of it."""
     if not found.text:
         _print(found.golden)

@@ -4,51 +4,27 @@ import dataclasses
 from collections import Counter
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from ...quantize.files.hub import Reference, resolve_draft, running_argv
-from ...recipes.listener import verifying
+from ...recipes.listener import Heard, verifying
 from ...recipes.regular_file import AnyPath
 from ..frame import reports
-from ..frame.arguments import OutFolder
 from ..frame.console import megabytes, stdout
-from ..frame.settings import Argument, Option, Settings
 from ..frame.verb import Command, verb
 
 
-@dataclass(frozen=True, slots=True)
-class GraftSettings(Settings):
+@dataclass(frozen=True)
+class GraftSettings(Heard):
     """Of which target, which layer, into which folder, and how the target's files come there."""
 
-    target: Annotated[AnyPath, Argument("folder of the target, which is only read", "TARGET")]
-    layer: Annotated[
-        Reference,
-        Argument("folder of the MTP layer, or with --subtree of a model that has it", "LAYER"),
-    ]
-    out: OutFolder
+    target: AnyPath
+    layer: Reference
+    out: AnyPath
     _: KW_ONLY
-    subtree: Annotated[
-        str | None,
-        Option(
-            "LAYER is a whole model's folder, and the MTP layer with this prefix is taken out of"
-            " it (model.layers.61, model.mtp_layers.0, mtp); list several layers with commas",
-            "PREFIX[,PREFIX...]",
-        ),
-    ] = None
-    replace: Annotated[
-        bool,
-        Option(
-            "TARGET has this layer already: leave it out, and write the files that hold a part of"
-            " it again without it"
-        ),
-    ] = False
-    link: Annotated[
-        Literal["hard", "symbolic", "none"],
-        Option(
-            "how the target's unchanged files come into the folder: hard links (default; copies"
-            " where the disk has none), symbolic links, or none: copies"
-        ),
-    ] = "hard"
+    subtree: str | None = None
+    replace: bool = False
+    link: Literal["hard", "symbolic", "none"] = "hard"
 
 
 @verb(GraftSettings)

@@ -4,22 +4,23 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..frame import arguments, reports
+from ...quantize.files.hub import Reference
+from ...recipes.listener import Heard
+from ..frame import reports
 from ..frame.console import megabytes, print_table, stdout, table
-from ..frame.settings import Settings
 from ..frame.verb import Command, verb
 
 if TYPE_CHECKING:
     from ...quantize.verify.audit import Audit, LinearAudit
 
 
-@dataclass(frozen=True, slots=True)
-class InspectSettings(Settings):
+@dataclass(frozen=True)
+class InspectSettings(Heard):
     """Of which draft."""
 
-    draft: arguments.Draft
+    draft: Reference
     _: KW_ONLY
-    subtree: arguments.Subtree = None
+    subtree: str | None = None
 
 
 @verb(InspectSettings)

@@ -1,99 +1,19 @@
 """`measure`: what a running server accepts on prompts, and how long it takes."""
 
 import dataclasses
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-from ...recipes.decode import ABOVE_0, AT_LEAST_0, AT_LEAST_1
 from ...validate.runs.judging_asked import MeasureRun
 from ..frame import reports
-from ..frame.arguments import (
-    CHOSEN_PROMPTS,
-    GoldenFile,
-    Overwrite,
-    SamplingSeed,
-    Temperature,
-    TopK,
-    TopP,
-)
 from ..frame.console import print_table, stdout, table
-from ..frame.settings import Option, Settings
 from ..frame.verb import Command, verb
 
 if TYPE_CHECKING:
     from ...validate.measure.measurement import Figures, Measurement
 
 
-@dataclass(frozen=True)
-class MeasureSettings(Settings, MeasureRun):
-    """Which server is asked what, or which measurement is shown."""
-
-    options: ClassVar = {
-        **CHOSEN_PROMPTS,
-        "server": Option(
-            "address of the running server, http://HOST:PORT; an API key is read from"
-            " DRAFTQUANT_SERVER_KEY",
-            "URL",
-        ),
-        "engine": Option("engine that runs on the server"),
-        "prompts": Option(
-            "prompts, in the forms that 'record' takes; only the first turn of a "
-            "conversation is measured",
-            "PROMPTS",
-        ),
-        "out": Option("file to create (JSON lines)", "FILE"),
-        "show": Option(
-            "print the figures of an earlier measurement, and measure nothing", "MEASUREMENT"
-        ),
-        "tokenizer": Option(
-            "folder of the target's tokenizer, for prompts given as text or messages", "FOLDER"
-        ),
-        "draft": Option(
-            "the draft that the server runs; its identity is stored with the figures", "DRAFT"
-        ),
-        "served_as": Option(
-            "with --draft: the server's own path or id of that draft, if it is another one",
-            "NAME",
-        ),
-        "model": Option("name of the served target; a server with another one is refused", "NAME"),
-        "max_new_tokens": Option(
-            "longest answer in tokens (default 128)", "TOKENS", bounds=AT_LEAST_1
-        ),
-        "ignore_eos": Option(
-            "ignore the end-of-text token: every answer has --max-new-tokens tokens"
-        ),
-        "temperature": Temperature,
-        "top_p": TopP,
-        "top_k": TopK,
-        "seed": SamplingSeed,
-        "top_logprobs": Option(
-            "keep the log-probabilities of this many most likely tokens; 2 or more "
-            "give the gap between the first two (default 0)",
-            "TOKENS",
-            bounds=AT_LEAST_0,
-        ),
-        "concurrency": Option("concurrent requests (default 8)", "REQUESTS", bounds=AT_LEAST_1),
-        "warm_up": Option(
-            "warm-up requests, which are not recorded (default 0)", "REQUESTS", bounds=AT_LEAST_0
-        ),
-        "max_requests_per_second": Option(
-            "send at most this many requests per second (default: no limit)", "RATE", bounds=ABOVE_0
-        ),
-        "timeout": Option(
-            "timeout of a request in seconds (default 600)", "SECONDS", bounds=ABOVE_0
-        ),
-        "attempts": Option(
-            "attempts per request if the server is overloaded or drops the connection (default 6)",
-            "ATTEMPTS",
-            bounds=AT_LEAST_1,
-        ),
-        "golden": GoldenFile,
-        "overwrite": Overwrite,
-    }
-
-
-@verb(MeasureSettings)
-def measure(settings: MeasureSettings) -> "reports.Measurement":
+@verb(MeasureRun)
+def measure(settings: MeasureRun) -> "reports.Measurement":
     """Measure how many drafted tokens a running server accepts on prompts, and how long it takes.
 
     Returns:

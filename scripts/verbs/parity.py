@@ -3,26 +3,14 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-from ...recipes.decode import AT_LEAST_1
+from ...recipes.listener import Heard
 from ...recipes.regular_file import AnyPath, optional_path
 from ...validate.measure.measurement import EngineName
 from ...validate.runs.parity_asked import DivergenceRun, DraftParityRun, SampledRun, TasksRun
 from ..frame import reports
-from ..frame.arguments import (
-    BOUNDED_FINDINGS,
-    CHOSEN_PROMPTS,
-    FINDINGS,
-    Device,
-    Dtype,
-    NumDraftTokens,
-    OutFolder,
-    Target,
-    share,
-)
 from ..frame.console import print_table, stdout, table
-from ..frame.settings import Argument, Option, Settings
 from ..frame.verb import Command, verb
 from .gate import COLOURS
 
@@ -32,40 +20,8 @@ if TYPE_CHECKING:
 _DIRECTION = "of metrics whose direction neither lm_eval's results nor their name says"
 
 
-@dataclass(frozen=True)
-class DivergenceSettings(Settings, DivergenceRun):
-    """Of which measurements, and what is noise."""
-
-    options: ClassVar = {
-        **FINDINGS,
-        "plain": Argument(
-            "measurement without a draft, at temperature 0, with --top-logprobs 2", "PLAIN"
-        ),
-        "speculative": Argument(
-            "measurements of the same prompts with drafts: BF16, quantized", "SPECULATIVE"
-        ),
-        "plain_again": Option(
-            "a second measurement of PLAIN at another concurrency; it shows the numeric noise",
-            "MEASUREMENT",
-        ),
-        "max_gap": Option(
-            "largest gap in nats between the target's two most likely tokens at which"
-            " a difference counts as noise (default 0.25, or twice what --plain-again"
-            " shows, at most 0.5)",
-            "NATS",
-        ),
-        "max_hazard_ratio": Option(
-            "how many times as often as --plain-again the speculative output may differ from PLAIN",
-            "RATIO",
-        ),
-        "min_prompts": Option(
-            "smallest number of distinct prompts for a pass (default 30)", "PROMPTS"
-        ),
-    }
-
-
-@verb(DivergenceSettings)
-def parity_divergence(settings: DivergenceSettings) -> "reports.Findings":
+@verb(DivergenceRun)
+def parity_divergence(settings: DivergenceRun) -> "reports.Findings":
     """Compare the greedy output of a target with a draft and without, up to the first difference.
 
     Returns:
@@ -79,51 +35,8 @@ def parity_divergence(settings: DivergenceSettings) -> "reports.Findings":
     return divergence_found(settings)
 
 
-@dataclass(frozen=True)
-class DraftParitySettings(Settings, DraftParityRun):
-    """Of which drafts along which traces, and how far they may part."""
-
-    options: ClassVar = {
-        **BOUNDED_FINDINGS,
-        "baseline": Argument("the BF16 draft: a folder or a Hub id", "BF16"),
-        "candidate": Argument("the quantized draft: a folder or a Hub id", "QUANT"),
-        "traces": Option("trace folder", "TRACES"),
-        "num_draft_tokens": NumDraftTokens,
-        "target": Target,
-        "device": Device,
-        "dtype": Dtype,
-        "top": Option(
-            "how many most likely tokens are compared as a set (default 5)",
-            "TOKENS",
-            bounds=AT_LEAST_1,
-        ),
-        "max_kl": Option("largest mean KL(BF16 || QUANT) per drafted token, in nats", "NATS"),
-        "min_agreement": Option(
-            "smallest share of drafted tokens with the same most likely token", "SHARE"
-        ),
-        "min_top_agreement": Option(
-            "smallest shared part of the --top most likely tokens", "SHARE"
-        ),
-        "min_overlap": Option(
-            "smallest mean overlap of the two distributions (sum of the smaller probabilities)",
-            "SHARE",
-        ),
-        "max_right_drop": Option(
-            "how much less often the most likely token may equal the target's", "SHARE"
-        ),
-        "max_perplexity_rise": Option(
-            "largest relative rise of the draft's perplexity on the target's tokens (0.01 is 1 %%)",
-            "SHARE",
-        ),
-        "max_alpha_drop": Option(
-            "largest drop of the expected acceptance of sampled proposals (for sampled traces)",
-            "SHARE",
-        ),
-    }
-
-
-@verb(DraftParitySettings)
-def parity_draft(settings: DraftParitySettings) -> "reports.Findings":
+@verb(DraftParityRun)
+def parity_draft(settings: DraftParityRun) -> "reports.Findings":
     """Compare the proposals of a quantized draft with those of the BF16 draft, at each draft step.
 
     Returns:
@@ -137,57 +50,29 @@ def parity_draft(settings: DraftParitySettings) -> "reports.Findings":
     return draft_found(settings)
 
 
-@dataclass(frozen=True, slots=True)
-class RunTasksSettings(Settings):
+@dataclass(frozen=True)
+class RunTasksSettings(Heard):
     """Which tasks, of which server, into which folder."""
 
-    server: Annotated[str, Option("address of the server, http://HOST:PORT", "URL")]
-    engine: Annotated[
-        EngineName, Option("engine that runs on the server; it is verified before lm_eval starts")
-    ]
-    tasks: Annotated[
-        Sequence[str],
-        Option("tasks by their lm_eval names, such as gsm8k", "TASK,...", several="commas"),
-    ]
-    out: OutFolder
+    server: str
+    engine: EngineName
+    tasks: Sequence[str]
+    out: AnyPath
     _: KW_ONLY
-    model: Annotated[
-        str | None,
-        Option("the server's name of the target (default: the server is asked)", "NAME"),
-    ] = None
-    tokenizer: Annotated[AnyPath | None, Option("folder of the target's tokenizer", "FOLDER")] = (
-        None
-    )
-    chat: Annotated[bool, Option("send messages; the server applies its chat template")] = False
-    include_path: Annotated[
-        AnyPath | None, Option("folder with task definitions of your own", "FOLDER")
-    ] = None
-    num_fewshot: Annotated[
-        int | None, Option("few-shot examples in each prompt (default: the task's own)", "EXAMPLES")
-    ] = None
-    limit: Annotated[int | None, Option("items per task (default: all)", "ITEMS")] = None
-    seed: Annotated[
-        int, Option("seed of few-shot examples and of sampling (default 1234)", "SEED")
-    ] = 1234
-    concurrency: Annotated[int, Option("concurrent requests (default 8)", "REQUESTS")] = 8
-    max_retries: Annotated[int, Option("retries of each request (default 5)", "ATTEMPTS")] = 5
-    timeout: Annotated[int, Option("timeout of a request in seconds (default 600)", "SECONDS")] = (
-        600
-    )
-    max_length: Annotated[
-        int, Option("longest prompt and answer together, in tokens (default 4096)", "TOKENS")
-    ] = 4096
-    gen_kwargs: Annotated[
-        str | None,
-        Option("generation arguments for lm_eval (default: the task's own)", "KEY=VALUE,..."),
-    ] = None
-    confirm_run_unsafe_code: Annotated[
-        bool,
-        Option("allow tasks such as humaneval to run code that the model wrote, on this machine"),
-    ] = False
-    lm_eval: Annotated[
-        str, Option("command that starts lm_eval, in any environment (default lm_eval)", "COMMAND")
-    ] = "lm_eval"
+    model: str | None = None
+    tokenizer: AnyPath | None = None
+    chat: bool = False
+    include_path: AnyPath | None = None
+    num_fewshot: int | None = None
+    limit: int | None = None
+    seed: int = 1234
+    concurrency: int = 8
+    max_retries: int = 5
+    timeout: int = 600
+    max_length: int = 4096
+    gen_kwargs: str | None = None
+    confirm_run_unsafe_code: bool = False
+    lm_eval: str = "lm_eval"
 
 
 @verb(RunTasksSettings)
@@ -223,42 +108,8 @@ def parity_run_tasks(settings: RunTasksSettings) -> "Mapping[str, reports.TaskSa
     return run_tasks(asked, Path(settings.out), engine=settings.engine, command=settings.lm_eval)
 
 
-@dataclass(frozen=True)
-class SampledSettings(Settings, SampledRun):
-    """Of which measurements, and who says how likely they are."""
-
-    options: ClassVar = {
-        **BOUNDED_FINDINGS,
-        **CHOSEN_PROMPTS,
-        "plain": Argument("measurement without a draft, with a --temperature", "PLAIN"),
-        "speculative": Argument("the same measurement with a draft", "SPECULATIVE"),
-        "prompts": Option("prompts that both were measured with", "PROMPTS"),
-        "tokenizer": Option(
-            "folder of the tokenizer, for prompts that are text (default: --target)", "FOLDER"
-        ),
-        "target": Option("folder of the target, if transformers computes the scores", "TARGET"),
-        "score_server": Option(
-            "address of a server that runs the target without a draft, if it computes the scores",
-            "URL",
-        ),
-        "score_engine": Option("engine at --score-server (default: that of PLAIN)"),
-        "device": Device,
-        "dtype": Option("dtype that --target computes in (default float32)"),
-        "concurrency": Option(
-            "concurrent requests at --score-server (default 8)", "REQUESTS", bounds=AT_LEAST_1
-        ),
-        "max_logprob_drop": Option(
-            "largest difference of the mean log-probability per token, in nats, in "
-            "either direction",
-            "NATS",
-        ),
-        "exclusive": ClassVar,
-    }
-    exclusive: ClassVar = (("target", "score_server"),)
-
-
-@verb(SampledSettings)
-def parity_sampled(settings: SampledSettings) -> "reports.Findings":
+@verb(SampledRun, exclusive=("target", "score_server"))
+def parity_sampled(settings: SampledRun) -> "reports.Findings":
     """Compare how likely sampled output is to the target, with a draft and without.
 
     Returns:
@@ -273,31 +124,8 @@ def parity_sampled(settings: SampledSettings) -> "reports.Findings":
     return sampled_found(settings)
 
 
-@dataclass(frozen=True)
-class TasksSettings(Settings, TasksRun):
-    """Of which samples, and what drop is too much."""
-
-    options: ClassVar = {
-        **BOUNDED_FINDINGS,
-        "first": Argument(
-            "samples of the reference server: a folder of lm_eval's --log_samples, or"
-            " one of its files",
-            "A_SAMPLES",
-        ),
-        "second": Argument("samples of the other server", "B_SAMPLES"),
-        "max_score_drop": Option(
-            "largest tolerated drop of the score, in the metric's own unit, such as "
-            "0.01 or 1%% for accuracy",
-            "MARGIN",
-            reads=share,
-        ),
-        "higher_is_better": Option(_DIRECTION, "METRIC"),
-        "lower_is_better": Option(_DIRECTION, "METRIC"),
-    }
-
-
-@verb(TasksSettings)
-def parity_tasks(settings: TasksSettings) -> "reports.Findings":
+@verb(TasksRun)
+def parity_tasks(settings: TasksRun) -> "reports.Findings":
     """Compare the scores that two servers got for the same items of lm_eval.
 
     Returns:

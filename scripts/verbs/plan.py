@@ -1,28 +1,18 @@
 """`plan`: what a recipe would do to every tensor, and where the result would load."""
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from ...quantize.asked import Planning
 from ..frame import reports
-from ..frame.arguments import BY_RECIPE
 from ..frame.console import print_table, stdout, table
-from ..frame.settings import Settings
 from ..frame.verb import Command, verb
 
 if TYPE_CHECKING:
     from ...quantize.planning.quantization_plan import Plan, Step
 
 
-@dataclass(frozen=True)
-class PlanSettings(Settings, Planning):
-    """Of which draft, by which recipe."""
-
-    options: ClassVar = BY_RECIPE
-
-
-@verb(PlanSettings)
-def plan(settings: PlanSettings) -> "reports.PlanReport":
+@verb(Planning)
+def plan(settings: Planning) -> "reports.PlanReport":
     """Show what a recipe would do to every tensor of a draft. Nothing is written.
 
     Returns:

@@ -2,71 +2,17 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from ...quantize.asked import Quantizing
 from ...quantize.files.card_text import CARD_FILE, is_ours, read_card
-from ...recipes.decode import AT_LEAST_1, SHARE_OR_ALL
-from ..frame import arguments, reports
-from ..frame.arguments import BY_RECIPE
+from ..frame import reports
 from ..frame.console import OnTerminal, megabytes, stderr, stdout
-from ..frame.settings import Option, Settings, SettingsError
 from ..frame.verb import Command, verb
 
 
-@dataclass(frozen=True)
-class QuantizeSettings(Settings, Quantizing):
-    """Of which draft, by which recipe, into which folder."""
-
-    options: ClassVar = {
-        **BY_RECIPE,
-        "out": arguments.OutFolder,
-        "traces": Option(
-            "traces to calibrate on, for static activation scales and for algorithms "
-            "that use the linears' inputs (GPTQ)",
-            "TRACES",
-        ),
-        "input_scale": Option("use this static activation scale for all linears", "SCALE"),
-        "num_draft_tokens": arguments.NumDraftTokens,
-        "vocab_size": Option(
-            "cut the head's vocabulary first: keep so many rows, chosen by --traces as 'draftquant"
-            " vocab' chooses them",
-            "ROWS",
-            bounds=AT_LEAST_1,
-        ),
-        "vocab_coverage": Option(
-            "the same, but as many rows as cover this share of the tokens of held-out text, such as"
-            " 99.5%%",
-            "SHARE",
-            reads=arguments.share,
-            bounds=SHARE_OR_ALL,
-            fix="for example 99.5%",
-        ),
-        "precise": Option(
-            "compute the factors of GPTQ in float64 (default: float32, in half the time)"
-        ),
-        "device": arguments.Device,
-        "target": arguments.Target,
-        "allow_zero_rows": Option("accept all-zero rows in weights (default: they are refused)"),
-        "fix_config": arguments.FixConfig,
-    }
-
-    exclusive = (("vocab_size", "vocab_coverage"),)
-
-    def check(self) -> None:
-        """Refuse to choose rows by nothing."""
-        if self.cuts_rows and self.traces is None:
-            raise SettingsError(
-                "--vocab-size" if self.vocab_coverage is None else "--vocab-coverage",
-                "rows are chosen by what the target says in recorded traces, also where the recipe"
-                " needs none, and there are none",
-                fix="give traces of other prompts than the gate's: --traces TRACES",
-            )
-
-
-@verb(QuantizeSettings)
-def quantize(settings: QuantizeSettings) -> "reports.QuantizeReport":
+@verb(Quantizing, exclusive=("vocab_size", "vocab_coverage"))
+def quantize(settings: Quantizing) -> "reports.QuantizeReport":
     """Quantize a draft into a new folder. The folder appears complete and verified, or not at all.
 
     Example:
@@ -90,7 +36,7 @@ def quantize(settings: QuantizeSettings) -> "reports.QuantizeReport":
     return quantize_as_asked(settings)
 
 
-def _say_beside(report: "reports.QuantizeReport", settings: QuantizeSettings) -> None:
+def _say_beside(report: "reports.QuantizeReport", settings: Quantizing) -> None:
     """What config.json says otherwise now, and that the card is the source's."""
     for lint in report.lints if settings.fix_config else ():
         for key, value in lint.fix.items():
@@ -103,7 +49,7 @@ def _say_beside(report: "reports.QuantizeReport", settings: QuantizeSettings) ->
         )
 
 
-def _show(report: "reports.QuantizeReport", settings: QuantizeSettings) -> None:
+def _show(report: "reports.QuantizeReport", settings: Quantizing) -> None:
     """What was written, what verification found, and where it loads."""
     from ...quantize.engines.plan_verdicts import verdict_lines
 
@@ -148,14 +94,14 @@ def few_inputs_line(few: Mapping[str, int]) -> str:
     )
 
 
-def _seconds(settings: QuantizeSettings) -> Mapping[str, float]:
+def _seconds(settings: Quantizing) -> Mapping[str, float]:
     """Stage -> wall seconds; the last stage ends here."""
     assert isinstance(settings.listener, OnTerminal)
     settings.listener.stage("")
     return settings.listener.spent
 
 
-def _mapping(report: "reports.QuantizeReport", settings: QuantizeSettings) -> dict[str, Any]:
+def _mapping(report: "reports.QuantizeReport", settings: Quantizing) -> dict[str, Any]:
     return report.to_mapping(_seconds(settings))
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -10,9 +10,9 @@ from ...quantize.engines.contract import EngineName
 from ...quantize.gpus import gpu_names
 from ...recipes import Recipe, recipe_sha256, to_mapping
 from ...recipes.chosen_recipe import AnyRecipe, named_recipe
+from ...recipes.listener import Heard
 from ..frame import reports
 from ..frame.console import print_document, print_table, stdout, table
-from ..frame.settings import Argument, Option, Settings
 from ..frame.verb import Command, verb
 
 if TYPE_CHECKING:
@@ -23,19 +23,14 @@ DEFAULT = "list"
 NOWHERE = "no engine without the draftquant plugin"
 
 
-@dataclass(frozen=True, slots=True)
-class RecipesListSettings(Settings):
+@dataclass(frozen=True)
+class RecipesListSettings(Heard):
     """Which recipes are listed; all where nothing is asked."""
 
     _: KW_ONLY
-    engine: Annotated[EngineName | None, Option("show only recipes that this engine loads")] = None
-    gpu: Annotated[
-        str | None, Option("show only recipes for this GPU (mi325x, h200, b200, ...)", "GPU")
-    ] = None
-    family: Annotated[
-        str | None,
-        Option("show only recipes for this family (eagle3-llama, eagle3-mla, ...)", "FAMILY"),
-    ] = None
+    engine: EngineName | None = None
+    gpu: str | None = None
+    family: str | None = None
 
     @property
     def place(self) -> "Place":
@@ -45,11 +40,11 @@ class RecipesListSettings(Settings):
         return Place(self.engine, self.gpu, self.family)
 
 
-@dataclass(frozen=True, slots=True)
-class RecipeSettings(Settings):
+@dataclass(frozen=True)
+class RecipeSettings(Heard):
     """Which recipe."""
 
-    recipe: Annotated[AnyRecipe, Argument("recipe: a name, an alias or a .yaml file", "RECIPE")]
+    recipe: AnyRecipe
 
 
 @verb(RecipesListSettings)

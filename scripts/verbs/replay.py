@@ -1,14 +1,11 @@
 """`replay`: acceptance of drafts over recorded traces."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from ...validate.runs.judging_asked import ReplayRun
-from ..frame import arguments, reports
-from ..frame.arguments import ON_TRACES
+from ..frame import reports
 from ..frame.console import print_table, stdout, table
-from ..frame.settings import Argument, Option, Settings
 from ..frame.verb import Command, verb
 
 if TYPE_CHECKING:
@@ -16,29 +13,8 @@ if TYPE_CHECKING:
     from ...validate.counting.draft_counts import DraftReplay
 
 
-@dataclass(frozen=True)
-class ReplaySettings(Settings, ReplayRun):
-    """Of which drafts, along which traces, and how."""
-
-    options: ClassVar = {
-        **ON_TRACES,
-        "drafts": Argument("drafts to replay, the BF16 one first", "DRAFT"),
-        "traces": Option("trace folder", "TRACES"),
-        "rope_theta": Option(
-            "RoPE base for all drafts instead of config.json's; acceptance is highest"
-            " at the base used in training",
-            "BASE",
-        ),
-        "head_online": arguments.HeadsOnline,
-        "kv_cache_dtype": arguments.KvCaches,
-        "ray": arguments.Ray,
-        "golden": arguments.GoldenFile,
-        "overwrite": arguments.Overwrite,
-    }
-
-
-@verb(ReplaySettings)
-def replay(settings: ReplaySettings) -> "tuple[reports.DraftReplay, ...]":
+@verb(ReplayRun)
+def replay(settings: ReplayRun) -> "tuple[reports.DraftReplay, ...]":
     """Count exactly how many tokens of each draft the target would have accepted on traces.
 
     Example:
@@ -61,7 +37,7 @@ def replay(settings: ReplaySettings) -> "tuple[reports.DraftReplay, ...]":
     return replay_asked(settings)
 
 
-def _mapping(replays: "Sequence[DraftReplay]", settings: ReplaySettings) -> list[Any]:
+def _mapping(replays: "Sequence[DraftReplay]", settings: ReplayRun) -> list[Any]:
     from ...validate.comparison.sources import ReplayedDraft
 
     base, dtype = settings.rope_theta, settings.dtype
@@ -72,7 +48,7 @@ def _mapping(replays: "Sequence[DraftReplay]", settings: ReplaySettings) -> list
     ]
 
 
-def _show(replays: "Sequence[DraftReplay]", settings: ReplaySettings) -> None:
+def _show(replays: "Sequence[DraftReplay]", settings: ReplayRun) -> None:
     print_replays(replays)
     if (base := settings.rope_theta) is not None:
         stdout().line(f"the RoPE base is {base:g} instead of that of config.json")

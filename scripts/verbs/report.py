@@ -1,28 +1,15 @@
 """`report`: what `gate --report` wrote as a page, as Markdown, as JUnit."""
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from ...validate.runs.judging_asked import ReportRun
 from ..frame import reports
-from ..frame.arguments import PAGES
 from ..frame.console import print_document, stderr
-from ..frame.settings import Argument, Settings
 from ..frame.verb import Command, verb
 
 
-@dataclass(frozen=True)
-class ReportSettings(Settings, ReportRun):
-    """Of which report, and into which files; without any the command prints Markdown."""
-
-    options: ClassVar = {
-        **PAGES,
-        "gate": Argument("JSON report, written by 'gate --report'", "G.json"),
-    }
-
-
-@verb(ReportSettings)
-def report(settings: ReportSettings) -> "reports.WrittenReport":
+@verb(ReportRun)
+def report(settings: ReportRun) -> "reports.WrittenReport":
     """Write a report of the gate as a page, as Markdown, or as JUnit.
 
     Returns:
@@ -47,7 +34,7 @@ def _mapping(found: "reports.WrittenReport", _settings: object) -> dict[str, Any
     return {"verdict": judgement.verdict, "reason": judgement.reason, "written": written}
 
 
-def _show(found: "reports.WrittenReport", settings: ReportSettings) -> None:
+def _show(found: "reports.WrittenReport", settings: ReportRun) -> None:
     """Without a file to write, Markdown."""
     from ...validate.report.report_texts import markdown
 

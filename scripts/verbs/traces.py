@@ -4,17 +4,16 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from ...calibration.dumps import DumpFormat
 from ...calibration.traces.manifest import StorageChoice
 from ...quantize.files.hub import Reference
-from ...recipes.decode import AT_LEAST_1, encode
+from ...recipes.decode import encode
+from ...recipes.listener import Heard
 from ...recipes.regular_file import AnyPath, optional_path
 from ..frame import reports
-from ..frame.arguments import OutFolder, TableIds, share
 from ..frame.console import megabytes, print_table, stdout, table
-from ..frame.settings import Argument, Option, Settings
 from ..frame.verb import Command, verb
 
 if TYPE_CHECKING:
@@ -23,66 +22,22 @@ if TYPE_CHECKING:
     from ...calibration.traces.trace_info import TraceInfo
 
 
-@dataclass(frozen=True, slots=True)
-class TracesImportSettings(Settings):
+@dataclass(frozen=True)
+class TracesImportSettings(Heard):
     """Which dump of which target, and how it is read."""
 
-    dump: Annotated[AnyPath, Argument("folder of the dump", "DUMP")]
-    target: Annotated[
-        AnyPath,
-        Option(
-            "folder of the dumped target; its head shows whether the answers are its "
-            "own, and if it runs on this machine, a few recomputed positions show "
-            "which layers were dumped",
-            "TARGET",
-        ),
-    ]
-    out: OutFolder
+    dump: AnyPath
+    target: AnyPath
+    out: AnyPath
     _: KW_ONLY
-    written_by: Annotated[
-        DumpFormat,
-        Option("tool that wrote the dump (vllm: its ExampleHiddenStatesConnector)", flag="--from"),
-    ]
-    draft: Annotated[
-        Reference | None,
-        Option(
-            "draft that reads these hidden states; it names the expected layers, and "
-            "settles their order if the target does not run on this machine",
-            "DRAFT",
-        ),
-    ] = None
-    aux_layer_ids: Annotated[
-        Sequence[int] | None,
-        Option(
-            "layers that the dump should hold, counted from 0 (the layer's output)",
-            "LAYER,...",
-            flag="--aux-layers",
-            several="commas",
-        ),
-    ] = None
-    prompts: Annotated[
-        AnyPath | None,
-        Option(
-            "prompt file of the dump, for ids and categories, and for where prompts "
-            "end if the dump has no loss mask",
-            "PROMPTS",
-        ),
-    ] = None
-    greedy: Annotated[
-        bool,
-        Option(
-            "you assert that the answers are the target's own at temperature 0, if "
-            "the dump lacks the last hidden states to verify it"
-        ),
-    ] = False
-    leave_out_off_policy: Annotated[
-        bool,
-        Option("leave out answers that the target would not have given, and report their number"),
-    ] = False
-    tables: Annotated[
-        bool, Option("store the target's embedding and head too, as 'record --tables' does")
-    ] = False
-    table_ids: TableIds = ()
+    written_by: DumpFormat
+    draft: Reference | None = None
+    aux_layer_ids: Sequence[int] | None = None
+    prompts: AnyPath | None = None
+    greedy: bool = False
+    leave_out_off_policy: bool = False
+    tables: bool = False
+    table_ids: Sequence[int] = ()
 
     def check(self) -> None:
         """Refuse rows of tables that are not carried."""
@@ -120,11 +75,11 @@ def traces_import(settings: TracesImportSettings) -> "reports.ImportReport":
     )
 
 
-@dataclass(frozen=True, slots=True)
-class TracesInfoSettings(Settings):
+@dataclass(frozen=True)
+class TracesInfoSettings(Heard):
     """Which traces."""
 
-    traces: Annotated[AnyPath, Argument("trace folder", "TRACES")]
+    traces: AnyPath
 
 
 @verb(TracesInfoSettings)
@@ -143,36 +98,17 @@ def traces_info(settings: TracesInfoSettings) -> "reports.TraceInfo":
     return trace_info(TraceFolder.open(Path(settings.traces)))
 
 
-@dataclass(frozen=True, slots=True)
-class TracesSplitSettings(Settings):
+@dataclass(frozen=True)
+class TracesSplitSettings(Heard):
     """Which traces, into which two folders, and how many of them into the first."""
 
-    traces: Annotated[AnyPath, Argument("trace folder to split; it is kept", "TRACES")]
-    outs: Annotated[
-        Sequence[AnyPath],
-        Option(
-            "the two folders to create, for example for calibration and for the gate",
-            "A B",
-            flag="--out",
-            count=2,
-        ),
-    ]
+    traces: AnyPath
+    outs: Sequence[AnyPath]
     _: KW_ONLY
-    fraction: Annotated[
-        float | None, Option("share of the prompts that go to A", "SHARE", reads=share)
-    ] = None
-    count: Annotated[
-        int | None, Option("number of prompts that go to A", "PROMPTS", bounds=AT_LEAST_1)
-    ] = None
-    categories: Annotated[
-        tuple[str, ...],
-        Option("categories that go to A as a whole", "CATEGORY", flag="--category"),
-    ] = ()
-    seed: Annotated[
-        int, Option("seed of the split (default 0); equal seeds give equal splits", "SEED")
-    ] = 0
-
-    one_of = (("fraction", "count", "categories"),)
+    fraction: float | None = None
+    count: int | None = None
+    categories: tuple[str, ...] = ()
+    seed: int = 0
 
     def check(self) -> None:
         """Refuse a fraction that is no share."""
@@ -183,7 +119,7 @@ class TracesSplitSettings(Settings):
                              fix="give the share of the prompts in the first folder")  # fmt: skip
 
 
-@verb(TracesSplitSettings)
+@verb(TracesSplitSettings, one_of=("fraction", "count", "categories"))
 def traces_split(settings: TracesSplitSettings) -> "reports.SplitReport":
     """Split a trace folder into two that share no prompt, for calibration and for the gate.
 
@@ -210,14 +146,12 @@ def traces_split(settings: TracesSplitSettings) -> "reports.SplitReport":
     )
 
 
-@dataclass(frozen=True, slots=True)
-class TracesMergeSettings(Settings):
+@dataclass(frozen=True)
+class TracesMergeSettings(Heard):
     """Which traces, into which folder."""
 
-    traces: Annotated[
-        tuple[AnyPath, ...], Argument("trace folders to merge; they are kept", "TRACES")
-    ]
-    out: OutFolder
+    traces: tuple[AnyPath, ...]
+    out: AnyPath
 
 
 @verb(TracesMergeSettings)
@@ -237,17 +171,14 @@ def traces_merge(settings: TracesMergeSettings) -> "reports.MergeReport":
     return merge_traces(folders, Path(settings.out))
 
 
-@dataclass(frozen=True, slots=True)
-class TracesStoreSettings(Settings):
+@dataclass(frozen=True)
+class TracesStoreSettings(Heard):
     """Which traces, how their hidden states are stored, and where."""
 
-    traces: Annotated[AnyPath, Argument("trace folder to copy; it is kept", "TRACES")]
-    out: OutFolder
+    traces: AnyPath
+    out: AnyPath
     _: KW_ONLY
-    feature_storage: Annotated[
-        StorageChoice,
-        Option("how hidden states are stored: as they are, rounded to FP8, or packed without loss"),
-    ]
+    feature_storage: StorageChoice
 
 
 @verb(TracesStoreSettings)

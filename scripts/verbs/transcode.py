@@ -3,36 +3,27 @@
 import dataclasses
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from ...quantize.files.hub import resolve_draft, running_argv
-from ...recipes.listener import verifying
+from ...quantize.files.hub import Reference, resolve_draft, running_argv
+from ...recipes.listener import Heard, verifying
+from ...recipes.regular_file import AnyPath
 from ...recipes.schema import LayoutName
 from ..frame import reports
-from ..frame.arguments import OutFolder, Quantized, TargetLayers
 from ..frame.console import megabytes, stdout
-from ..frame.settings import Option, Settings
 from ..frame.verb import Command, verb
 
 
-@dataclass(frozen=True, slots=True)
-class TranscodeSettings(Settings):
+@dataclass(frozen=True)
+class TranscodeSettings(Heard):
     """Of what, into which folder, and how its codes are stored there."""
 
-    quantized: Quantized
-    out: OutFolder
+    quantized: Reference
+    out: AnyPath
     _: KW_ONLY
-    layout: Annotated[
-        LayoutName | None, Option("layout of the output (default: that of QUANT)")
-    ] = None
-    carrier: Annotated[
-        Literal["fp8_e4m3", "none"] | None,
-        Option(
-            "dtype that stores the INT4 values: fp8 (which every engine loads) or "
-            "int4 (default: as in QUANT)"
-        ),
-    ] = None
-    target_layers: TargetLayers = None
+    layout: LayoutName | None = None
+    carrier: Literal["fp8_e4m3", "none"] | None = None
+    target_layers: int | None = None
 
 
 @verb(TranscodeSettings)

@@ -4,20 +4,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...quantize.files.hub import resolve_draft
+from ...quantize.files.hub import Reference, resolve_draft
+from ...recipes.listener import Heard
+from ...recipes.regular_file import AnyPath
 from ..frame import reports
-from ..frame.arguments import Draft, OutFolder
 from ..frame.console import megabytes, stdout
-from ..frame.settings import Settings
 from ..frame.verb import Command, verb
 
 
-@dataclass(frozen=True, slots=True)
-class UnpickleSettings(Settings):
+@dataclass(frozen=True)
+class UnpickleSettings(Heard):
     """Of which draft, into which folder."""
 
-    draft: Draft
-    out: OutFolder
+    draft: Reference
+    out: AnyPath
 
 
 @verb(UnpickleSettings)

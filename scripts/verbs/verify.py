@@ -1,45 +1,19 @@
 """`verify`: re-read a quantized draft and compare it with its source."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from ...quantize.asked import Verifying
-from ..frame import arguments, reports
+from ..frame import reports
 from ..frame.console import print_table, stdout, table
-from ..frame.settings import Option, Settings
 from ..frame.verb import Command, verb
 
 if TYPE_CHECKING:
     from ...quantize.verify import Fault, GraftVerification, VerifyReport
 
 
-@dataclass(frozen=True)
-class VerifySettings(Settings, Verifying):
-    """Of which folder, and against which source."""
-
-    options: ClassVar = {
-        "output": arguments.Quantized,
-        "against": Option("the draft that it was made from: BF16, or what was cut", "DRAFT"),
-        "subtree": arguments.Subtree,
-        "foreign": Option(
-            "another tool made QUANT: no draftquant.json is expected, and other "
-            "tools' rounding is accepted"
-        ),
-        "layer": Option(
-            "QUANT is a target with an MTP layer in it (graft), --against the target as it was; the"
-            " layer is compared with this folder too, or with --subtree with that part of it",
-            "LAYER",
-        ),
-        "target": Option(
-            "folder of the target; the tables that QUANT shares with it are compared again",
-            "TARGET",
-        ),
-    }
-
-
-@verb(VerifySettings)
-def verify(settings: VerifySettings) -> "reports.Verification":
+@verb(Verifying)
+def verify(settings: Verifying) -> "reports.Verification":
     """Check every byte of a quantized folder against the draft that it was made from.
 
     Example:

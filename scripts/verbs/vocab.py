@@ -2,15 +2,11 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-from ...recipes.decode import AT_LEAST_1
 from ...validate.comparison.vocab_asked import VocabRun
-from ..frame import arguments, reports
-from ..frame.arguments import PASSES, share
+from ..frame import reports
 from ..frame.console import megabytes, print_table, stderr, stdout, table
-from ..frame.settings import Option, Settings
 from ..frame.verb import Command, verb
 
 if TYPE_CHECKING:
@@ -20,68 +16,8 @@ if TYPE_CHECKING:
     from ...validate.comparison.size_estimate import MachineSpeeds, SizeEstimate, SizeSpeed
 
 
-@dataclass(frozen=True)
-class VocabSettings(Settings, VocabRun):
-    """Of which draft, by which text, and how many rows; or the curve of all sizes."""
-
-    options: ClassVar = {
-        **PASSES,
-        "options": ClassVar,
-        "draft": arguments.Draft,
-        "traces": Option(
-            "traces whose text chooses the rows; do not use the gate's traces", "TRACES"
-        ),
-        "size": Option("rows to keep", "ROWS", bounds=AT_LEAST_1),
-        "coverage": Option(
-            "keep as many rows as cover this share of the tokens of held-out text, such as 99.5%%",
-            "SHARE",
-            reads=share,
-        ),
-        "curve": Option(
-            "write no folder; show coverage, acceptance and speed by the number of rows"
-        ),
-        "out": Option("folder to create", "FOLDER"),
-        "counts": Option(
-            "how often each token stands in other text: a JSON array, which orders the tokens that"
-            " the target never said",
-            "FILE.json",
-        ),
-        "sizes": Option(
-            "numbers of rows of the curve (default: 8192,16384,32768,65536, or halves of a small"
-            " vocabulary)",
-            "ROWS,...",
-            several="commas",
-            bounds=AT_LEAST_1,
-        ),
-        "judge": Option(
-            "traces of other prompts, which judge the curve (default: those of --traces, each part"
-            " judged by rows that the others choose)",
-            "TRACES",
-        ),
-        "gpus": Option(
-            "GPU that the curve's speed is estimated for, may be repeated (default: h200)",
-            "GPU",
-            flag="--gpu",
-            several="repeated",
-        ),
-        "concurrency": Option(
-            "concurrent sequences that it is estimated for (default: 1)",
-            "SEQUENCES,...",
-            several="commas",
-        ),
-        "target_step_ms": Option(
-            "measured time of the target's verify step in ms: 14.2, or by concurrency"
-            " 1=9.5,8=14.2,64=38; says which size is the fastest",
-            "MILLISECONDS",
-        ),
-        "plot": Option("draw the curve", "F.svg"),
-    }
-
-    one_of = (("size", "coverage", "curve"),)
-
-
-@verb(VocabSettings)
-def vocab(settings: VocabSettings) -> "reports.VocabReport":
+@verb(VocabRun, one_of=("size", "coverage", "curve"))
+def vocab(settings: VocabRun) -> "reports.VocabReport":
     """Cut a draft's head to the tokens that its target says, or find out how many it needs.
 
     With `curve=True` nothing is written: one replay gives the acceptance length at every size, with
@@ -113,7 +49,7 @@ def _mapping(report: "reports.VocabReport", _settings: object) -> dict[str, Any]
     return to_mapping(report)
 
 
-def _say_beside(report: "reports.VocabReport", settings: VocabSettings) -> None:
+def _say_beside(report: "reports.VocabReport", settings: VocabRun) -> None:
     for warning in report.warnings:
         stderr().line(("warning:", "yellow"), f" {warning}")
     if settings.plot:

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from ...frame.arguments import Option
 from ...frame.keywords import Keywords
-from ...frame.settings import Option, options_of
 from .markdown import code, page, table, text
 
 api: Any = importlib.import_module(f"{__name__.partition('.')[0]}.api")
@@ -47,7 +47,7 @@ def _function(name: str) -> str:
     verb: Any = getattr(api, name)
     sections = _sections(verb)
     signature = inspect.signature(verb)
-    options, words = options_of(verb.settings), Keywords(name, verb.settings)
+    options, words = verb.form.options, Keywords(verb.form)
     rows = [
         [code(_spelled(each)), text(words(_meaning(options.get(each.name))))]
         for each in signature.parameters.values()
@@ -133,4 +133,4 @@ def _meaning(option: Option | None) -> str:
     if option is None:
         return "sees how far the run is"
     bounds = f" ({option.bounds})" if option.bounds is not None else ""
-    return option.help.replace("%%", "%") + bounds
+    return option.help + bounds
