@@ -5,7 +5,6 @@ import itertools
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from transformers.utils import logging
 from ..quantize.drafts import read_config
 from ..quantize.files.checkpoint import CONFIG_FILE, Checkpoint
 from ..quantize.files.hub import folder_of
-from ..quantize.stored.loading import LoadedDraft, load_draft
+from ..quantize.stored.loading import load_draft
 from ..recipes.listener import SILENT, Unit, beyond_kept
 from .passes.draft_inputs import mask_token_ids
 from .passes.memory import resolve_device
@@ -29,6 +28,7 @@ from .recording.record_traces import FixedBatch, RecordedBatch, record_batch, re
 from .recording.target_model import Placement, configured_shape, opened_target
 from .recording.target_shape import (
     FittedPrompts,
+    RecordingPlan,
     TargetShape,
     check_draft_fits,
     end_token_ids,
@@ -38,7 +38,7 @@ from .traces.manifest import MANIFEST_FILE
 from .traces.stored_features import storage_of
 from .traces.target_tables import TargetTables
 from .traces.trace_folder import TraceFolder, file_sha256
-from .vllm.recording_plan import RecordingPlan
+from .vllm.kept_recording import EngineSetup
 from .vllm.vllm_recording import Offline, Served, record_with_vllm
 
 
@@ -46,60 +46,55 @@ def record_asked(asked: RecordRun) -> TraceFolder | str:
     """Record the prompts, or give the command of a vLLM server to record from."""
     logging.disable_progress_bar()  # type: ignore[no-untyped-call] # one bar is enough
     logging.set_verbosity_error()  # type: ignore[no-untyped-call] # missing weights are our error
-    how = _how(asked)
-    fitted = prompts_to_record(asked)
+    plan = _plan(asked)
+    fitted = prompts_to_record(asked, plan.shape)
+    plan = dataclasses.replace(
+        plan, prompts=fitted.prompts, too_long=fitted.too_long, dataset=fitted.dataset
+    )
     if asked.print_server_args:
         assert asked.shared is not None  # see `RecordRun.check`
-        plan = _vllm_plan(asked, how, fitted)
-        return plan.setup(Path(asked.shared), dict(asked.engine_args or {})).command()
+        return EngineSetup(plan, Path(asked.shared), dict(asked.engine_args or {})).command()
     assert asked.out is not None  # likewise
     unit: Unit = "items" if asked.engine == "vllm" else "work"
     turns = itertools.count(1)
     with ExitStack() as stack:
         by: Callable[..., TraceFolder] = _by_vllm if asked.engine == "vllm" else _by_transformers
         if asked.ray is not None:
-            by = partial(_by_transformers, elsewhere=stack.enter_context(_ray(asked, how)))
-        bar = stack.enter_context(asked.listener.bar("record", len(fitted.prompts), unit))
+            by = partial(_by_transformers, elsewhere=stack.enter_context(_ray(asked)))
+        bar = stack.enter_context(asked.listener.bar("record", len(plan.prompts), unit))
 
         def records(some: Sequence[Prompt], folder: Path) -> TraceFolder:
-            these = dataclasses.replace(fitted, prompts=tuple(some))
             if asked.turns == "all":
                 bar.phase(f"record turn {next(turns)}", len(some), unit)
             show = beyond_kept(bar) if asked.engine == "vllm" else bar.set
-            return by(asked, how, these, folder, show)
+            return by(asked, dataclasses.replace(plan, prompts=tuple(some)), folder, show)
 
         if asked.turns == "all":
-            return _all_turns(asked, fitted.prompts, records)
-        return records(fitted.prompts, Path(asked.out))
+            return _all_turns(asked, plan, records)
+        return records(plan.prompts, Path(asked.out))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _HowToRecord:
-    """What is recorded of every prompt, whoever runs the target; fields as in `record_traces`."""
-
-    decoding: Decoding
-    aux_layer_ids: tuple[int, ...] | None
-    fuse_with: LoadedDraft | None
-    table_ids: tuple[int, ...] | None
-    device: torch.device
-
-
-def _how(asked: RecordRun) -> _HowToRecord:
-    device = resolve_device(asked.device)
+def _plan(asked: RecordRun) -> RecordingPlan:
+    """All but the prompts."""
+    device, shape = resolve_device(asked.device), shape_of(asked)
     given, fuse_with = asked.aux_layer_ids, None
     aux_layer_ids = None if given is None else tuple(given)
     table_ids = tuple(asked.table_ids)
     if asked.draft:
         folder = folder_of(asked.draft)
         _, geometry = read_config(Checkpoint.open(folder))
-        check_draft_fits(folder.name, geometry, shape_of(asked), aux_layer_ids)
+        check_draft_fits(folder.name, geometry, shape, aux_layer_ids)
         aux_layer_ids = aux_layer_ids or geometry.aux_layer_ids
         table_ids += mask_token_ids(geometry)
         if asked.fused:
             dtype = getattr(torch, asked.computes_in)
             shared = TargetTables.find(Path(asked.target)).shared(None, device)
             fuse_with = load_draft(folder, dtype=dtype, device=device, compact=True, shared=shared)
-    return _HowToRecord(
+    return RecordingPlan(
+        target=Path(asked.target),
+        shape=shape,
+        prompts=(),
+        max_new_tokens=asked.max_new_tokens,
         decoding=Decoding(
             temperature=asked.temperature,
             top_p=asked.top_p,
@@ -111,133 +106,70 @@ def _how(asked: RecordRun) -> _HowToRecord:
         ),
         aux_layer_ids=aux_layer_ids,
         fuse_with=fuse_with,
+        dtype=asked.computes_in,
+        stored=asked.stored_in,
+        storage=storage_of(asked.feature_storage),
         table_ids=table_ids if asked.tables else None,
-        device=device,
+        batch_size=asked.batch_size,
     )
 
 
 def _by_transformers(
     asked: RecordRun,
-    how: _HowToRecord,
-    fitted: FittedPrompts,
+    plan: RecordingPlan,
     out: Path,
     on_progress: Callable[[int, int], None],
     elsewhere: Callable[[Sequence[FixedBatch]], Iterator[RecordedBatch]] | None = None,
 ) -> TraceFolder:
     return record_traces(
-        Path(asked.target),
-        fitted.prompts,
+        plan,
         out,
-        max_new_tokens=asked.max_new_tokens,
-        decoding=how.decoding,
-        aux_layer_ids=how.aux_layer_ids,
-        fuse_with=how.fuse_with,
-        dtype=asked.computes_in,
-        stored=asked.stored_in,
-        batch_size=asked.batch_size,
         fixed_batches=asked.fixed_batches,
-        placement=Placement(device=how.device, device_map=asked.device_map),
-        table_ids=how.table_ids,
-        storage=storage_of(asked.feature_storage),
-        too_long=fitted.too_long,
-        dataset=fitted.dataset,
+        placement=Placement(device=resolve_device(asked.device), device_map=asked.device_map),
         elsewhere=elsewhere,
         on_progress=on_progress,
         on_note=asked.listener.note,
     )
 
 
-def _ray(
-    asked: RecordRun, how: _HowToRecord
-) -> AbstractContextManager[Placed[FixedBatch, RecordedBatch]]:
+def _ray(asked: RecordRun) -> AbstractContextManager[Placed[FixedBatch, RecordedBatch]]:
     """Inside the block, fixed batches are recorded by the cluster of the asked."""
     assert asked.ray is not None  # its caller asks
+    device = resolve_device(asked.device)
     sent = dataclasses.replace(
         asked,
         listener=SILENT,
-        device=how.device.type,
+        device=device.type,
         target=Path(asked.target).absolute(),
         draft=asked.draft and folder_of(asked.draft).absolute(),
     )
-    return ray_tasks(asked.ray, how.device, partial(_open_recording, sent))
+    return ray_tasks(asked.ray, device, partial(_open_recording, sent))
 
 
 @contextmanager
 def _open_recording(asked: RecordRun) -> Iterator[Callable[[FixedBatch], RecordedBatch]]:
     """In a worker: load the target; what the block is given records a batch."""
-    how, scratch = _how(asked), Path(tempfile.gettempdir())
-    with opened_target(
-        Path(asked.target),
-        aux_layer_ids=how.aux_layer_ids,
-        fuse_with=how.fuse_with,
-        dtype=asked.computes_in,
-        stored=asked.stored_in,
-        placement=Placement(device=how.device),
-        storage=storage_of(asked.feature_storage),
-        beside=scratch,
-    ) as opened:
-        yield partial(
-            record_batch,
-            opened,
-            max_new_tokens=asked.max_new_tokens,
-            decoding=how.decoding,
-            batch_size=asked.batch_size,
-            spool=scratch,
-        )
+    plan, scratch = _plan(asked), Path(tempfile.gettempdir())
+    placement = Placement(device=resolve_device(asked.device))
+    with opened_target(plan, placement, beside=scratch) as opened:
+        yield partial(record_batch, opened, plan, scratch)
 
 
 def _by_vllm(
-    asked: RecordRun,
-    how: _HowToRecord,
-    fitted: FittedPrompts,
-    out: Path,
-    on_progress: Callable[[int, int], None],
+    asked: RecordRun, plan: RecordingPlan, out: Path, on_progress: Callable[[int, int], None]
 ) -> TraceFolder:
     source: Served | Offline = Offline(arguments=dict(asked.engine_args or {}))
     if asked.server:
         assert asked.shared is not None  # see `RecordRun.check`
-        source = Served(
-            urls=asked.server,
-            folder=Path(asked.shared),
-            on_warning=asked.listener.warning,
-        )
-    plan = _vllm_plan(asked, how, fitted)
-    return record_with_vllm(
-        plan,
-        source,
-        out,
-        table_ids=how.table_ids,
-        storage=storage_of(asked.feature_storage),
-        on_progress=on_progress,
-    )
+        shared, warn = Path(asked.shared), asked.listener.warning
+        source = Served(urls=asked.server, folder=shared, on_warning=warn)
+    return record_with_vllm(plan, source, out, on_progress=on_progress)
 
 
-def _vllm_plan(asked: RecordRun, how: _HowToRecord, fitted: FittedPrompts) -> RecordingPlan:
-    return RecordingPlan(
-        target=Path(asked.target),
-        shape=shape_of(asked),
-        prompts=fitted.prompts,
-        too_long=fitted.too_long,
-        dataset=fitted.dataset,
-        max_new_tokens=asked.max_new_tokens,
-        decoding=how.decoding,
-        aux_layer_ids=how.aux_layer_ids,
-        fuse_with=how.fuse_with,
-        dtype=asked.computes_in,
-        most_in_flight=asked.batch_size,
-    )
-
-
-def _all_turns(asked: RecordRun, prompts: Sequence[Prompt], record: Record) -> TraceFolder:
+def _all_turns(asked: RecordRun, plan: RecordingPlan, record: Record) -> TraceFolder:
     """Record conversations, and say how far they went."""
     assert asked.out is not None  # see `RecordRun.check`
-    report = record_conversations(
-        prompts,
-        Path(asked.target),
-        Path(asked.out),
-        record,
-        max_new_tokens=asked.max_new_tokens,
-    )
+    report = record_conversations(plan, Path(asked.out), record)
     turns = ", ".join(f"{count} prompts" for count in report.num_turns)
     asked.listener.note(f"turn by turn: {turns}")
     if report.num_cut_short:
@@ -248,9 +180,9 @@ def _all_turns(asked: RecordRun, prompts: Sequence[Prompt], record: Record) -> T
     return report.traces
 
 
-def prompts_to_record(asked: RecordRun) -> FittedPrompts:
+def prompts_to_record(asked: RecordRun, shape: TargetShape) -> FittedPrompts:
     """The prompts that are recorded, and a word on those that are too long."""
-    found, shape = _read(asked), shape_of(asked)
+    found = _read(asked, shape)
     read = found.prompts
     fitted = fitted_prompts(read, shape, asked.max_new_tokens, asked.too_long, asked.prompts)
     if long := fitted.too_long:
@@ -270,10 +202,10 @@ def prompts_to_record(asked: RecordRun) -> FittedPrompts:
     return dataclasses.replace(fitted, dataset=found.dataset)
 
 
-def _read(asked: RecordRun) -> ReadPrompts:
+def _read(asked: RecordRun, shape: TargetShape) -> ReadPrompts:
     encoder = PromptEncoder(Path(asked.target), continues=asked.continued)
     if asked.continued and (Path(asked.prompts) / MANIFEST_FILE).is_file():
-        return ReadPrompts(prompts=_recorded_texts(asked))
+        return ReadPrompts(prompts=_recorded_texts(asked, shape))
     read = chosen_prompts(asked.prompts, encoder, asked)
     longer = sum(bool(prompt.later_turns) for prompt in read.prompts)
     if longer and asked.turns == "first":
@@ -285,11 +217,11 @@ def _read(asked: RecordRun) -> ReadPrompts:
     return read
 
 
-def _recorded_texts(asked: RecordRun) -> tuple[Prompt, ...]:
+def _recorded_texts(asked: RecordRun, shape: TargetShape) -> tuple[Prompt, ...]:
     """Texts of a trace folder, and a word on those that have ended or are another target's."""
     target, traces = Path(asked.target), TraceFolder.open(Path(asked.prompts))
     ends = frozenset[int]() if asked.ignore_eos else end_token_ids(target)
-    found = recorded_texts(traces, shape_of(asked).vocab_size, ends, asked.choice)
+    found = recorded_texts(traces, shape.vocab_size, ends, asked.choice)
     if found.ended:
         named = ", ".join(found.ended[:3]) + (", ..." if found.ended[3:] else "")
         asked.listener.warning(

@@ -36,8 +36,7 @@ Counts = NDArray[np.int64]
 class SaidText:
     """What the target said on one prompt: `token_ids`, int64, that a draft was to propose.
 
-    `group` is the same for prompts that belong together: copies, near duplicates, turns of a
-    conversation, prompts of a declared cluster.
+    `group` is the same for prompts that belong together: see `independent_groups`.
     """
 
     id: str
@@ -155,37 +154,7 @@ class RowOrder:
         return reached
 
 
-def row_order(
-    said: TokenCounts,
-    *,
-    offered: Sequence[int] | None = None,
-    always: Sequence[int] = (),
-    general: Counts | None = None,
-    floor: float = FLOOR,
-) -> RowOrder:
-    """Order the tokens; None = the draft has a row for all, or there are no counts of other text.
-
-    `always` are tokens that every head keeps, such as the end of text; others than the offered are
-    left out. `general` [V] counts some other text, of the same tokenizer.
-    """
-    vocab_size = said.by_category.shape[1]
-    may_have_row = np.zeros(vocab_size, dtype=bool)
-    may_have_row[slice(None) if offered is None else list(offered)] = True
-    order = [token for token in dict.fromkeys(always) if may_have_row[token]]
-    may_have_row[order] = False
-    other = np.zeros(vocab_size, dtype=np.int64) if general is None else general
-    by_weight = np.lexsort((np.arange(vocab_size), -said.of_prompts, -other, -said.pooled))
-    by_weight = by_weight[may_have_row[by_weight]]
-    spoken = np.count_nonzero(said.pooled[by_weight])
-    _Chooser(said, by_weight[:spoken], order).choose(floor)
-    order += by_weight[spoken:].tolist()
-    token_ids = np.array(order, dtype=np.int64)
-    ranks = np.full(vocab_size, len(token_ids), dtype=np.int64)
-    ranks[token_ids] = np.arange(len(token_ids))
-    return RowOrder(token_ids=token_ids, ranks=ranks)
-
-
-class _Chooser:
+class _Queues:
     """Puts candidates [n], by weight, into an order, one after the other."""
 
     def __init__(self, said: TokenCounts, candidates: NDArray[np.int64], order: list[int]) -> None:
@@ -236,11 +205,17 @@ NUM_FOLDS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RowChooser:
-    """How rows are ordered, whatever the texts; see `row_order`."""
+    """How rows are ordered, whatever the texts.
+
+    Attributes:
+        offered: tokens that the draft has a row for; None = all. always: those of them that every
+            head keeps, such as the end of text.
+        general: [V] counts of some other text, of the same tokenizer; None = there are none.
+    """
 
     vocab_size: int
-    offered: tuple[int, ...] | None = None
-    always: tuple[int, ...] = ()
+    offered: Sequence[int] | None = None
+    always: Sequence[int] = ()
     general: Counts | None = None
     floor: float = FLOOR
 
@@ -251,13 +226,25 @@ class RowChooser:
 
     def order(self, texts: Sequence[SaidText]) -> RowOrder:
         """By what the target said in these texts."""
-        return row_order(
-            TokenCounts.of(texts, self.vocab_size),
-            offered=self.offered,
-            always=self.always,
-            general=self.general,
-            floor=self.floor,
-        )
+        return self.order_of(TokenCounts.of(texts, self.vocab_size))
+
+    def order_of(self, said: TokenCounts) -> RowOrder:
+        """By how often each token was said."""
+        may_have_row = np.zeros(self.vocab_size, dtype=bool)
+        may_have_row[slice(None) if self.offered is None else list(self.offered)] = True
+        order = [token for token in dict.fromkeys(self.always) if may_have_row[token]]
+        may_have_row[order] = False
+        ids = np.arange(self.vocab_size)
+        other = 0 * ids if self.general is None else self.general
+        by_weight = np.lexsort((ids, -said.of_prompts, -other, -said.pooled))
+        by_weight = by_weight[may_have_row[by_weight]]
+        spoken = np.count_nonzero(said.pooled[by_weight])
+        _Queues(said, by_weight[:spoken], order).choose(self.floor)
+        order += by_weight[spoken:].tolist()
+        token_ids = np.array(order, dtype=np.int64)
+        ranks = np.full(self.vocab_size, len(token_ids), dtype=np.int64)
+        ranks[token_ids] = np.arange(len(token_ids))
+        return RowOrder(token_ids=token_ids, ranks=ranks)
 
     @property
     def method(self) -> str:

@@ -9,7 +9,6 @@ import tied_mla
 import tied_pair
 from draftquant.calibration.linear_inputs.static_scales import calibrated_scales
 from draftquant.calibration.prompts.prompt_file import Prompt
-from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.target_tables import TargetTables
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.drafts import read_draft
@@ -18,6 +17,7 @@ from draftquant.quantize.planning.quantization_plan import Measured, Plan, make_
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.recipes import Recipe, WeightFormat, load_recipe
 from draftquant.recipes.schema import InputCorrection, NormChoice, ScaleChoice
+from recorded import record_traces
 from reference_draft import transformers_in_float64
 from safetensors.torch import load_file, save_file
 

@@ -6,10 +6,12 @@ for. The fewer rows, the more is accepted, and every number of accepted tokens o
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from draftquant.calibration.recording.decoding import GREEDY
+from draftquant.calibration.row_choice import RowChooser, RowOrder, TokenCounts
 from draftquant.calibration.traces.manifest import FeatureSpec, TargetIdentity
 from draftquant.calibration.traces.prompt_trace import PromptTrace
 from draftquant.calibration.traces.trace_folder import TraceFolder
@@ -78,3 +80,7 @@ def write_said(
             )
             writer.add(trace, position=i)
     return TraceFolder.open(out)
+
+
+def row_order(said: TokenCounts, **chooser: Any) -> RowOrder:
+    return RowChooser(vocab_size=said.by_category.shape[1], **chooser).order_of(said)

@@ -20,13 +20,13 @@ from draftquant.calibration.passes.on_traces import chosen_num_draft_tokens
 from draftquant.calibration.passes.proposals import NOTHING, draft_proposals
 from draftquant.calibration.prompts.prompt_file import Prompt, read_prompts
 from draftquant.calibration.recording.decoding import GREEDY, Decoding
-from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.manifest import TraceEntry
 from draftquant.calibration.traces.prompt_trace import PromptTrace
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.recipes.errors import TraceError
 from draftquant.validate.counting.trace_replay import recorded_tokens, replay_drafts
+from recorded import record_traces
 
 PAIRS = Path(__file__).parent / "pairs"
 LAYERS = {"eagle3-llama": (0, 1, 2), "eagle3-mla": (1, 2, 3), "dflash": (0, 1, 2)}

@@ -8,7 +8,6 @@ from draftquant.calibration.linear_inputs.plan_inputs import MomentsAlongTraces
 from draftquant.calibration.linear_inputs.static_scales import calibrated_scales, measure_absmax
 from draftquant.calibration.passes.draft_inputs import check_trace_fits, first_hidden
 from draftquant.calibration.prompts.prompt_file import Prompt
-from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.forward import whole_rows
@@ -22,6 +21,7 @@ from draftquant.recipes.errors import CalibrationError, TraceError
 from draftquant.scripts.cli import main
 from heads import beyond
 from mixes import FP8, FP8_STATIC
+from recorded import record_traces
 from safetensors.torch import load_file
 from tied_pair import prompt_tokens, save_draft, save_target
 

@@ -28,7 +28,6 @@ from draftquant.calibration.linear_inputs.static_scales import measure_absmax, s
 from draftquant.calibration.passes.draft_inputs import first_hidden
 from draftquant.calibration.passes.proposals import draft_proposals
 from draftquant.calibration.prompts.prompt_file import Prompt
-from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.drafts import passes as block
 from draftquant.quantize.drafts import read_draft
@@ -43,6 +42,7 @@ from draftquant.recipes import load_recipe
 from draftquant.recipes.errors import CalibrationError, ForwardError, ReplayError, TraceError
 from draftquant.validate.counting.acceptance_counts import AcceptanceCounts
 from draftquant.validate.counting.trace_replay import accepted_by_row, decoding_steps, replay_drafts
+from recorded import record_traces
 from reference_dflash import ReferenceDFlash, random_weights, round_inputs
 from reference_dflash2 import ReferenceDFlash2
 from reference_draft import transformers_in_float64

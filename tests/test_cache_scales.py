@@ -15,11 +15,11 @@ from draftquant.calibration.measured_cache import (
     octave_above,
 )
 from draftquant.calibration.prompts.prompt_file import Prompt
-from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.drafts.draft_cache import UNIT, CacheRounding, CacheScales
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.recipes.errors import CalibrationError, CheckpointError, ForwardError
+from recorded import record_traces
 from tied_pair import prompt_tokens, save_draft, save_target
 from torch import Tensor
 

@@ -12,7 +12,6 @@ import pyarrow.parquet
 import pytest
 from draftquant.calibration.prompts.prompt_file import Prompt, read_prompts
 from draftquant.calibration.recording.conversations import record_conversations
-from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.near_duplicates import (
     num_near_duplicates,
     prompt_text,
@@ -24,6 +23,7 @@ from draftquant.recipes.errors import OutputError, PromptError
 from draftquant.scripts.cli import main
 from draftquant.validate.counting.draft_counts import distinct_prompts
 from draftquant.validate.counting.trace_replay import replay_drafts
+from recorded import plan_of, record_traces
 from test_dumps import PAIR, TARGET
 from transformers import AutoTokenizer
 
@@ -62,7 +62,8 @@ def recorder(target: Path, **options: Any) -> Any:
 def traces(target: Path, file: Path, tmp_path_factory: pytest.TempPathFactory) -> TraceFolder:
     out = tmp_path_factory.mktemp("out") / "traces"
     prompts = read_prompts(file, target=target)
-    report = record_conversations(prompts, target, out, recorder(target), max_new_tokens=12)
+    plan = plan_of(target, prompts, max_new_tokens=12)
+    report = record_conversations(plan, out, recorder(target))
     assert (report.num_turns, report.num_cut_short) == ((3, 2, 1), 0)
     assert [path.name for path in out.parent.iterdir()] == ["traces"]
     return report.traces
@@ -120,10 +121,8 @@ def test_a_conversation_ends_where_the_target_has_no_positions(
     lengths = [len(prompt.token_ids) for prompt in read_prompts(file, target=target)]
     config["max_position_embeddings"] = max(lengths) + 12
     (short / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    report = record_conversations(
-        read_prompts(file, target=short), short, tmp_path / "out", recorder(short),
-        max_new_tokens=12,
-    )  # fmt: skip
+    plan = plan_of(short, read_prompts(file, target=short), max_new_tokens=12)
+    report = record_conversations(plan, tmp_path / "out", recorder(short))
     assert (report.num_turns, report.num_cut_short) == ((3,), 2)
     assert [trace.id for trace in report.traces] == ["81/turn-1", "82", "83/turn-1"]
 
@@ -137,18 +136,16 @@ def test_a_template_that_takes_no_answers(target: Path, file: Path, tmp_path: Pa
     )
     (odd / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
     prompts = read_prompts(file, target=odd)
+    plan = plan_of(odd, prompts, max_new_tokens=12)
     with pytest.raises(PromptError, match=r"prompt 81: messages: .*chat template fails") as caught:
-        record_conversations(prompts, odd, tmp_path / "out", recorder(odd), max_new_tokens=12)
+        record_conversations(plan, tmp_path / "out", recorder(odd))
     assert "--turns first" in str(caught.value)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["odd"]
 
 
 def test_an_output_that_exists_is_refused_before_work(target: Path, tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="already exists"):
-        record_conversations([], target, tmp_path, recorder(target), max_new_tokens=12)
-    missing, prompt = tmp_path / "none", Prompt(id="a", category="a", token_ids=(1,))
-    with pytest.raises(PromptError, match=r"config\.json"):
-        record_conversations([prompt], missing, tmp_path / "o", recorder(missing), max_new_tokens=1)
+        record_conversations(plan_of(target, [], max_new_tokens=12), tmp_path, recorder(target))
 
 
 def test_record_turns_all(

@@ -13,8 +13,8 @@ from draftquant.calibration.recording.decoding import (
     prompt_draws,
     prompt_seed,
 )
-from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.recipes.errors import TraceError
+from recorded import record_traces
 from tied_pair import prompt_tokens, save_target
 from transformers import (
     TemperatureLogitsWarper,

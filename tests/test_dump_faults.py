@@ -19,7 +19,6 @@ from draftquant.calibration.dumps.dump_layouts import samples_of
 from draftquant.calibration.dumps.dump_settling import Declared
 from draftquant.calibration.dumps.import_dump import import_dump
 from draftquant.calibration.prompts.prompt_file import Prompt, read_prompts
-from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.files.torch_file import TorchFileProblem, load_plain
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
@@ -37,6 +36,7 @@ from dumps import (
     torchspec,
     vllm,
 )
+from recorded import record_traces
 from test_dumps import PAIR, TARGET, roll
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -13,7 +13,6 @@ from draftquant.calibration.dumps.dump_layouts import Sample
 from draftquant.calibration.dumps.dump_settling import Declared
 from draftquant.calibration.dumps.import_dump import import_dump
 from draftquant.calibration.prompts.prompt_file import Prompt, read_prompts
-from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.manifest import FeatureDtype
 from draftquant.calibration.traces.target_tables import TargetTables
 from draftquant.calibration.traces.trace_folder import TraceFolder
@@ -33,6 +32,7 @@ from dumps import (
     torchspec,
     vllm,
 )
+from recorded import record_traces
 from vendors import needs
 
 pytestmark = pytest.mark.usefixtures("one_thread")

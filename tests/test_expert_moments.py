@@ -12,7 +12,6 @@ from draftquant.calibration.linear_inputs import plan_inputs as moments
 from draftquant.calibration.linear_inputs.plan_inputs import LEAST_PER_COLUMN, MomentsAlongTraces
 from draftquant.calibration.linear_inputs.static_scales import run_over_traces
 from draftquant.calibration.prompts.prompt_file import Prompt
-from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.shared.mixture import is_expert
@@ -23,6 +22,7 @@ from draftquant.recipes import load_recipe
 from draftquant.recipes.errors import PlanError
 from draftquant.recipes.schema import Algorithm
 from draftquant.scripts.cli import main
+from recorded import record_traces
 from tiny import read_tensors, store, write_tensors
 from tiny_mtp import tiny_glm4_moe_mtp
 from torch import Tensor

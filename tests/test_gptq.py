@@ -7,7 +7,6 @@ import pytest
 import torch
 from draftquant import api as dq
 from draftquant.calibration.prompts.prompt_file import Prompt
-from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.quantize.algorithms import InputMoments
 from draftquant.quantize.backends import get_backend
 from draftquant.quantize.numerics.quantized_weight import QuantizedWeight, code_values
@@ -18,6 +17,7 @@ from draftquant.recipes.errors import BackendError
 from draftquant.recipes.schema import ScaleChoice
 from draftquant.scripts.cli import main
 from gptq_textbook import gaussian, inputs, moments_of, textbook
+from recorded import record_traces
 from tied_pair import prompt_tokens, save_draft, save_target
 from tiny import read_tensors
 from torch import Tensor

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 from draftquant.calibration.prompts.prompt_file import Prompt
-from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.prompt_trace import PromptTrace
 from draftquant.calibration.traces.target_tables import FINAL_NORM, SharedTables, TargetTables
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.calibration.traces.trace_info import head_agreement
 from draftquant.quantize.stored.stored_tables import HEAD
+from recorded import record_traces
 from tied_pair import NUM_LAYERS, prompt_tokens, save_target
 from torch import Tensor
 

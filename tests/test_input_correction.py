@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from draftquant.calibration.prompts.prompt_file import Prompt
-from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.quantize.algorithms import InputMoments
 from draftquant.quantize.algorithms.algorithm import MOST_CHANGED
 from draftquant.quantize.backends import get_backend
@@ -22,6 +21,7 @@ from draftquant.recipes.errors import RecipeError
 from draftquant.recipes.schema import WeightFormat
 from draftquant.scripts.cli import main
 from gptq_textbook import gaussian, inputs, moments_of
+from recorded import record_traces
 from tied_pair import prompt_tokens, save_draft, save_target
 from tiny import read_tensors
 from torch import Tensor

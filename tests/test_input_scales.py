@@ -14,7 +14,6 @@ from draftquant.calibration.linear_inputs.static_scales import (
     stored_scale,
 )
 from draftquant.calibration.prompts.prompt_file import Prompt, read_prompts
-from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
@@ -24,6 +23,7 @@ from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.recipes import ActivationFormat, Algorithm, load_recipe
 from draftquant.recipes.errors import CalibrationError, ForwardError, TraceError
 from draftquant.scripts.cli import main
+from recorded import record_traces
 from safetensors.torch import load_file, save_file
 from tied_pair import HIDDEN, prompt_tokens, save_draft, save_target
 from torch import Tensor

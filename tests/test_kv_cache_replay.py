@@ -7,7 +7,6 @@ import pytest
 from draftquant.calibration.measured_cache import measure_cache_scales
 from draftquant.calibration.passes.draft_inputs import batches_of
 from draftquant.calibration.prompts.prompt_file import Prompt
-from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.drafts.draft_cache import UNIT, CacheScales, scale_origin
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
@@ -16,6 +15,7 @@ from draftquant.scripts.cli import main
 from draftquant.validate.counting.replay_cache import Question
 from draftquant.validate.judging.candidate_origin import DraftFolder
 from draftquant.validate.report.facts import folder_facts
+from recorded import record_traces
 from tied_pair import prompt_tokens, save_draft, save_target
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -11,7 +11,6 @@ import torch
 from draftquant.calibration.passes.draft_inputs import first_hidden
 from draftquant.calibration.passes.proposals import draft_proposals
 from draftquant.calibration.prompts.prompt_file import Prompt
-from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.converting.dequantize_draft import dequantize_draft
 from draftquant.quantize.drafts import read_draft
@@ -26,6 +25,7 @@ from draftquant.quantize.verify import verify
 from draftquant.recipes import load_recipe
 from draftquant.recipes.errors import CheckpointError, PlanError, TraceError
 from draftquant.validate.counting.trace_replay import accepted_by_row, decoding_steps, replay_drafts
+from recorded import record_traces
 from reference_draft import transformers_in_float64
 from tied_pair import VOCAB, prompt_tokens, save_target
 from tiny import edit_json

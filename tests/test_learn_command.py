@@ -9,12 +9,12 @@ import torch
 from draftquant.calibration import quantizing
 from draftquant.calibration.linear_inputs.plan_inputs import served_rounding
 from draftquant.calibration.prompts.prompt_file import read_prompts
-from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.rounding.learn import Learning, first_latents
 from draftquant.calibration.rounding.learned_state import KeptRounding, LearningSettings
 from draftquant.calibration.rounding.sequences import split_prompts
 from draftquant.quantize.verify import verify
 from draftquant.scripts.cli import main
+from recorded import record_traces
 from rounding_pairs import RoundingPair, learned_recipe, make_pair
 from test_learn import total_divergence
 

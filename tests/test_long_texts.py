@@ -9,11 +9,11 @@ import torch
 from draftquant.calibration.passes import draft_inputs
 from draftquant.calibration.recording import continuing
 from draftquant.calibration.recording import decoding as kept_rows
-from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces import trace_folder
 from draftquant.quantize.files import torch_file as mapped_rows
 from draftquant.quantize.files.torch_file import SpooledRows, release, row_blocks
 from draftquant.scripts.cli import main as draftquant
+from recorded import record_traces
 from test_recording_together import NEW, alike, made, prompts
 
 PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"

@@ -14,11 +14,11 @@ from draftquant.calibration.linear_inputs import static_scales as trace_runs
 from draftquant.calibration.linear_inputs.plan_inputs import BLOCK_ROW_STRIDE, MomentsAlongTraces
 from draftquant.calibration.linear_inputs.static_scales import run_over_traces
 from draftquant.calibration.prompts.prompt_file import Prompt
-from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.drafts.passes import BlockForward
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.recipes.errors import CalibrationError
+from recorded import record_traces
 from reference_draft import transformers_in_float64
 from torch import Tensor
 

@@ -12,11 +12,11 @@ import tied_pair
 import torch
 from draftquant.calibration.passes.draft_inputs import first_hidden
 from draftquant.calibration.prompts.prompt_file import Prompt
-from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.scripts.cli import main
 from draftquant.validate.counting.trace_replay import replay_drafts
+from recorded import record_traces
 from reference_draft import transformers_in_float64
 from reference_mtp import ReferenceModules
 from safetensors.torch import load_file, save_file

@@ -13,7 +13,6 @@ import pytest
 import torch
 from draftquant.calibration.passes.memory import estimate_replay
 from draftquant.calibration.prompts.prompt_file import Prompt
-from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
@@ -28,6 +27,7 @@ from draftquant.recipes import load_recipe
 from draftquant.recipes.errors import CheckpointError
 from draftquant.recipes.formats import OnlineHead
 from draftquant.scripts.cli import main
+from recorded import record_traces
 from tied_pair import prompt_tokens, save_draft, save_target
 from tiny import tiny_eagle3_llama
 from tiny_dflash import tiny_dflash

@@ -11,7 +11,6 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from draftquant.calibration.passes.draft_inputs import first_hidden
 from draftquant.calibration.prompts.prompt_file import read_prompts
 from draftquant.calibration.recording.decoding import GREEDY, Decoding
-from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.drafts.forward import whole_rows
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
@@ -28,6 +27,7 @@ from draftquant.validate.parity.draft_findings import (
     draft_findings,
 )
 from draftquant.validate.parity.finding import Finding
+from recorded import record_traces
 from torch import Tensor
 
 pytestmark = pytest.mark.usefixtures("one_thread")

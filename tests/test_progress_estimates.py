@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from draftquant import api as dq
 from draftquant.calibration.prompts.prompt_file import Prompt, read_prompts
-from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.quantize.making import execute
 from draftquant.scripts.frame import progress
 from draftquant.scripts.frame.console import OnTerminal
 from draftquant.scripts.frame.streams import speak
+from recorded import record_traces
 from torch.utils._python_dispatch import TorchDispatchMode
 
 pytestmark = pytest.mark.slow

@@ -11,12 +11,12 @@ import torch
 from draftquant.calibration.passes.draft_inputs import check_trace_fits, default_aux_layer_ids
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.decoding import Decoding
-from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.sets import merge_traces
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.recipes.errors import OutputError, TraceError
 from draftquant.validate.counting.trace_replay import replay_drafts
+from recorded import record_traces
 from safetensors.torch import load_file, save_file
 from tied_pair import AUX_LAYER_IDS, HIDDEN, VOCAB, prompt_tokens, save_draft, save_target
 from tiny import edit_json, read_tensors, write_tensors
@@ -292,8 +292,11 @@ def test_a_prompt_may_fill_the_positions_of_the_target(target: Path, tmp_path: P
 
 
 def test_an_output_that_exists_is_refused_before_work(target: Path, tmp_path: Path) -> None:
+    without_weights = tmp_path / "target"
+    without_weights.mkdir()
+    shutil.copy(target / "config.json", without_weights)
     with pytest.raises(OutputError, match="already exists"):
-        record_traces(target / "no such target", PROMPTS, tmp_path, max_new_tokens=3)
+        record_traces(without_weights, PROMPTS, tmp_path, max_new_tokens=3)
     with pytest.raises(OutputError, match="does not exist"):
         record_traces(target, PROMPTS, tmp_path / "a" / "b", max_new_tokens=3)
 

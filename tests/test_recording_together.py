@@ -9,10 +9,10 @@ from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording import batch_plan, continuing
 from draftquant.calibration.recording.continuing import Together, Waiting, give_way
 from draftquant.calibration.recording.decoding import Decoding
-from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.recording.slot_cache import SlotCache
 from draftquant.calibration.traces.prompt_trace import PromptTrace
 from draftquant.recipes.errors import TraceError
+from recorded import record_traces
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.cache_utils import DynamicCache, DynamicLayer, LinearAttentionLayer
 

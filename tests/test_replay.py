@@ -15,7 +15,6 @@ import torch
 from draftquant.calibration.passes.draft_inputs import check_trace_fits
 from draftquant.calibration.passes.proposals import Proposals
 from draftquant.calibration.prompts.prompt_file import Prompt, read_prompts
-from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.prompt_trace import PromptTrace
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.backends import get_backend
@@ -32,6 +31,7 @@ from draftquant.validate.counting.trace_replay import (
 from draftquant.validate.judging.judgement import judge
 from draftquant.validate.judging.policy import POLICIES
 from engine_loop import greedy_decode
+from recorded import record_traces
 from reference_draft import transformers_in_float64
 from replay_proof import RoundInput, assert_replay_is_the_engine, fp8_per_token, unrounded
 from safetensors.torch import load_file, save_file

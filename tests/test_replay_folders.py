@@ -7,7 +7,6 @@ import pytest
 import torch
 from draftquant.calibration.linear_inputs.static_scales import measure_absmax, stored_scale
 from draftquant.calibration.prompts.prompt_file import read_prompts
-from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
@@ -16,6 +15,7 @@ from draftquant.quantize.making.quantize_draft import quantize_draft
 from draftquant.quantize.planning.quantization_plan import Measured, make_plan
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.recipes import load_recipe
+from recorded import record_traces
 from reference_draft import transformers_in_float64
 from replay_proof import (
     RoundInput,

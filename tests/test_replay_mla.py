@@ -14,7 +14,6 @@ import pytest
 import torch
 from draftquant.calibration.linear_inputs.static_scales import measure_absmax, stored_scale
 from draftquant.calibration.prompts.prompt_file import Prompt
-from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
@@ -26,6 +25,7 @@ from draftquant.recipes import load_recipe
 from draftquant.recipes.errors import CheckpointError
 from draftquant.scripts.cli import main
 from draftquant.validate.counting.trace_replay import replay_drafts
+from recorded import record_traces
 from reference_draft import ReferenceDraft, transformers_in_float64
 from reference_mla import ReferenceMlaDraft
 from replay_proof import (

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from draftquant.calibration.row_choice import RowOrder, TokenCounts, row_order, said_texts
+from draftquant.calibration.row_choice import RowOrder, TokenCounts, said_texts
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.files.provenance import VocabularyChoice
@@ -16,7 +16,7 @@ from draftquant.recipes.errors import ReplayError
 from draftquant.validate.comparison.right_sizes import right_sizes
 from draftquant.validate.counting.acceptance_counts import AcceptanceCounts
 from draftquant.validate.counting.trace_replay import replay_drafts
-from said_traces import VOCAB, write_said
+from said_traces import VOCAB, row_order, write_said
 from tiny import tiny_eagle3_llama
 from tiny_dflash import tiny_dflash
 from tiny_dspark import tiny_dspark

@@ -9,10 +9,9 @@ from draftquant.calibration.row_choice import (
     SaidText,
     TokenCounts,
     folds_of,
-    row_order,
     said_texts,
 )
-from said_traces import VOCAB, write_said
+from said_traces import VOCAB, row_order, write_said
 
 
 def counted(

@@ -15,7 +15,6 @@ from draftquant.calibration.passes.draft_inputs import first_hidden
 from draftquant.calibration.passes.proposals import draft_proposals
 from draftquant.calibration.prompts.prompt_file import Prompt, read_prompts
 from draftquant.calibration.recording.decoding import GREEDY, Decoding
-from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.manifest import LogprobSpec
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
@@ -25,6 +24,7 @@ from draftquant.validate.counting.draft_counts import DraftReplay
 from draftquant.validate.counting.trace_replay import replay_drafts
 from draftquant.validate.judging.judgement import judge
 from draftquant.validate.judging.policy import POLICIES
+from recorded import record_traces
 from sampled_loop import PAIRS, REFERENCES, Sampled, compare, difference, loaded_pair
 
 PAIR = PAIRS / "eagle3-llama"

@@ -16,7 +16,6 @@ from draftquant.calibration.passes.on_traces import chosen_num_draft_tokens
 from draftquant.calibration.passes.proposals import draft_proposals
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.decoding import GREEDY
-from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.manifest import TargetIdentity
 from draftquant.calibration.traces.target_tables import TargetTables
 from draftquant.calibration.traces.trace_folder import TraceFolder
@@ -34,6 +33,7 @@ from draftquant.recipes.errors import (
 )
 from draftquant.scripts.cli import main
 from draftquant.validate.counting.trace_replay import replay_drafts
+from recorded import record_traces
 from safetensors.torch import load_file, save_file
 from test_traces import AUX, TARGET, TRACES
 from tied_pair import HIDDEN, VOCAB, prompt_tokens, save_draft, save_target

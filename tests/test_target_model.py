@@ -10,7 +10,6 @@ import torch
 from draftquant.calibration.prompts.prompt_file import read_prompts
 from draftquant.calibration.recording import batch_plan as row_independence
 from draftquant.calibration.recording import target_model
-from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.recording.target_model import (
     ON_CPU,
     Placement,
@@ -21,6 +20,7 @@ from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.recipes.errors import TraceError
 from draftquant.scripts.cli import main
+from recorded import record_traces
 from tied_pair import save_target
 from torch import Tensor, nn
 from vendors import needs

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from draftquant.calibration.prompts.prompt_file import Prompt
-from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.manifest import LogprobSpec, Sampling, TraceManifest
 from draftquant.calibration.traces.near_duplicates import recorded_prompts
 from draftquant.calibration.traces.prompt_trace import PromptTrace
@@ -18,6 +17,7 @@ from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.calibration.traces.trace_info import trace_info
 from draftquant.calibration.traces.writer import trace_output
 from draftquant.recipes.errors import OutputError, TraceError
+from recorded import record_traces
 from test_traces import AUX, TARGET, WIDTH
 from tied_pair import prompt_tokens, save_target
 

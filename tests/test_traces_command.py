@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 from draftquant.calibration.prompts.prompt_file import read_prompts
-from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.recipes.errors import SettingsError, TraceError
 from draftquant.scripts.cli import main
 from draftquant.scripts.verbs.traces import traces_info, traces_merge, traces_split
 from dumps import Text, make_texts, modelopt, modelopt_vllm
+from recorded import record_traces
 from test_dumps import PAIR, TARGET
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.decoding import Decoding
-from draftquant.calibration.recording.target_shape import TargetShape
+from draftquant.calibration.recording.target_shape import RecordingPlan, TargetShape
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.calibration.vllm import vllm_engines as answers
-from draftquant.calibration.vllm.recording_plan import EngineSetup
+from draftquant.calibration.vllm.kept_recording import EngineSetup
 from draftquant.calibration.vllm.vllm_engines import Answer, most_likely, offline_engine
 from draftquant.recipes.errors import TraceError
 from draftquant.scripts.cli import main
@@ -21,16 +21,20 @@ BASE = "draftquant.calibration.vllm"
 
 
 def setup(**changes: Any) -> EngineSetup:
+    given = changes.pop("given", {})
+    sizes = {"num_layers": 61, "vocab_size": 7, "hidden_size": 5, "max_positions": None}
+    sizes |= {name: changes.pop(name) for name in ["plain_latent_rope"] if name in changes}
+    decoding = Decoding(num_top_logprobs=changes.pop("num_top_logprobs", 0))
     arguments: dict[str, Any] = {
         "target": Path("/models/a target"),
+        "shape": TargetShape(**sizes),
+        "prompts": [Prompt(id="p", category="a", token_ids=(1,) * 290)],
+        "max_new_tokens": 10,
+        "decoding": decoding,
         "aux_layer_ids": (1, 29, 57),
         "dtype": "bfloat16",
-        "max_model_len": 300,
-        "num_top_logprobs": 0,
-        "folder": Path("/shared"),
-        "given": {},
     }
-    return EngineSetup(**(arguments | changes))
+    return EngineSetup(RecordingPlan(**(arguments | changes)), Path("/shared"), given)
 
 
 EXPECTED = {
@@ -202,7 +206,7 @@ def test_without_vllm_the_error_says_where_to_run(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     with (
         pytest.raises(TraceError, match="vLLM is not installed beside draftquant") as caught,
-        offline_engine({}, Decoding(), session="0" * 16, max_new_tokens=1),
+        offline_engine({}, setup().plan, "0" * 16),
     ):
         pass
     assert "(pip install --no-deps " in caught.value.fix

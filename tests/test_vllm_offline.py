@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.decoding import Decoding, prompt_seed
-from draftquant.calibration.recording.target_shape import TargetShape
-from draftquant.calibration.vllm.recording_plan import RecordingPlan
+from draftquant.calibration.recording.target_shape import RecordingPlan, TargetShape
 from draftquant.calibration.vllm.states_file import STATES_KEY
 from draftquant.calibration.vllm.vllm_engines import offline_engine
 from draftquant.calibration.vllm.vllm_recording import Offline, record_with_vllm
@@ -107,7 +106,8 @@ def plan(target: Path, **changes: Any) -> RecordingPlan:
         "max_new_tokens": 4,
         "aux_layer_ids": (0, 2),
         "decoding": Decoding(logprobs=True),
-        "most_in_flight": 2,
+        "dtype": "bfloat16",
+        "batch_size": 2,
     }
     return RecordingPlan(target=target, shape=TargetShape.read(target), **(arguments | changes))
 
@@ -140,8 +140,9 @@ def test_the_state_behind_the_last_norm_needs_log_probabilities(
     target: Path, tmp_path: Path
 ) -> None:
     draft = load_draft(tiny_mimo_mtp(tmp_path / "draft"))
+    asked = plan(target, aux_layer_ids=None, fuse_with=draft, decoding=Decoding())
     with pytest.raises(TraceError, match="show how the engine computes that norm") as caught:
-        plan(target, aux_layer_ids=None, fuse_with=draft, decoding=Decoding())
+        record_with_vllm(asked, Offline(arguments={}), tmp_path / "out")
     assert caught.value.fix == "add --logprobs"
 
 
@@ -185,10 +186,10 @@ def test_a_prompt_that_the_engine_refuses(target: Path, tmp_path: Path) -> None:
         record_with_vllm(plan(target, prompts=[refused]), Offline(arguments={}), tmp_path / "out")
 
 
-def test_the_engine_is_ended_whatever_happens() -> None:
+def test_the_engine_is_ended_whatever_happens(target: Path) -> None:
     with (
         suppress(ZeroDivisionError),
-        offline_engine({}, Decoding(), session="0" * 16, max_new_tokens=1) as engine,
+        offline_engine({}, plan(target), "0" * 16) as engine,
     ):
         _ = 1 / 0
     assert engine._engine.ended

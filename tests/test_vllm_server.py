@@ -13,13 +13,12 @@ import pytest
 import torch
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.decoding import Decoding, prompt_seed
-from draftquant.calibration.recording.target_shape import TargetShape
+from draftquant.calibration.recording.target_shape import RecordingPlan, TargetShape
 from draftquant.calibration.server_client import Patience
 from draftquant.calibration.traces.manifest import Sampling
 from draftquant.calibration.traces.trace_folder import TraceFolder
-from draftquant.calibration.vllm import recording_plan as recording_folder
+from draftquant.calibration.vllm import kept_recording as recording_folder
 from draftquant.calibration.vllm import vllm_engines as server
-from draftquant.calibration.vllm.recording_plan import RecordingPlan
 from draftquant.calibration.vllm.vllm_recording import Served, record_with_vllm
 from draftquant.recipes.errors import OutputError, ServerError, TraceError
 from states_server import (
@@ -62,7 +61,8 @@ def plan(target: Path, **changes: Any) -> RecordingPlan:
         "prompts": PROMPTS,
         "max_new_tokens": 6,
         "aux_layer_ids": LAYERS,
-        "most_in_flight": 3,
+        "dtype": "bfloat16",
+        "batch_size": 3,
     }
     return RecordingPlan(target=target, shape=TargetShape.read(target), **(arguments | changes))
 
@@ -287,7 +287,7 @@ def test_what_is_complete_needs_no_server(
     """A run that was ended while it wrote the trace folder."""
     with monkeypatch.context() as patch:
         patch.setattr(
-            "draftquant.calibration.vllm.vllm_recording.trace_output", lambda *_, **__: 1 / 0
+            "draftquant.calibration.recording.target_shape.trace_output", lambda *_, **__: 1 / 0
         )
         with pytest.raises(ZeroDivisionError):
             record(running, tmp_path / "out", plan(target))
@@ -310,7 +310,7 @@ def test_another_command_is_refused_with_the_difference(
 ) -> None:
     running.status = lambda number: 200 if number <= 2 else 400
     with pytest.raises(ServerError, match=r"400 from .*the server says no"):
-        record(running, tmp_path / "out", plan(target, most_in_flight=1))
+        record(running, tmp_path / "out", plan(target, batch_size=1))
     running.status = lambda _number: 200
     with pytest.raises(OutputError, match="holds an unfinished recording") as caught:
         record(running, tmp_path / "out", plan(target, **changes))
@@ -325,7 +325,7 @@ def test_another_number_of_requests_at_a_time_is_the_same_recording(
 ) -> None:
     running.status = lambda number: 200 if number <= 2 else 400
     with pytest.raises(ServerError, match="400"):
-        record(running, tmp_path / "out", plan(target, most_in_flight=1))
+        record(running, tmp_path / "out", plan(target, batch_size=1))
     running.status = lambda _number: 200
     running.asked.clear()
     assert len(record(running, tmp_path / "out", plan(target))) == len(PROMPTS)
@@ -345,7 +345,7 @@ def test_two_processes_cannot_record_the_same(tmp_path: Path) -> None:
 def test_what_was_kept_is_hostile_too(running: StatesServer, target: Path, tmp_path: Path) -> None:
     running.status = lambda number: 200 if number <= 4 else 400
     with pytest.raises(ServerError, match="400"):
-        record(running, tmp_path / "out", plan(target, most_in_flight=1))
+        record(running, tmp_path / "out", plan(target, batch_size=1))
     running.status = lambda _number: 200
     folder = tmp_path / "out.recording"
     first = min(folder.glob("0*.json"))
@@ -520,14 +520,14 @@ def test_a_server_with_too_short_a_context(
         ({"prompts": [Prompt(id="x", category="a", token_ids=(VOCAB,))]}, "token ids below 64"),
         ({"prompts": []}, "expected at least one"),
         ({"max_new_tokens": 0}, "max_new_tokens: expected at least 1"),
-        ({"most_in_flight": 0}, "most_in_flight: expected at least 1"),
+        ({"batch_size": 0}, "batch_size: expected at least 1"),
     ],
 )
 def test_prompts_that_do_not_fit_the_target(
-    target: Path, changes: dict[str, Any], message: str
+    target: Path, changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(TraceError, match=message):
-        plan(target, **changes)
+        plan(target, **changes).check(tmp_path / "out")
 
 
 def test_no_server_and_no_folder(target: Path, tmp_path: Path) -> None:

@@ -27,8 +27,14 @@ from ...recipes.errors import CheckpointError, TraceError, visible
 from ..passes.proposals import MAX_LOGITS, draft_proposals
 from ..prompts.prompt_file import Prompt
 from ..recording.record_traces import record_traces
-from ..recording.target_model import ON_CPU, RecordedTarget, decoder_layers, loaded_target
-from ..recording.target_shape import end_token_ids
+from ..recording.target_model import (
+    ON_CPU,
+    RecordedTarget,
+    configured_shape,
+    decoder_layers,
+    loaded_target,
+)
+from ..recording.target_shape import RecordingPlan, end_token_ids
 from ..traces import files_raise
 from ..traces.manifest import FeatureDtype, TargetIdentity
 from ..traces.prompt_trace import FEATURE_DTYPES, PromptTrace
@@ -166,14 +172,15 @@ def recompute(
         Prompt(id=str(i), category="all", token_ids=tuple(ids)) for i, ids in enumerate(beginnings)
     ]
     with tempfile.TemporaryDirectory() as scratch:
-        traces = record_traces(
-            target.folder,
-            prompts,
-            Path(scratch) / "layers",
+        plan = RecordingPlan(
+            target=target.folder,
+            shape=configured_shape(target.folder),
+            prompts=prompts,
             max_new_tokens=1,
             aux_layer_ids=range(target.identity.num_layers),
             dtype=dtype,
         )
+        traces = record_traces(plan, Path(scratch) / "layers")
         recorded = list(traces)
     pairs = list(zip(answers, recorded, strict=True))
     apart = {

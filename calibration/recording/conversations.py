@@ -7,6 +7,7 @@ of its conversation: the gate counts them as one prompt, a split keeps them on o
 """
 
 import dataclasses
+import math
 import shutil
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ from ..traces.manifest import LONGEST_NAME, is_printable_name
 from ..traces.prompt_trace import PromptTrace, prompt_sha256
 from ..traces.sets import copy_traces
 from ..traces.trace_folder import TraceFolder
-from .target_shape import config_of
+from .target_shape import RecordingPlan
 
 # Of a greedy target that is what one longer recording would have held, in two parts: the first part
 # is a prompt now, and only what is added is counted. A text that goes on knows the conversation
@@ -99,9 +100,7 @@ class ConversationReport:
     num_cut_short: int
 
 
-def record_conversations(
-    prompts: Sequence[Prompt], target: Path, out: Path, record: Record, *, max_new_tokens: int
-) -> ConversationReport:
+def record_conversations(plan: RecordingPlan, out: Path, record: Record) -> ConversationReport:
     """Record all turns of prompts that have later ones, and the others as they are.
 
     The turns come in the order of the prompts, those of a conversation together.
@@ -111,7 +110,8 @@ def record_conversations(
         OutputError: `out` exists already, or its parent does not.
     """
     check_output(out)
-    encoder, positions = PromptEncoder(target), _num_positions(target)
+    prompts, encoder, positions = plan.prompts, PromptEncoder(plan.target), plan.shape.max_positions
+    longest = math.inf if positions is None else positions - plan.max_new_tokens
     with _scratch(out) as scratch:
         rounds: list[TraceFolder] = []
         going, cut_short = list(prompts), 0
@@ -119,7 +119,7 @@ def record_conversations(
             rounds.append(record(going, scratch / f"turn-{len(rounds) + 1}"))
             answered = zip(going, rounds[-1], strict=True)
             later = [_next_turn(p, trace, encoder) for p, trace in answered if p.later_turns]
-            going = [p for p in later if len(p.token_ids) + max_new_tokens <= positions]
+            going = [p for p in later if len(p.token_ids) <= longest]
             cut_short += len(later) - len(going)
         traces = copy_traces(rounds, out, _in_order(prompts, rounds))
     return ConversationReport(
@@ -172,11 +172,3 @@ def _in_order(prompts: Sequence[Prompt], rounds: Sequence[TraceFolder]) -> Itera
                 )
             first = first or trace.prompt_sha256
             yield trace
-
-
-def _num_positions(target: Path) -> float:
-    """How many tokens the target can read; no limit where its config says none."""
-    config = config_of(target, PromptError)
-    text = config["text_config"] if isinstance(config.get("text_config"), dict) else config
-    found = text.get("max_position_embeddings")
-    return found if isinstance(found, int) else float("inf")

@@ -6,38 +6,26 @@ It knows the target; of drafts it knows only which layers they read and how they
 import dataclasses
 import itertools
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from torch import Tensor
 
-from ...quantize.files.staging import check_output
-from ...quantize.stored.loading import LoadedDraft
-from ...recipes.decode import AT_LEAST_1
 from ...recipes.errors import TraceError
 from ..prompts.prompt_file import Prompt
-from ..traces.manifest import (
-    DatasetSource,
-    FeatureDtype,
-    FeatureSpec,
-    FeatureStorage,
-    TargetIdentity,
-    TooLongPrompts,
-)
+from ..traces.manifest import FeatureSpec, TargetIdentity
 from ..traces.prompt_trace import FEATURE_DTYPES, PromptTrace
-from ..traces.stored_features import check_storage
-from ..traces.target_tables import TargetTables
 from ..traces.trace_folder import TraceFolder
-from ..traces.writer import TraceWriter, trace_output
+from ..traces.writer import TraceWriter
 from .batch_plan import BatchPlan, planned_batch
 from .continuing import Continuing, Left, RunningRow
-from .decoding import GREEDY, Decoding
-from .target_model import ON_CPU, OpenedTarget, Placement, configured_shape, opened_target
-from .target_shape import check_prompts
+from .decoding import Decoding
+from .target_model import ON_CPU, OpenedTarget, Placement, opened_target
+from .target_shape import RecordingPlan
 
 _MOST_WAITING = 2  # lots of prompts that are to be written
 
@@ -135,87 +123,51 @@ def write_recorded(
 
 
 def record_traces(
-    target: Path,
-    prompts: Sequence[Prompt],
+    plan: RecordingPlan,
     out: Path,
     *,
-    max_new_tokens: int,
-    decoding: Decoding = GREEDY,
-    aux_layer_ids: Sequence[int] | None = None,
-    fuse_with: LoadedDraft | None = None,
-    dtype: FeatureDtype = "float32",
-    stored: FeatureDtype | None = None,
-    batch_size: int = 32,
     fixed_batches: bool = False,
     placement: Placement = ON_CPU,
-    table_ids: Collection[int] | None = None,
-    storage: FeatureStorage | None = None,
-    too_long: TooLongPrompts | None = None,
-    dataset: DatasetSource | None = None,
     elsewhere: Callable[[Sequence[FixedBatch]], Iterator[RecordedBatch]] | None = None,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
     on_note: Callable[[str], None] = lambda _note: None,
 ) -> TraceFolder:
     """Continue every prompt and write the trace folder `out`; two equal runs write the same bytes.
 
-    Without `aux_layer_ids`, 0-based and ascending, the layers of `fuse_with` are recorded, else [1,
-    L/2 - 1, L - 4]. `fuse_with` computes in `dtype`; its fused features are narrower, and of use
-    for drafts with the same fc only. Features are rounded to `stored` at last. Fewer than
-    `batch_size` prompts run together where memory does not hold them. With `table_ids` the target's
-    embedding of these and of the recorded tokens is carried, and its head. `elsewhere` records
-    fixed batches, and gives them in their order.
+    Fewer than `batch_size` prompts run together where memory does not hold them. `elsewhere`
+    records fixed batches, and gives them in their order.
 
     Raises:
-        TraceError: the target cannot be loaded, placed or run, or an argument does not fit it.
+        TraceError: the target cannot be loaded, placed or run, or the plan does not fit it.
         CheckpointError: the target's tables are asked for and not found.
         OutputError: `out` exists already, or its parent does not.
     """
-    check_output(out)
-    check_storage(storage)
-    tables = None if table_ids is None else TargetTables.find(target)
-    for name, value in (("max_new_tokens", max_new_tokens), ("batch_size", batch_size)):
-        AT_LEAST_1.check(TraceError, name, value, fix="give a larger number")
-    check_prompts(prompts, configured_shape(target), max_new_tokens)
+    plan.check(out)
+    prompts = plan.prompts
     # Prompts that take the place of others change the order in which products are summed. In fixed
     # batches the bits of a prompt are a function of its batch alone: any part of the batches gives
     # the traces of all of them.
-    together = batch_size if fixed_batches else len(prompts)
+    together = plan.batch_size if fixed_batches else len(prompts)
     starts = range(0, len(prompts), together)
     batches = [FixedBatch(first=i, prompts=prompts[i : i + together]) for i in starts]
-
-    def output(
-        identity: TargetIdentity, features: FeatureSpec
-    ) -> AbstractContextManager[TraceWriter]:
-        head = decoding.manifest(identity, features, too_long=too_long, dataset=dataset)
-        return trace_output(out, head, tables=tables, table_ids=table_ids or ())
-
     if elsewhere is not None:
         found = elsewhere(batches)
         first = next(found)
-        with output(first.identity, first.features) as writer:
+        with plan.output(out, first.identity, first.features) as writer:
             write_recorded(writer, itertools.chain([first], found), len(prompts), on_progress)
         return TraceFolder.open(out)
     with (
-        opened_target(
-            target,
-            aux_layer_ids=aux_layer_ids,
-            fuse_with=fuse_with,
-            dtype=dtype,
-            stored=stored,
-            placement=placement,
-            storage=storage,
-            beside=out.parent,
-        ) as opened,
-        output(opened.identity, opened.features) as writer,
+        opened_target(plan, placement, beside=out.parent) as opened,
+        plan.output(out, opened.identity, opened.features) as writer,
     ):
         for batch in batches:
             record_into(
                 writer,
                 opened,
                 batch,
-                [max_new_tokens] * len(batch.prompts),
-                decoding,
-                batch_size=batch_size,
+                [plan.max_new_tokens] * len(batch.prompts),
+                plan.decoding,
+                batch_size=plan.batch_size,
                 all_together=fixed_batches,
                 on_progress=_progress_of(batch, len(prompts), on_progress),
                 on_note=on_note,
@@ -224,18 +176,14 @@ def record_traces(
 
 
 def record_batch(
-    opened: OpenedTarget,
-    batch: FixedBatch,
-    *,
-    max_new_tokens: int,
-    decoding: Decoding,
-    batch_size: int,
-    spool: Path,
+    opened: OpenedTarget, plan: RecordingPlan, spool: Path, batch: FixedBatch
 ) -> RecordedBatch:
     """Record one fixed batch into memory."""
     held = HeldTraces(staging=spool)
-    limits = [max_new_tokens] * len(batch.prompts)
-    record_into(held, opened, batch, limits, decoding, batch_size=batch_size, all_together=True)
+    limits = [plan.max_new_tokens] * len(batch.prompts)
+    record_into(
+        held, opened, batch, limits, plan.decoding, batch_size=plan.batch_size, all_together=True
+    )
     return RecordedBatch(
         identity=opened.identity, features=opened.features, traces=tuple(held.traces)
     )

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from ...quantize.stored.loading import CPU, LoadedDraft
 from ...recipes.errors import TraceError, first_line
 from ...recipes.packages import install_line
-from ..traces.manifest import FeatureDtype, FeatureSpec, FeatureStorage, TargetIdentity
+from ..traces.manifest import FeatureSpec, TargetIdentity
 from ..traces.prompt_trace import FEATURE_DTYPES
 from .decoding import Fuse
-from .target_shape import TargetShape, chosen_layers, config_of, feature_spec, target_identity
+from .target_shape import RecordingPlan, TargetShape, config_of, target_identity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,30 +227,22 @@ class OpenedTarget:
 
 @contextmanager
 def opened_target(
-    target: Path,
-    *,
-    aux_layer_ids: Sequence[int] | None,
-    fuse_with: LoadedDraft | None,
-    dtype: FeatureDtype,
-    stored: FeatureDtype | None,
-    placement: Placement,
-    storage: FeatureStorage | None,
-    beside: Path,
+    plan: RecordingPlan, placement: Placement, *, beside: Path
 ) -> Iterator[OpenedTarget]:
     """Load a target and hook its layers; leaving the block removes the hooks."""
-    with loaded_target(target, FEATURE_DTYPES[dtype][0], placement, beside=beside) as model:
-        layers = decoder_layers(model, target)
+    dtype = FEATURE_DTYPES[plan.dtype][0]
+    with loaded_target(plan.target, dtype, placement, beside=beside) as model:
+        layers = decoder_layers(model, plan.target)
         shape = shape_of(model.config.get_text_config(), len(layers))
-        identity = target_identity(target, shape)
-        ids = chosen_layers(aux_layer_ids, fuse_with, shape)
-        computed = feature_spec(shape, ids, fuse_with, dtype)
-        last_state = fuse_with is not None and not fuse_with.geometry.reads_layers
-        with RecordedTarget(model, layers, ids, last_state=last_state) as recorded:
+        identity = target_identity(plan.target, shape)
+        features = dataclasses.replace(plan, shape=shape).features
+        ids, draft = features.aux_layer_ids, plan.fuse_with
+        with RecordedTarget(model, layers, ids, last_state=plan.reads_last_state) as recorded:
             yield OpenedTarget(
                 recorded=recorded,
                 identity=identity,
-                features=dataclasses.replace(computed, dtype=stored or dtype, storage=storage),
-                fuse=None if fuse_with is None else partial(_fused, fuse_with),
+                features=features,
+                fuse=None if draft is None else partial(_fused, draft),
             )
 
 

@@ -1,8 +1,9 @@
-"""What a recorder must know of a target before it runs: sizes, identity, and what fits it."""
+"""What is to be recorded of a target, and what a recorder must know of it before it runs."""
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,11 @@ from typing import Any
 from ...quantize.drafts.config_reader import with_text_config
 from ...quantize.files.checkpoint import CONFIG_FILE, read_json_object
 from ...quantize.files.hub import no_target
+from ...quantize.files.staging import check_output
 from ...quantize.pairing.features import OTHER_TARGET, misfits
 from ...quantize.stored.loading import LoadedDraft
-from ...recipes.errors import DraftQuantError, TraceError, short, visible
+from ...recipes.decode import AT_LEAST_1
+from ...recipes.errors import TraceError, short, visible
 from ..passes.draft_inputs import default_aux_layer_ids
 from ..prompts.prompt_file import Prompt
 from ..traces import files_raise
@@ -20,12 +23,17 @@ from ..traces.manifest import (
     DatasetSource,
     FeatureDtype,
     FeatureSpec,
+    FeatureStorage,
     TargetIdentity,
     TooLong,
     TooLongPrompts,
 )
 from ..traces.prompt_trace import FEATURE_DTYPES
+from ..traces.stored_features import check_storage
+from ..traces.target_tables import TargetTables
 from ..traces.trace_folder import file_sha256
+from ..traces.writer import TraceWriter, trace_output
+from .decoding import GREEDY, Decoding
 
 _TEXT_SECTIONS = ("text_config", "llm_config")  # of multimodal targets
 _DTYPE_KEYS = ("dtype", "torch_dtype")  # transformers 5 and 4
@@ -62,9 +70,9 @@ class TargetShape:
         )
 
 
-def config_of(target: Path, kind: type[DraftQuantError] = TraceError) -> Mapping[str, Any]:
-    """A target's config.json; what is wrong with it is an error of this kind."""
-    with files_raise(kind):
+def config_of(target: Path) -> Mapping[str, Any]:
+    """A target's config.json; what is wrong with it is a TraceError."""
+    with files_raise(TraceError):
         return read_json_object(target / CONFIG_FILE, no_target(target))
 
 
@@ -249,11 +257,6 @@ def fitted_prompts(
     return FittedPrompts(prompts=left, too_long=TooLongPrompts(skipped=ids))
 
 
-def check_prompts(prompts: Sequence[Prompt], shape: TargetShape, max_new_tokens: int) -> None:
-    """Refuse prompts that the target cannot continue."""
-    fitted_prompts(prompts, shape, max_new_tokens)
-
-
 def _room(shape: TargetShape, max_new_tokens: int) -> int | None:
     """Tokens that a prompt may have; None = any number."""
     if shape.max_positions is None:
@@ -289,3 +292,78 @@ def _misfits(
         else "leave them out (--too-long skip), cut them (--too-long truncate), or lower"
         " --max-new-tokens",
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordingPlan:
+    """What is recorded of a target, whoever runs it.
+
+    Attributes:
+        aux_layer_ids: 0-based, ascending; None = those of `fuse_with`, else [1, L/2 - 1, L - 4].
+        fuse_with: computes in `dtype`; its fused features are narrower, and of use for drafts with
+            the same fc only.
+        dtype: that the target computes in. stored: that features are rounded to; None = the same.
+        table_ids: the target's embedding of these and of the recorded tokens is carried, and its
+            head; None = neither.
+        batch_size: prompts that run together at most.
+    """
+
+    target: Path
+    shape: TargetShape
+    prompts: Sequence[Prompt]
+    max_new_tokens: int
+    decoding: Decoding = GREEDY
+    aux_layer_ids: Sequence[int] | None = None
+    fuse_with: LoadedDraft | None = None
+    dtype: FeatureDtype = "float32"
+    stored: FeatureDtype | None = None
+    storage: FeatureStorage | None = None
+    table_ids: Collection[int] | None = None
+    too_long: TooLongPrompts | None = None
+    dataset: DatasetSource | None = None
+    batch_size: int = 32
+
+    @property
+    def features(self) -> FeatureSpec:
+        """What is stored."""
+        ids = chosen_layers(self.aux_layer_ids, self.fuse_with, self.shape)
+        computed = feature_spec(self.shape, ids, self.fuse_with, self.dtype)
+        return dataclasses.replace(computed, dtype=self.stored or self.dtype, storage=self.storage)
+
+    @property
+    def reads_last_state(self) -> bool:
+        """Whether the draft reads the state behind the norm before the target's head."""
+        return self.fuse_with is not None and not self.fuse_with.geometry.reads_layers
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of the longest prompt with its continuation."""
+        return max(len(prompt.token_ids) for prompt in self.prompts) + self.max_new_tokens
+
+    def check(self, out: Path) -> None:
+        """Refuse what cannot be recorded into a new folder, before the target runs."""
+        check_output(out)
+        check_storage(self.storage)
+        if self.table_ids is not None:
+            TargetTables.find(self.target)
+        for name in ("max_new_tokens", "batch_size"):
+            AT_LEAST_1.check(TraceError, name, getattr(self, name), fix="give a larger number")
+        fitted_prompts(self.prompts, self.shape, self.max_new_tokens)
+
+    def output(
+        self,
+        out: Path,
+        identity: TargetIdentity,
+        features: FeatureSpec,
+        recorded_by: str | None = None,
+    ) -> AbstractContextManager[TraceWriter]:
+        """The trace folder to write what was recorded into."""
+        head = self.decoding.manifest(
+            identity,
+            features,
+            recorded_by=recorded_by,
+            too_long=self.too_long,
+            dataset=self.dataset,
+        )
+        tables = None if self.table_ids is None else TargetTables.find(self.target)
+        return trace_output(out, head, tables=tables, table_ids=self.table_ids or ())

@@ -21,7 +21,8 @@ from typing_extensions import override
 from ...recipes.errors import NoAnswerError, TraceError
 from ...recipes.packages import install_itself
 from ..prompts.prompt_file import Prompt
-from ..recording.decoding import Decoding, prompt_seed
+from ..recording.decoding import prompt_seed
+from ..recording.target_shape import RecordingPlan
 from ..server_client import KEY_VARIABLE, Patience, Reply, ServerClient
 from .states_file import STATES_KEY
 
@@ -101,7 +102,7 @@ _ENVIRONMENT = {
 
 @contextmanager
 def offline_engine(
-    arguments: Mapping[str, object], decoding: Decoding, *, session: str, max_new_tokens: int
+    arguments: Mapping[str, object], plan: RecordingPlan, session: str
 ) -> Iterator["OfflineEngine"]:
     """Start vLLM with these arguments; leaving the block ends it."""
     if importlib.util.find_spec("vllm") is None:
@@ -123,7 +124,7 @@ def offline_engine(
             fix="see vLLM's own messages above; --engine-arg sets its arguments",
         ) from exc
     try:
-        yield OfflineEngine(engine, decoding, session, max_new_tokens)
+        yield OfflineEngine(engine, plan, session)
     finally:
         engine.llm_engine.engine_core.shutdown()
 
@@ -131,11 +132,10 @@ def offline_engine(
 class OfflineEngine(Engine):
     """vLLM in this process."""
 
-    def __init__(self, engine: Any, decoding: Decoding, session: str, max_new_tokens: int) -> None:
+    def __init__(self, engine: Any, plan: RecordingPlan, session: str) -> None:
         self._engine = engine.llm_engine
-        self._session = session
-        self._decoding = decoding
-        self._max_new_tokens = max_new_tokens
+        self._session, self._decoding = session, plan.decoding
+        self._max_new_tokens = plan.max_new_tokens
         self._finished: list[Any] = []
 
     @override
@@ -207,14 +207,7 @@ _TOKEN = "token_id:"  # how `return_tokens_as_token_ids` spells a token
 
 @contextmanager
 def server_engine(
-    urls: Sequence[str],
-    decoding: Decoding,
-    *,
-    session: str,
-    max_new_tokens: int,
-    max_model_len: int,
-    most_in_flight: int,
-    on_warning: Callable[[str], None],
+    urls: Sequence[str], plan: RecordingPlan, session: str, on_warning: Callable[[str], None]
 ) -> Iterator["ServerEngine"]:
     """Connect to servers; leaving the block gives up what is not answered.
 
@@ -222,16 +215,16 @@ def server_engine(
     """
     key = os.environ.get(KEY_VARIABLE)
     clients = [
-        ServerClient(url, key=key, most_in_flight=most_in_flight, patience=_PATIENCE)
+        ServerClient(url, key=key, most_in_flight=plan.batch_size, patience=_PATIENCE)
         for url in urls
     ]
     twice = [url for url, count in Counter(client.url for client in clients).items() if count > 1]
     if twice:
         raise TraceError("--server", f"{twice[0]} is given twice", fix="give each server once")
     with asyncio.Runner() as runner:
-        engine = ServerEngine(clients, runner, decoding, session, max_new_tokens, on_warning)
+        engine = ServerEngine(clients, runner, plan, session, on_warning)
         try:
-            engine.check_context(max_model_len)
+            engine.check_context()
             yield engine
         finally:
             runner.run(engine.give_up())
@@ -244,9 +237,8 @@ class ServerEngine(Engine):
         self,
         clients: Sequence[ServerClient],
         runner: asyncio.Runner,
-        decoding: Decoding,
+        plan: RecordingPlan,
         session: str,
-        max_new_tokens: int,
         on_warning: Callable[[str], None],
     ) -> None:
         self._session = session
@@ -254,15 +246,14 @@ class ServerEngine(Engine):
         self._on_their_way: Counter[ServerClient] = Counter()
         self._on_warning = on_warning
         self._runner = runner
-        self._decoding = decoding
-        self._max_new_tokens = max_new_tokens
+        self._plan = plan
         self._model = ""
         self._asked: dict[asyncio.Task[Answer], int] = {}
 
-    def check_context(self, max_model_len: int) -> None:
+    def check_context(self) -> None:
         """Ask which model is served, and hold its context against what is needed."""
         for client in self._clients:
-            model = self._served_model(client, max_model_len)
+            model = self._served_model(client)
             if client is not self._clients[0] and model != self._model:
                 raise TraceError(
                     client.url,
@@ -271,17 +262,17 @@ class ServerEngine(Engine):
                 )
             self._model = model
 
-    def _served_model(self, client: ServerClient, max_model_len: int) -> str:
+    def _served_model(self, client: ServerClient) -> str:
         served = self._runner.run(client.get_object("/v1/models")).get("data")
         if not isinstance(served, list) or not served or not isinstance(served[0], Mapping):
             raise TraceError(client.url, "serves no model", fix="give the address of a vLLM server")
-        longest = served[0].get("max_model_len")
-        if type(longest) is int and longest < max_model_len:
+        longest, needed = served[0].get("max_model_len"), self._plan.max_model_len
+        if type(longest) is int and longest < needed:
             raise TraceError(
                 client.url,
                 f"its context has {longest} tokens, the longest prompt with its continuation needs"
-                f" {max_model_len}",
-                fix=f"start it with --max-model-len {max_model_len}, or shorten the prompts",
+                f" {needed}",
+                fix=f"start it with --max-model-len {needed}, or shorten the prompts",
             )
         return str(served[0].get("id"))
 
@@ -309,11 +300,11 @@ class ServerEngine(Engine):
         return min(done, key=lambda task: task.exception() is not None)
 
     async def _complete(self, prompt: Prompt) -> Answer:
-        decoding, spec = self._decoding, self._decoding.logprob_spec
+        decoding, spec = self._plan.decoding, self._plan.decoding.logprob_spec
         asked = {
             "model": self._model,
             "prompt": list(prompt.token_ids),
-            "max_tokens": self._max_new_tokens,
+            "max_tokens": self._plan.max_new_tokens,
             "ignore_eos": decoding.ignore_eos,
             "temperature": decoding.temperature,
             "top_p": decoding.top_p,

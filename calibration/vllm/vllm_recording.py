@@ -4,10 +4,9 @@ An engine answers prompts and writes hidden states; what is done is kept, so tha
 the same command goes on; at the end it becomes a trace folder.
 """
 
-import dataclasses
 import hashlib
 import shutil
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -19,19 +18,21 @@ from torch import Tensor
 from ...quantize.drafts.config_reader import ConfigReader, with_text_config
 from ...quantize.drafts.maths import linear
 from ...quantize.files.checkpoint import CONFIG_FILE
-from ...quantize.files.staging import check_output
 from ...recipes.errors import TraceError
 from ..passes.draft_inputs import fused_features
 from ..recording.decoding import Decoding, processed_logprobs
-from ..recording.target_shape import target_identity
-from ..traces.manifest import FeatureStorage
+from ..recording.target_shape import RecordingPlan, target_identity
 from ..traces.prompt_trace import PromptTrace
-from ..traces.stored_features import check_storage
 from ..traces.target_tables import FINAL_NORM, HEAD, TargetTables
 from ..traces.trace_folder import TraceFolder
 from ..traces.trace_info import MAX_ROWS
-from ..traces.writer import trace_output
-from .recording_plan import KeptRecording, RecordingPlan, kept_recording
+from .kept_recording import (
+    EngineSetup,
+    KeptRecording,
+    check_last_norm,
+    kept_recording,
+    plan_json,
+)
 from .states_file import read_features
 from .vllm_engines import LEAST_LOGPROB, Answer, Engine, answers, offline_engine, server_engine
 
@@ -123,12 +124,7 @@ class Offline:
         self, plan: RecordingPlan, shared: Path, session: str
     ) -> AbstractContextManager[Engine]:
         """The running engine."""
-        return offline_engine(
-            plan.setup(shared, self.arguments).arguments(),
-            plan.decoding,
-            session=session,
-            max_new_tokens=plan.max_new_tokens,
-        )
+        return offline_engine(EngineSetup(plan, shared, self.arguments).arguments(), plan, session)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,15 +146,7 @@ class Served:
         self, plan: RecordingPlan, _shared: Path, session: str
     ) -> AbstractContextManager[Engine]:
         """The connection."""
-        return server_engine(
-            self.urls,
-            plan.decoding,
-            session=session,
-            max_new_tokens=plan.max_new_tokens,
-            max_model_len=plan.max_model_len,
-            most_in_flight=plan.most_in_flight,
-            on_warning=self.on_warning,
-        )
+        return server_engine(self.urls, plan, session, self.on_warning)
 
 
 def record_with_vllm(
@@ -166,8 +154,6 @@ def record_with_vllm(
     source: Offline | Served,
     out: Path,
     *,
-    table_ids: Collection[int] | None = None,
-    storage: FeatureStorage | None = None,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> TraceFolder:
     """Let vLLM continue every prompt, and write the trace folder `out`.
@@ -181,13 +167,12 @@ def record_with_vllm(
         CheckpointError: the target's tables are asked for and not found.
         OutputError: `out` exists already, or another recording was begun there.
     """
-    check_output(out)
-    check_storage(storage)
-    tables = None if table_ids is None else TargetTables.find(plan.target)
-    if isinstance(source, Offline):
-        plan.setup(out, source.arguments).arguments()  # refused before the weights are read
+    check_last_norm(plan)
+    plan.check(out)
+    if isinstance(source, Offline):  # refused before the weights are read
+        EngineSetup(plan, out, source.arguments).arguments()
     identity = target_identity(plan.target, plan.shape)
-    asked = plan.as_json(identity)
+    asked = plan_json(plan, identity)
     with kept_recording(out, asked) as folder:
         kept = KeptRecording(folder, plan)
         session = hashlib.sha256(f"{out.absolute()}\0{asked}".encode()).hexdigest()[:16]
@@ -196,14 +181,7 @@ def record_with_vllm(
         if len(engines) > 1:
             raise TraceError(folder, f"was recorded by {' and '.join(sorted(engines))}",
                              fix=f"record with one of them: rm -r {folder}")  # fmt: skip
-        head = plan.decoding.manifest(
-            identity,
-            dataclasses.replace(plan.features, storage=storage),
-            recorded_by=engines.pop(),
-            too_long=plan.too_long,
-            dataset=plan.dataset,
-        )
-        with trace_output(out, head, tables=tables, table_ids=table_ids or ()) as writer:
+        with plan.output(out, identity, plan.features, engines.pop()) as writer:
             read = _reading(plan, kept)
             for i in range(len(plan.prompts)):
                 writer.add(_trace(plan, i, kept.answer(i)[0], kept.states(i), read), position=i)
@@ -229,8 +207,8 @@ def _answer(
         for position, answer in answers(
             engine,
             [(i, plan.prompts[i]) for i in missing],
-            most_in_flight=plan.most_in_flight,
-            bytes_per_token=plan.states.bytes_per_token,
+            most_in_flight=plan.batch_size,
+            bytes_per_token=kept.expected.bytes_per_token,
             max_new_tokens=plan.max_new_tokens,
         ):
             kept.take(position, answer, shared)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 from draftquant.calibration.prompts.prompt_file import Prompt
-from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.recording.target_model import Placement
 from draftquant.calibration.rounding.learn import learned_codes
 from draftquant.calibration.rounding.learned_state import LearningSettings
@@ -27,6 +26,7 @@ from draftquant.scripts.dev.real_shapes.traces import TraceSize, write_traces
 from gpu.rows import Row, Run
 from gpu.same import synthetic_moments
 from gpu.timing import gemm_rate, seconds_of, synchronize
+from recorded import record_traces
 
 from benchmarks.replay import timed_replay
 

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from draftquant.calibration.prompts.prompt_file import Prompt, read_prompts
 from draftquant.calibration.recording.decoding import GREEDY, Decoding
-from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.server_client import Event, Patience, ServerClient
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.validate.measure.measurement import ServerIdentity, Speculation
 from draftquant.validate.measure.server_answers import Ask, Completion, EngineProtocol
+from recorded import record_traces
 from replay_proof import replayed_steps
 from stand.decoder import AUX_LAYER_IDS, PAIRS, Decoder, PairName, loaded_draft
 

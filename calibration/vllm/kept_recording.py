@@ -16,28 +16,19 @@ import json
 import shlex
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ...quantize.files.result_cache import resumable_folder, write_whole
-from ...quantize.stored.loading import LoadedDraft
-from ...recipes.decode import AT_LEAST_1
 from ...recipes.errors import TraceError, short
 from ...recipes.regular_file import read_text
 from ...recipes.strict_json import JsonProblem, decode, parse_object
 from ..prompts.prompt_file import Prompt
-from ..recording.decoding import GREEDY, Decoding
-from ..recording.target_shape import TargetShape, check_prompts, chosen_layers, feature_spec
-from ..traces.manifest import (
-    DatasetSource,
-    FeatureDtype,
-    FeatureSpec,
-    TargetIdentity,
-    TooLongPrompts,
-)
+from ..recording.target_shape import RecordingPlan
+from ..traces.manifest import TargetIdentity
 from .states_file import FAILED, FOLDER_KEY, ExpectedStates, check_states, layer_inputs
 from .vllm_engines import Answer
 
@@ -62,28 +53,36 @@ _OURS = {
 """Arguments that the recorder sets or rules out, and why."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSetup:
-    """What a recording needs of the engine, whose workers write into `folder`."""
+def check_last_norm(plan: RecordingPlan) -> None:
+    """Refuse a plan by which the target's last norm cannot be found out."""
+    if plan.reads_last_state and plan.decoding.logprob_spec is None:
+        raise TraceError(
+            "--logprobs",
+            "the draft reads the state after the target's last norm, which engines do"
+            " not return: log-probabilities show how the engine computes that norm",
+            fix="add --logprobs",
+        )
 
-    target: Path
-    aux_layer_ids: tuple[int, ...]
-    dtype: FeatureDtype
-    max_model_len: int
-    num_top_logprobs: int
+
+@dataclass(frozen=True, slots=True)
+class EngineSetup:
+    """What a plan needs of the engine, whose workers write into `folder`, beside what is given."""
+
+    plan: RecordingPlan
     folder: Path
-    plain_latent_rope: bool = False
     given: Mapping[str, object]
 
     def arguments(self) -> dict[str, object]:
         """For `vllm.LLM`; refused where what the user gave contradicts what recording needs."""
         given = {name.replace("-", "_"): value for name, value in self.given.items()}
         self._check(given)
-        logprobs = max(self.num_top_logprobs, _VLLM_MAX_LOGPROBS)
+        plan = self.plan
+        logprobs = max(plan.decoding.num_top_logprobs, _VLLM_MAX_LOGPROBS)
+        layers = layer_inputs(plan.features.aux_layer_ids)
         return {
-            "model": str(self.target),
-            "dtype": self.dtype,
-            "max_model_len": self.max_model_len,
+            "model": str(plan.target),
+            "dtype": plan.dtype,
+            "max_model_len": plan.max_model_len,
             **({"max_logprobs": logprobs} if logprobs > _VLLM_MAX_LOGPROBS else {}),
             **given,
             **self._native_rope(given),
@@ -95,9 +94,7 @@ class EngineSetup:
                 "method": "extract_hidden_states",
                 "num_speculative_tokens": 1,
                 "draft_model_config": {
-                    "hf_config": {
-                        "eagle_aux_hidden_state_layer_ids": list(layer_inputs(self.aux_layer_ids))
-                    }
+                    "hf_config": {"eagle_aux_hidden_state_layer_ids": list(layers)}
                 },
             },
             "kv_transfer_config": {
@@ -114,7 +111,7 @@ class EngineSetup:
         vLLM 0.32's kernel for CPUs reads queries and keys [tokens, heads, 64] as two-dimensional:
         hidden states are off by a fifth, and nothing says so. Yarn never takes that kernel.
         """
-        if not self.plain_latent_rope:
+        if not self.plan.shape.plain_latent_rope:
             return {}
         config = given.get("compilation_config", {})
         chosen = config.get("custom_ops", []) if isinstance(config, Mapping) else None
@@ -130,6 +127,7 @@ class EngineSetup:
 
     def command(self) -> str:
         """The shell command that starts a server so."""
+        check_last_norm(self.plan)
         arguments = self.arguments()
         words = ["vllm", "serve", str(arguments.pop("model"))]
         for name, value in arguments.items():
@@ -145,102 +143,33 @@ class EngineSetup:
         for name in given.keys() & _OURS.keys():
             raise TraceError(f"--engine-arg {name}", f"cannot be given: {_OURS[name]}",
                              fix="leave it out")  # fmt: skip
-        if self.dtype == "float64":
+        if self.plan.dtype == "float64":
             raise TraceError("--dtype", "vLLM does not compute in float64",
                              fix="give bfloat16, float16 or float32")  # fmt: skip
-        longest = given.get("max_model_len")
-        if longest is not None and (type(longest) is not int or longest < self.max_model_len):
+        longest, least = given.get("max_model_len"), self.plan.max_model_len
+        if longest is not None and (type(longest) is not int or longest < least):
             raise TraceError(
                 "--engine-arg max_model_len",
-                f"expected at least {self.max_model_len}, the longest prompt with its continuation,"
+                f"expected at least {least}, the longest prompt with its continuation,"
                 f" got {short(longest)}",
                 fix="give a larger number, or leave it out",
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordingPlan:
-    """What is to be recorded; checked against the target's config.json before anything starts.
-
-    Without `aux_layer_ids`, 0-based, the layers are those of `fuse_with`, else EAGLE-3's defaults.
-    """
-
-    target: Path
-    shape: TargetShape
-    prompts: Sequence[Prompt]
-    max_new_tokens: int
-    decoding: Decoding = GREEDY
-    aux_layer_ids: Sequence[int] | None = None
-    fuse_with: LoadedDraft | None = None
-    dtype: FeatureDtype = "bfloat16"
-    most_in_flight: int = 32
-    too_long: TooLongPrompts | None = None
-    dataset: DatasetSource | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("max_new_tokens", "most_in_flight"):
-            AT_LEAST_1.check(TraceError, name, getattr(self, name), fix="give a larger number")
-        check_prompts(self.prompts, self.shape, self.max_new_tokens)
-        if self.reads_last_state and self.decoding.logprob_spec is None:
-            raise TraceError(
-                "--logprobs",
-                "the draft reads the state after the target's last norm, which engines do"
-                " not return: log-probabilities show how the engine computes that norm",
-                fix="add --logprobs",
-            )
-
-    @property
-    def features(self) -> FeatureSpec:
-        """What is stored."""
-        ids = chosen_layers(self.aux_layer_ids, self.fuse_with, self.shape)
-        return feature_spec(self.shape, ids, self.fuse_with, self.dtype)
-
-    @property
-    def reads_last_state(self) -> bool:
-        """Whether the draft reads the state behind the norm before the target's head."""
-        return self.fuse_with is not None and not self.fuse_with.geometry.reads_layers
-
-    @property
-    def states(self) -> ExpectedStates:
-        """What the engine writes."""
-        return ExpectedStates(
-            aux_layer_ids=self.features.aux_layer_ids,
-            width=self.shape.hidden_size,
-            dtype=self.dtype,
-        )
-
-    @property
-    def max_model_len(self) -> int:
-        """Tokens of the longest prompt with its continuation."""
-        return max(len(prompt.token_ids) for prompt in self.prompts) + self.max_new_tokens
-
-    def setup(self, folder: Path, given: Mapping[str, object]) -> EngineSetup:
-        """What an engine must be started with; see `EngineSetup`."""
-        return EngineSetup(
-            target=self.target,
-            aux_layer_ids=self.features.aux_layer_ids,
-            dtype=self.dtype,
-            max_model_len=self.max_model_len,
-            num_top_logprobs=self.decoding.num_top_logprobs,
-            folder=folder,
-            plain_latent_rope=self.shape.plain_latent_rope,
-            given=given,
-        )
-
-    def as_json(self, identity: TargetIdentity) -> dict[str, Any]:
-        """What must be equal where a recording goes on. How the engine runs may change."""
-        prompts = hashlib.sha256()
-        for prompt in self.prompts:
-            prompts.update(f"{prompt.id}\0{prompt.category}\0{prompt.token_ids}\0".encode())
-        return {
-            "target": dataclasses.asdict(identity),
-            "num_prompts": len(self.prompts),
-            "prompts_sha256": prompts.hexdigest(),
-            "max_new_tokens": self.max_new_tokens,
-            "decoding": dataclasses.asdict(self.decoding),
-            "aux_layer_ids": list(self.features.aux_layer_ids),
-            "dtype": self.dtype,
-        }
+def plan_json(plan: RecordingPlan, identity: TargetIdentity) -> dict[str, Any]:
+    """What must be equal where a recording goes on. How the engine runs may change."""
+    prompts = hashlib.sha256()
+    for prompt in plan.prompts:
+        prompts.update(f"{prompt.id}\0{prompt.category}\0{prompt.token_ids}\0".encode())
+    return {
+        "target": dataclasses.asdict(identity),
+        "num_prompts": len(plan.prompts),
+        "prompts_sha256": prompts.hexdigest(),
+        "max_new_tokens": plan.max_new_tokens,
+        "decoding": dataclasses.asdict(plan.decoding),
+        "aux_layer_ids": list(plan.features.aux_layer_ids),
+        "dtype": plan.dtype,
+    }
 
 
 RECORDING = ".recording"
@@ -255,7 +184,12 @@ class KeptRecording:
 
     def __init__(self, folder: Path, plan: RecordingPlan) -> None:
         self.states_folder = folder / "states"
-        self._folder, self._plan, self._expected = folder, plan, plan.states
+        self._folder, self._plan = folder, plan
+        self.expected = ExpectedStates(
+            aux_layer_ids=plan.features.aux_layer_ids,
+            width=plan.shape.hidden_size,
+            dtype=plan.dtype,
+        )
 
     def missing(self) -> list[int]:
         """Positions that have no answer yet."""
@@ -269,7 +203,7 @@ class KeptRecording:
         written = shared / _file_name(answer.states, prompt)
         _wait_for(written, prompt)
         read = [*prompt.token_ids, *answer.token_ids[:-1]]
-        engine = check_states(written, self._expected, read)
+        engine = check_states(written, self.expected, read)
         shutil.move(written, self.states(position))
         text = json.dumps(dataclasses.asdict(answer) | {"engine": engine})
         write_whole(self._folder / f"{position:05d}.json", text)
@@ -284,7 +218,7 @@ class KeptRecording:
                              fix=f"rm {path}, and run again") from exc  # fmt: skip
         self._check(position, kept)
         read = [*self._plan.prompts[position].token_ids, *kept.token_ids[:-1]]
-        check_states(self.states(position), self._expected, read)
+        check_states(self.states(position), self.expected, read)
         return kept, kept.engine
 
     def states(self, position: int) -> Path:
