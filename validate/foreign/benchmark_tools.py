@@ -1,15 +1,7 @@
 """AIPerf and GuideLLM: benchmarks that ask a server and keep what it reported of each request.
 
-AIPerf writes records of requests (`profile_export.jsonl`), which have the verify steps; beside them
-`inputs.json` has the requests, `profile_export_aiperf.json` the version, and
-`profile_export_raw.jsonl`, which `--export-level raw` writes, the answers. Source: AIPerf 0.13.0,
-`common/models/spec_decode_models.py` (`SpecDecodeAcceptanceRecord`),
-`common/models/record_models.py` (`MetricRecordInfo`) and `post_processors`.
-
-GuideLLM writes one report as JSON: `response_metrics` is vLLM's `metrics` as received,
-`request_args` the request as it was sent. Source: GuideLLM 0.8.1, `benchmark/schemas/report.py`
-(`GenerativeBenchmarksReport`, version 2) and `schemas/base/request_stats.py`
-(`GenerativeRequestStats`).
+Source: AIPerf 0.13.0, `common/models/spec_decode_models.py` and `record_models.py`; GuideLLM 0.8.1,
+`benchmark/schemas/report.py` (version 2) and `schemas/base/request_stats.py`.
 """
 
 from collections.abc import Mapping
@@ -28,6 +20,7 @@ from ..measure.server_answers import (
     optional,
     reading,
     section,
+    string,
     text,
     whole,
 )
@@ -39,7 +32,6 @@ from .foreign_measurement import (
     check_sums,
     lines_of,
     object_in,
-    string,
     vllm_verify_steps,
     with_k,
 )
@@ -62,13 +54,12 @@ Turn = tuple[str, int]
 """A session of AIPerf, and the number of a request in it."""
 
 
-def is_aiperf(first: Fields) -> bool:
-    """Whether a first line is a record of AIPerf."""
-    return "metrics" in first and "session_num" in section(first, "metadata")
-
-
 def read_aiperf(path: Path) -> ForeignMeasurement:
-    """All records of the profiling phase; MeasureError: one failed, or says no verify steps."""
+    """All records of the profiling phase; MeasureError: one failed, or says no verify steps.
+
+    Beside them `inputs.json` has the requests, *_aiperf.json the version, and *_raw.jsonl, which
+    `--export-level raw` writes, the answers.
+    """
     stem = path.name.removesuffix(".jsonl")
     beside = path.with_name(f"{stem}_aiperf.json")
     summary = object_in(beside) if beside.exists() else {}
@@ -112,11 +103,6 @@ def read_aiperf(path: Path) -> ForeignMeasurement:
         to_keep_outputs=_RAW,
         requests=requests,
     )
-
-
-def is_guidellm(first: Fields) -> bool:
-    """Whether a document is a report of GuideLLM."""
-    return "benchmarks" in first and "guidellm_version" in section(first, "metadata")
 
 
 def read_guidellm(path: Path) -> ForeignMeasurement:
@@ -170,7 +156,7 @@ def _histogram(told: Fields, most: int) -> tuple[int, ...]:
             f"acceptance_histogram: expected keys 0 to {most} for num_spec_tokens = {most}, got"
             f" {short(unknown)}"
         )
-    histogram = tuple(whole({"0": 0, **found, key: found.get(key, 0)}, key) for key in columns)
+    histogram = tuple(whole({**dict.fromkeys(columns, 0), **found}, key) for key in columns)
     check_sums(told, histogram)
     return histogram
 

@@ -1,28 +1,8 @@
 """Files in which vLLM or SGLang, or their own tools, keep what was counted of each request.
 
-Answers as they came, one to a line. Source: vLLM 0.32.0 and 0.33.0,
-`entrypoints/openai/completion/protocol.py`, `chat_completion/protocol.py`
-(`metrics.speculative_decoding`) and `run_batch.py` (`BatchRequestOutput`: `custom_id` around the
-answer). SGLang 0.5.23, `srt/entrypoints/openai`, `protocol.py` (`SglExt.spec_tokens_details`,
-absent where there was no verify step), and of its own `/generate`
-`srt/managers/tokenizer_manager.py` (`meta_info`).
-
-SGLang's own record of every request, `sglang-request-metrics-*.log`. Source: SGLang 0.5.23,
-`srt/observability/request_metrics_exporter.py` (a line of JSON for each request:
-`request_parameters`, as JSON in a string, and the answer's `meta_info`). Output tokens are there
-where the request asked for log-probabilities.
-
-`vllm bench serve --save-result --save-detailed`, which has no verify steps of a request. But each
-event of a stream is one verify step, unless the server sent two together, and `itls` has a time for
-every event behind the first. The counters of the server, which the tool reads before and after, say
-how many verify steps there were in all: if both sums are equal, no two came together and every
-request's own number is known. Source: vLLM 0.32.0 and 0.33.0, `benchmarks/serve.py` (`benchmark`)
-and `benchmarks/lib/endpoint_request_func.py`. Results stand in the order of the requests (they are
-gathered), which a dataset, its seed and `--disable-shuffle` fix; prompts are not kept, so that the
-lengths of prompts and the texts of outputs show that both runs asked the same.
+Source: vLLM 0.32.0 and 0.33.0, SGLang 0.5.23; the files are named where each is read.
 """
 
-import itertools
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -31,10 +11,12 @@ from ...recipes.strict_json import parse_object
 from ..measure.server_answers import (
     AnswerProblem,
     Fields,
+    items,
     object_,
     objects,
     optional,
     reading,
+    string,
     text,
     whole,
     wholes,
@@ -48,7 +30,6 @@ from .foreign_measurement import (
     object_in,
     sglang_verify_steps,
     sha256_of,
-    string,
     vllm_verify_steps,
     with_copies_together,
     with_k,
@@ -72,17 +53,14 @@ _TOLD = (
 _NAMES = {"vllm": "vLLM", "sglang": "SGLang"}
 
 
-def is_answer(first: Fields) -> bool:
-    """Whether a first line is an answer, alone or of a batch."""
-    return (
-        first.get("object") in ("text_completion", "chat.completion")
-        or {"custom_id", "response"} <= first.keys()
-        or {"meta_info", "text"} <= first.keys()
-    )
-
-
 def read_answers(path: Path) -> ForeignMeasurement:
-    """All answers; MeasureError: one has no verify steps, or does not name its prompt."""
+    """All answers, one to a line; MeasureError: one has no verify steps, or names no prompt.
+
+    vLLM: `metrics.speculative_decoding` (entrypoints/openai, protocol.py) and `custom_id` around it
+    (run_batch.py). SGLang: `sglext.spec_tokens_details`, absent without a verify step
+    (srt/entrypoints/openai, protocol.py), and `meta_info` of /generate
+    (srt/managers/tokenizer_manager.py).
+    """
     told, lengths, engines, versions, models = [], [], set(), set(), set()
     for place, (where, line) in enumerate(lines_of(path)):
         with reading(where, _OF_ANSWERS):
@@ -172,8 +150,8 @@ def _check_succeeded(fields: Fields) -> None:
 def _prompt(line: Fields, answer: Fields, choice: Fields) -> tuple[str, str]:
     custom = optional(line, "custom_id", text) or ""
     for fields in (choice, answer):
-        if fields.get("prompt_token_ids") is not None:
-            digest = sha256_of(wholes(fields, "prompt_token_ids"))
+        if (ids := optional(fields, "prompt_token_ids", wholes)) is not None:
+            digest = sha256_of(ids)
             return custom or digest[:12], digest
     return custom, ""
 
@@ -181,8 +159,7 @@ def _prompt(line: Fields, answer: Fields, choice: Fields) -> tuple[str, str]:
 def _answer_text(choice: Fields) -> str | None:
     if "text" in choice:
         return string(choice, "text")
-    found: str | None = optional(object_(choice, "message"), "content", string)
-    return found
+    return optional(object_(choice, "message"), "content", string)
 
 
 def _version(answer: Fields) -> str:
@@ -191,13 +168,13 @@ def _version(answer: Fields) -> str:
     return rest.partition("-")[0] if name == "vllm" else ""
 
 
-def is_sglang_record(first: Fields) -> bool:
-    """Whether a first line is SGLang's record of a request."""
-    return {"request_parameters", "prompt_tokens"} <= first.keys()
-
-
 def read_sglang_records(path: Path) -> ForeignMeasurement:
-    """All requests of one file, each with its verify steps and its prompt."""
+    """All requests of a `sglang-request-metrics-*.log`, each with its verify steps and its prompt.
+
+    A line has `request_parameters`, as JSON in a string, and the answer's `meta_info`
+    (srt/observability/request_metrics_exporter.py); output tokens where log-probabilities were
+    asked for.
+    """
     told = [_record(where, line) for where, line in lines_of(path)]
     most, requests = with_k(path, told)
     return ForeignMeasurement(
@@ -241,26 +218,26 @@ def _output_ids(line: Fields) -> str | None:
     entries = line.get("output_token_logprobs")
     if not isinstance(entries, list):
         return None
-    ids = [list(itertools.islice(one, 1, 2)) if isinstance(one, list) else [] for one in entries]
-    if not all(len(one) == 1 and type(one[0]) is int for one in ids):
+    ids = [one[1] if isinstance(one, list) and len(one) > 1 else None for one in entries]
+    if not all(type(one) is int for one in ids):
         raise AnswerProblem(f"output_token_logprobs: expected triples, got {short(entries)}")
-    return " ".join(str(one[0]) for one in ids)
-
-
-def is_bench_serve(first: Fields) -> bool:
-    """Whether a document is a result of vllm bench serve."""
-    return {"backend", "num_prompts", "model_id", "itls"} <= first.keys()
+    return " ".join(map(str, ids))
 
 
 def read_bench_serve(path: Path) -> ForeignMeasurement:
-    """All requests of one result; MeasureError: events and the server's counters disagree."""
+    """All requests of `vllm bench serve --save-result --save-detailed`, in their order.
+
+    It has no verify steps, but a time in `itls` for every event behind the first. An event is one
+    verify step, unless the server sent two together: none were, if the sum is that of the server's
+    counters (benchmarks/serve.py, benchmarks/lib/endpoint_request_func.py), else MeasureError.
+    """
     result = object_in(path)
     where = str(path)
     with reading(where, _DETAILED):
-        events = [_num_events(one, place) for place, one in enumerate(_list(result, "itls"))]
+        events = [_num_events(one, place) for place, one in enumerate(items(result, "itls"))]
         tokens = wholes(result, "output_lens")
         prompts = wholes(result, "input_lens")
-        texts = [string({"text": one}, "text") for one in _list(result, "generated_texts")]
+        texts = [string({"text": one}, "text") for one in items(result, "generated_texts")]
         if not len(events) == len(tokens) == len(prompts) == len(texts):
             raise AnswerProblem("itls, output_lens, input_lens, generated_texts: expected one each")
         if failed := whole({"failed": 0, **result}, "failed"):
@@ -318,13 +295,6 @@ def _num_draft_tokens(result: Fields) -> int:
             f" {short(rates)}: the server drafts nothing, or /metrics cannot be read"
         )
     return len(rates)
-
-
-def _list(result: Fields, key: str) -> list[object]:
-    value = result.get(key)
-    if not isinstance(value, list):
-        raise AnswerProblem(f"{key}: expected a list, got {short(value)}")
-    return value
 
 
 def _num_events(value: object, place: int) -> int:

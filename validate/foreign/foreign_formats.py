@@ -1,7 +1,6 @@
 """Which tool wrote a file is known by its content; tables of those that are read, or refused.
 
-Most of those that are refused hold averages alone, of which nobody can say how sure they are: a
-mean acceptance length of 2.8 and one of 2.77 may be the same draft on two days, or a loss of 1 %.
+Most of those that are refused hold averages alone, of which nobody can say how sure they are.
 """
 
 from codecs import BOM_UTF8
@@ -15,15 +14,9 @@ from ...recipes.packages import table_beside
 from ...recipes.regular_file import open_stream
 from ...recipes.strict_json import JsonProblem, parse_json
 from ..measure.measurement_file import read_measurement
-from .benchmark_tools import is_aiperf, is_guidellm, read_aiperf, read_guidellm
-from .engine_files import (
-    is_answer,
-    is_bench_serve,
-    is_sglang_record,
-    read_answers,
-    read_bench_serve,
-    read_sglang_records,
-)
+from ..measure.server_answers import section
+from .benchmark_tools import read_aiperf, read_guidellm
+from .engine_files import read_answers, read_bench_serve, read_sglang_records
 from .foreign_measurement import (
     ONE_A_LINE,
     PAGE,
@@ -79,37 +72,30 @@ class Average:
 AVERAGES = tuple(Average(**row) for row in table_beside(__file__, "averages")["result"])
 
 
-def refuse(path: Path, document: object) -> None:
-    """Say of such a result what it lacks, and what to switch on."""
-    for one in AVERAGES:
-        if isinstance(document, Mapping) and one.claims(document):
-            what = f"is of {one.tool}, which holds {one.holds}: {one.lacks}"
-            fix = "; or ".join(filter(None, (one.switch_on, _MEASURE)))
-            raise MeasureError(path, what, fix=fix)
-
-
 @dataclass(frozen=True, slots=True)
 class Format:
     """One file of one tool, that `claims` knows by its first line, or by the whole document."""
 
     tool: str
     version: str
-    claims: Callable[[Mapping[str, Any]], bool]
     read: Callable[[Path], ForeignMeasurement]
+    claims: Callable[[Mapping[str, Any]], bool]
 
 
+_ANSWERS = ("text_completion", "chat.completion")
 FORMATS: tuple[Format, ...] = (
-    Format("AIPerf, profile_export.jsonl", "0.13.0", is_aiperf, read_aiperf),
-    Format("GuideLLM, JSON report", "0.8.1", is_guidellm, read_guidellm),
-    Format(
-        "answers of vLLM or SGLang, one to a line",
-        "vLLM 0.32.0, 0.33.0; SGLang 0.5.23",
-        is_answer,
-        read_answers,
-    ),
-    Format("vllm bench serve", "0.32.0, 0.33.0", is_bench_serve, read_bench_serve),
-    Format("request metrics of SGLang", "0.5.23", is_sglang_record, read_sglang_records),
-)
+    Format("AIPerf, profile_export.jsonl", "0.13.0", read_aiperf,
+           lambda one: "metrics" in one and "session_num" in section(one, "metadata")),
+    Format("GuideLLM, JSON report", "0.8.1", read_guidellm,
+           lambda one: "benchmarks" in one and "guidellm_version" in section(one, "metadata")),
+    Format("answers of vLLM or SGLang, one to a line", "vLLM 0.32.0, 0.33.0; SGLang 0.5.23",
+           read_answers, lambda one: one.get("object") in _ANSWERS
+           or one.keys() >= {"custom_id", "response"} or one.keys() >= {"meta_info", "text"}),
+    Format("vllm bench serve", "0.32.0, 0.33.0", read_bench_serve,
+           lambda one: one.keys() >= {"backend", "num_prompts", "model_id", "itls"}),
+    Format("request metrics of SGLang", "0.5.23", read_sglang_records,
+           lambda one: one.keys() >= {"request_parameters", "prompt_tokens"}),
+)  # fmt: skip
 
 
 def is_foreign(baseline: Path, candidate: Path) -> bool:
@@ -155,14 +141,17 @@ def foreign_format(path: Path) -> Format | None:
     if isinstance(first, Mapping) and "format" in first:
         return None  # of this package
     items = first if isinstance(first, list) else [first]
-    refuse(path, items[0] if items else None)
-    for one in FORMATS:
-        if items and isinstance(items[0], Mapping) and one.claims(items[0]):
-            if first is not items[0]:
-                what = f"expected {one.tool}, got a list of them"
-                raise MeasureError(path, what, fix=ONE_A_LINE)
-            return one
-    return None
+    if not items or not isinstance(items[0], Mapping):
+        return None
+    for average in AVERAGES:
+        if average.claims(items[0]):
+            what = f"is of {average.tool}, which holds {average.holds}: {average.lacks}"
+            fix = "; or ".join(filter(None, (average.switch_on, _MEASURE)))
+            raise MeasureError(path, what, fix=fix)
+    found = next((one for one in FORMATS if one.claims(items[0])), None)
+    if found is not None and first is not items[0]:
+        raise MeasureError(path, f"expected {found.tool}, got a list of them", fix=ONE_A_LINE)
+    return found
 
 
 def _first(path: Path) -> object:

@@ -1,8 +1,6 @@
 """What another tool's benchmark measured of one draft, as far as a verdict needs it.
 
-A verdict needs, of every request, which prompt it was and how many draft tokens each of its verify
-steps accepted, so that prompts can be paired and bounds are over prompts. An average has neither.
-Files are JSON or JSON lines, of which each value is checked where it is read.
+That is, of every request, which prompt it was and what each of its verify steps accepted.
 """
 
 import dataclasses
@@ -37,9 +35,9 @@ _PROMPTS = ("prompt", "messages", "text", "input_ids", "input")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignRequest(PromptKey):
-    """What one request got; None = the tool does not keep it.
+    """What one request got, [K + 1] histogram; None = the tool does not keep it.
 
-    `settings` are those that change what is generated; `histogram` has K + 1 columns.
+    `settings` are those that change what is generated.
     """
 
     category: str = "all"
@@ -67,8 +65,7 @@ class ForeignMeasurement:
     Attributes:
         settings: of the whole run that have to be equal, as the file calls them.
         paired_by: how a request is known as the same on another server, in words.
-        told_positions: False = only the sums of each request are known: its histogram is then the
-            narrowest with these sums.
+        told_positions: False = histograms are the narrowest with the sums that are known.
         to_keep_outputs: how the tool is made to keep the texts of outputs.
     """
 
@@ -108,13 +105,9 @@ class ForeignPair:
 
 def narrowest(num_steps: int, num_accepted: int, num_draft_tokens: int) -> tuple[int, ...]:
     """The histogram with the least spread that has these sums; bounds of a verdict need no more."""
-    counts = [0] * (num_draft_tokens + 1)
-    if num_steps:
-        fewer, more = divmod(num_accepted, num_steps)
-        counts[fewer] = num_steps - more
-        if more:
-            counts[fewer + 1] = more
-    return tuple(counts)
+    fewer, more = divmod(num_accepted, num_steps) if num_steps else (0, 0)
+    counts = {fewer: num_steps - more, fewer + 1: more}
+    return tuple(counts.get(accepted, 0) for accepted in range(num_draft_tokens + 1))
 
 
 def sha256_of(value: object) -> str:
@@ -128,12 +121,9 @@ def asked(payload: Mapping[str, object]) -> tuple[str, Mapping[str, object]] | N
     prompt = {key: payload[key] for key in _PROMPTS if payload.get(key) is not None}
     if not prompt:
         return None
-    rest = {
-        key: value
-        for key, value in payload.items()
-        if key not in _PROMPTS and key not in _NOT_THE_PROMPT and value is not None
-    }
-    return sha256_of(prompt), rest
+    named = (*_PROMPTS, *_NOT_THE_PROMPT)
+    rest = ((key, value) for key, value in payload.items() if key not in named)
+    return sha256_of(prompt), {key: value for key, value in rest if value is not None}
 
 
 def with_k(
@@ -145,12 +135,8 @@ def with_k(
         what = f"expected one K in all requests, got {sorted(sizes)}"
         raise MeasureError(path, what, fix="keep the requests of one server with one K in a file")
     (most,) = sizes
-    return most, tuple(
-        dataclasses.replace(
-            request, histogram=(*request.histogram, *(0,) * (most + 1 - len(request.histogram)))
-        )
-        for request, _ in told
-    )
+    wider = ((one, (*one.histogram, *(0,) * (most + 1 - len(one.histogram)))) for one, _ in told)
+    return most, tuple(dataclasses.replace(one, histogram=counts) for one, counts in wider)
 
 
 def with_copies_together(
@@ -168,17 +154,6 @@ def with_copies_together(
         )
         for one, length in both
     )
-
-
-def numbered(requests: Sequence[ForeignRequest]) -> dict[tuple[str, int], ForeignRequest]:
-    """Every request by its prompt and by how often that prompt came before."""
-    seen: dict[str, int] = {}
-    found = {}
-    for request in requests:
-        place = seen.get(request.prompt_sha256, 0)
-        seen[request.prompt_sha256] = place + 1
-        found[request.prompt_sha256, place] = request
-    return found
 
 
 _MOST_BYTES = 512 * 2**20  # of a file of lines
@@ -242,14 +217,6 @@ def lines_of(path: Path) -> Iterator[tuple[str, Fields]]:
         raise MeasureError(path, f"cannot be read: {reason(exc)}", fix=PAGE) from exc
 
 
-def string(fields: Fields, key: str) -> str:
-    """Any text, also an empty one, also of several lines, else AnswerProblem."""
-    value = fields.get(key)
-    if not isinstance(value, str):
-        raise AnswerProblem(f"{key}: expected text, got {short(value)}")
-    return value
-
-
 def vllm_verify_steps(metrics: Fields) -> tuple[int, tuple[int, ...]]:
     """K, and the histogram of what vLLM calls `speculative_decoding`, checked against its sums.
 
@@ -267,18 +234,16 @@ def vllm_verify_steps(metrics: Fields) -> tuple[int, tuple[int, ...]]:
 
 
 def sglang_verify_steps(told: Fields, num_tokens: int) -> tuple[int, tuple[int, ...]]:
-    """K, and the histogram of what SGLang calls `spec_*`, up to the largest number seen.
+    """K, 0 where one token needed no verify step, and the histogram up to the largest number seen.
 
-    A request of one token has no verify step: K is then 0. Source: SGLang 0.5.23,
-    `srt/managers/tokenizer_manager.py`, `_calculate_spec_decoding_metrics`.
+    Source: `_calculate_spec_decoding_metrics` in srt/managers/tokenizer_manager.py, SGLang 0.5.23.
     """
     if num_tokens <= 1 and "spec_verify_ct" not in told:
         return 0, (0,)
-    steps = whole(told, "spec_verify_ct", least=1)
-    counts = wholes(told, "spec_correct_drafts_histogram")
+    key = "spec_correct_drafts_histogram"
+    steps, counts = whole(told, "spec_verify_ct", least=1), wholes(told, key)
     proposed = whole(told, "spec_num_proposed_drafts", least=1)
-    keys = ("spec_verify_ct", "spec_num_correct_drafts")
-    _check_totals(told, keys, counts, "spec_correct_drafts_histogram")
+    _check_totals(told, ("spec_verify_ct", "spec_num_correct_drafts"), counts, key)
     if proposed % steps:
         raise AnswerProblem(
             f"spec_num_proposed_drafts: {proposed} of {steps} verify steps: K changes, which no"
@@ -287,8 +252,7 @@ def sglang_verify_steps(told: Fields, num_tokens: int) -> tuple[int, tuple[int, 
     most = checked_draft_tokens(proposed // steps, "spec_num_proposed_drafts")
     if len(counts) > most + 1:
         raise AnswerProblem(
-            f"spec_correct_drafts_histogram: {len(counts)} counts, expected at most {most + 1} for"
-            f" K = {most}"
+            f"{key}: {len(counts)} counts, expected at most {most + 1} for K = {most}"
         )
     return most, counts
 

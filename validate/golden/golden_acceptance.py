@@ -7,17 +7,16 @@ import dataclasses
 import itertools
 import json
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal, cast
 
 import numpy as np
 from typing_extensions import override
 
 from ...recipes.brief import Brief
-from ...recipes.decode import encode
+from ...recipes.decode import AT_LEAST_0, HEX_64, Bounds, encode
 from ...recipes.errors import GoldenError, reason, short
 from ...recipes.regular_file import read_text
 from ...recipes.strict_json import JsonProblem, decode, parse_object
@@ -33,19 +32,14 @@ Source = Literal["replay", "vllm", "sglang", "tensorrt-llm"]
 ALL = ""
 """The category of all prompts together."""
 _ROUNDING = 1e-9
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GoldenPrompt:
-    """One request: what was counted of one prompt.
+    """One request: [K + 1] verify steps by number of accepted draft tokens.
 
-    Attributes:
-        histogram: [K + 1] verify steps by number of accepted draft tokens; whole numbers where
-            they were counted, any where they are expected.
-        cluster: prompts with the same number hardly differ, or belong together otherwise.
-        context_bins: [bins, K + 1] the histogram by context bin, without the empty bins at the end;
-            none where it is not known how many tokens stood before each step.
+    Prompts of one cluster hardly differ. `context_bins`: [bins, K + 1] without the empty bins at
+    the end; none where it is not known how many tokens stood before each step.
     """
 
     category: str
@@ -61,17 +55,14 @@ class GoldenPrompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GoldenCategory:
-    """Figures of some prompts.
+    """Figures of some prompts, each cluster of which is one sample.
 
     Attributes:
-        prompts: requests. clusters: of these prompts; each is counted as one sample.
-        accepted_at: [K] verify steps in which the draft token at each position was accepted, as
-            vLLM's counters per position have it: position 0 is the first draft token.
+        accepted_at: [K] verify steps that accepted the draft token at each position, 0 the first.
         mean_acceptance_length: 1 + accepted / verify steps, pooled.
         standard_error: of it, by the jackknife over clusters; None for fewer than two of them.
         variance_of_step: of the acceptance length over single verify steps.
-        variance_of_request: of what one request adds to the sum of acceptance lengths beyond the
-            mean: the mean over requests of (accepted - steps x mean accepted)^2.
+        variance_of_request: the mean over requests of (accepted - steps x mean accepted)^2.
         design_effect: `variance_of_request` over `variance_of_step` times the mean number of steps
             of a request: 1 where steps of one request are independent; None without variance.
     """
@@ -94,9 +85,8 @@ class GoldenCategory:
         squares = sum(n * accepted**2 for accepted, n in enumerate(counts.histogram))
         of_step = max(0.0, squares / steps - rate**2)
         own = [one.counts for one in prompts]
-        of_request = math.fsum(
-            (one.num_accepted_draft_tokens - rate * one.num_steps) ** 2 for one in own
-        ) / len(own)
+        beyond = (one.num_accepted_draft_tokens - rate * one.num_steps for one in own)
+        of_request = math.fsum(number**2 for number in beyond) / len(own)
         independent = of_step * steps / len(own)
         return cls(
             prompts=len(prompts),
@@ -142,14 +132,14 @@ class Golden(Brief):
     schema_version: Literal[1] = 1
     draftquant: str
     draft: str
-    draft_sha256: str | None
+    draft_sha256: Annotated[str | None, HEX_64]
     target: str
     source: Source
     source_version: str
-    num_draft_tokens: int
-    temperature: float | None
+    num_draft_tokens: Annotated[int, Bounds(least=1, most=MOST_DRAFT_TOKENS)]
+    temperature: Annotated[float | None, AT_LEAST_0]
     estimand: str
-    prompts_sha256: str
+    prompts_sha256: Annotated[str, HEX_64]
     categories: Mapping[str, GoldenCategory]
     context_edges: tuple[int, ...] = ()
     context_bins: Mapping[str, GoldenCategory] = field(default_factory=dict)
@@ -165,14 +155,6 @@ class Golden(Brief):
         return self._counts_problem() or self._figures_problem()
 
     def _counts_problem(self) -> str:
-        if not 1 <= self.num_draft_tokens <= MOST_DRAFT_TOKENS:
-            return f"num_draft_tokens: expected 1 to {MOST_DRAFT_TOKENS}"
-        if self.temperature is not None and self.temperature < 0:
-            return f"temperature: expected at least 0, got {self.temperature}"
-        for key in ("draft_sha256", "prompts_sha256"):
-            digest = getattr(self, key)
-            if digest is not None and not _SHA256.fullmatch(digest):
-                return f"{key}: expected 64 hex digits, got {short(digest)}"
         if not self.prompts:
             return "prompts: empty list"
         columns = self.num_draft_tokens + 1
@@ -269,7 +251,7 @@ def _differing(
     """The first figure that is not what the counts give; empty if there is none."""
     for name, own in given.items():
         for figure in GoldenCategory.__dataclass_fields__:
-            got, expected = getattr(own, figure), getattr(computed[name], figure)
+            got, expected = (getattr(one, figure) for one in (own, computed[name]))
             if not _close(got, expected):
                 return (
                     f"{key}.{name or '(all)'}.{figure}: {got} is not what the counts of the prompts"
@@ -285,8 +267,6 @@ def _close(got: object, computed: object) -> bool:
         return math.isclose(got, computed, rel_tol=_ROUNDING, abs_tol=_ROUNDING)
     return got is None and computed is None
 
-
-# ---- Golden acceptance as a file: one JSON object, written whole and read strictly
 
 _OURS = "give what --golden of 'replay', 'gate', 'report' or 'measure' wrote, or write it again"
 
@@ -304,16 +284,10 @@ def read_golden(path: Path) -> Golden:
     """Read a file of golden acceptance whose figures follow from its counts, or refuse it."""
     try:
         found = parse_object(read_text(path))
-        if found.get("format") != FORMAT:
-            raise GoldenError(
-                path,
-                f"is no golden acceptance: expected format {FORMAT!r}, got"
-                f" {short(found.get('format'))}",
-                fix=_OURS,
-            )
-        golden: Golden = decode(Golden, found)
+        if (kind := found.get("format")) != FORMAT:
+            raise JsonProblem(f"expected format {FORMAT!r}, got {short(kind)}")
+        return cast(Golden, decode(Golden, found))
     except OSError as exc:
         raise GoldenError(path, f"cannot be read: {reason(exc)}", fix=_OURS) from exc
     except JsonProblem as exc:
         raise GoldenError(path, f"is no golden acceptance: {exc}", fix=_OURS) from exc
-    return golden

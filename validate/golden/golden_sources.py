@@ -1,6 +1,7 @@
 """Golden acceptance of what was counted: a replay, a measured server, a report of the gate."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from ...recipes.errors import GoldenError
@@ -10,7 +11,6 @@ from ..counting.draft_counts import DraftReplay, PromptCounts, context_edges
 from ..judging.judgement import GateReport
 from ..measure.measurement import Measurement, RequestRecord
 from ..report.document import Document
-from ..served.measurement_pair import prompt_counts
 from ..served.served_gate import served_estimand
 from .golden_acceptance import Golden, categories_of, context_bins_of, golden_prompts
 
@@ -41,7 +41,10 @@ def golden_of_measurement(measurement: Measurement) -> Golden:
             fix="give a measurement of a server that drafts",
         )
     prompts = [
-        prompt_counts(one, one.counts, _contexts(one, setup.speculation.num_draft_tokens))
+        replace(
+            PromptCounts.of(one, one.counts, one.cluster or ""),
+            contexts=_contexts(one, setup.speculation.num_draft_tokens),
+        )
         for one in measurement.records
         if one.counts is not None
     ]
@@ -69,11 +72,7 @@ def _contexts(record: RequestRecord, num_draft_tokens: int) -> ContextCounts | N
 
 
 def golden_of_report(document: Document) -> Golden:
-    """Of the candidate of a report, as it was replayed.
-
-    A GoldenError for one of servers alone, whose prompts are weighted there so that two drafts are
-    compared on common text, and for one where nothing could be compared.
-    """
+    """Of the candidate of a report, as it was replayed; GoldenError: no step was."""
     report = _replayed(document)
     traces, candidate = report.traces, document.header.drafts.candidate
     assert traces is not None  # see `_replayed`

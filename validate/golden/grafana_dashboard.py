@@ -6,23 +6,22 @@ constants: write it again when another draft is served.
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ...recipes.packages import table_beside
 from ...recipes.regular_file import read_text
 from ...recipes.strict_json import parse_object
 from ..measure.server_answers import MODEL_LABEL
 from .golden_acceptance import Golden
-from .prometheus import Limit, Queries, label_is
+from .prometheus import Limit, Queries, filled, label_is
 
 _TEMPLATE = Path(__file__).with_name("dashboard.json")  # of Grafana 11; later ones migrate it
 _WINDOW = "$__rate_interval"
 _HEIGHT = 18  # of the panels that one limit has
 _MODEL = f"{{{{{MODEL_LABEL}}}}}"
 _SOURCE = {"type": "prometheus", "uid": "${datasource}"}
-Target = tuple[str, str]
-"""A query and its legend."""
 
 
 def grafana_dashboard(golden: Golden, limits: Sequence[Limit], queries: Queries) -> str:
@@ -32,12 +31,16 @@ def grafana_dashboard(golden: Golden, limits: Sequence[Limit], queries: Queries)
     replaced by the dashboard's own.
     """
     chosen = Queries(engine=queries.engine, selector=f'{MODEL_LABEL}=~"$model"')
+    rows = table_beside(__file__, "panels")
     panels = [
-        panel
+        _panel(row, words, _HEIGHT * i)
         for i, limit in enumerate(limits)
-        for panel in _panels(limit, chosen, queries.category_label, _HEIGHT * i)
+        for words in (_words(limit, chosen, queries.category_label),)
+        for row in rows["limit"]
+        if row["targets"] != "@positions" or words["positions"]
     ]
-    panels.append(_steps(chosen, _HEIGHT * len(limits)))
+    drafted = {"steps": chosen.verify_steps("1m"), "model": _MODEL}
+    panels += [_panel(row, drafted, _HEIGHT * len(limits)) for row in rows["last"]]
     for number, panel in enumerate(panels, 1):
         panel["id"] = number
     figures = "; ".join(
@@ -57,91 +60,54 @@ def grafana_dashboard(golden: Golden, limits: Sequence[Limit], queries: Queries)
     return json.dumps(dashboard, indent=2, allow_nan=False) + "\n"
 
 
-def _panels(
-    limit: Limit, queries: Queries, category_label: str, top: int
-) -> Sequence[dict[str, Any]]:
+def _words(limit: Limit, queries: Queries, category_label: str) -> dict[str, Any]:
     """Of the traffic that one limit is for, all of it or one value of the category label."""
     golden, mean = limit.golden, limit.golden.mean_acceptance_length
-    of = f", {limit.category}" if category_label else ""
+    accepted = max(mean - 1, 1e-9)
     if category_label:
         only = label_is(category_label, limit.category)
         queries = dataclasses.replace(queries, selector=f"{queries.selector}, {only}")
-    most = len(golden.accepted_at) + 1
-    length = _panel(
-        "timeseries",
-        f"Mean acceptance length{of}",
-        "Tokens per verify step, the target's own included; the limit is the lower end of golden's"
-        f" 95% interval less {limit.max_drop:.1%}.",
-        (0, top, 16, 9),
-        [
-            (queries.acceptance_length(_WINDOW), _MODEL),
-            (f"vector({mean:.6g})", "golden"),
-            (f"vector({limit.lowest:.6g})", "limit"),
-        ],
-        {"min": 1, "max": most, "decimals": 3},
-    )
-    now = _panel(
-        "stat",
-        f"Of golden, last hour{of}",
-        "Accepted draft tokens per verify step, over golden's.",
-        (16, top, 8, 9),
-        [(f"({queries.acceptance_length('1h')} - 1) / {max(mean - 1, 1e-9):.6g}", _MODEL)],
-        {"unit": "percentunit", "decimals": 1, "thresholds": _thresholds(limit)},
-    )
-    rates = queries.accepted_at(_WINDOW)
-    if rates is None:
-        return length, now
-    position = f"{{{{{queries.counters.position_label}}}}}"
-    positions = _panel(
-        "timeseries",
-        f"Accepted at each position{of}",
-        "Share of the verify steps that accepted the draft token there; position 0 is the first.",
-        (0, top + 9, 24, 9),
-        [
+    rates, position = queries.accepted_at(_WINDOW), f"{{{{{queries.counters.position_label}}}}}"
+    steps = [
+        {"color": "red", "value": None},
+        {"color": "green", "value": round((limit.lowest - 1) / accepted, 6)},
+    ]
+    return {
+        "of": f", {limit.category}" if category_label else "",
+        "model": _MODEL,
+        "max_drop": f"{limit.max_drop:.1%}",
+        "length": queries.acceptance_length(_WINDOW),
+        "last_hour": queries.acceptance_length("1h"),
+        "mean": f"{mean:.6g}",
+        "lowest": f"{limit.lowest:.6g}",
+        "accepted": f"{accepted:.6g}",
+        "most": len(golden.accepted_at) + 1,
+        "thresholds": {"mode": "absolute", "steps": steps},
+        "positions": rates
+        and [
             (rates, f"{_MODEL}, position {position}"),
             *(
                 (f"vector({rate:.6g})", f"golden, position {i}")
                 for i, rate in enumerate(golden.acceptance_rates)
             ),
         ],
-        {"min": 0, "max": 1, "unit": "percentunit"},
-    )
-    return length, now, positions
+    }
 
 
-def _steps(queries: Queries, top: int) -> dict[str, Any]:
-    return _panel(
-        "timeseries",
-        "Verify steps in a minute",
-        "None, while text is written, means that the server does not draft.",
-        (0, top, 24, 7),
-        [(queries.verify_steps("1m"), _MODEL)],
-        {"min": 0},
-    )
-
-
-def _panel(
-    kind: str,
-    title: str,
-    description: str,
-    place: tuple[int, int, int, int],
-    targets: Sequence[Target],
-    defaults: dict[str, Any],
-) -> dict[str, Any]:
-    x, y, width, height = place
+def _panel(row: Mapping[str, Any], words: Mapping[str, Any], top: int) -> dict[str, Any]:
+    found = filled(row, words)
+    x, y, width, height = found["at"]
     return {
-        "type": kind,
-        "title": title,
-        "description": description,
+        **{key: found[key] for key in ("type", "title", "description")},
         "datasource": _SOURCE,
-        "gridPos": {"x": x, "y": y, "w": width, "h": height},
+        "gridPos": {"x": x, "y": top + y, "w": width, "h": height},
         "targets": [
             {"refId": chr(ord("A") + i % 26) * (1 + i // 26), "datasource": _SOURCE, "expr": expr,
              "legendFormat": legend}
-            for i, (expr, legend) in enumerate(targets)
+            for i, (expr, legend) in enumerate(found["targets"])
         ],
         "fieldConfig": {
-            "defaults": defaults,
+            "defaults": found["defaults"],
             "overrides": [_dashed("golden"), _dashed("limit")],
         },
     }  # fmt: skip
@@ -149,15 +115,5 @@ def _panel(
 
 def _dashed(prefix: str) -> dict[str, Any]:
     """What is constant is drawn with dashes."""
-    return {
-        "matcher": {"id": "byRegexp", "options": f"^{prefix}"},
-        "properties": [
-            {"id": "custom.lineStyle", "value": {"fill": "dash", "dash": [10, 10]}},
-        ],
-    }
-
-
-def _thresholds(limit: Limit) -> dict[str, Any]:
-    share = (limit.lowest - 1) / max(limit.golden.mean_acceptance_length - 1, 1e-9)
-    steps = [{"color": "red", "value": None}, {"color": "green", "value": round(share, 6)}]
-    return {"mode": "absolute", "steps": steps}
+    dashes = {"id": "custom.lineStyle", "value": {"fill": "dash", "dash": [10, 10]}}
+    return {"matcher": {"id": "byRegexp", "options": f"^{prefix}"}, "properties": [dashes]}

@@ -1,14 +1,14 @@
 """Rules for Prometheus: recorded acceptance of a live draft, and alerts where it fell below golden.
 
-A rule knows one window at a time. Its bound is the limit (see `limits`), less what chance moves the
-mean of so many verify steps by, steps of one request being as alike as golden's are. It looks again
-at every evaluation, so its error rate is that of one look.
+The bound of an alert is the limit less what chance moves the mean of so many verify steps by, steps
+of one request being as alike as golden's are. Its error rate is that of one look at one window.
 """
 
 import dataclasses
 import json
 import re
-from collections.abc import Iterator, Sequence
+import string
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
@@ -17,28 +17,22 @@ import yaml
 
 from ...recipes.decode import SHARE
 from ...recipes.errors import GoldenError, short, visible
+from ...recipes.packages import table_beside
 from ..measure.measurement import EngineName
 from ..measure.server_answers import ENGINE_COUNTERS, MODEL_LABEL, EngineCounters, Series
 from .golden_acceptance import ALL, Golden, GoldenCategory
 
-# ---- What the acceptance of a live draft must not fall below, by golden acceptance
-#
-# A limit is the lower end of golden's 95 % interval, less the drop that is tolerated. What chance
-# moves the mean of some traffic by comes on top of that; see `prometheus_rules`.
-
 ACCURACY = 1.96
-"""Standard errors of golden's mean that count as its inaccuracy: to the lower end of its 95 %
-interval, beyond which one golden acceptance in forty is."""
+"""Standard errors from golden's mean to the lower end of its 95 % interval, beyond which one golden
+acceptance in forty is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """What the acceptance of some traffic must not fall below.
+    """What the acceptance of some traffic must not fall below, but for what chance does.
 
-    Attributes:
-        category: of golden whose prompts are like this traffic; "" = all.
-        standard_error: of their mean acceptance length.
-        max_drop: relative drop that is tolerated.
+    It is the lower end of golden's 95 % interval less the relative drop that is tolerated.
+    `category`: of golden whose prompts are like this traffic; "" = all.
     """
 
     category: str
@@ -66,12 +60,7 @@ class Limit:
 def limits_of(
     golden: Golden, max_drop: float, *, category: str = ALL, by_category: bool = False
 ) -> tuple[Limit, ...]:
-    """The limit of traffic whose prompts are like a category ("" = all), or that of each one.
-
-    Raises:
-        GoldenError: the drop is not above 0 and below 1, golden has no categories or does not say
-            how much its prompts differ, or no draft can accept less than the limit.
-    """
+    """The limit of traffic like a category ("" = all), or that of each, else GoldenError."""
     SHARE.check(GoldenError, "--max-drop", max_drop, fix="for example 0.01, which is 1 %")
     names: Sequence[str] = [category]
     if by_category:
@@ -92,15 +81,11 @@ def _limit(category: str, golden: GoldenCategory, max_drop: float) -> Limit:
             "does not say how much requests differ: it has one prompt, or all accept alike",
             fix="write it of more prompts (draftquant replay --golden)",
         )
-    found = Limit(
-        category=category,
-        golden=golden,
-        standard_error=golden.standard_error,
-        max_drop=max_drop,
-    )
+    error = golden.standard_error
+    found = Limit(category=category, golden=golden, standard_error=error, max_drop=max_drop)
     if found.lowest <= 1:
         mean = golden.mean_acceptance_length
-        least = mean - ACCURACY * golden.standard_error
+        least = mean - ACCURACY * error
         raise GoldenError(
             "--max-drop",
             f"{where}: acceptance length {mean:.4f}, the lower end of whose 95% interval is"
@@ -112,8 +97,6 @@ def _limit(category: str, golden: GoldenCategory, max_drop: float) -> Limit:
         )
     return found
 
-
-# ---- PromQL of what an engine's counters say of its verify steps; see `engine_counters`
 
 GENERATED = {
     "vllm": "vllm:generation_tokens_total",
@@ -148,9 +131,8 @@ def label_is(label: str, value: str) -> str:
 class Queries:
     """Expressions over one engine's counters, one result for each served target.
 
-    Attributes:
-        selector: of labels that all series must have, such as `model_name="m"`; "" = none.
-        category_label: each of whose values has a result of its own too; "" = none.
+    `selector`: of labels that all series must have, such as `model_name="m"`. Each value of
+    `category_label` has a result of its own too; "" = none.
     """
 
     engine: EngineName
@@ -227,85 +209,64 @@ STEPS = "draftquant:verify_steps"
 RATES = "draftquant:accepted_at"
 BY_CHANCE = 0.001
 """Looks at which a mean lies below its bound by chance, of one category or all together."""
-LEAST_STEPS = 1000
-"""Of a window, before its mean is judged."""
-DEAD = 0.1
-"""Of golden's accepted tokens per step: a draft that accepts less proposes noise."""
-_FEW_STEPS = 200
-_SERVED = f"{{{{ $labels.{MODEL_LABEL} }}}}"
+_NOISE_ALONE = 0.1  # of golden's accepted tokens per step
+
+
+class _Words(string.Template):
+    delimiter = "@"  # that of Prometheus and of Grafana is $
+
+
+def filled(value: Any, words: Mapping[str, Any]) -> Any:
+    """What a table holds with words for its @NAMES; a name that stands alone may be any value."""
+    if isinstance(value, Mapping):
+        return {key: filled(item, words) for key, item in value.items()}
+    if isinstance(value, list):
+        return [filled(item, words) for item in value]
+    if not isinstance(value, str):
+        return value
+    alone = value[1:] if value.startswith("@") else ""
+    return words[alone] if alone in words else _Words(value).substitute(words)
 
 
 def prometheus_rules(golden: Golden, limits: Sequence[Limit], queries: Queries, window: str) -> str:
     """A file of rules; window: over which counters are summed, in Prometheus' words."""
-    recorded = [
+    rules = [
         {"record": STEPS, "expr": queries.verify_steps(window)},
         {"record": LENGTH, "expr": queries.acceptance_length(window)},
     ]
     if (rates := queries.accepted_at(window)) is not None:
-        recorded.append({"record": RATES, "expr": rates})
+        rules.append({"record": RATES, "expr": rates})
     noise = -NormalDist().inv_cdf(BY_CHANCE / len(limits))
-    fallen = (
-        alert
-        for limit in limits
-        for alert in _fallen(golden.draft, limit, queries.category_label, noise)
-    )
-    group = {"name": "draftquant", "rules": [*recorded, *fallen, _stopped(queries, window)]}
-    body = yaml.safe_dump({"groups": [group]}, sort_keys=False, allow_unicode=True, width=1000)
+    alerts, label = table_beside(__file__, "alerts"), queries.category_label
+    for limit in limits:
+        of_limit = filled(alerts["limit"], _words(golden.draft, limit, label, noise))
+        for alert in of_limit if label else ():
+            alert["labels"][label] = _plain(limit.category)
+        rules += of_limit
+    every = dataclasses.replace(queries, category_label="")
+    drafted = {"generated": every.generated(window), "drafted": every.verify_steps(window)}
+    rules += filled(alerts["engine"], drafted)
+    groups = {"groups": [{"name": "draftquant", "rules": rules}]}
+    body = yaml.safe_dump(groups, sort_keys=False, allow_unicode=True, width=1000)
     return f"{_heading(golden, limits)}{body}"
 
 
-def _fallen(draft: str, limit: Limit, label: str, noise: float) -> Iterator[dict[str, Any]]:
-    of = f", category {_plain(limit.category)}" if limit.category else ""
+def _words(draft: str, limit: Limit, label: str, noise: float) -> dict[str, str]:
     only = f"{{{label_is(label, limit.category)}}}" if label else ""
-    labels = {label: _plain(limit.category)} if label else {}
-    length, steps, mean = f"{LENGTH}{only}", f"{STEPS}{only}", limit.golden.mean_acceptance_length
-    yield _alert(
-        "DraftAcceptanceFell",
-        f"({length} < {limit.lowest:.6g} - {noise:.3g} * sqrt({limit.variance:.6g} / {steps}))"
-        f" and {steps} >= {LEAST_STEPS}",
-        "15m",
-        {"severity": "warning", **labels},
-        f'{_SERVED}{of}: the draft\'s acceptance length fell to {{{{ $value | printf "%.3f" }}}}',
-        f"Golden acceptance of {_plain(draft)}{of} is {mean:.4f}, and an acceptance length below"
-        f" {limit.lowest:.4f} ({limit.drop:.2%} lower: golden's own 95% interval, and the tolerated"
-        f" drop of {limit.max_drop:.1%}) is not chance. It is a reason to look, not a verdict: look"
-        " at the mixture of the traffic, then at what was deployed last: target, draft, engine. The"
-        " gate on held-out prompts gives the verdict.",
-    )
-    yield _alert(
-        "DraftAcceptsNothing",
-        f"{length} < {1 + DEAD * (mean - 1):.6g} and {steps} >= {_FEW_STEPS}",
-        "5m",
-        {"severity": "critical", **labels},
-        f"{_SERVED}{of}: the target accepts nothing of what the draft proposes",
-        "Every draft step is wasted time. The draft was read wrongly, or belongs to another"
-        " target: draftquant check DRAFT --target TARGET.",
-    )
-
-
-def _stopped(queries: Queries, window: str) -> dict[str, Any]:
-    """Not by category: engines may label what they draft alone."""
-    every = dataclasses.replace(queries, category_label="")
-    return _alert(
-        "DraftStopped",
-        f"{every.generated(window)} > 0 unless {every.verify_steps(window)} > 0",
-        "15m",
-        {"severity": "warning"},
-        f"{_SERVED}: the server writes text without drafting",
-        "Tokens are generated, but no verify step is counted: speculation is off, or the engine"
-        " switched it off under load.",
-    )
-
-
-def _alert(
-    name: str, expr: str, lasting: str, labels: dict[str, str], summary: str, description: str
-) -> dict[str, Any]:
+    mean = limit.golden.mean_acceptance_length
     return {
-        "alert": name,
-        "expr": expr,
-        "for": lasting,
-        "labels": labels,
-        "annotations": {"summary": summary, "description": description},
+        "of": f", category {_plain(limit.category)}" if limit.category else "",
+        "draft": _plain(draft),
+        "length": f"{LENGTH}{only}",
+        "steps": f"{STEPS}{only}",
+        "mean": f"{mean:.4f}",
+        "lowest": f"{limit.lowest:.4f}",
+        "bound": f"{limit.lowest:.6g}",
+        "noise": f"{noise:.3g}",
+        "variance": f"{limit.variance:.6g}",
+        "noise_alone": f"{1 + _NOISE_ALONE * (mean - 1):.6g}",
+        "drop": f"{limit.drop:.2%}",
+        "max_drop": f"{limit.max_drop:.1%}",
     }
 
 

@@ -1,20 +1,7 @@
 """Golden acceptance as engines simulate it: load tests without the draft's weights, or on any text.
 
-All of them run the draft and the verification as ever, and then overrule which draft tokens are
-accepted. Their text is therefore not the target's: neither quality nor acceptance may be measured
-on such a server.
-
-- vLLM accepts each draft token by a draw of its own. `synthetic_acceptance_rates` are unconditional
-  (config/speculative.py: "the marginal probability that the first i+1 draft tokens are all
-  accepted"), the share of the verify steps that accepted the token at each position. vLLM 0.33 and
-  0.32 divide them by each other for the conditional rates of the sampler. So the whole distribution
-  of the acceptance length is golden.
-- SGLang draws one acceptance length for all requests of a batch, of the two whole numbers beside
-  the mean (srt/speculative/spec_utils.py, sample_simulated_acc_len, "match-expected"): the mean
-  alone is golden. The default token mode repeats one token; "real-draft-token" accepts the draft's.
-- TensorRT-LLM counts accepted draft tokens without the target's own: the mean less 1. Where it
-  reads a whole number (before pull request 14438, and still with a draft in an engine of its own),
-  it ignores a fraction with a warning, and accepts what the draft deserves.
+Engines run draft and verification as ever, and then overrule what is accepted: their text is not
+the target's, and neither quality nor acceptance may be measured on such a server.
 """
 
 import json
@@ -43,6 +30,7 @@ def simulation(golden: GoldenCategory, engine: EngineName) -> Simulation:
 
 
 def _vllm(golden: GoldenCategory) -> Simulation:
+    # Unconditional rates (config/speculative.py of 0.32 and 0.33), which the sampler divides.
     rates = [round(rate, _DIGITS) for rate in golden.acceptance_rates]
     config = {
         "num_speculative_tokens": len(rates),
@@ -61,6 +49,7 @@ def _vllm(golden: GoldenCategory) -> Simulation:
 
 
 def _sglang(golden: GoldenCategory) -> Simulation:
+    # srt/speculative/spec_utils.py, sample_simulated_acc_len: the default mode repeats one token.
     return Simulation(
         line=f"SGLANG_SIMULATE_ACC_LEN={golden.mean_acceptance_length:.{_DIGITS}g}"
         " SGLANG_SIMULATE_ACC_METHOD=match-expected"
@@ -75,6 +64,7 @@ def _sglang(golden: GoldenCategory) -> Simulation:
 
 
 def _tensorrt_llm(golden: GoldenCategory) -> Simulation:
+    # It reads a whole number before pull request 14438, and with a draft in an engine of its own.
     accepted = golden.mean_acceptance_length - 1
     near = max(1, math.floor(accepted + 0.5))
     return Simulation(

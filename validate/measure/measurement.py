@@ -1,17 +1,16 @@
 """A measurement: which server was asked for what, and what every request got.
 
-Counts are kept as they came, per request; what is pooled, is pooled by those who read them. Times
-are of the client's monotonic clock: no clock of a server is believed.
+Times are of the client's monotonic clock: no clock of a server is believed.
 """
 
 import hashlib
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from typing_extensions import override
 
@@ -45,12 +44,9 @@ class Speculation:
 
     Attributes:
         method, draft, draft_quantization: as the server, or who measured, calls them.
-        served_draft, served_quantization: what the server itself says.
-        told_by: how it is known that the server runs the draft that was given: "path" = it has the
-            same folder, "tensors" = one with the same tensors, "name" = one of that name, "user" =
-            `--served-as` says so.
-        lossy: settings by which tokens are accepted that the target would not have written, as
-            "NAME = VALUE"; figures of such a server are not comparable.
+        told_by: it runs the draft that was given: its folder ("path"), one with the same tensors,
+            or one of that name; "user" = `--served-as` says so.
+        lossy: settings that accept tokens which the target would not have written, "NAME = VALUE".
         acceptance_told: the server tells such settings; False = it may be lossy unseen.
     """
 
@@ -73,8 +69,6 @@ class Asked:
     Attributes:
         prompts_sha256: over ids, categories and token ids of all prompts, in their order.
         template_sha256: of the chat template that made token ids of messages; None = no messages.
-        concurrency: requests in flight. num_warm_up: requests before them, not recorded.
-        num_top_logprobs: most likely tokens asked for at each place; 0 = no log-probabilities.
     """
 
     prompts_sha256: Annotated[str, HEX_64]
@@ -107,14 +101,13 @@ class RequestRecord(PromptKey):
     """What one prompt got; None = not asked for, or the engine does not tell.
 
     Attributes:
-        histogram: [K + 1] verify steps by number of accepted draft tokens. A step may have accepted
-            tokens beyond the end of the output, which are counted.
+        histogram: [K + 1] verify steps by number of accepted draft tokens, with what a step
+            accepted beyond the end of the output.
         accepted, drafted: draft tokens of every step in order.
         num_cut_rounds: steps at the end, of at most K tokens together, that the engine tells only
             as far as the output goes; the three above leave them out.
         top_gap: log-probability of the most likely token minus that of the second, at each place.
-        began: seconds from the start of the run to the first attempt; the time in which a run was
-            interrupted is left out.
+        began: seconds from the start of the run to the first attempt, without interruptions.
         time_to_first_token, latency: seconds from sending the answered attempt.
     """
 
@@ -190,55 +183,47 @@ class Measurement(Brief):
 
 def differences(one: Setup, other: Setup) -> tuple[str, ...]:
     """What must not differ if drafts are compared, "key: one, other" each; the draft itself may."""
-    weights = [
-        found for found in _differing_arguments(one.server, other.server)
-        if found[0].endswith("quantization")
+    both = [
+        (setup.server.engine, setup.server.version, setup.server.model,
+         setup.asked.prompts_sha256[:12], setup.asked.template_sha256, setup.asked.temperature,
+         setup.asked.top_p, setup.asked.top_k, setup.asked.max_new_tokens, setup.asked.ignore_eos)
+        for setup in (one, other)
     ]  # fmt: skip
-    return tuple(
-        f"{key}: {first}, {second}"
-        for key, first, second in (*_comparable(one, other), *weights)
-        if first != second
+    compared = zip(_COMPARED, *both, strict=True)
+    weights = (
+        found
+        for found in _differing_arguments(one.server, other.server)
+        if found[0].endswith("quantization")
     )
+    return _said((*compared, *weights))
+
+
+_COMPARED = ("engine", "engine version", "model", "prompts", "chat template", "temperature",
+             "top-p", "top-k", "tokens asked for", "ignore_eos")  # fmt: skip
 
 
 def differing_arguments(one: ServerIdentity, other: ServerIdentity) -> tuple[str, ...]:
     """In what two servers say that they were started differently, "key: one, other" each."""
-    found = _differing_arguments(one, other)
-    return tuple(f"{key}: {first}, {second}" for key, first, second in found)
+    return _said(_differing_arguments(one, other))
+
+
+def _said(values: Iterable[tuple[str, object, object]]) -> tuple[str, ...]:
+    return tuple(f"{key}: {own}, {other}" for key, own, other in values if own != other)
 
 
 def _differing_arguments(
     one: ServerIdentity, other: ServerIdentity
-) -> list[tuple[str, object, object]]:
+) -> Iterator[tuple[str, object, object]]:
     """Of the target, what belongs to the draft is left out.
 
     A key of one says nothing where the other does not tell its configuration: vLLM's have a
     section.
     """
     told = [{"." in key for key in server.arguments} for server in (one, other)]
-    return [
-        (key, one.arguments.get(key), other.arguments.get(key))
-        for key in sorted({*one.arguments, *other.arguments})
-        if one.arguments.get(key) != other.arguments.get(key)
-        and not any(word in key for word in _OF_THE_DRAFT)
-        and all(("." in key) in kinds for kinds in told)
-    ]
-
-
-def _comparable(one: Setup, other: Setup) -> list[tuple[str, Any, Any]]:
-    a, b = one.asked, other.asked
-    return [
-        ("engine", one.server.engine, other.server.engine),
-        ("engine version", one.server.version, other.server.version),
-        ("model", one.server.model, other.server.model),
-        ("prompts", a.prompts_sha256[:12], b.prompts_sha256[:12]),
-        ("chat template", a.template_sha256, b.template_sha256),
-        ("temperature", a.temperature, b.temperature),
-        ("top-p", a.top_p, b.top_p),
-        ("top-k", a.top_k, b.top_k),
-        ("tokens asked for", a.max_new_tokens, b.max_new_tokens),
-        ("ignore_eos", a.ignore_eos, b.ignore_eos),
-    ]
+    for key in sorted({*one.arguments, *other.arguments}):
+        ours = not any(word in key for word in _OF_THE_DRAFT)
+        if ours and all(("." in key) in kinds for kinds in told):
+            yield key, one.arguments.get(key), other.arguments.get(key)
 
 
 _LARGEST_TOKEN = 2**31 - 1
@@ -265,21 +250,16 @@ def setup_problem(setup: Setup) -> str | None:
 
 def record_problem(record: RequestRecord, setup: Setup) -> str | None:
     """What a record says that cannot be of a measurement with this setup; None = nothing."""
+    names = {"id": record.id, "category": record.category, "cluster": record.cluster or "-"}
+    for key, name in names.items():
+        if not is_printable_name(name):
+            return f"{key}: expected 1 to 200 printable characters, got {short(name)}"
     return (
-        _prompt_problem(record)
-        or _output_problem(record, setup.asked)
+        _output_problem(record, setup.asked)
         or _steps_problem(record, setup.speculation)
         or _logprob_problem(record, setup.asked.num_top_logprobs)
         or _time_problem(record)
     )
-
-
-def _prompt_problem(record: RequestRecord) -> str | None:
-    names = (("id", record.id), ("category", record.category), ("cluster", record.cluster or "-"))
-    for key, name in names:
-        if not is_printable_name(name):
-            return f"{key}: expected 1 to 200 printable characters, got {short(name)}"
-    return None
 
 
 def _output_problem(record: RequestRecord, asked: Asked) -> str | None:
@@ -320,13 +300,9 @@ def _steps_problem(record: RequestRecord, speculation: Speculation | None) -> st
             f"accepted: {len(accepted)} verify steps do not match the histogram, which counts"
             f" {sum(histogram)}"
         )
-    return None if drafted is None else _drafted_problem(accepted, drafted, most)
-
-
-def _drafted_problem(accepted: Sequence[int], drafted: Sequence[int], most: int) -> str | None:
-    if len(drafted) != len(accepted):
+    if drafted is not None and len(drafted) != len(accepted):
         return f"drafted: expected {len(accepted)} verify steps, got {len(drafted)}"
-    if not all(a <= d <= most for a, d in zip(accepted, drafted, strict=True)):
+    if not all(a <= d <= most for a, d in zip(accepted, drafted or (), strict=False)):
         return f"drafted: expected between the accepted tokens and K = {most} in every verify step"
     return None
 

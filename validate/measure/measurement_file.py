@@ -1,13 +1,13 @@
 """Measurements as files: JSON lines, the setup first, then a record for each prompt, in order.
 
-A file is whole: its records are those of the prompts that the setup names. What is not finished
-lies beside it as `OUT.measuring`, whose records stand in the order in which they came, each written
-at once and flushed to the disk. Its last line may be cut off: its run was killed while it wrote.
+What is not finished lies beside it as `OUT.measuring`, whose records stand in the order in which
+they came, each flushed to the disk. Its last line may be cut off: its run was killed.
 """
 
 import dataclasses
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,11 +46,11 @@ def read_measurement(path: Path) -> Measurement:
         raise MeasureError(path, "holds no record", fix=_OURS)
     found = prompts_sha256((r.id, r.category, r.prompt_sha256) for r in records)
     if found != setup.asked.prompts_sha256:
-        doubled = _first_double(records)
+        (most, count), *_ = Counter(record.id for record in records).most_common(1)
         raise MeasureError(
             path,
-            f"id {doubled!r} stands on two lines"
-            if doubled
+            f"id {most!r} stands on two lines"
+            if count > 1
             else f"its {len(records)} records are not those of the prompts that were asked",
             fix=_OURS,
         )
@@ -102,15 +102,6 @@ def _decoded(kind: type, line: bytes, where: str) -> Any:
         raise MeasureError(where, f"is not {what} of a measurement: {exc}", fix=_OURS) from exc
 
 
-def _first_double(records: list[RequestRecord]) -> str | None:
-    seen: set[str] = set()
-    for record in records:
-        if record.id in seen:
-            return record.id
-        seen.add(record.id)
-    return None
-
-
 MEASURING = ".measuring"
 """Behind the name of the output."""
 
@@ -121,11 +112,8 @@ class KeptRecords:
     def __init__(self, out: Path, descriptor: int, setup: Setup) -> None:
         self.path = out.with_name(out.name + MEASURING)
         self.records: dict[str, RequestRecord] = {}
-        self.dropped_line = False
-        self._out = out
-        self._descriptor = descriptor
-        self._setup = setup
-        self._is_broken = False
+        self.dropped_line = self._is_broken = False
+        self._out, self._descriptor, self._setup = out, descriptor, setup
         self._read()
 
     def add(self, record: RequestRecord) -> None:
@@ -165,7 +153,13 @@ class KeptRecords:
             whole += len(line)
             where = f"{self.path}:{number}"
             if number == 1:
-                self._check_plan(read_setup(line, where))
+                refuse_other_work(
+                    self.path,
+                    "measurement",
+                    setup_differences(read_setup(line, where), self._setup),
+                    given="arguments and server",
+                    remove=f"rm {self.path}",
+                )
                 continue
             record = read_record(line, self._setup, where)
             if record.id in self.records:
@@ -176,15 +170,6 @@ class KeptRecords:
         if not whole:
             self.dropped_line = False
             self._append(line_of(self._setup))
-
-    def _check_plan(self, begun: Setup) -> None:
-        refuse_other_work(
-            self.path,
-            "measurement",
-            setup_differences(begun, self._setup),
-            given="arguments and server",
-            remove=f"rm {self.path}",
-        )
 
     def _append(self, line: str) -> None:
         """Write a line; behind one that is cut off nothing may follow."""
@@ -222,11 +207,8 @@ def kept_records(out: Path, setup: Setup) -> Iterator[KeptRecords]:
 
 def setup_differences(begun: Setup, now: Setup) -> tuple[str, ...]:
     """In what two setups differ, a line for each; the version of draftquant may."""
-    one, other = (
-        {key: value for key, value in _leaves(setup) if key != "draftquant"}
-        for setup in (begun, now)
-    )
-    return differences(one, other)
+    without = (dataclasses.replace(setup, draftquant="") for setup in (begun, now))
+    return differences(*(dict(_leaves(setup)) for setup in without))
 
 
 def _leaves(value: object, key: str = "") -> Iterator[tuple[str, object]]:

@@ -1,9 +1,4 @@
-"""Measuring: every prompt is asked, a bounded number at a time, and each answer is kept at once.
-
-It knows neither engines nor the command line. Whether a server runs the draft that `--draft` names,
-its own words say: by a path of its own machine, or by a Hub id. So names may differ where the draft
-is the same, and the other way round: what can be compared is, from the surest on.
-"""
+"""Measuring: every prompt is asked, a bounded number at a time, and each answer is kept at once."""
 
 import asyncio
 import itertools
@@ -78,6 +73,7 @@ def identified(
 
 
 def _told_by(named: str | None, draft: DraftIdentity) -> ToldBy | None:
+    """How it is known that a server, which says a path or a Hub id, runs this draft."""
     if draft.served_as is not None and draft.served_as != named:
         raise MeasureError(
             "--served-as",
@@ -95,7 +91,7 @@ def _told_by(named: str | None, draft: DraftIdentity) -> ToldBy | None:
             return "path"
         if _has_tensors(here, draft.draft_sha256):
             return "tensors"
-    elif _last_name(named) in _names(draft):
+    elif _last_name(named) in map(_last_name, filter(None, (draft.draft, str(draft.folder or "")))):
         return "name"
     raise MeasureError(
         "--draft",
@@ -119,12 +115,6 @@ def _has_tensors(folder: Path, sha256: str) -> bool:
         return has_identity(Checkpoint.open(folder), sha256)
     except CheckpointError:
         return False
-
-
-def _names(draft: DraftIdentity) -> set[str]:
-    """By which a folder may go: its own, and that of the Hub's cache or of the id."""
-    paths = [draft.draft] + ([] if draft.folder is None else [str(draft.folder)])
-    return {_last_name(path) for path in paths}
 
 
 def _last_name(path: str) -> str:
@@ -166,13 +156,9 @@ class ServerAddress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is measured.
+    """What is measured: in flight are fewer requests where the engine's interface allows no more.
 
-    Attributes:
-        concurrency: requests in flight; fewer where the engine's interface allows no more.
-        num_warm_up: requests before, over the first prompts again and again, not recorded.
-        draft: None = what the server says of its draft is all that is known.
-        model: name that the server must serve; None = any.
+    Warm-up goes over the first prompts again and again. `model`: that the server must serve.
     """
 
     prompts: Sequence[Prompt]
@@ -225,12 +211,8 @@ class Plan:
             num_warm_up=self.num_warm_up,
             num_top_logprobs=decoding.num_top_logprobs,
         )
-        return Setup(
-            server=server,
-            speculation=speculation,
-            asked=asked,
-            draftquant=package_version("draftquant"),
-        )
+        ours = package_version("draftquant")
+        return Setup(server=server, speculation=speculation, asked=asked, draftquant=ours)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,64 +235,45 @@ def measure(
     on_progress: Callable[[Progress], None] = lambda _: None,
 ) -> Measurement:
     """Measure a server, or go on with what an earlier run of the plan has kept beside `out`."""
+
+    async def measured() -> Measurement:
+        async with ServerClient(
+            server.url, key=server.key, most_in_flight=plan.concurrency, patience=server.patience
+        ) as client:
+            setup = plan.setup(protocol, *await protocol.identify(client))
+            with kept_records(out, setup) as kept:
+                _check_kept(kept, plan.prompts)
+                await _Run(client, protocol, plan, setup, kept, on_progress, server).all()
+                again = plan.setup(protocol, *await protocol.identify(client))
+                if differences := setup_differences(setup, again):
+                    raise MeasureError(
+                        server.url,
+                        "was changed while it was measured:",
+                        details=differences,
+                        fix=f"measure one server; rm {kept.path}, and run again",
+                    )
+                return kept.publish([prompt.id for prompt in plan.prompts])
+
     check_output(out)
-    return asyncio.run(_measure(out, server, protocol, plan, on_progress))
+    return asyncio.run(measured())
 
 
-async def _measure(
-    out: Path,
-    server: ServerAddress,
-    protocol: EngineProtocol,
-    plan: Plan,
-    on_progress: Callable[[Progress], None],
-) -> Measurement:
-    async with ServerClient(
-        server.url, key=server.key, most_in_flight=plan.concurrency, patience=server.patience
-    ) as client:
-        identity, speculation = await protocol.identify(client)
-        setup = plan.setup(protocol, identity, speculation)
-        with kept_records(out, setup) as kept:
-            _check_kept(kept, plan.prompts)
-            run = _Run(client, protocol, plan, setup, kept, on_progress, server.most_per_second)
-            await run.all()
-            again = plan.setup(protocol, *await protocol.identify(client))
-            if differences := setup_differences(setup, again):
-                raise MeasureError(
-                    server.url,
-                    "was changed while it was measured:",
-                    details=differences,
-                    fix=f"measure one server; rm {kept.path}, and run again",
-                )
-            return kept.publish([prompt.id for prompt in plan.prompts])
-
-
+@dataclass
 class _Run:
-    def __init__(
-        self,
-        client: ServerClient,
-        protocol: EngineProtocol,
-        plan: Plan,
-        setup: Setup,
-        kept: KeptRecords,
-        on_progress: Callable[[Progress], None],
-        most_per_second: float | None,
-    ) -> None:
-        self._client = client
-        self._protocol = protocol
-        self._plan = plan
-        self._setup = setup
-        self._kept = kept
-        self._on_progress = on_progress
-        self._pause = 1 / most_per_second if most_per_second else 0.0
-        self._next_start = 0.0
-        done = kept.records.values()
-        # Its clock goes on where that of an earlier run ended.
-        self._before = max((record.began + record.latency for record in done), default=0.0)
-        self._num_done = len(done)
-        self._counts = _pooled(done, setup)
+    _client: ServerClient
+    _protocol: EngineProtocol
+    _plan: Plan
+    _setup: Setup
+    _kept: KeptRecords
+    _on_progress: Callable[[Progress], None]
+    _server: ServerAddress
+    _next_start: float = 0.0
 
     async def all(self) -> None:
-        plan = self._plan
+        plan, done = self._plan, self._kept.records.values()
+        # Its clock goes on where that of an earlier run ended.
+        before = max((record.began + record.latency for record in done), default=0.0)
+        self._num_done, self._counts = len(done), _pooled(done, self._setup)
         waiting = [prompt for prompt in plan.prompts if prompt.id not in self._kept.records]
         self._tell()
         if not waiting:
@@ -324,7 +287,7 @@ class _Run:
             async def answer(prompt: Prompt) -> None:
                 start = time.monotonic()
                 completion = await self._complete(prompt)
-                record = _record(prompt, completion, self._before + start - began)
+                record = _record(prompt, completion, before + start - began)
                 writing.append(writer.submit(self._kept.add, record))
                 for written in [each for each in writing if each.done()]:
                     writing.remove(written)
@@ -359,7 +322,8 @@ class _Run:
     async def _paced(self) -> None:
         now = time.monotonic()
         start = max(now, self._next_start)
-        self._next_start = start + self._pause
+        rate = self._server.most_per_second
+        self._next_start = start + (1 / rate if rate else 0.0)
         if start > now:
             await asyncio.sleep(start - now)
 
@@ -377,27 +341,27 @@ class _Run:
         return completion
 
     def _tell(self) -> None:
-        self._on_progress(
-            Progress(
-                setup=self._setup,
-                num_done=self._num_done,
-                num_prompts=len(self._plan.prompts),
-                counts=self._counts,
-                dropped_line=self._kept.dropped_line,
-            )
+        done = Progress(
+            setup=self._setup,
+            num_done=self._num_done,
+            num_prompts=len(self._plan.prompts),
+            counts=self._counts,
+            dropped_line=self._kept.dropped_line,
         )
+        self._on_progress(done)
 
 
 def _record(prompt: Prompt, completion: Completion, began: float) -> RequestRecord:
-    answered = ((each.name, getattr(completion, each.name)) for each in fields(completion))
+    answered = {each.name: getattr(completion, each.name) for each in fields(completion)}
+    del answered["num_draft_tokens"]
     return RequestRecord(
         id=prompt.id,
         category=prompt.category,
         prompt_sha256=prompt_sha256(prompt.token_ids),
         num_prompt_tokens=len(prompt.token_ids),
         began=began,
-        **{key: value for key, value in answered if key != "num_draft_tokens"},
         cluster=prompt.cluster,
+        **answered,
     )
 
 

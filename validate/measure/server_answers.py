@@ -1,17 +1,4 @@
-"""How servers of engines are asked, and what they answer: hostile JSON, and counters.
-
-Each value is checked where it is read; what a field is called, each protocol says. Where an engine
-counts its verify steps, in Prometheus' text format, was read in the sources of vLLM 0.32 and 0.33
-(v1/spec_decode/metrics.py, SpecDecodingProm), SGLang 0.5.23
-(srt/observability/metrics_collector.py, observe_one_finished_request) and TensorRT-LLM after 1.2
-(metrics/collector.py, MetricsCollector; it needs `return_perf_metrics: true`).
-
-SGLang counts verify steps and generated tokens of finished requests, nothing by position. The first
-token of a request comes from its prefill, every other one from a verify step, so that tokens less
-requests over verify steps is its mean acceptance length, but for tokens of the last step beyond the
-end of the text. Its gauge `sglang:spec_accept_length` is of an interval of its log: it cannot be
-added up, and keeps its last value while nothing runs.
-"""
+"""How servers of engines are asked, and what they answer: hostile JSON, and counters."""
 
 import importlib
 import math
@@ -22,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ...recipes.errors import MeasureError, short
 from ...recipes.strict_json import JsonProblem
@@ -33,7 +20,9 @@ if TYPE_CHECKING:  # other tools' files are read without torch, which decoding l
     from ...calibration.recording.decoding import Decoding
     from ...calibration.server_client import ServerClient
 
+T = TypeVar("T")
 Fields = Mapping[str, Any]
+_Reader = Callable[[Fields, str], T]
 
 
 class AnswerProblem(Exception):  # noqa: N818 - not an error of its own: protocols turn it into one
@@ -57,17 +46,44 @@ def section(fields: Fields, *keys: str) -> Fields:
     return fields
 
 
-def optional(fields: Fields, key: str, read: Callable[[Fields, str], Any]) -> Any:
+def optional(fields: Fields, key: str, read: _Reader[T]) -> T | None:
     """What `read` makes of a field; None where it is absent or null."""
     return None if fields.get(key) is None else read(fields, key)
 
 
-def text(fields: Fields, key: str) -> str:
-    """Printable text that is not empty, else AnswerProblem."""
-    value = fields.get(key)
-    if not isinstance(value, str) or not value or not value.isprintable():
-        raise AnswerProblem(f"{key}: expected text, got {short(value)}")
-    return value
+def _reader(kind: str, fits: Callable[[Any], bool]) -> Callable[[Fields, str], Any]:
+    """Reads a field that holds values of one kind, else AnswerProblem."""
+
+    def read(fields: Fields, key: str) -> Any:
+        value = fields.get(key)
+        if not fits(value):
+            raise AnswerProblem(f"{key}: expected {kind}, got {short(value)}")
+        return tuple(value) if isinstance(value, list) else value
+
+    return read
+
+
+def _is_list(value: object, fits: Callable[[Any], bool] = lambda _: True) -> bool:
+    return isinstance(value, list) and all(map(fits, value))
+
+
+def _is_object(value: object) -> bool:
+    return isinstance(value, Mapping)
+
+
+string: _Reader[str] = _reader("text", lambda value: isinstance(value, str))
+"""Any text, also an empty one, also of several lines."""
+text: _Reader[str] = _reader("text", lambda v: isinstance(v, str) and v != "" and v.isprintable())
+"""Printable text that is not empty."""
+wholes: _Reader[tuple[int, ...]] = _reader(
+    "a list of whole numbers >= 0", lambda v: _is_list(v, lambda i: type(i) is int and i >= 0)
+)
+"""Token ids or counts, a tuple."""
+items: _Reader[tuple[object, ...]] = _reader("a list", _is_list)
+objects: _Reader[tuple[Fields, ...]] = _reader(
+    "a list of objects", lambda value: _is_list(value, _is_object)
+)
+object_: _Reader[Fields] = _reader("an object", _is_object)
 
 
 def whole(fields: Fields, key: str, *, least: int = 0) -> int:
@@ -86,35 +102,11 @@ def checked_draft_tokens(value: int, where: str) -> int:
     return value
 
 
-def wholes(fields: Fields, key: str) -> tuple[int, ...]:
-    """Whole numbers of at least 0, such as token ids or counts, else AnswerProblem."""
-    values = fields.get(key)
-    if not isinstance(values, list) or not all(type(i) is int and i >= 0 for i in values):
-        raise AnswerProblem(f"{key}: expected a list of whole numbers >= 0, got {short(values)}")
-    return tuple(values)
-
-
 def number(value: object, where: str) -> float:
     """A finite number, else AnswerProblem; an infinite one is null in JSON."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
         raise AnswerProblem(f"{where}: expected a number, got {short(value)}")
     return float(value)
-
-
-def objects(fields: Fields, key: str) -> tuple[Fields, ...]:
-    """JSON objects, else AnswerProblem."""
-    values = fields.get(key)
-    if not isinstance(values, list) or not all(isinstance(v, Mapping) for v in values):
-        raise AnswerProblem(f"{key}: expected a list of objects, got {short(values)}")
-    return tuple(values)
-
-
-def object_(fields: Fields, key: str) -> Fields:
-    """A JSON object, else AnswerProblem."""
-    value = fields.get(key)
-    if not isinstance(value, Mapping):
-        raise AnswerProblem(f"{key}: expected an object, got {short(value)}")
-    return value
 
 
 def gap(logprobs: Sequence[float]) -> float:
@@ -214,8 +206,8 @@ class Series:
 class EngineCounters:
     """Where an engine counts its verify steps; None = it does not.
 
-    Where `accepted` is None, it is `emitted` less `first_tokens` less `verify_steps`; the label "0"
-    of `accepted_at` is the first draft token.
+    Where `accepted` is None, it is `emitted` less `first_tokens`, which prefill writes, less
+    `verify_steps`. The label "0" of `accepted_at` is the first draft token.
     """
 
     verify_steps: Series
@@ -227,17 +219,22 @@ class EngineCounters:
 
 
 ENGINE_COUNTERS: Mapping[EngineName, EngineCounters] = {
+    # v1/spec_decode/metrics.py of 0.32 and 0.33, SpecDecodingProm
     "vllm": EngineCounters(
         verify_steps=Series(name="vllm:spec_decode_num_drafts_total"),
         accepted_at=Series(name="vllm:spec_decode_num_accepted_tokens_per_pos_total"),
         position_label="position",
         accepted=Series(name="vllm:spec_decode_num_accepted_tokens_total"),
     ),
+    # srt/observability/metrics_collector.py of 0.5.23: of finished requests, nothing by position.
+    # Its gauge `sglang:spec_accept_length` is of an interval of its log, and cannot be added up.
     "sglang": EngineCounters(
         verify_steps=Series(name="sglang:spec_verify_calls_total"),
         emitted=Series(name="sglang:generation_tokens_total"),
         first_tokens=Series(name="sglang:num_requests_total"),
     ),
+    # metrics/collector.py after 1.2, with `return_perf_metrics: true`: a step drafts its first
+    # position whenever it drafts.
     "tensorrt-llm": EngineCounters(
         verify_steps=Series(
             name="trtllm_spec_decode_drafted_tokens_total", labels={"token_position": "0"}
@@ -246,7 +243,6 @@ ENGINE_COUNTERS: Mapping[EngineName, EngineCounters] = {
         position_label="token_position",
     ),
 }
-"""A step of TensorRT-LLM drafts its first position whenever it drafts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,6 +280,51 @@ NEUTRAL: Mapping[str, float] = {
 }
 """Of a request: a server takes what is not said from its own defaults, or from the model's
 generation_config.json (vLLM: entrypoints/openai/completion/protocol.py:322)."""
+
+
+def sampling(ask: Ask) -> dict[str, Any]:
+    """What every engine calls alike of a request."""
+    decoding = ask.decoding
+    return {
+        "ignore_eos": ask.ignore_eos,
+        "temperature": decoding.temperature,
+        "top_p": decoding.top_p,
+        "top_k": decoding.top_k,
+        **NEUTRAL,
+        "n": 1,
+    }
+
+
+def completion_body(model: str, prompt: "Prompt", ask: Ask) -> dict[str, Any]:
+    """What vLLM and TensorRT-LLM are asked alike, as a stream, at /v1/completions."""
+    from ...calibration.recording.decoding import prompt_seed
+
+    decoding = ask.decoding
+    body = sampling(ask) | {
+        "model": model,
+        "prompt": list(prompt.token_ids),
+        "max_tokens": ask.max_new_tokens,
+        "min_tokens": 0,
+        "stream": True,
+        # vLLM's metrics ride on the event behind the last token, which only this asks for.
+        "stream_options": {"include_usage": True},
+    }
+    if decoding.sampled:
+        body["seed"] = prompt_seed(decoding.seed, prompt.token_ids)
+    if decoding.num_top_logprobs:
+        body["logprobs"] = decoding.num_top_logprobs
+    return body
+
+
+def check_length(key: str, count: int, ended: str, ask: Ask, where: str, limit: str) -> None:
+    """Refuse more tokens than were asked for, or fewer where the server's `limit` cut them off."""
+    most = ask.max_new_tokens
+    if count > most:
+        raise AnswerProblem(f"{key}: {count}, but {most} were asked for")
+    if ended == "length" and count < most:
+        what = f"its answer was cut off after {count} of {most} tokens"
+        fix = f"start the server with a {limit}, or ask for fewer tokens"
+        raise MeasureError(where, what, fix=fix)
 
 
 class EngineProtocol(ABC):

@@ -1,37 +1,11 @@
-"""SGLang, over its own interface: POST /generate, GET /server_info.
+"""SGLang, over its own interface: POST /generate, GET /server_info; answers hold their own counts.
 
-Read in the sources of 0.5.23 (paths below `sglang/srt`), the fields also in those of 0.5.6 to
-0.5.15.
-
-- The gauges of /metrics and `avg_spec_accept_length` of /server_info are of an interval of the log,
-  of all requests, and count steps of finished ones: nothing here reads them.
-- `speculative_num_draft_tokens` is K + 1; a chain (topk 1) of S steps proposes K = S
-  (arg_groups/speculative_hook.py:1256-1265).
-- An abort with a status ends a stream of status 200 (managers/tokenizer_manager.py:1891-1922), an
-  error too, as {"error": ...} (entrypoints/http_server.py:965-974); a full queue is an abort with
-  503 (managers/scheduler.py:3552-3589).
-- Verification is greedy at any temperature on CPU, XPU, and ROCm without
-  --speculative-use-rejection-sampling (speculative/eagle_utils.py:485-500).
-- A finished answer's `meta_info` has `spec_verify_ct` (steps), `spec_num_correct_drafts`,
-  `spec_num_proposed_drafts` and `spec_correct_drafts_histogram`
-  (managers/tokenizer_manager.py:3138-3210). All are absent where no step was needed, and from a
-  server that drafts nothing. Up to 0.5.10 they are called `spec_accept_token_num`,
-  `spec_draft_token_num` and `spec_accept_histogram`; 0.5.9 is the first with a histogram.
-- The histogram ends at the largest number seen, not at K (managers/schedule_batch.py:1566). It
-  holds every step of the request alone, with what the last one accepted beyond the end
-  (managers/scheduler_components/batch_result_processor.py:829-836). `spec_accept_length` is
-  completion_tokens / steps, which is not 1 + accepted / steps (tokenizer_manager.py:3165).
-- A stream's events repeat everything from the beginning, or with --incremental-streaming-output
-  what is new (tokenizer_manager.py:2627-2671); events that nobody fetched become one (:1966-1979).
-  `meta_info.completion_tokens` is the sum in both. So steps are told apart only if events are as
-  many as steps.
-- Log-probabilities are after temperature, before top-k and top-p; greedy ones are raw
-  (layers/logprob_processor.py:416-427; otherwise with SGLANG_RETURN_ORIGINAL_LOGPROB).
+Read in the sources of 0.5.23 (paths below `srt`), the fields also in those of 0.5.6 to 0.5.15.
 """
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from typing_extensions import override
 
@@ -41,18 +15,19 @@ from ...calibration.server_client import PASSING, Event, Reply, ServerClient
 from ...recipes.errors import MeasureError, short
 from .measurement import ServerIdentity, Speculation
 from .server_answers import (
-    NEUTRAL,
     AnswerProblem,
     Ask,
     Completion,
     EngineProtocol,
     Fields,
+    check_length,
     checked_draft_tokens,
     gap,
     number,
     object_,
     optional,
     reading,
+    sampling,
     section,
     text,
     told,
@@ -60,7 +35,7 @@ from .server_answers import (
     wholes,
 )
 
-OLDEST = "0.5.9"
+OLDEST = "0.5.9"  # the first with a histogram; up to 0.5.10 by the second of these names
 _FIX = f"give an SGLang server of {OLDEST} or later, not a proxy that rewrites answers"
 _HISTOGRAMS = ("spec_correct_drafts_histogram", "spec_accept_histogram")
 _ACCEPTED = ("spec_num_correct_drafts", "spec_accept_token_num")
@@ -77,14 +52,7 @@ def read_answer(
     meta = object_(last.data, "meta_info")
     ended = _ended(meta, where)
     token_ids = _token_ids(events, whole(meta, "completion_tokens", least=1))
-    if len(token_ids) > ask.max_new_tokens:
-        raise AnswerProblem(
-            f"output_ids: {len(token_ids)}, but {ask.max_new_tokens} were asked for"
-        )
-    if ended == "length" and len(token_ids) < ask.max_new_tokens:
-        what = f"its answer was cut off after {len(token_ids)} of {ask.max_new_tokens} tokens"
-        fix = "start the server with a longer --context-length, or ask for fewer tokens"
-        raise MeasureError(where, what, fix=fix)
+    check_length("output_ids", len(token_ids), ended, ask, where, "longer --context-length")
     histogram = None
     if num_draft_tokens is not None:
         histogram = _histogram(meta, len(token_ids), num_draft_tokens, where)
@@ -107,10 +75,8 @@ def read_answer(
 def _ended(meta: Fields, where: str) -> Literal["stop", "length"]:
     reason = section(meta, "finish_reason")
     kind = reason.get("type")
-    if kind == "stop":
-        return "stop"
-    if kind == "length":
-        return "length"
+    if kind in ("stop", "length"):
+        return cast(Literal["stop", "length"], kind)
     if kind == "abort":
         raise MeasureError(where, f"the server gave up: {short(reason.get('message'))}",
                            fix="see the server's own messages")  # fmt: skip
@@ -120,6 +86,8 @@ def _ended(meta: Fields, where: str) -> Literal["stop", "length"]:
 
 
 def _token_ids(events: Sequence[Event], num_tokens: int) -> tuple[int, ...]:
+    # An event repeats everything, or with --incremental-streaming-output tells what is new
+    # (managers/tokenizer_manager.py:2627-2671); completion_tokens is the sum in both.
     last = wholes(events[-1].data, "output_ids")
     if len(last) == num_tokens:
         return last
@@ -130,7 +98,12 @@ def _token_ids(events: Sequence[Event], num_tokens: int) -> tuple[int, ...]:
 
 
 def _histogram(meta: Fields, num_tokens: int, num_draft_tokens: int, where: str) -> tuple[int, ...]:
-    """[K + 1], checked against all else that is told of the rounds."""
+    """[K + 1], checked against all else that is told of the rounds.
+
+    The counts end at the largest number seen, and hold every step of the request alone, with what
+    the last one accepted beyond the end (managers/tokenizer_manager.py:3138-3210,
+    managers/scheduler_components/batch_result_processor.py:829-836).
+    """
     empty = (0,) * (num_draft_tokens + 1)
     if num_tokens == 1:  # prefill wrote it
         return empty
@@ -153,10 +126,8 @@ def _histogram(meta: Fields, num_tokens: int, num_draft_tokens: int, where: str)
     again = whole({"num_retractions": 0, **meta}, "num_retractions")
     fits = written - num_draft_tokens <= num_tokens <= written + again
     if len(counts) > len(empty) or not fits:
-        raise AnswerProblem(
-            f"{key}: {list(counts)} with K = {num_draft_tokens} cannot have written"
-            f" {num_tokens} tokens"
-        )
+        what = f"{list(counts)} with K = {num_draft_tokens} cannot have written {num_tokens} tokens"
+        raise AnswerProblem(f"{key}: {what}")
     return counts + empty[len(counts) :]
 
 
@@ -167,7 +138,10 @@ def _first(meta: Fields, names: Sequence[str]) -> str:
 def _told_apart(
     events: Sequence[Event], histogram: tuple[int, ...] | None
 ) -> tuple[int, ...] | None:
-    """Accepted tokens round by round, if the stream had an event for each; else None."""
+    """Accepted tokens round by round, if the stream had an event for each; else None.
+
+    Events that nobody fetched become one (managers/tokenizer_manager.py:1966-1979).
+    """
     if histogram is None or len(events) != sum(histogram) + 1:
         return None
     totals = [whole(object_(e.data, "meta_info"), "completion_tokens") for e in events]
@@ -180,7 +154,7 @@ def _told_apart(
 
 
 def _logprobs(meta: Fields, token_ids: tuple[int, ...]) -> tuple[float, ...]:
-    """Of the tokens; an entry is [log-probability, id, text or null]."""
+    """Of the tokens, after temperature, before top-k and top-p; greedy ones are raw."""
     entries = _entries(meta.get("output_token_logprobs"), "output_token_logprobs")
     if tuple(token for _, token in entries) != token_ids:
         raise AnswerProblem("output_token_logprobs: not those of output_ids")
@@ -190,21 +164,20 @@ def _logprobs(meta: Fields, token_ids: tuple[int, ...]) -> tuple[float, ...]:
 def _gaps(meta: Fields, num_tokens: int) -> tuple[float, ...]:
     places = meta.get("output_top_logprobs")
     if not isinstance(places, list) or len(places) != num_tokens:
-        raise AnswerProblem(
-            f"output_top_logprobs: expected {num_tokens} lists, got {short(places)}"
-        )
+        what = f"expected {num_tokens} lists, got {short(places)}"
+        raise AnswerProblem(f"output_top_logprobs: {what}")
     return tuple(gap([p for p, _ in _entries(v, "output_top_logprobs")]) for v in places)
 
 
 def _entries(values: object, where: str) -> list[tuple[float, int]]:
+    """An entry is [log-probability, id, text or null]."""
     if not isinstance(values, list):
         raise AnswerProblem(f"{where}: expected a list, got {short(values)}")
     found = []
     for value in values:
         if not isinstance(value, list) or len(value) != 3 or type(value[1]) is not int:
-            raise AnswerProblem(
-                f"{where}: expected [log-probability, id, text], got {short(value)}"
-            )
+            what = f"expected [log-probability, id, text], got {short(value)}"
+            raise AnswerProblem(f"{where}: {what}")
         found.append((number(value[0], where), value[1]))
     return found
 
@@ -295,10 +268,9 @@ def _speculation(url: str, info: Fields) -> Speculation | None:
     if info.get("speculative_adaptive") is True:
         raise MeasureError(url, "it changes the number of drafted tokens while it runs",
                            fix="start it without --speculative-adaptive")  # fmt: skip
+    key = "speculative_num_draft_tokens"  # K + 1; a chain of S steps proposes K = S
     return Speculation(
-        num_draft_tokens=checked_draft_tokens(
-            whole(info, "speculative_num_draft_tokens") - 1, "speculative_num_draft_tokens - 1"
-        ),
+        num_draft_tokens=checked_draft_tokens(whole(info, key) - 1, f"{key} - 1"),
         method=method,
         draft=optional(info, "speculative_draft_model_path", text),
         draft_quantization=optional(info, "speculative_draft_model_quantization", text),
@@ -322,6 +294,7 @@ def _lossy(info: Fields) -> tuple[str, ...]:
 
 
 def _verifies_greedily(info: Fields) -> bool:
+    """At any temperature (speculative/eagle_utils.py:485-500)."""
     if info.get("device") in ("cpu", "xpu"):
         return True
     return (
@@ -333,26 +306,21 @@ def _verifies_greedily(info: Fields) -> bool:
 def _request(prompt: Prompt, ask: Ask) -> dict[str, Any]:
     decoding = ask.decoding
     # What is not said here is taken from a server's --preferred-sampling-params.
-    sampling: dict[str, Any] = {
-        "max_new_tokens": ask.max_new_tokens,
-        "ignore_eos": ask.ignore_eos,
-        "temperature": decoding.temperature,
-        "top_p": decoding.top_p,
-        "top_k": decoding.top_k or -1,
-        **NEUTRAL,
-        "min_new_tokens": 0,
-        "n": 1,
-    }
+    asked = sampling(ask) | {"max_new_tokens": ask.max_new_tokens, "min_new_tokens": 0}
+    asked["top_k"] = decoding.top_k or -1
     if decoding.sampled:  # heeded with --enable-deterministic-inference alone
-        sampling["sampling_seed"] = prompt_seed(decoding.seed, prompt.token_ids)
-    body: dict[str, Any] = {"input_ids": list(prompt.token_ids), "sampling_params": sampling}
+        asked["sampling_seed"] = prompt_seed(decoding.seed, prompt.token_ids)
+    body: dict[str, Any] = {"input_ids": list(prompt.token_ids), "sampling_params": asked}
     if decoding.num_top_logprobs:
         body |= {"return_logprob": True, "top_logprobs_num": decoding.num_top_logprobs}
     return body
 
 
 def _failed(event: Mapping[str, Any]) -> str | None:
-    """An abort of a status that may pass: see `ServerClient.stream`."""
+    """An abort of a status that may pass, in a stream of status 200.
+
+    managers/tokenizer_manager.py:1891-1922; a full queue is one of 503 (scheduler.py:3552-3589).
+    """
     reason = section(event, "meta_info", "finish_reason")
     status = reason.get("status_code")
     if type(status) is int and status in PASSING:

@@ -1,63 +1,37 @@
 """TensorRT-LLM, over trtllm-serve: POST /v1/completions, GET /version, /v1/models and its metrics.
 
-Read in the sources of 1.0 to 1.3 (paths below `tensorrt_llm`; functions, as lines move):
-
-- No answer holds a histogram, and no path tells how it was started. With
-  `return_perf_metrics: true` 1.3 tells method and K at /prometheus/metrics as labels of
-  `trtllm_speculative_config_info`, beside `trtllm_model_config_info` (serve/openai_server.py,
-  _log_config_info_metrics). Otherwise K is seen in `specDecodingStats` of /metrics, one object per
-  iteration, which `enable_iter_perf_stats: true` switches on (_torch/pyexecutor/py_executor.py,
-  _update_iter_stats): drafted tokens over requests. Drafted tokens of id 0 are not counted there,
-  so the largest ratio is K.
-- /metrics and /perf_metrics are emptied by who reads them (serve/openai_server.py,
-  get_iteration_stats, get_perf_metrics): other readers take what is looked for. The sums of
-  /perf_metrics are of a request that is named by a number which its answer does not hold; nothing
-  here reads them.
-- Relaxed acceptance (`use_relaxed_acceptance_for_thinking`) is lossy, and told nowhere. Neither are
-  `max_concurrency` and `draft_len_schedule`, by which it drafts less, or not, where more requests
-  run (1.0, 1.2): steps without a draft look like steps that accepted nothing.
-- With `detokenize: false` token ids come back, in a stream those that are new
-  (serve/postprocess_handlers.py, completion_stream_post_processor).
-- Log-probabilities are not kept while drafting (_torch/speculative/spec_sampler_base.py,
-  _request_common_handling), and the answer breaks off. `top_logprobs` are keyed by text: of two
-  tokens with the same text one is lost.
-- Every refusal has status 400 (serve/openai_server.py, create_error_response).
-- An event of a stream tells what one response of the executor added; there is a response after the
-  first step, the last, and every `stream_interval`-th, 1 unless configured
-  (_torch/pyexecutor/py_executor.py, _handle_responses).
-- `avg_decoded_tokens_per_iter` is tokens so far / steps so far, as a 32-bit float
-  (cpp batch_manager/llmRequest.h, getAvgDecodedTokensPerIter). Prefill is a step too
-  (_torch/speculative/spec_sampler_base.py, _request_common_handling). So every event tells how many
-  steps it stands for, and a step's accepted tokens are its tokens less one.
-- Tokens behind the end of the output are dropped before they are told (ibid., update_requests). So
-  a verify step is known only if K + 1 tokens of output stood still to be written when it began: of
-  these alone the histogram is. That depends on the position alone, not on the outcome, so leaving
-  the others out biases nothing. Replay does likewise.
-- A stop token that ends the output may be dropped from it, and is counted in the average.
+Read in the sources of 1.0 to 1.3 (paths below `tensorrt_llm`; functions, as lines move). No answer
+holds a histogram, but every event of a stream tells how many steps it stands for, prefill's too. A
+token behind the end of the output is dropped before it is told, so a verify step is known only if
+K + 1 tokens of output stood still to be written when it began: of these alone the histogram is,
+which biases nothing, as that depends on the position alone. Told nowhere are relaxed acceptance
+(`use_relaxed_acceptance_for_thinking`), which is lossy, and `max_concurrency` and
+`draft_len_schedule`, by which it drafts less where more requests run.
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 from typing_extensions import override
 
 from ...calibration.prompts.prompt_file import Prompt
-from ...calibration.recording.decoding import GREEDY, prompt_seed
+from ...calibration.recording.decoding import GREEDY
 from ...calibration.server_client import Event, Reply, ServerClient
 from ...recipes.errors import MeasureError, short
 from ...recipes.strict_json import JsonProblem, parse_json
 from .measurement import ServerIdentity, Speculation
 from .server_answers import (
-    NEUTRAL,
     AnswerProblem,
     Ask,
     Completion,
     Counters,
     EngineProtocol,
     Fields,
+    check_length,
     checked_draft_tokens,
+    completion_body,
     gap,
     number,
     object_,
@@ -85,12 +59,7 @@ class Steps:
     @property
     def token_ids(self) -> tuple[int, ...]:
         """All of them."""
-        return tuple(token for chunk in self.chunks for token in chunk)
-
-    @property
-    def num_steps(self) -> int:
-        """Prefill and all rounds."""
-        return sum(self.steps)
+        return tuple(itertools.chain.from_iterable(self.chunks))
 
     @classmethod
     def of(cls, events: Sequence[Event]) -> Self:
@@ -140,7 +109,7 @@ def read_answer(reply: Reply, ask: Ask, num_draft_tokens: int | None, where: str
             fix="start it with `stream_interval: 1`, the default",
         )
     accepted = _accepted(steps.chunks, len(token_ids), num_draft_tokens)
-    num_top = ask.decoding.num_top_logprobs
+    num_top, key = ask.decoding.num_top_logprobs, "token_logprobs"
     return Completion(
         token_ids=token_ids,
         ended=ended,
@@ -151,8 +120,8 @@ def read_answer(reply: Reply, ask: Ask, num_draft_tokens: int | None, where: str
         drafted=None,
         num_cut_rounds=0 if accepted is None else len(steps.chunks) - 1 - len(accepted),
         num_draft_tokens=None,
-        token_logprob=_logprobs(steps) if num_top else None,
-        top_gap=_gaps(steps) if num_top > 1 else None,
+        token_logprob=tuple(number(one, key) for one in _listed(steps, key)) if num_top else None,
+        top_gap=tuple(map(_gap, _listed(steps, "top_logprobs"))) if num_top > 1 else None,
         time_to_first_token=steps.seconds[0],
         latency=reply.events[-1].seconds,
         num_attempts=reply.num_attempts,
@@ -160,6 +129,7 @@ def read_answer(reply: Reply, ask: Ask, num_draft_tokens: int | None, where: str
 
 
 def _steps(choice: Fields, written: int, *, ended: bool) -> int:
+    """Tokens so far over their average, a 32-bit float (cpp batch_manager/llmRequest.h)."""
     average = number(choice.get("avg_decoded_tokens_per_iter"), "avg_decoded_tokens_per_iter")
     for tokens in (written, written + 1) if ended else (written,):  # with a dropped stop token
         steps = tokens / max(average, _LEAST)
@@ -169,19 +139,11 @@ def _steps(choice: Fields, written: int, *, ended: bool) -> int:
 
 
 def _ended(steps: Steps, ask: Ask, where: str) -> Literal["stop", "length"]:
-    num_tokens = len(steps.token_ids)
-    if num_tokens > ask.max_new_tokens:
-        raise AnswerProblem(f"token_ids: {num_tokens}, but {ask.max_new_tokens} were asked for")
-    if steps.finish_reason == "stop":
-        return "stop"
-    if steps.finish_reason != "length":
-        what = f"finish_reason: expected stop or length, got {short(steps.finish_reason)}"
-        raise AnswerProblem(what)
-    if num_tokens < ask.max_new_tokens:
-        what = f"its answer was cut off after {num_tokens} of {ask.max_new_tokens} tokens"
-        fix = "start the server with a larger --max_seq_len, or ask for fewer tokens"
-        raise MeasureError(where, what, fix=fix)
-    return "length"
+    ended, count = steps.finish_reason, len(steps.token_ids)
+    check_length("token_ids", count, str(ended), ask, where, "larger --max_seq_len")
+    if ended != "stop" and ended != "length":
+        raise AnswerProblem(f"finish_reason: expected stop or length, got {short(ended)}")
+    return ended
 
 
 def _accepted(
@@ -203,28 +165,19 @@ def _accepted(
     return tuple(accepted)
 
 
-def _logprobs(steps: Steps) -> tuple[float, ...]:
-    found: list[float] = []
+def _gap(top: object) -> float:
+    if not isinstance(top, Mapping):
+        raise AnswerProblem(f"top_logprobs: expected objects, got {short(top)}")
+    return gap([number(value, "top_logprobs") for value in top.values()])
+
+
+def _listed(steps: Steps, key: str) -> Iterator[object]:
+    """A value for each token; of two tokens with the same text one is lost of `top_logprobs`."""
     for chunk, logprobs in zip(steps.chunks, steps.logprobs, strict=True):
-        found += [number(v, "token_logprobs") for v in _listed(logprobs, "token_logprobs", chunk)]
-    return tuple(found)
-
-
-def _gaps(steps: Steps) -> tuple[float, ...]:
-    found: list[float] = []
-    for chunk, logprobs in zip(steps.chunks, steps.logprobs, strict=True):
-        for top in _listed(logprobs, "top_logprobs", chunk):
-            if not isinstance(top, Mapping):
-                raise AnswerProblem(f"top_logprobs: expected objects, got {short(top)}")
-            found.append(gap([number(value, "top_logprobs") for value in top.values()]))
-    return tuple(found)
-
-
-def _listed(logprobs: object, key: str, chunk: Sequence[int]) -> list[object]:
-    values = logprobs.get(key) if isinstance(logprobs, Mapping) else None
-    if not isinstance(values, list) or len(values) != len(chunk):
-        raise AnswerProblem(f"{key}: expected {len(chunk)} values, got {short(values)}")
-    return values
+        values = logprobs.get(key) if isinstance(logprobs, Mapping) else None
+        if not isinstance(values, list) or len(values) != len(chunk):
+            raise AnswerProblem(f"{key}: expected {len(chunk)} values, got {short(values)}")
+        yield from values
 
 
 _PATH = "/v1/completions"
@@ -237,7 +190,7 @@ _METRICS_ON = (
 _GROUPS = ("model", "parallel", "kv_cache", "speculative")
 _PROBE = Prompt(id="probe", category="", token_ids=tuple(range(1, 17)))
 _PROBE_TOKENS = 32
-_READS = 3  # of /metrics, which waits up to two seconds for what iterations left
+_READS = 3  # of /metrics, which who reads it empties, and which waits two seconds for more
 
 
 class TensorRTLLMProtocol(EngineProtocol):
@@ -258,26 +211,21 @@ class TensorRTLLMProtocol(EngineProtocol):
             self._model = text(models[0], "id")
             version = text(await client.get_object("/version"), "version")
             told = await _told(client)
-            if told:
-                speculation = _speculation(told.get("speculative"))
-            else:
-                speculation = await self._seen(client)
+            labels = told.get("speculative")
+            speculation = _speculation(labels) if told else await self._seen(client)
         self._num_draft_tokens = speculation.num_draft_tokens if speculation else None
+        arguments = {
+            f"{group}.{key}": value for group, own in told.items() for key, value in own.items()
+        }
         identity = ServerIdentity(
-            engine="tensorrt-llm",
-            version=version,
-            model=self._model,
-            arguments={
-                f"{group}.{key}": value
-                for group, labels in told.items()
-                for key, value in labels.items()
-            },
+            engine="tensorrt-llm", version=version, model=self._model, arguments=arguments
         )
         return identity, speculation
 
     @override
     async def complete(self, client: ServerClient, prompt: Prompt, ask: Ask) -> Completion:
         where = f"{client.url}: prompt {prompt.id}"
+        # _torch/speculative/spec_sampler_base.py, _request_common_handling: the answer breaks off.
         if ask.decoding.num_top_logprobs and self._num_draft_tokens is not None:
             raise MeasureError(where, "TensorRT-LLM keeps no log-probabilities while it drafts",
                                fix="ask for none, or a server without a draft")  # fmt: skip
@@ -295,14 +243,14 @@ class TensorRTLLMProtocol(EngineProtocol):
             if ratios := _drafted(iterations):
                 most = checked_draft_tokens(max(ratios), "numDraftTokens per request")
                 return Speculation(num_draft_tokens=most)
-        if not iterations or steps.num_steps < len(steps.token_ids):
+        if not iterations or sum(steps.steps) < len(steps.token_ids):
             what = "it does not tell whether it drafts, and how many tokens: its metrics are off"
             raise MeasureError(client.url, what, fix=_METRICS_ON)
         return None
 
 
 async def _told(client: ServerClient) -> dict[str, Mapping[str, str]]:
-    """Labels of the `trtllm_X_config_info` gauges by X; empty where the server has none."""
+    """Labels of the `trtllm_X_config_info` gauges of 1.3 by X; empty where the server has none."""
     page = await client.find_text("/prometheus/metrics")
     if page is None:  # an older version, or metrics are off
         return {}
@@ -334,7 +282,11 @@ def _iterations(page: str) -> list[Fields]:
 
 
 def _drafted(iterations: Sequence[Fields]) -> list[int]:
-    """Drafted tokens per request, of the iterations that drafted."""
+    """Drafted tokens per request, of the iterations that drafted.
+
+    The largest is K: tokens of id 0 are not counted (_torch/pyexecutor/py_executor.py,
+    _update_iter_stats).
+    """
     stats = [i["specDecodingStats"] for i in iterations if i.get("specDecodingStats") is not None]
     if not all(isinstance(each, Mapping) for each in stats):
         raise AnswerProblem("specDecodingStats: expected an object")
@@ -346,31 +298,12 @@ def _drafted(iterations: Sequence[Fields]) -> list[int]:
 
 
 def _request(model: str, prompt: Prompt, ask: Ask) -> dict[str, Any]:
-    decoding = ask.decoding
-    body: dict[str, Any] = {
-        "model": model,
-        "prompt": list(prompt.token_ids),
-        "max_tokens": ask.max_new_tokens,
-        "ignore_eos": ask.ignore_eos,
-        "temperature": decoding.temperature,
-        "top_p": decoding.top_p,
-        "top_k": decoding.top_k if decoding.sampled else 1,  # 1 is greedy, 0 all tokens
-        **NEUTRAL,
-        "min_tokens": 0,
-        "n": 1,
-        "detokenize": False,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    if decoding.sampled:
-        body["seed"] = prompt_seed(decoding.seed, prompt.token_ids)
-    if decoding.num_top_logprobs:
-        body["logprobs"] = decoding.num_top_logprobs
-    return body
+    body = completion_body(model, prompt, ask) | {"detokenize": False}
+    return body if ask.decoding.sampled else body | {"top_k": 1}  # greedy; 0 is all tokens
 
 
 def _failed(event: Mapping[str, Any]) -> str | None:
-    """It tells no passing problem inside a stream, but for one: see `ServerClient.stream`."""
+    """Of the problems that a stream tells, this one may pass."""
     choices = event.get("choices")
     for choice in choices if isinstance(choices, list) else []:
         if isinstance(choice, Mapping) and choice.get("finish_reason") in ("timeout", "cancelled"):

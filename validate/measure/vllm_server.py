@@ -1,10 +1,8 @@
 """vLLM's OpenAI server: per-request metrics in its answers, or its counters around each request.
 
-Facts as of vLLM 0.32 (paths within its package). As events of a completion come
-(entrypoints/openai/completion/serving.py:257): one event per step with its token ids, the last of
-them with the reason of the end; behind it one without choices, which has the usage and the metrics.
-`return_token_ids` is what an older server lacks:
-it came with 0.10.2 (pull request 22587).
+Facts as of vLLM 0.32 (paths within its package). A completion is one event per step with its token
+ids, and one without choices, which has the usage and the metrics
+(entrypoints/openai/completion/serving.py:257).
 """
 
 import asyncio
@@ -17,7 +15,7 @@ from typing import Any
 from typing_extensions import override
 
 from ...calibration.prompts.prompt_file import Prompt
-from ...calibration.recording.decoding import GREEDY, prompt_seed
+from ...calibration.recording.decoding import GREEDY
 from ...calibration.server_client import Reply, ServerClient
 from ...recipes.errors import MeasureError, short
 from ...recipes.strict_json import JsonProblem, decode
@@ -28,11 +26,12 @@ from .server_answers import (
     Completion,
     Counters,
     EngineProtocol,
+    completion_body,
     section,
     told,
 )
 
-_OLDEST = (0, 10, 2)
+_OLDEST = (0, 10, 2)  # pull request 22587: return_token_ids
 _LOSSLESS = ("standard", "block", "strict", "probabilistic")
 """`rejection_sample_method`s (config/speculative.py:84; the last two are those of before 0.20) that
 keep the target's distribution; "synthetic" and "fly" do not."""
@@ -86,10 +85,7 @@ class VLLMProtocol(EngineProtocol):
             found = told(section(config, part), keys)
             arguments |= {f"{part}.{key}": value for key, value in found.items()}
         identity = ServerIdentity(
-            engine="vllm",
-            version=version,
-            model=self._model,
-            arguments=arguments,
+            engine="vllm", version=version, model=self._model, arguments=arguments
         )
         return identity, self._speculation
 
@@ -112,7 +108,9 @@ class VLLMProtocol(EngineProtocol):
     async def _stream(
         self, client: ServerClient, prompt: Prompt, ask: Ask
     ) -> tuple[Completion, str | None]:
-        body = {"model": self._model, "prompt": list(prompt.token_ids), **_asked(ask, prompt)}
+        body = completion_body(self._model, prompt, ask) | {"return_token_ids": True}
+        if ask.decoding.num_top_logprobs:
+            body["return_tokens_as_token_ids"] = True
         reply = await client.stream("/v1/completions", body)
         where = f"{client.url}: prompt {prompt.id}"
         return read_stream(reply, prompt, ask.decoding.num_top_logprobs, where)
@@ -151,32 +149,6 @@ def _draft_quantization(speculative: Mapping[str, Any]) -> str | None:
     found = section(speculative, "draft_model_config")
     own = _text(speculative.get("quantization")) or _text(found.get("quantization"))
     return own or ("none" if "quantization" in found else None)
-
-
-def _asked(ask: Ask, prompt: Prompt) -> dict[str, Any]:
-    decoding = ask.decoding
-    asked: dict[str, Any] = {
-        "max_tokens": ask.max_new_tokens,
-        "ignore_eos": ask.ignore_eos,
-        "temperature": decoding.temperature,
-        "top_p": decoding.top_p,
-        "top_k": decoding.top_k,
-        "min_p": 0,
-        "repetition_penalty": 1,
-        "presence_penalty": 0,
-        "frequency_penalty": 0,
-        "min_tokens": 0,
-        "n": 1,
-        "stream": True,
-        # Metrics ride on the event behind the last token, which only this asks for.
-        "stream_options": {"include_usage": True},
-        "return_token_ids": True,
-    }
-    if decoding.sampled:
-        asked["seed"] = prompt_seed(decoding.seed, prompt.token_ids)
-    if decoding.num_top_logprobs:
-        asked |= {"logprobs": decoding.num_top_logprobs, "return_tokens_as_token_ids": True}
-    return asked
 
 
 async def _version(client: ServerClient) -> str:
@@ -467,6 +439,5 @@ def _others(client: ServerClient, what: str) -> MeasureError:
     return MeasureError(
         client.url,
         f"other requests run there while counters are all that tells what was accepted: {what}",
-        fix="start the server with --per-request-spec-decode-metrics detailed (vLLM after 0.28), or"
-        " keep others away",
+        fix=f"{_DETAILED}, or keep others away",
     )

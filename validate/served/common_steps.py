@@ -1,10 +1,8 @@
 """The verify steps of one prompt on two servers: which of them lie in text that both wrote.
 
-Two servers' greedy outputs part at near ties of the target. Before that, both drafts were judged on
-the same tokens: the difference of their steps there is that of the drafts. After it the text is
-another one, whose own ease is noise, many times as large. But the two texts are not of one kind:
-outputs part sooner where text is hard, so that the common steps alone are those of easy text
-(docs/servers.md: their lower bounds cover 84 % instead of 95 % where hard text loses more).
+Two servers' greedy outputs part at near ties of the target. Common text judges the drafts alone,
+other text adds its own ease as noise; but outputs part sooner where text is hard, so that the
+common steps alone are those of easy text (docs/servers.md).
 
 So each prompt keeps its whole length. Of n positions at which a step can begin, c lie in common
 text. What the other r = n - c have lost can be told in two ways: by their own steps, with a
@@ -14,10 +12,8 @@ takes
 
     a = c / (c + p r) of the second:  a common step weighs 1 + r / (c + p r), any other 1 - a.
 
-Where outputs are equal this is the rule of replay, where nothing is common the sum of all steps.
 The weights know the lengths of texts alone, never what was accepted. The steps of a prompt in one
-context bin are weighed as those of a prompt of their own; where outputs parted before a bin, its
-steps weigh 1.
+context bin are weighed as those of a prompt of their own.
 """
 
 from bisect import bisect_left
@@ -35,12 +31,7 @@ how wide the bounds are, not where: 0.4 makes them 4 % wider."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSplit:
-    """The verify steps of one record.
-
-    Attributes:
-        common: wholly inside the text that the other record has too, all K drafted positions: the
-            rule of replay.
-    """
+    """The verify steps of one record; common: all K drafted positions lie in common text."""
 
     common: AcceptanceCounts
     rest: AcceptanceCounts
@@ -58,14 +49,12 @@ class StepSplit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairedOutputs:
-    """One prompt on both servers.
+    """One prompt on both servers, of which both wrote `num_common` tokens before they parted.
 
     Attributes:
-        num_common: tokens that both wrote before they parted.
-        num_tokens: of each output.
         placed: both tell where each verify step began, and the text is greedy.
-        contexts: of baseline and candidate, by context bin, each step with its weight; None where
-            one does not tell where its steps began.
+        contexts: of both, by context bin, each step with its weight; None where one does not tell
+            where its steps began.
     """
 
     num_common: int
@@ -115,8 +104,7 @@ def pair_outputs(
 ) -> PairedOutputs:
     """Split the verify steps of one prompt at the token at which two outputs part.
 
-    `greedy`: both chose their most likely tokens. Where tokens are drawn, whether outputs part
-    depends on what was accepted: then no step is taken for common.
+    Where tokens are drawn, not `greedy`, that depends on what was accepted: no step is common.
     """
     common = common_length(baseline.token_ids, candidate.token_ids)
     both = [_Placed.of(record, num_draft_tokens) for record in (baseline, candidate)]
@@ -188,8 +176,8 @@ def _contexts(
         if not outputs.placed:
             weights = 1.0, 1.0
         found.append((splits[0].weighted(*weights), splits[1].weighted(*weights)))
-    columns = [ContextCounts(bins=bins, counts=counts) for counts in zip(*found, strict=True)]
-    return columns[0], columns[1]
+    first, second = (ContextCounts(bins=bins, counts=side) for side in zip(*found, strict=True))
+    return first, second
 
 
 def common_length(one: Sequence[int], other: Sequence[int]) -> int:
@@ -214,9 +202,8 @@ def step_starts(record: RequestRecord, num_draft_tokens: int) -> list[int] | Non
 def num_unwritten(record: RequestRecord, num_draft_tokens: int) -> int:
     """Tokens of the output that no verify step wrote, one by each step without a draft.
 
-    At the end up to K tokens may come without a draft, for no more than that are left to write, and
-    up to K from verify steps that the engine does not tell whole: so much is 0. Below 0 the steps
-    wrote more than the output has room for: K beyond its end, and a token that ended it.
+    At the end up to K may come without a draft, and up to K from verify steps that the engine does
+    not tell whole: so much is 0. Below 0 the steps wrote more than K, and a token, beyond the end.
     """
     counts = whole_counts(record, num_draft_tokens)
     return num_missing(len(record.token_ids), counts, cut=record.num_cut_rounds > 0)

@@ -1,22 +1,22 @@
-"""Two measurements by another tool under the gate: the same ladder, and what could not be compared.
+"""Two measurements by another tool under the gate: the same ladder, requests paired by prompts.
 
-Requests are paired by their prompts. Checks that a file does not allow are named in the verdict
-as not compared, and without them nothing passes.
+Checks that a file does not allow are named in the verdict, and without them nothing passes.
 """
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from ...recipes.errors import GateError, short
 from ..counting.acceptance_counts import pooled
 from ..counting.draft_counts import CountedDraft, TextFigures
-from ..foreign.foreign_measurement import ForeignMeasurement, ForeignPair, ForeignRequest, numbered
+from ..foreign.foreign_measurement import ForeignMeasurement, ForeignPair, ForeignRequest
 from ..judging.advice import NO_BACKGROUND, Background
 from ..judging.figures import ServedFigures
 from ..judging.judgement import GateReport, judge_counts
 from ..judging.policy import Look, Policy, Wording
 from .common_steps import common_length, num_missing
-from .measurement_pair import num_same_outputs, other_target, unaccounted, undrafted_share
+from .measurement_pair import num_same_outputs, other_target, unaccounted
 
 MOST_NAMED = 5
 """Different settings of requests that a sentence names."""
@@ -79,13 +79,22 @@ def judge_foreign(
 
 def paired(first: ForeignMeasurement, second: ForeignMeasurement) -> ForeignMeasurement:
     """The second run in the order of the first; as it is where it has other prompts."""
-    own, other = numbered(first.requests), numbered(second.requests)
+    own, other = _numbered(first), _numbered(second)
     if own.keys() != other.keys():
         return second
     requests = [
         dataclasses.replace(other[key], id=one.id, cluster=one.cluster) for key, one in own.items()
     ]
     return dataclasses.replace(second, requests=tuple(requests))
+
+
+def _numbered(run: ForeignMeasurement) -> dict[tuple[str, int], ForeignRequest]:
+    """Every request by its prompt and by how often that prompt came before."""
+    seen, found = Counter[str](), {}
+    for request in run.requests:
+        found[request.prompt_sha256, seen[request.prompt_sha256]] = request
+        seen[request.prompt_sha256] += 1
+    return found
 
 
 def incomparability(baseline: ForeignMeasurement, candidate: ForeignMeasurement) -> str:
@@ -133,26 +142,19 @@ def _unequal(own: Mapping[str, object], other: Mapping[str, object]) -> Iterator
 
 def _unaccounted(baseline: ForeignMeasurement, candidate: ForeignMeasurement) -> str:
     """Whose verify steps are not those of its outputs, as far as their lengths are known."""
-    if not all(_have_lengths(one) for one in (baseline, candidate)):
-        return ""
-    shares = []
-    for one in (baseline, candidate):
-        unwritten = [
-            num_missing(request.num_output_tokens or 0, request.counts, cut=False)
-            for request in one.requests
-        ]
-        shares.append(
-            undrafted_share(unwritten, sum(request.counts.num_steps for request in one.requests))
-        )
-    return unaccounted([baseline.name, candidate.name], shares)
+    both = (baseline, candidate)
+    return "" if not all(map(_have_lengths, both)) else unaccounted([
+        (one.name, [num_missing(request.num_output_tokens or 0, request.counts, cut=False)
+                    for request in one.requests], [request.counts for request in one.requests])
+        for one in both
+    ])  # fmt: skip
 
 
 def _other_target(baseline: ForeignMeasurement, candidate: ForeignMeasurement) -> str:
     """That greedy outputs part far too often for one target, as far as outputs are known."""
     # Where nothing says that tokens were drawn, outputs have to agree as greedy ones do.
-    if baseline.temperature or not _have_outputs(baseline, candidate):
-        return ""
-    return other_target(*_parting(baseline, candidate))
+    told = not baseline.temperature and _have_outputs(baseline, candidate)
+    return other_target(*_parting(baseline, candidate)) if told else ""
 
 
 def not_compared(
@@ -215,18 +217,15 @@ def _same(baseline: ForeignMeasurement, candidate: ForeignMeasurement) -> bool:
 
 def _parting(baseline: ForeignMeasurement, candidate: ForeignMeasurement) -> tuple[int, float]:
     """Outputs that part, and the tokens before, of all: the share of characters that is common."""
-    parted, common = 0, 0.0
-    for own, other in zip(baseline.requests, candidate.requests, strict=True):
-        parted += own.output != other.output
-        common += _common_tokens(own, other)
-    return parted, common
+    both = list(zip(baseline.requests, candidate.requests, strict=True))
+    parted = sum(own.output != other.output for own, other in both)
+    return parted, sum(_common_tokens(own, other) for own, other in both)
 
 
 def _common_tokens(own: ForeignRequest, other: ForeignRequest) -> float:
-    texts = own.output or "", other.output or ""
-    shared = common_length(*[text.encode() for text in texts])
-    longest = max(1, *(len(text.encode()) for text in texts))
-    return shared / longest * max(_num_tokens(own), _num_tokens(other))
+    texts = [(one.output or "").encode() for one in (own, other)]
+    share = common_length(*texts) / max(1, *map(len, texts))
+    return share * max(_num_tokens(own), _num_tokens(other))
 
 
 def _num_tokens(request: ForeignRequest) -> int:

@@ -115,12 +115,10 @@ def _parts(
     parity: Sequence[Finding],
 ) -> tuple[Part, ...]:
     titled = (("served", served), ("replayed", replayed), ("server noise", noise))
-    found: list[Part] = [
-        (title, one.verdict, one.reason, one.action) for title, one in titled if one is not None
-    ]
-    for one in parity:
-        found.append((f"parity, {one.check}: {one.what}", one.verdict, one.reason, None))
-    return tuple(found)
+    return (
+        *((title, one.verdict, one.reason, one.action) for title, one in titled if one is not None),
+        *((f"parity, {one.check}: {one.what}", one.verdict, one.reason, None) for one in parity),
+    )
 
 
 def replay_differences(replayed: GateReport, served: GateReport) -> Sequence[str]:
@@ -165,7 +163,7 @@ def judge_jointly(
 ) -> GateReport | JointReport:
     """The verdict on two measurements alone, or the worst of all that is given.
 
-    `again`: the baseline measured once more; `warnings`: of the findings, without a full stop.
+    `again`: the baseline measured once more; `warnings`: of the findings.
     """
     served = noise = None
     if isinstance(runs, ForeignPair):

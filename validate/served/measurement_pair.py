@@ -3,13 +3,11 @@
 import math
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...recipes.errors import GateError
 from ..counting.acceptance_counts import (
-    CONTEXT_BINS,
     AcceptanceCounts,
-    ContextBins,
     ContextCounts,
     pooled,
     repeated_ngram_share,
@@ -18,7 +16,7 @@ from ..counting.draft_counts import CountedDraft, PromptCounts, TextFigures
 from ..counting.paired_change import PairedChange
 from ..judging.categories import widest_change
 from ..judging.figures import ServedFigures
-from ..measure.measurement import Measurement, RequestRecord, differences
+from ..measure.measurement import Measurement, differences
 from .common_steps import PairedOutputs, num_unwritten, pair_outputs, whole_counts
 
 CountsPair = tuple[AcceptanceCounts, AcceptanceCounts]
@@ -39,9 +37,8 @@ class ServedPair:
 
     Attributes:
         incomparable: why no draft is judged by them; "" = they can be compared.
-        baseline, candidate: by weighted verify steps; by all of them where the two cannot be
-            compared.
-        outputs: of every prompt; none where the setups, or what K there was, forbid it.
+        baseline, candidate: by weighted verify steps; by all of them where it is not "".
+        outputs: of every prompt; none where the setups forbid it.
     """
 
     measurements: tuple[Measurement, Measurement]
@@ -86,73 +83,71 @@ class ServedPair:
     def _change(self, counts: Iterable[CountsPair], confidence: float) -> PairedChange | None:
         """By these counts of the prompts, of those that have a step under both drafts."""
         recorded = [
-            (prompt_counts(record, own), prompt_counts(record, other))
+            (
+                PromptCounts.of(record, own, record.cluster),
+                PromptCounts.of(record, other, record.cluster),
+            )
             for record, (own, other) in zip(self.baseline.prompts, counts, strict=False)
             if own.num_steps and other.num_steps
         ]
         return widest_change(recorded, confidence)
 
 
-def pair_measurements(
-    baseline: Measurement, candidate: Measurement, bins: ContextBins = CONTEXT_BINS
-) -> ServedPair:
+def pair_measurements(baseline: Measurement, candidate: Measurement) -> ServedPair:
     """Lay two measurements side by side, the BF16 draft's first.
 
     Raises:
         GateError: both are the very same one, neither server drafted, or one has no verify step.
     """
+    both = (baseline, candidate)
     if baseline.records == candidate.records:
         raise GateError(
             candidate.name,
             f"is the same measurement as {baseline.name}: even all times are equal",
             fix="give two runs, the BF16 draft's first",
         )
-    sizes = [_num_draft_tokens(one) for one in (baseline, candidate)]
-    known = [size for size in sizes if size]
-    if not known:
+    sizes = [_num_draft_tokens(one) for one in both]
+    depth = sizes[0] or sizes[1]
+    if not depth:
         raise GateError(
             baseline.name,
             f"neither it nor {candidate.name} was measured with a draft",
             fix="measure servers that draft",
         )
-    for one in (baseline, candidate):
-        if not any(whole_counts(record, known[0]).num_steps for record in one.records):
+    counts = [
+        [whole_counts(record, size or depth) for record in one.records]
+        for one, size in zip(both, sizes, strict=True)
+    ]
+    for one, own in zip(both, counts, strict=True):
+        if not any(each.num_steps for each in own):
             raise GateError(one.name, "has no verify step: all of its outputs are one token long",
                             fix="ask for longer outputs (measure --max-new-tokens)")  # fmt: skip
-    incomparable = incomparability(baseline, candidate)
-    outputs: tuple[PairedOutputs, ...] = ()
+    incomparable, outputs = incomparability(baseline, candidate), tuple[PairedOutputs, ...]()
+    contexts: list[Contexts] = [[None] * len(one.records) for one in both]
     if not incomparable:
         greedy = not baseline.setup.asked.temperature
-        outputs = tuple(
-            pair_outputs(own, other, known[0], greedy=greedy, bins=bins)
-            for own, other in zip(baseline.records, candidate.records, strict=True)
-        )
-        shares = [
-            undrafted_share(
-                [num_unwritten(record, known[0]) for record in one.records],
-                sum(whole_counts(record, known[0]).num_steps for record in one.records),
-            )
-            for one in (baseline, candidate)
-        ]
-        incomparable = unaccounted([baseline.name, candidate.name], shares)
+        records = zip(baseline.records, candidate.records, strict=True)
+        outputs = tuple(pair_outputs(*pair, depth, greedy=greedy) for pair in records)
+        incomparable = unaccounted([
+            (one.name, [num_unwritten(record, depth) for record in one.records], own)
+            for one, own in zip(both, counts, strict=True)
+        ])  # fmt: skip
         if greedy and not incomparable:
             parted = sum(not one.identical for one in outputs)
             incomparable = other_target(parted, sum(one.num_common for one in outputs))
-    contexts: list[Contexts] = [[None] * len(run.records) for run in (baseline, candidate)]
-    if incomparable:
-        own, other = (
-            [whole_counts(record, size or known[0]) for record in one.records]
-            for one, size in zip((baseline, candidate), sizes, strict=True)
-        )
-    else:
+    if not incomparable:
         weighted = [one.weighted() for one in outputs]
-        own, other = [counts for counts, _ in weighted], [counts for _, counts in weighted]
+        counts = [[pair[side] for pair in weighted] for side in (0, 1)]
         contexts = [[one.contexts and one.contexts[side] for one in outputs] for side in (0, 1)]
+    drafts = [
+        _served_draft(one, size or depth, own, by_bin)
+        for one, size, own, by_bin in zip(both, sizes, counts, contexts, strict=True)
+    ]
     return ServedPair(
-        measurements=(baseline, candidate),
+        measurements=both,
         incomparable=incomparable,
-        baseline=_served_draft(baseline, sizes[0] or known[0], own, contexts[0]),
-        candidate=_served_draft(candidate, sizes[1] or known[0], other, contexts[1]),
+        baseline=drafts[0],
+        candidate=drafts[1],
         outputs=outputs,
     )
 
@@ -179,11 +174,13 @@ def incomparability(baseline: Measurement, candidate: Measurement) -> str:
     return ""
 
 
-def unaccounted(names: Sequence[str], shares: Sequence[float]) -> str:
+def unaccounted(runs: Sequence[tuple[str, Sequence[int], Iterable[AcceptanceCounts]]]) -> str:
     """Whose verify steps are not those of its text, a sentence; empty if both are.
 
-    `shares`: of steps without a draft, by `undrafted_share`.
+    Each run has a name, and of each request the tokens that no verify step wrote, and its counts.
     """
+    names = [name for name, _, _ in runs]
+    shares = [_undrafted_share(unwritten, counts) for _, unwritten, counts in runs]
     for name, share in zip(names, shares, strict=True):
         if share < 0:
             return f"the verify steps of {name} accept more than its outputs have tokens"
@@ -201,14 +198,12 @@ def unaccounted(names: Sequence[str], shares: Sequence[float]) -> str:
     return ""
 
 
-def undrafted_share(unwritten: Sequence[int], num_steps: float) -> float:
-    """Share of the steps after first tokens that are no verify steps; below 0 = too many are.
-
-    `unwritten`: of each request, by `num_missing`.
-    """
+def _undrafted_share(unwritten: Sequence[int], counts: Iterable[AcceptanceCounts]) -> float:
+    """Share of the steps after first tokens that are no verify steps; below 0 = too many are."""
     if min(unwritten) < 0:
         return -1.0
-    return sum(unwritten) / (sum(unwritten) + num_steps) if any(unwritten) else 0.0
+    steps = sum(own.num_steps for own in counts)
+    return sum(unwritten) / (sum(unwritten) + steps) if any(unwritten) else 0.0
 
 
 def other_target(num_parted: int, num_common: float) -> str:
@@ -232,7 +227,10 @@ def _served_draft(
     return CountedDraft(
         name=measurement.name,
         num_draft_tokens=num_draft_tokens,
-        prompts=tuple(prompt_counts(record, own, by_bin) for record, own, by_bin in each),
+        prompts=tuple(
+            replace(PromptCounts.of(record, own, record.cluster or ""), contexts=by_bin)
+            for record, own, by_bin in each
+        ),
         counts=pooled(counts, num_draft_tokens),
         text=TextFigures(
             mean_token_probability=_mean_token_probability(measurement),
@@ -240,22 +238,6 @@ def _served_draft(
                 (record.token_ids, record.prompt_sha256) for record in measurement.records
             ),
         ),
-    )
-
-
-def prompt_counts(
-    prompt: RequestRecord | PromptCounts,
-    counts: AcceptanceCounts,
-    contexts: ContextCounts | None = None,
-) -> PromptCounts:
-    """Of a prompt that was measured or counted, with other counts."""
-    return PromptCounts(
-        id=prompt.id,
-        category=prompt.category,
-        prompt_sha256=prompt.prompt_sha256,
-        counts=counts,
-        cluster=prompt.cluster or "",
-        contexts=contexts,
     )
 
 

@@ -43,12 +43,9 @@ def judge_measured(
 ) -> GateReport:
     """Compare two measurements of the same prompts, of the BF16 draft and of the quantized one.
 
-    Who the drafts are is taken from the measurements where `background` does not say it.
-
     Raises:
         GateError: both are one measurement, or of one draft; neither server drafted, or another
-            draft than `background` names; the outputs are too short; or what is expected of the
-            baseline is no acceptance length.
+            draft than `background` names; or the outputs are too short.
     """
     pair = pair_measurements(baseline, candidate)
     digests = [draft_sha256(one) for one in (baseline, candidate)]
@@ -97,24 +94,13 @@ def draft_sha256(measurement: Measurement) -> str | None:
 
 def said_the_same(one: Measurement, other: Measurement) -> bool:
     """Whether two runs got the same outputs by the same verify steps; times may differ."""
-    records = [
-        [
-            dataclasses.replace(
-                record, began=0.0, time_to_first_token=None, latency=0.0, num_attempts=1
-            )
-            for record in run.records
-        ]
-        for run in (one, other)
-    ]
+    untimed = {"began": 0.0, "time_to_first_token": None, "latency": 0.0, "num_attempts": 1}
+    records = [[dataclasses.replace(r, **untimed) for r in run.records] for run in (one, other)]  # type: ignore[arg-type]
     return records[0] == records[1]
 
 
 def _unchanged(baseline: Measurement, candidate: Measurement) -> str:
-    """That a format which rounds changed no verify step, a sentence; empty if it did.
-
-    Rounding changes some step of every hundred or so: where none differs, the server has not read
-    the quantized weights.
-    """
+    """That a format which rounds changed no verify step, which never happens; empty if it did."""
     plain, quantized = (
         run.setup.speculation and run.setup.speculation.draft_quantization
         for run in (baseline, candidate)
@@ -211,21 +197,19 @@ def served_estimand(measurement: Measurement) -> str:
     return f"sampled ({drawn}) {where}"
 
 
-# ---- How much a server differs from itself: the baseline's measurement, and the same run again
-
 DRIFT_CONFIDENCE = 0.995
 """Of each bound of a change that is no noise: one sound server in a hundred is called unsteady."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerNoise:
-    """The baseline against itself.
+    """The baseline against itself, measured again.
 
     Attributes:
         verdict: PASS if the noise is smaller than the limit; INCONCLUSIVE if it is as large;
             ANOMALOUS if the server changed in between.
-        change: from the first run to the second at the policy's confidence; None where the two
-            cannot be compared, or have too few prompts; `drift`: at `DRIFT_CONFIDENCE`.
+        change, drift: at the policy's confidence and at `DRIFT_CONFIDENCE`; None where the two
+            cannot be compared, or have too few prompts.
     """
 
     name: str
@@ -268,11 +252,8 @@ def judged_noise(
         what = f"{incomparable[0].upper()}{incomparable[1:]}: this run does not repeat the first."
         return "ANOMALOUS", what, "Measure the BF16 draft again, on the same server as before."
     if change is None or drift is None:
-        return (
-            "INCONCLUSIVE",
-            "There are too few prompts to estimate the noise.",
-            "Measure more prompts.",
-        )
+        few = "There are too few prompts to estimate the noise."
+        return "INCONCLUSIVE", few, "Measure more prompts."
     lower, upper = change.relative_bounds
     found = (
         f"the second measurement of the baseline differs from the first by"
@@ -294,8 +275,5 @@ def judged_noise(
             f" {found}.",
             "Measure more prompts or longer outputs, or keep fewer requests in flight.",
         )
-    return (
-        "PASS",
-        f"The server's noise is smaller than the limit of {policy.max_relative_drop:.2%}: {found}.",
-        None,
-    )
+    limit = f"the limit of {policy.max_relative_drop:.2%}"
+    return "PASS", f"The server's noise is smaller than {limit}: {found}.", None
