@@ -30,9 +30,8 @@ from draftquant.validate.golden.synthetic import simulation
 from draftquant.validate.judging.judgement import judge
 from draftquant.validate.measure.measurement import EngineName
 from draftquant.validate.measure.measurement_file import line_of
-from draftquant.validate.runs.gate_run import _golden
+from draftquant.validate.runs.gate_run import Measured, _golden
 from draftquant.validate.runs.judging_asked import Form, GateRun, GoldenRun
-from draftquant.validate.runs.measured_pair import Measured
 from handmade_measurements import alternating, measurement
 from handmade_replays import BASELINE, FIGURES, RELEASE, replay
 from handmade_reports import HASHES, comparison, document, served, text_of

@@ -17,7 +17,7 @@ from ...recipes.formats import KvCacheChoice, OnlineHead, ServedForm, served_for
 from ...recipes.listener import Heard
 from ...recipes.regular_file import AnyPath
 from ...recipes.schema import PolicyName
-from ..counting.acceptance_counts import OnTraces
+from ..counting.acceptance_counts import OnTraces, Passes
 from ..judging.policy import Spending
 from ..judging.published import Inconclusive
 from ..measure.measurement import EngineName
@@ -79,8 +79,26 @@ OF_TRACES = ("num_draft_tokens", "target", "batch_size", "head_online", "ray")
 _NAMES = ["BF16", "QUANT", "--traces"]
 
 
+class _ServedOtherwise(Passes):
+    """Of runs whose drafts an engine may round while it loads, and that a cluster may compute."""
+
+    head_online: OnlineHead | None
+    kv_cache_dtype: KvCacheChoice
+    ray: str | None
+
+    @property
+    def ray_address(self) -> str | None:
+        """Of the Ray cluster that computes what drafts propose."""
+        return self.ray
+
+    @property
+    @override
+    def served(self) -> ServedForm:
+        return served_form(self.head_online, self.kv_cache_dtype)
+
+
 @dataclass(frozen=True)
-class GateRun(OnTraces, ReportFiles):
+class GateRun(_ServedOtherwise, OnTraces, ReportFiles):
     """Which drafts are judged, by what, and by which rule; fields as the options of `gate`."""
 
     baseline: Reference | None = None
@@ -144,19 +162,9 @@ class GateRun(OnTraces, ReportFiles):
         """Baseline and candidate, as far as they were given."""
         return [name for name in (self.baseline, self.candidate) if name is not None]
 
-    @property
-    @override
-    def ray_address(self) -> str | None:
-        return self.ray
-
-    @property
-    @override
-    def served(self) -> ServedForm:
-        return served_form(self.head_online, self.kv_cache_dtype)
-
 
 @dataclass(frozen=True)
-class ReplayRun(OnTraces):
+class ReplayRun(_ServedOtherwise, OnTraces):
     """Which drafts are replayed along which traces; fields as the options of `replay`."""
 
     drafts: Sequence[Reference]
@@ -183,16 +191,6 @@ class ReplayRun(OnTraces):
     @override
     def rotary_base(self) -> float | None:
         return self.rope_theta
-
-    @property
-    @override
-    def ray_address(self) -> str | None:
-        return self.ray
-
-    @property
-    @override
-    def served(self) -> ServedForm:
-        return served_form(self.head_online, self.kv_cache_dtype)
 
 
 @dataclass(frozen=True)
