@@ -146,7 +146,7 @@ def _quantized(checkpoint: Checkpoint) -> Inspection:
         if checkpoint.subtree is not None:
             where, expected = f"{CONFIG_FILE}: quantization_config", "what is stored of the layer"
             said = misread_excludes(checkpoint, target_layers=None).values()
-            faults = (Fault(where=where, expected=expected, got=text) for text in said)
+            faults = (Fault(where, expected, text) for text in said)
             found = dataclasses.replace(found, faults=(*found.faults, *faults))
     except VerifyError as exc:  # nothing was verified: it is the input that is not understood
         raise CheckpointError(exc.where, exc.what, fix=exc.fix) from exc

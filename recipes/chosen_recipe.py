@@ -96,11 +96,8 @@ def with_algorithm(recipe: Recipe, name: str, backend: BackendName = "torch") ->
     coarse = any(form.has_coarse_inputs for form in recipe.formats)
     corrects = coarse and rounding in CORRECTED and backend == "torch"
     algorithm = dataclasses.replace(
-        recipe.algorithm,
-        scale=scale,
-        rounding=rounding,
+        recipe.algorithm.rounded(rounding, scale=scale),
         input_correction="auto" if corrects else "off",
-        norms=recipe.algorithm.norms if rounding == "learned" else "kept",
     )
     return dataclasses.replace(recipe, algorithm=algorithm, backend=backend)
 
@@ -108,11 +105,10 @@ def with_algorithm(recipe: Recipe, name: str, backend: BackendName = "torch") ->
 def _with_input_correction(recipe: Recipe, choice: InputCorrection) -> Recipe:
     algorithm = recipe.algorithm
     if choice == "auto" and algorithm.rounding not in CORRECTED:
-        raise RecipeError(
-            f"--input-correction auto, recipe {recipe.name}",
-            f"rounding {algorithm.rounding} measures nothing of the inputs",
-            fix="leave it out, or use --algorithm gptq or --algorithm learned",
-        )
+        where = f"--input-correction auto, recipe {recipe.name}"
+        what = f"rounding {algorithm.rounding} measures nothing of the inputs"
+        fix = "leave it out, or use --algorithm gptq or --algorithm learned"
+        raise RecipeError(where, what, fix=fix)
     algorithm = dataclasses.replace(algorithm, input_correction=choice)
     return dataclasses.replace(recipe, algorithm=algorithm)
 

@@ -15,7 +15,7 @@ from yaml.events import CollectionEndEvent, CollectionStartEvent
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from .decode import Misfit, MisfitError, nearest, walk
-from .errors import RecipeError, reason, visible
+from .errors import RecipeError, visible
 from .regular_file import read_text
 from .schema import Recipe, to_mapping
 from .schemes import (
@@ -29,6 +29,7 @@ from .schemes import (
     refusal,
     spelled,
 )
+from .strict_json import reading
 
 # Nodes of a recipe file keep the file and line that they come from, also after `extends` merged
 # two.
@@ -78,12 +79,8 @@ class RecipeFileError(RecipeError):
 
 def compose(path: Path) -> MappingNode:
     """The YAML nodes of a file, no object constructed; libyaml reads ours five times as fast."""
-    try:
+    with reading(path, RecipeError, "give a readable recipe file"):
         text = read_text(path, MAX_RECIPE_BYTES)
-    except OSError as exc:
-        raise RecipeError(
-            path, f"cannot be read: {reason(exc)}", fix="give a readable recipe file"
-        ) from exc
     try:
         depth = 0
         fast = path.parent == _FOLDER and yaml.__with_libyaml__
@@ -93,16 +90,11 @@ def compose(path: Path) -> MappingNode:
             depth -= isinstance(event, CollectionEndEvent)
             line = event.start_mark.line if event.start_mark else 0
             if depth > _DEEPEST:
-                raise _at(
-                    path,
-                    line,
-                    "the keys are nested too deeply",
-                    "write the keys as 'draftquant recipes show NAME' prints them",
-                )
+                fix = "write the keys as 'draftquant recipes show NAME' prints them"
+                raise _at(path, line, "the keys are nested too deeply", fix)
             if getattr(event, "anchor", None) is not None:
                 raise _at(path, line, "anchors and aliases are not allowed", "write the value out")
-            tag = getattr(event, "tag", None)
-            if tag is not None:
+            if (tag := getattr(event, "tag", None)) is not None:
                 raise _at(path, line, "tags are not allowed", f"remove {tag!r}")
         stream = io.StringIO(text)
         stream.name = str(path)
@@ -213,9 +205,8 @@ class _YamlTree:
         expected = ", ".join(map(repr, choices))
         written = self.node.value if isinstance(self.node, ScalarNode) else ""
         if len(choices) == 1:
-            raise MisfitError(
-                f"expected {expected}, got {written or self._got()}", f"write {expected}"
-            )
+            what = f"expected {expected}, got {written or self._got()}"
+            raise MisfitError(what, f"write {expected}")
         what = f"expected one of {expected}, got {self._got()}"
         raise MisfitError(what, ABSENT_FORMATS.get(written) or nearest(written, choices))
 
@@ -302,12 +293,9 @@ def load_recipe(reference: str | Path) -> Recipe:
         what = f"algorithm: backend {recipe.backend}, {recipe.algorithm}: {refused.reason}"
         raise _at(Path(mark.name), mark.line, what, refused.fix)
     if recipe.name != path.stem:
-        raise _at(
-            path,
-            _find(node, "name")[1].start_mark.line,
-            f"name: expected {path.stem!r}, got {recipe.name!r}",
-            f"write 'name: {path.stem}', or rename the file to {recipe.name}{path.suffix}",
-        )
+        line = _find(node, "name")[1].start_mark.line
+        fix = f"write 'name: {path.stem}', or rename the file to {recipe.name}{path.suffix}"
+        raise _at(path, line, f"name: expected {path.stem!r}, got {recipe.name!r}", fix)
     return recipe
 
 
@@ -392,21 +380,13 @@ def _extended(node: MappingNode, path: Path) -> MappingNode:
     base = compose(base_path)
     extended, below = _find(base, "extends")
     if extended is not None:
-        raise _at(
-            path,
-            line,
-            f"extends: {named!r} extends another recipe itself",
-            f"write 'extends: {below.value}' and what {named} changes: only one level is allowed",
-        )
+        what = f"extends: {named!r} extends another recipe itself"
+        one = f"write 'extends: {below.value}' and what {named} changes"
+        raise _at(path, line, what, f"{one}: only one level is allowed")
     if _find(node, "name")[0] is None:
         raise _at(path, 0, "name: it is missing", f"add 'name: {path.stem}'")
-    own = MappingNode(
-        node.tag,
-        [(k, v) for k, v in node.value if k.value != "extends"],
-        node.start_mark,
-        node.end_mark,
-    )
-    return merge(base, own)
+    node.value = [(k, v) for k, v in node.value if k.value != "extends"]
+    return merge(base, node)
 
 
 def _find(node: MappingNode, name: str) -> tuple[ScalarNode, ScalarNode] | tuple[None, ScalarNode]:

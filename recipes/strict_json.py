@@ -3,11 +3,13 @@
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from .decode import MisfitError, walk
+from .errors import DraftQuantError, reason
 
 _DEEPEST = 32
 _DEEPEST_TEXT = 100  # no recursion over a parsed value fails at this depth
@@ -21,6 +23,16 @@ Pairs = list[tuple[str, Any]]
 
 class JsonProblem(Exception):  # noqa: N818 - not an error of its own: callers turn it into one
     """One thing wrong, with the key it stands at."""
+
+
+@contextmanager
+def reading(path: object, error: type[DraftQuantError], fix: str) -> Iterator[None]:
+    """A file that cannot be read inside, or does not say what it must, is an error of its path."""
+    try:
+        yield
+    except (OSError, JsonProblem) as exc:
+        what = str(exc) if isinstance(exc, JsonProblem) else f"cannot be read: {reason(exc)}"
+        raise error(path, what, fix=fix) from exc
 
 
 def parse_json(text: str, pairs_hook: Callable[[Pairs], Any] | None = None) -> Any:

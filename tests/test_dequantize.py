@@ -304,7 +304,7 @@ def test_verification_finds_what_is_wrong(case: str, int4: Path, tmp_path: Path)
     dequantized(int4, tmp_path / "plain")
     (tmp_path / "plain" / "draftquant.json").unlink()  # written after verification
     source = StoredDraft.read(Checkpoint.open(int4))
-    assert verify_dequantized(source, tmp_path / "plain", "BF16").faults == ()
+    assert verify_dequantized(source, tmp_path / "plain", "BF16").faults == []
     damage, where = DAMAGED[case]
     damage(tmp_path / "plain")
     (fault,) = verify_dequantized(source, tmp_path / "plain", "BF16").faults

@@ -195,7 +195,7 @@ def test_a_dequantized_folder_owns_its_files_too(made: Path, tmp_path: Path) -> 
     plain = Path(shutil.copytree(made / "plain", tmp_path / "plain"))
     source = StoredDraft.read(Checkpoint.open(made / "int4"))
     (plain / "draftquant.json").unlink()  # written after this verification
-    assert verify_dequantized(source, plain, "BF16").faults == ()
+    assert verify_dequantized(source, plain, "BF16").faults == []
     (plain / "evil.py").write_text("", encoding="utf-8")
     write_tensors(plain, read_tensors(plain), metadata={"format": "pt", "note": "x"})
     wheres = [fault.where for fault in verify_dequantized(source, plain, "BF16").faults]

@@ -222,7 +222,7 @@ def test_an_output_in_the_source_is_refused_before_anything(source: Checkpoint) 
 
 def test_ten_faults_are_named(tmp_path: Path) -> None:
     check_faults(tmp_path, tmp_path, (), fix="none")
-    faults = [Fault(where=f"fault {i}", expected="a", got="b") for i in range(12)]
+    faults = [Fault(f"fault {i}", "a", "b") for i in range(12)]
     with pytest.raises(VerifyError, match="not published") as caught:
         check_faults(tmp_path, tmp_path, faults, fix="report it")
     assert "fault 9" in str(caught.value)

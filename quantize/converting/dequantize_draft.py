@@ -43,7 +43,7 @@ from ..planning.outputs import (
 from ..stored.linear import decoded_blocks
 from ..stored.stored_declaration import declared_scheme
 from ..stored.stored_draft import StoredDraft, cache_scales
-from ..verify import DequantizedLinear, RewrittenReport, check_faults, verify_dequantized
+from ..verify import Compared, DequantizedLinear, check_faults, verify_dequantized
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,7 +209,7 @@ def dequantize_draft(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Dequantization(Rewrite[RewrittenReport]):
+class _Dequantization(Rewrite[Compared]):
     plan: DequantizePlan
     source: DraftSource
     argv: Sequence[str]
@@ -235,7 +235,7 @@ class _Dequantization(Rewrite[RewrittenReport]):
             offset += file.write(stored.name, weights, offset=offset)
 
     @override
-    def verify(self, staging: Path) -> RewrittenReport:
+    def verify(self, staging: Path) -> Compared:
         plan = self.plan
         found = verify_dequantized(
             plan.source,
@@ -251,7 +251,7 @@ class _Dequantization(Rewrite[RewrittenReport]):
         return found
 
     @override
-    def provenance(self, found: RewrittenReport) -> DequantizedProvenance:
+    def provenance(self, found: Compared) -> DequantizedProvenance:
         report = self.report(found)
         return DequantizedProvenance(
             draftquant=package_version("draftquant"),
@@ -274,13 +274,13 @@ class _Dequantization(Rewrite[RewrittenReport]):
             quantized_by=self.made_by,
         )
 
-    def report(self, found: RewrittenReport) -> DequantizeReport:
+    def report(self, found: Compared) -> DequantizeReport:
         return DequantizeReport(
             out=self.out,
             scheme=str(self.plan.source.scheme),
             dtype=self.plan.dtype,
-            kept=found.kept,
-            linears=found.linears,
+            kept=len(self.plan.outputs) - len(found.dequantized),
+            linears=tuple(found.dequantized),
             bytes_before=self.plan.source.checkpoint.nbytes,
             bytes_after=self.plan.bytes_after,
         )

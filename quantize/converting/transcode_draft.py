@@ -55,7 +55,7 @@ from ..planning.outputs import (
 from ..stored.layouts.scheme import FLOAT_DTYPES
 from ..stored.stored_declaration import declared_scheme, scale_suffix
 from ..stored.stored_draft import StoredDraft, activation_format, cache_scales, weight_format
-from ..verify import RewrittenReport, check_faults, verify_transcoded
+from ..verify import Compared, check_faults, verify_transcoded
 from .recode import (
     check_counts_from_the_middle,
     check_one_format,
@@ -350,7 +350,7 @@ def transcode_draft(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Transcoding(Rewrite[RewrittenReport]):
+class _Transcoding(Rewrite[Compared]):
     plan: TranscodePlan
     argv: Sequence[str]
     on_progress: Callable[[int], None]
@@ -370,7 +370,7 @@ class _Transcoding(Rewrite[RewrittenReport]):
         return store_linear(blocks, row.tensor, plan.recipe.stored, file, input_scale)
 
     @override
-    def verify(self, staging: Path) -> RewrittenReport:
+    def verify(self, staging: Path) -> Compared:
         plan = self.plan
         algorithm = algorithm_of(plan.record.digests if plan.record else {})
         sides = plan.source, staging
@@ -384,7 +384,7 @@ class _Transcoding(Rewrite[RewrittenReport]):
         return found
 
     @override
-    def provenance(self, found: RewrittenReport) -> Provenance:
+    def provenance(self, found: Compared) -> Provenance:
         plan = self.plan
         return transcoded(
             plan.record,

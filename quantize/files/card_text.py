@@ -10,8 +10,9 @@ from typing import Any
 
 import yaml
 
-from ...recipes.errors import CheckpointError, reason, visible
+from ...recipes.errors import CheckpointError, visible
 from ...recipes.regular_file import check_own, read_text
+from ...recipes.strict_json import reading
 
 CARD_FILE = "README.md"
 BEGIN, END = "<!-- card of draftquant -->\n", "<!-- end of the card of draftquant -->\n"
@@ -28,12 +29,8 @@ def read_card(folder: Path) -> str:
     """README.md of a folder, "" where it has none."""
     path = folder / CARD_FILE
     check_own(folder, CARD_FILE)
-    try:
+    with reading(path, CheckpointError, "repair or remove it"):
         return read_text(path) if path.exists() else ""
-    except OSError as exc:
-        raise CheckpointError(
-            path, f"cannot be read: {reason(exc)}", fix="repair or remove it"
-        ) from exc
 
 
 def split_front(card: str) -> tuple[str, str]:

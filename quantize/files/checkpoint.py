@@ -13,7 +13,7 @@ from typing import Any
 
 from ...recipes.errors import CheckpointError, reason
 from ...recipes.regular_file import SIGNATURE_FILE, check_own, files_of, open_regular, read_text
-from ...recipes.strict_json import JsonProblem, parse_json
+from ...recipes.strict_json import JsonProblem, parse_json, reading
 from .safetensors_header import Header, TensorInfo, read_header
 
 # Experts may be stacked in one tensor. Qwen3.5's MoE layers and what speculators and transformers 5
@@ -30,37 +30,27 @@ _PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 
 
 def unstacked(header: Header) -> Header:
-    """The header with a tensor for each matrix of each expert; unchanged where none is stacked."""
-    if not any(_is_stacked(tensor) for tensor in header.tensors):
-        return header
+    """The header with a tensor for each matrix of each expert, where some are stacked."""
     tensors = tuple(part for tensor in header.tensors for part in _matrices(tensor))
     return dataclasses.replace(header, tensors=tensors)
 
 
-def _is_stacked(tensor: TensorInfo) -> bool:
-    found = _STACKED.fullmatch(tensor.name)
-    if found is None or len(tensor.shape) != 3:
-        return False
-    good = 0 < tensor.shape[0] <= MOST_EXPERTS and tensor.numel > 0
-    return good and tensor.shape[1] % len(_PARTS[found[2]]) == 0
-
-
 def _matrices(tensor: TensorInfo) -> Iterator[TensorInfo]:
     found = _STACKED.fullmatch(tensor.name)
-    if found is None or not _is_stacked(tensor):
+    parts = _PARTS[found[2]] if found else ()
+    is_stacked = len(tensor.shape) == 3 and 0 < tensor.shape[0] <= MOST_EXPERTS and tensor.numel
+    if found is None or not is_stacked or tensor.shape[1] % len(parts):
         yield tensor
         return
     experts, rows, columns = tensor.shape
-    parts = _PARTS[found[2]]
     nbytes = tensor.nbytes // (experts * len(parts))
     for i in range(experts * len(parts)):
         expert, part = divmod(i, len(parts))
         start = tensor.start + i * nbytes
-        yield TensorInfo(
+        yield dataclasses.replace(
+            tensor,
             name=f"{found[1]}.{expert}.{parts[part]}.weight",
-            dtype=tensor.dtype,
             shape=(rows // len(parts), columns),
-            file=tensor.file,
             start=start,
             stop=start + nbytes,
         )
@@ -81,27 +71,13 @@ def names_below(subtree: str, names: Collection[str], folder: Path) -> frozenset
     found: set[str] = set()
     for prefix in subtree.split(","):
         below = {name for name in names if name.startswith(f"{prefix}.")}
-        _check_below(prefix, below, names, folder)
+        if not below:
+            there = ", ".join(mtp_layers(names))
+            one = f"give one of the MTP layers of this folder: {there}"
+            fix = one if there else "this folder has no MTP layer: give the one that has"
+            raise CheckpointError(folder, f"no tensor lies below {prefix!r} (--subtree)", fix=fix)
         found |= below
     return frozenset(found)
-
-
-def _check_below(prefix: str, below: Collection[str], names: Collection[str], folder: Path) -> None:
-    if not below:
-        there = mtp_layers(names)
-        raise CheckpointError(
-            folder,
-            f"no tensor lies below {prefix!r} (--subtree)",
-            fix=f"give one of the MTP layers of this folder: {', '.join(there)}"
-            if there
-            else "this folder has no MTP layer: give the one that has",
-        )
-
-
-def shards_of(below: Collection[str], index: Mapping[str, Any]) -> dict[str, Any]:
-    """An index of these tensors alone: no other shard needs to be there."""
-    weight_map = index["weight_map"]
-    return {**index, "weight_map": {name: weight_map[name] for name in sorted(below)}}
 
 
 INDEX_FILE = "model.safetensors.index.json"
@@ -123,6 +99,7 @@ class Checkpoint:
         headers: by file. index: the parsed model.safetensors.index.json, None for a single file.
         subtree: only tensors below this prefix, or these with commas between them, are looked at;
             config.json is that of the model which they are a part of. None = it is whole.
+        config_file: `UNVERIFIED_CONFIG_FILE` of one that is staged.
     """
 
     folder: Path
@@ -131,6 +108,7 @@ class Checkpoint:
     headers: Mapping[str, Header]
     index: Mapping[str, Any] | None
     subtree: str | None = None
+    config_file: str = CONFIG_FILE
 
     @classmethod
     def open(
@@ -144,31 +122,29 @@ class Checkpoint:
         """Read config, index and headers of a draft folder, or of the shards of a subtree.
 
         Args:
-            config_file: `UNVERIFIED_CONFIG_FILE` for one that is staged.
             is_target: it is the user's own target: its files may be links out of the folder.
         """
         if not folder.is_dir():
             raise CheckpointError(folder, "no such folder", fix="give a draft folder or a Hub id")
         if not (folder / config_file).exists() and (mistake := mistaken_folder(folder)):
             raise CheckpointError(folder, mistake[0], fix=mistake[1])
-        if not is_target:
-            check_own(folder, config_file)
-            check_own(folder, INDEX_FILE)
+        check = check_own if not is_target else lambda _folder, _file: None
+        check(folder, config_file)
+        check(folder, INDEX_FILE)
         config = read_json_object(folder / config_file, no_config(folder))
         index = None
         if (folder / INDEX_FILE).exists():
             index = read_json_object(folder / INDEX_FILE, "export the index again")
-            if subtree is not None:
-                _check_weight_map(folder, index)
-                index = shards_of(names_below(subtree, index["weight_map"], folder), index)
-        files = (
-            _files_of_index(folder, index, whole=subtree is None)
-            if index is not None
-            else [_single_file(folder)]
-        )
-        if not is_target:
-            for file in files:
-                check_own(folder, file)
+            _check_weight_map(folder, index)
+            if subtree is not None:  # no other shard needs to be there
+                weight_map = index["weight_map"]
+                names = sorted(names_below(subtree, weight_map, folder))
+                index["weight_map"] = {name: weight_map[name] for name in names}
+            files = _files_of_index(folder, index, whole=subtree is None)
+        else:
+            files = [_single_file(folder)]
+        for file in files:
+            check(folder, file)
         headers = {file: read_header(folder, file) for file in files}
         if subtree is not None:
             stored = [tensor.name for header in headers.values() for tensor in header.tensors]
@@ -177,14 +153,14 @@ class Checkpoint:
         if index is not None:
             _check_index(folder, index["weight_map"], _by_name(folder, headers))
         headers = {file: unstacked(header) for file, header in headers.items()}
-        tensors = _by_name(folder, headers)
         return cls(
             folder=folder,
             config=config,
-            tensors=dict(sorted(tensors.items())),
+            tensors=dict(sorted(_by_name(folder, headers).items())),
             headers=headers,
             index=index,
             subtree=subtree,
+            config_file=config_file,
         )
 
     @property
@@ -197,10 +173,9 @@ class Checkpoint:
         if self.subtree is not None:
             return tuple(files_of(self.folder, skip=lambda f: "/" in f or not f.endswith(".py")))
         own = {CONFIG_FILE, INDEX_FILE, SIGNATURE_FILE, *self.headers}
-        found = files_of(
-            self.folder, skip=lambda file: file in own or Path(file).parts[0] in HIDDEN
+        return tuple(
+            sorted(files_of(self.folder, skip=lambda f: f in own or Path(f).parts[0] in HIDDEN))
         )
-        return tuple(sorted(found))
 
 
 HIDDEN = {".git", ".cache", "__pycache__"}  # leftovers of download tools, not part of a draft
@@ -209,12 +184,8 @@ HIDDEN = {".git", ".cache", "__pycache__"}  # leftovers of download tools, not p
 @contextmanager
 def open_weights(path: Path) -> Iterator[int]:
     """A descriptor of a file of tensors whose header was read."""
-    try:
+    with reading(path, CheckpointError, "check the folder"):
         descriptor = open_regular(path)
-    except OSError as exc:
-        raise CheckpointError(
-            path, f"cannot be read: {reason(exc)}", fix="check the folder"
-        ) from exc
     try:
         yield descriptor
     finally:
@@ -271,12 +242,8 @@ def _single_file(folder: Path) -> str:
     found = sorted(path.name for path in folder.glob("*.safetensors"))
     if len(found) == 1:
         return found[0]
-    what, fix = (
-        f"{len(found)} safetensors files but no {INDEX_FILE}",
-        "add the index, or keep one file",
-    )
-    if not found:
-        what, fix = without_safetensors(folder)
+    many = f"{len(found)} safetensors files but no {INDEX_FILE}", "add the index, or keep one file"
+    what, fix = many if found else without_safetensors(folder)
     raise CheckpointError(folder, what, fix=fix)
 
 
@@ -292,7 +259,6 @@ def _check_weight_map(folder: Path, index: Mapping[str, Any]) -> None:
 
 def _files_of_index(folder: Path, index: Mapping[str, Any], *, whole: bool) -> list[str]:
     """The shards that an index names, which are there, and unless it is of a part, no others."""
-    _check_weight_map(folder, index)
     if not isinstance(index.get("metadata", {}), dict):
         raise _bad_index(folder, "metadata is not an object")
     files = sorted({str(file) for file in index["weight_map"].values()})
@@ -314,11 +280,8 @@ def _by_name(folder: Path, headers: Mapping[str, Header]) -> dict[str, TensorInf
     for file, header in headers.items():
         for tensor in header.tensors:
             if tensor.name in tensors:
-                raise CheckpointError(
-                    folder / file,
-                    f"{tensor.name} also stands in {tensors[tensor.name].file}",
-                    fix="remove the stale shard",
-                )
+                what = f"{tensor.name} also stands in {tensors[tensor.name].file}"
+                raise CheckpointError(folder / file, what, fix="remove the stale shard")
             tensors[tensor.name] = tensor
     return tensors
 
@@ -412,9 +375,7 @@ def mistaken_folder(folder: Path) -> tuple[str, str] | None:
             f"has no {CONFIG_FILE}, and no safetensors file (found {pickles[0]})",
             f"put the draft's {CONFIG_FILE} beside it, then {as_safetensors(folder)}",
         )
-    below = sorted(path.parent for path in folder.glob(f"*/{CONFIG_FILE}"))
-    if below:
-        return f"has no {CONFIG_FILE}, but {len(below)} folder(s) in it have", (
-            f"did you mean {below[0]}?"
-        )
+    if below := sorted(path.parent for path in folder.glob(f"*/{CONFIG_FILE}")):
+        what = f"has no {CONFIG_FILE}, but {len(below)} folder(s) in it have"
+        return what, f"did you mean {below[0]}?"
     return None

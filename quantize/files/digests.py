@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, Literal, NamedTuple, Protocol, Self, cast, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -24,19 +24,11 @@ NEWEST: Algorithm = "blake3"
 _NAME = f"{NEWEST}:"
 
 
-class _Hash(Protocol):
-    def update(self, data: memoryview, /) -> object: ...
-
-    def hexdigest(self) -> str: ...
-
-    def copy(self) -> Self: ...
-
-
 class Digest:
     """A digest in the making; `str` of it is what records hold."""
 
     def __init__(self, algorithm: Algorithm = NEWEST) -> None:
-        self._hash = cast("_Hash", blake3() if algorithm == NEWEST else hashlib.sha256())
+        self._hash: Any = blake3() if algorithm == NEWEST else hashlib.sha256()
         self._name = _NAME if algorithm == NEWEST else ""
 
     def update(self, data: memoryview) -> None:

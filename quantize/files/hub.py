@@ -52,10 +52,7 @@ def resolve_draft(reference: str, subtree: str | None = None) -> DraftSource:
     if folder.exists() or not is_hub_id(reference):
         if folder.is_dir():
             return DraftSource(folder=folder, subtree=subtree and subtree.removesuffix("."))
-        if folder.exists():
-            what, fix = mistaken_file(folder)
-            raise CheckpointError(reference, what, fix=fix)
-        what, fix = _no_folder(reference)
+        what, fix = mistaken_file(folder) if folder.exists() else _no_folder(reference)
         raise CheckpointError(reference, what, fix=fix)
     if subtree is not None:
         raise CheckpointError(
@@ -177,7 +174,5 @@ def _recorded(argv: Iterator[str]) -> Iterator[str]:
 
 
 def _named(argument: str) -> str:
-    name = argument
-    if "/" in argument and (Path(argument).exists() or not is_hub_id(argument)):
-        name = Path(argument).name
-    return _TOKEN.sub("hf_...", name)
+    is_path = "/" in argument and (Path(argument).exists() or not is_hub_id(argument))
+    return _TOKEN.sub("hf_...", Path(argument).name if is_path else argument)

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ...recipes.decode import encode
-from ...recipes.errors import CheckpointError, reason
+from ...recipes.errors import CheckpointError
 from ...recipes.packages import package_version
 from ...recipes.regular_file import check_own, read_text
 from ...recipes.schema import Recipe, recipe_sha256
-from ...recipes.strict_json import JsonProblem, decode, parse_object
+from ...recipes.strict_json import decode, parse_object, reading
 from .checkpoint import PROVENANCE_FILE
 from .hub import recorded_argv
 from .provenance import (
@@ -36,8 +36,7 @@ _LEFT = (
 """Dotted key of a record, its value (None = any that is not empty), and what it says there."""
 
 
-def check_still_read(path: Path, content: Mapping[str, object]) -> None:
-    """Refuse a draftquant.json where it, or one inside it, records what only 0.2.0 reads."""
+def _check_still_read(path: Path, content: Mapping[str, object]) -> None:
     record: object = content
     while isinstance(record, Mapping):
         for key, value, what in _LEFT:
@@ -45,12 +44,9 @@ def check_still_read(path: Path, content: Mapping[str, object]) -> None:
             for part in key.split("."):
                 found = found.get(part) if isinstance(found, Mapping) else None
             if found and value in (None, found):
-                raise CheckpointError(
-                    path,
-                    f"{key}: the folder records {what}, which draftquant 0.2.0 was the last to"
-                    " read",
-                    fix="use draftquant 0.2.0 with this folder, or quantize the draft again",
-                )
+                last = f"the folder records {what}, which draftquant 0.2.0 was the last to read"
+                fix = "use draftquant 0.2.0 with this folder, or quantize the draft again"
+                raise CheckpointError(path, f"{key}: {last}", fix=fix)
         record = record.get("quantized_by")
 
 
@@ -63,16 +59,11 @@ def read_provenance(folder: Path) -> Provenance | None:
     check_own(folder, PROVENANCE_FILE)
     if not path.exists():
         return None
-    try:
+    fix = "use the version of draftquant that wrote it, or copy or quantize the draft again"
+    with reading(path, CheckpointError, fix):
         content = parse_object(read_text(path))
-        check_still_read(path, content)
+        _check_still_read(path, content)
         found: Provenance = decode(Provenance, content)
-    except (OSError, JsonProblem) as exc:
-        raise CheckpointError(
-            path,
-            str(exc) if isinstance(exc, JsonProblem) else f"cannot be read: {reason(exc)}",
-            fix="use the version of draftquant that wrote it, or copy or quantize the draft again",
-        ) from exc
     return found
 
 
@@ -155,12 +146,9 @@ def quantization_of(record: Provenance | None) -> QuantizedProvenance | None:
         return None
     whole = found.cuts[0].source if found.cuts else found.source
     source = dataclasses.replace(found.source, hub_id=whole.hub_id, revision=whole.revision)
-    found = dataclasses.replace(found, source=source, cuts=(*found.cuts, *cuts))
-    if not cuts:
-        return found
-    return dataclasses.replace(
-        found, tensor_bytes=dataclasses.replace(found.tensor_bytes, after=nbytes)
-    )
+    now = dataclasses.replace(found.tensor_bytes, after=nbytes) if cuts else found.tensor_bytes
+    cuts = (*found.cuts, *cuts)
+    return dataclasses.replace(found, source=source, cuts=cuts, tensor_bytes=now)
 
 
 def cuts_of(record: Provenance | None) -> tuple[VocabularyCut, ...]:

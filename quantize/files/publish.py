@@ -72,11 +72,9 @@ def check_no_other_weights(folder: Path, files: Sequence[str], *, travel: str, m
     """Refuse side files with weights or pickles: the draft's once more, or an optimizer's."""
     for file in files:
         if looks_like_weights(file):
-            raise CheckpointError(
-                folder / file,
-                f"weights in another format would travel {travel}",
-                fix=f"move this file out of the folder: the safetensors are what is {made}",
-            )
+            what = f"weights in another format would travel {travel}"
+            fix = f"move this file out of the folder: the safetensors are what is {made}"
+            raise CheckpointError(folder / file, what, fix=fix)
 
 
 def copy_side_files(folder: Path, staging: Path, files: Sequence[str]) -> None:
@@ -218,11 +216,9 @@ def _check_untouched(
     absent = object()
     for file in sorted(before.keys() | after.keys()):
         if before.get(file, absent) != after.get(file, absent):
-            raise OutputError(
-                out,
-                f"{file} appeared, changed or vanished while the folder was verified",
-                fix="stop other programs that write there, and run again; nothing was kept",
-            )
+            what = f"{file} appeared, changed or vanished while the folder was verified"
+            fix = "stop other programs that write there, and run again; nothing was kept"
+            raise OutputError(out, what, fix=fix)
 
 
 def write_provenance(folder: Path, provenance: Provenance) -> None:

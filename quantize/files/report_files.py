@@ -27,12 +27,10 @@ def check_reports(asked: Mapping[ReportFormat, Path], *, overwrite: bool = False
     places: dict[Path, ReportFormat] = {}
     for kind, path in asked.items():
         if path.suffix.lower() not in ENDINGS[kind]:
-            expected = " or ".join(ENDINGS[kind])
-            raise OutputError(
-                path,
-                f"--{kind}: expected a name ending in {expected}, got {path.suffix or 'none'}",
-                fix=f"for example {path.stem or 'gate'}{ENDINGS[kind][0]}",
-            )
+            expected, got = " or ".join(ENDINGS[kind]), path.suffix or "none"
+            what = f"--{kind}: expected a name ending in {expected}, got {got}"
+            fix = f"for example {path.stem or 'gate'}{ENDINGS[kind][0]}"
+            raise OutputError(path, what, fix=fix)
         place = path.absolute().parent.resolve() / path.name
         if place in places:
             what = f"both --{places[place]} and --{kind} name this file"
@@ -94,21 +92,16 @@ def append_text(path: Path, text: str) -> None:
 
 def check_place(path: Path, *, overwrite: bool) -> None:
     """Refuse a place where no file can be written, or one stands that must not be replaced."""
-    parent = path.absolute().parent
+    parent, exists = path.absolute().parent, path.exists() or path.is_symlink()
     if not parent.is_dir():
         what = f"the folder of this report file, {parent}, does not exist"
         raise OutputError(path, what, fix=f"mkdir -p {parent}")
     if not os.access(parent, os.W_OK):
         what = f"the folder of this report file, {parent}, is not writable"
         raise OutputError(path, what, fix="choose another place")
-    if not (path.exists() or path.is_symlink()):
-        return
-    if path.is_symlink() or not path.is_file():
+    if exists and (path.is_symlink() or not path.is_file()):
         what = "expected a file, got a folder, a link or a device"
         raise OutputError(path, what, fix="give another name")
-    if not overwrite:
-        raise OutputError(
-            path,
-            "this report file already exists",
-            fix="pass --overwrite to replace it, or give another name",
-        )
+    if exists and not overwrite:
+        fix = "pass --overwrite to replace it, or give another name"
+        raise OutputError(path, "this report file already exists", fix=fix)

@@ -239,11 +239,8 @@ def take_alone(path: Path, descriptor: int, where: Path, work: str) -> None:
     except OSError:
         is_there = False
     if not is_there:
-        raise OutputError(
-            where,
-            f"another process is {work} there",
-            fix="wait until it is done, or give another --out",
-        )
+        fix = "wait until it is done, or give another --out"
+        raise OutputError(where, f"another process is {work} there", fix=fix)
 
 
 def differences(begun: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, ...]:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ...recipes.errors import CheckpointError, reason, short
+from ...recipes.errors import CheckpointError, short
 from ...recipes.regular_file import open_stream
-from ...recipes.strict_json import JsonProblem, Pairs, parse_json
+from ...recipes.strict_json import JsonProblem, Pairs, parse_json, reading
 
 FloatDtype = Literal["BF16", "F16", "F32"]
 """What the weights of a draft are stored in where they are not quantized."""
@@ -95,33 +95,24 @@ def read_header(folder: Path, file: str) -> Header:
             byte range overlaps another, leaves a hole, or disagrees with dtype, shape or file size.
     """
     path = folder / file
-    try:
-        with open_stream(path) as stream:
-            size = os.fstat(stream.fileno()).st_size
-            begin = stream.read(8)
-            if begin == LFS_POINTER[:8]:
-                raise CheckpointError(
-                    path,
-                    f"it is a pointer of Git LFS ({size} bytes), not the tensors themselves",
-                    fix=f"run git -C {folder} lfs pull, or download the file from the Hub",
-                )
-            length = int.from_bytes(begin, "little")
-            if not size:
-                fix = "download or export the file again: writing it was interrupted"
-                raise CheckpointError(path, "the file is empty (0 bytes)", fix=fix)
-            if size < 8 or length > size - 8:
-                raise CheckpointError(
-                    path,
-                    f"header of {length} bytes does not fit a file of {size} bytes",
-                    fix="download the file again: it is cut off, or not a safetensors file",
-                )
-            if length > MAX_HEADER_BYTES:
-                raise _lie(path, f"header of {length} bytes, expected at most {MAX_HEADER_BYTES}")
-            text = stream.read(length)
-    except OSError as exc:
-        raise CheckpointError(
-            path, f"cannot be read: {reason(exc)}", fix="check the draft folder"
-        ) from exc
+    with reading(path, CheckpointError, "check the draft folder"), open_stream(path) as stream:
+        size = os.fstat(stream.fileno()).st_size
+        begin = stream.read(8)
+        if begin == LFS_POINTER[:8]:
+            what = f"it is a pointer of Git LFS ({size} bytes), not the tensors themselves"
+            fix = f"run git -C {folder} lfs pull, or download the file from the Hub"
+            raise CheckpointError(path, what, fix=fix)
+        length = int.from_bytes(begin, "little")
+        if not size:
+            fix = "download or export the file again: writing it was interrupted"
+            raise CheckpointError(path, "the file is empty (0 bytes)", fix=fix)
+        if size < 8 or length > size - 8:
+            what = f"header of {length} bytes does not fit a file of {size} bytes"
+            fix = "download the file again: it is cut off, or not a safetensors file"
+            raise CheckpointError(path, what, fix=fix)
+        if length > MAX_HEADER_BYTES:
+            raise _lie(path, f"header of {length} bytes, expected at most {MAX_HEADER_BYTES}")
+        text = stream.read(length)
     entries = _parse(path, text)
     metadata = entries.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
@@ -158,11 +149,8 @@ def _tensor(path: Path, file: str, name: str, entry: Any, first_byte: int) -> Te
         raise _lie(path, f"{name}: expected exactly dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
-        raise CheckpointError(
-            path,
-            f"{name}: dtype {short(dtype)} is not one of {', '.join(DTYPE_BYTES)}",
-            fix="convert the tensor to a supported dtype",
-        )
+        what = f"{name}: dtype {short(dtype)} is not one of {', '.join(DTYPE_BYTES)}"
+        raise CheckpointError(path, what, fix="convert the tensor to a supported dtype")
     if not _naturals(shape) or len(shape) > MAX_AXES:
         raise _lie(path, f"{name}: shape {short(shape)} is not a list of natural numbers")
     if not _naturals(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
@@ -170,10 +158,8 @@ def _tensor(path: Path, file: str, name: str, entry: Any, first_byte: int) -> Te
     start, stop = (first_byte + offset for offset in offsets)
     expected = math.prod(shape) * DTYPE_BYTES[dtype]
     if stop - start != expected:
-        raise _lie(
-            path,
-            f"{name}: {dtype} {shape} needs {expected} bytes, data_offsets give {stop - start}",
-        )
+        given = f"needs {expected} bytes, data_offsets give {stop - start}"
+        raise _lie(path, f"{name}: {dtype} {shape} {given}")
     return TensorInfo(name=name, dtype=dtype, shape=tuple(shape), file=file, start=start, stop=stop)
 
 
@@ -183,17 +169,13 @@ def _check_ranges(path: Path, tensors: list[TensorInfo], first_byte: int, size: 
     for tensor in tensors:
         if tensor.start != end:
             kind = "overlaps the tensor before it" if tensor.start < end else "leaves a hole"
-            raise _lie(
-                path, f"{tensor.name}: starts at byte {tensor.start}, expected {end}: {kind}"
-            )
+            where = f"{tensor.name}: starts at byte {tensor.start}"
+            raise _lie(path, f"{where}, expected {end}: {kind}")
         end = tensor.stop
     if end != size:
         kind = "truncated" if end > size else "followed by bytes that no tensor owns"
-        raise CheckpointError(
-            path,
-            f"the header describes {end} bytes, the file has {size}: {kind}",
-            fix="download or export the file again",
-        )
+        what = f"the header describes {end} bytes, the file has {size}: {kind}"
+        raise CheckpointError(path, what, fix="download or export the file again")
 
 
 def _naturals(value: Any) -> bool:

@@ -155,40 +155,32 @@ def _place() -> str:
 
 def check_output(out: Path, source: Path | None = None, *, needed_bytes: int = 0) -> None:
     """Refuse an output that cannot or must not be written, before any work."""
-    if out.exists() or out.is_symlink():
-        raise OutputError(
-            out,
-            "it already exists, and is never overwritten",
-            fix="give another name, or move this one away",
-        )
+    for what, fix in _problems(out, source, needed_bytes):
+        raise OutputError(out, what, fix=fix)
+
+
+def _problems(out: Path, source: Path | None, needed_bytes: int) -> Iterator[tuple[str, str]]:
     parent = out.absolute().parent
-    if parent.exists() and not parent.is_dir():
-        raise OutputError(out, f"its parent {parent} is a file", fix="give a name in a folder")
-    if not parent.is_dir():
-        raise OutputError(
-            out, f"its parent folder {parent} does not exist", fix=f"mkdir -p {parent}"
+    if out.exists() or out.is_symlink():
+        yield (
+            "it already exists, and is never overwritten",
+            "give another name, or move this one away",
         )
+    if parent.exists() and not parent.is_dir():
+        yield f"its parent {parent} is a file", "give a name in a folder"
+    if not parent.is_dir():
+        yield f"its parent folder {parent} does not exist", f"mkdir -p {parent}"
     if not os.access(parent, os.W_OK):
-        raise OutputError(out, f"its parent {parent} is not writable", fix="choose another place")
-    if source is not None:
-        inside, outside = out.absolute().parent.resolve() / out.name, source.resolve()
-        if inside.is_relative_to(outside):
-            raise OutputError(
-                out, f"overlaps the source {source}", fix="write it beside the source"
-            )
+        yield f"its parent {parent} is not writable", "choose another place"
+    if source is not None and (parent.resolve() / out.name).is_relative_to(source.resolve()):
+        yield f"overlaps the source {source}", "write it beside the source"
     free = shutil.disk_usage(parent).free
     if free < needed_bytes and not os.statvfs(parent).f_blocks:  # such as /proc and /sys
-        raise OutputError(
-            out,
-            f"{parent} is not on a disk: its file system has no space at all",
-            fix="choose another place",
-        )
+        what = f"{parent} is not on a disk: its file system has no space at all"
+        yield what, "choose another place"
     if free < needed_bytes:
-        raise OutputError(
-            out,
-            f"needs {needed_bytes:,} bytes, {parent} has {free:,} free",
-            fix="free some space, or write to another disk",
-        )
+        what = f"needs {needed_bytes:,} bytes, {parent} has {free:,} free"
+        yield what, "free some space, or write to another disk"
 
 
 @contextmanager

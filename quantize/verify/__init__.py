@@ -7,10 +7,10 @@ from ...recipes.packages import lazy_names
 if TYPE_CHECKING:
     from .audit import Audit as Audit
     from .audit import audit_checkpoint as audit_checkpoint
+    from .comparison import Compared as Compared
     from .comparison import DequantizedLinear as DequantizedLinear
     from .comparison import Fault as Fault
     from .comparison import LinearFinding as LinearFinding
-    from .comparison import RewrittenReport as RewrittenReport
     from .comparison import VerifyReport as VerifyReport
     from .comparison import check_faults as check_faults
     from .cut_verification import verify_cut as verify_cut
@@ -24,11 +24,11 @@ _HOMES = {
     "audit_checkpoint": ".audit",
     "Audit": ".audit",
     "check_faults": ".comparison",
+    "Compared": ".comparison",
     "DequantizedLinear": ".comparison",
     "Fault": ".comparison",
     "GraftVerification": ".graft_verification",
     "LinearFinding": ".comparison",
-    "RewrittenReport": ".comparison",
     "verify": ".verification",
     "verify_cut": ".cut_verification",
     "verify_dequantized": ".rewritten",

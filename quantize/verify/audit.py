@@ -37,7 +37,7 @@ from ..stored.stored_declaration import (
 )
 from ..stored.stored_draft import StoredDraft, cache_scales
 from .changed_values import cache_scale_faults
-from .comparison import Fault, form
+from .comparison import Fault, form, others
 from .folder_faults import (
     exclude_faults,
     fused_faults,
@@ -157,7 +157,7 @@ class _Codes:
             return self._half_used(name)
         number, (row, column) = int(self._counts[np.isnan(self._bins)].sum()), self._first_nan
         got = f"{number} NaN(s), first at row {row}, column {column}"
-        return [Fault(where=name, expected="quantized values that are numbers", got=got)]
+        return [Fault(name, "quantized values that are numbers", got)]
 
     def _half_used(self, name: str) -> list[Fault]:
         """With codes twice as large, scales half as large would hold the same weights exactly.
@@ -169,7 +169,7 @@ class _Codes:
             return []
         got = f"none beyond {peak:g} in the whole matrix"
         expected = f"codes up to {largest:g}, the end of the range, or near it"
-        return [Fault(where=name, expected=expected, got=got)]
+        return [Fault(name, expected, got)]
 
     def statistics(self, scale: Floats, peaks: Floats, *, concat: bool) -> CodeStatistics:
         """The figures; `peaks` has the shape of `scale`."""
@@ -208,17 +208,16 @@ def _scale_faults(tensor: TensorInfo, scale: Floats, peaks: Floats) -> list[Faul
     bad = ~(np.isfinite(scale) & (scale > 0))
     smallest = _SMALLEST_NORMAL[tensor.dtype]
     subnormal = ~bad & (scale < smallest) & (peaks != 0)
-    faults = []
-    for wrong, expected in (
-        (bad, "finite scales > 0"),
-        (subnormal, f"normal numbers, >= {smallest:.3g}, over codes that are not all zero"),
-    ):
-        if wrong.any():
-            row, group = map(int, np.argwhere(wrong)[0])
-            got = f"{int(wrong.sum())} other(s), first {scale[row, group]} at row {row}"
-            got += f", group {group}" if scale.shape[1] > 1 else ""
-            faults.append(Fault(where=tensor.name, expected=expected, got=got))
-    return faults
+    normal = f"normal numbers, >= {smallest:.3g}, over codes that are not all zero"
+
+    def say(at: tuple[int, ...]) -> str:
+        group = f", group {at[1]}" if scale.shape[1] > 1 else ""
+        return f"first {scale[at]} at row {at[0]}{group}"
+
+    return [
+        *others(tensor.name, "finite scales > 0", bad, say),
+        *others(tensor.name, normal, subnormal, say),
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,8 +313,7 @@ def audit_checkpoint(checkpoint: Checkpoint) -> Audit:
         looked = list(pool.map(partial(_look, checkpoint, scheme, concat), rows))
     linears = tuple(linear for linear, _ in looked)
     quantized = frozenset(linear.module for linear in linears)
-    expected = f"only linears of {draft.family.name} to be quantized"
-    no_linear = {"expected": expected, "got": "tensors of a quantized linear"}
+    only = f"only linears of {draft.family.name} to be quantized"
     bad_scales = cache_scale_faults(draft, checkpoint, scheme, None)
     return Audit(
         checkpoint=checkpoint,
@@ -325,7 +323,10 @@ def audit_checkpoint(checkpoint: Checkpoint) -> Audit:
         linears=linears,
         faults=(
             *_declaration_faults(checkpoint, draft, scheme, linears),
-            *(Fault(where=module, **no_linear) for module in sorted(looking - quantized)),
+            *(
+                Fault(module, only, "tensors of a quantized linear")
+                for module in sorted(looking - quantized)
+            ),
             *(fault for _, found in looked for fault in found),
             *index_faults(checkpoint),
             *bad_scales,
@@ -349,16 +350,15 @@ def _look(
     own = scheme.of(module) if scheme is not None else None
     if scheme is not None and own is None:
         where = f"{CONFIG_FILE}: quantization_config, {module}"
-        faults.append(Fault(where=where, expected="a group that targets it", got="none"))
+        faults.append(Fault(where, "a group that targets it", "none"))
     if own is not None:
         rows, columns = row.tensor.shape
         parts = stored_parts(own, rows, columns)
         right, found = sort_parts(checkpoint, module, parts, own)
         wrong = {fault.where.removeprefix(f"{module}.") for fault in found}
         faults += found
-        for suffix in sorted(tensors.keys() - parts.keys()):
-            name, got = tensors[suffix].name, form(tensors[suffix])
-            faults.append(Fault(where=name, expected="no such tensor", got=got))
+        beyond = [tensors[suffix] for suffix in sorted(tensors.keys() - parts.keys())]
+        faults += [Fault(tensor.name, "no such tensor", form(tensor)) for tensor in beyond]
         ours = isinstance(read_provenance(checkpoint.folder), QuantizedProvenance)
         faults += companion_faults(checkpoint, own, row.tensor, right, symmetric=ours)
         if wrong <= beside_codes(own):
@@ -367,7 +367,7 @@ def _look(
                     checkpoint, own, row, concat=row.canonical in concat, ours=ours
                 )
             except CheckpointError as exc:
-                more = [Fault(where=module, expected="what is declared", got=exc.what)]
+                more = [Fault(module, "what is declared", exc.what)]
             faults += more
         static = [tensor for suffix, tensor in right.items() if suffix in INPUT_SCALES]
         input_scale = stored_scalar(checkpoint, static[0]) if static else None
@@ -394,14 +394,14 @@ def _declaration_faults(
         if not linears:
             return []
         suffixes = sorted({t.name.rpartition(".")[2] for lin in linears for t in lin.tensors})
-        got = f"none, but {len(linears)} linears stored as {', '.join(suffixes)}"
         expected = (
             "a declaration, without which engines ignore the quantized values or read"
             " them as floats"
         )
-        return [Fault(where=where, expected=expected, got=got)]
+        got = f"none, but {len(linears)} linears stored as {', '.join(suffixes)}"
+        return [Fault(where, expected, got)]
     if not linears and checkpoint.subtree is None:
-        return [Fault(where=where, expected=f"linears stored as {scheme}", got="none of them")]
+        return [Fault(where, f"linears stored as {scheme}", "none of them")]
     quantized = frozenset(linear.module for linear in linears)
     complete = frozenset(linear.module for linear in linears if linear.complete)
     # How engines know a layer inside its target is theirs to say: `engines/exclude_mismatches.py`.

@@ -6,7 +6,7 @@ config.json may change only where it changes nothing that the draft computes.
 
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -19,11 +19,11 @@ from ..files.checkpoint import CONFIG_FILE, PROVENANCE_FILE, Checkpoint
 from ..files.digests import NEWEST, Algorithm, Digest, Finiteness
 from ..files.provenance import Method
 from ..files.safetensors_header import TensorInfo
-from ..stored.decoded_numbers import floats, read_whole, stored_scalar
+from ..stored.decoded_numbers import floats, read_whole
 from ..stored.layouts.scheme import DeclaredScheme
 from ..stored.stored_draft import cache_problems, cache_tensors
-from .comparison import Compared, Fault, NotFinite, OnBytes, differing
-from .demands import said_of
+from .comparison import Compared, Fault, NotFinite, OnBytes, differing, form, others
+from .demands import other_scalar, said_of
 
 Config = Mapping[str, object]
 Doubles = npt.NDArray[np.float64]
@@ -84,7 +84,7 @@ class ChangedNorms:
         if factor is not None:
             faults = _factor_faults(norm.name, wanted, after, factor)
         else:
-            wrong = np.flatnonzero(wanted.view(np.uint64) != after.view(np.uint64))
+            wrong = wanted.view(np.uint64) != after.view(np.uint64)
             expected = f"the source's values / 2^{exponent}"
             faults = _other_elements(norm.name, expected, wrong, before, after)
         return Compared(
@@ -101,22 +101,20 @@ def _factor_faults(name: str, before: Doubles, after: Doubles, factor: float) ->
         factors = np.where(larger > 0, larger / np.minimum(np.abs(before), np.abs(after)), 1.0)
     right = (factors <= factor) & (np.signbit(before) == np.signbit(after))
     expected = f"the source's values times or divided by at most {factor:.9g} (recorded)"
-    faults = _other_elements(name, expected, np.flatnonzero(~right), before, after)
+    faults = _other_elements(name, expected, ~right, before, after)
     largest = float(factors.max(initial=1.0))
     if faults or largest == factor:
         return faults
     expected = f"a largest change by a factor of {factor:.9g} (recorded)"
-    return [Fault(where=name, expected=expected, got=f"{largest:.9g}")]
+    return [Fault(name, expected, f"{largest:.9g}")]
 
 
 def _other_elements(
-    name: str, expected: str, wrong: npt.NDArray[np.intp], before: Doubles, after: Doubles
+    name: str, expected: str, wrong: npt.NDArray[np.bool_], before: Doubles, after: Doubles
 ) -> list[Fault]:
-    if not len(wrong):
-        return []
-    first = int(wrong[0])
-    got = f"{len(wrong)} other(s), first {after[first]:g} for {before[first]:g} at {first}"
-    return [Fault(where=name, expected=expected, got=got)]
+    return others(
+        name, expected, wrong, lambda at: f"first {after[at]:g} for {before[at]:g} at {at[0]}"
+    )
 
 
 def _learned_factors(
@@ -128,11 +126,10 @@ def _learned_factors(
         wanted = {row.tensor.name for row in norms_before(draft, quantized)}
         expected = ", ".join(sorted(wanted)) or "none: no quantized linear has a norm of its own"
     if found.keys() != wanted:
-        got = ", ".join(sorted(found)) or "none"
-        return {}, [Fault(where=where, expected=expected, got=got)]
+        return {}, [Fault(where, expected, ", ".join(sorted(found)) or "none")]
     if not all(1 <= factor <= MOST_OF_NORM for factor in found.values()):
         expected = f"factors from 1 to {MOST_OF_NORM:g}"
-        return {}, [Fault(where=where, expected=expected, got=str(found))]
+        return {}, [Fault(where, expected, str(found))]
     return found, []
 
 
@@ -145,7 +142,6 @@ def _balance_exponents(
     """
     if not method.balanced:
         return {}, []
-    where, got = f"{PROVENANCE_FILE}: balanced", str(dict(method.balanced))
     concat = draft.family.concat(draft.geometry)
     norm = draft.row(concat.norm) if concat is not None else None
     linears = draft.concat_linears()
@@ -162,7 +158,7 @@ def _balance_exponents(
         expected = f"none: {', '.join(kept)} read it and are kept"
     else:
         return dict.fromkeys((norm.tensor.name, *(r.tensor.name for r in linears)), exponent), []
-    return {}, [Fault(where=where, expected=expected, got=got)]
+    return {}, [Fault(f"{PROVENANCE_FILE}: balanced", expected, str(dict(method.balanced)))]
 
 
 def cache_scale_names(draft: Draft, output: Checkpoint) -> Collection[str]:
@@ -179,10 +175,7 @@ def cache_scale_faults(
 
     Another tool (no `method`) may leave scales to engines, or store several spellings.
     """
-    faults = [
-        Fault(where=where, expected=expected, got=got)
-        for where, expected, got in cache_problems(output, draft, scheme)
-    ]
+    faults = [Fault(*problem) for problem in cache_problems(output, draft, scheme)]
     declared = scheme.kv_cache if scheme is not None else None
     stored = {
         (layer, part): tensor
@@ -191,19 +184,17 @@ def cache_scale_faults(
     }
     if declared is None and stored and (method is not None or scheme is None):
         names = ", ".join(sorted({tensor.name for tensor in stored.values()}))
-        where = f"{CONFIG_FILE}: {_DECLARATION}"
-        faults.append(Fault(where=where, expected=f"a KV cache, for {names}", got="none"))
+        faults.append(Fault(f"{CONFIG_FILE}: {_DECLARATION}", f"a KV cache, for {names}", "none"))
     layers = _layers(draft)
-    wanted = [(layer, part) for layer in sorted(layers) for part in "kv"] if declared else []
-    if method is None and not stored:
-        wanted = []  # of another tool: engines take 1
-    for layer, part in wanted:
-        if (layer, part) not in stored:
-            where = f"{layers[layer]}: {part}_scale"
-            faults.append(Fault(where=where, expected="a scale of the KV cache", got="none"))
+    by_engines = method is None and not stored  # of another tool: engines take 1
+    for layer in sorted(layers) if declared and not by_engines else ():
+        for part in "kv":
+            if (layer, part) not in stored:
+                where = f"{layers[layer]}: {part}_scale"
+                faults.append(Fault(where, "a scale of the KV cache", "none"))
     if method is None or faults:
         return faults
-    return _scales_of_the_run(layers, stored, output, method)
+    return [*_scales_of_the_run(layers, stored, output, method)]
 
 
 def _scales_of_the_run(
@@ -211,28 +202,24 @@ def _scales_of_the_run(
     stored: Mapping[tuple[int, str], TensorInfo],
     output: Checkpoint,
     method: Method,
-) -> list[Fault]:
-    cache, faults = method.recipe.kv_cache, []
-    where = f"{PROVENANCE_FILE}: cache_scales"
+) -> Iterator[Fault]:
+    cache, where = method.recipe.kv_cache, f"{PROVENANCE_FILE}: cache_scales"
     given = dict(method.cache_scales)
     for layer, name in layers.items() if cache is not None else ():
         for part in "kv":
             tensor = stored[layer, part]
             recorded = given.pop(f"{name}.{part}", None)
             if recorded is None:
-                faults.append(Fault(where=where, expected=f"one of {name}.{part}", got="none"))
+                yield Fault(where, f"one of {name}.{part}", "none")
                 continue
             unit = cache is not None and cache.scales == "unit"
             wanted = 1.0 if unit else float(np.float32(recorded))
             if (tensor.dtype, tensor.numel) != ("F32", 1):
-                got = f"{tensor.dtype} {list(tensor.shape)}"
-                faults.append(Fault(where=tensor.name, expected="one F32 number", got=got))
-            elif (found := stored_scalar(output, tensor)) != wanted:
-                expected = f"{wanted:.9g} (that of the run)"
-                faults.append(Fault(where=tensor.name, expected=expected, got=f"{found:.9g}"))
+                yield Fault(tensor.name, "one F32 number", form(tensor))
+            else:
+                yield from other_scalar(output, tensor, wanted)
     if given:
-        faults.append(Fault(where=where, expected="none (recipe)", got=", ".join(sorted(given))))
-    return faults
+        yield Fault(where, "none (recipe)", ", ".join(sorted(given)))
 
 
 def _layers(draft: Draft) -> dict[int, str]:
@@ -287,12 +274,9 @@ def _altered(draft: Draft, changes: Config) -> list[Fault]:
     alone = {
         key: value for key, value in changes.items() if _computed(draft, {key: value}) != before
     }
+    expected = "no change of what the draft computes"
     return [
-        Fault(
-            where=f"{CONFIG_FILE}: {key}",
-            expected="no change of what the draft computes",
-            got=json.dumps(value, sort_keys=True),
-        )
+        Fault(f"{CONFIG_FILE}: {key}", expected, json.dumps(value, sort_keys=True))
         for key, value in (alone or changes).items()
     ]
 

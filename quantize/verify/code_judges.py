@@ -221,7 +221,7 @@ class Nearest(Judge):
             f"{self.wrong} other(s), first at row {row}, column {column}: code {code:g} of the"
             f" weight {w:.6g}, whose nearest is {nearest:g}"
         )
-        return [Fault(where=name, expected="the quantized values nearest to weight/scale", got=got)]
+        return [Fault(name, "the quantized values nearest to weight/scale", got)]
 
 
 def _at(scale: Floats, places: npt.NDArray[np.intp], columns: int) -> Floats:
@@ -298,7 +298,7 @@ class Near(Judge):
             if self._carried:
                 expected, what = "whole numbers from -8 to 7", "other(s)"
             got = f"{self.wrong} {what}, first at row {self._first[0]}, column {self._first[1]}"
-            return [Fault(where=name, expected=expected, got=got)]
+            return [Fault(name, expected, got)]
         ratios = np.concatenate(self._ratios)
         row, whole = int(ratios.argmax()), (self._lost / self._least) ** 0.5
         most, got = self._most, ""
@@ -307,4 +307,4 @@ class Near(Judge):
         elif ratios[row] > 2 * self._most:
             most, got = 2 * most, f"{ratios[row]:.3g} times in row {row}"
         expected = f"quantized values with at most {most:g} times the error of the nearest"
-        return [Fault(where=name, expected=expected, got=got)] if got else []
+        return [Fault(name, expected, got)] if got else []

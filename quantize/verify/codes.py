@@ -17,7 +17,7 @@ from ..stored.layouts.scheme import NIBBLES_PER_WORD, DeclaredScheme
 from ..stored.linear import StoredLinear, global_scale, spread, stored_scales
 from ..stored.stored_declaration import scale_suffix
 from .code_judges import Block, Buffers, Judge, Near, Nearest
-from .comparison import Compared, Fault, LinearFinding, NotFinite, OnBytes
+from .comparison import Compared, Fault, LinearFinding, NotFinite, OnBytes, others
 from .foreign_rules import about_absmax_faults, foreign_judge, integer_scale_rule
 from .scales import (
     INT4_SMALLEST_SCALE,
@@ -77,7 +77,7 @@ def compare_linear(
         width = _width(tensor, scheme, demand.rule)
         linear = StoredLinear(output, scheme, module, in_features=width)
     except CheckpointError as exc:
-        return Compared(faults=[Fault(where=module, expected="what is declared", got=exc.what)])
+        return Compared(faults=[Fault(module, "what is declared", exc.what)])
     one = _Linear(output, tensor, demand, scheme, linear)
     digests = Digest(algorithm), Digest(algorithm)
     step = max(1, _BLOCK // max(1, tensor.shape[1]))
@@ -134,16 +134,14 @@ class _Linear:
         self._absmax = np.zeros((rows, -(-self._columns // self._group)), np.float32)
         self._padding = 0
         self._square_error = self._square = 0.0
-        self._bad, self._whole = self._no_scales(), None
-        self._faults: list[Fault] = []
-        if self._bad is not None:
-            self._faults.append(Fault(where=self._scales, expected=self._bad[0], got=self._bad[1]))
+        self._faults, self._whole = self._no_scales(), None
+        self._good_scales = not self._faults
         if demand.largest is not None:
             wrong = whole_scale_faults(
                 output, scheme, self._module, demand.largest, demand.group,
                 from_inverse=demand.from_inverse,
             )  # fmt: skip
-            self._faults += wrong if self._bad is None else []
+            self._faults += wrong if self._good_scales else []
             # What is stored may be (or come from) its inverse, from which it does not follow
             # exactly.
             self._whole = whole_scale(scheme, demand.largest)
@@ -154,19 +152,16 @@ class _Linear:
     def _scales(self) -> str:
         return f"{self._module}.{scale_suffix(self._declared)}"
 
-    def _no_scales(self) -> tuple[str, str] | None:
-        """What scales must be to be any, and what is found; None where all are."""
+    def _no_scales(self) -> list[Fault]:
+        """Scales that are none."""
         scheme, scale = self._scheme, self._linear.scale
         signed = scheme.has_signed_scales and not self._demand.rule.of_our_own
         scale = np.abs(scale) if signed else scale
         one_stage = scheme.number.is_integer and scheme.first_stage is None
         smallest = float(INT4_SMALLEST_SCALE) if one_stage else 0.0
-        good = np.isfinite(scale) & (scale > 0) & (scale >= smallest)
-        if good.all():
-            return None
-        row, group = map(int, np.argwhere(~good)[0])
+        wrong = ~(np.isfinite(scale) & (scale > 0) & (scale >= smallest))
         expected = f"finite scales > 0{f' and >= {smallest}' if smallest else ''}"
-        return expected, f"{int((~good).sum())} other(s), first {scale[row, group]} at row {row}"
+        return others(self._scales, expected, wrong, lambda at: f"first {scale[at]} at row {at[0]}")
 
     def _chosen_judge(self) -> Judge:
         output, scheme, linear, whole = self._output, self._scheme, self._linear, self._whole
@@ -239,16 +234,16 @@ class _Linear:
         odd = not math.isfinite(self._square)
         if odd and (problem := problem_of(source, tensor)):
             found.faults = NotFinite.of(tensor.name, problem)  # no value can be held against them
-        elif self._bad is None:  # otherwise every element would be reported once more
+        elif self._good_scales:  # otherwise every element would be reported once more
             compensated = self._judge.max_error is None
             found.faults += self._judge.faults(self._linear.codes_tensor.name)
             if self._padding:
-                name, got = self._linear.codes_tensor.name, f"{self._padding} other(s)"
                 expected = "padding of the last word of a row with 0"
-                found.faults.append(Fault(where=name, expected=expected, got=got))
+                got = f"{self._padding} other(s)"
+                found.faults.append(Fault(self._linear.codes_tensor.name, expected, got))
             found.faults += self._scale_faults(compensated=compensated)
-            found.linear = self._finding(compensated=compensated)
-            found.absmax = float(self._absmax.max())
+            found.linears = [self._finding(compensated=compensated)]
+            found.absmax = {self._module: float(self._absmax.max())}
         return found
 
     def _scale_faults(self, *, compensated: bool) -> list[Fault]:

@@ -9,11 +9,11 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from typing_extensions import override
 
 from ...recipes.brief import Brief, counted, megabytes
@@ -23,7 +23,7 @@ from ..files.digests import NEWEST, Algorithm, Digest, Finiteness, check_finite,
 from ..files.safetensors_header import WORKERS, TensorInfo
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Fault:
     """One thing that is wrong in the output, at a tensor, a module, a file or a config key."""
 
@@ -36,14 +36,27 @@ class Fault:
 
 
 def differing(
-    where: str, pairs: Mapping[str, tuple[object, object]], expected: str = "{}"
+    where: str, pairs: Mapping[str, tuple[object, object]], expected: str = "{}", found: str = "{}"
 ) -> list[Fault]:
     """A fault for each key of which what is wanted and what is there differ."""
     return [
-        Fault(where=f"{where}{key}", expected=expected.format(wanted), got=f"{got}")
+        Fault(f"{where}{key}", expected.format(wanted), found.format(got))
         for key, (wanted, got) in pairs.items()
         if wanted != got
     ]
+
+
+def others(
+    where: str,
+    expected: str,
+    wrong: npt.NDArray[np.bool_],
+    say: Callable[[tuple[int, ...]], str],
+) -> list[Fault]:
+    """At most one fault, of elements that are wrong: `say` describes the one at an index."""
+    if not wrong.any():
+        return []
+    first = tuple(map(int, np.argwhere(wrong)[0]))
+    return [Fault(where, expected, f"{int(wrong.sum())} other(s), {say(first)}")]
 
 
 class NotFinite(Fault):
@@ -54,7 +67,7 @@ class NotFinite(Fault):
     @classmethod
     def of(cls, name: str, problem: str | None) -> list[Fault]:
         """Of `Finiteness.problem`."""
-        return [cls(where=name, expected="finite numbers", got=problem)] if problem else []
+        return [cls(name, "finite numbers", problem)] if problem else []
 
 
 def check_faults(out: Path, source: Path, faults: Sequence[Fault], *, fix: str) -> None:
@@ -109,20 +122,20 @@ class DequantizedLinear:
     max_relative_difference: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RewrittenReport:
-    """How a dequantized or transcoded folder compares with the quantized one; digests by name."""
+class Verified(Brief):
+    """What a comparison found."""
 
-    scheme: str | None = None
-    kept: int = 0
-    linears: tuple[DequantizedLinear, ...] = ()
-    source_digests: Mapping[str, str] = field(default_factory=dict)
-    output_digests: Mapping[str, str] = field(default_factory=dict)
-    faults: tuple[Fault, ...] = ()
+    __slots__ = ()
+    faults: tuple[Fault, ...]
+
+    @property
+    def ok(self) -> bool:
+        """True if nothing is wrong."""
+        return not self.faults
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class VerifyReport(Brief):
+class VerifyReport(Verified):
     """How a quantized folder compares with its source.
 
     Attributes:
@@ -162,11 +175,6 @@ class VerifyReport(Brief):
     vocabulary: str | None = None
     head_unshown: bool = False
 
-    @property
-    def ok(self) -> bool:
-        """True if nothing is wrong."""
-        return not self.faults
-
     def to_mapping(self) -> dict[str, Any]:
         """The report as JSON values."""
         return {"ok": self.ok, **dataclasses.asdict(self)}
@@ -189,40 +197,50 @@ OnBytes = Callable[[int], None]
 
 @dataclass(slots=True, kw_only=True)
 class Compared:
-    """What one comparison found; digests by tensor name.
+    """What comparisons found; digests by tensor name.
 
     Attributes:
-        absmax: largest magnitude of the source weight; None unless its scales are good.
+        absmax: module -> largest magnitude of the source weight, where its scales are good.
+        scheme: that of a transcoded folder.
     """
 
     faults: list[Fault] = field(default_factory=list)
     source_digests: dict[str, str] = field(default_factory=dict)
     output_digests: dict[str, str] = field(default_factory=dict)
-    linear: LinearFinding | None = None
-    dequantized: DequantizedLinear | None = None
-    absmax: float | None = None
+    linears: list[LinearFinding] = field(default_factory=list)
+    dequantized: list[DequantizedLinear] = field(default_factory=list)
+    absmax: dict[str, float] = field(default_factory=dict)
+    scheme: str | None = None
 
-    @classmethod
-    def joined(cls, found: Iterable["Compared"]) -> "Compared":
-        """Faults and digests of all of them."""
-        whole = cls()
-        for one in found:
-            whole.faults += one.faults
-            whole.source_digests |= one.source_digests
-            whole.output_digests |= one.output_digests
-        return whole
+    def add(self, other: "Compared") -> None:
+        """What another one found, too."""
+        self.faults += other.faults
+        self.source_digests |= other.source_digests
+        self.output_digests |= other.output_digests
+        self.linears += other.linears
+        self.dequantized += other.dequantized
+        self.absmax |= other.absmax
+
+    @property
+    def digests(self) -> dict[str, Any]:
+        """Of both sides, by name, as a report has them."""
+        return {
+            "source_digests": dict(sorted(self.source_digests.items())),
+            "output_digests": dict(sorted(self.output_digests.items())),
+        }
 
 
-Job = tuple[int, str, Callable[[], Compared]]
-"""How large a tensor is, its name, and what compares it."""
-
-
-def compare_all(jobs: Iterable[Job]) -> list[Compared]:
-    """The largest first, so that the workers end together; results by name."""
+def compare_all(
+    tensors: Iterable[TensorInfo], compare: Callable[[TensorInfo], Compared]
+) -> Compared:
+    """The largest first, so that the workers end together; what is found by name."""
+    whole = Compared()
     with ThreadPoolExecutor(WORKERS) as pool:
-        ordered = sorted(jobs, key=lambda job: (-job[0], job[1]))
-        results = [(name, pool.submit(compare)) for _, name, compare in ordered]
-        return [future.result() for _, future in sorted(results, key=lambda r: r[0])]
+        ordered = sorted(tensors, key=lambda tensor: (-tensor.numel, tensor.name))
+        results = {tensor.name: pool.submit(compare, tensor) for tensor in ordered}
+        for name in sorted(results):
+            whole.add(results[name].result())
+    return whole
 
 
 def hash_the_rest(
@@ -241,7 +259,7 @@ def hash_the_rest(
         return Compared(output_digests={tensor.name: digest}, faults=faults)
 
     left = [tensor for name, tensor in checkpoint.tensors.items() if name not in digests]
-    whole = Compared.joined(compare_all((t.nbytes, t.name, partial(hashed, t)) for t in left))
+    whole = compare_all(left, hashed)
     digests |= whole.output_digests
     return whole.faults
 
@@ -262,7 +280,7 @@ def matched(
             alike.append(want)
             continue
         expected = form(want) if want else "no such tensor"
-        faults.append(Fault(where=name, expected=expected, got=form(got) if got else "none"))
+        faults.append(Fault(name, expected, form(got) if got else "none"))
     return alike, faults
 
 
@@ -298,7 +316,7 @@ def compare_kept(
     )
     if changed:
         what = f"{changed} different byte(s), first at byte {first_change}"
-        found.faults.append(Fault(where=tensor.name, expected="the source's bytes", got=what))
+        found.faults.append(Fault(tensor.name, "the source's bytes", what))
     return found
 
 

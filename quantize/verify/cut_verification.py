@@ -84,13 +84,12 @@ def verify_cut(
         checkpoint = Checkpoint.open(output, config_file=config_file)
         ids = token_ids(checkpoint, StoredDraft.read(checkpoint).draft)
     except (CheckpointError, VerifyError) as exc:
-        fault = Fault(where=exc.where, expected="a cut draft that can be read", got=exc.what)
+        fault = Fault(exc.where, "a cut draft that can be read", exc.what)
         folders = str(output), str(source.checkpoint.folder)
         return VerifyReport(output=folders[0], source=folders[1], faults=(fault,))
     faults = map_faults(ids, source.draft)
     if target_ids is not None and ids.tolist() != list(target_ids):
-        expected, got = f"the {len(target_ids)} chosen ids", f"{len(ids)} others"
-        faults.append(Fault(where=MAP, expected=expected, got=got))
+        faults.append(Fault(MAP, f"the {len(target_ids)} chosen ids", f"{len(ids)} others"))
     if faults := faults or stranger_faults(ids, source.checkpoint, source.draft):
         return _report(checkpoint, source, ids, Compared(faults=faults))
     tables = None if target is None or source.draft.row(HEAD) else StoredTables.find(target)
@@ -101,17 +100,14 @@ def verify_cut(
         unshown = lent and HEAD in checkpoint.tensors
         found = {n: t for n, t in checkpoint.tensors.items() if not (unshown and n == HEAD)}
         alike, faults = matched(wanted.tensors, found)
-        compare = partial(_compare, wanted, checkpoint, ids, algorithm)
-        whole = Compared.joined(compare_all((t.nbytes, t.name, partial(compare, t)) for t in alike))
+        whole = compare_all(alike, partial(_compare, wanted, checkpoint, ids, algorithm))
+    scheme = declared_scheme(checkpoint)
     whole.faults = [
         *faults,
         *whole.faults,
-        *file_faults(
-            source.checkpoint, checkpoint, declared_scheme(checkpoint),
-            config_file=config_file, without=ONLY_OURS,
-        ),
+        *file_faults(source.checkpoint, checkpoint, scheme, without=ONLY_OURS),
         *different_keys(wanted.config, checkpoint.config, but=()),
-    ]  # fmt: skip
+    ]
     before = source.checkpoint.tensors
     same = {n: d for n, d in whole.source_digests.items() if wanted.tensors[n] == before.get(n)}
     whole.source_digests = same
@@ -119,11 +115,9 @@ def verify_cut(
     hash_the_rest(source.checkpoint, whole.source_digests, algorithm)
     if record is not None:
         draft = replace(source.draft, checkpoint=source.checkpoint)
-        sides = whole.source_digests, whole.output_digests
-        whole.faults += record_faults(record, draft, checkpoint, *sides)
-        whole.faults += _cut_faults(
-            record, source, (len(own_ids), len(ids)), tables, unshown=unshown
-        )
+        whole.faults += record_faults(record, draft, checkpoint, whole)
+        sizes = len(own_ids), len(ids)
+        whole.faults += _cut_faults(record, source, sizes, tables, unshown=unshown)
         whole.faults += _lineage_faults(record, read_provenance(source.checkpoint.folder))
     return _report(checkpoint, source, ids, whole, unshown=unshown)
 
@@ -139,11 +133,10 @@ def _report(
         rule="every kept row is the source's, and the maps say of which token",
         kept=len(found.output_digests),
         bytes_compared=source.checkpoint.nbytes + output.nbytes,
-        source_digests=dict(sorted(found.source_digests.items())),
-        output_digests=dict(sorted(found.output_digests.items())),
         faults=tuple(found.faults),
         vocabulary=f"vocabulary {len(ids):,} of {vocabulary:,}",
         head_unshown=unshown,
+        **found.digests,
     )
 
 
@@ -156,8 +149,7 @@ def _compare(
     if changed and tensor.shape[:1] == (len(ids),):
         row = first_differing_row(wanted, tensor, output, output.tensors[tensor.name]) or 0
         expected = f"the source's bytes of target id {ids[row]}"
-        got = f"others in row {row}; {changed[0].got}"
-        found.faults = [Fault(where=tensor.name, expected=expected, got=got)]
+        found.faults = [Fault(tensor.name, expected, f"others in row {row}; {changed[0].got}")]
     return found
 
 

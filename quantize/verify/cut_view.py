@@ -54,13 +54,12 @@ def map_faults(ids: Ids, source: Draft) -> list[Fault]:
     outside = np.flatnonzero((ids < 0) | (ids >= vocabulary))
     if len(outside):
         i = int(outside[0])
-        expected, got = f"target ids from 0 to {vocabulary - 1}", f"{ids[i]} of draft id {i}"
-        return [Fault(where=MAP, expected=expected, got=got)]
+        return [Fault(MAP, f"target ids from 0 to {vocabulary - 1}", f"{ids[i]} of draft id {i}")]
     falling = np.flatnonzero(np.diff(ids) <= 0)
     if len(falling):
         i = int(falling[0]) + 1
         got = f"target id {ids[i]} of draft id {i} behind {ids[i - 1]}"
-        return [Fault(where=MAP, expected="distinct target ids in ascending order", got=got)]
+        return [Fault(MAP, "distinct target ids in ascending order", got)]
     return []
 
 
@@ -70,7 +69,7 @@ def stranger_faults(ids: Ids, checkpoint: Checkpoint, source: Draft) -> list[Fau
     if not len(stranger):
         return []
     got = f"target id {stranger[0]}, which the source has no row for ({len(stranger)} in all)"
-    return [Fault(where=MAP, expected="rows of the source", got=got)]
+    return [Fault(MAP, "rows of the source", got)]
 
 
 @contextmanager
@@ -260,7 +259,7 @@ def _ids(draft: Draft, output: Checkpoint) -> tuple[Ids, list[Fault]]:
     try:
         ids = token_ids(output, StoredDraft.look(output).draft)
     except CheckpointError as exc:
-        fault = Fault(where=exc.where, expected="a cut draft that can be read", got=exc.what)
+        fault = Fault(exc.where, "a cut draft that can be read", exc.what)
         return np.empty(0, np.int64), [fault]
     return ids, map_faults(ids, draft) or stranger_faults(ids, draft.checkpoint, draft)
 

@@ -26,7 +26,7 @@ from ..files.provenance import (
     TranscodedProvenance,
 )
 from ..files.provenance_file import read_provenance, sealed
-from ..files.safetensors_header import WORKERS
+from ..files.safetensors_header import WORKERS, TensorInfo
 from ..stored.decoded_numbers import stored_scalar
 from ..stored.layouts.scheme import FLOAT_DTYPES, DeclaredScheme, OwnFormat, Part
 from ..stored.linear import INVERSE_SCALE
@@ -34,15 +34,15 @@ from ..stored.stored_declaration import INPUT_SCALES, INVERSE_INPUT_SCALE, scale
 from ..stored.stored_draft import declared_activations
 from ..stored.stored_tables import StoredTables
 from .codes import Demand
-from .comparison import Fault, differing
+from .comparison import Compared, Fault, differing
 from .scales import matrix_absmax, rule_of
 
 Record = QuantizedProvenance | TranscodedProvenance
 """Of a folder that holds codes."""
 NO_RECORD = Fault(
-    where=PROVENANCE_FILE,
-    expected="the record of the run",
-    got="none. If another tool made the folder, pass --foreign",
+    PROVENANCE_FILE,
+    "the record of the run",
+    "none. If another tool made the folder, pass --foreign",
 )
 _DECLARATION = "quantization_config"
 _DECLARED = f"{CONFIG_FILE}: {_DECLARATION}"
@@ -83,13 +83,12 @@ def record_faults(
     record: Record | CutProvenance,
     draft: Draft,
     output: Checkpoint,
-    source_digests: Mapping[str, str],
-    output_digests: Mapping[str, str],
+    found: Compared,
 ) -> list[Fault]:
     """All that a record says of a folder and its source and that can be computed; and its seal."""
-    pairs = digest_pairs("tensor_digests", output_digests, record.digests)
+    pairs = digest_pairs("tensor_digests", found.output_digests, record.digests)
     if not isinstance(record, TranscodedProvenance):
-        pairs |= digest_pairs("source.tensor_digests", source_digests, record.source.digests)
+        pairs |= digest_pairs("source.tensor_digests", found.source_digests, record.source.digests)
         pairs["source.family"] = draft.family.name, record.source.family
         pairs["tensor_bytes.before"] = draft.checkpoint.nbytes, record.tensor_bytes.before
         pairs["tensor_bytes.after"] = output.nbytes, record.tensor_bytes.after
@@ -137,16 +136,13 @@ def _format(recipe: Recipe, row: Row) -> Format | None:
     return recipe_of(Method(recipe=recipe), row).formats[0] if quantizes else None
 
 
-def action_faults(recipe: Recipe, draft: Draft, quantized: Collection[str]) -> list[Fault]:
+def action_faults(recipe: Recipe, draft: Draft, quantized: Collection[str]) -> Iterator[Fault]:
     """What is quantized is what the rules of the recipe quantize."""
-    faults = []
+    words = ["kept", "quantized"]
     for row in draft.rows:
         wanted, found = _action(recipe, row) == "quantize", row.module in quantized
         if wanted != found:
-            words = ["kept", "quantized"]
-            expected = f"{words[wanted]} (recipe {recipe.name})"
-            faults.append(Fault(where=row.module, expected=expected, got=words[found]))
-    return faults
+            yield Fault(row.module, f"{words[wanted]} (recipe {recipe.name})", words[found])
 
 
 def dropped_rows(recipe: Recipe, draft: Draft) -> tuple[Row, ...]:
@@ -161,41 +157,38 @@ def remaining(draft: Draft, dropped: Collection[Row]) -> Draft:
 
 def dropped_faults(
     draft: Draft, dropped: Collection[Row], record: QuantizedProvenance | None, target: Path | None
-) -> list[Fault]:
+) -> Iterator[Fault]:
     """What is recorded of dropped tables is what the recipe drops, and equals the target's."""
     names = sorted(row.tensor.name for row in dropped)
     said = names if record is None else sorted(record.dropped)
-    faults = recorded({"dropped": (", ".join(names) or "none", ", ".join(said) or "none")})
+    yield from recorded({"dropped": (", ".join(names) or "none", ", ".join(said) or "none")})
     if target is None or not dropped:
-        return faults
+        return
     tables = StoredTables.find(target)
     for row in dropped:
         problem = tables.difference(draft.checkpoint, row.tensor, row.canonical)
         if problem is not None:
-            expected = "the target's table, which stands for it"
-            faults.append(Fault(where=row.tensor.name, expected=expected, got=f"it {problem}"))
-    return faults
+            yield Fault(row.tensor.name, "the target's table, which stands for it", f"it {problem}")
 
 
-def declared_faults(recipe: Recipe, scheme: DeclaredScheme | None, draft: Draft) -> list[Fault]:
+def declared_faults(recipe: Recipe, scheme: DeclaredScheme | None, draft: Draft) -> Iterator[Fault]:
     """config.json declares what the recipe asks for, of several formats for each linear."""
-    if scheme is None:
-        return [Fault(where=_DECLARED, expected=f"that of recipe {recipe.name}", got="none")]
     wanted = recipe.kv_cache.dtype if recipe.kv_cache else None
-    if wanted != scheme.kv_cache:
+    if scheme is None:
+        yield Fault(_DECLARED, f"that of recipe {recipe.name}", "none")
+    elif wanted != scheme.kv_cache:
         expected = f"KV cache {wanted or 'of no format'} of recipe {recipe.name}"
-        return [Fault(where=_DECLARED, expected=expected, got=f"{scheme.kv_cache or 'none'}")]
-    if len(recipe.formats) == 1 and not scheme.others:
-        return _scheme_faults(_DECLARED, recipe, scheme)
-    faults = []
-    for row in draft.rows:
-        form, own = _format(recipe, row), scheme.of(row.module)
-        place = f"{_DECLARED}, {row.module}"
-        if form is not None and own is None:
-            faults.append(Fault(where=place, expected=f"a group for it: {form}", got="none"))
-        elif form is not None and own is not None:
-            faults += _scheme_faults(place, recipe.in_format(form), own)
-    return faults
+        yield Fault(_DECLARED, expected, f"{scheme.kv_cache or 'none'}")
+    elif len(recipe.formats) == 1 and not scheme.others:
+        yield from _scheme_faults(_DECLARED, recipe, scheme)
+    else:
+        for row in draft.rows:
+            form, own = _format(recipe, row), scheme.of(row.module)
+            place = f"{_DECLARED}, {row.module}"
+            if form is not None and own is None:
+                yield Fault(place, f"a group for it: {form}", "none")
+            elif form is not None and own is not None:
+                yield from _scheme_faults(place, recipe.in_format(form), own)
 
 
 def _scheme_faults(where: str, recipe: Recipe, scheme: DeclaredScheme) -> list[Fault]:
@@ -209,7 +202,7 @@ def _scheme_faults(where: str, recipe: Recipe, scheme: DeclaredScheme) -> list[F
         "activations": (declared_activations(recipe.activations), scheme.activations),
     }
     return [
-        Fault(where=where, expected=f"{key} {wanted} of recipe {recipe.name}", got=f"{found}")
+        Fault(where, f"{key} {wanted} of recipe {recipe.name}", f"{found}")
         for key, (wanted, found) in pairs.items()
         if wanted != found
     ]
@@ -236,7 +229,7 @@ def own_parts(
 
 def input_scale_faults(
     method: Method, draft: Draft, output: Checkpoint, complete: Collection[str]
-) -> list[Fault]:
+) -> Iterator[Fault]:
     """Stored scales of inputs, of linears that have every tensor, are the run's, bit for bit."""
     where = f"{PROVENANCE_FILE}: input_scales"
     needing = {
@@ -244,11 +237,11 @@ def input_scale_faults(
         for row in draft.rows
         if (form := _format(method.recipe, row)) and form.needs_input_scale
     }
-    given = ", ".join(sorted(method.input_scales.keys() - needing))
-    faults = [Fault(where=where, expected="none (recipe)", got=given)] if given else []
+    if given := ", ".join(sorted(method.input_scales.keys() - needing)):
+        yield Fault(where, "none (recipe)", given)
     for module in sorted(needing.intersection(complete)):
         if module not in method.input_scales:
-            faults.append(Fault(where=where, expected=f"one of {module}", got="none"))
+            yield Fault(where, f"one of {module}", "none")
             continue
         names = (f"{module}.{suffix}" for suffix in INPUT_SCALES)
         for name in (name for name in names if name in output.tensors):
@@ -256,27 +249,29 @@ def input_scale_faults(
                 scale = np.float32(method.input_scales[module])
                 divides = name.endswith(INVERSE_INPUT_SCALE)
                 wanted = float(np.float32(1) / scale if divides else scale)
-            found = stored_scalar(output, output.tensors[name])
-            if found != wanted:
-                expected = f"{wanted:.9g} (that of the run)"
-                faults.append(Fault(where=name, expected=expected, got=f"{found:.9g}"))
-    return faults
+            yield from other_scalar(output, output.tensors[name], wanted)
+
+
+def other_scalar(output: Checkpoint, tensor: TensorInfo, wanted: float) -> Iterator[Fault]:
+    """A stored scale is that of the run, bit for bit."""
+    found = stored_scalar(output, tensor)
+    if found != wanted:
+        yield Fault(tensor.name, f"{wanted:.9g} (that of the run)", f"{found:.9g}")
 
 
 def complete_faults(
     recipe: Recipe, scheme: DeclaredScheme, draft: Draft, output: Checkpoint
-) -> list[Fault]:
+) -> Iterator[Fault]:
     """config.json, and the layout's own file, declare what this package writes for a recipe."""
     layout = scheme.layout
     own = recipe.in_format(recipe.formats[0]).stored
     others = _own_formats(recipe, draft, named_heads=layout.names_heads)
     wanted = layout.declaration(own, list(scheme.excludes), others)
-    faults = list(_differences(_DECLARED, wanted, output.config.get(_DECLARATION)))
+    yield from _differences(_DECLARED, wanted, output.config.get(_DECLARATION))
     if layout.side_file and (output.folder / layout.side_file.name).is_file():
         name = layout.side_file.name
         content = read_json_object(output.folder / name, "quantize the draft again")
-        faults += _differences(name, layout.side_file.content(wanted), content)
-    return faults
+        yield from _differences(name, layout.side_file.content(wanted), content)
 
 
 def _own_formats(recipe: Recipe, draft: Draft, *, named_heads: bool) -> tuple[OwnFormat, ...]:
@@ -308,9 +303,9 @@ def _differences(where: str, wanted: object, found: object) -> Iterator[Fault]:
             if key in wanted and key in found:
                 yield from _differences(inner, wanted[key], found[key])
             else:
-                yield Fault(where=inner, expected=said_of(wanted, key), got=said_of(found, key))
+                yield Fault(inner, said_of(wanted, key), said_of(found, key))
     elif json.dumps(wanted, sort_keys=True) != json.dumps(found, sort_keys=True):
-        yield Fault(where=where, expected=json.dumps(wanted), got=json.dumps(found))
+        yield Fault(where, json.dumps(wanted), json.dumps(found))
 
 
 def said_of(mapping: Mapping[str, Any], key: str) -> str:

@@ -1,7 +1,8 @@
 """What verification says from headers, declarations and files, without comparing tensor data."""
 
+import itertools
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,11 +92,9 @@ def sort_tensors(
         module = row.module
         if module not in modules:
             claimed.add(row.tensor.name)
-            problem = _not_kept(row.tensor, output.tensors.get(row.tensor.name))
-            if problem is None:
-                kept.append(row)
-            else:
-                faults.append(problem)
+            problems = _not_kept(row.tensor, output.tensors.get(row.tensor.name))
+            faults += problems
+            kept += [] if problems else [row]
             continue
         quantized.add(module)
         demand = demands.get(module)
@@ -118,7 +117,7 @@ def sort_tensors(
         if {fault.where.rpartition(".")[2] for fault in wrong} <= beside_codes(scheme):
             linears.append((row, right))
     for name in sorted(output.tensors.keys() - claimed):
-        faults.append(Fault(where=name, expected="no such tensor", got=form(output.tensors[name])))
+        faults.append(Fault(name, "no such tensor", form(output.tensors[name])))
     return Sorting(
         kept=tuple(kept),
         linears=tuple(linears),
@@ -128,12 +127,12 @@ def sort_tensors(
     )
 
 
-def _not_kept(tensor: TensorInfo, stored: TensorInfo | None) -> Fault | None:
+def _not_kept(tensor: TensorInfo, stored: TensorInfo | None) -> list[Fault]:
     if stored is None:
-        return Fault(where=tensor.name, expected=form(tensor), got="none")
+        return [Fault(tensor.name, form(tensor), "none")]
     if (stored.dtype, stored.shape) != (tensor.dtype, tensor.shape):
-        return Fault(where=tensor.name, expected=f"{form(tensor)} (kept)", got=form(stored))
-    return None
+        return [Fault(tensor.name, f"{form(tensor)} (kept)", form(stored))]
+    return []
 
 
 def must_not_be_quantized(module: str, row: Row) -> Fault:
@@ -141,7 +140,7 @@ def must_not_be_quantized(module: str, row: Row) -> Fault:
     reason = f"{CONFIG_FILE} declares no quantization"
     if row.role not in QUANTIZABLE:
         reason = f"{row.role} is never quantized"
-    return Fault(where=module, expected=f"{form(row.tensor)}: {reason}", got="a quantized weight")
+    return Fault(module, f"{form(row.tensor)}: {reason}", "a quantized weight")
 
 
 def sort_parts(
@@ -153,8 +152,7 @@ def sort_parts(
         tensor = output.tensors.get(f"{module}.{suffix}")
         if not part.fits(tensor):
             expected = f"{' or '.join(part.dtypes)} {list(part.shape)} ({scheme})"
-            got = form(tensor) if tensor else "none"
-            faults.append(Fault(where=f"{module}.{suffix}", expected=expected, got=got))
+            faults.append(Fault(f"{module}.{suffix}", expected, form(tensor) if tensor else "none"))
         elif tensor is not None:
             right[suffix] = tensor
     return right, faults
@@ -166,40 +164,35 @@ def fused_faults(
     scheme: DeclaredScheme | None,
     quantized: frozenset[str],
     complete: frozenset[str],
-) -> list[Fault]:
+) -> Iterator[Fault]:
     """Linears that engines fuse are quantized together, and share what engines take only once."""
-    faults = []
     for group in draft.fused_groups():
         members = [module for module in group if module in quantized]
         if members and len(members) < len(group):
             left = ", ".join(module for module in group if module not in quantized)
-            expected = "all or none of them quantized"
-            faults.append(Fault(where=", ".join(group), expected=expected, got=f"kept: {left}"))
-        formats = [scheme.of(module) for module in members] if scheme else []
-        if len(dict.fromkeys(map(str, formats))) > 1:
-            got = "; ".join(map(str, formats))
-            expected = "one format for fused linears"
-            faults.append(Fault(where=", ".join(members), expected=expected, got=got))
+            yield Fault(", ".join(group), "all or none of them quantized", f"kept: {left}")
+        formats = [str(scheme.of(module)) for module in members] if scheme else []
+        if len(set(formats)) > 1:
+            yield Fault(", ".join(members), "one format for fused linears", "; ".join(formats))
         for suffix in _ONE_FOR_FUSED:
             names = [f"{module}.{suffix}" for module in group if module in complete]
             stored = [output.tensors[name] for name in names if name in output.tensors]
             scales = {t.name: stored_scalar(output, t) for t in stored if t.numel == 1}
             if len(set(scales.values())) > 1:
-                expected, got = f"one {suffix} for fused linears", str(list(scales.values()))
-                faults.append(Fault(where=", ".join(scales), expected=expected, got=got))
-    return faults
+                got = str(list(scales.values()))
+                yield Fault(", ".join(scales), f"one {suffix} for fused linears", got)
 
 
 def exclude_faults(
-    draft: Draft, scheme: DeclaredScheme, quantized: frozenset[str], *, all_listed: bool = True
-) -> list[Fault]:
+    draft: Draft, scheme: DeclaredScheme, quantized: frozenset[str], *, all_listed: bool
+) -> Iterator[Fault]:
     """Kept matrices are excluded, quantized ones are not, under each name an engine may ask for.
 
     Engines ask by run-time names: vLLM 0.33 and SGLang 0.5.23 fuse linears, vLLM numbers layers
     anew. They ask neither for an embedding nor, in most layouts, for a head, and other tools leave
     these out: then not all are listed.
     """
-    faults = []
+    got = f"patterns {list(scheme.excludes)}"
     matrices = [row for row in draft.rows if len(row.tensor.shape) == 2]
     kept = [row for row in matrices if row.module not in quantized]
     root = draft.family.served_root
@@ -207,19 +200,16 @@ def exclude_faults(
     for row in matrices:
         module = row.module
         if module in quantized:
-            for name in _runtime_names(row, scheme):
-                if scheme.is_excluded(name):
-                    faults.append(_exclude_fault(scheme, name, "not excluded: it is quantized"))
-                    break
+            excluded = filter(scheme.is_excluded, _runtime_names(row, scheme))
+            for name in itertools.islice(excluded, 1):
+                yield Fault(f"{CONFIG_FILE}: {name}", "not excluded: it is quantized", got)
         elif all_listed or _is_asked_for(row, scheme):
             base = module.removeprefix("model.")
             # The head stands outside `model` at run time.
             names = {module, base} if row.role == "head" else {module, base, f"model.{base}"}
             names |= {f"{root}{_numbered(row, first)}"} if _in_layer(row) else set()
-            for name in sorted(names):
-                if not scheme.is_excluded(name):
-                    faults.append(_exclude_fault(scheme, name, "excluded: it is kept"))
-    return faults
+            for name in itertools.filterfalse(scheme.is_excluded, sorted(names)):
+                yield Fault(f"{CONFIG_FILE}: {name}", "excluded: it is kept", got)
 
 
 def _is_asked_for(row: Row, scheme: DeclaredScheme) -> bool:
@@ -265,21 +255,8 @@ def _first_layer(rows: Sequence[Row], scheme: DeclaredScheme) -> int:
     return max(firsts, key=lambda first: (count[first], first), default=_ANY_LAYER)
 
 
-def _exclude_fault(scheme: DeclaredScheme, name: str, expected: str) -> Fault:
-    got = f"patterns {list(scheme.excludes)}"
-    return Fault(where=f"{CONFIG_FILE}: {name}", expected=expected, got=got)
-
-
 def _in_layer(row: Row) -> bool:
     return row.canonical.startswith("layers.")
-
-
-def side_declaration_faults(output: Checkpoint, scheme: DeclaredScheme | None) -> list[Fault]:
-    """Some layouts have a second file for what they declare."""
-    side_file = scheme.layout.side_file if scheme else None
-    if side_file and not (output.folder / side_file.name).is_file():
-        return [Fault(where=side_file.name, expected=side_file.what, got="none")]
-    return []
 
 
 def file_faults(
@@ -287,7 +264,6 @@ def file_faults(
     output: Checkpoint,
     scheme: DeclaredScheme | None,
     *,
-    config_file: str,
     without: Collection[str] = QUANTIZED_ONLY,
     foreign: bool = False,
     recorded: QuantizedProvenance | None = None,
@@ -298,15 +274,16 @@ def file_faults(
     and leave records of how it quantized. `recorded` says whether there is a card.
     """
     side = scheme.layout.side_file if scheme else None
-    owned = {config_file, INDEX_FILE, PROVENANCE_FILE, *output.headers, *_OF_THE_HUB}
+    owned = {output.config_file, INDEX_FILE, PROVENANCE_FILE, *output.headers, *_OF_THE_HUB}
     owned.update({side.name} if side else (), (*_SAVED_ANEW, *_RECORDS) if foreign else ())
     travelling = [f for f in source.side_files() if f not in without and not looks_like_weights(f)]
+    has_card = recorded is None or not recorded.card or (output.folder / CARD_FILE).is_file()
     changeable = (CARD_FILE, *(_SAVED_ANEW if foreign else ()))  # `draftquant card` writes another
     return [
         *index_faults(output),
         *_metadata_faults(source, output, foreign=foreign),
         *travelled_faults(source, output, travelling, changeable, whose="source"),
-        *_card_faults(output, recorded),
+        *([] if has_card else [Fault(CARD_FILE, "the model card that was written", "none")]),
         *_unowned_faults(output, owned.union(travelling)),
     ]
 
@@ -317,10 +294,7 @@ def index_faults(output: Checkpoint) -> list[Fault]:
         return []
     metadata = output.index.get("metadata")
     total = metadata.get("total_size") if isinstance(metadata, dict) else None
-    if type(total) is int and total == output.nbytes:
-        return []
-    where = f"{INDEX_FILE}: metadata.total_size"
-    return [Fault(where=where, expected=str(output.nbytes), got=repr(total))]
+    return differing(f"{INDEX_FILE}: ", {"metadata.total_size": (f"{output.nbytes}", repr(total))})
 
 
 def _metadata_faults(source: Checkpoint, output: Checkpoint, *, foreign: bool) -> list[Fault]:
@@ -350,24 +324,16 @@ def travelled_faults(
     *,
     whose: str,
     other: str = "other bytes",
-) -> list[Fault]:
+) -> Iterator[Fault]:
     """Each of these side files is there, and but for those that may change, byte for byte."""
-    faults = []
     for file in files:
         path = output.folder / file
         if file == CARD_FILE and file in changeable:
             continue
         if not path.is_file():
-            faults.append(Fault(where=file, expected=f"the {whose}'s file", got="none"))
+            yield Fault(file, f"the {whose}'s file", "none")
         elif file not in changeable and not _same_bytes(source.folder / file, path):
-            faults.append(Fault(where=file, expected=f"the {whose}'s bytes", got=other))
-    return faults
-
-
-def _card_faults(output: Checkpoint, recorded: QuantizedProvenance | None) -> list[Fault]:
-    if recorded is None or not recorded.card or (output.folder / CARD_FILE).is_file():
-        return []
-    return [Fault(where=CARD_FILE, expected="the model card that was written", got="none")]
+            yield Fault(file, f"the {whose}'s bytes", other)
 
 
 def _unowned_faults(output: Checkpoint, owned: Collection[str]) -> list[Fault]:
@@ -377,12 +343,12 @@ def _unowned_faults(output: Checkpoint, owned: Collection[str]) -> list[Fault]:
         top = Path(file).parts[0]
         if problem is not None:
             expected = "a file of the folder" if file in owned else "no such file"
-            faults[file] = Fault(where=file, expected=expected, got=problem)
+            faults[file] = Fault(file, expected, problem)
         elif top in HIDDEN and not file.startswith(_DOWNLOADED):
-            faults[top] = Fault(where=f"{top}/", expected="no such folder", got=f"{file} in it")
+            faults[top] = Fault(f"{top}/", "no such folder", f"{file} in it")
         elif file not in owned and top not in HIDDEN:
-            got = "a file of neither the source nor the layout"
-            faults[file] = Fault(where=file, expected="no such file", got=got)
+            other = "a file of neither the source nor the layout"
+            faults[file] = Fault(file, "no such file", other)
     return [faults[file] for file in sorted(faults)]
 
 

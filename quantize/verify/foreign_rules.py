@@ -17,7 +17,7 @@ from ..stored.layouts.scheme import DeclaredScheme
 from ..stored.linear import INVERSE_SCALE, StoredLinear, global_scale, matrix_scale, spread
 from ..stored.stored_declaration import scale_suffix
 from .code_judges import Block, Buffers, Judge, Near, Nearest
-from .comparison import Fault
+from .comparison import Fault, others
 from .scales import (
     E2M1_MAX,
     E4M3_MAX,
@@ -169,7 +169,7 @@ class AboutNearest(Judge):
             f"{self.wrong} other(s), worst at row {row}, column {column}:"
             f" code {code:g} where weight/scale is {x:.6g}"
         )
-        return [Fault(where=name, expected="the quantized values nearest to weight/scale", got=got)]
+        return [Fault(name, "the quantized values nearest to weight/scale", got)]
 
 
 class NearestOrCompensated(Judge):
@@ -380,15 +380,14 @@ def about_matrix_scale_faults(
         if not any(abs(scale - one) <= one * slack or one == 0 for one in allowed):
             of = f" of {', '.join(absmax)}" if len(absmax) > 1 else ""
             wanted = f"absmax{of} / {divisor:g} ({allowed[0]:.6g})"
-            faults.append(Fault(where=tensor.name, expected=wanted, got=f"{scale:.6g}"))
+            faults.append(Fault(tensor.name, wanted, f"{scale:.6g}"))
     return faults
 
 
 def _faults(
     name: str, wrong: npt.NDArray[np.bool_], scale: Doubles, expected: Doubles, rule: str
 ) -> list[Fault]:
-    if not wrong.any():
-        return []
-    row, group = map(int, np.argwhere(wrong)[0])
-    got = f"{int(wrong.sum())} other(s), first {scale[row, group]:.6g} at row {row}"
-    return [Fault(where=name, expected=f"{rule} ({expected[row, group]:.6g})", got=got)]
+    wanted = f"{expected[wrong][0]:.6g}" if wrong.any() else ""
+    return others(
+        name, f"{rule} ({wanted})", wrong, lambda at: f"first {scale[at]:.6g} at row {at[0]}"
+    )

@@ -13,9 +13,10 @@ from typing import Any
 
 from typing_extensions import override
 
-from ...recipes.brief import Brief, megabytes
+from ...recipes.brief import megabytes
 from ...recipes.errors import CheckpointError, DraftQuantError, VerifyError
 from ...recipes.regular_file import SIGNATURE_FILE, entries
+from ..drafts import Row
 from ..files.checkpoint import (
     CONFIG_FILE,
     INDEX_FILE,
@@ -33,7 +34,16 @@ from ..stored.layouts.scheme import DeclaredScheme
 from ..stored.stored_declaration import raw_declaration, read_scheme
 from ..stored.stored_draft import StoredDraft
 from ..stored.stored_tables import EMBEDDING, HEAD
-from .comparison import Compared, Fault, Progress, compare_all, compare_kept, form
+from .comparison import (
+    Compared,
+    Fault,
+    Progress,
+    Verified,
+    compare_all,
+    compare_kept,
+    differing,
+    form,
+)
 from .demands import digest_pairs, recorded
 from .folder_faults import index_faults, travelled_faults
 
@@ -50,7 +60,7 @@ _OF_LINEARS = frozenset({
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class GraftVerification(Brief):
+class GraftVerification(Verified):
     """How a target's folder with a layer in it compares with the target and the layer.
 
     Attributes:
@@ -74,11 +84,6 @@ class GraftVerification(Brief):
     header_digests: Mapping[str, str] = field(default_factory=dict)
     layer_digests: Mapping[str, str] = field(default_factory=dict)
     faults: tuple[Fault, ...]
-
-    @property
-    def ok(self) -> bool:
-        """True if nothing is wrong."""
-        return not self.faults
 
     def to_mapping(self) -> dict[str, Any]:
         """The report as JSON values, without the digests."""
@@ -138,22 +143,24 @@ def verify_graft(
         if (before.folder / file).samefile(after.folder / file)
     }
     linked = {n for n, t in own.items() if t.file in same and after.tensors.get(n) == t}
-    faults = [*_name_faults(own, grafted, after)]
     others = [tensor for name, tensor in own.items() if name not in linked]
-    of_target = _compare(before, after, others, progress, algorithm)
-    of_layer = _compare_layer(before, after, grafted, layer, progress, algorithm)
+    compare = partial(_compare, after, progress, algorithm)
+    of_target = compare_all(others, partial(compare, before))
+    of_layer = _compare_layer(before, grafted, layer, compare)
     headers = _header_digests(after, before)
-    faults += [*of_target.faults, *of_layer.faults]
-    if record is not None:
-        faults += _record_faults(record, of_layer.output_digests, headers)
-    faults += _config_faults(before.config, after.config)
     about, is_declared = _declaration_faults(before, after, own)
-    faults += about
-    faults += _layer_faults(output, config_file, layers, layer)
-    faults += index_faults(after)
-    if layer is not None:
-        faults += _table_faults(before, layer, starts)
-    faults += _file_faults(before, after, config_file)
+    faults = (
+        *_name_faults(own, grafted, after),
+        *of_target.faults,
+        *of_layer.faults,
+        *(_record_faults(record, of_layer.output_digests, headers) if record else ()),
+        *_config_faults(before.config, after.config),
+        *about,
+        *_layer_faults(after, layers, layer),
+        *index_faults(after),
+        *(_table_faults(before, layer, starts) if layer else ()),
+        *_file_faults(before, after),
+    )
     return begun(
         target_tensors=len(own),
         same_file=len(linked),
@@ -162,12 +169,12 @@ def verify_graft(
         declared=is_declared,
         header_digests=headers,
         layer_digests=of_layer.output_digests,
-        faults=tuple(faults),
+        faults=faults,
     )
 
 
 def _unreadable(exc: CheckpointError) -> Fault:
-    return Fault(where=str(exc.where), expected="a checkpoint as it is declared", got=exc.what)
+    return Fault(str(exc.where), "a checkpoint as it is declared", exc.what)
 
 
 def _name_faults(
@@ -175,51 +182,47 @@ def _name_faults(
 ) -> Iterator[Fault]:
     """Tensors that are neither the target's nor the layer's; and that there is a layer."""
     for name in sorted(after.tensors.keys() - own.keys() - grafted.keys()):
-        yield Fault(where=name, expected="a tensor of the target or the layer", got="neither")
+        yield Fault(name, "a tensor of the target or the layer", "neither")
     if not grafted:
-        yield Fault(where="the layer", expected="its tensors", got="none")
+        yield Fault("the layer", "its tensors", "none")
 
 
 def _compare(
-    source: Checkpoint,
     after: Checkpoint,
-    tensors: Collection[TensorInfo],
     progress: Progress,
     algorithm: Algorithm,
+    source: Checkpoint | None,
+    tensor: TensorInfo,
 ) -> Compared:
-
-    def compare(tensor: TensorInfo) -> Compared:
-        other = after.tensors.get(tensor.name)
-        if other is not None and form(other) == form(tensor):
-            return compare_kept(source, after, tensor, progress.add, algorithm)
-        got = "none" if other is None else form(other)
-        return Compared(faults=[Fault(where=tensor.name, expected=form(tensor), got=got)])
-
-    return Compared.joined(compare_all((t.nbytes, t.name, partial(compare, t)) for t in tensors))
+    """A tensor with the one of `source`; without a source its digest alone."""
+    if source is None:
+        progress.add(tensor.nbytes)
+        return Compared(output_digests={tensor.name: tensor_digest(after, tensor, algorithm)})
+    other = after.tensors.get(tensor.name)
+    if other is not None and form(other) == form(tensor):
+        return compare_kept(source, after, tensor, progress.add, algorithm)
+    got = "none" if other is None else form(other)
+    return Compared(faults=[Fault(tensor.name, form(tensor), got)])
 
 
 def _compare_layer(
     before: Checkpoint,
-    after: Checkpoint,
     grafted: Mapping[str, TensorInfo],
     layer: Checkpoint | None,
-    progress: Progress,
-    algorithm: Algorithm,
+    compare: Callable[[Checkpoint | None, TensorInfo], Compared],
 ) -> Compared:
     """Digests of the layer's tensors, each compared with its own folder's if there is one."""
     if layer is None:
-        digests = {n: tensor_digest(after, t, algorithm) for n, t in grafted.items()}
-        progress.add(sum(tensor.nbytes for tensor in grafted.values()))
-        return Compared(output_digests=digests)
+        return compare_all(grafted.values(), partial(compare, None))
     starts = tuple({f"{name.partition('.')[0]}." for name in grafted})
     tensors = [
         tensor
         for name, tensor in layer.tensors.items()
         if name in grafted or (name not in before.tensors and name.startswith(starts))
     ]
-    found = _compare(layer, after, tensors, progress, algorithm)
+    found = compare_all(tensors, partial(compare, layer))
     for name in sorted(grafted.keys() - layer.tensors.keys()):
-        found.faults.append(Fault(where=name, expected="none: the layer has no such", got="one"))
+        found.faults.append(Fault(name, "none: the layer has no such", "one"))
     return found
 
 
@@ -245,8 +248,7 @@ def _record_faults(
     pairs = digest_pairs("tensor_digests", digests, record.digests)
     faults = recorded(pairs | digest_pairs("target", headers, record.target))
     if sealed(record).sha256 != record.sha256:
-        where = f"{PROVENANCE_FILE}: sha256"
-        faults.append(Fault(where=where, expected="its seal", got=record.sha256))
+        faults.append(Fault(f"{PROVENANCE_FILE}: sha256", "its seal", record.sha256))
     return faults
 
 
@@ -256,7 +258,7 @@ def _config_faults(before: Mapping[str, Any], after: Mapping[str, Any]) -> Itera
         if key == "text_config" and isinstance(here, Mapping) and isinstance(there, Mapping):
             yield from _config_faults(here, there)
         elif key not in _MAY_CHANGE and here != there:
-            yield Fault(where=f"{CONFIG_FILE}: {key}", expected=repr(here), got=repr(there))
+            yield Fault(f"{CONFIG_FILE}: {key}", repr(here), repr(there))
 
 
 def _declaration_faults(
@@ -270,33 +272,27 @@ def _declaration_faults(
         return faults, False
     try:
         now_of = _scheme(after)
-        for module in _modules(own):
-            was, now = _meant(was_of, module), _meant(now_of, module)
-            if was != now:
-                faults.append(Fault(where=f"declaration of {module}", expected=was, got=now))
+        declared = {m: (_meant(was_of, m), _meant(now_of, m)) for m in _modules(own)}
+        faults += differing("declaration of ", declared)
     except DraftQuantError as exc:
-        faults.append(Fault(where=str(exc.where), expected="what is understood", got=exc.what))
+        faults.append(Fault(str(exc.where), "what is understood", exc.what))
     return faults, True
 
 
-def _other_keys(before: Checkpoint, after: Checkpoint) -> Iterator[Fault]:
+def _other_keys(before: Checkpoint, after: Checkpoint) -> list[Fault]:
     """What the target declares besides its linears: a graft leaves it as it is."""
     try:
         was, now = raw_declaration(before), raw_declaration(after)
     except DraftQuantError as exc:
-        yield Fault(where=str(exc.where), expected="a declaration", got=exc.what)
-        return
+        return [Fault(str(exc.where), "a declaration", exc.what)]
     if was is None or not isinstance(was.value, Mapping):
-        return
+        return []
     if now is None or not isinstance(now.value, Mapping):
         got = "none" if now is None else repr(now.value)
-        yield Fault(where="quantization_config", expected="the target's", got=got)
-        return
-    for key in sorted((was.value.keys() | now.value.keys()) - _OF_LINEARS):
-        here, there = was.value.get(key), now.value.get(key)
-        if here != there:
-            where = f"quantization_config: {key}"
-            yield Fault(where=where, expected=repr(here), got=repr(there))
+        return [Fault("quantization_config", "the target's", got)]
+    keys = sorted((was.value.keys() | now.value.keys()) - _OF_LINEARS)
+    pairs = {key: (was.value.get(key), now.value.get(key)) for key in keys}
+    return differing("quantization_config: ", pairs, "{!r}", "{!r}")
 
 
 def _modules(own: Mapping[str, TensorInfo]) -> Collection[str]:
@@ -320,31 +316,28 @@ def _meant(scheme: DeclaredScheme | None, module: str) -> str:
 
 
 def _layer_faults(
-    output: Path, config_file: str, layers: Collection[str], layer: Checkpoint | None
+    after: Checkpoint, layers: Collection[str], layer: Checkpoint | None
 ) -> list[Fault]:
     """The layer is stored as the folder declares it, and as its own folder did.
 
     What another tool declares of the target may not be understood; then the engines are asked.
     """
-    subtree = ",".join(layers)
+    of = {"config_file": after.config_file, "subtree": ",".join(layers)}
     try:
-        inside = StoredDraft.read(
-            Checkpoint.open(output, config_file=config_file, subtree=subtree, is_target=True)
-        )
+        inside = StoredDraft.read(Checkpoint.open(after.folder, **of, is_target=True))
         own = StoredDraft.read(layer) if layer is not None else None
     except VerifyError:
         return []
     except CheckpointError as exc:
         return [_unreadable(exc)]
-    faults = []
-    for row in own.draft.rows if own is not None else ():
-        here, there = (
-            None if scheme is None else str(scheme).partition(";")[0]
-            for scheme in (own.scheme_of(row) if own else None, inside.scheme_of(row))
-        )
-        if here != there:
-            faults.append(Fault(where=row.module, expected=str(here), got=str(there)))
-    return faults
+    if own is None:
+        return []
+
+    def said(side: StoredDraft, row: Row) -> str | None:
+        scheme = side.scheme_of(row)
+        return None if scheme is None else str(scheme).partition(";")[0]
+
+    return differing("", {r.module: (said(own, r), said(inside, r)) for r in own.draft.rows})
 
 
 def _table_faults(
@@ -367,9 +360,9 @@ def _table_faults(
             tensor_digest(layer, tensor) != tensor_digest(target, whole)
         ):
             yield Fault(
-                where=f"{name} of the layer's own folder",
-                expected=f"the target's {whole.name}",
-                got="another table, for which the layer was trained",
+                f"{name} of the layer's own folder",
+                f"the target's {whole.name}",
+                "another table, for which the layer was trained",
             )
 
 
@@ -378,12 +371,13 @@ def _embedding(target: Checkpoint) -> TensorInfo | None:
     return next((tensor for tensor in found if ".layers." not in tensor.name), None)
 
 
-def _file_faults(before: Checkpoint, after: Checkpoint, config_file: str) -> Iterator[Fault]:
+def _file_faults(before: Checkpoint, after: Checkpoint) -> Iterator[Fault]:
     ours = {CONFIG_FILE, INDEX_FILE, PROVENANCE_FILE}
     side = {HF_QUANT_CONFIG} & set(before.side_files())
     travel = set(before.side_files()) - ours - side
     yield from travelled_faults(before, after, sorted(travel), whose="target", other="others")
-    known = travel | ours | side | {".gitattributes", SIGNATURE_FILE, config_file, *after.headers}
+    known = {".gitattributes", SIGNATURE_FILE, after.config_file, *after.headers}
+    known |= travel | ours | side
     for file, _ in entries(after.folder):
         if file not in known:
-            yield Fault(where=file, expected="a file of the target or the layer", got="neither")
+            yield Fault(file, "a file of the target or the layer", "neither")

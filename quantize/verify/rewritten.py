@@ -4,10 +4,7 @@ Transcoded: codes and scales are decoded as both folders declare them. Dequantiz
 decoded again and rounded by other means than those that wrote them. Imports no torch.
 """
 
-import math
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +13,7 @@ from ..drafts import Row, read_draft
 from ..drafts.draft_cache import UNIT
 from ..files.checkpoint import CONFIG_FILE, Checkpoint
 from ..files.digests import NEWEST, Algorithm, Digest, Finiteness, tensor_digest
-from ..files.safetensors_header import FloatDtype
+from ..files.safetensors_header import FloatDtype, TensorInfo
 from ..stored.decoded_numbers import Floats, floats, read_rows, stored_scalar
 from ..stored.layouts.scheme import INVERTED
 from ..stored.linear import decoded_blocks
@@ -28,7 +25,6 @@ from .comparison import (
     DequantizedLinear,
     Fault,
     NotFinite,
-    RewrittenReport,
     compare_all,
     compare_kept,
     matched,
@@ -43,26 +39,26 @@ def verify_transcoded(
     *,
     config_file: str = CONFIG_FILE,
     algorithm: Algorithm = NEWEST,
-) -> RewrittenReport:
+) -> Compared:
     """Compare two quantized folders of one draft; CheckpointError where `folder` is no draft."""
     output = StoredDraft.read(Checkpoint.open(folder, config_file=config_file))
     before, after = source.checkpoint, output.checkpoint
     faults = different_keys(before.config, after.config)
+    whole = Compared(scheme=str(output.scheme), faults=faults)
     rounded = [side.scheme.activations for side in (source, output) if side.scheme is not None]
     if len(set(rounded)) > 1:
-        where = f"{CONFIG_FILE}: activations"
-        faults.append(Fault(where=where, expected=rounded[0], got=rounded[1]))
-    faults += file_faults(before, after, output.scheme, config_file=config_file)
-    rows = {row.tensor.name: row for row in output.draft.rows}
-    if source.modules != output.modules or {r.tensor.name for r in source.draft.rows} != set(rows):
+        whole.faults.append(Fault(f"{CONFIG_FILE}: activations", rounded[0], rounded[1]))
+    whole.faults += file_faults(before, after, output.scheme)
+    sides = [{row.tensor.name: row for row in side.draft.rows} for side in (source, output)]
+    if source.modules != output.modules or sides[0].keys() != sides[1].keys():
         got = ", ".join(sorted(source.modules ^ output.modules)) or "other tensors"
-        faults.append(Fault(where=str(folder), expected="the same linears", got=got))
-        return RewrittenReport(scheme=str(output.scheme), faults=tuple(faults))
+        whole.faults.append(Fault(str(folder), "the same linears", got))
+        return whole
 
-    def compare(row: Row) -> Compared:
+    def compare(tensor: TensorInfo) -> Compared:
+        row, other = (rows[tensor.name] for rows in sides)
         if not source.is_quantized(row):
-            return compare_kept(before, after, row.tensor, algorithm=algorithm)
-        other = rows[row.tensor.name]
+            return compare_kept(before, after, tensor, algorithm=algorithm)
         found = Compared(faults=_code_faults(source, output, row, other))
         found.faults += _input_scale_faults(source, output, row.module)
         for side, own, digests in (
@@ -73,8 +69,9 @@ def verify_transcoded(
                 digests[part.name] = tensor_digest(side.checkpoint, part, algorithm)
         return found
 
-    caches = _compare_caches(source, output, algorithm)
-    return _report(source, str(output.scheme), faults, compare, caches)
+    whole.add(compare_all((row.tensor for row in source.draft.rows), compare))
+    whole.add(_compare_caches(source, output, algorithm))
+    return replace(whole, **whole.digests)
 
 
 def verify_dequantized(
@@ -84,54 +81,31 @@ def verify_dequantized(
     *,
     config_file: str = CONFIG_FILE,
     algorithm: Algorithm = NEWEST,
-) -> RewrittenReport:
+) -> Compared:
     """Check every bit of a dequantized folder, whose dequantized weights must be `dtype`."""
     output = Checkpoint.open(folder, config_file=config_file)
     read_draft(output)
-    rows = source.draft.rows
+    before, rows = source.checkpoint, {row.tensor.name: row for row in source.draft.rows}
     wanted = {
-        row.tensor.name: replace(row.tensor, dtype=dtype)
-        if source.is_quantized(row)
-        else row.tensor
-        for row in rows
+        name: replace(row.tensor, dtype=dtype) if source.is_quantized(row) else row.tensor
+        for name, row in rows.items()
     }
-    _, faults = matched(wanted, output.tensors)
-    config = {k: v for k, v in source.checkpoint.config.items() if k != "quantization_config"}
+    tensors, faults = matched(wanted, output.tensors)
+    config = {k: v for k, v in before.config.items() if k != "quantization_config"}
     faults += different_keys(config, output.config, but=())
-    faults += file_faults(source.checkpoint, output, None, config_file=config_file)
+    faults += file_faults(before, output, None)
     if faults:  # nothing else can be compared
-        return RewrittenReport(faults=tuple(faults))
+        return Compared(faults=faults)
 
-    def compare(row: Row) -> Compared:
-        if not source.is_quantized(row):
-            return compare_kept(source.checkpoint, output, row.tensor, algorithm=algorithm)
-        return _compare_decoded(source, output, dtype, algorithm, row)
+    def compare(tensor: TensorInfo) -> Compared:
+        if not source.is_quantized(rows[tensor.name]):
+            return compare_kept(before, output, tensor, algorithm=algorithm)
+        return _compare_decoded(source, output, dtype, algorithm, rows[tensor.name])
 
-    digest = partial(tensor_digest, source.checkpoint, algorithm=algorithm)
-    scales = (tensor for _, _, tensor in source.cache_tensors)  # which plain weights have not
-    dropped = Compared(source_digests={tensor.name: digest(tensor) for tensor in scales})
-    return _report(source, None, faults, compare, dropped)
-
-
-def _report(
-    source: StoredDraft,
-    scheme: str | None,
-    faults: list[Fault],
-    compare: Callable[[Row], Compared],
-    beside: Compared,
-) -> RewrittenReport:
-    rows = source.draft.rows
-    found = compare_all((r.tensor.numel, r.tensor.name, partial(compare, r)) for r in rows)
-    whole = Compared.joined((*found, beside))
-    linears = tuple(one.dequantized for one in found if one.dequantized is not None)
-    return RewrittenReport(
-        scheme=scheme,
-        kept=len(found) - len(linears),
-        linears=linears,
-        source_digests=dict(sorted(whole.source_digests.items())),
-        output_digests=dict(sorted(whole.output_digests.items())),
-        faults=(*faults, *whole.faults),
-    )
+    whole = compare_all(tensors, compare)
+    for _, _, scale in source.cache_tensors:  # which plain weights have not
+        whole.source_digests[scale.name] = tensor_digest(before, scale, algorithm)
+    return replace(whole, **whole.digests)
 
 
 def _compare_caches(source: StoredDraft, output: StoredDraft, algorithm: Algorithm) -> Compared:
@@ -145,8 +119,7 @@ def _compare_caches(source: StoredDraft, output: StoredDraft, algorithm: Algorit
         for cache in (source.kv_cache(), output.kv_cache())
     )
     if before != after:
-        where = f"{CONFIG_FILE}: KV cache"
-        found.faults.append(Fault(where=where, expected=f"{before}", got=f"{after}"))
+        found.faults.append(Fault(f"{CONFIG_FILE}: KV cache", f"{before}", f"{after}"))
     return found
 
 
@@ -164,9 +137,7 @@ def _code_faults(source: StoredDraft, output: StoredDraft, row: Row, other: Row)
             scales += int(np.count_nonzero(a.scale != b.scale))
     named = {"the source's quantized values": codes, "the source's scales": scales}
     others = [
-        Fault(where=row.module, expected=what, got=f"{count} other(s)")
-        for what, count in named.items()
-        if count
+        Fault(row.module, what, f"{count} other(s)") for what, count in named.items() if count
     ]
     return [*NotFinite.of(row.tensor.name, finiteness.problem), *others]
 
@@ -176,7 +147,7 @@ def _input_scale_faults(source: StoredDraft, output: StoredDraft, module: str) -
     if a == b:
         bad = None if a is None or np.isfinite(a) else f"{a}"
         return NotFinite.of(f"{module}: input scale", bad)
-    return [Fault(where=f"{module}: input scale", expected=f"{a}", got=f"{b}")]
+    return [Fault(f"{module}: input scale", f"{a}", f"{b}")]
 
 
 def _input_scale(side: StoredDraft, module: str) -> np.float32 | None:
@@ -204,23 +175,23 @@ def _compare_decoded(
         digest.update(written.data)
         finiteness.look(written)
         wrong += int(np.count_nonzero(written != rounded_bytes(product, dtype)))
-        values = floats(written, dtype).reshape(product.shape)
-        lost, relative = _loss(values, product)
-        rounded, largest = rounded + lost, max(largest, relative)
+        count, relative = _loss(floats(written, dtype).reshape(product.shape), product)
+        rounded, largest = rounded + count, max(largest, relative)
     faults = NotFinite.of(row.tensor.name, finiteness.problem)
     if wrong:
         expected, got = f"code * scale rounded to {dtype}", f"{wrong} other byte(s)"
-        faults.append(Fault(where=row.tensor.name, expected=expected, got=got))
+        faults.append(Fault(row.tensor.name, expected, got))
     parts = source.parts(row).values()
+    lost = DequantizedLinear(
+        module=row.module,
+        elements=row.tensor.numel,
+        rounded=rounded,
+        max_relative_difference=largest,
+    )
     return Compared(
         source_digests={p.name: tensor_digest(source.checkpoint, p, algorithm) for p in parts},
         output_digests={row.tensor.name: str(digest)},
-        dequantized=DequantizedLinear(
-            module=row.module,
-            elements=math.prod(row.tensor.shape),
-            rounded=rounded,
-            max_relative_difference=largest,
-        ),
+        dequantized=[lost],
         faults=faults,
     )
 

@@ -4,7 +4,7 @@ Every rule is one float32 division and one rounding to what is stored, to neares
 numpy, where the writing side leaves it to torch. All-zero weights get a constant scale.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal
@@ -341,7 +341,7 @@ def whole_scale_faults(
     inverse = ", inverse" if tensor.name.endswith(INVERSE_SCALE) else ""
     inverse = ", inverse of the inverse" if from_inverse and not inverse else inverse
     expected = f"absmax{of} / {whole_steps(scheme):g}{inverse} ({wanted:.9g})"
-    return [Fault(where=tensor.name, expected=expected, got=f"{stored:.9g}")]
+    return [Fault(tensor.name, expected, f"{stored:.9g}")]
 
 
 def _as_stored(scale: np.float32, tensor: TensorInfo, *, from_inverse: bool) -> np.float32:
@@ -401,7 +401,7 @@ def scale_faults(
     says = f"{_rule_in_words(scheme)} ({wanted_scale:.9g})"
     expected = says if rule == "absmax" else "{} to {} of ".format(*searched_shares(scheme)) + says
     got = f"{count} other(s), first {got_scale:.9g} at row {row * size}"
-    return [Fault(where=tensor.name, expected=expected, got=got)]
+    return [Fault(tensor.name, expected, got)]
 
 
 def _rule_in_words(scheme: DeclaredScheme) -> str:
@@ -421,28 +421,24 @@ def companion_faults(
     values: Mapping[str, TensorInfo],
     *,
     symmetric: bool,
-) -> list[Fault]:
+) -> Iterator[Fault]:
     """Zero points, stored shape and input scale of a linear: of its stored tensors, by suffix.
 
     `symmetric` codes count from the middle of their range, also where others could be stored.
     """
-    faults = []
     constant = symmetric or not scheme.layout.zeros(scheme)
     for suffix, byte in scheme.layout.zero_points.items() if constant else ():
         if suffix in values and (read_whole(output, values[suffix]) != byte).any():
             what = f"{byte & 15} in every nibble" if byte else "all zero"
             got = "another zero point" if byte else "a non-zero zero point"
-            where = values[suffix].name
-            faults.append(Fault(where=where, expected=f"{what} (symmetric)", got=got))
+            yield Fault(values[suffix].name, f"{what} (symmetric)", got)
     if "weight_shape" in values:
         shape, wanted = values["weight_shape"], list(tensor.shape)
         found = read_whole(output, shape).view(np.int64).tolist()
         if found != wanted:
-            faults.append(Fault(where=shape.name, expected=f"{wanted}", got=f"{found}"))
+            yield Fault(shape.name, f"{wanted}", f"{found}")
     for suffix in INPUT_SCALES:
         if suffix in values:
             scale = stored_scalar(output, values[suffix])
             if not 0 < scale < float("inf"):
-                where, expected = values[suffix].name, "a finite scale > 0"
-                faults.append(Fault(where=where, expected=expected, got=str(scale)))
-    return faults
+                yield Fault(values[suffix].name, "a finite scale > 0", str(scale))

@@ -4,7 +4,7 @@ A quantized folder is read byte by byte, with a decoder of its own: nothing of w
 is used here, and no torch, so that an error of the writer cannot hide in a common helper.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,7 +18,7 @@ from ...recipes.brief import Brief
 from ...recipes.errors import CheckpointError, VerifyError
 from ...recipes.regular_file import optional_path
 from ..asked import Verifying
-from ..drafts import Draft, Row, read_draft
+from ..drafts import Draft, read_draft
 from ..drafts.recognition import refuse_other_kinds
 from ..files.checkpoint import CONFIG_FILE, Checkpoint
 from ..files.digests import NEWEST, algorithm_of, tensor_digest
@@ -34,7 +34,6 @@ from .codes import Demand, compare_linear
 from .comparison import (
     Compared,
     Fault,
-    Job,
     Progress,
     VerifyReport,
     compare_all,
@@ -64,7 +63,6 @@ from .folder_faults import (
     exclude_faults,
     file_faults,
     fused_faults,
-    side_declaration_faults,
     sort_tensors,
 )
 from .foreign_rules import about_matrix_scale_faults
@@ -111,9 +109,7 @@ def verify(
     """
     of_source = Checkpoint.open(source, subtree=subtree)
     if method is None and (cut := cut_of(output, of_source)) is not None:
-        return verify_cut(
-            output, StoredDraft.read(of_source), cut, target=target, config_file=config_file
-        )
+        return verify_cut(output, StoredDraft.read(of_source), cut, target=target)
     draft = read_draft(of_source)
     check_is_checkpoint(output, config_file)
     try:
@@ -124,7 +120,7 @@ def verify(
         run = made.method if method is None and isinstance(made, QuantizedProvenance) else method
         rule = rule_of(run)
     except (CheckpointError, VerifyError) as exc:
-        fault = Fault(where=exc.where, expected="readable headers and declaration", got=exc.what)
+        fault = Fault(exc.where, "readable headers and declaration", exc.what)
         return VerifyReport(output=str(output), source=str(source), faults=(fault,))
     with cut_between(draft, checkpoint, record, target) as (draft, made, faults):
         changes: Mapping[str, object] | None = config_changes
@@ -132,7 +128,7 @@ def verify(
             changes = made.config_changes if isinstance(made, QuantizedProvenance) else None
         report = _Comparison(
             draft=draft, output=checkpoint, scheme=scheme, record=made, method=run, rule=rule,
-            changes=changes, target=target, config_file=config_file, on_progress=on_progress,
+            changes=changes, target=target, on_progress=on_progress,
         ).report()  # fmt: skip
     if made is None and method is None and not foreign:
         faults = (NO_RECORD, *faults)
@@ -151,7 +147,6 @@ class _Comparison:
     rule: CodeRule
     changes: Mapping[str, object] | None
     target: Path | None
-    config_file: str
     on_progress: OnProgress | None
 
     def __post_init__(self) -> None:
@@ -179,17 +174,24 @@ class _Comparison:
         sorting = self.sorting
         quantized, exponents = sorting.quantized, self.norms.exponents
         demands = whole_demands(self.draft, self.demands, quantized, exponents)
-        compared = compare_all(self._jobs(demands))
-        whole = Compared.joined(compared)
+        linears = {row.tensor.name: (row, parts) for row, parts in sorting.linears}
+
+        def compare(tensor: TensorInfo) -> Compared:
+            if tensor.name not in linears:
+                return self._compare_kept(tensor)
+            row, parts = linears[tensor.name]
+            return self._compare_linear(tensor, demands[row.module], parts)
+
+        rows = (*sorting.kept, *(row for row, _ in sorting.linears))
+        whole = compare_all((row.tensor for row in rows), compare)
         faults = [*self._header_faults(), *whole.faults]
-        faults += self._foreign_matrix_scale_faults(compared)
-        sides = whole.source_digests, whole.output_digests
+        faults += self._foreign_matrix_scale_faults(whole.absmax)
         # Tensors that are dropped, or that a fault kept from being compared.
         rest = partial(hash_the_rest, algorithm=self.algorithm, on_bytes=self.progress.add)
-        faults += rest(self.source, sides[0])
-        rest(self.output, sides[1])
+        faults += rest(self.source, whole.source_digests)
+        rest(self.output, whole.output_digests)
         if self.record is not None:
-            faults += record_faults(self.record, self.draft, self.output, *sides)
+            faults += record_faults(self.record, self.draft, self.output, whole)
         demanded = [self.demands[m].rule for m in sorted(quantized & self.demands.keys())]
         return VerifyReport(
             output=str(self.output.folder),
@@ -199,13 +201,12 @@ class _Comparison:
             kept=len(sorting.kept) - len(self.norms.factors),
             quantized=len(sorting.linears),
             bytes_compared=self.progress.done,
-            linears=tuple(one.linear for one in compared if one.linear is not None),
-            source_digests=dict(sorted(sides[0].items())),
-            output_digests=dict(sorted(sides[1].items())),
+            linears=tuple(whole.linears),
             faults=tuple(faults),
             dropped=tuple(row.tensor.name for row in self.dropped),
             dropped_shown=bool(self.dropped) and self.target is not None,
             learned_norms=self.norms.factors,
+            **whole.digests,
         )
 
     def _header_faults(self) -> Iterator[Fault]:
@@ -219,12 +220,11 @@ class _Comparison:
         sides = self.draft, self.output
         yield from fused_faults(*sides, scheme, sorting.quantized, sorting.complete)
         yield from config_faults(*sides, self.changes)
-        yield from side_declaration_faults(self.output, scheme)
+        side_file = scheme.layout.side_file if scheme else None
+        if side_file and not (self.output.folder / side_file.name).is_file():
+            yield Fault(side_file.name, side_file.what, "none")
         yield from cache_scale_faults(*sides, scheme, method)
-        yield from file_faults(
-            self.source, self.output, scheme, config_file=self.config_file,
-            foreign=not ours, recorded=record,
-        )  # fmt: skip
+        yield from file_faults(self.source, self.output, scheme, foreign=not ours, recorded=record)
         if method is None:
             return
         recipe = method.recipe
@@ -238,16 +238,9 @@ class _Comparison:
         yield from input_scale_faults(method, *sides, sorting.complete)
         yield from self.norms.faults
 
-    def _jobs(self, demands: Mapping[str, Demand]) -> Iterator[Job]:
-        for row in self.sorting.kept:
-            yield row.tensor.nbytes, row.tensor.name, partial(self._compare_kept, row)
-        for row, parts in self.sorting.linears:
-            compare = partial(self._compare_linear, row.tensor, demands[row.module], parts)
-            yield row.tensor.nbytes, row.tensor.name, compare
-
-    def _compare_kept(self, row: Row) -> Compared:
-        compare = self.norms.compare if self.norms.changes(row.tensor) else compare_kept
-        return compare(self.source, self.output, row.tensor, self.progress.add, self.algorithm)
+    def _compare_kept(self, tensor: TensorInfo) -> Compared:
+        compare = self.norms.compare if self.norms.changes(tensor) else compare_kept
+        return compare(self.source, self.output, tensor, self.progress.add, self.algorithm)
 
     def _compare_linear(
         self, tensor: TensorInfo, demand: Demand, parts: Mapping[str, TensorInfo]
@@ -265,10 +258,9 @@ class _Comparison:
                 on_bytes(part.nbytes)
         return compared
 
-    def _foreign_matrix_scale_faults(self, compared: Sequence[Compared]) -> list[Fault]:
+    def _foreign_matrix_scale_faults(self, found: Mapping[str, float]) -> list[Fault]:
         if self.rule.scales != "about-absmax":
             return []
-        found = {c.linear.module: c.absmax for c in compared if c.linear and c.absmax is not None}
         schemes = {m: s for m in found if (s := self.demands[m].scheme) and s.scales_whole_matrix}
         fused = [group for group in self.draft.fused_groups() if schemes.keys() >= set(group)]
         alone = schemes.keys() - {module for group in fused for module in group}
