@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from draftquant.api import gate
+from draftquant.calibration.traces.held_out import check_held_out_measured
 from draftquant.calibration.traces.prompt_trace import prompt_sha256
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
@@ -17,7 +18,7 @@ from draftquant.quantize.making.quantize_draft import quantize_draft
 from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.recipes import load_recipe
 from draftquant.recipes.errors import GateError
-from draftquant.validate.judging.candidate_origin import DraftFolder, check_held_out_measured
+from draftquant.validate.judging.candidate_origin import DraftFolder
 from draftquant.validate.measure.measurement_file import line_of
 from draftquant.validate.parity.finding import Finding, write_findings
 from draftquant.validate.runs.report_pages import draft_identity

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from draftquant.calibration.recording.decoding import GREEDY
+from draftquant.calibration.traces.held_out import check_held_out
 from draftquant.calibration.traces.near_duplicates import seen_prompts, shingles, sketch_text
 from draftquant.calibration.traces.prompt_trace import PromptTrace, prompt_sha256
 from draftquant.calibration.traces.sets import split_traces
@@ -19,7 +20,6 @@ from draftquant.quantize.files.provenance_file import read_provenance
 from draftquant.recipes.decode import encode
 from draftquant.recipes.errors import GateError
 from draftquant.scripts.cli import main
-from draftquant.validate.judging.candidate_origin import check_held_out
 from test_provenance import document
 from test_traces import AUX, TARGET, make_trace
 from tiny import tiny_eagle3_llama

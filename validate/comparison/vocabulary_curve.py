@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...calibration.passes.on_traces import chosen_num_draft_tokens, open_traces
+from ...calibration.traces.held_out import check_apart
 from ...calibration.traces.near_duplicates import seen_prompts
 from ...calibration.vocabulary_rows import (
     Choosing,
@@ -25,7 +26,6 @@ from ...quantize.vocabulary.cut_vocabulary import VocabularyReport
 from ...recipes.errors import EstimateError
 from ...recipes.regular_file import optional_path
 from ..counting.loaded_drafts import load_for_replay
-from ..judging.candidate_origin import check_apart
 from .size_curve import SizeCurve, drawing, size_curve, usual_sizes
 from .size_estimate import (
     MachineSpeeds,

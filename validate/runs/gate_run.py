@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ...calibration.passes.position_limits import open_for_drafts
+from ...calibration.traces.held_out import check_held_out, check_held_out_measured
 from ...calibration.traces.trace_folder import TraceFolder, file_sha256
 from ...calibration.traces.trace_info import head_agreement
 from ...quantize.files.checkpoint import CONFIG_FILE
@@ -32,8 +33,6 @@ from ..judging.advice import Background
 from ..judging.candidate_origin import (
     DraftFolder,
     check_folders,
-    check_held_out,
-    check_held_out_measured,
     check_loaded,
 )
 from ..judging.judgement import GateReport, judge
@@ -206,9 +205,9 @@ def replayed(asked: GateRun, policy: str) -> DraftsJudged:
     traces, _, of_traces = open_for_drafts(asked.traces, folders, asked.listener)
     warnings += of_traces
     warnings += check_held_out(candidate.quantized_by, traces, candidate.cuts)
+    of_text = _target_warnings(asked.target, traces) + _text_warnings(traces)
     loaded = load_for_replay(folders, traces, asked)
-    warnings += check_loaded(*loaded.both, candidate, unrelated=unrelated)
-    warnings += _target_warnings(asked.target, traces) + _text_warnings(traces)
+    warnings += check_loaded(*loaded.both, candidate, unrelated=unrelated) + of_text
     warnings += _policy_warnings(candidate.quantized_by, policy) + _served_warnings(asked.served)
     replays = replay_loaded(loaded, asked)
     background = dataclasses.replace(

@@ -1,0 +1,185 @@
+"""No draft is judged on prompts that the making of it looked at.
+
+Neither on those that calibrated its quantization, nor on those that chose the rows of its head
+(`draftquant vocab`). A prompt is known by its own token ids, by those of the first turn of its
+conversation, and, where it was changed a little, by its sketch and that of its continuation.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...quantize.files.provenance import QuantizedProvenance, SeenPrompts, VocabularyCut
+from ...recipes.errors import GateError
+from .near_duplicates import (
+    PROMPT_WIDTH,
+    SHARED_SHARE,
+    WIDTH,
+    Overlaps,
+    RecordedPrompt,
+    Shingled,
+    Templates,
+    largest_known,
+    parsed_sketch,
+    recorded_prompts,
+)
+from .trace_folder import TraceFolder
+
+_OF_BEFORE = "64 minima of 16-token shingles, 1"
+_EARLIER = "the candidate's draftquant.json was written by an earlier version and"
+_GO = "among the gate's prompts are not noticed"
+_OTHERS = "record traces of other prompts for the gate"
+
+
+def check_held_out(
+    candidate: QuantizedProvenance | None,
+    traces: TraceFolder,
+    cuts: Sequence[VocabularyCut] = (),
+) -> tuple[str, ...]:
+    """Hold the prompts of the traces, by their token ids, against those that made a draft.
+
+    Returns what could not be held against anything, in sentences without a full stop.
+    """
+    prompts = recorded_prompts(traces)
+    _check_conversations(prompts, traces)
+    made = _made(candidate, cuts)
+    for seen, what in made:
+        _check_unseen(prompts, seen, what, traces)
+    said = _unsaid(candidate, traces) if candidate and not candidate.calibration_prompts else ()
+    methods = {seen.sketches and seen.sketches.method for seen, _ in made if seen.sha256}
+    if None in methods:
+        said += (
+            f"{_EARLIER} has no sketches of the calibration prompts: near copies of them {_GO}",
+        )
+    elif _OF_BEFORE in methods:
+        changed = "prompts with a token changed in the middle"
+        said += (f"{_EARLIER} has no sketches of their continuations: {changed} {_GO}",)
+    return said
+
+
+def check_held_out_measured(
+    candidate: QuantizedProvenance | None,
+    prompts: Sequence[tuple[str, str]],
+    name: str,
+    cuts: Sequence[VocabularyCut] = (),
+) -> tuple[str, ...]:
+    """The same of a measurement, which holds (id, `prompt_sha256`) of each prompt and no tokens."""
+    made = _made(candidate, cuts)
+    for seen, what in made:
+        known = set(seen.sha256)
+        if ids := [id_ for id_, digest in prompts if digest in known]:
+            raise GateError(
+                name, f"{len(ids)} of its {len(prompts)} prompts {what}: {_named(ids)}",
+                fix="measure both servers on other prompts",
+            )  # fmt: skip
+    if not any(seen.sha256 for seen, _ in made):
+        return ()
+    return (
+        "measurements hold hashes of the prompts, not their text, so near copies of the prompts"
+        " that calibrated or chose the candidate are not noticed",
+    )
+
+
+def _made(
+    candidate: QuantizedProvenance | None, cuts: Sequence[VocabularyCut]
+) -> list[tuple[SeenPrompts, str]]:
+    made = [
+        (cut.choice.prompts, "were used to choose the rows of the candidate's head (vocab)")
+        for cut in cuts
+    ]
+    if candidate is not None:
+        sha256, sketches = candidate.calibration_prompts, candidate.calibration_sketches
+        own = SeenPrompts(sha256=sha256, sketches=sketches)
+        made.append((own, "were used to calibrate the candidate"))
+    return made
+
+
+def check_apart(traces: TraceFolder, seen: SeenPrompts, what: str) -> None:
+    """Refuse traces that have prompts, or nearly the same ones, among those that were seen."""
+    others = "judge by traces of other prompts"
+    _check_unseen(recorded_prompts(traces), seen, what, traces, others)
+
+
+def _check_conversations(prompts: Sequence[RecordedPrompt], traces: TraceFolder) -> None:
+    """A prompt is not made another one by naming a conversation that it does not belong to."""
+    strange = [prompt.entry.id for prompt in prompts if not prompt.conversation_known]
+    if strange:
+        raise GateError(
+            traces.folder,
+            f"{len(strange)} of its {len(prompts)} prompts name a conversation"
+            " (conversation_sha256) whose first turn is not in the folder, and their tokens do"
+            f" not begin with any first turn: {_named(strange)}",
+            fix="merge the traces of the first turns (traces merge), or record the conversations"
+            " whole (record --turns all)",
+        )
+
+
+def _check_unseen(
+    prompts: Sequence[RecordedPrompt],
+    seen: SeenPrompts,
+    what: str,
+    traces: TraceFolder,
+    others: str = _OTHERS,
+) -> None:
+    known = set(seen.sha256)
+    ids = [prompt.entry.id for prompt in prompts if known.intersection(prompt.hashes)]
+    if ids:
+        raise GateError(
+            traces.folder, f"{len(ids)} of its {len(prompts)} prompts {what}: {_named(ids)}",
+            fix=others,
+        )  # fmt: skip
+    if seen.sketches is None:
+        return
+    width = WIDTH if seen.sketches.method == _OF_BEFORE else PROMPT_WIDTH
+    for own, minima, of in (
+        (width, seen.sketches.minima, f"text ({width}"),
+        (None, seen.sketches.continuations, f"continuations ({WIDTH}"),
+    ):
+        shares = _overlaps([one.shingled(own) for one in prompts], minima)
+        near = [p.entry.id for p, s in zip(prompts, shares, strict=True) if s >= SHARED_SHARE]
+        if near:
+            raise GateError(
+                traces.folder,
+                f"{len(near)} of its {len(prompts)} prompts share {SHARED_SHARE:.0%} or more of"
+                f" their {of}-token shingles) with prompts that {what}: {_named(near)}",
+                fix=f"{others}; or, if they only share the template of a task, give the prompts of"
+                " that task their own category",
+            )
+
+
+def _overlaps(
+    texts: Sequence[Shingled], minima: Mapping[str, Sequence[str]]
+) -> NDArray[np.float64]:
+    """[N] the largest estimated share of the shorter that a text and a seen one have in common.
+
+    What is a template on either side is not counted.
+    """
+    sketches = {name: [parsed_sketch(text) for text in of] for name, of in minima.items()}
+    templates = Templates(texts, sketches)
+    overlaps = Overlaps([templates.own(each.values, each.category) for each in texts])
+    largest = np.zeros(len(texts))
+    for category, of_category in sketches.items():
+        for sketch in of_category:
+            known = largest_known(sketch)
+            own = templates.own(sketch, category, sample=known is not None)
+            largest = np.maximum(largest, overlaps.with_sketch(own, largest=known))
+    return largest
+
+
+def _named(ids: Sequence[str]) -> str:
+    return ", ".join(ids[:3]) + (", ..." if len(ids) > 3 else "")
+
+
+def _unsaid(candidate: QuantizedProvenance, traces: TraceFolder) -> tuple[str, ...]:
+    """Folders of earlier versions name the trace folder, not its prompts."""
+    origin = candidate.input_scale_origin
+    if origin in ("", "--input-scale"):
+        return ()
+    if origin and traces.sha256 in origin:
+        what = "the candidate's input scales were calibrated on the same traces"
+        raise GateError(traces.folder, what, fix=_OTHERS)
+    return (
+        "the candidate's draftquant.json does not record on which prompts its input scales were"
+        f" measured (it records {origin!r}), so the gate's prompts may be among them",
+    )
