@@ -7,15 +7,17 @@ executed with every combination of the engines' `biases` (`tests/engines/kinds.p
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from ..drafts.engine_traits import Finding
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
 from ..stored.layouts.scheme import FP8_DTYPE
-from .contract import EngineName, Module, Parameter, Question, Scheme
+from .contract import Module, Parameter, Question, Scheme
 from .engine import Engine
-from .engine_rows import split_groups
+from .engine_rows import concatenated
+from .excludes import is_transformed
 from .linear_scheme import LinearScheme
 
 VOCAB_PADDING = 64
@@ -158,66 +160,99 @@ def _asked(engine: Engine, question: Question) -> list[frozenset[str] | None]:
     ]
 
 
-# ---- What both engines ask of blocks and groups: whole ones in every part and shard
-# Source: `validate_fp8_block_shape`, the same in vLLM 0.33.0 and SGLang 0.5.23, executed with parts
-# and shards that are no whole blocks of 128 x 128; INT4 and FP4 executed with shards that are no
-# whole groups.
-
-_CUT = ("gptq", "auto-round")
-_FEWER = "serve the draft on fewer GPUs (--tp), or quantize in smaller groups"
+# ---- A quantized linear as the rows of rules.toml look at it
 
 
-def block_problem(
-    question: Question, module: Module, shapes: list[tuple[int, int]], block: tuple[int, int]
-) -> Finding | None:
-    """Why an engine refuses to build a module in blocks, whose parts have `shapes` per shard."""
-    split, columns = question.tp > 1, shapes[0][1]
-    high, wide = block
-    if split and module.sharding == "row" and columns % wide:
-        return _refused(module, f"input_size_per_partition = {columns}", "block_k", wide)
-    every = split and module.sharding == "column"
-    checked = shapes if every else shapes[:-1]  # in one piece the last part may end in the middle
-    small = next((rows for rows, _ in checked if rows % high), None)
-    if small is None:
-        return None
-    return _refused(module, f"output_partition_size = {small}", "block_n", high)
+class CutBlock(NamedTuple):
+    """A size that is no whole number of blocks, as both engines' errors name it."""
+
+    size: str
+    side: str
+    block: int
 
 
-def group_problem(
-    engine: EngineName, arch: str, module: Module, scheme: LinearScheme, columns: int
-) -> Finding | None:
-    """Why an engine refuses to build a module in groups, of so many columns in one shard."""
-    size = scheme.group_size or 1
-    if scheme.granularity != "group" or columns % size == 0:
-        return None
-    row = split_groups(engine, arch, scheme.signature, f"{scheme.layout} {scheme.weight_dtype}")
-    if row is not None and (text := row.get("error")) is not None:
-        said = text.format(columns=columns, prefix=module.prefix, group_size=size)
-        return Finding("init", said, _FEWER)
-    if row is not None and columns < size:
-        text = (
-            f"The scales of {module.name} are dropped, because one GPU's share is less than a group"
-        )
-        return Finding("wrong", text, _FEWER)
-    text = f"The groups of {module.name} are split between GPUs, which was never executed"
-    return Finding("unknown", text, _FEWER)
+class CutScales(NamedTuple):
+    """The scales of the last part of a fused linear: where they begin, and how many there are."""
+
+    start: int
+    size: int
 
 
-def cut_groups(module: Module, scheme: LinearScheme, columns: int) -> Finding | None:
-    """GPTQ's and AutoRound's scales where a shard begins within a group: no kernel minds."""
-    size = scheme.group_size or columns
-    if scheme.layout not in _CUT or scheme.weight_dtype.startswith("awq") or not columns % size:
-        return None
-    text = (
-        f"A group of {size} inputs of {module.name} is split between GPUs, and its scale is served"
-        " for other inputs"
-    )
-    return Finding("wrong", text, _FEWER)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizedLinear:
+    """One module that is stored quantized, and the [rows, columns] of its parts in one shard."""
 
+    question: Question
+    module: Module
+    scheme: LinearScheme
+    shapes: Sequence[tuple[int, int]]
 
-def _refused(module: Module, size: str, side: str, block: int) -> Finding:
-    return Finding(
-        "init",
-        f"ValueError: Weight {size} is not divisible by weight quantization {side} = {block}.",
-        f"quantize {module.leaf} per channel, or serve the draft on fewer GPUs (--tp)",
-    )
+    @property
+    def rows(self) -> int:
+        """Of all parts."""
+        return sum(rows for rows, _ in self.shapes)
+
+    @property
+    def columns(self) -> int:
+        """Of each part."""
+        return self.shapes[0][1]
+
+    @property
+    def fused(self) -> bool:
+        """Whether it has several parts."""
+        return len(self.shapes) > 1
+
+    @property
+    def transformed(self) -> bool:
+        """Whether its inputs or outputs are to be transformed while it is served."""
+        return is_transformed(self.question, self.module.prefix)
+
+    @property
+    def concatenated(self) -> str | None:
+        """SGLang's error where it puts two of such linears together."""
+        return concatenated().get(self.scheme.signature)
+
+    @property
+    def group(self) -> int:
+        """Inputs of one group; all where there are no groups."""
+        return self.scheme.group_size or self.columns
+
+    @property
+    def group_or_row(self) -> int | str:
+        """Inputs of one group; "row" where one group is all that is stored in a row."""
+        split = self.question.tp if self.module.sharding == "row" else 1
+        return "row" if self.group in (self.columns, self.columns * split) else self.group
+
+    @property
+    def cut_group(self) -> bool:
+        """Whether the shards begin and end within a group."""
+        return self.columns % self.group != 0
+
+    @property
+    def less_than_a_group(self) -> bool:
+        """Whether one shard has no whole group."""
+        return self.columns < self.group
+
+    @property
+    def cut_columns(self) -> bool:
+        """Whether the columns are no whole blocks."""
+        return self.columns % self.scheme.block[1] != 0
+
+    @property
+    def cut_scales(self) -> CutScales | None:
+        """Of a fused linear whose parts end in the middle of blocks."""
+        (*first, last), high = (rows for rows, _ in self.shapes), self.scheme.block[0]
+        if not any(rows % high for rows in first):
+            return None
+        return CutScales(-(-sum(first) // high), -(-(sum(first) + last) // high))
+
+    @property
+    def cut_block(self) -> CutBlock | None:
+        """What is no whole number of blocks in a part or shard, which it has to be."""
+        split, (high, wide) = self.question.tp > 1, self.scheme.block
+        if split and self.module.sharding == "row" and self.columns % wide:
+            return CutBlock(f"input_size_per_partition = {self.columns}", "block_k", wide)
+        every = split and self.module.sharding == "column"
+        checked = self.shapes if every else self.shapes[:-1]  # a whole may end within a block
+        small = next((rows for rows, _ in checked if rows % high), None)
+        return small and CutBlock(f"output_partition_size = {small}", "block_n", high)

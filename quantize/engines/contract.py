@@ -10,6 +10,7 @@ from typing_extensions import override
 from ...recipes.brief import Brief
 from ...recipes.errors import CheckpointError, VerifyError, short
 from ...recipes.schema import EngineName as EngineName
+from ..drafts.architectures import declared_architecture
 from ..drafts.engine_traits import EngineTraits, Finding, InEngine, ServedDraft, Sharding, Stage
 from ..files.checkpoint import Checkpoint
 from ..stored.layouts import LAYOUTS
@@ -268,6 +269,18 @@ class Question(ServedDraft):
     def is_latent(self) -> bool:
         """Whether its tensors are those of a latent attention, as DeepSeek's."""
         return any(".kv_b_proj." in name for name in self.tensor_names)
+
+    @property
+    def is_marlin(self) -> bool:
+        """Whether SGLang takes AWQ with zero points, of AutoAWQ, in Marlin, where GPUs have it."""
+        has_marlin = not self.arch.startswith("gfx") and "int4=" not in self.signature
+        keys = self.declaration.keys if self.declaration else {}
+        return self.method == "awq" and has_marlin and "bits" in keys
+
+    @property
+    def renames_block_scales(self) -> bool:
+        """Whether it is a whole model for SGLang, whose loader renames scales of blocks."""
+        return declared_architecture(self.config) in self.traits.sglang.renames_block_scales
 
     @property
     def is_parallel(self) -> bool:

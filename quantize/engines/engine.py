@@ -12,7 +12,6 @@ from ..drafts import FAMILIES
 from ..drafts.engine_traits import Biases, EngineTraits, Finding, InEngine
 from ..files.safetensors_header import TensorInfo
 from .contract import TITLES, Captures, CutHead, Declaration, EngineName, Module, Question, Scheme
-from .linear_scheme import LinearScheme
 from .mtp_linears import built_as_floats
 
 
@@ -153,7 +152,6 @@ class LinearRules:
     Attributes:
         plain: leaves of modules that it never quantizes.
         plain_remedy: what makes it take a plain module of this leaf for quantized after all.
-        problem: its rules for one quantized module, stored in rows and columns.
         stored: its error for quantized values of a module that it takes as floats, where the other
             rules do not say it.
     """
@@ -161,7 +159,6 @@ class LinearRules:
     modules: Callable[[Question], tuple[Module, ...]]
     plain: Callable[[Question], frozenset[str]]
     plain_remedy: Callable[[Question, str], str | None] = lambda _question, _leaf: None
-    problem: Callable[[Question, Module, LinearScheme, list[tuple[int, int]]], Finding | None]
     stored: Callable[[Question, Module], Finding | None] = lambda _question, _module: None
     biases: Callable[[Question], Biases] = lambda _question: (None, None)
 

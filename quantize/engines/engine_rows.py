@@ -9,11 +9,13 @@ import functools
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from ...recipes.packages import table_beside
-from ..drafts.engine_traits import Finding
+from ..drafts.engine_traits import Finding, Stage
 from .contract import EngineName, Scheme
 
 Rows = Sequence[Mapping[str, Any]]
@@ -81,13 +83,6 @@ def null_types() -> Mapping[str, Mapping[str, str]]:
     return found
 
 
-def split_groups(engine: EngineName, arch: str, *names: str) -> Mapping[str, Any] | None:
-    """What an engine makes of split groups of the first of these names that has a row."""
-    rows: Rows = _file("schemes")["split"]
-    asked = [row for row in rows if row["engine"] == engine and arch in row.get("gpus", [arch])]
-    return next((row for name in names for row in asked if name in row["schemes"]), None)
-
-
 def refuses_target(engine: str, version: str, method: str, name: str | None) -> str | None:
     """The error with which an engine refuses a target that hands out no hidden states.
 
@@ -107,6 +102,7 @@ def refuses_target(engine: str, version: str, method: str, name: str | None) -> 
     return None
 
 
+@functools.cache
 def schemes_of(engine: EngineName) -> Mapping[str, Mapping[str, Scheme]]:
     """Signature of a declared scheme -> GPU, or "*" -> what becomes of it."""
     table, found = _file("schemes"), dict[str, dict[str, Scheme]]()
@@ -124,6 +120,7 @@ def schemes_of(engine: EngineName) -> Mapping[str, Mapping[str, Scheme]]:
     return found
 
 
+@functools.cache
 def concatenated() -> Mapping[str, str]:
     """Signature -> SGLang's error where it puts q_a and kv_a of MLA together."""
     rows: Rows = _file("schemes")["concatenated"]
@@ -144,6 +141,78 @@ def _filled(refused: Sequence[Any], signature: str) -> Finding:
     if (match := _INTEGERS.search(signature)) is not None:
         text = text.format(bits=match["bits"], sym=not match["plus"], size=match["size"])
     return Finding(stage, text, remedy)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One row of rules.toml, where its fields are explained; engine None = of every engine."""
+
+    says: tuple[Stage, str, str]
+    when: Mapping[str, Any] = field(default_factory=dict)
+    unless: Mapping[str, Any] = field(default_factory=dict)
+    engine: EngineName | None = None
+    source: str = ""
+
+    def applies(self, facts: object) -> bool:
+        """Whether the condition holds of these facts."""
+        if not all(_meets(_fact(facts, path), is_) for path, is_ in self.when.items()):
+            return False
+        unless = self.unless.items()
+        return not unless or not all(_meets(_fact(facts, path), is_) for path, is_ in unless)
+
+    def said(self, facts: object) -> Finding:
+        """What it says of them."""
+        stage, text, remedy = self.says
+        named = _Fields(facts)
+        return Finding(stage, text.format_map(named), remedy.format_map(named))
+
+
+class _Fields(dict[str, Any]):
+    """The fields of a record by name, for texts that put them in."""
+
+    def __init__(self, facts: object) -> None:
+        self._facts = facts
+
+    def __missing__(self, name: str) -> Any:
+        return getattr(self._facts, name)
+
+
+def _fact(facts: object, path: str) -> Any:
+    value: Any = facts
+    for name in path.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else getattr(value, name)
+    return value
+
+
+def _meets(value: Any, wanted: Any) -> bool:
+    """Whether a fact is what a condition says that it has to be."""
+    match wanted:
+        case bool():
+            return bool(value) is wanted
+        case str():
+            same = fnmatchcase(str(value), wanted.removeprefix("!"))
+            return same is not wanted.startswith("!")
+        case list():
+            return any(_meets(value, each) for each in wanted)
+        case {"not": others}:
+            return not _meets(value, others)
+        case {"above": limit}:
+            return bool(value > limit)
+        case {"multiple_of": step}:
+            return value % step == 0
+    return bool(value == wanted)
+
+
+@functools.cache
+def _rules(engine: EngineName, about: str) -> Sequence[Rule]:
+    rules = [Rule(**row) for row in _file("rules")[about]]
+    return [rule for rule in rules if rule.engine in (None, engine)]
+
+
+def first_rule(engine: EngineName, about: str, facts: object) -> Finding | None:
+    """What an engine says of these facts by the first row about them; None where no row does."""
+    found = (rule.said(facts) for rule in _rules(engine, about) if rule.applies(facts))
+    return next(found, None)
 
 
 @functools.cache

@@ -12,6 +12,7 @@ from ..files.safetensors_header import TensorInfo
 from ..stored.layouts.scheme import FLOAT_DTYPES
 from ..stored.stored_declaration import COMPANIONS
 from .built_linears import (
+    QuantizedLinear,
     built_biases,
     holds,
     never_fits,
@@ -23,6 +24,7 @@ from .built_linears import (
 )
 from .contract import Layer, Module, Question, Scheme, UnsureError
 from .engine import Engine
+from .engine_rows import first_rule
 from .exclude_findings import float_experts, floats_into_codes
 from .excludes import NAMED_HEADS, scheme_of
 from .folder_findings import (
@@ -246,7 +248,10 @@ class Walk:
             else:
                 yield from self._parts(module, scheme, tensors, shape, row.not_read)
         shards = [self._shard(module, part) for part in parts]
-        problem = self.engine.linears.problem(self.question, module, scheme, shards)
+        linear = QuantizedLinear(
+            question=self.question, module=module, scheme=scheme, shapes=shards
+        )
+        problem = first_rule(self.engine.name, "linear", linear)
         if problem is not None:
             yield problem
         if len(parts) > 1 and scheme.has_global_scale:

@@ -11,7 +11,6 @@ from ..drafts.architectures import declared_architecture
 from ..drafts.engine_traits import GATE_UP, MLA_DOWN, QKV, Finding
 from ..files.safetensors_header import TensorInfo
 from . import mtp_linears as mtp
-from .built_linears import block_problem, cut_groups, group_problem
 from .contract import Module, Question
 from .engine import ExcludeRule
 from .engine_rows import concatenated
@@ -28,26 +27,16 @@ from .excludes import (
     suffix_or_regex,
     whole_or_parts,
 )
-from .linear_scheme import LinearScheme
 from .mtp_linears import layer_linears
 from .sglang_config import is_ordinary, ordinary_model_problem, tied_head, whole_model_head
 
 _QUANTIZED_HEADS = frozenset({"modelopt", "compressed-tensors"})
 """Each quant_method that has something for a head: `compressed_tensors.py:202`, and in
 `modelopt_quant.py:341`."""
-_NVFP4_HEADS = frozenset(
-    (signature, arch)
-    for signature in ("compressed-tensors nvfp4 nvfp4", "compressed-tensors nvfp4 none")
-    for arch in ("sm90", "gfx942", "gfx950")
-)
-"""(signature, GPU) of heads that Marlin asks for a size of groups: `marlin_utils_fp4.py:142`."""
-_ROCM = ("gfx942", "gfx950")
 _SOME_SCHEMES = (
     "Found different quantization schemes for {} in {{}}. SGLang requires all to use the same"
     " scheme."
 )
-_MARLIN_ROWS, _MARLIN_COLUMNS = 64, 128
-"""Of a shard, in which Marlin takes AWQ."""
 
 
 def modules(question: Question) -> tuple[Module, ...]:
@@ -148,14 +137,7 @@ def _names_latent(pattern: str, module: Module) -> bool:
 
 def is_float16_only(question: Question) -> bool:
     """AWQ in kernels of its own, where Marlin takes it not; without torch_dtype it is float16."""
-    return question.method == "awq" and not _is_marlin(question)
-
-
-def _is_marlin(question: Question) -> bool:
-    """AWQ with zero points, in the keys of AutoAWQ, on GPUs that have Marlin."""
-    has_marlin = question.arch not in _ROCM and "int4=" not in question.signature
-    keys = question.declaration.keys if question.declaration else {}
-    return question.method == "awq" and has_marlin and "bits" in keys
+    return question.method == "awq" and not question.is_marlin
 
 
 def config_problem(question: Question) -> Finding | None:
@@ -202,51 +184,6 @@ def config_problem(question: Question) -> Finding | None:
     return None
 
 
-def module_problem(
-    question: Question, module: Module, scheme: LinearScheme, shapes: list[tuple[int, int]]
-) -> Finding | None:
-    """What loading of one quantized module, `shapes` per shard, asks of it."""
-    columns = shapes[0][1]
-    if module.leaf == "kv_b_proj":
-        return Finding(
-            "load",
-            "NotImplementedError: Eagle3 MLA draft post_load_weights only supports float dtypes,"
-            " got torch.float8_e4m3fn",
-            "keep kv_b_proj in BF16, and exclude it",
-        )
-    if module.leaf == "lm_head" and (scheme.signature, question.arch) in _NVFP4_HEADS:
-        error = "AttributeError: 'CompressedTensorsConfig' object has no attribute 'group_size'"
-        return Finding("after load", error, "quantize the head to FP8, or keep it")
-    if len(shapes) > 1 and scheme.signature.endswith("int8-tensor-static"):
-        error = "IndexError: index 1 is out of bounds for dimension 0 with size 1"
-        remedy = "quantize with dynamic inputs: a fused linear takes one input scale only"
-        return Finding("load", error, remedy)  # `parameter.py:439`
-    if module.leaf == MLA_DOWN.sglang and scheme.first_stage:
-        what = "use FP8 per channel with dynamic tokens: recipe fp8-ptpc"
-        return Finding("init", "TypeError: unhashable type: 'dict'", what)
-    if module.leaf == MLA_DOWN.sglang and (text := concatenated().get(scheme.signature)):
-        return Finding("load", text, "use FP8 per channel with dynamic tokens: recipe fp8-ptpc")
-    if scheme.granularity == "block" and module.sharding != "replicated":
-        problem = block_problem(question, module, shapes, scheme.block)
-        if problem is not None or not _renames_scales(question):
-            return problem
-    if question.method == "fp8" and scheme.granularity == "block" and _renames_scales(question):
-        text = f"SGLang drops weight_scale_inv of {module.leaf}: its `llama.py:723` renames it"
-        return Finding("wrong", text, "quantize it per channel: recipe fp8-ptpc")
-    uneven = scheme.signature.startswith("compressed-tensors int") and "+ " in scheme.signature
-    rows = sum(count for count, _ in shapes)
-    if uneven and rows % _MARLIN_ROWS:
-        text = f"RuntimeError: shape '[-1, {_MARLIN_ROWS}]' is invalid for input of this size"
-        return Finding("after load", text, f"keep {module.leaf} in BF16: its rows are uneven")
-    if (problem := cut_groups(module, scheme, columns)) is not None:
-        return problem
-    if _is_marlin(question):
-        problem = _marlin_problem(module, sum(rows for rows, _ in shapes), columns)
-        if problem is not None:
-            return problem
-    return group_problem("sglang", question.arch, module, scheme, columns)
-
-
 def codes_in_floats(question: Question, module: Module) -> Finding | None:
     """The loader puts q_a and kv_a together before it looks who takes them."""
     groups = question.declaration.groups if question.declaration else ()
@@ -270,23 +207,6 @@ def stranger(question: Question, name: str) -> str | None:
         return None
     fused = QKV if leaf in QKV.members else GATE_UP
     return f"KeyError: '{module.removesuffix(leaf)}{fused.sglang}.{suffix}'"
-
-
-def _renames_scales(question: Question) -> bool:
-    name = declared_architecture(question.config)
-    return name in question.traits.sglang.renames_block_scales
-
-
-def _marlin_problem(module: Module, rows: int, columns: int) -> Finding | None:
-    if columns % _MARLIN_COLUMNS:
-        text = f"input_size_per_partition = {columns} is not divisible by min_thread_k = 128."
-    elif rows % _MARLIN_ROWS:
-        text = f"output_size_per_partition = {rows} is not divisible by  min_thread_n = 64."
-    else:
-        return None
-    return Finding(
-        "init", f"ValueError: Weight {text}", f"serve on fewer GPUs, or keep {module.leaf}"
-    )
 
 
 # ---- What SGLang 0.5.23 makes of a stored scale of the KV cache, whatever it is called

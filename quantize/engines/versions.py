@@ -163,7 +163,6 @@ _VLLM = _version(
         modules=vllm_linears.modules,
         plain=vllm_linears.plain,
         plain_remedy=vllm_linears.plain_remedy,
-        problem=vllm_linears.module_problem,
         biases=vllm_config.biases,
     ),
     tensors={"cache_scale": vllm_linears.cache_scale, "cut_head": vllm_config.cut_head},
@@ -182,7 +181,6 @@ _SGLANG = _version(
     linears=LinearRules(
         modules=sglang_linears.modules,
         plain=sglang_linears.plain,
-        problem=sglang_linears.module_problem,
         stored=sglang_linears.codes_in_floats,
         biases=sglang_config.biases,
     ),
@@ -208,7 +206,6 @@ _TENSORRT_LLM = _version(
     linears=LinearRules(  # which linears it builds was not read
         modules=lambda _question: (),
         plain=lambda _question: frozenset(),
-        problem=lambda _question, _module, _scheme, _shapes: None,
     ),
     tensors={},
 )

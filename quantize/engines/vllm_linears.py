@@ -12,7 +12,6 @@ from operator import eq
 from ..drafts.engine_traits import QKV, Finding
 from ..files.safetensors_header import TensorInfo
 from . import mtp_linears as mtp
-from .built_linears import block_problem, cut_groups, group_problem
 from .contract import UNKNOWN_FIRST_LAYER, Module, Question, UnsureError
 from .engine import ExcludeRule
 from .excludes import (
@@ -23,102 +22,11 @@ from .excludes import (
     exact_or_regex,
     extra_heads,
     gptq_by_lists,
-    is_transformed,
     substring,
     substring_or_wildcard,
     whole_or_parts,
 )
-from .linear_scheme import BLOCK, LinearScheme
 from .mtp_linears import layer_linears
-
-# ---- Which integers and blocks vLLM 0.33.0 has a kernel for, by bits, groups and a shard's shape
-# Source: `choose_mp_linear_kernel` of `kernels/linear/__init__.py` and each kernel's
-# `can_implement`;
-# executed (`tests/engines/foreign_mix.py`). On CUDA the last kernel, of the package humming-
-# kernels
-# that vLLM's wheel asks for, takes all bits and groups. On ROCm there is Triton's, and one for
-# float16 alone, in which a draft is served where its target is.
-
-_TRITON_GROUPS = (32, 64, 128, 256)
-_NO_KERNEL = "ValueError: Failed to find a kernel that can implement the WNA16 linear layer."
-_NO_WHOLE_GROUPS = (
-    "ValueError: Weight input_size_per_partition={columns} for layer '{prefix}' is not divisible by"
-    " group_size={group_size}."
-)
-_WHOLE_GROUPS = "compressed-tensors "  # begins signatures that ask for whole groups in each shard
-_OF_AWQ = "awq "
-_CHOSEN = {
-    f"{layout} int{bits}{mark}"
-    for layout in ("compressed-tensors", "gptq", "auto-round")
-    for bits in range(2, 9)
-    for mark in ("", "+")
-}
-"""Begins signatures, before groups and activations, whose kernel is chosen so."""
-
-
-def integer_problem(
-    question: Question, module: Module, scheme: LinearScheme, rows: int, columns: int
-) -> Finding | None:
-    """Why no kernel takes a linear of `rows` and `columns` per shard."""
-    kind, _, rest = scheme.signature.rpartition(" ")[0].rpartition(" ")
-    if kind not in _CHOSEN or not scheme.signature.endswith(" none") or not rest:
-        return None
-    size, remedy = scheme.group_size or columns, f"keep {module.leaf} in BF16"
-    uneven = columns % size != 0
-    if uneven and scheme.signature.startswith(_WHOLE_GROUPS):
-        said = {"columns": columns, "prefix": module.prefix, "group_size": size}
-        return Finding(
-            "init",
-            _NO_WHOLE_GROUPS.format(**said),
-            "serve the draft on fewer GPUs (--tp), or quantize in smaller groups",
-        )
-    if not question.arch.startswith("gfx"):
-        return None
-    whole = columns * (question.tp if module.sharding == "row" else 1)
-    group = scheme.group_size in (None, whole, *_TRITON_GROUPS)
-    four = kind.removesuffix("+").endswith("4")
-    if four and group and not uneven and rows % 8 == 0:
-        return None
-    return Finding("init", _NO_KERNEL, f"{remedy}, or quantize to FP8: recipe fp8-ptpc")
-
-
-def awq_problem(question: Question, module: Module, scheme: LinearScheme) -> Finding | None:
-    """MLA takes kv_b_proj apart, on ROCm by a kernel for some groups: `awq_triton.py:308`."""
-    size = scheme.group_size
-    latent = module.leaf == "kv_b_proj" and scheme.signature.startswith(_OF_AWQ)
-    if not latent or not question.arch.startswith("gfx") or size in (None, 32, 64, 128):
-        return None
-    text = (
-        "AssertionError: vllm/model_executor/layers/quantization/awq_triton.py:308: assert"
-        " group_size in AWQ_TRITON_SUPPORTED_GROUP_SIZES or group_size == K"
-    )
-    return Finding("after load", text, "quantize with groups of 128")
-
-
-def powers_problem(module: Module, scheme: LinearScheme, columns: int) -> Finding | None:
-    """MXFP8 has a scale for each 32 inputs, of which there are whole ones."""
-    if scheme.weight_dtype != "mxfp8" or columns % 32 == 0:
-        return None
-    text = f"ValueError: MXFP8 requires input size divisible by 32, got {columns}"
-    return Finding("init", text, f"keep {module.leaf} in BF16, or serve it on fewer GPUs (--tp)")
-
-
-def marlin_block_problem(
-    question: Question, module: Module, scheme: LinearScheme
-) -> Finding | None:
-    """FP8 in other blocks than 128 x 128 is for Marlin, unasked, but on Hopper for humming.
-
-    On Ampere compressed-tensors' weights are humming's.
-    """
-    alone = question.arch == "sm80" and scheme.signature.startswith(_WHOLE_GROUPS)
-    if scheme.block == BLOCK or alone or question.arch not in ("sm80", "sm100"):
-        return None
-    text = (
-        "AssertionError: vllm/model_executor/layers/quantization/utils/marlin_utils_fp8.py:124:"
-        " assert layer.weight.shape == (part_size_k, part_size_n)"
-    )
-    return Finding("after load", text, f"quantize {module.leaf} in blocks of 128 x 128")
-
 
 # ---- Which drafts hand vLLM 0.33.0 a head that may be quantized, and what becomes of it
 # Sources: loading executed (`tests/engines/RESULTS.md`); `llama_eagle3.py:332`,
@@ -149,33 +57,7 @@ def plain_remedy(question: Question, leaf: str) -> str | None:
     return None
 
 
-def head_problem(question: Question, module: Module, scheme: LinearScheme) -> Finding | None:
-    """`_should_share` compares `weight` with the target's, and packed integers have none.
-
-    Source: `v1/worker/gpu/spec_decode/eagle/utils.py:31`, of the V2 model runner, the default one;
-    that of V1 looks whether there is a weight (`llm_base_proposer.py:1527`). A language model's
-    head is never shared (`standalone_ar/speculator.py`).
-    """
-    packed = scheme.suffix == "weight_packed" and scheme.weight_dtype.startswith("int")
-    own = question.config.get(OWN_HEAD) or question.traits.whole_model
-    if module.leaf != "lm_head" or not packed or own:
-        return None
-    return Finding(
-        "after load",
-        "AttributeError: 'ParallelLMHead' object has no attribute 'weight'",
-        "quantize the head to FP8, or serve with the V1 model runner (VLLM_USE_V2_MODEL_RUNNER=0)",
-    )
-
-
 _NUMBER = re.compile(r"layers(?:\.|\\\.)(\d+)")
-_PARTS_OF_BLOCKS = frozenset({"fp8"})
-"""Each quant_method whose fused linears are built although their parts are no whole blocks."""
-_PADDED_BLOCKS = frozenset({"modelopt fp8 block none"})
-"""Signatures whose rows are padded to whole blocks."""
-_BY_QUARK_ITSELF = "quark mxfp4 "
-"""Begins signatures whose step after loading may want Quark, or what a linear has not."""
-_TILES_OF_128 = frozenset({("compressed-tensors int4 group128 token-dynamic", "sm90")})
-"""(signature, GPU) whose only kernel takes weights that are whole tiles."""
 _SOME_SHARDS = (
     "Found different quantization schemes for the shards of {}. vLLM requires all to use the same"
     " scheme."
@@ -310,91 +192,6 @@ def _unpacked(question: Question) -> tuple[str, ...]:
         name.removesuffix(".weight")
         for name in names
         if name.endswith(".weight") and f"{name.removesuffix('.weight')}.qweight" not in names
-    )
-
-
-def module_problem(
-    question: Question, module: Module, scheme: LinearScheme, shapes: list[tuple[int, int]]
-) -> Finding | None:
-    """What the kernels of one quantized module, `shapes` per shard, ask of its shape."""
-    rows, columns = sum(count for count, _ in shapes), shapes[0][1]
-    if question.tp > 1 and is_transformed(question, module.prefix):
-        text = "NotImplementedError: Online transforms with tensor parallelism is not supported"
-        return Finding("init", text, "serve the draft on one GPU, or quantize without transforms")
-    tiles = (scheme.signature, question.arch) in _TILES_OF_128
-    if tiles and (rows % 128 or columns % 128):
-        return Finding(
-            "init",
-            "ValueError: Failed to find a kernel that can implement the WNA16 linear layer."
-            " Reasons: CutlassW4A8LinearKernel cannot implement due to: K and N must be"
-            f" divisible by 128, got {(columns, rows)}",
-            f"keep {module.leaf} in BF16, or quantize to FP8: recipe fp8-ptpc",
-        )
-    if scheme.signature in _PADDED_BLOCKS:
-        return _modelopt_block_problem(module, scheme, [count for count, _ in shapes], columns)
-    problem = (
-        head_problem(question, module, scheme)
-        or _mxfp4_problem(module, scheme)
-        or powers_problem(module, scheme, columns)
-    )
-    if problem is not None:
-        return problem
-    if scheme.granularity == "block":
-        problem = _block_problem(question, module, scheme, shapes)
-        return problem or marlin_block_problem(question, module, scheme)
-    problem = (
-        integer_problem(question, module, scheme, rows, columns)
-        or cut_groups(module, scheme, columns)
-        or awq_problem(question, module, scheme)
-    )
-    return problem or group_problem("vllm", question.arch, module, scheme, columns)
-
-
-def _modelopt_block_problem(
-    module: Module, scheme: LinearScheme, parts: list[int], columns: int
-) -> Finding | None:
-    """Rows are padded to whole blocks, columns are not."""
-    high, wide = scheme.block
-    if columns % wide == 0:
-        return _parts_problem(module, parts, high)
-    text = f"ValueError: FP8_PB_WO requires in divisible by {wide}, got {columns}"
-    return Finding("init", text, f"keep {module.leaf} in BF16")
-
-
-def _mxfp4_problem(module: Module, scheme: LinearScheme) -> Finding | None:
-    """Steps after loading of Quark's MXFP4 that want what a linear has not, or Quark itself."""
-    if not scheme.signature.startswith(_BY_QUARK_ITSELF):
-        return None
-    if module.leaf == "kv_b_proj":
-        text = "ImportError: The package `amd-quark` is required to use MX-FP4 models."
-        return Finding("after load", text, "exclude kv_b_proj, or install amd-quark")
-    if module.leaf == "fc" and not scheme.signature.endswith("tensor-static"):
-        text = "'ReplicatedLinear' object has no attribute 'output_size_per_partition'"
-        return Finding("after load", f"AttributeError: {text}", f"exclude {module.leaf}")
-    return None
-
-
-def _block_problem(
-    question: Question, module: Module, scheme: LinearScheme, shapes: list[tuple[int, int]]
-) -> Finding | None:
-    """Fused linears that are let through have too few rows of scales then."""
-    parts = [rows for rows, _ in shapes]
-    let_through = question.method in _PARTS_OF_BLOCKS and len(parts) > 1
-    high, _ = scheme.block
-    if not let_through or not any(rows % high for rows in parts):
-        return block_problem(question, module, shapes, scheme.block)
-    return _parts_problem(module, parts, high)
-
-
-def _parts_problem(module: Module, parts: list[int], high: int) -> Finding | None:
-    """Scales of a fused linear whose parts end in the middle of blocks, of so many rows."""
-    if not any(rows % high for rows in parts[:-1]):
-        return None
-    start, size = (-(-count // high) for count in (sum(parts[:-1]), sum(parts)))
-    return Finding(
-        "load",
-        f"RuntimeError: start ({start}) + length (1) exceeds dimension size ({size}).",
-        f"quantize {module.leaf} per channel: its parts are no whole blocks of {high} rows",
     )
 
 
