@@ -3,7 +3,7 @@
 import json
 import sys
 import typing
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -11,8 +11,11 @@ from draftquant.quantize.engines import check_draft, versions
 from draftquant.quantize.engines.contract import ENGINE_NAMES, Scheme
 from draftquant.quantize.engines.declared_forms import READERS
 from draftquant.quantize.engines.engine import Engine
+from draftquant.quantize.engines.engine_rows import version_rows
+from draftquant.quantize.engines.vllm_rules import Vllm
 from draftquant.recipes.schema import LayoutName
 from draftquant.scripts.cli import main
+from typing_extensions import override
 
 ENGINES_FOLDER = Path(__file__).parent / "engines"
 sys.path.append(str(ENGINES_FOLDER))  # its modules stand alone
@@ -22,6 +25,9 @@ from formats import format_recipe  # noqa: E402
 
 KNOWN = [("vllm", "0.33.0"), ("sglang", "0.5.23"), ("tensorrt-llm", "main at 008e0af8")]
 TENSORRT_LLM_NAME = "EAGLE3LlamaForCausalLM"
+IN_BOTH = {"quark", "compressed-tensors", "fp8", "awq", "modelopt", "gptq", "auto-round"}
+IN_SGLANG = {"w8a8_fp8", "w8a8_int8", "blockwise_int8"}
+"""Layouts of which `excludes` of an engine has a case."""
 
 
 @pytest.fixture(scope="module")
@@ -32,23 +38,22 @@ def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return workshop.quantize(workshop.source("eagle3-llama"), recipe, "draft")
 
 
-def later(version: str) -> Engine:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Later(Vllm):
     """VLLM as 0.33.0, but for INT4 per channel and an architecture."""
-    before = versions.choose("vllm")
-    row = {"quark int4 channel none": {"*": Scheme("QuarkW4A16Int4")}}
-    return replace(
-        before,
-        version=version,
-        evidence="made up for a test",
-        config=replace(
-            before.config,
-            architectures=frozenset({TENSORRT_LLM_NAME}),
-            architecture_problem=lambda _name: None,
-        ),
-        declaration=replace(
-            before.declaration, schemes=lambda: {**before.declaration.schemes(), **row}
-        ),
-    )
+
+    @override
+    def row(self, signature: str, arch: str) -> Scheme | None:
+        if signature == "quark int4 channel none":
+            return Scheme("QuarkW4A16Int4")
+        return Vllm.row(self, signature, arch)
+
+
+def later(version: str) -> Engine:
+    """A row of versions.toml more."""
+    row = next(row for row in version_rows() if row["name"] == "vllm")
+    changed = {"version": version, "evidence": "made up for a test"}
+    return Later(**row | changed | {"models": frozenset({TENSORRT_LLM_NAME})})
 
 
 @pytest.fixture
@@ -69,8 +74,8 @@ def test_the_known_versions() -> None:
 def test_every_engine_that_builds_linears_reads_the_excludes_of_every_layout() -> None:
     for engine in versions.ENGINES.values():
         if engine.name != "tensorrt-llm":  # of which no linear is known
-            rules = set(engine.declaration.exclude_rules)
-            assert rules == set(READERS) & engine.declaration.methods
+            rules = set(READERS) & engine.methods
+            assert rules == {"vllm": IN_BOTH, "sglang": IN_BOTH | IN_SGLANG}[engine.name]
             assert rules > set(typing.get_args(LayoutName))
 
 

@@ -49,7 +49,7 @@ def put_in(part: ast.expr) -> str:
 
 def filled(template: str) -> str:
     """What `format` would make of it."""
-    return re.sub(r"\{\w*(!r)?\}", lambda match: "'7'" if match[1] else "7", template)
+    return re.sub(r"\{[\w.\[\]]*(!r)?\}", lambda match: "'7'" if match[1] else "7", template)
 
 
 def errors_in_the_tables() -> Iterator[str]:
@@ -61,9 +61,13 @@ def errors_in_the_tables() -> Iterator[str]:
     for refused in rows["refused"].values():
         yield from (filled(text) for _, text, _ in refused.values() if is_raw(text))
     yield from (row["error"] for row in rows["concatenated"])
-    known = tomllib.loads((QUANTIZE / "engines" / "versions.toml").read_text(encoding="utf-8"))
-    said = (filled(row["error"][1]) for row in known["refused"])
-    yield from (text for text in said if not text.startswith("ValidationError"))  # of any method
+    rules = tomllib.loads((QUANTIZE / "engines" / "rules.toml").read_text(encoding="utf-8"))
+    said = rules.pop("said")
+    texts = [each["says"][1] for rows in rules.values() for each in rows]
+    texts += [text for _, text, _ in said.values()]
+    for text in map(filled, texts):
+        if is_raw(text) and not text.startswith("ValidationError"):  # of any method
+            yield text
 
 
 def errors_that_were_recorded(value: Any) -> Iterator[str]:

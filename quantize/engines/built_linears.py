@@ -139,7 +139,7 @@ def bias_findings(
             what = "Loading such a draft with attention_bias or mlp_bias was never executed"
             yield Finding("unknown", what, "try it, or train the draft without biases")
     built = built_biases(engine, question)
-    for module in engine.linears.modules(question) if built else ():
+    for module in engine.modules(question) if built else ():
         for part in module.parts:
             biased = part.rpartition(".")[2] in built
             if biased and part in stored and "bias" not in stored[part]:
@@ -152,7 +152,7 @@ def bias_findings(
 
 
 def _asked(engine: Engine, question: Question) -> list[frozenset[str] | None]:
-    built = engine.linears.biases(question)
+    built = engine.biases(question)
     return [
         leaves
         for key, leaves in zip(BIAS_KEYS, built, strict=True)

@@ -157,7 +157,7 @@ def null_findings(engine: Engine, question: Question, *, has_class: bool) -> Ite
             yield Finding("unknown", f"{what} was never executed", _remove(key))
         elif key == "auto_map":
             yield Finding("config", _NO_ITEMS, _remove(key))
-        elif (error := engine.config.null_errors.get(key)) and (
+        elif (error := engine.null_errors.get(key)) and (
             question.traits.drafts_blocks or not key.endswith("_config")
         ):
             yield Finding("init", error, _remove(key))

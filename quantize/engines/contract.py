@@ -134,6 +134,9 @@ def read_declaration(checkpoint: Checkpoint) -> Declaration | None:
     )
 
 
+_MASK_KEYS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
+
+
 class _Understood(NamedTuple):
     layout: str | None = None
     groups: tuple[Group, ...] = ()
@@ -271,11 +274,47 @@ class Question(ServedDraft):
         return any(".kv_b_proj." in name for name in self.tensor_names)
 
     @property
+    def keys(self) -> Mapping[str, Any]:
+        """Those of the declaration; none without one."""
+        return self.declaration.keys if self.declaration else {}
+
+    @property
+    def whole_size(self) -> Any:
+        """Rows that a whole head has, by config.json."""
+        return self.config.get("vocab_size")
+
+    @property
+    def head_is_whole(self) -> bool:
+        """Whether as many are stored, or none."""
+        return self.head_rows in (None, self.whole_size)
+
+    @property
+    def declares_whole_head(self) -> bool:
+        """Whether config.json asks for as many."""
+        return self.config.get("draft_vocab_size") in (None, self.whole_size)
+
+    @property
+    def has_map(self) -> bool:
+        """Whether a map from draft ids to target ids is stored."""
+        return "d2t" in self.tensor_names
+
+    @property
+    def names_mask(self) -> bool:
+        """Whether vLLM finds a mask token: `v1/worker/gpu/spec_decode/utils.py:92`."""
+        nested = self.config.get("dflash_config")
+        there = {**self.config, **(nested if isinstance(nested, Mapping) else {})}
+        return any(there.get(key) is not None for key in _MASK_KEYS)
+
+    @property
+    def is_float16_only(self) -> bool:
+        """Whether SGLang takes it in kernels of float16, which AWQ without Marlin has."""
+        return self.method == "awq" and not self.is_marlin
+
+    @property
     def is_marlin(self) -> bool:
         """Whether SGLang takes AWQ with zero points, of AutoAWQ, in Marlin, where GPUs have it."""
         has_marlin = not self.arch.startswith("gfx") and "int4=" not in self.signature
-        keys = self.declaration.keys if self.declaration else {}
-        return self.method == "awq" and has_marlin and "bits" in keys
+        return self.method == "awq" and has_marlin and "bits" in self.keys
 
     @property
     def renames_block_scales(self) -> bool:

@@ -332,12 +332,6 @@ def _quark(declared: Declared) -> tuple[Group, ...]:
     return (*own, Group(EVERY_LINEAR, every))
 
 
-NO_OUTPUTS = (
-    "NotImplementedError: Currently, Quark models with output_tensors and bias quantized are not"
-    " supported"
-)
-
-
 def quantizes_outputs(declared: Declared) -> bool:
     """Whether Quark's outputs or biases are to be quantized, but those of the KV cache."""
     export, layers = declared.get("export"), declared.get("layer_quant_config")

@@ -1,18 +1,22 @@
-"""One version of an engine, as data: what it reads, builds and loads.
+"""One version of an engine: a row of versions.toml, with what is arithmetic in its rules.
 
 What is peculiar to a family is asked of its traits. What stands in no table is UNKNOWN.
 """
 
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..drafts import FAMILIES
-from ..drafts.engine_traits import Biases, EngineTraits, Finding, InEngine
+from ..drafts.engine_traits import Biases, EngineTraits, Finding, FusedLinear, InEngine
 from ..files.safetensors_header import TensorInfo
 from .contract import TITLES, Captures, CutHead, Declaration, EngineName, Module, Question, Scheme
-from .mtp_linears import built_as_floats
+from .declared_forms import quantizes_outputs
+from .engine_rows import first_rule, schemes_of
+from .mtp_linears import built_as_floats, layer_linears
+from .mtp_linears import modules as mtp_modules
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,143 +61,10 @@ TRAITS: tuple[EngineTraits, ...] = tuple(family.engine_traits for family in FAMI
 """Of every family: for what is asked before the family of a draft is known."""
 _LIKE = {"gfx950": "gfx942"}
 """GPUs on which the same was executed, but for what has a row of its own."""
-ExcludeRule = Callable[[Question, Module, tuple[str, ...]], bool | Finding]
-"""(question, module, patterns) -> whether the module is excluded, or why the engine refuses the
-patterns. Raises UnsureError."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConfigRules:
-    """What an engine reads of config.json before anything else.
-
-    Attributes:
-        architectures: names for which the loading was executed, beside those that families tell.
-        architecture_problem: its error for a name that it has not, whose remedy the tensors tell.
-        plain: a config.json of any layout as the ordinary one that it takes it for, or why it
-            refuses it.
-        fc_norm_keys: under which the norms before fc are asked for.
-        null_errors: key that is null -> its error; of sections, for drafts of blocks.
-    """
-
-    architectures: frozenset[str] = frozenset()
-    architecture_problem: Callable[[Mapping[str, Any]], Finding | None] = lambda _config: None
-    plain: Callable[[Mapping[str, Any]], Mapping[str, Any] | Finding] = lambda config: config
-    problem: Callable[[Question], Finding | None]
-    captures: Callable[[Question], Captures] = lambda _question: ()
-    fc_norm_keys: tuple[str, ...] = ("fc_norm",)
-    null_errors: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeclarationRules:
-    """How an engine reads a declared quantization.
-
-    Attributes:
-        methods: every quant_method that it knows; another is refused with `unknown_method`.
-        aliases: other spellings of a quant_method that it takes -> the usual one.
-        other_keys: of config.json, where it looks for a declaration if there is no
-            quantization_config.
-        no_method: its error for a quantization_config without quant_method; None where it goes on
-            as if there were none.
-        taken: what it makes of a declaration on a GPU before it looks at any layer: the declaration
-            as it understands it, None as if there were none, or why it refuses it.
-        schemes: signature of a declaration -> arch, or "*" -> what becomes of it.
-        exclude_rules: quant_method -> its rule for excludes.
-        experts_by_name: each quant_method of which float experts are excluded by all their names.
-        no_target: quant_method -> its error for a module that no group of the declaration is
-            meant for, with {prefix}; of others it takes it as floats.
-    """
-
-    methods: frozenset[str]
-    aliases: Mapping[str, str] = field(default_factory=dict)
-    other_keys: tuple[str, ...] = ()
-    unknown_method: str = ""
-    no_method: str | None = None
-    taken: Callable[[Declaration, str], Declaration | Finding | None] = lambda said, _arch: said
-    schemes: Callable[[], Mapping[str, Mapping[str, Scheme]]]
-    exclude_rules: Mapping[str, ExcludeRule]
-    experts_by_name: frozenset[str] = frozenset()
-    no_target: Mapping[str, str] = field(default_factory=dict)
-
-    def as_read(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
-        """config.json as it looks for a declaration, under the usual key and quant_method."""
-        keys = ("quantization_config", *self.other_keys)
-        declared = next((config[key] for key in keys if config.get(key) is not None), None)
-        if not isinstance(declared, Mapping):
-            return config
-        method = declared.get("quant_method")
-        if isinstance(method, str) and method in self.aliases:
-            declared = {**declared, "quant_method": self.aliases[method]}
-        return {**config, "quantization_config": declared}
-
-    def row(self, signature: str, arch: str) -> Scheme | None:
-        """What becomes of a declared scheme; None where that is not known."""
-        rows = self.schemes().get(signature, {})
-        return rows.get(arch) or rows.get(_LIKE.get(arch, "")) or rows.get("*")
-
-    def is_excluded(self, question: Question, module: Module) -> bool | Finding:
-        """Whether it takes a module as floats by the declared excludes, or why it refuses them.
-
-        Raises:
-            UnsureError: that is not certain.
-        """
-        declared = question.declaration
-        if declared is None or declared.layout is None:
-            raise ValueError("no module is quantized without a scheme that is understood")
-        if built_as_floats(question, module) is not None:
-            return True
-        return self.exclude_rules[declared.layout](question, module, declared.excludes)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinearRules:
-    """Which linears an engine builds, and what its kernels ask of them.
-
-    Attributes:
-        plain: leaves of modules that it never quantizes.
-        plain_remedy: what makes it take a plain module of this leaf for quantized after all.
-        stored: its error for quantized values of a module that it takes as floats, where the other
-            rules do not say it.
-    """
-
-    modules: Callable[[Question], tuple[Module, ...]]
-    plain: Callable[[Question], frozenset[str]]
-    plain_remedy: Callable[[Question, str], str | None] = lambda _question, _leaf: None
-    stored: Callable[[Question, Module], Finding | None] = lambda _question, _module: None
-    biases: Callable[[Question], Biases] = lambda _question: (None, None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorRules:
-    """What an engine makes of tensors that fill no linear, or do not fit.
-
-    Attributes:
-        cache_scale: whether it reads such a scale, or why it refuses it; None = not executed.
-        stranger: its error for a tensor of a linear that has no such parameter, where it has one of
-            its own.
-        later_norm: leaf of the norm that EAGLE-3's later layers use, of two that they load.
-        embedding_rows: its error for an embedding of another vocabulary, with {rows} and {vocab}.
-        absent_tables: canonical name of a table -> what it does where the draft has none.
-        unshared_head: why a head that is not stored is not the target's either, but never written;
-            None = it is the target's.
-        absent_head: signature -> its error where there is no head, and it is not excluded.
-        scale_shape: its error for scales [out] where it has [out, 1], or the other way round.
-    """
-
-    cache_scale: Callable[[Question, TensorInfo], bool | Finding | None] = lambda *_asked: None
-    stranger: Callable[[Question, str], str | None] = lambda _question, _name: None
-    later_norm: str = ""
-    embedding_rows: str = ""
-    absent_tables: Mapping[str, str] = field(default_factory=dict)
-    unshared_head: Callable[[Question], Finding | None] = lambda _question: None
-    absent_head: Mapping[str, str] = field(default_factory=dict)
-    cut_head: Callable[[Question, CutHead], Iterable[Finding]] = lambda _question, _head: ()
-    checks_shapes: bool = False
-    scale_shape: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Engine:
+class Engine(ABC):
     """One version of an engine.
 
     Attributes:
@@ -201,8 +72,26 @@ class Engine:
         archs: GPUs of which `check` wants one answer. other_archs: known besides; `gpus`: both.
         checked_archs: on which folders of other tools were executed, and no recipe's: `check`
             answers for them (`tests/engines/foreign_mix.py`), and no recipe promises them.
-        launch: the command that serves a draft, given tokens per step, for a shell.
         launch_note: what a flag of every such command does, where its name misleads.
+        models: names of whole models, as which it loads a draft that has them.
+        registered: other names of drafts that it has, with tensors of their own.
+        fc_norm_keys: under which the norms before fc are asked for.
+        null_errors: key that is null -> its error; of sections, for drafts of blocks.
+        methods: every quant_method that it knows; another is refused with `unknown_method`.
+        aliases: other spellings of a quant_method that it takes -> the usual one.
+        needed: quant_method -> the keys of a declaration that it has to have, in their spellings.
+        other_keys: of config.json, where it looks for a declaration if there is no
+            quantization_config.
+        no_method: its error for a quantization_config without quant_method; None where it goes on
+            as if there were none.
+        experts_by_name: each quant_method of which float experts are excluded by all their names.
+        no_target: quant_method -> its error for a module that no group of the declaration is
+            meant for, with {prefix}; of others it takes it as floats.
+        later_norm: leaf of the norm that EAGLE-3's later layers use, of two that they load.
+        embedding_rows: its error for an embedding of another vocabulary, with {rows} and {vocab}.
+        absent_tables: canonical name of a table -> what it does where the draft has none.
+        absent_head: signature -> its error where there is no head, and it is not excluded.
+        scale_shape: its error for scales [out] where it has [out, 1], or the other way round.
     """
 
     name: EngineName
@@ -211,13 +100,25 @@ class Engine:
     archs: tuple[str, ...]
     other_archs: tuple[str, ...] = ()
     checked_archs: tuple[str, ...] = ()
-    own: Callable[[EngineTraits], InEngine]
-    config: ConfigRules
-    declaration: DeclarationRules
-    linears: LinearRules
-    tensors: TensorRules
-    launch: Callable[[Question, int, Serving], str]
     launch_note: str | None = None
+    models: frozenset[str] = frozenset()
+    registered: frozenset[str] = frozenset()
+    fc_norm_keys: tuple[str, ...] = ("fc_norm",)
+    null_errors: Mapping[str, str] = field(default_factory=dict)
+    methods: frozenset[str]
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    needed: Mapping[str, list[list[str]]] = field(default_factory=dict)
+    other_keys: tuple[str, ...] = ()
+    unknown_method: str = ""
+    no_method: str | None = None
+    experts_by_name: frozenset[str] = frozenset()
+    no_target: Mapping[str, str] = field(default_factory=dict)
+    later_norm: str = ""
+    embedding_rows: str = ""
+    absent_tables: Mapping[str, str] = field(default_factory=dict)
+    absent_head: Mapping[str, str] = field(default_factory=dict)
+    checks_shapes: bool = False
+    scale_shape: str = ""
 
     @property
     def title(self) -> str:
@@ -237,5 +138,200 @@ class Engine:
     @property
     def architectures(self) -> frozenset[str]:
         """The names in config.json for which the loading was executed."""
-        of_families = (self.own(traits).architectures for traits in TRAITS)
-        return self.config.architectures.union(*of_families)
+        return self.models.union(*(self.own(traits).architectures for traits in TRAITS))
+
+    def own(self, traits: EngineTraits) -> InEngine:
+        """What a family says of itself in this engine."""
+        found: InEngine = getattr(traits, self.name.replace("-", "_"))
+        return found
+
+    @abstractmethod
+    def launch(self, question: Question, num_draft_tokens: int, serving: Serving) -> str:
+        """The command that serves a draft, given tokens per step, for a shell."""
+
+    # ---- config.json, before anything else
+
+    def plain_config(self, config: Mapping[str, Any]) -> Mapping[str, Any] | Finding:
+        """A config.json of any layout as the ordinary one that it is taken for, or the error."""
+        return config
+
+    def architecture_problem(self, _config: Mapping[str, Any]) -> Finding | None:
+        """Its error for a name that it has not, whose remedy the tensors tell."""
+        return None
+
+    @abstractmethod
+    def config_problem(self, question: Question) -> Finding | None:
+        """What of config.json, and of the names of tensors, keeps it from serving a draft."""
+
+    def captures(self, _question: Question) -> Captures:
+        """The target's layers that it hands to the draft."""
+        return ()
+
+    # ---- a declared quantization
+
+    def as_declared(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
+        """config.json as it looks for a declaration, under the usual key and quant_method."""
+        keys = ("quantization_config", *self.other_keys)
+        declared = next((config[key] for key in keys if config.get(key) is not None), None)
+        if not isinstance(declared, Mapping):
+            return config
+        method = declared.get("quant_method")
+        if isinstance(method, str) and method in self.aliases:
+            declared = {**declared, "quant_method": self.aliases[method]}
+        return {**config, "quantization_config": declared}
+
+    def taken(self, declaration: Declaration, _arch: str) -> Declaration | Finding | None:
+        """A declaration as it understands it, None as if there were none, or why it refuses it."""
+        return declaration
+
+    def declaration_problem(self, declaration: Declaration, arch: str) -> Finding | None:
+        """Why it refuses a declaration on a GPU before it looks at any layer."""
+        facts = _DeclarationOn(declaration, arch, self.needed)
+        return first_rule(self.name, "declaration", facts)
+
+    def row(self, signature: str, arch: str) -> Scheme | None:
+        """What becomes of a declared scheme; None where that is not known."""
+        rows = schemes_of(self.name).get(signature, {})
+        return rows.get(arch) or rows.get(_LIKE.get(arch, "")) or rows.get("*")
+
+    def is_excluded(self, question: Question, module: Module) -> bool | Finding:
+        """Whether it takes a module as floats by the declared excludes, or why it refuses them.
+
+        Raises:
+            UnsureError: that is not certain.
+        """
+        declared = question.declaration
+        if declared is None or declared.layout is None:
+            raise ValueError("no module is quantized without a scheme that is understood")
+        if built_as_floats(question, module) is not None:
+            return True
+        return self.excludes(question, module, declared.layout, declared.excludes)
+
+    def excludes(
+        self, question: Question, module: Module, layout: str, patterns: tuple[str, ...]
+    ) -> bool | Finding:
+        """By the rule of a layout. Raises UnsureError."""
+        raise NotImplementedError
+
+    # ---- the linears that it builds
+
+    def modules(self, question: Question) -> tuple[Module, ...]:
+        """Those that may be quantized; of TensorRT-LLM, and of what is no draft, none is known."""
+        own = question.own.mtp
+        if own is not None:
+            return mtp_modules(question, own, self.fused_name)
+        layers = [
+            Module(*self.layer_names(question, i, path), parts, sharding)
+            for i in range(question.num_layers)
+            for path, parts, sharding in layer_linears(
+                question.traits, f"layers.{i}", self.fused_name
+            )
+        ]
+        return (*layers, *self.other_modules(question))
+
+    def fused_name(self, linear: FusedLinear) -> str:
+        """How it calls a fused linear."""
+        name: str = getattr(linear, self.name)
+        return name
+
+    def layer_names(self, question: Question, layer: int, path: str) -> tuple[str, str]:
+        """Of a linear of a layer, by its path there: of its parameters, and for excludes."""
+        raise NotImplementedError
+
+    def other_modules(self, question: Question) -> Iterator[Module]:
+        """fc, the head and other linears that stand in no layer."""
+        raise NotImplementedError
+
+    def plain(self, question: Question) -> frozenset[str]:
+        """Leaves of modules that it never quantizes."""
+        raise NotImplementedError
+
+    def plain_remedy(self, _question: Question, _leaf: str) -> str | None:
+        """What makes it take a plain module of this leaf for quantized after all."""
+        return None
+
+    def codes_in_floats(self, _question: Question, _module: Module) -> Finding | None:
+        """Its error for quantized values of a module that it takes as floats, if it has its own."""
+        return None
+
+    def biases(self, question: Question) -> Biases:
+        """Those of the family's class; of latent attention nothing is known."""
+        ordinary = question.traits.drafts_blocks or question.traits.whole_model
+        return (
+            (None, None) if question.is_latent and not ordinary else question.own.biases(question)
+        )
+
+    # ---- tensors that fill no linear, or do not fit
+
+    def cache_scale(self, _question: Question, _tensor: TensorInfo) -> bool | Finding | None:
+        """Whether it reads such a scale, or why it drops or refuses it; None = not executed."""
+        return None
+
+    def stranger(self, _question: Question, _name: str) -> str | None:
+        """Its error for a tensor of a linear that has no such parameter, if it has its own."""
+        return None
+
+    def unshared_head(self, _question: Question) -> Finding | None:
+        """Why a head that is not stored is never written; None = it is the target's."""
+        return None
+
+    def cut_head(self, _question: Question, _head: CutHead) -> Iterator[Finding]:
+        """What it makes of a head with rows for fewer tokens."""
+        yield from ()
+
+
+@dataclass(frozen=True, slots=True)
+class _DeclarationOn:
+    """A declaration and the GPU where it is asked for, as rows of rules.toml look at it."""
+
+    declaration: Declaration
+    arch: str
+    needed: Mapping[str, list[list[str]]]
+
+    @property
+    def method(self) -> str:
+        return self.declaration.method or ""
+
+    @property
+    def algorithm(self) -> str:
+        return self.declaration.algorithm or ""
+
+    @property
+    def algorithm_in_capitals(self) -> str:
+        return self.algorithm.upper()
+
+    @property
+    def data_type(self) -> Any:
+        return self.declaration.keys.get("data_type", "int")
+
+    @property
+    def capability(self) -> int:
+        return {"sm80": 80, "sm90": 90}[self.arch]
+
+    @property
+    def null_method(self) -> bool:
+        keys = self.declaration.keys
+        return None in (keys.get("quant_method", ""), keys.get("quantization", ""))
+
+    @property
+    def says_nothing(self) -> bool:
+        return not self.method and self.declaration.algorithm is None
+
+    @property
+    def is_sparse(self) -> bool:
+        sparsity = self.declaration.keys.get("sparsity_config")
+        return isinstance(sparsity, Mapping) and bool(sparsity.get("targets"))
+
+    @property
+    def quantizes_outputs(self) -> bool:
+        return quantizes_outputs(self.declaration.keys)
+
+    @property
+    def absent_key(self) -> list[str] | None:
+        """The spellings of the first key that the engine needs, and that is not there."""
+        needed, keys = self.needed.get(self.method, ()), self.declaration.keys
+        return next((each for each in needed if not any(key in keys for key in each)), None)
+
+    @property
+    def absent_name(self) -> str:
+        return (self.absent_key or [""])[-1]

@@ -227,22 +227,22 @@ def _of_name(place: _Place, checkpoint: Checkpoint, answer: EngineCheck) -> Engi
 def _check_family(checkpoint: Checkpoint, place: _Place) -> EngineCheck:
     """As the family says that reads the draft, in the order in which an engine looks at it."""
     engine, arch = place.engine, place.arch or ""
-    written, config = checkpoint.config, engine.config.plain(checkpoint.config)
+    written, config = checkpoint.config, engine.plain_config(checkpoint.config)
     if isinstance(config, Finding):
         return _answer(place, [config])
     checkpoint = replace(checkpoint, config=config)
-    problem = engine.config.architecture_problem(config)
+    problem = engine.architecture_problem(config)
     if problem is not None:
         return _answer(place, [problem])
     if declared_architecture(config) not in engine.architectures:
         declared = checkpoint.config.get("architectures")
         return _unknown(place, f"Loading a draft of architectures {declared!r} was never executed")
-    checkpoint = replace(checkpoint, config=engine.declaration.as_read(checkpoint.config))
+    checkpoint = replace(checkpoint, config=engine.as_declared(checkpoint.config))
     declaration = read_declaration(checkpoint)
     spelled = config.get("quantization_config")
     if declaration is not None and isinstance(spelled, Mapping):
         declaration = replace(declaration, spelled=str(spelled.get("quant_method")))
-    taken = declaration and engine.declaration.taken(declaration, arch)
+    taken = declaration and engine.taken(declaration, arch)
     if isinstance(taken, Finding):
         return _answer(place, [taken])
     declaration = taken
@@ -276,7 +276,7 @@ def _check_family(checkpoint: Checkpoint, place: _Place) -> EngineCheck:
         tp=place.tp,
         inside_target=checkpoint.subtree is not None,
     )
-    problem = engine.config.problem(question)
+    problem = engine.config_problem(question)
     walk = Walk(
         engine=engine,
         question=question,
@@ -292,7 +292,7 @@ def _check_family(checkpoint: Checkpoint, place: _Place) -> EngineCheck:
         first = min(findings, key=lambda finding: STAGES.index(finding.stage))
         again = f"correct {family.layer_keys}: the tensors are those of {found} layer(s)"
         findings = [first._replace(remedy=again)]
-    captures = engine.config.captures(question) if question.fuses else ()
+    captures = engine.captures(question) if question.fuses else ()
     fused = geometry.num_aux_layers if fusion else None
     ids = read.aux_layer_ids
     misread = [misread_layers(each, ids, place.first_layer, fused) for each in captures]
@@ -315,10 +315,8 @@ def _absent_tables(engine: Engine, question: Question, family: Family) -> list[s
     names = question.tensor_names
     stored = {family.canonical_name(name).rpartition(".")[0] for name in names}
     tied = question.config.get("tie_word_embeddings") is True
-    own = {"lm_head"} if tied or engine.tensors.unshared_head(question) is not None else set()
-    return [
-        said for table, said in engine.tensors.absent_tables.items() if table not in stored | own
-    ]
+    own = {"lm_head"} if tied or engine.unshared_head(question) is not None else set()
+    return [said for table, said in engine.absent_tables.items() if table not in stored | own]
 
 
 def _with_norms(engine: Engine, family: Family, geometry: Any, config: Mapping[str, Any]) -> Any:
@@ -332,7 +330,7 @@ def _with_norms(engine: Engine, family: Family, geometry: Any, config: Mapping[s
     return replace(
         geometry,
         norm_before_fc=bool(before) and family.engine_traits.norm_before_fc,
-        fc_norm=any(bool(config.get(key)) for key in engine.config.fc_norm_keys),
+        fc_norm=any(bool(config.get(key)) for key in engine.fc_norm_keys),
     )
 
 
@@ -345,21 +343,20 @@ def _rows(checkpoint: Checkpoint, family: Family, name: str) -> int | None:
 def _method_problem(
     engine: Engine, declaration: Declaration | None, checkpoint: Checkpoint
 ) -> Finding | None:
-    rules = engine.declaration
     if declaration is None:
         return None
-    if declaration.method is None and rules.no_method is not None:
+    if declaration.method is None and engine.no_method is not None:
         says_nothing = not quantized_looking(checkpoint.tensors.values())
         add = "add quant_method, the name of the format, to quantization_config"
         drop = "remove quantization_config: no tensor is stored quantized"
-        return Finding("config", rules.no_method, drop if says_nothing else add)
-    if declaration.method is None or declaration.method in rules.methods:
+        return Finding("config", engine.no_method, drop if says_nothing else add)
+    if declaration.method is None or declaration.method in engine.methods:
         return None
-    remedy = f"use a quant_method that {engine.title} has: {', '.join(sorted(rules.methods))}"
+    remedy = f"use a quant_method that {engine.title} has: {', '.join(sorted(engine.methods))}"
     if declaration.method in UNREAD_METHODS:
         remedy = OTHER_WAY.format(declaration.method)
-    if rules.unknown_method:
-        return Finding("config", rules.unknown_method.format(declaration.method), remedy)
+    if engine.unknown_method:
+        return Finding("config", engine.unknown_method.format(declaration.method), remedy)
     text = f"What {engine.title} makes of the quant_method {declaration.method} was not read"
     return Finding("unknown", text, remedy)
 

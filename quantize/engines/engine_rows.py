@@ -34,19 +34,16 @@ def _file(name: str) -> Mapping[str, Any]:
     return read_rows(Path(__file__).with_name(f"{name}.toml"))
 
 
-def version_row(engine: EngineName) -> dict[str, dict[str, Any]]:
-    """What `Engine` and each of its groups of rules are told as data of a known version."""
-    groups = ("engine", "config", "declaration", "tensors")
-    return {
-        group: {key: _frozen(key, value) for key, value in _file("versions")[engine][group].items()}
-        for group in groups
-    }
+def version_rows() -> Iterator[dict[str, Any]]:
+    """Every known version, the older ones of an engine first, as `Engine` is told of it."""
+    for row in _file("versions")["engine"]:
+        yield {key: _frozen(key, value) for key, value in row.items()}
 
 
 def _frozen(key: str, value: Any) -> Any:
-    if key == "methods":
+    if key in ("methods", "registered"):
         return frozenset(value.split())
-    if key in ("architectures", "experts_by_name"):
+    if key in ("models", "experts_by_name"):
         return frozenset(value)
     return tuple(value) if isinstance(value, list) else value
 
@@ -54,27 +51,6 @@ def _frozen(key: str, value: Any) -> Any:
 def names_of(table: str, key: str) -> frozenset[str]:
     """The words of one key of versions.toml."""
     return frozenset(_file("versions")[table][key].split())
-
-
-def refused_method(engine: EngineName, method: str, arch: str) -> Finding | None:
-    """Why an engine refuses a quant_method by its name."""
-    for row in _file("versions")["refused"]:
-        asked = row["engine"] == engine and method in row["methods"].split()
-        if asked and arch in row.get("gpus", [arch]):
-            stage, text, remedy = row["error"]
-            return Finding(stage, text.format(method=method), remedy)
-    return None
-
-
-def absent_key(engine: EngineName, method: str, keys: Mapping[str, Any]) -> Finding | None:
-    """The error for the first key of a declaration that an engine needs, and that is not there."""
-    for spellings in _file("versions")[engine]["needed"].get(method, ()):
-        if not any(key in keys for key in spellings):
-            what = f"Cannot find any of {spellings} in the model's quantization config."
-            return Finding(
-                "config", f"ValueError: {what}", f"add {spellings[-1]} to quantization_config"
-            )
-    return None
 
 
 def null_types() -> Mapping[str, Mapping[str, str]]:
@@ -213,6 +189,12 @@ def first_rule(engine: EngineName, about: str, facts: object) -> Finding | None:
     """What an engine says of these facts by the first row about them; None where no row does."""
     found = (rule.said(facts) for rule in _rules(engine, about) if rule.applies(facts))
     return next(found, None)
+
+
+def said(name: str, /, **values: object) -> Finding:
+    """A finding of [said] in rules.toml, with what is put into its sentences."""
+    stage, text, remedy = _file("rules")["said"][name]
+    return Finding(stage, text.format(**values), remedy.format(**values))
 
 
 @functools.cache

@@ -32,7 +32,7 @@ def floats_into_codes(
     mixed: bool,
 ) -> Finding:
     """What the engine makes of a float weight of one part, which is to have [rows, columns]."""
-    own, checks_shapes = question.own, engine.tensors.checks_shapes
+    own, checks_shapes = question.own, engine.checks_shapes
     remedy = _remedy(engine, question, module, mixed=mixed)
     codes = scheme.parts(*shape).get("weight")
     if scheme.weight_dtype in ("fp8_e4m3", "mxfp8", "int8") and codes is not None:
@@ -55,7 +55,7 @@ def floats_into_codes(
     elif scheme.suffix != "weight":
         if own.unknown_tensors == "refused":
             return no_such_name(weight.name, remedy)
-        if refused := engine.tensors.stranger(question, weight.name):
+        if refused := engine.stranger(question, weight.name):
             return Finding("load", refused, remedy)
         if own.unknown_tensors == "dropped":
             text = f"{engine.title} drops {weight.name}, and its own values stay uninitialised"
@@ -88,7 +88,7 @@ def excluding(engine: Engine, question: Question, module: Module) -> str:
     def excluded(asked: Module, names: tuple[str, ...]) -> bool:
         declared = question.declaration and replace(question.declaration, excludes=names)
         with suppress(UnsureError):
-            answer = engine.declaration.is_excluded(replace(question, declaration=declared), asked)
+            answer = engine.is_excluded(replace(question, declaration=declared), asked)
             return answer is True
         return False
 
@@ -112,7 +112,7 @@ def excluding(engine: Engine, question: Question, module: Module) -> str:
 
 def float_experts(engine: Engine, question: Question) -> Finding | None:
     """What becomes of them; None where there are none, or where they are served as they are."""
-    served, declared, rules = question.own.mtp, question.declaration, engine.declaration
+    served, declared = question.own.mtp, question.declaration
     names = [n for n in question.tensor_names if ROUTED in n and n.endswith(".weight")]
     codes = any(ROUTED in n and n.rpartition(".")[2] in COMPANIONS for n in question.tensor_names)
     if served is None or not question.inside_target or declared is None or codes or not names:
@@ -124,15 +124,15 @@ def float_experts(engine: Engine, question: Question) -> Finding | None:
     def excluded(name: str) -> bool:
         asked = Module(name, name, (), "column")
         if question.method == "gptq":  # never by lists: `auto_gptq.py:80` of vLLM
-            return gptq_by_rules(question, asked, ())
-        return rules.is_excluded(question, asked) is True
+            return gptq_by_rules(question, asked)
+        return engine.is_excluded(question, asked) is True
 
     try:
         by_whole, by_single = excluded(whole), set(map(excluded, single))
     except UnsureError as exc:
         return Finding("unknown", str(exc), "write excludes as plain patterns")
-    listed = question.method in rules.experts_by_name and set(single) <= set(declared.excludes)
-    named = question.method in rules.experts_by_name - {"compressed-tensors"} and by_whole
+    listed = question.method in engine.experts_by_name and set(single) <= set(declared.excludes)
+    named = question.method in engine.experts_by_name - {"compressed-tensors"} and by_whole
     if listed or named or (by_whole and by_single == {True}):
         return None
     remedy = excluding(engine, question, Module(whole, whole, (), "column"))
@@ -164,7 +164,7 @@ def misread_excludes(
     found = {}
     for engine in newest_engines():
         question = _question(engine, checkpoint, target_layers)
-        modules = engine.linears.modules(question) if question is not None else ()
+        modules = engine.modules(question) if question is not None else ()
         told = [_misread(engine, question, m, quantized) for m in modules if question is not None]
         if wrong := [text for text in told if text is not None]:
             found[engine.name] = wrong[0] + (f", and {len(wrong) - 1} more" if wrong[1:] else "")
@@ -173,14 +173,12 @@ def misread_excludes(
 
 def _question(engine: Engine, checkpoint: Checkpoint, target_layers: int | None) -> Question | None:
     """None where the engine refuses config.json or the declaration, or reads none."""
-    config = engine.config.plain(checkpoint.config)
-    if isinstance(config, Finding) or engine.config.architecture_problem(config):
+    config = engine.plain_config(checkpoint.config)
+    if isinstance(config, Finding) or engine.architecture_problem(config):
         return None
-    checkpoint = replace(checkpoint, config=engine.declaration.as_read(config))
+    checkpoint = replace(checkpoint, config=engine.as_declared(config))
     declaration = read_declaration(checkpoint)
-    taken = (
-        engine.declaration.taken(declaration, engine.archs[0]) if declaration is not None else None
-    )
+    taken = engine.taken(declaration, engine.archs[0]) if declaration is not None else None
     if taken is None or isinstance(taken, Finding) or not taken.groups:
         return None
     family, geometry = read_config(checkpoint)
@@ -207,10 +205,10 @@ def _misread(
 ) -> str | None:
     """How it takes the module, if that is known and not as it is stored."""
     kinds = {part in quantized for part in module.parts}
-    if len(kinds) > 1 or module.leaf in engine.linears.plain(question):
+    if len(kinds) > 1 or module.leaf in engine.plain(question):
         return None
     try:
-        excluded = engine.declaration.is_excluded(question, module)
+        excluded = engine.is_excluded(question, module)
         if not excluded and scheme_of(question, module) is None:
             return None  # no target means it: whatever is excluded
     except UnsureError:

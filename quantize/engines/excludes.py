@@ -153,9 +153,9 @@ _FOR_REGEX = frozenset("*+?^$()[]{}|\\")
 """A key of extra_config with one of these is a regular expression."""
 
 
-def gptq_by_rules(question: Question, module: Module, _patterns: Patterns) -> bool:
+def gptq_by_rules(question: Question, module: Module) -> bool:
     """`dynamic`: the first regular expression that matches from the start decides; "-:" keeps."""
-    rules: Iterable[str] = _keys(question).get("dynamic") or {}
+    rules: Iterable[str] = question.keys.get("dynamic") or {}
     for rule in rules:
         is_kept: bool = rule.startswith("-:")
         if is_regex_match(f"re:{rule.removeprefix('-:' if is_kept else '+:')}", module.prefix):
@@ -163,15 +163,15 @@ def gptq_by_rules(question: Question, module: Module, _patterns: Patterns) -> bo
     return False
 
 
-def gptq_by_lists(question: Question, module: Module, patterns: Patterns) -> bool | Finding:
+def gptq_by_lists(question: Question, module: Module) -> bool | Finding:
     """And what no name in `modules_in_block_to_quantize` is a part of.
 
     Without the key vLLM lists the modules that have quantized values, by their names on disk, which
     are those of the runtime for whole models alone.
     """
-    if gptq_by_rules(question, module, patterns):
+    if gptq_by_rules(question, module):
         return True
-    said = _keys(question).get("modules_in_block_to_quantize")
+    said = question.keys.get("modules_in_block_to_quantize")
     given = _flat(said or [])
     if said and not given:
         return False  # lists without a name
@@ -182,7 +182,7 @@ def gptq_by_lists(question: Question, module: Module, patterns: Patterns) -> boo
     return one_answer({not each for each in found}, module, SOME_PARTS)
 
 
-def auto_round_in_vllm(question: Question, module: Module, _patterns: Patterns) -> bool | Finding:
+def auto_round_in_vllm(question: Question, module: Module) -> bool | Finding:
     """`extra_config` by the whole name, its end or a part, then `block_name_to_quantize`."""
     own, prefix = _floats(question), module.prefix
     if any(prefix == key or key == f"model.{prefix}" or prefix.endswith(f".{key}") for key in own):
@@ -194,22 +194,16 @@ def auto_round_in_vllm(question: Question, module: Module, _patterns: Patterns) 
     return _matched(own, prefix, anywhere=True) or not _in_blocks(question, prefix)
 
 
-def auto_round_in_sglang(question: Question, module: Module, _patterns: Patterns) -> bool | Finding:
+def auto_round_in_sglang(question: Question, module: Module) -> bool:
     """As vLLM, but for ends of names and parts of fused linears."""
     own, prefix = _floats(question), module.prefix
     named = prefix in own or _matched(own, prefix, anywhere=False)
     return named or not _in_blocks(question, prefix)
 
 
-def _keys(question: Question) -> Mapping[str, Any]:
-    if question.declaration is None:
-        raise UnsureError(f"Loading such a draft in {question.method} was never executed")
-    return question.declaration.keys
-
-
 def _floats(question: Question) -> Patterns:
     """Names and expressions of `extra_config` whose linears stay floats; others have a group."""
-    own = _keys(question).get("extra_config") or {}
+    own = question.keys.get("extra_config") or {}
     return tuple(name for name, said in own.items() if said.get("bits", 0) >= 16)
 
 
@@ -226,7 +220,7 @@ def _matched(own: Iterable[str], name: str, *, anywhere: bool) -> bool:
 
 def _in_blocks(question: Question, prefix: str) -> bool:
     """Without the key everything is."""
-    keys = _keys(question)
+    keys = question.keys
     said = keys.get("block_name_to_quantize") or keys.get("to_quant_block_names") or []
     blocks = said.split(",") if isinstance(said, str) else _flat(said)
     return not blocks or prefix.startswith(tuple(blocks))
@@ -247,8 +241,9 @@ _ONLINE = ("input", "output")
 
 def _online(question: Question) -> Iterator[str]:
     """Targets of those that are applied when the draft is served."""
-    keys = question.declaration.keys if question.declaration else {}
-    for scheme in _object(_object(keys.get("transform_config")).get("config_groups")).values():
+    for scheme in _object(
+        _object(question.keys.get("transform_config")).get("config_groups")
+    ).values():
         for asked in map(_object, _list(_object(scheme).get("apply"))):
             if asked.get("location") in _ONLINE:
                 yield from (each for each in _list(asked.get("targets")) if isinstance(each, str))

@@ -40,7 +40,7 @@ def cut_head_findings(
     )
     if not question.traits.prunes_vocabulary or question.own.shares_tables:
         return
-    yield from engine.tensors.cut_head(question, head)
+    yield from engine.cut_head(question, head)
     if not head.is_cut:
         return
     if head.mapped is None:
@@ -144,7 +144,7 @@ def folder_findings(
     stored: Stored,
 ) -> Iterator[Finding]:
     """Tensors that are not the family's, and those of its that are absent or split badly."""
-    linears = {part for built in engine.linears.modules(question) for part in built.parts}
+    linears = {part for built in engine.modules(question) for part in built.parts}
     roots = question.own.roots
     for root, finding in roots.items():
         if finding is not None and any(name.startswith(root) for name in checkpoint.tensors):
@@ -184,7 +184,7 @@ def folder_findings(
         if spec.role == "norm" and not spec.optional and suffix not in stored.get(module, {}):
             yield _absent_norm(question, name)
     yield from _shared_tables(engine, question, stored)
-    if "lm_head" not in stored and (unshared := engine.tensors.unshared_head(question)) is not None:
+    if "lm_head" not in stored and (unshared := engine.unshared_head(question)) is not None:
         yield unshared
     yield from _uneven_shards(question)
 
@@ -241,14 +241,14 @@ def _other_vocabulary(
     embedding = stored.get("embed_tokens", {}).get("weight")
     rows = embedding.shape[0] if embedding is not None and embedding.shape else vocab
     served = not question.own.shares_tables
-    if rows != vocab and served and engine.tensors.embedding_rows:
-        text = engine.tensors.embedding_rows.format(rows=rows, vocab=vocab)
+    if rows != vocab and served and engine.embedding_rows:
+        text = engine.embedding_rows.format(rows=rows, vocab=vocab)
         yield Finding("load", text, f"export the draft with its {vocab} embeddings")
 
 
 def _later_norms(engine: Engine, question: Question, stored: Stored) -> Iterator[Finding]:
     """EAGLE-3's layers after the first: engines use one of two norms, and build both."""
-    wanted = engine.tensors.later_norm
+    wanted = engine.later_norm
     if not question.traits.two_layer_norms or not wanted:
         return
     for i in range(1, question.num_layers):
@@ -273,7 +273,7 @@ def strangers(engine: Engine, question: Question, tensor: TensorInfo) -> Iterato
     if name.endswith(".bias") and name.split(".")[-2] in built_biases(engine, question):
         return
     if CACHE_SCALE.search(name):
-        read = engine.tensors.cache_scale(question, tensor)
+        read = engine.cache_scale(question, tensor)
         if isinstance(read, Finding):
             yield read
         if read is None:
@@ -285,10 +285,10 @@ def strangers(engine: Engine, question: Question, tensor: TensorInfo) -> Iterato
     dropped = name.startswith(question.own.dropped)
     dropped = dropped or question.own.unknown_tensors == "dropped"
     silent = name.endswith((".bias", ".input_zero_point"))
-    if silent or (dropped and engine.tensors.stranger(question, name) is None):
+    if silent or (dropped and engine.stranger(question, name) is None):
         text = f"{engine.title} drops {name}, because its model has no parameter for it"
         yield Finding("wrong", text, remedy)
-    elif (refused := engine.tensors.stranger(question, name)) is not None:
+    elif (refused := engine.stranger(question, name)) is not None:
         yield Finding("load", refused, remedy)
     else:
         yield no_such_name(name, remedy)

@@ -75,7 +75,7 @@ class Walk:
             findings.append(experts)
         rows = self._rows(findings)
         built: list[Scheme] = []
-        for module in self.engine.linears.modules(self.question):
+        for module in self.engine.modules(self.question):
             if any(f"{part}.weight" not in self.specs for part in module.parts):
                 findings.append(not_executed(f"{module.name} of such a draft"))
                 continue
@@ -127,7 +127,7 @@ class Walk:
         found: dict[str, Scheme] = {}
         declared = self.question.declaration
         for group in declared.groups if declared else ():
-            row = self.engine.declaration.row(group.scheme.signature, self.question.arch)
+            row = self.engine.row(group.scheme.signature, self.question.arch)
             if row is None:
                 findings.append(not_executed(group.scheme.signature))
             else:
@@ -136,13 +136,11 @@ class Walk:
 
     def _scheme(self, module: Module, findings: list[Finding]) -> LinearScheme | None:
         """As what the engine builds a module; None = as floats."""
-        if self.question.declaration is None or module.leaf in self.engine.linears.plain(
-            self.question
-        ):
+        if self.question.declaration is None or module.leaf in self.engine.plain(self.question):
             return None
         scheme = None
         try:
-            excluded = self.engine.declaration.is_excluded(self.question, module)
+            excluded = self.engine.is_excluded(self.question, module)
             scheme = scheme_of(self.question, module)
         except UnsureError as exc:
             findings.append(Finding("unknown", str(exc), "write excludes without layer numbers"))
@@ -154,7 +152,7 @@ class Walk:
         elif (
             scheme is None
             and module.leaf not in SHARED
-            and (text := self.engine.declaration.no_target.get(self.question.method or ""))
+            and (text := self.engine.no_target.get(self.question.method or ""))
         ):
             said = text.format(prefix=module.prefix)
             findings.append(Finding("init", said, f"target {module.leaf}, or exclude it"))
@@ -162,8 +160,8 @@ class Walk:
 
     def _absent(self, module: Module) -> Iterator[Finding]:
         """A head that is the target's, and whose scales are looked for before it is."""
-        scheme = self._scheme(module, []) if self.engine.tensors.absent_head else None
-        if scheme is not None and (text := self.engine.tensors.absent_head.get(scheme.signature)):
+        scheme = self._scheme(module, []) if self.engine.absent_head else None
+        if scheme is not None and (text := self.engine.absent_head.get(scheme.signature)):
             yield Finding("after load", text, f"exclude {module.leaf}")
 
     def _plain(
@@ -176,7 +174,7 @@ class Walk:
             if not tensors:
                 yield never_written(module, f"{part}.weight")
             elif companions or codes:
-                refused = self.engine.linears.stored(self.question, module)
+                refused = self.engine.codes_in_floats(self.question, module)
                 yield refused or self._codes_into_floats(
                     module, companions, weight, self._shape(part)
                 )
@@ -186,7 +184,7 @@ class Walk:
     def _other_shape(self, module: Module, weight: TensorInfo, shape: tuple[int, int]) -> Finding:
         """Loaders may cut rows out of a weight, or columns of one that is split by them."""
         same = module.sharding == "row" or weight.shape[1:] == shape[1:]
-        if same or not self.engine.tensors.checks_shapes:
+        if same or not self.engine.checks_shapes:
             return other_shape(weight, shape)
         remedy = self._reshaped(module) or "correct the sizes in config.json"
         return refused_shape(weight, shape, remedy)
@@ -202,13 +200,13 @@ class Walk:
         shape: tuple[int, int],
     ) -> Finding:
         engine, remedy = self.engine.title, _declare(self, module)
-        if weight is not None and weight.shape != shape and self.engine.tensors.checks_shapes:
+        if weight is not None and weight.shape != shape and self.engine.checks_shapes:
             return refused_shape(weight, shape, remedy)
         name = companions[0] if companions else f"{module.name}.weight"
         own = self.question.own
         if companions and own.unknown_tensors == "refused":
             return no_such_name(name, remedy)
-        if companions and (text := self.engine.tensors.stranger(self.question, name)):
+        if companions and (text := self.engine.stranger(self.question, name)):
             return Finding("load", text, remedy)
         casts = own.floats_into_fp8 != "unknown"  # a refusal is one of the other direction
         if casts and own.unknown_tensors == "dropped":
@@ -276,7 +274,7 @@ class Walk:
             elif not holds(tensor, part.dtypes) or without_ones(tensor.shape) != without_ones(
                 part.shape
             ):
-                wrong_shape = self.engine.tensors.checks_shapes and (
+                wrong_shape = self.engine.checks_shapes and (
                     module.sharding == "replicated" or never_fits(tensor.shape, part.shape)
                 )
                 yield (
@@ -292,10 +290,10 @@ class Walk:
 
     def _other_axes(self, tensor: TensorInfo, shape: tuple[int, ...]) -> Finding:
         """Scales [out] where the layout has [out, 1], or the other way round."""
-        if not self.engine.tensors.scale_shape:
+        if not self.engine.scale_shape:
             return other_shape(tensor, shape)
         remedy = f"store {tensor.name} as {list(shape)}, not {list(tensor.shape)}"
-        return Finding("load", self.engine.tensors.scale_shape, remedy)
+        return Finding("load", self.engine.scale_shape, remedy)
 
     def _is_float(self, tensors: Mapping[str, TensorInfo]) -> bool:
         weight = tensors.get("weight")
@@ -329,8 +327,8 @@ def _declare(walk: Walk, module: Module) -> str:
         return f"{declare}: {engine.title} reads no quantization_config here"
     if (as_floats := built_as_floats(walk.question, module)) is not None:
         return as_floats
-    if module.leaf in engine.linears.plain(walk.question):
-        asked = engine.linears.plain_remedy(walk.question, module.leaf)
+    if module.leaf in engine.plain(walk.question):
+        asked = engine.plain_remedy(walk.question, module.leaf)
         return asked or f"keep {module.leaf} in BF16: {engine.title} never quantizes it"
     if module.leaf == "lm_head" and walk.question.method in NAMED_HEADS:
         return f"{declare}: no target names it, such as 're:.*lm_head$'"

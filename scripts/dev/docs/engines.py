@@ -39,7 +39,7 @@ def _names(engine: Engine) -> list[str]:
     return [
         f"## {engine.title} {engine.version}",
         "It takes these values of `quant_method`: "
-        + _listed({*engine.declaration.methods, *engine.declaration.aliases})
+        + _listed({*engine.methods, *engine.aliases})
         + ".",
         "It serves these `architectures` as drafts: " + _listed(engine.architectures) + ".",
     ]

@@ -1,0 +1,407 @@
+"""How SGLang reads a draft: its config.json, declaration, linears, head and scales of the KV cache.
+
+Executed with 0.5.23's own classes on faked GPUs (`tests/engines/RESULTS.md`), whose error texts
+these are, or read: `models/registry.py` and `configs/model_config.py`, and the rest of
+`sglang/srt`.
+"""
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from typing_extensions import override
+
+from ..drafts.architectures import OTHER_NAMES, declared_architecture, nested_eagle_keys
+from ..drafts.engine_traits import GATE_UP, MLA_DOWN, QKV, Finding
+from ..drafts.recognition import is_speculators
+from ..files.safetensors_header import TensorInfo
+from . import mtp_linears as mtp
+from .config_rules import NO_NAME, OF_LAYERS, as_class_reads, sglang_captures
+from .contract import Captures, CutHead, Declaration, Module, Question
+from .engine import TRAITS, Engine, Serving, flag
+from .engine_rows import concatenated, first_rule, said
+from .excludes import (
+    SOME_PARTS,
+    Patterns,
+    any_transform,
+    auto_round_in_sglang,
+    by_parts,
+    dotted_path,
+    exact_or_regex,
+    gptq_by_rules,
+    star_on_parts,
+    suffix_or_regex,
+    whole_or_parts,
+)
+
+_CONFIGS = {"kimi_k2": "_KimiK2ConfigAlias", "deepseek_v3": "DeepseekV3Config"}
+"""model_type -> the class of its config."""
+_OF_MTP = frozenset().union(
+    *(traits.sglang.architectures for traits in TRAITS if traits.sglang.mtp is not None)
+)
+_PLAIN = "write an ordinary config.json, or serve a draft of speculators with vLLM"
+_OF_DRAFTS = re.compile(
+    r"(?!Mistral).*(eagle|dflash|dspark|medusa|speculator|draft)", re.IGNORECASE
+)
+"""Names that only drafts have; another one may be a model of Transformers."""
+_QUANTIZED_HEADS = ("modelopt", "compressed-tensors")
+"""Each quant_method that has something for a head: `compressed_tensors.py:202`, and in
+`modelopt_quant.py:341`."""
+_SOME_SCHEMES = (
+    "Found different quantization schemes for {} in {{}}. SGLang requires all to use the same"
+    " scheme."
+)
+_LATENT = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")
+_RENAMED = re.compile(
+    r"\.self_attn\.(?:[kv]_scale|kv_scale|k_proj\.(?:k_scale|output_scale)"
+    r"|v_proj\.(?:v_scale|output_scale))$"
+)
+_OWN = re.compile(r"\.self_attn\.attn\.[kv]_scale$")
+_RENAMING = "LlamaForCausalLM"
+_ONE_PER_LAYER = {"type": "float", "num_bits": 8, "strategy": "tensor"}
+"""`CompressedTensorsKVCacheMethod.is_supported_scheme`; another one is ignored."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sglang(Engine):
+    """One version of SGLang. Excludes are held against names without the layer."""
+
+    @override
+    def launch(self, question: Question, num_draft_tokens: int, serving: Serving) -> str:
+        """The value unquant keeps the draft from inheriting the target's method.
+
+        What the draft itself declares then decides (`_verify_quantization`): the target's would
+        take its place where both are called compatible, and would quantize a BF16 draft while
+        loading.
+        """
+        tokens, blocks = num_draft_tokens, question.traits.drafts_blocks
+        steps = f"--speculative-num-steps {tokens} --speculative-eagle-topk 1"
+        counted = not blocks or question.traits.sglang.counts_anchor
+
+        def spelled(cache_dtype: str | None) -> str | None:
+            """Plain "fp8", as vLLM says for E4M3, is no choice of SGLang's."""
+            return f"{cache_dtype}_e4m3" if cache_dtype == "fp8" else cache_dtype
+
+        return serving.line(
+            f"python -m sglang.launch_server --model-path {shlex.quote(serving.target)}"
+            f" --tp-size {question.tp}",
+            flag("--quantization", serving.quantization),
+            flag("--kv-cache-dtype", spelled(serving.target_cache_dtype)),
+            f"--speculative-algorithm {question.own.served_as}",
+            flag("--speculative-draft-model-path", serving.draft),
+            "" if blocks else steps,
+            flag("--speculative-num-draft-tokens", tokens + 1 if counted else None),
+            "--speculative-draft-model-quantization unquant",
+            flag("--speculative-draft-kv-cache-dtype", spelled(serving.cache_dtype)),
+            flag("--dtype", "float16" if question.is_float16_only else serving.dtype),
+            flag("--context-length", serving.context),
+        )
+
+    @override
+    def plain_config(self, config: Mapping[str, Any]) -> Mapping[str, Any] | Finding:
+        """Every config.json needs a model_type; the layout of speculators is none that it knows."""
+        model_type = config.get("model_type")
+        if model_type is None:
+            remedy = _PLAIN if is_speculators(config) else OF_LAYERS
+            return said("sglang-no-model-type", remedy=remedy)
+        if str(model_type).startswith("speculator") or model_type == "eagle":
+            remedy = _PLAIN
+            if model_type == "eagle":
+                remedy = OF_LAYERS if nested_eagle_keys(config) is None else ""
+            return said("sglang-model-type", model_type=model_type, remedy=remedy)
+        section = config.get("text_config")
+        inner = section if isinstance(section, Mapping) else {}
+        if "text_config" in config and "num_attention_heads" not in inner:
+            return said("sglang-text-config")
+        return as_class_reads(config, "sglang", "ValueError: {}")
+
+    @override
+    def architecture_problem(self, config: Mapping[str, Any]) -> Finding | None:
+        """The error for a name that is not registered, if it is one of drafts, and for none."""
+        name = declared_architecture(config)
+        if not config.get("architectures"):
+            return Finding("config", NO_NAME, "")
+        known = name in self.architectures or name in self.registered
+        return None if known or not _OF_DRAFTS.match(name) else said("sglang-model", name=name)
+
+    @override
+    def config_problem(self, question: Question) -> Finding | None:
+        facts, own = _Facts(self, question), question.traits.sglang
+        problem = first_rule("sglang", "whole_head", facts) or own.problem(question)
+        problem = problem or first_rule("sglang", "dtype", facts)
+        if problem is None and own.mtp is not None:
+            problem = mtp.sglang_problem(question, own.mtp)
+        problem = problem or first_rule("sglang", "whole_model", facts)
+        problem = problem or own.problem_as_draft(question)
+        return problem or first_rule("sglang", "draft", facts)
+
+    @override
+    def captures(self, question: Question) -> Captures:
+        return sglang_captures(question.config)
+
+    def is_ordinary(self, question: Question) -> bool:
+        """Whether it loads a draft as a whole model, whose layers are not a draft's.
+
+        One with num_nextn_predict_layers it takes for an MTP layer: `model_config.py:1036`.
+        """
+        name = declared_architecture(question.config)
+        if name in _OF_MTP and question.config.get("num_nextn_predict_layers"):
+            return False
+        return name in self.models and not question.traits.whole_model
+
+    @override
+    def taken(self, declaration: Declaration, arch: str) -> Declaration | Finding | None:
+        """`_parse_modelopt_quant_config`: algorithms by name, whatever the form.
+
+        What it finds replaces the nested form in config.json, whose excludes are then not read.
+        """
+        algorithm = declaration.algorithm or ""
+        known = algorithm in ("FP8", "MXFP8", "MIXED_PRECISION") or "FP4" in algorithm
+        if declaration.form == "side file" and not known:
+            return None
+        if declaration.method is None and known:
+            declaration = replace(declaration, method="modelopt")
+        problem = self.declaration_problem(declaration, arch)
+        if problem is not None:
+            return problem
+        if declaration.form != "nested" or not declaration.groups:
+            return declaration
+        return replace(
+            declaration,
+            excludes=(),
+            exclude_remedy="write quantization_config in ModelOpt's flat form: SGLang reads no"
+            " excludes of the nested one",
+        )
+
+    @override
+    def excludes(
+        self, question: Question, module: Module, layout: str, patterns: Patterns
+    ) -> bool | Finding:
+        """Most ask for the parts of a fused linear, some whatever its class lists."""
+        parts = question.names_of_parts(module)
+        match layout:
+            case "w8a8_fp8" | "w8a8_int8":
+                return False
+            case "gptq":
+                return gptq_by_rules(question, module)
+            case "auto-round":
+                return auto_round_in_sglang(question, module)
+            case "awq":
+                return any(pattern in module.prefix for pattern in patterns)
+            case "compressed-tensors":
+                parts = parts or (module.prefix,)
+                named = module.prefix in patterns
+                return named or by_parts(suffix_or_regex, patterns, module, parts, _schemes(parts))
+            case "quark":
+                always = module.leaf in (GATE_UP.sglang, MLA_DOWN.sglang)
+                parts = module.part_prefixes if always else parts
+                return whole_or_parts(exact_or_regex, patterns, module, parts, _schemes(parts))
+        fused = module.leaf in (QKV.sglang, GATE_UP.sglang)
+        parts = module.part_prefixes if fused else (module.prefix,)
+        skipped = by_parts(dotted_path, patterns, module, parts, SOME_PARTS)
+        if skipped is False and layout == "modelopt":
+            return any(
+                star_on_parts(each, module.prefix) or _names_latent(each, module)
+                for each in patterns
+            )
+        return skipped
+
+    @override
+    def modules(self, question: Question) -> tuple[Module, ...]:
+        return () if self.is_ordinary(question) else Engine.modules(self, question)
+
+    @override
+    def layer_names(self, question: Question, layer: int, path: str) -> tuple[str, str]:
+        leaf, own = path.rpartition(".")[2], question.traits.sglang
+        inner = path if leaf == "o_proj" else leaf
+        names = {"n": layer, "path": path, "leaf": leaf, "inner": inner}
+        return own.layer_name.format(**names), own.layer_prefix.format(**names)
+
+    @override
+    def other_modules(self, question: Question) -> Iterator[Module]:
+        """It builds fc for a draft without one as well, and does not use it: `llama_eagle3.py`.
+
+        The head of a block draft is the target's: `dflash_worker_v2.py:138`.
+        """
+        traits = question.traits
+        if question.fuses:
+            name = "fc" if traits.drafts_blocks else "model.fc"
+            yield Module(name, name, ("fc",), traits.sglang.fc_sharding)
+        for each in traits.extra_linears:
+            yield Module(each.name, each.name, (each.name,), "replicated")
+        if question.has_head and not traits.drafts_blocks and not question.is_tied:
+            yield Module("lm_head", "lm_head", ("lm_head",), "column")
+
+    @override
+    def plain(self, question: Question) -> frozenset[str]:
+        """Plain torch: fc of Llama's drafts (`llama_eagle3.py:163`), DFlash's (`dflash.py:772`).
+
+        Convolutions, what stands in no layer (`dflash.py:564,1184`), and the head where nothing
+        hands it the config; that of a block draft is the target's.
+        """
+        traits = question.traits
+        head_too = not traits.drafts_blocks and question.method in _QUANTIZED_HEADS
+        leaves = {"kernel_projection", *(each.leaf for each in traits.extra_linears)}
+        leaves |= set() if head_too else {"lm_head"}
+        return frozenset(leaves | {"fc"} if traits.sglang.plain_fc else leaves)
+
+    @override
+    def codes_in_floats(self, question: Question, module: Module) -> Finding | None:
+        """The loader puts q_a and kv_a together before it looks who takes them."""
+        groups = question.declaration.groups if question.declaration else ()
+        errors = [concatenated().get(group.scheme.signature) for group in groups]
+        text = next(filter(None, errors), None)
+        if module.leaf != MLA_DOWN.sglang or text is None:
+            return None
+        return Finding("load", text, "use FP8 per channel with dynamic tokens: recipe fp8-ptpc")
+
+    @override
+    def stranger(self, question: Question, name: str) -> str | None:
+        """`qwen3.py:742` looks up a part of a fused linear unasked; for a bias it asks."""
+        served = question.own.mtp
+        if served is not None and served.no_parameter:  # `mimo_mtp.py`, load_weights
+            return served.no_parameter.format(name=mtp.in_engine(name, served.layer))
+        module, _, suffix = name.rpartition(".")
+        leaf = module.rpartition(".")[2]
+        named = declared_architecture(question.config) == "Qwen3ForCausalLM"
+        renamed = ("bias", "output_scale", "k_scale", "v_scale")  # but the first: of the KV cache
+        if not named or leaf not in (*QKV.members, *GATE_UP.members) or suffix in renamed:
+            return None
+        fused = QKV if leaf in QKV.members else GATE_UP
+        return f"KeyError: '{module.removesuffix(leaf)}{fused.sglang}.{suffix}'"
+
+    @override
+    def unshared_head(self, question: Question) -> Finding | None:
+        """`init_lm_head` of `eagle_worker_v2.py:357` asks for a null key."""
+        config = question.config
+        if question.traits.drafts_blocks or config.get("tie_word_embeddings"):
+            return None
+        return None if config.get("draft_vocab_size") is None else said("sglang-unshared-head")
+
+    @override
+    def cut_head(self, question: Question, head: CutHead) -> Iterator[Finding]:
+        """The head that it builds has as many rows as config.json declares; of null it is whole.
+
+        Loading and proposing executed; `llama_eagle3.py:303`, `kimi_k25_eagle3.py:351` and
+        `init_lm_head` of `eagle_worker_v2.py:336`.
+        """
+        if self.is_ordinary(question) or question.is_tied:
+            return
+        built = head.built if head.is_declared else head.vocabulary
+        if head.stored not in (None, built):
+            yield said("sglang-cut-head", built=built, stored=head.stored)
+        unlike = head.mapped not in (None, head.vocabulary)
+        if head.stored is None and not head.is_declared and unlike:
+            yield said("sglang-absent-cut-head", head=head)
+
+    @override
+    def cache_scale(self, question: Question, tensor: TensorInfo) -> bool | Finding | None:
+        """Whatever it is called; what it does not read it drops.
+
+        Source: `maybe_remap_kv_scale_name`, which `llama.py` alone calls for a draft, and the
+        methods of `RadixAttention`; executed (`tests/engines/kinds.py`, `foreign_mix.py`).
+        """
+        if tensor.name.endswith("_zero_point"):  # symmetric: all zero, and never used
+            return True
+        served = question.own.mtp
+        if served is not None:  # some loaders look it up without asking whether it is there
+            own = _OWN.search(tensor.name) is not None
+            return served.cache_scales and _has_scales(question) if own else False
+        renames = declared_architecture(question.config) == _RENAMING
+        names = _RENAMED if renames else _OWN
+        if not _has_scales(question) or question.is_latent:
+            return False
+        if not names.search(tensor.name) or (question.traits.whole_model and not renames):
+            return False
+        return tensor.numel == 1 or said("sglang-cache-scale", shape=list(tensor.shape))
+
+
+@dataclass(frozen=True, slots=True, kw_only=False)
+class _Facts:
+    """What rows of rules.toml ask of a draft in SGLang."""
+
+    engine: Sglang
+    question: Question
+
+    @property
+    def name(self) -> str:
+        return declared_architecture(self.question.config)
+
+    @property
+    def is_ordinary(self) -> bool:
+        return self.engine.is_ordinary(self.question)
+
+    @property
+    def as_draft(self) -> str:
+        """What to do about the name of a whole model."""
+        wanted = OTHER_NAMES[self.name]
+        if wanted in self.engine.architectures:
+            return f"set architectures to {wanted}"
+        return f"serve it with vLLM, as {wanted}: SGLang has no such draft"
+
+    @property
+    def config_class(self) -> str:
+        return _CONFIGS.get(str(self.question.config.get("model_type")), "config")
+
+    @property
+    def has_topk_method(self) -> bool:
+        return "topk_method" in self.question.config
+
+    @property
+    def drops_fc(self) -> bool:
+        """Whether the whole model has linears of the draft's names and shapes."""
+        return self.name == _RENAMING or "hidden_norm.weight" in self.question.tensor_names
+
+    @property
+    def dtype(self) -> Any:
+        return self.question.config.get("torch_dtype", self.question.config.get("dtype"))
+
+    @property
+    def too_many_layers(self) -> bool:
+        most = self.question.traits.sglang.most_layers
+        return most is not None and self.question.num_layers > most
+
+    @property
+    def lacks_draft_vocab_size(self) -> bool:
+        """A null key is there: the head is then the target's."""
+        needed = self.question.traits.sglang.needs_draft_vocab_size
+        return needed and "draft_vocab_size" not in self.question.config
+
+    @property
+    def drops_head(self) -> bool:
+        """`llama_eagle3.py:303` and `llama.py` put the embedding in the place of the head."""
+        stored = any("lm_head." in name for name in self.question.tensor_names)
+        return not self.question.traits.drafts_blocks and self.question.is_tied and stored
+
+    @property
+    def transformed(self) -> bool:
+        return any_transform(self.question)
+
+
+def _schemes(parts: tuple[str, ...]) -> str:
+    return _SOME_SCHEMES.format([part.rpartition(".")[2] for part in parts])
+
+
+def _names_latent(pattern: str, module: Module) -> bool:
+    """ModelOpt's excludes name the parts of MLA, which are looked for in the fused name."""
+    tail = pattern.rpartition(".")[2]
+    return tail in _LATENT and tail in module.leaf
+
+
+def _has_scales(question: Question) -> bool:
+    """Whether the attention of a draft has scales that a tensor can fill."""
+    method, scheme = question.method, question.keys.get("kv_cache_scheme")
+    if method == "compressed-tensors":
+        return (
+            isinstance(scheme, Mapping)
+            and _ONE_PER_LAYER.items() <= {**scheme}.items()
+            and scheme.get("symmetric", True)
+            and not scheme.get("dynamic", False)
+        )
+    if method == "modelopt" and question.declaration and question.declaration.form == "nested":
+        return False  # `_parse_modelopt_quant_config` leaves its algorithm alone
+    if method == "modelopt":
+        return isinstance(scheme, Mapping) or bool(question.keys.get("kv_cache_quant_algo"))
+    return method in ("fp8", "quark")

@@ -1,0 +1,401 @@
+"""How vLLM reads a draft: its config.json, declaration, linears, head and scales of the KV cache.
+
+Executed with 0.33.0's own classes on faked GPUs (`tests/engines/RESULTS.md`), whose error texts
+these are, or read: `EAGLEConfig`, `SpeculatorsConfig` and `algos.py` of
+`vllm/transformers_utils/configs`, `vllm/model_executor/layers/quantization`, `config/model.py`.
+"""
+
+import json
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from operator import eq
+from typing import Any
+
+from typing_extensions import override
+
+from ..drafts.architectures import REWRITTEN_BY_VLLM, declared_architecture, nested_eagle_keys
+from ..drafts.engine_traits import INVALID, QKV, UNSUPPORTED, EngineTraits, Finding
+from ..drafts.family import LAYER_CONFIG
+from ..files.safetensors_header import TensorInfo
+from . import mtp_linears as mtp
+from .config_rules import NO_NAME, OF_LAYERS, as_class_reads, draft_traits, vllm_captures
+from .contract import (
+    UNKNOWN_FIRST_LAYER,
+    Captures,
+    CutHead,
+    Declaration,
+    Module,
+    Question,
+    UnsureError,
+)
+from .engine import TRAITS, Engine, Serving, flag
+from .engine_rows import first_rule, said
+from .excludes import (
+    SOME_PARTS,
+    Matching,
+    Patterns,
+    auto_round_in_vllm,
+    exact_or_regex,
+    extra_heads,
+    gptq_by_lists,
+    substring,
+    substring_or_wildcard,
+    whole_or_parts,
+)
+from .linear_scheme import Group
+
+_NOT_EXECUTED = frozenset().union(*(traits.vllm.not_executed for traits in TRAITS))
+"""Other names of drafts that are registered, under methods and with tensors of their own."""
+_OF_MTP = re.compile(r"NextN$|MTP|^(?!.*(eagle|dflash|dspark)).*For(CausalLM|Conditional)", re.I)
+_REWRITTEN = re.compile(
+    r"(deepseek_(v3|v32|v4|v41|mtp)|glm_moe_dsa|glm5_next|dots3_note|pangu_ultra_moe|kimi_k3"
+    r"|ernie4_5_moe|ernie|nemotron_h(_puzzle)?|qwen3_next|qwen4_exp(_text)?|qwen3_5(_moe)?(_text)?"
+    r"|bailing_hybrid(_v3)?|exaone_moe|exaone4_5|intern_s2_preview|interns2_mobius|longcat_flash"
+    r"|step3p[57]|step5(_vl)?|hy_v[34]|inkling(_mm)?_model|gemma4(_unified)?_assistant"
+    r"|minimax_m3(_vl)?|mimo(_v2)?|glm4_moe(_lite)?|glm_ocr)(_mtp)?"
+)
+"""model_types for which it writes the name of an MTP layer: `config/speculative.py:711`."""
+_ATTRIBUTE = "AttributeError: 'SpeculatorsConfig' object has no attribute '{}'"
+_NEEDED = ("intermediate_size", "hidden_act", "rms_norm_eps")
+_NEEDED_BY_QWEN3 = ("max_position_embeddings", "num_key_value_heads")
+_READ = {kind: how for traits in TRAITS for kind, how in traits.vllm.speculators.items()}
+_OWN_HEAD = "has_own_lm_head"
+"""The key of config.json by which DFlash hands its head the declaration: `qwen3_dflash.py:760`."""
+_QUANTIZED_HEADS = ("modelopt", "compressed-tensors")
+"""Each quant_method that has a way for heads: `compressed_tensors.py:186`, `modelopt.py:254`."""
+_NUMBER = re.compile(r"layers(?:\.|\\\.)(\d+)")
+_SOME_SHARDS = (
+    "Found different quantization schemes for the shards of {}. vLLM requires all to use the same"
+    " scheme."
+)
+_OF_OUTPUTS = re.compile(r"\.self_attn\.(?:[qkv]_proj\.output_scale|prob_output_scale)$")
+_OF_ATTENTION = re.compile(
+    r"\.self_attn\.(?:attn\.[qkv]_(?:scale|zero_point)|(?:[kv]_proj\.)?[kv]_scale|q_scale|kv_scale"
+    r"|[qkv]_zero_point)$"
+)
+_BY_OUTPUTS = ("fp8", "quark")
+"""Each quant_method that takes scales of the outputs of linears for those of the cache."""
+_PER_TENSOR = ("fp8", "modelopt", "quark")
+"""Each whose attention has one scale; compressed-tensors' may have one per head, others none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vllm(Engine):
+    """One version of vLLM."""
+
+    @override
+    def launch(self, question: Question, num_draft_tokens: int, serving: Serving) -> str:
+        """What is the draft's stands in `--speculative-config`.
+
+        Without `draft_tensor_parallel_size` the draft is split as the target is. Of another number
+        than the target's only 1 is taken (`config/speculative.py:1849`), and then only DSpark's and
+        a language model's loaders look at it.
+        """
+        config = {
+            "method": question.own.served_as,
+            **({"model": serving.draft} if serving.draft is not None else {}),
+            "num_speculative_tokens": num_draft_tokens,
+            **({"parallel_drafting": True} if question.is_parallel else {}),
+            **({"draft_tensor_parallel_size": question.tp} if question.tp > 1 else {}),
+            **({"kv_cache_dtype": serving.cache_dtype} if serving.cache_dtype else {}),
+        }
+        return serving.line(
+            f"vllm serve {shlex.quote(serving.target)} --tensor-parallel-size {question.tp}",
+            flag("--quantization", serving.quantization),
+            flag("--dtype", serving.dtype),
+            flag("--kv-cache-dtype", serving.target_cache_dtype),
+            flag("--max-model-len", serving.context),
+            f"--speculative-config {shlex.quote(json.dumps(config))}",
+        )
+
+    @override
+    def plain_config(self, config: Mapping[str, Any]) -> Mapping[str, Any] | Finding:
+        model_type = config.get("model_type")
+        if model_type is None and config.get("speculators_config") is None:
+            return said("vllm-no-model-type", remedy=OF_LAYERS)
+        if model_type == "eagle":
+            return config  # which `architecture_problem` reads
+        if model_type not in (None, "speculators"):
+            return _rewritten(draft_traits(config), config) or as_class_reads(
+                config, "vllm", INVALID
+            )
+        return _speculators_config(config)
+
+    @override
+    def architecture_problem(self, config: Mapping[str, Any]) -> Finding | None:
+        """No other name is registered, alone or behind the "Eagle" or "Eagle3" of `EAGLEConfig`."""
+        name, model_type = declared_architecture(config), config.get("model_type")
+        if model_type == "eagle":  # which reads the keys below "model", and is EAGLE-1 by default
+            nested = nested_eagle_keys(config)
+            if nested is None:
+                return said("vllm-no-eagle-model", remedy=OF_LAYERS)
+            name = declared_architecture(nested)
+            text = UNSUPPORTED.format(f"Eagle{name}") if name else NO_NAME
+            return Finding("config", text, "")
+        if not config.get("architectures"):
+            return Finding("config", NO_NAME, "")
+        if not name or name in self.architectures | self.registered | _NOT_EXECUTED:
+            return None
+        if _OF_MTP.search(name) and _REWRITTEN.fullmatch(str(model_type)):
+            return None
+        return Finding("config", UNSUPPORTED.format(name), "")
+
+    @override
+    def config_problem(self, question: Question) -> Finding | None:
+        if question.own.mtp is not None:
+            return mtp.vllm_problem(question, question.own.mtp)
+        return (
+            _rewritten(question.traits, question.config)
+            or question.own.problem(question)
+            or first_rule("vllm", "config", question)
+        )
+
+    @override
+    def captures(self, question: Question) -> Captures:
+        name = declared_architecture(question.config)
+        return vllm_captures(question.config, runs_v1=name not in question.traits.vllm.not_in_v1)
+
+    @override
+    def taken(self, declaration: Declaration, arch: str) -> Declaration | Finding | None:
+        """`_normalize_quantization_config`: ModelOpt's nested form needs no quant_method."""
+        problem = self.declaration_problem(declaration, arch)
+        if problem is not None:
+            return problem
+        if not declaration.method and declaration.algorithm is None:
+            return replace(declaration, method=None)
+        if declaration.algorithm == "NVFP4" and _is_weight_only(declaration.keys):
+            groups = tuple(map(_without_inputs, declaration.groups))
+            declaration = replace(declaration, groups=groups)
+        nested = declaration.form != "flat" and declaration.by_modelopt
+        return replace(declaration, method="modelopt") if nested else declaration
+
+    @override
+    def excludes(
+        self, question: Question, module: Module, layout: str, patterns: Patterns
+    ) -> bool | Finding:
+        match layout:
+            case "quark" | "compressed-tensors":
+                return _excluded(exact_or_regex, _SOME_SHARDS, question, module, patterns)
+            case "gptq":
+                return gptq_by_lists(question, module)
+            case "auto-round":
+                return auto_round_in_vllm(question, module)
+            case "awq":
+                if not question.keys.get("modules_to_not_convert"):
+                    patterns = _unpacked(question)
+                return _excluded(substring, SOME_PARTS, question, module, patterns)
+        named: bool | Finding = False
+        if layout == "modelopt" and question.traits.drafts_blocks:
+            patterns = _mapped(question, patterns)
+        else:
+            named = _excluded(eq, SOME_PARTS, question, module, patterns)
+        if layout == "fp8":
+            return named
+        return named or any(substring_or_wildcard(each, module.prefix) for each in patterns)
+
+    @override
+    def layer_names(self, question: Question, layer: int, path: str) -> tuple[str, str]:
+        """Parameters count the draft's layers from 0, excludes are held against target's + own.
+
+        A language model counts its own alone, below the name that it is built under
+        (`v1/worker/gpu/spec_decode/standalone_ar/speculator.py:129`). `qwen3_eagle3.py` builds
+        qkv_proj again, and forgets that it is part of self_attn.
+        """
+        whole = question.traits.whole_model
+        number = layer + (0 if whole else question.first_layer or UNKNOWN_FIRST_LAYER)
+        forgets = question.traits.vllm.forgets_attention and question.normed_heads
+        excluded = QKV.vllm if forgets and path.endswith(QKV.vllm) else path
+        root = "draft_model." if whole else ""
+        return f"model.layers.{layer}.{path}", f"{root}model.layers.{number}.{excluded}"
+
+    @override
+    def other_modules(self, question: Question) -> Iterator[Module]:
+        if question.fuses:
+            yield Module("model.fc", "model.fc", ("fc",), "replicated")
+        for each in question.traits.extra_linears:
+            prefix = f"model.{each.name}" if each.is_head else each.name
+            yield Module(f"model.{each.name}", prefix, (each.name,), "replicated")
+        if question.has_head:
+            root = "draft_model." if question.traits.whole_model else ""
+            yield Module("lm_head", f"{root}lm_head", ("lm_head",), "column")
+
+    @override
+    def plain(self, question: Question) -> frozenset[str]:
+        """The head, where the class hands it no config or the method knows no heads.
+
+        `llama_eagle3.py:332`, `qwen3_eagle3.py:308` and `qwen3_dflash.py:755` give ParallelLMHead a
+        config, `deepseek_eagle3.py:225` gives it none.
+        """
+        heads = {"lm_head", *extra_heads(question)}
+        if question.method in _QUANTIZED_HEADS:
+            declared, asked = question.traits.vllm.head_declared, question.config.get(_OWN_HEAD)
+            handed = declared == "always" or (declared == "asked" and asked)
+            heads = set() if handed else {"lm_head"}
+        others = {each.leaf for each in question.traits.extra_linears if not each.is_head}
+        return frozenset({*others, *heads})
+
+    @override
+    def plain_remedy(self, question: Question, leaf: str) -> str | None:
+        if leaf == "lm_head" and question.traits.drafts_blocks:
+            return f"write {_OWN_HEAD}: true into config.json"
+        return None
+
+    @override
+    def cache_scale(self, question: Question, tensor: TensorInfo) -> bool | Finding | None:
+        """Whatever it is called.
+
+        Source: `get_cache_scale_mapper` of `base_config.py`, `fp8.py` and `quark.py`,
+        `AutoWeightsLoader`, `KVCacheScaleParameter`, and `CompressedTensorsKVCacheMethod`; executed
+        (`tests/engines/kinds.py`, `tests/engines/foreign_mix.py`).
+        """
+        method, name = question.method, tensor.name
+        if method is None or question.is_latent:
+            return False
+        if question.own.mtp is not None:
+            return None
+        outputs = bool(_OF_OUTPUTS.search(name)) and method in _BY_OUTPUTS
+        if not outputs and not _OF_ATTENTION.search(name):
+            return False
+        if outputs and not (question.traits.whole_model or question.traits.drafts_blocks):
+            return said("vllm-output-scales")
+        if name.endswith("_zero_point"):  # symmetric: all zero, and never used
+            return True
+        if method not in (*_PER_TENSOR, "compressed-tensors"):
+            return said("vllm-no-cache-scales", name=name, method=method)
+        scheme = question.keys.get("kv_cache_scheme")
+        strategy = scheme.get("strategy") if isinstance(scheme, dict) else None
+        per_head = method == "compressed-tensors" and strategy == "attn_head"
+        shape = {"name": name, "shape": list(tensor.shape)}
+        if per_head and not name.endswith("q_scale"):
+            heads = question.config.get("num_key_value_heads", 0)
+            fits = tensor.numel in (1, heads)
+            return True if fits else said("vllm-cache-scale", **shape, wanted=heads)
+        if per_head or tensor.numel == 1:
+            return True
+        if method in _PER_TENSOR:
+            return said("vllm-scalar-cache-scale", tensor=tensor)
+        return said("vllm-cache-scale", **shape, wanted=1)
+
+    @override
+    def cut_head(self, _question: Question, head: CutHead) -> Iterator[Finding]:
+        """The head that it builds has as many rows as config.json declares.
+
+        Loading and proposing executed; `_should_share` of
+        `v1/worker/gpu/spec_decode/eagle/utils.py:24` and `llm_base_proposer.py:1513` put the
+        target's head in the place of one that is not stored, whatever its size.
+        """
+        if head.stored is None and head.is_cut:
+            yield said("vllm-absent-cut-head", head=head)
+        if head.stored in (None, head.built) or not head.is_declared:
+            return
+        unlike_map = head.mapped not in (None, head.built) and head.is_cut
+        yield said("vllm-cut-map" if unlike_map else "vllm-cut-head", head=head)
+
+
+def _rewritten(traits: EngineTraits | None, config: Mapping[str, Any]) -> Finding | None:
+    """The error for a draft whose model_type is one of targets with an MTP layer."""
+    model_type = config.get("model_type")
+    if not (traits and traits.usual_type) or model_type not in tuple(REWRITTEN_BY_VLLM):
+        return None
+    name = f"{'DFlash' if traits.drafts_blocks else 'Eagle3'}{REWRITTEN_BY_VLLM[model_type]}"
+    return said("vllm-rewritten", name=name, usual=traits.usual_type, model_type=model_type)
+
+
+def _speculators_config(config: Mapping[str, Any]) -> Mapping[str, Any] | Finding:
+    """One of speculators as an ordinary config.json; unlike those of drafts it has no defaults."""
+    kind = config.get("speculators_model_type")
+    if kind not in tuple(_READ):  # of any JSON type
+        if kind == "mtp":
+            return said("vllm-speculators-mtp")
+        known = isinstance(kind, str)
+        return said("vllm-speculators-other" if known else "vllm-speculators-no-kind", kind=kind)
+    layers = config.get(LAYER_CONFIG)
+    if not isinstance(layers, Mapping):
+        save = "save the draft again with the speculators package"
+        return Finding("init", _ATTRIBUTE.format("vocab_size"), save)
+    own = _READ[kind].read(config, layers)
+    if isinstance(own, Finding):
+        return own
+    qwen3 = _READ[kind].qwen3 or layers.get("model_type") == "qwen3"
+    for key in (*(_NEEDED_BY_QWEN3 if qwen3 else ()), *_NEEDED):
+        if key not in layers:
+            return Finding("init", _ATTRIBUTE.format(key), f"add {key!r} to {LAYER_CONFIG}")
+    for key in _NEEDED_BY_QWEN3:
+        if layers.get(key, 0) is None:
+            text = f"TypeError: {key} is null in {LAYER_CONFIG}"
+            return Finding("init", text, f"give {key!r} its value")
+    shared = {
+        "draft_vocab_size": config.get("draft_vocab_size"),
+        "quantization_config": config.get("quantization_config")
+        or layers.get("quantization_config"),
+    }
+    if config.get("target_hidden_size") is not None:
+        shared["target_hidden_size"] = config["target_hidden_size"]
+    return {**layers, **shared, **own}
+
+
+def _is_weight_only(keys: Mapping[str, Any]) -> bool:
+    """`ModelOptNvFp4Config._from_config`: no group has input_activations, or each has null."""
+    groups = keys.get("config_groups")
+    found = list(groups.values()) if isinstance(groups, Mapping) else []
+    inputs = [each.get("input_activations") for each in found if isinstance(each, Mapping)]
+    return bool(found) and inputs == [None] * len(found)
+
+
+def _without_inputs(group: Group) -> Group:
+    not_read = (*group.scheme.not_read, "input_scale")
+    return group._replace(scheme=replace(group.scheme, not_read=not_read))
+
+
+# ---- Excludes. Without a list of fused parts q_proj says nothing about qkv_proj:
+# `Question.names_of_parts`.
+
+
+def _excluded(
+    matched: Matching, error: str, question: Question, module: Module, patterns: Patterns
+) -> bool | Finding:
+    _check_numbers(question, patterns)
+    return whole_or_parts(matched, patterns, module, question.names_of_parts(module), error)
+
+
+def _mapped(question: Question, patterns: Patterns) -> Patterns:
+    """`map_draft_quant_config`: for DFlash in ModelOpt's layout, names on disk become runtime's."""
+    first = question.first_layer or UNKNOWN_FIRST_LAYER
+    mapped = []
+    for pattern in patterns:
+        tree = len(pattern) >= 2 and pattern.endswith("*") and not pattern.endswith(".*")
+        for name in (pattern[:-1], f"{pattern[:-1]}.*") if tree else (pattern,):
+            own = re.sub(
+                r"^((?:model\.)?\*?)layers\.(\d+)(?=\.|\*|$)",
+                lambda match: f"{match[1]}layers.{int(match[2]) + first}",
+                name,
+            )
+            rooted = own.startswith("*") or re.match(r"model(?:\.|\*|$)", own)
+            mapped.append(own if rooted else f"model.{own}")
+    return tuple(mapped)
+
+
+def _check_numbers(question: Question, patterns: Patterns) -> None:
+    """Raise UnsureError where a pattern names a layer by a number that depends on the target.
+
+    A number below the draft's own layers cannot be one of the runtime's.
+    """
+    for pattern in patterns if question.first_layer is None else ():
+        for number in _NUMBER.findall(pattern):
+            if int(number) >= question.num_layers:
+                raise UnsureError(
+                    f"The exclude {pattern!r} names layer {number}: vLLM counts the draft's layers"
+                    " after the target's, whose number is not known here (--target-layers)"
+                )
+
+
+def _unpacked(question: Question) -> Patterns:
+    """AWQ without a list: what has a plain weight is not quantized."""
+    names = question.tensor_names
+    return tuple(
+        name.removesuffix(".weight")
+        for name in names
+        if name.endswith(".weight") and f"{name.removesuffix('.weight')}.qweight" not in names
+    )
