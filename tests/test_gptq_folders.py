@@ -118,13 +118,11 @@ def test_the_first_rule_of_dynamic_decides(
     out = gptq_folder(source, tmp_path / "out", dynamic={key: {} for key in rules})
     faults = audit_checkpoint(Checkpoint.open(out)).faults
     assert {fault.where.rpartition(".")[2] for fault in faults} == kept
-    asked: Any = SimpleNamespace(
-        declaration=SimpleNamespace(keys={"dynamic": {key: {} for key in rules}})
-    )
+    asked: Any = SimpleNamespace(keys={"dynamic": {key: {} for key in rules}})
     said = {
         leaf
         for leaf in ("up_proj", "gate_proj", "down_proj", "q_proj")
-        if gptq_by_rules(asked, SimpleNamespace(prefix=f"model.layers.0.mlp.{leaf}"), ())  # type: ignore[arg-type]
+        if gptq_by_rules(asked, SimpleNamespace(prefix=f"model.layers.0.mlp.{leaf}"))  # type: ignore[arg-type]
     }
     assert said - {"q_proj"} == kept
 

@@ -267,7 +267,7 @@ class Vllm(Engine):
         scheme = question.keys.get("kv_cache_scheme")
         strategy = scheme.get("strategy") if isinstance(scheme, dict) else None
         per_head = method == "compressed-tensors" and strategy == "attn_head"
-        shape = {"name": name, "shape": list(tensor.shape)}
+        shape = {"name": name, "shape": ", ".join(map(str, tensor.shape))}
         if per_head and not name.endswith("q_scale"):
             heads = question.config.get("num_key_value_heads", 0)
             fits = tensor.numel in (1, heads)
