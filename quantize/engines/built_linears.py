@@ -16,7 +16,7 @@ from ..files.safetensors_header import TensorInfo
 from ..stored.layouts.scheme import FP8_DTYPE
 from .contract import Module, Parameter, Question, Scheme
 from .engine import Engine
-from .engine_rows import concatenated
+from .engine_rows import concatenated, said
 from .excludes import is_transformed
 from .linear_scheme import LinearScheme
 
@@ -78,17 +78,13 @@ def never_fits(stored: tuple[int, ...], expected: tuple[int, ...]) -> bool:
 
 def refused_shape(tensor: TensorInfo, shape: tuple[int, ...], remedy: str) -> Finding:
     """The assertion with which loaders refuse a tensor of another shape than its parameter."""
-    text = f"AssertionError: {tensor.name} is {list(tensor.shape)}, its parameter {list(shape)}"
-    return Finding("load", text, remedy)
+    sizes = {"stored": list(tensor.shape), "shape": list(shape)}
+    return said("refused-shape", tensor=tensor, remedy=remedy, **sizes)
 
 
 def other_shape(tensor: TensorInfo, shape: tuple[int, ...]) -> Finding:
     """A tensor of which it is not known what a loader makes of its shape."""
-    text = (
-        f"{tensor.name} is stored as {tensor.dtype} {list(tensor.shape)}, where {list(shape)} is"
-        " expected"
-    )
-    return Finding("unknown", text, "make the tensors, quantization_config and config.json agree")
+    return said("other-shape", tensor=tensor, stored=list(tensor.shape), shape=list(shape))
 
 
 def holds(tensor: TensorInfo, dtypes: Sequence[str]) -> bool:
@@ -108,12 +104,10 @@ def one_global_scale(
     scales = [t for part in parts.values() for s, t in part.items() if s in _GLOBAL_SCALES]
     if len({stored_scalar(checkpoint, tensor) for tensor in scales}) < 2:
         return
-    remedy = "quantize the fused parts with one global scale"
     if taken.own_global_scales:
-        yield Finding("after load", taken.own_global_scales, remedy)
+        yield said("own-global-scales", text=taken.own_global_scales)
     else:
-        text = f"{module.name} gets one scale, although its parts were quantized with several"
-        yield Finding("wrong", text, remedy)
+        yield said("one-global-scale", name=module.name)
 
 
 def of_shapes(config: Mapping[str, Any], said: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -136,19 +130,13 @@ def bias_findings(
     """Biases that are built and not stored, and keys of which nothing is known."""
     for leaves in _asked(engine, question):
         if leaves is None:
-            what = "Loading such a draft with attention_bias or mlp_bias was never executed"
-            yield Finding("unknown", what, "try it, or train the draft without biases")
+            yield said("unread-biases")
     built = built_biases(engine, question)
     for module in engine.modules(question) if built else ():
         for part in module.parts:
             biased = part.rpartition(".")[2] in built
             if biased and part in stored and "bias" not in stored[part]:
-                remedy = (
-                    "correct attention_bias and mlp_bias of config.json, which are those of its"
-                    " model_type where they are absent"
-                )
-                text = f"{module.name}.bias stays uninitialised, because {part}.bias is not stored"
-                yield Finding("wrong", text, remedy)
+                yield said("absent-bias", name=module.name, part=part)
 
 
 def _asked(engine: Engine, question: Question) -> list[frozenset[str] | None]:

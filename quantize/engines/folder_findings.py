@@ -10,8 +10,9 @@ from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
 from ..stored.stored_declaration import COMPANIONS
 from .built_linears import bias_findings, built_biases
-from .contract import CutHead, Module, Question, Verdict
+from .contract import CutHead, Question, Verdict
 from .engine import TRAITS, Engine
+from .engine_rows import said
 from .mtp_linears import ROUTED
 
 # ---- A head with rows for fewer tokens than the vocabulary
@@ -19,8 +20,6 @@ from .mtp_linears import ROUTED
 # i + d2t[i]; no engine reads t2d.
 
 _WEIGHTS = ("weight", "weight_packed")
-_EXPORT = "export d2t again: the rows of lm_head and their target ids do not match"
-_SUBTRACT = "subtract arange(draft_vocab_size) from d2t"
 
 Stored = Mapping[str, Mapping[str, TensorInfo]]
 """Canonical module -> suffix -> tensor."""
@@ -44,12 +43,7 @@ def cut_head_findings(
     if not head.is_cut:
         return
     if head.mapped is None:
-        yield Finding(
-            "wrong",
-            f"The head has {head.built} tokens and no map d2t is stored: {engine.title} takes the"
-            " tokens that the draft proposes for other tokens of the target",
-            "export the draft with d2t",
-        )
+        yield said("no-map", engine=engine.title, built=head.built)
     else:
         yield from _wrong_tokens(engine, checkpoint, head, tables)
 
@@ -83,26 +77,13 @@ def _wrong_tokens(
     outside = np.flatnonzero((ids < 0) | (ids >= head.vocabulary))
     repeated = len(ids) - len(np.unique(ids))
     if absolute:
-        text = (
-            f"d2t holds target ids, and {engine.title} adds the number of the row to each: the"
-            " draft proposes other tokens, or fails at the first request"
-        )
-        yield Finding("wrong", text, _SUBTRACT)
+        yield said("absolute-map", engine=engine.title)
     elif len(outside):
         row = int(outside[0])
-        text = (
-            f"d2t makes row {row} of the head stand for target id {ids[row]}, outside the"
-            f" vocabulary of {head.vocabulary}: {engine.title} loads the draft, which proposes"
-            " tokens that do not exist, or fails at the first request"
-        )
-        yield Finding("wrong", text, _EXPORT)
+        whose = {"engine": engine.title, "vocabulary": head.vocabulary}
+        yield said("map-outside", row=row, token=ids[row], **whose)
     elif repeated:
-        text = (
-            f"{repeated} of {len(ids)} rows of d2t stand for a token for which another row stands:"
-            f" {engine.title} loads the draft, which never proposes the tokens that these rows"
-            " were trained for"
-        )
-        yield Finding("wrong", text, _EXPORT)
+        yield said("map-repeats", engine=engine.title, repeated=repeated, count=len(ids))
 
 
 def _rows(tensors: Mapping[str, TensorInfo], suffixes: tuple[str, ...]) -> int | None:
@@ -156,8 +137,7 @@ def folder_findings(
         if not spellings.match(_inner(name, roots)) and _OF_LAYERS & set(name.split("."))
     }
     for name in sorted(unusual):
-        text = f"Loading a tensor called {name} was never executed"
-        yield Finding("unknown", text, "use the names of the published drafts")
+        yield said("unusual-name", name=name)
     for module, tensors in stored.items():
         declared = question.traits.is_mtp and question.declaration is not None
         if ROUTED in module and (question.inside_target or declared):
@@ -170,11 +150,7 @@ def folder_findings(
             if old or not (plain or known or tensor.name in unusual):
                 yield from strangers(engine, question, tensor)
             if plain and linears and module not in linears and tensor.dtype in _CODES:
-                text = (
-                    f"{engine.title} reads {tensor.name}, which is stored as {tensor.dtype}, as"
-                    " plain numbers without scales"
-                )
-                yield Finding("wrong", text, f"keep {module} in BF16")
+                yield said("codes-of-no-linear", engine=engine.title, tensor=tensor, module=module)
     yield from _other_vocabulary(engine, question, geometry, stored)
     yield from cut_head_findings(engine, question, checkpoint, geometry, stored)
     yield from _later_norms(engine, question, stored)
@@ -190,24 +166,16 @@ def folder_findings(
 
 
 def _shared_tables(engine: Engine, question: Question, stored: Stored) -> Iterator[Finding]:
-    if question.own.shares_tables:
-        rows, vocab = question.head_rows, question.config.get("vocab_size")
-        pruned = "d2t" in stored.get("", {}) or rows not in (None, vocab)
-        if pruned:
-            text = (
-                f"{engine.title} drops d2t and lm_head: the draft then proposes tokens of the whole"
-                " vocabulary with the target's head"
-            )
-            yield Finding("wrong", text, "serve it with vLLM, or the draft with its whole head")
-        for module in SHARED:
-            if module in stored and COMPANIONS & stored[module].keys():
-                text = f"{engine.title} drops {module}, which is quantized, and serves the target's"
-                yield Finding("wrong", text, f"keep {module}, or drop it where the target has it")
-            elif module in stored and not pruned:
-                text = (
-                    f"{engine.title} serves the target's {module} in the place of the draft's own"
-                )
-                yield Finding("unknown", text, f"compare {module} with the target's")
+    if not question.own.shares_tables:
+        return
+    pruned = "d2t" in stored.get("", {}) or not question.head_is_whole
+    if pruned:
+        yield said("shared-cut-head", engine=engine.title)
+    for module in SHARED:
+        if module in stored and COMPANIONS & stored[module].keys():
+            yield said("shared-quantized", engine=engine.title, module=module)
+        elif module in stored and not pruned:
+            yield said("shared-table", engine=engine.title, module=module)
 
 
 def _inner(name: str, roots: Iterable[str]) -> str:
@@ -221,17 +189,14 @@ def _uneven_shards(question: Question) -> Iterator[Finding]:
         text = question.own.uneven_heads.format(heads=heads, tp=tp)
         yield Finding("init", text, f"serve the draft on a number of GPUs that divides {heads}")
         return
-    fewer = "serve the draft on fewer GPUs"
     kept = question.config.get("num_key_value_heads")
     kept = kept if type(kept) is int and kept > 0 else heads
     if heads % tp:
-        yield Finding("init", "AssertionError: assert self.total_num_heads % tp_size == 0", fewer)
+        yield said("cut-heads")
     elif max(kept, tp) % min(kept or tp, tp):
-        yield Finding(
-            "init", "AssertionError: assert self.total_num_kv_heads % tp_size == 0", fewer
-        )
+        yield said("cut-kv-heads")
     elif (width := question.config.get("intermediate_size", 0)) % tp:
-        yield Finding("init", f"AssertionError: {width} is not divisible by {tp}", fewer)
+        yield said("cut-width", width=width, tp=tp)
 
 
 def _other_vocabulary(
@@ -254,12 +219,8 @@ def _later_norms(engine: Engine, question: Question, stored: Stored) -> Iterator
     for i in range(1, question.num_layers):
         norm = stored.get(f"layers.{i}.input_layernorm", {}).get("weight")
         if norm is not None and not norm.name.endswith(f".{wanted}.weight"):
-            yield Finding(
-                "wrong",
-                f"model.layers.{i}.{wanted}.weight stays uninitialised, because the norm is stored"
-                f" as {norm.name}",
-                f"rename it to {wanted} for {engine.title}",
-            )
+            names = {"layer": i, "wanted": wanted, "name": norm.name}
+            yield said("later-norm", engine=engine.title, **names)
 
 
 def strangers(engine: Engine, question: Question, tensor: TensorInfo) -> Iterator[Finding]:
@@ -277,8 +238,7 @@ def strangers(engine: Engine, question: Question, tensor: TensorInfo) -> Iterato
         if isinstance(read, Finding):
             yield read
         if read is None:
-            text = f"Loading a tensor called {name} was never executed"
-            yield Finding("unknown", text, remedy)
+            yield said("unread-name", name=name, remedy=remedy)
         if read is not False:
             return
         remedy = f"remove {name}: without it an FP8 KV cache is served with a scale of 1"
@@ -286,8 +246,7 @@ def strangers(engine: Engine, question: Question, tensor: TensorInfo) -> Iterato
     dropped = dropped or question.own.unknown_tensors == "dropped"
     silent = name.endswith((".bias", ".input_zero_point"))
     if silent or (dropped and engine.stranger(question, name) is None):
-        text = f"{engine.title} drops {name}, because its model has no parameter for it"
-        yield Finding("wrong", text, remedy)
+        yield said("dropped", engine=engine.title, name=name, remedy=remedy)
     elif (refused := engine.stranger(question, name)) is not None:
         yield Finding("load", refused, remedy)
     else:
@@ -295,38 +254,10 @@ def strangers(engine: Engine, question: Question, tensor: TensorInfo) -> Iterato
 
 
 def _absent_norm(question: Question, name: str) -> Finding:
-    if question.own.refuses_absent_norm and question.declaration is None:
-        text = f"ValueError: Following weights were not initialized from checkpoint: {name!r}"
-        return Finding("load", text, "export the draft again")
-    text = f"{name} stays uninitialised, because it is not stored"
-    return Finding("wrong", text, "export the draft again")
+    refused = question.own.refuses_absent_norm and question.declaration is None
+    return said("refused-without-norm" if refused else "absent-norm", name=name)
 
 
 def no_such_name(name: str, remedy: str) -> Finding:
     """The error of an engine that refuses a tensor for which it has no parameter."""
-    loaded = name.replace("midlayer", "layers.0")
-    text = f"ValueError: There is no module or parameter named {loaded!r}"
-    return Finding("load", text, remedy)
-
-
-def never_written(module: Module, name: str) -> Finding:
-    """A parameter of a module that no stored tensor fills."""
-    text = f"{module.name} stays uninitialised, because {name} is not stored"
-    return Finding("wrong", text, "the folder is incomplete: quantize or download it again")
-
-
-def dropped_scales(parts: Mapping[str, Mapping[str, TensorInfo]]) -> Finding:
-    """AWQ with one group for the whole row: a shard of the row has no group at all."""
-    name = next(t.name for part in parts.values() for t in part.values())
-    return Finding(
-        "wrong",
-        f"The zero points and scales of {name.rpartition('.')[0]} are dropped, because a row that"
-        " is split between GPUs has no whole group",
-        "quantize with groups of 128, or serve on one GPU",
-    )
-
-
-def not_executed(what: str) -> Finding:
-    """A declaration of which nothing is known."""
-    text = f"Loading this declaration was never executed: {what}"
-    return Finding("unknown", text, "quantize the draft again, by a built-in recipe")
+    return said("no-such-name", name=name.replace("midlayer", "layers.0"), remedy=remedy)

@@ -24,17 +24,14 @@ from .built_linears import (
 )
 from .contract import Layer, Module, Question, Scheme, UnsureError
 from .engine import Engine
-from .engine_rows import first_rule
+from .engine_rows import first_rule, said
 from .exclude_findings import float_experts, floats_into_codes
 from .excludes import NAMED_HEADS, scheme_of
 from .folder_findings import (
     SHARED,
     Stored,
-    dropped_scales,
     folder_findings,
-    never_written,
     no_such_name,
-    not_executed,
     strangers,
 )
 from .linear_scheme import LinearScheme
@@ -63,8 +60,8 @@ class Walk:
         layers: list[Layer] = []
         declared = self.question.declaration
         if declared is not None and not declared.groups:  # nor which names and shapes it wants
-            said = declared.problem or f"quant_method {declared.method}"
-            return layers, [not_executed(said)]
+            what = declared.problem or f"quant_method {declared.method}"
+            return layers, [said("not-executed", what=what)]
         stored = self._stored()
         findings = list(
             folder_findings(
@@ -77,7 +74,7 @@ class Walk:
         built: list[Scheme] = []
         for module in self.engine.modules(self.question):
             if any(f"{part}.weight" not in self.specs for part in module.parts):
-                findings.append(not_executed(f"{module.name} of such a draft"))
+                findings.append(said("not-executed", what=f"{module.name} of such a draft"))
                 continue
             parts = {part: stored.get(part, {}) for part in module.parts}
             if module.leaf in SHARED and not any(parts.values()):
@@ -129,7 +126,7 @@ class Walk:
         for group in declared.groups if declared else ():
             row = self.engine.row(group.scheme.signature, self.question.arch)
             if row is None:
-                findings.append(not_executed(group.scheme.signature))
+                findings.append(said("not-executed", what=group.scheme.signature))
             else:
                 found[group.scheme.signature] = row
         return found
@@ -143,7 +140,7 @@ class Walk:
             excluded = self.engine.is_excluded(self.question, module)
             scheme = scheme_of(self.question, module)
         except UnsureError as exc:
-            findings.append(Finding("unknown", str(exc), "write excludes without layer numbers"))
+            findings.append(said("unsure-exclude", why=str(exc)))
             return self.question.declaration.groups[0].scheme
         if isinstance(excluded, Finding):
             findings.append(excluded)
@@ -154,8 +151,8 @@ class Walk:
             and module.leaf not in SHARED
             and (text := self.engine.no_target.get(self.question.method or ""))
         ):
-            said = text.format(prefix=module.prefix)
-            findings.append(Finding("init", said, f"target {module.leaf}, or exclude it"))
+            text = text.format(prefix=module.prefix)
+            findings.append(said("no-target", text=text, leaf=module.leaf))
         return scheme
 
     def _absent(self, module: Module) -> Iterator[Finding]:
@@ -172,7 +169,7 @@ class Walk:
             weight = tensors.get("weight")
             codes = weight is not None and weight.dtype not in FLOAT_DTYPES
             if not tensors:
-                yield never_written(module, f"{part}.weight")
+                yield said("never-written", module=module, name=f"{part}.weight")
             elif companions or codes:
                 refused = self.engine.codes_in_floats(self.question, module)
                 yield refused or self._codes_into_floats(
@@ -208,17 +205,11 @@ class Walk:
             return no_such_name(name, remedy)
         if companions and (text := self.engine.stranger(self.question, name)):
             return Finding("load", text, remedy)
+        names = {"engine": engine, "module": module, "name": name, "remedy": remedy}
         casts = own.floats_into_fp8 != "unknown"  # a refusal is one of the other direction
         if casts and own.unknown_tensors == "dropped":
-            what = (
-                f"drops {name}" if companions else f"reads {name} as plain numbers without scales"
-            )
-            text = f"{engine} {what}, because it takes {module.name} as not quantized"
-            return Finding("wrong", text, remedy)
-        text = (
-            f"{name} belongs to quantized values, and {engine} takes {module.name} as not quantized"
-        )
-        return Finding("unknown", text, remedy)
+            return said("drops-codes" if companions else "reads-codes", **names)
+        return said("codes-into-floats", **names)
 
     def _quantized(
         self,
@@ -232,7 +223,7 @@ class Walk:
         mixed = {self._is_float(tensors) for tensors in parts.values() if tensors}
         for (part, tensors), shape in zip(parts.items(), shapes, strict=True):
             if not tensors:
-                yield never_written(module, f"{part}.{scheme.suffix}")
+                yield said("never-written", module=module, name=f"{part}.{scheme.suffix}")
             elif self._is_float(tensors):
                 yield floats_into_codes(
                     self.engine,
@@ -255,7 +246,8 @@ class Walk:
         if len(parts) > 1 and scheme.has_global_scale:
             yield from one_global_scale(self.checkpoint, module, parts, row)
         if row.whole_rows and module.sharding == "row" and self.question.tp > 1:
-            yield dropped_scales(parts)
+            name = next(t.name for part in parts.values() for t in part.values())
+            yield said("dropped-scales", name=name.rpartition(".")[0])
 
     def _parts(
         self,
@@ -270,7 +262,7 @@ class Walk:
             tensor = tensors.get(suffix)
             if tensor is None:
                 if suffix not in (*scheme.not_read, *not_read):
-                    yield never_written(module, suffix)
+                    yield said("never-written", module=module, name=suffix)
             elif not holds(tensor, part.dtypes) or without_ones(tensor.shape) != without_ones(
                 part.shape
             ):
