@@ -11,16 +11,8 @@ from ..drafts.engine_traits import EngineTraits, Finding, Fusion
 from .built_linears import BIAS_KEYS
 from .contract import Capture, Captures, Question
 from .engine import TRAITS, Engine
-from .engine_rows import names_of, null_types
+from .engine_rows import names_of, null_types, said
 
-_NO_TYPE = (
-    "The checkpoint you are trying to load has model type `{}` but Transformers does not"
-    " recognize this architecture."
-)
-_INVALID = (
-    "StrictDataclassClassValidationError: Class validation error for validator 'validate_{}':"
-    " ValueError: {}"
-)
 NO_NAME = "config.json has no architectures, by which engines choose the model"
 OF_LAYERS = "set model_type to that of the draft's layers, such as llama"
 _WHOLE_HEADS = ("llama",)
@@ -52,60 +44,46 @@ def draft_traits(config: Mapping[str, Any]) -> EngineTraits | None:
     return _OF_DRAFTS.get(declared_architecture(config))
 
 
-def as_class_reads(
-    config: Mapping[str, Any], engine: Source, text: str
-) -> Mapping[str, Any] | Finding:
+def as_class_reads(config: Mapping[str, Any], engine: Source) -> Mapping[str, Any] | Finding:
     """A draft's config.json with what the class of its model_type fills in, or why it is refused.
 
-    That of MTP layers and whole models is given back as it is. `text`: of its errors, with {}.
-    Source: executed with keys left out, for the types of `tests/engines/names.py`.
+    That of MTP layers and whole models is given back as it is. Source: executed with keys left out,
+    for the types of `tests/engines/names.py`.
     """
     traits, model_type = draft_traits(config), config.get("model_type")
     row = class_defaults(model_type, engine) if traits else None
     own = _OWN_TYPES.get(model_type) if isinstance(model_type, str) else None
     if own or (row == "unknown" and "auto_map" not in config):
-        error = text.format(_NO_TYPE.format(model_type))
-        return Finding("config", error, own or f"set model_type to {traits and traits.usual_type}")
+        remedy = own or f"set model_type to {traits and traits.usual_type}"
+        return said(f"{engine}-no-type", model_type=model_type, remedy=remedy)
     if (problem := _size_problem(config)) is not None or traits is None or row is None:
         return problem or config
-    remedy = f"set model_type to {traits.usual_type}, whose layers the draft has"
-    what = f"Loading such a draft of model_type {model_type} was never executed"
-    unsure = Finding("unknown", what, remedy)
+    named = {"model_type": model_type, "usual": traits.usual_type}
     if isinstance(row, str):
-        return unsure
+        return said("unread-type", **named)
     if traits.latent:
         row = row.without(_OF_HEADS)
     read = {**config, **absent_keys(config, row), **row.changes}
-    problem = next(_class_problems(config, read, row, f"{remedy}, or add {{}}", engine), None)
-    return problem or (read if model_type in _EXECUTED else unsure)
+    first = next(_class_problems(config, read, row, engine), None)
+    if first is None and model_type in _EXECUTED:
+        return read
+    name, key = first or ("unread-type", "")
+    return said(name, key=key, act=read.get("hidden_act"), **named)
 
 
 def _class_problems(
-    config: Mapping[str, Any],
-    read: Mapping[str, Any],
-    row: ClassDefaults,
-    remedy: str,
-    engine: Source,
-) -> Iterator[Finding]:
-    """What engines do not find in the class, or not as Llama's layers want it."""
-    named = f"The config class of model_type {config['model_type']}"
-    instead = remedy.partition(", or add")[0]
+    config: Mapping[str, Any], read: Mapping[str, Any], row: ClassDefaults, engine: Source
+) -> Iterator[tuple[str, str]]:
+    """What engines do not find in the class, or not as Llama's layers want it, and of which key."""
     if "rope_parameters" in row.changes:
-        what = f"{named} has a rotation for each kind of layer [TypeError: unhashable type: 'dict']"
-        yield Finding("init", what, instead)
-    for key in (key for key, value in row.changes.items() if value is None):
-        what = f"{named} has another {key} than config.json says"
-        yield Finding("unknown", what, instead)
+        yield "several-rotations", ""
+    yield from (("other-value", key) for key, value in row.changes.items() if value is None)
     if read.get("hidden_act", "silu") != "silu":
-        error = f"ValueError: Unsupported activation: {read['hidden_act']}. Only silu is supported"
-        yield Finding("init", f"{error} for now.", remedy.format("hidden_act silu"))
+        yield "not-silu", ""
     for key in sorted(row.lacks - config.keys()):
         if engine == "sglang" or key in _NEEDED_BY_BOTH:
-            error = f"{named} has no {key}, and config.json neither [AttributeError]"
-            yield Finding("init", error, remedy.format(key))
-    for key in sorted(row.unclear - config.keys()):
-        what = f"{named} has a {key} that is not known here"
-        yield Finding("unknown", what, remedy.format(key))
+            yield "class-lacks-key", key
+    yield from (("unclear-key", key) for key in sorted(row.unclear - config.keys()))
 
 
 def _size_problem(config: Mapping[str, Any]) -> Finding | None:
@@ -115,16 +93,12 @@ def _size_problem(config: Mapping[str, Any]) -> Finding | None:
     if not isinstance(hidden, int) or not isinstance(heads, int) or heads < 1:
         return None  # which is no draft
     if model_type in _WHOLE_HEADS and hidden % heads:
-        what = f"The hidden size ({hidden}) is not a multiple of the number of attention heads"
-        error = _INVALID.format("architecture", f"{what} ({heads}).")
-        return Finding("config", error, "train the draft with another size")
+        return said("cut-hidden-size", hidden=hidden, heads=heads)
     types, layers = config.get("layer_types"), config.get("num_hidden_layers")
     if model_type in tuple(_MORE_TYPES_THAN_LAYERS):  # of any JSON type
         return None
     if isinstance(types, list) and type(layers) is int and len(types) != layers:
-        what = f"`num_hidden_layers` ({layers}) must be equal to the number of `layer_types`"
-        error = _INVALID.format("layer_type", f"{what} ({len(types)})")
-        return Finding("config", error, "correct num_hidden_layers, or layer_types")
+        return said("layer-types", layers=layers, types=len(types))
     return None
 
 
@@ -132,12 +106,7 @@ def _size_problem(config: Mapping[str, Any]) -> Finding | None:
 # Executed with vLLM 0.33.0 and SGLang 0.5.23, and of the types that are not in the rows read: the
 # fields of every config class of Transformers 5.20.
 
-_FIELD = (
-    "StrictDataclassFieldValidationError: Validation error for field '{0}': TypeError: Field '{0}'"
-    " expected {1}, got NoneType (value: None)"
-)
 _AUX = "use_aux_hidden_state"
-_NO_ITEMS = "TypeError: argument of type 'NoneType' is not iterable"
 
 
 def null_findings(engine: Engine, question: Question, *, has_class: bool) -> Iterator[Finding]:
@@ -151,24 +120,18 @@ def null_findings(engine: Engine, question: Question, *, has_class: bool) -> Ite
     own = types.get(str(config.get("model_type")), {})
     for key in nulls:
         if (kind := {**types["*"], **own}.get(key)) and has_class:
-            yield Finding("config", _FIELD.format(key, kind), _remove(key))
+            yield said("null-field", key=key, kind=kind)
         elif key in BIAS_KEYS and has_class and not own:
-            what = f"What model_type {config.get('model_type')} makes of a null {key}"
-            yield Finding("unknown", f"{what} was never executed", _remove(key))
+            yield said("null-bias", key=key, model_type=config.get("model_type"))
         elif key == "auto_map":
-            yield Finding("config", _NO_ITEMS, _remove(key))
+            yield said("null-auto-map")
         elif (error := engine.null_errors.get(key)) and (
             question.traits.drafts_blocks or not key.endswith("_config")
         ):
-            yield Finding("init", error, _remove(key))
+            yield said("null-key", key=key, error=error)
     nested: Any = config.get("eagle_config")
     if question.fuses and isinstance(nested, Mapping) and None is nested.get(_AUX, True):
-        text = f"{engine.title} takes a null {_AUX} for false, and serves the draft without its fc"
-        yield Finding("wrong", text, f"set {_AUX} of eagle_config to true")
-
-
-def _remove(key: str) -> str:
-    return f"remove {key} from config.json, or give its value"
+        yield said("null-aux", engine=engine.title)
 
 
 # ---- the layers that an engine hands to a draft, counted as "input of layer k" as vLLM does
@@ -211,12 +174,11 @@ def with_built_fc(fusion: Fusion, geometry: Any, config: Mapping[str, Any]) -> A
     """A geometry with fc as an engine sizes it by config.json, or its error."""
     changes = {} if fusion.reads_width else {_WIDTH: geometry.hidden_size}
     if fusion.null_width and fusion.reads_width and config.get(_WIDTH, 0) is None:
-        return Finding("init", fusion.null_width, f"remove {_WIDTH} from config.json, or set it")
+        return said("null-width", error=fusion.null_width)
     if fusion.counted_by:
         count = fusion.num_layers(config)
         if not isinstance(count, int) or not 0 <= count <= _MOST_LAYERS:
-            text = f"TypeError: empty(): argument 'size' got {count!r} for the number of layers"
-            return Finding("init", text, "write num_aux_hidden_states as a whole number")
+            return said("no-count", count=count)
         changes["num_aux_layers"] = int(count)
     return replace(geometry, **changes)
 

@@ -175,7 +175,7 @@ def _meets(value: Any, wanted: Any) -> bool:
         case {"above": limit}:
             return bool(value > limit)
         case {"multiple_of": step}:
-            return value % step == 0
+            return bool(value % step == 0)
     return bool(value == wanted)
 
 

@@ -14,6 +14,7 @@ from ..stored.stored_declaration import COMPANIONS, quantized_looking
 from .built_linears import refused_shape
 from .contract import EngineName, Module, Question, UnsureError, read_declaration, shown
 from .engine import Engine
+from .engine_rows import said
 from .excludes import gptq_by_rules, scheme_of
 from .folder_findings import no_such_name
 from .linear_scheme import LinearScheme
@@ -32,45 +33,31 @@ def floats_into_codes(
     mixed: bool,
 ) -> Finding:
     """What the engine makes of a float weight of one part, which is to have [rows, columns]."""
-    own, checks_shapes = question.own, engine.checks_shapes
-    remedy = _remedy(engine, question, module, mixed=mixed)
+    own, remedy = question.own, _remedy(engine, question, module, mixed=mixed)
     codes = scheme.parts(*shape).get("weight")
+    names = {"engine": engine.title, "weight": weight, "remedy": remedy}
     if scheme.weight_dtype in ("fp8_e4m3", "mxfp8", "int8") and codes is not None:
         if own.floats_into_fp8 == "cast":
-            text = (
-                f"{engine.title} casts {weight.name} from {weight.dtype} to {codes.dtypes[0]}, and"
-                " its scale stays uninitialised"
-            )
-            return Finding("wrong", text, remedy)
+            return said("casts-floats", dtype=codes.dtypes[0], **names)
         if mixed and module.leaf in MLA_DOWN.names:
-            return Finding(
-                "load",
-                "RuntimeError: Promotion for Float8 Types is not supported, attempted to"
-                " promote BFloat16 and Float8_e4m3fn",
-                remedy,
-            )
+            return said("promotes-floats", remedy=remedy)
         if own.floats_into_fp8 == "refused":
-            text = "ValueError: Downcasting not allowed: target.dtype=torch.float8_e4m3fn,"
-            return Finding("load", f"{text} loaded_weight.dtype=torch.bfloat16", remedy)
+            return said("downcasts-floats", remedy=remedy)
     elif scheme.suffix != "weight":
         if own.unknown_tensors == "refused":
             return no_such_name(weight.name, remedy)
         if refused := engine.stranger(question, weight.name):
             return Finding("load", refused, remedy)
         if own.unknown_tensors == "dropped":
-            text = f"{engine.title} drops {weight.name}, and its own values stay uninitialised"
-            return Finding("wrong", text, remedy)
+            return said("drops-floats", **names)
     elif module.leaf == "lm_head" and own.unknown_tensors == "dropped":  # FP4, in bytes
-        packed, columns = weight.shape[1] // 2, weight.shape[1]
-        text = f"RuntimeError: The size of tensor a ({packed}) must match the size of tensor b"
-        return Finding("load", f"{text} ({columns}) at non-singleton dimension 1", remedy)
+        columns = weight.shape[1]
+        return said("floats-into-bytes", packed=columns // 2, columns=columns, remedy=remedy)
     elif scheme.weight_dtype == "int4" and own.unknown_tensors == "refused":
-        text = f"AssertionError: Tried to load weights of size torch.Size({list(weight.shape)})"
-        return Finding("load", text, remedy)
-    elif codes is not None and codes.shape != weight.shape and checks_shapes:
+        return said("floats-into-words", shape=list(weight.shape), remedy=remedy)
+    elif codes is not None and codes.shape != weight.shape and engine.checks_shapes:
         return refused_shape(weight, codes.shape, remedy)
-    text = f"{weight.name} is stored as {weight.dtype}, and {engine.title} expects quantized values"
-    return Finding("unknown", text, remedy)
+    return said("floats-into-codes", **names)
 
 
 def _remedy(engine: Engine, question: Question, module: Module, *, mixed: bool) -> str:
@@ -130,7 +117,7 @@ def float_experts(engine: Engine, question: Question) -> Finding | None:
     try:
         by_whole, by_single = excluded(whole), set(map(excluded, single))
     except UnsureError as exc:
-        return Finding("unknown", str(exc), "write excludes as plain patterns")
+        return said("unsure-experts", why=str(exc))
     listed = question.method in engine.experts_by_name and set(single) <= set(declared.excludes)
     named = question.method in engine.experts_by_name - {"compressed-tensors"} and by_whole
     if listed or named or (by_whole and by_single == {True}):
@@ -140,10 +127,8 @@ def float_experts(engine: Engine, question: Question) -> Finding | None:
         remedy = f"exclude each expert of the layer by its name, and {whole!r}"
         remedy += f"; or {GRAFT}" if question.method in GRAFTED else ""
     if question.method not in GRAFTED or by_whole or True in by_single:
-        text = f"How {engine.title} takes {whole} was never executed with these excludes"
-        return Finding("unknown", text, remedy)
-    text = f"{engine.title} takes {whole} as quantized, and its experts are stored as floats"
-    return Finding("wrong", text, remedy)
+        return said("unread-experts", engine=engine.title, whole=whole, remedy=remedy)
+    return said("float-experts", engine=engine.title, whole=whole, remedy=remedy)
 
 
 # ---- Which linears engines take otherwise than they are stored, for what the excludes say

@@ -21,6 +21,7 @@ from ..drafts.shared.mixture import is_expert
 from ..drafts.shared.mtp import around_layer
 from ..stored.stored_declaration import COMPANIONS
 from .contract import Module, Question, UnsureError
+from .engine_rows import said
 from .excludes import scheme_of
 
 # ---- The linears of one decoder layer as engines build them: fused, and split by shards
@@ -131,14 +132,9 @@ def vllm_problem(question: Question, served: MtpLayer) -> Finding | None:
     if not stored:
         return None
     layer = served.layer.format(n=question.config.get("num_hidden_layers", 0))
-    return Finding(
-        "load",
-        _no_expert(served, stored[0])
-        if served.no_expert and is_expert(stored[0])
-        else served.no_parameter.format(name=in_engine(stored[0], layer)),
-        "put it into the target's folder, whose declaration vLLM reads for an MTP layer:"
-        " draftquant graft TARGET LAYER; or serve it with SGLang",
-    )
+    no_expert = served.no_expert and is_expert(stored[0])
+    named = served.no_parameter.format(name=in_engine(stored[0], layer))
+    return said("beside-target", text=_no_expert(served, stored[0]) if no_expert else named)
 
 
 def _no_expert(served: MtpLayer, name: str) -> str:
@@ -153,19 +149,14 @@ def _no_expert(served: MtpLayer, name: str) -> str:
 def sglang_problem(question: Question, served: MtpLayer) -> Finding | None:
     """What SGLang takes otherwise than the layer's declaration says, or was not seen to take."""
     if served.most_modules is not None and question.num_layers > served.most_modules:
-        return Finding(
-            "load",
-            "AssertionError: Only 1 nextn layer is supported",
-            "serve several MTP layers with vLLM, which has a step for each",
-        )
+        return said("one-mtp-layer")
     if (problem := served.misconfigured(question)) is not None:
         return problem
     if question.declaration is None or not any(map(is_expert, question.tensor_names)):
         return None
     if question.inside_target:
         return _experts_problem(question, served)
-    what = "Loading quantized experts of a mixture was never executed"
-    return Finding("unknown", what, "try it, or serve the layer in BF16")
+    return said("experts-beside")
 
 
 def _experts_problem(question: Question, served: MtpLayer) -> Finding | None:
@@ -181,11 +172,10 @@ def _experts_problem(question: Question, served: MtpLayer) -> Finding | None:
     try:
         scheme = scheme_of(question, asked)
     except UnsureError as exc:
-        return Finding("unknown", str(exc), "write targets as plain patterns")
+        return said("unsure-targets", why=str(exc))
     if scheme is not None and scheme.signature in EXPERTS_LOADED:
         return None
-    what = "Loading experts of a mixture was never executed in this format"
-    return Finding("unknown", what, "try it, or graft the layer unquantized")
+    return said("experts-inside")
 
 
 def first_prefix(question: Question, served: MtpLayer) -> str:

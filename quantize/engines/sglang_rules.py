@@ -115,7 +115,7 @@ class Sglang(Engine):
         inner = section if isinstance(section, Mapping) else {}
         if "text_config" in config and "num_attention_heads" not in inner:
             return said("sglang-text-config")
-        return as_class_reads(config, "sglang", "ValueError: {}")
+        return as_class_reads(config, "sglang")
 
     @override
     def architecture_problem(self, config: Mapping[str, Any]) -> Finding | None:

@@ -16,7 +16,7 @@ from typing import Any
 from typing_extensions import override
 
 from ..drafts.architectures import REWRITTEN_BY_VLLM, declared_architecture, nested_eagle_keys
-from ..drafts.engine_traits import INVALID, QKV, UNSUPPORTED, EngineTraits, Finding
+from ..drafts.engine_traits import QKV, UNSUPPORTED, EngineTraits, Finding
 from ..drafts.family import LAYER_CONFIG
 from ..files.safetensors_header import TensorInfo
 from . import mtp_linears as mtp
@@ -118,9 +118,7 @@ class Vllm(Engine):
         if model_type == "eagle":
             return config  # which `architecture_problem` reads
         if model_type not in (None, "speculators"):
-            return _rewritten(draft_traits(config), config) or as_class_reads(
-                config, "vllm", INVALID
-            )
+            return _rewritten(draft_traits(config), config) or as_class_reads(config, "vllm")
         return _speculators_config(config)
 
     @override
