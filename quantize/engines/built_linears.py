@@ -243,4 +243,6 @@ class QuantizedLinear:
         every = split and self.module.sharding == "column"
         checked = self.shapes if every else self.shapes[:-1]  # a whole may end within a block
         small = next((rows for rows, _ in checked if rows % high), None)
-        return small and CutBlock(f"output_partition_size = {small}", "block_n", high)
+        if small is None:
+            return None
+        return CutBlock(f"output_partition_size = {small}", "block_n", high)

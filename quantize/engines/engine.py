@@ -10,7 +10,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..drafts import FAMILIES
+from ..drafts.config_reader import with_text_config
 from ..drafts.engine_traits import Biases, EngineTraits, Finding, FusedLinear, InEngine
+from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
 from .contract import TITLES, Captures, CutHead, Declaration, EngineName, Module, Question, Scheme
 from .declared_forms import quantizes_outputs
@@ -144,6 +146,37 @@ class Engine(ABC):
         """What a family says of itself in this engine."""
         found: InEngine = getattr(traits, self.name.replace("-", "_"))
         return found
+
+    def question(
+        self,
+        checkpoint: Checkpoint,
+        traits: EngineTraits,
+        geometry: Any,
+        *,
+        declaration: Declaration | None,
+        has_side_file: bool,
+        first_layer: int | None,
+        arch: str,
+        head_rows: int | None = None,
+        tp: int = 1,
+    ) -> Question:
+        """What is asked of it about a draft of this geometry."""
+        return Question(
+            traits=traits,
+            own=self.own(traits),
+            config=with_text_config(checkpoint.config),
+            tensor_names=frozenset(checkpoint.tensors),
+            declaration=declaration,
+            has_side_file=has_side_file,
+            head_rows=head_rows,
+            num_layers=geometry.num_layers,
+            first_layer=first_layer,
+            normed_heads=getattr(geometry, "qk_norm", False),
+            fuses=geometry.fuses,
+            arch=arch,
+            tp=tp,
+            inside_target=checkpoint.subtree is not None,
+        )
 
     @abstractmethod
     def launch(self, question: Question, num_draft_tokens: int, serving: Serving) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Required, TypedDict, Unpack
 
 from ...recipes.errors import CheckpointError
 from ..drafts import Family, read_config
@@ -14,7 +14,6 @@ from ..drafts.architectures import (
     nested_eagle_keys,
     refuse_earlier_kinds,
 )
-from ..drafts.config_reader import with_text_config
 from ..drafts.engine_traits import Finding
 from ..drafts.geometry import usual_draft_tokens
 from ..drafts.recognition import (
@@ -57,28 +56,30 @@ from .linear_findings import Walk
 from .versions import choose, known_versions, newest_engines
 
 
-def check_draft(
-    folder: Path,
-    *,
-    engine: EngineName,
-    version: str | None = None,
-    arch: str | None = None,
-    tp: int = 1,
-    target_layers: int | None = None,
-    asked: str | None = None,
-    serving: Serving | None = None,
-) -> EngineCheck:
-    """Predict what an engine does with a draft folder, quantized or not.
+class Asked(TypedDict, total=False):
+    """What is asked of a draft.
 
-    Args:
-        engine: "vllm", "sglang" or "tensorrt-llm".
+    Attributes:
         version: of the engine; None = the newest that is known. One that is not is UNKNOWN.
         arch: "gfx942", "sm90", ... (see `gpus`); None = whatever all of them agree on.
-        tp: number of tensor-parallel shards, at least 1.
+        tp: number of tensor-parallel shards, at least 1, which it is without.
         target_layers: decoder layers of the target, after which vLLM numbers the draft's; None = as
             config.json says in num_target_layers, if it does.
         asked: what the user called the GPU; the answer calls it so.
         serving: what the launch line is made of; None = of the draft and words for the rest.
+    """
+
+    engine: Required[EngineName]
+    version: str | None
+    arch: str | None
+    tp: int
+    target_layers: int | None
+    asked: str | None
+    serving: Serving | None
+
+
+def check_draft(folder: Path, **asked: Unpack[Asked]) -> EngineCheck:
+    """Predict what an engine does with a draft folder, quantized or not.
 
     Raises:
         CheckpointError: the folder cannot be read as a draft, there is no such engine, or
@@ -86,19 +87,10 @@ def check_draft(
     """
     from ..files.digests import not_finite  # numpy, which no help needs
 
-    _check_asked(engine, tp)
+    _check_asked(asked)
     checkpoint = Checkpoint.open(folder)
-    answer = check_checkpoint(
-        checkpoint,
-        engine=engine,
-        version=version,
-        arch=arch,
-        tp=tp,
-        target_layers=target_layers,
-        asked=asked,
-        has_side_file=(folder / HF_QUANT_CONFIG).is_file(),
-        serving=serving,
-    )
+    has_side_file = (folder / HF_QUANT_CONFIG).is_file()
+    answer = check_checkpoint(checkpoint, has_side_file=has_side_file, **asked)
     return with_values(answer, not_finite(checkpoint))
 
 
@@ -120,31 +112,23 @@ def with_values(answer: EngineCheck, found: Mapping[str, str]) -> EngineCheck:
 
 
 def check_checkpoint(
-    checkpoint: Checkpoint,
-    *,
-    engine: EngineName,
-    version: str | None = None,
-    arch: str | None = None,
-    tp: int = 1,
-    target_layers: int | None = None,
-    asked: str | None = None,
-    has_side_file: bool,
-    serving: Serving | None = None,
+    checkpoint: Checkpoint, *, has_side_file: bool, **asked: Unpack[Asked]
 ) -> EngineCheck:
     """As `check_draft`, by headers alone: of a folder that may not exist yet.
 
     `has_side_file`: hf_quant_config.json stands beside config.json.
     """
-    _check_asked(engine, tp)
+    _check_asked(asked)
+    engine, version, arch = asked["engine"], asked.get("version"), asked.get("arch")
     known = choose(engine, version)
     place = _Place(
         engine=known,
         arch=arch,
-        tp=tp,
-        gpu=gpu_name(arch, asked) if arch is not None else gpu_names(known.archs),
-        first_layer=known_target_layers(checkpoint, target_layers),
+        tp=asked.get("tp", 1),
+        gpu=gpu_name(arch, asked.get("asked")) if arch is not None else gpu_names(known.archs),
+        first_layer=known_target_layers(checkpoint, asked.get("target_layers")),
         has_side_file=has_side_file,
-        serving=serving,
+        serving=asked.get("serving"),
     )
     if version not in (None, known.version):
         versions = ", ".join(each.version for each in known_versions(engine))
@@ -173,7 +157,8 @@ class _Place:
     serving: Serving | None
 
 
-def _check_asked(engine: str, tp: int) -> None:
+def _check_asked(asked: Asked) -> None:
+    engine, tp = asked["engine"], asked.get("tp", 1)
     if engine not in ENGINE_NAMES:
         fix = f"engines: {', '.join(ENGINE_NAMES)}"
         raise CheckpointError("--engine", f"no engine is called {engine!r}", fix=fix)
@@ -254,27 +239,22 @@ def _check_family(checkpoint: Checkpoint, place: _Place) -> EngineCheck:
     plain = replace(checkpoint, config=of_shapes(checkpoint.config, written))
     family, read = read_config(plain, as_declared=True)
     own = engine.own(family.engine_traits)
-    fuses, normed = read.fuses, getattr(read, "qk_norm", False)
-    fusion = (own.normed_fusion if normed else None) or own.fusion if fuses else None
+    normed = getattr(read, "qk_norm", False)
+    fusion = (own.normed_fusion if normed else None) or own.fusion if read.fuses else None
     geometry = with_built_fc(fusion, read, checkpoint.config) if fusion else read
     if isinstance(geometry, Finding):
         return _answer(place, [geometry])
     geometry = _with_norms(engine, family, geometry, checkpoint.config)
-    question = Question(
-        traits=family.engine_traits,
-        own=own,
-        config=with_text_config(checkpoint.config),
-        tensor_names=frozenset(checkpoint.tensors),
+    question = engine.question(
+        checkpoint,
+        family.engine_traits,
+        geometry,
         declaration=declaration,
         has_side_file=place.has_side_file,
         head_rows=_rows(checkpoint, family, "lm_head.weight"),
-        num_layers=geometry.num_layers,
         first_layer=place.first_layer,
-        normed_heads=normed,
-        fuses=fuses,
         arch=arch,
         tp=place.tp,
-        inside_target=checkpoint.subtree is not None,
     )
     problem = engine.config_problem(question)
     walk = Walk(

@@ -5,7 +5,6 @@ from contextlib import suppress
 from dataclasses import replace
 
 from ..drafts import read_config
-from ..drafts.config_reader import with_text_config
 from ..drafts.engine_traits import MLA_DOWN, Finding
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
@@ -167,21 +166,14 @@ def _question(engine: Engine, checkpoint: Checkpoint, target_layers: int | None)
     if taken is None or isinstance(taken, Finding) or not taken.groups:
         return None
     family, geometry = read_config(checkpoint)
-    return Question(
-        traits=family.engine_traits,
-        own=engine.own(family.engine_traits),
-        config=with_text_config(checkpoint.config),
-        tensor_names=frozenset(checkpoint.tensors),
+    return engine.question(
+        checkpoint,
+        family.engine_traits,
+        geometry,
         declaration=taken,
         has_side_file=(checkpoint.folder / HF_QUANT_CONFIG).is_file(),
-        head_rows=None,  # nor on the vocabulary
-        num_layers=geometry.num_layers,
         first_layer=target_layers,
-        normed_heads=getattr(geometry, "qk_norm", False),
-        fuses=geometry.fuses,
         arch=engine.archs[0],  # no rule for excludes depends on the GPU
-        tp=1,
-        inside_target=checkpoint.subtree is not None,
     )
 
 

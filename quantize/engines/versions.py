@@ -6,7 +6,7 @@ A later version is a row more. Where it treats a family differently, its class g
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from typing_extensions import override
@@ -68,7 +68,11 @@ class TensorRtLlm(Engine):
         return ()
 
 
-_CLASSES = {"vllm": Vllm, "sglang": Sglang, "tensorrt-llm": TensorRtLlm}
+_CLASSES: Mapping[str, Callable[..., Engine]] = {
+    "vllm": Vllm,
+    "sglang": Sglang,
+    "tensorrt-llm": TensorRtLlm,
+}
 ENGINES: Mapping[tuple[EngineName, str], Engine] = {
     (engine.name, engine.version): engine
     for engine in (_CLASSES[row["name"]](**row) for row in version_rows())
