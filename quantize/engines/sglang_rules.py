@@ -198,15 +198,14 @@ class Sglang(Engine):
                 always = module.leaf in (GATE_UP.sglang, MLA_DOWN.sglang)
                 parts = module.part_prefixes if always else parts
                 return whole_or_parts(exact_or_regex, patterns, module, parts, _schemes(parts))
-        fused = module.leaf in (QKV.sglang, GATE_UP.sglang)
-        parts = module.part_prefixes if fused else (module.prefix,)
-        skipped = by_parts(dotted_path, patterns, module, parts, SOME_PARTS)
-        if skipped is False and layout == "modelopt":
-            return any(
-                star_on_parts(each, module.prefix) or _names_latent(each, module)
-                for each in patterns
-            )
-        return skipped
+            case "fp8" | "blockwise_int8":
+                return _dotted_parts(module, patterns)
+            case "modelopt":
+                return _dotted_parts(module, patterns) or any(
+                    star_on_parts(each, module.prefix) or _names_latent(each, module)
+                    for each in patterns
+                )
+        raise KeyError(layout)
 
     @override
     def modules(self, question: Question) -> tuple[Module, ...]:
@@ -382,6 +381,12 @@ class _Facts:
 
 def _schemes(parts: tuple[str, ...]) -> str:
     return _SOME_SCHEMES.format([part.rpartition(".")[2] for part in parts])
+
+
+def _dotted_parts(module: Module, patterns: Patterns) -> bool | Finding:
+    fused = module.leaf in (QKV.sglang, GATE_UP.sglang)
+    parts = module.part_prefixes if fused else (module.prefix,)
+    return by_parts(dotted_path, patterns, module, parts, SOME_PARTS)
 
 
 def _names_latent(pattern: str, module: Module) -> bool:

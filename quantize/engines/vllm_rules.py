@@ -184,14 +184,16 @@ class Vllm(Engine):
                 if not question.keys.get("modules_to_not_convert"):
                     patterns = _unpacked(question)
                 return _excluded(substring, SOME_PARTS, question, module, patterns)
-        named: bool | Finding = False
-        if layout == "modelopt" and question.traits.drafts_blocks:
-            patterns = _mapped(question, patterns)
-        else:
-            named = _excluded(eq, SOME_PARTS, question, module, patterns)
-        if layout == "fp8":
-            return named
-        return named or any(substring_or_wildcard(each, module.prefix) for each in patterns)
+            case "fp8":
+                return _excluded(eq, SOME_PARTS, question, module, patterns)
+            case "modelopt":
+                named: bool | Finding = False
+                if question.traits.drafts_blocks:
+                    patterns = _mapped(question, patterns)
+                else:
+                    named = _excluded(eq, SOME_PARTS, question, module, patterns)
+                return named or any(substring_or_wildcard(p, module.prefix) for p in patterns)
+        raise KeyError(layout)
 
     @override
     def layer_names(self, question: Question, layer: int, path: str) -> tuple[str, str]:
