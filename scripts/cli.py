@@ -15,10 +15,11 @@ from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType, ModuleType
+from typing import Any
 
 from ..quantize.files.hub import command_line
 from ..recipes.errors import DeclarationError, DraftQuantError, VerifyError, visible
-from .command_table import COMMANDS, EXAMPLES, GROUPS
+from .command_table import COMMANDS, EPILOGS, EXAMPLES, GROUPS, SUMMARIES
 from .frame.console import OnTerminal, print_error, stderr
 from .frame.parsers import COMMON, CommandParser, UsageError, add_common_options, sentence
 from .frame.streams import RESULTS, SPEECH, StdoutError, open_streams, speak
@@ -137,24 +138,34 @@ def parser_of(arguments: Container[str]) -> CommandParser:
         "3 INCONCLUSIVE or ANOMALOUS; help of a command: draftquant help COMMAND",
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name, summary in COMMANDS.items():
-        sub = commands.add_parser(
-            name, help=summary, description=sentence(summary), examples=EXAMPLES.get(name, ())
-        )
+    for name in COMMANDS:
+        sub = _below(commands, name, name)
         if name in arguments:  # the arguments of the other commands are not needed
-            _add_arguments(sub, _module(name))
+            _add_arguments(sub, name)
     parser.list_commands(GROUPS)
     add_common_options(parser)
     return parser
 
 
-def _add_arguments(parser: CommandParser, module: ModuleType) -> None:
-    """What a command takes: the settings of its `COMMAND`, or of the `COMMANDS` below it.
+def _below(parsers: Any, word: str, name: str) -> CommandParser:
+    """The parser of a word, which is that of the command, or verb with it, of this name."""
+    summary = SUMMARIES[name]
+    found: CommandParser = parsers.add_parser(
+        word,
+        help=summary,
+        description=sentence(summary),
+        examples=EXAMPLES[name],
+        epilog=EPILOGS.get(name),
+    )
+    return found
 
-    `EPILOG` stands below the help, where exit codes of its own are told. Without a verb the one
-    runs that the module calls `DEFAULT`. `help` adds its own.
+
+def _add_arguments(parser: CommandParser, name: str) -> None:
+    """What a command takes: what the verb of its `COMMAND`, or of each of its `COMMANDS`, is asked.
+
+    Without a verb the one runs that the module calls `DEFAULT`. `help` adds its own.
     """
-    parser.epilog = getattr(module, "EPILOG", None)
+    module = _module(name)
     if hasattr(module, "add_arguments"):
         module.add_arguments(parser)
         return
@@ -163,13 +174,8 @@ def _add_arguments(parser: CommandParser, module: ModuleType) -> None:
         return
     required = not hasattr(module, "DEFAULT")
     parsers = parser.add_subparsers(dest="verb", metavar="VERB", required=required)
-    for name, below in module.COMMANDS.items():
-        examples = EXAMPLES.get(f"{parser.prog.partition(' ')[2]} {name}", ())
-        sub = parsers.add_parser(
-            name, help=below.summary, description=sentence(below.summary), examples=examples
-        )
-        assert isinstance(sub, CommandParser)  # argparse makes it of its parent's class
-        sub.takes(below.verb.form)
+    for word, below in module.COMMANDS.items():
+        _below(parsers, word, f"{name} {word}").takes(below.verb.form)
 
 
 @contextmanager

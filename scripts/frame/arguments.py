@@ -5,8 +5,9 @@ A record has the fields, here is what each of them means. Signatures, documentat
 """
 
 import dataclasses
+import difflib
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from string import Template
@@ -79,6 +80,26 @@ def _option(row: Mapping[str, Any], figures: Mapping[str, str]) -> Option:
     if "bounds" in said:
         said["bounds"] = Bounds(**said["bounds"])
     return Option(**said)
+
+
+# ---- What an option that a verb does not have was meant to be
+
+
+def meant(name: str, options: Sequence[str], places: Sequence[str] = ()) -> str | None:
+    """Which option or argument, without dashes, a name means, or is spelled like; None = none."""
+    name = name.lower().replace("_", "-")
+    table = table_beside(__file__, "option_words")
+    said = [option for option, words in table.items() if name in (option, *words.split())]
+    by_meaning = [one for known in (places, options) for one in said if one in known]
+    close = difflib.get_close_matches(name, (*places, *options), n=1)
+    return next(iter((*by_meaning, *close)), None) or _shared(name, options)
+
+
+def _shared(name: str, known: Sequence[str]) -> str | None:
+    """The option with most words of the name: `--step-time-ms` is like `--target-step-ms`."""
+    words = set(name.split("-")) - {"max", "min", "num", "no", "of", "the", "is", "use", "with"}
+    most = max(known, key=lambda one: len(words & set(one.split("-"))), default="")
+    return most if words & set(most.split("-")) else None
 
 
 # ---- Words that are written in a way of their own

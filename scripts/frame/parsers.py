@@ -17,9 +17,8 @@ from typing import Any, Literal, NoReturn
 
 from ...recipes.errors import DraftQuantError, short
 from ...recipes.python_values import members
-from .arguments import Option
+from .arguments import Option, meant
 from .help_text import GROUPS, MANY, NEEDED, RARE, HelpFormatter, heading, listed, wrapped
-from .option_words import meant
 from .settings import Form, WordsError
 
 

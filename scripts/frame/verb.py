@@ -16,11 +16,10 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 
 from ...recipes.errors import DraftQuantError
 from ...recipes.listener import Heard
-from .arguments import Option, options_for
+from .arguments import Option, meant, options_for
 from .console import print_json
 from .ears import Ears, usual_listener, with_warnings
 from .keywords import Keywords
-from .option_words import meant
 from .settings import CallError, Form
 
 P = ParamSpec("P")
@@ -127,7 +126,6 @@ class Command:
         show: prints the report; it is given the settings too, as `mapping` is.
         mapping: the report for JSON.
         beside: prints on stderr what has to be known of it, also where JSON is printed.
-        summary: what the verb does, where it is one of several of a command.
         run_whole: what runs in the verb's place, where the command shows more than the function
             returns.
     """
@@ -137,7 +135,6 @@ class Command:
     mapping: Callable[[Any, Any], Any] = _to_mapping
     exit_code: Callable[[Any], int] = _exit_code
     beside: Callable[[Any, Any], None] | None = None
-    summary: str = ""
     run_whole: Callable[[Any], Any] | None = None
 
     def run(self, settings: Any, *, as_json: bool) -> int:

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from ...quantize.engines.contract import EngineCheck, Verdict
     from ...quantize.pairing import EnginePair, PairCheck, PairFinding
 
-EPILOG = "exit codes: 0 LOADS, 1 LOADS BUT WRONG or REFUSED, 2 bad input, 3 UNKNOWN"
 _GPUS = [f"{gpu_names(each.archs)} in {TITLES[each.name]}" for each in newest_engines()]
 
 

@@ -225,34 +225,9 @@ def _print_parts(findings: "Sequence[Finding]") -> None:
 
 
 COMMANDS = {
-    "divergence": Command(
-        parity_divergence,
-        _show,
-        _mapping,
-        summary="compare greedy output with a draft to output without one",
-    ),
-    "tasks": Command(
-        parity_tasks,
-        _show_tasks,
-        _mapping,
-        summary="compare the lm_eval scores of two servers on the same items",
-    ),
-    "run-tasks": Command(
-        parity_run_tasks,
-        _show_items,
-        _items,
-        summary="run lm_eval tasks on a server, for 'parity tasks'",
-    ),
-    "sampled": Command(
-        parity_sampled,
-        _show,
-        _mapping,
-        summary="compare how likely sampled output is to the target, with and without a draft",
-    ),
-    "draft": Command(
-        parity_draft,
-        _show_draft,
-        _mapping,
-        summary="compare the proposals of a quantized draft to those of the BF16 one",
-    ),
+    "divergence": Command(parity_divergence, _show, _mapping),
+    "tasks": Command(parity_tasks, _show_tasks, _mapping),
+    "run-tasks": Command(parity_run_tasks, _show_items, _items),
+    "sampled": Command(parity_sampled, _show, _mapping),
+    "draft": Command(parity_draft, _show_draft, _mapping),
 }

@@ -160,15 +160,7 @@ COMMANDS = {
         _show_list,
         lambda found, _: [one.to_mapping() for one in found],
         exit_code=lambda found: 0 if found else 1,
-        summary="list the built-in recipes, also those for one GPU, engine or family",
     ),
-    "show": Command(
-        recipes_show,
-        _show_one,
-        _one,
-        summary="show one recipe with all that it extends, as it is hashed and stored",
-    ),
-    "check": Command(
-        recipes_check, _show_good, _good, summary="report every problem of a recipe file"
-    ),
+    "show": Command(recipes_show, _show_one, _one),
+    "check": Command(recipes_check, _show_good, _good),
 }

@@ -26,8 +26,6 @@ def report(settings: ReportRun) -> "reports.WrittenReport":
 
 # ---- `draftquant report`: the gate's JSON as a page, as Markdown, as JUnit
 
-EPILOG = "exit codes: 0 whatever the verdict is, 2 bad input"
-
 
 def _mapping(found: "reports.WrittenReport", _settings: object) -> dict[str, Any]:
     judgement, written = found.document.judgement, [str(path) for path in found.written]

@@ -404,26 +404,9 @@ def _show_stored(report: "reports.StoreReport", _settings: object) -> None:
 
 
 COMMANDS = {
-    "import": Command(
-        traces_import,
-        _show_imported,
-        _imported,
-        summary="convert hidden states that a trainer or vLLM dumped into traces",
-    ),
-    "info": Command(traces_info, _show_info, _mapping, summary="describe a trace folder"),
-    "split": Command(
-        traces_split,
-        _show_parted,
-        _parted,
-        summary="split a trace folder into two without common prompts",
-    ),
-    "merge": Command(
-        traces_merge, _show_merged, _merged, summary="merge trace folders of the same target"
-    ),
-    "store": Command(
-        traces_store,
-        _show_stored,
-        _stored,
-        summary="copy traces with hidden states in fewer bytes",
-    ),
+    "import": Command(traces_import, _show_imported, _imported),
+    "info": Command(traces_info, _show_info, _mapping),
+    "split": Command(traces_split, _show_parted, _parted),
+    "merge": Command(traces_merge, _show_merged, _merged),
+    "store": Command(traces_store, _show_stored, _stored),
 }
