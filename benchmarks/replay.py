@@ -149,7 +149,7 @@ def timed_replay(
     from draftquant.calibration.traces.trace_folder import TraceFolder
     from draftquant.scripts.frame.console import OnTerminal
     from draftquant.validate.counting.acceptance_counts import Passes
-    from draftquant.validate.counting.loaded_drafts import load_for_replay
+    from draftquant.validate.counting.replaying import load_for_replay
     from draftquant.validate.counting.trace_replay import replay_drafts
 
     how = Passes(listener=OnTerminal(), device=device, dtype=dtype, batch_size=batch_size)

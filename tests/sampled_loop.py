@@ -22,7 +22,7 @@ from draftquant.calibration.passes.proposals import draft_proposals
 from draftquant.calibration.traces.prompt_trace import PromptTrace
 from draftquant.calibration.traces.target_tables import TargetTables
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
-from draftquant.validate.counting.trace_replay import prompt_counts
+from draftquant.validate.counting.trace_replay import counted_prompt
 from engine_loop import CachedTarget
 from reference_dflash import ReferenceDFlash
 from reference_draft import ReferenceDraft
@@ -216,7 +216,7 @@ def compare(
             num_draft_tokens=num_draft_tokens,
             temperature=how.temperature,
         )
-        expected = prompt_counts(run.trace, proposals).decoding
+        expected = counted_prompt(run.trace, proposals).counts
         last_row = run.trace.num_tokens - 2 - num_draft_tokens
         online = [count for row, count in run.steps if row <= last_row]
         rounds.append((len(online), expected.num_steps))

@@ -169,7 +169,7 @@ def test_one_scale_for_a_call_is_not_shared_by_prompts(
         sizes.append(len(arguments[2]))
         return original(*arguments, **options)
 
-    monkeypatch.setattr("draftquant.validate.counting.trace_replay.proposals_of_batch", noted)
+    monkeypatch.setattr("draftquant.validate.counting.replay_cache.proposals_of_batch", noted)
     replay_drafts([draft, whole], traces, num_draft_tokens=3)
     assert sizes == [1] * 2 * NUM_PROMPTS
     batch = [traces.load(traces.manifest.prompts[0])]

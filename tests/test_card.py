@@ -39,8 +39,8 @@ from draftquant.validate.measure.measurement_file import line_of
 from draftquant.validate.report.document import Header
 from draftquant.validate.report.model_card import (
     CardRequest,
-    Served,
     acceptance_section,
+    check_served,
     model_card,
     read_gate,
     served_section,
@@ -441,8 +441,7 @@ def test_what_servers_accepted(work: Path, tmp_path: Path) -> None:
         "candidate_sha256"
     ]
     run = measurement(ROUNDS, draft_sha256=identity, model=visible(EVIL), lossy=("a = b",))
-    (served,) = [Served.of(run, identity)]
-    text = "\n\n".join(served_section([served]))
+    text = "\n\n".join(served_section(run, check_served(run, identity)))
     parts = r"vllm 0\.32\.0 with target .*, K = 1, greedy, 1 in flight, .* tokens/s:"
     assert re.search(parts, text)
     assert (
@@ -467,11 +466,11 @@ def test_measurements_that_are_not_of_this_draft() -> None:
     run = measurement(ROUNDS)
     plain = dataclasses.replace(run, setup=dataclasses.replace(run.setup, speculation=None))
     with pytest.raises(CardError, match="the measured server used no draft"):
-        Served.of(plain, "00")
+        check_served(plain, "00")
     with pytest.raises(CardError, match=r"is of a draft whose tensors are abc, expected 00"):
-        Served.of(measurement(ROUNDS, draft_sha256="abc"), "00")
+        check_served(measurement(ROUNDS, draft_sha256="abc"), "00")
     with pytest.raises(CardError, match="does not know which draft was served"):
-        Served.of(measurement(ROUNDS, draft_sha256=None), "00")
+        check_served(measurement(ROUNDS, draft_sha256=None), "00")
 
 
 def test_a_norm_that_was_divided_is_not_called_kept(tmp_path: Path) -> None:

@@ -5,7 +5,14 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from draftquant.validate.report.plots import Dot, Interval, forest, histogram, positions, scatter
+from draftquant.validate.report.plots import (
+    Interval,
+    Lengths,
+    forest,
+    histogram,
+    positions,
+    scatter,
+)
 from draftquant.validate.report.svg import (
     WIDTH,
     Drawing,
@@ -15,8 +22,6 @@ from draftquant.validate.report.svg import (
     style_sheet,
     ticks,
 )
-
-NAMES = ("BF16", "quantized")
 
 
 def drawn(svg: str) -> ElementTree.Element:
@@ -109,21 +114,21 @@ def _turned(mark: ElementTree.Element) -> bool:
 
 
 def test_positions_and_histogram_tell_drafts_apart_without_colour() -> None:
-    svg = positions("p", (0.8, 0.6), (0.7, 0.5), names=NAMES)
+    svg = positions((0.8, 0.6), (0.7, 0.5))
     assert len(of(svg, "circle", "full baseline")) == 2 + 1
     assert len(of(svg, "polygon", "hollow candidate")) == 2 + 1
     heights = [float(each["cy"]) for each in of(svg, "circle", "full baseline")[:2]]
     assert heights[0] < heights[1]  # up is more
-    bars = histogram("h", (1, 3), (2, 2), names=NAMES)
+    bars = histogram((1, 3), (2, 2))
     full, hatched = of(bars, "rect", "full baseline"), of(bars, "rect", "hollow candidate")
     assert len(full) == len(hatched) == 2
     assert float(full[1]["height"]) / float(full[0]["height"]) == pytest.approx(3, rel=1e-3)
-    assert drawn(bars).find("pattern[@id='h-candidate']") is not None
+    assert drawn(bars).find("pattern[@id='histogram-candidate']") is not None
 
 
 def test_one_position_and_many_are_drawn() -> None:
-    assert len(of(positions("p", (0.5,), (0.5,), names=NAMES), "circle", "full")) == 2
-    many = histogram("h", [1] * 65, [1] * 65, names=NAMES)
+    assert len(of(positions((0.5,), (0.5,)), "circle", "full")) == 2
+    many = histogram([1] * 65, [1] * 65)
     labels = [text for text in words(many) if text.isdigit()]
     assert len(labels) <= 17
     for bar in of(many, "rect", "full"):
@@ -131,18 +136,19 @@ def test_one_position_and_many_are_drawn() -> None:
 
 
 def test_a_scatter_has_a_dot_for_each_prompt() -> None:
-    dots = [Dot(baseline=2 + i / 10, candidate=2 + i / 20, weight=1.0) for i in range(5)]
-    svg = scatter("s", dots, limit=0.01, names=NAMES)
+    lengths = [(2 + i / 10, 2 + i / 20) for i in range(5)]
+    dots = [Lengths(label="", baseline=b, candidate=q, steps=1) for b, q in lengths]
+    svg = scatter(dots, limit=0.01)
     assert len(of(svg, "circle", "dot")) == 5
     described = drawn(svg).find("desc")
     assert described is not None
     assert described.text == "5 prompts: 4 accept less quantized, 0 more, 1 the same."
     (same,) = [line for line in of(svg, "line", "same") if line["y1"] != line["y2"]]
     assert (same["x1"], same["y2"]) == ("40", "30")
-    many = scatter("s", dots * 1000, limit=0.01, names=NAMES)
+    many = scatter(dots * 1000, limit=0.01)
     assert len(of(many, "circle", "dot")) <= 2000
     assert "evenly chosen" in (getattr(drawn(many).find("desc"), "text", "") or "")
-    assert scatter("s", dots[:1], limit=0.9, names=NAMES)
+    assert scatter(dots[:1], limit=0.9)
 
 
 def test_text_that_has_no_room_is_cut_and_kept() -> None:
@@ -157,7 +163,7 @@ def test_text_that_has_no_room_is_cut_and_kept() -> None:
 
 
 def test_a_file_of_its_own_carries_its_look() -> None:
-    text = standalone(positions("p", (0.5,), (0.5,), names=NAMES))
+    text = standalone(positions((0.5,), (0.5,)))
     root = ElementTree.fromstring(text)
     assert root.get("width") == "800"
     assert "prefers-color-scheme: dark" in text

@@ -19,6 +19,7 @@ from draftquant.validate.comparison.scopes import (
     MOST_CORRELATED,
     TRAFFIC,
     Contestant,
+    Counted,
     CountedDrafts,
     Estimate,
     bonferroni,
@@ -27,7 +28,7 @@ from draftquant.validate.comparison.scopes import (
     samples_of,
     simultaneous,
 )
-from draftquant.validate.comparison.sources import Counted, ReplayedDraft, of_files, of_replays
+from draftquant.validate.comparison.sources import ReplayedDraft, of_files, of_replays
 from draftquant.validate.counting.acceptance_counts import AcceptanceCounts
 from draftquant.validate.counting.draft_counts import DraftReplay
 from draftquant.validate.counting.paired_change import paired_change
@@ -58,7 +59,7 @@ def drafts(
 
 
 def compared(counted: CountedDrafts, **options: object) -> object:
-    return compare(counted, num_draft_tokens=K, counted_by="by hand", **options)  # type: ignore[arg-type]
+    return compare(Counted(drafts=counted, num_draft_tokens=K, counted_by="by hand"), **options)  # type: ignore[arg-type]
 
 
 # ---- intervals
@@ -95,7 +96,7 @@ def test_all_intervals_hold_together_as_often_as_promised(
             tokens=found[:, :, 0],
             steps=found[:, :, 1],
         )
-        report = compare(counted, num_draft_tokens=K, counted_by="simulated")
+        report = compare(Counted(drafts=counted, num_draft_tokens=K, counted_by="simulated"))
         changes = [change for scope in report.scopes for change in scope.changes]
         assert len(changes) == 5 * 3
         together += all(change.lower <= 0 <= change.upper for change in changes)
@@ -230,7 +231,7 @@ def test_two_drafts_are_compared_as_the_gate_does() -> None:
             for name, each in zip("AB", histograms, strict=True)
         ]
     )
-    report = compare(counted, num_draft_tokens=K, counted_by="")
+    report = compare(Counted(drafts=counted, num_draft_tokens=K, counted_by=""))
     (change,) = report.whole.changes
     assert math.log1p(change.relative_change) == pytest.approx(gate.log_ratio)
     level = (1 + report.confidence_of_each) / 2
@@ -266,11 +267,13 @@ def test_prompts_of_a_cluster_are_one() -> None:
 def test_traffic_weighs_output_tokens_by_hand() -> None:
     """a has length 2, b 4: with 3/4 of the tokens in a, steps per token are 3/4 / 2 + 1/4 / 4."""
     counted = drafts([[2, 2, 4, 4], [3, 3, 3, 3]], [10, 20, 30, 40], "aabb")
-    report = compare(counted, num_draft_tokens=K, counted_by="", traffic={"a": 0.75, "b": 0.25})
+    report = compare(
+        Counted(drafts=counted, num_draft_tokens=K, counted_by=""), traffic={"a": 0.75, "b": 0.25}
+    )
     assert report.whole.name == TRAFFIC
     assert report.whole.num_prompts == 4
     assert report.whole.lengths == pytest.approx((1 / (0.75 / 2 + 0.25 / 4), 3))
-    plain = compare(counted, num_draft_tokens=K, counted_by="")
+    plain = compare(Counted(drafts=counted, num_draft_tokens=K, counted_by=""))
     assert plain.whole.name == ALL_PROMPTS
     assert plain.whole.lengths == pytest.approx(((60 + 280) / 100, 3))
 
@@ -284,8 +287,8 @@ def test_traffic_of_the_recorded_shares_is_the_whole() -> None:
     )  # fmt: skip
     shares = [float(counted.tokens[0, i::2].sum() / counted.tokens[0].sum()) for i in range(2)]
     traffic = dict(zip("ab", shares, strict=True))
-    mixed = compare(counted, num_draft_tokens=K, counted_by="", traffic=traffic)
-    plain = compare(counted, num_draft_tokens=K, counted_by="")
+    mixed = compare(Counted(drafts=counted, num_draft_tokens=K, counted_by=""), traffic=traffic)
+    plain = compare(Counted(drafts=counted, num_draft_tokens=K, counted_by=""))
     assert mixed.whole.lengths[0] == pytest.approx(plain.whole.lengths[0])
     assert mixed.whole.changes[0].lower == pytest.approx(plain.whole.changes[0].lower, rel=0.2)
 
@@ -299,7 +302,9 @@ def test_the_answer_depends_on_the_traffic() -> None:
 
     def best(code: float) -> tuple[str | None, str]:
         traffic = {"b": code, "c": 1 - code}
-        report = compare(counted, num_draft_tokens=K, counted_by="", traffic=traffic)
+        report = compare(
+            Counted(drafts=counted, num_draft_tokens=K, counted_by=""), traffic=traffic
+        )
         return report.whole.best, report.answer
 
     assert best(0.9) == (
@@ -315,7 +320,7 @@ def test_it_says_when_nothing_is_separable() -> None:
     generator = np.random.default_rng(2)
     found = simulated(generator, 30, (0.0, 0.0, 0.0))
     counted = drafts(found[:, :, 0] / found[:, :, 1], found[0, :, 1], "a" * 30)
-    report = compare(counted, num_draft_tokens=K, counted_by="")
+    report = compare(Counted(drafts=counted, num_draft_tokens=K, counted_by=""))
     assert report.answer == (
         "These prompts show no clear difference between any two drafts. That is not a PASS: judge"
         " the draft that you want with 'draftquant gate' before you ship it, or record more"
@@ -328,7 +333,7 @@ def test_small_categories_are_shown_and_not_compared() -> None:
     generator = np.random.default_rng(2)
     found = simulated(generator, 31, (0.0, 0.1))
     counted = drafts(found[:, :, 0] / found[:, :, 1], found[0, :, 1], "a" * 22 + "b" * 9)
-    report = compare(counted, num_draft_tokens=K, counted_by="")
+    report = compare(Counted(drafts=counted, num_draft_tokens=K, counted_by=""))
     assert [(scope.name, len(scope.changes)) for scope in report.scopes] == [
         (ALL_PROMPTS, 1), ("a", 1), ("b", 0),
     ]  # fmt: skip
@@ -348,7 +353,7 @@ def test_small_categories_are_shown_and_not_compared() -> None:
 def test_traffic_that_does_not_fit(traffic: dict[str, float], what: str) -> None:
     counted = drafts([[2, 2, 4, 4], [3, 3, 3, 3]], [10] * 4, "aabb")
     with pytest.raises(CompareError, match=what):
-        compare(counted, num_draft_tokens=K, counted_by="", traffic=traffic)
+        compare(Counted(drafts=counted, num_draft_tokens=K, counted_by=""), traffic=traffic)
 
 
 def test_a_confidence_that_is_none() -> None:
@@ -415,7 +420,7 @@ def test_reports_of_one_baseline_are_compared(tmp_path: Path) -> None:
     counted = counted_files(one, other)
     assert counted.drafts.names == ("bf16", "int4 (222222222222)", "int4 (333333333333)")
     assert counted.num_draft_tokens == 1
-    report = compare(counted.drafts, num_draft_tokens=1, counted_by="")
+    report = compare(counted)
     assert report.whole.changes[0].relative_change == pytest.approx(-0.003 / 1.602)
     one.write_text(
         one.read_text(encoding="utf-8").replace("\n", ""), encoding="utf-8"
@@ -485,7 +490,7 @@ def test_measurements_are_compared_by_whole_outputs(tmp_path: Path) -> None:
     counted = counted_files(*runs)
     assert counted.drafts.names == ("a.jsonl", "b.jsonl", "c.jsonl")
     assert counted.counted_by == "all verify steps of whole outputs of vllm 0.32.0"
-    report = compare(counted.drafts, num_draft_tokens=1, counted_by="")
+    report = compare(counted)
     assert report.whole.best == "a.jsonl"
     assert "c.jsonl" not in report.whole.alike
 

@@ -18,7 +18,7 @@ from draftquant.validate.counting.acceptance_counts import (
     ContextCounts,
 )
 from draftquant.validate.counting.draft_counts import context_edges
-from draftquant.validate.counting.trace_replay import prompt_counts
+from draftquant.validate.counting.trace_replay import counted_prompt
 from draftquant.validate.measure.measurement import RequestRecord
 from draftquant.validate.served.common_steps import PAIRED_NOISE, pair_outputs, whole_counts
 from handmade_measurements import record
@@ -63,10 +63,10 @@ def trace(accepting: list[int], prompt_length: int = 2) -> tuple[PromptTrace, Pr
 def test_a_step_is_in_the_bin_of_the_tokens_before_it() -> None:
     """Steps begin behind 3 (prompt 2, and one of prefill), 5, 6, 9 tokens and accept 1, 0, 2, 0."""
     told, proposed = trace([1, 9, 0, 2, 9, 9, 0])
-    found = prompt_counts(told, proposed, EDGES)
+    found = counted_prompt(told, proposed, EDGES)
     assert found.contexts.histograms == ((0, 1, 0), (1, 0, 0), (1, 0, 1))
-    assert found.contexts.whole == found.decoding
-    short = prompt_counts(*trace([1, 9, 0]), EDGES).contexts
+    assert found.contexts.whole == found.counts
+    short = counted_prompt(*trace([1, 9, 0]), EDGES).contexts
     assert short.histograms == ((0, 1, 0), (1, 0, 0))  # the last bin has no step and is left out
     assert ContextCounts.of_histograms(short.histograms, K, (4, 6)) == short
     assert ContextCounts.of_histograms((), K, (4, 6)) is None
@@ -75,17 +75,17 @@ def test_a_step_is_in_the_bin_of_the_tokens_before_it() -> None:
 def test_expected_steps_are_binned_by_their_rows_and_agree_with_counted_ones() -> None:
     """Where every proposal is certainly accepted or not, expected steps are the counted ones."""
     told, proposed = trace([1, 2, 0, 2, 1, 0, 0])
-    counted = prompt_counts(told, proposed, EDGES)
+    counted = counted_prompt(told, proposed, EDGES)
     certain = proposed.token_ids >= 0
     drawn = dataclasses.replace(
         proposed, recorded_logprobs=torch.where(certain, 0.0, -torch.inf).float()
     )
     with_logprobs = dataclasses.replace(told, token_logprob=torch.zeros(len(told.token_ids) - 2))
-    expected = prompt_counts(with_logprobs, drawn, EDGES)
+    expected = counted_prompt(with_logprobs, drawn, EDGES)
     assert expected.contexts == counted.contexts
     half = dataclasses.replace(drawn, recorded_logprobs=torch.full((7, K), 0.5).log())
-    halves = prompt_counts(with_logprobs, half, EDGES)
-    assert halves.contexts.whole.histogram == pytest.approx(halves.decoding.histogram)
+    halves = counted_prompt(with_logprobs, half, EDGES)
+    assert halves.contexts.whole.histogram == pytest.approx(halves.counts.histogram)
     assert all(own.num_steps for own in halves.contexts.counts)
 
 

@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 from draftquant.calibration.traces.trace_info import FeatureEvidence
 from draftquant.recipes.errors import GateError
-from draftquant.validate.judging.advice import Background, min_baseline_length
+from draftquant.validate.judging.advice import Background
+from draftquant.validate.judging.decision import min_baseline_length
 from draftquant.validate.judging.judgement import GateReport, judge
 from handmade_replays import BASELINE, FIGURES, RELEASE, noisy, replay
 

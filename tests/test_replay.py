@@ -23,10 +23,9 @@ from draftquant.recipes import WeightFormat
 from draftquant.recipes.errors import ForwardError, ReplayError, TraceError
 from draftquant.validate.counting.trace_replay import (
     accepted_by_row,
+    counted_prompt,
     decoding_steps,
-    prompt_counts,
     replay_drafts,
-    shorter_counts,
 )
 from draftquant.validate.judging.judgement import judge
 from draftquant.validate.judging.policy import POLICIES
@@ -256,9 +255,9 @@ def test_shorter_rounds_begin_elsewhere() -> None:
     """Four rows that would accept 2, 0, 1 and 2 of 2 proposals; at K = 1 rounds are shorter."""
     trace = hand_trace([9, 1, 2, 3, 4, 5, 6], 1)
     proposals = Proposals(token_ids=torch.tensor([[2, 3], [7, 7], [4, 7], [5, 6]]))
-    whole = prompt_counts(trace, proposals).decoding
-    assert whole.histogram == (0, 0, 2)  # rows 0 and 3
-    (one,) = shorter_counts(trace, proposals)
+    found = counted_prompt(trace, proposals)
+    assert found.counts.histogram == (0, 0, 2)  # rows 0 and 3
+    (one,) = found.shorter
     assert one.histogram == (0, 2)  # rows 0 and 2: row 0 accepts one of one
     assert one.mean_acceptance_length == 2
 

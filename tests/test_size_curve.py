@@ -21,7 +21,7 @@ from draftquant.validate.comparison.right_sizes import right_sizes
 from draftquant.validate.comparison.scopes import bonferroni
 from draftquant.validate.comparison.size_curve import SizeCurve, drawing, size_curve, usual_sizes
 from draftquant.validate.comparison.size_estimate import (
-    StepTimes,
+    Serving,
     checked_concurrencies,
     parse_step_times,
     size_speeds,
@@ -173,14 +173,9 @@ def test_speed_weighs_what_is_read_against_what_is_lost(curve: SizeCurve) -> Non
     machine = Machine(gpu=named_gpu("h200"), efficiency=0.5)
     per_row = int(machine.gpu.bandwidth * machine.efficiency / 144 / 1e3)  # all rows: 1 ms
     for verify in (1e-4, 2e-3):
-        (found,) = size_speeds(
-            curve,
-            curve.chosen,
-            rounds(curve, per_row),
-            [machine],
-            StepTimes(seconds={None: verify}),
-            (1,),
-        )
+        serving = Serving(machines=[machine], concurrencies=[1], step_seconds={None: verify})
+        of_each = rounds(curve, per_row)
+        (found,) = size_speeds(curve.num_rows, curve.chosen, of_each, serving)
         for one, change in zip(found.speeds, curve.chosen.whole, strict=False):
             drafting = 1e-3 * (one.size + 48) / 144
             assert one.drafting == pytest.approx(drafting, rel=1e-3)
@@ -201,7 +196,8 @@ def test_speed_weighs_what_is_read_against_what_is_lost(curve: SizeCurve) -> Non
 
 def test_without_a_verify_step_no_size_is_recommended(curve: SizeCurve) -> None:
     machine = Machine(gpu=named_gpu("h200"), efficiency=0.5)
-    (found,) = size_speeds(curve, curve.chosen, rounds(curve, 10**6), [machine], None, (1,))
+    serving = Serving(machines=[machine], concurrencies=[1], step_seconds={})
+    (found,) = size_speeds(curve.num_rows, curve.chosen, rounds(curve, 10**6), serving)
     assert found.recommended is None
     assert found.range == ()
     assert all(one.speed_up is None for one in found.speeds)
@@ -267,9 +263,10 @@ def test_families_without_cut_heads(tmp_path: Path) -> None:
 
 
 def test_step_times_as_measured() -> None:
-    alone = parse_step_times("14.2", (1, 64))
+    alone = Serving(machines=[], concurrencies=(), step_seconds=parse_step_times("14.2", (1, 64)))
     assert [alone.verify_seconds(c) for c in (1, 64)] == [pytest.approx(0.0142)] * 2
-    some = parse_step_times("1=9.5,8=14", (1, 4, 8))
+    times = parse_step_times("1=9.5,8=14", (1, 4, 8))
+    some = Serving(machines=[], concurrencies=(), step_seconds=times)
     assert [some.verify_seconds(c) for c in (1, 4, 8)] == [0.0095, None, 0.014]
 
 

@@ -43,11 +43,12 @@ def test_counts_are_pooled_not_averaged() -> None:
         counts(1, 2) + counts(1, 2, 3)
 
 
-def test_repeated_ngrams_by_hand() -> None:
-    """1 2 1 2 1: bigrams 12 21 12 21, two of four repeat; a second text does not share them."""
-    assert repeated_ngram_share([[1, 2, 1, 2, 1]], order=2) == 0.5
-    assert repeated_ngram_share([[1, 2, 3], [1, 2, 3]], order=2) == 0.0
-    assert repeated_ngram_share([[1, 2, 1, 2, 1], [5, 6, 7, 8, 9]], order=2) == 0.25
+def test_repeated_8grams_by_hand() -> None:
+    """1 2 .. 1 has four 8-grams, of which two repeat; a second text does not share them."""
+    turns = [1, 2] * 5 + [1]
+    assert repeated_ngram_share([turns]) == 0.5
+    assert repeated_ngram_share([[*range(8)], [*range(8)]]) == 0.0
+    assert repeated_ngram_share([turns, [*range(5, 16)]]) == 0.25
     assert repeated_ngram_share([[1, 2, 3]]) == 0.0
     assert repeated_ngram_share([]) == 0.0
     assert repeated_ngram_share([[7] * 16]) == pytest.approx(8 / 9)

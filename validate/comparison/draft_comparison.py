@@ -1,8 +1,4 @@
-"""Which draft for which traffic: every pair of drafts, in every category and over all.
-
-All intervals, of all pairs in all categories, hold together: the best of many is not the luckiest
-of many.
-"""
+"""Which draft for which traffic: every pair of drafts, in every category and over all."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -24,7 +20,16 @@ from ..report.document import document_text
 from ..report.html_report import render
 from ..report.plots import Interval, forest
 from ..report.svg import standalone
-from .scopes import MIN_PROMPTS, Change, CountedDrafts, Sample, Scope, samples_of, scopes_of
+from .scopes import (
+    MIN_PROMPTS,
+    Change,
+    Counted,
+    CountedDrafts,
+    Sample,
+    Scope,
+    samples_of,
+    scopes_of,
+)
 
 FORMAT, SCHEMA_VERSION = "draftquant comparison", 1
 MOST_COLUMNS = 12
@@ -33,7 +38,7 @@ _MOST_VALUES = 2**23
 """Contributions of prompts to estimates that are held at a time, 8 bytes each."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class DraftName:
     """A draft by its name and the hash of its tensors; None = not known."""
 
@@ -159,13 +164,10 @@ def text_of(report: ComparisonReport) -> str:
 
 
 def compare(
-    drafts: CountedDrafts,
+    counted: Counted,
     *,
-    num_draft_tokens: int,
-    counted_by: str,
     traffic: Mapping[str, float] | None = None,
     confidence: float = 0.95,
-    warnings: Sequence[str] = (),
     date: str | None = None,
     argv: Sequence[str] = (),
 ) -> ComparisonReport:
@@ -174,25 +176,23 @@ def compare(
     `traffic` is the share of the output tokens by category; None = prompts as they are, pooled.
     """
     CONFIDENCE.check(CompareError, "--confidence", confidence, fix="write 95 % as 0.95")
+    drafts = counted.drafts
     _check_number(drafts)
     samples = samples_of(drafts, traffic or {})
     pairs, scopes = math.comb(len(drafts.names), 2), len(set(drafts.categories)) + 1
     every_pair = scopes * pairs * len(drafts.categories) <= _MOST_VALUES
     found = scopes_of(samples, drafts.names, confidence, every_pair=every_pair)
     return ComparisonReport(
-        counted_by=counted_by,
-        num_draft_tokens=num_draft_tokens,
-        drafts=tuple(
-            DraftName(name=name, sha256=digest)
-            for name, digest in zip(drafts.names, drafts.sha256, strict=True)
-        ),
+        counted_by=counted.counted_by,
+        num_draft_tokens=counted.num_draft_tokens,
+        drafts=tuple(map(DraftName, drafts.names, drafts.sha256)),
         traffic=dict(traffic or {}),
         method=found.method,
         confidence=confidence,
         confidence_of_each=found.each,
         bonferroni_of_each=found.bonferroni_of_each,
         scopes=found.scopes,
-        warnings=(*warnings, *_warnings(samples)),
+        warnings=(*counted.warnings, *_warnings(samples)),
         date=date,
         argv=tuple(argv),
     )
@@ -201,21 +201,18 @@ def compare(
 def _check_number(drafts: CountedDrafts) -> None:
     number, prompts, scopes = len(drafts.names), len(drafts.categories), len(set(drafts.categories))
     if (needed := (scopes + 1) * number * prompts) > _MOST_VALUES:
-        raise CompareError(
-            "compare",
+        what = (
             f"{number} drafts in {scopes:,} categories of {prompts:,} prompts: expected at most"
-            f" {_MOST_VALUES:,} contributions of prompts to estimates, got {needed:,}",
-            fix="compare fewer drafts at a time, or give prompts coarser categories",
+            f" {_MOST_VALUES:,} contributions of prompts to estimates, got {needed:,}"
         )
+        fix = "compare fewer drafts at a time, or give prompts coarser categories"
+        raise CompareError("compare", what, fix=fix)
 
 
 def _warnings(samples: Sequence[Sample]) -> list[str]:
-    small = [f"{one.name} ({one.num_prompts})" for one in samples if not one.is_compared]
-    if not small:
-        return []
-    return [
-        f"categories with fewer than {MIN_PROMPTS} prompts were not compared: {', '.join(small)}"
-    ]
+    small = ", ".join(f"{one.name} ({one.num_prompts})" for one in samples if not one.is_compared)
+    what = f"categories with fewer than {MIN_PROMPTS} prompts were not compared"
+    return [f"{what}: {small}"] if small else []
 
 
 def _and(names: Sequence[str]) -> str:
@@ -251,11 +248,17 @@ def plot(report: ComparisonReport) -> str:
     """Changes against the first draft with simultaneous intervals, of many drafts the longest."""
     first, *others = report.names
     if report.is_many:
-        rows = _rows_of_many(report.whole, report.names)
+        changes = report.whole.against_first(report.names)
+        places = report.whole.ranked[1:][:MOST_DRAWN]
+        rows = [_row(changes[place - 1], label=report.names[place]) for place in places]
         others = []
     else:
         compared = [scope for scope in report.scopes if scope.changes][:MOST_DRAWN]
-        rows = [row for scope in compared for row in _rows(scope, report.names)]
+        rows = [
+            _row(change, label="" if i else scope.name, whole=scope.is_whole, series=i)
+            for scope in compared
+            for i, change in enumerate(scope.against_first(report.names))
+        ]
     return forest(
         "comparison",
         rows,
@@ -263,19 +266,6 @@ def plot(report: ComparisonReport) -> str:
         bounds=f"simultaneous {in_percent(report.confidence)} intervals",
         series=others,
     )
-
-
-def _rows_of_many(scope: Scope, names: tuple[str, ...]) -> list[Interval]:
-    changes = scope.against_first(names)
-    places = scope.ranked[1:][:MOST_DRAWN]
-    return [_row(changes[place - 1], label=names[place]) for place in places]
-
-
-def _rows(scope: Scope, names: tuple[str, ...]) -> list[Interval]:
-    return [
-        _row(change, label="" if series else scope.name, whole=scope.is_whole, series=series)
-        for series, change in enumerate(scope.against_first(names))
-    ]
 
 
 def _row(change: Change | None, **named: Any) -> Interval:

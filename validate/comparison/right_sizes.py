@@ -7,13 +7,9 @@ and not enough for one of any token whose logit is larger:
     rank(recorded) < n <= min over tokens u that win against it of rank(u)
 
 Of equal logits the one with the lower draft id wins, as argmax has it; a cut head has its rows in
-the order of the target's ids, so here it is the lower target id. (In a draft whose own map does not
-ascend, equal logits may be resolved otherwise at full size.) A verify step with n rows accepts
+the order of the target's ids, so here it is the lower target id. A verify step with n rows accepts
 the proposals up to the first depth at which n lies outside these bounds; the intersection of those
-up to a depth is kept.
-
-Products are the same numbers as of a really cut head, but for the last bits, which depend on how
-many outputs a library sums at a time.
+up to a depth is kept. Products are those of a really cut head, but for the last bits.
 """
 
 from collections.abc import Callable, Iterator, Sequence

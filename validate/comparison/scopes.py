@@ -1,22 +1,17 @@
 """How drafts compare in each scope: over all prompts, for a traffic, in every category.
 
-All intervals hold at once: the chance that any of them misses is what one's was. The estimates
-share their prompts, so they are correlated, and what Bonferroni adds for each is more than is
-needed. Here the largest of all statistics decides (max-t): Z is normal with the correlations of the
-estimates' jackknife contributions, c the quantile of max |Z_j|, and each interval has the level 2
-Phi(c) - 1 under Student's t of its own degrees of freedom, so that estimates of few prompts get
-wider ones. The quantile is drawn, from one fixed seed.
+All intervals hold at once. The estimates share their prompts, so the largest of all statistics
+decides (max-t): Z is normal with the correlations of the estimates' jackknife contributions, c the
+quantile of max |Z_j|, and each interval has the level 2 Phi(c) - 1 under Student's t of its own
+degrees of freedom. The quantile is drawn, from one fixed seed. Beyond `MOST_CORRELATED` estimates
+Bonferroni decides, which is wider and always holds.
 
 Source of the method: Westfall & Young, Resampling-based multiple testing (1993), as balanced
 single-step intervals. By simulation (three drafts, 1000 runs) 95 % intervals of five scopes all
 hold in 0.955 of the runs with 20 prompts in a category, in 0.934 with 10; separate ones in 0.63.
-`tests/test_comparison.py` holds that.
 
-The draws take a time that grows with the square of the number of estimates, so beyond
-`MOST_CORRELATED` of them Bonferroni decides, which is wider and always holds. Where drafts are so
-many that the changes of all pairs would fill memory and report, those are reckoned that tell
-something: from the first draft, and between each draft and the best. Which draft is best is not
-known before, so that the intervals of all pairs still have to hold together.
+Of very many drafts only changes from the first draft and from the best are reckoned. Which draft is
+best is not known before, so that the intervals of all pairs still have to hold together.
 """
 
 import itertools
@@ -80,9 +75,9 @@ def simultaneous(
     else:
         each = bonferroni(number, confidence)
     degrees = np.array([estimate.degrees for estimate in estimates])
-    quantiles = stats.t.ppf((1 + each) / 2, degrees)
     bounds = []
-    for estimate, quantile in zip(estimates, map(float, quantiles), strict=True):
+    quantiles = map(float, stats.t.ppf((1 + each) / 2, degrees))
+    for estimate, quantile in zip(estimates, quantiles, strict=True):
         reach = quantile * estimate.standard_error
         bounds.append((estimate.value - reach, estimate.value + reach))
     return Simultaneous(each=each, by_correlation=by_correlation, bounds=tuple(bounds))
@@ -93,13 +88,9 @@ def level_of_each(estimates: Sequence[Estimate], confidence: float) -> float:
     rows = np.stack([one.contributions / one.standard_error for one in estimates])
     values, vectors = np.linalg.eigh(rows @ rows.T)
     factor = vectors * np.sqrt(np.maximum(values, 0))
-    generator = np.random.default_rng(_SEED)
-    largest = np.concatenate(
-        [
-            np.abs(generator.standard_normal((_CHUNK, len(rows))) @ factor.T).max(axis=1)
-            for _ in range(NUM_DRAWS // _CHUNK)
-        ]
-    )
+    normal = np.random.default_rng(_SEED).standard_normal
+    chunks = (normal((_CHUNK, len(rows))) @ factor.T for _ in range(NUM_DRAWS // _CHUNK))
+    largest = np.concatenate([np.abs(chunk).max(axis=1) for chunk in chunks])
     drawn = 2 * float(stats.norm.cdf(np.quantile(largest, confidence))) - 1
     return min(max(drawn, confidence), bonferroni(len(rows), confidence))
 
@@ -129,26 +120,24 @@ class CountedDrafts:
     steps: Floats
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """Drafts, and how they were counted, in words; warnings without a full stop."""
+
+    drafts: CountedDrafts
+    num_draft_tokens: int
+    counted_by: str
+    warnings: tuple[str, ...] = ()
+
+
 def count_drafts(contestants: Sequence[Contestant]) -> CountedDrafts:
     """Put drafts side by side, the baseline first; CompareError: they cannot be compared."""
-    if len(contestants) < 2:
-        raise CompareError(
-            "compare", f"expected two drafts or more, got {len(contestants)}", fix="give another"
-        )
-    _check_distinct(contestants)
-    first = contestants[0]
-    asked = [prompt.identity for prompt in first.prompts]
-    for other in contestants[1:]:
-        if [prompt.identity for prompt in other.prompts] != asked:
-            what = f"was counted on other prompts than {first.name}"
-            raise CompareError(other.name, what, fix="count all drafts on the same prompts")
-    places: dict[str, int] = {}
-    categories: list[str] = []
+    _check_contestants(contestants)
+    categories: dict[str, str] = {}
     for prompt, *others in zip(*(each.prompts for each in contestants), strict=True):
-        told = all(one.counts.num_steps for one in (prompt, *others))
-        if told and prompt.counted_with not in places:
-            places[prompt.counted_with] = len(places)
-            categories.append(prompt.category)
+        if all(one.counts.num_steps for one in (prompt, *others)):
+            categories.setdefault(prompt.counted_with, prompt.category)
+    places = {name: place for place, name in enumerate(categories)}
     if len(places) < 2:
         what = f"expected two distinct prompts or more with verify steps, got {len(places)}"
         fix = "record or measure more prompts, or longer continuations"
@@ -163,13 +152,16 @@ def count_drafts(contestants: Sequence[Contestant]) -> CountedDrafts:
     return CountedDrafts(
         names=_names(contestants),
         sha256=tuple(each.sha256 for each in contestants),
-        categories=tuple(categories),
+        categories=tuple(categories.values()),
         tokens=tokens,
         steps=steps,
     )
 
 
-def _check_distinct(contestants: Sequence[Contestant]) -> None:
+def _check_contestants(contestants: Sequence[Contestant]) -> None:
+    if len(contestants) < 2:
+        what = f"expected two drafts or more, got {len(contestants)}"
+        raise CompareError("compare", what, fix="give another")
     known: dict[str, str] = {}
     for each in contestants:
         if each.sha256 is not None:
@@ -177,6 +169,12 @@ def _check_distinct(contestants: Sequence[Contestant]) -> None:
                 what = f"is the same draft as {known[each.sha256]} (tensors {each.sha256[:12]})"
                 raise CompareError(each.name, what, fix="give each draft once")
             known[each.sha256] = each.name
+    first, *others = contestants
+    asked = [prompt.identity for prompt in first.prompts]
+    for other in others:
+        if [prompt.identity for prompt in other.prompts] != asked:
+            what = f"was counted on other prompts than {first.name}"
+            raise CompareError(other.name, what, fix="count all drafts on the same prompts")
 
 
 def _names(contestants: Sequence[Contestant]) -> tuple[str, ...]:
@@ -199,10 +197,8 @@ _SUM_WITHIN = 0.005  # shares of traffic are written with two digits
 class Sample:
     """The prompts of a scope: all of them, the traffic, or a category.
 
-    Attributes:
-        strata: [N] number of the stratum that a prompt is in, -1 = not in the scope.
-        weights: [S] share of the output tokens of each stratum, together 1.
-        log_lengths: [D] of acceptance. contributions: [D, N] of the jackknife to it.
+    `strata` is [N], -1 = not in the scope; `weights` is [S], shares of the output tokens;
+    `log_lengths` is [D], `contributions` of the jackknife to it [D, N].
     """
 
     name: str
@@ -239,23 +235,19 @@ class Sample:
 
 def samples_of(drafts: CountedDrafts, traffic: Mapping[str, float]) -> list[Sample]:
     """The whole, or the traffic by its shares of tokens, then every category of several."""
-    categories = np.array(drafts.categories)
-    names = sorted(set(drafts.categories))
+    categories, name, weights = np.array(drafts.categories), ALL_PROMPTS, np.ones(1)
+    strata = np.zeros(len(categories), dtype=int)
     if traffic:
         _check_traffic(traffic, drafts)
         strata = np.full(len(categories), -1)
-        for number, name in enumerate(traffic):
-            strata[categories == name] = number
-        weights = np.array(list(traffic.values())) / sum(traffic.values())
-        found = [_sample(drafts, TRAFFIC, strata, weights, is_whole=True)]
-    else:
-        strata = np.zeros(len(categories), dtype=int)
-        found = [_sample(drafts, ALL_PROMPTS, strata, np.ones(1), is_whole=True)]
-    if len(names) > 1:
-        found += [
-            _sample(drafts, name, np.where(categories == name, 0, -1), np.ones(1), is_whole=False)
-            for name in names
-        ]
+        for number, category in enumerate(traffic):
+            strata[categories == category] = number
+        name, weights = TRAFFIC, np.array(list(traffic.values())) / sum(traffic.values())
+    found = [_sample(drafts, name, strata, weights, is_whole=True)]
+    if len(names := sorted(set(drafts.categories))) > 1:
+        for category in names:
+            inside = np.where(categories == category, 0, -1)
+            found.append(_sample(drafts, category, inside, np.ones(1), is_whole=False))
     return found
 
 
@@ -306,8 +298,7 @@ def _check_traffic(traffic: Mapping[str, float], drafts: CountedDrafts) -> None:
         raise CompareError("--traffic", what, fix="for example chat=0.7,code=0.3")
 
 
-_METHOD = "max-t over all pairs and categories, prompts as units, jackknife"
-_METHOD_OF_MANY = "Bonferroni over all pairs and categories, prompts as units, jackknife"
+_METHOD = "{} over all pairs and categories, prompts as units, jackknife"
 Pair = tuple[int, int]
 """Numbers of two drafts, the smaller one first."""
 
@@ -332,10 +323,8 @@ class Change:
 class Scope:
     """All prompts, the traffic that was asked about, or one category.
 
-    Attributes:
-        changes: of every pair in the order of the drafts, or of those pairs that the first or the
-            best is in; none where the prompts are too few.
-        alike: those that are not separable from the best.
+    `changes` are of every pair in the order of the drafts, or of those pairs that the first or the
+    best is in; none where the prompts are too few. Those `alike` are not separable from the best.
     """
 
     name: str
@@ -372,36 +361,19 @@ def scopes_of(
     samples: Sequence[Sample], names: Sequence[str], confidence: float, *, every_pair: bool
 ) -> Scopes:
     """The changes of every scope, the whole first, with intervals that hold together."""
-    compared = {
-        place: _pairs(sample, every_pair=every_pair)
-        for place, sample in enumerate(samples)
-        if sample.is_compared
-    }
-    estimates = {
-        (place, pair): samples[place].change(*pair)
-        for place, pairs in compared.items()
-        for pair in pairs
-    }
-    all_pairs = 0 if every_pair else math.comb(len(names), 2) * len(compared)
-    found = simultaneous(list(estimates.values()), confidence, at_least=all_pairs)
-    bounds = dict(zip(estimates, found.bounds, strict=True))
-    scopes = []
-    for place, sample in enumerate(samples):
-        changes = tuple(
-            Change(
-                baseline=names[one],
-                candidate=names[other],
-                relative_change=math.expm1(estimates[place, (one, other)].value),
-                lower=_expm1(bounds[place, (one, other)][0]),
-                upper=_expm1(bounds[place, (one, other)][1]),
-            )
-            for one, other in compared.get(place, ())
-        )
-        scopes.append(_scope(sample, names, changes))
-    number = sum(estimate.has_spread for estimate in estimates.values())
+    compared = [_pairs(one, every_pair=every_pair) if one.is_compared else [] for one in samples]
+    both = list(zip(samples, compared, strict=True))
+    estimates = [sample.change(*pair) for sample, pairs in both for pair in pairs]
+    all_pairs = 0 if every_pair else math.comb(len(names), 2) * sum(map(bool, compared))
+    found = simultaneous(estimates, confidence, at_least=all_pairs)
+    bounded = zip(estimates, found.bounds, strict=True)
+    number = sum(estimate.has_spread for estimate in estimates)
     return Scopes(
-        scopes=tuple(scopes),
-        method=_METHOD if found.by_correlation else _METHOD_OF_MANY,
+        scopes=tuple(
+            _scope(sample, names, [(pair, *next(bounded)) for pair in pairs])
+            for sample, pairs in both
+        ),
+        method=_METHOD.format("max-t" if found.by_correlation else "Bonferroni"),
         each=found.each,
         bonferroni_of_each=bonferroni(max(1, number, all_pairs), confidence),
     )
@@ -416,25 +388,34 @@ def _pairs(sample: Sample, *, every_pair: bool) -> list[Pair]:
     return sorted(told)
 
 
-def _scope(sample: Sample, names: Sequence[str], changes: tuple[Change, ...]) -> Scope:
-    lengths = tuple(map(float, np.exp(sample.log_lengths)))
-    best: str | None = None
-    alike: tuple[str, ...] = ()
-    if changes:
-        best = names[int(np.argmax(sample.log_lengths))]
-        alike = tuple(
-            ({one.baseline, one.candidate} - {best}).pop()
-            for one in changes
-            if best in (one.baseline, one.candidate) and not one.is_separable
+def _scope(
+    sample: Sample,
+    names: Sequence[str],
+    found: Sequence[tuple[Pair, Estimate, tuple[float, float]]],
+) -> Scope:
+    changes = tuple(
+        Change(
+            baseline=names[one],
+            candidate=names[other],
+            relative_change=math.expm1(estimate.value),
+            lower=_expm1(lower),
+            upper=_expm1(upper),
         )
+        for (one, other), estimate, (lower, upper) in found
+    )
+    best = names[int(np.argmax(sample.log_lengths))] if changes else None
     return Scope(
         name=sample.name,
         is_whole=sample.is_whole,
         num_prompts=sample.num_prompts,
-        lengths=lengths,
+        lengths=tuple(map(float, np.exp(sample.log_lengths))),
         changes=changes,
         best=best,
-        alike=alike,
+        alike=tuple(
+            one.candidate if one.baseline == best else one.baseline
+            for one in changes
+            if best in (one.baseline, one.candidate) and not one.is_separable
+        ),
     )
 
 

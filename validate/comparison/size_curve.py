@@ -1,13 +1,12 @@
 """The curve: coverage and acceptance length by the number of rows, held out, with its bounds.
 
-Rows are chosen by some prompts and judged on others. Two ways of choosing are judged on the same
-prompts: by all texts (those of a prompt's own fold left out where no other traces judge), and
-off-domain, by the texts of all categories but the prompt's own. The second says what a user loses
-whose traffic is like none of the traces.
+Rows are chosen by all texts (those of a prompt's own fold left out where no other traces judge),
+and off-domain, by the texts of all categories but the prompt's own. The second says what a user
+loses whose traffic is like none of the traces.
 
 Bounds hold together: those of all prompts over the sizes, those of the categories over sizes and
-categories, so that the worst one may be read off. Both levels are found by max-t; over all prompts
-the bounds are those of `paired_change` at that level, which see a loss that a few prompts hold.
+categories. Both levels are found by max-t; over all prompts the bounds are those of `paired_change`
+at that level, which see a loss that a few prompts hold.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +21,7 @@ from ...calibration.traces.trace_folder import TraceFolder
 from ...quantize.stored.loading import LoadedDraft
 from ...recipes.brief import Brief
 from ..counting.draft_counts import PromptCounts
-from ..counting.paired_change import jackknife_bounds
+from ..counting.paired_change import change_of_sums
 from ..judging.policy import in_percent
 from ..report.plots import Column, Interval, columns
 from ..report.svg import standalone
@@ -153,8 +152,7 @@ def size_curve(
         _Way(judged, [orders[places[way]] for places in asked], [one[way] for one in found])
         for way in range(2 if outside else 1)
     ]
-    whole = (*sizes, chooser.num_rows)
-    drafts = [way.drafts(whole) for way in ways]
+    drafts = [way.drafts((chooser.num_rows, *sizes)) for way in ways]
     samples = samples_of(drafts[0], {})
     curves = [way.curve(counted, sizes) for way, counted in zip(ways, drafts, strict=True)]
     return SizeCurve(
@@ -193,16 +191,10 @@ class _Way:
     sizes: Sequence[RightSizes]
 
     def drafts(self, sizes: Sequence[int]) -> CountedDrafts:
-        every = [sizes[-1], *sizes[:-1]]
-        return count_drafts(
-            [
-                Contestant(name=f"{size} rows", sha256=None, prompts=self._prompts(size))
-                for size in every
-            ]
-        )
+        return count_drafts([self._with_rows(size) for size in sizes])
 
-    def _prompts(self, size: int) -> list[PromptCounts]:
-        return [
+    def _with_rows(self, size: int) -> Contestant:
+        prompts = [
             PromptCounts(
                 id=text.id,
                 category=text.category,
@@ -211,14 +203,14 @@ class _Way:
             )
             for text, right in zip(self.texts, self.sizes, strict=True)
         ]
+        return Contestant(name=f"{size} rows", sha256=None, prompts=prompts)
 
     def coverage(self, size: int, category: str | None = None) -> float:
         reached = total = 0
         for text, order in zip(self.texts, self.orders, strict=True):
             if category in (None, text.category):
-                reached += int(
-                    (order.ranks[text.token_ids] < min(size, len(order.token_ids))).sum()
-                )
+                known = min(size, len(order.token_ids))
+                reached += int((order.ranks[text.token_ids] < known).sum())
                 total += len(text.token_ids)
         return reached / total if total else 0.0
 
@@ -227,22 +219,16 @@ class _Way:
         compared = [sample for sample in categories if sample.is_compared]
         places = range(1, 1 + len(sizes))
         level = simultaneous([whole.change(0, place) for place in places], CONFIDENCE).each
-        of_all = (
-            jackknife_bounds(
-                drafts.tokens[0],
-                drafts.steps[0],
-                drafts.tokens[place],
-                drafts.steps[place],
-                confidence=(1 + level) / 2,
-            )
-            for place in places
-        )
+        sums = list(zip(drafts.tokens, drafts.steps, strict=True))
+        of_all = [
+            change_of_sums(*sums[0], *sums[place], confidence=(1 + level) / 2) for place in places
+        ]
         both = [(place, sample) for place in places for sample in compared]
         of_each = simultaneous([s.change(0, place) for place, s in both], CONFIDENCE).bounds
         bounds = dict(zip(((place, s.name) for place, s in both), of_each, strict=True))
         return ChoiceCurve(
             whole=tuple(
-                self._change(whole, place, size, (float(found.lower), float(found.upper)))
+                self._change(whole, place, size, (found.lower, found.upper))
                 for place, size, found in zip(places, sizes, of_all, strict=True)
             ),
             categories=tuple(
@@ -286,25 +272,16 @@ def drawing(curve: SizeCurve, name: str) -> str:
 
 
 def _column(curve: SizeCurve, place: int) -> Column:
-    ways = [curve.chosen, *([curve.off_domain] if curve.off_domain else [])]
-    found: list[SizeChange | None] = []
-    for way in ways:
-        found += [way.whole[place], way.worst(place)]
-    covered = curve.chosen.whole[place].coverage
-    labels = (f"{curve.sizes[place]:,}", f"{covered:.2%}")
-    return Column(labels=labels, rows=_intervals(found))
-
-
-def _intervals(changes: Sequence[SizeChange | None]) -> tuple[Interval | None, ...]:
-    return tuple(
-        None
-        if one is None
-        else Interval(
-            label=one.scope,
-            estimate=one.relative_change,
-            # Bounds of a category of few prompts are wide, and would flatten everything.
-            lower=one.lower if place % 2 == 0 else None,
-            upper=one.upper if place % 2 == 0 else None,
+    rows: list[Interval | None] = []
+    for way in filter(None, (curve.chosen, curve.off_domain)):
+        one, worst = way.whole[place], way.worst(place)
+        rows.append(
+            Interval(
+                label=one.scope, estimate=one.relative_change, lower=one.lower, upper=one.upper
+            )
         )
-        for place, one in enumerate(changes)
-    )
+        # Bounds of a category of few prompts are wide, and would flatten everything.
+        of_few = worst and Interval(label=worst.scope, estimate=worst.relative_change)
+        rows.append(of_few or None)
+    labels = (f"{curve.sizes[place]:,}", f"{curve.chosen.whole[place].coverage:.2%}")
+    return Column(labels=labels, rows=tuple(rows))

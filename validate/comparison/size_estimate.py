@@ -4,14 +4,14 @@ Of figures of `estimate` and of the measured change of the acceptance length r -
 
     speed-up = r * (drafting of all rows + verify) / (drafting + verify)
 
-The head becomes cheaper for every draft step, whatever the text; what it costs in accepted tokens
-is paid in verify steps of the target. So without the time of a verify step no speed-up is known,
-but the longest verify step at which a size still pays is.
+Without the time of a verify step no speed-up is known, but the longest verify step at which a size
+still pays is.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from math import prod
 
 from typing_extensions import override
@@ -24,8 +24,9 @@ from ...quantize.estimate.work import Machine, Round
 from ...quantize.files.safetensors_header import DTYPE_BYTES, TensorInfo
 from ...quantize.vocabulary.cut_vocabulary import VocabularyReport
 from ...recipes.brief import Brief
+from ...recipes.decode import AT_LEAST_1
 from ...recipes.errors import CheckpointError, EstimateError
-from .size_curve import ChoiceCurve, SizeChange, SizeCurve
+from .size_curve import ChoiceCurve, SizeCurve
 
 
 def with_vocabulary(draft: Draft, size: int) -> Draft:
@@ -47,7 +48,8 @@ def with_vocabulary(draft: Draft, size: int) -> Draft:
         what = f"drafts of {draft.family.name} have no map of a cut vocabulary"
         raise EstimateError("--sizes", what, fix="give a draft whose head can be cut")
     rows = {row.canonical: row for row in draft.rows}
-    dtypes = {"lm_head.weight": _dtype(draft), "d2t": "I64", "t2d": "BOOL"}
+    norms = [row for row in draft.rows if row.role == "norm"]
+    dtypes = {"lm_head.weight": (*norms, *draft.rows)[0].tensor.dtype, "d2t": "I64", "t2d": "BOOL"}
     held_rows = [_resized(row, specs[row.canonical]) for row in draft.rows]
     made = [_made(name, dtype, specs[name]) for name, dtype in dtypes.items() if name not in rows]
     ordered = sorted([*held_rows, *made], key=lambda row: row.tensor.name)
@@ -61,37 +63,32 @@ def with_vocabulary(draft: Draft, size: int) -> Draft:
 
 
 def _resized(row: Row, spec: TensorSpec) -> Row:
-    shape = tuple(dim.size for dim in spec.shape)
-    stop = row.tensor.start + prod(shape) * DTYPE_BYTES[row.tensor.dtype]
-    file = "" if row.role == "vocabulary_map" else row.tensor.file  # other numbers than it holds
-    return replace(row, tensor=replace(row.tensor, file=file, shape=shape, stop=stop))
+    tensor, shape = row.tensor, tuple(dim.size for dim in spec.shape)
+    stop = tensor.start + prod(shape) * DTYPE_BYTES[tensor.dtype]
+    file = "" if row.role == "vocabulary_map" else tensor.file  # other numbers than it holds
+    return replace(row, tensor=replace(tensor, file=file, shape=shape, stop=stop))
 
 
 def _made(name: str, dtype: str, spec: TensorSpec) -> Row:
-    shape = tuple(dim.size for dim in spec.shape)
-    nbytes = prod(shape) * DTYPE_BYTES[dtype]
-    tensor = TensorInfo(name=name, dtype=dtype, shape=shape, file="", start=0, stop=nbytes)
-    return Row(tensor=tensor, canonical=name, role=spec.role)
-
-
-def _dtype(draft: Draft) -> str:
-    norms = [row for row in draft.rows if row.role == "norm"]
-    return (*norms, *draft.rows)[0].tensor.dtype
+    tensor = TensorInfo(name=name, dtype=dtype, shape=(), file="", start=0, stop=0)
+    return _resized(Row(tensor=tensor, canonical=name, role=spec.role), spec)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepTimes:
-    """Seconds of a verify step; by concurrency, or under None one for all of them."""
+class Serving:
+    """What speeds are estimated for; seconds of a verify step by concurrency, None = any."""
 
-    seconds: Mapping[int | None, float]
+    machines: Sequence[Machine]
+    concurrencies: Sequence[int]
+    step_seconds: Mapping[int | None, float]
 
     def verify_seconds(self, concurrency: int) -> float | None:
         """As measured at this concurrency; None where it was not."""
-        return self.seconds.get(concurrency, self.seconds.get(None))
+        return self.step_seconds.get(concurrency, self.step_seconds.get(None))
 
 
-def parse_step_times(text: str, concurrencies: Sequence[int]) -> StepTimes:
-    """Milliseconds of a verify step: `14.2` for every concurrency, or `1=9.5,8=14.2`."""
+def parse_step_times(text: str, concurrencies: Sequence[int]) -> Mapping[int | None, float]:
+    """Seconds of a verify step, of milliseconds: `14.2` for every concurrency, or `1=9.5,8=14`."""
     pairs = [part.rpartition("=") for part in text.split(",")]
     try:
         times = {int(c) if given else None: float(ms) / 1e3 for c, given, ms in pairs}
@@ -100,29 +97,21 @@ def parse_step_times(text: str, concurrencies: Sequence[int]) -> StepTimes:
     alone = None in times and len(pairs) > 1
     wrong = any(not 0 < seconds < math.inf for seconds in times.values())
     if not times or alone or wrong or len(times) < len(pairs):
-        raise EstimateError(
-            "--target-step-ms",
-            f"expected milliseconds, or CONCURRENCY=MILLISECONDS with commas between, got {text!r}",
-            fix="for example 14.2, or 1=9.5,8=14.2,64=38",
-        )
+        what = "expected milliseconds, or CONCURRENCY=MILLISECONDS with commas between"
+        fix = "for example 14.2, or 1=9.5,8=14.2,64=38"
+        raise EstimateError("--target-step-ms", f"{what}, got {text!r}", fix=fix)
     stray = [c for c in times if c is not None and c not in concurrencies]
     if stray:
-        asked = ",".join(map(str, concurrencies))
-        raise EstimateError(
-            "--target-step-ms",
-            f"a time at concurrency {stray[0]}, but --concurrency is {asked}",
-            fix="name the concurrencies that were measured: --concurrency "
-            + ",".join(str(c) for c in times),
-        )
-    return StepTimes(seconds=times)
+        asked, measured = (",".join(map(str, some)) for some in (concurrencies, times))
+        what = f"a time at concurrency {stray[0]}, but --concurrency is {asked}"
+        fix = f"name the concurrencies that were measured: --concurrency {measured}"
+        raise EstimateError("--target-step-ms", what, fix=fix)
+    return times
 
 
 def checked_concurrencies(asked: Sequence[int]) -> tuple[int, ...]:
     """The numbers in ascending order, each once; EstimateError: one is below 1."""
-    if min(asked) < 1:
-        raise EstimateError(
-            "--concurrency", f"expected at least 1, got {min(asked)}", fix="such as 1,8,64"
-        )
+    AT_LEAST_1.check(EstimateError, "--concurrency", min(asked), fix="such as 1,8,64")
     return tuple(sorted(set(asked)))
 
 
@@ -130,10 +119,8 @@ def checked_concurrencies(asked: Sequence[int]) -> tuple[int, ...]:
 class SizeSpeed:
     """One size on one machine at one concurrency; times in seconds, None where they are not known.
 
-    Attributes:
-        pays_below: verify steps shorter than that are sped up; infinity where all are, None where
-            none is; None too for all rows.
-        speed_up: relative to all rows, 0 = as fast. lower, upper: at the bounds of acceptance.
+    Verify steps shorter than `pays_below` are sped up: infinity = all, None = none, and for all
+    rows. `speed_up` is relative to all rows, 0 = as fast.
     """
 
     size: int
@@ -171,55 +158,39 @@ class MachineSpeeds:
 
 
 def size_speeds(
-    curve: SizeCurve,
-    chosen: ChoiceCurve,
-    rounds: Mapping[int, Round],
-    machines: Sequence[Machine],
-    target: StepTimes | None,
-    concurrencies: Sequence[int],
+    num_rows: int, chosen: ChoiceCurve, rounds: Mapping[int, Round], serving: Serving
 ) -> tuple[MachineSpeeds, ...]:
     """Every size on every machine at every concurrency."""
+    changes = {one.size: (one.relative_change, one.lower, one.upper) for one in chosen.whole}
+    changes[num_rows] = (0.0, 0.0, 0.0)
     found = []
-    for machine in machines:
-        for concurrency in concurrencies:
-            verify = None if target is None else target.verify_seconds(concurrency)
-            whole = machine.round_seconds(rounds[curve.num_rows], concurrency)
-            speeds = [
-                _speed(one, machine.round_seconds(rounds[one.size], concurrency), whole, verify)
-                for one in chosen.whole
-            ]
-            known = 0.0 if verify is not None else None
-            speeds.append(
-                SizeSpeed(
-                    size=curve.num_rows,
-                    drafting=whole,
-                    pays_below=None,
-                    verify=verify,
-                    speed_up=known,
-                    lower=known,
-                    upper=known,
-                )
-            )
-            found.append(
-                MachineSpeeds(gpu=machine.gpu.name, concurrency=concurrency, speeds=tuple(speeds))
-            )
+    for machine, concurrency in product(serving.machines, serving.concurrencies):
+        drafting = {size: machine.round_seconds(rounds[size], concurrency) for size in changes}
+        verify = serving.verify_seconds(concurrency)
+        speeds = tuple(
+            _speed(size, own, drafting[size], drafting[num_rows], verify)
+            for size, own in changes.items()
+        )
+        found.append(MachineSpeeds(gpu=machine.gpu.name, concurrency=concurrency, speeds=speeds))
     return tuple(found)
 
 
-def _speed(one: SizeChange, drafting: float, whole: float, verify: float | None) -> SizeSpeed:
-    def speed_up(change: float) -> float | None:
-        if verify is None:
-            return None
-        return (1 + change) * (whole + verify) / (drafting + verify) - 1
-
+def _speed(
+    size: int, changes: Sequence[float], drafting: float, whole: float, verify: float | None
+) -> SizeSpeed:
+    """By the change of the acceptance length, its lower and its upper bound."""
+    speed_up, lower, upper = (
+        None if verify is None else (1 + change) * (whole + verify) / (drafting + verify) - 1
+        for change in changes
+    )
     return SizeSpeed(
-        size=one.size,
+        size=size,
         drafting=drafting,
-        pays_below=_pays_below(one.relative_change, drafting, whole),
+        pays_below=_pays_below(changes[0], drafting, whole),
         verify=verify,
-        speed_up=speed_up(one.relative_change),
-        lower=speed_up(one.lower),
-        upper=speed_up(one.upper),
+        speed_up=speed_up,
+        lower=lower,
+        upper=upper,
     )
 
 
@@ -245,13 +216,7 @@ class SizeEstimate:
     off_domain: tuple[MachineSpeeds, ...]
 
 
-def size_estimate(
-    draft: Draft,
-    curve: SizeCurve,
-    machines: Sequence[Machine],
-    target: StepTimes | None,
-    concurrencies: Sequence[int],
-) -> SizeEstimate:
+def size_estimate(draft: Draft, curve: SizeCurve, serving: Serving) -> SizeEstimate:
     """Estimate every size of a curve of an unquantized draft, by its headers."""
     context = usual_context(draft.checkpoint.config)
     k = curve.num_draft_tokens
@@ -260,14 +225,13 @@ def size_estimate(
         size: draft_round(one, plain_weights(one), num_draft_tokens=k, context=context, tp=1)
         for size, one in drafts.items()
     }
+    outside = curve.off_domain
     return SizeEstimate(
         drafting_bytes={size: one.nbytes(1) for size, one in rounds.items()},
         head_bytes={size: one.nbytes(1, "head") for size, one in rounds.items()},
         context=context,
-        speeds=size_speeds(curve, curve.chosen, rounds, machines, target, concurrencies),
-        off_domain=()
-        if curve.off_domain is None
-        else size_speeds(curve, curve.off_domain, rounds, machines, target, concurrencies),
+        speeds=size_speeds(curve.num_rows, curve.chosen, rounds, serving),
+        off_domain=() if outside is None else size_speeds(curve.num_rows, outside, rounds, serving),
     )
 
 

@@ -21,7 +21,6 @@ from ..counting.draft_counts import (
     context_edges,
 )
 from ..foreign.foreign_formats import foreign_format, read_foreign
-from ..foreign.foreign_measurement import ForeignMeasurement
 from ..judging.figures import (
     MOST_DRAFT_TOKENS,
     DraftFigures,
@@ -29,15 +28,15 @@ from ..judging.figures import (
     draft_figures,
     is_histogram,
 )
-from ..judging.judgement import GateReport
-from ..measure.measurement import Measurement
+from ..judging.judgement import GateReport, counted
+from ..measure.measurement import Measurement, Speculation
 from ..measure.measurement_file import read_measurement
 from ..report.document import Document, read_report
 from ..served.common_steps import whole_counts
 from ..served.foreign_gate import incomparability, not_compared, paired, warnings_of
 from ..served.joint_report import JointReport
 from ..served.measurement_pair import pair_measurements
-from .scopes import Contestant, CountedDrafts, count_drafts
+from .scopes import Contestant, Counted, count_drafts
 
 _OF_A_REPLAY = ("num_draft_tokens", "draft_sampling", "traces", "family", "draft_vocab_size",
                 "quantized", "cache_scales")  # fmt: skip
@@ -49,9 +48,8 @@ _LEFT = ("confidence_head", "shortened")
 class ReplayedPrompt(PromptKey):
     """One prompt; `num_steps` is the sum of `histogram`, which has K + 1 columns.
 
-    Attributes:
-        shorter: [K - 1] the histograms where fewer proposals are verified, of 2, 3, .. K columns.
-        context_bins: [bins, K + 1] the histogram by context bin, without the empty bins at the end.
+    `shorter` are K - 1 histograms of 2, 3, .. K columns; `context_bins` [bins, K + 1], without the
+    empty bins at the end.
     """
 
     num_steps: float
@@ -148,17 +146,17 @@ class ReplayedDraft(DraftFigures):
         if not 1 <= depth <= MOST_DRAFT_TOKENS:
             return f"num_draft_tokens: expected 1 to {MOST_DRAFT_TOKENS}, got {depth}"
         for prompt in self.prompts:
+            problem, edges = "", self.context_edges
             if prompt.num_steps and not is_histogram(prompt.histogram, depth):
-                return f"prompts: {prompt.id!r}: expected {depth + 1} counts of verify steps"
-            problem = context_bins_problem(
-                prompt.histogram, prompt.context_bins, self.context_edges, add_up=True
-            )
+                problem = f"expected {depth + 1} counts of verify steps"
+            elif bins := context_bins_problem(
+                prompt.histogram, prompt.context_bins, edges, add_up=True
+            ):
+                problem = f"context_bins: {bins}"
+            elif prompt.shorter and not _are_shorter(prompt, depth):
+                problem = f"shorter: expected histograms for K = 1 .. {depth - 1}"
             if problem:
-                return f"prompts: {prompt.id!r}: context_bins: {problem}"
-            if prompt.shorter and not _are_shorter(prompt, depth):
-                return (
-                    f"prompts: {prompt.id!r}: shorter: expected histograms for K = 1 .. {depth - 1}"
-                )
+                return f"prompts: {prompt.id!r}: {problem}"
         return ""
 
 
@@ -179,48 +177,29 @@ def read_replays(path: Path) -> tuple[ReplayedDraft, ...]:
     """What `replay --json` printed, else CompareError."""
     try:
         plain = parse_json(read_text(path))
-        found: _Replays = decode(_Replays, {"replays": _without_left(plain)})
+        for one in plain if isinstance(plain, list) else ():
+            for key in _LEFT if isinstance(one, dict) else ():
+                one.pop(key, None)
+        found: _Replays = decode(_Replays, {"replays": plain})
     except (OSError, JsonProblem) as exc:
         what = f"is no list of replays: {exc}"
         raise CompareError(path, what, fix="give what 'draftquant replay --json' printed") from exc
     return found.replays
 
 
-def _without_left(replays: object) -> object:
-    if not isinstance(replays, list):
-        return replays
-    return [
-        {key: value for key, value in one.items() if key not in _LEFT}
-        if isinstance(one, dict)
-        else one
-        for one in replays
-    ]
-
-
 _MEASUREMENT = "draftquant measurement"
 _MOST_OF_A_LINE = 1 << 20  # bytes: a setup is shorter
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counted:
-    """Drafts, and how they were counted, in words; warnings without a full stop."""
-
-    drafts: CountedDrafts
-    num_draft_tokens: int
-    counted_by: str
-    warnings: tuple[str, ...] = ()
 
 
 def of_replays(
     replays: Sequence[DraftReplay], digests: Sequence[str], warnings: tuple[str, ...] = ()
 ) -> Counted:
     """Replays of one call, the baseline first, with the sha256 of the tensors of each draft."""
-    first = replays[0]
+    first, fault = replays[0], replays[0].traces.text.fault
     contestants = [
         Contestant(name=one.name, sha256=digest, prompts=one.prompts)
         for one, digest in zip(replays, digests, strict=True)
     ]
-    fault = first.traces.text.fault
     return Counted(
         drafts=count_drafts(contestants),
         num_draft_tokens=first.num_draft_tokens,
@@ -237,11 +216,13 @@ def of_files(paths: Sequence[Path]) -> Counted:
         what = f"is a {kinds[other]}, and {paths[0]} is a {kinds[0]}: they count different things"
         fix = "give reports of the gate, replays or measurements, all of one kind"
         raise CompareError(paths[other], what, fix=fix)
-    if kinds[0] == "foreign measurement":
-        return _of_foreign([read_foreign(path) for path in paths])
-    if kinds[0] == "measurement":
-        return _of_measurements([read_measurement(path) for path in paths])
-    return _of_replayed(paths) if kinds[0] == "replay" else _of_reports(paths)
+    counters = {
+        "foreign measurement": _of_foreign,
+        "measurement": _of_measurements,
+        "replay": _of_replayed,
+        "report": _of_reports,
+    }
+    return counters[kinds[0]](paths)
 
 
 def kind_of(path: Path) -> str:
@@ -255,12 +236,8 @@ def kind_of(path: Path) -> str:
             return "replay"
         found = parse_json(line.decode("utf-8"))
     except OSError as exc:
-        raise CompareError(
-            path,
-            f"cannot be read: {exc}",
-            fix="add --traces T to compare drafts; without it, give reports of the gate, replays"
-            " or measurements",
-        ) from exc
+        fix = "add --traces T to compare drafts; without it, give reports of the gate, replays or"
+        raise CompareError(path, f"cannot be read: {exc}", fix=f"{fix} measurements") from exc
     except (UnicodeDecodeError, JsonProblem):
         return "report"
     is_measurement = isinstance(found, dict) and found.get("format") == _MEASUREMENT
@@ -271,72 +248,65 @@ def _of_replayed(paths: Sequence[Path]) -> Counted:
     found = [(path, replay) for path in paths for replay in read_replays(path)]
     first_path, first = found[0]
     drafts = [first]
-    for path, replay in found[1:]:
-        if what := _differing(first, replay):
-            raise CompareError(
-                path,
-                f"has {what} than {first_path}",
-                fix="replay both drafts with the same options",
-            )
-        if all((replay.name, replay.prompts) != (one.name, one.prompts) for one in drafts):
-            drafts.append(replay)  # the reference of several files is one draft
+    for path, one in found[1:]:
+        sampling = (first.draft_sampling, first.dtype) != (one.draft_sampling, one.dtype)
+        differing = (sampling, "another --draft-sampling or --dtype")
+        _check_alike((first_path, first, path, one), "replay both drafts", differing)
+        if all((one.name, one.prompts) != (known.name, known.prompts) for known in drafts):
+            drafts.append(one)  # the reference of several files is one draft
+    contestants = [Contestant(name=one.name, sha256=None, prompts=one.counted) for one in drafts]
     return Counted(
-        drafts=count_drafts(
-            [Contestant(name=one.name, sha256=None, prompts=one.counted) for one in drafts]
-        ),
+        drafts=count_drafts(contestants),
         num_draft_tokens=first.num_draft_tokens,
         counted_by=first.estimand,
     )
 
 
-def _differing(one: ReplayedDraft, other: ReplayedDraft) -> str:
-    """What must be equal and is not; empty if nothing."""
-    if one.traces.sha256 != other.traces.sha256:
-        return "other traces"
-    if one.num_draft_tokens != other.num_draft_tokens:
-        return f"another K ({other.num_draft_tokens}, not {one.num_draft_tokens})"
-    if (one.draft_sampling, one.dtype) != (other.draft_sampling, other.dtype):
-        return "another --draft-sampling or --dtype"
-    return ""
-
-
 def _of_reports(paths: Sequence[Path]) -> Counted:
-    found = [
-        (path, document := read_report(path), replayed_comparison(path, document)) for path in paths
-    ]
-    first_path, first, baseline = found[0]
-    for path, _, comparison in found[1:]:
-        if what := _difference(baseline, comparison):
-            raise CompareError(
-                path,
-                f"has {what} than {first_path}",
-                fix="run the gate of both drafts with the same options",
-            )
+    documents = [read_report(path) for path in paths]
+    found = list(map(replayed_comparison, paths, documents))
+    first, drafts = found[0], documents[0].header.drafts
+    known, before = first.background, counted(first, of_candidate=False)
     contestants = [
-        Contestant(
-            name=first.header.drafts.baseline.name,
-            sha256=baseline.background.baseline_sha256,
-            prompts=[
-                one.counts(baseline.context_edges, of_candidate=False) for one in baseline.prompts
-            ],
-        )
+        Contestant(name=drafts.baseline.name, sha256=known.baseline_sha256, prompts=before)
     ]
-    for _, document, comparison in found:
-        contestants.append(
-            Contestant(
-                name=document.header.drafts.candidate.name,
-                sha256=comparison.background.candidate_sha256,
-                prompts=[
-                    one.counts(comparison.context_edges, of_candidate=True)
-                    for one in comparison.prompts
-                ],
-            )
+    for path, document, one in zip(paths, documents, found, strict=True):
+        own = one.background
+        counts = [[prompt.baseline for prompt in each.prompts] for each in (first, one)]
+        _check_alike(
+            (paths[0], first, path, one),
+            "run the gate of both drafts",
+            (first.draft_sampling != one.draft_sampling, "another --draft-sampling"),
+            (known.baseline_sha256 != own.baseline_sha256, "another baseline"),
+            (counts[0] != counts[1], "other counts of the same baseline"),
         )
+        name, prompts = document.header.drafts.candidate.name, counted(one, of_candidate=True)
+        contestants.append(Contestant(name=name, sha256=own.candidate_sha256, prompts=prompts))
     return Counted(
         drafts=count_drafts(contestants),
-        num_draft_tokens=baseline.num_draft_tokens,
-        counted_by=baseline.estimand,
+        num_draft_tokens=first.num_draft_tokens,
+        counted_by=first.estimand,
     )
+
+
+Compared = tuple[Path, ReplayedDraft | GateReport, Path, ReplayedDraft | GateReport]
+
+
+def _check_alike(compared: Compared, verb: str, *further: tuple[bool, str]) -> None:
+    """Refuse what was counted by other traces or with another K, and what differs further."""
+    first_path, first, path, one = compared
+    assert first.traces is not None  # see `replayed_comparison`
+    assert one.traces is not None
+    depths = one.num_draft_tokens, first.num_draft_tokens
+    differing = (
+        (first.traces.sha256 != one.traces.sha256, "other traces"),
+        (depths[0] != depths[1], f"another K ({depths[0]}, not {depths[1]})"),
+        *further,
+    )
+    for differs, what in differing:
+        if differs:
+            fix = f"{verb} with the same options"
+            raise CompareError(path, f"has {what} than {first_path}", fix=fix)
 
 
 def replayed_comparison(path: Path, document: Document) -> GateReport:
@@ -347,85 +317,56 @@ def replayed_comparison(path: Path, document: Document) -> GateReport:
         what = "compares servers, whose texts differ from draft to draft"
         raise CompareError(path, what, fix="give the measurements themselves")
     if not found.prompts:
-        raise CompareError(
-            path, f"compares no prompts: it is {found.verdict}", fix="give a report that does"
-        )
+        what = f"compares no prompts: it is {found.verdict}"
+        raise CompareError(path, what, fix="give a report that does")
     return found
 
 
-def _difference(one: GateReport, other: GateReport) -> str:
-    assert one.traces is not None  # see `replayed_comparison`
-    assert other.traces is not None
-    if one.traces.sha256 != other.traces.sha256:
-        return "other traces"
-    if one.num_draft_tokens != other.num_draft_tokens:
-        return f"another K ({other.num_draft_tokens}, not {one.num_draft_tokens})"
-    if one.draft_sampling != other.draft_sampling:
-        return "another --draft-sampling"
-    if one.background.baseline_sha256 != other.background.baseline_sha256:
-        return "another baseline"
-    counts = [[prompt.baseline for prompt in each.prompts] for each in (one, other)]
-    return "" if counts[0] == counts[1] else "other counts of the same baseline"
-
-
-def _of_measurements(measurements: Sequence[Measurement]) -> Counted:
+def _of_measurements(paths: Sequence[Path]) -> Counted:
+    measurements = [read_measurement(path) for path in paths]
     first = measurements[0]
-    depth = num_draft_tokens_of(first)
-    for other in measurements[1:]:
-        num_draft_tokens_of(other)
-        if unequal := pair_measurements(first, other).incomparable:
+    server, depth = first.setup.server, _speculation(first).num_draft_tokens
+    contestants = []
+    for one in measurements:
+        digest = _speculation(one).draft_sha256
+        if one is not first and (unequal := pair_measurements(first, one).incomparable):
             what = f"cannot be compared with {first.name}: {unequal}"
-            raise CompareError(other.name, what, fix="measure all drafts with the same settings")
-    server = first.setup.server
+            raise CompareError(one.name, what, fix="measure all drafts with the same settings")
+        prompts = [
+            PromptCounts.of(record, whole_counts(record, depth), record.cluster or "")
+            for record in one.records
+        ]
+        contestants.append(Contestant(name=one.name, sha256=digest, prompts=prompts))
     return Counted(
-        drafts=count_drafts([contestant_of(one, depth) for one in measurements]),
+        drafts=count_drafts(contestants),
         num_draft_tokens=depth,
         counted_by=f"all verify steps of whole outputs of {server.engine} {server.version}",
     )
 
 
-def _of_foreign(runs: Sequence[ForeignMeasurement]) -> Counted:
-    first = runs[0]
-    others = [paired(first, one) for one in runs[1:]]
+def _speculation(measurement: Measurement) -> Speculation:
+    if measurement.setup.speculation is None:
+        fix = "give measurements with a draft"
+        raise CompareError(measurement.name, "its server used no draft", fix=fix)
+    return measurement.setup.speculation
+
+
+def _of_foreign(paths: Sequence[Path]) -> Counted:
+    first, *runs = [read_foreign(path) for path in paths]
+    others = [paired(first, one) for one in runs]
     for other in others:
         if unequal := incomparability(first, other):
-            raise CompareError(
-                other.name,
-                f"cannot be compared with {first.name}: {unequal}",
-                fix="measure all drafts with one tool, on the same prompts, with the same settings",
-            )
+            what = f"cannot be compared with {first.name}: {unequal}"
+            fix = "measure all drafts with one tool, on the same prompts, with the same settings"
+            raise CompareError(other.name, what, fix=fix)
     contestants = [
         Contestant(name=one.name, sha256=None, prompts=[request.prompt for request in one.requests])
         for one in (first, *others)
     ]
-    missing = [what for other in others for what, _ in not_compared(first, other)]
+    missing = dict.fromkeys(what for other in others for what, _ in not_compared(first, other))
     return Counted(
         drafts=count_drafts(contestants),
         num_draft_tokens=first.num_draft_tokens,
         counted_by=f"all verify steps of whole outputs, measured by {first.tool}",
-        warnings=(
-            *warnings_of(first),
-            *(f"not compared: {what}" for what in dict.fromkeys(missing)),
-        ),
+        warnings=(*warnings_of(first), *(f"not compared: {what}" for what in missing)),
     )
-
-
-def num_draft_tokens_of(measurement: Measurement) -> int:
-    """K of a server that drafts, else CompareError."""
-    speculation = measurement.setup.speculation
-    if speculation is None:
-        raise CompareError(
-            measurement.name, "its server used no draft", fix="give measurements with a draft"
-        )
-    return speculation.num_draft_tokens
-
-
-def contestant_of(measurement: Measurement, num_draft_tokens: int) -> Contestant:
-    """The draft of a server, by whole rounds."""
-    speculation = measurement.setup.speculation
-    assert speculation is not None  # see `num_draft_tokens_of`
-    prompts = tuple(
-        PromptCounts.of(record, whole_counts(record, num_draft_tokens), record.cluster or "")
-        for record in measurement.records
-    )
-    return Contestant(name=measurement.name, sha256=speculation.draft_sha256, prompts=prompts)

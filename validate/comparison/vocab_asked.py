@@ -1,6 +1,6 @@
 """What `vocab` is asked: by which text, how many rows of a head; or the curve of all sizes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
@@ -19,16 +19,7 @@ _OF_THE_CURVE = (
 
 @dataclass(frozen=True)
 class VocabRun(Passes):
-    """Of which draft, by which text, and how many rows; or the curve of all sizes.
-
-    Attributes:
-        coverage: share of held-out text that so many rows cover.
-        counts: file with how often each token stands in other text.
-        sizes: rows of the curve; empty = the usual ones.
-        judge: traces of other prompts; None = the choosing ones, part by part.
-        target_step_ms: measured time of the target's verify step, or by concurrency.
-        plot: file to draw the curve in.
-    """
+    """Of which draft, by which text, and how many rows; or the curve of all sizes."""
 
     draft: Reference
     traces: AnyPath
@@ -47,33 +38,29 @@ class VocabRun(Passes):
 
     def check(self) -> None:
         """Refuse what does not go with a folder, or with the curve; and sampled proposals."""
+        for where, what, fix in self._faults():
+            raise ReplayError(where, what, fix=fix)
+        if self.plot is not None:
+            check_reports({"plot": Path(self.plot)})
+
+    def _faults(self) -> Iterator[tuple[str, str, str]]:
         if self.coverage is not None and not 0 < self.coverage <= 1:
-            raise ReplayError(
-                "--coverage",
-                f"expected a share above 0, up to 1, got {self.coverage:g}",
-                fix="for example 99.5%",
-            )
+            what = f"expected a share above 0, up to 1, got {self.coverage:g}"
+            yield "--coverage", what, "for example 99.5%"
         if self.curve and self.out is not None:
-            raise ReplayError(
-                "--out",
-                "the curve writes no rows",
-                fix="leave it out; then choose a size and write it: --size N --out FOLDER",
-            )
+            fix = "leave it out; then choose a size and write it: --size N --out FOLDER"
+            yield "--out", "the curve writes no rows", fix
         if not self.curve and self.out is None:
-            raise ReplayError("--out", "is missing", fix="name the folder to create: --out FOLDER")
+            yield "--out", "is missing", "name the folder to create: --out FOLDER"
         unset = (None, (), USUAL_CONCURRENCY)
         stray = [name for name in _OF_THE_CURVE if getattr(self, name) not in unset]
         if stray and not self.curve:
             named = {"gpus": "--gpu"}.get(stray[0], f"--{stray[0].replace('_', '-')}")
-            raise ReplayError(
-                named, "is of use for the curve only", fix="leave it out, or ask for --curve"
-            )
+            yield named, "is of use for the curve only", "leave it out, or ask for --curve"
         if self.draft_sampling != "greedy":
-            raise ReplayError(
-                "--draft-sampling",
+            what = (
                 f"{self.draft_sampling} proposals are drawn from all rows of a head, so that their"
-                " probabilities at every size are not known from one replay",
-                fix="leave it out; replay the cut draft itself: draftquant replay",
+                " probabilities at every size are not known from one replay"
             )
-        if self.plot is not None:
-            check_reports({"plot": Path(self.plot)})
+            fix = "leave it out; replay the cut draft itself: draftquant replay"
+            yield "--draft-sampling", what, fix

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,16 +21,15 @@ from ...quantize.files.hub import resolve_draft
 from ...quantize.files.report_files import write_reports
 from ...quantize.files.staging import check_output
 from ...quantize.gpus import named_gpu
-from ...quantize.vocabulary.cut_vocabulary import VocabularyReport
 from ...recipes.errors import EstimateError
 from ...recipes.regular_file import optional_path
-from ..counting.loaded_drafts import load_for_replay
-from .size_curve import SizeCurve, drawing, size_curve, usual_sizes
+from ..counting.replaying import load_for_replay
+from .size_curve import drawing, size_curve, usual_sizes
 from .size_estimate import (
     MachineSpeeds,
+    Serving,
     SizeEstimate,
     SizeSpeed,
-    StepTimes,
     VocabReport,
     checked_concurrencies,
     parse_step_times,
@@ -42,6 +40,10 @@ from .vocab_asked import VocabRun
 USUAL_GPU = "h200"
 USUAL_EFFICIENCY = 0.75
 """As of `estimate`."""
+_UNQUANTIZED = (
+    "bytes and times are estimated of unquantized drafts: give the one that this was made of"
+)
+_OF_A_CUT = ("size", "size_before", "head_from", "bytes_before", "bytes_after")
 
 
 def vocabulary_as_asked(asked: VocabRun) -> VocabReport:
@@ -70,7 +72,7 @@ def _curve(choosing: Choosing, asked: VocabRun) -> VocabReport:
     """The curve, by one replay as it is asked, and what it is worth in time."""
     traces, judge = choosing.traces, None
     sizes = _sizes(asked, choosing)
-    machines, target, concurrencies = _serving(asked)
+    serving = _serving(asked)
     if asked.judge is not None:
         judge = open_traces(asked.judge, asked.listener)
         check_same_target(traces, judge)
@@ -92,9 +94,13 @@ def _curve(choosing: Choosing, asked: VocabRun) -> VocabReport:
         )
     if asked.plot is not None:
         write_reports({Path(asked.plot): drawing(curve, choosing.source.folder.name)})
-    estimate, why = _estimate(choosing, curve, machines, target, concurrencies)
-    warnings = () if why is None else (why,)
-    return VocabReport(choosing=choosing, curve=curve, estimate=estimate, warnings=warnings)
+    found = VocabReport(choosing=choosing, curve=curve)
+    if choosing.is_quantized:
+        return replace(found, warnings=(_UNQUANTIZED,))
+    try:
+        return replace(found, estimate=size_estimate(choosing.draft, curve, serving))
+    except EstimateError as exc:
+        return replace(found, warnings=(f"bytes and times are not estimated: {exc.what}",))
 
 
 def _sizes(asked: VocabRun, choosing: Choosing) -> tuple[int, ...]:
@@ -107,33 +113,16 @@ def _sizes(asked: VocabRun, choosing: Choosing) -> tuple[int, ...]:
     return sizes
 
 
-def _serving(asked: VocabRun) -> tuple[list[Machine], StepTimes | None, tuple[int, ...]]:
-    """What the curve's speed is estimated for, checked before anything is replayed."""
+def _serving(asked: VocabRun) -> Serving:
+    """Checked before anything is replayed."""
     concurrencies = checked_concurrencies(asked.concurrency)
     names = dict.fromkeys(named_gpu(name).name for name in asked.gpus or (USUAL_GPU,))
-    machines = [Machine(gpu=named_gpu(name), efficiency=USUAL_EFFICIENCY) for name in names]
-    if asked.target_step_ms is None:
-        return machines, None, concurrencies
-    return machines, parse_step_times(str(asked.target_step_ms), concurrencies), concurrencies
-
-
-def _estimate(
-    choosing: Choosing,
-    curve: SizeCurve,
-    machines: Sequence[Machine],
-    target: StepTimes | None,
-    concurrencies: Sequence[int],
-) -> tuple[SizeEstimate | None, str | None]:
-    """Bytes and times by size, or why they are not estimated."""
-    if choosing.is_quantized:
-        return None, (
-            "bytes and times are estimated of unquantized drafts: give the one that this was made"
-            " of"
-        )
-    try:
-        return size_estimate(choosing.draft, curve, machines, target, concurrencies), None
-    except EstimateError as exc:
-        return None, f"bytes and times are not estimated: {exc.what}"
+    times = asked.target_step_ms
+    return Serving(
+        machines=[Machine(gpu=named_gpu(name), efficiency=USUAL_EFFICIENCY) for name in names],
+        concurrencies=concurrencies,
+        step_seconds={} if times is None else parse_step_times(str(times), concurrencies),
+    )
 
 
 def to_mapping(report: VocabReport) -> dict[str, Any]:
@@ -154,23 +143,16 @@ def to_mapping(report: VocabReport) -> dict[str, Any]:
     }
     if report.rows is not None and report.cut is not None:
         rows = {**dataclasses.asdict(report.rows), "target_ids": list(report.rows.target_ids)}
-        found |= {"rows": rows, "cut": _cut_mapping(report.cut)}
+        cut = {name: getattr(report.cut, name) for name in _OF_A_CUT}
+        verified = report.cut.verification.to_mapping()
+        found |= {
+            "rows": rows,
+            "cut": {"out": str(report.cut.out), **cut, "verification": verified},
+        }
     if report.curve is not None:
         found["curve"] = dataclasses.asdict(report.curve)
         found["estimate"] = None if report.estimate is None else _estimate_mapping(report.estimate)
     return found
-
-
-def _cut_mapping(cut: VocabularyReport) -> dict[str, Any]:
-    return {
-        "out": str(cut.out),
-        "size": cut.size,
-        "size_before": cut.size_before,
-        "head_from": cut.head_from,
-        "bytes_before": cut.bytes_before,
-        "bytes_after": cut.bytes_after,
-        "verification": cut.verification.to_mapping(),
-    }
 
 
 def _estimate_mapping(estimate: SizeEstimate) -> dict[str, Any]:
@@ -186,9 +168,8 @@ def _estimate_mapping(estimate: SizeEstimate) -> dict[str, Any]:
             for one in speeds
         ]
 
-    bytes_by_size: Mapping[int, int] = estimate.drafting_bytes
     return {
-        "drafting_bytes": {str(size): nbytes for size, nbytes in bytes_by_size.items()},
+        "drafting_bytes": {str(size): nbytes for size, nbytes in estimate.drafting_bytes.items()},
         "head_bytes": {str(size): nbytes for size, nbytes in estimate.head_bytes.items()},
         "context": estimate.context,
         "chosen": of(estimate.speeds),

@@ -1,9 +1,7 @@
 """Counts in, numbers out: acceptance figures of one draft, over all and by context bin.
 
-A draft that loses nothing at 2,000 tokens may accept next to nothing at 20,000, and a mean over
-both hides it. So verify steps are also counted by ranges of tokens before them: those of the
-prompt, and those of the output that were written, with the token that the step begins with. A step
-belongs to the bin in which it begins; the lower bound of a bin belongs to it.
+A context bin is a range of tokens before a verify step: those of the prompt, and those of the
+output with the token that the step begins with. The lower bound of a bin belongs to it.
 """
 
 from bisect import bisect_right
@@ -17,7 +15,7 @@ from ...recipes.formats import AS_STORED, ServedForm
 from ...recipes.listener import Heard
 from ...recipes.regular_file import AnyPath
 
-NGRAM_ORDER = 8
+_NGRAM_ORDER = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,11 +89,7 @@ class AcceptanceCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptKey:
-    """Which prompt it is: what every record of what was counted of one begins with.
-
-    `prompt_sha256` is of its token ids, so that one prompt under two ids is known as one; of a
-    later turn, that of its conversation's first.
-    """
+    """Which prompt it is; the hash is of its token ids, of a later turn of the first turn's."""
 
     id: str
     category: str
@@ -114,19 +108,15 @@ def pooled(counts: Iterable[AcceptanceCounts], num_draft_tokens: int) -> Accepta
     return AcceptanceCounts(histogram=tuple(map(sum, columns)))
 
 
-def repeated_ngram_share(
-    continuations: Iterable[Sequence[int]], *, order: int = NGRAM_ORDER
-) -> float:
-    """Share of n-grams, in [0, 1), that came earlier in a text: loops are easy to draft."""
+def repeated_ngram_share(continuations: Iterable[Sequence[int]]) -> float:
+    """Share of 8-grams, in [0, 1), that came earlier in a text: loops are easy to draft."""
     total = distinct = 0
     for tokens in continuations:
-        ngrams = [tuple(tokens[i : i + order]) for i in range(len(tokens) - order + 1)]
+        last = len(tokens) - _NGRAM_ORDER
+        ngrams = [tuple(tokens[i : i + _NGRAM_ORDER]) for i in range(last + 1)]
         total += len(ngrams)
         distinct += len(set(ngrams))
     return 1 - distinct / total if total else 0.0
-
-
-_THOUSAND = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,7 +201,7 @@ class ContextCounts:
 
 def _short(tokens: int) -> str:
     """1024 as 1k; a number that is no multiple of it as it is."""
-    thousands, rest = divmod(tokens, _THOUSAND)
+    thousands, rest = divmod(tokens, 1024)
     return str(tokens) if rest or not thousands else f"{thousands}k"
 
 
@@ -245,13 +235,7 @@ def estimand(temperature: float, sampling: Sampling | None, draft_sampling: Draf
 
 @dataclass(frozen=True, kw_only=True)
 class Passes(Heard):
-    """How drafts run along traces.
-
-    Attributes:
-        num_draft_tokens: K; None = what the drafts are made for.
-        target: whose embedding and head they share; None = those of the traces.
-        batch_size: prompts that run together; None = as many as fit.
-    """
+    """How drafts run along traces; None = their own K, the traces' target, as many as fit."""
 
     num_draft_tokens: int | None = None
     target: AnyPath | None = None
@@ -278,11 +262,7 @@ class Passes(Heard):
 
 @dataclass(frozen=True, kw_only=True)
 class OnTraces(Passes):
-    """How they are replayed, and where.
-
-    Attributes:
-        no_cache: what the first draft proposes is neither recalled nor kept.
-    """
+    """How they are replayed, and where; `no_cache`: nothing is recalled or kept."""
 
     no_cache: bool = False
 

@@ -1,10 +1,8 @@
 """What is judged of a draft: its counts prompt by prompt, and of what text.
 
-What the gate samples are distinct prompts. Copies of a prompt, recorded under whatever ids, are one
-prompt that was decoded several times, the turns of a conversation are one text, and prompts that
-hardly differ, or that their author put into one cluster, are no independent samples. Their counts
-are summed: the sum weighs as much as they do together, and counts as one. What is declared is told
-apart from what texts show, because clusters that are chosen by the counts hide their spread.
+Distinct prompts are what is sampled. Copies, turns of a conversation, near duplicates and prompts
+of a declared cluster are no independent samples: their counts are summed, and count as one. What is
+declared is told apart from what texts show: clusters that the counts choose hide their spread.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,12 +24,9 @@ _NEGLIGIBLE = 1e-3
 class PromptCounts(PromptKey):
     """One prompt under one draft.
 
-    Attributes:
-        counts: whole numbers unless they are expected or weighted.
-        cluster: that hash of the first of the prompts with which it belongs together (near
-            duplicates, prompts of a declared cluster); "" = with none of another hash.
-        alike: the same by the texts alone, whatever is declared.
-        contexts: None where it is not known how many tokens stood before each step.
+    `cluster` is that hash of the first of the prompts with which it belongs together, "" = with
+    none of another hash; `alike` the same by the texts alone. `contexts` is None where it is not
+    known how many tokens stood before each step.
     """
 
     counts: AcceptanceCounts
@@ -69,13 +64,7 @@ class PromptCounts(PromptKey):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextFigures:
-    """What is known of the text that was written, whatever the draft; None = nothing.
-
-    Attributes:
-        mean_token_probability: of the emitted tokens under the target; None for greedy text.
-        num_near_duplicates: distinct prompts that hardly differ from others.
-        fault: why no draft can be judged by it, without a full stop.
-    """
+    """What is known of the text that was written; `fault`: why no draft can be judged by it."""
 
     mean_token_probability: float | None
     num_near_duplicates: int
@@ -104,11 +93,6 @@ class PromptPair:
     baseline: AcceptanceCounts
     candidate: AcceptanceCounts
 
-    def __add__(self, copy: "PromptPair") -> "PromptPair":
-        return PromptPair(
-            baseline=self.baseline + copy.baseline, candidate=self.candidate + copy.candidate
-        )
-
 
 def context_edges(prompts: Iterable[PromptCounts]) -> tuple[int, ...]:
     """Of the context bins by which prompts were counted; none where none was."""
@@ -136,11 +120,10 @@ def recorded_pairs(baseline: "DraftCounts", candidate: "DraftCounts") -> list[Re
 def in_context_bin(recorded: Iterable[RecordedPair], number: int) -> list[RecordedPair]:
     """The steps of one context bin, of the prompts that have any there under both drafts."""
     found = []
-    for pair in recorded:
-        baseline, candidate = (one.contexts and one.contexts.counts[number] for one in pair)
-        if baseline and candidate and min(baseline.num_steps, candidate.num_steps) > _NEGLIGIBLE:
-            own = (replace(pair[0], counts=baseline), replace(pair[1], counts=candidate))
-            found.append(own)
+    for one, other in recorded:
+        own, its = (each.contexts and each.contexts.counts[number] for each in (one, other))
+        if own and its and min(own.num_steps, its.num_steps) > _NEGLIGIBLE:
+            found.append((replace(one, counts=own), replace(other, counts=its)))
     return found
 
 
@@ -155,9 +138,10 @@ def distinct_prompts(recorded: Iterable[RecordedPair]) -> tuple[PromptPair, ...]
     """One pair per cluster, in the order of their first prompts."""
     found: dict[str, PromptPair] = {}
     for baseline, candidate in recorded:
-        pair = PromptPair(baseline=baseline.counts, candidate=candidate.counts)
-        known = found.get(baseline.counted_with)
-        found[baseline.counted_with] = known + pair if known else pair
+        own, other, name = baseline.counts, candidate.counts, baseline.counted_with
+        if known := found.get(name):
+            own, other = known.baseline + own, known.candidate + other
+        found[name] = PromptPair(baseline=own, candidate=other)
     return tuple(found.values())
 
 
@@ -165,17 +149,16 @@ def distinct_prompts(recorded: Iterable[RecordedPair]) -> tuple[PromptPair, ...]
 class PromptReplay(PromptCounts):
     """One prompt under one draft; no verify step if the continuation is too short.
 
-    Attributes:
-        every_position: the counts as if a step began at every position: another quantity (it
-            over-weights easy text), with less noise when two drafts are compared.
-        shorter: [K - 1] the counts where only the first 1, 2, .. K - 1 proposals are verified.
+    `every_position` counts as if a step began at every position: another quantity (it over-weights
+    easy text), with less noise when two drafts are compared. `shorter` is [K - 1], where only the
+    first 1, 2, .. K - 1 proposals are verified.
     """
 
     every_position: AcceptanceCounts
     shorter: tuple[AcceptanceCounts, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class FirstStepAgreement:
     """First draft tokens against the first draft's, with the off-diagonal of McNemar's table."""
 

@@ -7,10 +7,7 @@ theta_-i of all but prompt i:
     c_i = sqrt((N - 1) / N) (theta_-i - mean),  SE(theta)^2 = sum c_i^2
 
 which are one error in two forms: pseudo-values have a spread and a skewness, contributions of
-several estimates on the same prompts have correlations. Where prompts weigh differently, as many as
-the effective sample size say it, and Student's t has one degree of freedom less than that.
-
-Pure arithmetic: it knows neither drafts nor files, and draws no random number.
+several estimates on the same prompts have correlations. No random number is drawn.
 """
 
 import math
@@ -31,40 +28,30 @@ NO_SPREAD = 1e-12
 
 def sums_without(values: Floats) -> Floats:
     """[..., N] the sums of all values but each one."""
-    without: Floats = values.sum(-1, keepdims=True) - values
-    return without
+    return np.asarray(values.sum(-1, keepdims=True) - values)
 
 
 def pseudo_values(whole: Floats, without: Floats) -> Floats:
     """The psi of [..., 1] theta and [..., N] theta_-i: their mean is the estimate less its bias."""
     count = without.shape[-1]
-    values: Floats = count * whole - (count - 1) * without
-    return values
+    return np.asarray(count * whole - (count - 1) * without)
 
 
 def contributions(without: Floats) -> Floats:
     """The c of [..., N] theta_-i."""
     count = without.shape[-1]
     centred = without - without.mean(axis=-1, keepdims=True)
-    own: Floats = math.sqrt((count - 1) / count) * centred
-    return own
-
-
-def variance(without: Floats) -> float:
-    """The squared standard error, of [N] theta_-i."""
-    return float((len(without) - 1) * without.var())
+    return np.asarray(math.sqrt((count - 1) / count) * centred)
 
 
 def effective_sample_size(weights: Floats) -> Floats:
     """As many items of equal weight would say as much: in [1, N] of [..., N] weights."""
-    size: Floats = weights.sum(-1) ** 2 / (weights**2).sum(-1)
-    return size
+    return np.asarray(weights.sum(-1) ** 2 / (weights**2).sum(-1))
 
 
 def t_quantile(confidence: float, degrees_of_freedom: Floats | float) -> Floats:
     """Of Student's t, with one degree of freedom at least."""
-    quantile: Floats = stats.t.ppf(confidence, np.maximum(1.0, degrees_of_freedom))
-    return quantile
+    return np.asarray(stats.t.ppf(confidence, np.maximum(1.0, degrees_of_freedom)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,11 +108,8 @@ rare. Chosen by simulation: 1 leaves 7 to 9 % false passes of 5 at 60 prompts, 3
 class PairedChange:
     """Relative change of the mean acceptance length from a baseline to a candidate draft.
 
-    Attributes:
-        log_ratio: theta = log(AL_candidate / AL_baseline). lower, upper: its one-sided bounds.
-        standard_deviation: of the pseudo-values, prompts being the unit of sampling.
-        skewness: of the pseudo-values; far below 0 where a few prompts hold the loss.
-        effective_num_prompts: as many prompts of equal length would say as much.
+    `log_ratio` is theta = log(AL_candidate / AL_baseline), `lower` and `upper` its one-sided
+    bounds; `standard_deviation` and `skewness` are of the pseudo-values.
     """
 
     log_ratio: float
@@ -197,13 +181,12 @@ def paired_change(
         bounds = theta -+ q * SE, q = the larger of t_{confidence, df} and Hall's transformation,
         df = max(1, N_eff - 1),   N_eff = (sum R_b)^2 / sum R_b^2.
 
-    A prompt moves theta by its share of the steps times its own change, so that steps are its
-    weight; those of the baseline, which do not depend on the draft that is judged. Where few long
-    prompts hold most steps, the linearised error with N - 1 degrees of freedom covers 90 % instead
-    of 95 %; leaving each prompt out shows what it carries, and N_eff how many carry the estimate.
-    Where a few prompts hold the loss, a sample with too few of them shows too small a loss and too
-    small an error at once; the transformation widens the bound on that side (docs/error-rates.md
-    has the figures). ValueError: fewer than two prompts, unequal numbers, or one without steps.
+    A prompt's weight are the baseline's steps, which do not depend on the draft that is judged.
+    Where few long prompts hold most steps, the linearised error with N - 1 degrees of freedom
+    covers 90 % instead of 95 %. Where a few prompts hold the loss, a sample with too few of them
+    shows too small a loss and too small an error at once; the transformation widens the bound on
+    that side (docs/error-rates.md). ValueError: fewer than two prompts, unequal numbers, or one
+    without steps.
     """
     count = len(baseline)
     if count < 2 or count != len(candidate):
@@ -212,56 +195,33 @@ def paired_change(
     tokens_q, steps_q = _tokens_and_steps(candidate)
     if min(steps_b.min(), steps_q.min()) <= 0:
         raise ValueError("expected verify steps in every prompt")
-    found = jackknife_bounds(tokens_b, steps_b, tokens_q, steps_q, confidence=confidence)
-    deviation = float(found.standard_deviation)
+    return change_of_sums(tokens_b, steps_b, tokens_q, steps_q, confidence=confidence)
+
+
+def change_of_sums(
+    tokens_b: Floats, steps_b: Floats, tokens_q: Floats, steps_q: Floats, *, confidence: float
+) -> PairedChange:
+    """The arithmetic of `paired_change`: [N] tokens and steps of N prompts."""
+    columns = (tokens_q, steps_q, tokens_b, steps_b)
+    theta = _log_ratio(*(column.sum(keepdims=True) for column in columns))
+    psi = pseudo_values(theta, _log_ratio(*map(sums_without, columns)))
+    count, log_ratio = len(psi), float(theta[0])
+    deviation = float(psi.std(ddof=1))
+    error = deviation / math.sqrt(count)
+    skewness = _skewness(psi) if error > NO_SPREAD else 0.0
+    effective = effective_sample_size(steps_b)
+    quantile = float(t_quantile(confidence, effective - 1))
+    tilt = _SKEWNESS_SEEN * skewness / math.sqrt(count)
     return PairedChange(
-        log_ratio=float(found.log_ratio),
+        log_ratio=log_ratio,
         standard_deviation=deviation,
-        standard_error=deviation / math.sqrt(count),
-        lower=float(found.lower),
-        upper=float(found.upper),
+        standard_error=error,
+        lower=log_ratio - max(quantile, _skewed(quantile, tilt)) * error,
+        upper=log_ratio + max(quantile, _skewed(quantile, -tilt)) * error,
         confidence=confidence,
         num_prompts=count,
-        effective_num_prompts=float(found.effective_num_prompts),
-        skewness=float(found.skewness),
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JackknifeBounds:
-    """Figures of many samples at once; fields as in `PairedChange`, [...] each."""
-
-    log_ratio: Floats
-    standard_deviation: Floats
-    skewness: Floats
-    effective_num_prompts: Floats
-    lower: Floats
-    upper: Floats
-
-
-def jackknife_bounds(
-    tokens_b: Floats, steps_b: Floats, tokens_q: Floats, steps_q: Floats, *, confidence: float
-) -> JackknifeBounds:
-    """The arithmetic of `paired_change`: [..., N] tokens and steps of N prompts per sample."""
-    count = tokens_b.shape[-1]
-    sums = [x.sum(-1, keepdims=True) for x in (tokens_q, steps_q, tokens_b, steps_b)]
-    theta = _log_ratio(*sums)
-    without = _log_ratio(*map(sums_without, (tokens_q, steps_q, tokens_b, steps_b)))
-    psi = pseudo_values(theta, without)
-    theta = theta[..., 0]
-    deviation = psi.std(-1, ddof=1)
-    error = deviation / math.sqrt(count)
-    skewness = np.where(error > NO_SPREAD, _skewness(psi), 0.0)
-    effective = effective_sample_size(steps_b)
-    quantile = t_quantile(confidence, effective - 1)
-    tilt = _SKEWNESS_SEEN * skewness / math.sqrt(count)
-    return JackknifeBounds(
-        log_ratio=theta,
-        standard_deviation=deviation,
+        effective_num_prompts=float(effective),
         skewness=skewness,
-        effective_num_prompts=effective,
-        lower=theta - np.maximum(quantile, _skewed(quantile, tilt)) * error,
-        upper=theta + np.maximum(quantile, _skewed(quantile, -tilt)) * error,
     )
 
 
@@ -271,8 +231,7 @@ def required_prompts(
     """Prompts with which a draft like this one would pass with probability `power`.
 
     N = ((z_confidence + z_power) * sd / (theta - log(1 - max_relative_drop)))^2, rounded up, and at
-    least as many as are `min_prompts` in effect. What makes N a range is theta: its distance to the
-    limit is squared; the standard deviation is known better (+-11 % at 30 prompts).
+    least as many as are `min_prompts` in effect. What makes N a range is theta.
     """
     z = float(stats.norm.ppf(change.confidence) + stats.norm.ppf(power))
     least = change.num_prompts_for(min_prompts)
@@ -294,23 +253,21 @@ def required_prompts(
     )
 
 
-def _skewness(values: Floats) -> Floats:
-    """[...] third central moment over the 3/2th power of the second, of [..., N] values."""
-    away = values - values.mean(-1, keepdims=True)
-    variance = np.maximum((away**2).mean(-1), NO_SPREAD**2)
-    skewness: Floats = (away**3).mean(-1) / variance**1.5
-    return skewness
+def _skewness(values: Floats) -> float:
+    """Third central moment over the 3/2th power of the second, of [N] values."""
+    away = values - values.mean()
+    variance = np.maximum((away**2).mean(), NO_SPREAD**2)
+    return float((away**3).mean() / variance**1.5)
 
 
-def _skewed(quantile: Floats, tilt: Floats) -> Floats:
+def _skewed(quantile: float, tilt: float) -> float:
     """The quantile of (estimate - truth) / SE whose transformed value is `quantile`.
 
     With a = skewness / sqrt(N), g(x) = x + a x^2 / 3 + a^2 x^3 / 27 + a / 6 is nearly normal; this
     is its inverse (Hall 1992, "On the removal of skewness by transformation").
     """
     root = np.cbrt(1 + tilt * (quantile - tilt / 6))
-    inverse: Floats = (3 * quantile - tilt / 2) / (root**2 + root + 1)
-    return inverse
+    return float((3 * quantile - tilt / 2) / (root**2 + root + 1))
 
 
 def _tokens_and_steps(counts: Sequence[AcceptanceCounts]) -> tuple[Floats, Floats]:
@@ -321,5 +278,4 @@ def _tokens_and_steps(counts: Sequence[AcceptanceCounts]) -> tuple[Floats, Float
 
 
 def _log_ratio(tokens_q: Floats, steps_q: Floats, tokens_b: Floats, steps_b: Floats) -> Floats:
-    ratio: Floats = np.log((tokens_q / steps_q) / (tokens_b / steps_b))
-    return ratio
+    return np.log((tokens_q / steps_q) / (tokens_b / steps_b))

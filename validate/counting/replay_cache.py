@@ -1,13 +1,8 @@
 """What the BF16 draft proposes along traces, kept: each candidate after the first needs it again.
 
-The key is everything that decides about a proposal: the bytes of the loaded draft (its weights,
-whatever tables and settings they came from), the traces, K, how proposals are chosen, which prompts
-run together, the arithmetic of this machine, and the code of this package. The counts are made anew
-of the proposals and the traces, so that a hit gives the same report, byte for byte.
-
-An entry also proves itself each time: the draft replays some of its prompts, drawn at random, once
-more. So what was forged, or what another machine would compute otherwise, is found too, the more
-surely the more prompts it changed.
+The key is everything that decides about a proposal, and an entry proves itself each time: the draft
+replays some of its prompts, drawn at random, once more. So what was forged, or what another machine
+would compute otherwise, is found the more surely the more prompts it changed.
 """
 
 import dataclasses
@@ -26,6 +21,7 @@ from torch import Tensor
 from ...calibration.passes.draft_inputs import proposals_of_batch
 from ...calibration.passes.memory import computing
 from ...calibration.passes.proposals import Proposals
+from ...calibration.traces.prompt_trace import PromptTrace
 from ...calibration.traces.trace_folder import TraceFolder
 from ...quantize.drafts.forward import whole_rows
 from ...quantize.files.digests import Digest, tensors_sha256
@@ -77,76 +73,66 @@ class Question:
 
     def answer(self, positions: Sequence[int]) -> list[Proposals]:
         """What the draft proposes along prompts that it runs together."""
+        prompts = self.traces.manifest.prompts
+        return self.proposed_by(self.draft, [self.traces.load(prompts[i]) for i in positions])
+
+    def proposed_by(self, draft: LoadedDraft, batch: Sequence[PromptTrace]) -> list[Proposals]:
+        """What this or another draft proposes along prompts that it runs together."""
+        k, temperature = self.num_draft_tokens, self.temperature
         return proposals_of_batch(
-            self.draft,
-            self.traces,
-            [self.traces.load(self.traces.manifest.prompts[position]) for position in positions],
-            num_draft_tokens=self.num_draft_tokens,
-            temperature=self.temperature,
+            draft, self.traces, batch, num_draft_tokens=k, temperature=temperature
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class ReplayCache:
-    """Proposals that were kept; `on_note` is told that a replay was recalled."""
+    """What the first draft proposes: kept, and where it `holds` it, in memory too.
 
-    results: ResultCache
+    What is held needs no proof. `on_note` is told that a replay was recalled from what was kept.
+    """
+
+    results: ResultCache | None
     on_note: Callable[[str], None] = lambda _text: None
+    holds: bool = False
+    _held: tuple[Mapping[str, object], Sequence[Proposals]] | None = None
 
-    def recall(self, asked: Question) -> list[Proposals] | None:
-        """What was kept, of every prompt in the order of the traces; None = it must be replayed."""
-        kept = self.results.read(asked.key)
+    def recall(self, asked: Question) -> Sequence[Proposals] | None:
+        """Of every prompt in the order of the traces; None = it must be replayed."""
+        if self._held is not None and self._held[0] == asked.key:
+            return self._held[1]
+        kept = None if self.results is None else self._kept(asked, self.results)
+        if kept is not None and self.holds:
+            self._held = asked.key, kept
+        return kept
+
+    def keep(self, asked: Question, proposals: Sequence[Proposals]) -> None:
+        """Keep what was replayed, of every prompt in the order of the traces."""
+        if self.holds:
+            self._held = asked.key, proposals
+        if self.results is not None:
+            self.results.write(asked.key, encoded(proposals))
+
+    def _kept(self, asked: Question, results: ResultCache) -> list[Proposals] | None:
+        kept = results.read(asked.key)
         if kept is None:
             return None
         found = decoded(kept, asked, range(len(asked.traces)))
         if found is None:
-            self.results.refuse(asked.key, "these are no proposals for the prompts of the traces")
+            results.refuse(asked.key, "these are no proposals for the prompts of the traces")
             return None
         sample = _sample(asked)
         for position in sample:
             if not _holds(found, asked, position):
                 prompt = asked.traces.manifest.prompts[position].id
                 why = f"replayed again, the draft proposes other tokens for prompt {prompt!r}"
-                self.results.refuse(asked.key, f"{why}; all prompts are replayed")
+                results.refuse(asked.key, f"{why}; all prompts are replayed")
                 return None
         self.on_note(
-            f"{asked.draft.name}: its replay was kept in {self.results.folder}, and {len(sample)}"
-            f" of {len(found)} prompts, replayed again, gave the same tokens (--no-cache replays"
-            " all)"
+            f"{asked.draft.name}: its replay was kept in {results.folder}, and {len(sample)} of"
+            f" {len(found)} prompts, replayed again, gave the same tokens (--no-cache replays all)"
         )
         return found
 
-    def keep(self, asked: Question, proposals: Sequence[Proposals]) -> None:
-        """Keep what was replayed, of every prompt in the order of the traces."""
-        self.results.write(asked.key, encoded(proposals))
-
-
-@dataclass(slots=True, kw_only=True)
-class HeldProposals:
-    """What the first draft proposes, held, and kept beneath, while groups are replayed."""
-
-    beneath: ReplayCache | None
-    _key: Mapping[str, object] | None = None
-    _held: Sequence[Proposals] = ()
-
-    def recall(self, asked: Question) -> Sequence[Proposals] | None:
-        """What is held, which needs no proof, or what was kept beneath."""
-        if self._key == asked.key:
-            return self._held
-        found = self.beneath.recall(asked) if self.beneath else None
-        if found is not None:
-            self._key, self._held = asked.key, found
-        return found
-
-    def keep(self, asked: Question, proposals: Sequence[Proposals]) -> None:
-        """Hold, and keep beneath, what was replayed."""
-        self._key, self._held = asked.key, proposals
-        if self.beneath is not None:
-            self.beneath.keep(asked, proposals)
-
-
-KnownProposals = ReplayCache | HeldProposals
-"""Where what the first draft proposes is looked up and kept."""
 
 Elsewhere = Callable[[Sequence[Question]], Sequence[Sequence[Proposals]]]
 """Answers a question of each of some drafts, of every prompt in the order of the traces."""
@@ -219,7 +205,5 @@ def decoded(kept: bytes, asked: Question, positions: Sequence[int]) -> list[Prop
         return found
     floats = np.frombuffer(kept, np.float32, numbers, 4 * numbers).copy()
     beside = torch.split(torch.from_numpy(floats).reshape(shape), rows)
-    return [
-        dataclasses.replace(one, recorded_logprobs=own)
-        for one, own in zip(found, beside, strict=True)
-    ]
+    both = zip(found, beside, strict=True)
+    return [dataclasses.replace(one, recorded_logprobs=own) for one, own in both]

@@ -1,30 +1,36 @@
-"""Replay of drafts as asked: from the cache or on a cluster, and in groups that fit in memory."""
+"""Replay of drafts as asked: loaded in the memory that there is, from the cache or on a cluster."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ...calibration.passes.memory import peak_bytes
-from ...calibration.passes.on_traces import chosen_num_draft_tokens
+from ...calibration.passes.memory import (
+    MemoryEstimate,
+    estimate_replay,
+    peak_bytes,
+    resolve_device,
+)
+from ...calibration.passes.on_traces import chosen_num_draft_tokens, shared_tables
 from ...calibration.passes.proposals import Proposals
 from ...calibration.passes.ray_tasks import check_equal, ray_tasks
+from ...calibration.traces.target_tables import SharedTables
 from ...calibration.traces.trace_folder import TraceFolder
 from ...quantize.files.checkpoint import Checkpoint
 from ...quantize.files.result_cache import user_cache
+from ...quantize.stored.loading import LoadedDraft, load_draft
 from ...quantize.stored.stored_draft import StoredDraft
 from ...recipes.listener import SILENT, Listener
+from ...recipes.regular_file import optional_path
 from .acceptance_counts import OnTraces, Passes
 from .draft_counts import DraftReplay
-from .loaded_drafts import LoadedForReplay, load_beside, load_for_replay, memory_of
 from .replay_cache import (
     Elsewhere,
-    HeldProposals,
-    KnownProposals,
     Question,
     ReplayCache,
     decoded,
@@ -36,9 +42,83 @@ MOST_TOGETHER = 8
 """Drafts that share one reading of the traces beside the first; more would save no more time."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedForReplay:
+    """Drafts that fit in memory, the reference first, and how many tokens a batch may have.
+
+    `tables` are the target's, for drafts without their own.
+    """
+
+    drafts: list[LoadedDraft]
+    folders: Sequence[Path]
+    traces: TraceFolder
+    tables: SharedTables
+    device: torch.device
+    max_tokens: int
+
+    @property
+    def both(self) -> tuple[LoadedDraft, LoadedDraft]:
+        """Baseline and candidate of a gate, the first two."""
+        baseline, candidate, *_ = self.drafts
+        return baseline, candidate
+
+
+def load_for_replay(folders: Sequence[Path], traces: TraceFolder, how: Passes) -> LoadedForReplay:
+    """Say what memory a replay takes, and load the drafts; DeviceError: they do not fit."""
+    estimate = memory_of(folders, traces, how)
+    estimate.check()
+    how.listener.note(estimate.line())
+    empty = LoadedForReplay(
+        drafts=[],
+        folders=(),
+        traces=traces,
+        tables=shared_tables(traces, optional_path(how.target), estimate.device),
+        device=estimate.device,
+        max_tokens=estimate.max_tokens,
+    )
+    return load_beside(empty, folders, how)
+
+
+def memory_of(
+    folders: Sequence[Path], traces: TraceFolder, how: Passes, *, in_turn: bool = False
+) -> MemoryEstimate:
+    """What a replay of drafts will take."""
+    return estimate_replay(
+        folders,
+        traces,
+        dtype=getattr(torch, how.dtype),
+        device=resolve_device(how.device),
+        num_draft_tokens=how.num_draft_tokens,
+        batch_size=how.batch_size,
+        online_heads=[form.online_head for form in how.served_forms(len(folders))],
+        in_turn=in_turn,
+    )
+
+
+def load_beside(loaded: LoadedForReplay, folders: Sequence[Path], how: Passes) -> LoadedForReplay:
+    """What was loaded, and these drafts after it, which share the first one's equal tensors."""
+    drafts = list(loaded.drafts)
+    forms = how.served_forms(len(drafts) + len(folders))[len(drafts) :]
+    for folder, form in zip(folders, forms, strict=True):
+        drafts.append(
+            load_draft(
+                folder,
+                dtype=getattr(torch, how.dtype),
+                device=loaded.device,
+                compact=True,
+                like=drafts[0] if drafts else None,
+                shared=loaded.tables,
+                rope_theta=how.rotary_base,
+                online_head=form.online_head,
+                kv_cache=form.kv_cache,
+            )
+        )
+    return dataclasses.replace(loaded, drafts=drafts, folders=(*loaded.folders, *folders))
+
+
 def replay_loaded(loaded: LoadedForReplay, how: OnTraces) -> tuple[DraftReplay, ...]:
     """Replay, and then say what memory it took."""
-    replays = _beside(loaded, how, _cache(how))
+    replays = _beside(loaded, how, _cache(how, holds=False))
     _note_memory(how.listener, loaded.device)
     return replays
 
@@ -48,8 +128,7 @@ def replay_in_groups(
 ) -> tuple[DraftReplay, ...]:
     """Replay any number of drafts, in groups that fit in memory beside the first one.
 
-    What the first proposes is computed once, or recalled, for all groups; each draft gets the
-    counts that it has beside the first alone.
+    What the first proposes is computed once, or recalled, for all groups.
     """
     how = _alike(folders, how)
     estimate = memory_of(folders, traces, how, in_turn=True)
@@ -65,7 +144,7 @@ def replay_in_groups(
     first = dataclasses.replace(
         load_for_replay(folders[:1], traces, how), max_tokens=estimate.max_tokens
     )
-    held = HeldProposals(beneath=_cache(how))
+    held = _cache(how, holds=True)
     replays: list[DraftReplay] = []
     for group in groups:
         listener.note(f"replay of drafts {group.start} to {group.stop - 1} of {len(names) - 1}")
@@ -77,22 +156,15 @@ def replay_in_groups(
 
 
 def _alike(folders: Sequence[Path], how: OnTraces) -> OnTraces:
-    """How all groups run the same prompts together.
-
-    A draft that rounds its inputs under one scale of a whole call gets one prompt at a time, and so
-    do all drafts that it is compared with, also those of other groups.
-    """
+    """One prompt at a time for all groups where a draft rounds its inputs of a whole call alike."""
     stored = (StoredDraft.read(Checkpoint.open(folder)) for folder in folders)
     if all(one.rounds_alone for one in stored):
         return how
     return dataclasses.replace(how, batch_size=1)
 
 
-def _beside(
-    loaded: LoadedForReplay, how: OnTraces, cache: KnownProposals | None
-) -> tuple[DraftReplay, ...]:
+def _beside(loaded: LoadedForReplay, how: OnTraces, cache: ReplayCache) -> tuple[DraftReplay, ...]:
     """Replay drafts; what the first proposes is asked of `cache` and kept there."""
-    chosen = chosen_num_draft_tokens(how.num_draft_tokens, loaded.drafts)
     address = how.ray_address
     with ExitStack() as shown:
         bar = shown.enter_context(how.listener.bar("replay", len(loaded.traces), "work"))
@@ -105,7 +177,7 @@ def _beside(
         return replay_drafts(
             loaded.drafts,
             loaded.traces,
-            num_draft_tokens=chosen,
+            num_draft_tokens=chosen_num_draft_tokens(how.num_draft_tokens, loaded.drafts),
             draft_sampling=how.draft_sampling,
             batch_size=how.batch_size,
             max_tokens=loaded.max_tokens,
@@ -121,10 +193,9 @@ def _note_memory(listener: Listener, device: torch.device) -> None:
     listener.note(f"memory {kind}: {held:.2f} GB at its peak")
 
 
-def _cache(how: OnTraces) -> ReplayCache | None:
-    """Where replays of BF16 drafts are kept; None = nowhere."""
+def _cache(how: OnTraces, *, holds: bool) -> ReplayCache:
     results = None if how.no_cache else user_cache(how.listener.warning)
-    return None if results is None else ReplayCache(results=results, on_note=how.listener.note)
+    return ReplayCache(results=results, on_note=how.listener.note, holds=holds)
 
 
 def replayed_on_ray(

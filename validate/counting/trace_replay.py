@@ -1,32 +1,24 @@
 """Replay: decode recorded traces speculatively with a draft, and count what the target accepts.
 
-For greedy decoding this is exact. The draft sees only committed tokens and the target's features of
-them, and a greedy target commits the recorded tokens whatever the draft proposes; so the steps of
-the online loop, one by one, are the verify steps counted here. Text that was drawn at a temperature
-commits itself as well: a draft that proposes its most likely token is right where that is the
-recorded one.
+For greedy decoding this is exact: a greedy target commits the recorded tokens whatever the draft
+proposes, so the verify steps are those of the online loop, one by one.
 
 A step with last committed token x_n belongs to row n - 1; x_n is also the anchor of a draft that
 proposes blocks. The first is row P - 1 (x_P came from prefill), the next one is `accepted + 1` rows
-later. A step is counted only if all K drafted positions lie inside the trace, so that its outcome
-is fully known. Whether it is depends on its position alone, not on its outcome, so leaving the
-others out biases nothing.
+later. A step is counted only if all K drafted positions lie inside the trace: that depends on its
+position alone, not on its outcome, so leaving the others out biases nothing.
 
 A proposal that is drawn, y ~ q, is accepted with probability min(1, p(y) / q(y)), else the target
-emits from what is left of p. So a token x is accepted and emitted with probability min(q(x), p(x)),
-and emitted with p(x) in all: given the text, token x was an accepted proposal with probability
+emits from what is left of p. So given a text that the target wrote alone, its token x was an
+accepted proposal with probability min(q(x), p(x)) / p(x), that is
 
     c = min(1, q(x) / p(x)).
 
-A text that the target wrote alone therefore says how many steps a draft would have needed for it:
-not which ones, but with which probability a step began at each row. That is an expectation, with no
-random number drawn, and only p of the emitted tokens is needed.
+That says with which probability a step began at each row: an expectation, without a random number.
 """
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -35,7 +27,6 @@ from ...calibration.passes.draft_inputs import (
     MAX_TOKENS,
     batches_of,
     check_trace_fits,
-    proposals_of_batch,
     read_ahead,
     work_of,
 )
@@ -62,63 +53,50 @@ from .acceptance_counts import (
     repeated_ngram_share,
 )
 from .draft_counts import DraftReplay, FirstStepAgreement, PromptReplay, TraceFigures, clustered
-from .replay_cache import Elsewhere, KnownProposals, Question
+from .replay_cache import Elsewhere, Question, ReplayCache
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CountedSteps:
-    """The verify steps of one prompt; `every_position` as if one began at every row."""
-
-    decoding: AcceptanceCounts
-    contexts: ContextCounts
-    every_position: AcceptanceCounts
-
-
-def prompt_counts(
+def counted_prompt(
     trace: PromptTrace, proposed: Proposals, bins: ContextBins = CONTEXT_BINS
-) -> CountedSteps:
-    """Counted, or expected where the draft draws its tokens."""
-    predicted, drafted = proposed.token_ids, proposed.recorded_logprobs
-    first = trace.prompt_length + 1  # the token of prefill stands before the first step too
-    if drafted is None or trace.token_logprob is None:
-        accepted = accepted_by_row(trace, predicted)
-        depths, steps = predicted.shape[1], decoding_steps(accepted)
-        return CountedSteps(
-            decoding=AcceptanceCounts.of(steps, depths),
-            contexts=ContextCounts.of_steps(steps, first, depths, bins),
-            every_position=AcceptanceCounts.of(accepted, depths),
-        )
-    target = _after_first(trace.token_logprob, predicted)
-    outcomes = outcome_probabilities(acceptance_probabilities(drafted, target))
-    begun = chances_of_beginning(outcomes)
-    rows = bins.slices(first, len(outcomes))
-    return CountedSteps(
-        decoding=_expected(begun, outcomes),
-        contexts=ContextCounts(
-            bins=bins, counts=tuple(_expected(begun[own], outcomes[own]) for own in rows)
-        ),
-        every_position=steps_at_every_row(outcomes),
-    )
+) -> PromptReplay:
+    """Counted, or expected where the draft draws its tokens.
 
-
-def shorter_counts(trace: PromptTrace, proposed: Proposals) -> tuple[AcceptanceCounts, ...]:
-    """[K - 1] the steps of decoding where only the first 1, 2, .. K - 1 proposals are verified.
-
-    The next step then begins elsewhere, so that these are no sums of the counts at K. A block that
-    is drafted whole and cut is what vLLM's schedule by batch size makes of it.
+    Where fewer proposals are verified, the next step begins elsewhere, so that these are no sums of
+    the counts at K. A block that is drafted whole and cut is what vLLM's schedule by batch size
+    makes of it.
     """
     predicted, drafted = proposed.token_ids, proposed.recorded_logprobs
+    first = trace.prompt_length + 1  # the token of prefill stands before the first step too
     depths = range(1, predicted.shape[1])
+    shorter: Iterator[AcceptanceCounts]
     if drafted is None or trace.token_logprob is None:
-        accepted = accepted_by_row(trace, predicted)
+        accepted, most = accepted_by_row(trace, predicted), predicted.shape[1]
+        steps = decoding_steps(accepted)
+        counts = AcceptanceCounts.of(steps, most)
+        contexts = ContextCounts.of_steps(steps, first, most, bins)
+        every_position = AcceptanceCounts.of(accepted, most)
         cut = ([min(length, depth) for length in accepted] for depth in depths)
-        return tuple(
-            AcceptanceCounts.of(decoding_steps(lengths), depth)
-            for depth, lengths in zip(depths, cut, strict=True)
-        )
-    target = _after_first(trace.token_logprob, predicted)
-    likely = acceptance_probabilities(drafted, target)
-    return tuple(expected_steps(outcome_probabilities(likely[:, :depth])) for depth in depths)
+        shorter = map(AcceptanceCounts.of, map(decoding_steps, cut), depths)
+    else:
+        target = _after_first(trace.token_logprob, predicted)
+        likely = acceptance_probabilities(drafted, target)
+        outcomes = outcome_probabilities(likely)
+        begun = chances_of_beginning(outcomes)
+        counts = _expected(begun, outcomes)
+        rows = bins.slices(first, len(outcomes))
+        of_bins = tuple(_expected(begun[own], outcomes[own]) for own in rows)
+        contexts = ContextCounts(bins=bins, counts=of_bins)
+        every_position = steps_at_every_row(outcomes)
+        shorter = (expected_steps(outcome_probabilities(likely[:, :depth])) for depth in depths)
+    return PromptReplay(
+        id=trace.id,
+        category=trace.category,
+        prompt_sha256=trace.cluster_sha256,
+        counts=counts,
+        contexts=contexts,
+        every_position=every_position,
+        shorter=tuple(shorter),
+    )
 
 
 def accepted_by_row(trace: PromptTrace, predicted: Tensor) -> list[int]:
@@ -194,24 +172,18 @@ def replay_drafts(
     draft_sampling: DraftSampling = "greedy",
     batch_size: int | None = None,
     max_tokens: int = MAX_TOKENS,
-    cache: KnownProposals | None = None,
+    cache: ReplayCache | None = None,
     elsewhere: Elsewhere | None = None,
-    context_bins: ContextBins = CONTEXT_BINS,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> tuple[DraftReplay, ...]:
     """Replay drafts over the same traces, the reference (BF16) first, reading each trace once.
 
     Args:
-        drafts: the reference first.
-        traces: greedy ones, or with a temperature.
         num_draft_tokens: K, at least 1, below the block size of a draft that proposes blocks.
-        draft_sampling: "probabilistic" = it draws at the temperature of the traces.
         batch_size: prompts that go through a draft together; None = as many as `max_tokens` lets.
             Drafts of which one rounds its inputs under one scale of a whole call get one at a time.
-        max_tokens: of a batch.
         cache: of what the first draft proposes, unless it is quantized.
         elsewhere: gives what drafts propose that is not known, in place of their passes.
-        context_bins: by which verify steps are counted too.
         on_progress: called with (work done, work) after each batch of each draft.
     """
     _check_arguments(drafts, traces, num_draft_tokens)
@@ -230,13 +202,12 @@ def replay_drafts(
     recalled = None if kept_in is None else kept_in.recall(asked)
     known: list[Sequence[Proposals] | None] = [recalled, *[None] * (len(drafts) - 1)]
     if elsewhere is not None:
-        every = [asked, *(dataclasses.replace(asked, draft=draft) for draft in drafts[1:])]
-        answers = iter(
-            elsewhere([one for one, own in zip(every, known, strict=True) if own is None])
-        )
+        every = [dataclasses.replace(asked, draft=draft) for draft in drafts]
+        unknown = [one for one, own in zip(every, known, strict=True) if own is None]
+        answers = iter(elsewhere(unknown))
         known = [next(answers) if own is None else own for own in known]
     reference: dict[int, Proposals] = {}
-    tallies = [_Tally(draft, context_bins) for draft in drafts]
+    tallies = [_Tally() for _ in drafts]
     likely, num_likely = 0.0, 0
     by_position: dict[int, PromptText] = {}
     features = FeatureTally()
@@ -249,81 +220,47 @@ def replay_drafts(
             likely += float(trace.token_logprob.double().exp().sum())
             num_likely += len(trace.token_logprob)
         for tally, own in zip(tallies, proposed, strict=True):
-            tally.add(position, trace, proposed[0].token_ids, own)
+            tally.prompts[position] = counted_prompt(trace, own)
+            tally.agreement += _agreement(trace, proposed[0].token_ids, own.token_ids)
     if kept_in is not None and recalled is None:
         kept_in.keep(asked, [own for _, own in sorted(reference.items())])
     texts = [text for _, text in sorted(by_position.items())]
     groups = independent_groups(texts), alike_groups(texts)
+    if not any(one.counts.num_steps for tally in tallies for one in tally.prompts.values()):
+        what = f"no continuation is longer than num_draft_tokens = {num_draft_tokens}"
+        raise ReplayError(traces.folder, what, fix="record longer continuations")
+    manifest = traces.manifest
     figures = TraceFigures(
         sha256=traces.sha256,
-        target=traces.manifest.target,
-        temperature=traces.manifest.temperature,
-        sampling=traces.manifest.sampling,
-        mean_token_probability=likely / num_likely
-        if traces.manifest.sampled and num_likely
-        else None,
+        target=manifest.target,
+        temperature=manifest.temperature,
+        sampling=manifest.sampling,
+        mean_token_probability=likely / num_likely if manifest.sampled and num_likely else None,
         repeated_8gram_share=repeated_ngram_share(text.continuation for text in texts),
         num_near_duplicates=num_near_duplicates(texts),
         features=features.evidence(),
     )
     return tuple(
-        tally.replay(traces.folder, figures, *groups, num_draft_tokens, draft_sampling)
-        for tally in tallies
+        DraftReplay(
+            name=draft.name,
+            num_draft_tokens=num_draft_tokens,
+            draft_sampling=draft_sampling,
+            traces=figures,
+            prompts=clustered([one for _, one in sorted(tally.prompts.items())], *groups),
+            first_step=FirstStepAgreement(*tally.agreement.tolist()),
+            family=draft.family.name,
+            draft_vocab_size=draft.geometry.draft_vocab_size,
+            quantized=bool(draft.quantized),
+            cache_scales=scale_origin(draft.cache_scales),
+        )
+        for draft, tally in zip(drafts, tallies, strict=True)
     )
 
 
 class _Tally:
-    def __init__(self, draft: LoadedDraft, bins: ContextBins) -> None:
-        self._draft, self._bins = draft, bins
-        self._prompts: dict[int, PromptReplay] = {}
-        self._agreement = torch.zeros(4, dtype=torch.int64)
-
-    def add(
-        self, position: int, trace: PromptTrace, reference: Tensor, proposed: Proposals
-    ) -> None:
-        found = prompt_counts(trace, proposed, self._bins)
-        self._prompts[position] = PromptReplay(
-            id=trace.id,
-            category=trace.category,
-            prompt_sha256=trace.cluster_sha256,
-            counts=found.decoding,
-            contexts=found.contexts,
-            every_position=found.every_position,
-            shorter=shorter_counts(trace, proposed),
-        )
-        self._agreement += _agreement_counts(trace, reference, proposed.token_ids)
-
-    def replay(
-        self,
-        folder: Path,
-        traces: TraceFigures,
-        groups: Sequence[Sequence[int]],
-        alike: Sequence[Sequence[int]],
-        num_draft_tokens: int,
-        draft_sampling: DraftSampling,
-    ) -> DraftReplay:
-        prompts = clustered([prompt for _, prompt in sorted(self._prompts.items())], groups, alike)
-        if not any(prompt.counts.num_steps for prompt in prompts):
-            what = f"no continuation is longer than num_draft_tokens = {num_draft_tokens}"
-            raise ReplayError(folder, what, fix="record longer continuations")
-        rows, equal, only_reference, only_this = self._agreement.tolist()
-        return DraftReplay(
-            name=self._draft.name,
-            num_draft_tokens=num_draft_tokens,
-            draft_sampling=draft_sampling,
-            traces=traces,
-            prompts=prompts,
-            first_step=FirstStepAgreement(
-                num_rows=rows,
-                num_equal=equal,
-                num_only_reference_hits=only_reference,
-                num_only_this_hits=only_this,
-            ),
-            family=self._draft.family.name,
-            draft_vocab_size=self._draft.geometry.draft_vocab_size,
-            quantized=bool(self._draft.quantized),
-            cache_scales=scale_origin(self._draft.cache_scales),
-        )
+    def __init__(self) -> None:
+        self.prompts: dict[int, PromptReplay] = {}
+        self.agreement = torch.zeros(4, dtype=torch.int64)
 
 
 def _check_arguments(
@@ -343,19 +280,16 @@ def _draft_temperature(traces: TraceFolder, draft_sampling: DraftSampling) -> fl
         return None
     manifest = traces.manifest
     if not manifest.sampled:
-        raise ReplayError(
-            traces.folder,
-            "the traces are greedy, and with a greedy target engines let the draft choose"
-            " greedily too",
-            fix="drop --draft-sampling, or record with a --temperature",
+        what = (
+            "the traces are greedy, and with a greedy target engines let the draft choose greedily"
         )
+        fix = "drop --draft-sampling, or record with a --temperature"
+        raise ReplayError(traces.folder, f"{what} too", fix=fix)
     if not manifest.logprobs_as_sampled:
-        raise ReplayError(
-            traces.folder,
-            "holds raw log-probabilities, but its tokens were drawn from processed ones",
-            fix="record processed ones (vLLM: logprobs_mode processed_logprobs), or drop"
-            " --draft-sampling, because greedy proposals need none",
-        )
+        what = "holds raw log-probabilities, but its tokens were drawn from processed ones"
+        drop = "drop --draft-sampling, because greedy proposals need none"
+        fix = f"record processed ones (vLLM: logprobs_mode processed_logprobs), or {drop}"
+        raise ReplayError(traces.folder, what, fix=fix)
     return manifest.temperature
 
 
@@ -376,20 +310,13 @@ def _proposed(
             if own is not None:
                 found.append([own[position] for position in positions])
                 continue
-            proposals = proposals_of_batch(
-                draft,
-                traces,
-                batch,
-                num_draft_tokens=asked.num_draft_tokens,
-                temperature=asked.temperature,
-            )
-            found.append(proposals)
+            found.append(asked.proposed_by(draft, batch))
             done += own_work
             on_progress(done, total)
         yield from zip(positions, batch, map(list, zip(*found, strict=True)), strict=True)
 
 
-def _agreement_counts(trace: PromptTrace, reference: Tensor, predicted: Tensor) -> Tensor:
+def _agreement(trace: PromptTrace, reference: Tensor, predicted: Tensor) -> Tensor:
     """[4] int64 in the order of the fields of FirstStepAgreement."""
     recorded = recorded_tokens(trace, predicted)[:, 0]
     first, this = reference[:, 0], predicted[:, 0]

@@ -1,7 +1,4 @@
-"""What the gate knows beside the counts, which figures cannot be right, and what to do.
-
-A verdict is about quantization only if everything else worked: the baseline as it does elsewhere,
-on the features that it was trained to read. Figures that say otherwise are ANOMALOUS, never PASS.
+"""What a verdict rests on, and what to do about it.
 
 A way out is a sentence, or a sentence and a command: "Judge them: draftquant gate BF16 ...". Words
 in capitals stand for what only the reader knows.
@@ -10,31 +7,19 @@ in capitals stand for what only the reader knows.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...calibration.traces.trace_info import MIN_AGREEMENT
-from ...recipes.errors import GateError
 from ...recipes.formats import NUMBER_FORMATS
-from ..counting.draft_counts import DraftCounts
-from ..counting.paired_change import RequiredPrompts
-from .categories import CategoryFigures
+from ..counting.draft_counts import DraftCounts, PromptPair, RecordedPair
+from ..counting.paired_change import PairedChange, RequiredPrompts
+from .categories import CategoryFigures, Parts
 from .policy import Look, Policy, Wording
-
-EXPECTED_WITHIN = 0.05
-"""Relative difference up to which `--expect-baseline` confirms a measured acceptance length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Background:
     """What was looked at before the two drafts were replayed; None = not known.
 
-    Attributes:
-        head_agreement: share of recorded tokens that the target's head reproduces.
-        expected_baseline: mean acceptance length that the baseline has elsewhere with this K.
-        unrelated: the candidate is on purpose not the baseline quantized.
-        unrecorded: no record says how the candidate's folder was quantized.
-        algorithm_to_try: with which the candidate may lose less, by its name on the command line.
-        not_compared: what makes two runs comparable and could not be compared, because files of
-            another tool do not hold it: sentences without a full stop. No such run passes.
-        to_compare: how those tools keep it, a sentence each.
+    `head_agreement` is the share of recorded tokens that the target's head reproduces. No run with
+    anything in `not_compared` passes; `to_compare` says how those tools keep it.
     """
 
     baseline_sha256: str | None = None
@@ -56,113 +41,42 @@ NO_BACKGROUND = Background()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Anomaly:
-    """Why the figures cannot be right, and what to do; a sentence or two each."""
+class Evidence:
+    """All that a verdict rests on; `incomparable` says why there can be none, "" = there can."""
 
-    reason: str
-    action: str
+    baseline: DraftCounts
+    candidate: DraftCounts
+    incomparable: str
+    recorded: Sequence[RecordedPair]
+    prompts: tuple[PromptPair, ...]
+    change: PairedChange | None
+    parts: Parts
+    policy: Policy
+    look: Look | None
+    background: Background
+    wording: Wording
 
+    @property
+    def declared(self) -> bool:
+        """Whether clusters were declared that texts do not show."""
+        return any(prompt.cluster != prompt.alike for prompt in self.baseline.prompts)
 
-def check_expected_baseline(expected: float | None, num_draft_tokens: int) -> None:
-    """Refuse what `--expect-baseline` says (GateError) if it is no acceptance length."""
-    if expected is not None and not 1 < expected <= num_draft_tokens + 1:
-        raise GateError(
-            "--expect-baseline",
-            f"expected a mean acceptance length in (1, {num_draft_tokens + 1}] for K ="
-            f" {num_draft_tokens}, got {expected}",
-            fix="give the acceptance length that the BF16 draft has with this K",
-        )
+    @property
+    def counted(self) -> str:
+        """How many prompts there are, in words."""
+        clustered = any(prompt.cluster for prompt in self.baseline.prompts)
+        unit = "clusters of prompts" if clustered else "distinct prompts"
+        return f"{len(self.prompts)} {unit}"
 
+    @property
+    def num_prompts(self) -> int:
+        """Distinct ones with verify steps, whatever clusters they form."""
+        return len({one.prompt_sha256 for one, _ in self.recorded})
 
-def min_baseline_length(baseline: DraftCounts, policy: Policy) -> float:
-    """Shortest mean acceptance length that a working baseline has: 1 + a + a^2 + ... + a^K.
-
-    Drawn text is harder to guess: a draft that proposes its most likely token is right at best as
-    often as that token is drawn, which is at least the mean probability of the drawn tokens. So a
-    is a share of that. (Drawn proposals lose less, as far as measured: 2.00 where the share gives
-    1.15, on the shipped EAGLE-3 pair at temperature 0.8 and top-p 0.95.)
-    """
-    a = policy.min_step_acceptance * (baseline.text.mean_token_probability or 1.0)
-    return sum(a**j for j in range(baseline.num_draft_tokens + 1))
-
-
-def find_anomaly(
-    baseline: DraftCounts, candidate: DraftCounts, policy: Policy, background: Background
-) -> Anomaly | None:
-    """The first reason why the figures cannot be right, or None."""
-    return (
-        _anomaly_of_head(background)
-        or _anomaly_of_length("baseline", baseline, policy)
-        or _anomaly_of_baseline(baseline, policy, background)
-        or _anomaly_of_length("candidate", candidate, policy)
-    )
-
-
-def _anomaly_of_head(background: Background) -> Anomaly | None:
-    agreement = background.head_agreement
-    if agreement is None or agreement >= MIN_AGREEMENT:
-        return None
-    return Anomaly(
-        reason=f"The target's head reproduces only {agreement:.1%} of the recorded tokens from the"
-        f" recorded features of its last layer, expected at least {MIN_AGREEMENT:.0%}. The traces"
-        " were recorded from another target, or their features do not belong to their tokens.",
-        action="Record the traces again, and give the same target to --target.",
-    )
-
-
-def _anomaly_of_baseline(
-    baseline: DraftCounts, policy: Policy, background: Background
-) -> Anomaly | None:
-    """A known acceptance length settles it, else features and length must look right."""
-    length, expected = baseline.counts.mean_acceptance_length, background.expected_baseline
-    if expected is not None:
-        if abs(length / expected - 1) <= EXPECTED_WITHIN:
-            return None
-        return Anomaly(
-            reason=f"The baseline has a mean acceptance length of {length:.4f}, but"
-            f" --expect-baseline says {expected:g} (a difference of {EXPECTED_WITHIN:.0%} is"
-            " allowed).",
-            action="Check K, the target, the prompts, and the baseline's config.json.",
-        )
-    fault = baseline.text.fault
-    if fault is not None:
-        return Anomaly(
-            reason=f"{fault[0].upper()}{fault[1:]}.",
-            action="Record the traces again. If you know that they are right, confirm it with the"
-            " acceptance length that the baseline has elsewhere: --expect-baseline AL.",
-        )
-    floor = min_baseline_length(baseline, policy)
-    if length < floor:
-        return Anomaly(
-            reason=f"The baseline has a mean acceptance length of only {length:.4f}. With K ="
-            f" {baseline.num_draft_tokens}, a draft whose inputs are those it was trained on has at"
-            f" least {floor:.2f}.",
-            action="Check that the draft was trained for this target. If the draft is known to"
-            " accept so little elsewhere too, give the known figure: --expect-baseline AL.",
-        )
-    return None
-
-
-def _anomaly_of_length(role: str, draft: DraftCounts, policy: Policy) -> Anomaly | None:
-    length = draft.counts.mean_acceptance_length
-    ceiling = policy.max_ceiling_share * (draft.num_draft_tokens + 1)
-    if length < policy.min_acceptance_length:
-        return Anomaly(
-            reason=f"Almost no token of the {role} is accepted (mean acceptance length"
-            f" {length:.4f}). A loss of precision does not do that; the draft was probably loaded"
-            " wrongly.",
-            action="Check target layers, rope, tensor names and scales with draftquant inspect and"
-            " draftquant verify.",
-        )
-    if length > ceiling:
-        return Anomaly(
-            reason=f"The mean acceptance length of the {role}, {length:.4f}, is too close to the"
-            f" maximum of {draft.num_draft_tokens + 1} (a working draft stays below"
-            f" {ceiling:.4f}).",
-            action="Look for text that repeats itself, and for prompts that the draft was trained"
-            " on.",
-        )
-    return None
+    @property
+    def num_short_prompts(self) -> int:
+        """Left out, because they have no verify step."""
+        return len(self.baseline.prompts) - len(self.recorded)
 
 
 MOST_PROMPTS = 10_000
@@ -212,17 +126,10 @@ def lose_less(background: Background) -> tuple[str, ...]:
     return tuple(ways)
 
 
-def more_prompts(
-    required: RequiredPrompts,
-    *,
-    least: int | None,
-    policy: Policy,
-    look: Look | None,
-    background: Background,
-    wording: Wording,
-) -> str:
+def more_prompts(evidence: Evidence, required: RequiredPrompts, least: int | None) -> str:
     """What to do where these prompts do not decide; `least` is what the policy asks for."""
-    if look is not None and not look.is_last:
+    look, wording = evidence.look, evidence.wording
+    if look is not None and look.number < look.total:
         return _next_look(look, wording)
     if least is None and not _is_feasible(required.as_measured):
         near = f"so near the limit that more than {MOST_PROMPTS:,} would be needed."
@@ -231,15 +138,15 @@ def more_prompts(
             if required.as_measured is None
             else f"hardly help: the measured change is {near}"
         )
-        return lines(f"More prompts will {no_help}", *lose_less(background))
-    once = 100 * (1 - policy.confidence)
+        return lines(f"More prompts will {no_help}", *lose_less(evidence.background))
+    once = 100 * (1 - evidence.policy.confidence)
     return lines(
         f"{wording.take} {_number(required, least)}: {wording.count}",
         "Judge them alone and only once, because each further try adds up to"
         f" {once:.2g}% false passes: {wording.gate}",
         "If you want to judge several times while you add prompts, plan that before the first"
         f" time: {wording.gate} --look 1/3",
-        *(f"Or {way[0].lower()}{way[1:]}" for way in lose_less(background)),
+        *(f"Or {way[0].lower()}{way[1:]}" for way in lose_less(evidence.background)),
     )
 
 
@@ -301,9 +208,8 @@ def _number(required: RequiredPrompts, least: int | None) -> str:
     assert required.as_measured is not None
     if required.fewest == required.most:
         return f"{required.fewest:,} fresh prompts or more"
-    most = f"more than {MOST_PROMPTS:,}"
-    if _is_feasible(required.most):
-        most = f"{required.most:,}"
+    far = f"more than {MOST_PROMPTS:,}"
+    most = f"{required.most:,}" if _is_feasible(required.most) else far
     return (
         f"about {required.as_measured:,} fresh prompts ({required.fewest:,} if the draft loses less"
         f" than was measured, {most} if it loses more)"
@@ -312,24 +218,23 @@ def _number(required: RequiredPrompts, least: int | None) -> str:
 
 def findings(found: Sequence[CategoryFigures]) -> str:
     """Each with its change and bounds."""
-    return "; ".join(map(_finding, found))
-
-
-def _finding(found: CategoryFigures) -> str:
-    assert found.change is not None  # it has an outcome, or would have
-    lower, upper = found.change.relative_bounds
-    return (
-        f"{found.category!r} ({found.num_prompts} prompts) changed by"
-        f" {found.change.relative_change:+.2%}, bounds {lower:+.2%} and {upper:+.2%}"
-    )
+    said = []
+    for one in found:
+        assert one.change is not None  # it has an outcome, or would have
+        lower, upper = one.change.relative_bounds
+        said.append(
+            f"{one.category!r} ({one.num_prompts} prompts) changed by"
+            f" {one.change.relative_change:+.2%}, bounds {lower:+.2%} and {upper:+.2%}"
+        )
+    return "; ".join(said)
 
 
 def number_of(found: Sequence[CategoryFigures]) -> str:
     """A category, 2 categories, a category and 2 context bins."""
-    of_bins = sum(one.is_context_bin for one in found)
+    bins = sum(one.is_context_bin for one in found)
     counted = (
-        (len(found) - of_bins, "a category", "categories"),
-        (of_bins, "a context bin", "context bins"),
+        (len(found) - bins, "a category", "categories"),
+        (bins, "a context bin", "context bins"),
     )
     return " and ".join(
         one if number == 1 else f"{number} {several}" for number, one, several in counted if number
@@ -338,9 +243,8 @@ def number_of(found: Sequence[CategoryFigures]) -> str:
 
 def kinds_of(found: Sequence[CategoryFigures]) -> str:
     """The category, the context bin, or "category and context bin"."""
-    kinds = {one.is_context_bin: "context bin" if one.is_context_bin else "category"
-             for one in found}  # fmt: skip
-    return " and ".join(kinds[kind] for kind in sorted(kinds))
+    kinds = sorted({one.is_context_bin for one in found})
+    return " and ".join(("category", "context bin")[kind] for kind in kinds)
 
 
 def names(found: Sequence[CategoryFigures]) -> str:
@@ -350,11 +254,10 @@ def names(found: Sequence[CategoryFigures]) -> str:
 
 def calibrate_on(found: Sequence[CategoryFigures]) -> str:
     """Ways to lose less in these parts, one a line."""
-    bins = [one for one in found if one.is_context_bin]
-    others = [one for one in found if not one.is_context_bin]
-    ways = []
-    if others:
-        ways.append(f"Calibrate on other prompts of {names(others)} too.")
-    if bins:
-        ways.append(f"Calibrate on other prompts of these lengths too: {names(bins)}.")
-    return lines(*ways)
+    bins = names([one for one in found if one.is_context_bin])
+    others = names([one for one in found if not one.is_context_bin])
+    ways = (
+        others and f"Calibrate on other prompts of {others} too.",
+        bins and f"Calibrate on other prompts of these lengths too: {bins}.",
+    )
+    return lines(*filter(None, ways))

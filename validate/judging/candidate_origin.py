@@ -1,9 +1,8 @@
 """Where a candidate comes from: the baseline's weights.
 
-What both folders hold decides, never their names. A record (draftquant.json) counts as far as its
-hashes are those of the tensors on both sides. For a folder without a record, made by another tool,
-the weights decide: what it keeps equals the baseline's, and its quantized values point the same
-way.
+A record (draftquant.json) counts as far as its hashes are those of the tensors on both sides. For a
+folder without a record the weights decide: what it keeps equals the baseline's, and its quantized
+values point the same way.
 """
 
 import dataclasses
@@ -136,12 +135,15 @@ def check_folders(
     """
     if unrelated:
         return (_UNRELATED,)
-    _check_baseline(baseline)
+    if baseline.quantized or isinstance(baseline.record, DequantizedProvenance):
+        what = "is quantized" if baseline.quantized else "holds dequantized values"
+        what = f"expected the unquantized draft as the baseline, but this one {what}"
+        fix = "give the BF16 draft first, the quantized one second"
+        raise GateError(baseline.folder, what, fix=fix)
     if same:
         return ()
     _check_candidate(baseline, candidate)
-    warnings = () if candidate.is_recorded else (_unrecorded(candidate),)
-    return warnings + _cut_warnings(baseline, candidate)
+    return tuple(_unverified(baseline, candidate))
 
 
 def check_loaded(
@@ -156,15 +158,16 @@ def check_loaded(
         return ()
     if not folder.is_recorded:
         _check_weights(baseline, candidate)
-    return _config_warnings(baseline, candidate, cut=bool(folder.cuts))
-
-
-def _check_baseline(baseline: DraftFolder) -> None:
-    if baseline.quantized or isinstance(baseline.record, DequantizedProvenance):
-        what = "is quantized" if baseline.quantized else "holds dequantized values"
-        what = f"expected the unquantized draft as the baseline, but this one {what}"
-        fix = "give the BF16 draft first, the quantized one second"
-        raise GateError(baseline.folder, what, fix=fix)
+    before, after = dataclasses.asdict(baseline.geometry), dataclasses.asdict(candidate.geometry)
+    sizes = _SIZES if folder.cuts else ()
+    changed = [name for name in before if before[name] != after.get(name) and name not in sizes]
+    if not changed:
+        return ()
+    return (
+        f"the two drafts have different values in config.json ({', '.join(sorted(changed))}), so"
+        " that the change is not the effect of quantization alone: give the baseline the same"
+        " values (quantize --fix-config changes the quantized draft only)",
+    )
 
 
 def _check_candidate(baseline: DraftFolder, candidate: DraftFolder) -> None:
@@ -201,47 +204,24 @@ def _check_weights(baseline: LoadedDraft, candidate: LoadedDraft) -> None:
         name = f"{module}.weight"
         cosine = _cosine(baseline.weights[name], candidate.weights[name])
         if not cosine >= MIN_COSINE:
-            raise _other_draft(
-                candidate, f"{name} has a cosine of {cosine:.2f} with the baseline's"
-            )
+            what = f"{name} has a cosine of {cosine:.2f} with the baseline's"
+            raise _other_draft(candidate, what)
 
 
-def _config_warnings(
-    baseline: LoadedDraft, candidate: LoadedDraft, *, cut: bool
-) -> tuple[str, ...]:
-    before, after = dataclasses.asdict(baseline.geometry), dataclasses.asdict(candidate.geometry)
-    sizes = _SIZES if cut else ()
-    changed = sorted(
-        name for name in before if before[name] != after.get(name) and name not in sizes
-    )
-    if not changed:
-        return ()
-    return (
-        f"the two drafts have different values in config.json ({', '.join(changed)}), so that the"
-        " change is not the effect of quantization alone: give the baseline the same values"
-        " (quantize --fix-config changes the quantized draft only)",
-    )
-
-
-def _cut_warnings(baseline: DraftFolder, candidate: DraftFolder) -> tuple[str, ...]:
-    """Where the baseline lacks tokens too, the verdict says nothing of what these cost."""
-    shared = candidate.cuts[: len(baseline.cuts)]
-    if not baseline.cuts or not candidate.cuts or baseline.cuts != shared:
-        return ()
-    return (
-        f"the baseline has a cut vocabulary itself ({baseline.cuts[-1]}), so the verdict does not"
-        " hold what that cost: give the draft with the whole vocabulary first to judge both",
-    )
-
-
-def _unrecorded(candidate: DraftFolder) -> str:
-    why = "has no draftquant.json"
-    if candidate.record is not None:
-        why = "has a draftquant.json that does not record how it was quantized"
-    return (
-        f"the candidate {why}, so nothing shows which prompts calibrated it, and only its weights"
-        " show that it was quantized from the baseline"
-    )
+def _unverified(baseline: DraftFolder, candidate: DraftFolder) -> Iterator[str]:
+    if not candidate.is_recorded:
+        why = "has no draftquant.json"
+        if candidate.record is not None:
+            why = "has a draftquant.json that does not record how it was quantized"
+        yield (
+            f"the candidate {why}, so nothing shows which prompts calibrated it, and only its"
+            " weights show that it was quantized from the baseline"
+        )
+    if baseline.cuts and baseline.cuts == candidate.cuts[: len(baseline.cuts)]:
+        yield (
+            f"the baseline has a cut vocabulary itself ({baseline.cuts[-1]}), so the verdict does"
+            " not hold what that cost: give the draft with the whole vocabulary first to judge both"
+        )
 
 
 def _other_draft(candidate: LoadedDraft, what: str) -> GateError:

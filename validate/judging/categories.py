@@ -1,10 +1,9 @@
 """What a change means against a limit: for the whole, each category of prompts and context bin.
 
-A part that lost much is found although the whole passes. A draft that fails by chance in one of
-many parts must not fail: where the verify steps lie in several context bins, the bounds of all
-parts together hold with the confidence of the policy (Bonferroni over the judged categories and
-bins). Where all lie in one bin, only categories are judged, at the policy's confidence each: what
-passes as a whole is so far from their wider limit that this costs no false FAIL.
+Where the verify steps lie in several context bins, the bounds of all parts together hold with the
+confidence of the policy (Bonferroni over the judged categories and bins). Where all lie in one bin,
+only categories are judged, at the policy's confidence each: what passes as a whole is so far from
+their wider limit that this costs no false FAIL.
 """
 
 import dataclasses
@@ -40,12 +39,9 @@ MIN_PROMPTS_FOR_BOUNDS = 10
 class CategoryFigures:
     """One category of prompts, or the verify steps of one context bin ("context 4k-16k").
 
-    Attributes:
-        num_prompts: distinct prompts with steps in it, those of a cluster counted as one.
-        outcome: against its limit; None where the prompts are too few to judge it.
-        certainly_lost: of a part without an outcome: even its upper bound lies beyond the
-            limit, at the confidence with which one honest draft in twenty would have such a part
-            at its very limit. Of any part: it fails without declared clusters.
+    `outcome` is None where the prompts are too few to judge it. `certainly_lost`: even its upper
+    bound lies beyond the limit, at the confidence with which one honest draft in twenty would have
+    such a part at its very limit; or it fails without declared clusters.
     """
 
     category: str
@@ -126,6 +122,10 @@ class Parts:
         """Categories, then context bins."""
         return (*self.categories, *self.context_bins)
 
+    def with_outcome(self, outcome: Outcome) -> list[CategoryFigures]:
+        """Those that came out like that."""
+        return [one for one in self.all if one.outcome == outcome]
+
 
 def judge_parts(recorded: Sequence[RecordedPair], policy: Policy, confidence: float) -> Parts:
     """Every category and context bin, with an outcome where it has `min_category_prompts`.
@@ -144,24 +144,21 @@ def judge_parts(recorded: Sequence[RecordedPair], policy: Policy, confidence: fl
     of_each = 1 - (1 - confidence) / max(1, len(judged)) if bins else confidence
     of_small = 1 - (1 - confidence) / max(1, alone)
 
-    def figures(of: type[Figures], parts: Mapping[str, Sequence[PromptPair]]) -> Iterator[Figures]:
-        for name, prompts in parts.items():
+    def figures(
+        of: type[Figures], parts: Mapping[str, Sequence[PromptPair]], alone: Sequence[Figures]
+    ) -> Iterator[Figures]:
+        for place, (name, prompts) in enumerate(parts.items()):
             own = _figures(of, name, prompts, policy, of_each)
             if name not in judged:
                 lost = _certainly_lost(prompts, policy, of_small)
                 own = dataclasses.replace(own, outcome=None, certainly_lost=lost)
-            yield own
+            yield _not_better(own, alone[place]) if alone else own
 
-    found = Parts(
-        categories=tuple(figures(CategoryFigures, categories)),
-        context_bins=tuple(figures(ContextBinFigures, bins)),
-    )
-    if not (texts_alone := undeclared(recorded)):
-        return found
-    others = judge_parts(texts_alone, policy, confidence)
+    texts_alone = undeclared(recorded)
+    others = judge_parts(texts_alone, policy, confidence) if texts_alone else Parts()
     return Parts(
-        categories=tuple(map(_not_better, found.categories, others.categories)),
-        context_bins=tuple(map(_not_better, found.context_bins, others.context_bins)),
+        categories=tuple(figures(CategoryFigures, categories, others.categories)),
+        context_bins=tuple(figures(ContextBinFigures, bins, others.context_bins)),
     )
 
 
@@ -189,8 +186,8 @@ def _by_context_bin(recorded: Sequence[RecordedPair]) -> dict[str, tuple[PromptP
         f"context {label}": distinct_prompts(in_context_bin(recorded, number))
         for number, label in enumerate(bins.labels)
     }
-    with_steps = {name: prompts for name, prompts in found.items() if prompts}
-    return with_steps if len(with_steps) > 1 else {}
+    found = {name: prompts for name, prompts in found.items() if prompts}
+    return found if len(found) > 1 else {}
 
 
 def _figures(
@@ -200,10 +197,9 @@ def _figures(
     policy: Policy,
     confidence: float,
 ) -> Figures:
-    num_draft_tokens = prompts[0].baseline.num_draft_tokens
-    baseline = pooled((pair.baseline for pair in prompts), num_draft_tokens)
-    candidate = pooled((pair.candidate for pair in prompts), num_draft_tokens)
-    change = change_of(prompts, confidence)
+    k, change = prompts[0].baseline.num_draft_tokens, change_of(prompts, confidence)
+    baseline = pooled((pair.baseline for pair in prompts), k)
+    candidate = pooled((pair.candidate for pair in prompts), k)
     return of(
         category=name,
         num_prompts=len(prompts),

@@ -1,9 +1,8 @@
 """The figures that reports have of one draft, of one prompt and of two measurements."""
 
-import dataclasses
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from ...recipes.decode import CONFIDENCE
@@ -13,24 +12,15 @@ from ..counting.paired_change import PairedChange
 from .policy import EXIT_CODES, Verdict
 
 EstimatorName = Literal["weighted rounds", "whole outputs"]
-"""How verify steps were weighed: see `served.common_rounds`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedFigures:
     """How two measurements of the same prompts were compared; None = the tool does not keep it.
 
-    Attributes:
-        tool: that measured both; None = 'draftquant measure'.
-        told_positions: False = only the sums of each request are known.
-        concurrency: of the baseline's run and of the candidate's.
-        identical_share: of the prompts, those with the same output on both servers; in [0, 1].
-        common_share: of the output tokens, those that both wrote before they parted; in [0, 1].
-        whole_change: by all steps of both outputs, each weighing one.
-        common_change: by the steps inside common text alone, as replay counts; it is of another
-            mixture of text where outputs part. Either is None for fewer than two such prompts.
-        mean_token_probability: of the tokens of the baseline's outputs, where they were drawn.
-        num_near_duplicates: distinct prompts with the same output of the baseline's server.
+    `identical_share` is of the prompts, `common_share` of the output tokens before outputs part.
+    `whole_change` is by all steps of both outputs, `common_change` by those inside common text, as
+    replay counts; either is None for fewer than two such prompts.
     """
 
     engine: str
@@ -106,26 +96,16 @@ class PromptFigures(PromptKey):
         return PromptCounts.of(self, counts, self.cluster, alike, bins=bins, edges=context_edges)
 
 
-def draft_figures(replay: DraftReplay) -> DraftFigures:
-    """The figures of one replayed draft, pooled over its prompts."""
-    return dataclasses.replace(
-        counted_figures(replay),
-        every_position_mean_acceptance_length=replay.every_position.mean_acceptance_length,
-    )
-
-
-def counted_figures(draft: DraftCounts) -> DraftFigures:
-    """The figures of one draft, pooled over its prompts; at least one has a round."""
-    counts = draft.counts
+def draft_figures(draft: DraftCounts) -> DraftFigures:
+    """The figures of one draft, pooled over its prompts; at least one has a verify step."""
+    counts, every = draft.counts, None
+    if isinstance(draft, DraftReplay):
+        every = draft.every_position.mean_acceptance_length
+    names = [each.name for each in fields(DraftFigures)][1:-1]
     return DraftFigures(
         name=draft.name,
-        mean_acceptance_length=counts.mean_acceptance_length,
-        draft_acceptance_rate=counts.draft_acceptance_rate,
-        num_steps=counts.num_steps,
-        num_emitted_tokens=counts.num_emitted_tokens,
-        histogram=counts.histogram,
-        survival=counts.survival,
-        conditional=counts.conditional,
+        **{name: getattr(counts, name) for name in names},
+        every_position_mean_acceptance_length=every,
     )
 
 
@@ -141,44 +121,18 @@ def exit_code_problem(verdict: Verdict, exit_code: int) -> str:
     return "" if exit_code == expected else f"exit_code: {verdict} has {expected}, got {exit_code}"
 
 
-def comparison_problem(
-    *,
-    num_draft_tokens: int = 1,
-    drafts: Sequence[DraftFigures] = (),
-    changes: Sequence[PairedChange | None] = (),
-    limits: Sequence[float] = (),
-    prompts: Sequence[PromptFigures] = (),
-    context_edges: Sequence[int] = (),
-    bins_add_up: bool = True,
+def prompt_problem(
+    prompt: PromptFigures, num_draft_tokens: int, edges: Sequence[int], *, add_up: bool
 ) -> str:
-    """The first contradiction of a comparison, "" = none; served bins need not add up."""
-    if not 1 <= num_draft_tokens <= MOST_DRAFT_TOKENS:
-        return f"num_draft_tokens: expected 1 to {MOST_DRAFT_TOKENS}, got {num_draft_tokens}"
-    for figures in drafts:
-        # Drafts that cannot be compared may have drafted with another K each.
-        if problem := _figures_problem(
-            figures, num_draft_tokens if prompts else max(1, len(figures.histogram) - 1)
-        ):
-            return problem
-    for change in changes:
-        if change is not None and (problem := _change_problem(change)):
-            return problem
-    if not all(0 < limit < 1 for limit in limits):
-        return "max_relative_drop: expected a share in (0, 1)"
-    for prompt in prompts:
-        for histogram in (prompt.baseline, prompt.candidate):
-            if (
-                not is_histogram(histogram, num_draft_tokens)
-                or not 1 <= sum(histogram) < _MOST_STEPS
-            ):
-                expected = f"expected {num_draft_tokens + 1} counts of verify steps"
-                return f"prompts: {prompt.id!r}: {expected}"
-        for name, whole, bins in (
-            ("baseline_context_bins", prompt.baseline, prompt.baseline_context_bins),
-            ("candidate_context_bins", prompt.candidate, prompt.candidate_context_bins),
-        ):
-            if problem := context_bins_problem(whole, bins, context_edges, add_up=bins_add_up):
-                return f"prompts: {prompt.id!r}: {name}: {problem}"
+    """What is wrong with the counts of a prompt; bins of served ones need not add up."""
+    for role in ("baseline", "candidate"):
+        whole = getattr(prompt, role)
+        if not is_histogram(whole, num_draft_tokens) or not 1 <= sum(whole) < _MOST_STEPS:
+            return f"expected {num_draft_tokens + 1} counts of verify steps"
+    for role in ("baseline", "candidate"):
+        whole, bins = getattr(prompt, role), getattr(prompt, f"{role}_context_bins")
+        if problem := context_bins_problem(whole, bins, edges, add_up=add_up):
+            return f"{role}_context_bins: {problem}"
     return ""
 
 
@@ -209,7 +163,8 @@ def _near(one: float, other: float) -> bool:
     return math.isclose(one, other, rel_tol=_ROUNDING, abs_tol=_ROUNDING)
 
 
-def _figures_problem(figures: DraftFigures, num_draft_tokens: int) -> str:
+def figures_problem(figures: DraftFigures, num_draft_tokens: int) -> str:
+    """What is wrong with the figures of a draft; empty if nothing."""
     if not 1 <= figures.mean_acceptance_length <= num_draft_tokens + 1 + _ROUNDING:
         return f"mean_acceptance_length: expected 1 to {num_draft_tokens + 1}"
     if not is_histogram(figures.histogram, num_draft_tokens):
@@ -226,9 +181,12 @@ def is_histogram(counts: Sequence[float], num_draft_tokens: int) -> bool:
     return len(counts) == num_draft_tokens + 1 and min(counts) >= 0 and 0 < sum(counts) < 1e18
 
 
-def _change_problem(change: PairedChange) -> str:
-    bounds = (change.lower - _ROUNDING, change.log_ratio, change.upper + _ROUNDING)
-    if sorted(bounds) != list(bounds) or max(map(abs, bounds)) > _LARGEST_LOG:
-        return "change: expected lower <= log_ratio <= upper, logarithms of ratios"
-    problem = CONFIDENCE.problem(change.confidence)
-    return f"confidence: {problem}" if problem else ""
+def change_problem(changes: Iterable[PairedChange | None]) -> str:
+    """What is wrong with the first wrong one; empty if nothing."""
+    for change in filter(None, changes):
+        bounds = [change.lower - _ROUNDING, change.log_ratio, change.upper + _ROUNDING]
+        if sorted(bounds) != bounds or max(map(abs, bounds)) > _LARGEST_LOG:
+            return "change: expected lower <= log_ratio <= upper, logarithms of ratios"
+        if problem := CONFIDENCE.problem(change.confidence):
+            return f"confidence: {problem}"
+    return ""

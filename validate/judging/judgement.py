@@ -4,7 +4,6 @@ This module gathers the evidence and writes the report; `decision` has the rules
 """
 
 import dataclasses
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -19,6 +18,7 @@ from ..counting.draft_counts import (
     DraftCounts,
     DraftReplay,
     FirstStepAgreement,
+    PromptCounts,
     RecordedPair,
     TraceFigures,
     context_edges,
@@ -26,7 +26,7 @@ from ..counting.draft_counts import (
     recorded_pairs,
 )
 from ..counting.paired_change import PairedChange, RequiredPrompts
-from .advice import NO_BACKGROUND, Background, check_expected_baseline
+from .advice import NO_BACKGROUND, Background, Evidence
 from .categories import (
     MIN_PROMPTS_TO_SUSPECT,
     CategoryFigures,
@@ -36,15 +36,17 @@ from .categories import (
     judge_parts,
     widest_change,
 )
-from .decision import Evidence, accepted_the_same, decide
+from .decision import decide
 from .figures import (
+    MOST_DRAFT_TOKENS,
     DraftFigures,
     PromptFigures,
     ServedFigures,
-    comparison_problem,
-    counted_figures,
+    change_problem,
     draft_figures,
     exit_code_problem,
+    figures_problem,
+    prompt_problem,
 )
 from .policy import EXIT_CODES, REPLAYED, Look, Policy, Verdict, Wording, looser_than_release
 from .published import Published
@@ -53,19 +55,18 @@ MOST_NAMED = 20
 """Categories that a sentence names."""
 
 
-def report_warnings(
-    evidence: Evidence, *, num_prompts: int, num_copies: int, num_short_prompts: int
-) -> Iterator[str]:
+def report_warnings(evidence: Evidence) -> Iterator[str]:
     """What a reader has to know beside a verdict, in sentences without a full stop."""
+    num_prompts, num_short_prompts = evidence.num_prompts, evidence.num_short_prompts
     looser = looser_than_release(evidence.policy)
     if looser:
         yield f"the limits are looser than those of the policy 'release': {', '.join(looser)}"
     if num_short_prompts and evidence.prompts:
         yield (
-            f"{num_short_prompts} of the {num_prompts + num_copies + num_short_prompts} prompts"
+            f"{num_short_prompts} of the {len(evidence.baseline.prompts)} prompts"
             f" {'is' if num_short_prompts == 1 else 'are'} left out, too short for a verify step"
         )
-    if num_copies:
+    if num_copies := len(evidence.recorded) - num_prompts:
         yield (
             f"{num_copies} of the prompts {'is a copy' if num_copies == 1 else 'are copies'} of"
             f" others: {num_prompts} distinct prompts were judged"
@@ -86,7 +87,7 @@ def report_warnings(
     named = [(one.id, one.category) for one in evidence.baseline.prompts if not one.cluster]
     if suggestion := suggested_clusters(named):
         yield suggestion
-    if evidence.prompts and accepted_the_same(evidence):
+    if evidence.prompts and all(pair.baseline == pair.candidate for pair in evidence.prompts):
         yield (
             "both drafts accepted the same number of tokens on every prompt: the change of +0.00%"
             " is exact on these prompts"
@@ -157,9 +158,7 @@ def _falls_with_context(bins: Sequence[ContextBinFigures]) -> Iterator[str]:
 
 
 def _placeless(evidence: Evidence) -> Iterator[str]:
-    if not evidence.prompts:  # nothing was compared
-        return
-    recorded = recorded_pairs(evidence.baseline, evidence.candidate)
+    recorded = evidence.recorded
     placeless = sum(None in (own.contexts, other.contexts) for own, other in recorded)
     if 0 < placeless < len(recorded):
         yield (
@@ -248,18 +247,8 @@ class GateReport(Published):
 
     def problem(self) -> str:
         """What contradicts itself; empty if nothing does."""
-        return exit_code_problem(self.verdict, self.exit_code) or comparison_problem(
-            num_draft_tokens=self.num_draft_tokens,
-            drafts=(self.baseline, self.candidate),
-            changes=(self.change, *(each.change for each in self.parts.all)),
-            limits=[
-                self.policy.max_relative_drop,
-                *(each.max_relative_drop for each in self.parts.all),
-            ],
-            prompts=self.prompts,
-            context_edges=self.context_edges,
-            bins_add_up=self.served is None,
-        )
+        wrong = exit_code_problem(self.verdict, self.exit_code)
+        return wrong or next(filter(None, _contradictions(self)), "")
 
     def to_mapping(self) -> dict[str, Any]:
         """Plain data for JSON, finite numbers only."""
@@ -273,13 +262,33 @@ class GateReport(Published):
             "verdict": self.verdict,
             "acceptance length": " -> ".join(f"{length:.4f}" for length in lengths),
             "change": percent(self.relative_change),
-            "bounds": None
-            if change is None
-            else (f"{math.expm1(change.lower):+.2%} to {math.expm1(change.upper):+.2%}"),
+            "bounds": change and "{:+.2%} to {:+.2%}".format(*change.relative_bounds),
             "limit": f"-{self.policy.max_relative_drop:.2%}",
             "prompts": self.num_prompts,
             "warnings": len(self.warnings) or None,
         }
+
+
+def _contradictions(report: GateReport) -> Iterator[str]:
+    k, parts, edges = report.num_draft_tokens, report.parts.all, report.context_edges
+    if not 1 <= k <= MOST_DRAFT_TOKENS:
+        yield f"num_draft_tokens: expected 1 to {MOST_DRAFT_TOKENS}, got {k}"
+    for figures in (report.baseline, report.candidate):
+        # Drafts that cannot be compared may have drafted with another K each.
+        yield figures_problem(figures, k if report.prompts else max(1, len(figures.histogram) - 1))
+    yield change_problem((report.change, *(each.change for each in parts)))
+    limits = (report.policy.max_relative_drop, *(each.max_relative_drop for each in parts))
+    if not all(0 < limit < 1 for limit in limits):
+        yield "max_relative_drop: expected a share in (0, 1)"
+    for prompt in report.prompts:
+        if problem := prompt_problem(prompt, k, edges, add_up=report.served is None):
+            yield f"prompts: {prompt.id!r}: {problem}"
+
+
+def counted(report: GateReport, *, of_candidate: bool) -> list[PromptCounts]:
+    """What was counted of each compared prompt under one of the two drafts."""
+    edges = report.context_edges
+    return [prompt.counts(edges, of_candidate=of_candidate) for prompt in report.prompts]
 
 
 def judge(
@@ -307,8 +316,6 @@ def judge(
         report,
         draft_sampling=baseline.draft_sampling,
         traces=baseline.traces,
-        baseline=draft_figures(baseline),
-        candidate=draft_figures(candidate),
         first_step=candidate.first_step,
     )
 
@@ -341,7 +348,7 @@ def judge_counts(
     background: Background = NO_BACKGROUND,
 ) -> GateReport:
     """Compare two drafts by their counts; GateError: K leaves too few verify steps per prompt."""
-    check_expected_baseline(background.expected_baseline, baseline.num_draft_tokens)
+    _check_expected(background.expected_baseline, baseline.num_draft_tokens)
     recorded = [] if incomparable else _recorded_pairs(baseline, candidate, wording)
     prompts = distinct_prompts(recorded)
     confidence = look.adjusted_confidence(policy.confidence) if look else policy.confidence
@@ -349,6 +356,7 @@ def judge_counts(
         baseline=baseline,
         candidate=candidate,
         incomparable=incomparable,
+        recorded=recorded,
         prompts=prompts,
         change=widest_change(recorded, confidence),
         parts=judge_parts(recorded, policy, confidence),
@@ -358,17 +366,11 @@ def judge_counts(
         wording=wording,
     )
     decision = decide(evidence)
-    num_prompts = len({one.prompt_sha256 for one, _ in recorded})
-    num_copies = len(recorded) - num_prompts
-    num_short = len(baseline.prompts) - len(recorded)
-    warnings = report_warnings(
-        evidence, num_prompts=num_prompts, num_copies=num_copies, num_short_prompts=num_short
-    )
     return GateReport(
         verdict=decision.verdict,
         reason=decision.reason,
         action=decision.action,
-        warnings=(*background.warnings, *warnings),
+        warnings=(*background.warnings, *report_warnings(evidence)),
         policy=policy,
         looser_than_release=looser_than_release(policy),
         look=look,
@@ -378,11 +380,11 @@ def judge_counts(
         draft_sampling=None,
         traces=None,
         background=background,
-        num_prompts=num_prompts,
-        num_copies=num_copies,
-        num_short_prompts=num_short,
-        baseline=counted_figures(baseline),
-        candidate=counted_figures(candidate),
+        num_prompts=evidence.num_prompts,
+        num_copies=len(recorded) - evidence.num_prompts,
+        num_short_prompts=evidence.num_short_prompts,
+        baseline=draft_figures(baseline),
+        candidate=draft_figures(candidate),
         change=evidence.change,
         required_num_prompts=decision.required_num_prompts,
         first_step=None,
@@ -395,6 +397,17 @@ def judge_counts(
         exit_code=EXIT_CODES[decision.verdict],
         relative_change=evidence.change.relative_change if evidence.change else None,
     )
+
+
+def _check_expected(expected: float | None, num_draft_tokens: int) -> None:
+    """Refuse what `--expect-baseline` says (GateError) if it is no acceptance length."""
+    if expected is not None and not 1 < expected <= num_draft_tokens + 1:
+        raise GateError(
+            "--expect-baseline",
+            f"expected a mean acceptance length in (1, {num_draft_tokens + 1}] for K ="
+            f" {num_draft_tokens}, got {expected}",
+            fix="give the acceptance length that the BF16 draft has with this K",
+        )
 
 
 def _recorded_pairs(

@@ -1,9 +1,8 @@
 """Release policies as data: how much acceptance a draft may lose, how sure we must be, how often.
 
-Whoever looks at a growing set of prompts more than once needs boundaries that keep the promised
-error. At look i of n the z value has to clear c_i, so that under the limit itself, where each
-look's z is standard normal and corr(z_i, z_j) = sqrt(i / j), the chance that any of n looks clears
-is still 1 - confidence:
+At look i of n at a growing set of prompts the z value has to clear c_i, so that under the limit
+itself, where each look's z is standard normal and corr(z_i, z_j) = sqrt(i / j), the chance that any
+of n looks clears is still 1 - confidence:
 
     pocock           c_i = C                 the same bound at every look
     obrien-fleming   c_i = C * sqrt(n / i)   hard at first, at the last look hardly wider than one
@@ -31,21 +30,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """Limits of the gate.
+    """Limits of the gate; those of `name`, or "custom" if any was changed.
 
     Attributes:
-        name: of `POLICIES`, whose limits it has then; "custom" if any was changed.
-        max_relative_drop: the margin: mean acceptance length may fall by less than this share.
-        max_category_drop: the margin of each category with at least `min_category_prompts` distinct
-            prompts; wider than the whole's, so that judging many costs no false FAIL.
-        every_category_passes: a PASS asks for one of each such category; else for no FAIL of any.
-        min_prompts: with a smaller effective sample size there is no PASS and no FAIL; 30 takes 35
-            prompts of similar lengths, and up to 60 of different lengths.
+        max_category_drop: wider than the whole's, so that judging many costs no false FAIL.
+        every_category_passes: a PASS asks for one of each category; else for no FAIL of any.
+        min_prompts: the effective sample size; 30 takes 35 prompts of similar lengths, and up to 60
+            of different lengths.
         min_step_acceptance: a; a baseline whose mean acceptance length is below 1 + a + ... + a^K
             does not get the inputs that it was trained on. Published EAGLE-3 drafts lie above 2.3
             for K = 3, this floor at 2.02; a wrong target of the same family gave 1.87.
         max_ceiling_share: share of K + 1 above which an acceptance length is an anomaly.
-        record_required: nothing else shows which prompts calibrated a candidate.
     """
 
     name: Literal["release", "screening", "custom"]
@@ -69,9 +64,7 @@ class Policy:
             return "max_relative_drop, max_category_drop, power, confidence: expected shares"
         if self.min_prompts < 2 or self.min_category_prompts < 2:
             return "min_prompts, min_category_prompts: expected at least 2"
-        if self.name == "custom":
-            return ""
-        named = dataclasses.asdict(POLICIES[self.name])
+        named = dataclasses.asdict(self if self.name == "custom" else POLICIES[self.name])
         for key, value in dataclasses.asdict(self).items():
             if value != named[key]:
                 return f"{key}: the policy {self.name!r} has {named[key]}, got {value}"
@@ -126,16 +119,11 @@ def resolve_policy(
 
 
 def looser_than_release(policy: Policy) -> tuple[str, ...]:
-    """What this policy allows and `release` does not, as "max_relative_drop 0.03 (release: 0.01)".
-
-    Whoever reads PASS takes it for that of a release unless he is told.
-    """
+    """What it allows and `release` does not, such as "max_relative_drop 0.03 (release: 0.01)"."""
     ours, release = dataclasses.asdict(policy), dataclasses.asdict(POLICIES["release"])
-    loose = [
-        *(key for key in _LOOSER_IF_LARGER if ours[key] > release[key]),
-        *(key for key in _LOOSER_IF_SMALLER if ours[key] < release[key]),
-    ]
-    return tuple(f"{key} {ours[key]} (release: {release[key]})" for key in loose)
+    larger = [key for key in _LOOSER_IF_LARGER if ours[key] > release[key]]
+    smaller = [key for key in _LOOSER_IF_SMALLER if ours[key] < release[key]]
+    return tuple(f"{key} {ours[key]} (release: {release[key]})" for key in (*larger, *smaller))
 
 
 Spending = Literal["obrien-fleming", "pocock"]
@@ -159,11 +147,6 @@ class Look:
             return f"expected 1 <= number <= total <= {MAX_LOOKS}"
         return ""
 
-    @property
-    def is_last(self) -> bool:
-        """Nothing was planned beyond."""
-        return self.number == self.total
-
     def adjusted_confidence(self, confidence: float) -> float:
         """The confidence of this look's bounds with which all looks together keep `confidence`."""
         from scipy import stats
@@ -174,9 +157,9 @@ class Look:
 
 def parse_look(text: str | None, spending: Spending | None) -> Look | None:
     """`--look` ("i/n") and `--spending` (None = O'Brien-Fleming); GateError: no such look."""
+    if text is None and spending is not None:
+        raise GateError("--spending", "needs --look, got none", fix="add --look i/n")
     if text is None:
-        if spending is not None:
-            raise GateError("--spending", "needs --look, got none", fix="add --look i/n")
         return None
     number, _, total = text.partition("/")
     plain = all(part.isascii() and part.isdigit() and len(part) < 4 for part in (number, total))

@@ -1,10 +1,8 @@
-"""The report of the gate as a JSON document: what its keys are, and one strict reading of it.
+"""The report of the gate as a JSON document (docs/report-format.md), and one strict reading of it.
 
-docs/report-format.md describes every key. What is written is `document_of` a judgement; what is
-read is a `Document`, of which all other forms are made, once its counts were judged again: the
-histograms of every prompt, the policy, the look and the background are taken as written; so is what
-no counts show. All else has to follow. Sentences are not compared but written anew, so that a later
-version may word them better.
+What is read is judged again: the histograms of every prompt, the policy, the look and the
+background are taken as written; so is what no counts show. All else has to follow. Sentences are
+not compared but written anew, so that a later version may word them better.
 """
 
 import dataclasses
@@ -25,7 +23,7 @@ from ...recipes.strict_json import JsonProblem, decode, parse_object
 from ..counting.acceptance_counts import AcceptanceCounts, estimand, pooled
 from ..counting.draft_counts import CountedDraft, PromptCounts, TextFigures
 from ..judging.figures import DraftFigures
-from ..judging.judgement import GateReport, judge_counts
+from ..judging.judgement import GateReport, counted, judge_counts
 from ..judging.policy import REPLAYED, Wording
 from ..parity.finding import Finding
 from ..served.foreign_gate import FOREIGN
@@ -43,6 +41,7 @@ _FOLLOWING = (
     "num_clusters", "relative_change",
 )  # fmt: skip
 """Keys of a comparison that its counts and limits decide."""
+_WORDED = ("reason", "action", "warnings", "estimand")
 _ROUNDING = 1e-9  # of another machine's sums
 _MOST_LEFT_OUT = 1_000_000
 
@@ -83,14 +82,12 @@ def _compare(found: GateReport) -> GateReport:
     )
     if incomparable:  # no counts show why
         report = dataclasses.replace(report, action=found.action)
-    # Of replays alone, and taken as written.
-    both = [
-        dataclasses.replace(
-            own, every_position_mean_acceptance_length=read.every_position_mean_acceptance_length
-        )
-        for own, read in ((report.baseline, found.baseline), (report.candidate, found.candidate))
-    ]
-    return dataclasses.replace(report, baseline=both[0], candidate=both[1])
+    key = "every_position_mean_acceptance_length"  # of replays alone, and taken as written
+    own, other = (
+        dataclasses.replace(one, **{key: getattr(read, key)})
+        for one, read in ((report.baseline, found.baseline), (report.candidate, found.candidate))
+    )
+    return dataclasses.replace(report, baseline=own, candidate=other)
 
 
 def _wording(found: GateReport) -> Wording:
@@ -101,13 +98,7 @@ def _wording(found: GateReport) -> Wording:
 
 def _compared(found: GateReport, again: GateReport) -> GateReport:
     _check(found, {key: getattr(again, key) for key in _FOLLOWING})
-    return dataclasses.replace(
-        found,
-        reason=again.reason,
-        action=again.action,
-        warnings=again.warnings,
-        estimand=again.estimand,
-    )
+    return dataclasses.replace(found, **{key: getattr(again, key) for key in _WORDED})
 
 
 def _estimand(found: GateReport) -> str:
@@ -120,8 +111,7 @@ def _estimand(found: GateReport) -> str:
 
 def _draft(found: GateReport, *, of_candidate: bool) -> CountedDraft:
     figures = found.candidate if of_candidate else found.baseline
-    edges = found.context_edges
-    told = [prompt.counts(edges, of_candidate=of_candidate) for prompt in found.prompts]
+    told = counted(found, of_candidate=of_candidate)
     _check_pooled(found, figures, told)
     nothing = AcceptanceCounts(histogram=(0.0,) * (found.num_draft_tokens + 1))
     short_one = PromptCounts(id="", category="", prompt_sha256="", counts=nothing)
@@ -161,8 +151,7 @@ def _check_pooled(
 
 
 def _joint(found: JointReport) -> JointReport:
-    served = None if found.served is None else _compare(found.served)
-    replayed = None if found.replayed is None else _compare(found.replayed)
+    served, replayed = (one and _compare(one) for one in (found.served, found.replayed))
     again = joint_report(served=served, replayed=replayed, noise=_noise(found), parity=found.parity)
     _check(found, {"verdict": again.verdict})
     return dataclasses.replace(
@@ -170,12 +159,8 @@ def _joint(found: JointReport) -> JointReport:
         reason=again.reason,
         action=again.action,
         warnings=again.warnings,
-        served=None if served is None or found.served is None else _compared(found.served, served),
-        replayed=(
-            None
-            if replayed is None or found.replayed is None
-            else _compared(found.replayed, replayed)
-        ),
+        served=found.served and served and _compared(found.served, served),
+        replayed=found.replayed and replayed and _compared(found.replayed, replayed),
         noise=again.noise,
     )
 
@@ -192,9 +177,8 @@ def _noise(found: JointReport) -> ServerNoise | None:
                              ("drift", drift, DRIFT_CONFIDENCE)):  # fmt: skip
         if one is not None and one.confidence != level:
             raise _EditedError(f"noise.{name}.confidence: expected {level}, got {one.confidence}")
-    incomparable = ""
-    if change is None and noise.verdict == "ANOMALOUS":
-        incomparable = noise.reason.partition(":")[0]
+    is_apart = change is None and noise.verdict == "ANOMALOUS"
+    incomparable = noise.reason.partition(":")[0] if is_apart else ""
     verdict, reason, action = judged_noise(incomparable, change, drift, policy)
     if noise.verdict != verdict:
         raise _EditedError(f"noise.verdict: expected {verdict}, got {noise.verdict}")
@@ -286,7 +270,10 @@ class Document(Brief):
     @property
     def comparisons(self) -> tuple[tuple[str, GateReport], ...]:
         """Every comparison of two drafts, under its title: "" of a sole one."""
-        return tuple(_comparisons(self.judgement, ""))
+        if isinstance(self.judgement, GateReport):
+            return (("", self.judgement),)
+        both = (("Replayed", self.judgement.replayed), ("Served", self.judgement.served))
+        return tuple((title, one) for title, one in both if one is not None)
 
     @property
     def noise(self) -> ServerNoise | None:
@@ -307,16 +294,6 @@ class Document(Brief):
             "against": drafts.baseline.name,
             "reason": self.judgement.reason,
         }
-
-
-def _comparisons(judgement: Judgement, title: str) -> Iterator[tuple[str, GateReport]]:
-    if isinstance(judgement, GateReport):
-        yield title, judgement
-    else:
-        if judgement.replayed is not None:
-            yield from _comparisons(judgement.replayed, "Replayed")
-        if judgement.served is not None:
-            yield "Served", judgement.served
 
 
 def document_of(
@@ -358,10 +335,9 @@ def parse_report(text: str, where: object) -> Document:
         found = parse_object(text)
         _check_version(found, where)
         found = _without_what_left(found, where)
-        names = {field.name for field in fields(Header)}
-        header = {key: value for key, value in found.items() if key in names}
-        rest = {key: value for key, value in found.items() if key not in names}
-        document = Document(header=decode(Header, header), judgement=_judgement(rest))
+        names = {field.name for field in fields(Header)} & found.keys()
+        header = {key: found.pop(key) for key in names}
+        document = Document(header=decode(Header, header), judgement=_judgement(found))
     except JsonProblem as exc:
         raise GateError(where, f"is no report of the gate: {exc}", fix=_AGAIN) from exc
     judgement, problem = judged_again(document.judgement)
@@ -398,12 +374,9 @@ def _without_what_left(found: Mapping[str, Any], where: object) -> dict[str, Any
     replayed = found.get("replayed")
     for one in (found, replayed if isinstance(replayed, dict) else {}):
         if one.get("kind") == "retuned":
-            raise GateError(
-                where,
-                "judges a draft that was fine-tuned (retune), which draftquant 0.2.0 was the last"
-                " to read",
-                fix="use draftquant 0.2.0 with this report",
-            )
+            what = "judges a draft that was fine-tuned (retune), which draftquant 0.2.0 was the"
+            fix = "use draftquant 0.2.0 with this report"
+            raise GateError(where, f"{what} last to read", fix=fix)
     return _without_empty(found)
 
 

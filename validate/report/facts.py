@@ -67,11 +67,8 @@ class QuantizationFacts:
 class DraftFacts:
     """One draft; None = not known, or its folder was not at hand because the draft was served.
 
-    Attributes:
-        quantization: as its folder, or who measured it, calls it.
-        hub_id, revision: of the draft that was quantized, where it came from the Hub.
-        vocabulary: how many of the target's tokens it can propose; None = all.
-        kv_cache: such as "fp8_e4m3, unit scales"; None = as it computes.
+    `hub_id` and `revision` are those of the draft that was quantized; `vocabulary` None = it can
+    propose all of the target's tokens; `kv_cache` None = as it computes.
     """
 
     name: str
@@ -114,8 +111,7 @@ def drafts_of(
     forms: Sequence[ServedForm] = (),
 ) -> Drafts:
     """Of folders that were read, baseline first; `forms` is what an engine made of each."""
-    served = forms or [AS_STORED] * len(folders)
-    baseline, candidate = map(folder_facts, names, folders, served)
+    baseline, candidate = map(folder_facts, names, folders, forms or [AS_STORED] * len(folders))
     return Drafts(baseline=baseline, candidate=candidate)
 
 

@@ -1,6 +1,5 @@
 """The report as a page: one file of HTML that loads nothing, runs nothing, and fits a phone."""
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,7 +17,7 @@ from ..judging.judgement import GateReport
 from ..judging.policy import in_percent, worst
 from . import words
 from .document import Document
-from .plots import ContextLength, Dot, Interval, contexts, forest, histogram, positions, scatter
+from .plots import Interval, Lengths, contexts, forest, histogram, positions, scatter
 from .svg import style_sheet
 
 MOST_DRAWN = 60
@@ -38,10 +37,9 @@ def _intervals(found: GateReport) -> tuple[Interval, ...]:
     )
 
 
-def _context_lengths(found: GateReport) -> list[ContextLength]:
-    """The curve by context bin."""
+def _context_lengths(found: GateReport) -> list[Lengths]:
     return [
-        ContextLength(
+        Lengths(
             label=own.category.removeprefix("context "),
             baseline=own.baseline_mean_acceptance_length,
             candidate=own.candidate_mean_acceptance_length,
@@ -50,22 +48,22 @@ def _context_lengths(found: GateReport) -> list[ContextLength]:
     ]
 
 
-def _forest_of(key: str, drawn: Sequence[tuple[str, GateReport]]) -> str:
+def _forest_of(drawn: Sequence[tuple[str, GateReport]]) -> str:
     """Each comparison's whole, categories and context bins beside their limits."""
     rows = [
         replace(row, series=i) for i, (_, found) in enumerate(drawn) for row in _intervals(found)
     ]
     labels = list(dict.fromkeys(row.label for row in rows))
     rows.sort(key=lambda row: labels.index(row.label))
-    before = [None, *(row.label for row in rows)]
+    before = [None, *(row.label for row in rows[:-1])]
     named = [
         replace(row, label="") if row.label == last else row
-        for row, last in zip(rows, before, strict=False)
+        for row, last in zip(rows, before, strict=True)
     ]
     first = drawn[0][1]
     assert first.change is not None
     return forest(
-        key,
+        "forest",
         named,
         title="Change of the acceptance length with its bounds, by category",
         bounds=f"one-sided {in_percent(first.change.confidence)} bounds"
@@ -74,47 +72,18 @@ def _forest_of(key: str, drawn: Sequence[tuple[str, GateReport]]) -> str:
     )
 
 
-def _interval(
-    label: str,
-    found: PairedChange | None,
-    limit: float,
-    *,
-    whole: bool = False,
-    judged: bool = True,
-) -> Interval:
-    """A change as a row of a forest plot."""
-    lower, upper = found.relative_bounds if found else (None, None)
-    return Interval(
-        label=label,
-        estimate=found.relative_change if found else None,
-        lower=lower,
-        upper=upper,
-        limit=-limit,
-        whole=whole,
-        judged=judged or found is None,
-    )
+def _interval(label: str, found: PairedChange | None, limit: float, **looks: bool) -> Interval:
+    """A change as a row of a forest plot; without one it only says its limit."""
+    if found is None:
+        return Interval(label=label, estimate=None, limit=-limit, whole=looks.get("whole", False))
+    lower, upper = found.relative_bounds
+    estimate = found.relative_change
+    return Interval(label=label, estimate=estimate, lower=lower, upper=upper, limit=-limit, **looks)
 
 
 SIGNS = {"PASS": "✓", "FAIL": "✗", "INCONCLUSIVE": "?", "ANOMALOUS": "!"}
 """Beside the words, for those who scan; colours are only a third mark."""
-NAMES = ("BF16", "quantized")
 _MOST_WORST = 10
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptLengths:
-    """One prompt in figures: acceptance lengths, their relative change, steps of the baseline."""
-
-    id: str
-    category: str
-    baseline: float
-    candidate: float
-    steps: float
-
-    @property
-    def change(self) -> float:
-        """Candidate / baseline - 1."""
-        return self.candidate / self.baseline - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +93,7 @@ class Part:
     title: str
     comparison: GateReport
     charts: tuple[tuple[str, Markup], ...]
-    worst: tuple[PromptLengths, ...]
+    worst: tuple[Lengths, ...]
 
     @property
     def told_positions(self) -> bool:
@@ -184,15 +153,11 @@ def _of_one_depth(found: GateReport) -> GateReport:
     """Drafts that cannot be compared may have another K each: no step got beyond its own."""
     most = max(len(found.baseline.survival), len(found.candidate.survival))
 
-    def deeper(figures: DraftFigures) -> DraftFigures:
-        never = (0.0,) * (most - len(figures.survival))
-        return dataclasses.replace(
-            figures, histogram=figures.histogram + never, survival=figures.survival + never
-        )
+    def deeper(own: DraftFigures) -> DraftFigures:
+        never = (0.0,) * (most - len(own.survival))
+        return replace(own, histogram=own.histogram + never, survival=own.survival + never)
 
-    return dataclasses.replace(
-        found, baseline=deeper(found.baseline), candidate=deeper(found.candidate)
-    )
+    return replace(found, baseline=deeper(found.baseline), candidate=deeper(found.candidate))
 
 
 def _part(
@@ -203,47 +168,41 @@ def _part(
     lost = sorted((one for one in prompts if one.change < 0), key=lambda one: one.change)
     part = Part(title=title, comparison=found, charts=(), worst=tuple(lost[:_MOST_WORST]))
     charts = _charts(part, prompts, drawn) if title == charts_of else ()
-    return dataclasses.replace(part, charts=tuple(charts))
+    return replace(part, charts=tuple((said, Markup(drawing)) for said, drawing in charts))
 
 
 def _charts(
-    part: Part, prompts: Sequence[PromptLengths], drawn: Sequence[tuple[str, GateReport]]
-) -> Iterator[tuple[str, Markup]]:
+    part: Part, prompts: Sequence[Lengths], drawn: Sequence[tuple[str, GateReport]]
+) -> Iterator[tuple[str, str]]:
     """Changes of all comparisons, all else of the one that decides; they fill both columns."""
     found, told = part.comparison, part.told_positions
     before, after = found.baseline, found.candidate
     if drawn:
         left_out = max(0, len(found.categories) - MOST_DRAWN)
         more = f" ({left_out} smaller ones are in the table only)" if left_out else ""
-        said = f"Change of the acceptance length, by category{more}"
-        yield said, Markup(_forest_of("forest", drawn))
-    most = max((prompt.steps for prompt in prompts), default=1)
-    dots = [
-        Dot(baseline=one.baseline, candidate=one.candidate, weight=one.steps / most)
-        for one in prompts
-    ]
+        yield f"Change of the acceptance length, by category{more}", _forest_of(drawn)
     limit = found.policy.max_relative_drop
     square = "Each prompt: acceptance length under both drafts"
-    if dots and not found.context_bins:
-        yield square, Markup(scatter("scatter", dots, limit=limit, names=NAMES))
+    if prompts and not found.context_bins:
+        yield square, scatter(prompts, limit=limit)
     if told:
         said = "Share of verify steps that accepted the token at each position"
-        yield said, Markup(positions("positions", before.survival, after.survival, names=NAMES))
+        yield said, positions(before.survival, after.survival)
     if found.context_bins:
         said = "Acceptance length by tokens before the verify step"
-        yield said, Markup(contexts("contexts", _context_lengths(found), names=NAMES))
-        yield square, Markup(scatter("scatter", dots, limit=limit, names=NAMES))
+        yield said, contexts(_context_lengths(found))
+        yield square, scatter(prompts, limit=limit)
     if told:
         said = "Share of verify steps by number of accepted tokens"
-        yield said, Markup(histogram("histogram", before.histogram, after.histogram, names=NAMES))
+        yield said, histogram(before.histogram, after.histogram)
 
 
-def _lengths(prompt: PromptFigures) -> PromptLengths:
+def _lengths(prompt: PromptFigures) -> Lengths:
     baseline, candidate = (
         AcceptanceCounts(histogram=counts) for counts in (prompt.baseline, prompt.candidate)
     )
-    return PromptLengths(
-        id=prompt.id,
+    return Lengths(
+        label=prompt.id,
         category=prompt.category,
         baseline=baseline.mean_acceptance_length,
         candidate=candidate.mean_acceptance_length,

@@ -1,7 +1,6 @@
 """`model_card`: README.md of a folder that `quantize` wrote, for people and for the Hub."""
 
 import hashlib
-import math
 import re
 import shlex
 from collections import defaultdict
@@ -35,7 +34,6 @@ from ...recipes.errors import CardError, CheckpointError
 from ...recipes.packages import package_version
 from ...recipes.regular_file import open_stream
 from ...recipes.schema import recipe_sha256
-from ..counting.paired_change import PairedChange
 from ..judging.judgement import GateReport
 from ..measure.measurement import Figures, Measurement, Speculation, all_figures, tokens_per_second
 from ..measure.measurement_file import read_measurement
@@ -43,76 +41,54 @@ from . import words
 from .document import Document, read_report
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
-    """One measurement of a server with this draft; figures of each category, then of all."""
-
-    measurement: Measurement
-    speculation: Speculation
-    figures: tuple[Figures, ...]
-
-    @classmethod
-    def of(cls, measurement: Measurement, candidate_sha256: str) -> "Served":
-        """A measurement of the draft with this identity, else CardError."""
-        speculation = measurement.setup.speculation
-        if speculation is None:
-            raise CardError(measurement.name, "the measured server used no draft",
-                            fix="give a measurement with this draft")  # fmt: skip
-        other = speculation.draft_sha256
-        if other is None:
-            what = "does not know which draft was served: its draft_sha256 is null"
-            fix = "measure with --draft FOLDER, which names the draft by its tensors"
-            raise CardError(measurement.name, what, fix=fix)
-        if other != candidate_sha256:
-            what = f"is of a draft whose tensors are {other[:12]}, expected {candidate_sha256[:12]}"
-            fix = "give a measurement of a server with this folder"
-            raise CardError(measurement.name, what, fix=fix)
-        return cls(
-            measurement=measurement,
-            speculation=speculation,
-            figures=all_figures(measurement),
-        )
+def check_served(measurement: Measurement, candidate_sha256: str) -> Speculation:
+    """How a server drafted with the draft of this identity, else CardError."""
+    speculation = measurement.setup.speculation
+    if speculation is None:
+        what, fix = "the measured server used no draft", "give a measurement with this draft"
+        raise CardError(measurement.name, what, fix=fix)
+    other = speculation.draft_sha256
+    if other is None:
+        what = "does not know which draft was served: its draft_sha256 is null"
+        fix = "measure with --draft FOLDER, which names the draft by its tensors"
+        raise CardError(measurement.name, what, fix=fix)
+    if other != candidate_sha256:
+        what = f"is of a draft whose tensors are {other[:12]}, expected {candidate_sha256[:12]}"
+        fix = "give a measurement of a server with this folder"
+        raise CardError(measurement.name, what, fix=fix)
+    return speculation
 
 
-def served_section(served: Sequence[Served]) -> list[str]:
-    """A table for each measurement, nothing for none."""
-    parts: list[str] = []
-    for one in served:
-        setup, rate = one.measurement.setup, tokens_per_second(one.measurement)
-        server, asked = setup.server, setup.asked
-        how = f"temperature {asked.temperature:g}" if asked.temperature else "greedy"
-        speed = "" if rate is None else f", {rate:,.1f} tokens/s"
-        parts += [
-            f"Served by {prose(server.engine)} {prose(server.version)} with target"
-            f" {code(server.model)}, K = {one.speculation.num_draft_tokens}, {how},"
-            f" {asked.concurrency} in flight{speed}:",
-            table(
-                ("category", "requests", "tokens", "acceptance length", "TTFT, ms", "TPOT, ms"),
-                [_row(figures) for figures in one.figures],
-            ),
-        ]
-        parts += [
+def served_section(measurement: Measurement, speculation: Speculation) -> list[str]:
+    """A sentence and a table of figures of each category, then of all."""
+    setup, rate = measurement.setup, tokens_per_second(measurement)
+    server, asked = setup.server, setup.asked
+    how = f"temperature {asked.temperature:g}" if asked.temperature else "greedy"
+    speed = "" if rate is None else f", {rate:,.1f} tokens/s"
+    heads = ("category", "requests", "tokens", "acceptance length", "TTFT, ms", "TPOT, ms")
+    return [
+        f"Served by {prose(server.engine)} {prose(server.version)} with target"
+        f" {code(server.model)}, K = {speculation.num_draft_tokens}, {how},"
+        f" {asked.concurrency} in flight{speed}:",
+        table(heads, list(map(_row, all_figures(measurement)))),
+        *(
             "Its acceptance rule is lossy, so that its outputs differ from those of its target:"
             f" {prose(setting)}."
-            for setting in one.speculation.lossy
-        ]
-    return ["### On a server", *parts] if parts else []
+            for setting in speculation.lossy
+        ),
+    ]
 
 
 def _row(figures: Figures) -> tuple[str, ...]:
     length = figures.acceptance_length
+    times = (figures.time_to_first_token, figures.time_per_output_token)
     return (
         prose(figures.category),
         f"{figures.num_requests:,}",
         f"{figures.num_output_tokens:,}",
         "" if length is None else f"{length:.4f}",
-        _milliseconds(figures.time_to_first_token),
-        _milliseconds(figures.time_per_output_token),
+        *("" if seconds is None else f"{1000 * seconds:,.1f}" for seconds in times),
     )
-
-
-def _milliseconds(seconds: float | None) -> str:
-    return "" if seconds is None else f"{1000 * seconds:,.1f}"
 
 
 def read_gate(path: Path, candidate_sha256: str) -> Document:
@@ -161,21 +137,19 @@ def _target(found: GateReport) -> str | None:
 
 
 def _table(found: GateReport) -> str:
-    whole, *parts = (
-        (prose(one.name or "all"), f"{one.num_prompts:,}", f"{one.before:.4f}",
-         f"{one.after:.4f}", *_bounds(one.change), f"{-one.limit:+.2%}",
-         one.outcome or "too few prompts")
-        for one in words.rows(found)
-    )  # fmt: skip
+    rows = []
+    for one in words.rows(found):
+        change = ("", "", "")
+        if one.change is not None:
+            lower, upper = one.change.relative_bounds
+            change = (f"{one.change.relative_change:+.2%}", f"{lower:+.2%}", f"{upper:+.2%}")
+        rows.append(
+            (prose(one.name or "all"), f"{one.num_prompts:,}", f"{one.before:.4f}",
+             f"{one.after:.4f}", *change, words.limit(one.limit), one.outcome or "too few prompts")
+        )  # fmt: skip
     head = ("category", "prompts", "unquantized", "this draft", "change", "lower bound",
             "upper bound", "limit", "outcome")  # fmt: skip
-    return table(head, [*parts, whole])
-
-
-def _bounds(change: PairedChange | None) -> list[str]:
-    """The change, then its bounds."""
-    logs = () if change is None else (change.log_ratio, change.lower, change.upper)
-    return [f"{math.expm1(log):+.2%}" for log in logs] or [""] * 3
+    return table(head, [*rows[1:], rows[0]])
 
 
 HERE = "PATH_OF_THIS_FOLDER"
@@ -214,16 +188,17 @@ def model_card(folder: Path, request: CardRequest) -> str:
         raise CheckpointError(folder, what, fix=fix)
     identity = tensors_sha256(digests)
     gate = None if request.gate is None else read_gate(request.gate, identity)
-    served = [Served.of(read_measurement(path), identity) for path in request.measured]
-    card = read_card(folder)
-    before, behind = around(card)
+    measured = map(read_measurement, request.measured)
+    served = [(one, check_served(one, identity)) for one in measured]
+    before, behind = around(read_card(folder))
     ours = [
         *_head(facts, record),
         "## Acceptance",
         *(acceptance_section(gate) if gate else ["Not measured."]),
-        *served_section(served),
+        *(["### On a server"] if served else []),
+        *(line for one in served for line in served_section(*one)),
         "## What was not measured",
-        _unmeasured(gate, served),
+        _unmeasured(gate, is_served=bool(served)),
         "## Engines",
         *_engines(checkpoint, request.name or HERE),
         "## How it was made",
@@ -248,25 +223,19 @@ def _front_matter(facts: CardFacts, request: CardRequest) -> dict[str, object]:
     base = request.base_model or facts.hub_id
     for option, name in (("--base-model", base), ("--name", request.name)):
         if name is not None and (not is_hub_id(name) or "@" in name):
-            raise CardError(option, f"expected a Hub id (owner/name), got {name!r}",
-                            fix="for example someone/eagle3-draft")  # fmt: skip
+            what = f"expected a Hub id (owner/name), got {name!r}"
+            raise CardError(option, what, fix="for example someone/eagle3-draft")
     if base is None:
-        raise CardError(
-            "--base-model",
-            f"{PROVENANCE_FILE} says that a local folder was quantized, and names no draft of the"
-            " Hub",
-            fix="add --base-model OWNER/NAME, the draft that was quantized",
-        )
+        what = f"{PROVENANCE_FILE} says that a local folder was quantized, and names no draft of"
+        fix = "add --base-model OWNER/NAME, the draft that was quantized"
+        raise CardError("--base-model", f"{what} the Hub", fix=fix)
     if request.license is None and "license" not in facts.inherited:
-        raise CardError(
-            "--license",
-            f"neither {CARD_FILE} nor the command line names a licence",
-            fix="add --license ID as the Hub calls that of the draft that was quantized, such as"
-            " apache-2.0, mit or other",
-        )
+        what = f"neither {CARD_FILE} nor the command line names a licence"
+        fix = "add --license ID as the Hub calls that of the draft that was quantized, such as"
+        raise CardError("--license", what, fix=f"{fix} apache-2.0, mit or other")
     if request.license is not None and not _LICENSE.fullmatch(request.license):
-        raise CardError("--license", f"expected a licence of the Hub, got {request.license!r}",
-                        fix="for example apache-2.0, mit or other")  # fmt: skip
+        what = f"expected a licence of the Hub, got {request.license!r}"
+        raise CardError("--license", what, fix="for example apache-2.0, mit or other")
     return facts.front_matter(base_model=base, license=request.license)
 
 
@@ -299,23 +268,22 @@ def _head(facts: CardFacts, record: QuantizedProvenance) -> list[str]:
     return parts
 
 
-def _unmeasured(gate: Document | None, served: Sequence[Served]) -> str:
-    missing = []
-    if gate is None:
-        missing.append("acceptance length, against the unquantized draft")
-    else:
-        missing.append("text unlike the prompts above, other targets, other numbers of draft"
-                       " tokens")  # fmt: skip
+def _unmeasured(gate: Document | None, *, is_served: bool) -> str:
+    missing = ["Acceptance length, against the unquantized draft"]
+    if gate is not None:
         traces = [each.traces for _, each in gate.comparisons if each.traces is not None]
         drawn = any(one.temperature > 0 for one in traces)
-        missing.append("greedy text" if drawn else "text drawn at a temperature")
-    if not served:
-        missing.append("speed, and acceptance on a running server")
+        missing = [
+            "Text unlike the prompts above, other targets, other numbers of draft tokens",
+            "Greedy text" if drawn else "Text drawn at a temperature",
+        ]
+    if not is_served:
+        missing.append("Speed, and acceptance on a running server")
     missing.append(
-        "whether the engines below load it: that is predicted from headers, by what their loaders"
+        "Whether the engines below load it: that is predicted from headers, by what their loaders"
         " were seen to do"
     )
-    return "\n".join(f"- {one[0].upper()}{one[1:]}." for one in missing)
+    return "\n".join(f"- {one}." for one in missing)
 
 
 def _engines(checkpoint: Checkpoint, name: str) -> list[str]:
@@ -330,15 +298,13 @@ def _engines(checkpoint: Checkpoint, name: str) -> list[str]:
         for engine in newest_engines()
         for arch in engine.archs
     ]
-    rows = [
-        (f"{one.engine} {one.version}", _gpus(one.arch), one.verdict, prose(one.error or ""))
-        for one in answers
-    ]
-    parts = [table(("engine", "GPU", "verdict", "why"), rows)]
-    commands = defaultdict(list)
+    rows, commands = [], defaultdict(list)
     for one in answers:
+        engine, gpus = f"{one.engine} {one.version}", _gpus(one.arch)
+        rows.append((engine, gpus, one.verdict, prose(one.error or "")))
         if one.verdict == "LOADS" and one.launch:
-            commands[one.launch].append(f"{one.engine} {one.version} on {_gpus(one.arch)}")
+            commands[one.launch].append(f"{engine} on {gpus}")
+    parts = [table(("engine", "GPU", "verdict", "why"), rows)]
     if not commands:
         parts.append("No engine without a plugin is known to load this folder.")
     for launch, where in commands.items():
@@ -352,15 +318,13 @@ def _gpus(arch: str | None) -> str:
 
 
 def _making(record: QuantizedProvenance) -> list[str]:
-    argv = record.made_by.argv if record.made_by else record.argv
-    by = record.made_by.draftquant if record.made_by else record.draftquant
-    versions = {"draftquant": by, **record.backend_versions}
-    shown = "Made by a call of the Python API: no command line is recorded."
-    parts = [shown]
-    if argv:
+    maker = record.made_by or record
+    versions = {"draftquant": maker.draftquant, **record.backend_versions}
+    parts = ["Made by a call of the Python API: no command line is recorded."]
+    if maker.argv:
         parts = [
             "The command line; file names stand for paths, and `--out` is left out:",
-            code_block(shlex.join(argv)),
+            code_block(shlex.join(maker.argv)),
         ]
     if record.made_by:
         parts += ["Converted afterwards by:", code_block(shlex.join(record.argv))]

@@ -4,7 +4,7 @@ Of two drafts the baseline is a circle, a full line, a full bar; the candidate a
 line, hatched. The key of a chart tells it from the others of its page.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from .svg import MARKS, WIDTH, Drawing, Mark, Scale, percent, ticks
@@ -113,20 +113,16 @@ def domain(rows: Sequence[Interval]) -> tuple[float, float]:
 
 
 def _described(rows: Sequence[Interval], bounds: str) -> str:
-    parts = [_said(row) for row in rows]
-    return f"Lines are {bounds}. " + "; ".join(parts) + "."
+    said = "; ".join(f"{row.label}: {_in_figures(row)}" for row in rows)
+    return f"Lines are {bounds}. {said}."
 
 
-def _said(row: Interval) -> str:
+def _in_figures(row: Interval) -> str:
     if row.estimate is None:
-        return f"{row.label}: too few prompts"
-    return f"{row.label}: {_in_figures(row.estimate, row)}"
-
-
-def _in_figures(estimate: float, row: Interval) -> str:
+        return "too few prompts"
     if row.lower is None or row.upper is None:
-        return f"{estimate:+.2%}"
-    return f"{estimate:+.2%} ({row.lower:+.2%} to {row.upper:+.2%})"
+        return f"{row.estimate:+.2%}"
+    return f"{row.estimate:+.2%} ({row.lower:+.2%} to {row.upper:+.2%})"
 
 
 _AXIS, _EDGE, _HEIGHT, _LINE = 44.0, 10.0, 200.0, 14.0
@@ -199,13 +195,14 @@ def _colour(place: int) -> str:
 
 def _of_series(one: Column, series: Sequence[str]) -> str:
     known = [
-        f"{name} {_in_figures(row.estimate, row)}"
+        f"{name} {_in_figures(row)}"
         for name, row in zip(series, one.rows, strict=True)
         if row is not None and row.estimate is not None
     ]
     return f"{', '.join(one.labels)}: {'; '.join(known)}."
 
 
+NAMES = ("BF16", "quantized")
 _LEFT, _UPPER, _LOWER = 40.0, 30.0, 210.0
 _FEET = 34.0
 _MOST_DOTS = 2000
@@ -216,69 +213,56 @@ _LOOKS: tuple[tuple[str, Mark, str], ...] = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dot:
-    """One prompt: acceptance lengths under both drafts, and its share of the most steps."""
-
-    baseline: float
-    candidate: float
-    weight: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContextLength:
-    """One context bin, such as 1k-4k: acceptance lengths under both drafts."""
+class Lengths:
+    """Acceptance lengths under both drafts, in a context bin such as 1k-4k or of a prompt."""
 
     label: str
     baseline: float
     candidate: float
+    category: str = ""
+    steps: float = 0
+
+    @property
+    def change(self) -> float:
+        """Candidate / baseline - 1."""
+        return self.candidate / self.baseline - 1
 
 
-def contexts(key: str, bins: Sequence[ContextLength], *, names: tuple[str, str]) -> str:
+def contexts(bins: Sequence[Lengths]) -> str:
     """The acceptance length by the number of tokens before a step, of two bins at least."""
     said = "; ".join(f"{one.label}: {one.baseline:.4f} and {one.candidate:.4f}" for one in bins)
     title = "Acceptance length by tokens before the verify step"
-    described = f"{names[0]} and {names[1]} by context: {said}."
-    drawing = Drawing(key, _LOWER + _FEET, title=title, described=described)
+    described = f"{NAMES[0]} and {NAMES[1]} by context: {said}."
+    drawing = Drawing("contexts", _LOWER + _FEET, title=title, described=described)
     highest = max(max(one.baseline, one.candidate) for one in bins)
     up = Scale(1, 1 + 1.04 * max(highest - 1, 0.01), _LOWER, _UPPER)
     _rungs(drawing, up, _LEFT, "{:g}".format)
     across = Scale(0, len(bins) - 1, _LEFT + 34, WIDTH - _EDGE - 34)
-    for i in {number - 1 for number in _thinned(len(bins), most=8)}:
-        drawing.text(across(i), _LOWER + 15, bins[i].label, "soft", "middle")
-    drawing.text(WIDTH - _EDGE, _LOWER + 30, "tokens before the verify step", "soft", "end")
+    labels = {number - 1: bins[number - 1].label for number in _thinned(len(bins), most=8)}
     both = ([one.baseline for one in bins], [one.candidate for one in bins])
-    _curves(drawing, across, up, both, first=0)
-    _legend_of_two(drawing, names)
-    return drawing.to_text()
+    return _curves(drawing, across, up, both, labels, "tokens before the verify step")
 
 
-def positions(
-    key: str, baseline: Sequence[float], candidate: Sequence[float], *, names: tuple[str, str]
-) -> str:
+def positions(baseline: Sequence[float], candidate: Sequence[float]) -> str:
     """Which share of the steps, [K] in [0, 1], accepted at least so many tokens."""
     count = len(baseline)
     title = "Share of steps that accepted the drafted token at each position"
-    described = _by_number(names, (baseline, candidate), first=1)
-    drawing = Drawing(key, _LOWER + _FEET, title=title, described=described)
+    described = _by_number((baseline, candidate), first=1)
+    drawing = Drawing("positions", _LOWER + _FEET, title=title, described=described)
     inner = 14.0 if count > 1 else (WIDTH - _LEFT - _EDGE) / 2
     across = Scale(1, max(count, 2), _LEFT + inner, WIDTH - _EDGE - 14)
     up = _share_axis(drawing, 1.0)
-    for i in _thinned(count):
-        drawing.text(across(i), _LOWER + 15, str(i), "soft", "middle")
-    drawing.text(WIDTH - _EDGE, _LOWER + 30, "position of the drafted token", "soft", "end")
-    _curves(drawing, across, up, (baseline, candidate), first=1)
-    _legend_of_two(drawing, names)
-    return drawing.to_text()
+    labels = {number: str(number) for number in _thinned(count)}
+    both = (baseline, candidate)
+    return _curves(drawing, across, up, both, labels, "position of the drafted token", first=1)
 
 
-def histogram(
-    key: str, baseline: Sequence[float], candidate: Sequence[float], *, names: tuple[str, str]
-) -> str:
+def histogram(baseline: Sequence[float], candidate: Sequence[float]) -> str:
     """Which share of the steps, [K + 1] with one at least, accepted exactly so many tokens."""
     both = [[steps / sum(counts) for steps in counts] for counts in (baseline, candidate)]
     title = "Share of steps by number of accepted draft tokens"
-    described = _by_number(names, both, first=0)
-    drawing = Drawing(key, _LOWER + _FEET, title=title, described=described)
+    described = _by_number(both, first=0)
+    drawing = Drawing("histogram", _LOWER + _FEET, title=title, described=described)
     up = _share_axis(drawing, max(map(max, both)))
     count = len(baseline)
     slot = (WIDTH - _LEFT - _EDGE) / count
@@ -295,13 +279,13 @@ def histogram(
         if i + 1 in labelled:
             drawing.text(middle, _LOWER + 15, str(i), "soft", "middle")
     drawing.text(WIDTH - _EDGE, _LOWER + 30, "accepted draft tokens in a step", "soft", "end")
-    _legend_of_two(drawing, names)
+    _legend_of_two(drawing)
     return drawing.to_text()
 
 
-def scatter(key: str, dots: Sequence[Dot], *, limit: float, names: tuple[str, str]) -> str:
+def scatter(dots: Sequence[Lengths], *, limit: float) -> str:
     """Prompts by their acceptance length under both drafts, beside the drop that is allowed."""
-    shown = dots[:: -(-len(dots) // _MOST_DOTS)]
+    shown, most = dots[:: -(-len(dots) // _MOST_DOTS)], max(dot.steps for dot in dots)
     below = sum(dot.candidate < dot.baseline for dot in dots)
     above = sum(dot.candidate > dot.baseline for dot in dots)
     described = (
@@ -313,7 +297,7 @@ def scatter(key: str, dots: Sequence[Dot], *, limit: float, names: tuple[str, st
     title = "Acceptance length of every prompt under both drafts"
     side = WIDTH - _LEFT - _EDGE
     bottom = _UPPER + side
-    drawing = Drawing(key, bottom + _FEET, title=title, described=described)
+    drawing = Drawing("scatter", bottom + _FEET, title=title, described=described)
     lengths = [length for dot in dots for length in (dot.baseline, dot.candidate)]
     margin = 0.06 * max(max(lengths) - min(lengths), 0.2)
     low, high = min(lengths) - margin, max(lengths) + margin
@@ -328,25 +312,36 @@ def scatter(key: str, dots: Sequence[Dot], *, limit: float, names: tuple[str, st
     if high * kept > low:  # what lies below is no part of the chart
         drawing.line(across(low / kept), up(low), across(high), up(high * kept), "limit")
     for dot in shown:
-        size = 2 + 4 * dot.weight**0.5
+        size = 2 + 4 * (dot.steps / most) ** 0.5
         drawing.mark("circle", across(dot.baseline), up(dot.candidate), "dot candidate", size)
     drawing.line(_LEFT, 12, _LEFT + 24, 12, "same")
     drawing.text(_LEFT + 30, 16, "equal")
     drawing.line(_LEFT + 76, 12, _LEFT + 100, 12, "limit")
     drawing.text(_LEFT + 106, 16, "limit of the whole")
-    drawing.text(WIDTH - _EDGE, bottom + 30, f"{names[0]}, acceptance length", "soft", "end")
-    drawing.text(WIDTH - _EDGE, 16, f"↑ {names[1]}", "soft", "end")
+    drawing.text(WIDTH - _EDGE, bottom + 30, f"{NAMES[0]}, acceptance length", "soft", "end")
+    drawing.text(WIDTH - _EDGE, 16, f"↑ {NAMES[1]}", "soft", "end")
     return drawing.to_text()
 
 
 def _curves(
-    drawing: Drawing, across: Scale, up: Scale, both: Sequence[Sequence[float]], *, first: int
-) -> None:
+    drawing: Drawing,
+    across: Scale,
+    up: Scale,
+    both: Sequence[Sequence[float]],
+    labels: Mapping[int, str],
+    foot: str,
+    first: int = 0,
+) -> str:
+    for i, label in labels.items():
+        drawing.text(across(i), _LOWER + 15, label, "soft", "middle")
+    drawing.text(WIDTH - _EDGE, _LOWER + 30, foot, "soft", "end")
     for values, (look, mark, fill) in zip(both, _LOOKS, strict=True):
         places = [(across(i), up(value)) for i, value in enumerate(values, first)]
         drawing.curve(places, look)
         for x, y in places:
             drawing.mark(mark, x, y, f"{fill} {look}", 3.6)
+    _legend_of_two(drawing)
+    return drawing.to_text()
 
 
 def _share_axis(drawing: Drawing, highest: float) -> Scale:
@@ -355,21 +350,21 @@ def _share_axis(drawing: Drawing, highest: float) -> Scale:
     return scale
 
 
-def _legend_of_two(drawing: Drawing, names: tuple[str, str]) -> None:
+def _legend_of_two(drawing: Drawing) -> None:
     at = _LEFT
-    for name, (look, mark, fill) in zip(names, _LOOKS, strict=True):
+    for name, (look, mark, fill) in zip(NAMES, _LOOKS, strict=True):
         drawing.curve([(at, 12), (at + 24, 12)], look)
         drawing.mark(mark, at + 12, 12, f"{fill} {look}", 3.6)
         drawing.text(at + 31, 16, name)
         at += 31 + drawing.text_width(name) + 18
 
 
-def _thinned(count: int, most: int = 17) -> set[int]:
+def _thinned(count: int, most: int = 17) -> range:
     """Of 1 .. count, those that have room for their numbers."""
-    return set(range(1, count + 1, -(-count // most)))
+    return range(1, count + 1, -(-count // most))
 
 
-def _by_number(names: tuple[str, str], both: Sequence[Sequence[float]], *, first: int) -> str:
+def _by_number(both: Sequence[Sequence[float]], *, first: int) -> str:
     pairs = enumerate(zip(*both, strict=True), first)
     said = "; ".join(f"{i}: {b:.1%} and {q:.1%}" for i, (b, q) in pairs)
-    return f"{names[0]} and {names[1]} by number: {said}."
+    return f"{NAMES[0]} and {NAMES[1]} by number: {said}."

@@ -6,7 +6,7 @@ verdict.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 from xml.etree import ElementTree
@@ -70,28 +70,25 @@ def _lines(document: Document) -> Iterator[str]:
         yield from _categories(found)
     yield from _beside(document)
     yield ""
-    yield from _table(
-        ("draft", "tensors sha256", "bytes"),
-        [
-            (
-                f"{role} {code(draft.name)}{f', {draft.vocabulary}' if draft.vocabulary else ''}",
-                code(words.digest(draft.sha256)),
-                _bytes(draft.num_bytes),
-            )
-            for role, draft in (("BF16", drafts.baseline), ("quantized", drafts.candidate))
-        ],
-    )
+    rows = []
+    for role, draft in (("BF16", drafts.baseline), ("quantized", drafts.candidate)):
+        name = f"{role} {code(draft.name)}{f', {draft.vocabulary}' if draft.vocabulary else ''}"
+        nbytes = words.NONE if draft.num_bytes is None else words.nbytes(draft.num_bytes)
+        rows.append((name, code(words.digest(draft.sha256)), nbytes))
+    yield from _table(("draft", "tensors sha256", "bytes"), rows)
     yield from _quantized(document)
     yield from _engines(document)
     if judgement.warnings:
-        yield ""
-        yield "<details><summary>What else you should know</summary>"
-        yield ""
-        yield from (f"- {escaped(warning)}" for warning in judgement.warnings)
-        yield ""
-        yield "</details>"
+        warnings = [f"- {escaped(warning)}" for warning in judgement.warnings]
+        yield from _folded("What else you should know", warnings)
     yield ""
     yield from _footer(document)
+
+
+def _folded(summary: str, lines: Iterable[str]) -> Iterator[str]:
+    yield from ("", f"<details><summary>{summary}</summary>", "")
+    yield from lines
+    yield from ("", "</details>")
 
 
 def _categories(found: GateReport) -> Iterator[str]:
@@ -119,15 +116,8 @@ def _beside(document: Document) -> Iterator[str]:
         )
         for one in document.findings
     ]
-    if document.noise is not None:
-        rows.append(
-            (
-                "server noise",
-                words.change(document.noise.change),
-                words.NONE,
-                document.noise.verdict,
-            )
-        )
+    if (noise := document.noise) is not None:
+        rows.append(("server noise", words.change(noise.change), words.NONE, noise.verdict))
     if rows:
         yield ""
         yield from _table(("other checks", "figure", "threshold", "verdict"), rows)
@@ -146,27 +136,17 @@ def _quantized(document: Document) -> Iterator[str]:
 
 
 def _engines(document: Document) -> Iterator[str]:
-    loading = [one for one in document.header.engines if one.verdict != "REFUSED"]
-    refusing = [one for one in document.header.engines if one.verdict == "REFUSED"]
-    for engines, folded in ((loading, False), (refusing, True)):
-        if not engines:
-            continue
+    rows: dict[bool, list[tuple[str, ...]]] = {False: [], True: []}
+    for one in document.header.engines:
+        cells = (f"{one.engine} {one.version}", gpu_name(one.arch), one.verdict)
+        rows[one.verdict == "REFUSED"].append(tuple(map(escaped, cells)))
+    heads = ("engine", "GPU", "verdict")
+    if rows[False]:
         yield ""
-        if folded:
-            yield f"<details><summary>Engines and GPUs that refuse it: {len(engines)}</summary>"
-            yield ""
-        yield from _table(
-            ("engine", "GPU", "verdict"),
-            [
-                tuple(
-                    map(escaped, (f"{one.engine} {one.version}", gpu_name(one.arch), one.verdict))
-                )
-                for one in engines
-            ],
-        )
-        if folded:
-            yield ""
-            yield "</details>"
+        yield from _table(heads, rows[False])
+    if refusing := rows[True]:
+        summary = f"Engines and GPUs that refuse it: {len(refusing)}"
+        yield from _folded(summary, _table(heads, refusing))
 
 
 def _footer(document: Document) -> Iterator[str]:
@@ -191,17 +171,13 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]
         yield f"and {len(rows) - MOST_ROWS} more, in the report."
 
 
-def _bytes(number: int | None) -> str:
-    return words.NONE if number is None else words.nbytes(number)
-
-
 SUITE = "draftquant gate"
 
 Open = Literal["error", "skipped"]
 """What becomes of an INCONCLUSIVE verdict."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Case:
     """One verdict; where it is not `required` to pass, it is skipped if it is INCONCLUSIVE."""
 
@@ -253,38 +229,28 @@ def junit(document: Document, *, inconclusive: Open = "error") -> str:
 def _cases(document: Document) -> Iterator[Case]:
     judgement = document.judgement
     action = "".join(f" {way}" for way in (judgement.action or "").splitlines())
-    yield Case(
-        group=SUITE,
-        name="verdict",
-        verdict=judgement.verdict,
-        reason=f"{judgement.reason}{action}",
-    )
+    yield Case(SUITE, "verdict", judgement.verdict, f"{judgement.reason}{action}")
     for title, found in document.comparisons:
         if title:
-            yield Case(group=SUITE, name=title, verdict=found.verdict, reason=found.reason)
+            yield Case(SUITE, title, found.verdict, found.reason)
         yield from _junit_report_categories(title or "category", found)
     if document.noise is not None:
-        noise = document.noise
-        yield Case(group=SUITE, name="server noise", verdict=noise.verdict, reason=noise.reason)
+        yield Case(SUITE, "server noise", document.noise.verdict, document.noise.reason)
     for one in document.findings:
-        yield Case(
-            group="parity", name=f"{one.check}: {one.what}", verdict=one.verdict, reason=one.reason
-        )
+        yield Case("parity", f"{one.check}: {one.what}", one.verdict, one.reason)
 
 
 def _junit_report_categories(group: str, found: GateReport) -> Iterator[Case]:
     for own in found.parts.all:
         if own.outcome is None:
             continue
-        yield Case(
-            group=group,
-            name=own.category,
-            verdict=own.outcome,
-            reason=f"The acceptance length on {own.num_prompts} prompts changed by"
+        reason = (
+            f"The acceptance length on {own.num_prompts} prompts changed by"
             f" {words.change(own.change)} (bounds {words.bounds(own.change)}, limit"
-            f" {words.limit(own.max_relative_drop)}).",
-            required=found.policy.every_category_passes,
+            f" {words.limit(own.max_relative_drop)})."
         )
+        required = found.policy.every_category_passes
+        yield Case(group, own.category, own.outcome, reason, required)
 
 
 def _properties(document: Document) -> Iterator[tuple[str, str]]:

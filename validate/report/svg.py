@@ -5,7 +5,7 @@ Shape or line style always repeats what colour shows.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 from xml.etree import ElementTree
@@ -20,6 +20,11 @@ _CHARACTER, _NARROW = 6.7, 6.2  # widths of one in wide and in usual fonts, in t
 Anchor = Literal["start", "middle", "end"]
 Mark = Literal["circle", "square", "diamond", "triangle"]
 MARKS: tuple[Mark, ...] = ("circle", "square", "diamond", "triangle")
+_SHAPES: Mapping[Mark, tuple[float, Sequence[tuple[float, float]]]] = {
+    "square": (0.9, ((-1, -1), (1, -1), (1, 1), (-1, 1))),
+    "diamond": (1.4, ((0, -1), (1, 0), (0, 1), (-1, 0))),
+    "triangle": (1.25, ((0, -1), (1, 0.8), (-1, 0.8))),
+}
 
 _FILES = PackageLoader(__package__, "")
 
@@ -45,65 +50,49 @@ class Drawing:
 
     def line(self, x1: float, y1: float, x2: float, y2: float, look: str) -> None:
         """A straight line."""
-        ends = {"x1": _number(x1), "y1": _number(y1), "x2": _number(x2), "y2": _number(y2)}
-        self._add("line", {**ends, "class": look})
+        self._drawn("line", look, x1=x1, y1=y1, x2=x2, y2=y2)
 
     def curve(self, points: Sequence[tuple[float, float]], look: str) -> None:
         """Straight lines from point to point."""
-        places = " ".join(f"{_number(x)},{_number(y)}" for x, y in points)
-        self._add("polyline", {"points": places, "class": f"curve {look}"})
+        self._drawn("polyline", f"curve {look}", points=_points(points))
 
     def text(self, x: float, y: float, text: str, look: str = "", anchor: Anchor = "start") -> None:
         """One line of text, `y` its base line."""
-        place = {"x": _number(x), "y": _number(y), "text-anchor": anchor}
-        self._add("text", {**place, "class": look} if look else place).text = visible(text)
+        self._drawn("text", look, x=x, y=y, text_anchor=anchor).text = visible(text)
 
     def label(self, x: float, y: float, text: str, room: float, look: str = "") -> None:
         """Text that ends at `x` and is cut where it has no room; the whole of it on hovering."""
         most = max(2, int(room / _NARROW))
         shown = visible(text)
-        cut = shown if len(shown) <= most else f"{shown[: most - 1]}…"
-        place = {"x": _number(x), "y": _number(y), "text-anchor": "end"}
-        element = self._add("text", {**place, "class": look} if look else place)
-        element.text = cut
-        if cut != shown:
+        element = self._drawn("text", look, x=x, y=y, text_anchor="end")
+        element.text = shown
+        if len(shown) > most:
+            element.text = f"{shown[: most - 1]}…"
             ElementTree.SubElement(element, "title").text = shown
             ElementTree.indent(element, space="")
 
     def mark(self, kind: Mark, x: float, y: float, look: str, size: float = 4) -> None:
         """A mark with its centre there; `size` is about half its width."""
         if kind == "circle":
-            place = {"cx": _number(x), "cy": _number(y), "r": _number(size)}
-            self._add("circle", {**place, "class": look})
+            self._drawn("circle", look, cx=x, cy=y, r=size)
             return
-        reach = size * {"square": 0.9, "diamond": 1.4, "triangle": 1.25}[kind]
-        corners = {
-            "square": ((-1, -1), (1, -1), (1, 1), (-1, 1)),
-            "diamond": ((0, -1), (1, 0), (0, 1), (-1, 0)),
-            "triangle": ((0, -1), (1, 0.8), (-1, 0.8)),
-        }[kind]
+        reach, corners = _SHAPES[kind]
+        reach *= size
         self.polygon([(x + reach * dx, y + reach * dy) for dx, dy in corners], look)
 
     def polygon(self, corners: Sequence[tuple[float, float]], look: str) -> None:
         """A filled shape."""
-        places = " ".join(f"{_number(x)},{_number(y)}" for x, y in corners)
-        self._add("polygon", {"points": places, "class": look})
+        self._drawn("polygon", look, points=_points(corners))
 
     def bar(
         self, x: float, y: float, width: float, height: float, look: str, *, hatched: bool = False
     ) -> None:
         """A rectangle; hatched in the colour of `look`, or full of it."""
-        place = {
-            "x": _number(x),
-            "y": _number(y),
-            "width": _number(width),
-            "height": _number(height),
-            "class": f"{'hollow' if hatched else 'full'} {look}",
-        }
-        self._add("rect", place)
+        fill = "hollow" if hatched else "full"
+        element = self._drawn("rect", f"{fill} {look}", x=x, y=y, width=width, height=height)
         if hatched:
             pattern = self._pattern(look)
-            self._add("rect", {**place, "class": "", "fill": f"url(#{pattern})"})
+            self._add("rect", {**element.attrib, "class": "", "fill": f"url(#{pattern})"})
 
     def text_width(self, text: str) -> float:
         """About as wide as that is."""
@@ -124,8 +113,19 @@ class Drawing:
             self._root.insert(2, pattern)  # behind title and description
         return name
 
+    def _drawn(self, tag: str, look: str, **attributes: float | str) -> ElementTree.Element:
+        plain = {
+            name.replace("_", "-"): one if isinstance(one, str) else _number(one)
+            for name, one in attributes.items()
+        }
+        return self._add(tag, {**plain, "class": look} if look else plain)
+
     def _add(self, tag: str, attributes: dict[str, str]) -> ElementTree.Element:
         return ElementTree.SubElement(self._root, tag, attributes)
+
+
+def _points(points: Sequence[tuple[float, float]]) -> str:
+    return " ".join(f"{_number(x)},{_number(y)}" for x, y in points)
 
 
 def _number(value: float) -> str:

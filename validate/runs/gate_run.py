@@ -25,8 +25,7 @@ from ...recipes.formats import ServedForm
 from ...recipes.library import aliases, calibrated
 from ...recipes.regular_file import AnyPath, optional_path
 from ..counting.draft_counts import DraftReplay
-from ..counting.loaded_drafts import load_for_replay
-from ..counting.replaying import replay_loaded
+from ..counting.replaying import load_for_replay, replay_loaded
 from ..foreign.foreign_formats import is_foreign, read_foreign_pair
 from ..foreign.foreign_measurement import ForeignPair
 from ..judging.advice import Background

@@ -17,7 +17,7 @@ from ...recipes.errors import ParityError
 from ...recipes.listener import Bar
 from ...recipes.regular_file import optional_path
 from ..counting.acceptance_counts import Passes
-from ..counting.loaded_drafts import load_for_replay
+from ..counting.replaying import load_for_replay
 from ..measure.measurement_file import read_measurement
 from ..parity.divergence_findings import MIN_PROMPTS, divergence_findings
 from ..parity.draft_findings import check_limits, draft_agreement, draft_findings

@@ -9,10 +9,10 @@ from ...calibration.passes.position_limits import open_for_drafts
 from ...quantize.files.hub import running_argv
 from ...quantize.files.report_files import ReportFormat, write_reports
 from ..comparison.draft_comparison import ComparisonReport, compare, drawing, page, text_of
-from ..comparison.sources import Counted, of_files, of_replays
+from ..comparison.scopes import Counted
+from ..comparison.sources import of_files, of_replays
 from ..counting.draft_counts import DraftReplay
-from ..counting.loaded_drafts import load_for_replay
-from ..counting.replaying import replay_in_groups, replay_loaded
+from ..counting.replaying import load_for_replay, replay_in_groups, replay_loaded
 from ..golden.golden_sources import golden_of_replay
 from ..judging.candidate_origin import DraftFolder
 from ..report.facts import today
@@ -41,14 +41,10 @@ def replay_asked(asked: ReplayRun) -> tuple[DraftReplay, ...]:
 def compared(asked: CompareRun) -> ComparisonReport:
     """Count the drafts, compare them, and write the files that are asked for."""
     date = today()
-    counted = _counted(asked)
     report = compare(
-        counted.drafts,
-        num_draft_tokens=counted.num_draft_tokens,
-        counted_by=counted.counted_by,
+        _counted(asked),
         traffic=asked.traffic,
         confidence=asked.confidence,
-        warnings=counted.warnings,
         date=date,
         argv=asked_for(running_argv()),
     )

@@ -11,7 +11,7 @@ from typing_extensions import override
 from ..counting.paired_change import PairedChange
 from ..foreign.foreign_measurement import ForeignPair
 from ..judging.advice import Background
-from ..judging.figures import comparison_problem, exit_code_problem
+from ..judging.figures import change_problem, exit_code_problem
 from ..judging.judgement import GateReport
 from ..judging.policy import EXIT_CODES, Look, Policy, Verdict, worst
 from ..judging.published import Published
@@ -61,9 +61,7 @@ class JointReport(Published):
         if self.served is None and self.replayed is None:
             return "served, replayed: expected one of them"
         changes = () if self.noise is None else (self.noise.change, self.noise.drift)
-        return exit_code_problem(self.verdict, self.exit_code) or comparison_problem(
-            changes=changes
-        )
+        return exit_code_problem(self.verdict, self.exit_code) or change_problem(changes)
 
     def to_mapping(self) -> dict[str, Any]:
         """Plain data for JSON; each judgement as it stands alone."""
