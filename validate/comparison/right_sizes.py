@@ -22,7 +22,6 @@ from ...calibration.passes.draft_inputs import (
     MAX_TOKENS,
     TraceBatch,
     batches_of,
-    check_trace_fits,
     first_hidden_of_batch,
     read_ahead,
     work_of,
@@ -31,15 +30,13 @@ from ...calibration.passes.proposals import (
     MAX_LOGITS,
     CountedRows,
     draft_ids_of,
-    num_draft_tokens_fault,
 )
 from ...calibration.row_choice import RowOrder
 from ...calibration.traces.trace_folder import TraceFolder
 from ...quantize.drafts.forward import BLOCK_ROWS, whole_rows
 from ...quantize.stored.loading import LoadedDraft
-from ...recipes.errors import ReplayError
 from ..counting.acceptance_counts import AcceptanceCounts
-from ..counting.trace_replay import decoding_steps
+from ..counting.trace_replay import check_drafts, decoding_steps
 
 _COMPARED = 2**20
 """Logits that are compared at a time: what stays in a cache."""
@@ -72,10 +69,7 @@ def right_sizes(
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> list[tuple[RightSizes, ...]]:
     """Of every prompt, by each of its orders, the sizes with which proposals are right."""
-    fault = num_draft_tokens_fault(draft.geometry, num_draft_tokens)
-    if fault:
-        raise ReplayError(f"{draft.name}: num_draft_tokens", fault[0], fix=fault[1])
-    check_trace_fits(draft, traces)
+    check_drafts([draft], traces, num_draft_tokens)
     entries = traces.manifest.prompts
     most = batch_size if draft.rounds_alone else 1
     batches = batches_of(entries, max_tokens=max_tokens, max_prompts=most)

@@ -186,7 +186,9 @@ def replay_drafts(
         elsewhere: gives what drafts propose that is not known, in place of their passes.
         on_progress: called with (work done, work) after each batch of each draft.
     """
-    _check_arguments(drafts, traces, num_draft_tokens)
+    if not drafts:
+        raise ReplayError("drafts", "expected at least one", fix="name a draft folder")
+    check_drafts(drafts, traces, num_draft_tokens)
     temperature = _draft_temperature(traces, draft_sampling)
     if not all(draft.rounds_alone for draft in drafts):
         batch_size = 1
@@ -263,14 +265,10 @@ class _Tally:
         self.agreement = torch.zeros(4, dtype=torch.int64)
 
 
-def _check_arguments(
-    drafts: Sequence[LoadedDraft], traces: TraceFolder, num_draft_tokens: int
-) -> None:
-    if not drafts:
-        raise ReplayError("drafts", "expected at least one", fix="name a draft folder")
+def check_drafts(drafts: Sequence[LoadedDraft], traces: TraceFolder, num_draft_tokens: int) -> None:
+    """ReplayError, TraceError: a draft does not draft so many tokens, or cannot read the traces."""
     for draft in drafts:
-        fault = num_draft_tokens_fault(draft.geometry, num_draft_tokens)
-        if fault:
+        if fault := num_draft_tokens_fault(draft.geometry, num_draft_tokens):
             raise ReplayError(f"{draft.name}: num_draft_tokens", fault[0], fix=fault[1])
         check_trace_fits(draft, traces)
 

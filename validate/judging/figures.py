@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Literal
 
 from ...recipes.decode import CONFIDENCE
@@ -153,14 +154,10 @@ def context_bins_problem(
     for own in histograms:
         if len(own) != len(whole) or min(own) < 0 or not sum(own) < _MOST_STEPS:
             return f"expected {len(whole)} counts of verify steps"
-    sums = map(sum, zip(*histograms, strict=True))
-    if add_up and not all(map(_near, sums, whole)):
+    near = partial(math.isclose, rel_tol=_ROUNDING, abs_tol=_ROUNDING)
+    if add_up and not all(map(near, map(sum, zip(*histograms, strict=True)), whole)):
         return "expected bins that add up to the counts of the prompt"
     return ""
-
-
-def _near(one: float, other: float) -> bool:
-    return math.isclose(one, other, rel_tol=_ROUNDING, abs_tol=_ROUNDING)
 
 
 def figures_problem(figures: DraftFigures, num_draft_tokens: int) -> str:

@@ -300,14 +300,13 @@ def judge(
     background: Background = NO_BACKGROUND,
 ) -> GateReport:
     """Compare two replays of the same traces, the baseline's and the candidate's of one call."""
+    traces = baseline.traces
     report = judge_counts(
         baseline,
         candidate,
         policy,
         incomparable=mismatch(baseline, candidate),
-        estimand=estimand(
-            baseline.traces.temperature, baseline.traces.sampling, baseline.draft_sampling
-        ),
+        estimand=estimand(traces.temperature, traces.sampling, baseline.draft_sampling),
         wording=REPLAYED,
         look=look,
         background=background,
@@ -315,20 +314,18 @@ def judge(
     return dataclasses.replace(
         report,
         draft_sampling=baseline.draft_sampling,
-        traces=baseline.traces,
+        traces=traces,
         first_step=candidate.first_step,
     )
 
 
 def mismatch(baseline: DraftReplay, candidate: DraftReplay) -> str:
     """In what the two replays differ so that they cannot be compared; empty if in nothing."""
+    depths = baseline.num_draft_tokens, candidate.num_draft_tokens
     if baseline.traces.sha256 != candidate.traces.sha256:
         return "the two drafts were replayed on different traces"
-    if baseline.num_draft_tokens != candidate.num_draft_tokens:
-        return (
-            f"the two drafts drafted {baseline.num_draft_tokens} and"
-            f" {candidate.num_draft_tokens} tokens per verify step"
-        )
+    if depths[0] != depths[1]:
+        return f"the two drafts drafted {depths[0]} and {depths[1]} tokens per verify step"
     if baseline.draft_sampling != candidate.draft_sampling:
         return "the two drafts chose their proposals in different ways (--draft-sampling)"
     if [one.identity for one in baseline.prompts] != [one.identity for one in candidate.prompts]:
@@ -402,24 +399,19 @@ def judge_counts(
 def _check_expected(expected: float | None, num_draft_tokens: int) -> None:
     """Refuse what `--expect-baseline` says (GateError) if it is no acceptance length."""
     if expected is not None and not 1 < expected <= num_draft_tokens + 1:
-        raise GateError(
-            "--expect-baseline",
-            f"expected a mean acceptance length in (1, {num_draft_tokens + 1}] for K ="
-            f" {num_draft_tokens}, got {expected}",
-            fix="give the acceptance length that the BF16 draft has with this K",
-        )
+        longest = f"(1, {num_draft_tokens + 1}] for K = {num_draft_tokens}"
+        what = f"expected a mean acceptance length in {longest}, got {expected}"
+        fix = "give the acceptance length that the BF16 draft has with this K"
+        raise GateError("--expect-baseline", what, fix=fix)
 
 
 def _recorded_pairs(
     baseline: DraftCounts, candidate: DraftCounts, wording: Wording
 ) -> list[RecordedPair]:
     """The prompts with verify steps; GateError: K leaves too few of them on average."""
-    average = baseline.counts.num_steps / len(baseline.prompts)
+    k, average = baseline.num_draft_tokens, baseline.counts.num_steps / len(baseline.prompts)
     if average < MIN_STEPS_PER_PROMPT:
-        raise GateError(
-            "--num-draft-tokens",
-            f"K = {baseline.num_draft_tokens} leaves {average:.1f} verify steps per prompt on"
-            f" average, expected at least {MIN_STEPS_PER_PROMPT}",
-            fix=wording.longer,
-        )
+        what = f"K = {k} leaves {average:.1f} verify steps per prompt on average"
+        what = f"{what}, expected at least {MIN_STEPS_PER_PROMPT}"
+        raise GateError("--num-draft-tokens", what, fix=wording.longer)
     return recorded_pairs(baseline, candidate)

@@ -12,9 +12,8 @@ from pathlib import Path
 
 from ...quantize.drafts.draft_cache import scale_origin
 from ...quantize.drafts.geometry import vocabulary_share
-from ...quantize.engines.contract import EngineName
 from ...quantize.engines.engine_check import check_checkpoint
-from ...quantize.engines.versions import newest_engines
+from ...quantize.engines.versions import Engine, newest_engines
 from ...quantize.files.checkpoint import Checkpoint
 from ...quantize.files.provenance import QuantizedProvenance
 from ...quantize.stored.layouts import HF_QUANT_CONFIG
@@ -23,7 +22,6 @@ from ...quantize.stored.stored_draft import StoredDraft
 from ...recipes.errors import CheckpointError, GateError
 from ...recipes.formats import AS_STORED, ServedForm
 from ...recipes.packages import package_version
-from ...recipes.schema import Rule
 from ..judging.candidate_origin import DraftFolder
 from ..measure.measurement import Measurement
 
@@ -158,7 +156,7 @@ def measured_facts(measurement: Measurement) -> DraftFacts:
 def engine_facts(folder: Path, name: str) -> tuple[EngineFacts, ...]:
     """What the newest version of every engine does with a draft on each GPU; launched by `name`."""
     return tuple(
-        _engine_facts(folder, name, engine.name, engine.version, arch)
+        _engine_facts(folder, name, engine, arch)
         for engine in newest_engines()
         for arch in engine.archs
     )
@@ -207,7 +205,10 @@ def _quantization(record: QuantizedProvenance) -> QuantizationFacts:
         layout=recipe.layout,
         backend=recipe.backend,
         backend_versions=record.backend_versions,
-        rules=tuple(map(_rule, recipe.rules)),
+        rules=tuple(
+            RuleFacts(tensors=", ".join(one.role or one.tensor), action=one.action, why=one.why)
+            for one in recipe.rules
+        ),
         num_quantized=len(quantized),
         num_kept=len(record.source.digests) - len(quantized) - len(record.dropped),
         bytes_before=record.tensor_bytes.before,
@@ -218,24 +219,16 @@ def _quantization(record: QuantizedProvenance) -> QuantizationFacts:
     )
 
 
-def _rule(rule: Rule) -> RuleFacts:
-    return RuleFacts(tensors=", ".join(rule.role or rule.tensor), action=rule.action, why=rule.why)
-
-
-def _engine_facts(
-    folder: Path, name: str, engine: EngineName, version: str, arch: str
-) -> EngineFacts:
+def _engine_facts(folder: Path, name: str, engine: Engine, arch: str) -> EngineFacts:
+    has_side_file = (folder / HF_QUANT_CONFIG).is_file()
     try:
         found = check_checkpoint(
-            Checkpoint.open(folder),
-            engine=engine,
-            arch=arch,
-            has_side_file=(folder / HF_QUANT_CONFIG).is_file(),
+            Checkpoint.open(folder), engine=engine.name, arch=arch, has_side_file=has_side_file
         )
     except CheckpointError as exc:  # the verdict of the gate does not depend on it
         return EngineFacts(
-            engine=engine,
-            version=version,
+            engine=engine.name,
+            version=engine.version,
             arch=arch,
             verdict="UNKNOWN",
             evidence="the folder cannot be checked",

@@ -37,17 +37,6 @@ def _intervals(found: GateReport) -> tuple[Interval, ...]:
     )
 
 
-def _context_lengths(found: GateReport) -> list[Lengths]:
-    return [
-        Lengths(
-            label=own.category.removeprefix("context "),
-            baseline=own.baseline_mean_acceptance_length,
-            candidate=own.candidate_mean_acceptance_length,
-        )
-        for own in found.context_bins
-    ]
-
-
 def _forest_of(drawn: Sequence[tuple[str, GateReport]]) -> str:
     """Each comparison's whole, categories and context bins beside their limits."""
     rows = [
@@ -189,8 +178,15 @@ def _charts(
         said = "Share of verify steps that accepted the token at each position"
         yield said, positions(before.survival, after.survival)
     if found.context_bins:
-        said = "Acceptance length by tokens before the verify step"
-        yield said, contexts(_context_lengths(found))
+        bins = [
+            Lengths(
+                label=own.category.removeprefix("context "),
+                baseline=own.baseline_mean_acceptance_length,
+                candidate=own.candidate_mean_acceptance_length,
+            )
+            for own in found.context_bins
+        ]
+        yield "Acceptance length by tokens before the verify step", contexts(bins)
         yield square, scatter(prompts, limit=limit)
     if told:
         said = "Share of verify steps by number of accepted tokens"

@@ -34,7 +34,8 @@ def forest(
     """The element `svg`: rows from top to bottom, beside the limits that they must clear."""
     names = 18.0 * len(series) if len(series) > 1 else 0.0
     height = _TOP + names + _ROW * len(rows) + _FOOT + 14
-    drawing = Drawing(key, height, title=title, described=_described(rows, bounds))
+    said = "; ".join(f"{row.label}: {_in_figures(row)}" for row in rows)
+    drawing = Drawing(key, height, title=title, described=f"Lines are {bounds}. {said}.")
     scale = Scale(*domain(rows), _LABELS + 8, WIDTH - _RIGHT)
     _legend(drawing, rows, bounds, series)
     top = _TOP + names
@@ -110,11 +111,6 @@ def domain(rows: Sequence[Interval]) -> tuple[float, float]:
     low, high = min(near), max(max(near), 0.4 * room)
     margin = 0.12 * (high - low)
     return low - margin, high + margin
-
-
-def _described(rows: Sequence[Interval], bounds: str) -> str:
-    said = "; ".join(f"{row.label}: {_in_figures(row)}" for row in rows)
-    return f"Lines are {bounds}. {said}."
 
 
 def _in_figures(row: Interval) -> str:

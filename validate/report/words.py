@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from ..counting.paired_change import PairedChange
 from ..judging.categories import Parts
@@ -13,10 +14,6 @@ from ..judging.policy import in_percent
 NONE = "\u2013"
 """A dash, where there is no figure."""
 _COMMAND = ": draftquant "
-_ESTIMATORS = {
-    "weighted rounds": "weighted verify steps",
-    "whole outputs": "whole outputs",
-}
 
 
 def change(found: PairedChange | None) -> str:
@@ -37,24 +34,17 @@ def limit(max_relative_drop: float) -> str:
     return f"{-max_relative_drop:+.2%}"
 
 
-def length(acceptance_length: float | None) -> str:
-    """A mean acceptance length."""
-    return NONE if acceptance_length is None else f"{acceptance_length:.3f}"
+def _written(number: float | None, form: str) -> str:
+    return NONE if number is None else format(number, form)
 
 
-def share(part: float | None) -> str:
-    """A share in percent."""
-    return NONE if part is None else f"{part:.1%}"
+length, share, figure = (partial(_written, form=form) for form in (".3f", ".1%", ".4g"))
+"""A mean acceptance length, a share in percent, a figure of any kind."""
 
 
 def count(number: float) -> str:
     """Whole where it was counted, one digit more where it is expected."""
     return f"{number:,.0f}" if float(number).is_integer() else f"{number:,.1f}"
-
-
-def figure(number: float | None) -> str:
-    """A figure of any kind."""
-    return NONE if number is None else f"{number:.4g}"
 
 
 def nbytes(number: float) -> str:
@@ -156,4 +146,4 @@ def way_out(way: str) -> tuple[str, str]:
 
 def estimator(name: str) -> str:
     """How two measurements were compared."""
-    return _ESTIMATORS.get(name, name)
+    return name.replace("rounds", "verify steps")
