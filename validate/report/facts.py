@@ -12,8 +12,9 @@ from pathlib import Path
 
 from ...quantize.drafts.draft_cache import scale_origin
 from ...quantize.drafts.geometry import vocabulary_share
+from ...quantize.engines.engine import Engine
 from ...quantize.engines.engine_check import check_checkpoint
-from ...quantize.engines.versions import Engine, newest_engines
+from ...quantize.engines.versions import newest_engines
 from ...quantize.files.checkpoint import Checkpoint
 from ...quantize.files.provenance import QuantizedProvenance
 from ...quantize.stored.layouts import HF_QUANT_CONFIG
