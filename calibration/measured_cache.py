@@ -23,15 +23,13 @@ import torch
 from torch import Tensor
 
 from ..quantize.drafts.draft_cache import CacheRounding, CacheScales, cached_layers
-from ..quantize.drafts.forward import DraftForward, OnCache, whole_rows
+from ..quantize.drafts.forward import DraftForward, OnCache
 from ..quantize.numerics.number_formats import fp8_scale
-from ..quantize.stored.loading import LoadedDraft
 from ..recipes.errors import CalibrationError
 from .linear_inputs.static_scales import octave_above, run_over_traces
-from .passes.draft_inputs import first_hidden
+from .passes.draft_inputs import DraftRun, first_hidden
 from .passes.proposals import MAX_LOGITS
 from .traces.manifest import TraceEntry
-from .traces.trace_folder import TraceFolder
 
 ROWS = 512
 """That draft, about: each divergence is a mean over K times so many."""
@@ -39,37 +37,32 @@ ROWS = 512
 
 @torch.inference_mode()
 def cache_divergences(
-    draft: LoadedDraft,
-    traces: TraceFolder,
+    run: DraftRun,
     caches: Sequence[OnCache],
     *,
-    num_draft_tokens: int,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> list[float]:
     """KL(as it is ‖ through the cache) in nats of each cache, the mean over rows and depths."""
-    sample = _sample(traces, num_draft_tokens)
+    draft, sample = run.draft, _sample(run)
     forwards = [draft.forward.caching(cache) for cache in caches]
     totals, count = torch.zeros(len(caches), dtype=torch.float64), 0
     for done, (entry, rows) in enumerate(sample):
-        trace = traces.load(entry)
-        hidden = first_hidden(draft, traces, trace)[None]
+        trace = run.traces.load(entry)
+        hidden = first_hidden(draft, run.traces, trace)[None]
         token_ids = trace.token_ids[None].to(draft.device)
-        wanted = _states(draft.forward, hidden, token_ids, rows, num_draft_tokens)
-        count += len(rows) * num_draft_tokens
+        wanted = _states(draft.forward, hidden, token_ids, rows, run.num_draft_tokens)
+        count += len(rows) * run.num_draft_tokens
         for i, forward in enumerate(forwards):
-            got = _states(forward, hidden, token_ids, rows, num_draft_tokens)
+            got = _states(forward, hidden, token_ids, rows, run.num_draft_tokens)
             totals[i] += sum(map(partial(_divergence, draft.forward), wanted, got))
         on_progress(done + 1, len(sample))
     return [float(total) / count for total in totals]
 
 
-def _sample(traces: TraceFolder, num_draft_tokens: int) -> list[tuple[TraceEntry, range]]:
+def _sample(run: DraftRun) -> list[tuple[TraceEntry, range]]:
     """Every n-th prompt that drafts, and its rows."""
-    rows = (
-        whole_rows(entry.num_tokens, num_draft_tokens, first_row=entry.prompt_length - 1)
-        for entry in traces.manifest.prompts
-    )
-    own = [both for both in zip(traces.manifest.prompts, rows, strict=True) if both[1]]
+    every = ((entry, run.rows(entry)) for entry in run.traces.manifest.prompts)
+    own = [(entry, rows) for entry, rows in every if rows]
     return own[:: max(1, sum(len(rows) for _, rows in own) // ROWS)]
 
 
@@ -97,13 +90,12 @@ Ranges = Mapping[int, tuple[float, float | None]]
 
 
 def measure_cache_ranges(
-    draft: LoadedDraft,
-    traces: TraceFolder,
+    run: DraftRun,
     *,
-    num_draft_tokens: int,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Ranges:
     """Ranges of all keys and values, of the context and of every later step."""
+    draft = run.draft
     layers = cached_layers(draft.weights, draft.name)
     seen: dict[int, list[Tensor | None]] = {layer: [None, None] for layer in layers}
 
@@ -115,19 +107,13 @@ def measure_cache_ranges(
                 largest[which] = now if before is None else torch.maximum(before, now)
         return keys, values
 
-    run_over_traces(
-        draft.forward.caching(watch),
-        draft,
-        traces,
-        num_draft_tokens=num_draft_tokens,
-        on_progress=on_progress,
-    )
+    run_over_traces(draft.forward.caching(watch), run, on_progress=on_progress)
     found: dict[int, tuple[float, float | None]] = {}
     for layer, (of_keys, of_values) in seen.items():
         if of_keys is None:
             raise CalibrationError(
-                traces.folder,
-                f"no continuation is longer than {num_draft_tokens} tokens, so no key was kept",
+                run.traces.folder,
+                f"no continuation is longer than {run.num_draft_tokens} tokens, so no key was kept",
                 fix="record longer continuations: --max-new-tokens",
             )
         found[layer] = float(of_keys), None if of_values is None else float(of_values)
@@ -144,36 +130,21 @@ Octaves = tuple[int, int]
 
 
 def measure_cache_scales(
-    draft: LoadedDraft,
-    traces: TraceFolder,
+    run: DraftRun,
     *,
     how: Literal["absmax", "measured"],
-    num_draft_tokens: int,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Mapping[int, CacheScales]:
     """Scales of every layer by its number, from all keys and values that K draft tokens need.
 
     Of latent attention k is the entry's scale, and v the same number.
-
-    Raises:
-        CheckpointError: the draft has no KV cache.
-        TraceError: the traces do not fit the draft.
-        CalibrationError: the draft cannot propose K tokens, or no trace is long enough.
-        ForwardError: the draft computes NaN or infinity.
     """
-    ranges = measure_cache_ranges(
-        draft, traces, num_draft_tokens=num_draft_tokens, on_progress=on_progress
-    )
+    ranges = measure_cache_ranges(run, on_progress=on_progress)
     if how == "absmax":
         return _by_layer(ranges, lambda largest, _: quotient(largest))
     tried = _tried(ranges)
-    divergences = cache_divergences(
-        draft,
-        traces,
-        [CacheRounding(_at(ranges, octaves)) for octaves in tried],
-        num_draft_tokens=num_draft_tokens,
-        on_progress=on_progress,
-    )
+    caches = [CacheRounding(_at(ranges, octaves)) for octaves in tried]
+    divergences = cache_divergences(run, caches, on_progress=on_progress)
     return _at(ranges, best_octaves(dict(zip(tried, divergences, strict=True))))
 
 

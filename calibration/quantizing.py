@@ -16,18 +16,17 @@ from ..quantize.lints import Lint, find_lints
 from ..quantize.making.preparing import check_tables
 from ..quantize.making.quantize_draft import QuantizeReport, quantize_draft
 from ..quantize.planning.quantization_plan import NOTHING_MEASURED, Measured, Plan, Step, make_plan
-from ..quantize.stored.loading import LoadedDraft
 from ..recipes.chosen_recipe import chosen_recipe
 from ..recipes.listener import Bar, Listener
 from ..recipes.regular_file import optional_path
 from .linear_inputs.plan_inputs import few_for_correction, measured_inputs, need_of, why_unused
 from .linear_inputs.static_scales import constant_scales
 from .measured_cache import measure_cache_scales
+from .passes.draft_inputs import DraftRun
 from .passes.memory import resolve_device
 from .passes.on_traces import draft_on_traces, open_traces
 from .rounding.learn import learned_codes
 from .rounding.learned_state import LearnedCodes, LearningProgress, LearningSettings
-from .traces.trace_folder import TraceFolder
 from .traces.trace_info import feature_evidence
 from .vocabulary_rows import RowsAsked, with_chosen_rows
 
@@ -120,7 +119,7 @@ def _measured(
             listener.warning(f"--traces is not used: {reason}")
         return constant or NOTHING_MEASURED
     traces = open_traces(asked.traces, listener)
-    draft, num_draft_tokens = draft_on_traces(
+    run = draft_on_traces(
         plan.draft.checkpoint.folder,
         traces,
         device=asked.device,
@@ -128,15 +127,13 @@ def _measured(
         num_draft_tokens=asked.num_draft_tokens,
         subtree=plan.draft.checkpoint.subtree,
     )
-    if few := few_for_correction(plan, draft, traces, num_draft_tokens):
+    if few := few_for_correction(plan, run):
         listener.note(few)
     spool = stack.enter_context(tempfile.TemporaryDirectory(prefix="draftquant-moments-"))
     with listener.bar("calibrate", len(traces), "work") as bar:
         found = measured_inputs(
             plan,
-            draft,
-            traces,
-            num_draft_tokens=num_draft_tokens,
+            run,
             spool=Path(spool),
             static=constant,
             precise=asked.precise,
@@ -148,26 +145,18 @@ def _measured(
     cache = plan.recipe.kv_cache
     if cache is not None and cache.scales != "unit":
         with listener.bar("cache", None, "work") as bar:
-            scales = measure_cache_scales(
-                draft,
-                traces,
-                how=cache.scales,
-                num_draft_tokens=num_draft_tokens,
-                on_progress=bar.set,
-            )
+            scales = measure_cache_scales(run, how=cache.scales, on_progress=bar.set)
         found = dataclasses.replace(found, cache_scales=scales)
         listener.note(f"scales of the KV cache from {len(traces)} traces ({cache.scales})")
     if found.statistics is not None or (constant is None and found.input_scales):
         what = "input scales" if found.statistics is None else "inputs"
-        listener.note(f"{what} from {len(traces)} traces, steps 1..{num_draft_tokens}")
+        listener.note(f"{what} from {len(traces)} traces, steps 1..{run.num_draft_tokens}")
     if need_of(plan) == "codes":
         codes = learn(
             stack,
             plan,
-            draft,
-            traces,
+            run,
             Path(asked.out),
-            num_draft_tokens=num_draft_tokens,
             static=found if found.input_scales else None,
             listener=listener,
         )
@@ -202,11 +191,7 @@ _A_COLUMN = 3_000_000
 
 
 class Phases:
-    """Shows the stages of a run, and how far each is.
-
-    Attributes:
-        bar: that shows them; there is none before the run begins.
-    """
+    """Shows the stages of a run, and how far each is; there is no bar before the run begins."""
 
     bar: Bar | None = None
 
@@ -283,19 +268,17 @@ FEW_PROMPTS = 128
 def learn(
     stack: ExitStack,
     plan: Plan,
-    draft: LoadedDraft,
-    traces: TraceFolder,
+    run: DraftRun,
     out: Path,
     *,
-    num_draft_tokens: int,
     static: Measured | None,
     listener: Listener,
 ) -> LearnedCodes:
     """Codes by the default settings, which are there until the stack is left."""
     settings = LearningSettings()
-    if len(traces) < FEW_PROMPTS:
+    if len(run.traces) < FEW_PROMPTS:
         listener.note(
-            f"learned rounding from {len(traces)} prompts, of which about"
+            f"learned rounding from {len(run.traces)} prompts, of which about"
             f" {settings.validation_share:.0%} are held back: from 256 prompts the draft comes"
             " closer to the unquantized one (draftquant record)"
         )
@@ -321,10 +304,8 @@ def learn(
         found = stack.enter_context(
             learned_codes(
                 plan,
-                draft,
-                traces,
+                run,
                 out,
-                num_draft_tokens=num_draft_tokens,
                 static=static,
                 settings=settings,
                 on_measuring=measuring,
@@ -343,11 +324,7 @@ def learn(
 
 
 class StepsShown:
-    """Shows the steps of this run: those that an earlier one did, and this goes on with, are not.
-
-    Args:
-        bar: in a phase of these steps, which begins before the first of them.
-    """
+    """Shows the steps of this run, without those that an earlier one did and this goes on with."""
 
     def __init__(self, bar: Bar) -> None:
         self._bar = bar

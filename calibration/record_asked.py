@@ -1,6 +1,6 @@
 """`RecordRun`: what is recorded of a target, how its text goes on, and who runs it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Literal
@@ -82,68 +82,59 @@ class RecordRun(ChosenPrompts):
     @override
     def check(self) -> None:
         """Refuse what does not belong together, and SGLang."""
+        for where, what, fix in self._problems():
+            raise TraceError(where, what, fix=fix)
+
+    def _problems(self) -> Iterator[tuple[str, str, str]]:
+        """Where, what and the fix, of each."""
         if self.engine == "sglang":
-            raise TraceError(
-                "--engine sglang",
-                _SGLANG,
-                fix="give --engine vllm, or let SpecForge dump with SGLang and import that:"
-                " 'draftquant traces import --from specforge'",
+            fix = (
+                "give --engine vllm, or let SpecForge dump with SGLang and import that:"
+                " 'draftquant traces import --from specforge'"
             )
+            yield "--engine sglang", _SGLANG, fix
         given = [option for name, option in _OF_VLLM.items() if getattr(self, name)]
         if self.engine != "vllm" and given:
-            raise TraceError(given[0], f"belongs to vLLM, not to {self.engine}",
-                             fix="add --engine vllm")  # fmt: skip
+            yield given[0], f"belongs to vLLM, not to {self.engine}", "add --engine vllm"
         if self.server and self.engine_args:
-            raise TraceError("--engine-arg", "a running server has its arguments already",
-                             fix="leave it out, or give it with --print-server-args")  # fmt: skip
+            what = "a running server has its arguments already"
+            yield "--engine-arg", what, "leave it out, or give it with --print-server-args"
         shares = bool(self.server) or self.print_server_args
         if shares and not self.shared:
-            raise TraceError("--shared", "expected the folder that server and recorder share",
-                             fix="add --shared DIR")  # fmt: skip
+            what = "expected the folder that server and recorder share"
+            yield "--shared", what, "add --shared DIR"
         if self.shared and not shares:
-            raise TraceError("--shared", "an engine of our own writes beside the output",
-                             fix="leave it out, or add --server URL")  # fmt: skip
+            what = "an engine of our own writes beside the output"
+            yield "--shared", what, "leave it out, or add --server URL"
         if self.fixed_batches and self.engine != "transformers":
-            raise TraceError("--fixed-batches", f"{self.engine} chooses its batches itself",
-                             fix="leave it out")  # fmt: skip
+            yield "--fixed-batches", f"{self.engine} chooses its batches itself", "leave it out"
         if self.ray:
-            self._check_ray()
+            yield from self._ray_problems()
         if self.continued and self.turns == "all":
-            raise TraceError("--continue", "goes on behind the last turn, and --turns all begins"
-                             " with the first", fix="leave one of them out")  # fmt: skip
+            what = "goes on behind the last turn, and --turns all begins with the first"
+            yield "--continue", what, "leave one of them out"
         if self.fused and not self.draft:
-            raise TraceError(
-                "--fused", "needs the draft whose fc is applied", fix="add --draft DRAFT"
-            )
+            yield "--fused", "needs the draft whose fc is applied", "add --draft DRAFT"
         if self.table_ids and not self.tables:
-            raise TraceError("--table-ids", "says which rows the tables carry", fix="add --tables")
+            yield "--table-ids", "says which rows the tables carry", "add --tables"
         if self.out is None and not self.print_server_args:
-            raise TraceError(
-                "--out",
-                "expected the folder to create",
-                fix="add --out FOLDER, such as --out ./gate-traces",
-            )
+            fix = "add --out FOLDER, such as --out ./gate-traces"
+            yield "--out", "expected the folder to create", fix
 
-    def _check_ray(self) -> None:
-        """Refuse what Ray does not divide, or not into equal bytes."""
+    def _ray_problems(self) -> Iterator[tuple[str, str, str]]:
+        """What Ray does not divide, or not into equal bytes."""
         if self.engine != "transformers":
-            raise TraceError(
-                "--ray",
+            what = (
                 f"divides what transformers records; {self.engine} spreads a target over GPUs and"
-                " machines itself",
-                fix="leave it out; give --engine-arg tensor_parallel_size=8, or several addresses"
-                " behind --server",
             )
+            fix = "leave it out; give --engine-arg tensor_parallel_size=8, or several addresses"
+            yield "--ray", f"{what} machines itself", f"{fix} behind --server"
         if self.device_map:
-            raise TraceError(
-                "--ray",
-                "gives each task one device, and --device-map spreads a target over all",
-                fix="leave one of them out",
-            )
+            what = "gives each task one device, and --device-map spreads a target over all"
+            yield "--ray", what, "leave one of them out"
         if not self.fixed_batches:
-            raise TraceError(
-                "--ray",
+            what = (
                 "needs fixed batches: in others, what runs beside a prompt depends on those before,"
-                " and so do its bits",
-                fix="add --fixed-batches",
+                " and so do its bits"
             )
+            yield "--ray", what, "add --fixed-batches"

@@ -27,7 +27,6 @@ from .recording.decoding import Decoding
 from .recording.record_traces import FixedBatch, RecordedBatch, record_batch, record_traces
 from .recording.target_model import Placement, configured_shape, opened_target
 from .recording.target_shape import (
-    FittedPrompts,
     RecordingPlan,
     TargetShape,
     check_draft_fits,
@@ -46,11 +45,7 @@ def record_asked(asked: RecordRun) -> TraceFolder | str:
     """Record the prompts, or give the command of a vLLM server to record from."""
     logging.disable_progress_bar()  # type: ignore[no-untyped-call] # one bar is enough
     logging.set_verbosity_error()  # type: ignore[no-untyped-call] # missing weights are our error
-    plan = _plan(asked)
-    fitted = prompts_to_record(asked, plan.shape)
-    plan = dataclasses.replace(
-        plan, prompts=fitted.prompts, too_long=fitted.too_long, dataset=fitted.dataset
-    )
+    plan = _with_prompts(_plan(asked), asked)
     if asked.print_server_args:
         assert asked.shared is not None  # see `RecordRun.check`
         return EngineSetup(plan, Path(asked.shared), dict(asked.engine_args or {})).command()
@@ -180,8 +175,9 @@ def _all_turns(asked: RecordRun, plan: RecordingPlan, record: Record) -> TraceFo
     return report.traces
 
 
-def prompts_to_record(asked: RecordRun, shape: TargetShape) -> FittedPrompts:
-    """The prompts that are recorded, and a word on those that are too long."""
+def _with_prompts(plan: RecordingPlan, asked: RecordRun) -> RecordingPlan:
+    """The plan with the prompts that are recorded, and a word on those that are too long."""
+    shape = plan.shape
     found = _read(asked, shape)
     read = found.prompts
     fitted = fitted_prompts(read, shape, asked.max_new_tokens, asked.too_long, asked.prompts)
@@ -199,7 +195,7 @@ def prompts_to_record(asked: RecordRun, shape: TargetShape) -> FittedPrompts:
                 f"{asked.prompts}: a text that is cut no longer begins as its conversation did:"
                 " gate judges it only in one folder with the traces that began it (traces merge)"
             )
-    return dataclasses.replace(fitted, dataset=found.dataset)
+    return dataclasses.replace(plan, prompts=fitted.prompts, too_long=long, dataset=found.dataset)
 
 
 def _read(asked: RecordRun, shape: TargetShape) -> ReadPrompts:

@@ -109,11 +109,7 @@ class ServerClient:
         await self._http.aclose()
 
     async def get_text(self, path: str) -> str:
-        """A text, such as /metrics.
-
-        Raises:
-            ServerError: no answer after all attempts, or the server refuses.
-        """
+        """A text, such as /metrics; a ServerError where none comes after all attempts."""
         return (await self._patiently(lambda: self._text("GET", path, None)))[0]
 
     async def get_object(self, path: str) -> Mapping[str, Any]:
@@ -158,9 +154,8 @@ class ServerClient:
     ) -> Reply:
         """The events that answer a request (server-sent, each a JSON object), to the last.
 
-        A stream that breaks off, or ends without "[DONE]" or with an error of the server, is asked
-        for again from its beginning; and one of which `failed` says something, as some servers tell
-        in a stream of status 200 that they are overloaded.
+        A stream that breaks off, or ends without "[DONE]" or with an error, is asked for again; and
+        one of which `failed` says something: some servers are overloaded in a stream of status 200.
         """
         events, attempts = await self._patiently(lambda: self._events(path, body, failed))
         return Reply(events=events, num_attempts=attempts)

@@ -60,10 +60,9 @@ _GENERATION_FILE = "generation_config.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenRows:
-    """Rows that were chosen, and what they cover.
+    """Rows that were chosen, ascending, and what they cover.
 
     Attributes:
-        target_ids: ascending.
         coverage: share of the tokens that chose them.
         held_out: share of the same text, each part of it under rows that the others choose.
         never_said: share of that text's tokens which the choosing parts never said.
@@ -172,11 +171,7 @@ class Choosing:
 def chosen_rows(
     choosing: Choosing, size: int | None, coverage: float | None, *, options: str = "--"
 ) -> ChosenRows:
-    """The rows of a size, or of the least size that covers so much of held-out text.
-
-    Raises:
-        CalibrationError: no cut of this draft has that size, or reaches that coverage.
-    """
+    """The rows of a size, or of the least size that covers so much of held-out text."""
     held_out = held_out_coverage(choosing.chooser, choosing.texts)
     needed: int | None = None
     if size is None:
@@ -221,14 +216,7 @@ def _least_size(choosing: Choosing, held_out: HeldOutCoverage, coverage: float, 
 def choosing_of(
     source: DraftSource, traces: TraceFolder, *, target: Path | None, counts: Path | None
 ) -> Choosing:
-    """Read what rows are chosen by; the target's configs name tokens that are always kept.
-
-    Raises:
-        PlanError: the vocabulary of such a draft cannot be cut.
-        CheckpointError: its map is wrong.
-        CalibrationError: the traces are another target's, or say nothing.
-        TraceError: a trace is damaged.
-    """
+    """Read what rows are chosen by; the target's configs name tokens that are always kept."""
     stored = StoredDraft.read(source.checkpoint())
     draft = stored.draft
     check_may_be_cut(draft)
@@ -328,12 +316,10 @@ def _lacking(chooser: RowChooser, texts: Sequence[SaidText]) -> Iterable[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowsAsked:
-    """Which rows.
+    """Which rows: so many, or as many as cover that share of held-out text.
 
-    Attributes:
-        coverage: share of held-out text that they cover, where no size is given.
-        target: its folder, from whose head they come if the draft has none.
-        options: what the names of the options for `size` and `coverage` begin with.
+    `target`: from whose head they come if the draft has none. `options`: what the names of the
+    options for `size` and `coverage` begin with.
     """
 
     size: int | None

@@ -8,6 +8,7 @@ import block_pair
 import tied_mla
 import tied_pair
 from draftquant.calibration.linear_inputs.static_scales import calibrated_scales
+from draftquant.calibration.passes.draft_inputs import DraftRun
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.traces.target_tables import TargetTables
 from draftquant.calibration.traces.trace_folder import TraceFolder
@@ -53,9 +54,7 @@ class RoundingPair:
     def static(self, plan: Plan) -> Measured | None:
         if not plan.recipe.needs_input_scales:
             return None
-        return calibrated_scales(
-            plan, self.loaded(), self.traces, num_draft_tokens=self.num_draft_tokens
-        )
+        return calibrated_scales(plan, DraftRun(self.loaded(), self.traces, self.num_draft_tokens))
 
 
 def make_pair(folder: Path, family: str, *, num_prompts: int = 12) -> RoundingPair:

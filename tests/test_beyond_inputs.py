@@ -6,7 +6,7 @@ import pytest
 import torch
 from draftquant.calibration.linear_inputs.plan_inputs import MomentsAlongTraces
 from draftquant.calibration.linear_inputs.static_scales import calibrated_scales, measure_absmax
-from draftquant.calibration.passes.draft_inputs import check_trace_fits, first_hidden
+from draftquant.calibration.passes.draft_inputs import DraftRun, check_trace_fits, first_hidden
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.drafts import read_draft
@@ -75,16 +75,16 @@ def head_inputs(draft: LoadedDraft, traces: TraceFolder) -> torch.Tensor:
 def test_scales_cover_all_that_fc_and_the_head_read(
     draft: LoadedDraft, traces: TraceFolder
 ) -> None:
-    scales = measure_absmax(draft, traces, num_draft_tokens=K, others=["fc", "lm_head"])
+    scales = measure_absmax(DraftRun(draft, traces, K), others=["fc", "lm_head"])
     features = max(float(trace.features.abs().max()) for trace in traces)
     assert scales["fc"] == pytest.approx(features, rel=1e-6)
     largest = float(head_inputs(draft, traces).abs().max())
     assert scales["lm_head"] == pytest.approx(largest, rel=1e-5)
-    assert not {"fc", "lm_head"} & set(measure_absmax(draft, traces, num_draft_tokens=K))
+    assert not {"fc", "lm_head"} & set(measure_absmax(DraftRun(draft, traces, K)))
 
 
 def test_moments_of_the_head(draft: LoadedDraft, traces: TraceFolder, tmp_path: Path) -> None:
-    statistics = MomentsAlongTraces(draft, traces, num_draft_tokens=K, spool=tmp_path)
+    statistics = MomentsAlongTraces(DraftRun(draft, traces, K), spool=tmp_path)
     statistics.measure(["lm_head"])
     x = head_inputs(draft, traces)
     found = statistics.second_moments(["lm_head"])["lm_head"].mean
@@ -96,7 +96,7 @@ def test_a_static_recipe_stores_the_scales_of_both(folder: Path, tmp_path: Path)
     draft = load_draft(folder / "draft")
     plan = make_plan(recipe, read_draft(Checkpoint.open(folder / "draft")))
     traces = TraceFolder.open(folder / "traces")
-    static = calibrated_scales(plan, draft, traces, num_draft_tokens=K)
+    static = calibrated_scales(plan, DraftRun(draft, traces, K))
     out = tmp_path / "out"
     quantize_draft(
         plan,
@@ -110,7 +110,7 @@ def test_a_static_recipe_stores_the_scales_of_both(folder: Path, tmp_path: Path)
     assert verify(out, folder / "draft").ok
     fused = TraceFolder.open(folder / "fused")
     with pytest.raises(CalibrationError, match="hold the outputs of this linear") as caught:
-        calibrated_scales(plan, draft, fused, num_draft_tokens=K)
+        calibrated_scales(plan, DraftRun(draft, fused, K))
     assert "record traces without --fused, or keep fc" in str(caught.value.fix)
 
 

@@ -25,7 +25,7 @@ from block_pair import (
     with_own_tensors,
 )
 from draftquant.calibration.linear_inputs.static_scales import measure_absmax, stored_scale
-from draftquant.calibration.passes.draft_inputs import first_hidden
+from draftquant.calibration.passes.draft_inputs import DraftRun, first_hidden
 from draftquant.calibration.passes.proposals import draft_proposals
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.traces.trace_folder import TraceFolder
@@ -158,7 +158,7 @@ def test_a_quantized_folder_replays_as_the_engine_decodes(
     scales: dict[str, float] = {}
     if chosen.needs_input_scales:
         original = loaded(folder / "draft", folder / "target")
-        measured = measure_absmax(original, traces, num_draft_tokens=K)
+        measured = measure_absmax(DraftRun(original, traces, K))
         scales = {n: stored_scale(x, chosen.activations) for n, x in measured.items()}
     quantize_draft(
         plan,
@@ -282,7 +282,7 @@ def test_static_scales_see_the_context_and_the_block(
             reference.extend(trace.features[None, :anchor])
             round_inputs(reference, into(own))
             reference.propose(int(trace.token_ids[anchor]), K)
-    measured = measure_absmax(draft, traces, num_draft_tokens=K)
+    measured = measure_absmax(DraftRun(draft, traces, K))
     assert sorted(measured) == sorted(draft.linears)
     for layer in range(2):
         attention = f"layers.{layer}.self_attn."
@@ -320,7 +320,7 @@ def test_number_of_draft_tokens_that_no_block_holds(folder: Path, traces: TraceF
         with pytest.raises(ReplayError, match=f"draft: num_draft_tokens: expected {what}"):
             replay_drafts([draft], traces, num_draft_tokens=count)
         with pytest.raises(CalibrationError, match=f"draft: num_draft_tokens: expected {what}"):
-            measure_absmax(draft, traces, num_draft_tokens=count)
+            measure_absmax(DraftRun(draft, traces, count))
 
 
 def test_traces_of_other_layers_do_not_fit(
@@ -364,7 +364,7 @@ def test_no_finite_logits(folder: Path, tmp_path: Path, traces: TraceFolder) -> 
     with pytest.raises(ForwardError, match=r"draft blocks at positions 1 to 32: hidden st"):
         replay_drafts([draft], traces, num_draft_tokens=K)
     with pytest.raises(ForwardError, match="hidden states are NaN or infinite"):
-        measure_absmax(draft, traces, num_draft_tokens=K)
+        measure_absmax(DraftRun(draft, traces, K))
 
 
 # ---- drafts that choose their tokens one after the other

@@ -14,6 +14,7 @@ from draftquant.calibration.measured_cache import (
     measure_cache_scales,
     octave_above,
 )
+from draftquant.calibration.passes.draft_inputs import DraftRun
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.drafts.draft_cache import UNIT, CacheRounding, CacheScales
@@ -60,13 +61,13 @@ def test_ranges_are_those_of_every_key_that_any_step_keeps(
         kept.append((keys.clone(), values.clone()))
         return keys, values
 
-    run_over_traces(draft.forward.caching(keep), draft, traces, num_draft_tokens=K)
-    ((keys, values),) = measure_cache_ranges(draft, traces, num_draft_tokens=K).values()
+    run_over_traces(draft.forward.caching(keep), DraftRun(draft, traces, K))
+    ((keys, values),) = measure_cache_ranges(DraftRun(draft, traces, K)).values()
     for i, largest in enumerate((keys, values)):
         assert largest == max(float(both[i].abs().max()) for both in kept)
     tokens = sum(entry.num_tokens for entry in traces.manifest.prompts)
     assert sum(both[0].shape[0] * both[0].shape[2] for both in kept) > tokens  # later steps too
-    quotients = measure_cache_scales(draft, traces, how="absmax", num_draft_tokens=K)
+    quotients = measure_cache_scales(DraftRun(draft, traces, K), how="absmax")
     assert quotients == {
         0: CacheScales(k=(float(torch.tensor(keys) / 448),), v=(float(torch.tensor(values) / 448),))
     }
@@ -79,15 +80,14 @@ def test_values_too_small_for_unit_scales_get_scales_that_keep_them(
     draft, traces = pair
     small = shrunk(draft, 12)
     usual, own = (
-        measure_cache_scales(one, traces, how="measured", num_draft_tokens=K)[0]
-        for one in (draft, small)
+        measure_cache_scales(DraftRun(one, traces, K), how="measured")[0] for one in (draft, small)
     )
     assert own.k == usual.k
     assert own.v == (usual.v[0] * 2.0**-12,)
     assert all(math.frexp(scale)[0] == 0.5 for scale in usual.k + usual.v)  # powers of two
     caches = [CacheRounding({0: UNIT}), CacheRounding({0: own})]
-    unit, measured = cache_divergences(small, traces, caches, num_draft_tokens=K)
-    (before,) = cache_divergences(draft, traces, [CacheRounding({0: usual})], num_draft_tokens=K)
+    unit, measured = cache_divergences(DraftRun(small, traces, K), caches)
+    (before,) = cache_divergences(DraftRun(draft, traces, K), [CacheRounding({0: usual})])
     assert measured == pytest.approx(before, rel=1e-6)
     assert unit > 10 * measured
 
@@ -103,11 +103,11 @@ def test_the_middle_of_what_is_as_good_as_the_best_is_taken() -> None:
 def test_what_cannot_be_measured_is_an_error(pair: tuple[LoadedDraft, TraceFolder]) -> None:
     draft, traces = pair
     with pytest.raises(CalibrationError, match="no continuation is longer than 40 tokens"):
-        measure_cache_scales(draft, traces, how="absmax", num_draft_tokens=40)
+        measure_cache_scales(DraftRun(draft, traces, 40), how="absmax")
     holed = shrunk(draft, 0)
     holed.weights["layers.0.self_attn.v_proj.weight"][0, 0] = torch.inf
     with pytest.raises(ForwardError, match="hidden states are NaN or infinite"):
-        measure_cache_scales(holed, traces, how="absmax", num_draft_tokens=K)
+        measure_cache_scales(DraftRun(holed, traces, K), how="absmax")
     headless = dataclasses.replace(draft, weights={"lm_head.weight": torch.ones(1)})
     with pytest.raises(CheckpointError, match="there is no KV cache"):
-        measure_cache_scales(headless, traces, how="measured", num_draft_tokens=K)
+        measure_cache_scales(DraftRun(headless, traces, K), how="measured")

@@ -11,6 +11,7 @@ import torch
 from draftquant.calibration.linear_inputs import plan_inputs as moments
 from draftquant.calibration.linear_inputs.plan_inputs import LEAST_PER_COLUMN, MomentsAlongTraces
 from draftquant.calibration.linear_inputs.static_scales import run_over_traces
+from draftquant.calibration.passes.draft_inputs import DraftRun
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.drafts import read_draft
@@ -88,7 +89,7 @@ def written_down(draft: LoadedDraft, traces: TraceFolder) -> dict[str, Tensor]:
         return x
 
     forward = draft.family.forward(draft.geometry, draft.weights, note)
-    run_over_traces(forward, draft, traces, num_draft_tokens=K)
+    run_over_traces(forward, DraftRun(draft, traces, K))
     return {name: torch.cat(parts) for name, parts in seen.items()}
 
 
@@ -107,9 +108,7 @@ def test_moments_of_an_expert_are_those_of_its_tokens(
         nonlocal runs
         runs += done == total
 
-    statistics = MomentsAlongTraces(
-        draft, traces, num_draft_tokens=K, spool=tmp_path, on_progress=count
-    )
+    statistics = MomentsAlongTraces(DraftRun(draft, traces, K), spool=tmp_path, on_progress=count)
     statistics.measure(draft.linears)
     inputs, few = written_down(draft, traces), 0
     order = [name.removesuffix(".weight") for name in draft.family.tensor_specs(draft.geometry)]

@@ -13,6 +13,7 @@ from draftquant.calibration.linear_inputs.static_scales import (
     run_over_traces,
     stored_scale,
 )
+from draftquant.calibration.passes.draft_inputs import DraftRun
 from draftquant.calibration.prompts.prompt_file import Prompt, read_prompts
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.drafts import read_draft
@@ -62,7 +63,7 @@ def test_every_linear_has_a_scale_and_fused_ones_share_it(
     draft: LoadedDraft, traces: TraceFolder
 ) -> None:
     """NVFP4 stores that of its groups: six, the largest FP4, times 448, the largest FP8 scale."""
-    largest = measure_absmax(draft, traces, num_draft_tokens=3)
+    largest = measure_absmax(DraftRun(draft, traces, 3))
     assert sorted(largest) == sorted(draft.linears)
     assert len({largest[ATTENTION + name] for name in ("q_proj", "k_proj", "v_proj")}) == 1
     assert largest[MLP + "gate_proj"] == largest[MLP + "up_proj"]
@@ -99,8 +100,8 @@ def test_the_first_step_alone_would_clip_the_later_ones(tmp_path: Path) -> None:
         PAIR / "target", prompts, tmp_path / "traces", max_new_tokens=64, aux_layer_ids=(0, 1, 2)
     )
     draft = load_draft(PAIR / "draft")
-    first = measure_absmax(draft, traces, num_draft_tokens=1)
-    chain = measure_absmax(draft, traces, num_draft_tokens=3)
+    first = measure_absmax(DraftRun(draft, traces, 1))
+    chain = measure_absmax(DraftRun(draft, traces, 3))
     down = MLP + "down_proj"
     assert chain[down] > 1.2 * first[down]
     # K = 3 leaves out two rows of depth 0 that K = 1 sees, hence not quite "at least".
@@ -127,7 +128,7 @@ def test_absmax_by_an_observer_of_ones_own(draft: LoadedDraft, traces: TraceFold
         rows = trace.num_tokens - 2
         hidden = forward.fuse(trace.features[None, :rows])
         forward.step(trace.token_ids[None, 1 : rows + 1], hidden, torch.arange(rows), attend)
-    measured = measure_absmax(draft, traces, num_draft_tokens=1)
+    measured = measure_absmax(DraftRun(draft, traces, 1))
     for name, absmax in measured.items():
         assert absmax == pytest.approx(seen[name], rel=1e-5)  # float32, other order of sums
 
@@ -137,7 +138,7 @@ def test_all_zero_inputs_get_scale_one(folder: Path, tmp_path: Path, traces: Tra
     tensors = load_file(silent / "model.safetensors")
     tensors["midlayer.mlp.up_proj.weight"].zero_()
     save_file(tensors, silent / "model.safetensors")
-    scales = measure_absmax(load_draft(silent), traces, num_draft_tokens=2)
+    scales = measure_absmax(DraftRun(load_draft(silent), traces, 2))
     assert scales[MLP + "down_proj"] == 0
 
 
@@ -145,17 +146,17 @@ def test_no_data_or_broken_data(
     folder: Path, tmp_path: Path, draft: LoadedDraft, traces: TraceFolder
 ) -> None:
     with pytest.raises(CalibrationError, match="num_draft_tokens: expected at least 1, got 0"):
-        measure_absmax(draft, traces, num_draft_tokens=0)
+        measure_absmax(DraftRun(draft, traces, 0))
     with pytest.raises(CalibrationError, match="do not reach this linear: no continuation is"):
-        measure_absmax(draft, traces, num_draft_tokens=40)
+        measure_absmax(DraftRun(draft, traces, 40))
     broken = load_draft(save_draft(tmp_path / "draft", folder / "target"))
     broken.weights["layers.0.mlp.up_proj.weight"][0, 0] = torch.nan  # no folder with it is loaded
     with pytest.raises(ForwardError, match="NaN or infinite"):
-        measure_absmax(broken, traces, num_draft_tokens=2)
+        measure_absmax(DraftRun(broken, traces, 2))
     other = {"eagle_aux_hidden_state_layer_ids": [2, 4, 5]}
     shifted = load_draft(save_draft(tmp_path / "ids", folder / "target", eagle_config=other))
     with pytest.raises(TraceError, match="cannot use them"):
-        measure_absmax(shifted, traces, num_draft_tokens=2)
+        measure_absmax(DraftRun(shifted, traces, 2))
 
 
 def test_scales_of_a_balanced_draft_are_those_of_its_own_inputs(
@@ -185,8 +186,8 @@ def test_scales_of_a_balanced_draft_are_those_of_its_own_inputs(
         return x
 
     forward = draft.family.forward(draft.geometry, draft.weights, look)
-    run_over_traces(forward, draft, traces, num_draft_tokens=3)
-    scales = calibrated_scales(plan, draft, traces, num_draft_tokens=3).input_scales
+    run_over_traces(forward, DraftRun(draft, traces, 3))
+    scales = calibrated_scales(plan, DraftRun(draft, traces, 3)).input_scales
     wanted = max(halves[0] / 2**exponent, halves[1]) / 448
     assert scales["midlayer.self_attn.q_proj"] == 2.0 ** math.ceil(math.log2(wanted))
     assert wanted < 0.5 * max(halves) / 448  # the source's own inputs would give another scale

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from draftquant.calibration.measured_cache import measure_cache_scales
-from draftquant.calibration.passes.draft_inputs import batches_of
+from draftquant.calibration.passes.draft_inputs import DraftRun, batches_of
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.drafts.draft_cache import UNIT, CacheScales, scale_origin
@@ -89,7 +89,7 @@ def test_what_a_folder_declares_is_replayed_unless_told_otherwise(
     assert main(["quantize", str(draft), *given, "--out", str(out)]) == 0
     plain = load_draft(draft)
     (expected,) = measure_cache_scales(
-        plain, TraceFolder.open(traces), how="absmax", num_draft_tokens=3
+        DraftRun(plain, TraceFolder.open(traces), 3), how="absmax"
     ).values()
     found = load_draft(out)
     assert found.cache_scales == {0: expected}

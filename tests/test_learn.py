@@ -9,6 +9,7 @@ import draftquant.calibration.rounding.learn as learning_module
 import pytest
 import torch
 from draftquant.calibration.linear_inputs.plan_inputs import measured_inputs, served_rounding
+from draftquant.calibration.passes.draft_inputs import DraftRun
 from draftquant.calibration.rounding.latents import Latent
 from draftquant.calibration.rounding.learn import (
     Learning,
@@ -69,10 +70,8 @@ def learn(
     static = pair.static(plan)
     with learned_codes(
         plan,
-        pair.loaded(),
-        traces or pair.traces,
+        DraftRun(pair.loaded(), traces or pair.traces, pair.num_draft_tokens),
         out,
-        num_draft_tokens=pair.num_draft_tokens,
         static=static,
         settings=settings,
         save_seconds=save_seconds,
@@ -130,12 +129,10 @@ def learning_of(
     folder: Path,
 ) -> Learning:
     return Learning(
-        pair.loaded(),
+        DraftRun(pair.loaded(), pair.traces, pair.num_draft_tokens),
         latents,
         served_rounding(plan, pair.static(plan), torch.device("cpu")),
-        pair.traces,
         split_prompts(pair.traces, pair.num_draft_tokens, share=0.2, seed=0),
-        num_draft_tokens=pair.num_draft_tokens,
         settings=settings,
         kept=KeptRounding(folder),
     )
@@ -373,9 +370,7 @@ def test_learning_starts_where_gptq_corrected_for_the_rounding_of_inputs_ends(
     static = llama.static(plan)
     inputs = measured_inputs(
         by_gptq,
-        llama.loaded(),
-        llama.traces.only(learned),
-        num_draft_tokens=3,
+        DraftRun(llama.loaded(), llama.traces.only(learned), 3),
         spool=tmp_path / "spool",
         static=static,
     )
@@ -417,9 +412,7 @@ def refused(
 ) -> BackendError | CalibrationError:
     with (
         pytest.raises((BackendError, CalibrationError)) as caught,
-        learned_codes(
-            plan, llama.loaded(), traces or llama.traces, tmp_path / "out", num_draft_tokens=k
-        ),
+        learned_codes(plan, DraftRun(llama.loaded(), traces or llama.traces, k), tmp_path / "out"),
     ):
         pass
     assert list(tmp_path.glob("*.rounding")) == []

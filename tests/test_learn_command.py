@@ -8,6 +8,7 @@ import pytest
 import torch
 from draftquant.calibration import quantizing
 from draftquant.calibration.linear_inputs.plan_inputs import served_rounding
+from draftquant.calibration.passes.draft_inputs import DraftRun
 from draftquant.calibration.prompts.prompt_file import read_prompts
 from draftquant.calibration.rounding.learn import Learning, first_latents
 from draftquant.calibration.rounding.learned_state import KeptRounding, LearningSettings
@@ -158,12 +159,10 @@ def test_learned_codes_of_a_trained_draft_diverge_less_than_nearest_ones(
     for scale, steps in (("absmax", 0), ("mse", 12)):
         plan = shipped.plan(learned_recipe(name, scale=scale))
         learning = Learning(
-            shipped.loaded(),
+            DraftRun(shipped.loaded(), shipped.traces, 3),
             first_latents(plan, shipped.loaded()),
             served_rounding(plan, shipped.static(plan), torch.device("cpu")),
-            shipped.traces,
             split_prompts(shipped.traces, 3, share=0.25, seed=0),
-            num_draft_tokens=3,
             settings=dataclasses.replace(FEW, steps=max(1, steps), validate_every=12),
             kept=KeptRounding(tmp_path),
         )

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from draftquant.calibration.linear_inputs.plan_inputs import measured_inputs, served_rounding
+from draftquant.calibration.passes.draft_inputs import DraftRun
 from draftquant.calibration.rounding.learn import first_latents, learned_codes, nearest_weights
 from draftquant.calibration.rounding.learned_state import LearnedCodes, LearningSettings
 from draftquant.quantize.files.hub import resolve_draft
@@ -77,9 +78,7 @@ def test_gptq_rounds_four_bits_and_leaves_fp8_to_the_nearest(
     (tmp_path / "spool").mkdir()
     found = measured_inputs(
         plan,
-        pair.loaded(),
-        pair.traces,
-        num_draft_tokens=pair.num_draft_tokens,
+        DraftRun(pair.loaded(), pair.traces, pair.num_draft_tokens),
         spool=tmp_path / "spool",
     )
     assert found.statistics is not None
@@ -125,10 +124,8 @@ def test_learning_moves_four_bits_beside_nearest_fp8(pair: RoundingPair, tmp_pat
 
     with learned_codes(
         plan,
-        draft,
-        pair.traces,
+        DraftRun(draft, pair.traces, pair.num_draft_tokens),
         out,
-        num_draft_tokens=pair.num_draft_tokens,
         settings=FEW,
         save_seconds=0.0,
     ) as found:
@@ -147,10 +144,8 @@ def test_a_format_that_cannot_be_learned_as_the_recipes_own(
         pytest.raises(BackendError, match="learned is for formats of four bits"),
         learned_codes(
             plan,
-            pair.loaded(),
-            pair.traces,
+            DraftRun(pair.loaded(), pair.traces, pair.num_draft_tokens),
             tmp_path / "out",
-            num_draft_tokens=pair.num_draft_tokens,
         ),
     ):
         pass

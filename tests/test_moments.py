@@ -13,6 +13,7 @@ from draftquant.calibration.linear_inputs import plan_inputs as second_moments
 from draftquant.calibration.linear_inputs import static_scales as trace_runs
 from draftquant.calibration.linear_inputs.plan_inputs import BLOCK_ROW_STRIDE, MomentsAlongTraces
 from draftquant.calibration.linear_inputs.static_scales import run_over_traces
+from draftquant.calibration.passes.draft_inputs import DraftRun
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.drafts.passes import BlockForward
@@ -87,7 +88,7 @@ def written_down(
 
     forward = draft.family.forward(draft.geometry, draft.weights, note)
     stride = BLOCK_ROW_STRIDE if isinstance(forward, BlockForward) else 1
-    run_over_traces(forward, draft, traces, num_draft_tokens=k, row_stride=stride)
+    run_over_traces(forward, DraftRun(draft, traces, k), row_stride=stride)
     return {name: (*torch.cat(parts, dim=1),) for name, parts in seen.items()}  # type: ignore[misc]
 
 
@@ -111,9 +112,7 @@ def test_moments_are_the_mean_over_all_inputs(
     rounding = coarse if rounded else torch.clone
     draft = loaded(folder, kind)
     statistics = MomentsAlongTraces(
-        draft,
-        traces,
-        num_draft_tokens=K[kind],
+        DraftRun(draft, traces, K[kind]),
         spool=tmp_path,
         rounding=lambda _name, x: rounding(x),
         corrected=draft.linears if rounded else (),
@@ -164,7 +163,7 @@ def test_prompts_of_equal_lengths_run_together(
     for together in (True, False):
         batches.append([])
         forward = draft.family.forward(draft.geometry, draft.weights, lambda _name, x: x)
-        run_over_traces(forward, draft, twice, num_draft_tokens=K[kind], together=together)
+        run_over_traces(forward, DraftRun(draft, twice, K[kind]), together=together)
     assert set(batches[0]) == {2}
     assert set(batches[1]) == {1}
     inputs = written_down(draft, twice, K[kind], torch.clone)
@@ -180,7 +179,7 @@ def test_linears_that_read_the_same_share_a_file(
 ) -> None:
     """Queries of a block draft see the block alone, its keys and values the context as well."""
     draft = loaded(folder, kind)
-    statistics = MomentsAlongTraces(draft, traces, num_draft_tokens=K[kind], spool=tmp_path)
+    statistics = MomentsAlongTraces(DraftRun(draft, traces, K[kind]), spool=tmp_path)
     statistics.measure(QKV)
     assert len(list(tmp_path.iterdir())) == (1 if kind == "chain" else 2)
     q, k, v = statistics.second_moments(QKV).values()
@@ -193,7 +192,7 @@ def test_what_was_never_run_is_an_error(
     kind: str, folder: Path, traces: TraceFolder, tmp_path: Path
 ) -> None:
     draft = loaded(folder, kind)
-    statistics = MomentsAlongTraces(draft, traces, num_draft_tokens=K[kind], spool=tmp_path)
+    statistics = MomentsAlongTraces(DraftRun(draft, traces, K[kind]), spool=tmp_path)
     with pytest.raises(CalibrationError, match=r"up_proj: the traces do not reach this linear"):
         statistics.measure(["layers.9.mlp.up_proj"])
 
@@ -201,8 +200,6 @@ def test_what_was_never_run_is_an_error(
 def test_a_number_of_draft_tokens_that_cannot_be(
     kind: str, folder: Path, traces: TraceFolder, tmp_path: Path
 ) -> None:
-    statistics = MomentsAlongTraces(
-        loaded(folder, kind), traces, num_draft_tokens=0, spool=tmp_path
-    )
+    statistics = MomentsAlongTraces(DraftRun(loaded(folder, kind), traces, 0), spool=tmp_path)
     with pytest.raises(CalibrationError, match="expected at least 1, got 0"):
         statistics.measure([O_PROJ])

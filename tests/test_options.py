@@ -18,7 +18,7 @@ TWO, THREE = (ANY, ANY), (ANY, ANY, 3)
 FINDING = MagicMock(verdict="PASS", details=[{"first": 1, "second": 1, "items": 1}])
 
 OPEN = "calibration.traces.trace_folder.TraceFolder.open"
-LIMITS = "calibration.passes.position_limits.position_warnings"
+LIMITS = "calibration.passes.on_traces.position_warnings"
 MEASURED = "validate.measure.measurement_file.read_measurement"
 PROMPTS = "calibration.prompts.prompt_source.prompts_of"
 PROMPT_FILE = "calibration.prompts.prompt_file.read_prompts"
@@ -392,7 +392,7 @@ COMMANDS = (
         DRAFTS: MagicMock(traces=[]),
         "validate.counting.replaying.replay_drafts": [
             MagicMock(**{"traces.features.fault.return_value": ""})],
-        **stubs(OPEN, "calibration.passes.position_limits.folder_of",
+        **stubs(OPEN, "calibration.passes.on_traces.folder_of",
                 "validate.counting.replaying.chosen_num_draft_tokens",
                 "scripts.verbs.replay.print_replays"),
     }),
@@ -489,7 +489,7 @@ COMMANDS = (
         Row("--overwrite", "", "overwrite", True, f"{COMPARED}.write_reports"),
     ), {LIMITS: ()} | stubs(
              OPEN, "validate.judging.candidate_origin.DraftFolder.read",
-             "calibration.passes.position_limits.folder_of",
+             "calibration.passes.on_traces.folder_of",
              f"{COMPARED}.replay_in_groups",
              "validate.runs.replay_run.of_replays",
              "validate.runs.replay_run.compare",

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from draftquant.calibration.passes.position_limits import position_warnings
+from draftquant.calibration.passes.on_traces import position_warnings
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.recipes.listener import Listener
 from draftquant.scripts.cli import main

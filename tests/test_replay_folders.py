@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from draftquant.calibration.linear_inputs.static_scales import measure_absmax, stored_scale
+from draftquant.calibration.passes.draft_inputs import DraftRun
 from draftquant.calibration.prompts.prompt_file import read_prompts
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.drafts import read_draft
@@ -56,7 +57,7 @@ def test_a_quantized_folder_replays_as_the_engine_decodes(
     plan = make_plan(chosen, read_draft(Checkpoint.open(PAIR / "draft")))
     scales: dict[str, float] = {}
     if chosen.needs_input_scales:
-        measured = measure_absmax(load_draft(PAIR / "draft"), traces, num_draft_tokens=3)
+        measured = measure_absmax(DraftRun(load_draft(PAIR / "draft"), traces, 3))
         scales = {n: stored_scale(x, chosen.activations) for n, x in measured.items()}
     stored = {name.replace("layers.0.", "midlayer."): scale for name, scale in scales.items()}
     quantize_draft(

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from draftquant.calibration.linear_inputs.static_scales import measure_absmax, stored_scale
+from draftquant.calibration.passes.draft_inputs import DraftRun
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.drafts import read_draft
@@ -175,7 +176,7 @@ def test_a_quantized_folder_replays_as_the_engine_decodes(
     chosen = dataclasses.replace(load_recipe(recipe), backend="torch")
     scales: dict[str, float] = {}
     if chosen.needs_input_scales:
-        measured = measure_absmax(load_draft(source), traces, num_draft_tokens=3)
+        measured = measure_absmax(DraftRun(load_draft(source), traces, 3))
         scales = {n: stored_scale(x, chosen.activations) for n, x in measured.items()}
     quantize_draft(
         make_plan(chosen, read_draft(Checkpoint.open(source))),
@@ -196,7 +197,7 @@ def test_a_quantized_folder_replays_as_the_engine_decodes(
 def test_static_scales_of_an_mla_draft(folder: Path, tmp_path: Path, traces: TraceFolder) -> None:
     """One per linear that may be quantized; q_a and kv_a read one tensor and share theirs."""
     draft = load_draft(save_mla_draft(tmp_path / "draft", folder / "target"))
-    scales = measure_absmax(draft, traces, num_draft_tokens=3)
+    scales = measure_absmax(DraftRun(draft, traces, 3))
     assert sorted(scales) == sorted(draft.linears)
     assert "layers.0.self_attn.kv_b_proj" not in scales
     assert scales["layers.0.self_attn.q_a_proj"] == scales["layers.0.self_attn.kv_a_proj_with_mqa"]

@@ -59,12 +59,9 @@ class Answer:
 
 
 class Answers:
-    """Finds the answers of samples.
+    """Finds the answers of samples; what follows one of `ends` in the mask is not theirs.
 
-    Args:
-        ends: token ids that end an answer; what follows one in the mask is the template's.
-        prompts: that the dump was made with; a sample belongs to the longest that it begins with.
-            They give ids, categories, and where prompts end if the dump does not.
+    A sample belongs to the longest of `prompts`, which the dump was made with, that it begins with.
     """
 
     def __init__(self, ends: Collection[int], prompts: Sequence[Prompt] | None) -> None:

@@ -68,12 +68,9 @@ Order = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetFacts:
-    """A target's folder, which may hold its config alone.
+    """A target's folder, which may hold its config alone; nothing has read its weights.
 
-    Attributes:
-        identity: weights_sha256 is None, nothing has read the weights.
-        tables: None where embedding and head are not in the folder; `without_tables` says why.
-        not_run: why it is not run here; None where it can be.
+    `not_run`: why it is not run here; None where it can be.
     """
 
     folder: Path
@@ -138,15 +135,10 @@ def _not_run(folder: Path) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecomputedFinding:
-    """What recomputing showed.
+    """What recomputing showed: row i belongs to token i + shift; `layer_ids` are 0-based outputs.
 
-    Attributes:
-        target: with the hash of its weights. dtype: that it computed in.
-        layer_ids: of each slot, 0-based, outputs.
-        shift: row i belongs to token i + shift.
-        difference: largest of the slots, relative, median over positions.
-        own: share of the answers' tokens that are the target's argmax; None where the beginnings
-            hold no answer.
+    `difference`: largest of the slots, relative, median over positions. `own`: share of the tokens
+    of answers that are the target's argmax; None where the beginnings hold no answer.
     """
 
     target: TargetIdentity
@@ -163,8 +155,7 @@ def recompute(
     """Run the target on beginnings of texts, and find the dump's slots among its layers.
 
     Raises:
-        TraceError: the target cannot be run; or it can, and a slot is the output of none of its
-            layers (`TraceError.where` is then the dump's folder).
+        TraceError: the target cannot be run; or, at the dump's folder, a slot is of no layer.
     """
     answers = answers[:MAX_TEXTS]
     beginnings = (a.sample.token_ids[: min(a.stop, MAX_TOKENS)].tolist() for a in answers)
@@ -345,12 +336,10 @@ def _whose(rows: Tensor, layers: Tensor, tokens: Tensor) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftFinding:
-    """What the draft's first steps showed.
+    """What the draft's first steps showed: row i belongs to token i + shift.
 
-    Attributes:
-        shift: row i belongs to token i + shift.
-        accepted: share of the answers' tokens that the first step predicts, as the layers stand.
-        next_best: the same share in the best of the other orders; 0 for a single layer.
+    `accepted`: share of the answers' tokens that the first step predicts, as the layers stand;
+    `next_best`: in the best of the other orders, 0 for a single layer.
     """
 
     shift: int

@@ -73,10 +73,8 @@ class Sample:
     """One text and what its target computed, one row for each token.
 
     Attributes:
-        id: of the text within the dump, from its file's name.
         token_ids: [N] int64.
-        answered: [N] bool, the tokens that the dump calls the target's answers; None where it does
-            not say.
+        answered: [N] bool, in the target's answers; None where the dump does not say.
         aux: [N, m * W], outputs of m layers side by side, floating point.
         last: [N, W], what the head reads or what the norm before it reads; None where absent.
         scales: [N] float32, of aux features that the dump rounded to FP8; None = not rounded.

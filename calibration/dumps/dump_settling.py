@@ -32,13 +32,7 @@ MIN_OWN = 0.9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declared:
-    """What the user says of a dump.
-
-    Attributes:
-        layer_ids: of the aux features; None = those of the draft, else whatever is found.
-        draft: that reads these features; None = none given.
-        greedy: the answers are the target's own at temperature 0, where that cannot be measured.
-    """
+    """What the user says of a dump; `greedy`: its answers are the target's own at temperature 0."""
 
     layer_ids: tuple[int, ...] | None = None
     draft: LoadedDraft | None = None
@@ -55,15 +49,13 @@ class Declared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """How the rows of a dump are to be read, and how that was settled.
+    """How the rows of a dump are to be read, and how that was settled: row i is of token i + shift.
 
     Attributes:
         layer_ids: of the aux features, ascending, 0-based, outputs.
-        shift: row i belongs to token i + shift: 0 or -1.
         last_in_aux: the last slot of what the dump stores as aux is the last state, and no aux one.
         recomputed, draft: which of the two settled the layers; the other is None.
         rows: what whole texts showed; None before they were read, or where the target was not run.
-        not_recomputed: why the target was not run; None where it was.
         head: None where the dump has no last state, or the head is not at hand.
     """
 
@@ -119,53 +111,6 @@ class Layout:
                 "the last layer is among them: if the draft does not read it, name the"
                 " draft (--draft)"
             )
-
-
-def settled(
-    dump: Path, pendings: Sequence[Pending], target: TargetFacts, said: Declared, find: Answers
-) -> Layout:
-    """Layers, shift and norm of a dump; a TraceError says what would settle what nothing can."""
-    looked = list(_look(pendings, MAX_LOOKED_AT, find))
-    if not looked:
-        raise TraceError(
-            dump,
-            "none of the texts that were checked has an answer: their loss masks are all 0",
-            fix="dump conversations with answers of the target",
-        )
-    for answer in looked:
-        check_sample(answer.sample, target, looked[0].sample)
-    expected = said.expected_layers(target)
-    for answer in looked:
-        check_finite(answer.sample, answer.stop, target.width, expected or ())
-    slots = looked[0].sample.aux.shape[1] // target.width
-    last_in_aux = False
-    if expected is not None:
-        last_in_aux = looked[0].sample.last is None and slots == len(expected) + 1
-        if slots - last_in_aux != len(expected):
-            raise TraceError(
-                dump,
-                f"its aux features hold {slots} layers, expected {len(expected)}: {list(expected)}",
-                fix="give the draft and the layers that the dump was made for",
-            )
-    if last_in_aux:
-        looked = [replace(a, sample=split_last(a.sample, target.width)) for a in looked]
-    recomputed, not_run = _recomputed(target, looked)
-    steps = None
-    if recomputed is None:
-        steps = _draft_steps(dump, pendings, find, target, said, expected, last_in_aux, not_run)
-    layout = Layout(
-        layer_ids=_layers(dump, recomputed, expected),
-        shift=recomputed.shift if recomputed else steps.shift if steps else 0,
-        last_in_aux=last_in_aux,
-        recomputed=recomputed,
-        draft=steps,
-        not_recomputed=not_run,
-        head=None,
-    )
-    lasts = [last_states(layout, answer.sample, target) for answer in looked]
-    layout = replace(layout, head=_head(dump, looked, lasts, target, said, recomputed))
-    _check_shift(dump, layout)
-    return layout
 
 
 def feature_dtype(sample: Sample) -> FeatureDtype:
@@ -238,136 +183,170 @@ def check_finite(sample: Sample, stop: int, width: int, layer_ids: Sequence[int]
         )
 
 
-def _look(pendings: Sequence[Pending], most: int, find: Answers) -> Iterator[Answer]:
-    """First answers of some texts, without the rows that need not be looked at, copied."""
-    for pending in pendings[:: -(-len(pendings) // most)]:
-        for answer in list(find.of(pending.read()))[:1]:
-            rows = min(answer.stop, max(MAX_ROWS, answer.start + MAX_ROWS // 8))
-            sample = answer.sample
-            cut = replace(
-                sample,
-                token_ids=sample.token_ids[:rows].clone(),
-                aux=sample.aux[:rows].clone(),
-                last=None if sample.last is None else sample.last[:rows].clone(),
-                scales=None if sample.scales is None else sample.scales[:rows].clone(),
+class Settling:
+    """Settles how a dump is to be read, by the first answers of some of its texts."""
+
+    def __init__(
+        self,
+        dump: Path,
+        pendings: Sequence[Pending],
+        target: TargetFacts,
+        said: Declared,
+        find: Answers,
+    ) -> None:
+        self._dump, self._pendings, self._target = dump, pendings, target
+        self._said, self._find = said, find
+        self._expected = said.expected_layers(target)
+        self._looked = list(self._look(MAX_LOOKED_AT))
+
+    def layout(self) -> Layout:
+        """Layers, shift and norm; a TraceError says what would settle what nothing can."""
+        if not self._looked:
+            raise TraceError(
+                self._dump,
+                "none of the texts that were checked has an answer: their loss masks are all 0",
+                fix="dump conversations with answers of the target",
             )
-            yield replace(answer, sample=cut, stop=rows)
-
-
-def _recomputed(
-    target: TargetFacts, looked: Sequence[Answer]
-) -> tuple[RecomputedFinding | None, str | None]:
-    if target.not_run:
-        return None, target.not_run
-    try:
-        return recompute(target, looked, feature_dtype(looked[0].sample)), None
-    except TraceError as exc:
-        if exc.where != str(target.folder):
-            raise
-        return None, exc.what
-
-
-def _draft_steps(
-    dump: Path,
-    pendings: Sequence[Pending],
-    find: Answers,
-    target: TargetFacts,
-    said: Declared,
-    expected: tuple[int, ...] | None,
-    last_in_aux: bool,
-    not_run: str | None,
-) -> DraftFinding:
-    """What the draft says, which needs more answers than the target; one in memory at a time."""
-    if said.draft is None or expected is None:
-        raise TraceError(
-            dump,
-            "it is unknown which layers the dump holds: the target cannot be run here"
-            f" ({not_run}), and no draft is given",
-            fix="give the target's whole folder, or the draft that reads these features: --draft D",
+        first, width = self._looked[0].sample, self._target.width
+        for answer in self._looked:
+            check_sample(answer.sample, self._target, first)
+        for answer in self._looked:
+            check_finite(answer.sample, answer.stop, width, self._expected or ())
+        if last_in_aux := self._last_in_aux(first):
+            self._looked = [replace(a, sample=split_last(a.sample, width)) for a in self._looked]
+        recomputed, not_run = self._recomputed()
+        steps = None if recomputed else self._draft_steps(last_in_aux, not_run)
+        found = recomputed or steps
+        layout = Layout(
+            layer_ids=self._layers(recomputed),
+            shift=found.shift if found else 0,
+            last_in_aux=last_in_aux,
+            recomputed=recomputed,
+            draft=steps,
+            not_recomputed=not_run,
+            head=None,
         )
-    steps = DraftSteps(said.draft, expected)
-    for answer in _look(pendings, MAX_DRAFTED, find):
-        sample = answer.sample
-        steps.add(
-            replace(answer, sample=split_last(sample, target.width)) if last_in_aux else answer
-        )
-    return steps.finding(dump)
+        layout = replace(layout, head=self._head(layout))
+        self._check_shift(layout)
+        return layout
 
+    def _look(self, most: int) -> Iterator[Answer]:
+        """First answers of some texts, without the rows that need not be looked at, copied."""
+        for pending in self._pendings[:: -(-len(self._pendings) // most)]:
+            for answer in list(self._find.of(pending.read()))[:1]:
+                rows = min(answer.stop, max(MAX_ROWS, answer.start + MAX_ROWS // 8))
+                sample = answer.sample
+                cut = replace(
+                    sample,
+                    token_ids=sample.token_ids[:rows].clone(),
+                    aux=sample.aux[:rows].clone(),
+                    last=None if sample.last is None else sample.last[:rows].clone(),
+                    scales=None if sample.scales is None else sample.scales[:rows].clone(),
+                )
+                yield replace(answer, sample=cut, stop=rows)
 
-def _layers(
-    dump: Path, recomputed: RecomputedFinding | None, expected: tuple[int, ...] | None
-) -> tuple[int, ...]:
-    found = recomputed.layer_ids if recomputed else expected
-    assert found is not None
-    if list(found) != sorted(set(found)):
-        raise TraceError(
-            dump,
-            f"the dump holds the layers in the order {list(found)}, expected ascending order",
-            fix="dump the layers in ascending order, as engines hand them to drafts",
-        )
-    if expected is not None and found != tuple(expected):
-        raise TraceError(
-            dump,
-            f"the dump holds the outputs of layers {list(found)}, expected"
-            f" {list(expected)}. These ids are counted after the layer; an id that is"
-            " counted before the layer is one larger",
-            fix="dump the layers that the draft reads, or name the layers of the dump:"
-            " --aux-layers",
-        )
-    return found
-
-
-def _head(
-    dump: Path,
-    looked: Sequence[Answer],
-    lasts: Sequence[Tensor | None],
-    target: TargetFacts,
-    said: Declared,
-    recomputed: RecomputedFinding | None,
-) -> HeadFinding | None:
-    with_last = [(a, last) for a, last in zip(looked, lasts, strict=True) if last is not None]
-    if with_last and target.has_head:
-        assert target.tables is not None
-        return TargetHead(target.tables.shared()).settle(with_last)
-    if recomputed and recomputed.own is not None and recomputed.own < MIN_OWN:
-        raise TraceError(
-            dump,
-            f"{recomputed.own:.0%} of the checked tokens are the target's argmax,"
-            f" expected {MIN_OWN:.0%}: another model wrote these answers, or the target"
-            " sampled them",
-            fix="dump the target's own greedy answers",
-        )
-    if not said.greedy:
-        lack = (
-            "the dump has no last states"
-            if not with_last
-            else (
-                "the target's head and last norm are missing"
-                f" ({target.without_tables or 'no norm.weight'})"
+    def _last_in_aux(self, first: Sample) -> bool:
+        expected = self._expected
+        if expected is None:
+            return False
+        slots = first.aux.shape[1] // self._target.width
+        last_in_aux = first.last is None and slots == len(expected) + 1
+        if slots - last_in_aux != len(expected):
+            raise TraceError(
+                self._dump,
+                f"its aux features hold {slots} layers, expected {len(expected)}: {list(expected)}",
+                fix="give the draft and the layers that the dump was made for",
             )
-        )
+        return last_in_aux
+
+    def _recomputed(self) -> tuple[RecomputedFinding | None, str | None]:
+        target = self._target
+        if target.not_run:
+            return None, target.not_run
+        try:
+            return recompute(target, self._looked, feature_dtype(self._looked[0].sample)), None
+        except TraceError as exc:
+            if exc.where != str(target.folder):
+                raise
+            return None, exc.what
+
+    def _draft_steps(self, last_in_aux: bool, not_run: str | None) -> DraftFinding:
+        """What the draft says; it needs more answers than the target, one in memory at a time."""
+        if self._said.draft is None or self._expected is None:
+            raise TraceError(
+                self._dump,
+                "it is unknown which layers the dump holds: the target cannot be run here"
+                f" ({not_run}), and no draft is given",
+                fix="give the target's whole folder, or the draft that reads these features:"
+                " --draft D",
+            )
+        steps = DraftSteps(self._said.draft, self._expected)
+        for answer in self._look(MAX_DRAFTED):
+            cut = split_last(answer.sample, self._target.width) if last_in_aux else answer.sample
+            steps.add(replace(answer, sample=cut))
+        return steps.finding(self._dump)
+
+    def _layers(self, recomputed: RecomputedFinding | None) -> tuple[int, ...]:
+        expected = self._expected
+        found = recomputed.layer_ids if recomputed else expected
+        assert found is not None
+        if list(found) != sorted(set(found)):
+            raise TraceError(
+                self._dump,
+                f"the dump holds the layers in the order {list(found)}, expected ascending order",
+                fix="dump the layers in ascending order, as engines hand them to drafts",
+            )
+        if expected is not None and found != tuple(expected):
+            raise TraceError(
+                self._dump,
+                f"the dump holds the outputs of layers {list(found)}, expected"
+                f" {list(expected)}. These ids are counted after the layer; an id that is"
+                " counted before the layer is one larger",
+                fix="dump the layers that the draft reads, or name the layers of the dump:"
+                " --aux-layers",
+            )
+        return found
+
+    def _head(self, layout: Layout) -> HeadFinding | None:
+        target, recomputed = self._target, layout.recomputed
+        lasts = [(one, last_states(layout, one.sample, target)) for one in self._looked]
+        with_last = [(answer, last) for answer, last in lasts if last is not None]
+        if with_last and target.has_head:
+            assert target.tables is not None
+            return TargetHead(target.tables.shared()).settle(with_last)
+        if recomputed and recomputed.own is not None and recomputed.own < MIN_OWN:
+            raise TraceError(
+                self._dump,
+                f"{recomputed.own:.0%} of the checked tokens are the target's argmax,"
+                f" expected {MIN_OWN:.0%}: another model wrote these answers, or the target"
+                " sampled them",
+                fix="dump the target's own greedy answers",
+            )
+        if self._said.greedy:
+            return None
+        missing = target.without_tables or "no norm.weight"
+        lack = f"the target's head and last norm are missing ({missing})"
         raise TraceError(
-            dump,
-            f"it cannot be measured whether the target wrote these answers: {lack}",
+            self._dump,
+            "it cannot be measured whether the target wrote these answers:"
+            f" {lack if with_last else 'the dump has no last states'}",
             fix="dump the last hidden states too and give the target's head, or declare"
             " with --greedy that the target wrote the answers at temperature 0",
         )
-    return None
 
-
-def _check_shift(dump: Path, layout: Layout) -> None:
-    of_last = layout.head.shift if layout.head else layout.shift
-    if of_last != layout.shift:
-        raise TraceError(
-            dump,
-            f"the aux features are shifted by {layout.shift:+d} against their tokens,"
-            f" the last states by {of_last:+d}",
-            fix="dump both at the same positions",
-        )
-    if layout.shift > 0:
-        raise TraceError(
-            dump,
-            "each row of hidden states belongs to the token after it, so the first"
-            " token has no features",
-            fix="dump the first position too",
-        )
+    def _check_shift(self, layout: Layout) -> None:
+        of_last = layout.head.shift if layout.head else layout.shift
+        if of_last != layout.shift:
+            raise TraceError(
+                self._dump,
+                f"the aux features are shifted by {layout.shift:+d} against their tokens,"
+                f" the last states by {of_last:+d}",
+                fix="dump both at the same positions",
+            )
+        if layout.shift > 0:
+            raise TraceError(
+                self._dump,
+                "each row of hidden states belongs to the token after it, so the first"
+                " token has no features",
+                fix="dump the first position too",
+            )

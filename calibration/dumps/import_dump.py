@@ -14,7 +14,6 @@ from ...quantize.files.staging import check_output
 from ...quantize.stored.loading import LoadedDraft, load_draft
 from ...recipes.brief import Brief
 from ...recipes.errors import CheckpointError, TraceError
-from ...recipes.listener import Listener
 from ..passes.draft_inputs import mask_token_ids
 from ..prompts.prompt_file import Prompt, read_prompts
 from ..traces.manifest import FeatureSpec, TraceManifest
@@ -23,18 +22,18 @@ from ..traces.target_tables import SharedTables, TargetTables
 from ..traces.trace_folder import TraceFolder
 from ..traces.trace_info import MIN_AGREEMENT, FeatureTally
 from ..traces.writer import trace_output
-from . import DumpFormat
+from . import DumpFormat, DumpImport
 from .dump_answers import Answer, Answers, TargetHead
 from .dump_evidence import TargetFacts, read_target, recomputing
 from .dump_layouts import samples_of
 from .dump_settling import (
     Declared,
     Layout,
+    Settling,
     check_finite,
     check_sample,
     feature_dtype,
     last_states,
-    settled,
     split_last,
 )
 
@@ -67,35 +66,24 @@ class ImportReport(Brief):
         }
 
 
-def import_asked(
-    written_by: DumpFormat,
-    dump: Path,
-    target: Path,
-    out: Path,
-    *,
-    reads: Reference | None,
-    layer_ids: tuple[int, ...] | None,
-    prompts: Path | None,
-    greedy: bool,
-    leave_out_off_policy: bool,
-    table_ids: tuple[int, ...] | None,
-    listener: Listener,
-) -> ImportReport:
-    """The same, for the draft that `reads` the hidden states, and a file of prompts."""
+def import_asked(asked: DumpImport) -> ImportReport:
+    """Import a dump with the draft that reads its hidden states, and a file of prompts."""
     logging.disable_progress_bar()  # type: ignore[no-untyped-call] # one bar is enough
-    draft = None if reads is None else _loaded(reads, target)
+    target, layers = Path(asked.target), asked.aux_layer_ids
+    draft = None if asked.draft is None else _loaded(asked.draft, target)
     masks = () if draft is None else mask_token_ids(draft.geometry)
-    asked = None if prompts is None else read_prompts(prompts, target=target)
-    with listener.bar("import", 1) as bar:
+    layer_ids = None if layers is None else tuple(layers)
+    prompts = None if asked.prompts is None else read_prompts(Path(asked.prompts), target=target)
+    with asked.listener.bar("import", 1) as bar:
         return import_dump(
-            written_by,
-            dump,
+            asked.written_by,
+            Path(asked.dump),
             target,
-            out,
-            declared=Declared(layer_ids=layer_ids, draft=draft, greedy=greedy),
-            prompts=asked,
-            leave_out_off_policy=leave_out_off_policy,
-            table_ids=None if table_ids is None else (*table_ids, *masks),
+            Path(asked.out),
+            declared=Declared(layer_ids=layer_ids, draft=draft, greedy=asked.greedy),
+            prompts=prompts,
+            leave_out_off_policy=asked.leave_out_off_policy,
+            table_ids=(*asked.table_ids, *masks) if asked.tables else None,
             on_progress=bar.set,
         )
 
@@ -125,18 +113,12 @@ def import_dump(
     With the target's head and last norm it is measured whether answers are the target's own; where
     transformers can run the target here, which layers the dump holds. Its config.json alone will do
     with a draft, and `declared.greedy`. Without `leave_out_off_policy` an answer that the target
-    would not have given is an error. `on_progress` is called with (texts done, texts).
-
-    Raises:
-        TraceError: the dump cannot be read, is not of this target, cannot be settled, or holds
-            text that the target did not write.
-        CheckpointError: the target's tables are asked for and not found.
-        OutputError: `out` exists already, or its parent does not.
+    would not have given is an error.
     """
     check_output(out)
     facts = read_target(target)
     pendings = samples_of(dump, written_by)
-    layout = settled(dump, pendings, facts, declared, Answers(facts.ends, prompts))
+    layout = Settling(dump, pendings, facts, declared, Answers(facts.ends, prompts)).layout()
     first = pendings[0].read()
     run = layout.recomputed
     head = TraceManifest(

@@ -30,7 +30,7 @@ from ...quantize.algorithms import InputMoments, Need, Statistics
 from ...quantize.algorithms.algorithm import DAMPING_PER_INPUT, DAMPINGS
 from ...quantize.backends import get_backend
 from ...quantize.drafts.engine_traits import fused_group
-from ...quantize.drafts.forward import OnInput, whole_rows
+from ...quantize.drafts.forward import OnInput
 from ...quantize.drafts.passes import BlockForward
 from ...quantize.drafts.shared.mixture import is_expert
 from ...quantize.files.provenance import GptqFactors
@@ -39,9 +39,9 @@ from ...quantize.stored.loading import LoadedDraft
 from ...quantize.stored.online_rounding import InputRounding, kernel_scale
 from ...quantize.stored.stored_draft import declared_activations
 from ...recipes.errors import CalibrationError
+from ..passes.draft_inputs import DraftRun
 from ..traces.near_duplicates import seen_prompts
-from ..traces.trace_folder import TraceFolder
-from .static_scales import balanced_draft, calibrated_scales, never_run, run_over_traces
+from .static_scales import balanced_run, calibrated_scales, never_run, run_over_traces
 
 _ROWS = 2048  # inputs multiplied at a time
 _STRIP = 1024  # rows of a matrix that begin at one column
@@ -56,18 +56,14 @@ BLOCK_ROW_STRIDE = 4
 class MomentsAlongTraces(Statistics):
     """`Statistics` of `quantize.algorithms`, measured on recorded traces.
 
-    Args:
-        spool: existing folder for the matrices, 4 in^2 bytes each.
-        corrected: canonical names of linears whose weights are to make up for this rounding: of
-            their inputs, what it takes is measured as well.
+    Of linears that are `corrected` for this rounding, what it takes from the inputs is measured as
+    well. The matrices, 4 in^2 bytes each, lie in the folder `spool`.
     """
 
     def __init__(
         self,
-        draft: LoadedDraft,
-        traces: TraceFolder,
+        run: DraftRun,
         *,
-        num_draft_tokens: int,
         spool: Path,
         rounding: OnInput = lambda _name, x: x,
         corrected: Collection[str] = (),
@@ -75,8 +71,7 @@ class MomentsAlongTraces(Statistics):
         precise: bool = False,
         on_progress: Callable[[int, int], None] = lambda _done, _total: None,
     ) -> None:
-        self._draft, self._traces, self._spool = draft, traces, spool
-        self._num_draft_tokens = num_draft_tokens
+        self._run, self._draft, self._spool = run, run.draft, spool
         self._rounding, self._on_progress = rounding, on_progress
         self._corrected = corrected
         self._together, self._precise = together, precise
@@ -136,9 +131,7 @@ class MomentsAlongTraces(Statistics):
         forward = self._draft.family.forward(self._draft.geometry, self._draft.weights, observe)
         run_over_traces(
             forward,
-            self._draft,
-            self._traces,
-            num_draft_tokens=self._num_draft_tokens,
+            self._run,
             row_stride=BLOCK_ROW_STRIDE if isinstance(forward, BlockForward) else 1,
             together=self._together,
             on_progress=self._on_progress,
@@ -146,7 +139,7 @@ class MomentsAlongTraces(Statistics):
         for leader in self._groups[number]:
             found = sums.pop(leader)
             if found.count == 0 and not is_expert(leader):
-                raise never_run(self._traces, leader, self._num_draft_tokens)
+                raise never_run(self._run, leader)
             self._seen[leader] = found.count
             if found.count and not found.save_means(*self._files(leader)):
                 raise CalibrationError(
@@ -325,10 +318,8 @@ def why_unused(plan: Plan, *, scale_is_given: bool = False) -> str | None:
 
 def measured_inputs(
     plan: Plan,
-    draft: LoadedDraft,
-    traces: TraceFolder,
+    run: DraftRun,
     *,
-    num_draft_tokens: int,
     spool: Path,
     static: Measured | None = None,
     precise: bool = False,
@@ -342,16 +333,12 @@ def measured_inputs(
     if why_unused(plan, scale_is_given=static is not None):
         return static or NOTHING_MEASURED
     if plan.recipe.needs_input_scales and static is None:
-        static = calibrated_scales(
-            plan, draft, traces, num_draft_tokens=num_draft_tokens, on_progress=on_progress
-        )
+        static = calibrated_scales(plan, run, on_progress=on_progress)
     statistics = None
     if need_of(plan) == "second_moments":
-        rounding = served_rounding(plan, static, draft.device)
+        rounding = served_rounding(plan, static, run.draft.device)
         statistics = MomentsAlongTraces(
-            balanced_draft(draft, plan),
-            traces,
-            num_draft_tokens=num_draft_tokens,
+            balanced_run(run, plan),
             spool=spool,
             rounding=rounding,
             corrected=corrected_linears(plan),
@@ -359,7 +346,7 @@ def measured_inputs(
             precise=precise,
             on_progress=on_stage_progress,
         )
-    prompts = seen_prompts(traces)
+    prompts = seen_prompts(run.traces)
     return replace(static or NOTHING_MEASURED, statistics=statistics, prompts=prompts)
 
 
@@ -378,31 +365,26 @@ WANTED_PER_COLUMN = 32
 Measured by the divergence on other prompts, NVFP4 on EAGLE-3 Llama: see docs/rounding.md."""
 
 
-def few_for_correction(
-    plan: Plan, draft: LoadedDraft, traces: TraceFolder, num_draft_tokens: int
-) -> str | None:
+def few_for_correction(plan: Plan, run: DraftRun) -> str | None:
     """Said before anything runs, where correction wants more prompts than there are; else None.
 
     Of experts nothing: who is routed to them shows when the draft runs.
     """
     columns = {
-        name: draft.weights[f"{name}.weight"].shape[1]
+        name: _columns(run.draft, name)
         for name in sorted(corrected_linears(plan))
         if not is_expert(name)
     }
-    rows = sum(
-        len(whole_rows(one.num_tokens, num_draft_tokens, first_row=one.prompt_length - 1))
-        for one in traces.manifest.prompts
-    )
-    is_block = isinstance(draft.forward, BlockForward)
-    inputs = rows * num_draft_tokens // (BLOCK_ROW_STRIDE if is_block else 1)
+    entries = run.traces.manifest.prompts
+    rows = sum(len(run.rows(entry)) for entry in entries)
+    is_block = isinstance(run.draft.forward, BlockForward)
+    inputs = rows * run.num_draft_tokens // (BLOCK_ROW_STRIDE if is_block else 1)
     name = max(columns, key=columns.__getitem__, default=None)
     if name is None or inputs >= WANTED_PER_COLUMN * columns[name]:
         return None
-    prompts = len(traces.manifest.prompts)
-    wanted = math.ceil(prompts * WANTED_PER_COLUMN * columns[name] / max(1, inputs))
+    wanted = math.ceil(len(entries) * WANTED_PER_COLUMN * columns[name] / max(1, inputs))
     return (
-        f"input correction: {prompts} prompts give at least {inputs:,} inputs for the"
+        f"input correction: {len(entries)} prompts give at least {inputs:,} inputs for the"
         f" {columns[name]:,} columns of {name}; from {WANTED_PER_COLUMN} for each column on, more"
         f" hardly help: about {wanted:,} prompts like these. With fewer, weights are corrected less"
     )

@@ -14,18 +14,15 @@ import torch
 from torch import Tensor
 
 from ...quantize.drafts.engine_traits import fused_group
-from ...quantize.drafts.forward import BLOCK_ROWS, DraftForward, whole_rows
+from ...quantize.drafts.forward import BLOCK_ROWS, DraftForward
 from ...quantize.making.preparing import balanced_norms
 from ...quantize.numerics.number_formats import fp8_scale, nvfp4_global_scale
 from ...quantize.planning.quantization_plan import Measured, Plan
-from ...quantize.stored.loading import LoadedDraft
 from ...recipes import ActivationFormat, Recipe
 from ...recipes.errors import BackendError, CalibrationError
-from ..passes.draft_inputs import check_trace_fits, first_hidden_of_batch, work_of
-from ..passes.proposals import num_draft_tokens_fault
+from ..passes.draft_inputs import DraftRun, first_hidden_of_batch, work_of
 from ..traces.manifest import TraceEntry
 from ..traces.near_duplicates import seen_prompts
-from ..traces.trace_folder import TraceFolder
 
 MAX_TOKENS = 2048
 """Of prompts that go through a draft together."""
@@ -33,10 +30,8 @@ MAX_TOKENS = 2048
 
 def run_over_traces(
     forward: DraftForward,
-    draft: LoadedDraft,
-    traces: TraceFolder,
+    run: DraftRun,
     *,
-    num_draft_tokens: int,
     row_stride: int = 1,
     together: bool = True,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
@@ -47,22 +42,18 @@ def run_over_traces(
     features, that of the head after each pass. `together`: prompts of equal lengths may go through
     the draft at once; not where it rounds the inputs of a whole call under one scale.
     """
-    fault = num_draft_tokens_fault(draft.geometry, num_draft_tokens)
-    if fault:
-        raise CalibrationError(f"{draft.name}: num_draft_tokens", fault[0], fix=fault[1])
-    check_trace_fits(draft, traces)
+    run.check()
+    draft, traces = run.draft, run.traces
     batches = _equally_long(traces.manifest.prompts, MAX_TOKENS if together else 0)
-    work = [work_of(batch, num_draft_tokens) for batch in batches]
+    work = [work_of(batch, run.num_draft_tokens) for batch in batches]
     for done, batch in zip(accumulate(work), batches, strict=True):
         prompts = [traces.load(entry) for entry in batch]
-        first_row = prompts[0].prompt_length - 1
-        rows = whole_rows(prompts[0].num_tokens, num_draft_tokens, first_row=first_row)
         with torch.inference_mode():
             passes = forward.passes(
                 first_hidden_of_batch(draft, traces, prompts, forward),
                 torch.stack([prompt.token_ids for prompt in prompts]).to(draft.device),
-                rows=rows[::row_stride],
-                num_draft_tokens=num_draft_tokens,
+                rows=run.rows(batch[0])[::row_stride],
+                num_draft_tokens=run.num_draft_tokens,
                 block_rows=min(BLOCK_ROWS, max(1, MAX_TOKENS // len(batch))),
             )
             for one in passes:
@@ -88,10 +79,10 @@ def _equally_long(entries: Sequence[TraceEntry], max_tokens: int) -> list[list[T
     return batches
 
 
-def never_run(traces: TraceFolder, name: str, num_draft_tokens: int) -> CalibrationError:
+def never_run(run: DraftRun, name: str) -> CalibrationError:
     """The error for a linear that nothing has run through."""
-    where = f"{traces.folder}: {name}"
-    if name == "fc" and traces.manifest.features.kind == "fused":
+    where = f"{run.traces.folder}: {name}"
+    if name == "fc" and run.traces.manifest.features.kind == "fused":
         return CalibrationError(
             where,
             "the traces hold the outputs of this linear (fused features), not its inputs",
@@ -100,7 +91,7 @@ def never_run(traces: TraceFolder, name: str, num_draft_tokens: int) -> Calibrat
     return CalibrationError(
         where,
         "the traces do not reach this linear: no continuation is longer than"
-        f" {num_draft_tokens} tokens",
+        f" {run.num_draft_tokens} tokens",
         fix="record longer continuations: --max-new-tokens",
     )
 
@@ -133,10 +124,8 @@ def octave_above(x: float) -> float:
 
 
 def measure_absmax(
-    draft: LoadedDraft,
-    traces: TraceFolder,
+    run: DraftRun,
     *,
-    num_draft_tokens: int,
     others: Sequence[str] = (),
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Mapping[str, float]:
@@ -146,7 +135,7 @@ def measure_absmax(
     By canonical module name, for every linear of `draft.linears` and `others`: "fc" or "lm_head".
     Linears that engines fuse (q/k/v, gate/up) read one tensor and share the largest.
     """
-    seen: dict[str, float] = {}
+    draft, seen = run.draft, dict[str, float]()
 
     def observe(name: str, x: Tensor) -> Tensor:
         low, high = x.aminmax()
@@ -156,13 +145,11 @@ def measure_absmax(
         return x
 
     forward = draft.family.forward(draft.geometry, draft.weights, observe)
-    run_over_traces(
-        forward, draft, traces, num_draft_tokens=num_draft_tokens, on_progress=on_progress
-    )
+    run_over_traces(forward, run, on_progress=on_progress)
     names, largest = (*draft.linears, *others), dict[tuple[str, str], float]()
     for name in names:
         if name not in seen:
-            raise never_run(traces, name, num_draft_tokens)
+            raise never_run(run, name)
         if not math.isfinite(seen[name]):
             raise CalibrationError(
                 draft.name,
@@ -175,11 +162,7 @@ def measure_absmax(
 
 
 def constant_scales(plan: Plan, scale: float) -> Measured:
-    """One scale for all quantized linears, as `--input-scale` gives it.
-
-    Raises:
-        BackendError: it is not a positive number.
-    """
+    """One scale for all quantized linears, as `--input-scale` gives it."""
     if not 0 < scale < math.inf:
         raise BackendError(
             "--input-scale",
@@ -203,10 +186,8 @@ def static_activations(recipe: Recipe) -> ActivationFormat:
 
 def calibrated_scales(
     plan: Plan,
-    draft: LoadedDraft,
-    traces: TraceFolder,
+    run: DraftRun,
     *,
-    num_draft_tokens: int,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Measured:
     """The scales of all linears whose format stores one, measured along the traces."""
@@ -216,31 +197,27 @@ def calibrated_scales(
     forms = {step.row.module: static_activations(plan.recipe_of(step)) for step in steps}
     names = {step.row.module: step.row.canonical.removesuffix(".weight") for step in steps}
     found = measure_absmax(
-        balanced_draft(draft, plan),
-        traces,
-        num_draft_tokens=num_draft_tokens,
-        others=[name for name in names.values() if name not in draft.linears],
+        balanced_run(run, plan),
+        others=[name for name in names.values() if name not in run.draft.linears],
         on_progress=on_progress,
     )
     scales = {module: stored_scale(found[names[module]], forms[module]) for module in names}
-    return Measured(
-        input_scales=scales,
-        input_scale_origin=f"traces sha256 {traces.sha256}, num_draft_tokens {num_draft_tokens}",
-        prompts=seen_prompts(traces),
-    )
+    origin = f"traces sha256 {run.traces.sha256}, num_draft_tokens {run.num_draft_tokens}"
+    prompts = seen_prompts(run.traces)
+    return Measured(input_scales=scales, input_scale_origin=origin, prompts=prompts)
 
 
-def balanced_draft(draft: LoadedDraft, plan: Plan) -> LoadedDraft:
+def balanced_run(run: DraftRun, plan: Plan) -> DraftRun:
     """The draft as the plan will balance its concat input: other inputs, the same outputs."""
     balanced = balanced_norms(plan)
     if plan.balanced is None or not balanced:
-        return draft
+        return run
     norm, linears = plan.balanced
     factor = 2.0 ** balanced[norm.row.tensor.name]
-    weights = dict(draft.weights)
+    weights = dict(run.draft.weights)
     weights[norm.row.canonical] = weights[norm.row.canonical] / factor
     for step in linears:
         weight = weights[step.row.canonical].clone()
         weight[:, : weight.shape[1] // 2] *= factor
         weights[step.row.canonical] = weight
-    return dataclasses.replace(draft, weights=weights)
+    return dataclasses.replace(run, draft=dataclasses.replace(run.draft, weights=weights))

@@ -6,6 +6,7 @@ is an error here.
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import overload
 
 import torch
@@ -17,12 +18,12 @@ from ...quantize.drafts.forward import DraftForward, whole_rows
 from ...quantize.drafts.geometry import Geometry
 from ...quantize.files.torch_file import BLOCK_ROWS, release
 from ...quantize.stored.loading import LoadedDraft
-from ...recipes.errors import TraceError
+from ...recipes.errors import CalibrationError, TraceError
 from ..traces.manifest import TraceEntry
 from ..traces.prompt_trace import PromptTrace
 from ..traces.target_tables import EMBEDDING
 from ..traces.trace_folder import TraceFolder
-from .proposals import Proposals, batch_proposals
+from .proposals import Proposals, batch_proposals, num_draft_tokens_fault
 
 
 def default_aux_layer_ids(num_layers: int) -> tuple[int, ...]:
@@ -69,12 +70,7 @@ def fused_features(draft: LoadedDraft, features: Tensor) -> Tensor:
 
 
 def check_trace_fits(draft: LoadedDraft, traces: TraceFolder) -> None:
-    """Check that the recorded features are the ones that the draft was trained to read.
-
-    Raises:
-        TraceError: it reads no layers, or other ones; another width, another vocabulary, features
-            fused with other weights, or a mask token whose embedding the draft does not have.
-    """
+    """Check that the recorded features are the ones that the draft was trained to read."""
     problem = _misfit(draft, traces)
     if problem:
         what, fix = problem
@@ -84,17 +80,29 @@ def check_trace_fits(draft: LoadedDraft, traces: TraceFolder) -> None:
         _check_embedded(draft, masks, traces)
 
 
-def first_hidden(
-    draft: LoadedDraft, traces: TraceFolder, trace: PromptTrace, forward: DraftForward | None = None
-) -> Tensor:
-    """[N - 1, W], the draft's hidden state before its first step, a constant to autograd.
+@dataclass(frozen=True, slots=True, eq=False)
+class DraftRun:
+    """A draft that proposes K tokens at a time along traces."""
 
-    The `OnInput` of `forward` sees the features; None = the draft's own maths.
+    draft: LoadedDraft
+    traces: TraceFolder
+    num_draft_tokens: int
 
-    Raises:
-        TraceError: the draft has no embedding of one of the trace's tokens.
-    """
-    return first_hidden_of_batch(draft, traces, [trace], forward)[0]
+    def check(self) -> None:
+        """Refuse a K that the draft cannot propose, and traces that it cannot use."""
+        if fault := num_draft_tokens_fault(self.draft.geometry, self.num_draft_tokens):
+            raise CalibrationError(f"{self.draft.name}: num_draft_tokens", fault[0], fix=fault[1])
+        check_trace_fits(self.draft, self.traces)
+
+    def rows(self, entry: TraceEntry) -> range:
+        """The rows of a prompt's continuation from which it proposes."""
+        first_row = entry.prompt_length - 1
+        return whole_rows(entry.num_tokens, self.num_draft_tokens, first_row=first_row)
+
+
+def first_hidden(draft: LoadedDraft, traces: TraceFolder, trace: PromptTrace) -> Tensor:
+    """[N - 1, W], the draft's hidden state before its first step, a constant to autograd."""
+    return first_hidden_of_batch(draft, traces, [trace])[0]
 
 
 def first_hidden_of_batch(
@@ -105,7 +113,8 @@ def first_hidden_of_batch(
 ) -> Tensor:
     """`first_hidden` of several prompts, [B, N - 1, W] for N tokens of the longest.
 
-    Shorter ones are filled up with their last row. W is 0 for a draft that reads tokens alone.
+    Shorter ones are filled up with their last row. W is 0 for a draft that reads tokens alone. The
+    `OnInput` of `forward` sees the features; None = the draft's own maths.
     """
     _check_embedded(draft, torch.cat([trace.token_ids for trace in batch]), traces)
     together = TraceBatch.of(batch, draft.device)
@@ -136,8 +145,7 @@ class TraceBatch(Sequence[PromptTrace]):
 
     Attributes:
         token_ids: [B, N] int64, N tokens of the longest; the others are filled up with their last.
-        features: [B, N - 1, width] in the dtype of the traces; of one prompt of more than
-            `BLOCK_ROWS` rows on the CPU, as they are read.
+        features: [B, N - 1, width]; of one prompt with more than `BLOCK_ROWS` rows on the CPU.
     """
 
     def __init__(self, prompts: Sequence[PromptTrace], device: torch.device) -> None:
@@ -199,40 +207,24 @@ def _check_embedded(draft: LoadedDraft, token_ids: Tensor, traces: TraceFolder) 
         )
 
 
-def _default_ids(num_layers: int) -> tuple[int, ...]:
-    """None at all where the target is too shallow for them."""
-    try:
-        return default_aux_layer_ids(num_layers)
-    except TraceError:
-        return ()
+_OF_ITS_TARGET = "record traces of the target that this draft was trained for"
 
 
 def _misfit(draft: LoadedDraft, traces: TraceFolder) -> tuple[str, str] | None:
-    problem = _features_misfit(draft, traces) if draft.geometry.reads_features else None
-    vocab, expected = draft.geometry.vocab_size, traces.manifest.target.vocab_size
-    if problem is None and vocab != expected:
-        return (
-            f"its vocabulary has {vocab} tokens, the target's {expected}",
-            "record traces of the target that this draft was trained for",
-        )
-    return problem
-
-
-def _features_misfit(draft: LoadedDraft, traces: TraceFolder) -> tuple[str, str] | None:
     features, target, geometry = traces.manifest.features, traces.manifest.target, draft.geometry
-    if geometry.vocab_size != target.vocab_size:
-        return (
-            f"its vocabulary has {geometry.vocab_size} tokens, the target's {target.vocab_size}",
-            "record traces of the target that this draft was trained for",
-        )
-    if draft.geometry.reads_layers:
-        ids = tuple(geometry.aux_layer_ids or _default_ids(target.num_layers))
-        if not ids:
+    vocab_size = geometry.vocab_size
+    if vocab_size != target.vocab_size:
+        what = f"its vocabulary has {vocab_size} tokens, the target's {target.vocab_size}"
+        return what, _OF_ITS_TARGET
+    if not geometry.reads_features:
+        return None
+    if geometry.reads_layers:
+        try:
+            ids = tuple(geometry.aux_layer_ids or default_aux_layer_ids(target.num_layers))
+        except TraceError:  # the target is too shallow for them
             return (
-                (
-                    "it reads the layers that EAGLE-3 drafts of deep targets read by default,"
-                    f" but the recorded target has {target.num_layers} layers"
-                ),
+                "it reads the layers that EAGLE-3 drafts of deep targets read by default,"
+                f" but the recorded target has {target.num_layers} layers",
                 "use traces of the target that this draft was trained for, or name its layers:"
                 " eagle_aux_hidden_state_layer_ids in its config.json",
             )
@@ -242,32 +234,23 @@ def _features_misfit(draft: LoadedDraft, traces: TraceFolder) -> tuple[str, str]
         return f"it {_LAST_STATE}", "record with --draft DRAFT --fused"
     if ids != features.aux_layer_ids:
         return (
-            (
-                f"it reads the target layers {list(ids)} (after the layer), but the traces"
-                f" hold {list(features.aux_layer_ids)}"
-            ),
+            f"it reads the target layers {list(ids)} (after the layer), but the traces"
+            f" hold {list(features.aux_layer_ids)}",
             "use traces that were recorded for this draft, or record with --aux-layers"
             f" {','.join(map(str, ids))}",
         )
     aux_width = geometry.num_aux_layers * geometry.target_hidden_size
     width = aux_width if features.kind == "aux" else geometry.hidden_size
     if features.width != width:
-        return (
-            (
-                f"it expects {features.kind} features of width {width}, but the traces hold"
-                f" features of width {features.width}"
-            ),
-            "record traces of the target that this draft was trained for",
-        )
+        what = f"it expects {features.kind} features of width {width}, but the traces hold"
+        return f"{what} features of width {features.width}", _OF_ITS_TARGET
     if features.kind == "fused" and features.fusion_sha256 != draft.fusion_sha256:
         return (
             "its fc is quantized, but another fc fused the recorded features"
             if "fc" in draft.quantized
-            else ("the fc of another draft fused the recorded features (fusion_sha256 differs)"),
-            (
-                "record traces without --fused, which fit every draft of this target, or"
-                " record with this draft"
-            ),
+            else "the fc of another draft fused the recorded features (fusion_sha256 differs)",
+            "record traces without --fused, which fit every draft of this target, or"
+            " record with this draft",
         )
     return None
 
@@ -336,7 +319,7 @@ def proposals_of_batch(
     num_draft_tokens: int,
     temperature: float | None = None,
 ) -> list[Proposals]:
-    """What a draft proposes along several prompts, on the CPU: of each that of `draft_proposals`.
+    """What a draft proposes along several prompts, on the CPU.
 
     Up to the first proposal of a row that is not accepted, that is: what would come behind it does
     not count, and is left out wherever no other row needs it. One scale for the inputs of a whole
@@ -344,10 +327,6 @@ def proposals_of_batch(
 
     Prompts are filled up behind with their own last token and features: nothing looks ahead, and
     what is filled up is finite wherever the prompt is.
-
-    Raises:
-        TraceError: the draft has no embedding of a token.
-        ForwardError: the draft computes NaN or infinity.
     """
     own = [whole_rows(t.num_tokens, num_draft_tokens, first_row=t.prompt_length - 1) for t in batch]
     rows = range(min(one.start for one in own), max(one.stop for one in own))

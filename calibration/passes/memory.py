@@ -42,11 +42,7 @@ _CGROUPS = (
 
 
 def resolve_device(name: str) -> torch.device:
-    """The device that a command line names: cpu, cuda, cuda:I, or auto, the first GPU if any.
-
-    Raises:
-        DeviceError: there is no such device; names what there is.
-    """
+    """The device that a command line names: cpu, cuda, cuda:I, or auto, the first GPU if any."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto":
         return torch.device("cuda:0" if count else "cpu")
@@ -306,7 +302,9 @@ class _DraftOnDisk:
         self.geometry = stored.draft.geometry
 
     def weights(self, first: "_DraftOnDisk | None") -> DraftMemory:
-        own, common = self._made_online(), 0
+        g, common = self.geometry, 0
+        # A head that vLLM quantizes while it loads, as it is computed: in float32 at first.
+        own = 4 * g.vocab_size * g.hidden_size if self._online_head else 0
         for row in self._rows.values():
             nbytes = row.tensor.numel * self._held(row).itemsize
             if first is not None and self._seems_held(row, first):
@@ -314,11 +312,6 @@ class _DraftOnDisk:
             else:
                 own += nbytes
         return DraftMemory(name=self._stored.checkpoint.folder.name, own=own, common=common)
-
-    def _made_online(self) -> int:
-        """A head that vLLM quantizes while it loads, as it is computed: in float32 at first."""
-        g = self.geometry
-        return 4 * g.vocab_size * g.hidden_size if self._online_head else 0
 
     def tables(self) -> int:
         """Of embedding and head that are not stored, as if the target had BF16."""

@@ -1,22 +1,35 @@
-"""What runs along traces: traces that are opened, and a draft with the tables that it shares."""
+"""What runs along traces: traces that are opened, drafts that run on them, and what to warn of.
 
-import os
-from collections.abc import Sequence
+Traces may be longer than a draft is made for, or than its layers look back. Replay computes the
+angles of any position, so it measures such traces; an engine may not serve them, and then a figure
+is of text that no user of that engine gets.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from ...quantize.drafts import Draft
 from ...quantize.drafts.geometry import usual_draft_tokens
+from ...quantize.files.checkpoint import Checkpoint
+from ...quantize.files.hub import Reference, folder_of
+from ...quantize.pairing.serving_limits import LONGER
+from ...quantize.pairing.target import Rotation
 from ...quantize.stored.loading import LoadedDraft, load_draft
+from ...quantize.stored.stored_draft import StoredDraft
 from ...recipes.decode import AT_LEAST_1
 from ...recipes.errors import ReplayError
 from ...recipes.listener import Listener
+from ...recipes.regular_file import AnyPath
 from ..traces.target_tables import SharedTables, TargetTables
 from ..traces.trace_folder import TraceFolder
+from .draft_inputs import DraftRun
 from .memory import resolve_device
 
 
-def open_traces(folder: str | os.PathLike[str], listener: Listener) -> TraceFolder:
+def open_traces(folder: AnyPath, listener: Listener) -> TraceFolder:
     """Open a trace folder; where its hidden states are not stored as they are, say how."""
     traces, warnings = open_with_warnings(folder, listener)
     for warning in warnings:
@@ -24,9 +37,7 @@ def open_traces(folder: str | os.PathLike[str], listener: Listener) -> TraceFold
     return traces
 
 
-def open_with_warnings(
-    folder: str | os.PathLike[str], listener: Listener
-) -> tuple[TraceFolder, tuple[str, ...]]:
+def open_with_warnings(folder: AnyPath, listener: Listener) -> tuple[TraceFolder, tuple[str, ...]]:
     """The same for a verb whose report holds the warnings.
 
     Rounded hidden states are one: every figure is then that of a draft with rounded inputs.
@@ -49,9 +60,6 @@ def chosen_num_draft_tokens(asked: int | None, drafts: Sequence[LoadedDraft]) ->
 
     A block draft fills its whole block; a chain has no length of its own, 3 is what is usually
     served.
-
-    Raises:
-        ReplayError: less than 1 is asked, or nothing, and the drafts differ.
     """
     if asked is not None:
         served = "give the K that will be served, such as -k 3"
@@ -83,9 +91,103 @@ def draft_on_traces(
     target: Path | None = None,
     num_draft_tokens: int | None = None,
     subtree: str | None = None,
-) -> tuple[LoadedDraft, int]:
-    """A draft, or a layer of a target, loaded with the tables that it shares; and K."""
+) -> DraftRun:
+    """A draft, or a layer of a target, loaded with the tables that it shares."""
     where = resolve_device(device)
     shared = shared_tables(traces, target, where)
     draft = load_draft(folder, device=where, compact=True, shared=shared, subtree=subtree)
-    return draft, chosen_num_draft_tokens(num_draft_tokens, [draft])
+    return DraftRun(draft, traces, chosen_num_draft_tokens(num_draft_tokens, [draft]))
+
+
+def open_for_drafts(
+    traces: AnyPath, drafts: Iterable[Reference], listener: Listener
+) -> tuple[TraceFolder, list[Path], tuple[str, ...]]:
+    """Open traces and find drafts that run on them; with what to warn of their figures."""
+    opened, warnings = open_with_warnings(traces, listener)
+    folders = [folder_of(draft) for draft in drafts]
+    return opened, folders, warnings + position_warnings(folders, opened, listener)
+
+
+def position_warnings(
+    folders: Iterable[Path], traces: TraceFolder, listener: Listener
+) -> tuple[str, ...]:
+    """What to warn of, where drafts are made for fewer positions than traces have.
+
+    Each sentence is one of all drafts that it is true of.
+    """
+    longest = max((prompt.num_tokens for prompt in traces.manifest.prompts), default=0)
+    drafts: dict[Positions, list[str]] = {}
+    for folder in folders:
+        found = Positions.of(StoredDraft.read(Checkpoint.open(folder)).draft)
+        names = drafts.setdefault(found, [])
+        names += [folder.name] * (folder.name not in names)
+    for found, names in drafts.items():
+        if note := found.note(names, longest):
+            listener.note(note)
+    warnings = (found.warning(names, longest) for found, names in drafts.items())
+    return tuple(warning for warning in warnings if warning)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Positions:
+    """How far a draft reaches; `windows`: positions that each layer sees, None = all.
+
+    `rotation` is None for a draft in its target's folder, made for as many positions as the target,
+    and for one that rotates none.
+    """
+
+    rotation: Rotation | None
+    whole_model: bool
+    windows: tuple[int | None, ...]
+
+    @classmethod
+    def of(cls, draft: Draft) -> "Positions":
+        """By its config.json."""
+        g = draft.geometry
+        inside = draft.checkpoint.subtree is not None
+        return cls(
+            rotation=None if inside or g.rope is None else Rotation.of(draft.layer_config),
+            whole_model=draft.family.engine_traits.whole_model,
+            windows=tuple(g.window_of(layer) for layer in range(g.num_layers)),
+        )
+
+    def warning(self, names: Sequence[str], longest: int) -> str | None:
+        """What engines do with a context of so many positions; None where they do nothing."""
+        rotation = self.rotation
+        if rotation is None:
+            return None
+        engines = []
+        if rotation.in_vllm is not None and rotation.in_vllm < longest:
+            engines.append(self._in_vllm(rotation, rotation.in_vllm))
+        if rotation.in_sglang is not None and rotation.in_sglang < longest:
+            engines.append(f"SGLang ends with an error, unless {LONGER} is set")
+        if not engines:
+            return None
+        return (
+            f"the traces reach {longest:,} positions, and max_position_embeddings of"
+            f" {_listed(names)} is {rotation.positions:,}: replay goes on behind them, but where so"
+            f" many are served, {' and '.join(engines)}"
+        )
+
+    def note(self, names: Sequence[str], longest: int) -> str | None:
+        """Which layers look back less far than so many positions; None where none does."""
+        windows = [window for window in self.windows if window is not None and window < longest]
+        if not windows:
+            return None
+        seen = " or ".join(f"{window:,}" for window in sorted(set(windows)))
+        return (
+            f"{len(windows)} of {len(self.windows)} layers of {_listed(names)} see the last {seen}"
+            f" positions of up to {longest:,} in the traces, in replay as in engines"
+        )
+
+    def _in_vllm(self, rotation: Rotation, made: int) -> str:
+        if rotation.only_sizes_a_table and not self.whole_model:
+            return "vLLM lets the draft propose at positions that it was not trained on"
+        return f"vLLM serves {made:,} positions of the target too"
+
+
+def _listed(names: Sequence[str]) -> str:
+    """A few of them, and how many more there are."""
+    most = 3
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

@@ -42,12 +42,7 @@ class ClusterError(DraftQuantError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Work(Generic[Job, Result]):
-    """What all tasks of a run read.
-
-    Attributes:
-        run: a name of its own. num_threads: of torch, as well as `device`.
-        machine: that started the run, see `machine_of`.
-    """
+    """What all tasks of a run read; `machine` started it."""
 
     run: str
     open_: Opening[Job, Result]
@@ -60,17 +55,13 @@ class _Work(Generic[Job, Result]):
 def ray_tasks(
     address: str, device: torch.device, open_: Opening[Job, Result]
 ) -> Iterator[Placed[Job, Result]]:
-    """Inside the block, jobs are computed by a cluster.
+    """Inside the block, jobs are computed by a cluster: HOST:PORT, auto, or local for its own one.
 
-    Args:
-        address: HOST:PORT, auto, or local for a cluster that starts and ends with the block.
-        device: a task has one of its kind, and as many CPUs as torch has threads here.
-        open_: travels to the workers.
+    A task has a device of the same kind, and as many CPUs as torch has threads here.
 
     Raises:
         ClusterError: there is no Ray, no cluster, or no node that is large enough; while results
             are taken, a task is lost again and again, or a node cannot compute it.
-        DraftQuantError: as of a task.
     """
     try:
         import ray
@@ -102,11 +93,7 @@ def ray_tasks(
 
 
 def _knock(address: str) -> None:
-    """Connect to HOST:PORT and leave: Ray itself tries for minutes where nobody listens.
-
-    Raises:
-        OSError, OverflowError: nobody listens, or there is no such host or port.
-    """
+    """Connect to HOST:PORT and leave: Ray itself tries for minutes where nobody listens."""
     host, _, port = address.rpartition(":")
     if host and port.isdecimal():
         socket.create_connection((host.strip("[]"), int(port)), timeout=_PATIENCE).close()

@@ -127,10 +127,9 @@ Line = bytes | Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """One prompt.
+    """One prompt, at least one token.
 
     Attributes:
-        token_ids: what the target is given, at least one token.
         cluster: document, task or user that it shares with others; None = not declared.
         messages: that the chat template made `token_ids` of; empty where no later turn follows.
         later_turns: texts of the user that stand behind them in the file, and are no part of them.
@@ -153,12 +152,7 @@ def read_prompts(
     encoder: "PromptEncoder | None" = None,
     choice: PromptChoice = EVERY_PROMPT,
 ) -> tuple[Prompt, ...]:
-    """Read a prompt file, at least one prompt; "text" and "messages" need a target or an encoder.
-
-    Raises:
-        PromptError: the file cannot be read, or holds lines that are no prompts: the first twenty,
-            each with its problem.
-    """
+    """Read a prompt file; "text" and "messages" need a target or an encoder."""
     encoder = encoder or PromptEncoder(target)
     prompts: dict[str, Prompt] = {}
     numbers: dict[str, int] = {}

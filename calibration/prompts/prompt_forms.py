@@ -41,11 +41,7 @@ _OURS = _BESIDE | {"token_ids", "text", "messages", "tools"}
 
 
 class Form(NamedTuple):
-    """What a line says of its prompt.
-
-    Attributes:
-        id: None where the line has none; lines are numbered then.
-    """
+    """What a line says of its prompt; lines without an id are numbered."""
 
     id: object
     category: object
@@ -225,12 +221,9 @@ KNOWN_COLUMNS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptChoice:
-    """What is taken out of a prompt file or a data set.
+    """What is taken out of a prompt file or a data set; None = all, or the one that is known.
 
-    Attributes:
-        split: of a data set, [CONFIG/]SPLIT; None where there is one alone.
-        column: that holds the prompts; None = the one that is known.
-        num_prompts: to take; None = all.
+    `split`: of a data set, [CONFIG/]SPLIT.
     """
 
     split: str | None = None

@@ -90,41 +90,33 @@ def _one_of(known: Sequence[str], asked: str, where: str, what: str, usual: str 
 
 def _fetched(name: str, revision: str) -> Path:
     """The folder of a commit, whose name is the commit's hash."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HFValidationError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
+    from huggingface_hub import errors, snapshot_download
 
     reference = f"{name}@{revision}" if revision else name
     login = "'hf auth login', or put a token into HF_TOKEN"
     try:
         return Path(snapshot_download(name, repo_type="dataset", revision=revision or None))
-    except GatedRepoError as exc:
-        what, fix = "is gated: its owner decides who may read it", f"ask on its page, then {login}"
-        raise PromptError(reference, what, fix=fix) from exc
-    except RevisionNotFoundError as exc:
-        what, fix = "the data set has no such revision", "give a branch, a tag or a commit's hash"
-        raise PromptError(reference, what, fix=fix) from exc
-    except RepositoryNotFoundError as exc:
-        what = "no such file, and no data set of the Hub that you may read"
-        fix = f"check the spelling; if the data set is private, {login}"
-        raise PromptError(reference, what, fix=fix) from exc
-    except LocalEntryNotFoundError as exc:
-        raise PromptError(
-            reference,
-            "no such file, and the data set is not in the local cache of the Hub, which cannot be"
-            " reached from here",
-            fix=f"where there is a network: hf download {name} --repo-type dataset; or give a file",
-        ) from exc
-    except (HFValidationError, OSError) as exc:  # HTTP errors of the Hub are OSErrors
+    except (errors.HFValidationError, OSError) as exc:  # HTTP errors of the Hub are OSErrors
         first = str(exc).strip().partition("\n")[0] or type(exc).__name__
-        raise PromptError(
-            reference, f"no such file, and the Hub did not give it: {first}", fix="try again later"
-        ) from exc
+        what, fix = f"no such file, and the Hub did not give it: {first}", "try again later"
+        if isinstance(exc, errors.GatedRepoError):
+            what = "is gated: its owner decides who may read it"
+            fix = f"ask on its page, then {login}"
+        elif isinstance(exc, errors.RevisionNotFoundError):
+            what = "the data set has no such revision"
+            fix = "give a branch, a tag or a commit's hash"
+        elif isinstance(exc, errors.RepositoryNotFoundError):
+            what = "no such file, and no data set of the Hub that you may read"
+            fix = f"check the spelling; if the data set is private, {login}"
+        elif isinstance(exc, errors.LocalEntryNotFoundError):
+            what = (
+                "no such file, and the data set is not in the local cache of the Hub, which cannot"
+                " be reached from here"
+            )
+            fix = (
+                f"where there is a network: hf download {name} --repo-type dataset; or give a file"
+            )
+        raise PromptError(reference, what, fix=fix) from exc
 
 
 def _import_datasets(reference: str) -> Any:
@@ -260,11 +252,7 @@ def known_part(row: Mapping[str, Any], column: str | None) -> Mapping[str, Any]:
 
 
 def chosen_prompts(reference: AnyPath, encoder: PromptEncoder, asked: ChosenPrompts) -> ReadPrompts:
-    """Read the prompts that are asked for, and warn of rows that are none.
-
-    Raises:
-        PromptError: see `prompts_of`.
-    """
+    """Read the prompts that are asked for, and warn of rows that are none."""
     read = prompts_of(Path(reference), encoder, asked.choice)
     if read.dataset is not None:
         asked.listener.note(f"{len(read.prompts)} prompts of {read.dataset}")

@@ -72,16 +72,12 @@ def _by_kind(target: RecordedTarget, cache: Any) -> tuple[Together, str | None]:
             return "equal lengths", f"it takes no {name}"
     if kind := unheld_layer(cache):
         return "equal lengths", f"its cache has layers of the kind {kind}"
-    if _chunks(target.config):
+    kinds = getattr(target.config, "layer_types", None) or ()
+    if getattr(target.config, "attention_chunk_size", None) or "chunked_attention" in kinds:
         return "equal lengths", "its attention sees chunks of the text"
     if rope := _rope_by_length(getattr(target.config, "rope_parameters", None)):
         return "equal lengths", f"its rotary angles depend on the longest text ({rope})"
     return ("any lengths" if takes_padding(cache) else "equal prompts"), None
-
-
-def _chunks(config: Any) -> bool:
-    kinds = getattr(config, "layer_types", None) or ()
-    return bool(getattr(config, "attention_chunk_size", None)) or "chunked_attention" in kinds
 
 
 def _rope_by_length(parameters: Any) -> str | None:

@@ -133,10 +133,8 @@ class Left:
 class Continuing:
     """One run over some prompts, `batch_size` rows at most.
 
-    Args:
-        fuse: made of a prompt's features; None = they stay as they are.
-        stored: dtype that features leave in; None = the target's.
-        spool: folder on whose disk the features of long texts lie meanwhile; None = in memory.
+    Their features leave as `fuse` makes them, in the dtype `stored`, None = the target's; those of
+    long texts lie on the disk of the folder `spool` meanwhile, None = in memory.
     """
 
     def __init__(
@@ -182,10 +180,13 @@ class Continuing:
             if not self.rows:
                 self._open()
                 on_run(self.rows)
-            while not self._full_of_ended():
+            while True:
+                ended = [r for r, row in enumerate(self.rows) if row.ended]
+                waiting = len(self._waiting)
+                if ended and give_way(len(ended), len(self.rows), waiting, self._together):
+                    break
                 self._step()
                 on_run(self.rows)
-            ended = [r for r, row in enumerate(self.rows) if row.ended]
             yield self._leave(ended)
             self._refill(ended)
 
@@ -217,10 +218,6 @@ class Continuing:
         for group in groups:
             self._read(group, [next(places) for _ in group])
 
-    def _full_of_ended(self) -> bool:
-        ended = sum(row.ended for row in self.rows)
-        return ended > 0 and give_way(ended, len(self.rows), len(self._waiting), self._together)
-
     def _leave(self, ended: Sequence[int]) -> Left:
         slots = [self._slots[r] for r in ended]
         tokens = self._kept.continuations(slots)
@@ -228,7 +225,8 @@ class Continuing:
         for r, one in zip(ended, tokens, strict=True):
             first = self.rows[r].length - 1
             new = one[first : first + self.rows[r].limit]
-            entries.append(slice(first, first + self._num_new_tokens(new)))
+            ends = torch.isin(new, self._ends).nonzero()
+            entries.append(slice(first, first + (int(ends[0]) + 1 if len(ends) else len(new))))
         left = self._kept.leave(slots, entries)
         traces = tuple(
             (self.rows[r].position, self._trace(self.rows[r].position, one))
@@ -238,11 +236,6 @@ class Continuing:
             return Left(traces=traces, wait=lambda: None)
         event = torch.cuda.current_stream(self._target.device).record_event()
         return Left(traces=traces, wait=event.synchronize)
-
-    def _num_new_tokens(self, continuation: Tensor) -> int:
-        """Up to and with the first end-of-text token."""
-        ends = torch.isin(continuation, self._ends).nonzero()
-        return int(ends[0]) + 1 if len(ends) else len(continuation)
 
     def _trace(self, position: int, left: LeftRow) -> PromptTrace:
         prompt, chosen = self._prompts[position], left.chosen

@@ -104,10 +104,6 @@ def record_conversations(plan: RecordingPlan, out: Path, record: Record) -> Conv
     """Record all turns of prompts that have later ones, and the others as they are.
 
     The turns come in the order of the prompts, those of a conversation together.
-
-    Raises:
-        PromptError: a conversation cannot be put through the chat template.
-        OutputError: `out` exists already, or its parent does not.
     """
     check_output(out)
     prompts, encoder, positions = plan.prompts, PromptEncoder(plan.target), plan.shape.max_positions

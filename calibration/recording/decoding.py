@@ -32,11 +32,9 @@ class Decoding:
     """What a recorder is asked for.
 
     Attributes:
-        temperature: 0 = greedy.
-        top_p: in (0, 1], 1 = all tokens. top_k: 0 = all tokens.
+        temperature: 0 = greedy. top_p: in (0, 1], 1 = all tokens. top_k: 0 = all tokens.
         seed: of the draws; a prompt's draws depend on it and on the prompt's tokens alone.
-        logprobs: keep the log-probabilities of emitted tokens; those of sampled ones are kept
-            always.
+        logprobs: keep those of emitted tokens; of sampled ones they are kept always.
     """
 
     temperature: float = 0
@@ -109,12 +107,10 @@ GREEDY = Decoding()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenTokens:
-    """The next token of B sequences.
+    """The next token of B sequences: `token_ids` [B] int64, and `logprob` [B] float32.
 
-    Attributes:
-        token_ids: [B] int64.
-        logprob: [B] float32; None where not asked for, as the next two.
-        top_token_ids, top_logprobs: [B, num_top] int64 and float32, most likely first.
+    `top_token_ids`, `top_logprobs`: [B, num_top] int64 and float32, most likely first. None where
+    not asked for.
     """
 
     token_ids: Tensor
@@ -196,11 +192,9 @@ Fuse = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftRow:
-    """What was recorded of one row, on the CPU.
+    """What was recorded of one row, on the CPU: features [n - 1, width], top1 [n - 1] int64.
 
-    Attributes:
-        features: [n - 1, width], of a long text a file's: see `mapped_rows`. top1: [n - 1] int64.
-        chosen: tokens [m] of the continuation, and their log-probabilities.
+    `chosen` are tokens [m] of the continuation; the features of a long text are a file's.
     """
 
     features: Tensor
@@ -211,10 +205,8 @@ class LeftRow:
 class KeptRows:
     """Buffers [R, longest, ...]: entry i of a row is what the target gave for its token i.
 
-    Args:
-        fuse: made of the features of a prompt before they leave; None = nothing.
-        spool: folder on whose disk the features lie until they leave, where `longest` is more than
-            `LONG_TEXT`; None = they stay on the device.
+    Features leave as `fuse` makes them. Where `longest` is more than `LONG_TEXT`, they lie on the
+    disk of the folder `spool` until then; without one they stay on the device.
     """
 
     def __init__(

@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
@@ -30,19 +30,10 @@ from .target_shape import RecordingPlan
 _MOST_WAITING = 2  # lots of prompts that are to be written
 
 
-class TakesTraces(Protocol):
-    """A `TraceWriter`, or what takes traces as it does."""
-
-    @property
-    def staging(self) -> Path:
-        """A folder for files without a name."""
-
-    def add(self, trace: PromptTrace, *, position: int) -> None:
-        """Take one trace; `position` is the place of its prompt."""
-
-
 @contextmanager
-def _written_behind(writer: TakesTraces, first: int) -> Iterator[Callable[[Left], None]]:
+def _written_behind(
+    writer: "TraceWriter | HeldTraces", first: int
+) -> Iterator[Callable[[Left], None]]:
     """What the block is given has traces written by one thread, in order; leaving waits for it."""
     waiting: deque[Future[None]] = deque()
 
@@ -136,11 +127,6 @@ def record_traces(
 
     Fewer than `batch_size` prompts run together where memory does not hold them. `elsewhere`
     records fixed batches, and gives them in their order.
-
-    Raises:
-        TraceError: the target cannot be loaded, placed or run, or the plan does not fit it.
-        CheckpointError: the target's tables are asked for and not found.
-        OutputError: `out` exists already, or its parent does not.
     """
     plan.check(out)
     prompts = plan.prompts
@@ -201,7 +187,7 @@ def _progress_of(
 
 
 def record_into(
-    writer: TakesTraces,
+    writer: TraceWriter | HeldTraces,
     opened: OpenedTarget,
     batch: FixedBatch,
     limits: Sequence[int],

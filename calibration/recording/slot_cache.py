@@ -33,10 +33,6 @@ def takes_padding(cache: DynamicCache) -> bool:
     return all(_has_columns(type(layer)) for layer in cache.layers)
 
 
-def _has_windows(cache: DynamicCache) -> bool:
-    return any(type(layer) is DynamicSlidingWindowLayer for layer in cache.layers)
-
-
 def held_bytes(cache: DynamicCache) -> tuple[int, int]:
     """Bytes that a cache holds of tokens, and of rows whatever their length."""
     columns = (getattr(layer, name, None) for layer in cache.layers for name in ("keys", "values"))
@@ -63,7 +59,7 @@ class SlotCache:
         self.cache: Any = DynamicCache()
         self._columns: list[_Columns] = []
         self._states: list[Any] = []
-        self.one_mask = not _has_windows(like)
+        self.one_mask = DynamicSlidingWindowLayer not in map(type, like.layers)
         self.cache.layers = [self._held(layer, num_rows) for layer in like.layers]
 
     @property

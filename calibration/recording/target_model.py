@@ -28,8 +28,7 @@ class Placement:
     """Where a target runs.
 
     Attributes:
-        device_map: "auto" = spread it instead, layer by layer, with accelerate: over all GPUs, then
-            the CPU, then the disk.
+        device_map: "auto" = over all GPUs, then the CPU, then the disk, by layers (accelerate).
         max_memory: bytes to use of each GPU, by number, and of "cpu"; None = what is free.
     """
 
@@ -180,11 +179,12 @@ class RecordedTarget:
 
     def __enter__(self) -> "RecordedTarget":
         for i in self._ids:
-            if self._last_state:
-                head = self.model.get_output_embeddings()
-                handle = head.register_forward_pre_hook(self._keep_input(i))
-            else:
-                handle = self._layers[i].register_forward_hook(self._keep(i))
+            head, keep = self.model.get_output_embeddings(), self._keep(i)
+            handle = (
+                head.register_forward_pre_hook(keep)
+                if self._last_state
+                else self._layers[i].register_forward_hook(keep)
+            )
             self._hooks.callback(handle.remove)
         return self
 
@@ -201,16 +201,11 @@ class RecordedTarget:
             last_logits=ran.logits[:, -1].to(self.device),
         )
 
-    def _keep(self, layer: int) -> Callable[[nn.Module, Any, Any], None]:
-        def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
-            # A Tensor in transformers 5, a tuple before. Returning None leaves it unchanged.
-            self._captured[layer] = output if isinstance(output, Tensor) else output[0]
-
-        return hook
-
-    def _keep_input(self, layer: int) -> Callable[[nn.Module, Any], None]:
-        def hook(_module: nn.Module, inputs: Any) -> None:
-            self._captured[layer] = inputs[0]
+    def _keep(self, layer: int) -> Callable[..., None]:
+        def hook(_module: nn.Module, inputs: Any, output: Any = None) -> None:
+            # An output is a Tensor in transformers 5, a tuple before. None leaves it unchanged.
+            found = inputs if output is None else output
+            self._captured[layer] = found if isinstance(found, Tensor) else found[0]
 
         return hook
 

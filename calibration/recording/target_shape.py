@@ -41,11 +41,9 @@ _DTYPE_KEYS = ("dtype", "torch_dtype")  # transformers 5 and 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetShape:
-    """Sizes of a target.
+    """Sizes of a target; `max_positions`: of prompt and continuation, None = not said.
 
-    Attributes:
-        max_positions: tokens of prompt and continuation at most; None = not said.
-        plain_latent_rope: it has latent attention (MLA) whose rotary angles are not scaled.
+    `plain_latent_rope`: it has latent attention (MLA) whose rotary angles are not scaled.
     """
 
     num_layers: int
@@ -213,7 +211,6 @@ class FittedPrompts:
 
     prompts: tuple[Prompt, ...]
     too_long: TooLongPrompts | None
-    dataset: DatasetSource | None = None
 
 
 def fitted_prompts(
@@ -231,7 +228,7 @@ def fitted_prompts(
         raise TraceError(where, "expected at least one prompt", fix="give a prompt file")
     room = _room(shape, max_new_tokens)
     longer = [prompt for prompt in prompts if room is not None and len(prompt.token_ids) > room]
-    foreign = [prompt for prompt in prompts if not _in_vocabulary(prompt, shape)]
+    foreign = [p for p in prompts if not p.token_ids or max(p.token_ids) >= shape.vocab_size]
     problems = [f"prompt {p.id}: it has token ids beyond the vocabulary" for p in foreign]
     if too_long == "error":
         problems += [
@@ -270,10 +267,6 @@ def _room(shape: TargetShape, max_new_tokens: int) -> int | None:
             fix=f"give at most {shape.max_positions - 1}",
         )
     return room
-
-
-def _in_vocabulary(prompt: Prompt, shape: TargetShape) -> bool:
-    return bool(prompt.token_ids) and max(prompt.token_ids) < shape.vocab_size
 
 
 def _misfits(

@@ -8,7 +8,6 @@ scales, whose logarithms are moved.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -25,37 +24,12 @@ START_ELEMENTS = 2**22
 """Of a weight whose first codes are looked for at a time; a search holds some copies of it."""
 
 
-class Latent(Protocol):
-    """A weight as the optimiser sees it.
-
-    Attributes:
-        codes: [out_features, in_features] float32, which it moves.
-        log_scales: float32, which it moves too; None where there are none.
-    """
-
-    codes: Tensor
-    log_scales: Tensor | None
-
-    def keep_within_reach(self) -> None:
-        """Put back what left the range from which it could return."""
-
-    def dequantized(self) -> Tensor:
-        """What is multiplied, [out_features, in_features] float32, with a gradient."""
-
-    def parts(self) -> Mapping[str, Tensor]:
-        """What of it is kept, by name, on the CPU."""
-
-
 class LatentWeight:
-    """One linear whose codes are learned.
-
-    Args:
-        weight: [out_features, in_features] as stored, on the CPU.
-        moments: of the inputs, where `start` makes up for errors on them; None = latents are the
-            weights themselves, and the first codes the nearest ones.
+    """One linear [out_features, in_features] whose codes are learned.
 
     Attributes:
-        codes: [out_features, in_features] float32, latents in units of codes.
+        codes: [out_features, in_features] float32, latents in units of codes; at first the weights,
+            or where there are `moments` of the inputs, what `start` makes of them.
         log_scales: [out_features, groups] float32, by which the first scales are multiplied; None
             for scales that are powers of two: steps between them are too far apart to be learned.
     """
@@ -185,6 +159,8 @@ class LatentNorm:
         return self._start * torch.where(self._moves, self.unit * self.codes, 0.0).exp()
 
 
+Latent = LatentWeight | LatentNorm
+"""What the optimiser moves: `codes`, and `log_scales` where there are some, float32."""
 BETAS = (0.9, 0.95)
 LEAST_SHARE = 0.01
 """Of the learning rate, at the end."""

@@ -17,9 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
-from functools import reduce
-from operator import add
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -32,6 +30,7 @@ from ...quantize.drafts.forward import DraftForward, OnInput, checked_at_the_end
 from ...quantize.files.provenance import LearnedRounding
 from ...quantize.files.result_cache import resumable_folder
 from ...quantize.files.staging import check_output
+from ...quantize.making.execute import DTYPES
 from ...quantize.making.preparing import check_backends
 from ...quantize.planning.quantization_plan import Measured, Plan, Step
 from ...quantize.stored.loading import LoadedDraft
@@ -40,12 +39,10 @@ from ...recipes.errors import BackendError, CalibrationError
 from ...recipes.packages import package_version
 from ...recipes.schema import Algorithm, RoundingChoice, recipe_sha256
 from ..linear_inputs.plan_inputs import MomentsAlongTraces, corrected_linears, served_rounding
-from ..linear_inputs.static_scales import balanced_draft
-from ..passes.draft_inputs import MAX_TOKENS, check_trace_fits
-from ..passes.proposals import num_draft_tokens_fault
+from ..linear_inputs.static_scales import balanced_run
+from ..passes.draft_inputs import MAX_TOKENS, DraftRun
 from ..traces.manifest import TraceEntry
 from ..traces.near_duplicates import seen_prompts
-from ..traces.trace_folder import TraceFolder
 from .latents import Latent, LatentNorm, LatentOptimiser, LatentWeight
 from .learned_state import (
     KeptRounding,
@@ -77,23 +74,22 @@ class Learning:
 
     def __init__(
         self,
-        draft: LoadedDraft,
+        run: DraftRun,
         latents: Mapping[str, Latent],
         rounding: OnInput,
-        traces: TraceFolder,
         split: PromptSplit,
         *,
-        num_draft_tokens: int,
         settings: LearningSettings,
         kept: KeptRounding,
         others: Mapping[str, Tensor] = MappingProxyType({}),
     ) -> None:
-        self.draft, self._latents, self._rounding = draft, latents, rounding
+        draft = self.draft = run.draft
+        self._latents, self._rounding = latents, rounding
         self._others = others
         self.split, self._kept = split, kept
-        self._reader = SequenceReader(draft, traces)
-        self._num_draft_tokens, self._settings = num_draft_tokens, settings
-        self._per_row = 1 if draft.geometry.block_size is None else 1 + num_draft_tokens
+        self._reader = SequenceReader(draft, run.traces)
+        self._num_draft_tokens, self._settings = run.num_draft_tokens, settings
+        self._per_row = 1 if draft.geometry.block_size is None else 1 + run.num_draft_tokens
         self._optimiser = LatentOptimiser(latents, settings)
         self.reference = draft.family.forward(draft.geometry, draft.weights, lambda _name, x: x)
 
@@ -182,13 +178,13 @@ class Learning:
                 )
             found |= zip(batch, agreements, strict=True)
         looks = [found[i] for i in range(len(prompts))]
-        total = reduce(add, looks)
+        num_rows = sum(one.rows for one in looks)
         return Validation(
             step=step,
             rows=tuple(one.rows for one in looks),
             accepted=tuple(one.accepted for one in looks),
-            overlap=total.overlap / (total.rows * self._num_draft_tokens),
-            unquantized=1 + total.accepted_reference / total.rows,
+            overlap=sum(one.overlap for one in looks) / (num_rows * self._num_draft_tokens),
+            unquantized=1 + sum(one.accepted_reference for one in looks) / num_rows,
         )
 
     def _batches(
@@ -216,17 +212,14 @@ ROUNDING = ".rounding"
 """Behind the name of the output: where what is learned for it lies until that is complete."""
 SAVE_SECONDS = 60.0
 """Between two states, at least: at real shape one takes 8 GB."""
-_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 
 
 @contextmanager
 def learned_codes(
     plan: Plan,
-    draft: LoadedDraft,
-    traces: TraceFolder,
+    run: DraftRun,
     out: Path,
     *,
-    num_draft_tokens: int,
     static: Measured | None = None,
     settings: LearningSettings | None = None,
     save_seconds: float = SAVE_SECONDS,
@@ -238,20 +231,12 @@ def learned_codes(
     The draft is unquantized and computes in float32; on a GPU products are of BF16. What is learned
     lies in `out` + ".rounding" until the block is left without an exception: a run that is cut
     short goes on there when it is called with the same arguments, and ends with the same bytes as
-    one that was not (on a CPU; a GPU adds up in another order each time). At least `save_seconds`
-    pass between two states on the disk.
-
-    Raises:
-        BackendError: the recipe's backend or format has no learned rounding.
-        OutputError: the output exists already, another run was begun for it or is at it, or nothing
-            can be written.
-        TraceError: the traces do not fit the draft.
-        CalibrationError: the draft cannot propose K tokens, there are too few prompts or no input
-            scales, the draft computes NaN or infinity, or what was kept is damaged.
+    one that was not (on a CPU; a GPU adds up in another order each time).
     """
     settings = settings or LearningSettings()
     check_output(out, plan.draft.checkpoint.folder, needed_bytes=plan.bytes_after)
-    _check(plan, draft, traces, num_draft_tokens, static)
+    _check(plan, run, static)
+    draft, traces, num_draft_tokens = run.draft, run.traces, run.num_draft_tokens
     split = split_prompts(
         traces, num_draft_tokens, share=settings.validation_share, seed=settings.seed
     )
@@ -271,22 +256,18 @@ def learned_codes(
         try:
             validations = kept.validations()
             if not validations or not is_over(validations, settings):
-                balanced = balanced_draft(draft, plan)
+                along = balanced_run(run, plan)
                 rounding = served_rounding(plan, static, draft.device)
                 # Those that are held back shall judge the start as well.
-                learned = traces.only(split.learned)
-                with _moments(
-                    plan, balanced, learned, num_draft_tokens, rounding, on_measuring
-                ) as moments:
-                    latents = first_latents(plan, balanced, moments)
+                learned = replace(along, traces=traces.only(split.learned))
+                with _moments(plan, learned, rounding, on_measuring) as moments:
+                    latents = first_latents(plan, along.draft, moments)
                 learning = Learning(
-                    balanced,
-                    {**latents, **latent_norms(plan, balanced)},
+                    along,
+                    {**latents, **latent_norms(plan, along.draft)},
                     rounding,
-                    traces,
                     split,
-                    others=nearest_weights(plan, balanced),
-                    num_draft_tokens=num_draft_tokens,
+                    others=nearest_weights(plan, along.draft),
                     settings=settings,
                     kept=kept,
                 )
@@ -326,9 +307,7 @@ def learned_codes(
 @contextmanager
 def _moments(
     plan: Plan,
-    draft: LoadedDraft,
-    traces: TraceFolder,
-    num_draft_tokens: int,
+    run: DraftRun,
     rounding: InputRounding,
     on_progress: Callable[[int, int], None],
 ) -> Iterator[Mapping[str, InputMoments]]:
@@ -340,9 +319,7 @@ def _moments(
         return
     with tempfile.TemporaryDirectory(prefix="draftquant-moments-") as spool:
         statistics = MomentsAlongTraces(
-            draft,
-            traces,
-            num_draft_tokens=num_draft_tokens,
+            run,
             spool=Path(spool),
             rounding=rounding,
             corrected=corrected,
@@ -406,7 +383,7 @@ def learned_steps(plan: Plan) -> list[Step]:
 
 def stored_weight(step: Step, draft: LoadedDraft) -> torch.Tensor:
     """The weight of a module on the CPU, in the dtype in which the source has it."""
-    return draft.weights[step.row.canonical].to("cpu", _DTYPES[step.row.tensor.dtype])
+    return draft.weights[step.row.canonical].to("cpu", DTYPES[step.row.tensor.dtype])
 
 
 def canonical(step: Step) -> str:
@@ -424,13 +401,7 @@ def _shared_absmax(plan: Plan, draft: LoadedDraft) -> dict[str, torch.Tensor]:
     return {canonical(step): shared[fused_group(canonical(step))] for step in plan.quantized}
 
 
-def _check(
-    plan: Plan,
-    draft: LoadedDraft,
-    traces: TraceFolder,
-    num_draft_tokens: int,
-    static: Measured | None,
-) -> None:
+def _check(plan: Plan, run: DraftRun, static: Measured | None) -> None:
     """Before any work: codes of the recipe's formats can be learned, and from these traces."""
     recipe = plan.recipe
     check_backends(recipe)
@@ -440,9 +411,7 @@ def _check(
             f"expected rounding: learned, got {recipe.algorithm}",
             fix="give the recipe with 'rounding: learned'",
         )
-    if fault := num_draft_tokens_fault(draft.geometry, num_draft_tokens):
-        raise CalibrationError(f"{draft.name}: num_draft_tokens", fault[0], fix=fault[1])
-    check_trace_fits(draft, traces)
+    run.check()
     if recipe.needs_input_scales and static is None:
         raise CalibrationError(
             f"recipe {recipe.name}",

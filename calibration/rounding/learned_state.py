@@ -40,15 +40,12 @@ class LearningSettings:
     1e-3 nats: 2.68 before, 2.48 after 100 steps at 0.015 codes, 2.44 after as many at 0.03.
 
     Attributes:
-        steps: of the optimiser, 1 or more.
         learning_rate: of the latents, in codes; Adam moves a latent by about as much in a step.
-        warmup_steps: over which both rise to that; a cosine takes them down to nothing at the end.
-        missed_weight: of the depths behind one at which the unquantized draft is wrong: they count
-            only where a chain comes that far.
-        patience: such looks without a better one, after which learning stops. First steps at the
-            full rate may be worse than a good start, and are made up for as the rate falls.
-        max_overlap_drop: by which the overlap with the unquantized draft's distributions may be
-            below that of the first codes, in steps that are kept.
+        warmup_steps: over which both rates rise; a cosine takes them down to nothing at the end.
+        missed_weight: of the depths behind one at which the unquantized draft is wrong.
+        patience: looks without a better one, after which learning stops. First steps at the full
+            rate may be worse than a good start, and are made up for as the rate falls.
+        max_overlap_drop: below the first codes' overlap, in steps that are kept.
     """
 
     steps: Annotated[int, AT_LEAST_1] = 150
@@ -81,10 +78,8 @@ class LearningSettings:
 class Validation:
     """One look at the prompts that were held back, after a step; 0 = before the first.
 
-    Attributes:
-        accepted: of each prompt, tokens that would have been accepted from its rows, added up.
-        overlap: of the distributions with those of the unquantized draft, the mean over rows and
-            depths of the sum of the smaller probabilities.
+    `accepted`: tokens accepted from all rows of each prompt. `overlap` with distributions of the
+    unquantized draft: the mean over rows and depths of the sum of the smaller probabilities.
     """
 
     step: int

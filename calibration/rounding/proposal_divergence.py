@@ -77,14 +77,6 @@ class Agreement:
     accepted_reference: int
     overlap: float
 
-    def __add__(self, other: "Agreement") -> "Agreement":
-        return Agreement(
-            rows=self.rows + other.rows,
-            accepted=self.accepted + other.accepted,
-            accepted_reference=self.accepted_reference + other.accepted_reference,
-            overlap=self.overlap + other.overlap,
-        )
-
 
 def passes_of(
     forward: DraftForward, sequences: LearningSequences, num_draft_tokens: int
@@ -119,13 +111,12 @@ def backward_of_divergence(
     device = sequences.hidden.device
     total, hidden, gradients = torch.zeros((), dtype=torch.float64, device=device), [], []
     reached = torch.empty(0)
-    judge = _Judge(reference, settings)
     for one, other in zip(passes_of(draft, sequences, num_draft_tokens), unquantized, strict=True):
         rows = OwnRows(one, sequences)
         reached = reached if one.depths.start else rows.all_right()
         counts = rows.spread([1 / (norm * len(own)) for own in sequences.own])
-        loss, gradient, reached = judge.divergence(
-            one.depths, rows.of(one.hidden), rows.of(other.hidden),
+        loss, gradient, reached = _divergence(
+            reference, settings, one.depths, rows.of(one.hidden), rows.of(other.hidden),
             rows.of(_recorded(one, sequences)), reached, counts,
         )  # fmt: skip
         total += loss
@@ -179,51 +170,31 @@ def agreement(
     ]
 
 
-class _Judge:
-    def __init__(self, forward: DraftForward, settings: LearningSettings) -> None:
-        self._forward, self._settings = forward, settings
+def _divergence(
+    forward: DraftForward, settings: LearningSettings, depths: range, hidden: Tensor, *of: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The sum of weight * loss [], its gradient [n, D, W], and where all was right to the end [n].
 
-    def divergence(
-        self,
-        depths: range,
-        hidden: Tensor,
-        unquantized: Tensor,
-        recorded: Tensor,
-        reached: Tensor,
-        counts: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The sum of weight * loss [], its gradient [n, D, W], and `reached` after the pass.
-
-        `hidden` and `unquantized`, that of the reference, [n, D, W]; `recorded` [n, D] tokens;
-        `reached` [n], whether all depths before were right; `counts` [n], weights of the rows.
-        """
-        decay = self._settings.depth_decay ** positions(depths, hidden.device).float()
-        totals, gradients, runs = [], [], []
-        for mine, *others in _parts(self._forward, hidden, unquantized, recorded, reached, counts):
-            leaf = mine.detach().requires_grad_()
-            with torch.enable_grad():
-                each, run = self._losses(leaf, *others[:3])
-            before, count = others[2:]
-            reach = torch.cat((before[:, None], run[:, :-1]), dim=1)
-            weight = torch.where(reach, 1.0, self._settings.missed_weight) * decay * count[:, None]
-            with torch.enable_grad():
-                loss = (weight * each).sum()
-            (gradient,) = torch.autograd.grad(loss, leaf)
-            totals.append(loss.detach().double())
-            gradients.append(gradient)
-            runs.append(run[:, -1])
-        return torch.stack(totals).sum(), torch.cat(gradients), torch.cat(runs)
-
-    def _losses(
-        self, mine: Tensor, its: Tensor, recorded: Tensor, before: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """[n, D] each: the loss, and bool whether this depth and all before were right."""
+    `hidden` [n, D, W]; `of` them the reference's hidden states [n, D, W], the recorded tokens
+    [n, D], whether all depths before were right [n], and the weights of the rows [n].
+    """
+    decay = settings.depth_decay ** positions(depths, hidden.device).float()
+    totals, gradients, runs = [], [], []
+    for mine, its, recorded, before, count in _parts(forward, hidden, *of):
         with torch.no_grad():
-            wanted = _wide(self._forward.scores, its).log_softmax(-1)
-        logits = _wide(self._forward.scores, mine)
-        each = (wanted.exp() * (wanted - logits.log_softmax(-1))).sum(-1)
-        with torch.no_grad():
-            return each, _unbroken(before, _right(self._forward, wanted, recorded))
+            wanted = _wide(forward.scores, its).log_softmax(-1)
+            run = _unbroken(before, _right(forward, wanted, recorded))
+        reach = torch.cat((before[:, None], run[:, :-1]), dim=1)
+        weight = torch.where(reach, 1.0, settings.missed_weight) * decay * count[:, None]
+        leaf = mine.detach().requires_grad_()
+        with torch.enable_grad():
+            logprobs = _wide(forward.scores, leaf).log_softmax(-1)
+            loss = (weight * (wanted.exp() * (wanted - logprobs)).sum(-1)).sum()
+        (gradient,) = torch.autograd.grad(loss, leaf)
+        totals.append(loss.detach().double())
+        gradients.append(gradient)
+        runs.append(run[:, -1])
+    return torch.stack(totals).sum(), torch.cat(gradients), torch.cat(runs)
 
 
 def _recorded(one: DraftPass, sequences: LearningSequences) -> Tensor:

@@ -35,10 +35,8 @@ _FILLED_UP = 1.25
 class LearningSequences:
     """Some traces as a draft reads them together, the shorter ones filled up behind.
 
-    Attributes:
-        hidden: [B, N - 1, W]. token_ids: [B, N] int64. Both on the draft's device.
-        rows: R of the traces, evenly spaced, whose chains or blocks are looked at.
-        own: of these the ones that lie inside each trace; at least one is.
+    `hidden` [B, N - 1, W] and `token_ids` [B, N] int64 are on the draft's device. `rows`, evenly
+    spaced, are looked at; `own` are those that lie inside each trace, at least one.
     """
 
     hidden: Tensor

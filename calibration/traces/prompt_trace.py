@@ -32,10 +32,8 @@ class PromptTrace:
         features: [N - 1, width], dtype of the manifest, finite.
         target_top1: [N - 1] int64, the target's argmax after each position, -1 = not known.
         token_logprob: [N - P] float32, of each token of the continuation; None = not recorded.
-        top_token_ids, top_logprobs: [N - P, num_top] int64 and float32, the target's most likely
-            tokens there; None = not recorded.
-        conversation_sha256: of a later turn, the `prompt_sha256` of the first turn of its
-            conversation; None for a first turn.
+        top_token_ids, top_logprobs: [N - P, num_top] int64 and float32; None = not recorded.
+        conversation_sha256: `prompt_sha256` of a later turn's first turn; None for a first turn.
         feature_scales: [N - 1] float32, of features rounded to FP8; None for others.
         cluster: document, task or user that the prompt shares with others; None = not declared.
     """

@@ -61,11 +61,6 @@ def split_traces(
     By `count`, at most so many in `first`, each category gives the same share of its prompts, up to
     rounding and to what belongs together; by `categories` whole ones go to one side, with what
     belongs to them of others.
-
-    Raises:
-        TraceError: one of the two would be empty, no prompt has one of the categories, or a trace
-            is damaged.
-        OutputError: an output exists already, or its parent does not.
     """
     for out in (first, second):
         check_output(out, traces.folder)
@@ -173,10 +168,6 @@ def merge_traces(folders: Sequence[TraceFolder], out: Path) -> MergeReport:
     """Write one trace folder with the traces of several, in their order; seeds may differ.
 
     An id that an earlier folder has too gets the name of its own folder in front: `gate/p1`.
-
-    Raises:
-        TraceError: the folders do not fit together, or a trace is damaged.
-        OutputError: `out` exists already, or its parent does not.
     """
     check_output(out)
     _check_alike(folders)
@@ -185,10 +176,11 @@ def merge_traces(folders: Sequence[TraceFolder], out: Path) -> MergeReport:
     renamed: dict[str, str] = {}
     taken: set[str] = set()
     datasets = (one for folder in folders for one in folder.manifest.datasets or ())
+    by = list(dict.fromkeys(folder.manifest.recorded_by for folder in folders))
     merged = replace(
         folders[0].manifest,
         sampling=_common_sampling(folders),
-        recorded_by=_recorders(folders),
+        recorded_by=by[0] if len(by) == 1 else " + ".join(one or "transformers" for one in by),
         too_long=_too_long(folders),
         datasets=tuple(dict.fromkeys(datasets)) or None,
     )
@@ -282,11 +274,6 @@ def _common_sampling(folders: Sequence[TraceFolder]) -> Sampling | None:
     return sampling if len(found) == 1 or sampling is None else replace(sampling, seed=None)
 
 
-def _recorders(folders: Sequence[TraceFolder]) -> str | None:
-    found = list(dict.fromkeys(folder.manifest.recorded_by for folder in folders))
-    return found[0] if len(found) == 1 else " + ".join(name or "transformers" for name in found)
-
-
 def _too_long(folders: Sequence[TraceFolder]) -> TooLongPrompts | None:
     found = [folder.manifest.too_long for folder in folders if folder.manifest.too_long]
     if not found:
@@ -326,13 +313,7 @@ class StoreReport(Brief):
 
 
 def store_traces(traces: TraceFolder, out: Path, choice: StorageChoice) -> StoreReport:
-    """Write the same traces with their features stored in another way, one prompt at a time.
-
-    Raises:
-        TraceError: they are stored so already, their features were rounded before, a trace is
-            damaged, or a package that the storage needs is not installed.
-        OutputError: `out` exists already, or its parent does not.
-    """
+    """Write the same traces with their features stored in another way, one prompt at a time."""
     check_output(out, traces.folder)
     spec, storage = traces.manifest.features, storage_of(choice)
     if spec.storage == storage:

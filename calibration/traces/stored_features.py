@@ -89,10 +89,6 @@ def decoded(
     """The inverse of `encoded`, one block at a time, of tensors whose dtypes and shapes are right.
 
     NaN and infinity are for `check_trace` to find.
-
-    Raises:
-        TraceError: a scale is no positive number, a frame is damaged or has another size, or the
-            package zstandard is needed and not installed.
     """
     codes = stored["features"]
     if spec.storage is None:

@@ -76,11 +76,7 @@ class TargetTables:
 
     @classmethod
     def find(cls, target: Path) -> "TargetTables":
-        """Find the tables by name, reading headers only.
-
-        Raises:
-            CheckpointError: a table is absent, there are several, or they are no pair of tables.
-        """
+        """Find the tables by name, reading headers only."""
         tables = StoredTables.find(target)
         return cls(
             checkpoint=tables.checkpoint,
@@ -186,7 +182,8 @@ def shared_tables(
 
     def embedding() -> Tensor:
         token_ids = opened().get_tensor("token_ids").to(torch.int64)
-        if int(token_ids[0]) < 0 or int(token_ids[-1]) >= vocab_size or _descends(token_ids):
+        ascends = bool((token_ids[1:] > token_ids[:-1]).all())
+        if int(token_ids[0]) < 0 or int(token_ids[-1]) >= vocab_size or not ascends:
             raise TraceError(where, f"token_ids: expected ascending ids in [0, {vocab_size})",
                              fix="record the traces again")  # fmt: skip
         rows = _finite(opened().get_tensor("embed_tokens"), "embed_tokens", where)
@@ -205,10 +202,6 @@ def shared_tables(
     if listed.norm_dtype:
         readers[FINAL_NORM] = partial(whole, "norm")
     return SharedTables(readers)
-
-
-def _descends(token_ids: Tensor) -> bool:
-    return bool((token_ids[1:] <= token_ids[:-1]).any())
 
 
 def _finite(table: Tensor, name: str, where: Path) -> Tensor:

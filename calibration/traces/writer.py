@@ -131,11 +131,7 @@ class TraceWriter:
         self._shards: list[Shard] = []
 
     def add(self, trace: PromptTrace, *, position: int) -> None:
-        """Write one trace, at its place in trace.json, whatever the order of writing.
-
-        Raises:
-            TraceError: the trace contradicts itself, or the position is taken.
-        """
+        """Write one trace, at its place in trace.json, whatever the order of writing."""
         if position in self._entries:
             taken_by = self._entries[position].id
             raise TraceError(trace.id, f"position {position} is taken by {taken_by}",
@@ -229,11 +225,6 @@ def trace_output(
     Its prompts and files are those that are written, whatever `head` says of them; a new shard
     begins before one grows beyond `shard_bytes`. Tables of the target are carried, or those of
     other trace folders, with the embeddings of the tokens of the traces and of `table_ids`.
-
-    Raises:
-        OutputError: `out` exists, its parent does not, or the head does not fit on the disk.
-        TraceError: nothing was added, ids are doubled, the tables are not those of the target, or
-            a package that the storage needs is not installed.
     """
     check_storage(head.features.storage)
     needed = tables.lm_head.nbytes if tables else carried.nbytes if carried else 0

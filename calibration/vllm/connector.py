@@ -79,9 +79,6 @@ class StatesConnector(KVConnectorBase_V1, SupportsHMA):
         """Nothing is ever loaded."""
         return 0, False
 
-    def update_state_after_alloc(self, *_: Any) -> None:
-        """Nothing is ever loaded."""
-
     def build_connector_meta(self, _scheduler_output: Any) -> KVConnectorMetadata:
         """Hand the requests that ended to the workers."""
         ended, self._ended = self._ended, []
@@ -160,16 +157,10 @@ class StatesConnector(KVConnectorBase_V1, SupportsHMA):
         self._threads.shutdown()
 
     def start_load_kv(self, *_: Any, **__: Any) -> None:
-        """Nothing is ever loaded."""
+        """Nothing is ever loaded, the layer itself keeps the states, pages wait for their file."""
 
-    def wait_for_layer_load(self, *_: Any) -> None:
-        """Nothing is ever loaded."""
-
-    def save_kv_layer(self, *_: Any, **__: Any) -> None:
-        """The layer itself has kept the states."""
-
-    def wait_for_save(self) -> None:
-        """Pages wait for their file instead."""
+    update_state_after_alloc = wait_for_layer_load = start_load_kv
+    save_kv_layer = wait_for_save = start_load_kv
 
     def _write(self, save: _Save, ready: Any) -> None:
         assert self._pages is not None

@@ -9,14 +9,11 @@ server answers no more, the others take its requests.
 import asyncio
 import importlib.util
 import os
-from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
-
-from typing_extensions import override
 
 from ...recipes.errors import NoAnswerError, TraceError
 from ...recipes.packages import install_itself
@@ -45,20 +42,8 @@ class Answer:
     top: tuple[TopLogprobs, ...] | None = None
 
 
-class Engine(ABC):
-    """Takes prompts and gives answers, in any order."""
-
-    @abstractmethod
-    def submit(self, position: int, prompt: Prompt) -> None:
-        """Hand over a prompt; `position` names its answer."""
-
-    @abstractmethod
-    def next_answer(self) -> tuple[int, Answer]:
-        """Wait for an answer: the position of its prompt, and what was said."""
-
-
 def answers(
-    engine: Engine,
+    engine: "Engine",
     prompts: Sequence[tuple[int, Prompt]],
     *,
     most_in_flight: int,
@@ -129,8 +114,8 @@ def offline_engine(
         engine.llm_engine.engine_core.shutdown()
 
 
-class OfflineEngine(Engine):
-    """vLLM in this process."""
+class OfflineEngine:
+    """vLLM in this process; takes prompts and gives answers, in any order."""
 
     def __init__(self, engine: Any, plan: RecordingPlan, session: str) -> None:
         self._engine = engine.llm_engine
@@ -138,8 +123,8 @@ class OfflineEngine(Engine):
         self._max_new_tokens = plan.max_new_tokens
         self._finished: list[Any] = []
 
-    @override
     def submit(self, position: int, prompt: Prompt) -> None:
+        """Hand over a prompt; `position` names its answer."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -166,8 +151,8 @@ class OfflineEngine(Engine):
                 fix="change the prompt or the engine's arguments (--engine-arg)",
             ) from exc
 
-    @override
     def next_answer(self) -> tuple[int, Answer]:
+        """Wait for an answer: the position of its prompt, and what was said."""
         while not self._finished:
             try:
                 self._finished = [done for done in self._engine.step() if done.finished]
@@ -230,8 +215,8 @@ def server_engine(
             runner.run(engine.give_up())
 
 
-class ServerEngine(Engine):
-    """Servers that run elsewhere."""
+class ServerEngine:
+    """Servers that run elsewhere; takes prompts and gives answers, in any order."""
 
     def __init__(
         self,
@@ -276,13 +261,13 @@ class ServerEngine(Engine):
             )
         return str(served[0].get("id"))
 
-    @override
     def submit(self, position: int, prompt: Prompt) -> None:
+        """Hand over a prompt; `position` names its answer."""
         task = self._runner.get_loop().create_task(self._complete(prompt))
         self._asked[task] = position
 
-    @override
     def next_answer(self) -> tuple[int, Answer]:
+        """Wait for an answer: the position of its prompt, and what was said."""
         first = self._runner.run(self._first_done())
         return self._asked.pop(first), first.result()
 
@@ -348,6 +333,9 @@ class ServerEngine(Engine):
                     raise  # the last one
             finally:
                 self._on_their_way[client] -= 1
+
+
+Engine = OfflineEngine | ServerEngine
 
 
 def _read(answer: Mapping[str, Any], num_top: int | None) -> Answer:

@@ -161,11 +161,6 @@ def record_with_vllm(
     What is recorded is kept in `out` + ".recording" until the folder is complete: a second call
     with the same plan goes on after whatever ended the first. While the folder is written both are
     on the disk.
-
-    Raises:
-        TraceError: the engine does not start, fails, or gives what was not asked for.
-        CheckpointError: the target's tables are asked for and not found.
-        OutputError: `out` exists already, or another recording was begun there.
     """
     check_last_norm(plan)
     plan.check(out)

@@ -6,12 +6,11 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...calibration.dumps import DumpFormat
+from ...calibration.dumps import DumpImport
 from ...calibration.traces.manifest import StorageChoice
-from ...quantize.files.hub import Reference
 from ...recipes.decode import encode
 from ...recipes.listener import Heard
-from ...recipes.regular_file import AnyPath, optional_path
+from ...recipes.regular_file import AnyPath
 from ..frame import reports
 from ..frame.console import megabytes, print_table, stdout, table
 from ..frame.verb import Command, verb
@@ -22,33 +21,8 @@ if TYPE_CHECKING:
     from ...calibration.traces.trace_info import TraceInfo
 
 
-@dataclass(frozen=True)
-class TracesImportSettings(Heard):
-    """Which dump of which target, and how it is read."""
-
-    dump: AnyPath
-    target: AnyPath
-    out: AnyPath
-    _: KW_ONLY
-    written_by: DumpFormat
-    draft: Reference | None = None
-    aux_layer_ids: Sequence[int] | None = None
-    prompts: AnyPath | None = None
-    greedy: bool = False
-    leave_out_off_policy: bool = False
-    tables: bool = False
-    table_ids: Sequence[int] = ()
-
-    def check(self) -> None:
-        """Refuse rows of tables that are not carried."""
-        from ...recipes.errors import TraceError
-
-        if self.table_ids and not self.tables:
-            raise TraceError("--table-ids", "says which rows the tables carry", fix="add --tables")
-
-
-@verb(TracesImportSettings)
-def traces_import(settings: TracesImportSettings) -> "reports.ImportReport":
+@verb(DumpImport)
+def traces_import(settings: DumpImport) -> "reports.ImportReport":
     """Make traces of hidden states that a trainer or vLLM dumped.
 
     Returns:
@@ -59,20 +33,7 @@ def traces_import(settings: TracesImportSettings) -> "reports.ImportReport":
     """
     from ...calibration.dumps.import_dump import import_asked
 
-    layers = settings.aux_layer_ids
-    return import_asked(
-        settings.written_by,
-        Path(settings.dump),
-        Path(settings.target),
-        Path(settings.out),
-        reads=settings.draft,
-        layer_ids=None if layers is None else tuple(layers),
-        prompts=optional_path(settings.prompts),
-        greedy=settings.greedy,
-        leave_out_off_policy=settings.leave_out_off_policy,
-        table_ids=tuple(settings.table_ids) if settings.tables else None,
-        listener=settings.listener,
-    )
+    return import_asked(settings)
 
 
 @dataclass(frozen=True)

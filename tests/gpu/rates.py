@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from draftquant.calibration.passes.draft_inputs import DraftRun
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.target_model import Placement
 from draftquant.calibration.rounding.learn import learned_codes
@@ -118,10 +119,10 @@ def _step_seconds(run: Run, draft: Path, traces: Path) -> float:
         ends.append(time.perf_counter())
 
     settings = LearningSettings(steps=4, validate_every=4)
+    along = DraftRun(loaded, TraceFolder.open(traces), 3)
     with learned_codes(
-        plan, loaded, TraceFolder.open(traces), run.work / "learned",
-        num_draft_tokens=3, settings=settings, save_seconds=1e9, on_progress=note,
-    ):  # fmt: skip
+        plan, along, run.work / "learned", settings=settings, save_seconds=1e9, on_progress=note
+    ):
         return (ends[2] - ends[0]) / 2
 
 

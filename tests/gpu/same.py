@@ -6,6 +6,7 @@ from pathlib import Path
 
 import draftquant.api as dq
 import torch
+from draftquant.calibration.passes.draft_inputs import DraftRun
 from draftquant.calibration.rounding.learn import learned_codes
 from draftquant.calibration.rounding.learned_state import LearningSettings
 from draftquant.calibration.traces.trace_folder import TraceFolder
@@ -210,10 +211,9 @@ def _learned(run: Run, traces: Path, pair: Path) -> Row:
     found: list[dict[str, Tensor]] = []
     for device in (CPU, run.device):
         draft = load_draft(pair / "draft", device=device)
-        with learned_codes(
-            plan, draft, TraceFolder.open(traces), run.work / f"learned-{len(found)}",
-            num_draft_tokens=3, settings=settings,
-        ) as codes:  # fmt: skip
+        along = DraftRun(draft, TraceFolder.open(traces), 3)
+        out = run.work / f"learned-{len(found)}"
+        with learned_codes(plan, along, out, settings=settings) as codes:
             found.append({name: codes.quantized(name).codes for name in draft.linears})
     one, other = (torch.cat([x.flatten() for x in each.values()]) for each in found)
     return _share(

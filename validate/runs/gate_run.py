@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from ...calibration.passes.position_limits import open_for_drafts
+from ...calibration.passes.on_traces import open_for_drafts
 from ...calibration.traces.held_out import check_held_out, check_held_out_measured
 from ...calibration.traces.trace_folder import TraceFolder, file_sha256
 from ...calibration.traces.trace_info import head_agreement

@@ -5,7 +5,7 @@ import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from ...calibration.passes.position_limits import open_for_drafts
+from ...calibration.passes.on_traces import open_for_drafts
 from ...quantize.files.hub import running_argv
 from ...quantize.files.report_files import ReportFormat, write_reports
 from ..comparison.draft_comparison import ComparisonReport, compare, drawing, page, text_of
