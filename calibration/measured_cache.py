@@ -31,8 +31,7 @@ from .passes.draft_inputs import DraftRun, first_hidden
 from .passes.proposals import MAX_LOGITS
 from .traces.manifest import TraceEntry
 
-ROWS = 512
-"""That draft, about: each divergence is a mean over K times so many."""
+ROWS = 512  # that draft, about: each divergence is a mean over K times so many
 
 
 @torch.inference_mode()
@@ -90,9 +89,7 @@ Ranges = Mapping[int, tuple[float, float | None]]
 
 
 def measure_cache_ranges(
-    run: DraftRun,
-    *,
-    on_progress: Callable[[int, int], None] = lambda _done, _total: None,
+    run: DraftRun, *, on_progress: Callable[[int, int], None] = lambda _done, _total: None
 ) -> Ranges:
     """Ranges of all keys and values, of the context and of every later step."""
     draft = run.draft
@@ -122,11 +119,9 @@ def measure_cache_ranges(
 
 OCTAVES = range(-3, 8)
 """Candidates: so many octaves above the power of two that just holds the largest magnitude."""
-AS_SMALL = 1.01
-"""Times the smallest divergence."""
+AS_SMALL = 1.01  # times the smallest divergence
 
-Octaves = tuple[int, int]
-"""Of the keys and of the values of all layers."""
+Octaves = tuple[int, int]  # of the keys and of the values of all layers
 
 
 def measure_cache_scales(
@@ -142,7 +137,10 @@ def measure_cache_scales(
     ranges = measure_cache_ranges(run, on_progress=on_progress)
     if how == "absmax":
         return _by_layer(ranges, lambda largest, _: quotient(largest))
-    tried = _tried(ranges)
+    others = [octave for octave in OCTAVES if octave != 0]
+    tried = [(0, 0), *((octave, 0) for octave in others), *((0, octave) for octave in others)]
+    if all(values is None for _, values in ranges.values()):
+        tried = [(octave, octave) for octave in OCTAVES]
     caches = [CacheRounding(_at(ranges, octaves)) for octaves in tried]
     divergences = cache_divergences(run, caches, on_progress=on_progress)
     return _at(ranges, best_octaves(dict(zip(tried, divergences, strict=True))))
@@ -170,13 +168,6 @@ def _middle(divergences: Mapping[int, float]) -> int:
     best = min(divergences.values())
     good = sorted(octave for octave, found in divergences.items() if found <= AS_SMALL * best)
     return good[(len(good) - 1) // 2]
-
-
-def _tried(ranges: Ranges) -> list[Octaves]:
-    if all(values is None for _, values in ranges.values()):
-        return [(octave, octave) for octave in OCTAVES]
-    others = [octave for octave in OCTAVES if octave != 0]
-    return [(0, 0), *((octave, 0) for octave in others), *((0, octave) for octave in others)]
 
 
 def _at(ranges: Ranges, octaves: Octaves) -> Mapping[int, CacheScales]:

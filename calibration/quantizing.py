@@ -67,7 +67,6 @@ def quantize_as_asked(asked: Quantizing) -> QuantizeReport:
 def _quantized(
     stack: ExitStack, plan: Plan, source: DraftSource, asked: Quantizing
 ) -> QuantizeReport:
-    """A draft by its plan; what is kept on disk meanwhile goes when the stack is left."""
     out, target, listener = Path(asked.out), optional_path(asked.target), asked.listener
     proven = check_tables(plan, target)
     verdicts = planned_verdicts(plan, fix_config=asked.fix_config)
@@ -99,10 +98,7 @@ def _quantized(
 
 
 def _measured(
-    stack: ExitStack,
-    plan: Plan,
-    asked: Quantizing,
-    measuring: Callable[[int, int], None],
+    stack: ExitStack, plan: Plan, asked: Quantizing, measuring: Callable[[int, int], None]
 ) -> Measured:
     """What the recipe needs of inputs, or the algorithm; there until the stack is left."""
     listener = asked.listener
@@ -261,8 +257,7 @@ class Phases:
         return step.bytes_before + columns * (_A_COLUMN + columns * (rows + columns))
 
 
-FEW_PROMPTS = 128
-"""Fewer are said to be few before learning begins."""
+FEW_PROMPTS = 128  # fewer are said to be few before learning begins
 
 
 def learn(

@@ -86,7 +86,6 @@ class RecordRun(ChosenPrompts):
             raise TraceError(where, what, fix=fix)
 
     def _problems(self) -> Iterator[tuple[str, str, str]]:
-        """Where, what and the fix, of each."""
         if self.engine == "sglang":
             fix = (
                 "give --engine vllm, or let SpecForge dump with SGLang and import that:"
@@ -122,7 +121,6 @@ class RecordRun(ChosenPrompts):
             yield "--out", "expected the folder to create", fix
 
     def _ray_problems(self) -> Iterator[tuple[str, str, str]]:
-        """What Ray does not divide, or not into equal bytes."""
         if self.engine != "transformers":
             what = (
                 f"divides what transformers records; {self.engine} spreads a target over GPUs and"

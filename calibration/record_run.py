@@ -70,7 +70,6 @@ def record_asked(asked: RecordRun) -> TraceFolder | str:
 
 
 def _plan(asked: RecordRun) -> RecordingPlan:
-    """All but the prompts."""
     device, shape = resolve_device(asked.device), shape_of(asked)
     given, fuse_with = asked.aux_layer_ids, None
     aux_layer_ids = None if given is None else tuple(given)
@@ -162,7 +161,6 @@ def _by_vllm(
 
 
 def _all_turns(asked: RecordRun, plan: RecordingPlan, record: Record) -> TraceFolder:
-    """Record conversations, and say how far they went."""
     assert asked.out is not None  # see `RecordRun.check`
     report = record_conversations(plan, Path(asked.out), record)
     turns = ", ".join(f"{count} prompts" for count in report.num_turns)

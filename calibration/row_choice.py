@@ -128,8 +128,7 @@ def read_general_counts(path: Path, vocab_size: int) -> Counts:
     return np.array(counts, dtype=np.int64)
 
 
-FLOOR = 0.95
-"""The least coverage of a category, relative to that of all."""
+FLOOR = 0.95  # the least coverage of a category, relative to that of all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -173,7 +172,6 @@ class _Queues:
             queue.reverse()
 
     def choose(self, floor: float) -> None:
-        """Append all candidates."""
         total = int(self._totals.sum())
         while len(self._order) < self._number:
             shares = self._reached / self._totals
@@ -312,11 +310,8 @@ def crosswise(
     """The order that the texts outside each part give, and the part of each text."""
     groups = len({text.group for text in texts})
     if groups < 2:
-        raise CalibrationError(
-            "--traces",
-            f"its {len(texts)} prompts belong together, so none of them can be held out",
-            fix="record traces of more prompts",
-        )
+        what = f"its {len(texts)} prompts belong together, so none of them can be held out"
+        raise CalibrationError("--traces", what, fix="record traces of more prompts")
     number = min(NUM_FOLDS, groups)
     of_text = folds_of(texts, number)
     orders = [

@@ -237,7 +237,9 @@ class ServerClient:
         status = answer.status_code
         if status == 200:
             return
-        what = f"{status} from {path}: {_quoted(text)}"
+        # With its end: a server that dies of a request tells why, often last.
+        said = text if len(text) <= 1000 else f"{text[:500]}…{text[-500:]}"
+        what = f"{status} from {path}: {said!r}"
         if status in PASSING:
             raise _PassingError(what, _seconds(answer.headers.get("retry-after")))
         kind = _AbsentError if status == 404 else ServerError
@@ -274,11 +276,6 @@ _FIXES = {
     403: "set DRAFTQUANT_SERVER_KEY to the key of the server",
     404: "give the root of the server (http://HOST:PORT), and the --engine that runs there",
 }
-
-
-def _quoted(text: str) -> str:
-    """What a server says, with its end: one that dies of a request tells why, often last."""
-    return repr(text if len(text) <= 1000 else f"{text[:500]}…{text[-500:]}")
 
 
 def _seconds(text: str | None) -> float | None:

@@ -233,7 +233,8 @@ def choosing_of(
     configs: list[Mapping[str, Any]] = [draft.checkpoint.config]
     if target is not None:
         _check_target(target, traces)
-        configs += _configs(target)
+        paths = [target / name for name in (CONFIG_FILE, _GENERATION_FILE)]
+        configs += [read_json_object(path, no_target(target)) for path in paths if path.exists()]
     texts = said_texts(traces)
     chooser = RowChooser(
         vocab_size=vocab_size,
@@ -242,11 +243,9 @@ def choosing_of(
         general=None if counts is None else read_general_counts(counts, vocab_size),
     )
     if not any(len(text.token_ids) for text in texts):
-        raise CalibrationError(
-            traces.folder,
-            "says nothing that a draft is to propose: no continuation has more than one token",
-            fix="record longer continuations (record --max-new-tokens)",
-        )
+        what = "says nothing that a draft is to propose: no continuation has more than one token"
+        fix = "record longer continuations (record --max-new-tokens)"
+        raise CalibrationError(traces.folder, what, fix=fix)
     cuts = cuts_of(read_provenance(source.folder))
     return Choosing(
         source=source,
@@ -265,28 +264,18 @@ def check_same_target(traces: TraceFolder, judge: TraceFolder) -> None:
     one, other = traces.manifest.target, judge.manifest.target
     known = None not in (one.config_sha256, other.config_sha256)
     if one.vocab_size != other.vocab_size or (known and one.config_sha256 != other.config_sha256):
-        raise CalibrationError(
-            judge.folder,
-            f"was recorded with another target ({other.name}) than {traces.folder} ({one.name})",
-            fix="record both with the target that the draft serves",
-        )
+        what = f"was recorded with another target ({other.name}) than {traces.folder} ({one.name})"
+        fix = "record both with the target that the draft serves"
+        raise CalibrationError(judge.folder, what, fix=fix)
 
 
 def _check_target(target: Path, traces: TraceFolder) -> None:
     recorded = traces.manifest.target
     read_json_object(target / CONFIG_FILE, no_target(target))
     if recorded.config_sha256 not in (None, file_sha256(target / CONFIG_FILE)):
-        raise CalibrationError(
-            f"--target {target}",
-            f"has another {CONFIG_FILE} than the target of the traces, {recorded.name}",
-            fix="give the target that was recorded: ids of another tokenizer are other tokens",
-        )
-
-
-def _configs(target: Path) -> Iterable[Mapping[str, Any]]:
-    for name in (CONFIG_FILE, _GENERATION_FILE):
-        if (target / name).exists():
-            yield read_json_object(target / name, no_target(target))
+        what = f"has another {CONFIG_FILE} than the target of the traces, {recorded.name}"
+        fix = "give the target that was recorded: ids of another tokenizer are other tokens"
+        raise CalibrationError(f"--target {target}", what, fix=fix)
 
 
 def _chosen_before(cuts: Sequence[VocabularyCut], traces: TraceFolder) -> Iterable[str]:

@@ -132,9 +132,6 @@ def test_a_draft_agrees_with_itself(pair: RoundingPair) -> None:
     (found,) = agreement(forward, forward, drafts.sequence, num_draft_tokens=drafts.k)
     assert found.accepted == found.accepted_reference
     assert found.overlap == pytest.approx(found.rows * drafts.k, rel=1e-5)
-    twice = found + found
-    assert (twice.rows, twice.accepted) == (2 * found.rows, 2 * found.accepted)
-    assert twice.overlap == 2 * found.overlap
 
 
 def test_nothing_to_learn_from_oneself(pair: RoundingPair) -> None:

@@ -23,8 +23,7 @@ from ..traces.target_tables import FINAL_NORM, HEAD, SharedTables
 from ..traces.trace_info import MIN_AGREEMENT, normalized
 from .dump_layouts import Sample
 
-SHIFTS = (-1, 0, 1)
-"""Row i holds the state after token i + shift."""
+SHIFTS = (-1, 0, 1)  # row i holds the state after token i + shift
 MAX_ROWS = 256  # of an answer, evenly spaced
 NEAR_TIE = 0.25
 """Nats. A text is dumped by one pass over it and was written token by token: in BF16 the two differ
@@ -97,11 +96,9 @@ class Answers:
         if answered is None or bool(answered[0]):
             if prompt is None:
                 why = "has no loss mask" if answered is None else "begins with an answer"
-                raise TraceError(
-                    sample.file,
-                    f"the text {why}, so it is unknown where its prompt ends",
-                    fix="give the prompts as they were sent, with their token ids: --prompts P",
-                )
+                what = f"the text {why}, so it is unknown where its prompt ends"
+                fix = "give the prompts as they were sent, with their token ids: --prompts P"
+                raise TraceError(sample.file, what, fix=fix)
             answered = torch.arange(count) >= len(prompt.token_ids)
         steps = torch.diff(torch.nn.functional.pad(answered.long(), (1, 1)))
         starts, stops = ((steps == sign).nonzero()[:, 0].tolist() for sign in (1, -1))
@@ -122,11 +119,9 @@ class Answers:
             found = self._prompts.get(tuple(sample.token_ids[:length].tolist()))
             if found is not None:
                 return found
-        raise TraceError(
-            sample.file,
-            "the text begins with none of the prompts of --prompts",
-            fix="give the prompts that were sent, with the same token ids: --prompts P",
-        )
+        what = "the text begins with none of the prompts of --prompts"
+        fix = "give the prompts that were sent, with the same token ids: --prompts P"
+        raise TraceError(sample.file, what, fix=fix)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,13 +43,11 @@ from ..traces.trace_folder import file_sha256
 from .dump_answers import SHIFTS, Answer
 from .dump_layouts import TEXT_AGAIN, Pending, Sample
 
-RUNNABLE_SHARE = 0.4
-"""Of the memory: larger weights are not loaded to recompute a few positions."""
+RUNNABLE_SHARE = 0.4  # of the memory: larger weights are not loaded to recompute a few positions
 MAX_TEXTS, MAX_TOKENS = 4, 160
 MAX_DIFFERENCE = 0.1
 """Relative, median over positions. Engines in BF16 differ by 0.02 or less, other layers by 0.2."""
-CLEARLY = 2.0
-"""Times that the next best layer is farther."""
+CLEARLY = 2.0  # times that the next best layer is farther
 MAX_WORK = 3e13
 """Tokens times bytes of the target's weights: about as many operations in BF16, some five minutes
 on two cores. Of a dump that needs more, one text in so many is recomputed."""
@@ -57,8 +55,7 @@ MAX_ROW_DIFFERENCE = 0.5
 """Relative, at one position. Rows of other tokens differ by about 1, other arithmetic by 0.02."""
 MAX_OTHER_ROWS = 0.001
 """Share of a text's positions, and one more: a target may choose other experts at a few."""
-MIN_ACCEPTED = 0.55
-"""Published drafts accept 0.7 and more; with layers one off 0.50 was seen."""
+MIN_ACCEPTED = 0.55  # published drafts accept 0.7 and more; with layers one off 0.50 was seen
 MIN_POSITIONS = 200
 _ALL_ORDERS = 4  # slots; of more, exchanges of two and the reverse are tried
 ERRORS_APART = 3.0

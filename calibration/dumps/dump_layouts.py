@@ -204,11 +204,8 @@ def _saved(
     def read(file: Path) -> Stored:
         loaded = load_tensors(file)
         if training and {"batch", "batch_idx"} <= loaded.keys():
-            raise TraceError(
-                file,
-                "a debug dump of training: its tokens are shifted and padded",
-                fix="give the folder that training reads",
-            )
+            what = "a debug dump of training: its tokens are shifted and padded"
+            raise TraceError(file, what, fix="give the folder that training reads")
         aux, last = next((both for both in entries if both[0] in loaded), entries[-1])
         ids, *_, states = _tensors(
             file, loaded, "input_ids", *(("loss_mask",) if masked else ()), aux
@@ -336,11 +333,9 @@ class _Rows:
         found = {name: batch.column(name)[row - self._first].as_py() for name in
                  ("input_ids", "loss_mask")} if batch is not None else {}  # fmt: skip
         if found.get("input_ids") != token_ids.tolist():
-            raise TraceError(
-                file,
-                f"its tokens are not those of row {row} of {self._folder}",
-                fix="give the dataset that the hidden states were generated from",
-            )
+            what = f"its tokens are not those of row {row} of {self._folder}"
+            fix = "give the dataset that the hidden states were generated from"
+            raise TraceError(file, what, fix=fix)
         return torch.tensor(found["loss_mask"])
 
     def _batch_of(self, row: int) -> Any:

@@ -26,8 +26,7 @@ from .dump_layouts import Pending, Sample
 MAX_LOOKED_AT = 8  # texts, in memory together
 MAX_DRAFTED = 40  # texts, one by one
 MAX_ROWS = 2048  # of each, unless its prompt is longer
-MIN_OWN = 0.9
-"""Tokens that are the target's argmax, near ties aside."""
+MIN_OWN = 0.9  # tokens that are the target's argmax, near ties aside
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,11 +151,8 @@ def check_sample(sample: Sample, target: TargetFacts, first: Sample) -> None:
             fix="give the target that was dumped",
         )
     if (found := _form(sample)) != (expected := _form(first)):
-        raise TraceError(
-            sample.file,
-            f"its aux features {found}, but those of {first.file.name} {expected}",
-            fix="import dumps of different runs one by one",
-        )
+        what = f"its aux features {found}, but those of {first.file.name} {expected}"
+        raise TraceError(sample.file, what, fix="import dumps of different runs one by one")
 
 
 def _form(sample: Sample) -> str:
@@ -202,11 +198,8 @@ class Settling:
     def layout(self) -> Layout:
         """Layers, shift and norm; a TraceError says what would settle what nothing can."""
         if not self._looked:
-            raise TraceError(
-                self._dump,
-                "none of the texts that were checked has an answer: their loss masks are all 0",
-                fix="dump conversations with answers of the target",
-            )
+            what = "none of the texts that were checked has an answer: their loss masks are all 0"
+            raise TraceError(self._dump, what, fix="dump conversations with answers of the target")
         first, width = self._looked[0].sample, self._target.width
         for answer in self._looked:
             check_sample(answer.sample, self._target, first)
@@ -291,11 +284,9 @@ class Settling:
         found = recomputed.layer_ids if recomputed else expected
         assert found is not None
         if list(found) != sorted(set(found)):
-            raise TraceError(
-                self._dump,
-                f"the dump holds the layers in the order {list(found)}, expected ascending order",
-                fix="dump the layers in ascending order, as engines hand them to drafts",
-            )
+            what = f"the dump holds the layers in the order {list(found)}, expected ascending order"
+            fix = "dump the layers in ascending order, as engines hand them to drafts"
+            raise TraceError(self._dump, what, fix=fix)
         if expected is not None and found != tuple(expected):
             raise TraceError(
                 self._dump,

@@ -220,7 +220,6 @@ class _Conversion:
         return share >= MIN_AGREEMENT
 
     def check(self, dump: Path, kept: int, *, leave_out_off_policy: bool) -> None:
-        """Raise if answers of others are not to be left out, or nothing remains."""
         if self.num_off_policy and (not leave_out_off_policy or not kept):
             raise TraceError(
                 dump,

@@ -45,10 +45,8 @@ from .static_scales import balanced_run, calibrated_scales, never_run, run_over_
 
 _ROWS = 2048  # inputs multiplied at a time
 _STRIP = 1024  # rows of a matrix that begin at one column
-BYTES_AT_ONCE = 4 << 30
-"""Of matrices that are measured together."""
-LEAST_PER_COLUMN = 2
-"""Inputs that an expert must have seen for each of its columns."""
+BYTES_AT_ONCE = 4 << 30  # of matrices that are measured together
+LEAST_PER_COLUMN = 2  # inputs that an expert must have seen for each of its columns
 BLOCK_ROW_STRIDE = 4
 """Distance of the rows from which blocks are drafted: neighbours' blocks read much the same."""
 
@@ -142,11 +140,9 @@ class MomentsAlongTraces(Statistics):
                 raise never_run(self._run, leader)
             self._seen[leader] = found.count
             if found.count and not found.save_means(*self._files(leader)):
-                raise CalibrationError(
-                    f"{self._draft.name}: {leader}",
-                    "an input is NaN or infinite",
-                    fix="its weights are finite, but too large to compute with: export it again",
-                )
+                what = "an input is NaN or infinite"
+                fix = "its weights are finite, but too large to compute with: export it again"
+                raise CalibrationError(f"{self._draft.name}: {leader}", what, fix=fix)
 
     @override
     def second_moments(self, modules: Sequence[str]) -> Mapping[str, InputMoments]:

@@ -24,8 +24,7 @@ from ..passes.draft_inputs import DraftRun, first_hidden_of_batch, work_of
 from ..traces.manifest import TraceEntry
 from ..traces.near_duplicates import seen_prompts
 
-MAX_TOKENS = 2048
-"""Of prompts that go through a draft together."""
+MAX_TOKENS = 2048  # of prompts that go through a draft together
 
 
 def run_over_traces(
@@ -151,11 +150,8 @@ def measure_absmax(
         if name not in seen:
             raise never_run(run, name)
         if not math.isfinite(seen[name]):
-            raise CalibrationError(
-                draft.name,
-                f"{name}: an input is NaN or infinite",
-                fix="its weights are finite, but too large to compute with: export it again",
-            )
+            fix = "its weights are finite, but too large to compute with: export it again"
+            raise CalibrationError(draft.name, f"{name}: an input is NaN or infinite", fix=fix)
         group = fused_group(name)
         largest[group] = max(largest.get(group, 0.0), seen[name])
     return {name: largest[fused_group(name)] for name in names}
@@ -164,11 +160,8 @@ def measure_absmax(
 def constant_scales(plan: Plan, scale: float) -> Measured:
     """One scale for all quantized linears, as `--input-scale` gives it."""
     if not 0 < scale < math.inf:
-        raise BackendError(
-            "--input-scale",
-            f"expected a positive number, got {scale}",
-            fix="give a positive number, such as 1.0",
-        )
+        what = f"expected a positive number, got {scale}"
+        raise BackendError("--input-scale", what, fix="give a positive number, such as 1.0")
     scales = dict.fromkeys((step.row.module for step in plan.quantized), scale)
     return Measured(input_scales=scales, input_scale_origin="--input-scale")
 
@@ -176,11 +169,9 @@ def constant_scales(plan: Plan, scale: float) -> Measured:
 def static_activations(recipe: Recipe) -> ActivationFormat:
     """The format of activations that scales are to be measured for."""
     if recipe.activations is None or not recipe.needs_input_scales:
-        raise BackendError(
-            "--traces",
-            f"there is nothing to calibrate: recipe {recipe.name} stores no static input scales",
-            fix="leave --traces out, or use a recipe with static activations (blackwell-fp8)",
-        )
+        what = f"there is nothing to calibrate: recipe {recipe.name} stores no static input scales"
+        fix = "leave --traces out, or use a recipe with static activations (blackwell-fp8)"
+        raise BackendError("--traces", what, fix=fix)
     return recipe.activations
 
 

@@ -35,11 +35,9 @@ def default_aux_layer_ids(num_layers: int) -> tuple[int, ...]:
     """
     ids = (1, num_layers // 2 - 1, num_layers - 4)
     if not 1 < ids[1] < ids[2]:
-        raise TraceError(
-            f"target of {num_layers} layers",
-            f"the default aux layers [1, L/2 - 1, L - 4] = {list(ids)} are not ascending",
-            fix="give the draft that reads them (record --draft), or name them: --aux-layers I,J,K",
-        )
+        what = f"the default aux layers [1, L/2 - 1, L - 4] = {list(ids)} are not ascending"
+        fix = "give the draft that reads them (record --draft), or name them: --aux-layers I,J,K"
+        raise TraceError(f"target of {num_layers} layers", what, fix=fix)
     return ids
 
 
@@ -51,11 +49,9 @@ def mask_token_ids(geometry: Geometry) -> tuple[int, ...]:
 def check_reads_layers(draft: LoadedDraft) -> None:
     """Check that the draft reads outputs of layers, all that dumps hold, or tokens."""
     if draft.geometry.reads_features and not draft.geometry.reads_layers:
-        raise TraceError(
-            f"draft {draft.name}",
-            f"it has no fc that fuses layers: it {_LAST_STATE}",
-            fix="record its traces: draftquant record --draft DRAFT --fused",
-        )
+        what = f"it has no fc that fuses layers: it {_LAST_STATE}"
+        fix = "record its traces: draftquant record --draft DRAFT --fused"
+        raise TraceError(f"draft {draft.name}", what, fix=fix)
 
 
 _LAST_STATE = (
@@ -255,8 +251,7 @@ def _misfit(draft: LoadedDraft, traces: TraceFolder) -> tuple[str, str] | None:
     return None
 
 
-MAX_TOKENS = 4096
-"""Of a batch, with what shorter prompts are filled up with; more is hardly faster."""
+MAX_TOKENS = 4096  # of a batch, with what shorter prompts are filled up with; more is hardly faster
 
 
 def batches_of(

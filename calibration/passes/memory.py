@@ -55,11 +55,8 @@ def resolve_device(name: str) -> torch.device:
         )
     number = int(index or 0)
     if number >= count:
-        raise DeviceError(
-            "--device",
-            f"there is no {name}: {_what_there_is(count)}",
-            fix="give one of these, or auto",
-        )
+        what = f"there is no {name}: {_what_there_is(count)}"
+        raise DeviceError("--device", what, fix="give one of these, or auto")
     return torch.device("cuda", number)
 
 

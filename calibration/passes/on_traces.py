@@ -68,11 +68,8 @@ def chosen_num_draft_tokens(asked: int | None, drafts: Sequence[LoadedDraft]) ->
     defaults = [usual_draft_tokens(draft.geometry) for draft in drafts]
     if len(set(defaults)) > 1:
         named = ", ".join(f"{d.name} {k}" for d, k in zip(drafts, defaults, strict=True))
-        raise ReplayError(
-            "--num-draft-tokens",
-            f"the drafts propose different numbers of tokens: {named}",
-            fix="give one number for all: -k K",
-        )
+        what = f"the drafts propose different numbers of tokens: {named}"
+        raise ReplayError("--num-draft-tokens", what, fix="give one number for all: -k K")
     return defaults[0]
 
 
@@ -187,7 +184,6 @@ class Positions:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """A few of them, and how many more there are."""
     most = 3
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more

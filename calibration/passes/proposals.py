@@ -107,10 +107,8 @@ def _enough(rows: Tensor) -> Tensor:
     return torch.cat((rows, rows[-1:].expand(missing))) if len(rows) and missing > 0 else rows
 
 
-MAX_LOGITS = 2**26
-"""Elements of the logits of one part of the rows: 256 MB in float32."""
-NOTHING = -1
-"""Stands for a proposal that was not computed."""
+MAX_LOGITS = 2**26  # elements of the logits of one part of the rows: 256 MB in float32
+NOTHING = -1  # stands for a proposal that was not computed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,8 +30,7 @@ Placed = Callable[[Sequence[Job]], Iterator[Result]]
 """Computes jobs somewhere, and gives their results in the order of the jobs."""
 
 _RETRIES = 3
-_PATIENCE = 10.0
-"""Seconds for a cluster to take a connection."""
+_PATIENCE = 10.0  # seconds for a cluster to take a connection
 _OPENED, _STACK = dict[str, Callable[[Any], Any]](), ExitStack()
 """What this worker has opened, by the run that it works for, and holds until it ends."""
 
@@ -103,11 +102,9 @@ def _check_nodes(where: str, nodes: Sequence[Any], num_cpus: int, num_gpus: int)
     """Refuse a cluster where tasks would wait forever, by its nodes as `ray.nodes` says them."""
     have = [node["Resources"] for node in nodes if node["Alive"]]
     if not any(h.get("CPU", 0) >= num_cpus and h.get("GPU", 0) >= num_gpus for h in have):
-        raise ClusterError(
-            where,
-            f"no node of {len(have)} has {num_cpus} CPUs{' and a GPU' * num_gpus} for a task",
-            fix="start such nodes, or set OMP_NUM_THREADS to the CPUs that a task may take",
-        )
+        what = f"no node of {len(have)} has {num_cpus} CPUs{' and a GPU' * num_gpus} for a task"
+        fix = "start such nodes, or set OMP_NUM_THREADS to the CPUs that a task may take"
+        raise ClusterError(where, what, fix=fix)
 
 
 def _results(where: str, ray: Any, remote: Any, work: Any, jobs: Sequence[Any]) -> Iterator[Any]:
@@ -119,17 +116,13 @@ def _results(where: str, ray: Any, remote: Any, work: Any, jobs: Sequence[Any]) 
     except ray.exceptions.RayTaskError as exc:
         if isinstance(exc.cause, DraftQuantError):
             raise exc.cause from exc
-        raise ClusterError(
-            where,
-            f"a node cannot compute a batch: {type(exc.cause).__name__}: {first_line(exc.cause)}",
-            fix="install this draftquant and its packages on all nodes",
-        ) from exc
+        what = f"a node cannot compute a batch: {type(exc.cause).__name__}: {first_line(exc.cause)}"
+        fix = "install this draftquant and its packages on all nodes"
+        raise ClusterError(where, what, fix=fix) from exc
     except ray.exceptions.RayError as exc:
-        raise ClusterError(
-            where,
-            f"a batch was lost {_RETRIES + 1} times: {type(exc).__name__}",
-            fix="let fewer tasks run on a node (OMP_NUM_THREADS), or give a smaller --batch-size",
-        ) from exc
+        what = f"a batch was lost {_RETRIES + 1} times: {type(exc).__name__}"
+        fix = "let fewer tasks run on a node (OMP_NUM_THREADS), or give a smaller --batch-size"
+        raise ClusterError(where, what, fix=fix) from exc
 
 
 def _compute(work: _Work[Job, Result], job: Job) -> Result:

@@ -121,8 +121,7 @@ def parquet_rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
 
 _LONGEST_LINE = 16 * 2**20  # bytes; a prompt of a million tokens has 7 MB
 MOST_PROBLEMS = 20
-Line = bytes | Mapping[str, Any]
-"""Of a JSON lines file, or a row of a parquet file."""
+Line = bytes | Mapping[str, Any]  # of a JSON lines file, or a row of a parquet file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

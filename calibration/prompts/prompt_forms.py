@@ -27,8 +27,7 @@ Kind = Literal["token_ids", "text", "messages"]
 Message = Mapping[str, Any]
 
 NO_CATEGORY = "all"
-_ROLES = {"human": "user", "gpt": "assistant"}
-"""ShareGPT's names."""
+_ROLES = {"human": "user", "gpt": "assistant"}  # ShareGPT's names
 _PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED"
 """How SPEED-Bench begins texts that its script is still to fill in."""
 _IDS = ("id", "question_id", "prompt_id")
@@ -248,11 +247,9 @@ class PromptChoice:
         """Refuse to take more than there are."""
         AT_LEAST_1.check(PromptError, "num_prompts", self.num_prompts, fix="give a larger number")
         if self.num_prompts is not None and count < self.num_prompts:
-            raise PromptError(
-                where,
-                f"expected at least {self.num_prompts} prompts, got {count}",
-                fix=f"take fewer: --num-prompts {count}" if count else "give another source",
-            )
+            what = f"expected at least {self.num_prompts} prompts, got {count}"
+            fix = f"take fewer: --num-prompts {count}" if count else "give another source"
+            raise PromptError(where, what, fix=fix)
 
 
 EVERY_PROMPT = PromptChoice()

@@ -151,16 +151,13 @@ def _errors_of(datasets: Any, reference: str) -> Iterator[None]:
         yield
     except (datasets.exceptions.DatasetsError, OSError, ValueError, RuntimeError) as exc:
         first = first_line(exc)
-        raise PromptError(
-            reference,
-            f"the package datasets cannot read it: {first}",
-            fix="write its prompts into a file of JSON lines, and give that",
-        ) from exc
+        what = f"the package datasets cannot read it: {first}"
+        fix = "write its prompts into a file of JSON lines, and give that"
+        raise PromptError(reference, what, fix=fix) from exc
 
 
 _MOST_NAMED = 3
-MOST_ROWS = 10_000
-"""Of a data set, without --num-prompts."""
+MOST_ROWS = 10_000  # of a data set, without --num-prompts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,11 +181,8 @@ def prompts_of(
         return ReadPrompts(prompts=prompts)
     found = open_dataset(str(reference), choice)
     if choice.num_prompts is None and len(found) > MOST_ROWS:
-        raise PromptError(
-            found.source,
-            f"{len(found):,} rows, at most {MOST_ROWS:,} are taken without being asked for",
-            fix="say how many: --num-prompts 200",
-        )
+        what = f"{len(found):,} rows, at most {MOST_ROWS:,} are taken without being asked for"
+        raise PromptError(found.source, what, fix="say how many: --num-prompts 200")
     choice.check(found.source, len(found))
     kept = kept_columns(found, choice.column)
     table = found.table.select_columns(kept)

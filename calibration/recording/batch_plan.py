@@ -12,7 +12,7 @@ from ..passes.memory import available_bytes
 from ..prompts.prompt_file import Prompt
 from ..traces.prompt_trace import PromptTrace
 from .continuing import MAX_LOGITS, Continuing, Together
-from .decoding import LONG_TEXT, Decoding, entry_bytes
+from .decoding import LONG_TEXT, Decoding
 from .target_model import RecordedTarget
 
 # A row must not see what is padding, nor know of the others. Which targets keep to that is known of
@@ -25,8 +25,7 @@ takes its place."""
 _MAX_APART = {torch.float64: 1e-3, torch.float32: 1e-3}
 _MAX_APART_ROUNDED = 5e-2
 """Relative difference of a row's features that sums in another order make, with a wide margin."""
-_ROPES_BY_LENGTH = ("dynamic", "longrope")
-"""Rotary angles that depend on the longest row."""
+_ROPES_BY_LENGTH = ("dynamic", "longrope")  # rotary angles that depend on the longest row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,7 +188,8 @@ def _rows_that_fit(
     if available is None:
         return None
     width = target.width if longest <= LONG_TEXT else 0
-    entry = entry_bytes(width, target.model.dtype, decoding.logprob_spec)
+    spec = decoding.logprob_spec
+    entry = width * target.model.dtype.itemsize + 16 + (4 + 12 * spec.num_top if spec else 0)
     row = 2 * longest * entry  # once more as it leaves
     row += (longest + spare_columns(longest)) * tried.token_bytes + tried.row_bytes
     row += _OF_LOGITS * 2 * target.config.vocab_size

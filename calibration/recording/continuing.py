@@ -18,8 +18,7 @@ Together = Literal["any lengths", "equal prompts", "equal lengths"]
 """What a target can continue together: prompts of any lengths; of any lengths, of which only equal
 ones are read together (recurrent states would take padding in); or of equal lengths alone."""
 
-_MAX_PADDING = 1 / 8
-"""Share of what is read together."""
+_MAX_PADDING = 1 / 8  # share of what is read together
 _REFILL, _SHRINK = 1 / 8, 1 / 4
 """Shares of ended rows at which new prompts are read, and at which the others move together."""
 
@@ -114,8 +113,7 @@ class RowsOnDevice:
         return RowsOnDevice(**kept)
 
 
-MAX_LOGITS = 2**26
-"""Elements of one logits tensor while reading prompts: 256 MB in float32."""
+MAX_LOGITS = 2**26  # elements of one logits tensor while reading prompts: 256 MB in float32
 MAX_MASK = 2**25
 """Elements of the mask of a piece of a long prompt: 128 MB in float32, as attention adds it."""
 _LOOK_EVERY = {"cpu": 1, "cuda": 8}

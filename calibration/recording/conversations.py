@@ -45,11 +45,9 @@ def recorded_texts(
     """The texts of traces, each whole, as prompts named ID/more."""
     theirs = traces.manifest.target.vocab_size
     if theirs != vocab_size:
-        raise PromptError(
-            traces.folder,
-            f"its texts are of {theirs:,} tokens, and the target has {vocab_size:,}",
-            fix="give the target that was recorded, or the texts as a file of prompts",
-        )
+        what = f"its texts are of {theirs:,} tokens, and the target has {vocab_size:,}"
+        fix = "give the target that was recorded, or the texts as a file of prompts"
+        raise PromptError(traces.folder, what, fix=fix)
     for option, given in (("split", choice.split), ("column", choice.column)):
         if given is not None:
             what = f"belongs to data sets and files, and {traces.folder} holds traces"
@@ -58,11 +56,9 @@ def recorded_texts(
     going = [prompt for prompt in found if prompt.token_ids[-1] not in ends]
     ended = tuple(prompt.id.removesuffix(_MORE) for prompt in found if prompt.token_ids[-1] in ends)
     if not going:
-        raise PromptError(
-            traces.folder,
-            f"each of its {len(found)} texts ends with the target's end of text",
-            fix="record it with a smaller --max-new-tokens, or go on with --ignore-eos",
-        )
+        what = f"each of its {len(found)} texts ends with the target's end of text"
+        fix = "record it with a smaller --max-new-tokens, or go on with --ignore-eos"
+        raise PromptError(traces.folder, what, fix=fix)
     choice.check(traces.folder, len(going))
     chosen = sorted(choice.order(len(going))[: choice.num_prompts])
     return RecordedTexts(prompts=tuple(going[place] for place in chosen), ended=ended)

@@ -183,8 +183,7 @@ def prompt_seed(seed: int, token_ids: Sequence[int]) -> int:
     return int(prompt_sha256((seed, *token_ids))[:15], 16)
 
 
-LONG_TEXT = 4096
-"""Tokens of prompt and answer beyond which features are written as they come."""
+LONG_TEXT = 4096  # tokens of prompt and answer beyond which features are written as they come
 
 Fuse = Callable[[Tensor], Tensor]
 """What a draft's fc makes of the features [n, width] of one prompt."""
@@ -321,11 +320,6 @@ class KeptRows:
         if buffer is self._features:
             packed = packed.to(self._stored)
         return list(torch.split(_to_cpu(packed), [len(part) for part in parts]))
-
-
-def entry_bytes(width: int, dtype: torch.dtype, spec: LogprobSpec | None) -> int:
-    """Bytes of one entry."""
-    return width * dtype.itemsize + 16 + (4 + 12 * spec.num_top if spec else 0)
 
 
 def _to_cpu(found: Tensor) -> Tensor:

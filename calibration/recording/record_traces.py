@@ -255,7 +255,6 @@ class _Work:
         self._on_progress = on_progress
 
     def ran(self, rows: Sequence[RunningRow]) -> None:
-        """The target ran on these rows."""
         going = (
             self._whole[row.position]
             if row.ended
@@ -265,11 +264,9 @@ class _Work:
         self._tell(min(self._total - 1, int(self._left + sum(going))))
 
     def left(self, traces: Iterable[tuple[int, PromptTrace]]) -> None:
-        """Prompts are continued, whose rows now go to others."""
         self._left += sum(self._whole[position] for position, _ in traces)
 
     def end(self) -> None:
-        """Everything is written."""
         self._tell(self._total)
 
     def _tell(self, done: int) -> None:

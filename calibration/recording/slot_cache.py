@@ -160,7 +160,6 @@ class _Columns(DynamicLayer):  # type: ignore[no-untyped-call] # its __init_subc
         self._show()
 
     def admit(self, layer: Any, rows: Tensor, padding: Tensor | None) -> None:
-        """Put what was read into rows, ending where they end."""
         for buffer, states in zip(self._buffers, (layer.keys, layer.values), strict=True):
             count = states.shape[-2]
             if padding is not None:  # a kernel may have made of it what is no number
@@ -168,12 +167,10 @@ class _Columns(DynamicLayer):  # type: ignore[no-untyped-call] # its __init_subc
             buffer[rows, :, self.end - count : self.end] = states
 
     def trim(self, num_columns: int) -> None:
-        """Show the last columns."""
         self.begin = self.end - num_columns
         self._show()
 
     def keep(self, rows: Tensor) -> None:
-        """Keep these rows."""
         used = slice(self.begin, self.end)
         keys, values = (buffer[:, :, used].index_select(0, rows) for buffer in self._buffers)
         self._buffers = (keys, values)

@@ -135,11 +135,9 @@ def decoder_layers(model: Any, target: Path) -> nn.ModuleList:
     """The decoder layers of a loaded target."""
     layers = getattr(model.get_decoder(), "layers", None)
     if not isinstance(layers, nn.ModuleList):
-        raise TraceError(
-            target,
-            f"transformers' {type(model).__name__} has no list of decoder layers to record from",
-            fix="record with vLLM (--engine vllm), or import a dump (draftquant traces import)",
-        )
+        what = f"transformers' {type(model).__name__} has no list of decoder layers to record from"
+        fix = "record with vLLM (--engine vllm), or import a dump (draftquant traces import)"
+        raise TraceError(target, what, fix=fix)
     return layers
 
 

@@ -143,18 +143,13 @@ def chosen_layers(
     Of a draft without fc the last one, behind which comes the state that it reads.
     """
     if draft is not None and not draft.geometry.reads_features:
-        raise TraceError(
-            f"draft {draft.name}",
-            "it reads tokens only, so there are no features to fuse",
-            fix="leave --fused out: all traces fit this draft",
-        )
+        what = "it reads tokens only, so there are no features to fuse"
+        fix = "leave --fused out: all traces fit this draft"
+        raise TraceError(f"draft {draft.name}", what, fix=fix)
     if draft is not None and not draft.geometry.reads_layers:
         if asked is not None:
-            raise TraceError(
-                "aux layers",
-                f"the draft {draft.name} reads the target's last hidden state, and no layers",
-                fix="leave --aux-layers out",
-            )
+            what = f"the draft {draft.name} reads the target's last hidden state, and no layers"
+            raise TraceError("aux layers", what, fix="leave --aux-layers out")
         ids: tuple[int, ...] = (shape.num_layers - 1,)
     elif asked is not None:
         ids = tuple(asked)
@@ -163,11 +158,9 @@ def chosen_layers(
     else:
         ids = default_aux_layer_ids(shape.num_layers)
     if not ids or list(ids) != sorted(set(ids)) or ids[0] < 0 or ids[-1] >= shape.num_layers:
-        raise TraceError(
-            "aux layers",
-            f"expected ascending ids in [0, {shape.num_layers}), got {list(ids)}",
-            fix="give 0-based layers of this target: their outputs are recorded",
-        )
+        what = f"expected ascending ids in [0, {shape.num_layers}), got {list(ids)}"
+        fix = "give 0-based layers of this target: their outputs are recorded"
+        raise TraceError("aux layers", what, fix=fix)
     return ids
 
 
@@ -201,8 +194,7 @@ def feature_spec(
     )
 
 
-_MOST_NAMED = 20
-"""Prompts that one error names."""
+_MOST_NAMED = 20  # prompts that one error names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,16 +238,12 @@ def fitted_prompts(
         return FittedPrompts(prompts=tuple(cut), too_long=TooLongPrompts(truncated=ids))
     left = tuple(prompt for prompt in prompts if prompt.id not in ids)
     if not left:
-        raise TraceError(
-            where,
-            f"all {len(prompts)} are longer than {room} tokens and would be left out",
-            fix="give shorter prompts, or cut them: --too-long truncate",
-        )
+        what = f"all {len(prompts)} are longer than {room} tokens and would be left out"
+        raise TraceError(where, what, fix="give shorter prompts, or cut them: --too-long truncate")
     return FittedPrompts(prompts=left, too_long=TooLongPrompts(skipped=ids))
 
 
 def _room(shape: TargetShape, max_new_tokens: int) -> int | None:
-    """Tokens that a prompt may have; None = any number."""
     if shape.max_positions is None:
         return None
     room = shape.max_positions - max_new_tokens

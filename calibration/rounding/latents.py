@@ -162,8 +162,7 @@ class LatentNorm:
 Latent = LatentWeight | LatentNorm
 """What the optimiser moves: `codes`, and `log_scales` where there are some, float32."""
 BETAS = (0.9, 0.95)
-LEAST_SHARE = 0.01
-"""Of the learning rate, at the end."""
+LEAST_SHARE = 0.01  # of the learning rate, at the end
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 

@@ -210,8 +210,7 @@ class Learning:
 
 ROUNDING = ".rounding"
 """Behind the name of the output: where what is learned for it lies until that is complete."""
-SAVE_SECONDS = 60.0
-"""Between two states, at least: at real shape one takes 8 GB."""
+SAVE_SECONDS = 60.0  # between two states, at least: at real shape one takes 8 GB
 
 
 @contextmanager
@@ -306,10 +305,7 @@ def learned_codes(
 
 @contextmanager
 def _moments(
-    plan: Plan,
-    run: DraftRun,
-    rounding: InputRounding,
-    on_progress: Callable[[int, int], None],
+    plan: Plan, run: DraftRun, rounding: InputRounding, on_progress: Callable[[int, int], None]
 ) -> Iterator[Mapping[str, InputMoments]]:
     """The inputs of the linears that start corrected for their rounding; there within the block."""
     corrected = corrected_linears(plan)
@@ -406,18 +402,14 @@ def _check(plan: Plan, run: DraftRun, static: Measured | None) -> None:
     recipe = plan.recipe
     check_backends(recipe)
     if recipe.algorithm.rounding != "learned":
-        raise BackendError(
-            f"recipe {recipe.name}",
-            f"expected rounding: learned, got {recipe.algorithm}",
-            fix="give the recipe with 'rounding: learned'",
-        )
+        what = f"expected rounding: learned, got {recipe.algorithm}"
+        fix = "give the recipe with 'rounding: learned'"
+        raise BackendError(f"recipe {recipe.name}", what, fix=fix)
     run.check()
     if recipe.needs_input_scales and static is None:
-        raise CalibrationError(
-            f"recipe {recipe.name}",
-            "learning rounds the inputs under static scales, but no scales are given",
-            fix="measure them on the traces first (`measured_inputs`)",
-        )
+        what = "learning rounds the inputs under static scales, but no scales are given"
+        fix = "measure them on the traces first (`measured_inputs`)"
+        raise CalibrationError(f"recipe {recipe.name}", what, fix=fix)
 
 
 def _weights_sha256(draft: LoadedDraft) -> str:

@@ -229,11 +229,9 @@ class KeptRounding:
         found = self._read(file, names)
         parts = {name.removeprefix(prefix): tensor for name, tensor in found.items()}
         if not parts.keys() >= set(needed):
-            raise CalibrationError(
-                self._folder / file,
-                f"it holds no learned {needed[0]} of {module}",
-                fix="run the learning again with the draft and the recipe that are given here",
-            )
+            what = f"it holds no learned {needed[0]} of {module}"
+            fix = "run the learning again with the draft and the recipe that are given here"
+            raise CalibrationError(self._folder / file, what, fix=fix)
         return parts
 
     def _header(self, file: str) -> Header:
@@ -263,11 +261,9 @@ class KeptRounding:
                     written.write(name, tensor.detach().cpu())
             unfinished.replace(self._folder / file)
         except OSError as exc:
-            raise OutputError(
-                self._folder,
-                f"cannot be written: {exc.strerror or exc}",
-                fix="free some space and run again: what was learned before is kept",
-            ) from exc
+            what = f"cannot be written: {exc.strerror or exc}"
+            fix = "free some space and run again: what was learned before is kept"
+            raise OutputError(self._folder, what, fix=fix) from exc
 
     def _damaged(self, file: str, what: str) -> CalibrationError:
         return CalibrationError(

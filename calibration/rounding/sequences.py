@@ -22,8 +22,7 @@ from ..traces.trace_folder import TraceFolder
 
 MIN_GROUPS = 4
 """Of prompts that are independent of each other: at least one is held back, and three are not."""
-MAX_SLOTS = 128
-"""Rows of a chain, or slots of all blocks, that one sequence is looked at in a step."""
+MAX_SLOTS = 128  # rows of a chain, or slots of all blocks, that one sequence is looked at in a step
 MAX_VALIDATION_SLOTS = 1024
 HELD_BYTES = 1 << 30
 """Of what a draft reads of traces, kept on its device from the first time it is read."""

@@ -26,17 +26,13 @@ from .trace_folder import TraceFolder
 #
 # in 64 bits (f is the finalizer of SplitMix64). It is part of `Sketches.method`: files keep it.
 
-Values = NDArray[np.uint32]
-"""Distinct hashes, ascending."""
+Values = NDArray[np.uint32]  # distinct hashes, ascending
 
-WIDTH = 16
-"""Of continuations, and of prompts in the records of earlier versions."""
+WIDTH = 16  # of continuations, and of prompts in the records of earlier versions
 PROMPT_WIDTH = 4
 SKETCH = 64
-_LEAST_SAMPLE = 8
-"""Values of a sketch that is a sample: of fewer an overlap is no estimate."""
-_LEAST_DOCUMENTS = 3
-"""Of fewer, what they share is as well what makes them copies of each other."""
+_LEAST_SAMPLE = 8  # values of a sketch that is a sample: of fewer an overlap is no estimate
+_LEAST_DOCUMENTS = 3  # of fewer, what they share is as well what makes them copies of each other
 _LEAST_OWN = 4
 """Shingles beside a template: with fewer a prompt is the template, changed at one edge."""
 
@@ -160,8 +156,7 @@ def _frequent(documents: Sequence[Values]) -> Values:
 SHARED_SHARE = 0.9
 MIN_PROMPTS_OF_A_TASK = 10
 """Of fewer prompts, what they share may as well be that they are near duplicates."""
-Alike = tuple[tuple[int, ...], tuple[int, ...]]
-"""Two prompts."""
+Alike = tuple[tuple[int, ...], tuple[int, ...]]  # two prompts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -126,11 +126,8 @@ def _of_categories(
     known = sorted({entry.category for entry in prompts})
     for category in categories:
         if category not in known:
-            raise TraceError(
-                traces.folder,
-                f"no prompt has the category {category!r}",
-                fix=f"use some of: {', '.join(known)}",
-            )
+            what = f"no prompt has the category {category!r}"
+            raise TraceError(traces.folder, what, fix=f"use some of: {', '.join(known)}")
     own = (group for group in groups if any(prompts[i].category in categories for i in group))
     return {position for group in own for position in group}
 
@@ -192,11 +189,9 @@ def merge_traces(folders: Sequence[TraceFolder], out: Path) -> MergeReport:
                 if name in taken:
                     name = renamed[trace.id] = f"{folder.folder.resolve().name}/{trace.id}"
                 if name in taken or not is_printable_name(name):
-                    raise TraceError(
-                        folder.folder,
-                        f"prompt {trace.id}: its id is taken, and so is {name}",
-                        fix="rename the folder, which goes before ids that are taken",
-                    )
+                    what = f"prompt {trace.id}: its id is taken, and so is {name}"
+                    fix = "rename the folder, which goes before ids that are taken"
+                    raise TraceError(folder.folder, what, fix=fix)
                 taken.add(name)
                 writer.add(replace(trace, id=name), position=place)
                 place += 1
@@ -235,13 +230,9 @@ def _check_alike(folders: Sequence[TraceFolder]) -> None:
         if folder.sha256 in seen:
             raise TraceError(folder.folder, "the same traces are given twice", fix="give them once")
         seen.add(folder.sha256)
-        for what, theirs, ours in zip(
-            ("target", "features", "decoding", "log-probabilities"),
-            _kind(folder.manifest),
-            _kind(first.manifest),
-            strict=True,
-        ):
-            if theirs != ours:
+        kind = _kind(folder.manifest)
+        for what, ours in _kind(first.manifest).items():
+            if (theirs := kind[what]) != ours:
                 raise TraceError(
                     folder.folder,
                     f"another {what} than {first.folder}: {_difference(ours, theirs)}",
@@ -260,11 +251,15 @@ def _difference(ours: object, theirs: object) -> str:
     )
 
 
-def _kind(manifest: TraceManifest) -> tuple[object, ...]:
-    """What must be equal: target, features, decoding, log-probabilities."""
+def _kind(manifest: TraceManifest) -> dict[str, object]:
+    """What must be equal."""
     sampling = manifest.sampling and replace(manifest.sampling, seed=None)
-    decoding = manifest.temperature, sampling, manifest.ignore_eos
-    return manifest.target, manifest.features, decoding, manifest.logprobs
+    return {
+        "target": manifest.target,
+        "features": manifest.features,
+        "decoding": (manifest.temperature, sampling, manifest.ignore_eos),
+        "log-probabilities": manifest.logprobs,
+    }
 
 
 def _common_sampling(folders: Sequence[TraceFolder]) -> Sampling | None:
@@ -289,7 +284,7 @@ def output_like(
 ) -> AbstractContextManager[TraceWriter]:
     """An output of the same target, features and decoding, with the tables of these folders."""
     carrying = [folder for folder in folders if folder.manifest.tables]
-    return trace_output(out, manifest, carried=CarriedTables(carrying) if carrying else None)
+    return trace_output(out, manifest, tables=CarriedTables(carrying) if carrying else None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -320,11 +315,9 @@ def store_traces(traces: TraceFolder, out: Path, choice: StorageChoice) -> Store
         raise TraceError(traces.folder, f"its features are stored as {choice} already",
                          fix="copy the folder, or choose another --feature-storage")  # fmt: skip
     if spec.storage == "fp8-per-token":
-        raise TraceError(
-            traces.folder,
-            "its features were rounded to FP8: what they were before is lost",
-            fix=f"record the traces again with --feature-storage {choice}",
-        )
+        what = "its features were rounded to FP8: what they were before is lost"
+        fix = f"record the traces again with --feature-storage {choice}"
+        raise TraceError(traces.folder, what, fix=fix)
     manifest = replace(traces.manifest, features=replace(spec, storage=storage))
     written = copy_traces([traces], out, traces, manifest)
     before, now = (sum(one.nbytes for one in each.manifest.shards) for each in (traces, written))

@@ -36,8 +36,7 @@ from .manifest import TablesFile
 
 __all__ = ["EMBEDDING", "FINAL_NORM", "HEAD", "SharedTables", "TargetTables"]
 
-FINAL_NORM = "target_norm.weight"
-"""The target's last norm, [W]; not the name of any draft's tensor."""
+FINAL_NORM = "target_norm.weight"  # the target's last norm, [W]; not the name of any draft's tensor
 
 
 class SharedTables(Mapping[str, Tensor]):
@@ -121,10 +120,8 @@ def _final_norm(checkpoint: Checkpoint, embedding: TensorInfo) -> TensorInfo | N
     return norm if fits else None
 
 
-TensorTable = dict[str, tuple[str, tuple[int, ...]]]
-"""Tensor name -> safetensors dtype and shape."""
-ANY_LENGTH = -1
-"""In a shape: an axis that no other fact implies."""
+TensorTable = dict[str, tuple[str, tuple[int, ...]]]  # tensor name -> safetensors dtype and shape
+ANY_LENGTH = -1  # in a shape: an axis that no other fact implies
 
 
 def expected_tensors(tables: TablesFile, vocab_size: int) -> TensorTable:

@@ -37,14 +37,12 @@ _OWN = SHIFTS.index(0)
 
 _BLOCK = 64  # positions that are judged together, over all texts
 _FEW_REPEATS = 200
-_CLEARLY = 0.05
-"""Share that another token explains beyond the own one."""
+_CLEARLY = 0.05  # share that another token explains beyond the own one
 _STRETCH = 48  # rows of one text that are judged together
 _USUAL = 0.8
 """Share that is nearest to one and the same shift, in half of the stretches: else the features say
 too little of their tokens."""
-_TOO_FEW = 0.4
-"""Share that is nearest to the own token."""
+_TOO_FEW = 0.4  # share that is nearest to the own token
 
 
 class HeldText(NamedTuple):
@@ -90,9 +88,7 @@ def explained(
     return repeats, float(1 - unexplained * (total_count - 1) / repeats)
 
 
-def misplaced_rows(texts: Sequence[HeldText]) -> str:
-    """Where rows belong to other tokens, in words; empty if nowhere, or nothing can be said."""
-    return _late_in_all(texts) or _of_other_texts(texts)
+# Where rows belong to other tokens, in words; empty if nowhere, or nothing can be said.
 
 
 def _late_in_all(texts: Sequence[HeldText]) -> str:
@@ -283,12 +279,12 @@ class FeatureTally:
         """Of all that was added."""
         found = {shift: explained(self._texts, shift) for shift in SHIFTS if self._texts}
         repeats = found[0][0] if found else 0
-        judged = repeats >= MIN_REPEATS and not self._constant
+        texts, judged = self._texts, repeats >= MIN_REPEATS and not self._constant
         return FeatureEvidence(
             repeats=repeats,
             constant=self._constant,
             share={shift: share for shift, (_, share) in found.items()},
-            misplaced=misplaced_rows(self._texts) if judged else "",
+            misplaced=(_late_in_all(texts) or _of_other_texts(texts)) if judged else "",
         )
 
 

@@ -115,9 +115,8 @@ class TraceWriter:
         staging: Path,
         head: TraceManifest,
         shard_bytes: int,
-        tables: TargetTables | None,
+        tables: TargetTables | CarriedTables | None,
         table_ids: Collection[int],
-        carried: CarriedTables | None,
     ) -> None:
         self.staging = staging
         self._out = out  # for errors: nobody knows the staging folder
@@ -125,7 +124,6 @@ class TraceWriter:
         self._shard_bytes = shard_bytes
         self._tables = tables
         self._token_ids = set(table_ids)
-        self._carried = carried
         self._pending: dict[str, Tensor] = {}
         self._entries: dict[int, TraceEntry] = {}
         self._shards: list[Shard] = []
@@ -191,9 +189,9 @@ class TraceWriter:
 
     def _write_tables(self) -> TablesFile | None:
         path, tables = self.staging / TABLES_FILE, self._tables
-        if self._carried:
-            return self._carried.write(path)
-        if not tables:
+        if isinstance(tables, CarriedTables):
+            return tables.write(path)
+        if tables is None:
             return None
         write_tables(path, tables, sorted(self._token_ids))
         return TablesFile(
@@ -216,9 +214,8 @@ def trace_output(
     head: TraceManifest,
     *,
     shard_bytes: int = SHARD_BYTES,
-    tables: TargetTables | None = None,
+    tables: TargetTables | CarriedTables | None = None,
     table_ids: Collection[int] = (),
-    carried: CarriedTables | None = None,
 ) -> Iterator[TraceWriter]:
     """Write a trace folder; leaving the block without an exception publishes it.
 
@@ -227,12 +224,12 @@ def trace_output(
     other trace folders, with the embeddings of the tokens of the traces and of `table_ids`.
     """
     check_storage(head.features.storage)
-    needed = tables.lm_head.nbytes if tables else carried.nbytes if carried else 0
-    check_output(out, needed_bytes=needed)
-    if tables:
+    needed = tables.lm_head.nbytes if isinstance(tables, TargetTables) else 0
+    check_output(out, needed_bytes=tables.nbytes if isinstance(tables, CarriedTables) else needed)
+    if isinstance(tables, TargetTables):
         _check_tables(tables, table_ids, head.target)
     with staged_output(out, last=MANIFEST_FILE) as staging:
-        writer = TraceWriter(out, staging, head, shard_bytes, tables, table_ids, carried)
+        writer = TraceWriter(out, staging, head, shard_bytes, tables, table_ids)
         yield writer
         writer.finish()
 
@@ -251,18 +248,13 @@ def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
 
 def _check_tables(tables: TargetTables, table_ids: Collection[int], target: TargetIdentity) -> None:
     if tables.vocab_size != target.vocab_size:
-        raise TraceError(
-            tables.checkpoint.folder,
-            f"its embedding has {tables.vocab_size} rows, the vocabulary {target.vocab_size}",
-            fix="give the folder of the recorded target",
-        )
+        what = f"its embedding has {tables.vocab_size} rows, the vocabulary {target.vocab_size}"
+        fix = "give the folder of the recorded target"
+        raise TraceError(tables.checkpoint.folder, what, fix=fix)
     for token in table_ids:
         if not 0 <= token < target.vocab_size:
-            raise TraceError(
-                f"token id {token}",
-                f"expected ids in [0, {target.vocab_size}), the target's vocabulary",
-                fix="give ids of this target: --table-ids",
-            )
+            what = f"expected ids in [0, {target.vocab_size}), the target's vocabulary"
+            raise TraceError(f"token id {token}", what, fix="give ids of this target: --table-ids")
 
 
 def _nbytes(tensors: dict[str, Tensor]) -> int:

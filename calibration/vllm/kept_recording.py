@@ -172,8 +172,7 @@ def plan_json(plan: RecordingPlan, identity: TargetIdentity) -> dict[str, Any]:
     }
 
 
-RECORDING = ".recording"
-"""Behind the name of the output."""
+RECORDING = ".recording"  # behind the name of the output
 _PLAN_FILE = "recording.json"
 _WAIT = 120.0  # seconds, for a file that an answer names
 _POLL = 0.02
@@ -279,11 +278,9 @@ def _answered(folder: Path) -> set[str]:
 
 def _file_name(name: str, prompt: Prompt) -> str:
     if Path(name).name != name or not name.endswith(".safetensors"):
-        raise TraceError(
-            f"prompt {prompt.id}",
-            f"expected the answer to name a file of hidden states, got {short(name)}",
-            fix="start the engine with the arguments of 'draftquant record --print-server-args'",
-        )
+        what = f"expected the answer to name a file of hidden states, got {short(name)}"
+        fix = "start the engine with the arguments of 'draftquant record --print-server-args'"
+        raise TraceError(f"prompt {prompt.id}", what, fix=fix)
     return name
 
 

@@ -26,12 +26,9 @@ STATES_KEY = "draftquant_states"
 """In `kv_transfer_params`: of a request the session that asks, of its answer the file's name."""
 SESSION = re.compile(r"[0-9a-f]{16}")
 """The session's hex digits stand before its files' names: what nobody fetched can be removed."""
-FOLDER_KEY = "draftquant_folder"
-"""In the connector's extra configuration: where files are written."""
-FAILED = ".failed"
-"""The suffix of the file that says why another is not coming."""
-UNFINISHED = ".unfinished"
-"""The suffix of a file that is being written."""
+FOLDER_KEY = "draftquant_folder"  # in the connector's extra configuration: where files are written
+FAILED = ".failed"  # the suffix of the file that says why another is not coming
+UNFINISHED = ".unfinished"  # the suffix of a file that is being written
 
 _AGAIN = "start the engine with the arguments of 'draftquant record --print-server-args'"
 

@@ -23,8 +23,7 @@ from ..recording.target_shape import RecordingPlan
 from ..server_client import KEY_VARIABLE, Patience, Reply, ServerClient
 from .states_file import STATES_KEY
 
-LEAST_LOGPROB = -9999.0
-"""What vLLM's server writes for the logarithm of 0, which JSON cannot say."""
+LEAST_LOGPROB = -9999.0  # what vLLM's server writes for the logarithm of 0, which JSON cannot say
 _MAX_UNREAD_BYTES = 4 * 2**30
 
 TopLogprobs = tuple[tuple[float, ...], ...]
@@ -103,11 +102,8 @@ def offline_engine(
     try:
         engine = vllm.LLM(**arguments)
     except Exception as exc:  # whatever the engine says is the answer
-        raise TraceError(
-            "vLLM",
-            f"does not start: {_said(exc)}",
-            fix="see vLLM's own messages above; --engine-arg sets its arguments",
-        ) from exc
+        fix = "see vLLM's own messages above; --engine-arg sets its arguments"
+        raise TraceError("vLLM", f"does not start: {_said(exc)}", fix=fix) from exc
     try:
         yield OfflineEngine(engine, plan, session)
     finally:
@@ -145,11 +141,9 @@ class OfflineEngine:
         try:
             self._engine.add_request(str(position), given, params)
         except Exception as exc:
-            raise TraceError(
-                f"prompt {prompt.id}",
-                f"vLLM refuses it: {_said(exc)}",
-                fix="change the prompt or the engine's arguments (--engine-arg)",
-            ) from exc
+            what = f"vLLM refuses it: {_said(exc)}"
+            fix = "change the prompt or the engine's arguments (--engine-arg)"
+            raise TraceError(f"prompt {prompt.id}", what, fix=fix) from exc
 
     def next_answer(self) -> tuple[int, Answer]:
         """Wait for an answer: the position of its prompt, and what was said."""
@@ -157,11 +151,8 @@ class OfflineEngine:
             try:
                 self._finished = [done for done in self._engine.step() if done.finished]
             except Exception as exc:
-                raise TraceError(
-                    "vLLM",
-                    f"died: {_said(exc)}",
-                    fix="run the same command again: what was recorded is kept",
-                ) from exc
+                fix = "run the same command again: what was recorded is kept"
+                raise TraceError("vLLM", f"died: {_said(exc)}", fix=fix) from exc
         output = self._finished.pop()
         completion = output.outputs[0]
         token_ids = tuple(completion.token_ids)
@@ -240,11 +231,9 @@ class ServerEngine:
         for client in self._clients:
             model = self._served_model(client)
             if client is not self._clients[0] and model != self._model:
-                raise TraceError(
-                    client.url,
-                    f"serves {model!r}, and {self._clients[0].url} serves {self._model!r}",
-                    fix="start all servers with the same model and arguments",
-                )
+                what = f"serves {model!r}, and {self._clients[0].url} serves {self._model!r}"
+                fix = "start all servers with the same model and arguments"
+                raise TraceError(client.url, what, fix=fix)
             self._model = model
 
     def _served_model(self, client: ServerClient) -> str:
@@ -311,11 +300,9 @@ class ServerEngine:
         try:
             return _read(reply.events[0].data, spec.num_top if spec else None)
         except (LookupError, TypeError, ValueError) as exc:
-            raise TraceError(
-                f"{client.url}: prompt {prompt.id}",
-                f"its answer is not vLLM's: {type(exc).__name__}: {exc}",
-                fix="give a vLLM server of 0.32 or later, not a proxy that rewrites answers",
-            ) from exc
+            what = f"its answer is not vLLM's: {type(exc).__name__}: {exc}"
+            fix = "give a vLLM server of 0.32 or later, not a proxy that rewrites answers"
+            raise TraceError(f"{client.url}: prompt {prompt.id}", what, fix=fix) from exc
 
     async def _post(self, asked: Mapping[str, Any]) -> tuple[ServerClient, Reply]:
         """The answer of the server that has the fewest requests, or of one that lives on."""

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,13 +27,7 @@ from ..traces.prompt_trace import PromptTrace
 from ..traces.target_tables import FINAL_NORM, HEAD, TargetTables
 from ..traces.trace_folder import TraceFolder
 from ..traces.trace_info import MAX_ROWS
-from .kept_recording import (
-    EngineSetup,
-    KeptRecording,
-    check_last_norm,
-    kept_recording,
-    plan_json,
-)
+from .kept_recording import EngineSetup, KeptRecording, check_last_norm, kept_recording, plan_json
 from .states_file import read_features
 from .vllm_engines import LEAST_LOGPROB, Answer, Engine, answers, offline_engine, server_engine
 
@@ -41,8 +36,7 @@ from .vllm_engines import LEAST_LOGPROB, Answer, Engine, answers, offline_engine
 # Qwen3-Next). Which of the two, and whether anything else stands there, is shown by how likely the
 # target was to say what it said.
 
-MAX_GAP = 0.05
-"""Nats, median; two engines in BF16 differ by 0.005 (tests/served/RECORDED.md)."""
+MAX_GAP = 0.05  # nats, median; two engines in BF16 differ by 0.005 (tests/served/RECORDED.md)
 _FIX = "record with transformers: draftquant record --draft DRAFT --fused"
 
 
@@ -60,8 +54,7 @@ class LastNorm:
         return (x * root * self.scale).to(states.dtype)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
+class Written(NamedTuple):
     """What a target wrote [n], how likely that was [n], and its states before the norm [n, W]."""
 
     states: Tensor
@@ -103,11 +96,7 @@ def _first_rows(written: Iterable[Written]) -> Written:
         texts.append(text)
         if sum(len(one.token_ids) for one in texts) >= MAX_ROWS:
             break
-    return Written(
-        states=torch.cat([text.states for text in texts])[:MAX_ROWS],
-        token_ids=torch.cat([text.token_ids for text in texts])[:MAX_ROWS],
-        logprob=torch.cat([text.logprob for text in texts])[:MAX_ROWS],
-    )
+    return Written(*(torch.cat(parts)[:MAX_ROWS] for parts in zip(*texts, strict=True)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,16 +104,6 @@ class Offline:
     """An engine of our own, on this machine's devices or a cluster's."""
 
     arguments: Mapping[str, object]
-
-    def shared(self, own: Path) -> Path:
-        """Where the engine writes: in the folder of the recording."""
-        return own
-
-    def opened(
-        self, plan: RecordingPlan, shared: Path, session: str
-    ) -> AbstractContextManager[Engine]:
-        """The running engine."""
-        return offline_engine(EngineSetup(plan, shared, self.arguments).arguments(), plan, session)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,18 +114,13 @@ class Served:
     folder: Path
     on_warning: Callable[[str], None] = lambda _text: None
 
-    def shared(self, _own: Path) -> Path:
-        """Where the server writes."""
-        if not self.folder.is_dir():
-            raise TraceError("--shared", f"{self.folder} is no folder",
-                             fix="give the folder that the server writes into")  # fmt: skip
-        return self.folder
 
-    def opened(
-        self, plan: RecordingPlan, _shared: Path, session: str
-    ) -> AbstractContextManager[Engine]:
-        """The connection."""
-        return server_engine(self.urls, plan, session, self.on_warning)
+def _opened(
+    source: Offline | Served, plan: RecordingPlan, shared: Path, session: str
+) -> AbstractContextManager[Engine]:
+    if isinstance(source, Served):
+        return server_engine(source.urls, plan, session, source.on_warning)
+    return offline_engine(EngineSetup(plan, shared, source.arguments).arguments(), plan, session)
 
 
 def record_with_vllm(
@@ -197,8 +171,11 @@ def _answer(
     on_progress(done, count)
     if not missing:
         return
-    shared = source.shared(kept.states_folder)
-    with _without_leftovers(shared, session), source.opened(plan, shared, session) as engine:
+    shared = source.folder if isinstance(source, Served) else kept.states_folder
+    if isinstance(source, Served) and not shared.is_dir():
+        raise TraceError("--shared", f"{shared} is no folder",
+                         fix="give the folder that the server writes into")  # fmt: skip
+    with _without_leftovers(shared, session), _opened(source, plan, shared, session) as engine:
         for position, answer in answers(
             engine,
             [(i, plan.prompts[i]) for i in missing],
