@@ -2,12 +2,9 @@
 
 Tokens come by how often the target said them, all categories together; but while the coverage of
 some category lies below `floor` times that of all, the next token is the one which that category
-says most. So a category with little text does not starve.
-
-Tokens that were never said stand behind: by general counts of some other text where there are some,
-then by how often they stand in prompts, then by id (ids of a BPE tokenizer are in the order of its
-merges). These break ties and weigh nothing beside what was said: added to it with a weight, each of
-them covered less held-out text, or as much (docs/vocabulary.md has the figures).
+says most. Tokens that were never said stand behind: by general counts of some other text where
+there are some, then by how often they stand in prompts, then by id (ids of a BPE tokenizer are in
+the order of its merges). These break ties alone (docs/vocabulary.md has the figures).
 """
 
 from collections.abc import Collection, Sequence
@@ -34,16 +31,13 @@ Counts = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SaidText:
-    """What the target said on one prompt: `token_ids`, int64, that a draft was to propose.
-
-    `group` is the same for prompts that belong together: see `independent_groups`.
-    """
+    """What the target said on one prompt."""
 
     id: str
     category: str
-    group: int
+    group: int  # the same for prompts that belong together
     prompt: NDArray[np.int64]
-    token_ids: NDArray[np.int64]
+    token_ids: NDArray[np.int64]  # that a draft was to propose
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -133,15 +127,10 @@ FLOOR = 0.95  # the least coverage of a category, relative to that of all
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RowOrder:
-    """The order in which tokens get a row.
+    """The order in which tokens get a row, each once; the first ones are kept."""
 
-    Attributes:
-        token_ids: [n] int64, every token that may have a row, once; the first ones are kept.
-        ranks: [V] int64, the place of each token in it, n for a token without one.
-    """
-
-    token_ids: NDArray[np.int64]
-    ranks: NDArray[np.int64]
+    token_ids: NDArray[np.int64]  # [n] int64
+    ranks: NDArray[np.int64]  # [V] int64, places in it, n for a token without one
 
     def first(self, size: int) -> tuple[int, ...]:
         """The tokens of a head with `size` rows, ascending."""
@@ -203,18 +192,12 @@ NUM_FOLDS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RowChooser:
-    """How rows are ordered, whatever the texts.
-
-    Attributes:
-        offered: tokens that the draft has a row for; None = all. always: those of them that every
-            head keeps, such as the end of text.
-        general: [V] counts of some other text, of the same tokenizer; None = there are none.
-    """
+    """How rows are ordered, whatever the texts."""
 
     vocab_size: int
-    offered: Sequence[int] | None = None
-    always: Sequence[int] = ()
-    general: Counts | None = None
+    offered: Sequence[int] | None = None  # tokens with a row; None = all
+    always: Sequence[int] = ()  # kept by every head, such as the end of text
+    general: Counts | None = None  # [V] of some other text, of the same tokenizer
     floor: float = FLOOR
 
     @property
@@ -256,15 +239,11 @@ class RowChooser:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HeldOutCoverage:
-    """What each number of rows covers of texts that did not choose them.
-
-    Of C categories, `covered` [C, n + 1] are the tokens that heads of 0 .. n rows can propose, and
-    `totals` [C] all tokens.
-    """
+    """What each number of rows covers of texts that did not choose them."""
 
     categories: tuple[str, ...]
-    covered: Counts
-    totals: Counts
+    covered: Counts  # [C, n + 1] of the tokens that heads of 0 .. n rows can propose
+    totals: Counts  # [C] of all tokens
     never_said: int
 
     def of(self, size: int) -> float:

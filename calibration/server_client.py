@@ -30,15 +30,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """How long a server is waited for.
-
-    `first_pause`: seconds before the second attempt, doubled before each further unless the server
-    says how long; `seconds`: of one attempt, to its last byte.
-    """
+    """How long a server is waited for."""
 
     attempts: int = 6
-    first_pause: float = 0.5
-    seconds: float = 600.0
+    first_pause: float = 0.5  # seconds, doubled each time unless the server says how long
+    seconds: float = 600.0  # of one attempt, to its last byte
 
     def __post_init__(self) -> None:
         AT_LEAST_1.check(ServerError, "--attempts", self.attempts, fix="give a whole number")

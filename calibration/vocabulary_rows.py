@@ -62,19 +62,15 @@ _GENERATION_FILE = "generation_config.json"
 class ChosenRows:
     """Rows that were chosen, ascending, and what they cover.
 
-    Attributes:
-        coverage: share of the tokens that chose them.
-        held_out: share of the same text, each part of it under rows that the others choose.
-        never_said: share of that text's tokens which the choosing parts never said.
-        needed: how many rows the coverage needs that was asked for; None where a size was.
+    `held_out`: share of the same text, each part of it under rows that the others choose.
     """
 
     target_ids: tuple[int, ...]
-    coverage: float
+    coverage: float  # share of the tokens that chose them
     held_out: float
     held_out_by_category: Mapping[str, float]
-    never_said: float
-    needed: int | None = None
+    never_said: float  # share of tokens that the choosing parts never said
+    needed: int | None = None  # rows that the coverage needs, where one was asked for
 
     @property
     def more_than_asked(self) -> str | None:
@@ -305,16 +301,12 @@ def _lacking(chooser: RowChooser, texts: Sequence[SaidText]) -> Iterable[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowsAsked:
-    """Which rows: so many, or as many as cover that share of held-out text.
-
-    `target`: from whose head they come if the draft has none. `options`: what the names of the
-    options for `size` and `coverage` begin with.
-    """
+    """Which rows: so many, or as many as cover that share of held-out text."""
 
     size: int | None
     coverage: float | None
-    target: Path | None
-    options: str = "--"
+    target: Path | None  # from whose head they come if the draft has none
+    options: str = "--"  # that the names of the options begin with
 
     def of(self, choosing: Choosing) -> ChosenRows:
         """The rows of a folder."""

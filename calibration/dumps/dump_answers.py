@@ -1,12 +1,9 @@
 """The answers in a text: what the target is said to have written, and whether it did.
 
-A run of the loss mask is an answer, whatever stands between two of them: later turns of the user,
-or tokens inside an answer that training leaves out. Features look back only, so the beginning of a
-text with its features is a trace of its own.
-
-argmax(head(norm?(h))) is the next token wherever the target chose it. Tried are last states as they
-are and through the last norm, each as the state of the token of its row, of the one before and of
-the one behind it. The reading with which most answers are reproduced is the dump's.
+A run of the loss mask is an answer, whatever stands between two of them. argmax(head(norm?(h))) is
+the next token wherever the target chose it. Tried are last states as they are and through the last
+norm, each as the state of the token of its row, of the one before and of the one behind it; the
+reading with which most answers are reproduced is the dump's.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -44,17 +41,14 @@ _NORMS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Answer:
-    """Tokens `start` to `stop` - 1 of a sample, with the tokens before as their prompt.
-
-    `first_start` is the prompt length of the sample's first answer: the conversation's own prompt.
-    """
+    """Tokens `start` to `stop` - 1 of a sample, with the tokens before as their prompt."""
 
     id: str
     category: str
     sample: Sample
     start: int
     stop: int
-    first_start: int
+    first_start: int  # of the sample's first answer: the conversation's own prompt
 
 
 class Answers:
@@ -126,14 +120,11 @@ class Answers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadFinding:
-    """Where dumped last states were taken, in words, and their shift: see `SHIFTS`.
-
-    `share` of the positions that were looked at, in [0, 1], have their token reproduced.
-    """
+    """Where dumped last states were taken, in words, and their shift."""
 
     norm: str
     shift: int
-    share: float
+    share: float  # of positions that have their token reproduced, in [0, 1]
 
 
 class TargetHead:

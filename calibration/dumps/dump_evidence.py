@@ -1,12 +1,10 @@
 """Which layers a dump holds, in which order, and of which tokens: the target or the draft says it.
 
-The target, where it can be run here: our own recorder gives the outputs of all layers for the
-beginnings of a few texts. Each slot of the dump is one of them, up to the arithmetic of another
-engine; another layer is far off. Rows that are late by one from the middle of a text on, or that
-belong to another text, show only where they lie; so positions are counted, over whole texts.
-
-Else the draft that reads the layers, by its first step. A draft that gets them in another order, or
-those of another token, predicts next to nothing; the next layer up or down costs it a third.
+The target, where it can be run here: each slot of the dump is the output of one of its layers, up
+to the arithmetic of another engine. Rows that are late by one from the middle of a text on, or that
+belong to another text, show only where they lie, so whole texts are counted. Else the draft that
+reads the layers, by its first step: in another order, or with those of another token, it predicts
+next to nothing; the next layer up or down costs it a third.
 """
 
 import math
@@ -65,10 +63,7 @@ Order = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetFacts:
-    """A target's folder, which may hold its config alone; nothing has read its weights.
-
-    `not_run`: why it is not run here; None where it can be.
-    """
+    """A target's folder, which may hold its config alone; nothing has read its weights."""
 
     folder: Path
     identity: TargetIdentity
@@ -76,7 +71,7 @@ class TargetFacts:
     ends: Collection[int]
     tables: TargetTables | None
     without_tables: str
-    not_run: str | None
+    not_run: str | None  # why it is not run here; None where it can be
 
     @property
     def has_head(self) -> bool:
@@ -132,18 +127,14 @@ def _not_run(folder: Path) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecomputedFinding:
-    """What recomputing showed: row i belongs to token i + shift; `layer_ids` are 0-based outputs.
-
-    `difference`: largest of the slots, relative, median over positions. `own`: share of the tokens
-    of answers that are the target's argmax; None where the beginnings hold no answer.
-    """
+    """What recomputing showed."""
 
     target: TargetIdentity
     dtype: FeatureDtype
-    layer_ids: tuple[int, ...]
-    shift: int
-    difference: float
-    own: float | None
+    layer_ids: tuple[int, ...]  # of each slot, 0-based, outputs
+    shift: int  # row i belongs to token i + shift
+    difference: float  # largest of the slots, relative, median over positions
+    own: float | None  # share of the answers' tokens that are the target's argmax; None = no answer
 
 
 def recompute(
@@ -333,16 +324,12 @@ def _whose(rows: Tensor, layers: Tensor, tokens: Tensor) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftFinding:
-    """What the draft's first steps showed: row i belongs to token i + shift.
+    """What the draft's first steps showed."""
 
-    `accepted`: share of the answers' tokens that the first step predicts, as the layers stand;
-    `next_best`: in the best of the other orders, 0 for a single layer.
-    """
-
-    shift: int
-    accepted: float
+    shift: int  # row i belongs to token i + shift
+    accepted: float  # share of the answers' tokens that the first step predicts
     positions: int
-    next_best: float
+    next_best: float  # in the best of the other orders, 0 for a single layer
 
 
 class DraftSteps:

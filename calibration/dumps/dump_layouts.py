@@ -72,21 +72,16 @@ _AUX_AND_LAST = ("aux_hidden_states", "hidden_states")
 class Sample:
     """One text and what its target computed, one row for each token.
 
-    Attributes:
-        token_ids: [N] int64.
-        answered: [N] bool, in the target's answers; None where the dump does not say.
-        aux: [N, m * W], outputs of m layers side by side, floating point.
-        last: [N, W], what the head reads or what the norm before it reads; None where absent.
-        scales: [N] float32, of aux features that the dump rounded to FP8; None = not rounded.
+    `last` is what the head reads or what the norm before it reads; None where absent.
     """
 
     id: str
     file: Path
-    token_ids: Tensor
-    answered: Tensor | None
-    aux: Tensor
-    last: Tensor | None
-    scales: Tensor | None = None
+    token_ids: Tensor  # [N] int64
+    answered: Tensor | None  # [N] bool, in the target's answers; None = not said
+    aux: Tensor  # [N, m * W], outputs of m layers side by side, floating point
+    last: Tensor | None  # [N, W]
+    scales: Tensor | None = None  # [N] float32, of aux features that the dump rounded to FP8
 
 
 class Pending(NamedTuple):

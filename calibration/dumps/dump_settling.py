@@ -50,21 +50,17 @@ class Declared:
 class Layout:
     """How the rows of a dump are to be read, and how that was settled: row i is of token i + shift.
 
-    Attributes:
-        layer_ids: of the aux features, ascending, 0-based, outputs.
-        last_in_aux: the last slot of what the dump stores as aux is the last state, and no aux one.
-        recomputed, draft: which of the two settled the layers; the other is None.
-        rows: what whole texts showed; None before they were read, or where the target was not run.
-        head: None where the dump has no last state, or the head is not at hand.
+    Either `recomputed` or `draft` settled the layers. `rows` is None before whole texts were read,
+    or where the target was not run.
     """
 
-    layer_ids: tuple[int, ...]
+    layer_ids: tuple[int, ...]  # of the aux features, ascending, 0-based, outputs
     shift: int
-    last_in_aux: bool
+    last_in_aux: bool  # the last slot of what is stored as aux is the last state
     recomputed: RecomputedFinding | None
     draft: DraftFinding | None
     not_recomputed: str | None
-    head: HeadFinding | None
+    head: HeadFinding | None  # None without last states, or the head
     rows: RowCounts | None = None
 
     def sentences(self) -> Iterator[str]:

@@ -115,16 +115,13 @@ NOTHING = -1  # stands for a proposal that was not computed
 class Proposals:
     """What a draft proposes from R rows at K depths.
 
-    Attributes:
-        token_ids: [R, K] int64, its most likely tokens, in the target's vocabulary: row i, column j
-            is for position first_row + i + 2 + j. `NOTHING` where that is not counted.
-        recorded_logprobs: [R, K] float32, its log-probabilities of the tokens recorded there,
-            -infinity for those that it cannot propose, and where that is not counted; None where no
-            temperature is given.
+    Its most likely tokens: row i, column j is for position first_row + i + 2 + j, `NOTHING` where
+    that is not counted. Log-probabilities of the tokens recorded there are -infinity for those that
+    it cannot propose, and where that is not counted; None where no temperature is given.
     """
 
-    token_ids: Tensor
-    recorded_logprobs: Tensor | None = None
+    token_ids: Tensor  # [R, K] int64, in the target's vocabulary
+    recorded_logprobs: Tensor | None = None  # [R, K] float32
 
     def of_sequence(self, i: int, rows: slice = slice(None)) -> "Proposals":
         """Some rows of one sequence of a batch."""

@@ -1,9 +1,8 @@
 """`--ray`: batches of prompts that tasks of a Ray cluster compute, in place of this process.
 
-Ray places the tasks, and runs those of a worker that died again. What they give comes in the order
-of the batches, so that the result is the one of this machine alone. Each worker opens what its
-tasks need once, by the paths that the command names. Source: Ray 2.60: `ray.remote`, whose
-`max_retries` counts deaths of workers and nodes, not errors of a task.
+What they give comes in the order of the batches, so that the result is the one of this machine
+alone. Each worker opens what its tasks need once, by the paths that the command names. Source: Ray
+2.60: `ray.remote`, whose `max_retries` counts deaths of workers and nodes, not errors of a task.
 """
 
 import platform

@@ -6,12 +6,9 @@
     {"id": "d", "category": "faq", "cluster": "manual.md", "text": "Q: how do I"}
 
 Token ids are used as they are; a "text" beside them is for human readers only. Text alone is
-tokenized with the special tokens that the target's tokenizer adds by default. Messages go through
-its chat template, with the generation prompt and the "tools" beside them; messages may have
-"tool_calls", and the role "tool". "category" may be absent; in files of others also
-the id, and lines are numbered then. Prompts that share a document, a task or a user have the same
-"cluster": they are no independent samples, and the gate counts them as one. The forms of others:
-`forms`. A column of a parquet file that is null in a row is absent there.
+tokenized with the special tokens that the tokenizer adds by default. Messages, with the "tools"
+beside them, go through the target's chat template, with the generation prompt. Prompts of the same
+"cluster" are no independent samples. A column of a parquet file that is null in a row is absent.
 """
 
 import codecs
@@ -128,18 +125,15 @@ Line = bytes | Mapping[str, Any]  # of a JSON lines file, or a row of a parquet 
 class Prompt:
     """One prompt, at least one token.
 
-    Attributes:
-        cluster: document, task or user that it shares with others; None = not declared.
-        messages: that the chat template made `token_ids` of; empty where no later turn follows.
-        later_turns: texts of the user that stand behind them in the file, and are no part of them.
-        conversation_sha256: of a text that goes on, as of `PromptTrace`; None for one that begins.
+    `later_turns` are texts of the user that stand behind it in the file. A text that goes on has a
+    `conversation_sha256`, as a `PromptTrace` has.
     """
 
     id: str
     category: str
     token_ids: tuple[int, ...]
-    cluster: str | None = None
-    messages: tuple[Message, ...] = ()
+    cluster: str | None = None  # that it shares with others: a document, task or user
+    messages: tuple[Message, ...] = ()  # that make `token_ids`, where later turns follow
     later_turns: tuple[str, ...] = ()
     conversation_sha256: str | None = None
 

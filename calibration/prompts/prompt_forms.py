@@ -220,12 +220,9 @@ KNOWN_COLUMNS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptChoice:
-    """What is taken out of a prompt file or a data set; None = all, or the one that is known.
+    """What is taken out of a prompt file or a data set; None = all, or the one that is known."""
 
-    `split`: of a data set, [CONFIG/]SPLIT.
-    """
-
-    split: str | None = None
+    split: str | None = None  # of a data set, [CONFIG/]SPLIT
     column: str | None = None
     num_prompts: int | None = None
     seed: int = 0

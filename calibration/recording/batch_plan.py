@@ -30,17 +30,12 @@ _ROPES_BY_LENGTH = ("dynamic", "longrope")  # rotary angles that depend on the l
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Independence:
-    """What a target can continue together.
-
-    Attributes:
-        why_not: what stands against prompts of any length; None = nothing.
-        token_bytes, row_bytes: what its cache holds of a token, and of a row whatever its length.
-    """
+    """What a target can continue together."""
 
     together: Together
-    why_not: str | None
-    token_bytes: int
-    row_bytes: int
+    why_not: str | None  # what stands against prompts of any length
+    token_bytes: int  # that its cache holds of a token
+    row_bytes: int  # and of a row whatever its length
 
 
 def tried_independence(target: RecordedTarget, prompts: Sequence[Prompt]) -> Independence:

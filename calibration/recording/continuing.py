@@ -91,18 +91,15 @@ class RunningRow:
 
 @dataclass(slots=True, kw_only=True)
 class RowsOnDevice:
-    """The rows' state where the target runs, [R] each; `draws` [R, limit + 1], None where greedy.
-
-    `at` is the entry of the next token, `last` that where an ended row stays.
-    """
+    """The rows' state where the target runs, [R] each."""
 
     slot: Tensor
-    at: Tensor
-    last: Tensor
+    at: Tensor  # the entry of the next token
+    last: Tensor  # where an ended row stays
     first: Tensor
     unread: Tensor
     ended: Tensor
-    draws: Tensor | None
+    draws: Tensor | None  # [R, limit + 1], None where greedy
 
     def select(self, rows: Tensor) -> "RowsOnDevice":
         """The state of some rows."""

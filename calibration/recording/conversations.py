@@ -1,9 +1,8 @@
 """Texts that go on: conversations turn by turn, and the texts of a trace folder.
 
-Round by round: the first turns are recorded, each answer joins its conversation as text, the next
-turn of the user follows, and the chat template makes of the whole the prompt of the next round, as
-a client of a server would. Every turn is a prompt of its own, ID/turn-2, that knows the first turn
-of its conversation: the gate counts them as one prompt, a split keeps them on one side.
+Each answer joins its conversation as text, the next turn of the user follows, and the chat template
+makes of the whole the next prompt, as a client of a server would. Every turn is a prompt of its
+own, ID/turn-2, that knows the first turn of its conversation.
 """
 
 import dataclasses

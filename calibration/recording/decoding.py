@@ -29,19 +29,13 @@ from ..traces.prompt_trace import prompt_sha256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoding:
-    """What a recorder is asked for.
+    """What a recorder is asked for."""
 
-    Attributes:
-        temperature: 0 = greedy. top_p: in (0, 1], 1 = all tokens. top_k: 0 = all tokens.
-        seed: of the draws; a prompt's draws depend on it and on the prompt's tokens alone.
-        logprobs: keep those of emitted tokens; of sampled ones they are kept always.
-    """
-
-    temperature: float = 0
-    top_p: float = 1.0
-    top_k: int = 0
-    seed: int = 0
-    logprobs: bool = False
+    temperature: float = 0  # 0 = greedy
+    top_p: float = 1.0  # in (0, 1], 1 = all tokens
+    top_k: int = 0  # 0 = all tokens
+    seed: int = 0  # a prompt's draws depend on it and on the prompt's tokens alone
+    logprobs: bool = False  # keep those of emitted tokens; of sampled ones they are kept always
     num_top_logprobs: int = 0
     ignore_eos: bool = False
 
@@ -107,16 +101,12 @@ GREEDY = Decoding()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenTokens:
-    """The next token of B sequences: `token_ids` [B] int64, and `logprob` [B] float32.
+    """The next token of B sequences; None where not asked for."""
 
-    `top_token_ids`, `top_logprobs`: [B, num_top] int64 and float32, most likely first. None where
-    not asked for.
-    """
-
-    token_ids: Tensor
-    logprob: Tensor | None
-    top_token_ids: Tensor | None
-    top_logprobs: Tensor | None
+    token_ids: Tensor  # [B] int64
+    logprob: Tensor | None  # [B] float32
+    top_token_ids: Tensor | None  # [B, num_top] int64, most likely first
+    top_logprobs: Tensor | None  # [B, num_top] float32
 
 
 def prompt_draws(decoding: Decoding, token_ids: Sequence[int], count: int) -> Tensor:
@@ -191,14 +181,11 @@ Fuse = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftRow:
-    """What was recorded of one row, on the CPU: features [n - 1, width], top1 [n - 1] int64.
+    """What was recorded of one row, on the CPU."""
 
-    `chosen` are tokens [m] of the continuation; the features of a long text are a file's.
-    """
-
-    features: Tensor
-    top1: Tensor
-    chosen: ChosenTokens
+    features: Tensor  # [n - 1, width], of a long text a file's
+    top1: Tensor  # [n - 1] int64
+    chosen: ChosenTokens  # tokens [m] of the continuation
 
 
 class KeptRows:

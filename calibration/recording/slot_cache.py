@@ -1,12 +1,9 @@
-"""What a target remembers of a batch whose rows come and go.
+"""What a target remembers of a batch whose rows come and go; imported where a target runs.
 
 All rows end in the same column, so a run of the target on one token of each adds one column. A row
 shorter than the longest has the remains of others in front, which the attention mask hides. A new
-row takes the place of one that has ended, and nothing else is moved; the columns in front that
-nobody needs any more are left behind by moving the first one that is shown. Recurrent and
-convolution states have no columns: they are put into their row as they are.
-
-This module imports transformers, so it is imported where a target runs.
+row takes the place of one that has ended, and nothing else is moved. Recurrent and convolution
+states have no columns: they are put into their row as they are.
 """
 
 import copy

@@ -25,16 +25,11 @@ from .target_shape import RecordingPlan, TargetShape, config_of, target_identity
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Where a target runs.
-
-    Attributes:
-        device_map: "auto" = over all GPUs, then the CPU, then the disk, by layers (accelerate).
-        max_memory: bytes to use of each GPU, by number, and of "cpu"; None = what is free.
-    """
+    """Where a target runs; a map: over all GPUs, then the CPU, then the disk (accelerate)."""
 
     device: torch.device = CPU
     device_map: Literal["auto"] | None = None
-    max_memory: Mapping[int | str, int] | None = None
+    max_memory: Mapping[int | str, int] | None = None  # bytes by GPU or "cpu"; None = what is free
 
 
 ON_CPU = Placement()

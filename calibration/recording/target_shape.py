@@ -279,14 +279,9 @@ def _misfits(
 class RecordingPlan:
     """What is recorded of a target, whoever runs it.
 
-    Attributes:
-        aux_layer_ids: 0-based, ascending; None = those of `fuse_with`, else [1, L/2 - 1, L - 4].
-        fuse_with: computes in `dtype`; its fused features are narrower, and of use for drafts with
-            the same fc only.
-        dtype: that the target computes in. stored: that features are rounded to; None = the same.
-        table_ids: the target's embedding of these and of the recorded tokens is carried, and its
-            head; None = neither.
-        batch_size: prompts that run together at most.
+    `fuse_with` computes in `dtype`; its fused features are narrower, and of use for drafts with the
+    same fc only. With `table_ids`, the target's embedding of these and of the recorded tokens is
+    carried, and its head.
     """
 
     target: Path
@@ -294,15 +289,15 @@ class RecordingPlan:
     prompts: Sequence[Prompt]
     max_new_tokens: int
     decoding: Decoding = GREEDY
-    aux_layer_ids: Sequence[int] | None = None
+    aux_layer_ids: Sequence[int] | None = None  # ascending; None = the draft's, or [1, L/2-1, L-4]
     fuse_with: LoadedDraft | None = None
-    dtype: FeatureDtype = "float32"
-    stored: FeatureDtype | None = None
+    dtype: FeatureDtype = "float32"  # that the target computes in
+    stored: FeatureDtype | None = None  # that features are rounded to; None = the same
     storage: FeatureStorage | None = None
     table_ids: Collection[int] | None = None
     too_long: TooLongPrompts | None = None
     dataset: DatasetSource | None = None
-    batch_size: int = 32
+    batch_size: int = 32  # prompts that run together at most
 
     @property
     def features(self) -> FeatureSpec:

@@ -1,14 +1,12 @@
 """Learning the codes of a plan, beside the output that they are for: the run, and its steps.
 
-Every step runs a few traces together through the draft as its codes stand, inputs rounded as
-served, and through the unquantized draft on the same tokens, each along its own hidden states. The
-gradient of the loss moves latents and scales. Now and then the prompts that were held back say how
-many tokens the codes would have accepted; the best such codes are kept.
+Every step runs a few traces through the draft as its codes stand, inputs rounded as served, and
+through the unquantized draft on the same tokens, each along its own hidden states.
 
 Memory, for P weights that are learned, beside the draft as it is stored: latents, two moments and
 a gradient, 16 P bytes; codes times scales, their gradient and what the straight-through estimators
-hold, another 16 P; and the passes of one trace. Logits are held for some rows only. That is 25 to
-30 GB for the 0.7 G weights of a Kimi draft. On the disk the state takes 12 P bytes.
+hold, another 16 P; and the passes of one trace. That is 25 to 30 GB for the 0.7 G weights of a Kimi
+draft. On the disk the state takes 12 P bytes.
 """
 
 import hashlib

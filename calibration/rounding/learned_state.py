@@ -39,24 +39,19 @@ class LearningSettings:
     Measured on the shipped Llama pair in NVFP4, by 128 prompts, as the divergence on 64 others in
     1e-3 nats: 2.68 before, 2.48 after 100 steps at 0.015 codes, 2.44 after as many at 0.03.
 
-    Attributes:
-        learning_rate: of the latents, in codes; Adam moves a latent by about as much in a step.
-        warmup_steps: over which both rates rise; a cosine takes them down to nothing at the end.
-        missed_weight: of the depths behind one at which the unquantized draft is wrong.
-        patience: looks without a better one, after which learning stops. First steps at the full
-            rate may be worse than a good start, and are made up for as the rate falls.
-        max_overlap_drop: below the first codes' overlap, in steps that are kept.
+    First steps at the full rate may be worse than a good start, and are made up for as the rate
+    falls. `max_overlap_drop` is what steps that are kept may lose of the first codes' overlap.
     """
 
     steps: Annotated[int, AT_LEAST_1] = 150
     sequences: Annotated[int, AT_LEAST_1] = 4
-    learning_rate: float = 0.03
+    learning_rate: float = 0.03  # of latents, in codes; Adam moves one by about as much in a step
     scale_learning_rate: float = 1e-3
-    warmup_steps: int = 10
+    warmup_steps: int = 10  # over which both rates rise; a cosine takes them down to nothing
     depth_decay: float = 0.8
-    missed_weight: float = 0.1
+    missed_weight: float = 0.1  # of depths behind one at which the unquantized draft is wrong
     validate_every: Annotated[int, AT_LEAST_1] = 10
-    patience: Annotated[int, AT_LEAST_1] = 15
+    patience: Annotated[int, AT_LEAST_1] = 15  # looks without a better one, then it stops
     max_overlap_drop: float = 0.005
     validation_share: float = 0.2
     seed: int = 0
@@ -76,16 +71,12 @@ class LearningSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validation:
-    """One look at the prompts that were held back, after a step; 0 = before the first.
-
-    `accepted`: tokens accepted from all rows of each prompt. `overlap` with distributions of the
-    unquantized draft: the mean over rows and depths of the sum of the smaller probabilities.
-    """
+    """One look at the prompts that were held back, after a step; 0 = before the first."""
 
     step: int
     rows: tuple[int, ...]
-    accepted: tuple[int, ...]
-    overlap: float
+    accepted: tuple[int, ...]  # tokens of each prompt, from all of its rows
+    overlap: float  # mean over rows and depths of the sum of the smaller probabilities
     unquantized: float
 
     @property

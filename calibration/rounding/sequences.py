@@ -32,16 +32,12 @@ _FILLED_UP = 1.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearningSequences:
-    """Some traces as a draft reads them together, the shorter ones filled up behind.
+    """Some traces as a draft reads them together, the shorter ones filled up behind."""
 
-    `hidden` [B, N - 1, W] and `token_ids` [B, N] int64 are on the draft's device. `rows`, evenly
-    spaced, are looked at; `own` are those that lie inside each trace, at least one.
-    """
-
-    hidden: Tensor
-    token_ids: Tensor
-    rows: range
-    own: tuple[range, ...]
+    hidden: Tensor  # [B, N - 1, W], on the draft's device as token ids
+    token_ids: Tensor  # [B, N] int64
+    rows: range  # evenly spaced, that are looked at
+    own: tuple[range, ...]  # of these the ones inside each trace, at least one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

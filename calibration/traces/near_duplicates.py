@@ -161,17 +161,13 @@ Alike = tuple[tuple[int, ...], tuple[int, ...]]  # two prompts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptText:
-    """Token ids of one prompt and of what the target made of it.
-
-    `cluster` is the same for turns of one conversation, which are no duplicates of each other;
-    `declared` for prompts that their author says belong together.
-    """
+    """Token ids of one prompt and of what the target made of it."""
 
     category: str
     prompt: tuple[int, ...]
     continuation: tuple[int, ...]
-    cluster: str | None = None
-    declared: str | None = None
+    cluster: str | None = None  # the same for turns of one conversation: no duplicates
+    declared: str | None = None  # for prompts that their author says belong together
 
 
 def text_of(one: TraceEntry | PromptTrace, token_ids: Sequence[int]) -> PromptText:

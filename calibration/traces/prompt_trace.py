@@ -25,31 +25,23 @@ _MAX_LOGPROB = 1e-3  # engines round logarithms of probabilities near 1 to somet
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptTrace:
-    """One prompt and its continuation.
+    """One prompt and its continuation; log-probabilities are None where they are not recorded.
 
-    Attributes:
-        token_ids: [N] int64.
-        features: [N - 1, width], dtype of the manifest, finite.
-        target_top1: [N - 1] int64, the target's argmax after each position, -1 = not known.
-        token_logprob: [N - P] float32, of each token of the continuation; None = not recorded.
-        top_token_ids, top_logprobs: [N - P, num_top] int64 and float32; None = not recorded.
-        conversation_sha256: `prompt_sha256` of a later turn's first turn; None for a first turn.
-        feature_scales: [N - 1] float32, of features rounded to FP8; None for others.
-        cluster: document, task or user that the prompt shares with others; None = not declared.
+    `conversation_sha256`: `prompt_sha256` of the conversation's first turn; None for that turn.
     """
 
     id: str
     category: str
     prompt_length: int
-    token_ids: Tensor
-    features: Tensor
-    target_top1: Tensor
-    token_logprob: Tensor | None = None
-    top_token_ids: Tensor | None = None
-    top_logprobs: Tensor | None = None
+    token_ids: Tensor  # [N] int64
+    features: Tensor  # [N - 1, width], dtype of the manifest, finite
+    target_top1: Tensor  # [N - 1] int64, argmax after each position, -1 = not known
+    token_logprob: Tensor | None = None  # [N - P] float32, of the continuation
+    top_token_ids: Tensor | None = None  # [N - P, num_top] int64
+    top_logprobs: Tensor | None = None  # [N - P, num_top] float32
     conversation_sha256: str | None = None
-    cluster: str | None = None
-    feature_scales: Tensor | None = None
+    cluster: str | None = None  # document, task or user that it shares with others
+    feature_scales: Tensor | None = None  # [N - 1] float32, of features rounded to FP8
 
     @property
     def num_tokens(self) -> int:

@@ -193,19 +193,14 @@ _ELEMENTS = 64  # of a feature: evenly spaced ones, so that those of many prompt
 class FeatureEvidence:
     """What the traces say of their own features.
 
-    Attributes:
-        repeats: positions whose token occurs elsewhere too, less one for each such token.
-        constant: all features are equal.
-        share: shift s -> share of the variance of the features at position i that the token at
-            i + s explains, adjusted, at most 1, about 0 by chance.
-        misplaced: where features do not belong to the tokens beside them, though most do; empty if
-            nowhere.
+    `share`: shift s -> share of the variance of the features at position i that the token at i + s
+    explains, adjusted, at most 1, about 0 by chance.
     """
 
-    repeats: int
-    constant: bool
+    repeats: int  # positions whose token occurs elsewhere too, less one for each such token
+    constant: bool  # all features are equal
     share: Mapping[int, float]
-    misplaced: str = ""
+    misplaced: str = ""  # where rows are of other tokens, though most are not; or empty
 
     @property
     def checked(self) -> bool:
@@ -352,18 +347,13 @@ def _rows(traces: TraceFolder, width: int) -> Iterator[tuple[Tensor, int]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CategoryInfo:
-    """The traces of one category.
-
-    Attributes:
-        num_prompts: at least 1. prompt_tokens, new_tokens: of all of them.
-        shortest, longest: continuation, in tokens.
-    """
+    """The traces of one category."""
 
     category: str
     num_prompts: int
     prompt_tokens: int
     new_tokens: int
-    shortest: int
+    shortest: int  # continuation, in tokens
     longest: int
 
 

@@ -1,9 +1,8 @@
 """Whatever takes prompts and gives answers as they come: vLLM in this process, or its servers.
 
-Servers are asked over their OpenAI interface, token ids in and token ids out. They were started
-with the arguments that `EngineSetup.command` prints, and write the hidden states into a folder that
-they share with this machine. Each request goes to the server that has the fewest of them; where a
-server answers no more, the others take its requests.
+Servers are asked over their OpenAI interface, token ids in and token ids out, and write the hidden
+states into a folder that they share with this machine. Each request goes to the server that has
+the fewest of them; where a server answers no more, the others take its requests.
 """
 
 import asyncio
