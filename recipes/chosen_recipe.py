@@ -37,11 +37,7 @@ class RecipeChoice:
 
 
 def chosen_recipe(choice: RecipeChoice, listener: Listener = SILENT) -> Recipe:
-    """The recipe of a choice; the listener is told which one an alias is.
-
-    Raises:
-        RecipeError: the recipe is wrong, or its backend does not run the algorithm.
-    """
+    """The recipe of a choice; the listener is told which one an alias is."""
     chosen = named_recipe(choice.recipe, listener)
     if choice.algorithm:
         chosen = with_algorithm(chosen, choice.algorithm, choice.backend or "torch")
@@ -71,11 +67,7 @@ def named_recipe(reference: AnyRecipe, listener: Listener = SILENT) -> Recipe:
 
 
 def recipe_of_keys(keys: Mapping[str, Any]) -> Recipe:
-    """A recipe as a dict with the keys of a recipe file, `extends` too, held to the same rules.
-
-    Raises:
-        RecipeError: names every key that is unknown, missing or of another kind, by its path.
-    """
+    """A recipe as a dict with the keys of a recipe file, `extends` too, held to the same rules."""
     own = dict(keys)
     if "extends" in own:
         base = to_mapping(load_recipe(str(own.pop("extends"))))

@@ -273,11 +273,7 @@ def calibrated(name: str) -> str | None:
 
 
 def load_recipe(reference: str | Path) -> Recipe:
-    """Load a recipe by built-in name (`mi325x-w4a8`), alias (`mi325x`, `W4A16`) or path.
-
-    Raises:
-        RecipeError: no such recipe; RecipeFileError with every fault of the file if it is wrong.
-    """
+    """Load a recipe by built-in name (`mi325x-w4a8`), alias (`mi325x`, `W4A16`) or path."""
     path = _locate(reference)
     node = _extended(compose(path), path)
     backend = str(_find(node, "backend")[1].value)

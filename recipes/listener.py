@@ -138,8 +138,4 @@ class Heard:
     listener: Listener = SILENT
 
     def check(self) -> None:
-        """Refuse what does not belong together; there is nothing to refuse by default.
-
-        Raises:
-            DraftQuantError: names what does not.
-        """
+        """Refuse what does not belong together; there is nothing to refuse by default."""

@@ -121,11 +121,9 @@ def looks_like_weights(file: str) -> bool:
 
 def _check(path: Path, problem: str | None) -> None:
     if problem is not None:
-        raise CheckpointError(
-            path,
-            f"expected a file of the folder, got {problem}",
-            fix="put the file itself there, or move this out of the folder",
-        )
+        what = f"expected a file of the folder, got {problem}"
+        fix = "put the file itself there, or move this out of the folder"
+        raise CheckpointError(path, what, fix=fix)
 
 
 def _problem(path: Path, folder: Path) -> str | None:
@@ -141,11 +139,8 @@ def _problem(path: Path, folder: Path) -> str | None:
         return f"{link}, which leads nowhere"
     if not target.is_file():
         return f"{link}, which is no file"
-    homes = _homes(folder.resolve())
-    return None if any(target.is_relative_to(home) for home in homes) else f"{link}, elsewhere"
-
-
-def _homes(folder: Path) -> list[Path]:
-    snapshots = [parent for parent in folder.parents if parent.name == "snapshots"]
+    own = folder.resolve()
+    snapshots = [parent for parent in own.parents if parent.name == "snapshots"]
     repositories = [p.parent for p in snapshots if p.parent.name.startswith(_REPOSITORIES)]
-    return [folder, *(repository / "blobs" for repository in repositories)]
+    homes = [own, *(repository / "blobs" for repository in repositories)]
+    return None if any(target.is_relative_to(home) for home in homes) else f"{link}, elsewhere"

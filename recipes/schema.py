@@ -316,9 +316,8 @@ class Rule:
             return "format: leave it out, because a kept tensor is not quantized"
         if self.action == "keep" and not self.why:
             return "why: it is missing: a kept tensor costs bytes, so write down why it is kept"
-        return self._drop_problem() if self.action == "drop" else None
-
-    def _drop_problem(self) -> str | None:
+        if self.action != "drop":
+            return None
         others = [role for role in self.role if role not in SHARED_ROLES]
         if others:
             return f"role: engines do not take the {others[0]} of a draft from its target: keep it"
@@ -368,9 +367,6 @@ class Recipe(Brief):
         twice = sorted({role for role in claimed if claimed.count(role) > 1})
         if twice:
             return f"rules: role {twice[0]!r} is claimed twice"
-        return self._format_problem()
-
-    def _format_problem(self) -> str | None:
         for index, rule in enumerate(self.rules):
             if rule.format == self._own_format:
                 return f"rules[{index}].format: leave it out, because it is the recipe's own"

@@ -181,6 +181,9 @@ class Checkpoint:
 HIDDEN = {".git", ".cache", "__pycache__"}  # leftovers of download tools, not part of a draft
 
 
+CHANGED = "run again: the file changed while it was read"
+
+
 @contextmanager
 def open_weights(path: Path) -> Iterator[int]:
     """A descriptor of a file of tensors whose header was read."""
@@ -198,11 +201,7 @@ def pread_exactly(descriptor: int, buffer: memoryview, offset: int, where: objec
     while done < len(buffer):
         count = os.preadv(descriptor, [buffer[done:]], offset + done)
         if count == 0:
-            raise CheckpointError(
-                where,
-                f"ends before byte {offset + len(buffer)}",
-                fix="run again: the file changed while it was read",
-            )
+            raise CheckpointError(where, f"ends before byte {offset + len(buffer)}", fix=CHANGED)
         done += count
 
 

@@ -119,11 +119,9 @@ def _download(reference: str, patterns: list[str] | None = None) -> DraftSource:
         reason = re.sub(r"\[Errno -?[0-9]+\] ", "", first)
         offline = constants.HF_HUB_OFFLINE and isinstance(exc, LocalEntryNotFoundError)
         what = "HF_HUB_OFFLINE forbids a download" if offline else "the Hub did not deliver it"
-        raise CheckpointError(
-            reference,
-            f"there is no such folder, and {what}: {reason}",
-            fix=f"did you mean {near}?" if near else _ONLINE if offline else _FETCH,
-        ) from exc
+        what = f"there is no such folder, and {what}: {reason}"
+        fix = f"did you mean {near}?" if near else _ONLINE if offline else _FETCH
+        raise CheckpointError(reference, what, fix=fix) from exc
     return DraftSource(folder=folder, hub_id=hub_id, revision=folder.name)
 
 

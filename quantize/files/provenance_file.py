@@ -77,23 +77,19 @@ def sealed(provenance: ProvenanceT) -> ProvenanceT:
 def check_seal(folder: Path, provenance: Provenance | None) -> None:
     """Refuse the draftquant.json of a folder, if it has one, that was edited since."""
     if provenance is not None and provenance.sha256 != sealed(provenance).sha256:
-        raise CheckpointError(
-            folder / PROVENANCE_FILE,
-            f"sha256: not that of the other keys: {provenance.sha256!r}",
-            fix="copy the folder or quantize the draft again: this record was edited",
-        )
+        what = f"sha256: not that of the other keys: {provenance.sha256!r}"
+        fix = "copy the folder or quantize the draft again: this record was edited"
+        raise CheckpointError(folder / PROVENANCE_FILE, what, fix=fix)
 
 
 def check_recorded(folder: Path, recorded: Mapping[str, str], found: Mapping[str, str]) -> None:
     """Refuse tensors whose digests are not those that the folder's draftquant.json records."""
     changed = [name for name in sorted(found) if recorded.get(name) != found[name]]
     if changed:
-        raise CheckpointError(
-            folder,
-            f"{changed[0]}: not the bytes whose digest was recorded when it was quantized"
-            f" ({len(changed)} tensor(s) in all)",
-            fix="copy the folder or quantize the draft again: its files have changed",
-        )
+        what = "not the bytes whose digest was recorded when it was quantized"
+        what = f"{changed[0]}: {what} ({len(changed)} tensor(s) in all)"
+        fix = "copy the folder or quantize the draft again: its files have changed"
+        raise CheckpointError(folder, what, fix=fix)
 
 
 def transcoded(

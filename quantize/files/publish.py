@@ -137,12 +137,7 @@ class Rewrite(ABC, Generic[Found]):
 def publish(
     rewrite: Rewrite[Found], on_stage: Callable[[str], None] = lambda _stage: None
 ) -> Found:
-    """Check the output, write into a staging folder, re-read what was written, rename.
-
-    Raises:
-        OutputError: `out` exists, overlaps the source, cannot be written, or something else wrote
-            into the staging folder after verification had begun.
-    """
+    """Check the output, write into a staging folder, re-read what was written, rename."""
     out, folder = rewrite.out, rewrite.folder
     side_bytes = sum((folder / file).stat().st_size for file in rewrite.side_files)
     check_output(out, folder, needed_bytes=rewrite.tensor_bytes + side_bytes + SPARE_BYTES)

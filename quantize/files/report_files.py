@@ -64,11 +64,9 @@ def write_reports(documents: Mapping[Path, str], *, overwrite: bool = False) -> 
                 path.unlink(missing_ok=True)
         if not isinstance(exc, OSError):
             raise
-        raise OutputError(
-            exc.filename or next(iter(documents)),
-            f"the report file cannot be written: {exc.strerror or exc}",
-            fix="free some space or choose another place; no report was written",
-        ) from exc
+        what = f"the report file cannot be written: {exc.strerror or exc}"
+        fix = "free some space or choose another place; no report was written"
+        raise OutputError(exc.filename or next(iter(documents)), what, fix=fix) from exc
     finally:
         for folder in staged.values():
             shutil.rmtree(folder, ignore_errors=True)

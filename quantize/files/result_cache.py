@@ -257,12 +257,9 @@ def refuse_other_work(
 ) -> None:
     """Go on with equal work alone; `remove` is the command that removes what is kept."""
     if differing:
-        raise OutputError(
-            where,
-            f"it holds an unfinished {work} with other settings, of which results are kept",
-            details=tuple(differing),
-            fix=f"give the same {given} again, another --out, or {remove}",
-        )
+        what = f"it holds an unfinished {work} with other settings, of which results are kept"
+        fix = f"give the same {given} again, another --out, or {remove}"
+        raise OutputError(where, what, details=differing, fix=fix)
 
 
 def write_whole(path: Path, text: str) -> None:

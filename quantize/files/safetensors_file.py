@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...recipes.errors import CheckpointError
-from .checkpoint import Checkpoint, open_weights
+from .checkpoint import CHANGED, Checkpoint, open_weights
 from .safetensors_header import DTYPE_BYTES, StoredTensor, TensorInfo
 
 if TYPE_CHECKING:
@@ -104,15 +104,10 @@ class SafetensorsFile:
         target = len(self._header) + self.start[tensor.name]
         done = 0
         while done < tensor.nbytes:
-            length = min(tensor.nbytes - done, COPY_BYTES)
-            at = target + done
-            count = copy_range(source, self._descriptor, length, tensor.start + done, at)
+            length, start = min(tensor.nbytes - done, COPY_BYTES), tensor.start + done
+            count = copy_range(source, self._descriptor, length, start, target + done)
             if count == 0:
-                raise CheckpointError(
-                    tensor.file,
-                    f"ends inside {tensor.name}",
-                    fix="run again: the file changed while it was read",
-                )
+                raise CheckpointError(tensor.file, f"ends inside {tensor.name}", fix=CHANGED)
             done += count
 
 

@@ -88,12 +88,7 @@ class Header:
 
 
 def read_header(folder: Path, file: str) -> Header:
-    """Read and check the header of `folder/file`.
-
-    Raises:
-        CheckpointError: the file is truncated, its header is not JSON of the safetensors form, or a
-            byte range overlaps another, leaves a hole, or disagrees with dtype, shape or file size.
-    """
+    """Read the header of `folder/file`, a CheckpointError where it is not what it must be."""
     path = folder / file
     with reading(path, CheckpointError, "check the draft folder"), open_stream(path) as stream:
         size = os.fstat(stream.fileno()).st_size

@@ -189,11 +189,9 @@ def _written(path: Path, what: str = "", kept: str = "") -> Iterator[None]:
     try:
         yield
     except OSError as exc:
-        raise OutputError(
-            path,
-            f"{what}cannot be written: {exc.strerror or exc}",
-            fix=f"free some space or choose another place{kept}",
-        ) from exc
+        said = f"{what}cannot be written: {exc.strerror or exc}"
+        fix = f"free some space or choose another place{kept}"
+        raise OutputError(path, said, fix=fix) from exc
 
 
 @contextmanager

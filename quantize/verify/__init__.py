@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .comparison import LinearFinding as LinearFinding
     from .comparison import VerifyReport as VerifyReport
     from .comparison import check_faults as check_faults
-    from .cut_verification import verify_cut as verify_cut
+    from .cut_view import verify_cut as verify_cut
     from .graft_verification import GraftVerification as GraftVerification
     from .graft_verification import verify_graft as verify_graft
     from .rewritten import verify_dequantized as verify_dequantized
@@ -30,7 +30,7 @@ _HOMES = {
     "GraftVerification": ".graft_verification",
     "LinearFinding": ".comparison",
     "verify": ".verification",
-    "verify_cut": ".cut_verification",
+    "verify_cut": ".cut_view",
     "verify_dequantized": ".rewritten",
     "verify_graft": ".graft_verification",
     "verify_transcoded": ".rewritten",

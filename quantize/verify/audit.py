@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ...recipes.errors import CheckpointError
-from ...recipes.formats import NumberFormat
 from ...recipes.schema import QUANTIZABLE
 from ..drafts import Draft, Row
 from ..drafts.draft_cache import CacheScales
@@ -102,18 +101,14 @@ def code_statistics(
         codes = _Codes(scheme, row.tensor.shape)
         for rows in decoded_blocks(row.tensor):
             codes.add(rows, linear, linear.bytes_of(rows))
-        peaks = _per_scale(codes.peaks, scheme)
+        per_scale = {"tensor": len(codes.peaks), "block": scheme.rows_of_scale}
+        first_rows = np.arange(0, len(codes.peaks), per_scale.get(scheme.granularity, 1))
+        peaks: Floats = np.maximum.reduceat(codes.peaks, first_rows, axis=0)
     scale = linear.scale[:: scheme.rows_of_scale]
     stored = checkpoint.tensors[f"{module}.{scale_suffix(scheme)}"]
     size = np.abs(scale) if scheme.has_signed_scales and not ours else scale
     faults = _scale_faults(stored, size, peaks) + codes.faults(linear.codes_tensor.name)
     return codes.statistics(scale, peaks, concat=concat), faults
-
-
-def _values(number: NumberFormat) -> Floats:
-    if number.is_integer:
-        return np.arange(-(2 ** (number.bits - 1)), 2 ** (number.bits - 1), dtype=np.float32)
-    return E4M3 if number.is_fp8 else E2M1
 
 
 class _Codes:
@@ -126,7 +121,10 @@ class _Codes:
         self._number = scheme.number
         self._in_features = shape[1]
         self._group = scheme.group_size or shape[1]
-        self._values = _values(scheme.number)
+        half = 2 ** (scheme.number.bits - 1)
+        self._values: Floats = E4M3 if scheme.number.is_fp8 else E2M1
+        if scheme.number.is_integer:
+            self._values = np.arange(-half, half, dtype=np.float32)
         # The twofold values of FP4 are whole numbers in [-16, 14].
         fp4 = scheme.number.is_fp4
         self._bins = (np.arange(_BINS, dtype=np.float32) - 16) / 2 if fp4 else self._values
@@ -153,30 +151,24 @@ class _Codes:
             self._first_nan = rows.start + row, column
 
     def faults(self, name: str) -> list[Fault]:
-        if self._first_nan is None:
-            return self._half_used(name)
-        number, (row, column) = int(self._counts[np.isnan(self._bins)].sum()), self._first_nan
-        got = f"{number} NaN(s), first at row {row}, column {column}"
-        return [Fault(name, "quantized values that are numbers", got)]
-
-    def _half_used(self, name: str) -> list[Fault]:
-        """With codes twice as large, scales half as large would hold the same weights exactly.
-
-        So no rule chooses such scales. FP8 loses nothing by them.
-        """
+        if self._first_nan is not None:
+            number, (row, column) = int(self._counts[np.isnan(self._bins)].sum()), self._first_nan
+            got = f"{number} NaN(s), first at row {row}, column {column}"
+            return [Fault(name, "quantized values that are numbers", got)]
+        # With codes twice as large, scales half as large would hold the same weights exactly: no
+        # rule chooses such scales. FP8 loses nothing by them.
         largest, peak = float(np.nanmax(self._values)), float(self.peaks.max())
         if self._number.is_fp8 or not 0 < peak <= largest / 2:
             return []
-        got = f"none beyond {peak:g} in the whole matrix"
         expected = f"codes up to {largest:g}, the end of the range, or near it"
-        return [Fault(name, expected, got)]
+        return [Fault(name, expected, f"none beyond {peak:g} in the whole matrix")]
 
     def statistics(self, scale: Floats, peaks: Floats, *, concat: bool) -> CodeStatistics:
         """The figures; `peaks` has the shape of `scale`."""
         counts, bins, possible = self._counts, self._bins, self._values[~np.isnan(self._values)]
         total = int(counts.sum())
         ends = (bins == possible.min()) | (bins == possible.max())
-        halves = self._zeros / (total / 2) if concat else None
+        first, second = map(float, self._zeros / (total / 2))
         finite = scale[np.isfinite(scale)]
         used = peaks != 0
         top = _TOP_UNDER_POWERS if self._number.powers_of_two else self._number.largest
@@ -186,21 +178,11 @@ class _Codes:
             largest_scale=float(finite.max()) if finite.size else None,
             saturated=int(counts[ends].sum()) / total,
             zero=int(self._zeros.sum()) / total,
-            zero_halves=None if halves is None else (float(halves[0]), float(halves[1])),
+            zero_halves=(first, second) if concat else None,
             distinct=len(np.unique(bins[(counts > 0) & ~np.isnan(bins)])),
             possible=len(np.unique(possible)),
             scales_fit=float((peaks[used] >= top).mean()) if used.any() else None,
         )
-
-
-def _per_scale(peaks: Floats, scheme: DeclaredScheme) -> Floats:
-    if scheme.granularity == "tensor":
-        return np.full((1, 1), peaks.max())
-    if scheme.granularity != "block":
-        return peaks
-    first_rows = np.arange(0, len(peaks), scheme.rows_of_scale)
-    blocks: Floats = np.maximum.reduceat(peaks, first_rows, axis=0)
-    return blocks
 
 
 def _scale_faults(tensor: TensorInfo, scale: Floats, peaks: Floats) -> list[Fault]:
@@ -372,14 +354,9 @@ def _look(
         static = [tensor for suffix, tensor in right.items() if suffix in INPUT_SCALES]
         input_scale = stored_scalar(checkpoint, static[0]) if static else None
     linear = LinearAudit(
-        module=module,
-        role=row.role,
-        shape=row.tensor.shape,
-        tensors=tuple(tensors.values()),
-        complete=not wrong,
-        codes=codes,
-        input_scale=input_scale,
-    )
+        module=module, role=row.role, shape=row.tensor.shape, tensors=tuple(tensors.values()),
+        complete=not wrong, codes=codes, input_scale=input_scale,
+    )  # fmt: skip
     return linear, faults
 
 
@@ -394,12 +371,9 @@ def _declaration_faults(
         if not linears:
             return []
         suffixes = sorted({t.name.rpartition(".")[2] for lin in linears for t in lin.tensors})
-        expected = (
-            "a declaration, without which engines ignore the quantized values or read"
-            " them as floats"
-        )
+        without = "engines ignore the quantized values or read them as floats"
         got = f"none, but {len(linears)} linears stored as {', '.join(suffixes)}"
-        return [Fault(where, expected, got)]
+        return [Fault(where, f"a declaration, without which {without}", got)]
     if not linears and checkpoint.subtree is None:
         return [Fault(where, f"linears stored as {scheme}", "none of them")]
     quantized = frozenset(linear.module for linear in linears)

@@ -70,17 +70,19 @@ def compare_linear(
     algorithm: Algorithm = NEWEST,
 ) -> Compared:
     """A quantized linear, its parts already checked by header, against its weight in the source."""
-    module, scheme = tensor.name.removesuffix(".weight"), demand.scheme
+    module, scheme, width = tensor.name.removesuffix(".weight"), demand.scheme, tensor.shape[1]
     if scheme is None:
         return Compared()
+    step = max(1, _BLOCK // max(1, width))
+    if demand.rule.of_our_own and scheme.number.is_integer and not scheme.transposed:
+        # The padding of the last word of a row is known, and decoded too.
+        width = -(-width // NIBBLES_PER_WORD) * NIBBLES_PER_WORD
     try:
-        width = _width(tensor, scheme, demand.rule)
         linear = StoredLinear(output, scheme, module, in_features=width)
     except CheckpointError as exc:
         return Compared(faults=[Fault(module, "what is declared", exc.what)])
-    one = _Linear(output, tensor, demand, scheme, linear)
+    one = _Linear(output, tensor, demand, scheme, linear, width)
     digests = Digest(algorithm), Digest(algorithm)
-    step = max(1, _BLOCK // max(1, tensor.shape[1]))
     step = -(-step // NIBBLES_PER_WORD) * NIBBLES_PER_WORD if scheme.transposed else step
     for rows in blocks_of(tensor.shape[0], step):
         a = read_rows(source, tensor, rows.start, rows.stop)
@@ -97,14 +99,6 @@ def compare_linear(
     return found
 
 
-def _width(tensor: TensorInfo, scheme: DeclaredScheme, rule: CodeRule) -> int:
-    """Columns to decode: the padding of the last word of a row too, where it is known."""
-    columns = tensor.shape[1]
-    if rule.of_our_own and scheme.number.is_integer and not scheme.transposed:
-        return -(-columns // NIBBLES_PER_WORD) * NIBBLES_PER_WORD
-    return columns
-
-
 class _Linear:
     """One pass over the blocks of rows of a linear: its judge, largest magnitudes and the error.
 
@@ -118,15 +112,17 @@ class _Linear:
         demand: Demand,
         scheme: DeclaredScheme,
         linear: StoredLinear,
+        width: int,
     ) -> None:
         self._output, self._tensor, self._demand, self._linear = output, tensor, demand, linear
         self._module = tensor.name.removesuffix(".weight")
         self._declared = scheme
+        self._scales = f"{self._module}.{scale_suffix(scheme)}"
         # What the codes are, whatever carries them.
         self._scheme = replace(scheme, weight_dtype=demand.carried or scheme.weight_dtype)
         self._buffers = Buffers()
         rows, self._columns = tensor.shape
-        self._width = _width(tensor, scheme, demand.rule)
+        self._width = width
         # That of a whole matrix was looked for before, where it is demanded exactly.
         self._needs_absmax = demand.largest is None or scheme.granularity != "tensor"
         self._group = scheme.group_size or self._columns
@@ -147,10 +143,6 @@ class _Linear:
             self._whole = whole_scale(scheme, demand.largest)
             self._whole = global_scale(output, self._module) if wrong else self._whole
         self._judge = self._chosen_judge()
-
-    @property
-    def _scales(self) -> str:
-        return f"{self._module}.{scale_suffix(self._declared)}"
 
     def _no_scales(self) -> list[Fault]:
         """Scales that are none."""
@@ -260,10 +252,8 @@ class _Linear:
     def _finding(self, *, compensated: bool) -> LinearFinding:
         scheme, words = self._declared, None
         if self._demand.rule.scales == "about-absmax" and scheme.number.is_integer:
-            scales = "of two stages"
-            if not scheme.first_stage:
-                of = self._output.tensors[self._scales], scheme, self._linear.scale, self._absmax
-                scales = integer_scale_rule(*of)
+            of = self._output.tensors[self._scales], scheme, self._linear.scale, self._absmax
+            scales = "of two stages" if scheme.first_stage else integer_scale_rule(*of)
             words = f"scales {scales}, {'compensating' if compensated else 'nearest'} codes"
         relative = (self._square_error / self._square) ** 0.5 if self._square else 0.0
         return LinearFinding(

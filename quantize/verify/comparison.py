@@ -71,12 +71,7 @@ class NotFinite(Fault):
 
 
 def check_faults(out: Path, source: Path, faults: Sequence[Fault], *, fix: str) -> None:
-    """What verification finds fault with is not published.
-
-    Raises:
-        CheckpointError: tensors of the source are not finite.
-        VerifyError: names the first ten faults.
-    """
+    """What verification finds fault with is not published: the error names the first ten faults."""
     check_finite(source, {each.where: each.got for each in faults if isinstance(each, NotFinite)})
     if faults:
         raise VerifyError(

@@ -1,14 +1,15 @@
-"""A draft as a cut of its vocabulary must have made it: built of the source's rows once more.
+"""A folder whose vocabulary was cut, against the folder that it was made from.
 
-Rows, maps and config are made here by other means than those that wrote the folder, in a scratch
-file that is read as every checkpoint. So a folder that was quantized before or after the cut is
-held against the whole draft, without a folder in between.
+Rows, maps and config are built of the source's rows once more, by other means than those that wrote
+the folder, in a scratch file that is read as every checkpoint. So a folder that was quantized
+before or after the cut is held against the whole draft, without a folder in between.
 """
 
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -19,16 +20,32 @@ from ...recipes.errors import CheckpointError, VerifyError
 from ..drafts import Draft, Row, read_config, read_draft
 from ..drafts.geometry import MAP, MASK, SIZE_KEY
 from ..files.checkpoint import CONFIG_FILE, Checkpoint
-from ..files.digests import algorithm_of, tensor_digest
-from ..files.provenance import CutProvenance, QuantizedProvenance, TensorBytes
-from ..files.provenance_file import cuts_of, sealed
+from ..files.digests import NEWEST, Algorithm, algorithm_of, tensor_digest
+from ..files.provenance import CutProvenance, Provenance, QuantizedProvenance, TensorBytes
+from ..files.provenance_file import cuts_of, read_provenance, sealed
 from ..files.safetensors_header import DTYPE_BYTES, TensorInfo
 from ..stored.decoded_numbers import INTEGERS, Bytes, read_integers, read_rows, read_whole
-from ..stored.stored_declaration import ZERO_POINTS, stored_parts
+from ..stored.stored_declaration import (
+    ZERO_POINTS,
+    declared_scheme,
+    looks_quantized,
+    stored_parts,
+)
 from ..stored.stored_draft import StoredDraft
-from ..stored.stored_tables import HEAD, StoredTables
-from .comparison import Fault
-from .demands import Record, recorded
+from ..stored.stored_tables import HEAD, StoredTables, first_differing_row
+from .changed_values import different_keys
+from .comparison import (
+    Compared,
+    Fault,
+    NotFinite,
+    VerifyReport,
+    compare_all,
+    compare_kept,
+    hash_the_rest,
+    matched,
+)
+from .demands import Record, record_faults, recorded
+from .folder_faults import ONLY_OURS, file_faults
 
 Ids = npt.NDArray[np.int64]
 _BLOCK_ROWS = 4096
@@ -48,8 +65,8 @@ def token_ids(checkpoint: Checkpoint, draft: Draft) -> Ids:
     return offsets + np.arange(len(offsets))
 
 
-def map_faults(ids: Ids, source: Draft) -> list[Fault]:
-    """A cut's map goes up, from token to token of the target, each of which the source has."""
+def _id_faults(ids: Ids, source: Draft) -> list[Fault]:
+    """A cut's map goes up, from token to token of the target, and the source has a row for each."""
     vocabulary = source.geometry.vocab_size
     outside = np.flatnonzero((ids < 0) | (ids >= vocabulary))
     if len(outside):
@@ -60,16 +77,11 @@ def map_faults(ids: Ids, source: Draft) -> list[Fault]:
         i = int(falling[0]) + 1
         got = f"target id {ids[i]} of draft id {i} behind {ids[i - 1]}"
         return [Fault(MAP, "distinct target ids in ascending order", got)]
+    stranger = np.setdiff1d(ids, token_ids(source.checkpoint, source))
+    if len(stranger):
+        got = f"target id {stranger[0]}, which the source has no row for ({len(stranger)} in all)"
+        return [Fault(MAP, "rows of the source", got)]
     return []
-
-
-def stranger_faults(ids: Ids, checkpoint: Checkpoint, source: Draft) -> list[Fault]:
-    """The source has a row for each token."""
-    stranger = np.setdiff1d(ids, token_ids(checkpoint, source))
-    if not len(stranger):
-        return []
-    got = f"target id {stranger[0]}, which the source has no row for ({len(stranger)} in all)"
-    return [Fault(MAP, "rows of the source", got)]
 
 
 @contextmanager
@@ -79,65 +91,40 @@ def cut_view(
     """What a folder becomes whose vocabulary is cut to these ascending target ids.
 
     Where it has no head, it gets rows of the target's `tables`; without them there is none.
-
-    Raises:
-        VerifyError: its family has no cut vocabulary, or its config none of this size.
     """
     draft = source.draft
     config = {**source.checkpoint.config, SIZE_KEY: len(ids)}
-    rows, resized = _rows_of(source, ids), _resized(draft, config)
+    places = {int(token): i for i, token in enumerate(token_ids(source.checkpoint, draft))}
+    rows, resized = np.array([places[int(token)] for token in ids]), _resized(draft, config)
     with tempfile.TemporaryDirectory(prefix="draftquant-verify-") as folder:
-        path = Path(folder) / "rows"
-        with path.open("wb") as stream:
-            scratch = _Scratch(path, stream)
+        with Path(folder, "rows").open("wb") as stream:
             tensors = dict(source.checkpoint.tensors)
-            for row in draft.rows:
-                if row.canonical not in resized:
-                    continue
+            for row in (row for row in draft.rows if row.canonical in resized):
                 stored = source.parts(row) if source.is_quantized(row) else {"": row.tensor}
                 for tensor in stored.values():
                     data, shape = _cut(source, row, tensor, rows)
-                    tensors[tensor.name] = scratch.add(tensor.name, tensor.dtype, shape, data)
-            for tensor in _maps(draft, ids, scratch):
+                    cut = _written(stream, tensor.name, tensor.dtype, shape, data)
+                    tensors[tensor.name] = cut
+            for tensor in _maps(draft, ids, stream):
                 tensors[tensor.name] = tensor
             if tables is not None:
                 head = tables.lm_head
                 data = _gathered(tables.checkpoint, head, ids)
                 shape = (len(ids), *head.shape[1:])
-                tensors[HEAD] = scratch.add(HEAD, head.dtype, shape, data)
+                tensors[HEAD] = _written(stream, HEAD, head.dtype, shape, data)
         yield replace(source.checkpoint, config=config, tensors=dict(sorted(tensors.items())))
 
 
-class _Scratch:
-    """Tensors, one behind the other, in a file of their own."""
-
-    def __init__(self, path: Path, stream: BinaryIO) -> None:
-        self._path, self._stream, self._end = path, stream, 0
-
-    def add(
-        self, name: str, dtype: str, shape: tuple[int, ...], blocks: Iterator[Bytes]
-    ) -> TensorInfo:
-        """Write one; an absolute path stands for its file."""
-        start = self._end
-        for block in blocks:
-            self._stream.write(block.data)
-            self._end += block.nbytes
-        return TensorInfo(
-            name=name, dtype=dtype, shape=shape, file=str(self._path), start=start, stop=self._end
-        )
-
-
-def _rows_of(source: StoredDraft, ids: Ids) -> Ids:
-    places = {int(token): i for i, token in enumerate(token_ids(source.checkpoint, source.draft))}
-    absent = [int(token) for token in ids if int(token) not in places]
-    if absent:
-        raise VerifyError(
-            source.checkpoint.folder,
-            f"has no row for token {absent[0]}, nor for {len(absent) - 1:,} others of the cut"
-            " draft",
-            fix=_AGAINST,
-        )
-    return np.array([places[int(token)] for token in ids], np.int64)
+def _written(
+    stream: BinaryIO, name: str, dtype: str, shape: tuple[int, ...], blocks: Iterator[Bytes]
+) -> TensorInfo:
+    """A tensor behind the others of an open file, whose absolute path stands for it."""
+    start = stream.tell()
+    for block in blocks:
+        stream.write(block.data)
+    return TensorInfo(
+        name=name, dtype=dtype, shape=shape, file=str(stream.name), start=start, stop=stream.tell()
+    )
 
 
 def _resized(draft: Draft, config: Mapping[str, Any]) -> frozenset[str]:
@@ -175,11 +162,9 @@ def _cut(
     if part.shape == tensor.shape:  # of the inputs
         return iter([read_whole(source.checkpoint, tensor)]), tensor.shape
     if scheme.transposed or tensor.shape[0] != whole or part.shape != shape:
-        raise VerifyError(
-            f"{source.checkpoint.folder}: {row.module}",
-            f"{scheme} is not stored row by row, so no rows of it can be compared",
-            fix="cut the BF16 draft, then quantize it, and verify that folder",
-        )
+        what = f"{scheme} is not stored row by row, so no rows of it can be compared"
+        fix = "cut the BF16 draft, then quantize it, and verify that folder"
+        raise VerifyError(f"{source.checkpoint.folder}: {row.module}", what, fix=fix)
     return _gathered(source.checkpoint, tensor, rows), shape
 
 
@@ -198,15 +183,13 @@ def _gathered(checkpoint: Checkpoint, tensor: TensorInfo, rows: Ids) -> Iterator
         first += count
 
 
-def _maps(draft: Draft, ids: Ids, scratch: _Scratch) -> Iterator[TensorInfo]:
-    row = draft.row(MAP)
-    name = row.tensor.name if row is not None else MAP
-    stored = (ids - np.arange(len(ids))).astype(np.dtype("<i8"))
-    yield scratch.add(name, "I64", stored.shape, iter([stored.view(np.uint8)]))
-    row = draft.row(MASK)
-    name = row.tensor.name if row is not None else MASK
+def _maps(draft: Draft, ids: Ids, stream: BinaryIO) -> Iterator[TensorInfo]:
+    offsets = (ids - np.arange(len(ids))).astype(np.dtype("<i8"))
     mask = np.isin(np.arange(draft.geometry.vocab_size), ids)
-    yield scratch.add(name, "BOOL", mask.shape, iter([mask.view(np.uint8)]))
+    for canonical, dtype, values in ((MAP, "I64", offsets), (MASK, "BOOL", mask)):
+        row = draft.row(canonical)
+        name = row.tensor.name if row is not None else canonical
+        yield _written(stream, name, dtype, values.shape, iter([values.view(np.uint8)]))
 
 
 class Between(NamedTuple):
@@ -229,18 +212,18 @@ def quantized_record(record: Record | CutProvenance | None) -> Record | None:
 def cut_between(
     draft: Draft, output: Checkpoint, record: Record | CutProvenance | None, target: Path | None
 ) -> Iterator[Between]:
-    """What a folder with this record is held against, whether its vocabulary was cut or not.
-
-    Raises:
-        CheckpointError: the rows are the target's, and it is not at hand, or the draft has others.
-    """
+    """What a folder with this record is held against, whether its vocabulary was cut or not."""
     quantized = quantized_record(record)
     if not isinstance(quantized, QuantizedProvenance) or not cuts_of(record):
         yield Between(draft=draft, recorded=quantized)
         return
-    ids, faults = _ids(draft, output)
-    whole = len(ids) != draft.geometry.draft_vocab_size
-    if faults or not (whole or isinstance(record, CutProvenance)):
+    try:
+        ids = token_ids(output, StoredDraft.look(output).draft)
+        faults = _id_faults(ids, draft)
+        is_same = len(ids) == draft.geometry.draft_vocab_size
+    except CheckpointError as exc:
+        faults = [Fault(exc.where, "a cut draft that can be read", exc.what)]
+    if faults or (is_same and not isinstance(record, CutProvenance)):
         yield Between(draft=draft, recorded=quantized, faults=tuple(faults))
         return
     tables = _tables(draft, output, quantized, target)
@@ -253,15 +236,6 @@ def cut_between(
             faults += _cut_faults(record, quantized, anew)
             quantized = _of_cut(record, quantized, wanted, anew)
         yield Between(draft=read_draft(wanted), recorded=quantized, faults=tuple(faults))
-
-
-def _ids(draft: Draft, output: Checkpoint) -> tuple[Ids, list[Fault]]:
-    try:
-        ids = token_ids(output, StoredDraft.look(output).draft)
-    except CheckpointError as exc:
-        fault = Fault(exc.where, "a cut draft that can be read", exc.what)
-        return np.empty(0, np.int64), [fault]
-    return ids, map_faults(ids, draft) or stranger_faults(ids, draft.checkpoint, draft)
 
 
 def _tables(
@@ -278,11 +252,9 @@ def _tables(
     if own is not None or "head" not in draft.family.shared_tables:
         return None
     if target is None:
-        raise CheckpointError(
-            output.folder,
-            "the draft behind --against has no head: the rows are its target's",
-            fix="add the target's folder (--target M), or give the folder that it was made from",
-        )
+        what = "the draft behind --against has no head: the rows are its target's"
+        fix = "add the target's folder (--target M), or give the folder that it was made from"
+        raise CheckpointError(output.folder, what, fix=fix)
     return StoredTables.find(target)
 
 
@@ -340,3 +312,153 @@ def _of_cut(
             config_changes=changes,
         )
     )
+
+
+def cut_of(output: Path, source: Checkpoint) -> CutProvenance | None:
+    """The record of a folder that is to be compared as a cut of this source; None if it is none."""
+    try:
+        record = read_provenance(output)
+    except CheckpointError:  # a fault of the folder, which whoever compares it finds
+        return None
+    if not isinstance(record, CutProvenance):
+        return None
+    if record.quantized_by is None or looks_quantized(source):
+        return record
+    if isinstance(record.quantized_by, QuantizedProvenance):
+        return None  # of the whole draft, quantized: see `cut_between`
+    what = "its vocabulary was cut after another tool had quantized it, so it is verified against"
+    raise CheckpointError(
+        output, f"{what} the quantized folder", fix="give that folder behind --against"
+    )
+
+
+def verify_cut(
+    output: Path,
+    source: StoredDraft,
+    record: CutProvenance | None = None,
+    *,
+    target_ids: Sequence[int] | Ids | None = None,
+    target: Path | None = None,
+    config_file: str = CONFIG_FILE,
+    algorithm: Algorithm = NEWEST,
+) -> VerifyReport:
+    """Check every byte of a cut folder; a truncated or lying file of it is a fault as well.
+
+    Args:
+        record: its draftquant.json; None for a run that has not recorded anything yet.
+        target: folder of the target, where the source has no head: its rows are compared again.
+            Without it they are those whose digest is recorded.
+    """
+    own_ids = token_ids(source.checkpoint, source.draft)
+    try:
+        checkpoint = Checkpoint.open(output, config_file=config_file)
+        ids = token_ids(checkpoint, StoredDraft.read(checkpoint).draft)
+    except (CheckpointError, VerifyError) as exc:
+        fault = Fault(exc.where, "a cut draft that can be read", exc.what)
+        folders = str(output), str(source.checkpoint.folder)
+        return VerifyReport(output=folders[0], source=folders[1], faults=(fault,))
+    faults = _id_faults(ids, replace(source.draft, checkpoint=source.checkpoint))
+    if target_ids is not None and ids.tolist() != list(target_ids):
+        faults.append(Fault(MAP, f"the {len(target_ids)} chosen ids", f"{len(ids)} others"))
+    if faults:
+        return _report(checkpoint, source, ids, Compared(faults=faults))
+    tables = None if target is None or source.draft.row(HEAD) else StoredTables.find(target)
+    if record is not None:
+        algorithm = algorithm_of(record.digests)
+    with cut_view(source, ids, tables) as wanted:
+        lent = tables is None and HEAD not in wanted.tensors  # rows of a target not at hand
+        unshown = lent and HEAD in checkpoint.tensors
+        found = {n: t for n, t in checkpoint.tensors.items() if not (unshown and n == HEAD)}
+        alike, faults = matched(wanted.tensors, found)
+        whole = compare_all(alike, partial(_compare, wanted, checkpoint, ids, algorithm))
+    scheme = declared_scheme(checkpoint)
+    whole.faults = [
+        *faults,
+        *whole.faults,
+        *file_faults(source.checkpoint, checkpoint, scheme, without=ONLY_OURS),
+        *different_keys(wanted.config, checkpoint.config, but=()),
+    ]
+    before = source.checkpoint.tensors
+    same = {n: d for n, d in whole.source_digests.items() if wanted.tensors[n] == before.get(n)}
+    whole.source_digests = same
+    hash_the_rest(checkpoint, whole.output_digests, algorithm)
+    hash_the_rest(source.checkpoint, whole.source_digests, algorithm)
+    if record is not None:
+        draft = replace(source.draft, checkpoint=source.checkpoint)
+        whole.faults += record_faults(record, draft, checkpoint, whole)
+        sizes = len(own_ids), len(ids)
+        whole.faults += _size_faults(record, source, sizes, tables, unshown=unshown)
+        whole.faults += _lineage_faults(record, read_provenance(source.checkpoint.folder))
+    return _report(checkpoint, source, ids, whole, unshown=unshown)
+
+
+def _report(
+    output: Checkpoint, source: StoredDraft, ids: Ids, found: Compared, *, unshown: bool = False
+) -> VerifyReport:
+    scheme, vocabulary = declared_scheme(output), source.draft.geometry.vocab_size
+    return VerifyReport(
+        output=str(output.folder),
+        source=str(source.checkpoint.folder),
+        scheme=str(scheme) if scheme else None,
+        rule="every kept row is the source's, and the maps say of which token",
+        kept=len(found.output_digests),
+        bytes_compared=source.checkpoint.nbytes + output.nbytes,
+        faults=tuple(found.faults),
+        vocabulary=f"vocabulary {len(ids):,} of {vocabulary:,}",
+        head_unshown=unshown,
+        **found.digests,
+    )
+
+
+def _compare(
+    wanted: Checkpoint, output: Checkpoint, ids: Ids, algorithm: Algorithm, tensor: TensorInfo
+) -> Compared:
+    """Bytes; of what has a row for each kept token, a fault names the first wrong one."""
+    found = compare_kept(wanted, output, tensor, algorithm=algorithm)
+    changed = [fault for fault in found.faults if not isinstance(fault, NotFinite)]
+    if changed and tensor.shape[:1] == (len(ids),):
+        row = first_differing_row(wanted, tensor, output, output.tensors[tensor.name]) or 0
+        expected = f"the source's bytes of target id {ids[row]}"
+        found.faults = [Fault(tensor.name, expected, f"others in row {row}; {changed[0].got}")]
+    return found
+
+
+def _size_faults(
+    record: CutProvenance,
+    source: StoredDraft,
+    sizes: tuple[int, int],
+    tables: StoredTables | None,
+    *,
+    unshown: bool,
+) -> list[Fault]:
+    """What is recorded of the cut itself; `sizes` are the rows before and after it."""
+    cut = record.cut
+    pairs: dict[str, tuple[object, object]] = {
+        "vocabulary": (source.draft.geometry.vocab_size, cut.vocabulary),
+        "size_before": (sizes[0], cut.size_before),
+        "size": (sizes[1], cut.size),
+    }
+    said = cut.head_from
+    if tables is not None:
+        digest = tensor_digest(tables.checkpoint, tables.lm_head, NEWEST)
+        recorded_head = (said.tensor, said.digest) if said else None
+        pairs["head_from"] = (tables.lm_head.name, digest), recorded_head
+    elif unshown:
+        pairs["head_from"] = (True, said is not None)
+    elif said is not None:
+        pairs["head_from"] = (None, said.tensor)
+    last = f"cuts[{len(record.cuts) - 1}]"
+    return recorded({f"{last}.{key}": pair for key, pair in pairs.items()})
+
+
+def _lineage_faults(record: CutProvenance, before: Provenance | None) -> list[Fault]:
+    pairs: dict[str, tuple[object, object]] = {}
+    earlier = before.cuts if isinstance(before, CutProvenance) else ()
+    if record.cuts[:-1] != earlier:
+        pairs["cuts"] = f"the source's {len(earlier)} earlier cut(s)", "others"
+    quantized = before.quantized_by if isinstance(before, CutProvenance) else before
+    if record.quantized_by != quantized:
+        got = record.quantized_by.sha256 if record.quantized_by else "none"
+        wanted = f"the source's record ({quantized.sha256 if quantized else 'none'})"
+        pairs["quantized_by"] = wanted, got
+    return recorded(pairs)

@@ -65,17 +65,15 @@ def read_record(folder: Path) -> Record | CutProvenance | None:
     """What was recorded of a folder, or None; CheckpointError where it is none to verify."""
     found = read_provenance(folder)
     if isinstance(found, DequantizedProvenance):
-        raise CheckpointError(
-            folder / PROVENANCE_FILE,
-            "there is nothing to verify: the folder was dequantized, and holds no quantized values",
-            fix="verify the quantized folder that it was made from",
+        what = (
+            "there is nothing to verify: the folder was dequantized, and holds no quantized values"
         )
+        fix = "verify the quantized folder that it was made from"
+        raise CheckpointError(folder / PROVENANCE_FILE, what, fix=fix)
     if isinstance(found, GraftedProvenance):
-        raise CheckpointError(
-            folder / PROVENANCE_FILE,
-            "the folder is a target's, into which an MTP layer was grafted",
-            fix="draftquant verify it --against the target as it was",
-        )
+        what = "the folder is a target's, into which an MTP layer was grafted"
+        fix = "draftquant verify it --against the target as it was"
+        raise CheckpointError(folder / PROVENANCE_FILE, what, fix=fix)
     return found
 
 

@@ -14,7 +14,14 @@ from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
 from ..stored.decoded_numbers import Floats, floats, read_whole
 from ..stored.layouts.scheme import DeclaredScheme
-from ..stored.linear import INVERSE_SCALE, StoredLinear, global_scale, matrix_scale, spread
+from ..stored.linear import (
+    INVERSE_SCALE,
+    StoredLinear,
+    global_scale,
+    matrix_scale,
+    spread,
+    stored_scales,
+)
 from ..stored.stored_declaration import scale_suffix
 from .code_judges import Block, Buffers, Judge, Near, Nearest
 from .comparison import Fault, others
@@ -82,24 +89,28 @@ class AboutNearest(Judge):
 
     @override
     def add(self, block: Block) -> None:
-        first_row, w, codes = block.first_row, block.w, block.codes
+        w, codes, number = block.w, block.codes, self._scheme.number
+        rows = range(block.first_row, block.first_row + len(w))
         x, error = (self._buffers.get(name, w.shape) for name in ("x", "error"))
-        own = self._linear.scale_of(range(first_row, first_row + len(w)))
         with np.errstate(all="ignore"):  # NaN and infinity are reported as faults
-            scale = spread(own, self._scheme.group_size, w.shape[1])
+            scale = spread(self._linear.scale_of(rows), self._scheme.group_size, w.shape[1])
             first = self._linear.first_scale
             second = None if first is None else self._second_quotient(w, first, scale, codes)
             np.multiply(w, np.float32(1) / scale, out=x)
-            if self._scheme.number.is_integer:
-                ends = self._linear.ends(
-                    self._scheme.number.bits, range(first_row, first_row + len(w))
-                )
-                self._int4_errors(x if second is None else second, codes, ends, error)
-            elif self._scheme.number.is_fp8:
-                self._fp8_errors(x, codes, error)
+            bound: Floats | None = None
+            if number.is_integer:
+                ends = self._linear.ends(number.bits, rows)
+                np.clip(x if second is None else second, *ends, out=error)
             else:
-                self._fp4_errors(x, codes, error)
-            self._judge(first_row, error, x, codes)
+                largest = E4M3_MAX if number.is_fp8 else E2M1_MAX
+                np.clip(x, -largest, largest, out=error)
+                bound = self._fp8_bound(error, codes) if number.is_fp8 else _fp4_bound(error)
+            np.abs(np.subtract(error, codes, out=error), out=error)
+            if bound is None:
+                np.multiply(error, np.float32(1 / self._int4_bound), out=error)
+            else:
+                np.divide(error, bound, out=error)
+            self._judge(block.first_row, error, x, codes)
 
     def _second_quotient(
         self, w: Floats, first: np.float32, scale: Floats, codes: Floats
@@ -114,41 +125,20 @@ class AboutNearest(Judge):
         )
         return np.clip(codes, np.minimum(low, high), np.maximum(low, high))
 
-    def _int4_errors(
-        self, x: Floats, codes: Floats, ends: tuple[Floats | float, Floats | float], out: Floats
-    ) -> None:
-        """|clamp(x, -8, 7) - code| / bound, where x = w / scale; other integers have other ends."""
-        np.clip(x, *ends, out=out)
-        np.subtract(out, codes, out=out)
-        np.abs(out, out=out)
-        np.multiply(out, np.float32(1 / self._int4_bound), out=out)
+    def _fp8_bound(self, x: Floats, codes: Floats) -> Floats:
+        """Half a step of F8_E4M3 between powers of two 2^e and 2^(e+1): 2^(e-4), at least 2^-10.
 
-    def _fp8_errors(self, x: Floats, codes: Floats, out: Floats) -> None:
-        """|clamp(x, -448, 448) - code| / bound.
-
-        Half a step of F8_E4M3 between powers of two 2^e and 2^(e+1) is 2^(e-4), at least 2^-10. It
-        is taken at the smaller of |x| and |code|, so a code one step across a power of two is seen.
+        It is taken at the smaller of |x| and |code|: a code one step across a power of two is seen.
         """
-        clamped = np.clip(x, -E4M3_MAX, E4M3_MAX, out=out)
-        half_step, size = (self._buffers.get(name, out.shape) for name in ("half", "size"))
-        np.abs(clamped, out=size)
+        half_step, size = (self._buffers.get(name, x.shape) for name in ("half", "size"))
+        np.abs(x, out=size)
         np.minimum(size, np.abs(codes, out=half_step), out=half_step)
         bits = half_step.view(np.uint32)
         np.bitwise_and(bits, np.uint32(0x7F800000), out=bits)  # 2^e: the mantissa cleared
         np.multiply(half_step, np.float32(2.0**-4), out=half_step)
         np.maximum(half_step, np.float32(2.0**-10), out=half_step)
         np.multiply(size, np.float32(FP8_SLACK), out=size)
-        np.add(half_step, size, out=half_step)
-        np.subtract(clamped, codes, out=out)
-        np.abs(out, out=out)
-        np.divide(out, half_step, out=out)
-
-    def _fp4_errors(self, x: Floats, codes: Floats, out: Floats) -> None:
-        """|clamp(x, -6, 6) - code| against the distance of the nearest of the 16 values."""
-        size = np.minimum(np.abs(x), np.float32(E2M1_MAX))
-        bound = np.abs(size - e2m1_rounded(size)) + FP4_SLACK * size + np.float32(2.0**-30)
-        np.subtract(np.clip(x, -E2M1_MAX, E2M1_MAX), codes, out=out)
-        np.divide(np.abs(out), bound, out=out)
+        return np.add(half_step, size, out=half_step)
 
     def _judge(self, first_row: int, error: Floats, x: Floats, codes: Floats) -> None:
         largest = float(error.max())  # NaN if any is
@@ -170,6 +160,12 @@ class AboutNearest(Judge):
             f" code {code:g} where weight/scale is {x:.6g}"
         )
         return [Fault(name, "the quantized values nearest to weight/scale", got)]
+
+
+def _fp4_bound(x: Floats) -> Floats:
+    """The distance of the nearest of the 16 values."""
+    size = np.abs(x)
+    return np.abs(size - e2m1_rounded(size)) + FP4_SLACK * size + np.float32(2.0**-30)
 
 
 class NearestOrCompensated(Judge):
@@ -222,22 +218,23 @@ def about_absmax_faults(
     scale: Floats,
     absmax: Floats,
     *,
-    compensated: bool = False,
+    compensated: bool,
 ) -> list[Fault]:
     """Scales [out_features, groups] that absmax does not give; all-zero FP8 and FP4 may have any.
 
     Not the one scale of a matrix; `compensated` codes make up for the errors of others.
     """
-    if scheme.granularity == "tensor":
-        return []
     name = f"{module}.{scale_suffix(scheme)}"
     largest = _covered(absmax.astype(np.float64), scheme)
     wide = scale.astype(np.float64)
     wide = np.abs(wide) if scheme.has_signed_scales else wide
     if scheme.number.global_scale:
-        return _nvfp4_faults(output, module, name, wide, largest)
+        stored = stored_scales(output, scheme, module).astype(np.float64)
+        return _nvfp4_faults(name, stored, float(global_scale(output, module)), largest)
     if scheme.first_stage:
-        return _second_stage_faults(output, module, name, largest)
+        stored = stored_scales(output, scheme, module).astype(np.float64)
+        quotient = largest / float(global_scale(output, module))
+        return _second_stage_faults(name, stored, quotient, _SLACK[output.tensors[name].dtype])
     if scheme.number.powers_of_two:
         # The largest weight lies in [3.5, 7) scales: exponents come from one rounded mantissa bit.
         ratio = largest / wide
@@ -326,30 +323,19 @@ def _covered(absmax: Doubles, scheme: DeclaredScheme) -> Doubles:
     return np.repeat(blocks, size, axis=0)[: len(absmax)]
 
 
-def _nvfp4_faults(
-    output: Checkpoint, module: str, name: str, scale: Doubles, absmax: Doubles
-) -> list[Fault]:
+def _nvfp4_faults(name: str, stored: Doubles, whole: float, absmax: Doubles) -> list[Fault]:
     """Group scale = e4m3(absmax / (6 * global scale))."""
-    whole = float(global_scale(output, module))
-    tensor = output.tensors[name]
-    stored = floats(read_whole(output, tensor), tensor.dtype).reshape(scale.shape)
     expected = np.clip(absmax / (E2M1_MAX * whole), E4M3_SMALLEST, E4M3_MAX)
     slack = np.maximum(expected * _E4M3_HALF_STEP, _E4M3_SUBNORMAL_HALF_STEP)
-    wrong = ~(np.abs(stored.astype(np.float64) - expected) <= slack) & (absmax > 0)
-    return _faults(name, wrong, stored.astype(np.float64), expected, "absmax / (6 * global scale)")
+    wrong = ~(np.abs(stored - expected) <= slack) & (absmax > 0)
+    return _faults(name, wrong, stored, expected, "absmax / (6 * global scale)")
 
 
-def _second_stage_faults(
-    output: Checkpoint, module: str, name: str, absmax: Doubles
-) -> list[Fault]:
+def _second_stage_faults(name: str, wide: Doubles, quotient: Doubles, slack: float) -> list[Fault]:
     """Scale = absmax / 7.5 of the FP8 values of a row: rounding keeps the largest the largest.
 
     Other tools round weight / first scale to BF16 before they round it to FP8.
     """
-    tensor = output.tensors[name]
-    stored = floats(read_whole(output, tensor), tensor.dtype).reshape(absmax.shape)
-    wide, slack = stored.astype(np.float64), _SLACK[tensor.dtype]
-    quotient = absmax / float(global_scale(output, module))
     least, expected, most = (
         np.maximum(
             e4m3_rounded((quotient * factor).astype(np.float32)) / INT4_HALF_RANGE,

@@ -109,12 +109,10 @@ def rule_of(method: Method | None) -> CodeRule:
     algorithm = method.recipe.algorithm
     rule = _RULES.get((algorithm.scale, algorithm.rounding))
     if rule is None:
-        raise VerifyError(
-            f"{PROVENANCE_FILE}: recipe.algorithm",
-            f"scale {algorithm.scale!r} with rounding {algorithm.rounding!r}: what its codes must"
-            " be is not known",
-            fix="use a version of draftquant that knows this algorithm",
-        )
+        both = f"scale {algorithm.scale!r} with rounding {algorithm.rounding!r}"
+        fix = "use a version of draftquant that knows this algorithm"
+        what = f"{both}: what its codes must be is not known"
+        raise VerifyError(f"{PROVENANCE_FILE}: recipe.algorithm", what, fix=fix)
     return replace(rule, corrected=algorithm.input_correction == "auto")
 
 

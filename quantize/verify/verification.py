@@ -23,7 +23,13 @@ from ..drafts.recognition import refuse_other_kinds
 from ..files.checkpoint import CONFIG_FILE, Checkpoint
 from ..files.digests import NEWEST, algorithm_of, tensor_digest
 from ..files.hub import DraftSource, resolve_draft
-from ..files.provenance import CutProvenance, GraftedProvenance, Method, QuantizedProvenance
+from ..files.provenance import (
+    CutProvenance,
+    GraftedProvenance,
+    Method,
+    Provenance,
+    QuantizedProvenance,
+)
 from ..files.provenance_file import read_provenance
 from ..files.safetensors_header import TensorInfo
 from ..stored.layouts.scheme import DeclaredScheme
@@ -40,8 +46,7 @@ from .comparison import (
     compare_kept,
     hash_the_rest,
 )
-from .cut_verification import cut_of, verify_cut
-from .cut_view import cut_between, quantized_record
+from .cut_view import cut_between, cut_of, quantized_record, verify_cut
 from .demands import (
     NO_RECORD,
     Record,
@@ -91,11 +96,6 @@ def verify(
     and scales stored exactly as the output declares, or the recipe drops it; nothing else may be in
     the output, tensor or file. Its config.json is the source's with the changes that the run says,
     none of which changes what the draft computes.
-
-    Codes and scales, input scales and what balancing and learning changed in norms are held against
-    the method: bit for bit where the recipe's algorithm says what they are. Another tool's codes
-    must be the nearest, its scales those of absmax, but for the roundings that such tools are known
-    to do.
 
     Args:
         method: of the run that wrote the folder and has recorded nothing yet; None = what its
@@ -310,26 +310,19 @@ class Verification(Brief):
 
 def verify_as_asked(asked: Verifying) -> Verification:
     """Compare a folder with what it was made from; a wrong byte is a fault of what is returned."""
-    record = _grafted_record(asked)
-    if record is not None:
+    folder = Path(str(asked.output))
+    record = _record_of(folder) if folder.is_dir() else None
+    if isinstance(record, GraftedProvenance):
         return Verification(comparison=None, graft=_compared_graft(asked, record))
+    if asked.layer is not None:
+        what = f"{asked.output} is no target's folder that `draftquant graft` wrote"
+        raise CheckpointError("--layer", what, fix="leave it out")
     return Verification(comparison=_compared(asked))
 
 
-def _grafted_record(asked: Verifying) -> GraftedProvenance | None:
-    """What a target's folder with a layer in it records; None of every other folder."""
-    record = None
-    folder = Path(str(asked.output))
+def _record_of(folder: Path) -> Provenance | None:
     with suppress(CheckpointError):  # one that cannot be read is a fault of the folder
-        record = read_provenance(folder) if folder.is_dir() else None
-    if isinstance(record, GraftedProvenance):
-        return record
-    if asked.layer is not None:
-        raise CheckpointError(
-            "--layer",
-            f"{asked.output} is no target's folder that `draftquant graft` wrote",
-            fix="leave it out",
-        )
+        return read_provenance(folder)
     return None
 
 
@@ -354,8 +347,9 @@ def _compared(asked: Verifying) -> VerifyReport:
     source = resolve_draft(str(asked.against), asked.subtree)
     quantized = resolve_draft(str(asked.output))
     _check_sides(quantized, source)
-    if asked.foreign:
-        _check_declaration(quantized)
+    if asked.foreign:  # what another tool declares is understood; other errors are faults
+        with suppress(CheckpointError):
+            declared_scheme(Checkpoint.open(quantized.folder))
     with asked.listener.bar("read headers", None) as bar:
 
         def show(done: int, total: int) -> None:
@@ -373,21 +367,11 @@ def _compared(asked: Verifying) -> VerifyReport:
         )
 
 
-def _check_declaration(output: DraftSource) -> None:
-    """What another tool declares is understood; other errors are faults of the report."""
-    with suppress(CheckpointError):
-        declared_scheme(Checkpoint.open(output.folder))
-
-
 def _check_sides(output: DraftSource, source: DraftSource) -> None:
     """The two are not swapped, and the source is of the family that was quantized."""
-    given = source.checkpoint()
-    record = None
-    with suppress(CheckpointError):  # one that cannot be read is a fault of the folder
-        record = read_provenance(output.folder)
-    was_cut = isinstance(record, CutProvenance)
+    given, record = source.checkpoint(), _record_of(output.folder)
     refuse_other_kinds(given)
-    if looks_quantized(given) and not was_cut:
+    if looks_quantized(given) and not isinstance(record, CutProvenance):
         raise CheckpointError(
             source.folder,
             "expected the unquantized draft behind --against, but this one is quantized",
@@ -395,10 +379,8 @@ def _check_sides(output: DraftSource, source: DraftSource) -> None:
             f" {source.folder} --against {output.folder}",
         )
     family = StoredDraft.look(given).draft.family.name
-    made = record if isinstance(record, QuantizedProvenance | CutProvenance) else None
-    if made is not None and made.source.family != family:
-        raise CheckpointError(
-            source.folder,
-            f"is of family {family}: {output.folder} was made from one of {made.source.family}",
-            fix="give the draft that it was made from behind --against",
-        )
+    of_draft = record if isinstance(record, QuantizedProvenance | CutProvenance) else None
+    if of_draft is not None and of_draft.source.family != family:
+        other = f"{output.folder} was made from one of {of_draft.source.family}"
+        fix = "give the draft that it was made from behind --against"
+        raise CheckpointError(source.folder, f"is of family {family}: {other}", fix=fix)
