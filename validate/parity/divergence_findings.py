@@ -1,11 +1,8 @@
 """Whether speculative output is plain greedy output, but for numeric noise.
 
-Greedy speculative decoding writes what the target writes alone, up to rounding: a verify step
-multiplies other shapes than a decode step does, and two tokens that are equally likely but for
-noise may change places. The target's distance between its two most likely tokens says at each
-difference which it is: a near tie, or an engine that accepts what the target would not have
-written. Two texts that differ in a token are two texts: each prompt is looked at up to its first
-difference.
+A verify step multiplies other shapes than a decode step does, so near ties may change places: the
+target's distance between its two most likely tokens says at the first difference of each prompt
+whether it is one, or an engine that accepts what the target would not have written.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +14,7 @@ from ...recipes.decode import ABOVE_0, AT_LEAST_1
 from ...recipes.errors import ParityError
 from ..judging.policy import Verdict
 from ..measure.measurement import Measurement, RequestRecord, differences
-from .finding import Finding
+from .finding import MIN_PROMPTS, Finding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,8 +23,7 @@ class Divergence:
 
     Attributes:
         gap: of the plain run's two most likely tokens there, in nats.
-        drop: by which the other token is less likely to its own server than the plain one was to
-            the plain server, in nats.
+        drop: of the other token's log-probability on its server below the plain one's on its, nats.
         explained: the gap is within the noise that is allowed, and the other token is as likely.
     """
 
@@ -127,12 +123,17 @@ def _drop(plain: RequestRecord, other: RequestRecord, position: int) -> float | 
     return ours[position] - theirs[position]
 
 
-def _check_comparable(plain: Measurement, other: Measurement) -> None:
+def check_settings(plain: Measurement, other: Measurement, wanted: str) -> str:
+    """Refuse two runs with different settings; else where what else is wrong with both stands."""
     where = f"{plain.name}, {other.name}"
-    found = differences(plain.setup, other.setup)
-    if found:
+    if found := differences(plain.setup, other.setup):
         raise ParityError(where, f"were measured with different settings: {'; '.join(found)}",
-                          fix="measure the same prompts, target, engine and lengths")  # fmt: skip
+                          fix=f"measure the same prompts, target, engine and {wanted}")  # fmt: skip
+    return where
+
+
+def _check_comparable(plain: Measurement, other: Measurement) -> None:
+    where = check_settings(plain, other, "lengths")
     if plain.setup.asked.temperature != 0:
         raise ParityError(
             where,
@@ -162,9 +163,6 @@ ENOUGH_NOISE = 5
 """Divergences of two plain runs that show how large noise is; twice their largest gap is allowed,
 as a few do not show the largest."""
 
-MIN_PROMPTS = 30
-"""Distinct ones, with fewer of which there is no PASS."""
-
 CONFIDENCE = 0.95
 
 
@@ -181,12 +179,11 @@ def divergence_findings(
 
     Args:
         plain: greedy, without speculation, with `top_gap`.
-        speculative: at least one run with speculation.
         plain_again: the plain server at another concurrency: what noise does there.
-        max_gap: nats up to which a difference is noise; None = what `plain_again` shows (see
-            `ENOUGH_NOISE`), else `TYPICAL_NOISE`.
+        max_gap: nats up to which a difference is noise; None = what `plain_again` shows, else
+            `TYPICAL_NOISE`.
         max_hazard_ratio: by which speculation may part more often, per token, than noise does.
-        min_prompts: distinct ones.
+        min_prompts: distinct ones, with fewer of which there is no PASS.
     """
     _check_options(max_gap, max_hazard_ratio, min_prompts, plain_again)
     _check_roles(plain, speculative, plain_again)
@@ -249,17 +246,12 @@ def _hazard_judged(found: Audit, again: Audit, max_ratio: float | None) -> Findi
     """
     ours, theirs = len(found.divergences), len(again.divergences)
     exposure = again.num_tokens / max(1, found.num_tokens)
-    lower = upper = None
-    if ours and theirs:
-        low = float(stats.beta.ppf(1 - CONFIDENCE, ours, theirs + 1))
-        high = float(stats.beta.ppf(CONFIDENCE, ours + 1, theirs))
-        lower, upper = (share / (1 - share) * exposure for share in (low, high))
-    elif ours:
-        low = float(stats.beta.ppf(1 - CONFIDENCE, ours, 1))
-        lower = low / (1 - low) * exposure
-    elif theirs:
-        high = float(stats.beta.ppf(CONFIDENCE, 1, theirs))
-        upper = high / (1 - high) * exposure
+
+    def bound(confidence: float, a: int, b: int) -> float | None:
+        share = float(stats.beta.ppf(confidence, a, b)) if min(a, b) else None
+        return None if share is None else share / (1 - share) * exposure
+
+    lower, upper = bound(1 - CONFIDENCE, ours, theirs + 1), bound(CONFIDENCE, ours + 1, theirs)
     figures = (
         f"{ours} divergences in {found.num_tokens:,} tokens with speculation, {theirs} in"
         f" {again.num_tokens:,} of the plain run against itself"
@@ -288,6 +280,9 @@ def _hazard_judged(found: Audit, again: Audit, max_ratio: float | None) -> Findi
     )
 
 
+_OF_AGAIN = ("name", "identity_rate", "hazard", "largest_gap")
+
+
 def _details(found: Audit, again: Audit | None) -> Iterator[Mapping[str, object]]:
     yield {
         "prompts": found.num_prompts,
@@ -296,13 +291,7 @@ def _details(found: Audit, again: Audit | None) -> Iterator[Mapping[str, object]
         "hazard": found.hazard,
         "max_gap": found.max_gap,
         "largest_gap": found.largest_gap,
-        "plain_again": again
-        and {
-            "name": again.name,
-            "identity_rate": again.identity_rate,
-            "hazard": again.hazard,
-            "largest_gap": again.largest_gap,
-        },
+        "plain_again": again and {key: getattr(again, key) for key in _OF_AGAIN},
     }
     yield from map(asdict, found.divergences)
 
@@ -338,12 +327,8 @@ def _check_options(
     min_prompts: int,
     again: Measurement | None,
 ) -> None:
-    AT_LEAST_1.check(
-        ParityError,
-        "--min-prompts",
-        min_prompts,
-        fix=f"leave it out for the default, {MIN_PROMPTS}",
-    )
+    fix = f"leave it out for the default, {MIN_PROMPTS}"
+    AT_LEAST_1.check(ParityError, "--min-prompts", min_prompts, fix=fix)
     if max_gap is not None and not 0 <= max_gap < float("inf"):
         raise ParityError("--max-gap", f"expected nats, at least 0, got {max_gap}",
                           fix=f"leave it out for the default, {TYPICAL_NOISE:g}")  # fmt: skip

@@ -1,12 +1,10 @@
 """Whether a quantized draft proposes what BF16 proposes: figures with bounds, and their limits.
 
-These are alarms rather than a release gate: they see ten times smaller changes than acceptance
-length does, and not always in the same direction. Both drafts are teacher-forced along the recorded
-tokens, so that each step is asked about the same text, whatever the steps before it would have
-proposed. Distributions are those at temperature 1; their logits are never held for more than some
-rows.
+Both drafts are teacher-forced along the recorded tokens. These are alarms rather than a release
+gate: they see ten times smaller changes than acceptance length does, not always in its direction.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -19,12 +17,12 @@ from ...calibration.passes.draft_inputs import check_trace_fits, first_hidden, w
 from ...calibration.passes.proposals import MAX_LOGITS, draft_ids_of, num_draft_tokens_fault
 from ...calibration.traces.prompt_trace import PromptTrace
 from ...calibration.traces.trace_folder import TraceFolder
-from ...quantize.drafts.forward import DraftPass, finite, positions, whole_rows
+from ...quantize.drafts.forward import finite, positions, whole_rows
 from ...quantize.stored.loading import LoadedDraft
 from ...recipes.errors import ParityError
 from ..counting.paired_change import Bounded, Floats, pooled_mean
 from ..counting.trace_replay import acceptance_probabilities
-from .finding import MIN_PROMPTS, DraftLimits, Finding, Limits, judged, limits
+from .finding import DraftLimits, Finding, Limits, judged, limits
 
 Quantity = Literal[
     "rows",
@@ -103,8 +101,12 @@ def draft_agreement(
         trace = traces.load(entry)
         rows = whole_rows(trace.num_tokens, num_draft_tokens, first_row=trace.prompt_length - 1)
         if rows:
-            compared = _Compared(baseline, candidate, traces, trace, rows, num_draft_tokens)
-            found.append(compared.agreement(top))
+            sums = _sums((baseline, candidate), traces, trace, rows, num_draft_tokens, top)
+            found.append(
+                PromptAgreement(
+                    category=trace.category, prompt_sha256=trace.cluster_sha256, sums=sums
+                )
+            )
         on_progress(done, sum(work))
     if not found:
         what = f"no continuation is longer than --num-draft-tokens {num_draft_tokens}"
@@ -112,87 +114,79 @@ def draft_agreement(
     return tuple(found)
 
 
-class _Compared:
-    def __init__(
-        self,
-        baseline: LoadedDraft,
-        candidate: LoadedDraft,
-        traces: TraceFolder,
-        trace: PromptTrace,
-        rows: range,
-        num_draft_tokens: int,
-    ) -> None:
-        self._drafts = (baseline, candidate)
-        self._traces, self._trace = traces, trace
-        self._rows, self._k = rows, num_draft_tokens
-        self._token_ids = trace.token_ids.to(baseline.device)
-        self._draft_ids = draft_ids_of(baseline.forward, self._token_ids)
-        manifest = traces.manifest
-        self._temperature = manifest.temperature if manifest.logprobs_as_sampled else None
-
-    def agreement(self, top: int) -> PromptAgreement:
-        sums: dict[Quantity, Tensor] = {}
-        baseline, candidate = self._drafts
-        passes = zip(self._passes(baseline), self._passes(candidate), strict=True)
-        for one, other in passes:
-            at = slice(one.depths.start, one.depths.stop)
-            for (mine, its), tokens, logprob in self._parts(one, other):
-                logits = (_logits(baseline, mine), _logits(candidate, its))
-                for name, each in self._each(logits, tokens, logprob, top):
-                    known = sums.setdefault(name, torch.zeros(self._k, dtype=torch.float64))
-                    known[at] += each.double().sum(0).cpu()
-        return PromptAgreement(
-            category=self._trace.category, prompt_sha256=self._trace.cluster_sha256, sums=sums
+def _sums(
+    drafts: tuple[LoadedDraft, LoadedDraft],
+    traces: TraceFolder,
+    trace: PromptTrace,
+    rows: range,
+    num_draft_tokens: int,
+    top: int,
+) -> dict[Quantity, Tensor]:
+    """[K] of each quantity; logits are never held for more than some rows."""
+    forward, device = drafts[0].forward, drafts[0].device
+    token_ids = trace.token_ids.to(device)
+    draft_ids = draft_ids_of(forward, token_ids)
+    manifest, recorded = traces.manifest, None
+    if manifest.logprobs_as_sampled and trace.token_logprob is not None:
+        recorded = trace.token_logprob.to(device)
+    sums: dict[Quantity, Tensor] = defaultdict(
+        lambda: torch.zeros(num_draft_tokens, dtype=torch.float64)
+    )
+    passes = [
+        draft.forward.passes(
+            first_hidden(draft, traces, trace)[None],
+            token_ids[None],
+            rows=rows,
+            num_draft_tokens=num_draft_tokens,
         )
-
-    def _passes(self, draft: LoadedDraft) -> Iterator[DraftPass]:
-        hidden = first_hidden(draft, self._traces, self._trace)
-        return draft.forward.passes(
-            hidden[None],
-            self._token_ids[None],
-            rows=self._rows,
-            num_draft_tokens=self._k,
-        )
-
-    def _parts(
-        self, one: DraftPass, other: DraftPass
-    ) -> Iterator[tuple[tuple[Tensor, Tensor], Tensor, Tensor | None]]:
-        """Hidden states [R, D, W] of both, and tokens [R, D] with the target's log-probability."""
-        device = self._token_ids.device
-        at = positions(one.rows, device)[:, None] + 2 + positions(one.depths, device)
-        tokens, logprob = self._token_ids[at], None
-        if self._temperature is not None and self._trace.token_logprob is not None:
-            logprob = self._trace.token_logprob.to(device)[at - self._trace.prompt_length]
-        together = max(1, MAX_LOGITS // (self._drafts[0].forward.num_logits * len(one.depths)))
-        for start in range(0, len(at), together):
+        for draft in drafts
+    ]
+    for both in zip(*passes, strict=True):
+        depths = both[0].depths
+        places = positions(both[0].rows, device)[:, None] + 2 + positions(depths, device)
+        together = max(1, MAX_LOGITS // (forward.num_logits * len(depths)))
+        for start in range(0, len(places), together):
             part = slice(start, start + together)
-            hidden = (one.hidden[0, part], other.hidden[0, part])
-            yield hidden, tokens[part], None if logprob is None else logprob[part]
+            at = places[part]
+            logits = [
+                _logits(draft, one.hidden[0, part]) for draft, one in zip(drafts, both, strict=True)
+            ]
+            found = list(_quantities(logits, draft_ids[token_ids[at]], top))
+            if recorded is not None and manifest.temperature is not None:
+                logprob = recorded[at - trace.prompt_length]
+                found += _accepted(logits, draft_ids[token_ids[at]], logprob, manifest.temperature)
+            for name, each in found:
+                sums[name][depths.start : depths.stop] += each.double().sum(0).cpu()
+    return dict(sums)
 
-    def _each(
-        self, logits: tuple[Tensor, Tensor], tokens: Tensor, logprob: Tensor | None, top: int
-    ) -> Iterator[tuple[Quantity, Tensor]]:
-        """[R, D] of every quantity."""
-        p, q = (found.log_softmax(-1) for found in logits)
-        best_p, best_q = (found.topk(top, dim=-1).indices for found in (p, q))
-        draft_ids = self._draft_ids[tokens]
-        proposable = draft_ids >= 0
-        yield "rows", torch.ones_like(tokens)
-        # Rounding puts a divergence of nothing a little below zero.
-        yield "divergence", (p.exp() * (p - q)).sum(-1).clamp(min=0)
-        yield "same_first", best_p[..., 0] == best_q[..., 0]
-        yield "same_top", (best_p[..., None] == best_q[..., None, :]).any(-1).double().mean(-1)
-        yield "overlap", torch.minimum(p, q).exp().sum(-1)
-        yield "proposable", proposable
-        yield "right_baseline", best_p[..., 0] == draft_ids
-        yield "right_candidate", best_q[..., 0] == draft_ids
-        yield "surprise_baseline", -_of(p, draft_ids).masked_fill(~proposable, 0)
-        yield "surprise_candidate", -_of(q, draft_ids).masked_fill(~proposable, 0)
-        if logprob is not None and self._temperature is not None:
-            for name, found in zip(ACCEPTED, logits, strict=True):
-                drawn = _of((found / self._temperature).log_softmax(-1), draft_ids)
-                drawn = drawn.masked_fill(~proposable, -torch.inf)
-                yield name, acceptance_probabilities(drawn, logprob)
+
+def _quantities(
+    logits: Sequence[Tensor], draft_ids: Tensor, top: int
+) -> Iterator[tuple[Quantity, Tensor]]:
+    """[R, D] of every quantity that needs no log-probability of the target."""
+    p, q = (found.log_softmax(-1) for found in logits)
+    best_p, best_q = (found.topk(top, dim=-1).indices for found in (p, q))
+    proposable = draft_ids >= 0
+    yield "rows", torch.ones_like(draft_ids)
+    # Rounding puts a divergence of nothing a little below zero.
+    yield "divergence", (p.exp() * (p - q)).sum(-1).clamp(min=0)
+    yield "same_first", best_p[..., 0] == best_q[..., 0]
+    yield "same_top", (best_p[..., None] == best_q[..., None, :]).any(-1).double().mean(-1)
+    yield "overlap", torch.minimum(p, q).exp().sum(-1)
+    yield "proposable", proposable
+    yield "right_baseline", best_p[..., 0] == draft_ids
+    yield "right_candidate", best_q[..., 0] == draft_ids
+    yield "surprise_baseline", -_of(p, draft_ids).masked_fill(~proposable, 0)
+    yield "surprise_candidate", -_of(q, draft_ids).masked_fill(~proposable, 0)
+
+
+def _accepted(
+    logits: Sequence[Tensor], draft_ids: Tensor, logprob: Tensor, temperature: float
+) -> Iterator[tuple[Quantity, Tensor]]:
+    for name, found in zip(ACCEPTED, logits, strict=True):
+        drawn = _of((found / temperature).log_softmax(-1), draft_ids)
+        drawn = drawn.masked_fill(draft_ids < 0, -torch.inf)
+        yield name, acceptance_probabilities(drawn, logprob)
 
 
 ACCEPTED: tuple[Quantity, Quantity] = ("accepted_baseline", "accepted_candidate")
@@ -236,12 +230,11 @@ def draft_findings(
     *,
     top: int,
     confidence: float,
-    min_prompts: int = MIN_PROMPTS,
 ) -> tuple[Finding, ...]:
     """Judge every figure over all rows, conversations being the unit of sampling."""
     sampled = all(name in prompts[0].sums for name in ACCEPTED)
     figures = [f for f in _figures(allowed, top) if sampled or f.quantities != ACCEPTED]
-    return tuple(_finding(figure, prompts, confidence, min_prompts) for figure in figures)
+    return tuple(_finding(figure, prompts, confidence) for figure in figures)
 
 
 def check_limits(allowed: DraftLimits) -> None:
@@ -275,9 +268,7 @@ def _figures(allowed: DraftLimits, top: int) -> Iterator[_Figure]:
         )
 
 
-def _finding(
-    figure: _Figure, prompts: Sequence[PromptAgreement], confidence: float, min_prompts: int
-) -> Finding:
+def _finding(figure: _Figure, prompts: Sequence[PromptAgreement], confidence: float) -> Finding:
     num_steps = len(prompts[0].sums["rows"])
     slices: list[tuple[dict[str, object], Sequence[PromptAgreement], slice]] = [
         ({"step": step + 1}, prompts, slice(step, step + 1)) for step in range(num_steps)
@@ -301,15 +292,8 @@ def _finding(
             verdict="INCONCLUSIVE",
             reason="No recorded token is in the drafts' vocabulary.",
         )
-    return judged(
-        "draft",
-        figure.what,
-        whole,
-        figure.allowed,
-        min_clusters=min_prompts,
-        remedy="record more prompts",
-        details=details,
-    )
+    remedy = "record more prompts"
+    return judged("draft", figure.what, whole, figure.allowed, remedy=remedy, details=details)
 
 
 def _bounded(

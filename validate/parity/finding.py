@@ -1,14 +1,7 @@
 """What one check of parity found, in the words of the gate; and findings as a JSON file.
 
-{"format": "draftquant parity", "format_version": 1, "findings": [{"check": ...}, ...],
- "drafts_sha256": ["9f2c...", ...]}
-
-is what `parity --report` writes and the gate reads. Files of earlier versions have no drafts. A
-figure with its bounds is held against what it may be by one rule:
-
-    PASS          both bounds are within the limits
-    FAIL          a limit lies beyond both bounds
-    INCONCLUSIVE  neither, or no limit was given, or too few prompts to say
+A figure passes if both its bounds are within the limits, fails if a limit lies beyond both, and is
+INCONCLUSIVE otherwise, without a limit, or with too few prompts to say.
 """
 
 import dataclasses
@@ -72,7 +65,7 @@ class _FindingsFile:
     format: Literal["draftquant parity"] = "draftquant parity"
     format_version: Literal[1] = 1
     findings: tuple[Finding, ...]
-    drafts_sha256: tuple[str | None, ...] = ()
+    drafts_sha256: tuple[str | None, ...] = ()  # files of earlier versions have none
 
     def problem(self) -> str:
         """A report without a finding would pass whatever it is asked."""
@@ -162,11 +155,6 @@ class Limits:
     least: float | None = None
     most: float | None = None
 
-    @property
-    def given(self) -> bool:
-        """Whether there is anything to hold the figure against."""
-        return self.least is not None or self.most is not None
-
 
 def limits(
     option: str,
@@ -186,11 +174,8 @@ def limits(
         wanted = f"at least {of[0]:g}" if math.isinf(of[1]) else f"from {of[0]:g} to {of[1]:g}"
         raise ParityError(option, f"expected a number {wanted}, got {value}",
                           fix="1 % is written 0.01")  # fmt: skip
-    return Limits(
-        option=option,
-        least=None if least is None else least * value,
-        most=None if most is None else most * value,
-    )
+    lowest, highest = (None if sign is None else sign * value for sign in (least, most))
+    return Limits(option=option, least=lowest, most=highest)
 
 
 def judged(
@@ -200,20 +185,20 @@ def judged(
     allowed: Limits,
     *,
     unit: str = "prompts",
-    min_clusters: int = MIN_PROMPTS,
     remedy: str = "measure more prompts",
     details: Sequence[Mapping[str, object]] = (),
 ) -> Finding:
     """A finding about one figure; `unit` is what a cluster is, `remedy` what would settle it."""
-    verdict, why = _verdict(found, allowed, unit, min_clusters, remedy)
-    bounds = f", bounds {found.lower:.4g} and {found.upper:.4g}" if found.has_spread else ""
+    verdict, why = _verdict(found, allowed, unit, remedy)
+    spread = found.has_spread
+    bounds = f", bounds {found.lower:.4g} and {found.upper:.4g}" if spread else ""
     return Finding(
         check=check,
         what=what,
         estimate=found.estimate,
-        lower=found.lower if found.has_spread else None,
-        upper=found.upper if found.has_spread else None,
-        confidence=found.confidence if found.has_spread else None,
+        lower=found.lower if spread else None,
+        upper=found.upper if spread else None,
+        confidence=found.confidence if spread else None,
         threshold=allowed.most if allowed.least is None else allowed.least,
         verdict=verdict,
         reason=f"{found.estimate:.4g}{bounds}, over {found.num_clusters:,} {unit}: {why}.",
@@ -221,16 +206,15 @@ def judged(
     )
 
 
-def _verdict(
-    found: "Bounded", allowed: Limits, unit: str, min_clusters: int, remedy: str
-) -> tuple[Verdict, str]:
-    if not allowed.given:
+def _verdict(found: "Bounded", allowed: Limits, unit: str, remedy: str) -> tuple[Verdict, str]:
+    given = [limit for limit in (allowed.least, allowed.most) if limit is not None]
+    if not given:
         return "INCONCLUSIVE", f"no threshold was given ({allowed.option})"
-    if found.num_clusters < min_clusters:
-        return "INCONCLUSIVE", f"expected at least {min_clusters} {unit}"
+    if found.num_clusters < MIN_PROMPTS:
+        return "INCONCLUSIVE", f"expected at least {MIN_PROMPTS} {unit}"
     least = -math.inf if allowed.least is None else allowed.least
     most = math.inf if allowed.most is None else allowed.most
-    named = " and ".join(f"{x:.4g}" for x in (allowed.least, allowed.most) if x is not None)
+    named = " and ".join(f"{limit:.4g}" for limit in given)
     if least <= found.lower and found.upper <= most:
         return "PASS", f"its bounds clear the limit {named} ({allowed.option})"
     if found.upper < least or most < found.lower:

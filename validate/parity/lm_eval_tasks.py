@@ -1,20 +1,15 @@
 """Tasks by lm_eval: it asks a server, and logs what was asked of each item and which score it got.
 
-`--log_samples` writes one JSON lines file per task, `samples_TASK_DATE.jsonl`, in a folder named
-after the model; a line is one item under one filter of its answers (`SampleResult` in
-lm_eval/result_schema.py:163 of lm_eval 0.4.13). Which way a score is better stands in
-`results_DATE.json` beside it, under "higher_is_better", else the command line says it, else the
-metric's name where that has one meaning: it is never guessed. Both files are hostile input.
-
-lm_eval 0.4.13 runs as a process of its own, with its own Python if need be. It only warns where it
-cannot save what it found (loggers/evaluation_tracker.py:326 and :415), so its exit code says
-nothing: what it wrote is read again before it is published. What it was answered it keeps beside
-the output, so that a run that was cut off goes on.
+A line of `samples_TASK_DATE.jsonl` is one item under one filter of its answers (`SampleResult` in
+lm_eval/result_schema.py:163 of lm_eval 0.4.13). lm_eval only warns where it cannot save what it
+found (loggers/evaluation_tracker.py:326 and :415): what it wrote is read again before it is
+published.
 """
 
 import asyncio
 import dataclasses
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -142,9 +137,8 @@ def _read_task(path: Path, task: str, date: str) -> TaskSamples:
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
     try:
         with open_stream(path) as stream:
-            number = 0
-            while line := stream.readline(_LONGEST_LINE + 1):
-                number += 1
+            lines = iter(lambda: stream.readline(_LONGEST_LINE + 1), b"")
+            for number, line in enumerate(lines, 1):
                 if len(line) > _LONGEST_LINE or number > _MOST_LINES:
                     raise ParityError(f"{path}:{number}", "is longer than any file of samples",
                                       fix=_ANEW)  # fmt: skip
@@ -157,10 +151,10 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 def _parsed(line: bytes, where: str) -> Mapping[str, Any]:
     try:
         value = parse_json(line.decode("utf-8"))
+        if not isinstance(value, Mapping):
+            raise JsonProblem("expected a JSON object")
     except (UnicodeDecodeError, JsonProblem) as exc:
         raise ParityError(where, f"is not a sample: {exc}", fix=_ANEW) from exc
-    if not isinstance(value, Mapping):
-        raise ParityError(where, "is not a sample: expected a JSON object", fix=_ANEW)
     return value
 
 
@@ -189,14 +183,11 @@ def _item(value: Mapping[str, Any], where: str) -> tuple[str, Item]:
 
 
 def missing_samples(folder: Path, found: Mapping[str, TaskSamples]) -> str:
-    """What a run lacks of the items that it says it evaluated; empty if nothing.
-
-    `results_DATE.json` counts them under "n-samples" (evaluator_utils.py:292 of lm_eval 0.4.13).
-    """
+    """What a run lacks of the items that it says it evaluated; empty if nothing."""
     files = sorted(folder.rglob("results_*.json"))
     if len(files) != 1:
         return f"expected one results_DATE.json, got {len(files)}"
-    table = _results(files[0])[1].get("n-samples")
+    table = _results(files[0])[1].get("n-samples")  # evaluator_utils.py:292 of lm_eval 0.4.13
     if not isinstance(table, Mapping) or not table:
         return f"{files[0].name} does not say how many items were evaluated"
     for task, counts in table.items():
@@ -266,6 +257,7 @@ class Directions:
 DEFAULT_COMMAND = "lm_eval"
 _CACHE, _FOUND = "answers", "found"
 _STDERR = 2
+_GOES_ON = "see its messages above; the same command continues with the answers so far"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,12 +266,9 @@ class TaskRun:
 
     Attributes:
         tokenizer: folder; None with `chat`, where the server has the template.
-        include_path: folder with tasks of one's own.
         chat: messages to /v1/chat/completions instead of text to /v1/completions.
-        limit: items per task. seed: of few-shot examples and of draws.
         gen_kwargs: how to generate, as "KEY=VALUE,...".
         max_length: tokens of prompt and answer. timeout: seconds of a request.
-        unsafe_code: tasks may run the code that the model writes.
     """
 
     server: str
@@ -300,30 +289,25 @@ class TaskRun:
 
     def check(self) -> None:
         """Refuse, before anything runs, what is out of range or missing."""
-        numbers = {
-            "--concurrency": self.concurrency,
-            "--max-retries": self.max_retries,
-            "--timeout": self.timeout,
-            "--max-length": self.max_length,
-            "--limit": 1 if self.limit is None else self.limit,
-        }
-        for option, number in numbers.items():
-            AT_LEAST_1.check(ParityError, option, number, fix="leave it out")
+        for name in ("concurrency", "max_retries", "timeout", "max_length", "limit"):
+            option = f"--{name.replace('_', '-')}"
+            AT_LEAST_1.check(ParityError, option, getattr(self, name), fix="leave it out")
         own = "leave it out for the task's own"
         AT_LEAST_0.check(ParityError, "--num-fewshot", self.num_fewshot, fix=own)
-        if not self.server.startswith(("http://", "https://")):
-            raise ParityError("--server", f"expected an address, got {self.server}",
-                              fix="give http://HOST:PORT")  # fmt: skip
-        if not self.tasks or not all(self.tasks):
-            raise ParityError("--tasks", "expected names with commas between",
-                              fix="such as gsm8k,humaneval")  # fmt: skip
-        if self.tokenizer is None and not self.chat:
-            raise ParityError("--tokenizer", "is needed to make prompts of text",
-                              fix="give the target's folder, or --chat")  # fmt: skip
-        folders = {"--tokenizer": self.tokenizer, "--include-path": self.include_path}
-        for option, path in folders.items():
-            if path is not None and not path.is_dir():
-                raise ParityError(option, f"{path} is no folder", fix="give a local folder")
+        for option, fits, what, fix in (
+            ("--server", self.server.startswith(("http://", "https://")),
+             f"expected an address, got {self.server}", "give http://HOST:PORT"),
+            ("--tasks", self.tasks and all(self.tasks), "expected names with commas between",
+             "such as gsm8k,humaneval"),
+            ("--tokenizer", self.tokenizer or self.chat, "is needed to make prompts of text",
+             "give the target's folder, or --chat"),
+            ("--tokenizer", self.tokenizer is None or self.tokenizer.is_dir(),
+             f"{self.tokenizer} is no folder", "give a local folder"),
+            ("--include-path", self.include_path is None or self.include_path.is_dir(),
+             f"{self.include_path} is no folder", "give a local folder"),
+        ):  # fmt: skip
+            if not fits:
+                raise ParityError(option, what, fix=fix)
 
     def arguments(self, output: Path, cache: Path) -> list[str]:
         """The command line of lm_eval, without its own name."""
@@ -341,33 +325,29 @@ class TaskRun:
             # By default lm_eval would ask the server for a tokenizer, if it has one to offer.
             model["tokenizer"] = str(self.tokenizer.absolute())
             model["tokenizer_backend"] = "huggingface"
-        kind = "local-chat-completions" if self.chat else "local-completions"
-        return [
-            "run",
-            *("--model", kind),
-            *("--model_args", json.dumps(model)),
-            *("--tasks", ",".join(self.tasks)),
-            *("--seed", str(self.seed)),
-            *("--batch_size", "1"),  # vLLM tells metrics of speculation for single prompts only
-            *("--output_path", str(output)),
-            *("--use_cache", str(cache)),
-            "--log_samples",
-            *(["--apply_chat_template"] if self.chat else []),
-            *_given("--num_fewshot", self.num_fewshot),
-            *_given("--limit", self.limit),
-            *_given("--gen_kwargs", self.gen_kwargs),
-            *_given("--include_path", self.include_path and self.include_path.absolute()),
-            *(["--confirm_run_unsafe_code"] if self.unsafe_code else []),
-        ]
+        options = {
+            "--model": "local-chat-completions" if self.chat else "local-completions",
+            "--model_args": json.dumps(model),
+            "--tasks": ",".join(self.tasks),
+            "--seed": self.seed,
+            "--batch_size": 1,  # vLLM tells metrics of speculation for single prompts only
+            "--output_path": output,
+            "--use_cache": cache,
+            "--num_fewshot": self.num_fewshot,
+            "--limit": self.limit,
+            "--gen_kwargs": self.gen_kwargs,
+            "--include_path": self.include_path and self.include_path.absolute(),
+        }
+        given = ((option, str(value)) for option, value in options.items() if value is not None)
+        chat = ["--apply_chat_template"] if self.chat else []
+        unsafe = ["--confirm_run_unsafe_code"] if self.unsafe_code else []
+        return ["run", *itertools.chain(*given), "--log_samples", *chat, *unsafe]
 
 
 def run_tasks(
     asked: TaskRun, out: Path, *, engine: EngineName, command: str = DEFAULT_COMMAND
 ) -> dict[str, TaskSamples]:
-    """Run lm_eval, a name, a path or "PYTHON -m lm_eval", against a server.
-
-    Until it is done, OUT.tasks lies beside `out` with all answers so far: the same call goes on.
-    """
+    """Run lm_eval, a name, a path or "PYTHON -m lm_eval"; what OUT.tasks keeps is not asked again."""
     asked.check()
     check_output(out)
     words = _found_command(command)
@@ -397,8 +377,7 @@ _MAY_CHANGE = ("concurrency", "max_retries", "timeout")
 
 def _plan(asked: TaskRun) -> dict[str, Any]:
     """What another run may not go on with; as JSON reads it again."""
-    fields = dataclasses.asdict(asked)
-    kept = {key: value for key, value in fields.items() if key not in _MAY_CHANGE}
+    kept = {key: own for key, own in dataclasses.asdict(asked).items() if key not in _MAY_CHANGE}
     return dict(parse_object(json.dumps(kept, default=str)))
 
 
@@ -417,10 +396,6 @@ def _served_model(asked: TaskRun, engine: EngineName) -> str:
         raise ParityError("--model", f"expected a server of {asked.model}, got one of {model}",
                           fix="give the server of that model, or its name")  # fmt: skip
     return model
-
-
-def _given(option: str, value: object) -> Sequence[str]:
-    return [] if value is None else [option, str(value)]
 
 
 def _found_command(command: str) -> list[str]:
@@ -446,17 +421,13 @@ def _run(words: Sequence[str]) -> None:
     ended = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=_STDERR, env=named, check=False)
     if ended.returncode:
         what = f"lm_eval ended with exit code {ended.returncode}"
-        fix = "see its messages above; the same command continues with the answers so far"
-        raise ParityError(words[0], what, fix=fix)
+        raise ParityError(words[0], what, fix=_GOES_ON)
 
 
 def _checked(found: Path) -> dict[str, TaskSamples]:
-    problem = "it is not there"
-    if found.is_dir():
-        samples = read_samples(found)
-        problem = missing_samples(found, samples)
-        if not problem:
-            return samples
-    what = f"lm_eval did not save all that it found: {problem}"
-    fix = "see its messages above; the same command continues with the answers so far"
-    raise ParityError(found, what, fix=fix)
+    samples = read_samples(found) if found.is_dir() else {}
+    problem = missing_samples(found, samples) if found.is_dir() else "it is not there"
+    if problem:
+        what = f"lm_eval did not save all that it found: {problem}"
+        raise ParityError(found, what, fix=_GOES_ON)
+    return samples

@@ -1,11 +1,7 @@
 """Whether drawn output is the target's own distribution: how likely it is to the target.
 
-Texts that are drawn differ from run to run, but speculation must not change how likely the target
-finds them on average. One that accepts too much writes unlikely tokens; one that verifies greedily
-whatever the temperature (SGLang on ROCm does by default) writes too likely ones. So the mean
-log-probability per token, prompt by prompt, may change in neither direction. Whoever wrote a text
-does not score it: the target itself does, run by transformers, or a plain server of it that reads
-prompt and output as one prompt.
+The mean log-probability per token, prompt by prompt, may change in neither direction. The target
+scores, run by transformers, or a plain server of it that reads prompt and output as one prompt.
 """
 
 import asyncio
@@ -24,9 +20,10 @@ from ...calibration.server_client import Patience, ServerClient
 from ...calibration.traces.prompt_trace import prompt_sha256
 from ...recipes.errors import ParityError, short
 from ..counting.paired_change import pooled_mean
-from ..measure.measurement import Measurement, RequestRecord, differences
+from ..measure.measurement import Measurement, RequestRecord
 from ..measure.server_answers import get_protocol, section
-from .finding import MIN_PROMPTS, Finding, Limits, judged
+from .divergence_findings import check_settings
+from .finding import Finding, Limits, judged
 
 ScoringEngine = Literal["vllm", "sglang"]
 """Engines that tell how likely the tokens of a prompt are."""
@@ -97,39 +94,33 @@ def score_by_server(
     on_progress: Progress = lambda _done, _total: None,
 ) -> list[Scores]:
     """Score texts, shorter than the server's longest, with a server that drafts nothing."""
-    scoring = _by_server(url, engine, texts, key, concurrency, patience or Patience(), on_progress)
-    return asyncio.run(scoring)
+    done = 0
 
+    async def scored() -> list[Scores]:
+        free = asyncio.Semaphore(concurrency)
+        async with ServerClient(
+            url, key=key, most_in_flight=concurrency, patience=patience or Patience()
+        ) as client:
+            identity, speculation = await get_protocol(engine).identify(client)
+            if speculation is not None:
+                raise ParityError(
+                    "--score-server",
+                    f"{url} uses a draft itself ({speculation.num_draft_tokens} tokens): scores"
+                    " have to come from a server without a draft",
+                    fix="give the server without a draft, or --target M",
+                )
 
-async def _by_server(
-    url: str,
-    engine: ScoringEngine,
-    texts: Sequence[Text],
-    key: str | None,
-    concurrency: int,
-    patience: Patience,
-    on_progress: Progress,
-) -> list[Scores]:
-    free, done = asyncio.Semaphore(concurrency), 0
-    async with ServerClient(url, key=key, most_in_flight=concurrency, patience=patience) as client:
-        identity, speculation = await get_protocol(engine).identify(client)
-        if speculation is not None:
-            raise ParityError(
-                "--score-server",
-                f"{url} uses a draft itself ({speculation.num_draft_tokens} tokens): scores have"
-                " to come from a server without a draft",
-                fix="give the server without a draft, or --target M",
-            )
+            async def score(text: Text) -> Scores:
+                nonlocal done
+                async with free:
+                    found = await _ASK[engine](client, identity.model, text)
+                done += 1
+                on_progress(done, len(texts))
+                return found
 
-        async def score(text: Text) -> Scores:
-            nonlocal done
-            async with free:
-                found = await _ASK[engine](client, identity.model, text)
-            done += 1
-            on_progress(done, len(texts))
-            return found
+            return await asyncio.gather(*map(score, texts))
 
-        return await asyncio.gather(*map(score, texts))
+    return asyncio.run(scored())
 
 
 async def _ask_vllm(client: ServerClient, model: str, text: Text) -> Scores:
@@ -148,9 +139,8 @@ async def _ask_vllm(client: ServerClient, model: str, text: Text) -> Scores:
     choices = reply.events[0].data.get("choices")
     first = choices[0] if isinstance(choices, list) and choices else None
     entries = section({"first": first}, "first").get("prompt_logprobs")
-    pairs = []
-    for token, entry in zip(text.output, _last(client, text, entries), strict=True):
-        pairs.append((token, section({"at": entry}, "at", str(token)).get("logprob")))
+    last = zip(text.output, _last(client, text, entries), strict=True)
+    pairs = [(token, section({"at": at}, "at", str(token)).get("logprob")) for token, at in last]
     return _checked(client, text, pairs)
 
 
@@ -168,10 +158,10 @@ async def _ask_sglang(client: ServerClient, _model: str, text: Text) -> Scores:
     }
     reply = await client.post("/generate", body)
     entries = section(reply.events[0].data, "meta_info").get("input_token_logprobs")
-    pairs = []
-    for entry in _last(client, text, entries):
-        whole = isinstance(entry, list) and len(entry) >= 2
-        pairs.append((entry[1], entry[0]) if whole else (None, None))
+    pairs = [
+        (entry[1], entry[0]) if isinstance(entry, list) and len(entry) >= 2 else (None, None)
+        for entry in _last(client, text, entries)
+    ]
     return _checked(client, text, pairs)
 
 
@@ -207,8 +197,8 @@ def _another(where: object, text: Text, what: str) -> ParityError:
 
 
 SCORED_AS_SERVED = 0.25
-"""Nats, per token on average: a target that is run elsewhere scores a text as its server did within
-this. A shipped pair served by vLLM 0.32 and scored by transformers in float32: 0.007."""
+"""Nats, per token on average, within which a target that is run elsewhere scores a text as its
+server did. A shipped pair served by vLLM 0.32 and scored by transformers in float32: 0.007."""
 
 
 def texts_of(run: Measurement, prompts: Sequence[Prompt]) -> list[Text]:
@@ -228,11 +218,7 @@ def texts_of(run: Measurement, prompts: Sequence[Prompt]) -> list[Text]:
 
 def check_sampled(plain: Measurement, speculative: Measurement) -> None:
     """Refuse, before anything is scored, two runs that cannot be compared."""
-    where = f"{plain.name}, {speculative.name}"
-    found = differences(plain.setup, speculative.setup)
-    if found:
-        raise ParityError(where, f"were measured with different settings: {'; '.join(found)}",
-                          fix="measure the same prompts, target, engine and sampling")  # fmt: skip
+    where = check_settings(plain, speculative, "sampling")
     if plain.setup.asked.temperature == 0:
         raise ParityError(where, "outputs were chosen greedily",
                           fix="measure at a --temperature, or use 'parity divergence'")  # fmt: skip
@@ -249,7 +235,6 @@ def sampled_finding(
     *,
     max_logprob_drop: Limits,
     confidence: float,
-    min_prompts: int = MIN_PROMPTS,
 ) -> Finding:
     """Judge the change of the mean log-probability per token, in nats, paired by prompt."""
     ours, theirs = (
@@ -273,7 +258,6 @@ def sampled_finding(
         f"{speculative.name}: change of log-probability per token",
         found,
         max_logprob_drop,
-        min_clusters=min_prompts,
         details=[
             {
                 "plain": sum(ours[sha256] for sha256 in common) / len(common),
@@ -283,7 +267,10 @@ def sampled_finding(
             }
         ],
     )
-    return finding if not doubt else _anomalous(finding, doubt)
+    if not doubt:
+        return finding
+    reason = f"{doubt[0].upper()}{doubt[1:]}; {finding.reason}"
+    return dataclasses.replace(finding, verdict="ANOMALOUS", reason=reason)
 
 
 def _means(run: Measurement, scores: Sequence[Scores]) -> dict[str, float]:
@@ -309,11 +296,6 @@ def _doubt(plain: Measurement, scores: Sequence[Scores]) -> str:
         f"the scores of the plain run's tokens differ by {mean:.2f} nats on average from those that"
         " its own server reported: they come from another target, or from a very different dtype"
     )
-
-
-def _anomalous(finding: Finding, doubt: str) -> Finding:
-    reason = f"{doubt[0].upper()}{doubt[1:]}; {finding.reason}"
-    return dataclasses.replace(finding, verdict="ANOMALOUS", reason=reason)
 
 
 def _with_output(run: Measurement) -> list[RequestRecord]:

@@ -13,7 +13,7 @@ from scipy import optimize, stats
 
 from ...recipes.errors import ParityError
 from ..counting.paired_change import Bounded, pooled_mean
-from .finding import MIN_PROMPTS, Finding, Limits, judged, limits
+from .finding import Finding, Limits, judged, limits
 from .lm_eval_tasks import Directions, Item, TaskSamples
 
 
@@ -73,10 +73,13 @@ def score_bounds(found: Discordance, confidence: float) -> tuple[float, float]:
     return bound(1.0), bound(-1.0)
 
 
+_POWER = 0.8
+
+
 def items_needed(
-    share: float, difference: float, margin: float, *, confidence: float, power: float = 0.8
+    share: float, difference: float, margin: float, *, confidence: float
 ) -> int | None:
-    """Items with which a difference like this one clears the margin with probability `power`.
+    """Items with which a difference like this one clears the margin with probability `_POWER`.
 
     n = ((z_confidence + z_power) / (margin + difference))^2 * share, rounded up; None where no
     number is enough. `share` is of discordant items, `difference` of shares, second minus first.
@@ -84,7 +87,7 @@ def items_needed(
     slack = margin + difference
     if slack <= 0:
         return None
-    z = float(stats.norm.ppf(confidence) + stats.norm.ppf(power))
+    z = float(stats.norm.ppf(confidence) + stats.norm.ppf(_POWER))
     return math.ceil(z**2 * share / slack**2)
 
 
@@ -107,38 +110,12 @@ BY_NAME = Directions()
 _MORE = "compare more items"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Pairs:
-    """Scores of one metric, of the same items; `sign` is 1 where more is better, else -1."""
-
-    first: tuple[float, ...]
-    second: tuple[float, ...]
-    sign: float
-
-    @property
-    def discordance(self) -> Discordance | None:
-        if not set(self.first) | set(self.second) <= {0.0, 1.0}:
-            return None
-        both = list(zip(self.first, self.second, strict=True))
-        right, wrong = (1.0, 0.0) if self.sign > 0 else (0.0, 1.0)
-        return Discordance(
-            num_items=len(both),
-            only_first=both.count((right, wrong)),
-            only_second=both.count((wrong, right)),
-        )
-
-    @property
-    def gains(self) -> tuple[float, ...]:
-        return tuple(self.sign * (b - a) for a, b in zip(self.first, self.second, strict=True))
-
-
 def task_findings(
     first: Mapping[str, TaskSamples],
     second: Mapping[str, TaskSamples],
     *,
     max_score_drop: float | None,
     confidence: float,
-    min_items: int = MIN_PROMPTS,
     directions: Directions = BY_NAME,
 ) -> tuple[Finding, ...]:
     """Compare every metric of every filter of every task; the first run is the one to be matched.
@@ -158,9 +135,9 @@ def task_findings(
         for name in sorted(ours.items):
             for metric in _metrics(ours, theirs, name):
                 sign = 1.0 if directions.higher_is_better(metric, ours, theirs) else -1.0
-                pairs = _pairs(ours.items[name], theirs.items[name], metric, sign)
+                pairs = _pairs(ours.items[name], theirs.items[name], metric)
                 label = f"{task} {metric}" + ("" if name == "none" else f", {name}")
-                findings.append(_finding(label, pairs, margin, confidence, min_items))
+                findings.append(_finding(label, pairs, sign, margin, confidence))
     if not findings:
         raise ParityError("samples", "no metric is one number per item",
                           fix="compare tasks that score each item")  # fmt: skip
@@ -221,31 +198,32 @@ def _metrics(first: TaskSamples, second: TaskSamples, name: str) -> Sequence[str
 
 
 def _pairs(
-    first: Mapping[int, Item], second: Mapping[int, Item], metric: str, sign: float
-) -> _Pairs:
-    """Of items that say the same the first: copies are no further evidence."""
+    first: Mapping[int, Item], second: Mapping[int, Item], metric: str
+) -> list[tuple[float, float]]:
+    """Scores of items that say the same the first: copies are no further evidence."""
     distinct = {item.sha256: number for number, item in sorted(first.items(), reverse=True)}
-    numbers = sorted(distinct.values())
-    return _Pairs(
-        first=tuple(first[number].scores[metric] for number in numbers),
-        second=tuple(second[number].scores[metric] for number in numbers),
-        sign=sign,
-    )
+    return [(first[n].scores[metric], second[n].scores[metric]) for n in sorted(distinct.values())]
 
 
 def _finding(
-    label: str, pairs: _Pairs, margin: Limits, confidence: float, min_items: int
+    label: str,
+    pairs: Sequence[tuple[float, float]],
+    sign: float,
+    margin: Limits,
+    confidence: float,
 ) -> Finding:
-    count, counted = len(pairs.first), pairs.discordance
-    details: dict[str, object] = {
-        "items": count,
-        "first": sum(pairs.first) / count,
-        "second": sum(pairs.second) / count,
-    }
+    """Of gains, `sign` times the second score minus the first."""
+    count, gains = len(pairs), [sign * (second - first) for first, second in pairs]
+    details: dict[str, object] = {"items": count}
+    for name, scores in zip(("first", "second"), zip(*pairs, strict=True), strict=True):
+        details[name] = sum(scores) / count
     remedy = _MORE
-    if counted is None:
-        found = pooled_mean(pairs.gains, [1.0] * count, confidence=confidence)
+    if not {score for pair in pairs for score in pair} <= {0.0, 1.0}:
+        found = pooled_mean(gains, [1.0] * count, confidence=confidence)
     else:
+        counted = Discordance(
+            num_items=count, only_first=gains.count(-1.0), only_second=gains.count(1.0)
+        )
         lower, upper = score_bounds(counted, confidence)
         found = Bounded(
             estimate=counted.difference,
@@ -260,16 +238,8 @@ def _finding(
             "only_second_right": counted.only_second,
             "mcnemar_p": mcnemar(counted),
         }
-    return judged(
-        "task",
-        f"{label}, gain",
-        found,
-        margin,
-        unit="items",
-        min_clusters=min_items,
-        remedy=remedy,
-        details=[details],
-    )
+    what = f"{label}, gain"
+    return judged("task", what, found, margin, unit="items", remedy=remedy, details=[details])
 
 
 def _remedy(counted: Discordance, margin: Limits, confidence: float) -> str:
