@@ -32,7 +32,6 @@ from draftquant.validate.golden.golden_acceptance import Golden  # noqa: E402
 from draftquant.validate.golden.golden_sources import golden_of_replay  # noqa: E402
 from draftquant.validate.golden.grafana_dashboard import grafana_dashboard  # noqa: E402
 from draftquant.validate.golden.prometheus import (  # noqa: E402
-    GENERATED,
     Queries,
     limits_of,
     prometheus_rules,
@@ -86,28 +85,25 @@ def rules_of(engine: EngineName, window: str = "1h", *, by_category: bool = Fals
 def increments(engine: EngineName, share: float | None, category: str = "") -> dict[str, float]:
     """Series -> its growth per minute, for a server that accepts so much of golden."""
     own, label = golden().all, 'model_name="target"'
+    names = ENGINE_COUNTERS[engine]
     if category:
         label += f',{CATEGORY_LABEL}="{category}"'
     if share is None:
-        return {f"{GENERATED[engine]}{{{label}}}": 5000}
+        return {f"{names.generated}{{{label}}}": 5000}
     length = max(1.0, own.mean_acceptance_length * share)
     scale = (length - 1) / (own.mean_acceptance_length - 1)
-    names, accepted = ENGINE_COUNTERS[engine], STEPS * (length - 1)
-    written = {f"{GENERATED[engine]}{{{label}}}": STEPS + accepted + 10}
-    found = {f"{names.verify_steps.name}{_labels(label, names.verify_steps.labels)}": float(STEPS)}
-    if names.accepted is not None:
-        found[f"{names.accepted.name}{{{label}}}"] = accepted
-    if names.first_tokens is not None:
-        found[f"{names.first_tokens.name}{{{label}}}"] = 10
+    accepted = STEPS * (length - 1)
+    written = {f"{names.generated}{{{label}}}": STEPS + accepted + 10}
+    drafted = ",".join(filter(None, (label, names.verify_matcher)))
+    found = {f"{names.verify_steps}{{{drafted}}}": float(STEPS)}
+    if names.accepted:
+        found[f"{names.accepted}{{{label}}}"] = accepted
+    if names.first_tokens:
+        found[f"{names.first_tokens}{{{label}}}"] = 10
     for i, rate in enumerate(own.acceptance_rates if names.accepted_at else ()):
-        assert names.accepted_at is not None
-        place = f'{names.accepted_at.name}{{{label},{names.position_label}="{i}"}}'
+        place = f'{names.accepted_at}{{{label},{names.position_label}="{i}"}}'
         found[place] = STEPS * rate * scale
     return written | found
-
-
-def _labels(label: str, more: Any) -> str:
-    return "{" + ",".join([label, *(f'{name}="{value}"' for name, value in more.items())]) + "}"
 
 
 def rule_tests(rules: Path, engine: EngineName, lives: Mapping[str, Life]) -> dict[str, Any]:

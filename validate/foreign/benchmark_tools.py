@@ -161,6 +161,11 @@ def _histogram(told: Fields, most: int) -> tuple[int, ...]:
     return histogram
 
 
+def _sent(payload: Fields) -> Sent:
+    expected = "payload: expected a prompt or messages"
+    return asked(payload, f"{expected}, got {short(sorted(payload))}")
+
+
 def _turn(meta: Fields) -> Turn:
     return text(meta, "conversation_id"), optional(meta, "turn_index", whole) or 0
 
@@ -168,7 +173,7 @@ def _turn(meta: Fields) -> Turn:
 def _inputs(path: Path) -> dict[Turn, Sent]:
     with reading(str(path), f"keep inputs.json beside the records, or use {_RAW}"):
         return {
-            (text(session, "session_id"), turn): _payload(payload)
+            (text(session, "session_id"), turn): _sent(payload)
             for session in objects(object_in(path), "data")
             for turn, payload in enumerate(objects(session, "payloads"))
         }
@@ -180,7 +185,7 @@ def _raw(path: Path) -> tuple[dict[str, str], dict[Turn, Sent]]:
     for where, line in lines_of(path) if path.exists() else ():
         with reading(where, PAGE):
             meta = object_(line, "metadata")
-            sent[_turn(meta)] = _payload(object_(line, "payload"))
+            sent[_turn(meta)] = _sent(object_(line, "payload"))
             outputs[text(meta, "x_request_id")] = "".join(map(_text, objects(line, "responses")))
     return outputs, sent
 
@@ -202,13 +207,6 @@ def _choice(answer: Any) -> str:
     return str(said or "")
 
 
-def _payload(payload: Fields) -> Sent:
-    found = asked(payload)
-    if found is None:
-        raise AnswerProblem(f"payload: expected a prompt or messages, got {short(sorted(payload))}")
-    return found
-
-
 def _of_stats(stats: Fields) -> tuple[ForeignRequest, int]:
     if not isinstance(stats.get("response_metrics"), Mapping):
         raise AnswerProblem(
@@ -216,9 +214,8 @@ def _of_stats(stats: Fields) -> tuple[ForeignRequest, int]:
             f" {short(stats.get('response_metrics'))}"
         )
     most, histogram = vllm_verify_steps(object_(stats["response_metrics"], "speculative_decoding"))
-    sent = asked(object_(parse_object(string(stats, "request_args")), "body"))
-    if sent is None:
-        raise AnswerProblem("request_args: expected a body with a prompt or messages")
+    body = object_(parse_object(string(stats, "request_args")), "body")
+    sent = asked(body, "request_args: expected a body with a prompt or messages")
     request = _request(
         sent,
         num_output_tokens=optional(object_(stats, "output_metrics"), "total_tokens", whole),

@@ -94,6 +94,11 @@ class ForeignMeasurement:
         """Every request has its text."""
         return all(request.output is not None for request in self.requests)
 
+    @property
+    def has_lengths(self) -> bool:
+        """Every request has the number of its output tokens."""
+        return all(request.num_output_tokens is not None for request in self.requests)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignPair:
@@ -116,11 +121,11 @@ def sha256_of(value: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def asked(payload: Mapping[str, object]) -> tuple[str, Mapping[str, object]] | None:
-    """Identity of the prompt of a request that was sent, and its settings; None = no prompt."""
+def asked(payload: Fields, problem: str) -> tuple[str, Mapping[str, object]]:
+    """Identity of the prompt of a request that was sent, and its settings, else AnswerProblem."""
     prompt = {key: payload[key] for key in _PROMPTS if payload.get(key) is not None}
     if not prompt:
-        return None
+        raise AnswerProblem(problem)
     named = (*_PROMPTS, *_NOT_THE_PROMPT)
     rest = ((key, value) for key, value in payload.items() if key not in named)
     return sha256_of(prompt), {key: value for key, value in rest if value is not None}

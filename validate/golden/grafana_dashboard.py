@@ -48,7 +48,7 @@ def grafana_dashboard(golden: Golden, limits: Sequence[Limit], queries: Queries)
         f"{f' of category {one.category}' if one.category else ''}"
         for one in limits
     )
-    counter = f"{chosen.counters.verify_steps.name}, {MODEL_LABEL}"
+    counter = f"{chosen.counters.verify_steps}, {MODEL_LABEL}"
     dashboard = parse_object(read_text(_TEMPLATE).replace("COUNTER", counter))
     dashboard |= {
         "title": f"Acceptance of {golden.draft}, K = {golden.num_draft_tokens}",

@@ -19,7 +19,7 @@ from ...recipes.decode import SHARE
 from ...recipes.errors import GoldenError, short, visible
 from ...recipes.packages import table_beside
 from ..measure.measurement import EngineName
-from ..measure.server_answers import ENGINE_COUNTERS, MODEL_LABEL, EngineCounters, Series
+from ..measure.server_answers import ENGINE_COUNTERS, MODEL_LABEL, EngineCounters
 from .golden_acceptance import ALL, Golden, GoldenCategory
 
 ACCURACY = 1.96
@@ -98,14 +98,6 @@ def _limit(category: str, golden: GoldenCategory, max_drop: float) -> Limit:
     return found
 
 
-GENERATED = {
-    "vllm": "vllm:generation_tokens_total",
-    "sglang": "sglang:generation_tokens_total",
-    "tensorrt-llm": "trtllm_generation_tokens_total",
-}
-"""Counters of the tokens that were written, drafted or not."""
-
-
 _WINDOW = re.compile("".join(rf"([0-9]{{1,{digits}}}{unit})?" for unit, digits in
                              (("w", 4), ("d", 4), ("h", 5), ("m", 5), ("s", 5))))  # fmt: skip
 """Each unit once, the largest first, and below the 292 years that Prometheus can hold."""
@@ -166,23 +158,20 @@ class Queries:
 
     def verify_steps(self, window: str) -> str:
         """Verify steps within a window such as 1h."""
-        return self._increase(self.counters.verify_steps, window)
+        return self._increase(self.counters.verify_steps, window, self.counters.verify_matcher)
 
     def acceptance_length(self, window: str) -> str:
         """The mean of a window: 1 + accepted / verify steps; nothing where there was no step."""
         steps, found = self.verify_steps(window), self.counters
-        if found.emitted is not None and found.first_tokens is not None:
-            emitted = self._increase(found.emitted, window)
-            first = self._increase(found.first_tokens, window)
-            return f"({emitted} - {first}) / ({steps} > 0)"
-        accepted = found.accepted or found.accepted_at
-        assert accepted is not None  # an engine counts one of the three
-        return f"1 + {self._increase(accepted, window)} / ({steps} > 0)"
+        if accepted := found.accepted or found.accepted_at:
+            return f"1 + {self._increase(accepted, window)} / ({steps} > 0)"
+        emitted, first = self.generated(window), self._increase(found.first_tokens, window)
+        return f"({emitted} - {first}) / ({steps} > 0)"
 
     def accepted_at(self, window: str) -> str | None:
         """Share of the steps that accepted the token at each position; None = not counted."""
         found, label = self.counters, self.counters.position_label
-        if found.accepted_at is None:
+        if not found.accepted_at:
             return None
         accepted = self._increase(found.accepted_at, window, by=f"{self._by}, {label}")
         steps = self.verify_steps(window)
@@ -190,13 +179,12 @@ class Queries:
 
     def generated(self, window: str) -> str:
         """Tokens that were written within a window, drafted or not."""
-        return self._increase(Series(name=GENERATED[self.engine]), window)
+        return self._increase(self.counters.generated, window)
 
-    def _increase(self, series: Series, window: str, by: str = "") -> str:
-        labels = [f'{name}="{value}"' for name, value in series.labels.items()]
-        matchers = ", ".join([*labels, *filter(None, [self.selector])])
+    def _increase(self, series: str, window: str, matcher: str = "", by: str = "") -> str:
+        matchers = ", ".join(filter(None, (matcher, self.selector)))
         chosen = f"{{{matchers}}}" if matchers else ""
-        grown = f"increase({series.name}{chosen}[{window}])"
+        grown = f"increase({series}{chosen}[{window}])"
         return f"sum by ({by or self._by}) ({grown})"
 
     @property

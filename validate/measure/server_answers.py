@@ -7,11 +7,11 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ...recipes.errors import MeasureError, short
+from ...recipes.packages import table_beside
 from ...recipes.strict_json import JsonProblem
 from .measurement import MOST_DRAFT_TOKENS, EngineName, ServerIdentity, Speculation
 
@@ -195,54 +195,28 @@ MODEL_LABEL = "model_name"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Series:
-    """Samples of one name, with these labels; the suffix `_total` is part of the name."""
-
-    name: str
-    labels: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCounters:
-    """Where an engine counts its verify steps; None = it does not.
+    """Names of an engine's counters; "" = it has none.
 
-    Where `accepted` is None, it is `emitted` less `first_tokens`, which prefill writes, less
-    `verify_steps`. The label "0" of `accepted_at` is the first draft token.
+    Without `accepted` and `accepted_at`, whose label "0" is the first draft token, what is accepted
+    is `generated` less `first_tokens`, which prefill writes, less `verify_steps`.
     """
 
-    verify_steps: Series
-    accepted_at: Series | None = None
+    verify_steps: str
+    verify_matcher: str = ""
+    generated: str
+    first_tokens: str = ""
+    accepted: str = ""
+    accepted_at: str = ""
     position_label: str = ""
-    accepted: Series | None = None
-    emitted: Series | None = None
-    first_tokens: Series | None = None
 
 
-ENGINE_COUNTERS: Mapping[EngineName, EngineCounters] = {
-    # v1/spec_decode/metrics.py of 0.32 and 0.33, SpecDecodingProm
-    "vllm": EngineCounters(
-        verify_steps=Series(name="vllm:spec_decode_num_drafts_total"),
-        accepted_at=Series(name="vllm:spec_decode_num_accepted_tokens_per_pos_total"),
-        position_label="position",
-        accepted=Series(name="vllm:spec_decode_num_accepted_tokens_total"),
-    ),
-    # srt/observability/metrics_collector.py of 0.5.23: of finished requests, nothing by position.
-    # Its gauge `sglang:spec_accept_length` is of an interval of its log, and cannot be added up.
-    "sglang": EngineCounters(
-        verify_steps=Series(name="sglang:spec_verify_calls_total"),
-        emitted=Series(name="sglang:generation_tokens_total"),
-        first_tokens=Series(name="sglang:num_requests_total"),
-    ),
-    # metrics/collector.py after 1.2, with `return_perf_metrics: true`: a step drafts its first
-    # position whenever it drafts.
-    "tensorrt-llm": EngineCounters(
-        verify_steps=Series(
-            name="trtllm_spec_decode_drafted_tokens_total", labels={"token_position": "0"}
-        ),
-        accepted_at=Series(name="trtllm_spec_decode_accepted_tokens_total"),
-        position_label="token_position",
-    ),
+_ROWS = table_beside(__file__, "engines")
+ENGINE_COUNTERS: Mapping[str, EngineCounters] = {
+    engine: EngineCounters(**row["counters"]) for engine, row in _ROWS.items()
 }
+ARGUMENTS: Mapping[str, Any] = {engine: row.get("arguments") for engine, row in _ROWS.items()}
+"""Keys of a server's configuration on which figures depend; vLLM's by section."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

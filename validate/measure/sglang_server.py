@@ -15,6 +15,7 @@ from ...calibration.server_client import PASSING, Event, Reply, ServerClient
 from ...recipes.errors import MeasureError, short
 from .measurement import ServerIdentity, Speculation
 from .server_answers import (
+    ARGUMENTS,
     AnswerProblem,
     Ask,
     Completion,
@@ -186,19 +187,6 @@ _IN_STREAMS = 4096  # tokens: events that repeat 4,096 tokens and their text hav
 _GREEDY_BACKENDS = ("aiter", "wave")  # attention of ROCm alone
 _SIMULATED = "SGLANG_SIMULATE_ACC_LEN"
 _THRESHOLDS = ("speculative_accept_threshold_single", "speculative_accept_threshold_acc")
-_ARGUMENTS = (
-    "model_path", "revision", "dtype", "quantization", "kv_cache_dtype", "context_length",
-    "device", "page_size", "tp_size", "dp_size", "ep_size", "attention_backend",
-    "sampling_backend", "chat_template", "max_running_requests", "chunked_prefill_size",
-    "disable_radix_cache", "disable_overlap_schedule", "disable_cuda_graph",
-    "enable_deterministic_inference", "stream_interval", "speculative_algorithm",
-    "speculative_draft_model_path", "speculative_draft_model_revision", "speculative_num_steps",
-    "speculative_eagle_topk", "speculative_num_draft_tokens",
-    "speculative_draft_model_quantization", "speculative_attention_mode",
-    "speculative_use_rejection_sampling", "speculative_use_block_verification",
-    "speculative_accept_threshold_single", "speculative_accept_threshold_acc",
-)  # fmt: skip
-"""Of some hundred, which hold keys of the server too: those that change what is measured."""
 
 
 class SGLangProtocol(EngineProtocol):
@@ -221,7 +209,7 @@ class SGLangProtocol(EngineProtocol):
                 engine="sglang",
                 version=text(info, "version"),
                 model=text(info, "served_model_name" if named else "model_path"),
-                arguments=told(info, _ARGUMENTS),
+                arguments=told(info, ARGUMENTS["sglang"]),
             )
             speculation = _speculation(client.url, info)
         self._num_draft_tokens = speculation.num_draft_tokens if speculation else None

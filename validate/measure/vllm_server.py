@@ -21,12 +21,15 @@ from ...recipes.errors import MeasureError, short
 from ...recipes.strict_json import JsonProblem, decode
 from .measurement import ServerIdentity, Speculation
 from .server_answers import (
+    ARGUMENTS,
     ENGINE_COUNTERS,
+    AnswerProblem,
     Ask,
     Completion,
     Counters,
     EngineProtocol,
     completion_body,
+    gap,
     section,
     told,
 )
@@ -35,22 +38,6 @@ _OLDEST = (0, 10, 2)  # pull request 22587: return_token_ids
 _LOSSLESS = ("standard", "block", "strict", "probabilistic")
 """`rejection_sample_method`s (config/speculative.py:84; the last two are those of before 0.20) that
 keep the target's distribution; "synthetic" and "fly" do not."""
-_ARGUMENTS = {
-    "model_config": ("dtype", "quantization", "enforce_eager", "logprobs_mode"),
-    "cache_config": ("cache_dtype", "enable_prefix_caching"),
-    "parallel_config": (
-        "tensor_parallel_size",
-        "pipeline_parallel_size",
-        "data_parallel_size",
-        "enable_expert_parallel",
-    ),
-    "scheduler_config": ("max_num_seqs", "max_num_batched_tokens", "async_scheduling"),
-    "attention_config": ("backend",),
-    "speculative_config": ("rejection_sample_method", "draft_sample_method"),
-    "vllm_env": ("VLLM_BATCH_INVARIANT",),
-}
-"""What figures depend on, of its configuration and environment, which only a server with
-VLLM_SERVER_DEV_MODE=1 tells (entrypoints/serve/dev/server_info/api_router.py:43)."""
 _PROBE = Prompt(id="probe", category="probe", token_ids=(1, 2, 3, 4))
 _DETAILED = "start the server with --per-request-spec-decode-metrics detailed (vLLM after 0.28)"
 
@@ -74,14 +61,15 @@ class VLLMProtocol(EngineProtocol):
         version = await _version(client)
         served = await _served(client)
         self._model = str(served["id"])
-        config = await _config(client)
+        info = await client.find_object("/server_info?config_format=json") or {}
+        config = {**section(info, "vllm_config"), "vllm_env": section(info, "vllm_env")}
         ask = Ask(decoding=GREEDY, max_new_tokens=8, ignore_eos=True)
         probed, fingerprint = await self._stream(client, _PROBE, ask)
         self._speculation = await self._find_speculation(client, config, probed)
         self._is_counted = self._speculation is not None and probed.num_draft_tokens is None
         known = {**served, "system_fingerprint": fingerprint}
         arguments = told(known, ("root", "max_model_len", "system_fingerprint"))
-        for part, keys in _ARGUMENTS.items():
+        for part, keys in ARGUMENTS["vllm"].items():
             found = told(section(config, part), keys)
             arguments |= {f"{part}.{key}": value for key, value in found.items()}
         identity = ServerIdentity(
@@ -182,12 +170,6 @@ async def _served(client: ServerClient) -> Mapping[str, Any]:
     return models[0]
 
 
-async def _config(client: ServerClient) -> Mapping[str, Any]:
-    answer = await client.find_object("/server_info?config_format=json")
-    told = answer or {}
-    return {**section(told, "vllm_config"), "vllm_env": section(told, "vllm_env")}
-
-
 def _text(value: object) -> str | None:
     return value if isinstance(value, str) and value.isprintable() else None
 
@@ -201,7 +183,9 @@ def read_stream(
     """An answer, and the fingerprint of the server's configuration; else MeasureError."""
     try:
         return _read(reply, prompt, num_top_logprobs)
-    except (LookupError, TypeError, ValueError, AttributeError, JsonProblem) as exc:
+    except (
+        LookupError, TypeError, ValueError, AttributeError, JsonProblem, AnswerProblem,
+    ) as exc:  # fmt: skip
         what = f"its answer is not vLLM's: {type(exc).__name__}: {short(str(exc))}"
         fix = "give the vLLM server itself, not a proxy that rewrites answers"
         raise MeasureError(where, what, fix=fix) from exc
@@ -233,7 +217,9 @@ def _read(reply: Reply, prompt: Prompt, num_top: int) -> tuple[Completion, str |
                 last = event.seconds
             if num_top:
                 logprobs += map(_logprob, choice["logprobs"]["token_logprobs"])
-                gaps += _gaps(choice["logprobs"]) if num_top > 1 else []
+                # The emitted token stands there too, wherever it ranks.
+                for place in choice["logprobs"]["top_logprobs"] if num_top > 1 else ():
+                    gaps.append(gap([*map(_logprob, place.values())]))
             if choice["finish_reason"] is not None:
                 ended, last = choice["finish_reason"], event.seconds
     if ended not in ("stop", "length"):
@@ -245,12 +231,15 @@ def _read(reply: Reply, prompt: Prompt, num_top: int) -> tuple[Completion, str |
         if usage.get(name, count) != count:
             raise ValueError(f"{name}: expected {count}, got {short(usage[name])}")
     assert last is not None
-    counted: dict[str, Any] = dict.fromkeys(_READ.values())
+    told: _Told | None = None
     if metrics is not None:
-        told: _Told = decode(_Told, {key: metrics[key] for key in _READ if key in metrics})
-        counted = {name: getattr(told, key) for key, name in _READ.items()}
+        named = {key: metrics[key] for key in _Told.__dataclass_fields__ if key in metrics}
+        told = decode(_Told, named)
     completion = Completion(
-        **counted,
+        num_draft_tokens=told and told.num_spec_tokens,
+        histogram=told and told.acceptance_histogram,
+        accepted=told and told.per_step_accepted,
+        drafted=told and told.per_step_drafted,
         token_ids=tuple(token_ids),
         ended=ended,
         token_logprob=tuple(logprobs) if num_top else None,
@@ -268,15 +257,6 @@ def _token_ids(value: object) -> list[int]:
     return value
 
 
-def _gaps(value: Mapping[str, Any]) -> list[float]:
-    """Between the two most likely; the emitted token stands there too, wherever it ranks."""
-    gaps = []
-    for place in value["top_logprobs"]:
-        best, second, *_ = sorted(map(_logprob, place.values()), reverse=True)
-        gaps.append(best - second)
-    return gaps
-
-
 def _logprob(number: object) -> float:
     if type(number) not in (int, float):
         raise ValueError(f"logprobs: expected numbers, got {short(number)}")
@@ -292,14 +272,6 @@ class _Told:
     per_step_accepted: tuple[int, ...] | None = None
     per_step_drafted: tuple[int, ...] | None = None
 
-
-_READ = {
-    "num_spec_tokens": "num_draft_tokens",
-    "acceptance_histogram": "histogram",
-    "per_step_accepted": "accepted",
-    "per_step_drafted": "drafted",
-}
-"""What `_Told` reads -> what `Completion` calls it."""
 
 _VLLM = ENGINE_COUNTERS["vllm"]
 _PAGE = "/metrics"
@@ -334,8 +306,7 @@ async def read_counters(client: ServerClient) -> ServerCounters:
     """Read them now; MeasureError: they are another server's."""
     text = await client.find_text(_PAGE) or ""
     found = Counters.parse(text, f"{client.url}{_PAGE}")
-    assert _VLLM.accepted_at is not None
-    positions = found.by_label(_VLLM.accepted_at.name, _VLLM.position_label)
+    positions = found.by_label(_VLLM.accepted_at, _VLLM.position_label)
     count = len(positions)
     if set(positions) != {str(i) for i in range(count)}:
         where, what = f"{client.url}{_PAGE}", f"counts odd positions: {sorted(positions)}"
@@ -346,8 +317,8 @@ async def read_counters(client: ServerClient) -> ServerCounters:
         are_there=finished is not None,
         num_running=sum(number or 0 for number in running),
         num_finished=finished or 0,
-        num_tokens=found.total("vllm:generation_tokens_total") or 0,
-        num_rounds=found.total(_VLLM.verify_steps.name),
+        num_tokens=found.total(_VLLM.generated) or 0,
+        num_rounds=found.total(_VLLM.verify_steps),
         accepted=tuple(positions[str(i)] for i in range(count)),
     )
 

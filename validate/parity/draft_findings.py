@@ -4,11 +4,12 @@ Both drafts are teacher-forced along the recorded tokens. These are alarms rathe
 gate: they see ten times smaller changes than acceptance length does, not always in its direction.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -211,74 +212,69 @@ def _vocabulary(draft: LoadedDraft) -> Tensor:
     return draft.forward.to_target(torch.arange(draft.forward.num_logits, device=draft.device))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _Figure:
+    """A quantity, or the change from the first to the second, and its limit in `DraftLimits`."""
+
     what: str
-    allowed: Limits
+    name: str
     quantities: tuple[Quantity, ...]
-    per: Quantity
+    per: Quantity = "rows"
+    highest: float = 1.0  # of the limit
+    least: float | None = None
+    most: float | None = None
 
     def total(self, sums: Mapping[Quantity, Floats]) -> float:
-        """Of one quantity, or the change from the first to the second."""
         first, *second = (float(sums[name].sum()) for name in self.quantities)
         return second[0] - first if second else first
 
+    def limits(self, allowed: DraftLimits) -> Limits:
+        option, of = f"--{self.name.replace('_', '-')}", (0.0, self.highest)
+        value = getattr(allowed, self.name)
+        return limits(option, value, of=of, least=self.least, most=self.most)
+
+
+_SURPRISE: tuple[Quantity, Quantity] = ("surprise_baseline", "surprise_candidate")
+_FIGURES = (
+    _Figure("KL(BF16 || quantized)", "max_kl", ("divergence",), highest=math.inf, most=1),
+    _Figure("top-1 agreement", "min_agreement", ("same_first",), least=1),
+    _Figure("top-{top} agreement", "min_top_agreement", ("same_top",), least=1),
+    _Figure("overlap", "min_overlap", ("overlap",), least=1),
+    _Figure("right tokens, change", "max_right_drop", ("right_baseline", "right_candidate"),
+            least=-1),
+    _Figure("log perplexity, change", "max_perplexity_rise", _SURPRISE, "proposable", math.inf,
+            most=1),
+    _Figure("alpha, change", "max_alpha_drop", ACCEPTED, least=-1),
+)  # fmt: skip
+
 
 def draft_findings(
-    prompts: Sequence[PromptAgreement],
-    allowed: DraftLimits,
-    *,
-    top: int,
-    confidence: float,
+    prompts: Sequence[PromptAgreement], allowed: DraftLimits, *, top: int, confidence: float
 ) -> tuple[Finding, ...]:
     """Judge every figure over all rows, conversations being the unit of sampling."""
     sampled = all(name in prompts[0].sums for name in ACCEPTED)
-    figures = [f for f in _figures(allowed, top) if sampled or f.quantities != ACCEPTED]
-    return tuple(_finding(figure, prompts, confidence) for figure in figures)
+    return tuple(
+        _finding(figure, figure.what.format(top=top), figure.limits(allowed), prompts, confidence)
+        for figure in _FIGURES
+        if sampled or figure.quantities != ACCEPTED
+    )
 
 
 def check_limits(allowed: DraftLimits) -> None:
     """Refuse, before any work, limits that are out of range."""
-    list(_figures(allowed, 1))
+    for figure in _FIGURES:
+        figure.limits(allowed)
 
 
-def _figures(allowed: DraftLimits, top: int) -> Iterator[_Figure]:
-    share = (0.0, 1.0)
-    of_share: dict[str, Any] = {"of": share, "least": 1}
-    drop: dict[str, Any] = {"of": share, "least": -1}
-    rise: dict[str, Any] = {"most": 1}
-    right: tuple[Quantity, ...] = ("right_baseline", "right_candidate")
-    surprise: tuple[Quantity, ...] = ("surprise_baseline", "surprise_candidate")
-    rows: tuple[tuple[str, str, tuple[Quantity, ...], dict[str, Any]], ...] = (
-        ("KL(BF16 || quantized)", "max_kl", ("divergence",), rise),
-        ("top-1 agreement", "min_agreement", ("same_first",), of_share),
-        (f"top-{top} agreement", "min_top_agreement", ("same_top",), of_share),
-        ("overlap", "min_overlap", ("overlap",), of_share),
-        ("right tokens, change", "max_right_drop", right, drop),
-        ("log perplexity, change", "max_perplexity_rise", surprise, rise),
-        ("alpha, change", "max_alpha_drop", ACCEPTED, drop),
-    )
-    for what, name, quantities, signs in rows:
-        option = f"--{name.replace('_', '-')}"
-        yield _Figure(
-            what=what,
-            allowed=limits(option, getattr(allowed, name), **signs),
-            quantities=quantities,
-            per="proposable" if quantities is surprise else "rows",
-        )
-
-
-def _finding(figure: _Figure, prompts: Sequence[PromptAgreement], confidence: float) -> Finding:
-    num_steps = len(prompts[0].sums["rows"])
-    slices: list[tuple[dict[str, object], Sequence[PromptAgreement], slice]] = [
-        ({"step": step + 1}, prompts, slice(step, step + 1)) for step in range(num_steps)
-    ]
-    slices += [
-        ({"category": name}, [p for p in prompts if p.category == name], slice(None))
-        for name in sorted({p.category for p in prompts})
-    ]
+def _finding(
+    figure: _Figure,
+    what: str,
+    allowed: Limits,
+    prompts: Sequence[PromptAgreement],
+    confidence: float,
+) -> Finding:
     details = []
-    for named, some, steps in slices:
+    for named, some, steps in _parts(prompts):
         found = _bounded(figure, some, steps, confidence)
         if found is not None:
             details.append(named | _plain(found) | _sides(figure, some, steps))
@@ -286,14 +282,23 @@ def _finding(figure: _Figure, prompts: Sequence[PromptAgreement], confidence: fl
     if whole is None:
         return Finding(
             check="draft",
-            what=figure.what,
+            what=what,
             estimate=None,
             threshold=None,
             verdict="INCONCLUSIVE",
             reason="No recorded token is in the drafts' vocabulary.",
         )
     remedy = "record more prompts"
-    return judged("draft", figure.what, whole, figure.allowed, remedy=remedy, details=details)
+    return judged("draft", what, whole, allowed, remedy=remedy, details=details)
+
+
+def _parts(
+    prompts: Sequence[PromptAgreement],
+) -> Iterator[tuple[dict[str, object], Sequence[PromptAgreement], slice]]:
+    for step in range(len(prompts[0].sums["rows"])):
+        yield {"step": step + 1}, prompts, slice(step, step + 1)
+    for name in sorted({prompt.category for prompt in prompts}):
+        yield {"category": name}, [p for p in prompts if p.category == name], slice(None)
 
 
 def _bounded(

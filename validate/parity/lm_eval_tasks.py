@@ -347,7 +347,7 @@ class TaskRun:
 def run_tasks(
     asked: TaskRun, out: Path, *, engine: EngineName, command: str = DEFAULT_COMMAND
 ) -> dict[str, TaskSamples]:
-    """Run lm_eval, a name, a path or "PYTHON -m lm_eval"; what OUT.tasks keeps is not asked again."""
+    """Run lm_eval, a name, a path or "PYTHON -m lm_eval", or go on with what OUT.tasks keeps."""
     asked.check()
     check_output(out)
     words = _found_command(command)

@@ -19,9 +19,9 @@ from ...recipes.regular_file import optional_path
 from ..counting.acceptance_counts import Passes
 from ..counting.replaying import load_for_replay
 from ..measure.measurement_file import read_measurement
-from ..parity.divergence_findings import MIN_PROMPTS, divergence_findings
+from ..parity.divergence_findings import divergence_findings
 from ..parity.draft_findings import check_limits, draft_agreement, draft_findings
-from ..parity.finding import Findings, limits
+from ..parity.finding import MIN_PROMPTS, Findings, limits
 from ..parity.lm_eval_tasks import Directions, read_samples
 from ..parity.sampled_findings import (
     Scores,

@@ -143,7 +143,7 @@ def _unequal(own: Mapping[str, object], other: Mapping[str, object]) -> Iterator
 def _unaccounted(baseline: ForeignMeasurement, candidate: ForeignMeasurement) -> str:
     """Whose verify steps are not those of its outputs, as far as their lengths are known."""
     both = (baseline, candidate)
-    return "" if not all(map(_have_lengths, both)) else unaccounted([
+    return "" if not all(one.has_lengths for one in both) else unaccounted([
         (one.name, [num_missing(request.num_output_tokens or 0, request.counts, cut=False)
                     for request in one.requests], [request.counts for request in one.requests])
         for one in both
@@ -178,7 +178,7 @@ def not_compared(
                 " were sampled do not show it)",
                 "Measure at temperature 0, or with a tool that names the model of the server.",
             )
-        if not _have_lengths(one):
+        if not one.has_lengths:
             yield (
                 "whether verify steps account for the outputs"
                 f" ({one.name} has no numbers of output tokens)",
@@ -236,10 +236,6 @@ def _num_tokens(request: ForeignRequest) -> int:
 
 def _have_outputs(baseline: ForeignMeasurement, candidate: ForeignMeasurement) -> bool:
     return baseline.has_outputs and candidate.has_outputs
-
-
-def _have_lengths(one: ForeignMeasurement) -> bool:
-    return all(request.num_output_tokens is not None for request in one.requests)
 
 
 def _counted(one: ForeignMeasurement) -> CountedDraft:
