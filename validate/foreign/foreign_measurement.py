@@ -162,7 +162,6 @@ def with_copies_together(
 
 
 _MOST_BYTES = 512 * 2**20  # of a file of lines
-_PIECE = 1 << 16  # bytes of a line that are looked at together
 _LONGEST_LINE = 64 * 2**20  # bytes, of a document too: 10,000 requests of GuideLLM have 54 MB
 PAGE = "docs/foreign-numbers.md says what is read of each tool, and how it is run for that"
 ONE_A_LINE = "write each object on one line: jq -c 'arrays[], objects' FILE > FILE.jsonl"
@@ -189,23 +188,12 @@ def object_in(path: Path) -> Fields:
 def raw_lines(stream: BinaryIO, path: Path) -> Iterator[bytes]:
     """Every line of a file as it is; MeasureError: one, or all together, are too long to read."""
     size = 0
-    while length := _length_of_line(stream):
-        size += length
-        for most, found, what in ((_LONGEST_LINE, length, "a line"), (_MOST_BYTES, size, "it")):
+    while line := stream.readline(_LONGEST_LINE + 1):
+        size += len(line)
+        for most, found, what in ((_LONGEST_LINE, len(line), "a line"), (_MOST_BYTES, size, "it")):
             if found > most:
                 raise MeasureError(path, f"{what} has more than {most:,} bytes", fix=PAGE)
-        yield stream.readline(length)
-
-
-def _length_of_line(stream: BinaryIO) -> int:
-    """Bytes of the next line, which is not held; of one that is too long not all are counted."""
-    start, length = stream.tell(), 0
-    while length <= _LONGEST_LINE and (piece := stream.readline(_PIECE)):
-        length += len(piece)
-        if piece.endswith(b"\n"):
-            break
-    stream.seek(start)
-    return length
+        yield line
 
 
 def lines_of(path: Path) -> Iterator[tuple[str, Fields]]:

@@ -35,11 +35,8 @@ def golden_of_measurement(measurement: Measurement) -> Golden:
     """Of one measured server: all its verify steps, as its own counters have them."""
     setup = measurement.setup
     if setup.speculation is None:
-        raise GoldenError(
-            measurement.name,
-            "the server drafted nothing, so that nothing was accepted",
-            fix="give a measurement of a server that drafts",
-        )
+        what = "the server drafted nothing, so that nothing was accepted"
+        raise GoldenError(measurement.name, what, fix="give a measurement of a server that drafts")
     prompts = [
         replace(
             PromptCounts.of(one, one.counts, one.cluster or ""),
@@ -117,11 +114,9 @@ def _counted(prompts: Iterable[PromptCounts], draft: str) -> dict[str, Any]:
     counted, digest = golden_prompts(found)
     edges = context_edges(found)
     if not counted:
-        raise GoldenError(
-            "--golden",
-            f"no prompt of {draft} has a verify step that was counted",
-            fix="see the verdict and its reason, or record longer continuations",
-        )
+        what = f"no prompt of {draft} has a verify step that was counted"
+        fix = "see the verdict and its reason, or record longer continuations"
+        raise GoldenError("--golden", what, fix=fix)
     return {
         "draftquant": package_version("draftquant"),
         "prompts_sha256": digest,

@@ -76,11 +76,8 @@ def limits_of(
 def _limit(category: str, golden: GoldenCategory, max_drop: float) -> Limit:
     where = f"golden, category {category!r}" if category else "golden"
     if not golden.standard_error:
-        raise GoldenError(
-            where,
-            "does not say how much requests differ: it has one prompt, or all accept alike",
-            fix="write it of more prompts (draftquant replay --golden)",
-        )
+        what = "does not say how much requests differ: it has one prompt, or all accept alike"
+        raise GoldenError(where, what, fix="write it of more prompts (draftquant replay --golden)")
     error = golden.standard_error
     found = Limit(category=category, golden=golden, standard_error=error, max_drop=max_drop)
     if found.lowest <= 1:
@@ -107,11 +104,9 @@ _LABEL = re.compile("(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 def check_window(window: str) -> None:
     """Refuse what Prometheus would not take for a time."""
     if not _WINDOW.fullmatch(window) or not re.search("[1-9]", window):
-        raise GoldenError(
-            "--window",
-            f"expected a time such as 30m or 1h, got {window!r}",
-            fix="give numbers with w, d, h, m or s, once each, in this order",
-        )
+        what = f"expected a time such as 30m or 1h, got {window!r}"
+        fix = "give numbers with w, d, h, m or s, once each, in this order"
+        raise GoldenError("--window", what, fix=fix)
 
 
 def label_is(label: str, value: str) -> str:

@@ -6,6 +6,7 @@ ids, and one without choices, which has the usage and the metrics
 """
 
 import asyncio
+import operator
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
@@ -236,10 +237,10 @@ def _read(reply: Reply, prompt: Prompt, num_top: int) -> tuple[Completion, str |
         named = {key: metrics[key] for key in _Told.__dataclass_fields__ if key in metrics}
         told = decode(_Told, named)
     completion = Completion(
-        num_draft_tokens=told and told.num_spec_tokens,
-        histogram=told and told.acceptance_histogram,
-        accepted=told and told.per_step_accepted,
-        drafted=told and told.per_step_drafted,
+        num_draft_tokens=None if told is None else told.num_spec_tokens,
+        histogram=None if told is None else told.acceptance_histogram,
+        accepted=None if told is None else told.per_step_accepted,
+        drafted=None if told is None else told.per_step_drafted,
         token_ids=tuple(token_ids),
         ended=ended,
         token_logprob=tuple(logprobs) if num_top else None,
@@ -297,6 +298,11 @@ class ServerCounters:
     accepted: tuple[int, ...]
 
     @property
+    def sums(self) -> tuple[int, int, int]:
+        """What never falls."""
+        return self.num_finished, self.num_tokens, self.num_rounds or 0
+
+    @property
     def num_draft_tokens(self) -> int | None:
         """K: there is one counter for each position, from the start of the server on."""
         return len(self.accepted) or None
@@ -334,7 +340,7 @@ async def counted_steps(
         before = await _idle(client)
         answer = await ask()
         if answer.num_attempts == 1:
-            after = await _after(client, before)
+            after = await _idle(client, before)
             histogram = _rounds(client, before, after, len(answer.token_ids), num_draft_tokens)
             return replace(answer, histogram=histogram, num_draft_tokens=num_draft_tokens)
         await asyncio.sleep(_BETWEEN)
@@ -347,29 +353,19 @@ async def counted_steps(
     )
 
 
-async def _idle(client: ServerClient) -> ServerCounters:
-    """The counters when nothing runs; what an attempt of ours has left ends soon."""
+async def _idle(client: ServerClient, before: ServerCounters | None = None) -> ServerCounters:
+    """The counters when nothing runs, and after `before` with one more request that finished.
+
+    What an attempt of ours has left ends soon; the last token may be sent before it is counted.
+    """
     for _ in range(_PATIENCE):
         counters = await read_counters(client)
-        if not counters.num_running:
-            return counters
-        await asyncio.sleep(_POLL)
-    raise _others(client, f"{counters.num_running} request(s) run there that are not ours")
-
-
-async def _after(client: ServerClient, before: ServerCounters) -> ServerCounters:
-    """The counters with our request; the last token may be sent before it is counted."""
-    for _ in range(_PATIENCE):
-        counters = await read_counters(client)
-        if (
-            counters.num_finished < before.num_finished
-            or counters.num_tokens < before.num_tokens
-            or (counters.num_rounds or 0) < (before.num_rounds or 0)
-        ):
+        if before is not None and any(map(operator.lt, counters.sums, before.sums)):
             what = "its counters went back: it was started again meanwhile"
             fix = "run the same command again: what was measured is kept"
             raise MeasureError(client.url, what, fix=fix)
-        if counters.num_finished > before.num_finished and not counters.num_running:
+        finished = before is None or counters.num_finished > before.num_finished
+        if finished and not counters.num_running:
             return counters
         await asyncio.sleep(_POLL)
     if counters.num_running:

@@ -14,23 +14,14 @@ from ..foreign.foreign_measurement import ForeignMeasurement, ForeignPair, Forei
 from ..judging.advice import NO_BACKGROUND, Background
 from ..judging.figures import ServedFigures
 from ..judging.judgement import GateReport, judge_counts
-from ..judging.policy import Look, Policy, Wording
+from ..judging.policy import Look, Policy
 from .common_steps import common_length, num_missing
 from .measurement_pair import num_same_outputs, other_target, unaccounted
+from .served_gate import SENTENCES, wording
 
 MOST_NAMED = 5
 """Different settings of requests that a sentence names."""
-FOREIGN = Wording(
-    both_again="Measure both drafts on the same prompts, with one tool, engine, K and settings.",
-    take="Measure both servers on",
-    count="the same tool, with the same options",
-    gate="draftquant gate --measured A B",
-    join=(
-        "Put the prompts of before into the data set too, so that both runs measure all of them.",
-    ),
-    gate_joined="draftquant gate --measured A B",
-    longer="ask for longer outputs, or serve a smaller K",
-)
+FOREIGN = wording("foreign")
 
 
 def judge_foreign(
@@ -162,49 +153,24 @@ def not_compared(
 ) -> Iterator[tuple[str, str]]:
     """What a verdict has to know and these files do not say, and how their tool keeps it."""
     for one in (baseline, candidate):
-        if not one.has_outputs:
-            yield (
-                f"whether both servers ran one target ({one.name} keeps no texts of outputs)",
-                f"Keep the texts of outputs, and measure again: {one.to_keep_outputs}.",
-            )
-            if one.temperature is None:
-                yield (
-                    f"the temperature ({one.name} does not say it, and has no texts that show it)",
-                    "Send the temperature with every request, and measure again.",
-                )
-        elif one.temperature and not one.model:
-            yield (
-                f"whether both servers ran one target ({one.name} does not name it, and texts that"
-                " were sampled do not show it)",
-                "Measure at temperature 0, or with a tool that names the model of the server.",
-            )
-        if not one.has_lengths:
-            yield (
-                "whether verify steps account for the outputs"
-                f" ({one.name} has no numbers of output tokens)",
-                "Let the server report its usage (completion tokens), and measure again.",
-            )
+        drawn_unnamed = one.has_outputs and one.temperature and not one.model
+        for key, lacks in (
+            ("outputs", not one.has_outputs),
+            ("temperature", not one.has_outputs and one.temperature is None),
+            ("target", drawn_unnamed),
+            ("lengths", not one.has_lengths),
+        ):
+            if lacks:
+                row = SENTENCES["lacks"][key]
+                how = row["how"].format(to_keep_outputs=one.to_keep_outputs)
+                yield row["what"].format(name=one.name), how
 
 
-def warnings_of(baseline: ForeignMeasurement) -> Iterator[str]:
+def warnings_of(baseline: ForeignMeasurement) -> list[str]:
     """What a reader has to know of runs of its tool, sentences without a full stop."""
-    yield (
-        f"{baseline.tool}: no record of which draft was served, nor of its tensors, so nothing"
-        " shows that the candidate was quantized from the baseline"
-    )
-    yield (
-        f"{baseline.tool}: no record of the server's acceptance rule, so settings that change the"
-        " target's outputs would go unnoticed (see `draftquant parity`)"
-    )
-    yield (
-        f"requests were paired by {baseline.paired_by}, and whole outputs are compared, with wider"
-        " bounds than measurements of 'draftquant measure' have"
-    )
-    if not baseline.told_positions:
-        yield (
-            f"{baseline.tool} keeps how many tokens all verify steps of a request accepted, not how"
-            " many each did: the verdict needs no more, and figures by position say nothing here"
-        )
+    said = SENTENCES["foreign"]
+    sentences = [*said["warnings"], *([] if baseline.told_positions else [said["sums_alone"]])]
+    return [one.format(tool=baseline.tool, paired_by=baseline.paired_by) for one in sentences]
 
 
 def _same(baseline: ForeignMeasurement, candidate: ForeignMeasurement) -> bool:

@@ -101,19 +101,13 @@ def pair_measurements(baseline: Measurement, candidate: Measurement) -> ServedPa
     """
     both = (baseline, candidate)
     if baseline.records == candidate.records:
-        raise GateError(
-            candidate.name,
-            f"is the same measurement as {baseline.name}: even all times are equal",
-            fix="give two runs, the BF16 draft's first",
-        )
+        what = f"is the same measurement as {baseline.name}: even all times are equal"
+        raise GateError(candidate.name, what, fix="give two runs, the BF16 draft's first")
     sizes = [_num_draft_tokens(one) for one in both]
     depth = sizes[0] or sizes[1]
     if not depth:
-        raise GateError(
-            baseline.name,
-            f"neither it nor {candidate.name} was measured with a draft",
-            fix="measure servers that draft",
-        )
+        what = f"neither it nor {candidate.name} was measured with a draft"
+        raise GateError(baseline.name, what, fix="measure servers that draft")
     counts = [
         [whole_counts(record, size or depth) for record in one.records]
         for one, size in zip(both, sizes, strict=True)

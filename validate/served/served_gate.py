@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ...recipes.errors import GateError
+from ...recipes.packages import table_beside
 from ..counting.paired_change import PairedChange
 from ..judging.advice import NO_BACKGROUND, Background
 from ..judging.figures import ServedFigures
@@ -14,20 +15,18 @@ from ..judging.policy import Look, Policy, Verdict, Wording
 from ..measure.measurement import Measurement, differing_arguments
 from .measurement_pair import ServedPair, pair_measurements
 
-SERVED = Wording(
-    both_again="Measure both drafts on the same prompts, with one engine, template and K.",
-    take="Measure both servers on",
-    count="draftquant measure --server URL --engine ENGINE --prompts PROMPTS --out A.jsonl",
-    gate="draftquant gate --measured A.jsonl B.jsonl",
-    join=("Put the prompts of before into PROMPTS too, so that both runs measure all of them.",),
-    gate_joined="draftquant gate --measured A.jsonl B.jsonl",
-    longer="ask for longer outputs (measure --max-new-tokens), or serve a smaller K",
-)
-UNCHANGED = dataclasses.replace(
-    SERVED,
-    both_again="Check which draft the candidate's server runs (draftquant measure --show B.jsonl),"
-    " start it with the quantized draft, and measure again.",
-)
+SENTENCES = table_beside(__file__, "sentences")
+
+
+def wording(*names: str) -> Wording:
+    """What a verdict calls what was done; later names say otherwise what the first says."""
+    rows = [SENTENCES["wording"][name] for name in names]
+    said = {key: value for row in rows for key, value in row.items()}
+    return Wording(**said | {"join": tuple(said["join"])})
+
+
+SERVED = wording("served")
+UNCHANGED = wording("served", "unchanged")
 """Where a candidate does what its baseline did."""
 SAID_FROM = 0.02
 """Share of verify steps with fewer than K proposals from which on it is said."""
@@ -226,11 +225,9 @@ def server_noise(baseline: Measurement, again: Measurement, policy: Policy) -> S
     pair = pair_measurements(baseline, again)
     digests = {draft_sha256(one) for one in (baseline, again)} - {None}
     if len(digests) > 1:
-        raise GateError(
-            again.name,
-            f"measured another draft than {baseline.name}, whose noise it should show",
-            fix="--baseline-again takes a second run of the BF16 draft",
-        )
+        what = f"measured another draft than {baseline.name}, whose noise it should show"
+        fix = "--baseline-again takes a second run of the BF16 draft"
+        raise GateError(again.name, what, fix=fix)
     change, drift = pair.change(policy.confidence), pair.change(DRIFT_CONFIDENCE)
     verdict, reason, action = judged_noise(pair.incomparable, change, drift, policy)
     return ServerNoise(
@@ -248,32 +245,23 @@ def judged_noise(
     incomparable: str, change: PairedChange | None, drift: PairedChange | None, policy: Policy
 ) -> tuple[Verdict, str, str | None]:
     """Verdict, reason and action; `drift` is `change` at `DRIFT_CONFIDENCE`."""
+    limit, found = policy.max_relative_drop, ""
+    if change is not None:
+        lower, upper = change.relative_bounds
+        found = (
+            f"the second measurement of the baseline differs from the first by"
+            f" {change.relative_change:+.2%} (bounds {lower:+.2%} and {upper:+.2%})"
+        )
     if incomparable:
-        what = f"{incomparable[0].upper()}{incomparable[1:]}: this run does not repeat the first."
-        return "ANOMALOUS", what, "Measure the BF16 draft again, on the same server as before."
-    if change is None or drift is None:
-        few = "There are too few prompts to estimate the noise."
-        return "INCONCLUSIVE", few, "Measure more prompts."
-    lower, upper = change.relative_bounds
-    found = (
-        f"the second measurement of the baseline differs from the first by"
-        f" {change.relative_change:+.2%} (bounds {lower:+.2%} and {upper:+.2%})"
-    )
-    if not drift.lower <= 0 <= drift.upper:
-        return (
-            "ANOMALOUS",
-            f"The server changed between the two measurements: {found}, and chance does that in"
-            " fewer than one of a hundred pairs of runs.",
-            "Look for a change of the server's load, version or settings, then measure all runs"
-            " again in turns.",
-        )
-    noise = (change.upper - change.lower) / 2
-    if noise >= -math.log1p(-policy.max_relative_drop):
-        return (
-            "INCONCLUSIVE",
-            f"The server's noise is as large as the limit of {policy.max_relative_drop:.2%}:"
-            f" {found}.",
-            "Measure more prompts or longer outputs, or keep fewer requests in flight.",
-        )
-    limit = f"the limit of {policy.max_relative_drop:.2%}"
-    return "PASS", f"The server's noise is smaller than {limit}: {found}.", None
+        case = "another_run"
+    elif change is None or drift is None:
+        case = "too_few"
+    elif not drift.lower <= 0 <= drift.upper:
+        case = "changed"
+    elif (change.upper - change.lower) / 2 >= -math.log1p(-limit):
+        case = "large"
+    else:
+        case = "small"
+    row, why = SENTENCES["noise"][case], f"{incomparable[:1].upper()}{incomparable[1:]}"
+    reason = row["reason"].format(incomparable=why, found=found, limit=limit)
+    return row["verdict"], reason, row.get("action")
