@@ -102,6 +102,15 @@ class Estimating(Heard):
     target_layers: int | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Listing(Heard):
+    """Where results of the recipes that are listed are to load; None = anywhere."""
+
+    engine: EngineName | None = None
+    gpu: str | None = None
+    family: str | None = None
+
+
 @dataclass(frozen=True)
 class Checking(Heard):
     """Of which draft, in which engine, on which GPU; None = the usual one, or all of a pair.

@@ -12,11 +12,10 @@ from ...recipes.brief import Brief
 from ...recipes.decode import nearest
 from ...recipes.errors import RecipeError
 from ...recipes.formats import NUMBER_FORMATS
-from ...recipes.listener import Listener
 from ...recipes.schema import LoadsOn
+from ..asked import Listing
 from ..drafts import FAMILIES
 from ..gpus import GPUS, architecture, gpu_name, gpu_names
-from .contract import EngineName
 from .versions import choose
 
 
@@ -26,15 +25,6 @@ def loaded_families() -> tuple[str, ...]:
     recipes = map(load_recipe, built_in_recipes())
     every = (name for one in recipes for place in one.loads_on for name in place.family)
     return tuple(dict.fromkeys(every))
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where results are to load; None = anywhere."""
-
-    engine: EngineName | None
-    gpu: str | None
-    family: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -67,7 +57,7 @@ class ListedRecipe(Brief):
         }
 
 
-def listed_recipes(asked: Place, listener: Listener) -> tuple[ListedRecipe, ...]:
+def listed_recipes(asked: Listing) -> tuple[ListedRecipe, ...]:
     """The built-in recipes whose results load where it is asked, by name; why none does is said.
 
     Raises:
@@ -86,7 +76,7 @@ def listed_recipes(asked: Place, listener: Listener) -> tuple[ListedRecipe, ...]
         if not is_asked or places(recipe, asked)
     ]
     if not found:
-        listener.line(_why_none(asked, arch))
+        asked.listener.line(_why_none(asked, arch))
     return tuple(map(_listed, found))
 
 
@@ -102,7 +92,7 @@ def _emulated(recipe: Recipe) -> tuple[str, ...]:
     return tuple(arch for arch in archs if arch in slow)
 
 
-def _why_none(asked: Place, arch: str | None) -> str:
+def _why_none(asked: Listing, arch: str | None) -> str:
     """Why nothing is listed: nobody executed the engine there, or it refuses every recipe."""
     given = {"--engine": asked.engine, "--gpu": asked.gpu, "--family": asked.family}
     words = " ".join(f"{option} {value}" for option, value in given.items() if value)
@@ -118,7 +108,7 @@ def _why_none(asked: Place, arch: str | None) -> str:
     )
 
 
-def places(recipe: Recipe, asked: Place) -> tuple[LoadsOn, ...]:
+def places(recipe: Recipe, asked: Listing) -> tuple[LoadsOn, ...]:
     """Where the recipe's result loads, as far as it is asked."""
     arch = architecture(asked.gpu) if asked.gpu else None
     return tuple(

@@ -7,6 +7,7 @@ rich is imported when something is printed.
 """
 
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -45,7 +46,7 @@ def note(*parts: "Part") -> None:
 
 def print_json(value: Any) -> None:
     """Print a result for machines; in ASCII, which no terminal takes for a command."""
-    RESULTS.write(json.dumps(value, indent=2).replace("\x7f", r"\u007f") + "\n")
+    RESULTS.write(json.dumps(value, indent=2, default=os.fspath).replace("\x7f", r"\u007f") + "\n")
 
 
 def print_error(exc: BaseException, *, as_json: bool = False) -> None:

@@ -111,7 +111,9 @@ def verb(
 
 
 def _to_mapping(report: Any, _settings: Any) -> Any:
-    return report.to_mapping()
+    """What the report makes of itself, else its fields."""
+    own = getattr(report, "to_mapping", None)
+    return dataclasses.asdict(report) if own is None else own()
 
 
 def _exit_code(report: Any) -> int:

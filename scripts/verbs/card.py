@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
+from typing import Any
 
 from ...quantize.files.card_text import CARD_FILE
 from ...quantize.files.staging import check_output, replace_text
@@ -90,8 +91,8 @@ def _show(text: str, settings: CardSettings) -> None:
         print_document(text)
 
 
-def _mapping(text: str, settings: CardSettings) -> dict[str, str | None]:
-    return {"out": None if settings.out is None else str(settings.out), "card": text}
+def _mapping(text: str, settings: CardSettings) -> dict[str, Any]:
+    return {"out": settings.out, "card": text}
 
 
 COMMAND = Command(card, _show, _mapping)

@@ -78,7 +78,6 @@ def _show(report: "reports.DequantizeReport", _settings: object) -> None:
 def _mapping(report: "reports.DequantizeReport", _settings: object) -> dict[str, Any]:
     return {
         **dataclasses.asdict(report),
-        "out": str(report.out),
         "elements": report.elements,
         "rounded": report.rounded,
         "max_relative_difference": report.max_relative_difference,

@@ -31,8 +31,8 @@ def golden(settings: GoldenRun) -> "reports.GoldenText":
 def _mapping(found: "reports.GoldenText", _settings: object) -> dict[str, Any]:
     from ...recipes.decode import encode
 
-    out = None if found.out is None else str(found.out)
-    return {"golden": encode(found.golden), "text": found.text, "notes": found.notes, "out": out}
+    golden = encode(found.golden)
+    return {"golden": golden, "text": found.text, "notes": found.notes, "out": found.out}
 
 
 def _show(found: "reports.GoldenText", settings: GoldenRun) -> None:

@@ -1,10 +1,9 @@
 """`graft`: put an MTP layer that was quantized apart back into its target's folder."""
 
-import dataclasses
 from collections import Counter
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from ...quantize.files.hub import Reference, resolve_draft, running_argv
 from ...recipes.listener import Heard, verifying
@@ -83,10 +82,4 @@ def _show(report: "reports.GraftReport", _settings: object) -> None:
             out.line(f"  {check.error}")
 
 
-def _mapping(report: "reports.GraftReport", _settings: object) -> dict[str, Any]:
-    fields = {each.name: getattr(report, each.name) for each in dataclasses.fields(report)}
-    checks = [dataclasses.asdict(check) for check in report.checks]
-    return {**fields, "out": str(report.out), "checks": checks}
-
-
-COMMAND = Command(graft, _show, _mapping)
+COMMAND = Command(graft, _show)

@@ -1,12 +1,12 @@
 """The verbs of `recipes`: list the built-in ones, show one resolved, check a file."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from ...quantize.engines.contract import EngineName
+from ...quantize.asked import Listing
 from ...quantize.gpus import gpu_names
 from ...recipes import Recipe, recipe_sha256, to_mapping
 from ...recipes.chosen_recipe import AnyRecipe, named_recipe
@@ -16,28 +16,10 @@ from ..frame.console import print_document, print_table, stdout, table
 from ..frame.verb import Command, verb
 
 if TYPE_CHECKING:
-    from ...quantize.engines.listed_recipes import Place
     from ...recipes.schema import LoadsOn
 
 DEFAULT = "list"
 NOWHERE = "no engine without the draftquant plugin"
-
-
-@dataclass(frozen=True)
-class RecipesListSettings(Heard):
-    """Which recipes are listed; all where nothing is asked."""
-
-    _: KW_ONLY
-    engine: EngineName | None = None
-    gpu: str | None = None
-    family: str | None = None
-
-    @property
-    def place(self) -> "Place":
-        """Where results are to load."""
-        from ...quantize.engines.listed_recipes import Place
-
-        return Place(self.engine, self.gpu, self.family)
 
 
 @dataclass(frozen=True)
@@ -47,8 +29,8 @@ class RecipeSettings(Heard):
     recipe: AnyRecipe
 
 
-@verb(RecipesListSettings)
-def recipes_list(settings: RecipesListSettings) -> "tuple[reports.ListedRecipe, ...]":
+@verb(Listing)
+def recipes_list(settings: Listing) -> "tuple[reports.ListedRecipe, ...]":
     """List the built-in recipes: all, or those for a GPU, an engine or a family of drafts.
 
     Returns:
@@ -60,7 +42,7 @@ def recipes_list(settings: RecipesListSettings) -> "tuple[reports.ListedRecipe, 
     """
     from ...quantize.engines.listed_recipes import listed_recipes
 
-    return listed_recipes(settings.place, settings.listener)
+    return listed_recipes(settings)
 
 
 @verb(RecipeSettings)
@@ -89,7 +71,7 @@ def recipes_check(settings: RecipeSettings) -> Recipe:
     return named_recipe(settings.recipe, settings.listener)
 
 
-def _show_list(listing: "Sequence[reports.ListedRecipe]", settings: RecipesListSettings) -> None:
+def _show_list(listing: "Sequence[reports.ListedRecipe]", settings: Listing) -> None:
     if not listing:
         return
     spare = "backend", "layout", "algorithm"
@@ -105,12 +87,12 @@ def _show_list(listing: "Sequence[reports.ListedRecipe]", settings: RecipesListS
             recipe.algorithm.name,
             recipe.layout,
             recipe.backend,
-            _places(listed, settings.place),
+            _places(listed, settings),
         )
     print_table(found)
 
 
-def _places(listed: "reports.ListedRecipe", asked: "Place") -> str:
+def _places(listed: "reports.ListedRecipe", asked: Listing) -> str:
     """Where the result loads, as far as it was asked, and where that is no use for speed."""
     from ...quantize.engines.listed_recipes import places
 

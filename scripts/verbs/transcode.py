@@ -1,9 +1,8 @@
 """`transcode`: the same codes and scales in another layout or carrier, bit for bit."""
 
-import dataclasses
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from ...quantize.files.hub import Reference, resolve_draft, running_argv
 from ...recipes.listener import Heard, verifying
@@ -67,8 +66,4 @@ def _show(report: "reports.TranscodeReport", _settings: object) -> None:
     out.line(f"-> {report.after}")
 
 
-def _mapping(report: "reports.TranscodeReport", _settings: object) -> dict[str, Any]:
-    return dataclasses.asdict(report) | {"out": str(report.out)}
-
-
-COMMAND = Command(transcode, _show, _mapping)
+COMMAND = Command(transcode, _show)
