@@ -7,7 +7,6 @@ executed with every combination of the engines' `biases` (`tests/engines/kinds.p
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ..drafts.engine_traits import Finding
@@ -16,7 +15,7 @@ from ..files.safetensors_header import TensorInfo
 from ..stored.layouts.scheme import FP8_DTYPE
 from .contract import Module, Parameter, Question, Scheme
 from .engine import Engine
-from .engine_rows import concatenated, said
+from .engine_rows import Facts, concatenated, said
 from .excludes import is_transformed
 from .linear_scheme import LinearScheme
 
@@ -151,7 +150,7 @@ def _asked(engine: Engine, question: Question) -> list[frozenset[str] | None]:
 # ---- A quantized linear as the rows of rules.toml look at it
 
 
-class CutBlock(NamedTuple):
+class _CutBlock(NamedTuple):
     """A size that is no whole number of blocks, as both engines' errors name it."""
 
     size: str
@@ -159,90 +158,57 @@ class CutBlock(NamedTuple):
     block: int
 
 
-class CutScales(NamedTuple):
+class _CutScales(NamedTuple):
     """The scales of the last part of a fused linear: where they begin, and how many there are."""
 
     start: int
     size: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QuantizedLinear:
-    """One module that is stored quantized, and the [rows, columns] of its parts in one shard."""
+def quantized_linear(
+    question: Question, module: Module, scheme: LinearScheme, shapes: Sequence[tuple[int, int]]
+) -> Facts:
+    """Of one module that is stored quantized, and the [rows, columns] of its parts in one shard."""
+    columns = shapes[0][1]
+    group = scheme.group_size or columns  # inputs of one; all where there are no groups
+    whole = columns * (question.tp if module.sharding == "row" else 1)
+    return {
+        "question": question,
+        "module": module,
+        "scheme": scheme,
+        "rows": sum(rows for rows, _ in shapes),
+        "columns": columns,
+        "fused": len(shapes) > 1,
+        "transformed": lambda: is_transformed(question, module.prefix),
+        "concatenated": concatenated().get(scheme.signature),
+        "group": group,
+        "group_or_row": "row" if group in (columns, whole) else group,
+        "cut_group": columns % group != 0,
+        "less_than_a_group": columns < group,
+        "cut_columns": columns % scheme.block[1] != 0,
+        "cut_scales": _cut_scales([rows for rows, _ in shapes], scheme.block[0]),
+        "cut_block": _cut_block(module, shapes, scheme.block, split=question.tp > 1),
+    }
 
-    question: Question
-    module: Module
-    scheme: LinearScheme
-    shapes: Sequence[tuple[int, int]]
 
-    @property
-    def rows(self) -> int:
-        """Of all parts."""
-        return sum(rows for rows, _ in self.shapes)
+def _cut_scales(parts: Sequence[int], high: int) -> _CutScales | None:
+    """Of a fused linear whose parts end in the middle of blocks, of so many rows."""
+    *first, last = parts
+    if not any(rows % high for rows in first):
+        return None
+    return _CutScales(-(-sum(first) // high), -(-(sum(first) + last) // high))
 
-    @property
-    def columns(self) -> int:
-        """Of each part."""
-        return self.shapes[0][1]
 
-    @property
-    def fused(self) -> bool:
-        """Whether it has several parts."""
-        return len(self.shapes) > 1
-
-    @property
-    def transformed(self) -> bool:
-        """Whether its inputs or outputs are to be transformed while it is served."""
-        return is_transformed(self.question, self.module.prefix)
-
-    @property
-    def concatenated(self) -> str | None:
-        """SGLang's error where it puts two of such linears together."""
-        return concatenated().get(self.scheme.signature)
-
-    @property
-    def group(self) -> int:
-        """Inputs of one group; all where there are no groups."""
-        return self.scheme.group_size or self.columns
-
-    @property
-    def group_or_row(self) -> int | str:
-        """Inputs of one group; "row" where one group is all that is stored in a row."""
-        split = self.question.tp if self.module.sharding == "row" else 1
-        return "row" if self.group in (self.columns, self.columns * split) else self.group
-
-    @property
-    def cut_group(self) -> bool:
-        """Whether the shards begin and end within a group."""
-        return self.columns % self.group != 0
-
-    @property
-    def less_than_a_group(self) -> bool:
-        """Whether one shard has no whole group."""
-        return self.columns < self.group
-
-    @property
-    def cut_columns(self) -> bool:
-        """Whether the columns are no whole blocks."""
-        return self.columns % self.scheme.block[1] != 0
-
-    @property
-    def cut_scales(self) -> CutScales | None:
-        """Of a fused linear whose parts end in the middle of blocks."""
-        (*first, last), high = (rows for rows, _ in self.shapes), self.scheme.block[0]
-        if not any(rows % high for rows in first):
-            return None
-        return CutScales(-(-sum(first) // high), -(-(sum(first) + last) // high))
-
-    @property
-    def cut_block(self) -> CutBlock | None:
-        """What is no whole number of blocks in a part or shard, which it has to be."""
-        split, (high, wide) = self.question.tp > 1, self.scheme.block
-        if split and self.module.sharding == "row" and self.columns % wide:
-            return CutBlock(f"input_size_per_partition = {self.columns}", "block_k", wide)
-        every = split and self.module.sharding == "column"
-        checked = self.shapes if every else self.shapes[:-1]  # a whole may end within a block
-        small = next((rows for rows, _ in checked if rows % high), None)
-        if small is None:
-            return None
-        return CutBlock(f"output_partition_size = {small}", "block_n", high)
+def _cut_block(
+    module: Module, shapes: Sequence[tuple[int, int]], block: tuple[int, int], *, split: bool
+) -> _CutBlock | None:
+    """What is no whole number of blocks in a part or shard, which it has to be."""
+    columns, (high, wide) = shapes[0][1], block
+    if split and module.sharding == "row" and columns % wide:
+        return _CutBlock(f"input_size_per_partition = {columns}", "block_k", wide)
+    every = split and module.sharding == "column"
+    checked = shapes if every else shapes[:-1]  # in one piece the last part may end in the middle
+    small = next((rows for rows, _ in checked if rows % high), None)
+    if small is None:
+        return None
+    return _CutBlock(f"output_partition_size = {small}", "block_n", high)

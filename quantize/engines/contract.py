@@ -27,6 +27,12 @@ TITLES: Mapping[EngineName, str] = {
 }
 """How people write the names of engines."""
 Verdict = Literal["LOADS", "LOADS BUT WRONG", "REFUSED", "UNKNOWN"]
+EXIT_CODES: Mapping[Verdict, int] = {
+    "LOADS": 0,
+    "LOADS BUT WRONG": 1,
+    "REFUSED": 1,
+    "UNKNOWN": 3,
+}
 
 STAGES: tuple[Stage, ...] = ("config", "init", "load", "unknown", "wrong", "after load")
 """In the order in which they decide. What is unknown may be an error of loading, so it goes before
@@ -132,9 +138,6 @@ def read_declaration(checkpoint: Checkpoint) -> Declaration | None:
         excludes=said.excludes,
         problem=said.problem,
     )
-
-
-_MASK_KEYS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
 
 
 class _Understood(NamedTuple):
@@ -277,33 +280,6 @@ class Question(ServedDraft):
     def keys(self) -> Mapping[str, Any]:
         """Those of the declaration; none without one."""
         return self.declaration.keys if self.declaration else {}
-
-    @property
-    def whole_size(self) -> Any:
-        """Rows that a whole head has, by config.json."""
-        return self.config.get("vocab_size")
-
-    @property
-    def head_is_whole(self) -> bool:
-        """Whether as many are stored, or none."""
-        return self.head_rows in (None, self.whole_size)
-
-    @property
-    def declares_whole_head(self) -> bool:
-        """Whether config.json asks for as many."""
-        return self.config.get("draft_vocab_size") in (None, self.whole_size)
-
-    @property
-    def has_map(self) -> bool:
-        """Whether a map from draft ids to target ids is stored."""
-        return "d2t" in self.tensor_names
-
-    @property
-    def names_mask(self) -> bool:
-        """Whether vLLM finds a mask token: `v1/worker/gpu/spec_decode/utils.py:92`."""
-        nested = self.config.get("dflash_config")
-        there = {**self.config, **(nested if isinstance(nested, Mapping) else {})}
-        return any(there.get(key) is not None for key in _MASK_KEYS)
 
     @property
     def is_float16_only(self) -> bool:

@@ -16,7 +16,7 @@ from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
 from .contract import TITLES, Captures, CutHead, Declaration, EngineName, Module, Question, Scheme
 from .declared_forms import quantizes_outputs
-from .engine_rows import first_rule, schemes_of
+from .engine_rows import Facts, first_rule, schemes_of
 from .mtp_linears import built_as_floats, layer_linears
 from .mtp_linears import modules as mtp_modules
 
@@ -219,7 +219,7 @@ class Engine(ABC):
 
     def declaration_problem(self, declaration: Declaration, arch: str) -> Finding | None:
         """Why it refuses a declaration on a GPU before it looks at any layer."""
-        facts = _DeclarationOn(declaration, arch, self.needed)
+        facts = _declaration_facts(declaration, arch, self.needed)
         return first_rule(self.name, "declaration", facts)
 
     def row(self, signature: str, arch: str) -> Scheme | None:
@@ -313,58 +313,26 @@ class Engine(ABC):
         yield from ()
 
 
-@dataclass(frozen=True, slots=True)
-class _DeclarationOn:
-    """A declaration and the GPU where it is asked for, as rows of rules.toml look at it."""
-
-    declaration: Declaration
-    arch: str
-    needed: Mapping[str, list[list[str]]]
-
-    @property
-    def method(self) -> str:
-        return self.declaration.method or ""
-
-    @property
-    def algorithm(self) -> str:
-        return self.declaration.algorithm or ""
-
-    @property
-    def algorithm_in_capitals(self) -> str:
-        return self.algorithm.upper()
-
-    @property
-    def data_type(self) -> Any:
-        return self.declaration.keys.get("data_type", "int")
-
-    @property
-    def capability(self) -> int:
-        return {"sm80": 80, "sm90": 90}[self.arch]
-
-    @property
-    def null_method(self) -> bool:
-        keys = self.declaration.keys
-        return None in (keys.get("quant_method", ""), keys.get("quantization", ""))
-
-    @property
-    def says_nothing(self) -> bool:
-        return not self.method and self.declaration.algorithm is None
-
-    @property
-    def is_sparse(self) -> bool:
-        sparsity = self.declaration.keys.get("sparsity_config")
-        return isinstance(sparsity, Mapping) and bool(sparsity.get("targets"))
-
-    @property
-    def quantizes_outputs(self) -> bool:
-        return quantizes_outputs(self.declaration.keys)
-
-    @property
-    def absent_key(self) -> list[str] | None:
-        """The spellings of the first key that the engine needs, and that is not there."""
-        needed, keys = self.needed.get(self.method, ()), self.declaration.keys
-        return next((each for each in needed if not any(key in keys for key in each)), None)
-
-    @property
-    def absent_name(self) -> str:
-        return (self.absent_key or [""])[-1]
+def _declaration_facts(
+    declaration: Declaration, arch: str, needed: Mapping[str, list[list[str]]]
+) -> Facts:
+    """`absent_key`: the spellings of the first key that is needed, and that is not there."""
+    keys, method = declaration.keys, declaration.method or ""
+    algorithm, sparsity = declaration.algorithm or "", keys.get("sparsity_config")
+    spellings = needed.get(method, ())
+    absent = next((each for each in spellings if not any(key in keys for key in each)), None)
+    return {
+        "declaration": declaration,
+        "arch": arch,
+        "capability": {"sm80": 80, "sm90": 90}.get(arch),
+        "method": method,
+        "algorithm": algorithm,
+        "algorithm_in_capitals": algorithm.upper(),
+        "data_type": keys.get("data_type", "int"),
+        "null_method": None in (keys.get("quant_method", ""), keys.get("quantization", "")),
+        "says_nothing": not method and declaration.algorithm is None,
+        "is_sparse": isinstance(sparsity, Mapping) and sparsity.get("targets"),
+        "quantizes_outputs": lambda: quantizes_outputs(keys),
+        "absent_key": absent,
+        "absent_name": absent and absent[-1],
+    }

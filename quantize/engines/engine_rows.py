@@ -19,6 +19,8 @@ from ..drafts.engine_traits import Finding, Stage
 from .contract import EngineName, Scheme
 
 Rows = Sequence[Mapping[str, Any]]
+Facts = Mapping[str, Any]
+"""What rows of rules.toml look at; what is to be found out only if a row asks is a function."""
 _RAW = re.compile(r"\w*(Error|Exception)\b")
 _CHOICE = re.compile(r"\{(.*?)\}")
 _INTEGERS = re.compile(r"int(?P<bits>\d)(?P<plus>\+?) \D*(?P<size>\d*)")
@@ -129,35 +131,23 @@ class Rule:
     engine: EngineName | None = None
     source: str = ""
 
-    def applies(self, facts: object) -> bool:
+    def applies(self, facts: Facts) -> bool:
         """Whether the condition holds of these facts."""
-        if not all(_meets(_fact(facts, path), is_) for path, is_ in self.when.items()):
-            return False
-        unless = self.unless.items()
-        return not unless or not all(_meets(_fact(facts, path), is_) for path, is_ in unless)
+        holds = all(_meets(_fact(facts, path), wanted) for path, wanted in self.when.items())
+        unless = (_meets(_fact(facts, path), wanted) for path, wanted in self.unless.items())
+        return holds and not (self.unless and all(unless))
 
-    def said(self, facts: object) -> Finding:
+    def said(self, facts: Facts) -> Finding:
         """What it says of them."""
         stage, text, remedy = self.says
-        named = _Fields(facts)
-        return Finding(stage, text.format_map(named), remedy.format_map(named))
+        return Finding(stage, text.format_map(facts), remedy.format_map(facts))
 
 
-class _Fields(dict[str, Any]):
-    """The fields of a record by name, for texts that put them in."""
-
-    def __init__(self, facts: object) -> None:
-        self._facts = facts
-
-    def __missing__(self, name: str) -> Any:
-        return getattr(self._facts, name)
-
-
-def _fact(facts: object, path: str) -> Any:
+def _fact(facts: Facts, path: str) -> Any:
     value: Any = facts
     for name in path.split("."):
         value = value.get(name) if isinstance(value, Mapping) else getattr(value, name)
-    return value
+    return value() if callable(value) else value
 
 
 def _meets(value: Any, wanted: Any) -> bool:
@@ -185,7 +175,7 @@ def _rules(engine: EngineName, about: str) -> Sequence[Rule]:
     return [rule for rule in rules if rule.engine in (None, engine)]
 
 
-def first_rule(engine: EngineName, about: str, facts: object) -> Finding | None:
+def first_rule(engine: EngineName, about: str, facts: Facts) -> Finding | None:
     """What an engine says of these facts by the first row about them; None where no row does."""
     found = (rule.said(facts) for rule in _rules(engine, about) if rule.applies(facts))
     return next(found, None)

@@ -168,7 +168,8 @@ def folder_findings(
 def _shared_tables(engine: Engine, question: Question, stored: Stored) -> Iterator[Finding]:
     if not question.own.shares_tables:
         return
-    pruned = "d2t" in stored.get("", {}) or not question.head_is_whole
+    whole = question.head_rows in (None, question.config.get("vocab_size"))
+    pruned = "d2t" in stored.get("", {}) or not whole
     if pruned:
         yield said("shared-cut-head", engine=engine.title)
     for module in SHARED:

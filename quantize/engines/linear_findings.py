@@ -12,13 +12,13 @@ from ..files.safetensors_header import TensorInfo
 from ..stored.layouts.scheme import FLOAT_DTYPES
 from ..stored.stored_declaration import COMPANIONS
 from .built_linears import (
-    QuantizedLinear,
     built_biases,
     holds,
     never_fits,
     one_global_scale,
     other_shape,
     parameters,
+    quantized_linear,
     refused_shape,
     without_ones,
 )
@@ -237,9 +237,7 @@ class Walk:
             else:
                 yield from self._parts(module, scheme, tensors, shape, row.not_read)
         shards = [self._shard(module, part) for part in parts]
-        linear = QuantizedLinear(
-            question=self.question, module=module, scheme=scheme, shapes=shards
-        )
+        linear = quantized_linear(self.question, module, scheme, shards)
         problem = first_rule(self.engine.name, "linear", linear)
         if problem is not None:
             yield problem

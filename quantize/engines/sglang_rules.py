@@ -21,7 +21,7 @@ from . import mtp_linears as mtp
 from .config_rules import NO_NAME, OF_LAYERS, as_class_reads, sglang_captures
 from .contract import Captures, CutHead, Declaration, Module, Question
 from .engine import TRAITS, Engine, Serving, flag
-from .engine_rows import concatenated, first_rule, said
+from .engine_rows import Facts, concatenated, first_rule, said
 from .excludes import (
     SOME_PARTS,
     Patterns,
@@ -128,7 +128,7 @@ class Sglang(Engine):
 
     @override
     def config_problem(self, question: Question) -> Finding | None:
-        facts, own = _Facts(self, question), question.traits.sglang
+        facts, own = self._facts(question), question.traits.sglang
         problem = first_rule("sglang", "whole_head", facts) or own.problem(question)
         problem = problem or first_rule("sglang", "dtype", facts)
         if problem is None and own.mtp is not None:
@@ -136,6 +136,40 @@ class Sglang(Engine):
         problem = problem or first_rule("sglang", "whole_model", facts)
         problem = problem or own.problem_as_draft(question)
         return problem or first_rule("sglang", "draft", facts)
+
+    def _facts(self, question: Question) -> Facts:
+        """`has_draft_vocab_size`: a null key is there: the head is then the target's.
+
+        `drops_fc`: the whole model has linears of the draft's names and shapes. `drops_head`:
+        `llama_eagle3.py:303` and `llama.py` put the embedding in the place of the head.
+        """
+        config, names, traits = question.config, question.tensor_names, question.traits
+        name, ordinary = declared_architecture(config), self.is_ordinary(question)
+        stored = any("lm_head." in each for each in names)
+        most = traits.sglang.most_layers
+        return {
+            "question": question,
+            "name": name,
+            "is_ordinary": ordinary,
+            "as_draft": self._as_draft(name) if ordinary else "",
+            "whole": config.get("vocab_size"),
+            "head_is_whole": question.head_rows in (None, config.get("vocab_size")),
+            "config_class": _CONFIGS.get(str(config.get("model_type")), "config"),
+            "has_topk_method": "topk_method" in config,
+            "drops_fc": name == _RENAMING or "hidden_norm.weight" in names,
+            "dtype": config.get("torch_dtype", config.get("dtype")),
+            "too_many_layers": most is not None and question.num_layers > most,
+            "has_draft_vocab_size": "draft_vocab_size" in config,
+            "drops_head": not traits.drafts_blocks and question.is_tied and stored,
+            "transformed": any_transform(question),
+        }
+
+    def _as_draft(self, name: str) -> str:
+        """What to do about the name of a whole model."""
+        wanted = OTHER_NAMES[name]
+        if wanted in self.architectures:
+            return f"set architectures to {wanted}"
+        return f"serve it with vLLM, as {wanted}: SGLang has no such draft"
 
     @override
     def captures(self, question: Question) -> Captures:
@@ -315,68 +349,6 @@ class Sglang(Engine):
         if not names.search(tensor.name) or (question.traits.whole_model and not renames):
             return False
         return tensor.numel == 1 or said("sglang-cache-scale", shape=list(tensor.shape))
-
-
-@dataclass(frozen=True, slots=True, kw_only=False)
-class _Facts:
-    """What rows of rules.toml ask of a draft in SGLang."""
-
-    engine: Sglang
-    question: Question
-
-    @property
-    def name(self) -> str:
-        return declared_architecture(self.question.config)
-
-    @property
-    def is_ordinary(self) -> bool:
-        return self.engine.is_ordinary(self.question)
-
-    @property
-    def as_draft(self) -> str:
-        """What to do about the name of a whole model."""
-        wanted = OTHER_NAMES[self.name]
-        if wanted in self.engine.architectures:
-            return f"set architectures to {wanted}"
-        return f"serve it with vLLM, as {wanted}: SGLang has no such draft"
-
-    @property
-    def config_class(self) -> str:
-        return _CONFIGS.get(str(self.question.config.get("model_type")), "config")
-
-    @property
-    def has_topk_method(self) -> bool:
-        return "topk_method" in self.question.config
-
-    @property
-    def drops_fc(self) -> bool:
-        """Whether the whole model has linears of the draft's names and shapes."""
-        return self.name == _RENAMING or "hidden_norm.weight" in self.question.tensor_names
-
-    @property
-    def dtype(self) -> Any:
-        return self.question.config.get("torch_dtype", self.question.config.get("dtype"))
-
-    @property
-    def too_many_layers(self) -> bool:
-        most = self.question.traits.sglang.most_layers
-        return most is not None and self.question.num_layers > most
-
-    @property
-    def lacks_draft_vocab_size(self) -> bool:
-        """A null key is there: the head is then the target's."""
-        needed = self.question.traits.sglang.needs_draft_vocab_size
-        return needed and "draft_vocab_size" not in self.question.config
-
-    @property
-    def drops_head(self) -> bool:
-        """`llama_eagle3.py:303` and `llama.py` put the embedding in the place of the head."""
-        stored = any("lm_head." in name for name in self.question.tensor_names)
-        return not self.question.traits.drafts_blocks and self.question.is_tied and stored
-
-    @property
-    def transformed(self) -> bool:
-        return any_transform(self.question)
 
 
 def _schemes(parts: tuple[str, ...]) -> str:

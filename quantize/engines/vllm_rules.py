@@ -31,7 +31,7 @@ from .contract import (
     UnsureError,
 )
 from .engine import TRAITS, Engine, Serving, flag
-from .engine_rows import first_rule, said
+from .engine_rows import Facts, first_rule, said
 from .excludes import (
     SOME_PARTS,
     Matching,
@@ -65,6 +65,7 @@ _OWN_HEAD = "has_own_lm_head"
 """The key of config.json by which DFlash hands its head the declaration: `qwen3_dflash.py:760`."""
 _QUANTIZED_HEADS = ("modelopt", "compressed-tensors")
 """Each quant_method that has a way for heads: `compressed_tensors.py:186`, `modelopt.py:254`."""
+_MASK_KEYS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
 _NUMBER = re.compile(r"layers(?:\.|\\\.)(\d+)")
 _SOME_SHARDS = (
     "Found different quantization schemes for the shards of {}. vLLM requires all to use the same"
@@ -147,7 +148,7 @@ class Vllm(Engine):
         return (
             _rewritten(question.traits, question.config)
             or question.own.problem(question)
-            or first_rule("vllm", "config", question)
+            or first_rule("vllm", "config", _config_facts(question))
         )
 
     @override
@@ -292,6 +293,22 @@ class Vllm(Engine):
             return
         unlike_map = head.mapped not in (None, head.built) and head.is_cut
         yield said("vllm-cut-map" if unlike_map else "vllm-cut-head", head=head)
+
+
+def _config_facts(question: Question) -> Facts:
+    """`names_mask`: as `v1/worker/gpu/spec_decode/utils.py:92` looks for it."""
+    config, whole = question.config, question.config.get("vocab_size")
+    nested = config.get("dflash_config")
+    there = {**config, **(nested if isinstance(nested, Mapping) else {})}
+    size = config.get("draft_vocab_size")
+    return {
+        "question": question,
+        "names_mask": any(there.get(key) is not None for key in _MASK_KEYS),
+        "has_map": "d2t" in question.tensor_names,
+        "declares_head": size is not None,
+        "declares_whole_head": size in (None, whole),
+        "head_is_whole": question.head_rows in (None, whole),
+    }
 
 
 def _rewritten(traits: EngineTraits | None, config: Mapping[str, Any]) -> Finding | None:

@@ -10,7 +10,7 @@ from typing_extensions import override
 from ...recipes.brief import Brief
 from ..asked import Checking
 from ..engines import check_draft
-from ..engines.contract import EngineCheck, Verdict
+from ..engines.contract import EXIT_CODES, EngineCheck, Verdict
 from ..files.hub import resolve_draft, resolve_target
 from ..gpus import architecture
 from .pair import PairCheck
@@ -42,7 +42,7 @@ class CheckReport(Brief):
     @property
     def exit_code(self) -> int:
         """0 LOADS, 1 LOADS BUT WRONG or REFUSED, 3 UNKNOWN."""
-        return {"LOADS": 0, "LOADS BUT WRONG": 1, "REFUSED": 1, "UNKNOWN": 3}[self.verdict]
+        return EXIT_CODES[self.verdict]
 
     def to_mapping(self) -> dict[str, Any]:
         """What `--json` prints."""

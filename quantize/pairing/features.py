@@ -16,20 +16,15 @@ from .pair import Pair, PairFinding, finding
 OTHER_TARGET = "give the target that this draft was trained for"
 
 
-class Sizes(Protocol):
-    """The sizes of a target that a draft depends on."""
+class _Sizes(Protocol):
+    @property
+    def num_layers(self) -> int: ...
 
     @property
-    def num_layers(self) -> int:
-        """Decoder layers."""
+    def vocab_size(self) -> int: ...
 
     @property
-    def vocab_size(self) -> int:
-        """Token ids lie in [0, vocab_size)."""
-
-    @property
-    def hidden_size(self) -> int:
-        """Width of one layer's output."""
+    def hidden_size(self) -> int: ...
 
 
 class Misfit(NamedTuple):
@@ -40,7 +35,7 @@ class Misfit(NamedTuple):
 
 
 def misfits(
-    geometry: Geometry, sizes: Sizes, asked: Sequence[int] | None = None
+    geometry: Geometry, sizes: _Sizes, asked: Sequence[int] | None = None
 ) -> Iterator[Misfit]:
     """Vocabulary, width and layers that are not those that the draft was made for.
 

@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
@@ -14,7 +14,7 @@ from ...recipes.errors import CheckpointError, reason, short
 from ...recipes.strict_json import JsonProblem, parse_json
 from ..drafts import Family
 from ..drafts.geometry import Geometry
-from ..engines.contract import TITLES, EngineCheck, EngineName, Verdict
+from ..engines.contract import EXIT_CODES, TITLES, EngineCheck, EngineName, Verdict
 from ..engines.engine_rows import read_rows
 from ..files.checkpoint import Checkpoint
 from .target import Rotation, Target, Tokenizer
@@ -108,19 +108,14 @@ def _flags(words: list[str]) -> tuple[dict[str, str], tuple[str, ...]]:
     waiting = iter(words)
     for word in waiting:
         name, given, value = word.partition("=")
-        key = _KEYS.get(name)
-        if key is None:
+        if name not in _KEYS:
             others.append(word)
-        else:
-            flags[key] = value if given else _value(name, waiting)
+            continue
+        found = value if given else next(waiting, None)
+        if found is None:
+            raise _wrong(f"{name} has no value")
+        flags[_KEYS[name]] = found
     return flags, tuple(others)
-
-
-def _value(name: str, waiting: Iterator[str]) -> str:
-    value = next(waiting, None)
-    if value is None:
-        raise _wrong(f"{name} has no value")
-    return value
 
 
 def _number(flags: Mapping[str, str], key: str) -> int | None:
@@ -166,6 +161,11 @@ Level = Literal["refused", "wrong", "unknown", "warning", "note"]
 LEVELS: tuple[Level, ...] = get_args(Level)
 """In the order in which they are said. A warning is of what happens without the printed launch
 line, or may happen; it leaves the verdict as it is, as a note does."""
+_OF_LEVELS: Mapping[Level, Verdict] = {
+    "refused": "REFUSED",
+    "wrong": "LOADS BUT WRONG",
+    "unknown": "UNKNOWN",
+}
 _VERDICTS: tuple[Verdict, ...] = ("REFUSED", "LOADS BUT WRONG", "UNKNOWN", "LOADS")
 """The worst first. What is certainly wrong of a pair is so whatever is unknown of its loading."""
 
@@ -262,12 +262,7 @@ class EnginePair:
     @property
     def verdict(self) -> Verdict:
         """The worse of the draft's own and the pair's."""
-        of_levels: dict[Level, Verdict] = {
-            "refused": "REFUSED",
-            "wrong": "LOADS BUT WRONG",
-            "unknown": "UNKNOWN",
-        }
-        found = [of_levels[each.level] for each in self.findings if each.level in of_levels]
+        found = [_OF_LEVELS[each.level] for each in self.findings if each.level in _OF_LEVELS]
         return min([self.answer.verdict, *found], key=_VERDICTS.index)
 
     def to_mapping(self) -> dict[str, Any]:
@@ -322,7 +317,7 @@ class PairCheck(Brief):
     @property
     def exit_code(self) -> int:
         """0 an engine loads the pair, 1 REFUSED or LOADS BUT WRONG in all, else 3."""
-        return {"LOADS": 0, "LOADS BUT WRONG": 1, "REFUSED": 1, "UNKNOWN": 3}[self.verdict]
+        return EXIT_CODES[self.verdict]
 
     def of(self, engine: EngineName) -> EnginePair:
         """One engine's answer."""
@@ -345,6 +340,6 @@ class PairCheck(Brief):
         return {"verdict": self.verdict, **each, "remedy": self.remedy}
 
 
-def in_order(findings: Iterator[PairFinding]) -> tuple[PairFinding, ...]:
+def in_order(findings: Iterable[PairFinding]) -> tuple[PairFinding, ...]:
     """Each once, the worst first."""
     return tuple(sorted(dict.fromkeys(findings), key=lambda each: LEVELS.index(each.level)))

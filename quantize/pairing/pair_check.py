@@ -1,14 +1,13 @@
 """`check_pair`: a draft, its target, and what each engine does with the two."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 from ..drafts import read_config
 from ..drafts.config_reader import with_text_config
 from ..drafts.recognition import other_kind
 from ..drafts.runtime_names import target_layers_named
-from ..engines.contract import ENGINE_NAMES, EngineCheck, EngineName
+from ..engines.contract import ENGINE_NAMES, EngineName
 from ..engines.engine import Serving
 from ..engines.engine_check import check_checkpoint, with_values
 from ..files.checkpoint import Checkpoint
@@ -73,13 +72,42 @@ def check_pair(
         CheckpointError: a folder cannot be read as a draft or as a target, or the words of
             `target_args` are not understood.
     """
-    read = _read(draft, target, tp, target_args, named, subtree)
-    pair = replace(read, largest_feature=largest_feature)
+    args = TargetArgs.parse(target_args)
+    split = tensor_parallel_size(tp, args)
+    checkpoint = Checkpoint.open(draft, subtree=subtree, is_target=subtree is not None)
+    kind = other_kind(checkpoint)  # which each engine's answer says
+    family, geometry = read_config(checkpoint, as_declared=bool(kind and not kind.in_config))
+    pair = Pair(
+        draft=checkpoint,
+        config=with_text_config(checkpoint.config),
+        family=family,
+        geometry=geometry,
+        target=Target.read(target, named[1] if named else None),
+        args=args,
+        tp=split,
+        own_tokenizer=Tokenizer.read(draft),
+        target_tokenizer=Tokenizer.read(target),
+        largest_feature=largest_feature,
+    )
     engines: tuple[EngineName, ...] = ENGINE_NAMES if engine is None else (engine,)
     names = named or (str(draft), pair.target.named)
-    alone = [_alone(pair, each, names, version=version, arch=arch, asked=asked) for each in engines]
-    broken = not_finite(pair.draft)
-    answers = [with_values(answer, broken) for answer in alone]
+    known = target_layers_named(checkpoint.config) in (None, pair.target.num_layers)
+    answers = [
+        check_checkpoint(
+            checkpoint,
+            engine=each,
+            version=version,
+            arch=arch,
+            tp=split,
+            target_layers=pair.target.num_layers if known else None,
+            asked=asked,
+            has_side_file=(checkpoint.folder / HF_QUANT_CONFIG).is_file(),
+            serving=_serving(pair, each, names),
+        )
+        for each in engines
+    ]
+    broken = not_finite(checkpoint)
+    answers = [with_values(answer, broken) for answer in answers]
     findings = [finding for rule in RULES for finding in rule(pair)]
     findings += [each for answer in answers for each in features.handed_out(pair, answer)]
     return PairCheck(
@@ -96,57 +124,6 @@ def check_pair(
         findings=in_order(f for f in findings if f.engine in (None, *engines)),
         tensor_parallel=serving_limits.sizes_of_both(pair),
         not_compared=tuple(_not_compared(pair)),
-    )
-
-
-def _read(
-    draft: Path,
-    target: Path,
-    tp: int | None,
-    target_args: str | None,
-    named: tuple[str, str] | None,
-    subtree: str | None,
-) -> Pair:
-    args = TargetArgs.parse(target_args)
-    split = tensor_parallel_size(tp, args)
-    checkpoint = Checkpoint.open(draft, subtree=subtree, is_target=subtree is not None)
-    kind = other_kind(checkpoint)  # which each engine's answer says
-    family, geometry = read_config(checkpoint, as_declared=bool(kind and not kind.in_config))
-    return Pair(
-        draft=checkpoint,
-        config=with_text_config(checkpoint.config),
-        family=family,
-        geometry=geometry,
-        target=Target.read(target, named[1] if named else None),
-        args=args,
-        tp=split,
-        own_tokenizer=Tokenizer.read(draft),
-        target_tokenizer=Tokenizer.read(target),
-    )
-
-
-def _alone(
-    pair: Pair,
-    engine: EngineName,
-    names: tuple[str, str],
-    *,
-    version: str | None,
-    arch: str | None,
-    asked: str | None,
-) -> EngineCheck:
-    """What an engine does with the draft, its layers numbered after those of this target."""
-    draft = pair.draft
-    known = target_layers_named(draft.config) in (None, pair.target.num_layers)
-    return check_checkpoint(
-        draft,
-        engine=engine,
-        version=version,
-        arch=arch,
-        tp=pair.tp,
-        target_layers=pair.target.num_layers if known else None,
-        asked=asked,
-        has_side_file=(draft.folder / HF_QUANT_CONFIG).is_file(),
-        serving=_serving(pair, engine, names),
     )
 
 

@@ -101,16 +101,21 @@ def _object(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
+_AS_IT_CAME = "give the config.json that the model came with"
+
+
+def _unfit(
+    where: object, what: str, expected: str, value: object, fix: str = _AS_IT_CAME
+) -> CheckpointError:
+    return CheckpointError(where, f"{what}: expected {expected}, got {short(value)}", fix=fix)
+
+
 def _number(value: object, default: float, where: Path | str, what: str) -> float:
     """A positive number; the default where none is said, or one that engines take for none."""
     if not isinstance(value, int | float) or value <= 0:
         return default
     if not value <= _MOST:  # NaN too
-        raise CheckpointError(
-            where,
-            f"rope {what}: expected a number up to 2^40, got {short(value)}",
-            fix="give the config.json that the model came with",
-        )
+        raise _unfit(where, f"rope {what}", "a number up to 2^40", value)
     return float(value)
 
 
@@ -118,11 +123,7 @@ def _positions(value: object, where: Path | str) -> int | None:
     if type(value) is not int or value < 1:
         return None
     if value > _MOST:
-        raise CheckpointError(
-            where,
-            f"max_position_embeddings: expected a number up to 2^40, got {short(value)}",
-            fix="give the config.json that the model came with",
-        )
+        raise _unfit(where, "max_position_embeddings", "a number up to 2^40", value)
     return value
 
 
@@ -177,8 +178,7 @@ class Target:
         where = folder / CONFIG_FILE
         config = read_json_object(where, no_target(folder))
         sections = (config.get(name) for name in _TEXT_SECTIONS)
-        inner = next((section for section in sections if isinstance(section, Mapping)), {})
-        text = {**config, **inner}
+        text = {**config, **next((each for each in sections if isinstance(each, Mapping)), {})}
         sizes = [_size(text, key, where) for key in _SIZES]
         _check_divided(text, where)
         _check_declaration(text, where)
@@ -215,26 +215,22 @@ class Target:
     @property
     def quantization(self) -> str | None:
         """The quant_method that it declares, as written; None = it declares none."""
-        if self.declaration is None:
-            return None
         said = self.declaration
+        if said is None:
+            return None
         return str(said.get("quant_method") or said.get("quant_algo") or "without a quant_method")
 
     @property
     def cache_dtype(self) -> str | None:
-        """The dtype of the KV cache that its quantization_config declares; None = none.
-
-        As `get_kv_cache_quant_algo_string` of vLLM 0.33 (`utils/torch_utils.py`) reads it.
-        """
+        """Of its KV cache, as vLLM reads its declaration: `get_kv_cache_quant_algo_string`."""
         said = self.declaration or {}
-        inner = said.get("quantization")
         algorithm = said.get("kv_cache_quant_algo")
-        if algorithm is None and isinstance(inner, Mapping):
-            algorithm = inner.get("kv_cache_quant_algo")
+        if algorithm is None:
+            algorithm = _object(said.get("quantization")).get("kv_cache_quant_algo")
         if isinstance(algorithm, str):
             return algorithm.lower()
-        scheme = said.get("kv_cache_scheme")
-        if isinstance(scheme, Mapping) and scheme.get("num_bits") == 8:
+        scheme = _object(said.get("kv_cache_scheme"))
+        if scheme.get("num_bits") == 8:
             return "fp8" if scheme.get("type") == "float" else "int8"
         return None
 
@@ -300,32 +296,21 @@ def _check_divided(config: Mapping[str, Any], where: Path) -> None:
         value = config.get(key)
         if value is None or isinstance(value, list) or (type(value) is int and value >= least):
             continue
-        raise CheckpointError(
-            where,
-            f"{key}: expected a whole number of at least {least}, got {short(value)}",
-            fix="give the config.json that the model came with",
-        )
+        raise _unfit(where, key, f"a whole number of at least {least}", value)
 
 
 def _check_declaration(config: Mapping[str, Any], where: Path) -> None:
     for key in _DECLARATIONS:
         value = config.get(key)
         if value is not None and not isinstance(value, Mapping):
-            raise CheckpointError(
-                where,
-                f"{key}: expected an object, got {short(value)}",
-                fix="give the config.json that the model came with",
-            )
+            raise _unfit(where, key, "an object", value)
 
 
 def _size(config: Mapping[str, Any], key: str, where: Path) -> int:
     value = config.get(key)
     if type(value) is not int or value < 1:
-        raise CheckpointError(
-            where,
-            f"{key}: expected a whole number above 0, got {short(value)}",
-            fix="give the folder of a causal language model",
-        )
+        fix = "give the folder of a causal language model"
+        raise _unfit(where, key, "a whole number above 0", value, fix)
     return value
 
 
@@ -354,8 +339,7 @@ class Tokenizer:
         if not (folder / _FILE).exists():
             return None
         value = _tokenizers_object(folder / _FILE)
-        model = value.get("model")
-        model = model if isinstance(model, Mapping) else {}
+        model = _object(value.get("model"))
         rest = {key: part for key, part in model.items() if key != "vocab"}
         return cls(
             tokens={**_listed(model.get("vocab")), **_added(value.get("added_tokens"))},
