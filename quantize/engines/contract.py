@@ -8,16 +8,11 @@ from typing import Any, Literal, NamedTuple, get_args
 from typing_extensions import override
 
 from ...recipes.brief import Brief
-from ...recipes.errors import CheckpointError, VerifyError, short
 from ...recipes.schema import EngineName as EngineName
 from ..drafts.architectures import declared_architecture
 from ..drafts.engine_traits import EngineTraits, Finding, InEngine, ServedDraft, Sharding, Stage
-from ..files.checkpoint import Checkpoint
-from ..stored.layouts import LAYOUTS
-from ..stored.layouts.declaration_reader import ObjectReader
-from ..stored.stored_declaration import Form, RawDeclaration, read_scheme, written_declaration
-from .declared_forms import READERS
-from .linear_scheme import Group, NotReadError, of_declared
+from ..stored.stored_declaration import Form
+from .linear_scheme import Group
 
 ENGINE_NAMES: tuple[EngineName, ...] = get_args(EngineName)
 TITLES: Mapping[EngineName, str] = {
@@ -110,73 +105,6 @@ class Declaration:
         """As a key of schemes.toml; None where it is not understood or there are several."""
         found = {group.scheme.signature for group in self.groups}
         return found.pop() if len(found) == 1 else None
-
-
-def read_declaration(checkpoint: Checkpoint) -> Declaration | None:
-    """What the folder declares; None = nothing. What is no object that says anything is refused."""
-    found = written_declaration(checkpoint)
-    if found is None:
-        return None
-    raw = found.value
-    if not isinstance(raw, dict):
-        raise CheckpointError(
-            found.where,
-            f"quantization_config: expected an object with quant_method, got {short(raw)}",
-            fix="remove it, or quantize the draft again",
-        )
-    algorithm, producer = raw.get("quant_algo"), raw.get("producer")
-    method = raw.get("quant_method") if found.has_method else None
-    said = _understood(found, method or ("modelopt" if algorithm else None))
-    return Declaration(
-        method=None if method is None else str(method),
-        form=found.form,
-        algorithm=None if algorithm is None else str(algorithm),
-        by_modelopt=isinstance(producer, dict) and producer.get("name") == "modelopt",
-        keys=raw,
-        layout=said.layout,
-        groups=said.groups,
-        excludes=said.excludes,
-        problem=said.problem,
-    )
-
-
-class _Understood(NamedTuple):
-    layout: str | None = None
-    groups: tuple[Group, ...] = ()
-    excludes: tuple[str, ...] = ()
-    problem: str | None = None
-
-
-def _understood(found: RawDeclaration, method: object) -> _Understood:
-    """As this package decodes it, else as engines take it besides."""
-    if not isinstance(method, str):
-        return _Understood()
-    layout = LAYOUTS.get(method)
-    if layout is None:
-        return _beyond(found, method)
-    try:
-        scheme = read_scheme(found, layout=layout, strictness="engine")
-        groups = tuple(Group(e.targets, of_declared(e)) for e in (scheme, *scheme.others))
-        return _Understood(layout.name, groups, scheme.excludes)
-    except VerifyError as exc:
-        problem = " ".join(str(exc).split())
-    try:
-        keys = ObjectReader.of(found.value, found.where, found.key, strictness="engine")
-        excludes = layout.excludes(keys)
-        return _Understood(layout.name, READERS[layout.name](found.value), excludes)
-    except (KeyError, NotReadError, VerifyError):
-        return _Understood(problem=problem)
-
-
-def _beyond(found: RawDeclaration, method: str) -> _Understood:
-    """A quant_method that this package does not decode, and whose excludes engines read in keys."""
-    reader = READERS.get(method)
-    if reader is None:
-        return _Understood()
-    try:
-        return _Understood(method, reader(found.value))
-    except NotReadError as exc:
-        return _Understood(problem=f"{method}: {exc}")
 
 
 class Scheme(NamedTuple):

@@ -5,19 +5,30 @@ modules of vLLM 0.33.0 and SGLang 0.5.23.
 """
 
 import re
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, NamedTuple
 
+from ...recipes.errors import CheckpointError, VerifyError, short
+from ..files.checkpoint import Checkpoint
+from ..stored.layouts import LAYOUTS
+from ..stored.layouts.declaration_reader import ObjectReader
 from ..stored.layouts.scheme import EVERY_LINEAR
+from ..stored.stored_declaration import RawDeclaration, read_scheme, written_declaration
+from .contract import Declaration
+from .engine_rows import Facts, data_file, holds
 from .linear_scheme import (
     BLOCK,
     Declared,
     Group,
     LinearScheme,
+    NotReadError,
     block_of,
     linear_scheme,
     mapping,
     not_read,
+    of_declared,
 )
 
 _FOR_REGEX = frozenset("*+?^$()[]{}|\\")
@@ -26,6 +37,33 @@ _FOR_REGEX = frozenset("*+?^$()[]{}|\\")
 
 def _for_every(scheme: LinearScheme) -> tuple[Group, ...]:
     return (Group(EVERY_LINEAR, scheme),)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Form:
+    """One row of forms.toml, where its fields are explained."""
+
+    scheme: tuple[str, str, str]
+    stored: str
+    when: Mapping[str, Any] = field(default_factory=dict)
+    grouped: bool = False
+    not_read: Sequence[str] = ("weight_shape",)
+
+
+@cache
+def _forms(layout: str) -> Sequence[_Form]:
+    return [_Form(**row) for row in data_file("forms")[layout]]
+
+
+def _form(layout: str, facts: Facts, *, block: tuple[int, int] = BLOCK) -> LinearScheme:
+    """The scheme of the first row whose condition holds."""
+    for form in _forms(layout):
+        if holds(facts, form.when):
+            dtype, granularity, activations = (part.format_map(facts) for part in form.scheme)
+            size = facts["size"] if form.grouped else None
+            names = (layout, dtype, granularity, size, activations, form.stored.format_map(facts))
+            return linear_scheme(*names, not_read=tuple(form.not_read), block=block)
+    return not_read(layout, dict(facts))
 
 
 def _awq(declared: Declared) -> tuple[Group, ...]:
@@ -38,34 +76,12 @@ def _awq(declared: Declared) -> tuple[Group, ...]:
     size = declared.get("q_group_size", declared.get("group_size"))
     if bits != 4 or type(size) is not int:
         not_read("bits, group_size", (bits, size))
-    dtype = "int4" if declared.get("zero_point") else "int4="
-    how, own = ("group", size) if size > 0 else ("channel", None)
-    return _for_every(linear_scheme("awq", dtype, how, own, "none", _PACKED_BY_ROWS))
-
-
-_PACKED_BY_ROWS = "qweight I32 [c rw], qzeros I32 [g rw], scales F [g r]"
-
-
-def _fp8_rows(_declared: Declared) -> tuple[Group, ...]:
-    """`w8a8_fp8.py` of SGLang, which reads no key."""
-    stored = "weight F8 [r c], weight_scale A [r 1]"
-    return _for_every(linear_scheme("w8a8_fp8", "fp8", "channel", None, "token-dynamic", stored))
-
-
-def _int8_rows(_declared: Declared) -> tuple[Group, ...]:
-    """`w8a8_int8.py` of SGLang, which reads no key."""
-    stored = "weight I8 [r c], weight_scale A [r 1]"
-    return _for_every(
-        linear_scheme("w8a8_int8", "int8@", "channel", None, "int8-token-dynamic", stored)
-    )
+    return _for_every(_form("awq", {"zero_point": declared.get("zero_point"), "size": size}))
 
 
 def _int8_blocks(declared: Declared) -> tuple[Group, ...]:
-    """`blockwise_int8.py` of SGLang, which reads the blocks alone."""
     block = block_of("weight_block_size", declared.get("weight_block_size"))
-    how = ("block", None, "int8-group-dynamic")
-    stored = "weight I8 [r c], weight_scale_inv A [R C]"
-    return _for_every(linear_scheme("blockwise_int8", "int8@", *how, stored, block=block))
+    return _for_every(_form("blockwise_int8", {}, block=block))
 
 
 def _plain_fp8(declared: Declared) -> tuple[Group, ...]:
@@ -74,20 +90,10 @@ def _plain_fp8(declared: Declared) -> tuple[Group, ...]:
     `Fp8Config.from_config` of both reads no other keys. `scale_fmt` says which values scales have,
     or get; their shape is the same.
     """
-    blocks, scheme = declared.get("weight_block_size"), declared.get("activation_scheme")
-    if scheme not in ("dynamic", "static"):
-        not_read("activation_scheme", scheme)
-    if blocks is not None and scheme != "dynamic":
-        not_read("weight_block_size", blocks)
-    if blocks is not None:
-        block = block_of("weight_block_size", blocks)
-        stored = "weight F8 [r c], weight_scale_inv A [R C]"
-        how = ("block", None, "group-dynamic")
-        return _for_every(linear_scheme("fp8", "fp8", *how, stored, block=block))
-    static = scheme == "static"
-    stored = "weight F8 [r c], weight_scale A []" + (", input_scale A []" if static else "")
-    how = ("tensor", None, "tensor-static" if static else "token-dynamic")
-    return _for_every(linear_scheme("fp8", "fp8", *how, stored))
+    blocks = declared.get("weight_block_size")
+    block = BLOCK if blocks is None else block_of("weight_block_size", blocks)
+    keys = {"activation_scheme": declared.get("activation_scheme"), "weight_block_size": blocks}
+    return _for_every(_form("fp8", keys, block=block))
 
 
 def _gptq(declared: Declared) -> tuple[Group, ...]:
@@ -149,7 +155,8 @@ def _auto_round_scheme(declared: Declared) -> LinearScheme:
     if packing != "auto_round:auto_awq" or bits != 4:
         not_read("packing_format, bits", (packing, bits))
     dtype, how = "awq-int4" + ("" if symmetric else "+"), "group" if size else "channel"
-    return linear_scheme("auto-round", dtype, how, size, "none", _PACKED_BY_ROWS)
+    stored = "qweight I32 [c rw], qzeros I32 [g rw], scales F [g r]"
+    return linear_scheme("auto-round", dtype, how, size, "none", stored)
 
 
 def _packed(
@@ -179,21 +186,6 @@ def _bits(declared: Declared) -> int:
     return value if type(value) is int and value > 0 else not_read("bits", value)
 
 
-_ALGORITHMS: Mapping[str, tuple[str, str, str, str]] = {
-    "FP8": (
-        "fp8", "tensor", "tensor-static",
-        "weight F8 [r c], weight_scale F32 [], input_scale F32 []",
-    ),
-    "NVFP4": (
-        "nvfp4", "", "nvfp4",
-        "weight U8 [r c/2], weight_scale F8 [r c/16], weight_scale_2 F32 [], input_scale F32 []",
-    ),
-    "FP8_PB_WO": ("fp8", "block", "none", "weight F8 [r c], weight_scale F32 [R 1 C 1]"),
-    "MXFP8": ("mxfp8", "", "mxfp8", "weight F8 [r c], weight_scale U8 [r c/32]"),
-}  # fmt: skip
-"""ModelOpt's, that engines have and this package does not decode: `modelopt.py` of vLLM."""
-
-
 def _modelopt(declared: Declared) -> tuple[Group, ...]:
     """Of MIXED_PRECISION one group for each algorithm, for layers by name on disk."""
     algorithm = str(declared.get("quant_algo")).upper()
@@ -207,10 +199,7 @@ def _modelopt(declared: Declared) -> tuple[Group, ...]:
 
 
 def _modelopt_scheme(algorithm: str) -> LinearScheme:
-    if algorithm not in _ALGORITHMS:
-        not_read("quant_algo", algorithm)
-    dtype, granularity, activations, stored = _ALGORITHMS[algorithm]
-    return linear_scheme("modelopt", dtype, granularity, None, activations, stored)
+    return _form("modelopt", {"algorithm": algorithm})
 
 
 def _compressed_tensors(declared: Declared) -> tuple[Group, ...]:
@@ -248,26 +237,14 @@ def _ct_scheme(weights: Declared, inputs: Declared | None, form: object) -> Line
     dtype = _ct_dtype(weights)
     if kind == "int" and type(bits) is int and 2 <= bits <= 8:
         return _ct_integers(weights, bits, strategy, activations, form)
-    if not weights.get("symmetric", True) or dtype not in ("fp8", "nvfp4", "mxfp4", "mxfp8"):
-        not_read("weights", dict(weights))
-    if dtype == "nvfp4":
-        stored = "weight_packed U8 [r c/2], weight_scale F8 [r c/16], weight_global_scale F32 [1]"
-        stored += ", input_global_scale F32 [1]" if activations == "nvfp4" else ""
-    elif dtype == "mxfp4":
-        stored = "weight_packed U8 [r c/2], weight_scale U8 [r c/32]"
-    elif dtype == "mxfp8":
-        stored = "weight F8 [r c], weight_scale U8 [r c/32]"
-    else:
-        scales = {"tensor": "1", "channel": "r 1", "block": "R C"}.get(strategy, "")
-        stored = f"weight F8 [r c], weight_scale A [{scales}]"
-        stored += ", input_scale A [1]" if activations == "tensor-static" else ""
     block = BLOCK
-    if dtype == "fp8":
-        size = None
-        if strategy == "block":
-            block = block_of("block_structure", weights.get("block_structure"))
-    names = ("compressed-tensors", dtype, strategy, size, activations)
-    return linear_scheme(*names, stored, block=block)
+    if not weights.get("symmetric", True):
+        not_read("weights", dict(weights))
+    if dtype == "fp8" and strategy == "block":
+        block = block_of("block_structure", weights.get("block_structure"))
+    scales = {"tensor": "1", "channel": "r 1", "block": "R C"}.get(strategy, "")
+    facts = {"dtype": dtype, "strategy": strategy, "activations": activations, "scales": scales}
+    return _form("compressed-tensors", {**facts, "size": size}, block=block)
 
 
 def _ct_dtype(args: Declared) -> str:
@@ -356,48 +333,34 @@ def _quark_section(key: str, said: object) -> LinearScheme:
     weight: Any = section.get("weight")
     inputs: Any = section.get("input_tensors")
     if isinstance(weight, list):
-        if not (_is_nvfp4(weight) and _is_nvfp4(inputs)):
-            not_read("weight", weight)
-        stored = "weight U8 [r c/2], weight_scale F8 [r c/16]"
-        stored += ", weight_scale_2 F32 [], input_scale_2 F32 []"
-        return linear_scheme("quark", "nvfp4", "", None, "nvfp4", stored)
+        return _form("quark", {"is_nvfp4": _is_nvfp4(weight) and _is_nvfp4(inputs), "weight": {}})
     weight = mapping("weight", weight)
-    dtype, size = weight.get("dtype"), weight.get("group_size")
-    how = str(weight.get("qscheme")).removeprefix("per_")
-    if dtype in ("int4", "uint4") and how == "group" and inputs is None and type(size) is int:
-        stored = "weight I32 [c rw], weight_zero_point I32 [g rw], weight_scale F [g r]"
-        unread = ("weight_zero_point",) if dtype == "int4" else ()
-        return linear_scheme("quark", dtype, how, size, "none", stored, not_read=unread)
-    static = (
-        isinstance(inputs, Mapping)
-        and inputs.get("dtype") == "int8"
-        and not inputs.get("is_dynamic")
-    )
-    if dtype == "int8" and how == "tensor" and static:
-        stored = "weight I8 [r c], weight_scale F [], weight_zero_point I8 [], input_scale F []"
-        return linear_scheme("quark", dtype, how, None, "int8-tensor-static", stored)
-    if dtype == "fp4" and how == "group" and size == 32:
-        stored = "weight U8 [r c/2], weight_scale U8 [r c/32]"
-        return linear_scheme("quark", "mxfp4", "", size, _quark_activations(inputs), stored)
-    if dtype != "fp8_e4m3" or how not in ("tensor", "channel"):
-        not_read("weight", dict(weight))
-    activations = _quark_activations(inputs)
-    stored = f"weight F8 [r c], weight_scale F [{'' if how == 'tensor' else 'r'}]"
-    stored += ", input_scale F []" if activations == "tensor-static" else ""
-    return linear_scheme("quark", "fp8", how, None, activations, stored)
+    size, how = weight.get("group_size"), str(weight.get("qscheme")).removeprefix("per_")
+    facts = {
+        "is_nvfp4": False,
+        "weight": weight,
+        "how": how,
+        "size": size,
+        "is_sized": type(size) is int,
+        "inputs": inputs,
+        "activations": _quark_activations(inputs),
+        "rows": "" if how == "tensor" else "r",
+    }
+    return _form("quark", facts)
 
 
 def _quark_activations(inputs: Any) -> str:
-    if inputs is None:
-        return "none"
-    said = mapping("input_tensors", inputs)
-    if said.get("dtype") == "fp4" and said.get("group_size") == 32:
+    """As in signatures; "" where it is not known what engines make of them."""
+    if not isinstance(inputs, Mapping):
+        return "none" if inputs is None else ""
+    dtype, dynamic = inputs.get("dtype"), bool(inputs.get("is_dynamic"))
+    if dtype == "fp4" and inputs.get("group_size") == 32:
         return "mxfp4"
-    dynamic = bool(said.get("is_dynamic"))
-    if said.get("dtype") == "fp8_e4m3" and said.get("qscheme") != "per_channel":
+    if dtype == "int8" and not dynamic:
+        return "int8-tensor-static"
+    if dtype == "fp8_e4m3" and inputs.get("qscheme") != "per_channel":
         return "tensor-dynamic" if dynamic else "tensor-static"
-    known = said.get("dtype") == "fp8_e4m3" and dynamic
-    return "token-dynamic" if known else not_read("input_tensors", dict(said))
+    return "token-dynamic" if dtype == "fp8_e4m3" and dynamic else ""
 
 
 def _is_nvfp4(stages: Any) -> bool:
@@ -418,7 +381,74 @@ READERS: Mapping[str, Callable[[Declared], tuple[Group, ...]]] = {
     "gptq": _gptq,
     "modelopt": _modelopt,
     "quark": _quark,
-    "w8a8_fp8": _fp8_rows,
-    "w8a8_int8": _int8_rows,
+    "w8a8_fp8": lambda _declared: _for_every(_form("w8a8_fp8", {})),
+    "w8a8_int8": lambda _declared: _for_every(_form("w8a8_int8", {})),
 }
 """quant_method -> the groups of a declaration. Raises NotReadError."""
+
+
+def read_declaration(checkpoint: Checkpoint) -> Declaration | None:
+    """What the folder declares; None = nothing. What is no object that says anything is refused."""
+    found = written_declaration(checkpoint)
+    if found is None:
+        return None
+    raw = found.value
+    if not isinstance(raw, dict):
+        raise CheckpointError(
+            found.where,
+            f"quantization_config: expected an object with quant_method, got {short(raw)}",
+            fix="remove it, or quantize the draft again",
+        )
+    algorithm, producer = raw.get("quant_algo"), raw.get("producer")
+    method = raw.get("quant_method") if found.has_method else None
+    said = _understood(found, method or ("modelopt" if algorithm else None))
+    return Declaration(
+        method=None if method is None else str(method),
+        form=found.form,
+        algorithm=None if algorithm is None else str(algorithm),
+        by_modelopt=isinstance(producer, dict) and producer.get("name") == "modelopt",
+        keys=raw,
+        layout=said.layout,
+        groups=said.groups,
+        excludes=said.excludes,
+        problem=said.problem,
+    )
+
+
+class _Understood(NamedTuple):
+    layout: str | None = None
+    groups: tuple[Group, ...] = ()
+    excludes: tuple[str, ...] = ()
+    problem: str | None = None
+
+
+def _understood(found: RawDeclaration, method: object) -> _Understood:
+    """As this package decodes it, else as engines take it besides."""
+    if not isinstance(method, str):
+        return _Understood()
+    layout = LAYOUTS.get(method)
+    if layout is None:
+        return _beyond(found, method)
+    try:
+        scheme = read_scheme(found, layout=layout, strictness="engine")
+        groups = tuple(Group(e.targets, of_declared(e)) for e in (scheme, *scheme.others))
+        return _Understood(layout.name, groups, scheme.excludes)
+    except VerifyError as exc:
+        problem = " ".join(str(exc).split())
+    try:
+        keys = ObjectReader.of(found.value, found.where, found.key, strictness="engine")
+        excludes = layout.excludes(keys)
+        return _Understood(layout.name, READERS[layout.name](found.value), excludes)
+    except (KeyError, NotReadError, VerifyError):
+        return _Understood(problem=problem)
+
+
+def _beyond(found: RawDeclaration, method: str) -> _Understood:
+    """A quant_method that this package does not decode, and whose excludes engines read in keys."""
+    reader = READERS.get(method)
+    if reader is None:
+        return _Understood()
+    try:
+        return _Understood(method, reader(found.value))
+    except NotReadError as exc:
+        return _Understood(problem=f"{method}: {exc}")

@@ -46,9 +46,9 @@ from .contract import (
     EngineName,
     Layer,
     Question,
-    read_declaration,
     shown,
 )
+from .declared_forms import read_declaration
 from .engine import Engine, Serving
 from .engine_rows import explained
 from .folder_findings import head_notes

@@ -32,13 +32,14 @@ def read_rows(path: Path) -> Mapping[str, Any]:
     return table_beside(str(path))
 
 
-def _file(name: str) -> Mapping[str, Any]:
+def data_file(name: str) -> Mapping[str, Any]:
+    """One of the data files beside this module."""
     return read_rows(Path(__file__).with_name(f"{name}.toml"))
 
 
 def version_rows() -> Iterator[dict[str, Any]]:
     """Every known version, the older ones of an engine first, as `Engine` is told of it."""
-    for row in _file("versions")["engine"]:
+    for row in data_file("versions")["engine"]:
         yield {key: _frozen(key, value) for key, value in row.items()}
 
 
@@ -52,12 +53,12 @@ def _frozen(key: str, value: Any) -> Any:
 
 def names_of(table: str, key: str) -> frozenset[str]:
     """The words of one key of versions.toml."""
-    return frozenset(_file("versions")[table][key].split())
+    return frozenset(data_file("versions")[table][key].split())
 
 
 def null_types() -> Mapping[str, Mapping[str, str]]:
     """model_type, or "*" -> fields of its class that take no null, and their type."""
-    found: Mapping[str, Mapping[str, str]] = _file("versions")["types"]["null"]
+    found: Mapping[str, Mapping[str, str]] = data_file("versions")["types"]["null"]
     return found
 
 
@@ -67,7 +68,7 @@ def refuses_target(engine: str, version: str, method: str, name: str | None) -> 
     "" where it hands them out, or need not; None where that is not known. `method`: as which the
     draft is served, in small letters; `name`: the target's, in architectures of its config.json.
     """
-    table = _file("targets")
+    table = data_file("targets")
     errors = table["errors"].get(engine, {method: ""})
     if method not in errors:
         return ""  # nothing is asked of the target
@@ -83,7 +84,7 @@ def refuses_target(engine: str, version: str, method: str, name: str | None) -> 
 @functools.cache
 def schemes_of(engine: EngineName) -> Mapping[str, Mapping[str, Scheme]]:
     """Signature of a declared scheme -> GPU, or "*" -> what becomes of it."""
-    table, found = _file("schemes"), dict[str, dict[str, Scheme]]()
+    table, found = data_file("schemes"), dict[str, dict[str, Scheme]]()
     for row in table["row"]:
         for signature in _signatures(row) if row["engine"] == engine else ():
             refused = table["refused"][engine][row["refused"]] if "refused" in row else None
@@ -101,7 +102,7 @@ def schemes_of(engine: EngineName) -> Mapping[str, Mapping[str, Scheme]]:
 @functools.cache
 def concatenated() -> Mapping[str, str]:
     """Signature -> SGLang's error where it puts q_a and kv_a of MLA together."""
-    rows: Rows = _file("schemes")["concatenated"]
+    rows: Rows = data_file("schemes")["concatenated"]
     return {signature: row["error"] for row in rows for signature in _signatures(row)}
 
 
@@ -131,16 +132,15 @@ class Rule:
     engine: EngineName | None = None
     source: str = ""
 
-    def applies(self, facts: Facts) -> bool:
-        """Whether the condition holds of these facts."""
-        holds = all(_meets(_fact(facts, path), wanted) for path, wanted in self.when.items())
-        unless = (_meets(_fact(facts, path), wanted) for path, wanted in self.unless.items())
-        return holds and not (self.unless and all(unless))
-
     def said(self, facts: Facts) -> Finding:
         """What it says of them."""
         stage, text, remedy = self.says
         return Finding(stage, text.format_map(facts), remedy.format_map(facts))
+
+
+def holds(facts: Facts, condition: Mapping[str, Any]) -> bool:
+    """Whether the facts are what a condition says."""
+    return all(_meets(_fact(facts, path), wanted) for path, wanted in condition.items())
 
 
 def _fact(facts: Facts, path: str) -> Any:
@@ -171,26 +171,28 @@ def _meets(value: Any, wanted: Any) -> bool:
 
 @functools.cache
 def _rules(engine: EngineName, about: str) -> Sequence[Rule]:
-    rules = [Rule(**row) for row in _file("rules")[about]]
+    rules = [Rule(**row) for row in data_file("rules")[about]]
     return [rule for rule in rules if rule.engine in (None, engine)]
 
 
 def first_rule(engine: EngineName, about: str, facts: Facts) -> Finding | None:
     """What an engine says of these facts by the first row about them; None where no row does."""
-    found = (rule.said(facts) for rule in _rules(engine, about) if rule.applies(facts))
-    return next(found, None)
+    for rule in _rules(engine, about):
+        if holds(facts, rule.when) and not (rule.unless and holds(facts, rule.unless)):
+            return rule.said(facts)
+    return None
 
 
 def said(name: str, /, **values: object) -> Finding:
     """A finding of [said] in rules.toml, with what is put into its sentences."""
-    stage, text, remedy = _file("rules")["said"][name]
+    stage, text, remedy = data_file("rules")["said"][name]
     return Finding(stage, text.format(**values), remedy.format(**values))
 
 
 @functools.cache
 def meanings() -> Sequence[tuple[re.Pattern[str], str]]:
     """An error of an engine, and what it means with {engine}, {gpu} and the groups of the error."""
-    return [(re.compile(row["error"]), row["means"]) for row in _file("meanings")["row"]]
+    return [(re.compile(row["error"]), row["means"]) for row in data_file("meanings")["row"]]
 
 
 def is_raw(text: str) -> bool:

@@ -11,7 +11,8 @@ from ..files.safetensors_header import TensorInfo
 from ..stored.layouts import HF_QUANT_CONFIG
 from ..stored.stored_declaration import COMPANIONS, quantized_looking
 from .built_linears import refused_shape
-from .contract import EngineName, Module, Question, UnsureError, read_declaration, shown
+from .contract import EngineName, Module, Question, UnsureError, shown
+from .declared_forms import read_declaration
 from .engine import Engine
 from .engine_rows import said
 from .excludes import gptq_by_rules, scheme_of
