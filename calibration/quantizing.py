@@ -8,11 +8,12 @@ from functools import partial
 from pathlib import Path
 
 from ..quantize.asked import Quantizing
+from ..quantize.drafts.family import Lint
 from ..quantize.engines.plan_verdicts import nothing_loads, planned_verdicts
 from ..quantize.files.hub import DraftSource, running_argv
 from ..quantize.files.staging import check_output
 from ..quantize.inspection import open_draft
-from ..quantize.lints import Lint, find_lints
+from ..quantize.lints.catalogue import find_lints
 from ..quantize.making.preparing import check_tables
 from ..quantize.making.quantize_draft import QuantizeReport, quantize_draft
 from ..quantize.planning.quantization_plan import NOTHING_MEASURED, Measured, Plan, Step, make_plan

@@ -24,7 +24,7 @@ from .planning.quantization_plan import Plan, make_plan
 from .stored.stored_declaration import looks_quantized
 
 if TYPE_CHECKING:
-    from .lints import Lint
+    from .drafts.family import Lint
     from .lints.concat import HalfRatio
     from .verify import Audit
 
@@ -33,7 +33,7 @@ def open_draft(
     reference: object, subtree: str | None = None, listener: Listener = SILENT
 ) -> tuple[DraftSource, Draft]:
     """Resolve a folder or Hub id and read its headers and vocabulary map."""
-    from .lints import check_vocabulary_map  # numpy, which no help needs
+    from .lints.vocabulary_lints import check_vocabulary_map
 
     source = resolve_draft(str(reference), subtree)
     draft = read_draft(source.checkpoint())
@@ -123,7 +123,7 @@ def inspect_draft(reference: object, subtree: str | None, listener: Listener) ->
 
 def _plain(checkpoint: Checkpoint) -> Inspection:
     from .files.provenance_file import read_provenance
-    from .lints import find_lints
+    from .lints.catalogue import find_lints
     from .lints.concat import half_ratios
 
     draft = read_draft(checkpoint)
@@ -138,7 +138,7 @@ def _plain(checkpoint: Checkpoint) -> Inspection:
 
 def _quantized(checkpoint: Checkpoint) -> Inspection:
     from .engines.exclude_findings import misread_excludes
-    from .lints import find_lints
+    from .lints.catalogue import find_lints
     from .verify import Fault, audit_checkpoint
 
     try:

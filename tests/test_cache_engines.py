@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from draftquant.quantize.engines import check_draft
 from draftquant.quantize.engines.contract import EngineName
+from draftquant.quantize.engines.engine_check import check_draft
 
 HERE = Path(__file__).parent / "engines"
 sys.path[:0] = [str(HERE), str(HERE / "foreign")]

@@ -11,7 +11,7 @@ from cuts import CHOICE
 from draftquant.quantize.converting.transcode_draft import plan_transcoding, transcode_draft
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.draft_cache import UNIT, CacheScales, scale_origin
-from draftquant.quantize.engines import check_draft
+from draftquant.quantize.engines.engine_check import check_draft
 from draftquant.quantize.engines.plan_verdicts import planned_verdicts
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import resolve_draft

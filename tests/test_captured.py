@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from draftquant.quantize.engines import check_draft
 from draftquant.quantize.engines.config_rules import misread_layers, sglang_captures, vllm_captures
+from draftquant.quantize.engines.engine_check import check_draft
 from tiny import edit_json, read_tensors, store, tiny_eagle3_llama, write_tensors
 from tiny_dflash import tiny_dflash
 

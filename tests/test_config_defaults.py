@@ -13,7 +13,7 @@ from draftquant.quantize.drafts.config_defaults import as_read, class_defaults
 from draftquant.quantize.drafts.rope import Unreplayed, Yarn
 from draftquant.quantize.engines.engine_check import check_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.lints import find_lints
+from draftquant.quantize.lints.catalogue import find_lints
 from draftquant.recipes.errors import CheckpointError
 from draftquant.scripts.dev.config_defaults import OUT, classes, row
 from tiny import edit_json, tiny_eagle3_llama

@@ -12,7 +12,7 @@ from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.provenance import CutProvenance
 from draftquant.quantize.files.provenance_file import read_provenance
-from draftquant.quantize.lints import find_lints
+from draftquant.quantize.lints.catalogue import find_lints
 from draftquant.quantize.stored.stored_draft import StoredDraft
 from draftquant.quantize.verify import verify
 from draftquant.quantize.vocabulary.cut_plan import plan_cut

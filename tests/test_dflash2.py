@@ -12,9 +12,9 @@ import torch
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.families.dflash2 import DFlash2Geometry, grouped_conv
 from draftquant.quantize.drafts.passes import BlockAttention, BlockForward
-from draftquant.quantize.engines import check_draft
+from draftquant.quantize.engines.engine_check import check_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.lints import find_lints
+from draftquant.quantize.lints.catalogue import find_lints
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.recipes.errors import CheckpointError
 from engines.blocks import CASES, NUM_CONTEXT, NUM_DRAFT_TOKENS, OUT, draft, features

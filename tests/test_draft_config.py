@@ -12,8 +12,8 @@ from draftquant.calibration.passes.draft_inputs import check_reads_layers
 from draftquant.calibration.recording.target_shape import TargetShape, chosen_layers, feature_spec
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.architectures import declared_architecture
-from draftquant.quantize.engines import check_draft
 from draftquant.quantize.engines.contract import ENGINE_NAMES
+from draftquant.quantize.engines.engine_check import check_draft
 from draftquant.quantize.estimate.estimate_report import candidates_of
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource

@@ -13,8 +13,8 @@ from draftquant.calibration.traces.target_tables import TargetTables
 from draftquant.quantize.converting.dequantize_draft import dequantize_draft
 from draftquant.quantize.converting.transcode_draft import plan_transcoding, transcode_draft
 from draftquant.quantize.drafts import Draft, read_draft
-from draftquant.quantize.engines import check_draft
 from draftquant.quantize.engines.contract import TITLES
+from draftquant.quantize.engines.engine_check import check_draft
 from draftquant.quantize.estimate.draft_step import draft_round, planned_weights
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource

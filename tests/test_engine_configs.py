@@ -4,7 +4,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from draftquant.quantize.engines import EngineName, check_draft
+from draftquant.quantize.engines.contract import EngineName
+from draftquant.quantize.engines.engine_check import check_draft
 
 ENGINES_FOLDER = Path(__file__).parent / "engines"
 sys.path.append(str(ENGINES_FOLDER))  # its modules stand alone

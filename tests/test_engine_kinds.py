@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.engines import EngineName, Verdict
+from draftquant.quantize.engines.contract import EngineName, Verdict
 from draftquant.quantize.engines.engine_check import check_checkpoint
 from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.lints import config_changes, find_lints, fixed_config
+from draftquant.quantize.lints.catalogue import config_changes, find_lints, fixed_config
 from draftquant.recipes.errors import CheckpointError
 from draftquant.scripts.cli import main
 from tiny import edit_json, read_tensors, store, tiny_eagle3_llama, write_tensors

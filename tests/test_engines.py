@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from draftquant.quantize.engines import EngineCheck, check_draft
-from draftquant.quantize.engines.contract import ENGINE_NAMES, EngineName, UnsureError
+from draftquant.quantize.engines.contract import ENGINE_NAMES, EngineCheck, EngineName, UnsureError
+from draftquant.quantize.engines.engine_check import check_draft
 from draftquant.quantize.engines.excludes import (
     dotted_path,
     exact_or_regex,

@@ -10,7 +10,8 @@ import pytest
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.engine_traits import fused_names
 from draftquant.quantize.drafts.runtime_names import numbered_name
-from draftquant.quantize.engines import EngineCheck, check_draft
+from draftquant.quantize.engines.contract import EngineCheck
+from draftquant.quantize.engines.engine_check import check_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.planning.quantization_plan import Plan, make_plan
 from draftquant.quantize.verify import verify

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from draftquant import api as dq
 from draftquant.quantize.drafts.config_reader import KEY, SECTION
-from draftquant.quantize.lints import fixed_config
+from draftquant.quantize.lints.catalogue import fixed_config
 from draftquant.quantize.verify import verify
 from draftquant.scripts.cli import main
 from tiny import Stored, edit_json, read_tensors, tiny_eagle3_llama, write_tensors

@@ -9,8 +9,8 @@ from typing import get_args
 import pytest
 from data_free import data_free
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.engines import check_draft
 from draftquant.quantize.engines.contract import EngineName
+from draftquant.quantize.engines.engine_check import check_draft
 from draftquant.quantize.engines.plan_verdicts import planned_verdicts
 from draftquant.quantize.engines.versions import choose
 from draftquant.quantize.files.checkpoint import Checkpoint

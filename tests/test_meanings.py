@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from draftquant.quantize import engines
-from draftquant.quantize.engines import check_draft
+from draftquant.quantize.engines.engine_check import check_draft
 from draftquant.quantize.engines.engine_rows import explained, is_raw, meaning, meanings
 from draftquant.scripts.cli import main
 from reasons import own_text

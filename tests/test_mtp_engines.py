@@ -13,7 +13,7 @@ from draftquant.quantize.engines.contract import EngineName
 from draftquant.quantize.engines.engine_check import check_draft
 from draftquant.quantize.engines.exclude_findings import misread_excludes
 from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.pairing import check_pair
+from draftquant.quantize.pairing.pair_check import check_pair
 from draftquant.scripts.cli import main
 from reasons import own_text
 from tiny import edit_json

@@ -19,7 +19,7 @@ from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.engines.engine_check import check_draft
 from draftquant.quantize.estimate.estimate_report import candidates_of
 from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.lints import find_lints
+from draftquant.quantize.lints.catalogue import find_lints
 from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.recipes import load_recipe

@@ -17,7 +17,7 @@ from draftquant.quantize.drafts.shared.layers import LlamaAttention
 from draftquant.quantize.engines.contract import EngineName
 from draftquant.quantize.engines.engine_check import check_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.lints import find_lints
+from draftquant.quantize.lints.catalogue import find_lints
 from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.stored.stored_tables import EMBEDDING, HEAD

@@ -11,7 +11,7 @@ from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.architectures import KNOWN_TO_BOTH, OTHER_NAMES
 from draftquant.quantize.engines.engine_check import check_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.lints import config_changes, find_lints
+from draftquant.quantize.lints.catalogue import config_changes, find_lints
 
 sys.path.append(str(Path(__file__).resolve().parent / "engines"))  # its modules stand alone
 

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from draftquant import api as dq
-from draftquant.quantize.pairing import PairCheck, check_pair
+from draftquant.quantize.pairing.pair import PairCheck
+from draftquant.quantize.pairing.pair_check import check_pair
 from draftquant.recipes.errors import CheckpointError
 from draftquant.scripts.cli import main
 from said_traces import write_said

@@ -8,7 +8,7 @@ import torch
 from draftquant.calibration.passes.proposals import draft_proposals
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.families.eagle3_llama import Eagle3LlamaGeometry
-from draftquant.quantize.engines import check_draft
+from draftquant.quantize.engines.engine_check import check_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.making.quantize_draft import quantize_draft

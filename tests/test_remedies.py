@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from draftquant import api as dq
-from draftquant.quantize.engines import check_draft
 from draftquant.quantize.engines.contract import ENGINE_NAMES, EngineName
+from draftquant.quantize.engines.engine_check import check_draft
 from draftquant.recipes.errors import DraftQuantError
 from tiny import Stored, edit_json, read_tensors, tiny_eagle3_llama, write_tensors
 from tiny_dflash import tiny_dflash

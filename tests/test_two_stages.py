@@ -13,7 +13,7 @@ from draftquant.quantize.backends import get_backend
 from draftquant.quantize.backends.quark_backend import _weight_spec, quark_process_state
 from draftquant.quantize.converting.dequantize_draft import dequantize_draft
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.engines import check_draft
+from draftquant.quantize.engines.engine_check import check_draft
 from draftquant.quantize.files.checkpoint import PROVENANCE_FILE, Checkpoint
 from draftquant.quantize.files.hub import resolve_draft
 from draftquant.quantize.layouts import get_layout

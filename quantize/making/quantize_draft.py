@@ -11,6 +11,7 @@ from ...recipes.brief import Brief, megabytes
 from ...recipes.packages import package_version
 from ...recipes.schema import recipe_sha256
 from ..backends import get_backend
+from ..drafts.family import Lint
 from ..drafts.geometry import vocabulary_share
 from ..engines.contract import EngineCheck, loading_places
 from ..engines.plan_verdicts import to_mapping
@@ -21,7 +22,7 @@ from ..files.provenance import Method, QuantizedProvenance, SourceDraft, TensorB
 from ..files.provenance_file import check_recorded, read_provenance
 from ..files.publish import Rewrite, config_and_index, json_texts, publish
 from ..layouts import get_layout
-from ..lints import Lint, fixed_config, output_changes
+from ..lints.catalogue import fixed_config, output_changes
 from ..planning.outputs import checked_cache_scales, files_of, opened, store_cache_scales
 from ..planning.quantization_plan import NOTHING_MEASURED, Measured, Plan, Step
 from ..verify import VerifyReport, check_faults, verify

@@ -9,8 +9,8 @@ from typing_extensions import override
 
 from ...recipes.brief import Brief
 from ..asked import Checking
-from ..engines import check_draft
 from ..engines.contract import EXIT_CODES, EngineCheck, Verdict
+from ..engines.engine_check import check_draft
 from ..files.hub import resolve_draft, resolve_target
 from ..gpus import architecture
 from .pair import PairCheck

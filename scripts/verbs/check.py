@@ -17,7 +17,7 @@ from ..frame.verb import Command, verb
 if TYPE_CHECKING:
     from ...quantize.drafts.engine_traits import Stage
     from ...quantize.engines.contract import EngineCheck, Verdict
-    from ...quantize.pairing import EnginePair, PairCheck, PairFinding
+    from ...quantize.pairing.pair import EnginePair, PairCheck, PairFinding
 
 _GPUS = [f"{gpu_names(each.archs)} in {TITLES[each.name]}" for each in newest_engines()]
 

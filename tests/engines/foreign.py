@@ -20,7 +20,7 @@ HERE = Path(__file__).resolve().parent
 MAKERS = HERE / "foreign"
 sys.path[:0] = [str(HERE.parent), str(MAKERS)]  # tiny.py and its kin
 
-from draftquant.quantize.engines import check_draft  # noqa: E402
+from draftquant.quantize.engines.engine_check import check_draft  # noqa: E402
 from drafts import write_drafts  # noqa: E402
 from foreign_results import Answer, is_good_enough, table, write_results  # noqa: E402
 from foreign_sample import NUM_TARGET_LAYERS, write_sample  # noqa: E402

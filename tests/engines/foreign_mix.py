@@ -25,7 +25,7 @@ import kind_formats  # noqa: E402
 import kinds  # noqa: E402
 import mix_formats  # noqa: E402
 import numpy as np  # noqa: E402
-from draftquant.quantize.engines import check_draft  # noqa: E402
+from draftquant.quantize.engines.engine_check import check_draft  # noqa: E402
 from draftquant.recipes import DraftQuantError  # noqa: E402
 from drafts import TARGET_FOLDER, write_target  # noqa: E402
 from foreign_results import write_page  # noqa: E402

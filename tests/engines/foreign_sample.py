@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from draftquant.quantize.engines import EngineCheck
+from draftquant.quantize.engines.contract import EngineCheck
 from draftquant.quantize.engines.engine_check import check_checkpoint
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.safetensors_header import TensorInfo

@@ -4,7 +4,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from cases import NUM_TARGET_LAYERS
-from draftquant.quantize.engines import EngineCheck, check_draft
+from draftquant.quantize.engines.contract import EngineCheck
+from draftquant.quantize.engines.engine_check import check_draft
 from draftquant.recipes.errors import CheckpointError
 from results import Outcome
 
