@@ -33,7 +33,7 @@ def open_draft(
     reference: object, subtree: str | None = None, listener: Listener = SILENT
 ) -> tuple[DraftSource, Draft]:
     """Resolve a folder or Hub id and read its headers and vocabulary map."""
-    from .lints.vocabulary_lints import check_vocabulary_map
+    from .lints.vocabulary_lints import check_vocabulary_map  # numpy, which no help needs
 
     source = resolve_draft(str(reference), subtree)
     draft = read_draft(source.checkpoint())

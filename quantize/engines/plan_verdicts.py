@@ -46,7 +46,7 @@ def _planned_checkpoint(plan: Plan, *, fix_config: bool) -> Checkpoint:
     Kept tensors lie where they lie in the source, so that what is read of them can be read; those
     of quantized linears have names, dtypes and shapes, and no bytes.
     """
-    from ..lints.catalogue import fixed_config, output_changes
+    from ..lints.catalogue import fixed_config, output_changes  # numpy, for maps
 
     source = plan.draft.checkpoint
     tensors = {
