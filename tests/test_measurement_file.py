@@ -140,7 +140,7 @@ BAD: dict[str, tuple[int, str, object, str]] = {
     "no logarithm": (2, "token_logprob", [0, 0, 0.5], "token_logprob: expected logarithms"),
     "too few gaps": (2, "top_gap", [0.0], "top_gap: expected 3 numbers"),
     "negative gap": (2, "top_gap", [0, 0, -0.5], "top_gap: expected differences"),
-    "before the start": (2, "began", -1, "expected seconds"),
+    "before the start": (2, "began", -1, "began: expected at least 0"),
     "no time": (2, "latency", float("inf"), "latency: expected a finite number"),
     "first behind last": (2, "time_to_first_token", 0.4, "0.4 seconds are more than the latency"),
     "no attempt": (2, "num_attempts", 0, "num_attempts: expected at least 1"),

@@ -25,6 +25,7 @@ from ..measure.server_answers import (
     whole,
 )
 from .foreign_measurement import (
+    FIXES,
     PAGE,
     ForeignMeasurement,
     ForeignRequest,
@@ -37,15 +38,6 @@ from .foreign_measurement import (
 )
 
 _AS_SENT = "the prompt as it was sent"
-_RAW = "aiperf profile --export-level raw"
-_OF_AIPERF = (
-    "start vLLM with --per-request-spec-decode-metrics summary (or detailed) and measure again;"
-    " AIPerf 0.13 reads no other engine's"
-)
-_OF_GUIDELLM = (
-    "use GuideLLM 0.8 or later with --backend kind=openai_http, start vLLM with"
-    " --per-request-spec-decode-metrics summary (or detailed), and measure again"
-)
 _PLACE = "benchmarks[0].requests.successful"
 
 Sent = tuple[str, Mapping[str, object]]
@@ -67,7 +59,7 @@ def read_aiperf(path: Path) -> ForeignMeasurement:
     sent = payloads or _inputs(path.with_name("inputs.json"))
     told, engine = [], ""
     for where, line in lines_of(path):
-        with reading(where, _OF_AIPERF):
+        with reading(where, FIXES["aiperf"]):
             meta = object_(line, "metadata")
             if meta.get("benchmark_phase") == "warmup":
                 continue
@@ -100,7 +92,7 @@ def read_aiperf(path: Path) -> ForeignMeasurement:
         model=", ".join(str(name) for name in names if name),
         num_draft_tokens=most,
         paired_by=_AS_SENT,
-        to_keep_outputs=_RAW,
+        to_keep_outputs=FIXES["aiperf_raw"],
         requests=requests,
     )
 
@@ -127,7 +119,7 @@ def read_guidellm(path: Path) -> ForeignMeasurement:
     places = sorted(range(len(found)), key=lambda i: _began(found[i], f"{path}: {_PLACE}[{i}]"))
     told = []
     for place in places:
-        with reading(f"{path}: {_PLACE}[{place}]", _OF_GUIDELLM):
+        with reading(f"{path}: {_PLACE}[{place}]", FIXES["guidellm"]):
             told.append(_of_stats(found[place]))
     most, counted = with_k(path, told)
     return ForeignMeasurement(
@@ -171,7 +163,7 @@ def _turn(meta: Fields) -> Turn:
 
 
 def _inputs(path: Path) -> dict[Turn, Sent]:
-    with reading(str(path), f"keep inputs.json beside the records, or use {_RAW}"):
+    with reading(str(path), f"keep inputs.json beside the records, or use {FIXES['aiperf_raw']}"):
         return {
             (text(session, "session_id"), turn): _sent(payload)
             for session in objects(object_in(path), "data")

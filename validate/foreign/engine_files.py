@@ -22,6 +22,7 @@ from ..measure.server_answers import (
     wholes,
 )
 from .foreign_measurement import (
+    FIXES,
     ForeignMeasurement,
     ForeignRequest,
     check_finished,
@@ -35,21 +36,6 @@ from .foreign_measurement import (
     with_k,
 )
 
-_OF_ANSWERS = (
-    "start vLLM (0.29 or later) with --per-request-spec-decode-metrics detailed, or ask SGLang"
-    " (0.5.23) with return_spec_tokens_details: true; ask without streaming, with"
-    " return_token_ids: true, and write each answer as one line"
-)
-_OF_REQUESTS = (
-    "start SGLang 0.5.10 or later with --export-metrics-to-file --export-metrics-to-file-dir DIR,"
-    " without --log-requests (which cuts prompts), and --speculative-eagle-topk 1"
-)
-_DETAILED = "run vllm bench serve with --save-result --save-detailed"
-_TOLD = (
-    "vllm bench serve keeps no verify steps of requests: with --max-concurrency 1 events come"
-    " together less often; or start vLLM with --per-request-spec-decode-metrics detailed and let"
-    " GuideLLM, AIPerf or draftquant measure ask it"
-)
 _NAMES = {"vllm": "vLLM", "sglang": "SGLang"}
 
 
@@ -63,7 +49,7 @@ def read_answers(path: Path) -> ForeignMeasurement:
     """
     told, lengths, engines, versions, models = [], [], set(), set(), set()
     for place, (where, line) in enumerate(lines_of(path)):
-        with reading(where, _OF_ANSWERS):
+        with reading(where, FIXES["answers"]):
             answer = _answer(line)
             choices = objects(answer, "choices")
             if len(choices) != 1:
@@ -190,7 +176,7 @@ def read_sglang_records(path: Path) -> ForeignMeasurement:
 
 def _record(where: str, line: Fields) -> tuple[ForeignRequest, int]:
     """A request, its histogram up to the largest number seen, and K; 0 = it has no verify step."""
-    with reading(where, _OF_REQUESTS):
+    with reading(where, FIXES["sglang_records"]):
         parameters = parse_object(string(line, "request_parameters"))
         prompt = {
             key: parameters[key] for key in ("text", "input_ids") if parameters.get(key) is not None
@@ -233,7 +219,7 @@ def read_bench_serve(path: Path) -> ForeignMeasurement:
     """
     result = object_in(path)
     where = str(path)
-    with reading(where, _DETAILED):
+    with reading(where, FIXES["bench_serve"]):
         events = [_num_events(one, place) for place, one in enumerate(items(result, "itls"))]
         tokens = wholes(result, "output_lens")
         prompts = wholes(result, "input_lens")
@@ -242,7 +228,7 @@ def read_bench_serve(path: Path) -> ForeignMeasurement:
             raise AnswerProblem("itls, output_lens, input_lens, generated_texts: expected one each")
         if failed := whole({"failed": 0, **result}, "failed"):
             raise AnswerProblem(f"failed: {failed} requests: both runs need all verify steps")
-    with reading(where, _TOLD):
+    with reading(where, FIXES["bench_serve_together"]):
         most = _num_draft_tokens(result)
         counted = whole(result, "spec_decode_num_drafts")
         if sum(events) != counted:
@@ -264,7 +250,7 @@ def read_bench_serve(path: Path) -> ForeignMeasurement:
                   if key in result},  # the last three as --metadata says them
         paired_by="place in the run, the prompt's length, and the text of the output",
         told_positions=False,
-        to_keep_outputs=_DETAILED,
+        to_keep_outputs=FIXES["bench_serve"],
         requests=with_copies_together(requests, prompts),
     )  # fmt: skip
 

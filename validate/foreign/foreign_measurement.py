@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import BinaryIO
 
 from ...recipes.errors import MeasureError, reason, short
+from ...recipes.packages import table_beside
 from ...recipes.regular_file import open_stream, read_text
 from ...recipes.strict_json import JsonProblem, parse_json, parse_object
 from ..counting.acceptance_counts import AcceptanceCounts, PromptKey
@@ -163,6 +164,7 @@ def with_copies_together(
 
 _MOST_BYTES = 512 * 2**20  # of a file of lines
 _LONGEST_LINE = 64 * 2**20  # bytes, of a document too: 10,000 requests of GuideLLM have 54 MB
+FIXES: Mapping[str, str] = table_beside(__file__, "fixes")
 PAGE = "docs/foreign-numbers.md says what is read of each tool, and how it is run for that"
 ONE_A_LINE = "write each object on one line: jq -c 'arrays[], objects' FILE > FILE.jsonl"
 

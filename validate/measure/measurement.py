@@ -4,7 +4,6 @@ Times are of the client's monotonic clock: no clock of a server is believed.
 """
 
 import hashlib
-import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -121,9 +120,9 @@ class RequestRecord(PromptKey):
     num_cut_rounds: int = 0
     token_logprob: tuple[float, ...] | None = None
     top_gap: tuple[float, ...] | None = None
-    began: float
-    time_to_first_token: float | None
-    latency: float
+    began: Annotated[float, AT_LEAST_0]
+    time_to_first_token: Annotated[float | None, AT_LEAST_0]
+    latency: Annotated[float, AT_LEAST_0]
     num_attempts: Annotated[int, AT_LEAST_1] = 1
     cluster: str | None = None
 
@@ -330,12 +329,9 @@ def _logprob_problem(record: RequestRecord, num_top: int) -> str | None:
 
 def _time_problem(record: RequestRecord) -> str | None:
     first = record.time_to_first_token
-    seconds = (record.began, record.latency, 0.0 if first is None else first)
-    if not all(0 <= value < math.inf for value in seconds):
-        return f"began, latency, time_to_first_token: expected seconds, got {short(seconds)}"
-    if first is not None and first > record.latency:
-        return f"time_to_first_token: {first} seconds are more than the latency, {record.latency}"
-    return None
+    if first is None or first <= record.latency:
+        return None
+    return f"time_to_first_token: {first} seconds are more than the latency, {record.latency}"
 
 
 ALL = "all requests"
@@ -343,10 +339,7 @@ ALL = "all requests"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """Of some requests; times are medians in seconds, None where answers came whole.
-
-    `num_repeated` were answered at a later attempt than the first.
-    """
+    """Of some requests; times are medians in seconds, None where answers came whole."""
 
     category: str
     num_requests: int

@@ -16,8 +16,8 @@ from ..judging.figures import ServedFigures
 from ..judging.judgement import GateReport, judge_counts
 from ..judging.policy import Look, Policy
 from .common_steps import common_length, num_missing
-from .measurement_pair import num_same_outputs, other_target, unaccounted
-from .served_gate import SENTENCES, wording
+from .measurement_pair import SENTENCES, num_same_outputs, other_target, unaccounted, unequal
+from .served_gate import wording
 
 MOST_NAMED = 5
 """Different settings of requests that a sentence names."""
@@ -101,10 +101,8 @@ def _unlike(baseline: ForeignMeasurement, candidate: ForeignMeasurement) -> str:
     """In what two runs differ that must be equal; empty if in nothing."""
     both = (baseline, candidate)
     sizes = [one.num_draft_tokens for one in both]
-    if sizes[0] != sizes[1]:
-        return f"the two drafts drafted {sizes[0]} and {sizes[1]} tokens per verify step"
-    if found := [*_differing(baseline, candidate)]:
-        return f"the two runs differ in settings that must be equal ({'; '.join(found)})"
+    if found := unequal(sizes, _differing(baseline, candidate)):
+        return found
     counts = [len(one.requests) for one in both]
     if counts[0] != counts[1]:
         return f"the two runs have {counts[0]} and {counts[1]} requests"

@@ -2,10 +2,11 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ...recipes.errors import GateError
+from ...recipes.packages import table_beside
 from ..counting.acceptance_counts import (
     AcceptanceCounts,
     ContextCounts,
@@ -19,6 +20,8 @@ from ..judging.figures import ServedFigures
 from ..measure.measurement import Measurement, differences
 from .common_steps import PairedOutputs, num_unwritten, pair_outputs, whole_counts
 
+SENTENCES = table_beside(__file__, "sentences")
+_WHY: Mapping[str, str] = SENTENCES["incomparable"]
 CountsPair = tuple[AcceptanceCounts, AcceptanceCounts]
 Contexts = Sequence[ContextCounts | None]
 MOST_UNDRAFTED = 0.01
@@ -153,19 +156,22 @@ def incomparability(baseline: Measurement, candidate: Measurement) -> str:
             return f"{one.name} was measured without a draft"
         if one.setup.speculation.lossy:
             settings = ", ".join(one.setup.speculation.lossy)
-            return (
-                f"the server of {one.name} accepts tokens that its target would not have written"
-                f" ({settings})"
-            )
+            return _WHY["lossy"].format(name=one.name, settings=settings)
     sizes = [_num_draft_tokens(one) for one in (baseline, candidate)]
-    if sizes[0] != sizes[1]:
-        return f"the two drafts drafted {sizes[0]} and {sizes[1]} tokens per verify step"
-    if differing := differences(baseline.setup, candidate.setup):
-        return f"the two runs differ in settings that must be equal ({'; '.join(differing)})"
+    if found := unequal(sizes, differences(baseline.setup, candidate.setup)):
+        return found
     prompts = [[(r.id, r.prompt_sha256) for r in one.records] for one in (baseline, candidate)]
     if prompts[0] != prompts[1]:
         return "the two runs hold different prompts"
     return ""
+
+
+def unequal(sizes: Sequence[int], differing: Iterable[str]) -> str:
+    """In which K, else in which settings two runs differ; empty if in none."""
+    if sizes[0] != sizes[1]:
+        return _WHY["sizes"].format(one=sizes[0], other=sizes[1])
+    found = "; ".join(differing)
+    return _WHY["settings"].format(found=found) if found else ""
 
 
 def unaccounted(runs: Sequence[tuple[str, Sequence[int], Iterable[AcceptanceCounts]]]) -> str:
@@ -177,18 +183,11 @@ def unaccounted(runs: Sequence[tuple[str, Sequence[int], Iterable[AcceptanceCoun
     shares = [_undrafted_share(unwritten, counts) for _, unwritten, counts in runs]
     for name, share in zip(names, shares, strict=True):
         if share < 0:
-            return f"the verify steps of {name} accept more than its outputs have tokens"
+            return _WHY["too_many"].format(name=name)
         if share > MOST_UNDRAFTED:
-            return (
-                f"{share:.1%} of the steps that wrote the outputs of {name} are no verify"
-                " steps: its server drafted nothing there, or did not report it"
-                f" ({MOST_UNDRAFTED:.0%} may be missing)"
-            )
+            return _WHY["undrafted"].format(share=share, name=name, most=MOST_UNDRAFTED)
     if abs(shares[0] - shares[1]) > MOST_UNDRAFTED_APART:
-        return (
-            f"{shares[0]:.2%} of the steps that wrote the outputs of {names[0]} are no verify"
-            f" steps, and {shares[1]:.2%} of {names[1]}: one server drafted less often"
-        )
+        return _WHY["apart"].format(shares=shares, names=names)
     return ""
 
 
@@ -205,10 +204,7 @@ def other_target(num_parted: int, num_common: float) -> str:
     chance = _share(num_parted, num_parted + num_common)
     if chance <= MOST_PARTING:
         return ""
-    return (
-        f"the two targets differ: greedy outputs diverge at {chance:.1%} of the tokens at which"
-        f" they could, and near ties of one target explain {MOST_PARTING:.0%} at most"
-    )
+    return _WHY["targets"].format(chance=chance, most=MOST_PARTING)
 
 
 def _served_draft(

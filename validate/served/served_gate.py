@@ -6,16 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ...recipes.errors import GateError
-from ...recipes.packages import table_beside
 from ..counting.paired_change import PairedChange
 from ..judging.advice import NO_BACKGROUND, Background
 from ..judging.figures import ServedFigures
 from ..judging.judgement import GateReport, judge_counts
 from ..judging.policy import Look, Policy, Verdict, Wording
 from ..measure.measurement import Measurement, differing_arguments
-from .measurement_pair import ServedPair, pair_measurements
-
-SENTENCES = table_beside(__file__, "sentences")
+from .measurement_pair import SENTENCES, ServedPair, pair_measurements
 
 
 def wording(*names: str) -> Wording:
@@ -129,48 +126,28 @@ def _check_folders(pair: ServedPair, digests: Sequence[str | None], background: 
 
 def warnings_of(pair: ServedPair) -> Iterator[str]:
     """What a reader has to know of two runs, sentences without a full stop."""
-    unnamed = [one.name for one in pair.measurements if draft_sha256(one) is None]
-    if unnamed:
-        yield (
-            f"{' and '.join(unnamed)} {'does' if len(unnamed) == 1 else 'do'} not record which"
-            " draft was served (measure --draft), so nothing shows that the candidate was"
-            " quantized from the baseline"
-        )
-    for measurement in pair.measurements:
-        speculation = measurement.setup.speculation
-        if speculation is not None and not speculation.acceptance_told:
-            yield (
-                f"the server of {measurement.name} does not report its acceptance rule, so settings"
-                " that change the target's outputs would go unnoticed (see `draftquant parity`)"
-            )
-    servers = [measurement.setup.server for measurement in pair.measurements]
-    if differing := differing_arguments(*servers):
-        yield f"the two servers were started differently ({'; '.join(differing)})"
-    for measurement in pair.measurements:
-        speculation = measurement.setup.speculation
-        if speculation is not None and speculation.told_by == "user":
-            yield (
-                f"the server of {measurement.name} calls its draft {speculation.served_draft}; only"
-                f" --served-as says that this is {speculation.draft}"
-            )
+    said = SENTENCES["warnings"]
+    if unnamed := [one.name for one in pair.measurements if draft_sha256(one) is None]:
+        do = "does" if len(unnamed) == 1 else "do"
+        yield said["unnamed"].format(names=" and ".join(unnamed), do=do)
+    runs = [(one.name, own) for one in pair.measurements if (own := one.setup.speculation)]
+    for name, own in runs:
+        if not own.acceptance_told:
+            yield said["acceptance"].format(name=name)
+    if found := differing_arguments(*(one.setup.server for one in pair.measurements)):
+        yield said["started"].format(found="; ".join(found))
+    for name, own in runs:
+        if own.told_by == "user":
+            yield said["served_as"].format(name=name, served=own.served_draft, draft=own.draft)
     one, other = (measurement.setup.asked.concurrency for measurement in pair.measurements)
     if one != other:
-        yield (
-            f"the two runs had {one} and {other} requests in flight, so that their outputs differ"
-            " more often"
-        )
+        yield said["in_flight"].format(one=one, other=other)
     for measurement in pair.measurements:
         share = _short_share(measurement)
         if share > SAID_FROM:
-            yield (
-                f"in {share:.1%} of the verify steps of {measurement.name} fewer than K tokens were"
-                " proposed, and such steps accept less with any draft"
-            )
+            yield said["short"].format(share=share, name=measurement.name)
     if not pair.incomparable and not any(output.placed for output in pair.outputs):
-        yield (
-            "the runs do not record which verify steps lie in text that both servers wrote, so"
-            " whole outputs are compared, with wider bounds"
-        )
+        yield said["placeless"]
 
 
 def _short_share(measurement: Measurement) -> float:
