@@ -51,8 +51,8 @@ class ReferenceDFlash(nn.Module):
         self.geometry = g = geometry
         config = Qwen3Config(
             **common_config(g),
-            num_key_value_heads=g.num_key_value_heads,
-            head_dim=g.head_dim,
+            num_key_value_heads=g.attention.num_key_value_heads,
+            head_dim=g.attention.head_dim,
             attention_bias=False,
         )
         self.embed_tokens = nn.Embedding(g.vocab_size, g.hidden_size)

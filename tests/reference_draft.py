@@ -12,7 +12,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from draftquant.quantize.drafts.families.eagle3_llama import Eagle3Llama, Eagle3LlamaGeometry
+from draftquant.quantize.drafts.families.eagle3_llama import Eagle3Llama
 from draftquant.quantize.drafts.rope import RopeConfig
 from draftquant.quantize.drafts.shared.eagle3 import Eagle3, Eagle3Geometry
 from torch import Tensor, nn
@@ -88,10 +88,12 @@ class ReferenceDraft(nn.Module):
             _round_inputs(self, round_input)
         self.cache = DynamicCache()
 
-    def make_config(self, g: Eagle3LlamaGeometry) -> PreTrainedConfig:
+    def make_config(self, g: Eagle3Geometry) -> PreTrainedConfig:
         """The config that transformers' modules are built from."""
         return LlamaConfig(
-            **common_config(g), num_key_value_heads=g.num_key_value_heads, head_dim=g.head_dim
+            **common_config(g),
+            num_key_value_heads=g.attention.num_key_value_heads,
+            head_dim=g.attention.head_dim,
         )
 
     def make_rotary(self, config: Any) -> nn.Module:

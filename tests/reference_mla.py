@@ -8,7 +8,7 @@ SGLang 0.5.23 hand to them (`deepseek_v2.py` of both); transformers leaves them 
 
 from typing import Any
 
-from draftquant.quantize.drafts.families.eagle3_mla import Eagle3MlaGeometry
+from draftquant.quantize.drafts.shared.eagle3 import Eagle3Geometry
 from reference_draft import ReferenceDraft, add_norms, common_config, widen
 from torch import nn
 from transformers import DeepseekV3Config
@@ -24,16 +24,16 @@ class ReferenceMlaDraft(ReferenceDraft):
 
     kept = ("kv_b_proj",)
 
-    def make_config(self, g: Eagle3MlaGeometry) -> DeepseekV3Config:  # type: ignore[override]
+    def make_config(self, g: Eagle3Geometry) -> DeepseekV3Config:  # type: ignore[override]
         return DeepseekV3Config(
             **common_config(g),
             num_key_value_heads=g.num_attention_heads,
-            q_lora_rank=g.q_lora_rank,
-            kv_lora_rank=g.kv_lora_rank,
-            qk_nope_head_dim=g.qk_nope_head_dim,
-            qk_rope_head_dim=g.qk_rope_head_dim,
-            v_head_dim=g.v_head_dim,
-            rope_interleave=g.rope_interleave,
+            q_lora_rank=g.attention.q_lora_rank,
+            kv_lora_rank=g.attention.kv_lora_rank,
+            qk_nope_head_dim=g.attention.qk_nope_head_dim,
+            qk_rope_head_dim=g.attention.qk_rope_head_dim,
+            v_head_dim=g.attention.v_head_dim,
+            rope_interleave=g.attention.rope_interleave,
         )
 
     def make_rotary(self, config: Any) -> nn.Module:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from draftquant.quantize.drafts import Draft, read_draft
 from draftquant.quantize.drafts.families.dflash import DFlash
+from draftquant.quantize.drafts.geometry import GroupedAttention
 from draftquant.quantize.drafts.rope import RopeConfig
 from draftquant.quantize.drafts.shared.block_layers import DFlashGeometry
 from draftquant.quantize.files.checkpoint import Checkpoint
@@ -109,8 +110,7 @@ def test_geometry(draft: Path) -> None:
         intermediate_size=96,
         num_layers=2,
         num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
+        attention=GroupedAttention(num_key_value_heads=2, head_dim=32, rotary_dim=32, qk_norm=True),
         vocab_size=96,
         draft_vocab_size=96,
         target_hidden_size=64,

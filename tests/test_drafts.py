@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from draftquant.quantize.drafts import Draft, read_draft
 from draftquant.quantize.drafts.families import FAMILIES
-from draftquant.quantize.drafts.families.eagle3_llama import Eagle3LlamaGeometry
+from draftquant.quantize.drafts.geometry import GroupedAttention
 from draftquant.quantize.drafts.rope import RopeConfig
+from draftquant.quantize.drafts.shared.eagle3 import Eagle3Geometry
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.recipes.errors import CheckpointError
 from tiny import Stored, edit_json, read_tensors, tiny_eagle3_llama, write_tensors
@@ -41,9 +42,9 @@ def read(folder: Path) -> Draft:
     return read_draft(Checkpoint.open(folder))
 
 
-def geometry(folder: Path) -> Eagle3LlamaGeometry:
+def geometry(folder: Path) -> Eagle3Geometry:
     found = read(folder).geometry
-    assert isinstance(found, Eagle3LlamaGeometry)
+    assert isinstance(found, Eagle3Geometry)
     return found
 
 
@@ -118,13 +119,12 @@ def test_fused_groups_have_names_on_disk(draft: Path) -> None:
 
 
 def test_geometry(draft: Path) -> None:
-    assert geometry(draft) == Eagle3LlamaGeometry(
+    assert geometry(draft) == Eagle3Geometry(
         hidden_size=64,
         intermediate_size=96,
         num_layers=1,
         num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
+        attention=GroupedAttention(num_key_value_heads=2, head_dim=16, rotary_dim=16),
         vocab_size=96,
         draft_vocab_size=96,
         target_hidden_size=64,
@@ -144,7 +144,8 @@ def test_defaults_of_absent_keys(tmp_path: Path) -> None:
     keys = ("head_dim", "num_key_value_heads", "draft_vocab_size", "eagle_config")
     edit_json(folder / "config.json", **dict.fromkeys(keys))
     found = geometry(folder)
-    assert (found.head_dim, found.num_key_value_heads, found.draft_vocab_size) == (16, 4, 96)
+    assert found.attention == GroupedAttention(num_key_value_heads=4, head_dim=16, rotary_dim=16)
+    assert found.draft_vocab_size == 96
     assert (found.num_aux_layers, found.aux_layer_ids) == (3, None)
 
 

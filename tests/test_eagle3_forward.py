@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 import torch
-from draftquant.quantize.drafts.families.eagle3_llama import Eagle3Llama, Eagle3LlamaGeometry
+from draftquant.quantize.drafts.families.eagle3_llama import Eagle3Llama
 from draftquant.quantize.drafts.passes import ChainForward
 from draftquant.quantize.drafts.rope import RopeConfig, Yarn, rope_frequencies
+from draftquant.quantize.drafts.shared.eagle3 import Eagle3Geometry
 from plain_attention import softmax_attention
 from reference_draft import ReferenceDraft, random_weights, transformers_in_float64
 from torch import Tensor
@@ -88,7 +89,7 @@ class CachedAttention:
         return softmax_attention(q, k, v, scale, visible)
 
 
-def build(case: str) -> tuple[Eagle3LlamaGeometry, dict[str, Tensor], ChainForward]:
+def build(case: str) -> tuple[Eagle3Geometry, dict[str, Tensor], ChainForward]:
     family = Eagle3Llama()
     geometry = family.read_geometry(CONFIG | CASES[case], "config.json")
     weights = random_weights(geometry)

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 from draftquant.quantize.drafts import Draft, read_draft
-from draftquant.quantize.drafts.families.eagle3_mla import Eagle3MlaGeometry
+from draftquant.quantize.drafts.geometry import LatentAttention
 from draftquant.quantize.drafts.rope import RopeConfig, Yarn
+from draftquant.quantize.drafts.shared.eagle3 import Eagle3Geometry
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.recipes.errors import CheckpointError
@@ -43,9 +44,9 @@ def read(folder: Path) -> Draft:
     return read_draft(Checkpoint.open(folder))
 
 
-def geometry(folder: Path) -> Eagle3MlaGeometry:
+def geometry(folder: Path) -> Eagle3Geometry:
     found = read(folder).geometry
-    assert isinstance(found, Eagle3MlaGeometry)
+    assert isinstance(found, Eagle3Geometry)
     return found
 
 
@@ -128,17 +129,19 @@ def test_geometry(draft: Path) -> None:
         mscale_all_dim=1.0,
         attention_factor=None,
     )
-    assert geometry(draft) == Eagle3MlaGeometry(
+    assert geometry(draft) == Eagle3Geometry(
         hidden_size=64,
         intermediate_size=96,
         num_layers=1,
         num_attention_heads=4,
-        q_lora_rank=48,
-        kv_lora_rank=136,
-        qk_nope_head_dim=24,
-        qk_rope_head_dim=16,
-        v_head_dim=32,
-        rope_interleave=True,
+        attention=LatentAttention(
+            q_lora_rank=48,
+            kv_lora_rank=136,
+            qk_nope_head_dim=24,
+            qk_rope_head_dim=16,
+            v_head_dim=32,
+            rope_interleave=True,
+        ),
         vocab_size=96,
         draft_vocab_size=96,
         target_hidden_size=64,
@@ -219,7 +222,7 @@ def test_rope_interleave_of_the_wrong_type(draft: Path) -> None:
     edit_json(draft / "config.json", rope_interleave="yes")
     refused(draft, "rope_interleave: expected true or false, got 'yes'", "correct 'rope_inter")
     edit_json(draft / "config.json", rope_interleave=False)
-    assert geometry(draft).rope_interleave is False
+    assert geometry(draft).attention.rope_interleave is False
 
 
 def test_attention_factor_that_engines_read_differently(draft: Path) -> None:

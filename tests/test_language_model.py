@@ -176,7 +176,8 @@ def test_what_config_json_does_not_say(tmp_path: Path) -> None:
     del config["tie_word_embeddings"]
     (source / "config.json").write_text(json.dumps(config), encoding="utf-8")
     geometry = read_draft(Checkpoint.open(source)).geometry
-    assert (geometry.tied, geometry.input_bias, geometry.output_bias) == (False, True, False)
+    attention = geometry.attention
+    assert (geometry.tied, attention.input_bias, attention.output_bias) == (False, True, False)
 
 
 def test_a_tied_model_that_stores_its_head_reads_the_embedding(tmp_path: Path) -> None:

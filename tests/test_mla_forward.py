@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import torch
 from draftquant.calibration.passes.proposals import draft_proposals
-from draftquant.quantize.drafts.families.eagle3_mla import Eagle3Mla, Eagle3MlaGeometry
+from draftquant.quantize.drafts.families.eagle3_mla import Eagle3Mla
 from draftquant.quantize.drafts.passes import ChainForward
 from draftquant.quantize.drafts.rope import rope_frequencies
+from draftquant.quantize.drafts.shared.eagle3 import Eagle3Geometry
 from draftquant.quantize.drafts.shared.layers import MlaAttention, served_rope, softmax_mscale
 from plain_attention import softmax_attention
 from reference_draft import random_weights
@@ -91,11 +92,11 @@ def hidden_rows(count: int) -> Tensor:
     return torch.randn(1, count, 32, generator=generator, dtype=torch.float64)
 
 
-def read(**changes: Any) -> Eagle3MlaGeometry:
+def read(**changes: Any) -> Eagle3Geometry:
     return Eagle3Mla().read_geometry(CONFIG | changes, "config.json")
 
 
-def build(case: str) -> tuple[Eagle3MlaGeometry, dict[str, Tensor], ChainForward]:
+def build(case: str) -> tuple[Eagle3Geometry, dict[str, Tensor], ChainForward]:
     geometry = read(**CASES[case])
     weights = random_weights(geometry, family=Eagle3Mla())
     return geometry, weights, Eagle3Mla().forward(geometry, weights, lambda _name, x: x)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from draftquant.quantize.drafts import read_draft
+from draftquant.quantize.drafts.geometry import GroupedAttention
 from draftquant.quantize.drafts.rope import RopeConfig
 from draftquant.quantize.drafts.shared.layers import LlamaAttention
 from draftquant.quantize.engines.contract import EngineName
@@ -70,16 +71,16 @@ class Identity:
     def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
         return torch.cat((x, x), dim=-1) if name.endswith("q_proj") else x
 
-    def cached(self, _prefix: str, keys: Any, values: Any) -> Any:
+    def on_cache(self, _layer: int, keys: Any, values: Any) -> Any:
         return keys, values
 
 
 def test_gate_stands_behind_each_heads_query() -> None:
     rope = RopeConfig(theta=10000.0, yarn=None)
-    sizes = SimpleNamespace(head_dim=2, rope=rope, qk_norm=False, gate="elements")
-    attention = LlamaAttention(sizes)
+    own = GroupedAttention(num_key_value_heads=1, head_dim=2, rotary_dim=2, gate="elements")
+    attention = LlamaAttention(SimpleNamespace(attention=own, rope=rope))
     x = torch.tensor([[[1.0, 3.0, -2.0, -2.0]]])  # q_proj gives two heads' query 1 3, gate -2 -2
-    found = attention.project("self_attn.", x, torch.tensor([0]), Identity())
+    found = attention.project(0, x, torch.tensor([0]), Identity())
     assert found.q.tolist() == [[[[1.0, 3.0]], [[1.0, 3.0]]]]
     assert found.v.transpose(1, 2).flatten(2).tolist() == x.tolist()
     torch.testing.assert_close(found.gate, torch.full((1, 1, 4), 1 / (1 + math.e**2)))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from draftquant.calibration.passes.proposals import draft_proposals
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.drafts.families.eagle3_llama import Eagle3LlamaGeometry
+from draftquant.quantize.drafts.shared.eagle3 import Eagle3Geometry
 from draftquant.quantize.engines.engine_check import check_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
@@ -31,9 +31,9 @@ def peagle(folder: Path, **arguments: Any) -> Path:
     return with_mask_hidden(made)
 
 
-def geometry_of(folder: Path) -> Eagle3LlamaGeometry:
+def geometry_of(folder: Path) -> Eagle3Geometry:
     geometry = read_draft(Checkpoint.open(folder)).geometry
-    assert isinstance(geometry, Eagle3LlamaGeometry)
+    assert isinstance(geometry, Eagle3Geometry)
     return geometry
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from draftquant.quantize.drafts import Draft, read_draft
-from draftquant.quantize.drafts.families.eagle3_llama import Eagle3LlamaGeometry
 from draftquant.quantize.drafts.recognition import is_speculators, plain_config
+from draftquant.quantize.drafts.shared.eagle3 import Eagle3Geometry
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.recipes.errors import CheckpointError
 from draftquant.scripts.cli import main
@@ -64,8 +64,8 @@ def test_an_eagle3_draft_is_the_same_as_its_plain_twin(architecture: str, tmp_pa
 
 def test_qwen3_layers_have_normed_queries_and_keys(tmp_path: Path) -> None:
     found = read(tiny_speculators_eagle3(tmp_path / "draft", layer_type="qwen3", num_layers=2))
-    assert isinstance(found.geometry, Eagle3LlamaGeometry)
-    assert found.geometry.qk_norm
+    assert isinstance(found.geometry, Eagle3Geometry)
+    assert found.geometry.attention.qk_norm
     norms = {
         r.canonical: r.role
         for r in found.rows

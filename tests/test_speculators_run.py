@@ -14,8 +14,9 @@ import pytest
 import torch
 from data_free import DATA_FREE
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.drafts.families.eagle3_llama import Eagle3Llama, Eagle3LlamaGeometry
+from draftquant.quantize.drafts.families.eagle3_llama import Eagle3Llama
 from draftquant.quantize.drafts.recognition import plain_config
+from draftquant.quantize.drafts.shared.eagle3 import Eagle3Geometry
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.making.quantize_draft import quantize_draft
@@ -38,9 +39,11 @@ from transformers.models.qwen3 import modeling_qwen3
 class ReferenceQwen3Draft(ReferenceDraft):
     """See `ReferenceDraft`: attention and MLP are those of `transformers.models.qwen3`."""
 
-    def make_config(self, g: Eagle3LlamaGeometry) -> Qwen3Config:  # type: ignore[override]
+    def make_config(self, g: Eagle3Geometry) -> Qwen3Config:  # type: ignore[override]
         return Qwen3Config(
-            **common_config(g), num_key_value_heads=g.num_key_value_heads, head_dim=g.head_dim
+            **common_config(g),
+            num_key_value_heads=g.attention.num_key_value_heads,
+            head_dim=g.attention.head_dim,
         )
 
     def make_layer(self, config: Any, index: int) -> nn.Module:

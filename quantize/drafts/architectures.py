@@ -14,9 +14,9 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from ...recipes.errors import CheckpointError
 from ...recipes.packages import table_beside
 from ..files.safetensors_header import TensorInfo
+from .config_reader import refusal
 
 _TABLE = table_beside(__file__)
 KNOWN_TO_BOTH = frozenset(_TABLE["known_to_both"])
@@ -94,11 +94,7 @@ def refuse_earlier_kinds(
     """Refuse a draft whose maths version 0.2.0 knew, and this one does not."""
     kind = _earlier_kind(config, tensors)
     if kind is not None:
-        raise CheckpointError(
-            where,
-            f"draftquant does not know the maths of {kind} draft; version 0.2.0 quantized it",
-            fix="use draftquant 0.2.0 for this draft; docs/families.md lists what this one reads",
-        )
+        raise refusal(where, "earlier-kind", kind=kind)
 
 
 def _earlier_kind(config: Mapping[str, Any], tensors: Collection[str]) -> str | None:

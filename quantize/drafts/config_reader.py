@@ -4,6 +4,7 @@ import difflib
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
 from ...recipes.errors import CheckpointError, short
@@ -23,6 +24,17 @@ def with_text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**text, **config} if isinstance(text, Mapping) else config
 
 
+@cache
+def _refusals() -> Mapping[str, Mapping[str, str]]:
+    return table_beside(__file__, "refusals")
+
+
+def refusal(where: object, row: str, /, **facts: object) -> CheckpointError:
+    """What is raised in the words of refusals.toml; `fix` is a fact where the row has none."""
+    said = {"fix": "{fix}", **_refusals()[row]}
+    return CheckpointError(where, said["what"].format(**facts), fix=said["fix"].format(**facts))
+
+
 @dataclass(frozen=True, slots=True)
 class ConfigReader:
     """Reads keys of one JSON object. `where` is named in errors."""
@@ -40,11 +52,7 @@ class ConfigReader:
     def even(self, key: str) -> int:
         """An even number of rotated dimensions, which turn in pairs."""
         value = self.positive(key)
-        if value % 2:
-            raise self.refused(
-                f"{key}: expected an even number, got {value}: dimensions are rotated in pairs",
-                fix=f"correct {key!r}",
-            )
+        self.check(value % 2 == 0, "odd", key=key, got=value)
         return value
 
     def number(self, key: str, default: Any = _REQUIRED) -> float:
@@ -83,11 +91,7 @@ class ConfigReader:
         ids = self.layer_ids(key)
         if ids is None:
             return None
-        if ids[0] == 0:
-            raise self.refused(
-                f"{key}: expected ids from 1 (the output of layer 0), got {list(ids)}",
-                fix="a draft that reads the target's embedding is not supported",
-            )
+        self.check(ids[0] != 0, "embedding-as-layer", key=key, got=list(ids))
         return [i - 1 for i in ids]
 
     def positives(self, *names: str) -> dict[str, int]:
@@ -98,15 +102,9 @@ class ConfigReader:
         """Refuse keys of other maths than that of the family; a missing key is the family's."""
         for key, (expected, meaning) in served.items():
             got = self.config.get(key)
-            if got is None or (
-                got == expected and isinstance(got, bool) == isinstance(expected, bool)
-            ):
-                continue
-            raise self.refused(
-                f"{key}: expected {expected!r}, got {short(got)}: {meaning}",
-                fix="use another draft: no supported family computes this, so it cannot be"
-                " quantized or replayed",
-            )
+            same = got == expected and isinstance(got, bool) == isinstance(expected, bool)
+            facts = {"key": key, "expected": expected, "got": short(got), "meaning": meaning}
+            self.check(got is None or same, "other-maths", **facts)
 
     def _get(self, key: str, default: Any) -> Any:
         value = self.config.get(key)
@@ -115,18 +113,19 @@ class ConfigReader:
         if default is _REQUIRED:
             near = misspelling_of(key, self.config)
             add = f"add {key!r} as the draft was trained with it"
-            raise self.refused(
-                f"{key}: missing key", fix=f"rename {near!r} to {key!r}" if near else add
-            )
+            fix = f"rename {near!r} to {key!r}" if near else add
+            raise refusal(self.where, "absent", key=key, fix=fix)
         return default
 
     def wrong(self, key: str, expected: str, got: Any) -> CheckpointError:
         """What is raised of a key with another value than expected."""
-        return self.refused(f"{key}: expected {expected}, got {short(got)}", f"correct {key!r}")
+        what = f"{key}: expected {expected}, got {short(got)}"
+        return CheckpointError(self.where, what, fix=f"correct {key!r}")
 
-    def refused(self, what: str, fix: str) -> CheckpointError:
-        """What is raised of keys for another reason."""
-        return CheckpointError(self.where, what, fix=fix)
+    def check(self, fits: object, row: str, /, **facts: object) -> None:
+        """Refuse what does not fit, in the words of a row of refusals.toml."""
+        if not fits:
+            raise refusal(self.where, row, **facts)
 
 
 def near_key(key: str, config: Mapping[str, Any]) -> str | None:
@@ -194,12 +193,8 @@ def read_aux_layer_ids(config: Mapping[str, Any], where: object) -> AuxLayerIds:
         return AuxLayerIds(after=after, spelling="portable")
     if nested == top:
         return AuxLayerIds(after=after, spelling="equal")
-    raise keys.refused(
-        f"{KEY}: {list(top)} at the top level and {list(nested)} in {SECTION} are not the same"
-        " layers: expected the top level to be one more, or equal",
-        fix=f"write the layers that the draft was trained on: 'after layer k' in {SECTION},"
-        " k + 1 at the top level",
-    )
+    facts = {"key": KEY, "section": SECTION, "top": list(top), "nested": list(nested)}
+    raise refusal(where, "layer-ids-of-two-kinds", **facts)
 
 
 def layers_in_both_places(
@@ -242,9 +237,6 @@ def _ids(keys: ConfigReader) -> tuple[int, ...] | None:
 
 def _after(inputs: tuple[int, ...], where: object) -> tuple[int, ...]:
     if inputs[0] == 0:
-        raise CheckpointError(
-            where,
-            f"{KEY}: the input of layer 0 is the embedding, not the output of a layer",
-            fix=f"count layers from 1 at the top level: {list(inputs)} may be meant for {SECTION}",
-        )
+        facts = {"key": KEY, "inputs": list(inputs), "section": SECTION}
+        raise refusal(where, "layer-ids-of-the-embedding", **facts)
     return tuple(i - 1 for i in inputs)

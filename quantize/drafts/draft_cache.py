@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from ...recipes.errors import CheckpointError, PlanError
+from ...recipes.errors import PlanError
+from .config_reader import refusal
 from .family import Draft, Row
 from .geometry import LatentAttention
 from .maths import Tensor, torch
@@ -58,11 +59,7 @@ def cached_layers(names: Iterable[str], draft: object) -> tuple[int, ...]:
     """The numbers N of the layers "layers.N.self_attn." of canonical names, in order."""
     found = {int(match[1]) for name in names if (match := _ATTENTION.match(name))}
     if not found:
-        raise CheckpointError(
-            draft,
-            "no layer of this draft has attention, so there is no KV cache",
-            fix="leave kv_cache (of a recipe) or --kv-cache-dtype out",
-        )
+        raise refusal(draft, "no-cache")
     return tuple(sorted(found))
 
 
@@ -92,7 +89,7 @@ def cache_sites(draft: Draft) -> tuple[CacheSite, ...]:
     layers = cached_layers((row.canonical for row in draft.rows), draft.checkpoint.folder)
     family = draft.family
     reason = family.no_cache_scales
-    if reason is None and isinstance(draft.geometry, LatentAttention):
+    if reason is None and isinstance(draft.geometry.attention, LatentAttention):
         reason = (
             "its attention is latent (MLA): vLLM 0.33 has no parameter for the scale of a latent"
             " cache, and refuses a draft's folder that stores one"

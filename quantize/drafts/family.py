@@ -163,10 +163,14 @@ class Family(ABC):
     """By speculators_model_type."""
     misnamed: Mapping[str, tuple[str, str]] = MappingProxyType({})
     """A model_type that engines misread -> the row of lints.toml, and the one that is meant."""
+    marks: frozenset[str]
+    """Canonical names that together only tensors of this family have."""
     own_marks: Collection[str] = ()
     """Those of `MARKS` that tensors of its own have."""
     relatives: Mapping[str, str] = MappingProxyType({})
     """Part of a tensor name, a regular expression -> the other kind of draft whose mark it is."""
+    maths: type[DraftForward]
+    """What every draft of it computes; where drafts differ, `forward` chooses."""
     lints: tuple[Callable[["Draft"], Iterator[Lint]], ...] = ()
     """What trainers and engines read differently in drafts of this family alone."""
 
@@ -192,9 +196,9 @@ class Family(ABC):
         """What engines call a kept module of a name on disk, beside that name; itself mostly."""
         return module
 
-    @abstractmethod
     def recognises(self, canonical_names: Collection[str]) -> bool:
         """True if these tensors have the marks of this family."""
+        return self.marks <= set(canonical_names)
 
     @abstractmethod
     def read_geometry(self, config: Mapping[str, Any], where: object) -> Geometry:
@@ -208,9 +212,9 @@ class Family(ABC):
         """The concat input of a draft; None where the family has none."""
         return None
 
-    @abstractmethod
     def forward(self, geometry: Any, weights: Weights, on_input: OnInput) -> DraftForward:
         """The forward maths over weights."""
+        return self.maths(geometry, weights, on_input)
 
     def side_weights(self, _geometry: Any, _folder: Path) -> Weights:
         """Weights that engines read from other files of the folder; mostly none."""

@@ -5,6 +5,7 @@ Row t of a trace knows the tokens up to t + 1 and the target's features up to t;
 """
 
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -113,7 +114,6 @@ class DraftForward(ABC):
         """Draft-vocabulary ids -> target-vocabulary ids, same shape."""
         return draft_ids if self._target_ids is None else self._target_ids[draft_ids]
 
-    @abstractmethod
     def passes(
         self,
         hidden: Tensor,
@@ -124,28 +124,61 @@ class DraftForward(ABC):
         block_rows: int = BLOCK_ROWS,
         alive: Alive | None = None,
     ) -> Iterator[DraftPass]:
-        """Draft from some rows of a trace, teacher-forced along the recorded tokens.
+        """Draft from some rows of a trace, teacher-forced along the recorded tokens: `Drafting`."""
+        return self.drafted(
+            Drafting(hidden, token_ids, rows, num_draft_tokens, block_rows=block_rows, alive=alive)
+        )
 
-        With gradients enabled every pass keeps its graph, and the graphs of all passes share the
-        keys of the context: add up a loss over the passes, then go backward once. Nothing is
-        written in place that a gradient needs.
+    @abstractmethod
+    def drafted(self, asked: "Drafting") -> Iterator[DraftPass]:
+        """The passes that together hold each of the rows at every depth 0 .. K - 1 once.
 
-        Args:
-            hidden: [B, N - 1, W], from `fuse`, from position 0 on.
-            token_ids: [B, N] int64. Nothing looks ahead, so shorter sequences may be padded behind.
-            rows: whose chains or blocks are drafted, each with all its K predictions inside the
-                trace (`whole_rows`); other rows are context only.
-            num_draft_tokens: K, at least 1 and no more than the draft can propose.
-            block_rows: rows (of a block draft, slots) of each sequence evaluated together; changes
-                the result by rounding only.
-            alive: which rows the caller goes on to look at, who then checks that what it looks at
-                is finite; None = all. Rows that others need, or that come in one pass with others,
-                are drafted whatever it says. An input may not be rounded by what other rows hold.
-
-        Yields:
-            Passes that together hold every one of `rows` at every depth 0 .. K - 1 once, but for
-            those that `alive` left out. ForwardError: the draft computes NaN or infinity.
+        But for those that `alive` left out. ForwardError: the draft computes NaN or infinity.
         """
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Drafting:
+    """What a draft is asked to compute along recorded tokens.
+
+    With gradients enabled every pass keeps its graph, and the graphs of all passes share the keys
+    of the context: add up a loss over the passes, then go backward once. Nothing is written in
+    place that a gradient needs.
+
+    Attributes:
+        hidden: [B, N - 1, W], from `fuse`, from position 0 on.
+        token_ids: [B, N] int64. Nothing looks ahead, so shorter sequences may be padded behind.
+        rows: whose chains or blocks are drafted, each with all its K predictions inside the trace
+            (`whole_rows`); other rows are context only.
+        num_draft_tokens: K, at least 1 and no more than the draft can propose.
+        block_rows: rows (of a block draft, slots) of each sequence evaluated together; changes the
+            result by rounding only.
+        alive: which rows the caller goes on to look at, who then checks that what it looks at is
+            finite; None = all. Rows that others need, or that come in one pass with others, are
+            drafted whatever it says. An input may not be rounded by what other rows hold.
+    """
+
+    hidden: Tensor
+    token_ids: Tensor
+    rows: range
+    num_draft_tokens: int
+    block_rows: int = BLOCK_ROWS
+    alive: Alive | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """Rows up to the last that is drafted."""
+        return self.rows[-1] + 1 if self.rows else 0
+
+    def blocks(self) -> Iterator[tuple[range, range]]:
+        """Rows that are evaluated together, and those of them that are drafted."""
+        for start in range(0, self.num_rows, self.block_rows):
+            stop, rows = min(start + self.block_rows, self.num_rows), self.rows
+            yield range(start, stop), rows[bisect_left(rows, start) : bisect_left(rows, stop)]
+
+    def checked(self, x: Tensor, where: str) -> Tensor:
+        """The values, unchanged, of which somebody sees that they are finite."""
+        return x if self.alive else finite(x, where)
 
 
 def whole_rows(num_tokens: int, num_draft_tokens: int, *, first_row: int) -> range:
@@ -238,10 +271,6 @@ class ModulesForward(DraftForward):
     def norm(self, name: str, x: Tensor) -> Tensor:
         """RMS norm over the last axis, with the draft's own epsilon."""
         return rms_norm(x, self.weights[f"{name}.weight"], self.geometry.rms_norm_eps)
-
-    def cached(self, prefix: str, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """What attention "layers.N.self_attn." reads of keys and values that enter the cache."""
-        return self.on_cache(int(prefix.split(".")[1]), keys, values)
 
 
 def gated_mlp(prefix: str, x: Tensor, modules: ModulesForward) -> Tensor:

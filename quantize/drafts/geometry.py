@@ -4,9 +4,9 @@ A family's own geometry adds fields, and says otherwise where its drafts differ.
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple
 
-from ...recipes.errors import CheckpointError
+from .config_reader import refusal
 from .rope import RopeConfig
 
 CHAIN_LENGTH = 3
@@ -28,6 +28,43 @@ class TokenLimit(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GroupedAttention:
+    """Query heads that share heads of keys and values; widths in elements.
+
+    Attributes:
+        rotary_dim: so many of the first elements of a head are rotated.
+        qk_norm: each head's query and key is normed before it is rotated, as in Qwen3.
+        input_bias: q, k and v have biases, as in Qwen2. output_bias: o has one.
+        gate: the sigmoid of what multiplies the output: "elements", which q_proj gives behind the
+            query of each head (Qwen3-Next); "heads", one number of g_proj for each (Step-3.5).
+    """
+
+    num_key_value_heads: int
+    head_dim: int
+    rotary_dim: int
+    qk_norm: bool = False
+    input_bias: bool = False
+    output_bias: bool = False
+    gate: Literal["elements", "heads"] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttention:
+    """Multi-head latent attention; all heads share the rotated part of a key; widths in elements.
+
+    `rope_interleave`: neighbouring dimensions turn together (vLLM 0.33 does so in any case, SGLang
+    0.5.23 as the config says).
+    """
+
+    q_lora_rank: int
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+    rope_interleave: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Geometry:
     """What every draft has; widths in elements.
 
@@ -39,6 +76,7 @@ class Geometry:
         fuses: it has an fc over layers; False where it reads the target's last hidden state.
         block_size: anchor and mask tokens of one block; None for a draft that proposes a chain.
         mask_token_id: what stands where a token is to be filled in; None where there is none.
+        attention: of its layers; None where they have none.
     """
 
     hidden_size: int
@@ -55,6 +93,7 @@ class Geometry:
     fuses: bool = True
     block_size: int | None = None
     mask_token_id: int | None = None
+    attention: GroupedAttention | LatentAttention | None = None
 
     @property
     def most_draft_tokens(self) -> int | None:
@@ -65,6 +104,11 @@ class Geometry:
     def token_limit(self) -> TokenLimit | None:
         """What a replay with more draft tokens is refused by; None where there is no limit."""
         return None
+
+    @property
+    def normed_heads(self) -> bool:
+        """Whether each head's query and key is normed, as in layers of Qwen3."""
+        return isinstance(self.attention, GroupedAttention) and self.attention.qk_norm
 
     @property
     def reads_layers(self) -> bool:
@@ -94,27 +138,12 @@ class Geometry:
         return None
 
 
-@runtime_checkable
-class GroupedAttention(Protocol):
-    """A draft whose query heads share heads of keys and values, of a width."""
-
-    num_key_value_heads: int
-    head_dim: int
-
-
-@runtime_checkable
-class LatentAttention(Protocol):
-    """A draft with multi-head latent attention; all heads share the rotated part of a key."""
-
-    kv_lora_rank: int
-    qk_rope_head_dim: int
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RotatedGeometry(Geometry):
     """Of a draft whose layers have attention."""
 
     rope: RopeConfig
+    attention: GroupedAttention | LatentAttention
 
 
 def last_state(sizes: dict[str, Any]) -> dict[str, Any]:
@@ -135,11 +164,7 @@ def last_state(sizes: dict[str, Any]) -> dict[str, Any]:
 def needed_mask(geometry: Geometry) -> int:
     """The token that stands where a token is to be filled in."""
     if geometry.mask_token_id is None:
-        raise CheckpointError(
-            "config.json",
-            "mask_token_id: missing key, which says what stands where the draft fills in a token",
-            fix="add 'mask_token_id' as the draft was trained with it",
-        )
+        raise refusal("config.json", "block-mask-missing")
     return geometry.mask_token_id
 
 

@@ -17,24 +17,13 @@ trace is.
 """
 
 from abc import abstractmethod
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Self
+from typing import Self
 
 from typing_extensions import override
 
-from .forward import (
-    BLOCK_ROWS,
-    MAX_SCORES,
-    Alive,
-    Attend,
-    DraftForward,
-    DraftPass,
-    OnCache,
-    finite,
-    positions,
-)
+from .forward import MAX_SCORES, Attend, DraftForward, Drafting, DraftPass, OnCache, positions
 from .maths import Tensor, torch
 
 Keys = tuple[Tensor, Tensor]
@@ -56,38 +45,26 @@ class ChainForward(DraftForward):
         return token_ids, hidden
 
     @override
-    def passes(
-        self,
-        hidden: Tensor,
-        token_ids: Tensor,
-        *,
-        rows: range,
-        num_draft_tokens: int,
-        block_rows: int = BLOCK_ROWS,
-        alive: Alive | None = None,
-    ) -> Iterator[DraftPass]:
-        num_rows = rows[-1] + 1 if rows else 0
-        attention = ChainAttention(num_rows)
+    def drafted(self, asked: Drafting) -> Iterator[DraftPass]:
+        attention, alive = ChainAttention(asked.num_rows), asked.alive
 
         def step(at: range, depth: int, x: Tensor, kept: Tensor | None) -> Tensor:
             attention.begin(at, depth, kept)
             read = range(at.start + depth, at.stop + depth, at.step)
-            tokens = token_ids[:, read.start + 1 : read.stop + 1 : read.step]
+            tokens = asked.token_ids[:, read.start + 1 : read.stop + 1 : read.step]
             places = positions(read, x.device)
             if kept is not None:
                 tokens, places = tokens.flatten()[kept][None], places[kept % len(at)]
             if depth > 0:
                 tokens, x = self.later_input(tokens, x)
             x = self.step(tokens, x, places, attention)
-            return x if alive else finite(x, _named(depth))
+            return asked.checked(x, _named(depth))
 
-        for start in range(0, num_rows, block_rows):
-            block = range(start, min(start + block_rows, num_rows))
-            chains = rows[bisect_left(rows, block.start) : bisect_left(rows, block.stop)]
+        for block, chains in asked.blocks():
             kept: Tensor | None = None
-            x = step(block, 0, hidden[:, block.start : block.stop], kept)
-            x = x[:, chains.start - start : chains.stop - start : chains.step]
-            for depth in range(num_draft_tokens if chains else 0):
+            x = step(block, 0, asked.hidden[:, block.start : block.stop], kept)
+            x = x[:, chains.start - block.start : chains.stop - block.start : chains.step]
+            for depth in range(asked.num_draft_tokens if chains else 0):
                 if depth > 0 and alive and (left := alive()) is not None:
                     x = x.flatten(0, 1)[left][None]
                     kept = left if kept is None else kept[left]
@@ -259,31 +236,19 @@ class StagedForward(DraftForward):
         return self.modules[int(hidden[..., -1].flatten()[0])]
 
     @override
-    def passes(
-        self,
-        hidden: Tensor,
-        token_ids: Tensor,
-        *,
-        rows: range,
-        num_draft_tokens: int,
-        block_rows: int = BLOCK_ROWS,
-        alive: Alive | None = None,
-    ) -> Iterator[DraftPass]:
-        num_rows = rows[-1] + 1 if rows else 0
-        attentions = [ChainAttention(num_rows, self.window) for _ in range(num_draft_tokens)]
-        for start in range(0, num_rows, block_rows):
-            block = range(start, min(start + block_rows, num_rows))
-            drafting = rows[bisect_left(rows, block.start) : bisect_left(rows, block.stop)]
+    def drafted(self, asked: Drafting) -> Iterator[DraftPass]:
+        attentions = [
+            ChainAttention(asked.num_rows, self.window) for _ in range(asked.num_draft_tokens)
+        ]
+        for block, drafting in asked.blocks():
+            start = block.start
             own = slice(drafting.start - start, drafting.stop - start, drafting.step)
-            x = hidden[:, block.start : block.stop]
-            for depth in range(num_draft_tokens):
-                tokens = token_ids[:, block.start + 1 + depth : block.stop + 1 + depth]
-                attentions[depth].begin(block, 0)
-                x = self.modules[depth].step(
-                    tokens, x, positions(block, x.device), attentions[depth]
-                )
-                where = f"draft step {depth + 1}"
-                x = x if alive else finite(x, where)
+            x = asked.hidden[:, start : block.stop]
+            for depth, attention in enumerate(attentions):
+                tokens = asked.token_ids[:, start + 1 + depth : block.stop + 1 + depth]
+                attention.begin(block, 0)
+                x = self.modules[depth].step(tokens, x, positions(block, x.device), attention)
+                x = asked.checked(x, where := _named(depth))
                 if drafting:
                     given = x[:, own]
                     number = torch.full_like(given[..., :1], depth)
@@ -301,12 +266,12 @@ class TextForward(ChainForward):
     """
 
     @override
-    def passes(
-        self, hidden: Tensor, token_ids: Tensor, *, rows: range, **how: Any
-    ) -> Iterator[DraftPass]:
-        before = torch.cat((token_ids[:, :1], token_ids), dim=1)  # the first of them is never read
-        nothing = token_ids.new_empty((*token_ids.shape, 0))
-        for one in super().passes(nothing, before, rows=_moved(rows, 1), **how):
+    def drafted(self, asked: Drafting) -> Iterator[DraftPass]:
+        ids = asked.token_ids
+        before = torch.cat((ids[:, :1], ids), dim=1)  # the first of them is never read
+        nothing = ids.new_empty((*ids.shape, 0))
+        longer = replace(asked, hidden=nothing, token_ids=before, rows=_moved(asked.rows, 1))
+        for one in super().drafted(longer):
             yield replace(one, rows=_moved(one.rows, -1))
 
 
@@ -343,33 +308,24 @@ class BlockForward(DraftForward):
         """Which keys a slot looks at, bool: positions of both are int64 and broadcast."""
 
     @override
-    def passes(
-        self,
-        hidden: Tensor,
-        token_ids: Tensor,
-        *,
-        rows: range,
-        num_draft_tokens: int,
-        block_rows: int = BLOCK_ROWS,
-        alive: Alive | None = None,
-    ) -> Iterator[DraftPass]:
-        num_context = rows[-1] + 1 if rows else 0
-        attention = BlockAttention(self, hidden[:, :num_context])
-        num_blocks = max(1, block_rows // (1 + num_draft_tokens))
-        for i in range(0, len(rows), num_blocks):
-            chosen = rows[i : i + num_blocks]
+    def drafted(self, asked: Drafting) -> Iterator[DraftPass]:
+        hidden, slots = asked.hidden, 1 + asked.num_draft_tokens
+        attention = BlockAttention(self, hidden[:, : asked.num_rows])
+        num_blocks = max(1, asked.block_rows // slots)
+        for i in range(0, len(asked.rows), num_blocks):
+            chosen = asked.rows[i : i + num_blocks]
             anchors = range(chosen.start + 1, chosen.stop + 1, chosen.step)
             attention.begin(anchors)
-            behind = token_ids.unfold(1, 1 + num_draft_tokens, 1)  # of every anchor: it, and K more
+            behind = asked.token_ids.unfold(1, slots, 1)  # of every anchor: it, and K more
             ids = behind[:, anchors.start : anchors.stop : anchors.step]
             repeated = positions(anchors, hidden.device).repeat(len(ids))
             x = self.block(ids.flatten(0, 1), repeated, attention)
             where = f"draft blocks at positions {anchors[0]} to {anchors[-1]}"
             yield DraftPass(
                 rows=chosen,
-                depths=range(num_draft_tokens),
+                depths=range(asked.num_draft_tokens),
                 where=where,
-                hidden=(x if alive else finite(x, where)).view(*ids.shape[:2], *x.shape[1:]),
+                hidden=asked.checked(x, where).view(*ids.shape[:2], *x.shape[1:]),
             )
 
 

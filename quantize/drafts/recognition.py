@@ -20,7 +20,7 @@ from ..files.checkpoint import CONFIG_FILE, Checkpoint, mtp_layers
 from ..files.safetensors_header import TensorInfo
 from . import architectures as kinds
 from .config_defaults import as_read, in_place_of
-from .config_reader import ConfigReader
+from .config_reader import ConfigReader, refusal
 from .families import FAMILIES
 from .family import LAYER_CONFIG, SPECULATORS_MARKS, Draft, Family, Row, SpeculatorsForm, TensorSpec
 from .geometry import Geometry
@@ -45,11 +45,8 @@ def plain_config(config: Mapping[str, Any], where: object) -> Mapping[str, Any]:
         return config
     keys = ConfigReader(config, where)
     form = FORMS[_kind(keys)]
-    if config.get(LAYER_CONFIG) is None:
-        raise keys.refused(
-            f"{LAYER_CONFIG}: missing key, which holds the sizes of the draft's layers",
-            fix="save the draft again with the speculators package",
-        )
+    given = config.get(LAYER_CONFIG) is not None
+    keys.check(given, "speculators-without-layers", key=LAYER_CONFIG)
     layers = keys.section(LAYER_CONFIG)
     return {
         **layers.config,
@@ -60,21 +57,14 @@ def plain_config(config: Mapping[str, Any], where: object) -> Mapping[str, Any]:
 
 def _kind(keys: ConfigReader) -> str:
     kind, names = keys.config.get("speculators_model_type"), keys.config.get("architectures")
-    if kind not in tuple(FORMS):  # of any JSON type
-        raise keys.refused(
-            "speculators_model_type: missing key"
-            if kind is None
-            else f"speculators_model_type: {short(kind)} is not supported",
-            fix=f"supported: {', '.join(FORMS)}",
-        )
+    known = ", ".join(FORMS)
+    keys.check(kind is not None, "speculators-without-type", known=known)
+    found = kind in tuple(FORMS)  # of any JSON type
+    keys.check(found, "speculators-type", got=short(kind), known=known)
     first, *behind = names if isinstance(names, list) and names else [None]
-    form = FORMS[str(kind)]
-    if first not in form.architectures or behind:
-        raise keys.refused(
-            f"architectures: expected [{form.architectures[0]!r}], got {names!r}"
-            f" beside speculators_model_type {kind!r}",
-            fix="correct the one that the draft was not trained as",
-        )
+    wanted = FORMS[str(kind)].architectures
+    fits = first in wanted and not behind
+    keys.check(fits, "speculators-architecture", first=wanted[0], got=names, kind=kind)
     return str(kind)
 
 
@@ -93,11 +83,8 @@ def read_draft(checkpoint: Checkpoint) -> Draft:
         if canonical not in specs:
             raise _unknown(checkpoint, family, name, canonical, list(specs))
         if canonical in rows:
-            raise CheckpointError(
-                checkpoint.folder,
-                f"{name} and {rows[canonical].tensor.name} are the same tensor of {family.name}",
-                fix="remove one of the two spellings",
-            )
+            facts = {"other": rows[canonical].tensor.name, "family": family.name}
+            raise refusal(checkpoint.folder, "doubled", name=name, **facts)
         _check(checkpoint, tensor, specs[canonical])
         rows[canonical] = Row(tensor=tensor, canonical=canonical, role=specs[canonical].role)
     missing = [c for c, spec in specs.items() if not spec.optional and c not in rows]
@@ -106,11 +93,9 @@ def read_draft(checkpoint: Checkpoint) -> Draft:
         again = "export the draft again, with all of its tensors"
         if _are_whole_layers(missing, rows):
             again = f"export the draft again, or correct {family.layer_keys} in config.json"
-        raise CheckpointError(
-            checkpoint.folder,
-            f"{len(missing)} tensor(s) of {family.name} are missing: {first}",
-            fix=_renaming(checkpoint) or again,
-        )
+        facts = {"first": first, "fix": _renaming(checkpoint) or again}
+        of = {"count": len(missing), "family": family.name}
+        raise refusal(checkpoint.folder, "missing-tensors", **of, **facts)
     ordered = tuple(sorted(rows.values(), key=lambda row: row.tensor.name))
     return Draft(checkpoint=checkpoint, family=family, geometry=geometry, rows=ordered)
 
@@ -144,33 +129,25 @@ def read_config(checkpoint: Checkpoint, *, as_declared: bool = False) -> tuple[F
 def _read_config(checkpoint: Checkpoint, *, as_declared: bool) -> tuple[Family, Geometry]:
     where = checkpoint.folder / CONFIG_FILE
     if kinds.nested_eagle_keys(checkpoint.config) is not None:
-        what = "the keys of the draft stand below 'model', where vLLM's EAGLEConfig puts them"
-        raise CheckpointError(where, what, fix=missing_name(checkpoint))
+        raise refusal(where, "nested", fix=missing_name(checkpoint))
     spelled = plain_config(checkpoint.config, where)
     config = kinds.with_family_name(spelled, checkpoint.tensors, _PROJECTORS)
     declared = config.get("architectures")
     if not isinstance(declared, list) or len(declared) != 1:
         got = "null" if declared is None else short(declared)
         got = got if "architectures" in config else "no such key"
-        raise CheckpointError(
-            where,
-            f"architectures: expected a list of one name, got {got}",
-            fix=missing_name(checkpoint),
-        )
-    by_config = [family for family in FAMILIES if declared[0] in family.architectures]
-    if not by_config:
-        raise CheckpointError(
-            where,
-            f"architectures: no supported draft family has {short(declared[0])}",
-            fix=kinds.SUPPORTED,
-        )
+        raise refusal(where, "architectures", got=got, fix=missing_name(checkpoint))
+    by_config = next((each for each in FAMILIES if declared[0] in each.architectures), None)
+    if by_config is None:
+        got = short(declared[0])
+        raise refusal(where, "unknown-architecture", got=got, fix=kinds.SUPPORTED)
     sizes = where if spelled is checkpoint.config else f"{where}: {LAYER_CONFIG}"
     if spelled is checkpoint.config:  # of speculators, whose config has no class
         config = as_read(config)
     if not as_declared:
-        config = _with_stored_layer(config, checkpoint, by_config[0])
+        config = _with_stored_layer(config, checkpoint, by_config)
     try:
-        geometry = by_config[0].read_geometry(config, sizes)
+        geometry = by_config.read_geometry(config, sizes)
     except CheckpointError as exc:
         key = exc.what.partition(":")[0]
         if not (filled := in_place_of(spelled, key)):
@@ -178,14 +155,15 @@ def _read_config(checkpoint: Checkpoint, *, as_declared: bool) -> tuple[Family, 
         raise CheckpointError(exc.where, f"{exc.what} ({filled})", fix=_as_trained(key)) from exc
     most = max(len(checkpoint.tensors), _MOST_LAYERS if as_declared else 0)
     if geometry.num_layers > most:  # before a table of that many layers is made
-        raise CheckpointError(
+        raise refusal(
             where,
-            f"{by_config[0].layer_keys}: {geometry.num_layers} layers, but"
-            f" {len(checkpoint.tensors)} tensors in all",
-            fix=f"correct {by_config[0].layer_keys!r}: the tensors are those of"
-            f" {stored_layers(checkpoint, by_config[0])} layer(s)",
+            "too-many-layers",
+            key=by_config.layer_keys,
+            layers=geometry.num_layers,
+            tensors=len(checkpoint.tensors),
+            stored=stored_layers(checkpoint, by_config),
         )
-    return by_config[0].of_folder(geometry, checkpoint.tensors), geometry
+    return by_config.of_folder(geometry, checkpoint.tensors), geometry
 
 
 def _as_trained(keys: str) -> str:
@@ -319,6 +297,7 @@ def stored_layers(checkpoint: Checkpoint, family: Family) -> int:
 
 
 _PROJECTORS = {kind: name for each in FAMILIES for kind, name in each.projectors.items()}
+_OTHER_CONFIG = "use the config.json that belongs to these tensors"
 _MOST_LAYERS = 256
 """That engines are asked about."""
 _NUMBERED = re.compile(r"(layers|modules)\.\d+\.")
@@ -328,60 +307,43 @@ _LAYER = re.compile(r"(blocks\.\d+\.)?layers\.\d+\.")
 def _check_marks(checkpoint: Checkpoint, declared: Family) -> None:
     marked = _marked(checkpoint)
     if marked and [family.name for family in marked] != [declared.name]:
-        raise CheckpointError(
-            checkpoint.folder / CONFIG_FILE,
-            f"config.json declares {declared.name}, but the tensors are those of"
-            f" {' and '.join(family.name for family in marked)}",
-            fix=_renaming(checkpoint)
-            or (
-                "use the config.json that belongs to these tensors"
-                if len(marked) == 1
-                else "keep the tensors of one draft in this folder, and move the others out"
-            ),
-        )
+        others = "keep the tensors of one draft in this folder, and move the others out"
+        fix = _renaming(checkpoint) or (_OTHER_CONFIG if len(marked) == 1 else others)
+        names = " and ".join(family.name for family in marked)
+        where = checkpoint.folder / CONFIG_FILE
+        raise refusal(where, "other-tensors", family=declared.name, marked=names, fix=fix)
 
 
 def _check(checkpoint: Checkpoint, tensor: TensorInfo, spec: TensorSpec) -> None:
-    expected = tuple(dim.size for dim in spec.shape)
-    if tensor.shape != expected:
+    where, expected = checkpoint.folder / tensor.file, [dim.size for dim in spec.shape]
+    facts: dict[str, object] = {"name": tensor.name, "expected": expected}
+    if list(tensor.shape) != expected:
         pairs = zip(spec.shape, tensor.shape, strict=False)
         wrong = [dim for dim, got in pairs if dim.size != got]
         keys = (*wrong, spec.shape[0])[0].follows_from
         filled = in_place_of(checkpoint.config, keys)
-        raise CheckpointError(
-            checkpoint.folder / tensor.file,
-            f"{tensor.name}: expected shape {list(expected)}, got {list(tensor.shape)}"
-            f" ({filled or f'disagrees with {keys} of config.json'})",
-            fix=_as_trained(keys)
-            if filled
-            else "use the config.json that belongs to these tensors",
-        )
+        why = filled or f"disagrees with {keys} of config.json"
+        fix = _as_trained(keys) if filled else _OTHER_CONFIG
+        raise refusal(where, "shape", got=list(tensor.shape), why=why, fix=fix, **facts)
     if tensor.dtype not in spec.dtypes:
-        raise CheckpointError(
-            checkpoint.folder / tensor.file,
-            f"{tensor.name}: expected {' or '.join(spec.dtypes)}, got {tensor.dtype}",
-            fix="give the floating-point draft: a quantized one cannot be quantized again",
-        )
+        facts["expected"] = " or ".join(spec.dtypes)
+        raise refusal(where, "dtype", got=tensor.dtype, **facts)
 
 
 def _unknown(
     checkpoint: Checkpoint, family: Family, name: str, canonical: str, known: list[str]
 ) -> CheckpointError:
     layers = mtp_layers(checkpoint.tensors) if checkpoint.subtree is None else ()
+    facts = {"name": name, "family": family.name}
     if layers and name.startswith("model."):
-        return CheckpointError(
-            checkpoint.folder,
-            f"{name}: no tensor of {family.name}, whose layer is {' or '.join(layers)} here",
-            fix=f"read that alone, inside its target: --subtree {','.join(layers)}",
-        )
-    near = difflib.get_close_matches(canonical, known, n=3)
-    return CheckpointError(
-        checkpoint.folder,
-        f"{name}: no tensor of {family.name} has this name; nearest: {', '.join(near) or 'none'}",
-        fix=_renaming(checkpoint)
-        or f"correct {family.layer_keys} or architectures in config.json; remove the tensor only if"
-        " the draft was trained without it",
+        told = {"layers": " or ".join(layers), "subtree": ",".join(layers)}
+        return refusal(checkpoint.folder, "inside-target", **facts, **told)
+    near = ", ".join(difflib.get_close_matches(canonical, known, n=3)) or "none"
+    fix = _renaming(checkpoint) or (
+        f"correct {family.layer_keys} or architectures in config.json; remove the tensor only if"
+        " the draft was trained without it"
     )
+    return refusal(checkpoint.folder, "unknown-tensor", near=near, fix=fix, **facts)
 
 
 def _renaming(checkpoint: Checkpoint) -> str | None:

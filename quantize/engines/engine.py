@@ -171,7 +171,7 @@ class Engine(ABC):
             head_rows=head_rows,
             num_layers=geometry.num_layers,
             first_layer=first_layer,
-            normed_heads=getattr(geometry, "qk_norm", False),
+            normed_heads=geometry.normed_heads,
             fuses=geometry.fuses,
             arch=arch,
             tp=tp,

@@ -239,7 +239,7 @@ def _check_family(checkpoint: Checkpoint, place: _Place) -> EngineCheck:
     plain = replace(checkpoint, config=of_shapes(checkpoint.config, written))
     family, read = read_config(plain, as_declared=True)
     own = engine.own(family.engine_traits)
-    normed = getattr(read, "qk_norm", False)
+    normed = read.normed_heads
     fusion = (own.normed_fusion if normed else None) or own.fusion if read.fuses else None
     geometry = with_built_fc(fusion, read, checkpoint.config) if fusion else read
     if isinstance(geometry, Finding):

@@ -121,50 +121,45 @@ def cache_works(
 ) -> tuple[Work, ...]:
     """Attention of all layers for one sequence, a work per layer; sliding ones read a window."""
     size = ELEMENT_BYTES if dtype is None else NUMBER_FORMATS[dtype].bits // 8
-    if isinstance(geometry, LatentAttention):
-        latent = _latent(geometry, context + own_positions, queries, tp, size)
-        return (latent,) * geometry.num_layers
-    heads = _grouped(geometry)
-    held = (min(context, heads.window_of(i) or context) for i in range(heads.num_layers))
-    return tuple(_layer(heads, n + own_positions, queries, tp, size) for n in held)
+    own = geometry.attention
+    if own is None:
+        raise EstimateError(
+            type(geometry).__name__,
+            "it is unknown how much of a KV cache this kind of draft reads",
+            fix="estimate a draft of another family",
+        )
+    of_layer = _latent if isinstance(own, LatentAttention) else _grouped
+    windows = map(geometry.window_of, range(geometry.num_layers))
+    held = (context if window is None else min(context, window) for window in windows)
+    heads = geometry.num_attention_heads
+    return tuple(of_layer(own, heads, n + own_positions, queries, tp, size) for n in held)
 
 
 def key_value_shards(geometry: Geometry, tp: int) -> int:
     """GPUs that share key and value projections: no more than there are heads of them."""
-    if isinstance(geometry, LatentAttention) or geometry.num_attention_heads == 0:
-        return tp
-    return min(tp, int(_grouped(geometry).num_key_value_heads))
+    own = geometry.attention
+    return min(tp, own.num_key_value_heads) if isinstance(own, GroupedAttention) else tp
 
 
-def _layer(g: Any, positions: int, queries: int, tp: int, size: int) -> Work:
+def _grouped(own: Any, heads: int, positions: int, queries: int, tp: int, size: int) -> Work:
     """Bytes are keys and values of all positions, whose heads GPUs beyond them hold copies of.
 
     FLOP are 2 for the scores and 2 for the sum, each per query, head, position and dimension.
     """
     return Work(
         part="kv_cache",
-        sequence_bytes=positions * 2 * g.num_key_value_heads * g.head_dim * size,
-        sequence_flops=4 * queries * g.num_attention_heads * positions * g.head_dim,
-        byte_shards=min(tp, g.num_key_value_heads),
+        sequence_bytes=positions * 2 * own.num_key_value_heads * own.head_dim * size,
+        sequence_flops=4 * queries * heads * positions * own.head_dim,
+        byte_shards=min(tp, own.num_key_value_heads),
         flop_shards=tp,
     )
 
 
-def _latent(g: Any, positions: int, queries: int, tp: int, size: int) -> Work:
-    row = g.kv_lora_rank + g.qk_rope_head_dim
+def _latent(own: Any, heads: int, positions: int, queries: int, tp: int, size: int) -> Work:
+    row = own.kv_lora_rank + own.qk_rope_head_dim
     return Work(
         part="kv_cache",
         sequence_bytes=positions * row * size,
-        sequence_flops=2 * queries * g.num_attention_heads * positions * (row + g.kv_lora_rank),
+        sequence_flops=2 * queries * heads * positions * (row + own.kv_lora_rank),
         flop_shards=tp,  # every GPU reads all latent rows, for its own heads
-    )
-
-
-def _grouped(geometry: Geometry) -> Any:
-    if isinstance(geometry, GroupedAttention):
-        return geometry
-    raise EstimateError(
-        type(geometry).__name__,
-        "it is unknown how much of a KV cache this kind of draft reads",
-        fix="estimate a draft of another family",
     )

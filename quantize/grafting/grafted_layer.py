@@ -270,7 +270,9 @@ _FOLLOWING = ("num_layers", "aux_layer_ids")
 
 
 def _sizes(geometry: Any) -> dict[str, Any]:
-    return {each.name: getattr(geometry, each.name) for each in dataclasses.fields(geometry)}
+    own = {each.name: getattr(geometry, each.name) for each in dataclasses.fields(geometry)}
+    attention = own.pop("attention")
+    return own | dataclasses.asdict(attention)
 
 
 def check_numbers(target: Checkpoint, stored: StoredDraft, prefixes: Collection[str]) -> None:

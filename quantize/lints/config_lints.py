@@ -181,9 +181,9 @@ def _read_by(draft: Draft, usual: str) -> dict[str, Any]:
     if "layer_types" not in found and not config.get("layer_types"):
         found.pop("sliding_window", None)
     other = class_defaults(usual)
-    for key in ("num_key_value_heads", "head_dim"):
+    for key in ("num_key_value_heads", "head_dim") if not draft.is_mla else ():
         if key not in config and not isinstance(other, str) and key in other.values:
-            found[key] = getattr(geometry, key)
+            found[key] = getattr(geometry.attention, key)
     return found
 
 
@@ -256,7 +256,7 @@ def layers_of_fc(draft: Draft) -> Iterator[Lint]:
     as_fixed = {**spelled, reader.KEY: ids}  # by `aux_layer_ids`, which knows no speculators
     if not speculators:
         as_fixed[reader.SECTION] = {**(config.get(reader.SECTION) or {}), reader.KEY: ids}
-    normed = traits.vllm.normed_fusion if getattr(geometry, "qk_norm", False) else None
+    normed = traits.vllm.normed_fusion if geometry.normed_heads else None
     fusions = {"vLLM 0.33": normed or traits.vllm.fusion}
     if not speculators:
         fusions["SGLang 0.5.23"] = traits.sglang.fusion

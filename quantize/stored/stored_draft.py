@@ -73,7 +73,7 @@ def cache_problems(
     """Where, what is expected, what is there: of each stored scale that no engine can use."""
     per_head = scheme is not None and scheme.cache_per_head
     seen: dict[tuple[int, str], str] = {}
-    heads = getattr(draft.geometry, "num_key_value_heads", 1)  # of MLA: one entry
+    heads = getattr(draft.geometry.attention, "num_key_value_heads", 1)  # of MLA: one entry
     for layer, of, tensor in cache_tensors(checkpoint, draft.family):
         for part in of:
             other = seen.setdefault((layer, part), tensor.name)

@@ -4,15 +4,15 @@ An MLP over the token read and what is left of the state before it; its passes a
 is there.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from typing_extensions import override
 
 from ..config_reader import ConfigReader
-from ..family import Dim, Draft, Family, Lint, TensorSpec, Weights
-from ..forward import BLOCK_ROWS, Alive, DraftForward, DraftPass, OnInput, finite
+from ..family import Dim, Draft, Family, Lint, TensorSpec
+from ..forward import DraftForward, Drafting, DraftPass
 from ..geometry import Geometry
 from ..maths import Tensor, embedding, linear, rms_norm, torch
 
@@ -38,28 +38,19 @@ class ToyForward(DraftForward):
         return self._linear("fc", features)
 
     @override
-    def passes(
-        self,
-        hidden: Tensor,
-        token_ids: Tensor,
-        *,
-        rows: range,
-        num_draft_tokens: int,
-        block_rows: int = BLOCK_ROWS,
-        alive: Alive | None = None,
-    ) -> Iterator[DraftPass]:
-        for start in range(0, len(rows), block_rows):
-            chosen = rows[start : start + block_rows]
-            state = hidden[:, chosen.start : chosen.stop : chosen.step]
-            for depth in range(num_draft_tokens):
+    def drafted(self, asked: Drafting) -> Iterator[DraftPass]:
+        for start in range(0, len(asked.rows), asked.block_rows):
+            chosen = asked.rows[start : start + asked.block_rows]
+            state = asked.hidden[:, chosen.start : chosen.stop : chosen.step]
+            for depth in range(asked.num_draft_tokens):
                 first, last = chosen.start + 1 + depth, chosen.stop + 1 + depth
-                state = self._step(token_ids[:, first : last : chosen.step], state)
+                state = self._step(asked.token_ids[:, first : last : chosen.step], state)
                 where = f"recurrent step {depth + 1}"
                 yield DraftPass(
                     rows=chosen,
                     depths=range(depth, depth + 1),
                     where=where,
-                    hidden=(state if alive else finite(state, where))[:, :, None],
+                    hidden=asked.checked(state, where)[:, :, None],
                 )
 
     @override
@@ -98,11 +89,9 @@ class Toy(Family):
     served_unquantized = ("embed_tokens", "fc", "lm_head")
     makes_features = ("fc.",)
     linears_per_layer = 3
+    marks = frozenset({"fc.weight", "decay"})
+    maths = ToyForward
     lints = (depth,)
-
-    @override
-    def recognises(self, canonical_names: Collection[str]) -> bool:
-        return {"fc.weight", "decay"} <= set(canonical_names)
 
     @override
     def read_geometry(self, config: Mapping[str, Any], where: object) -> ToyGeometry:
@@ -140,10 +129,6 @@ class Toy(Family):
             table[f"{mlp}.up_proj.weight"] = TensorSpec(role="mlp", shape=(inner, hidden))
             table[f"{mlp}.down_proj.weight"] = TensorSpec(role="mlp", shape=(hidden, inner))
         return table
-
-    @override
-    def forward(self, geometry: Any, weights: Weights, on_input: OnInput) -> ToyForward:
-        return ToyForward(geometry, weights, on_input)
 
 
 FAMILY = Toy()

@@ -8,16 +8,15 @@ DeepseekV3ForCausalLMNextN. vLLM 0.33 serves deepseek_v3 as `DeepSeekMTPModel`
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from typing_extensions import override
 
 from ..config_reader import ConfigReader
-from ..engine_traits import Finding, MtpLayer, ServedDraft
-from ..family import Dim
+from ..engine_traits import Finding, MtpLayer, ServedDraft, engine_error
 from ..rope import of_latent_attention
-from ..shared.layers import MlaAttention, Shapes, latent_shapes, read_latent, weight_names
+from ..shared.layers import read_latent
 from ..shared.mixture import read_mixture
 from ..shared.mtp import AROUND_DEEPSEEKS, NO_PARAMETER, Mtp, MtpGeometry, mtp_traits, read_mtp
 
@@ -26,20 +25,13 @@ def _in_vllm(draft: ServedDraft) -> Finding | None:
     number = draft.config.get("num_hidden_layers", 0)
     names = draft.tensor_names
     if not any(name.startswith(f"model.layers.{number}.") for name in names):
-        return Finding(  # `deepseek_mtp.py:505`
-            "load",
-            f"ValueError: MTP speculative decoding layer {number} weights missing from checkpoint.",
-            f"name the tensors model.layers.{number}, or serve SGLang's export with SGLang",
-        )
+        return engine_error("deepseek-number", number=number)
     corrected = any(name.endswith("e_score_correction_bias") for name in names)
     if corrected and "topk_method" not in draft.config:
-        name = f"model.layers.{number}.mtp_block.mlp.gate.e_score_correction_bias"
-        text = NO_PARAMETER.format(name=name)
-        return Finding("load", text, "add topk_method: noaux_tc to config.json")
+        return engine_error("deepseek-correction", number=number)
     return None
 
 
-_UNSURE = "Loading kv_b_proj of this draft needs a GPU, and SGLang was executed without one"
 _TRAITS = mtp_traits(
     frozenset({"DeepseekV3ForCausalLM"}),
     vllm=MtpLayer(
@@ -53,23 +45,11 @@ _TRAITS = mtp_traits(
         layer="model.decoder.",
         prefix="model.decoder.",
         most_modules=1,  # `deepseek_weight_loader.py:567`; executed
-        misconfigured=lambda _draft: Finding("unknown", _UNSURE, "try it"),
+        misconfigured=lambda _draft: engine_error("deepseek-sglang"),
     ),
     more_in_sglang=frozenset({"DeepseekV3ForCausalLMNextN"}),
 )
 ENGINE_TRAITS = replace(_TRAITS, latent=True)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MtpLatentGeometry(MtpGeometry):
-    """An MTP layer with latent attention, whose fields `read_latent` reads."""
-
-    q_lora_rank: int
-    kv_lora_rank: int
-    qk_nope_head_dim: int
-    qk_rope_head_dim: int
-    v_head_dim: int
-    rope_interleave: bool
 
 
 class DeepseekMtp(Mtp):
@@ -85,7 +65,7 @@ class DeepseekMtp(Mtp):
     feeds_back_normed = True
 
     @override
-    def read_geometry(self, config: Mapping[str, Any], where: object) -> MtpLatentGeometry:
+    def read_geometry(self, config: Mapping[str, Any], where: object) -> MtpGeometry:
         keys = ConfigReader(config, where)
         common = read_mtp(config, where, self.name, several=True)
         layers = keys.positive("num_hidden_layers")
@@ -93,19 +73,11 @@ class DeepseekMtp(Mtp):
         dense = config.get("n_routed_experts") is None or (
             whole and layers < (config.get("first_k_dense_replace") or 0)
         )  # SGLang's export counts one layer, which is always a mixture: `deepseek_v2.py`, is_nextn
-        return MtpLatentGeometry(
+        return MtpGeometry(
             **common | {"rope": of_latent_attention(common["rope"], where)},
             mixture=None if dense else read_mixture(keys),
-            **read_latent(keys),
+            attention=read_latent(keys),
         )
-
-    @override
-    def attention_shapes(self, geometry: MtpLatentGeometry) -> Shapes:
-        return weight_names(latent_shapes(geometry, Dim(geometry.hidden_size, "hidden_size")))
-
-    @override
-    def attention(self, geometry: MtpLatentGeometry) -> MlaAttention:
-        return MlaAttention(geometry)
 
 
 FAMILY = DeepseekMtp()

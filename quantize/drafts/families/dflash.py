@@ -14,9 +14,8 @@ from typing_extensions import override
 
 from ....recipes.regular_file import MASK_EMBEDDING_FILE, check_own
 from .. import engine_traits as traits
-from ..config_reader import ConfigReader, Served
+from ..config_reader import ConfigReader, Served, refusal
 from ..family import Dim, Draft, Family, Lint, SpeculatorsForm, TensorSpec, Weights, told
-from ..forward import OnInput
 from ..geometry import needed_mask
 from ..shared import layers as decoder
 from ..shared.block_layers import DFlashForward, DFlashGeometry, read_mask_embedding
@@ -47,11 +46,10 @@ def block_ids(config: Mapping[str, Any], *needed: str) -> list[int] | traits.Fin
     """The target's layers, counted after them; or the error where a key is missing or wrong."""
     for key in needed:
         if key not in config:
-            return traits.Finding("config", f"KeyError: {key!r}", f"add {key!r}, as it was trained")
+            return traits.engine_error("block-key", key=key)
     ids = config["aux_hidden_state_layer_ids"]
     if not isinstance(ids, list) or not all(type(i) is int for i in ids):
-        text = f"TypeError: '{type(ids).__name__}' object is no list of layers"
-        return traits.Finding("config", text, "correct 'aux_hidden_state_layer_ids'")
+        return traits.engine_error("block-layer-ids", kind=type(ids).__name__)
     return [i - 1 for i in ids]
 
 
@@ -92,11 +90,7 @@ ENGINE_TRAITS = traits.EngineTraits(
 def dflash_keys(keys: ConfigReader, _layers: ConfigReader) -> dict[str, Any]:
     """The keys as DFlash reads them, from a config that the speculators package saved."""
     block = block_keys(keys)
-    if keys.flag("sample_from_anchor", False):
-        raise keys.refused(
-            "sample_from_anchor: expected false, got true: the anchor's slot predicts as well",
-            fix="this draft cannot be served: vLLM refuses it for DFlash",
-        )
+    keys.check(not keys.flag("sample_from_anchor", False), "speculators-anchor")
     return {
         "architectures": ["DFlashDraftModel"],
         "dflash_config": {
@@ -113,10 +107,8 @@ def block_keys(keys: ConfigReader) -> dict[str, Any]:
     ids_key = "aux_hidden_state_layer_ids"
     ids = keys.after_layer(ids_key)
     for key, value in ((ids_key, ids), ("mask_token_id", keys.config.get("mask_token_id"))):
-        if value is None:
-            raise keys.refused(
-                f"{key}: missing key", fix=f"add {key!r} as the draft was trained with it"
-            )
+        fix = f"add {key!r} as the draft was trained with it"
+        keys.check(value is not None, "absent", key=key, fix=fix)
     return {
         "target_layer_ids": ids,
         "mask_token_id": keys.config["mask_token_id"],
@@ -268,7 +260,7 @@ class DFlash(Family):
         window = "swa_window_size" if own_window else "sliding_window"
         return dict(
             **sizes,
-            **decoder.read_heads(keys, sizes),
+            attention=decoder.read_heads(keys, sizes, qk_norm=True),
             draft_vocab_size=keys.positive("draft_vocab_size", vocab),
             target_hidden_size=keys.positive("target_hidden_size", hidden),
             aux_layer_ids=(ids := _target_layer_ids(options, flat=not nested.config)),
@@ -283,25 +275,16 @@ class DFlash(Family):
     @override
     def tensor_specs(self, geometry: Any) -> Mapping[str, TensorSpec]:
         g: DFlashGeometry = geometry
-        hidden = Dim(g.hidden_size, "hidden_size")
-        inner = Dim(g.intermediate_size, "intermediate_size")
-        features = Dim(
-            g.num_aux_layers * g.target_hidden_size, "target_hidden_size x target_layer_ids"
-        )
+        hidden, width = decoder.dims(g, "hidden_size", "target_hidden_size")
+        features = Dim(g.num_aux_layers * width.size, "target_hidden_size x target_layer_ids")
         norm = TensorSpec(role="norm", shape=(hidden,))
         fc = TensorSpec(role="fusion", shape=(hidden, features))
         around = {"fc.weight": fc, "hidden_norm.weight": norm, "norm.weight": norm}
         full = g.draft_vocab_size == g.vocab_size  # then the target's head serves as well
         table = decoder.vocabulary_specs(g, around, head_optional=full)
-        layer = decoder.grouped_shapes(g, hidden) | decoder.head_norm_shapes(g)
-        layer |= decoder.mlp_shapes("mlp.", inner, hidden) | decoder.layer_norm_shapes(hidden)
         for i in range(g.num_layers):
-            table |= decoder.layer_specs(i, decoder.weight_names(layer))
+            table |= decoder.layer_specs(g, i)
         return table
-
-    @override
-    def forward(self, geometry: Any, weights: Weights, on_input: OnInput) -> DFlashForward:
-        return self.maths(geometry, weights, on_input)
 
     @override
     def side_weights(self, geometry: Any, folder: Path) -> Weights:
@@ -324,16 +307,10 @@ def _layer_types(keys: ConfigReader, num_layers: int) -> tuple[str, ...] | None:
     types = keys.config.get("layer_types")
     if types is None:
         return None
-    if (
-        not isinstance(types, list)
-        or len(types) != num_layers
-        or any(kind not in _LAYER_TYPES for kind in types)
-    ):
-        raise keys.refused(
-            f"layer_types: expected {' or '.join(_LAYER_TYPES)} for each of {num_layers} layers,"
-            f" got {types!r}",
-            fix="correct 'layer_types' or 'num_hidden_layers'",
-        )
+    fits = isinstance(types, list) and len(types) == num_layers
+    fits = fits and all(kind in _LAYER_TYPES for kind in types)
+    known = " or ".join(_LAYER_TYPES)
+    keys.check(fits, "block-layer-types", known=known, count=num_layers, got=types)
     return tuple(types)
 
 
@@ -353,34 +330,21 @@ def _target_layer_ids(options: ConfigReader, *, flat: bool) -> tuple[int, ...]:
     """
     ids = options.layer_ids("target_layer_ids")
     if ids is None:
-        raise options.refused(
-            "target_layer_ids: missing key (engines guess different layers then)",
-            fix="add 'target_layer_ids' to dflash_config as the draft was trained with it",
-        )
+        raise refusal(options.where, "block-layer-ids-missing")
     before = options.layer_ids("eagle_aux_hidden_state_layer_ids")  # vLLM: input of the layer
     if before is not None and before != tuple(i + 1 for i in ids):
-        raise options.refused(
-            f"eagle_aux_hidden_state_layer_ids: expected target_layer_ids + 1, got {list(before)}"
-            f" beside {list(ids)}: vLLM would read other layers than SGLang",
-            fix="drop the key, or correct one of the two",
-        )
-    depth = None if flat else options.positive("num_target_layers", ids[-1] + 1)
-    if depth is not None and ids[-1] >= depth:
-        raise options.refused(
-            f"target_layer_ids: expected ids below num_target_layers = {depth}, got {list(ids)}",
-            fix="correct 'target_layer_ids' (0-based, counted after the layer)",
-        )
+        facts = {"before": list(before), "ids": list(ids)}
+        raise refusal(options.where, "block-layer-ids-of-two-kinds", **facts)
+    depth = ids[-1] + 1 if flat else options.positive("num_target_layers", ids[-1] + 1)
+    options.check(ids[-1] < depth, "block-layer-ids", depth=depth, ids=list(ids))
     return ids
 
 
 def _mask_token_id(options: ConfigReader, vocab_size: int) -> int | None:
     """Only a forward pass needs it, so that its absence is no error before."""
     value = options.config.get("mask_token_id")
-    if value is not None and not (type(value) is int and 0 <= value < vocab_size):
-        raise options.refused(
-            f"mask_token_id: expected a token id in [0, {vocab_size}), got {value!r}",
-            fix="give the 'mask_token_id' that the draft was trained with",
-        )
+    fits = value is None or (type(value) is int and 0 <= value < vocab_size)
+    options.check(fits, "block-mask", vocab=vocab_size, got=value)
     return value
 
 

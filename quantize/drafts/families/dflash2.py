@@ -13,7 +13,7 @@ from typing import Any
 from typing_extensions import override
 
 from ..config_reader import ConfigReader, Served
-from ..engine_traits import ExtraLinear, Finding, Speculators, refused_roots
+from ..engine_traits import ExtraLinear, Finding, Speculators, engine_error, refused_roots
 from ..family import Dim, Draft, Lint, SpeculatorsForm, TensorSpec, told
 from ..forward import Attend, DraftForward
 from ..maths import Tensor, embedding, linear, torch
@@ -32,13 +32,14 @@ def _read_in_vllm(config: Mapping[str, Any], layers: Mapping[str, Any]) -> dict[
         return plain
     absent = next((key for key in _KEYS if config.get(key) is None), None)
     if absent is not None:
-        return Finding("init", f"KeyError: {absent!r}", f"add {absent!r}, as it was trained")
-    own = {key: config[key] for key in _KEYS}
-    return {
-        **plain,
-        "architectures": ["DFlash2DraftModel"],
-        "dflash_config": {**plain["dflash_config"], **own},
-    }
+        return engine_error("dflash2-key", key=absent)
+    return plain | _renamed(plain, {key: config[key] for key in _KEYS})
+
+
+def _renamed(plain: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a DFlash draft with those of its own."""
+    options = {**plain["dflash_config"], **own}
+    return {"architectures": ["DFlash2DraftModel"], "dflash_config": options}
 
 
 _DFLASH = dflash.ENGINE_TRAITS
@@ -146,16 +147,15 @@ class DFlash2Forward(DFlashForward):
         return super()._embed(token_ids) * self.geometry.input_embedding_scale
 
     @override
-    def _attention(self, layer: int, y: Tensor, slots: Tensor, attend: Attend) -> Tensor:
-        attention = super()._attention
-        return self._convolved(
-            f"layers.{layer}.attention_conv.", y, lambda x: attention(layer, x, slots, attend)
-        )
+    def attended(self, number: int, y: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        attended = super().attended
+        prefix = f"layers.{number}.attention_conv."
+        return self._convolved(prefix, y, lambda x: attended(number, x, positions, attend))
 
     @override
-    def _mlp(self, layer: int, z: Tensor) -> Tensor:
-        mlp = super()._mlp
-        return self._convolved(f"layers.{layer}.mlp_conv.", z, lambda x: mlp(layer, x))
+    def mlp(self, number: int, z: Tensor) -> Tensor:
+        mlp = super().mlp
+        return self._convolved(f"layers.{number}.mlp_conv.", z, lambda x: mlp(number, x))
 
     def _convolved(self, prefix: str, x: Tensor, inner: Callable[[Tensor], Tensor]) -> Tensor:
         """Convolve what a part of a layer reads and what it makes; x gives both their kernels."""
@@ -200,11 +200,7 @@ def embedding_scale(draft: Draft) -> Iterator[Lint]:
 
 def _spelled(keys: ConfigReader, layers: ConfigReader) -> dict[str, Any]:
     """Source: `update_dflash2`, which hands on these keys and no others."""
-    plain = dflash.dflash_keys(keys, layers)
-    return {
-        "architectures": ["DFlash2DraftModel"],
-        "dflash_config": {**plain["dflash_config"], **keys.positives(*_KEYS)},
-    }
+    return _renamed(dflash.dflash_keys(keys, layers), keys.positives(*_KEYS))
 
 
 class DFlash2(DFlash):
@@ -233,12 +229,8 @@ class DFlash2(DFlash):
         group_size = own.positive("conv_group_size")
         if hidden % group_size:
             raise own.wrong("conv_group_size", f"a divisor of hidden_size {hidden}", group_size)
-        if common["draft_vocab_size"] != vocab:
-            raise own.refused(
-                f"draft_vocab_size: expected vocab_size {vocab}, got {common['draft_vocab_size']}:"
-                " the selector's candidates are tokens of the target",
-                fix="no engine serves a DFlash2 draft of another vocabulary",
-            )
+        rows = common["draft_vocab_size"]
+        own.check(rows == vocab, "dflash2-vocabulary", vocab=vocab, got=rows)
         top_k = own.positive("selector_top_k")
         if top_k > vocab:
             raise own.wrong("selector_top_k", f"at most vocab_size {vocab}", top_k)

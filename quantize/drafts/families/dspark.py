@@ -15,11 +15,10 @@ from typing import Any, Literal, get_args
 
 from typing_extensions import override
 
-from ....recipes.errors import CheckpointError
 from ....recipes.regular_file import MASK_EMBEDDING_FILE
 from .. import engine_traits as traits
 from ..architectures import declared_architecture
-from ..config_reader import ConfigReader, Served
+from ..config_reader import ConfigReader, Served, refusal
 from ..family import Dim, Draft, Lint, SpeculatorsForm, TensorSpec, Weights, told
 from ..maths import Product, Tensor, embedding, linear, torch
 from ..shared.block_layers import DFlashForward, DFlashGeometry
@@ -36,17 +35,6 @@ _SPECULATORS_KEYS = ("mask_token_id", "block_size", *_HEAD_KEYS)
 _MODULES = (
     "markov_head", "confidence_head", r"markov_w\d", "gate_proj", "joint_proj", "confidence_proj",
 )  # fmt: skip
-_NO_NAME = "ValueError: There is no module or parameter named '{}' in {}."
-_NO_HEAD = (
-    "ValueError: Reduced-vocabulary Qwen3 DSpark checkpoints must include lm_head weights; the full"
-    " target lm_head cannot be shared."
-)
-_NO_MAP = (
-    "ValueError: Reduced-vocabulary Qwen3 DSpark checkpoints must include a d2t mapping so sampled"
-    " draft ids can be converted to target ids."
-)
-_RENAME = "name the heads as SpecForge does: markov_head.markov_w1, confidence_head.proj"
-_TOP = "write markov_rank, markov_head_type and the keys of the confidence head at the top level"
 _GATES = {"gated": "gate_up_proj", "rnn": "joint_proj"}
 """Kind of a Markov head -> its linear, as vLLM's loader spells it."""
 
@@ -56,24 +44,16 @@ def _in_vllm(draft: traits.ServedDraft) -> traits.Finding | None:
     config = draft.config
     name, flat = declared_architecture(config), _flat(draft.tensor_names)
     if flat:
-        where = "DFlashQwen3Model" if name == "DFlashDraftModel" else "Qwen3DSparkModel"
-        return traits.Finding("load", _NO_NAME.format(flat.rstrip("."), where), _RENAME)
+        module = "DFlashQwen3Model" if name == "DFlashDraftModel" else "Qwen3DSparkModel"
+        return traits.engine_error("dspark-names", name=flat.rstrip("."), module=module)
     if name == "DFlashDraftModel":
-        remedy = "set architectures to Qwen3DSparkModel"
-        return traits.Finding(
-            "load", _NO_NAME.format("confidence_head", "DFlashQwen3Model"), remedy
-        )
+        return traits.engine_error("dspark-as-dflash")
     if name == "DSparkDraftModel" and config.get("model_type") != "qwen3":
-        text = f"vLLM takes a draft of model_type {config.get('model_type')} for DeepSeek-V4's own"
-        return traits.Finding("unknown", text, "set architectures to Qwen3DSparkModel")
+        return traits.engine_error("dspark-model-type", kind=config.get("model_type"))
     if config.get("markov_rank") is None:
-        text = "AttributeError: 'Qwen3Config' object has no attribute 'markov_rank'"
-        return traits.Finding("init", text, _TOP)
+        return traits.engine_error("dspark-rank")
     if (kind := config.get("markov_head_type")) in tuple(_GATES):  # of any JSON type
-        gate = f"markov_head.{_GATES[kind]}"
-        return traits.Finding(
-            "load", _NO_NAME.format(gate, "Qwen3DSparkModel"), "serve it with SGLang"
-        )
+        return traits.engine_error("dspark-gate", gate=_GATES[kind])
     return _cut(draft) or _other_confidence(draft)
 
 
@@ -83,57 +63,40 @@ def _cut(draft: traits.ServedDraft) -> traits.Finding | None:
     if own in (None, draft.config.get("vocab_size")):
         return None
     if not any("lm_head" in name for name in names):
-        return traits.Finding("load", _NO_HEAD, "store the rows of lm_head that d2t stands for")
-    if not any("d2t" in name for name in names):
-        return traits.Finding("load", _NO_MAP, "export the draft with d2t")
-    return None
+        return traits.engine_error("dspark-cut-head")
+    return None if any("d2t" in name for name in names) else traits.engine_error("dspark-cut-map")
 
 
 def _other_confidence(draft: traits.ServedDraft) -> traits.Finding | None:
     """Without a key the confidence head reads no Markov embedding, which trainers let it do."""
     config = draft.config
     stored = "confidence_head.proj.weight" in draft.tensor_names
-    if not (stored and config.get("enable_confidence_head")):
-        return None
-    if config.get("confidence_head_with_markov") is not None:
+    said = config.get("confidence_head_with_markov") is not None
+    if said or not (stored and config.get("enable_confidence_head")):
         return None
     width = config["hidden_size"]
-    text = (
-        "AssertionError: Tried to load weights of size torch.Size([1,"
-        f" {width + config['markov_rank']}])to a parameter of size torch.Size([1, {width}])"
+    return traits.engine_error(
+        "dspark-confidence", stored=width + config["markov_rank"], width=width
     )
-    return traits.Finding("load", text, "write confidence_head_with_markov: true")
 
 
 def _in_sglang(draft: traits.ServedDraft) -> traits.Finding | None:
     """Rules of `parse_dspark_draft_config`, `build_markov_head` and the loader."""
     config = draft.config
-    flat = _flat(draft.tensor_names)
-    if declared_architecture(config) == "DFlashDraftModel" or flat:
-        what = f"SGLang drops {flat or 'markov_head.'}*, without which the draft is another one"
-        remedy = _RENAME if flat else "set architectures to Qwen3DSparkModel"
-        return traits.Finding("wrong", what, remedy)
+    if flat := _flat(draft.tensor_names):
+        return traits.engine_error("dspark-sglang-names", name=flat)
+    if declared_architecture(config) == "DFlashDraftModel":
+        return traits.engine_error("dspark-sglang-as-dflash")
     nested = config.get("dflash_config")
     keys = {**config, **(nested if isinstance(nested, Mapping) else {})}
     if keys.get("markov_head_type") is None:
-        text = "ValueError: DSpark requires markov_head_type when markov_rank > 0, got None."
-        return traits.Finding("init", text, "write markov_head_type: vanilla")
+        return traits.engine_error("dspark-sglang-kind")
     if config.get("markov_rank") is None:
-        text = (
-            "ValueError: DSpark requires markov_rank > 0 (the Markov head is the core of the"
-            " semi-AR draft); got markov_rank=0."
-        )
-        return traits.Finding("init", text, _TOP)
+        return traits.engine_error("dspark-sglang-rank")
     own, vocab = config.get("draft_vocab_size") or draft.head_rows, config.get("vocab_size")
     if own not in (None, vocab):
         rank = config["markov_rank"]
-        text = (
-            f"AssertionError: Attempted to load weight (torch.Size([{own}, {rank}])) into parameter"
-            f" (torch.Size([{vocab}, {rank}]))"
-        )
-        return traits.Finding(
-            "load", text, "serve it with vLLM, or train it with the whole vocabulary"
-        )
+        return traits.engine_error("dspark-sglang-cut", own=own, rank=rank, vocab=vocab)
     return None
 
 
@@ -337,13 +300,9 @@ class DSpark(DFlash):
         options.positive("block_size")  # SGLang drafts 7 tokens without it, vLLM refuses
         common = self.common_keys(config, where)
         rank = options.positive("markov_rank")
-        kind = options.config.get("markov_head_type")
+        kind: Any = options.config.get("markov_head_type")
         kind = "vanilla" if kind is None else kind
-        if kind not in MARKOV_HEADS:
-            raise keys.refused(
-                f"markov_head_type: expected {', '.join(MARKOV_HEADS)}, got {kind!r}",
-                fix="correct 'markov_head_type'; a draft with another head is not supported",
-            )
+        keys.check(kind in MARKOV_HEADS, "dspark-head", known=", ".join(MARKOV_HEADS), got=kind)
         with_markov = options.flag("confidence_head_with_markov", True)
         return DSparkGeometry(
             **common,
@@ -377,11 +336,7 @@ class DSpark(DFlash):
         # `qwen3_dspark.py` `load_weights`; SGLang 0.5.23 `dflash_worker_v2.py:543`.
         path = folder / MASK_EMBEDDING_FILE
         if path.exists():
-            raise CheckpointError(
-                path,
-                "a trained mask embedding, which no engine reads beside a DSpark draft",
-                fix="remove the file: the row of the embedding is served",
-            )
+            raise refusal(path, "dspark-mask-embedding")
         return {}
 
 
@@ -410,12 +365,7 @@ def _proposes_from_anchor(keys: ConfigReader, options: ConfigReader) -> bool:
         "dspark_bonus_anchor": not keys.flag("dspark_bonus_anchor", not anchor),  # vLLM's
     }
     for key, value in said.items():
-        if value != anchor:
-            raise keys.refused(
-                f"sample_from_anchor: {anchor} at the top level, where engines read it, but"
-                f" {key} says {value}",
-                fix="write sample_from_anchor there as the draft was trained, and drop the other",
-            )
+        keys.check(value == anchor, "dspark-anchor", anchor=anchor, key=key, value=value)
     return anchor
 
 
@@ -428,11 +378,8 @@ def _check_agreement(keys: ConfigReader, options: ConfigReader) -> None:
     ]
     for key, other, value in pairs:
         own = keys.config.get(key) if other.startswith(_SECTION) else options.config.get(key)
-        if value is not None and own is not None and own != value:
-            raise keys.refused(
-                f"{key}: {own!r} beside {other}: {value!r}, and engines differ in which they read",
-                fix="write what the draft was trained with in both places",
-            )
+        agree = value is None or own is None or own == value
+        keys.check(agree, "dspark-two-places", key=key, own=own, other=other, value=value)
 
 
 FAMILY = DSpark()

@@ -5,16 +5,14 @@ mask_hidden, and drafts all tokens of a step in one pass: `PEagleDraftModel` of 
 speculators, which vLLM 0.33 loads into the class of EAGLE-3 (`registry.py:698-706`).
 """
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 from typing_extensions import override
 
-from ....recipes.errors import CheckpointError
 from .. import engine_traits as traits
 from ..architectures import declared_architecture
-from ..config_reader import KEY, SECTION, ConfigReader
+from ..config_reader import KEY, SECTION, ConfigReader, refusal
 from ..family import Dim, SpeculatorsForm, TensorSpec, Weights
 from ..forward import OnInput
 from ..geometry import needed_mask
@@ -25,20 +23,25 @@ from ..shared.eagle3 import Eagle3, Eagle3Forward, Eagle3Geometry, read_common
 MASK_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
 """Where vLLM 0.33 looks for the mask token, in this order: `llm_base_proposer.py:361-372`."""
 _OF_SPECULATORS = {"llama": "Eagle3LlamaForCausalLM", "qwen3": "Eagle3Qwen3ForCausalLM"}
+_FLAGS = {
+    "norm_before_residual": True,
+    "norm_before_fc": False,
+    "fc_norm": False,
+    "norm_output": False,
+}
+"""Key of speculators -> what vLLM serves where it is missing; the package itself trains false."""
 
 
 def _in_vllm(draft: traits.ServedDraft) -> traits.Finding | None:
     parallel = any(name.endswith("mask_hidden") for name in draft.tensor_names)
     if parallel and all(draft.config.get(key) is None for key in MASK_KEYS):
-        text = "ValueError: For parallel drafting, the draft model config must have"
-        return traits.Finding(
-            "init", f"{text} `dflash_config.mask_token_id`,", "add 'mask_token_id'"
-        )
+        return traits.engine_error("eagle3-parallel-mask")
     slides = "sliding_attention" in (draft.config.get("layer_types") or ())
-    if slides and "sliding_window" not in draft.config:  # `llama.py:205`
-        text = "AttributeError: 'EAGLEConfig' object has no attribute 'sliding_window'"
-        return traits.Finding("init", text, "add sliding_window, or correct layer_types")
-    return None
+    return (
+        traits.engine_error("eagle3-sliding")
+        if slides and "sliding_window" not in draft.config
+        else None
+    )
 
 
 def _eagle3_in_vllm(
@@ -46,14 +49,10 @@ def _eagle3_in_vllm(
 ) -> dict[str, Any] | traits.Finding:
     model_type = layers.get("model_type", "llama")
     if model_type not in tuple(_OF_SPECULATORS):  # of any JSON type
-        text = traits.INVALID.format(f"Unsupported model_type {model_type} for Eagle3 speculator")
-        return traits.Finding("config", text, "serve a draft with layers of Llama or Qwen3")
+        return traits.engine_error("eagle3-speculators", kind=model_type)
     return {
         "architectures": [_OF_SPECULATORS[model_type]],
-        "norm_before_residual": config.get("norm_before_residual", True),
-        "norm_before_fc": config.get("norm_before_fc", False),
-        "fc_norm": config.get("fc_norm", False),
-        "norm_output": config.get("norm_output", False),
+        **{key: config.get(key, usual) for key, usual in _FLAGS.items()},
         KEY: config.get(KEY),
     }
 
@@ -63,9 +62,7 @@ def _peagle_in_vllm(
 ) -> dict[str, Any] | traits.Finding:
     """`update_peagle`, whose names of architectures are those of EAGLE-3's classes."""
     if "mask_token_id" not in config:
-        return traits.Finding(
-            "config", "KeyError: 'mask_token_id'", "add it, as the draft was trained"
-        )
+        return traits.engine_error("peagle-mask")
     found = _eagle3_in_vllm(config, layers)
     if isinstance(found, traits.Finding):
         return found
@@ -118,34 +115,6 @@ ENGINE_TRAITS = traits.EngineTraits(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Eagle3LlamaGeometry(Eagle3Geometry):
-    """Config of an EAGLE-3 Llama draft; widths in elements.
-
-    Attributes:
-        qk_norm: each head's query and key is normed before it is rotated, as in Qwen3 layers.
-        parallel: P-EAGLE: all tokens of a step are drafted in one pass, those after the first from
-            mask tokens beside a trained mask_hidden.
-        windows: positions that a query of each layer sees, as vLLM serves it; None = all.
-    """
-
-    num_key_value_heads: int
-    head_dim: int
-    qk_norm: bool = False
-    parallel: bool = False
-    mask_token_id: int | None = None
-    windows: tuple[int | None, ...] = ()
-
-    @property
-    def window(self) -> int | None:
-        """Of the first layer that has one; None where none has."""
-        return next((window for window in self.windows if window is not None), None)
-
-    @override
-    def window_of(self, layer: int) -> int | None:
-        return self.windows[layer] if self.windows else None
-
-
 class PEagleForward(Eagle3Forward):
     """One P-EAGLE draft: EAGLE-3's layers, all tokens of a step in one pass.
 
@@ -157,14 +126,8 @@ class PEagleForward(Eagle3Forward):
     `v1/spec_decode`.
     """
 
-    def __init__(
-        self,
-        geometry: Eagle3LlamaGeometry,
-        weights: Weights,
-        on_input: OnInput,
-        attention: decoder.Attention,
-    ) -> None:
-        super().__init__(geometry, weights, on_input, attention)
+    def __init__(self, geometry: Eagle3Geometry, weights: Weights, on_input: OnInput) -> None:
+        super().__init__(geometry, weights, on_input)
         self.mask_token_id = needed_mask(geometry)
 
     @override
@@ -173,32 +136,22 @@ class PEagleForward(Eagle3Forward):
         return token_ids.new_full(token_ids.shape, self.mask_token_id), mask.expand_as(hidden)
 
 
-_EAGLE3_ARCHITECTURES = {"llama": "LlamaForCausalLMEagle3", "qwen3": "Eagle3Qwen3ForCausalLM"}
+_EAGLE3_ARCHITECTURES: Mapping[Any, str] = {
+    "llama": "LlamaForCausalLMEagle3",
+    "qwen3": "Eagle3Qwen3ForCausalLM",
+}
 
 
 def _eagle3(keys: ConfigReader, layers: ConfigReader) -> dict[str, Any]:
     model_type = layers.config.get("model_type")
-    if model_type not in tuple(_EAGLE3_ARCHITECTURES):
-        known = " or ".join(repr(name) for name in _EAGLE3_ARCHITECTURES)
-        raise layers.refused(
-            f"model_type: expected {known}, got {model_type!r}",
-            fix="EAGLE-3 in this layout has layers of these two kinds only",
-        )
-    norm_before_fc, fc_norm = keys.flag("norm_before_fc", False), keys.flag("fc_norm", False)
-    if norm_before_fc and fc_norm:
-        raise keys.refused(
-            "norm_before_fc and fc_norm are both true, but exclude each other",
-            fix="keep the one that the draft was trained with",
-        )
-    ids_key = "eagle_aux_hidden_state_layer_ids"
+    known, fits = " or ".join(map(repr, _EAGLE3_ARCHITECTURES)), tuple(_EAGLE3_ARCHITECTURES)
+    layers.check(model_type in fits, "speculators-eagle3-layers", known=known, got=model_type)
+    flags = {key: keys.flag(key, usual) for key, usual in _FLAGS.items()}
+    keys.check(not (flags["norm_before_fc"] and flags["fc_norm"]), "speculators-two-norms")
     return {
         "architectures": [_EAGLE3_ARCHITECTURES[model_type]],
-        # The package trains with false where the key is missing; vLLM serves true.
-        "norm_before_residual": keys.flag("norm_before_residual", True),
-        "norm_before_fc": norm_before_fc,
-        "fc_norm": fc_norm,
-        "norm_output": keys.flag("norm_output", False),
-        "eagle_config": {ids_key: keys.after_layer(ids_key)},
+        **flags,
+        SECTION: {KEY: keys.after_layer(KEY)},
     }
 
 
@@ -231,32 +184,22 @@ class Eagle3Llama(Eagle3):
     }
     misnamed: Mapping[str, tuple[str, str]] = {}
     architectures = ("LlamaForCausalLMEagle3", "Eagle3Qwen3ForCausalLM", *_PARALLEL)
+    # DFlash has the norm outside the layers.
+    marks = frozenset({"layers.0.self_attn.q_proj.weight", "layers.0.hidden_norm.weight"})
     relatives: Mapping[str, str] = {
         mark: kind for mark, kind in Eagle3.relatives.items() if mark != "mask_hidden"
     }
 
     @override
-    def recognises(self, canonical_names: Collection[str]) -> bool:
-        # A hidden_norm in layer 0 and plain q_proj; DFlash has that norm outside the layers.
-        return {"layers.0.self_attn.q_proj.weight", "layers.0.hidden_norm.weight"} <= set(
-            canonical_names
-        )
-
-    @override
-    def read_geometry(self, config: Mapping[str, Any], where: object) -> Eagle3LlamaGeometry:
+    def read_geometry(self, config: Mapping[str, Any], where: object) -> Eagle3Geometry:
         keys = ConfigReader(config, where)
         common = read_common(config, where, self.name)
         name = declared_architecture(config)
         parallel = name in _PARALLEL
-        if parallel and not common["fuses"]:
-            raise keys.refused(
-                "use_aux_hidden_state: expected true of a P-EAGLE draft, got false",
-                fix="correct 'use_aux_hidden_state' of eagle_config",
-            )
-        return Eagle3LlamaGeometry(
+        keys.check(common["fuses"] or not parallel, "peagle-without-fc")
+        return Eagle3Geometry(
             **common,
-            **decoder.read_heads(keys, common),
-            qk_norm=name in _NORMED_HEADS,
+            attention=decoder.read_heads(keys, common, qk_norm=name in _NORMED_HEADS),
             parallel=parallel,
             mask_token_id=_mask_token_id(keys, common["vocab_size"]) if parallel else None,
             windows=_windows(keys, common["num_layers"]),
@@ -267,35 +210,17 @@ class Eagle3Llama(Eagle3):
         # P-EAGLE's mask stands in the place of target features.
         table = dict(super().tensor_specs(geometry))
         if geometry.parallel:
-            features = Dim(
-                geometry.num_aux_layers * geometry.target_hidden_size,
-                "target_hidden_size x aux layer ids",
-            )
-            one = Dim(1, "one mask for all positions")
+            one, (_, features) = Dim(1, "one mask for all positions"), table["fc.weight"].shape
             table["mask_hidden"] = TensorSpec(role="mask", shape=(one, one, features))
         return table
 
     @override
     def forward(self, geometry: Any, weights: Weights, on_input: OnInput) -> Eagle3Forward:
-        if geometry.window is not None:
-            raise CheckpointError(
-                "config.json",
-                f"layer_types: replay does not compute sliding layers of EAGLE-3: vLLM 0.33 serves"
-                f" a window of {geometry.window} positions, SGLang 0.5.23 all positions",
-                fix="measure this draft on a server; if it was trained without a window, replay a"
-                " copy whose layer_types are all full_attention",
-            )
+        window = next(filter(None, geometry.windows), None)
+        if window is not None:
+            raise refusal("config.json", "eagle3-sliding", window=window)
         maths = PEagleForward if geometry.parallel else Eagle3Forward
-        return maths(geometry, weights, on_input, self.attention(geometry))
-
-    @override
-    def attention_shapes(self, geometry: Eagle3LlamaGeometry, width: Dim) -> decoder.Shapes:
-        shapes = decoder.grouped_shapes(geometry, width)
-        return shapes | decoder.head_norm_shapes(geometry) if geometry.qk_norm else shapes
-
-    @override
-    def attention(self, geometry: Eagle3LlamaGeometry) -> decoder.LlamaAttention:
-        return decoder.LlamaAttention(geometry)
+        return maths(geometry, weights, on_input)
 
 
 def _windows(keys: ConfigReader, num_layers: int) -> tuple[int | None, ...]:
@@ -305,11 +230,8 @@ def _windows(keys: ConfigReader, num_layers: int) -> tuple[int | None, ...]:
     `llama_eagle3.py` of SGLang 0.5.23 reads neither key.
     """
     types = keys.config.get("layer_types") or []
-    if not isinstance(types, list) or any(kind not in _ATTENTIONS for kind in types):
-        raise keys.refused(
-            f"layer_types: expected {' or '.join(_ATTENTIONS)} for every layer, got {types!r}",
-            fix="correct 'layer_types': the layers are those of Llama",
-        )
+    fits = isinstance(types, list) and all(kind in _ATTENTIONS for kind in types)
+    keys.check(fits, "eagle3-layer-types", known=" or ".join(_ATTENTIONS), got=types)
     if _ATTENTIONS[1] not in types or keys.config.get("sliding_window") is None:
         return ()
     window = keys.positive("sliding_window")

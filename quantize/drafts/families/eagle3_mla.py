@@ -5,26 +5,16 @@ embed_tokens and `draft_vocab_size`. The keys of a mixture of experts that Model
 from its template mean nothing: every engine builds one dense MLP.
 """
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 from typing_extensions import override
 
 from .. import engine_traits as traits
 from ..config_reader import KEY, SECTION, ConfigReader
-from ..family import Dim
 from ..rope import of_latent_attention
 from ..shared.eagle3 import Eagle3, Eagle3Geometry, read_common
-from ..shared.layers import MlaAttention, Shapes, latent_shapes, read_latent
-
-
-def _in_vllm(draft: traits.ServedDraft) -> traits.Finding | None:
-    if not draft.fuses:
-        text = "model.fc.weight stays uninitialised: vLLM builds fc for every MLA draft"
-        return traits.Finding("wrong", text, "serve it with SGLang")
-    return None
-
+from ..shared.layers import read_latent
 
 _IN_VLLM = frozenset({
     "Eagle3DeepseekV2ForCausalLM", "Eagle3DeepseekV3ForCausalLM", "DeepseekV2ForCausalLM",
@@ -37,7 +27,7 @@ ENGINE_TRAITS = traits.EngineTraits(
     prunes_vocabulary=True,
     vllm=traits.InVllm(
         architectures=_IN_VLLM,
-        problem=_in_vllm,
+        problem=lambda draft: None if draft.fuses else traits.engine_error("mla-without-fc"),
         roots=traits.refused_roots("DeepseekV2Eagle3Model", "model"),
         fusion=traits.Fusion(),  # `deepseek_eagle3.py:189`
         uneven_heads="AssertionError: vllm/model_executor/models/deepseek_v2.py:1041: assert"
@@ -65,22 +55,6 @@ ENGINE_TRAITS = traits.EngineTraits(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Eagle3MlaGeometry(Eagle3Geometry):
-    """Config of an EAGLE-3 MLA draft; widths in elements.
-
-    `rope_interleave`: neighbouring dimensions turn together (vLLM 0.33 does so in any case, SGLang
-    0.5.23 as the config says).
-    """
-
-    q_lora_rank: int
-    kv_lora_rank: int
-    qk_nope_head_dim: int
-    qk_rope_head_dim: int
-    v_head_dim: int
-    rope_interleave: bool
-
-
 class Eagle3Mla(Eagle3):
     """The EAGLE-3 MLA family: vLLM 0.33 knows both architectures, SGLang 0.5.23 the first."""
 
@@ -88,30 +62,16 @@ class Eagle3Mla(Eagle3):
     engine_traits = ENGINE_TRAITS
     architectures = ("Eagle3DeepseekV2ForCausalLM", "Eagle3DeepseekV3ForCausalLM")
     own_marks = (r"kv_[ab]_proj",)
+    marks = frozenset(
+        {"layers.0.self_attn.kv_a_proj_with_mqa.weight", "layers.0.hidden_norm.weight"}
+    )
 
     @override
-    def recognises(self, canonical_names: Collection[str]) -> bool:
-        # A hidden_norm and the latent down-projection in layer 0.
-        return {
-            "layers.0.self_attn.kv_a_proj_with_mqa.weight",
-            "layers.0.hidden_norm.weight",
-        } <= set(canonical_names)
-
-    @override
-    def read_geometry(self, config: Mapping[str, Any], where: object) -> Eagle3MlaGeometry:
+    def read_geometry(self, config: Mapping[str, Any], where: object) -> Eagle3Geometry:
         keys = ConfigReader(config, where)
         common = read_common(config, where, self.name)
-        return Eagle3MlaGeometry(
-            **common | {"rope": of_latent_attention(common["rope"], where)}, **read_latent(keys)
-        )
-
-    @override
-    def attention_shapes(self, geometry: Eagle3MlaGeometry, width: Dim) -> Shapes:
-        return latent_shapes(geometry, width)
-
-    @override
-    def attention(self, geometry: Eagle3MlaGeometry) -> MlaAttention:
-        return MlaAttention(geometry)
+        rope = of_latent_attention(common["rope"], where)
+        return Eagle3Geometry(**common | {"rope": rope}, attention=read_latent(keys))
 
 
 FAMILY = Eagle3Mla()

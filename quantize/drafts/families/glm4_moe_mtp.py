@@ -15,6 +15,7 @@ from typing_extensions import override
 from ..config_reader import ConfigReader
 from ..engine_traits import MtpLayer
 from ..shared import mtp
+from ..shared.layers import read_heads
 from ..shared.mixture import read_mixture
 
 ENGINE_TRAITS = mtp.mtp_traits(
@@ -34,7 +35,7 @@ ENGINE_TRAITS = mtp.mtp_traits(
 )
 
 
-class Glm4MoeMtp(mtp.GroupedMtp):
+class Glm4MoeMtp(mtp.Mtp):
     """GLM's layer, named as DeepSeek's."""
 
     name = "glm4-moe-mtp"
@@ -46,16 +47,20 @@ class Glm4MoeMtp(mtp.GroupedMtp):
     feeds_back_normed = False
 
     @override
-    def read_geometry(self, config: Mapping[str, Any], where: object) -> mtp.MtpGroupedGeometry:
+    def read_geometry(self, config: Mapping[str, Any], where: object) -> mtp.MtpGeometry:
         keys = ConfigReader(config, where)
         part, rest = mtp.rotated_part(keys, 0.5)
         common = mtp.read_mtp(rest, where, self.name, several=True)
-        return mtp.MtpGroupedGeometry(
+        return mtp.MtpGeometry(
             **common,
-            **mtp.read_rotated(keys, common, part),
+            attention=read_heads(
+                keys,
+                common,
+                part,
+                input_bias=keys.flag("attention_bias", False),
+                qk_norm=keys.flag("use_qk_norm", False),
+            ),
             mixture=read_mixture(keys),
-            qkv_bias=keys.flag("attention_bias", False),
-            qk_norm=keys.flag("use_qk_norm", False),
         )
 
 

@@ -16,8 +16,8 @@ from typing_extensions import override
 from .. import engine_traits as traits
 from ..architectures import declared_architecture
 from ..config_reader import ConfigReader, Served
-from ..family import Dim, Family, TensorSpec, Weights
-from ..forward import Attend, ModulesForward, OnInput, gated_mlp
+from ..family import Family, TensorSpec
+from ..forward import Attend
 from ..geometry import RotatedGeometry, last_state
 from ..maths import Product, Tensor, embedding
 from ..passes import TextForward
@@ -36,11 +36,9 @@ def _biases_in_vllm(draft: traits.ServedDraft) -> traits.Biases:
 def _without_root(draft: traits.ServedDraft) -> traits.Finding | None:
     """VLLM looks for every name but the head's below "model."."""
     bare = sorted(name for name in draft.tensor_names if name.startswith(_BARE))
-    if not bare:
-        return None
-    name = bare[0].partition(".")[0]
-    text = f"ValueError: There is no module or parameter named '{name}'"
-    return traits.Finding("load", text, 'put "model." before the names of the tensors')
+    return (
+        traits.engine_error("language-model-root", name=bare[0].partition(".")[0]) if bare else None
+    )
 
 
 ENGINE_TRAITS = traits.EngineTraits(
@@ -71,13 +69,8 @@ ENGINE_TRAITS = traits.EngineTraits(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LanguageModelGeometry(RotatedGeometry):
-    """Config of a language model; queries, keys and values, or all of attention, are biased."""
+    """Config of a language model."""
 
-    num_key_value_heads: int
-    head_dim: int
-    input_bias: bool
-    output_bias: bool
-    qk_norm: bool
     tied: bool
 
     @property
@@ -86,16 +79,8 @@ class LanguageModelGeometry(RotatedGeometry):
         return False
 
 
-class LanguageModelForward(ModulesForward, TextForward):
-    """Layers: x + o(attention(norm x)), then the MLP alike."""
-
-    geometry: LanguageModelGeometry
-
-    def __init__(
-        self, geometry: LanguageModelGeometry, weights: Weights, on_input: OnInput
-    ) -> None:
-        super().__init__(geometry, weights, on_input)
-        self.attention = decoder.LlamaAttention(geometry)
+class LanguageModelForward(decoder.LayersForward, TextForward):
+    """The layers of a language model, over the embedding."""
 
     @override
     def products(self, hidden: Tensor) -> Sequence[Product]:
@@ -109,12 +94,7 @@ class LanguageModelForward(ModulesForward, TextForward):
         dtype = self.weights["layers.0.post_attention_layernorm.weight"].dtype  # that of the norms
         x = embedding(token_ids, self.weights["embed_tokens.weight"], dtype)
         for layer in range(self.geometry.num_layers):
-            prefix = f"layers.{layer}."
-            y = self.norm(f"{prefix}input_layernorm", x)
-            attention = f"{prefix}self_attn."
-            r = x + self.attention.output(layer, attention, y, positions, attend, self)
-            z = self.norm(f"{prefix}post_attention_layernorm", r)
-            x = r + gated_mlp(f"{prefix}mlp.", z, self)
+            x = self.layer(layer, x, positions, attend)
         return x
 
 
@@ -147,6 +127,7 @@ class LanguageModel(Family):
     served_root = "draft_model."
     shared_tables = ()  # a whole model has its own
     makes_features = ()
+    maths = LanguageModelForward
     relatives: Mapping[str, str] = {
         "markov": "DSpark",
         "candidate_selector": "DFlash2",
@@ -172,29 +153,22 @@ class LanguageModel(Family):
         keys = ConfigReader(config, where)
         keys.refuse_others(_SERVED)
         biased = keys.flag("attention_bias", False)
-        if biased and layers == "Qwen3":
-            raise keys.refused(
-                "attention_bias: expected false, got true: vLLM 0.33 gives o_proj of such a layer"
-                " no bias, Transformers does",
-                fix="this draft cannot be served as it was trained",
-            )
-        qkv = keys.flag("qkv_bias", layers == "Qwen2" or biased)
+        keys.check(not (biased and layers == "Qwen3"), "language-model-biases")
         sizes = decoder.read_sizes(keys)
-        own = decoder.read_heads(keys, sizes)
-        hidden, heads = sizes["hidden_size"], sizes["num_attention_heads"]
-        head_dim = own["head_dim"]
-        if layers == "Qwen2" and head_dim * heads != hidden:
-            raise keys.refused(
-                f"head_dim: expected hidden_size / num_attention_heads = {hidden // heads} of such"
-                f" layers, got {head_dim}: vLLM 0.33 does not read the key, SGLang 0.5.23 does",
-                fix="correct 'head_dim', or 'architectures': no width suits both",
-            )
-        return LanguageModelGeometry(
-            **last_state(sizes),
-            **own,
-            input_bias=qkv,
+        attention = decoder.read_heads(
+            keys,
+            sizes,
+            input_bias=keys.flag("qkv_bias", layers == "Qwen2" or biased),
             output_bias=biased and layers == "Llama",
             qk_norm=layers == "Qwen3",
+        )
+        hidden, heads = sizes["hidden_size"], sizes["num_attention_heads"]
+        width, whole = attention.head_dim, attention.head_dim * heads == hidden
+        fits = whole or layers != "Qwen2"
+        keys.check(fits, "language-model-heads", width=hidden // heads, got=width)
+        return LanguageModelGeometry(
+            **last_state(sizes),
+            attention=attention,
             tied=keys.flag("tie_word_embeddings", False),
         )
 
@@ -202,32 +176,16 @@ class LanguageModel(Family):
     def tensor_specs(self, geometry: Any) -> Mapping[str, TensorSpec]:
         # A tied model may store its head again, no other lacks it.
         g: LanguageModelGeometry = geometry
-        hidden, vocab = Dim(g.hidden_size, "hidden_size"), Dim(g.vocab_size, "vocab_size")
-        inner = Dim(g.intermediate_size, "intermediate_size")
+        hidden, vocab = decoder.dims(g, "hidden_size", "vocab_size")
+        head = TensorSpec(role="head", shape=(vocab, hidden), optional=g.tied, tied=g.tied)
         table = {
             "embed_tokens.weight": TensorSpec(role="embedding", shape=(vocab, hidden)),
             "norm.weight": TensorSpec(role="norm", shape=(hidden,)),
+            "lm_head.weight": head,
         }
-        head = TensorSpec(role="head", shape=(vocab, hidden), optional=g.tied, tied=g.tied)
-        table["lm_head.weight"] = head
-        linears = decoder.grouped_shapes(g, hidden)
-        modules = (
-            linears | decoder.mlp_shapes("mlp.", inner, hidden) | decoder.layer_norm_shapes(hidden)
-        )
-        shapes = decoder.weight_names(modules)
-        if g.input_bias:
-            shapes |= decoder.input_bias_shapes(linears)
-        if g.output_bias:
-            shapes["self_attn.o_proj.bias"] = ("norm", (hidden,))
-        if g.qk_norm:
-            shapes |= decoder.weight_names(decoder.head_norm_shapes(g))
         for i in range(g.num_layers):
-            table |= decoder.layer_specs(i, shapes)
+            table |= decoder.layer_specs(g, i)
         return table
-
-    @override
-    def forward(self, geometry: Any, weights: Weights, on_input: OnInput) -> LanguageModelForward:
-        return LanguageModelForward(geometry, weights, on_input)
 
 
 FAMILY = LanguageModel()

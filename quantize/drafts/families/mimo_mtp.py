@@ -12,8 +12,9 @@ from typing import Any
 from typing_extensions import override
 
 from ..config_reader import ConfigReader
-from ..engine_traits import INVALID, Finding, MtpLayer, ServedDraft
+from ..engine_traits import Finding, MtpLayer, ServedDraft, engine_error
 from ..shared import mtp
+from ..shared.layers import read_heads
 
 
 def _in_vllm(draft: ServedDraft) -> Finding | None:
@@ -21,17 +22,9 @@ def _in_vllm(draft: ServedDraft) -> Finding | None:
         draft.config.get(key) for key in ("hidden_size", "num_attention_heads", "head_dim")
     )
     if type(hidden) is type(heads) is type(size) is int and heads and hidden // heads != size:
-        text = f"RuntimeError: start (0) + length exceeds dimension size: {hidden} / {heads} heads"
-        return Finding("load", text, "serve it with SGLang: vLLM does not read head_dim here")
-    if draft.config.get("model_type") != "mimo" or "auto_map" in draft.config:
-        return None
-    text = (
-        "The checkpoint you are trying to load has model type `mimo` but Transformers does not"
-        " recognize this architecture."
-    )
-    return Finding(
-        "config", INVALID.format(text), "set model_type to qwen2, whose layers these are"
-    )
+        return engine_error("mimo-heads", hidden=hidden, heads=heads)
+    known = draft.config.get("model_type") != "mimo" or "auto_map" in draft.config
+    return None if known else engine_error("mimo-model-type")
 
 
 ENGINE_TRAITS = mtp.mtp_traits(
@@ -53,7 +46,7 @@ ENGINE_TRAITS = mtp.mtp_traits(
 )
 
 
-class MimoMtp(mtp.GroupedMtp):
+class MimoMtp(mtp.Mtp):
     """MiMo's layer; embedding and head are the target's."""
 
     name = "mimo-mtp"
@@ -70,17 +63,12 @@ class MimoMtp(mtp.GroupedMtp):
     feeds_back_normed = True
 
     @override
-    def read_geometry(self, config: Mapping[str, Any], where: object) -> mtp.MtpGroupedGeometry:
+    def read_geometry(self, config: Mapping[str, Any], where: object) -> mtp.MtpGeometry:
         keys = ConfigReader(config, where)
-        if keys.flag("use_sliding_window", False):
-            raise keys.refused(
-                "use_sliding_window: expected false, got true",
-                fix=f"a draft of {self.name} with a sliding window cannot be replayed",
-            )
+        keys.check(not keys.flag("use_sliding_window", False), "mtp-sliding", family=self.name)
         common = mtp.read_mtp(config, where, self.name)
         # Biases whatever attention_bias says: `qwen2.py` builds it so.
-        own = mtp.read_rotated(keys, common)
-        return mtp.MtpGroupedGeometry(**common, **own, qkv_bias=True, qk_norm=False)
+        return mtp.MtpGeometry(**common, attention=read_heads(keys, common, input_bias=True))
 
 
 FAMILY = MimoMtp()

@@ -20,13 +20,13 @@ from typing_extensions import override
 from ....recipes.errors import short
 from ..architectures import declared_architecture
 from ..config_reader import ConfigReader, Served
-from ..engine_traits import Finding, MtpLayer, ServedDraft
+from ..engine_traits import Finding, MtpLayer, ServedDraft, engine_error
 from ..family import SpeculatorsForm
 from ..shared import mtp
+from ..shared.layers import read_heads
 from ..shared.mixture import is_expert, read_qwen_mixture
 
 _NEXT = "Qwen3NextForCausalLM"
-_EXPERTS_WANTED = "engines serve layers of Qwen3-Next with experts alone"
 _LAYER = "mtp.layers."
 _OTHER_FORMAT = (
     "use another format: SGLang builds this layer in BF16 where ModelOpt's NVFP4 is declared"
@@ -40,26 +40,16 @@ def _is_dense(draft: ServedDraft) -> bool:
 
 
 def _in_vllm(draft: ServedDraft) -> Finding | None:
-    if not _is_dense(draft):
-        return None
-    text = "RuntimeError: No Qwen3Next layer found in the model.layers."
-    return Finding("init", text, _EXPERTS_WANTED)
+    return engine_error("qwen3-next-dense") if _is_dense(draft) else None
 
 
 def _in_sglang(draft: ServedDraft) -> Finding | None:
     if _is_dense(draft):
         if draft.config.get("num_experts"):
-            unsure = "Loading a layer of Qwen3-Next without experts was never executed"
-            return Finding("unknown", unsure, _EXPERTS_WANTED)
-        told = f"ValueError: Tensor parallel size {draft.tp} is greater than the number of"
-        return Finding("init", f"{told} experts 0.", _EXPERTS_WANTED)
+            return engine_error("qwen3-next-sglang-unsure")
+        return engine_error("qwen3-next-sglang-dense", tp=draft.tp)
     if _floats_in_sglang(draft) and any(n.endswith("weight_scale_2") for n in draft.tensor_names):
-        return Finding(
-            "load",
-            "AssertionError: sglang/srt/layers/linear.py:894: assert param_data.shape =="
-            " loaded_weight.shape",
-            _OTHER_FORMAT,
-        )
+        return engine_error("qwen3-next-sglang-nvfp4")
     return None
 
 
@@ -131,17 +121,10 @@ _MTP_LAYERS = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 def _spelled(keys: ConfigReader, layers: ConfigReader) -> dict[str, Any]:
     """Source: `convert/mtp/converter.py`, whose names `Qwen3NextMtp` knows."""
     count = keys.positive("num_nextn_predict_layers", 1)
-    if count != 1:
-        raise keys.refused(
-            f"num_nextn_predict_layers: expected 1, got {count}: the package trains one layer",
-            fix="correct 'num_nextn_predict_layers'",
-        )
-    model_type = layers.config.get("model_type")
-    if model_type not in _MTP_LAYERS:
-        raise layers.refused(
-            f"model_type: expected {' or '.join(map(repr, _MTP_LAYERS))}, got {short(model_type)}",
-            fix="no engine has an MTP layer of another kind in this layout",
-        )
+    keys.check(count == 1, "speculators-mtp-layers", got=count)
+    model_type, known = layers.config.get("model_type"), " or ".join(map(repr, _MTP_LAYERS))
+    fits = model_type in _MTP_LAYERS
+    layers.check(fits, "speculators-mtp-type", known=known, got=short(model_type))
     return {"architectures": ["Qwen3NextMTP"], "mtp_num_hidden_layers": count}
 
 
@@ -157,7 +140,7 @@ _SPECFORGE = "Qwen3_5MTPDraftModel"
 _MULTIMODAL = "model.language_model.embed_tokens."
 
 
-class Qwen3NextMtp(mtp.GroupedMtp):
+class Qwen3NextMtp(mtp.Mtp):
     """Qwen's layer; embedding and head are the target's."""
 
     name = "qwen3-next-mtp"
@@ -199,7 +182,7 @@ class Qwen3NextMtp(mtp.GroupedMtp):
         return super().canonical_name(name)
 
     @override
-    def read_geometry(self, config: Mapping[str, Any], where: object) -> mtp.MtpGroupedGeometry:
+    def read_geometry(self, config: Mapping[str, Any], where: object) -> mtp.MtpGeometry:
         keys = ConfigReader(config, where)
         if config.get("text_config") is not None:
             keys = keys.section("text_config")
@@ -212,13 +195,10 @@ class Qwen3NextMtp(mtp.GroupedMtp):
         if mixture is not None:
             rest.setdefault("intermediate_size", mixture.width)  # of no module
         common = mtp.read_mtp(rest, keys.where, self.name)
-        return mtp.MtpGroupedGeometry(
+        return mtp.MtpGeometry(
             **common,
-            **mtp.read_rotated(keys, common, part),
+            attention=read_heads(keys, common, part, qk_norm=True, gate="elements"),
             mixture=mixture,
-            qkv_bias=False,
-            qk_norm=True,
-            gate="elements",
         )
 
 

@@ -17,25 +17,17 @@ from typing import Any
 
 from typing_extensions import override
 
-from ....recipes.errors import CheckpointError
-from ..config_reader import ConfigReader
-from ..engine_traits import Finding, MtpLayer, ServedDraft
-from ..family import Dim, TensorSpec, Weights
+from ..config_reader import ConfigReader, refusal
+from ..engine_traits import Finding, MtpLayer, ServedDraft, engine_error
+from ..family import TensorSpec, Weights
 from ..forward import DraftForward, OnInput
-from ..shared.layers import Shapes
-from ..shared.mtp import NO_PARAMETER, GroupedMtp, MtpGroupedGeometry, mtp_traits, read_mtp
-
-_ABSENT = (
-    "RuntimeError: Some parameters like {name} are not in the checkpoint and will falsely use"
-    " random initialization"
-)
+from ..geometry import GroupedAttention
+from ..shared.mtp import NO_PARAMETER, Mtp, MtpGeometry, mtp_traits, read_mtp
 
 
 def _in_vllm(draft: ServedDraft) -> Finding | None:
-    if any(name.endswith("embed_tokens.weight") for name in draft.tensor_names):
-        return None
-    text = _ABSENT.format(name="model.embed_tokens.weight")
-    return Finding("load", text, "add the target's embedding to the folder")
+    there = any(name.endswith("embed_tokens.weight") for name in draft.tensor_names)
+    return None if there else engine_error("step-absent")
 
 
 def _declared(draft: ServedDraft) -> Finding | None:
@@ -46,12 +38,9 @@ def _declared(draft: ServedDraft) -> Finding | None:
     """
     if draft.method != "compressed-tensors":
         return None
-    first = draft.config.get("num_hidden_layers", 0)
-    name = f"model.layers.{first}.mtp_block.self_attn.attn.k_zero_point"
-    return Finding("load", _ABSENT.format(name=name), "use Quark's layout, whose folder loads")
+    return engine_error("step-cache", first=draft.config.get("num_hidden_layers", 0))
 
 
-_UNSURE = "SGLang reads this config.json only with the code of its own that it names"
 _TRAITS = mtp_traits(
     frozenset({"Step3p5ForCausalLM"}),
     vllm=MtpLayer(
@@ -67,14 +56,14 @@ _TRAITS = mtp_traits(
         prefix="model.mtp_block.",
         no_parameter=NO_PARAMETER,
         own_heads="model.shared_head.head",
-        misconfigured=lambda _draft: Finding("unknown", _UNSURE, "try it"),
+        misconfigured=lambda _draft: engine_error("step-sglang"),
     ),
 )
 ENGINE_TRAITS = replace(_TRAITS, more_types_than_layers=frozenset({"step3p5"}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MtpStepGeometry(MtpGroupedGeometry):
+class MtpStepGeometry(MtpGeometry):
     """Modules that read what the target's last layer gave before the final norm."""
 
     target_layers: int
@@ -95,7 +84,7 @@ _EPSILON = 1e-5
 """Where config.json has no rms_norm_eps: SGLang `configs/step3p5.py`, transformers' config."""
 
 
-class Step3p5Mtp(GroupedMtp):
+class Step3p5Mtp(Mtp):
     """Step's modules; the embedding is the target's."""
 
     name = "step3p5-mtp"
@@ -140,11 +129,8 @@ class Step3p5Mtp(GroupedMtp):
         if isinstance(types, list) and isinstance(own, list):  # as transformers 5 writes them
             types = [*types, *own]
         kind = _same_in_all(keys, types, number, count, "layer_types")
-        if kind not in (_SLIDING, _FULL):
-            raise keys.refused(
-                f"layer_types: expected {_SLIDING!r} or {_FULL!r}, got {kind!r}",
-                fix="no engine serves other attention in these modules",
-            )
+        fits = kind in (_SLIDING, _FULL)
+        keys.check(fits, "step-attention", sliding=_SLIDING, full=_FULL, got=kind)
         _refuse_others(keys, number, count)
         part = _same_in_all(keys, config.get("partial_rotary_factors"), number, count,
                             "partial_rotary_factors")  # fmt: skip
@@ -164,21 +150,16 @@ class Step3p5Mtp(GroupedMtp):
         return MtpStepGeometry(
             **common | {"aux_layer_ids": (number - 1,)},
             target_layers=number,
-            num_key_value_heads=keys.positive("num_attention_groups"),
-            head_dim=head_dim,
-            qkv_bias=keys.flag("attention_bias", False),
-            qk_norm=True,
-            rotary_dim=_rotary_dim(keys, part, head_dim),
-            gate="heads",
+            attention=GroupedAttention(
+                num_key_value_heads=keys.positive("num_attention_groups"),
+                head_dim=head_dim,
+                rotary_dim=_rotary_dim(keys, part, head_dim),
+                qk_norm=True,
+                input_bias=keys.flag("attention_bias", False),
+                gate="heads",
+            ),
             window=keys.positive("sliding_window") if kind == _SLIDING else None,
         )
-
-    @override
-    def attention_shapes(self, geometry: MtpGroupedGeometry) -> Shapes:
-        heads = Dim(geometry.num_attention_heads, "num_attention_heads")
-        hidden = Dim(geometry.hidden_size, "hidden_size")
-        gate: Shapes = {"self_attn.g_proj.weight": ("router", (heads, hidden))}
-        return super().attention_shapes(geometry) | gate
 
     @override
     def tensor_specs(self, geometry: Any) -> Mapping[str, TensorSpec]:
@@ -194,11 +175,7 @@ class Step3p5Mtp(GroupedMtp):
     @override
     def forward(self, geometry: Any, weights: Weights, on_input: OnInput) -> DraftForward:
         if geometry.num_layers == 1:
-            raise CheckpointError(
-                "num_nextn_predict_layers",
-                f"1: of {self.name} only drafts of several modules can be replayed",
-                fix="replay the modules that the target was released with",
-            )
+            raise refusal("num_nextn_predict_layers", "step-alone", family=self.name)
         return super().forward(geometry, weights, on_input)
 
 
@@ -206,17 +183,11 @@ def _same_in_all(keys: ConfigReader, values: Any, number: int, count: int, key: 
     """The one value that all modules have in a list over layers."""
     if values is None:
         return None
-    if not isinstance(values, list) or len(values) < number + count:
-        raise keys.refused(
-            f"{key}: expected a list over {number} layers of the target and {count} of the draft",
-            fix=f"correct {key!r}, num_hidden_layers or num_nextn_predict_layers",
-        )
-    first, *others = values[number : number + count]
-    if any(other != first or type(other) is not type(first) for other in others):
-        raise keys.refused(
-            f"{key}: expected the same of all modules, got {values[number : number + count]}",
-            fix="modules that differ in kind are not supported",
-        )
+    whole = isinstance(values, list) and len(values) >= number + count
+    keys.check(whole, "step-list", key=key, number=number, count=count)
+    first, *others = own = values[number : number + count]
+    same = all(other == first and type(other) is type(first) for other in others)
+    keys.check(same, "step-same", key=key, got=own)
     return first
 
 
@@ -237,12 +208,7 @@ def _refuse_others(keys: ConfigReader, number: int, count: int) -> None:
         "use_head_wise_attn_gate": keys.config.get("use_head_wise_attn_gate") is not True,
     }
     for key, found in refused.items():
-        if found:
-            raise keys.refused(
-                f"{key}: asks of the layers {own.start} to {own.stop - 1} what the released"
-                " modules have not: rope, a gate of each head and a dense MLP without a limit",
-                fix="such a draft cannot be quantized or replayed: no family has these maths",
-            )
+        keys.check(not found, "step-others", key=key, first=own.start, last=own.stop - 1)
 
 
 def _heads(keys: ConfigReader, kind: str) -> int:
@@ -258,11 +224,7 @@ def _heads(keys: ConfigReader, kind: str) -> int:
 
 def _rotary_dim(keys: ConfigReader, part: Any, head_dim: int) -> int:
     """Rotated elements of a head: all or half of them, `step3p5.py:263`."""
-    if part not in (None, 0.5, 1):
-        raise keys.refused(
-            f"partial_rotary_factors: expected 0.5 or 1, got {part!r}",
-            fix="engines serve no other: correct 'partial_rotary_factors'",
-        )
+    keys.check(part in (None, 0.5, 1), "step-rotary-part", got=part)
     return head_dim // 2 if part == 0.5 else head_dim
 
 

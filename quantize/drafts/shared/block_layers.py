@@ -11,11 +11,11 @@ from typing_extensions import override
 
 from ....recipes.errors import CheckpointError, short
 from ..family import Weights
-from ..forward import Attend, ModulesForward, OnInput, gated_mlp
+from ..forward import Attend, OnInput
 from ..geometry import RotatedGeometry, TokenLimit, needed_mask
-from ..maths import Tensor, embedding, rotate, torch
+from ..maths import Tensor, embedding, torch
 from ..passes import BlockForward
-from ..rope import check_replayed
+from .layers import LayersForward, LlamaAttention
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +31,6 @@ class DFlashGeometry(RotatedGeometry):
             first; else it predicts the one in its own place, and the anchor's predicts nothing.
     """
 
-    num_key_value_heads: int
-    head_dim: int
     aux_layer_ids: tuple[int, ...]
     block_size: int  # pyright: ignore[reportGeneralTypeIssues]  # it must be given here
     layer_types: tuple[str, ...] | None
@@ -70,20 +68,21 @@ class DFlashGeometry(RotatedGeometry):
         return self.is_sliding(layer) if self.causal is None else self.causal
 
 
-class DFlashForward(ModulesForward, BlockForward):
+class DFlashForward(LayersForward, BlockForward):
     """One DFlash draft.
 
     A block is [anchor, mask x K] at positions n .. n + K, without its last mask where the anchor's
     slot proposes the first token; the context are the positions before n.
     Every layer projects the same fused rows to its context keys and values, without its
-    input_layernorm, with the very linears that project the block: quantized ones read both.
+    input_layernorm, with the very linears that project the block: quantized ones read both. Both
+    engines write a block's own keys before they attend, as they do those of the context.
     """
 
     geometry: DFlashGeometry
+    attention: LlamaAttention
 
     def __init__(self, geometry: DFlashGeometry, weights: Weights, on_input: OnInput) -> None:
         super().__init__(geometry, weights, on_input)
-        self.rope = check_replayed(geometry.rope)
         self.mask_token_id = needed_mask(geometry)
 
     @override
@@ -93,7 +92,7 @@ class DFlashForward(ModulesForward, BlockForward):
 
     @override
     def context(self, layer: int, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        return self._keys_values(f"layers.{layer}.self_attn.", rows, positions)
+        return self.attention.keys_values(layer, rows, positions, self)
 
     @override
     def block(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
@@ -102,10 +101,7 @@ class DFlashForward(ModulesForward, BlockForward):
         slots = positions[:, None] + torch.arange(given.shape[1], device=positions.device)
         x = self._embed(torch.cat((token_ids[:, :1], masks), dim=1))
         for layer in range(self.geometry.num_layers):
-            prefix = f"layers.{layer}."
-            y = self.norm(prefix + "input_layernorm", x)
-            r = x + self._attention(layer, y, slots, attend)
-            x = r + self._mlp(layer, self.norm(prefix + "post_attention_layernorm", r))
+            x = self.layer(layer, x, slots, attend)
         return self.proposing(x, token_ids)
 
     def proposing(self, x: Tensor, token_ids: Tensor) -> Tensor:
@@ -130,32 +126,6 @@ class DFlashForward(ModulesForward, BlockForward):
             return embedded
         is_mask = (token_ids == self.mask_token_id)[..., None]
         return torch.where(is_mask, self.weights["mask_embedding"], embedded)
-
-    def _attention(self, layer: int, y: Tensor, slots: Tensor, attend: Attend) -> Tensor:
-        prefix = f"layers.{layer}.self_attn."
-        q = self._normed_heads(prefix, "q", y, slots)
-        k, v = self._keys_values(prefix, y, slots)
-        mixed = attend(layer, q, k, v, self.geometry.head_dim**-0.5).transpose(1, 2).flatten(2)
-        return self.linear(prefix + "o_proj", mixed)
-
-    def _mlp(self, layer: int, z: Tensor) -> Tensor:
-        return gated_mlp(f"layers.{layer}.mlp.", z, self)
-
-    def _keys_values(self, attention: str, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """[B, T, W] -> rotate(k_norm(k_proj x)) and v_proj x, each [B, KV, T, D], as cached.
-
-        Both engines write a block's own keys before they attend, as they do those of the context.
-        """
-        keys = self._normed_heads(attention, "k", x, positions)
-        return self.cached(attention, keys, self._heads(attention + "v_proj", x).transpose(1, 2))
-
-    def _normed_heads(self, attention: str, name: str, x: Tensor, positions: Tensor) -> Tensor:
-        heads = self.norm(f"{attention}{name}_norm", self._heads(f"{attention}{name}_proj", x))
-        return rotate(heads.transpose(1, 2), positions, self.rope)
-
-    def _heads(self, name: str, x: Tensor) -> Tensor:
-        """[B, T, W] -> [B, T, H, D]."""
-        return self.linear(name, x).view(*x.shape[:-1], -1, self.geometry.head_dim)
 
 
 _MOST_BYTES = 16 * 2**20  # one vector has 100 kB

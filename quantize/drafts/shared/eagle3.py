@@ -5,7 +5,6 @@ Sources: SpecForge and TorchSpec exports, SpecForge `llama3_eagle.py`; `llama_ea
 """
 
 import re
-from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,8 +12,8 @@ from typing import Any
 from typing_extensions import override
 
 from ..config_reader import ConfigReader, read_aux_layer_ids, reads_aux_layers
-from ..family import Concat, Dim, Draft, Family, Lint, TensorSpec, Weights, told
-from ..forward import Attend, ModulesForward, OnInput, gated_mlp
+from ..family import Concat, Dim, Draft, Family, Lint, TensorSpec, told
+from ..forward import Attend
 from ..geometry import RotatedGeometry
 from ..maths import Tensor, embedding, torch
 from ..passes import ChainForward
@@ -23,17 +22,34 @@ from . import layers as decoder
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Eagle3Geometry(RotatedGeometry):
-    """Config of an EAGLE-3 draft, whatever its attention."""
+    """Config of an EAGLE-3 draft, whatever its attention.
+
+    Attributes:
+        parallel: P-EAGLE: all tokens of a step are drafted in one pass, those after the first from
+            mask tokens beside a trained mask_hidden.
+        windows: positions that a query of each layer sees, as vLLM serves it; None = all.
+    """
 
     norm_before_residual: bool
     norm_before_fc: bool
     fc_norm: bool
     norm_output: bool
+    parallel: bool = False
+    windows: tuple[int | None, ...] = ()
+
+    @override
+    def window_of(self, layer: int) -> int | None:
+        return self.windows[layer] if self.windows else None
 
 
 def eagle3(draft: Draft) -> Eagle3Geometry | None:
     """The geometry of an EAGLE-3 draft, None for drafts of other kinds."""
     return draft.geometry if isinstance(draft.geometry, Eagle3Geometry) else None
+
+
+def _own(draft: Draft) -> Eagle3Geometry:
+    assert isinstance(draft.geometry, Eagle3Geometry)
+    return draft.geometry
 
 
 def norm_before_residual(draft: Draft) -> Iterator[Lint]:
@@ -42,46 +58,78 @@ def norm_before_residual(draft: Draft) -> Iterator[Lint]:
     Source: vLLM 0.33 `speculators/algos.py` (missing means true), speculators `eagle3/config.py`
     (missing means false); SGLang 0.5.23 `llama_eagle3.py` and TensorRT-LLM have no such option.
     """
-    geometry = eagle3(draft)
-    if geometry is None:
-        return
     missing = draft.checkpoint.config.get("norm_before_residual") is None
     if draft.in_speculators_layout and missing:
         yield told("norm-before-residual-missing")
-    elif geometry.norm_before_residual:
+    elif _own(draft).norm_before_residual:
         yield told("norm-before-residual")
 
 
 def norm_before_fc(draft: Draft) -> Iterator[Lint]:
     """Source: loaded in vLLM 0.33 (input_norm refused); SGLang 0.5.23 `kimi_k25_eagle3.py`."""
-    geometry = eagle3(draft)
-    if geometry is not None and geometry.norm_before_fc and draft.is_mla:
+    if _own(draft).norm_before_fc and draft.is_mla:
         yield told("mla-norm-before-fc")
 
 
 def norm_output(draft: Draft) -> Iterator[Lint]:
     """Source: SpecForge @a6b6b02 `llama3_eagle.py`, corrected by its PR 879; vLLM, SGLang."""
-    geometry = eagle3(draft)
-    if geometry is None or not geometry.norm_output:
-        return
-    if draft.is_mla or draft.is_torchspec or draft.in_speculators_layout:
-        return
-    yield told("norm-output")
+    corrected = draft.is_mla or draft.is_torchspec or draft.in_speculators_layout
+    if _own(draft).norm_output and not corrected:
+        yield told("norm-output")
 
 
 def sliding(draft: Draft) -> Iterator[Lint]:
     """Source: vLLM 0.33 `llama.py:189-207`; SGLang 0.5.23 `llama.py:240` gives no window."""
-    geometry = eagle3(draft)
-    windows = map(geometry.window_of, range(geometry.num_layers)) if geometry else ()
-    window = next(filter(None, windows), None)
+    window = next(filter(None, _own(draft).windows), None)
     if window is not None:
         yield told("eagle3-sliding", window=window)
 
 
 def double_norm(draft: Draft) -> Iterator[Lint]:
     """Source: ModelOpt 0.44 and 0.47 `modeling_eagle.py`; executed for Llama layers."""
-    if eagle3(draft) is not None and draft.is_modelopt:
+    if draft.is_modelopt:
         yield told("modelopt-double-norm")
+
+
+class Eagle3Forward(decoder.LayersForward, ChainForward):
+    """One EAGLE-3 draft.
+
+    The hidden state fed into the next step is the residual stream before the final norm (after it
+    with `norm_output`, the EAGLE-3.1 option).
+    """
+
+    geometry: Eagle3Geometry
+
+    @override
+    def fuse(self, features: Tensor) -> Tensor:
+        # g_t = fc(features), input_norm or one fc_norm per target layer before it if asked. A draft
+        # without fc reads the target's last hidden state as it is.
+        if not self.geometry.fuses:
+            return features
+        if self.geometry.norm_before_fc:
+            features = self.norm("input_norm", features)
+        if self.geometry.fc_norm:
+            chunks = features.chunk(self.geometry.num_aux_layers, dim=-1)
+            normed = [self.norm(f"fc_norm.{i}", chunk) for i, chunk in enumerate(chunks)]
+            features = torch.cat(normed, dim=-1)
+        return self.linear("fc", features)
+
+    @override
+    def step(self, token_ids: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        # Layer 0 reads [norm(embedding); norm(hidden)].
+        embedded = embedding(token_ids, self.weights["embed_tokens.weight"], hidden.dtype)
+        e = self.norm("layers.0.input_layernorm", embedded)
+        u = self.norm("layers.0.hidden_norm", hidden)
+        x = u if self.geometry.norm_before_residual else hidden
+        x = self.layer(0, x, positions, attend, normed=torch.cat((e, u), dim=-1))
+        for layer in range(1, self.geometry.num_layers):
+            x = self.layer(layer, x, positions, attend)
+        return self.norm("norm", x) if self.geometry.norm_output else x
+
+    @override
+    def head_input(self, hidden: Tensor) -> Tensor:
+        normed = hidden if self.geometry.norm_output else self.norm("norm", hidden)
+        return self.on_input("lm_head", normed)
 
 
 _LATER_HIDDEN_NORM = re.compile(r"layers\.([1-9]\d*)\.hidden_norm\.")
@@ -103,6 +151,7 @@ class Eagle3(Family):
     served_unquantized = ("embed_tokens", "fc", "lm_head")
     makes_features = ("fc.", "fc_norm.", "input_norm.")
     whole_vocabulary = None
+    maths: type[Eagle3Forward] = Eagle3Forward
     misnamed: Mapping[str, tuple[str, str]] = {
         # `hf_config_override` of vLLM 0.33 leaves kimi_k2 alone.
         "deepseek_v3": ("model-type-deepseek", "kimi_k2")
@@ -119,57 +168,37 @@ class Eagle3(Family):
         # SGLang calls the input norm of later layers hidden_norm.
         return _LATER_HIDDEN_NORM.sub(r"layers.\1.input_layernorm.", super().canonical_name(name))
 
-    @abstractmethod
-    def attention_shapes(self, geometry: Any, width: Dim) -> decoder.Shapes:
-        """The attention weights of a layer that reads rows of `width`."""
-
-    @abstractmethod
-    def attention(self, geometry: Any) -> decoder.Attention:
-        """That of the forward maths."""
-
     @override
     def tensor_specs(self, geometry: Any) -> Mapping[str, TensorSpec]:
-        g = geometry
-        hidden = Dim(g.hidden_size, "hidden_size")
-        features = Dim(
-            g.num_aux_layers * g.target_hidden_size, "target_hidden_size x aux layer ids"
-        )
+        g: Eagle3Geometry = geometry
+        hidden, chunk = decoder.dims(g, "hidden_size", "target_hidden_size")
+        features = Dim(g.num_aux_layers * chunk.size, "target_hidden_size x aux layer ids")
         norm = TensorSpec(role="norm", shape=(hidden,))
         table = decoder.vocabulary_specs(g, {"norm.weight": norm}, head_optional=True)
         if g.fuses:
             table["fc.weight"] = TensorSpec(role="fusion", shape=(hidden, features))
         if g.norm_before_fc:
             table["input_norm.weight"] = TensorSpec(role="norm", shape=(features,))
-        if g.fc_norm:
-            chunk = Dim(g.target_hidden_size, "target_hidden_size")
-            for i in range(g.num_aux_layers):
-                table[f"fc_norm.{i}.weight"] = TensorSpec(role="norm", shape=(chunk,))
+        for i in range(g.num_aux_layers if g.fc_norm else 0):
+            table[f"fc_norm.{i}.weight"] = TensorSpec(role="norm", shape=(chunk,))
         for i in range(g.num_layers):
-            table |= decoder.layer_specs(i, decoder.weight_names(self._layer_shapes(g, i)))
+            table |= decoder.layer_specs(g, i, width=self._concat_width(g) if i == 0 else hidden)
+        table["layers.0.hidden_norm.weight"] = norm
         return table
 
     @override
     def concat(self, geometry: Any) -> Concat:
         # Layer 0 reads [norm(embedding); norm(hidden)].
-        wide = Dim(2 * geometry.hidden_size, "2 x hidden_size")
-        shapes = self.attention_shapes(geometry, wide)
+        wide = self._concat_width(geometry)
+        shapes = decoder.attention_shapes(geometry, wide)
         linears = [name for name, (_, shape) in shapes.items() if shape[-1] is wide]
         return Concat(
             norm="layers.0.input_layernorm.weight",
-            linears=tuple(f"layers.0.{name}.weight" for name in linears),
+            linears=tuple(f"layers.0.{name}" for name in linears),
         )
 
-    @override
-    def forward(self, geometry: Any, weights: Weights, on_input: OnInput) -> ChainForward:
-        return Eagle3Forward(geometry, weights, on_input, self.attention(geometry))
-
-    def _layer_shapes(self, g: Eagle3Geometry, i: int) -> decoder.Shapes:
-        hidden = Dim(g.hidden_size, "hidden_size")
-        inner = Dim(g.intermediate_size, "intermediate_size")
-        wide = Dim(2 * g.hidden_size, "2 x hidden_size") if i == 0 else hidden
-        shapes = self.attention_shapes(g, wide) | decoder.mlp_shapes("mlp.", inner, hidden)
-        shapes |= decoder.layer_norm_shapes(hidden)
-        return shapes | ({"hidden_norm": ("norm", (hidden,))} if i == 0 else {})
+    def _concat_width(self, g: Eagle3Geometry) -> Dim:
+        return Dim(2 * g.hidden_size, "2 x hidden_size")
 
 
 def read_common(config: Mapping[str, Any], where: object, family: str) -> dict[str, Any]:
@@ -180,20 +209,11 @@ def read_common(config: Mapping[str, Any], where: object, family: str) -> dict[s
     target_hidden = keys.positive("target_hidden_size", hidden)
     fuses = reads_aux_layers(config, where)
     ids = read_aux_layer_ids(config, where).after if fuses else None
-    if not fuses and target_hidden != hidden:
-        raise keys.refused(
-            f"use_aux_hidden_state: false needs a target as wide as the draft: {target_hidden} is"
-            f" not {hidden}",
-            fix="correct 'use_aux_hidden_state' of eagle_config, or 'target_hidden_size'",
-        )
+    fits = fuses or target_hidden == hidden
+    keys.check(fits, "eagle3-without-fc", target=target_hidden, own=hidden)
     decoder.check_silu(keys, family)
     for biased in ("attention_bias", "mlp_bias"):
-        if keys.flag(biased, False):
-            raise keys.refused(
-                f"{biased}: expected false, got true: {family} linears have no bias",
-                fix="this draft cannot be quantized: its biases would be lost; as it is, check says"
-                " which engine serves it",
-            )
+        keys.check(not keys.flag(biased, False), "eagle3-biases", key=biased, family=family)
     return {
         **decoder.read_sizes(keys),
         "draft_vocab_size": keys.positive("draft_vocab_size", vocab),
@@ -207,65 +227,3 @@ def read_common(config: Mapping[str, Any], where: object, family: str) -> dict[s
         "fc_norm": fuses and keys.flag("fc_norm", False),
         "norm_output": keys.flag("norm_output", False),
     }
-
-
-class Eagle3Forward(ModulesForward, ChainForward):
-    """One EAGLE-3 draft.
-
-    The hidden state fed into the next step is the residual stream before the final norm (after it
-    with `norm_output`, the EAGLE-3.1 option).
-    """
-
-    geometry: Eagle3Geometry
-
-    def __init__(
-        self,
-        geometry: Eagle3Geometry,
-        weights: Weights,
-        on_input: OnInput,
-        attention: decoder.Attention,
-    ) -> None:
-        super().__init__(geometry, weights, on_input)
-        self.attention = attention
-
-    @override
-    def fuse(self, features: Tensor) -> Tensor:
-        # g_t = fc(features), input_norm or one fc_norm per target layer before it if asked. A draft
-        # without fc reads the target's last hidden state as it is.
-        if not self.geometry.fuses:
-            return features
-        if self.geometry.norm_before_fc:
-            features = self.norm("input_norm", features)
-        if self.geometry.fc_norm:
-            chunks = features.chunk(self.geometry.num_aux_layers, dim=-1)
-            normed = [self.norm(f"fc_norm.{i}", chunk) for i, chunk in enumerate(chunks)]
-            features = torch.cat(normed, dim=-1)
-        return self.linear("fc", features)
-
-    @override
-    def step(self, token_ids: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        x = hidden
-        for layer in range(self.geometry.num_layers):
-            prefix = f"layers.{layer}."
-            y, residual = self._layer_input(prefix, layer, token_ids, x)
-            attention = f"{prefix}self_attn."
-            r = residual + self.attention.output(layer, attention, y, positions, attend, self)
-            z = self.norm(prefix + "post_attention_layernorm", r)
-            x = r + gated_mlp(f"{prefix}mlp.", z, self)
-        return self.norm("norm", x) if self.geometry.norm_output else x
-
-    @override
-    def head_input(self, hidden: Tensor) -> Tensor:
-        normed = hidden if self.geometry.norm_output else self.norm("norm", hidden)
-        return self.on_input("lm_head", normed)
-
-    def _layer_input(
-        self, prefix: str, layer: int, token_ids: Tensor, x: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """(input of the attention, residual): layer 0 reads [norm(embedding); norm(hidden)]."""
-        if layer > 0:
-            return self.norm(prefix + "input_layernorm", x), x
-        embedded = embedding(token_ids, self.weights["embed_tokens.weight"], x.dtype)
-        e = self.norm(prefix + "input_layernorm", embedded)
-        u = self.norm(prefix + "hidden_norm", x)
-        return torch.cat((e, u), dim=-1), u if self.geometry.norm_before_residual else x

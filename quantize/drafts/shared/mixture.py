@@ -12,7 +12,7 @@ from ..config_reader import ConfigReader
 from ..family import Dim
 from ..forward import ModulesForward, gated_mlp
 from ..maths import Tensor, linear, torch
-from .layers import Shapes, mlp_shapes, weight_names
+from .layers import Shapes, mlp_shapes
 
 _EXPERT = re.compile(r"\.(experts\.\d+|shared_experts?)\.")
 _EPSILON = 1e-20
@@ -51,11 +51,8 @@ def read_mixture(keys: ConfigReader) -> Mixture:
     """A mixture as DeepSeek-V3 and GLM-4.x spell it."""
     config = keys.config
     for key, wanted in (("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")):
-        if config.get(key, wanted) != wanted:
-            raise keys.refused(
-                f"{key}: expected {wanted!r}, got {config[key]!r}",
-                fix="a layer with other routing cannot be replayed",
-            )
+        got = config.get(key, wanted)
+        keys.check(got == wanted, "mixture-routing", key=key, wanted=wanted, got=got)
     width = keys.positive("moe_intermediate_size")
     shared = config.get("n_shared_experts")
     found = Mixture(
@@ -71,16 +68,14 @@ def read_mixture(keys: ConfigReader) -> Mixture:
         scale=keys.number("routed_scaling_factor", 1.0),
     )
     in_group, rest = divmod(found.num_experts, found.num_groups)
-    if (
+    impossible = (
         rest
         or found.groups_per_token > found.num_groups
         or (found.per_token > in_group * found.groups_per_token)
-    ):
-        raise keys.refused(
-            f"{found.per_token} of {found.num_experts} experts cannot be chosen from"
-            f" {found.groups_per_token} of {found.num_groups} groups",
-            fix="correct num_experts_per_tok, n_routed_experts, n_group or topk_group",
-        )
+    )
+    chosen, opened = found.per_token, found.groups_per_token
+    facts = {"experts": found.num_experts, "groups": found.num_groups}
+    keys.check(not impossible, "mixture-groups", chosen=chosen, open=opened, **facts)
     return found
 
 
@@ -96,12 +91,8 @@ def read_qwen_mixture(keys: ConfigReader) -> Mixture:
         shared="shared_expert",
         gates_shared=True,
     )
-    if found.per_token > found.num_experts:
-        raise keys.refused(
-            f"num_experts_per_tok: expected at most num_experts, {found.num_experts}, got"
-            f" {found.per_token}",
-            fix="correct 'num_experts_per_tok' or 'num_experts'",
-        )
+    experts, chosen = found.num_experts, found.per_token
+    keys.check(chosen <= experts, "mixture-experts", experts=experts, chosen=chosen)
     return found
 
 
@@ -113,10 +104,10 @@ def mixture_shapes(mixture: Mixture, hidden: Dim) -> Shapes:
     if mixture.corrects:
         shapes["mlp.gate.e_score_correction_bias"] = ("router", (experts,))
     for i in range(mixture.num_experts):
-        shapes |= weight_names(mlp_shapes(f"mlp.experts.{i}.", inner, hidden))
+        shapes |= mlp_shapes(f"mlp.experts.{i}.", inner, hidden)
     if mixture.shared_width:
         shared = Dim(mixture.shared_width, "the width of the shared expert")
-        shapes |= weight_names(mlp_shapes(f"mlp.{mixture.shared}.", shared, hidden))
+        shapes |= mlp_shapes(f"mlp.{mixture.shared}.", shared, hidden)
     if mixture.gates_shared:
         shapes["mlp.shared_expert_gate.weight"] = ("router", (Dim(1, "one gate"), hidden))
     return shapes

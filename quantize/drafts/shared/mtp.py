@@ -15,10 +15,9 @@ was executed with the engines' own classes (`tests/engines/mtp.py`).
 
 import copy
 import re
-from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from typing_extensions import override
 
@@ -26,7 +25,7 @@ from ..architectures import MARKS
 from ..config_reader import ConfigReader
 from ..engine_traits import INPUTS, EngineTraits, InSglang, InVllm, MtpLayer
 from ..family import Dim, Family, TensorSpec, Weights
-from ..forward import Attend, DraftForward, ModulesForward, OnInput, gated_mlp
+from ..forward import Attend, DraftForward, OnInput
 from ..geometry import RotatedGeometry, TokenLimit, last_state
 from ..maths import Product, Tensor, embedding, linear, rms_norm, torch
 from ..passes import ChainForward, StagedForward
@@ -79,21 +78,6 @@ class MtpGeometry(RotatedGeometry):
     @override
     def token_limit(self) -> TokenLimit | None:
         return TokenLimit(self.num_modules, _WHY) if self.num_modules > 1 else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MtpGroupedGeometry(MtpGeometry):
-    """An MTP layer with grouped-query attention.
-
-    `qkv_bias`: q, k and v have biases, as in Qwen2. The others are as in `LlamaAttention`.
-    """
-
-    num_key_value_heads: int
-    head_dim: int
-    qkv_bias: bool
-    qk_norm: bool
-    rotary_dim: int
-    gate: Literal["elements", "heads"] | None = None
 
 
 AROUND_DEEPSEEKS: Mapping[str, str] = {
@@ -167,18 +151,10 @@ class Mtp(Family):
         names = set(canonical_names)
         return marks <= names and f"layers.0.{self.foreign}.weight" not in names
 
-    @abstractmethod
-    def attention_shapes(self, geometry: Any) -> decoder.Shapes:
-        """The tensors of the attention."""
-
-    @abstractmethod
-    def attention(self, geometry: Any) -> decoder.Attention:
-        """That of the forward maths."""
-
     @override
     def tensor_specs(self, geometry: Any) -> Mapping[str, TensorSpec]:
         g: MtpGeometry = geometry
-        hidden, vocab = Dim(g.hidden_size, "hidden_size"), Dim(g.vocab_size, "vocab_size")
+        hidden, vocab = decoder.dims(g, "hidden_size", "vocab_size")
         both = Dim(2 * g.hidden_size, "2 x hidden_size")
         norm = TensorSpec(role="norm", shape=(hidden,))
         around = {
@@ -189,19 +165,11 @@ class Mtp(Family):
             "state_norm": norm,
             "norm": norm,
         }
-        inner = Dim(g.intermediate_size, "intermediate_size")
-        mlp = (
-            decoder.weight_names(decoder.mlp_shapes("mlp.", inner, hidden))
-            if g.mixture is None
-            else mixture_shapes(g.mixture, hidden)
-        )
-        layer = (
-            decoder.weight_names(decoder.layer_norm_shapes(hidden)) | self.attention_shapes(g) | mlp
-        )
+        mlp = None if g.mixture is None else mixture_shapes(g.mixture, hidden)
         table: dict[str, TensorSpec] = {}
         for i in range(g.num_layers):
             table |= {f"{around_layer(i, name)}.weight": spec for name, spec in around.items()}
-            table |= decoder.layer_specs(i, layer)
+            table |= decoder.layer_specs(g, i, mlp=mlp)
         return table
 
     @override
@@ -213,29 +181,6 @@ class Mtp(Family):
         return modules[0] if len(modules) == 1 else MtpModules(modules)
 
 
-class GroupedMtp(Mtp):
-    """With grouped-query attention."""
-
-    @override
-    def attention_shapes(self, geometry: MtpGroupedGeometry) -> decoder.Shapes:
-        # With the biases, norms and gate that it has.
-        g, hidden = geometry, Dim(geometry.hidden_size, "hidden_size")
-        linears = decoder.grouped_shapes(g, hidden)
-        if g.gate == "elements":
-            both = Dim(2 * g.num_attention_heads * g.head_dim, "2 x num_attention_heads x head_dim")
-            linears["self_attn.q_proj"] = ("attention", (both, hidden))
-        shapes = decoder.weight_names(linears)
-        if g.qkv_bias:
-            shapes |= decoder.input_bias_shapes(linears)
-        if g.qk_norm:
-            shapes |= decoder.weight_names(decoder.head_norm_shapes(g))
-        return shapes
-
-    @override
-    def attention(self, geometry: MtpGroupedGeometry) -> decoder.LlamaAttention:
-        return decoder.LlamaAttention(geometry)
-
-
 def read_mtp(
     config: Mapping[str, Any], where: object, family: str, *, several: bool = False
 ) -> dict[str, Any]:
@@ -245,25 +190,11 @@ def read_mtp(
     """
     keys = ConfigReader(config, where)
     layers = config.get("num_nextn_predict_layers", 1)
-    if layers == 0 and type(layers) is int:
-        raise keys.refused(
-            "num_nextn_predict_layers: 0: this is a whole model without an MTP layer, and no draft",
-            fix="give a draft, or a target that has an MTP layer, with --subtree",
-        )
-    if type(layers) is not int or layers < 1 or (layers > 1 and not several):
-        raise keys.refused(
-            f"num_nextn_predict_layers: expected 1, got {layers!r}: engines serve {family} with one"
-            " layer, of which all draft tokens come",
-            fix="correct it to what is stored; several layers of this family no engine serves",
-        )
+    keys.check(layers != 0 or type(layers) is not int, "mtp-none")
+    counts = type(layers) is int and (layers == 1 or (layers > 1 and several))
+    keys.check(counts, "mtp-layers", got=layers, family=family)
     decoder.check_silu(keys, family)
     return last_state(decoder.read_sizes(keys, layers))
-
-
-def read_rotated(keys: ConfigReader, common: Mapping[str, Any], part: float = 1) -> dict[str, Any]:
-    """Sizes of grouped-query attention, a part of whose heads is rotated, beside `read_mtp`'s."""
-    heads = decoder.read_heads(keys, common)
-    return {**heads, "rotary_dim": int(heads["head_dim"] * part)}
 
 
 def rotated_part(keys: ConfigReader, default: float) -> tuple[float, dict[str, Any]]:
@@ -271,8 +202,7 @@ def rotated_part(keys: ConfigReader, default: float) -> tuple[float, dict[str, A
     key, spelled = "partial_rotary_factor", "rope_parameters"
     nested = keys.section(spelled)
     part = nested.number(key, keys.number(key, default))
-    if part > 1:
-        raise keys.refused(f"{key}: expected at most 1, got {part:g}", fix=f"correct {key!r}")
+    keys.check(part <= 1, "rotary-part", got=part)
     rest = {name: value for name, value in keys.config.items() if name != key}
     if keys.config.get(spelled) is not None:
         rest[spelled] = {n: v for n, v in nested.config.items() if n != key}
@@ -284,7 +214,7 @@ def around_layer(number: int, name: str) -> str:
     return f"modules.{number}.{name}" if number else name
 
 
-class MtpForward(ModulesForward, ChainForward):
+class MtpForward(decoder.LayersForward, ChainForward):
     """One MTP module; its rows are those of EAGLE-3."""
 
     geometry: MtpGeometry
@@ -294,23 +224,20 @@ class MtpForward(ModulesForward, ChainForward):
     ) -> None:
         super().__init__(geometry, weights, on_input)
         self.family = family
-        self.attention = family.attention(geometry)
         self.number = number
 
     @override
     def step(self, token_ids: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         r = self.linear(self._around("fc"), self._both(token_ids, hidden, positions))
-        prefix = f"layers.{self.number}."
-        a = self.norm(prefix + "input_layernorm", r)
-        r = r + self.attention.output(0, prefix + "self_attn.", a, positions, attend, self)
-        z = self.norm(prefix + "post_attention_layernorm", r)
-        mixture = self.geometry.mixture
-        x = r + (
-            gated_mlp(prefix + "mlp.", z, self)
-            if mixture is None
-            else mixture_mlp(mixture, prefix + "mlp.", z, self)
-        )
+        x = self.layer(self.number, r, positions, attend)
         return self.norm(self._around("norm"), x) if self.family.feeds_back_normed else x
+
+    @override
+    def mlp(self, number: int, z: Tensor) -> Tensor:
+        mixture = self.geometry.mixture
+        if mixture is None:
+            return super().mlp(number, z)
+        return mixture_mlp(mixture, f"layers.{number}.mlp.", z, self)
 
     @override
     def products(self, hidden: Tensor) -> Sequence[Product]:
