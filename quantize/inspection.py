@@ -106,12 +106,7 @@ class Inspection(Brief):
 
 
 def inspect_draft(reference: object, subtree: str | None, listener: Listener) -> Inspection:
-    """A draft as it is stored, quantized or not, whose tensors hold finite numbers.
-
-    Raises:
-        CheckpointError: the folder holds no draft, declares a quantization that is not understood,
-            or has a tensor with NaN or infinity.
-    """
+    """A draft as it is stored, quantized or not; CheckpointError where a tensor is not finite."""
     from .files.digests import check_finite, not_finite
 
     checkpoint = resolve_draft(str(reference), subtree).checkpoint()

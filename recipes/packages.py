@@ -1,5 +1,6 @@
 """Packages: names imported when asked for (PEP 562), versions, and what pip is asked for."""
 
+import functools
 import importlib
 import shlex
 import sys
@@ -40,6 +41,17 @@ def table_beside(module: str, name: str = "") -> dict[str, Any]:
 
     path = Path(module).with_suffix(".toml")
     return tomllib.loads((path.with_stem(name) if name else path).read_text(encoding="utf-8"))
+
+
+@functools.cache
+def _texts(module: str, table: str) -> Mapping[str, Mapping[str, str]]:
+    return table_beside(module, table)
+
+
+def said(module: str, table: str, row: str, facts: Mapping[str, object]) -> dict[str, str]:
+    """A row of texts of a table beside a module, with facts in the places that name them."""
+    texts = _texts(module, table)[row].items()
+    return {key: text.format_map(facts) for key, text in texts}
 
 
 def package_version(name: str) -> str:

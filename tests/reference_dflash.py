@@ -80,7 +80,7 @@ class ReferenceDFlash(nn.Module):
         cos, sin = self.rotary(rows, torch.arange(start, start + rows.shape[1])[None])
         for i, layer in enumerate(self.layers):
             attention = layer.self_attn
-            heads = (1, rows.shape[1], -1, self.geometry.head_dim)
+            heads = (1, rows.shape[1], -1, self.geometry.attention.head_dim)
             keys = attention.k_norm(attention.k_proj(rows).view(heads)).transpose(1, 2)
             values = attention.v_proj(rows).view(heads).transpose(1, 2)
             _, keys = apply_rotary_pos_emb(keys, keys, cos, sin)

@@ -4,11 +4,10 @@ import difflib
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Literal
 
 from ...recipes.errors import CheckpointError, short
-from ...recipes.packages import table_beside
+from ...recipes.packages import said, table_beside
 
 KNOWN = frozenset(table_beside(__file__)["keys"].split())
 _NEAR = 0.88
@@ -24,15 +23,10 @@ def with_text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**text, **config} if isinstance(text, Mapping) else config
 
 
-@cache
-def _refusals() -> Mapping[str, Mapping[str, str]]:
-    return table_beside(__file__, "refusals")
-
-
 def refusal(where: object, row: str, /, **facts: object) -> CheckpointError:
     """What is raised in the words of refusals.toml; `fix` is a fact where the row has none."""
-    said = {"fix": "{fix}", **_refusals()[row]}
-    return CheckpointError(where, said["what"].format(**facts), fix=said["fix"].format(**facts))
+    texts = {"fix": str(facts.get("fix")), **said(__file__, "refusals", row, facts)}
+    return CheckpointError(where, texts["what"], fix=texts["fix"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,11 +108,8 @@ def cache_sites(draft: Draft) -> tuple[CacheSite, ...]:
 def _site(draft: Draft, layer: int) -> CacheSite:
     keys = draft.row(f"layers.{layer}.self_attn.k_proj.weight")
     if keys is None:
-        raise PlanError(
-            draft.checkpoint.folder,
-            f"layer {layer} has no k_proj, so nothing is known of its KV cache",
-            fix="leave kv_cache out of the recipe",
-        )
+        what = f"layer {layer} has no k_proj, so nothing is known of its KV cache"
+        raise PlanError(draft.checkpoint.folder, what, fix="leave kv_cache out of the recipe")
     return CacheSite(
         layer=layer,
         keys=keys,

@@ -10,10 +10,9 @@ family: both agree but for the down-projections of MLA.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, Literal, NamedTuple
 
-from ...recipes.packages import table_beside
+from ...recipes.packages import said
 from .config_reader import KEY, SECTION
 
 
@@ -76,15 +75,9 @@ class Finding(NamedTuple):
     remedy: str
 
 
-@cache
-def _errors() -> Mapping[str, Mapping[str, str]]:
-    return table_beside(__file__, "engine_errors")
-
-
 def engine_error(row: str, /, **facts: object) -> Finding:
     """A finding in the words of engine_errors.toml, with what they quote of the draft."""
-    said = {name: text.format(**facts) for name, text in _errors()[row].items()}
-    return Finding(**said)  # type: ignore[arg-type]
+    return Finding(**said(__file__, "engine_errors", row, facts))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

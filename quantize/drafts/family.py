@@ -8,12 +8,11 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from ...recipes.packages import table_beside
+from ...recipes.packages import said
 from ...recipes.schema import SHARED_ROLES, Role
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
@@ -44,21 +43,10 @@ class Lint:
     fix: Mapping[str, Any] = field(default_factory=dict)
 
 
-@cache
-def _rows() -> Mapping[str, Mapping[str, str]]:
-    return table_beside(__file__, "lints")
-
-
 def told(row: str, fix: Mapping[str, Any] | None = None, /, **facts: object) -> Lint:
     """A lint in the words of lints.toml, with what they quote of the draft."""
-    said = _rows()[row]
-    return Lint(
-        name=said.get("name", row),
-        level="note" if said["level"] == "note" else "warning",
-        cause=said["cause"].format(**facts),
-        remedy=said["remedy"].format(**facts),
-        fix=fix or {},
-    )
+    texts = {"name": row, **said(__file__, "lints", row, facts)}
+    return Lint(**texts, fix=fix or {})  # type: ignore[arg-type]
 
 
 class SpeculatorsForm(NamedTuple):
@@ -112,6 +100,11 @@ class Row:
     def canonical_module(self) -> str:
         """Canonical name of the same."""
         return self.canonical.removesuffix(".weight")
+
+    @property
+    def leaf(self) -> str:
+        """Last part of that."""
+        return self.canonical_module.rpartition(".")[2]
 
 
 class Concat(NamedTuple):
@@ -312,12 +305,12 @@ def norms_before(draft: Draft, quantized: Collection[str]) -> tuple[Row, ...]:
 
 
 def _learns(norm: Row, draft: Draft, quantized: Collection[str]) -> bool:
-    layer, leaf = _layer(norm), _leaf(norm)
+    layer, leaf = _layer(norm), norm.leaf
     if layer is None or not norm.canonical.endswith(".weight") or leaf not in _READERS:
         return False
     inside = [row for row in draft.rows if _layer(row) == layer]
     routed = leaf == "post_attention_layernorm" and any(row.role == "router" for row in inside)
-    readers = [row for row in inside if _leaf(row) in _READERS[leaf]]
+    readers = [row for row in inside if row.leaf in _READERS[leaf]]
     return bool(readers) and not routed and all(row.module in quantized for row in readers)
 
 
@@ -325,7 +318,3 @@ def _layer(row: Row) -> str | None:
     """Its number; None outside the layers."""
     root, number, *_ = (*row.canonical.split("."), "")
     return number if root == "layers" else None
-
-
-def _leaf(row: Row) -> str:
-    return row.canonical_module.rpartition(".")[2]

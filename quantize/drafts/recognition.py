@@ -277,8 +277,7 @@ def _with_stored_layer(
     said = config.get("num_hidden_layers")
     if not family.one_layer or type(said) is not int or not 1 < said <= _MOST_LAYERS:
         return config
-    names = map(family.canonical_name, checkpoint.tensors)
-    if {found[0] for name in names if (found := _LAYER.match(name))} != {"layers.0."}:
+    if _layers(checkpoint, family) != {"layers.0."}:
         return config
     return {**config, **layers_of_one(config)}
 
@@ -292,8 +291,12 @@ def layers_of_one(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def stored_layers(checkpoint: Checkpoint, family: Family) -> int:
     """How many decoder layers have tensors."""
+    return len(_layers(checkpoint, family))
+
+
+def _layers(checkpoint: Checkpoint, family: Family) -> set[str]:
     names = map(family.canonical_name, checkpoint.tensors)
-    return len({found[0] for name in names if (found := _LAYER.match(name))})
+    return {found[0] for name in names if (found := _LAYER.match(name))}
 
 
 _PROJECTORS = {kind: name for each in FAMILIES for kind, name in each.projectors.items()}

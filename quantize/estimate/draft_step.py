@@ -80,11 +80,8 @@ def checked_num_draft_tokens(geometry: Geometry, asked: int | None) -> int:
     """K: as asked, else a chain of 3 or the whole block behind its anchor."""
     limit = geometry.token_limit
     if asked is not None and limit is not None and asked > limit.tokens:
-        raise EstimateError(
-            "--num-draft-tokens",
-            f"expected at most {limit.tokens}, got {asked}: {limit.why}",
-            fix="give the number that will be served",
-        )
+        what = f"expected at most {limit.tokens}, got {asked}: {limit.why}"
+        raise EstimateError("--num-draft-tokens", what, fix="give the number that will be served")
     return usual_draft_tokens(geometry) if asked is None else asked
 
 
@@ -99,18 +96,12 @@ def draft_round(
 ) -> Round:
     """The passes of one drafting; `kv_cache` None = BF16."""
     if draft.geometry.num_modules > 1 or any(row.role == "router" for row in draft.rows):
-        raise EstimateError(
-            draft.checkpoint.folder,
-            "drafts with experts, or with a module for each token, are not estimated",
-            fix="measure it ('draftquant measure')",
-        )
+        what = "drafts with experts, or with a module for each token, are not estimated"
+        raise EstimateError(draft.checkpoint.folder, what, fix="measure it ('draftquant measure')")
     heads = draft.geometry.num_attention_heads
     if tp < 1 or heads % tp:
-        raise EstimateError(
-            "--tp",
-            f"expected a number of GPUs that share {heads} attention heads evenly, got {tp}",
-            fix=f"give a divisor of {heads}",
-        )
+        what = f"expected a number of GPUs that share {heads} attention heads evenly, got {tp}"
+        raise EstimateError("--tp", what, fix=f"give a divisor of {heads}")
     whole, proposed, later = num_draft_tokens + 1, num_draft_tokens, num_draft_tokens - 1
     builder = _Passes(draft, weights, context, tp, kv_cache)
     features = builder.features(whole)
@@ -146,10 +137,10 @@ class _Passes:
         whole and q is thrown away. Sources: vLLM 0.33 `qwen3_dflash.py:505-534` and `:592-616`;
         SGLang 0.5.23 `models/dflash.py:429-456` and `dflash_worker_v2.py:1000-1062`.
         """
-        inputs = [w for w in self.weights if _leaf(w.row) in ("q_proj", "k_proj", "v_proj")]
+        inputs = [w for w in self.weights if w.row.leaf in ("q_proj", "k_proj", "v_proj")]
         quantized = any(w.is_quantized for w in inputs)
-        read = [w for w in inputs if quantized or _leaf(w.row) != "q_proj"]
-        norms = [w for w in self.weights if _leaf(w.row) == "k_norm"]
+        read = [w for w in inputs if quantized or w.row.leaf != "q_proj"]
+        norms = [w for w in self.weights if w.row.leaf == "k_norm"]
         return tuple(self._weight(w, tokens) for w in (*read, *norms))
 
     def body(self, tokens: int, proposals: int, *, own_positions: int = 0) -> tuple[Work, ...]:
@@ -157,7 +148,7 @@ class _Passes:
         works = []
         for weight in self.weights:
             role = weight.row.role
-            looked_up = role in ("embedding", "mask") or _leaf(weight.row) in _LOOKED_UP
+            looked_up = role in ("embedding", "mask") or weight.row.leaf in _LOOKED_UP
             if looked_up or self._makes_features(weight.row) or weight.row.canonical == "t2d":
                 continue
             if role == "vocabulary_map":
@@ -194,9 +185,9 @@ class _Passes:
 
     def _shards(self, row: Row) -> int:
         """SGLang holds fc as a plain linear, and vLLM replicates it; norms are everywhere."""
-        if row.role in ("fusion", "norm") or _leaf(row) in _REPLICATED:
+        if row.role in ("fusion", "norm") or row.leaf in _REPLICATED:
             return 1
-        if self.tp > 1 and _leaf(row) in ("k_proj", "v_proj"):
+        if self.tp > 1 and row.leaf in ("k_proj", "v_proj"):
             return key_value_shards(self.draft.geometry, self.tp)
         return self.tp
 
@@ -214,7 +205,3 @@ def _targets_head(draft: Draft) -> Weight:
     nbytes, name = ELEMENT_BYTES * shape[0] * shape[1], "lm_head.weight"
     tensor = TensorInfo(name=name, dtype="BF16", shape=shape, file="", start=0, stop=nbytes)
     return Weight(Row(tensor=tensor, canonical=name, role="head"), nbytes, "bf16")
-
-
-def _leaf(row: Row) -> str:
-    return row.canonical.removesuffix(".weight").rpartition(".")[2]

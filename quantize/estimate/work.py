@@ -123,11 +123,8 @@ def cache_works(
     size = ELEMENT_BYTES if dtype is None else NUMBER_FORMATS[dtype].bits // 8
     own = geometry.attention
     if own is None:
-        raise EstimateError(
-            type(geometry).__name__,
-            "it is unknown how much of a KV cache this kind of draft reads",
-            fix="estimate a draft of another family",
-        )
+        what = "it is unknown how much of a KV cache this kind of draft reads"
+        raise EstimateError(type(geometry).__name__, what, fix="estimate a draft of another family")
     of_layer = _latent if isinstance(own, LatentAttention) else _grouped
     windows = map(geometry.window_of, range(geometry.num_layers))
     held = (context if window is None else min(context, window) for window in windows)

@@ -8,7 +8,6 @@ DeepseekV3ForCausalLMNextN. vLLM 0.33 serves deepseek_v3 as `DeepSeekMTPModel`
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from typing_extensions import override
@@ -32,7 +31,7 @@ def _in_vllm(draft: ServedDraft) -> Finding | None:
     return None
 
 
-_TRAITS = mtp_traits(
+ENGINE_TRAITS = mtp_traits(
     frozenset({"DeepseekV3ForCausalLM"}),
     vllm=MtpLayer(
         layer="model.layers.{n}.mtp_block.",
@@ -48,8 +47,8 @@ _TRAITS = mtp_traits(
         misconfigured=lambda _draft: engine_error("deepseek-sglang"),
     ),
     more_in_sglang=frozenset({"DeepseekV3ForCausalLMNextN"}),
+    latent=True,
 )
-ENGINE_TRAITS = replace(_TRAITS, latent=True)
 
 
 class DeepseekMtp(Mtp):

@@ -22,7 +22,11 @@ from ..shared.eagle3 import Eagle3, Eagle3Forward, Eagle3Geometry, read_common
 
 MASK_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
 """Where vLLM 0.33 looks for the mask token, in this order: `llm_base_proposer.py:361-372`."""
-_OF_SPECULATORS = {"llama": "Eagle3LlamaForCausalLM", "qwen3": "Eagle3Qwen3ForCausalLM"}
+_OF_SPECULATORS: Mapping[Any, str] = {
+    "llama": "Eagle3LlamaForCausalLM",
+    "qwen3": "Eagle3Qwen3ForCausalLM",
+}
+"""model_type of the layers of a draft of speculators -> its architecture, for vLLM and for us."""
 _FLAGS = {
     "norm_before_residual": True,
     "norm_before_fc": False,
@@ -136,20 +140,14 @@ class PEagleForward(Eagle3Forward):
         return token_ids.new_full(token_ids.shape, self.mask_token_id), mask.expand_as(hidden)
 
 
-_EAGLE3_ARCHITECTURES: Mapping[Any, str] = {
-    "llama": "LlamaForCausalLMEagle3",
-    "qwen3": "Eagle3Qwen3ForCausalLM",
-}
-
-
 def _eagle3(keys: ConfigReader, layers: ConfigReader) -> dict[str, Any]:
     model_type = layers.config.get("model_type")
-    known, fits = " or ".join(map(repr, _EAGLE3_ARCHITECTURES)), tuple(_EAGLE3_ARCHITECTURES)
+    known, fits = " or ".join(map(repr, _OF_SPECULATORS)), tuple(_OF_SPECULATORS)
     layers.check(model_type in fits, "speculators-eagle3-layers", known=known, got=model_type)
     flags = {key: keys.flag(key, usual) for key, usual in _FLAGS.items()}
     keys.check(not (flags["norm_before_fc"] and flags["fc_norm"]), "speculators-two-norms")
     return {
-        "architectures": [_EAGLE3_ARCHITECTURES[model_type]],
+        "architectures": [_OF_SPECULATORS[model_type]],
         **flags,
         SECTION: {KEY: keys.after_layer(KEY)},
     }
@@ -157,9 +155,7 @@ def _eagle3(keys: ConfigReader, layers: ConfigReader) -> dict[str, Any]:
 
 def _peagle(keys: ConfigReader, layers: ConfigReader) -> dict[str, Any]:
     """EAGLE-3 with a mask; vLLM serves norm_before_residual false where the key is missing."""
-    spelled = _eagle3(keys, layers)
-    (architecture,) = spelled["architectures"]
-    qwen3 = architecture == _EAGLE3_ARCHITECTURES["qwen3"]
+    spelled, qwen3 = _eagle3(keys, layers), layers.config["model_type"] == "qwen3"
     return {
         **spelled,
         "architectures": ["PeagleQwen3ForCausalLM" if qwen3 else "PEagleDraftModel"],

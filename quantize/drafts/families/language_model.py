@@ -9,7 +9,7 @@ vLLM 0.33 and SGLang 0.5.23.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from typing_extensions import override
 
@@ -23,6 +23,7 @@ from ..maths import Product, Tensor, embedding
 from ..passes import TextForward
 from ..shared import layers as decoder
 
+_ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 _BARE = ("layers.", "embed_tokens.", "norm.")
 
 
@@ -45,7 +46,7 @@ ENGINE_TRAITS = traits.EngineTraits(
     whole_model=True,
     head="unless tied",
     vllm=traits.InVllm(
-        architectures=frozenset({"LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}),
+        architectures=frozenset(_ARCHITECTURES),
         served_as="draft_model",
         roots={"model.": None},
         problem=_without_root,
@@ -54,7 +55,7 @@ ENGINE_TRAITS = traits.EngineTraits(
         head_declared="always",  # `llama.py`, `qwen2.py`, `qwen3.py`
     ),
     sglang=traits.InSglang(
-        architectures=frozenset({"LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}),
+        architectures=frozenset(_ARCHITECTURES),
         served_as="STANDALONE",
         roots={"model.": None},
         biases=lambda draft: (
@@ -98,12 +99,6 @@ class LanguageModelForward(decoder.LayersForward, TextForward):
         return x
 
 
-LayerKind = Literal["Llama", "Qwen2", "Qwen3"]
-_LAYERS: Mapping[str, LayerKind] = {
-    "LlamaForCausalLM": "Llama",
-    "Qwen2ForCausalLM": "Qwen2",
-    "Qwen3ForCausalLM": "Qwen3",
-}
 _SERVED: Served = {
     "hidden_act": ("silu", "another activation"),
     "mlp_bias": (False, "biases of the MLP"),
@@ -119,7 +114,7 @@ class LanguageModel(Family):
 
     name = "language-model"
     engine_traits = ENGINE_TRAITS
-    architectures = tuple(_LAYERS)
+    architectures = _ARCHITECTURES
     prefixes = (("model.", ""),)
     served_unquantized = ("embed_tokens", "lm_head")
     is_whole_model = True
@@ -149,7 +144,7 @@ class LanguageModel(Family):
         # Biases are where vLLM 0.33 and SGLang 0.5.23 build them: vLLM `llama.py:267-275`,
         # `qwen2.py:162`, `qwen3.py:208`; SGLang `llama.py:339`, `qwen2.py:194`.
         (architecture,) = config["architectures"]
-        layers = _LAYERS[architecture]
+        layers = architecture.removesuffix("ForCausalLM")
         keys = ConfigReader(config, where)
         keys.refuse_others(_SERVED)
         biased = keys.flag("attention_bias", False)

@@ -12,7 +12,7 @@ Keys of single layers are lists over the target's layers and these, by layer num
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from typing_extensions import override
@@ -41,7 +41,7 @@ def _declared(draft: ServedDraft) -> Finding | None:
     return engine_error("step-cache", first=draft.config.get("num_hidden_layers", 0))
 
 
-_TRAITS = mtp_traits(
+ENGINE_TRAITS = mtp_traits(
     frozenset({"Step3p5ForCausalLM"}),
     vllm=MtpLayer(
         layer="model.layers.{n}.mtp_block.",
@@ -58,8 +58,8 @@ _TRAITS = mtp_traits(
         own_heads="model.shared_head.head",
         misconfigured=lambda _draft: engine_error("step-sglang"),
     ),
+    more_types_than_layers=frozenset({"step3p5"}),
 )
-ENGINE_TRAITS = replace(_TRAITS, more_types_than_layers=frozenset({"step3p5"}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

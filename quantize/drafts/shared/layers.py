@@ -24,13 +24,6 @@ Shapes = dict[str, tuple[Role, tuple[Dim, ...]]]
 """Name of a tensor -> role and shape."""
 
 
-def specs_of(shapes: Shapes, prefix: str = "") -> dict[str, TensorSpec]:
-    """Tensors that a draft must have, below a prefix."""
-    return {
-        prefix + name: TensorSpec(role=role, shape=shape) for name, (role, shape) in shapes.items()
-    }
-
-
 def dims(g: Any, *names: str) -> tuple[Dim, ...]:
     """Sizes of a geometry that are called as in config.json."""
     return tuple(Dim(getattr(g, name), name) for name in names)
@@ -105,7 +98,10 @@ def layer_specs(
     shapes = attention_shapes(g, width or hidden) | (mlp or mlp_shapes("mlp.", inner, hidden))
     for norm in ("input_layernorm", "post_attention_layernorm"):
         shapes[f"{norm}.weight"] = ("norm", (hidden,))
-    return specs_of(shapes, f"layers.{number}.")
+    return {
+        f"layers.{number}.{name}": TensorSpec(role=role, shape=shape)
+        for name, (role, shape) in shapes.items()
+    }
 
 
 def vocabulary_specs(

@@ -45,6 +45,7 @@ def mtp_traits(
     vllm: MtpLayer,
     sglang: MtpLayer,
     more_in_sglang: frozenset[str] = frozenset(),
+    **more: Any,
 ) -> EngineTraits:
     """What engines are told of a target's MTP layer in a folder of its own."""
     return EngineTraits(
@@ -60,6 +61,7 @@ def mtp_traits(
             biases=lambda _draft: (INPUTS, None),
             mtp=sglang,
         ),
+        **more,
     )
 
 
