@@ -53,7 +53,8 @@ def test_defaults_of_absent_keys(tmp_path: Path) -> None:
     keys = ("head_dim", "num_key_value_heads", "num_target_layers", "layer_types")
     edit_json(folder / "config.json", model_type="llama", **dict.fromkeys(keys))
     found = geometry(folder)
-    assert (found.head_dim, found.num_key_value_heads, found.layer_types) == (32, 2, None)
+    heads = found.attention
+    assert (heads.head_dim, heads.num_key_value_heads, found.layer_types) == (32, 2, None)
 
 
 @pytest.mark.parametrize(

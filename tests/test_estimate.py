@@ -505,6 +505,7 @@ def test_a_family_whose_cache_is_not_known() -> None:
     @dataclass(frozen=True)
     class Other:
         num_layers: int = 1
+        attention: None = None
 
     with pytest.raises(EstimateError, match="Other: it is unknown how much of a KV cache"):
         cache_works(Other(), context=1, own_positions=0, queries=1, tp=1)  # type: ignore[arg-type]
