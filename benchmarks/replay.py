@@ -145,11 +145,11 @@ def timed_replay(
 ) -> dict[str, Any]:
     """What a replay in this process takes; see `Row`."""
     import torch
+    from draftquant.calibration.passes import Passes
+    from draftquant.calibration.passes.loaded_drafts import load_for_replay
     from draftquant.calibration.passes.memory import estimate_replay, peak_bytes
     from draftquant.calibration.traces.trace_folder import TraceFolder
     from draftquant.scripts.frame.console import OnTerminal
-    from draftquant.validate.counting.acceptance_counts import Passes
-    from draftquant.validate.counting.replaying import load_for_replay
     from draftquant.validate.counting.trace_replay import replay_drafts
 
     how = Passes(listener=OnTerminal(), device=device, dtype=dtype, batch_size=batch_size)

@@ -1,1 +1,55 @@
 """Forward passes of a draft along traces: chains or blocks, several prompts at once, any device."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ...recipes.formats import AS_STORED, ServedForm
+from ...recipes.listener import Heard
+from ...recipes.regular_file import AnyPath
+
+ComputeDtype = Literal["float32", "bfloat16"]
+DraftSampling = Literal["greedy", "probabilistic"]
+"""How a draft chooses its proposals: its most likely tokens, or drawn at the target's temperature.
+
+Greedy is the default of vLLM (`draft_sample_method`) and SGLang whatever the target's temperature;
+"probabilistic" is vLLM's word, SGLang's is `speculative_use_rejection_sampling`. Both engines draw
+from all tokens of the draft: top-p and top-k are the target's alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Passes(Heard):
+    """How drafts run along traces; None = their own K, the traces' target, as many as fit."""
+
+    num_draft_tokens: int | None = None
+    target: AnyPath | None = None
+    device: str = "auto"
+    dtype: ComputeDtype = "float32"
+    draft_sampling: DraftSampling = "greedy"
+    batch_size: int | None = None
+
+    @property
+    def rotary_base(self) -> float | None:
+        """Instead of that of config.json."""
+        return None
+
+    @property
+    def served(self) -> ServedForm:
+        """What an engine makes of each draft but the reference, the first of several."""
+        return AS_STORED
+
+    def served_forms(self, count: int) -> list[ServedForm]:
+        """What an engine makes of each of so many drafts."""
+        as_stored = min(1, count - 1)
+        return [AS_STORED] * as_stored + [self.served] * (count - as_stored)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnTraces(Passes):
+    """How they are replayed, and where; `no_cache`: nothing is recalled or kept."""
+
+    no_cache: bool = False
+
+    @property
+    def ray_address(self) -> str | None:
+        """Of the Ray cluster that computes what drafts propose; None = this process does."""
+        return None

@@ -13,7 +13,7 @@ import torch
 
 from ...quantize.drafts import Draft
 from ...quantize.drafts.geometry import usual_draft_tokens
-from ...quantize.files.checkpoint import Checkpoint
+from ...quantize.files.checkpoint import CONFIG_FILE, Checkpoint
 from ...quantize.files.hub import Reference, folder_of
 from ...quantize.pairing.serving_limits import LONGER
 from ...quantize.pairing.target import Rotation
@@ -24,7 +24,7 @@ from ...recipes.errors import ReplayError
 from ...recipes.listener import Listener
 from ...recipes.regular_file import AnyPath
 from ..traces.target_tables import SharedTables, TargetTables
-from ..traces.trace_folder import TraceFolder
+from ..traces.trace_folder import TraceFolder, file_sha256
 from .draft_inputs import DraftRun
 from .memory import resolve_device
 
@@ -73,10 +73,12 @@ def chosen_num_draft_tokens(asked: int | None, drafts: Sequence[LoadedDraft]) ->
     return defaults[0]
 
 
-def shared_tables(traces: TraceFolder, target: Path | None, device: torch.device) -> SharedTables:
+def shared_tables(
+    traces: TraceFolder, target: AnyPath | None, device: torch.device
+) -> SharedTables:
     """Embedding and head for drafts without, as they are stored: the target's, else the traces'."""
     if target:
-        return TargetTables.find(target).shared(None, device)
+        return TargetTables.find(Path(target)).shared(None, device)
     return traces.tables(None, device)
 
 
@@ -123,6 +125,37 @@ def position_warnings(
             listener.note(note)
     warnings = (found.warning(names, longest) for found, names in drafts.items())
     return tuple(warning for warning in warnings if warning)
+
+
+def origin_warnings(target: AnyPath | None, traces: TraceFolder) -> tuple[str, ...]:
+    """What to warn of, where tables are of a target that was not recorded, or text of no user."""
+    return _target_warnings(target, traces) + _text_warnings(traces)
+
+
+def _text_warnings(traces: TraceFolder) -> tuple[str, ...]:
+    """Text that no user is served."""
+    if not traces.manifest.ignore_eos:
+        return ()
+    return (
+        "the traces continue after the target's end of text (record --ignore-eos); text there often"
+        " repeats itself, and a draft guesses it more easily than answers",
+    )
+
+
+def _target_warnings(given: AnyPath | None, traces: TraceFolder) -> tuple[str, ...]:
+    """The tables of a target that was not recorded make another draft of both."""
+    recorded = traces.manifest.target
+    if given is None or file_sha256(Path(given) / CONFIG_FILE) == recorded.config_sha256:
+        return ()
+    if recorded.config_sha256 is None:
+        return (
+            f"the traces do not record the {CONFIG_FILE} of their target {recorded.name}, so"
+            f" nothing shows whether --target {Path(given).name} is that target",
+        )
+    return (
+        f"--target {Path(given).name} has another {CONFIG_FILE} than the recorded target"
+        f" {recorded.name}: its embedding and head may be another target's",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

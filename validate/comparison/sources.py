@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...calibration.passes import DraftSampling
 from ...quantize.drafts.draft_cache import CacheScaleOrigin
 from ...recipes.decode import encode
 from ...recipes.errors import CompareError
 from ...recipes.formats import AS_STORED, FP8_CACHE, KvCacheDtype, OnlineHead, ServedForm
 from ...recipes.regular_file import open_stream, read_text
 from ...recipes.strict_json import JsonProblem, decode, parse_json
-from ..counting.acceptance_counts import AcceptanceCounts, DraftSampling, PromptKey, estimand
+from ..counting.acceptance_counts import AcceptanceCounts, PromptKey, estimand
 from ..counting.draft_counts import (
     DraftReplay,
     PromptCounts,

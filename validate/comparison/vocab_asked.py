@@ -4,11 +4,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
+from ...calibration.passes import Passes
 from ...quantize.files.hub import Reference
 from ...quantize.files.report_files import check_reports
 from ...recipes.errors import ReplayError
 from ...recipes.regular_file import AnyPath
-from ..counting.acceptance_counts import Passes
 
 USUAL_CONCURRENCY = (1,)
 _OF_THE_CURVE = (

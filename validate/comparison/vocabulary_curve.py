@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ...calibration.passes.loaded_drafts import load_for_replay
 from ...calibration.passes.on_traces import chosen_num_draft_tokens, open_traces
 from ...calibration.traces.held_out import check_apart
 from ...calibration.traces.near_duplicates import seen_prompts
@@ -23,7 +24,6 @@ from ...quantize.files.staging import check_output
 from ...quantize.gpus import named_gpu
 from ...recipes.errors import EstimateError
 from ...recipes.regular_file import optional_path
-from ..counting.replaying import load_for_replay
 from .size_curve import drawing, size_curve, usual_sizes
 from .size_estimate import (
     MachineSpeeds,

@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 
 from typing_extensions import override
 
+from ...calibration.passes import DraftSampling
 from ...calibration.traces.manifest import Sampling, TargetIdentity
 from ...calibration.traces.trace_info import FeatureEvidence
 from ...quantize.drafts.draft_cache import CacheScaleOrigin
 from ...recipes.brief import Brief
-from .acceptance_counts import AcceptanceCounts, ContextCounts, DraftSampling, PromptKey, pooled
+from .acceptance_counts import AcceptanceCounts, ContextCounts, PromptKey, pooled
 
 _NEGLIGIBLE = 1e-3
 """Expected or weighted verify steps: fewer of a prompt in a context bin say nothing of that bin."""

@@ -3,31 +3,30 @@
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ...calibration.passes.memory import (
-    MemoryEstimate,
-    estimate_replay,
-    peak_bytes,
-    resolve_device,
+from ...calibration.passes import OnTraces, Passes
+from ...calibration.passes.loaded_drafts import (
+    LoadedForReplay,
+    load_beside,
+    load_for_replay,
+    memory_of,
 )
-from ...calibration.passes.on_traces import chosen_num_draft_tokens, shared_tables
+from ...calibration.passes.memory import (
+    peak_bytes,
+)
+from ...calibration.passes.on_traces import chosen_num_draft_tokens
 from ...calibration.passes.proposals import Proposals
 from ...calibration.passes.ray_tasks import check_equal, ray_tasks
-from ...calibration.traces.target_tables import SharedTables
 from ...calibration.traces.trace_folder import TraceFolder
 from ...quantize.files.checkpoint import Checkpoint
 from ...quantize.files.result_cache import user_cache
-from ...quantize.stored.loading import LoadedDraft, load_draft
 from ...quantize.stored.stored_draft import StoredDraft
 from ...recipes.listener import SILENT, Listener
-from ...recipes.regular_file import optional_path
-from .acceptance_counts import OnTraces, Passes
 from .draft_counts import DraftReplay
 from .replay_cache import (
     Elsewhere,
@@ -40,80 +39,6 @@ from .trace_replay import replay_drafts
 
 MOST_TOGETHER = 8
 """Drafts that share one reading of the traces beside the first; more would save no more time."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedForReplay:
-    """Drafts that fit in memory, the reference first, and how many tokens a batch may have.
-
-    `tables` are the target's, for drafts without their own.
-    """
-
-    drafts: list[LoadedDraft]
-    folders: Sequence[Path]
-    traces: TraceFolder
-    tables: SharedTables
-    device: torch.device
-    max_tokens: int
-
-    @property
-    def both(self) -> tuple[LoadedDraft, LoadedDraft]:
-        """Baseline and candidate of a gate, the first two."""
-        baseline, candidate, *_ = self.drafts
-        return baseline, candidate
-
-
-def load_for_replay(folders: Sequence[Path], traces: TraceFolder, how: Passes) -> LoadedForReplay:
-    """Say what memory a replay takes, and load the drafts; DeviceError: they do not fit."""
-    estimate = memory_of(folders, traces, how)
-    estimate.check()
-    how.listener.note(estimate.line())
-    empty = LoadedForReplay(
-        drafts=[],
-        folders=(),
-        traces=traces,
-        tables=shared_tables(traces, optional_path(how.target), estimate.device),
-        device=estimate.device,
-        max_tokens=estimate.max_tokens,
-    )
-    return load_beside(empty, folders, how)
-
-
-def memory_of(
-    folders: Sequence[Path], traces: TraceFolder, how: Passes, *, in_turn: bool = False
-) -> MemoryEstimate:
-    """What a replay of drafts will take."""
-    return estimate_replay(
-        folders,
-        traces,
-        dtype=getattr(torch, how.dtype),
-        device=resolve_device(how.device),
-        num_draft_tokens=how.num_draft_tokens,
-        batch_size=how.batch_size,
-        online_heads=[form.online_head for form in how.served_forms(len(folders))],
-        in_turn=in_turn,
-    )
-
-
-def load_beside(loaded: LoadedForReplay, folders: Sequence[Path], how: Passes) -> LoadedForReplay:
-    """What was loaded, and these drafts after it, which share the first one's equal tensors."""
-    drafts = list(loaded.drafts)
-    forms = how.served_forms(len(drafts) + len(folders))[len(drafts) :]
-    for folder, form in zip(folders, forms, strict=True):
-        drafts.append(
-            load_draft(
-                folder,
-                dtype=getattr(torch, how.dtype),
-                device=loaded.device,
-                compact=True,
-                like=drafts[0] if drafts else None,
-                shared=loaded.tables,
-                rope_theta=how.rotary_base,
-                online_head=form.online_head,
-                kv_cache=form.kv_cache,
-            )
-        )
-    return dataclasses.replace(loaded, drafts=drafts, folders=(*loaded.folders, *folders))
 
 
 def replay_loaded(loaded: LoadedForReplay, how: OnTraces) -> tuple[DraftReplay, ...]:

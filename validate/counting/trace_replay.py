@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from ...calibration.passes import DraftSampling
 from ...calibration.passes.draft_inputs import (
     MAX_TOKENS,
     batches_of,
@@ -49,7 +50,6 @@ from .acceptance_counts import (
     AcceptanceCounts,
     ContextBins,
     ContextCounts,
-    DraftSampling,
     repeated_ngram_share,
 )
 from .draft_counts import DraftReplay, FirstStepAgreement, PromptReplay, TraceFigures, clustered

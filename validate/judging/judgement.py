@@ -10,10 +10,11 @@ from typing import Any, Literal
 
 from typing_extensions import override
 
+from ...calibration.passes import DraftSampling
 from ...calibration.traces.near_duplicates import suggested_clusters
 from ...recipes.brief import percent
 from ...recipes.errors import GateError
-from ..counting.acceptance_counts import CONVENTION, DraftSampling, estimand
+from ..counting.acceptance_counts import CONVENTION, estimand
 from ..counting.draft_counts import (
     DraftCounts,
     DraftReplay,

@@ -13,19 +13,17 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from ...calibration.passes.on_traces import open_for_drafts
+from ...calibration.passes.loaded_drafts import load_for_replay
+from ...calibration.passes.on_traces import open_for_drafts, origin_warnings
 from ...calibration.traces.held_out import check_held_out, check_held_out_measured
-from ...calibration.traces.trace_folder import TraceFolder, file_sha256
 from ...calibration.traces.trace_info import head_agreement
-from ...quantize.files.checkpoint import CONFIG_FILE
 from ...quantize.files.hub import folder_of, running_argv
 from ...quantize.files.provenance import QuantizedProvenance
 from ...recipes.errors import GateError, GoldenError
 from ...recipes.formats import ServedForm
 from ...recipes.library import aliases, calibrated
-from ...recipes.regular_file import AnyPath, optional_path
 from ..counting.draft_counts import DraftReplay
-from ..counting.replaying import load_for_replay, replay_loaded
+from ..counting.replaying import replay_loaded
 from ..foreign.foreign_formats import is_foreign, read_foreign_pair
 from ..foreign.foreign_measurement import ForeignPair
 from ..judging.advice import Background
@@ -204,7 +202,7 @@ def replayed(asked: GateRun, policy: str) -> DraftsJudged:
     traces, _, of_traces = open_for_drafts(asked.traces, folders, asked.listener)
     warnings += of_traces
     warnings += check_held_out(candidate.quantized_by, traces, candidate.cuts)
-    of_text = _target_warnings(asked.target, traces) + _text_warnings(traces)
+    of_text = origin_warnings(asked.target, traces)
     loaded = load_for_replay(folders, traces, asked)
     warnings += check_loaded(*loaded.both, candidate, unrelated=unrelated) + of_text
     warnings += _policy_warnings(candidate.quantized_by, policy) + _served_warnings(asked.served)
@@ -302,32 +300,6 @@ def _recipes_to_try(candidate: QuantizedProvenance | None) -> tuple[str, ...]:
     name = candidate.recipe.name
     gpu = next((gpu for start, gpu in _GPUS.items() if name.startswith(start)), "h200")
     return tuple(filter(None, (calibrated(name), aliases()[gpu])))
-
-
-def _text_warnings(traces: TraceFolder) -> tuple[str, ...]:
-    """Text that no user is served."""
-    if not traces.manifest.ignore_eos:
-        return ()
-    return (
-        "the traces continue after the target's end of text (record --ignore-eos); text there often"
-        " repeats itself, and a draft guesses it more easily than answers",
-    )
-
-
-def _target_warnings(given: AnyPath | None, traces: TraceFolder) -> tuple[str, ...]:
-    """The tables of a target that was not recorded make another draft of both."""
-    target, recorded = optional_path(given), traces.manifest.target
-    if target is None or file_sha256(target / CONFIG_FILE) == recorded.config_sha256:
-        return ()
-    if recorded.config_sha256 is None:
-        return (
-            f"the traces do not record the {CONFIG_FILE} of their target {recorded.name}, so"
-            f" nothing shows whether --target {target.name} is that target",
-        )
-    return (
-        f"--target {target.name} has another {CONFIG_FILE} than the recorded target"
-        f" {recorded.name}: its embedding and head may be another target's",
-    )
 
 
 # ---- The verdict

@@ -9,6 +9,7 @@ from typing import Literal
 
 from typing_extensions import override
 
+from ...calibration.passes import OnTraces, Passes
 from ...calibration.prompts.prompt_forms import ChosenPrompts
 from ...quantize.files.hub import Reference
 from ...quantize.files.report_files import ReportFormat, check_reports
@@ -17,7 +18,6 @@ from ...recipes.formats import KvCacheChoice, OnlineHead, ServedForm, served_for
 from ...recipes.listener import Heard
 from ...recipes.regular_file import AnyPath
 from ...recipes.schema import PolicyName
-from ..counting.acceptance_counts import OnTraces, Passes
 from ..judging.policy import Spending
 from ..judging.published import Inconclusive
 from ..measure.measurement import EngineName

@@ -7,13 +7,13 @@ from typing import Literal
 
 from typing_extensions import override
 
+from ...calibration.passes import ComputeDtype
 from ...calibration.prompts.prompt_forms import ChosenPrompts
 from ...quantize.files.hub import Reference
 from ...quantize.files.report_files import check_reports
 from ...recipes.errors import ParityError
 from ...recipes.listener import Heard
 from ...recipes.regular_file import AnyPath
-from ..counting.acceptance_counts import ComputeDtype
 from ..parity.finding import DraftLimits, Finding, Findings, write_findings
 
 ScoringEngine = Literal["vllm", "sglang"]

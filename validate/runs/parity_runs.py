@@ -7,6 +7,8 @@ from pathlib import Path
 
 import torch
 
+from ...calibration.passes import Passes
+from ...calibration.passes.loaded_drafts import load_for_replay
 from ...calibration.passes.memory import resolve_device
 from ...calibration.passes.on_traces import chosen_num_draft_tokens, open_traces
 from ...calibration.prompts.prompt_file import PromptEncoder
@@ -16,8 +18,6 @@ from ...quantize.files.hub import folder_of
 from ...recipes.errors import ParityError
 from ...recipes.listener import Bar
 from ...recipes.regular_file import optional_path
-from ..counting.acceptance_counts import Passes
-from ..counting.replaying import load_for_replay
 from ..measure.measurement_file import read_measurement
 from ..parity.divergence_findings import divergence_findings
 from ..parity.draft_findings import check_limits, draft_agreement, draft_findings

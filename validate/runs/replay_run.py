@@ -5,6 +5,7 @@ import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from ...calibration.passes.loaded_drafts import load_for_replay
 from ...calibration.passes.on_traces import open_for_drafts
 from ...quantize.files.hub import running_argv
 from ...quantize.files.report_files import ReportFormat, write_reports
@@ -12,7 +13,7 @@ from ..comparison.draft_comparison import ComparisonReport, compare, drawing, pa
 from ..comparison.scopes import Counted
 from ..comparison.sources import of_files, of_replays
 from ..counting.draft_counts import DraftReplay
-from ..counting.replaying import load_for_replay, replay_in_groups, replay_loaded
+from ..counting.replaying import replay_in_groups, replay_loaded
 from ..golden.golden_sources import golden_of_replay
 from ..judging.candidate_origin import DraftFolder
 from ..report.facts import today
