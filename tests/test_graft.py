@@ -12,8 +12,7 @@ from draftquant.quantize.files import publish as linking
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import resolve_draft
 from draftquant.quantize.files.staging import write_text
-from draftquant.quantize.grafting.graft_layer import graft_layer
-from draftquant.quantize.grafting.graft_plan import plan_graft
+from draftquant.quantize.grafting.graft_layer import graft_layer, plan_graft
 from draftquant.quantize.stored.stored_draft import StoredDraft
 from draftquant.recipes.errors import CheckpointError, OutputError
 from draftquant.scripts.cli import main

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from draftquant.quantize.files.hub import resolve_draft
-from draftquant.quantize.grafting.graft_plan import plan_graft
+from draftquant.quantize.grafting.graft_layer import plan_graft
 from draftquant.scripts.cli import main
 from tiny_target import MTP, quantized_target, tiny_target
 

@@ -94,8 +94,7 @@ def judged(case: DeclaredScheme, w: Floats, codes: Bytes) -> Nearest:
         block = np.ascontiguousarray(stored[rows])
 
         def decode(block: Bytes = block) -> Floats:
-            offset = case.layout.nibble_offset
-            return decoded_codes(block, case.number, case.pack_method, offset, None)
+            return decoded_codes(block, case, None)
 
         judge.add(Block(rows.start, w[rows].copy(), block.reshape(-1), decode))
     return judge

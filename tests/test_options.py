@@ -265,14 +265,14 @@ COMMANDS = (
         **stubs("scripts.verbs.transcode.resolve_draft"),
     }),
     Command("graft TARGET LAYER --out OUT", "quantize.grafting.graft_layer.graft_layer", (
-        Row("TARGET", "M", "target", Path("M"), "quantize.grafting.graft_plan.plan_graft"),
+        Row("TARGET", "M", "target", Path("M"), "quantize.grafting.graft_layer.plan_graft"),
         Row("LAYER", "a/b", "reference", "a/b", "scripts.verbs.graft.resolve_draft"),
         Row("--subtree", "mtp", "subtree", "mtp", "scripts.verbs.graft.resolve_draft"),
-        Row("--replace", "", "replace", spy="quantize.grafting.graft_plan.plan_graft"),
+        Row("--replace", "", "replace", spy="quantize.grafting.graft_layer.plan_graft"),
         Row("--link", "symbolic", "link", "symbolic"),
         Row("--out", "other", "out", Path("other")),
     ), {
-        "quantize.grafting.graft_plan.plan_graft": MagicMock(written_bytes=1),
+        "quantize.grafting.graft_layer.plan_graft": MagicMock(written_bytes=1),
         **stubs("scripts.verbs.graft.resolve_draft"),
     }),
     Command("check DRAFT --engine vllm", "quantize.pairing.check_report.check_draft", (

@@ -43,9 +43,9 @@ EDITS = {
             "        scale = largest / np.float32(scheme.number.largest)\n",
         ),
     ],
-    "quantize/layouts/compressed_tensors_layout.py": [
-        ('    ("mxfp4", "group"): (None,),\n', '    ("mxfp4", "group"): (None,),\n'
-         '    ("toy4", "group"): (None,),\n'),
+    "quantize/layouts/written_layouts.toml": [
+        ('    "mxfp4 per group with none",\n', '    "mxfp4 per group with none",\n'
+         '    "toy4 per group with none",\n'),
     ],
     "quantize/stored/layouts/stored_compressed_tensors.py": [
         ("] = {\n    \"pack-quantized\"", "] = {\n    \"toy4-pack-quantized\": \"toy4\",\n"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from draftquant.quantize.converting import recode
+from draftquant.quantize.converting import transcode_draft as transcoding
 from draftquant.quantize.converting.transcode_draft import (
     CarrierChoice,
     plan_transcoding,
@@ -236,7 +236,7 @@ def test_there_and_back_in_many_blocks(
     case: Any, many_blocks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where rows are no whole blocks."""
-    monkeypatch.setattr(recode, "_BLOCK", 1)  # 128 rows, the fewest
+    monkeypatch.setattr(transcoding, "_BLOCK", 1)  # 128 rows, the fewest
     there_and_back(case, many_blocks, tmp_path)
 
 

@@ -35,9 +35,9 @@ from ...quantize.drafts.passes import BlockForward
 from ...quantize.drafts.shared.mixture import is_expert
 from ...quantize.files.provenance import GptqFactors
 from ...quantize.planning.quantization_plan import NOTHING_MEASURED, Measured, Plan
+from ...quantize.stored.layouts.scheme import declared_activations
 from ...quantize.stored.loading import LoadedDraft
 from ...quantize.stored.online_rounding import InputRounding, kernel_scale
-from ...quantize.stored.stored_draft import declared_activations
 from ...recipes.errors import CalibrationError
 from ..passes.draft_inputs import DraftRun
 from ..traces.near_duplicates import seen_prompts

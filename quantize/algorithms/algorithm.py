@@ -54,7 +54,6 @@ class InputMoments:
             an input; None where weights are not to make up for it.
         device: on which its factor is found, and columns are rounded.
         precise: find the factor in float64, not float32: four times the time, twice the memory.
-        name: of a linear that reads them, for messages.
         on_factor: called with the damping that a factor was found with.
     """
 
@@ -180,6 +179,9 @@ class InputMoments:
 
 Moments = InputMoments | None
 """Of the inputs, where an algorithm needs them."""
+Absmax = Tensor | None
+"""[1, 1] float32, the largest magnitude that a scale of the *whole* matrix must cover: that of the
+weight and of those that engines fuse with it; None = that of the weight."""
 Need = Literal["none", "second_moments", "codes"]
 """What calibration gives an algorithm: nothing, of a linear's inputs x the mean of x xᵀ, or the
 codes and scales themselves, found for all linears of a draft together."""
@@ -236,13 +238,6 @@ class RowAlgorithm(Algorithm, ABC):
 
     @abstractmethod
     def quantize(
-        self, weight: Tensor, weights: WeightFormat, *, absmax: Tensor | None, moments: Moments
+        self, weight: Tensor, weights: WeightFormat, *, absmax: Absmax, moments: Moments
     ) -> QuantizedWeight:
-        """Quantize a block of rows of a weight.
-
-        Args:
-            weight: [rows, in_features] bfloat16, float16 or float32, finite.
-            absmax: [1, 1] float32, largest magnitude that a scale of the *whole* matrix must cover:
-                that of the weight and of those that engines fuse with it; None = that of `weight`.
-            moments: of the inputs where `needs` says so, else None.
-        """
+        """Quantize rows of a weight, [rows, in_features] bfloat16, float16 or float32, finite."""

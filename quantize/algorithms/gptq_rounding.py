@@ -21,7 +21,7 @@ from ...recipes.formats import FEW_BITS, NUMBER_FORMATS, WeightDtype
 from ...recipes.schema import WeightFormat
 from ..numerics.number_formats import nearest_codes, rounded_values, served_scale
 from ..numerics.quantized_weight import QuantizedWeight
-from .algorithm import Algorithm, InputMoments, Moments, Need, RowAlgorithm
+from .algorithm import Absmax, Algorithm, InputMoments, Moments, Need, RowAlgorithm
 
 _BLOCK, _PANEL = 256, 16
 """Columns between two products with all errors behind, and between two within a block. Measured on
@@ -48,7 +48,7 @@ class Gptq(RowAlgorithm):
 
     @override
     def quantize(
-        self, weight: Tensor, weights: WeightFormat, *, absmax: Tensor | None, moments: Moments
+        self, weight: Tensor, weights: WeightFormat, *, absmax: Absmax, moments: Moments
     ) -> QuantizedWeight:
         if moments is None:
             raise TypeError("gptq needs the second moments of the inputs")

@@ -36,7 +36,7 @@ from ..numerics.number_formats import (
     whole_scale,
 )
 from ..numerics.quantized_weight import QuantizedWeight
-from .algorithm import Moments, RowAlgorithm
+from .algorithm import Absmax, Moments, RowAlgorithm
 
 
 class AbsmaxNearest(RowAlgorithm):
@@ -44,7 +44,7 @@ class AbsmaxNearest(RowAlgorithm):
 
     @override
     def quantize(
-        self, weight: Tensor, weights: WeightFormat, *, absmax: Tensor | None, moments: Moments
+        self, weight: Tensor, weights: WeightFormat, *, absmax: Absmax, moments: Moments
     ) -> QuantizedWeight:
         if weights.granularity == "tensor":
             return _fp8_of_matrix(weight, absmax)
@@ -63,14 +63,12 @@ class AbsmaxNearest(RowAlgorithm):
 def nearest_by_rows(
     weight: Tensor,
     weights: WeightFormat,
-    absmax: Tensor | None,
+    absmax: Absmax,
     scale_of: Callable[[Tensor, Tensor | None, slice], Tensor],
 ) -> QuantizedWeight:
     """The nearest codes under scales of rows or groups, which are rows too.
 
-    Args:
-        scale_of: the scales [rows, 1] of some rows, from these, the scale of the whole matrix, and
-            which of all rows they are.
+    `scale_of`: scales [rows, 1] of some rows, the scale of the matrix and which rows these are.
     """
     all_rows = weight.reshape(-1, weights.group_size or weight.shape[1])
     whole = whole_scale(weights.dtype, row_absmax(weight).amax() if absmax is None else absmax)
@@ -92,7 +90,7 @@ def stored_scale_dtype(weights: WeightFormat) -> torch.dtype | None:
     return torch.float16 if weights.scale_dtype == "float16" else None
 
 
-def _fp8_of_matrix(weight: Tensor, absmax: Tensor | None) -> QuantizedWeight:
+def _fp8_of_matrix(weight: Tensor, absmax: Absmax) -> QuantizedWeight:
     scale = fp8_scale(row_absmax(weight).amax(dim=0, keepdim=True) if absmax is None else absmax)
     codes = torch.cat([fp8_codes(weight[at], scale) for at in cached_rows(weight)])
     return QuantizedWeight(codes=codes, scale=scale)
@@ -109,7 +107,7 @@ def _fp8_of_blocks(weight: Tensor, size: int) -> QuantizedWeight:
     return QuantizedWeight(codes=codes, scale=scale, group_size=size)
 
 
-def _int4_of_fp8(weight: Tensor, absmax: Tensor | None) -> QuantizedWeight:
+def _int4_of_fp8(weight: Tensor, absmax: Absmax) -> QuantizedWeight:
     """The weight to FP8 under one scale, these values to INT4 per row, as Quark 0.13 in float32."""
     largest = row_absmax(weight).amax(dim=0, keepdim=True) if absmax is None else absmax
     first = fp8_scale(largest)
@@ -147,7 +145,7 @@ class MseNearest(RowAlgorithm):
 
     @override
     def quantize(
-        self, weight: Tensor, weights: WeightFormat, *, absmax: Tensor | None, moments: Moments
+        self, weight: Tensor, weights: WeightFormat, *, absmax: Absmax, moments: Moments
     ) -> QuantizedWeight:
         counts = _importance(weight, weights, moments)
 

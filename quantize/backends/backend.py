@@ -11,7 +11,7 @@ from ...recipes.schema import Algorithm, BackendName, WeightFormat
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..algorithms import InputMoments, Need
+    from ..algorithms import Absmax, Moments, Need
     from ..numerics.quantized_weight import QuantizedWeight
 
 ABSMAX_NEAREST = Algorithm(scale="absmax", rounding="nearest")
@@ -37,8 +37,8 @@ class Backend(ABC):
         self,
         weight: "Tensor",
         weights: WeightFormat,
-        absmax: "Tensor | None" = None,
-        moments: "InputMoments | None" = None,
+        absmax: "Absmax" = None,
+        moments: "Moments" = None,
     ) -> "QuantizedWeight":
         """Quantize a weight, or a block of its rows if `streams_rows`; as `RowAlgorithm.quantize`.
 
@@ -79,8 +79,8 @@ class TorchBackend(Backend):
         self,
         weight: "Tensor",
         weights: WeightFormat,
-        absmax: "Tensor | None" = None,
-        moments: "InputMoments | None" = None,
+        absmax: "Absmax" = None,
+        moments: "Moments" = None,
     ) -> "QuantizedWeight":
         from ..algorithms import row_algorithm
 

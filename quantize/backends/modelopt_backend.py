@@ -5,7 +5,7 @@ Its export packing is private API, hence the pinned version and a contract test.
 
 import contextlib
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from ...recipes.errors import BackendError
 from ...recipes.schema import Algorithm, BackendName, WeightFormat
-from ..algorithms import InputMoments
+from ..algorithms import Absmax, Moments
 from ..numerics.number_formats import fp8_codes, fp8_scale
 from ..numerics.quantized_weight import QuantizedWeight, fp4_codes_of_bytes
 from .backend import TorchBackend
@@ -81,18 +81,8 @@ class ModelOptBackend(VendorBackend):
 
     @override
     def quantize(
-        self,
-        weight: Tensor,
-        weights: WeightFormat,
-        absmax: Tensor | None = None,
-        moments: InputMoments | None = None,
+        self, weight: Tensor, weights: WeightFormat, absmax: Absmax = None, moments: Moments = None
     ) -> QuantizedWeight:
-        """Quantize one whole weight with ModelOpt's calibration and export.
-
-        Returns:
-            codes float8_e4m3fn, scale [rows, 1] or [1, 1] float32 (FP8), or codes uint8, scale
-            [rows, in_features / 16] float8_e4m3fn and a global scale (NVFP4).
-        """
         rows = finite_absmax(self.name, weight).float()
         covered = with_absmax(self.name, weight, weights, absmax)
         largest = rows.amax(dim=0, keepdim=True) if absmax is None else absmax
@@ -151,16 +141,13 @@ def _run_modelopt(
     }
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(io.StringIO()):  # tqdm
-        model = mtq.quantize(nn.Sequential(linear), config, _reading(inputs))
+        reading = None if inputs is None else lambda model: model(inputs)
+        model = mtq.quantize(nn.Sequential(linear), config, reading)
     if "not positive definite" in said.getvalue():
         raise RuntimeError("GPTQ found no Cholesky factor and went on with the nearest codes")
     # The default, the checkpoint's dtype, rounds twice: in bfloat16 first, then to FP8.
     _process_quantized_modules(model, torch.float32)
     return model[0]
-
-
-def _reading(inputs: Tensor | None) -> Callable[[nn.Module], object] | None:
-    return None if inputs is None else lambda model: model(inputs)
 
 
 def _attributes(weights: WeightFormat, rows: int) -> dict[str, Any]:
@@ -176,7 +163,7 @@ def _attributes(weights: WeightFormat, rows: int) -> dict[str, Any]:
 def _with_vanishing_rows(
     weight: Tensor, absmax: Tensor, codes: Tensor, scale: Tensor
 ) -> QuantizedWeight:
-    """Round with our own numerics what is below ModelOpt's range.
+    """Rows below ModelOpt's range are rounded with our own numerics.
 
     ModelOpt 0.47 gives scale 0 and NaN codes for an all-zero weight per tensor, and floors the
     absmax of a channel at 2^-126, so that a row of subnormal numbers gets a scale far too large.

@@ -24,7 +24,7 @@ from typing_extensions import override
 
 from ...recipes.errors import BackendError
 from ...recipes.schema import BackendName, WeightFormat
-from ..algorithms import InputMoments
+from ..algorithms import Absmax, Moments
 from ..numerics.number_formats import FP8, FP8_MAX, fp4_codes
 from ..numerics.quantized_weight import QuantizedWeight
 from .vendor import (
@@ -197,19 +197,8 @@ class QuarkBackend(VendorBackend):
 
     @override
     def quantize(
-        self,
-        weight: Tensor,
-        weights: WeightFormat,
-        absmax: Tensor | None = None,
-        moments: InputMoments | None = None,
+        self, weight: Tensor, weights: WeightFormat, absmax: Absmax = None, moments: Moments = None
     ) -> QuantizedWeight:
-        """Quantize one whole weight with Quark's own observer and rounding.
-
-        Returns:
-            codes int8 and scale [rows, 1 or groups] in the weight's dtype (INT4), codes
-            float8_e4m3fn and scale [rows, 1] or [1, 1] float32 (FP8), or codes uint8 and scale
-            [rows, groups] float32 (MXFP4). Two stages: scale [rows, 1] float32, and a global one.
-        """
         rows = finite_absmax(self.name, weight).float()
         covered = with_absmax(self.name, weight, weights, absmax)
         self.check(weights)

@@ -15,7 +15,7 @@ from typing_extensions import override
 from ...recipes.errors import BackendError
 from ...recipes.packages import install_line
 from ...recipes.schema import Algorithm, BackendName, WeightFormat
-from ..algorithms import InputMoments, Need
+from ..algorithms import Absmax, Moments, Need
 from ..numerics.number_formats import row_absmax
 from .backend import ABSMAX_NEAREST, Backend
 
@@ -95,18 +95,12 @@ def finite_absmax(backend: BackendName, weight: Tensor) -> Tensor:
 
 
 def with_absmax(
-    backend: BackendName, weight: Tensor, weights: WeightFormat, absmax: Tensor | None
+    backend: BackendName, weight: Tensor, weights: WeightFormat, absmax: Absmax
 ) -> Tensor:
     """A weight for whose scale a toolkit finds `absmax`: one more row holds it, where it is larger.
 
     No toolkit takes the largest magnitude from outside; the codes of that row are to be dropped.
-
-    Args:
-        weight: [rows, in_features], finite.
-        absmax: [1, 1] float32, that the scale of the whole matrix must cover; None = `weight`'s.
-
-    Returns:
-        `weight` itself, or [rows + 1, in_features] in its dtype, in float32 if that rounds absmax.
+    `absmax` is [1, 1] float32, None = the weight's; the result is float32 if its dtype rounds it.
     """
     if absmax is None:
         return weight
@@ -125,7 +119,7 @@ def with_absmax(
     return torch.cat([weight, exact] if float(exact[0, 0]) == wanted else [weight.float(), row])
 
 
-def gptq_inputs(moments: InputMoments | None) -> Tensor:
+def gptq_inputs(moments: Moments) -> Tensor:
     """Inputs for a toolkit's GPTQ."""
     if moments is None:
         raise TypeError("gptq needs the second moments of the inputs")

@@ -7,57 +7,39 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from typing_extensions import override
 
 from ...recipes.brief import Brief, megabytes
 from ...recipes.errors import CheckpointError
 from ...recipes.packages import package_version
-from ..files.checkpoint import CONFIG_FILE, PROVENANCE_FILE, UNVERIFIED_CONFIG_FILE, Checkpoint
-from ..files.digests import algorithm_of
+from ..files import provenance as records
+from ..files.checkpoint import CONFIG_FILE, PROVENANCE_FILE, Checkpoint
 from ..files.hub import DraftSource, recorded_argv
-from ..files.provenance import (
-    CutProvenance,
-    DequantizedProvenance,
-    GraftedProvenance,
-    QuantizedProvenance,
-    QuantizedSource,
-    Rounding,
-    TensorBytes,
-    TranscodedProvenance,
-)
-from ..files.provenance_file import check_recorded, check_seal, read_provenance
-from ..files.publish import Rewrite, check_no_other_weights, config_and_index, publish
+from ..files.provenance_file import check_seal, read_provenance
+from ..files.publish import check_no_other_weights, publish
 from ..files.safetensors_file import SafetensorsFile
 from ..files.safetensors_header import FloatDtype, StoredTensor
 from ..making.folder_card import plain_card
-from ..numerics.quantized_weight import rounded
-from ..planning.outputs import (
-    ONLY_OF_CODES,
-    OutputTensors,
-    bytes_of,
-    copied,
-    files_of,
-    write_outputs,
+from ..making.rewriting import (
+    OutputPlan,
+    OutputRewrite,
+    quantized_source,
+    side_files_without_codes,
 )
+from ..numerics.quantized_weight import rounded
+from ..planning.outputs import OutputTensors, copied
 from ..stored.linear import decoded_blocks
-from ..stored.stored_declaration import declared_scheme
 from ..stored.stored_draft import StoredDraft, cache_scales
-from ..verify import Compared, DequantizedLinear, check_faults, verify_dequantized
+from ..verify import Compared, DequantizedLinear, verify_dequantized
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DequantizePlan:
+class DequantizePlan(OutputPlan):
     """Every tensor of the output, by name, and the dtype of the dequantized ones."""
 
-    source: StoredDraft
     dtype: FloatDtype
-    outputs: tuple[OutputTensors, ...]
-
-    @property
-    def bytes_after(self) -> int:
-        """Tensor bytes of the output, headers not counted."""
-        return bytes_of(self.outputs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -112,17 +94,9 @@ class DequantizeReport(Brief):
 def plan_dequantization(checkpoint: Checkpoint, dtype: FloatDtype | None = None) -> DequantizePlan:
     """What a quantized folder becomes, in `dtype` or that of its floats; reads headers only.
 
-    Raises:
-        CheckpointError: the folder is not quantized, not a draft, or not as it declares, or its
-            kept weights mix dtypes and none is given.
+    CheckpointError: it is not quantized or not as it declares, or its kept weights mix dtypes.
     """
-    if declared_scheme(checkpoint) is None:
-        raise CheckpointError(
-            checkpoint.folder / CONFIG_FILE,
-            "there is nothing to dequantize: it declares no quantization_config",
-            fix="give the output folder of `draftquant quantize`, or another quantized draft",
-        )
-    source = StoredDraft.read(checkpoint)
+    source = quantized_source(checkpoint, "dequantize")
     if not source.modules:
         raise CheckpointError(
             checkpoint.folder / CONFIG_FILE,
@@ -169,64 +143,50 @@ def dequantize_draft(
 
     Every quantized linear becomes one `NAME.weight` of its unquantized shape, the float32 product
     code * scale rounded to nearest even; all other tensors and side files keep their bytes.
-
-    Args:
-        dtype: of the dequantized weights; None for that of the floating-point weights kept.
-        on_progress: called with the bytes of each tensor written.
-        on_stage: called with "write" and "verify" when they begin.
     """
     checkpoint = source.checkpoint()
     plan = plan_dequantization(checkpoint, dtype)
     cache_scales(checkpoint, plan.source.draft, plan.source.scheme)  # dropped, but not if damaged
-    side_files, card = plain_card(
-        checkpoint.folder, [f for f in checkpoint.side_files() if f not in ONLY_OF_CODES]
-    )
+    side_files, card = plain_card(checkpoint.folder, side_files_without_codes(checkpoint))
     travel = "beside the dequantized ones"
     check_no_other_weights(checkpoint.folder, side_files, travel=travel, made="dequantized")
-    made_by = read_provenance(checkpoint.folder)
-    check_seal(checkpoint.folder, made_by)
-    if isinstance(made_by, GraftedProvenance):
-        made_by = made_by.quantized_by  # of the layer that stands in its target
-    if isinstance(made_by, DequantizedProvenance):
+    record = read_provenance(checkpoint.folder)
+    check_seal(checkpoint.folder, record)
+    if isinstance(record, records.GraftedProvenance):
+        record = record.quantized_by  # of the layer that stands in its target
+    if isinstance(record, records.DequantizedProvenance):
         raise CheckpointError(
             checkpoint.folder / PROVENANCE_FILE,
             f"the folder was dequantized, but its {CONFIG_FILE} declares codes",
             fix="copy or quantize the draft again",
         )
+    config = {k: v for k, v in checkpoint.config.items() if k != "quantization_config"}
     dequantization = _Dequantization(
         out=out,
         folder=checkpoint.folder,
         tensor_bytes=plan.bytes_after,
         side_files=side_files,
-        documents=_documents(plan) | card,
+        documents=plan.documents(config) | card,
         plan=plan,
         source=source,
         argv=argv,
-        made_by=made_by,
+        record=record,
         on_progress=on_progress,
     )
     return dequantization.report(publish(dequantization, on_stage))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Dequantization(Rewrite[Compared]):
+class _Dequantization(OutputRewrite[Compared]):
+    fix = "run again; if it stays, report this with the folder's config.json"
     plan: DequantizePlan
     source: DraftSource
-    argv: Sequence[str]
-    made_by: QuantizedProvenance | TranscodedProvenance | CutProvenance | None
-    on_progress: Callable[[int], None]
+    record: (
+        records.QuantizedProvenance | records.TranscodedProvenance | records.CutProvenance | None
+    )
 
     @override
-    def write_tensors(self, staging: Path) -> None:
-        write_outputs(
-            self.plan.source.checkpoint,
-            staging,
-            self.plan.outputs,
-            self._write_decoded,
-            on_progress=self.on_progress,
-        )
-
-    def _write_decoded(self, output: OutputTensors, file: SafetensorsFile) -> None:
+    def write(self, output: OutputTensors, file: SafetensorsFile) -> None:
         linear, (stored,) = self.plan.source.linear(output.row), output.stored
         offset = 0
         for rows in decoded_blocks(output.row.tensor):
@@ -235,28 +195,16 @@ class _Dequantization(Rewrite[Compared]):
             offset += file.write(stored.name, weights, offset=offset)
 
     @override
-    def verify(self, staging: Path) -> Compared:
-        plan = self.plan
-        found = verify_dequantized(
-            plan.source,
-            staging,
-            plan.dtype,
-            config_file=UNVERIFIED_CONFIG_FILE,
-            algorithm=algorithm_of(self.made_by.digests if self.made_by else {}),
-        )
-        fix = "run again; if it stays, report this with the folder's config.json"
-        check_faults(self.out, self.folder, found.faults, fix=fix)
-        if self.made_by is not None:
-            check_recorded(self.folder, self.made_by.digests, found.source_digests)
-        return found
+    def compared(self, staging: Path, **how: Any) -> Compared:
+        return verify_dequantized(self.plan.source, staging, self.plan.dtype, **how)
 
     @override
-    def provenance(self, found: Compared) -> DequantizedProvenance:
+    def provenance(self, found: Compared) -> records.DequantizedProvenance:
         report = self.report(found)
-        return DequantizedProvenance(
+        return records.DequantizedProvenance(
             draftquant=package_version("draftquant"),
             argv=recorded_argv(self.argv),
-            source=QuantizedSource(
+            source=records.QuantizedSource(
                 hub_id=self.source.hub_id,
                 revision=self.source.revision,
                 family=self.plan.source.draft.family.name,
@@ -264,14 +212,14 @@ class _Dequantization(Rewrite[Compared]):
                 tensor_digests=found.source_digests,
             ),
             dtype=report.dtype,
-            rounding=Rounding(
+            rounding=records.Rounding(
                 elements=report.elements,
                 rounded=report.rounded,
                 max_relative_difference=report.max_relative_difference,
             ),
             tensor_digests=found.output_digests,
-            tensor_bytes=TensorBytes(before=report.bytes_before, after=report.bytes_after),
-            quantized_by=self.made_by,
+            tensor_bytes=records.TensorBytes(before=report.bytes_before, after=report.bytes_after),
+            quantized_by=self.record,
         )
 
     def report(self, found: Compared) -> DequantizeReport:
@@ -284,9 +232,3 @@ class _Dequantization(Rewrite[Compared]):
             bytes_before=self.plan.source.checkpoint.nbytes,
             bytes_after=self.plan.bytes_after,
         )
-
-
-def _documents(plan: DequantizePlan) -> dict[str, str]:
-    checkpoint = plan.source.checkpoint
-    config = {k: v for k, v in checkpoint.config.items() if k != "quantization_config"}
-    return config_and_index(checkpoint, config, files_of(plan.outputs), plan.bytes_after)

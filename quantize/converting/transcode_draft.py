@@ -4,11 +4,13 @@ No weight is rounded anew and no source is needed: what was judged is written fo
 """
 
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal
 
+import torch
+from torch import Tensor
 from typing_extensions import override
 
 from ...recipes.brief import Brief, megabytes
@@ -26,42 +28,30 @@ from ...recipes.schema import (
 from ..drafts import Row
 from ..drafts.draft_cache import UNIT, cache_sites
 from ..drafts.runtime_names import excluded_modules, known_target_layers
-from ..files.checkpoint import CONFIG_FILE, UNVERIFIED_CONFIG_FILE, Checkpoint
-from ..files.digests import algorithm_of
+from ..files import provenance as records
+from ..files.checkpoint import CONFIG_FILE, Checkpoint
 from ..files.hub import DraftSource
-from ..files.provenance import (
-    CutProvenance,
-    Provenance,
-    QuantizedProvenance,
-    TranscodedFrom,
-    TranscodedProvenance,
-)
-from ..files.provenance_file import check_recorded, check_seal, read_provenance, transcoded
-from ..files.publish import Rewrite, check_no_other_weights, config_and_index, json_texts, publish
+from ..files.provenance_file import check_seal, read_provenance, transcoded
+from ..files.publish import check_no_other_weights, json_texts, publish
 from ..files.safetensors_file import SafetensorsFile
 from ..layouts import check_head, check_layout, get_layout, named_heads
+from ..layouts.layout import rows_of_block
 from ..making.execute import store_linear
 from ..making.folder_card import renewed_card
-from ..planning.outputs import (
-    ONLY_OF_CODES,
-    OutputTensors,
-    bytes_of,
-    cache_outputs,
-    copied,
-    files_of,
-    store_cache_scales,
-    write_outputs,
+from ..making.rewriting import (
+    OutputPlan,
+    OutputRewrite,
+    quantized_source,
+    side_files_without_codes,
 )
+from ..numerics.quantized_weight import QuantizedWeight, carried
+from ..planning.outputs import OutputTensors, cache_outputs, cache_scale, copied
+from ..stored.decoded_numbers import blocks_of, stored_scalar
 from ..stored.layouts.scheme import FLOAT_DTYPES
-from ..stored.stored_declaration import declared_scheme, scale_suffix
-from ..stored.stored_draft import StoredDraft, activation_format, cache_scales, weight_format
-from ..verify import Compared, check_faults, verify_transcoded
-from .recode import (
-    check_counts_from_the_middle,
-    check_one_format,
-    recoded_blocks,
-    stored_input_scale,
-)
+from ..stored.linear import StoredLinear, global_scale, input_groups, stored_scales, zero_points
+from ..stored.stored_declaration import INPUT_SCALES, INVERSE_INPUT_SCALE, scale_suffix
+from ..stored.stored_draft import StoredDraft, cache_scales, weight_format
+from ..verify import Compared, verify_transcoded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -97,23 +87,13 @@ class TranscodeReport(Brief):
         }
 
 
-class RecodedCache(NamedTuple):
-    """The scales of an output: its tensors, see `cache_outputs`, and their numbers by name."""
+def _cache_scales(source: StoredDraft, outputs: Sequence[OutputTensors]) -> dict[str, float]:
+    """Those of a folder by the names that the output has; LayoutError where heads have their own.
 
-    outputs: tuple[OutputTensors, ...]
-    scales: Mapping[str, float]
-
-    def write(self, output: OutputTensors, file: SafetensorsFile) -> None:
-        """Write those of one layer."""
-        scales = {tensor.name: self.scales[tensor.name] for tensor in output.stored}
-        store_cache_scales((output,), {output.row.tensor.file: file}, scales)
-
-
-def recoded_cache(source: StoredDraft, recipe: Recipe) -> RecodedCache:
-    """The scales of a folder as a recipe's layout stores them; none where it declares no cache."""
-    outputs = cache_outputs(recipe, source.draft)
+    `outputs` are those of `cache_outputs`: none where the folder declares no cache.
+    """
     if not outputs:
-        return RecodedCache((), {})
+        return {}
     found = cache_scales(source.checkpoint, source.draft, source.scheme)
     names = [tensor.name for output in outputs for tensor in output.stored]
     scales = []
@@ -128,7 +108,7 @@ def recoded_cache(source: StoredDraft, recipe: Recipe) -> RecodedCache:
                     fix="export the draft with one scale per layer (strategy: tensor)",
                 )
             scales.append(values[0])
-    return RecodedCache(outputs, dict(zip(names, scales, strict=True)))
+    return dict(zip(names, scales, strict=True))
 
 
 CarrierChoice = Literal["fp8_e4m3", "none"]
@@ -136,21 +116,14 @@ LAYOUT_NAMES: tuple[LayoutName, ...] = typing.get_args(LayoutName)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TranscodePlan:
+class TranscodePlan(OutputPlan):
     """What a quantized folder becomes; `origin`: the formats in which the codes were found."""
 
-    source: StoredDraft
     recipe: Recipe
-    origin: TranscodedFrom
-    outputs: tuple[OutputTensors, ...]
-    cache: RecodedCache
+    origin: records.TranscodedFrom
+    cache_scales: Mapping[str, float]
     excludes: tuple[str, ...]
-    record: Provenance | None
-
-    @property
-    def bytes_after(self) -> int:
-        """Tensor bytes of the output, headers not counted."""
-        return bytes_of((*self.outputs, *self.cache.outputs))
+    record: records.Provenance | None
 
 
 def plan_transcoding(
@@ -160,13 +133,12 @@ def plan_transcoding(
     *,
     target_layers: int | None = None,
 ) -> TranscodePlan:
-    """What a quantized folder becomes in another layout or carrier.
+    """What a quantized folder becomes in another layout or carrier; None = those of the folder.
 
     Reads headers, and of codes in other tools' layouts zero points and groups of inputs.
 
     Args:
-        layout: of the output; None = that of the folder.
-        carrier: of INT4 codes per channel; "none" for their own format, None = as in the folder.
+        carrier: of INT4 codes per channel; "none" for their own format.
         target_layers: decoder layers of the target, for layouts whose excludes are whole names.
 
     Raises:
@@ -174,23 +146,17 @@ def plan_transcoding(
         LayoutError: the layout cannot hold these codes; names those that can.
     """
     checkpoint = Checkpoint.open(source.folder)
-    if declared_scheme(checkpoint) is None:
-        raise CheckpointError(
-            checkpoint.folder / CONFIG_FILE,
-            "there is nothing to transcode: it declares no quantization_config",
-            fix="give the output folder of `draftquant quantize`, or another quantized draft",
-        )
-    stored = StoredDraft.read(checkpoint)
+    stored = quantized_source(checkpoint, "transcode")
     record = read_provenance(checkpoint.folder)
     check_seal(checkpoint.folder, record)
-    if isinstance(record, CutProvenance):
+    if isinstance(record, records.CutProvenance):
         raise CheckpointError(
             checkpoint.folder,
             f"its vocabulary was cut after it had been quantized ({record.cut})",
             fix="transcode first, then cut",
         )
     found = _recipe(stored, record, layout)
-    check_counts_from_the_middle(stored)
+    _check_counts_from_the_middle(stored)
     origin = _origin(record, found, stored, source)
     recipe = _wanted(found, origin, layout or found.layout, carrier)
     check_layout(recipe)
@@ -200,18 +166,21 @@ def plan_transcoding(
     exact = get_layout(recipe.layout).exact_excludes
     layers = known_target_layers(checkpoint, target_layers) if exact else None
     names = excluded_modules(stored.draft, kept, codes, whole_names=exact, target_layers=layers)
+    cache = cache_outputs(recipe, stored.draft)
     return TranscodePlan(
         source=stored,
         recipe=recipe,
         origin=origin,
-        outputs=tuple(_output(stored, recipe, row, origin.scale_dtype) for row in rows),
-        cache=recoded_cache(stored, recipe),
+        outputs=(*(_output(stored, recipe, row, origin.scale_dtype) for row in rows), *cache),
+        cache_scales=_cache_scales(stored, cache),
         excludes=names,
         record=record,
     )
 
 
-def _recipe(stored: StoredDraft, record: Provenance | None, layout: LayoutName | None) -> Recipe:
+def _recipe(
+    stored: StoredDraft, record: records.Provenance | None, layout: LayoutName | None
+) -> Recipe:
     """The recipe of the folder; of another tool's, one that says no more than its formats.
 
     Such a folder may have a layout that is only read: then it is of the wanted `layout` at once.
@@ -223,8 +192,8 @@ def _recipe(stored: StoredDraft, record: Provenance | None, layout: LayoutName |
             "there is nothing to transcode: no linear is stored quantized",
             fix="quantize the draft first",
         )
-    check_one_format(stored)
-    if isinstance(record, QuantizedProvenance):
+    _check_one_format(stored)
+    if isinstance(record, records.QuantizedProvenance):
         return record.recipe
     weights = weight_format(stored, scheme)
     own = next((name for name in LAYOUT_NAMES if name == scheme.layout.name), layout)
@@ -234,7 +203,7 @@ def _recipe(stored: StoredDraft, record: Provenance | None, layout: LayoutName |
             f"its layout {scheme.layout.name} is read, but not written",
             fix="name the layout of the output, for example --layout compressed-tensors",
         )
-    if isinstance(record, TranscodedProvenance):
+    if isinstance(record, records.TranscodedProvenance):
         first = record.transcoded_from.weights
         if first.dtype != weights.dtype:  # its codes are carried by what is declared
             weights = replace(first, carrier="fp8_e4m3")
@@ -247,7 +216,7 @@ def _recipe(stored: StoredDraft, record: Provenance | None, layout: LayoutName |
         backend="torch",
         layout=own,
         weights=weights,
-        activations=activation_format(scheme),
+        activations=scheme.activation_format(),
         algorithm=Algorithm(scale="absmax", rounding="nearest"),
         kv_cache=cache,
         rules=(Rule(role=("attention", "mlp"), action="quantize"),),
@@ -257,7 +226,7 @@ def _recipe(stored: StoredDraft, record: Provenance | None, layout: LayoutName |
 
 
 def _wanted(
-    found: Recipe, origin: TranscodedFrom, layout: LayoutName, carrier: CarrierChoice | None
+    found: Recipe, origin: records.TranscodedFrom, layout: LayoutName, carrier: CarrierChoice | None
 ) -> Recipe:
     """The same recipe in another layout or carrier.
 
@@ -274,12 +243,12 @@ def _wanted(
 
 
 def _origin(
-    record: Provenance | None, found: Recipe, stored: StoredDraft, source: DraftSource
-) -> TranscodedFrom:
+    record: records.Provenance | None, found: Recipe, stored: StoredDraft, source: DraftSource
+) -> records.TranscodedFrom:
     before = None
-    if isinstance(record, QuantizedProvenance | TranscodedProvenance):
+    if isinstance(record, records.QuantizedProvenance | records.TranscodedProvenance):
         before = record.transcoded_from
-    return TranscodedFrom(
+    return records.TranscodedFrom(
         hub_id=source.hub_id,
         revision=source.revision,
         layout=stored.scheme.layout.name if stored.scheme else found.layout,
@@ -317,15 +286,10 @@ def transcode_draft(
     on_progress: Callable[[int], None] = lambda _count: None,
     on_stage: Callable[[str], None] = lambda _stage: None,
 ) -> TranscodeReport:
-    """Write the same codes as another layout stores them: write, verify by re-reading, rename.
-
-    `on_progress` is called with the bytes of each tensor written, `on_stage` with "write" and
-    "verify".
-    """
+    """Write the same codes as another layout stores them: write, verify by re-reading, rename."""
     checkpoint = plan.source.checkpoint
-    side_files = [file for file in checkpoint.side_files() if file not in ONLY_OF_CODES]
+    side_files = side_files_without_codes(checkpoint)
     check_no_other_weights(checkpoint.folder, side_files, travel="unchanged", made="transcoded")
-
     transcoding = _Transcoding(
         out=out,
         folder=checkpoint.folder,
@@ -334,6 +298,7 @@ def transcode_draft(
         documents=_documents(plan)
         | renewed_card(plan.source, plan.record, plan.recipe, plan.bytes_after),
         plan=plan,
+        record=plan.record,
         argv=argv,
         on_progress=on_progress,
     )
@@ -343,48 +308,34 @@ def transcode_draft(
         before=str(plan.source.scheme),
         after=str(found.scheme),
         linears=len(plan.source.modules),
-        kept=len(plan.outputs) - len(plan.source.modules),
+        kept=sum(not output.changed for output in plan.outputs),
         bytes_before=checkpoint.nbytes,
         bytes_after=plan.bytes_after,
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Transcoding(Rewrite[Compared]):
+class _Transcoding(OutputRewrite[Compared]):
+    fix = "choose another layout: this one cannot hold these quantized values and scales exactly"
     plan: TranscodePlan
-    argv: Sequence[str]
-    on_progress: Callable[[int], None]
 
     @override
-    def write_tensors(self, staging: Path) -> None:
-        plan = self.plan
-        source, outputs = plan.source.checkpoint, (*plan.outputs, *plan.cache.outputs)
-        write_outputs(source, staging, outputs, self._write, on_progress=self.on_progress)
-
-    def _write(self, output: OutputTensors, file: SafetensorsFile) -> None:
+    def write(self, output: OutputTensors, file: SafetensorsFile) -> None:
         plan, row = self.plan, output.row
-        if output in plan.cache.outputs:
-            return plan.cache.write(output, file)
-        blocks = recoded_blocks(plan.source, row, plan.recipe)
-        input_scale = stored_input_scale(plan.source, row, plan.recipe)
-        return store_linear(blocks, row.tensor, plan.recipe.stored, file, input_scale)
+        cached = [tensor for tensor in output.stored if tensor.name in plan.cache_scales]
+        for tensor in cached:
+            file.write(tensor.name, cache_scale(tensor, plan.cache_scales[tensor.name]))
+        if not cached:
+            blocks = _recoded_blocks(plan.source, row, plan.recipe)
+            input_scale = _stored_input_scale(plan.source, row, plan.recipe)
+            store_linear(blocks, row.tensor, plan.recipe.stored, file, input_scale)
 
     @override
-    def verify(self, staging: Path) -> Compared:
-        plan = self.plan
-        algorithm = algorithm_of(plan.record.digests if plan.record else {})
-        sides = plan.source, staging
-        found = verify_transcoded(*sides, config_file=UNVERIFIED_CONFIG_FILE, algorithm=algorithm)
-        fix = (
-            "choose another layout: this one cannot hold these quantized values and scales exactly"
-        )
-        check_faults(self.out, self.folder, found.faults, fix=fix)
-        if plan.record is not None:
-            check_recorded(self.folder, plan.record.digests, found.source_digests)
-        return found
+    def compared(self, staging: Path, **how: Any) -> Compared:
+        return verify_transcoded(self.plan.source, staging, **how)
 
     @override
-    def provenance(self, found: Compared) -> Provenance:
+    def provenance(self, found: Compared) -> records.Provenance:
         plan = self.plan
         return transcoded(
             plan.record,
@@ -397,10 +348,125 @@ class _Transcoding(Rewrite[Compared]):
 
 
 def _documents(plan: TranscodePlan) -> dict[str, str]:
-    checkpoint, layout = plan.source.checkpoint, get_layout(plan.recipe.layout)
+    layout = get_layout(plan.recipe.layout)
     heads = named_heads(plan.recipe, (o.row for o in plan.outputs if o.changed))
     declared = layout.declare(plan.recipe.stored, plan.excludes, heads)
-    own = json_texts(layout.side_files(declared))
-    config = {**checkpoint.config, "quantization_config": declared}
-    files = files_of((*plan.outputs, *plan.cache.outputs))
-    return own | config_and_index(checkpoint, config, files, plan.bytes_after)
+    config = {**plan.source.checkpoint.config, "quantization_config": declared}
+    return json_texts(layout.side_files(declared)) | plan.documents(config)
+
+
+_BLOCK = 2**18  # codes: a few float32 arrays of them fit the cache of a core
+_SCALE_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+
+
+def _check_one_format(source: StoredDraft) -> None:
+    """Fail for a folder of several formats."""
+    scheme = source.scheme
+    groups = (scheme, *scheme.others) if scheme is not None else ()
+    if len({replace(each, targets=(), others=(), excludes=()) for each in groups}) > 1:
+        raise LayoutError(
+            source.checkpoint.folder,
+            "expected one format for all linears, got several, which no other layout holds:"
+            f" {source.scheme}",
+            fix="quantize the BF16 draft with a recipe of the wanted layout",
+        )
+
+
+def _check_counts_from_the_middle(source: StoredDraft) -> None:
+    """LayoutError for the first linear whose codes no layout of this package holds."""
+    for row in source.draft.rows:
+        scheme = source.scheme_of(row)
+        if scheme is None:
+            continue
+        (rows, columns), of = row.tensor.shape, (source.checkpoint, scheme, row.module)
+        asymmetric = zero_points(*of, rows) is not None
+        if asymmetric or input_groups(*of, columns) is not None:
+            what = "asymmetric codes" if asymmetric else "inputs in the order of their activations"
+            raise LayoutError(
+                f"{row.module}: {what}",
+                "no layout that draftquant writes holds them",
+                fix="`draftquant dequantize` the folder, and quantize the weights with a recipe",
+            )
+
+
+def _recoded_blocks(source: StoredDraft, row: Row, recipe: Recipe) -> Iterator[QuantizedWeight]:
+    """The codes and scales of a linear, block by block, as they would come from quantizing.
+
+    The dtype of the row is that of its INT4 scales; LayoutError where a scale is not exact in it.
+    """
+    weights, linear = recipe.weights, source.linear(row)
+    scale, over = _scales(source, row, recipe, linear), None
+    if weights.number.global_scale or weights.first_stage:
+        over = torch.tensor(global_scale(source.checkpoint, row.module))
+    out_features, in_features = row.tensor.shape
+    multiple = rows_of_block(weights)
+    step = max(1, _BLOCK // in_features // multiple) * multiple
+    for rows in blocks_of(out_features, step):
+        block = QuantizedWeight(
+            codes=_codes(linear, rows, weights),
+            scale=_of_rows(scale, rows, weights),
+            global_scale=over,
+            group_size=weights.group_size,
+        )
+        yield carried(block) if weights.carrier else block
+
+
+def _stored_input_scale(source: StoredDraft, row: Row, recipe: Recipe) -> float | None:
+    """The static scale of a linear's input; None where the recipe has none."""
+    if not recipe.needs_input_scales:
+        return None
+    for suffix in INPUT_SCALES:
+        tensor = source.checkpoint.tensors.get(f"{row.module}.{suffix}")
+        if tensor is not None:
+            value = stored_scalar(source.checkpoint, tensor)
+            return 1 / value if suffix == INVERSE_INPUT_SCALE else value
+    raise CheckpointError(
+        source.checkpoint.folder,
+        f"{row.module} has no stored input scale",
+        fix="run `draftquant verify`, then quantize the draft again",
+    )
+
+
+def _codes(linear: StoredLinear, rows: range, weights: WeightFormat) -> Tensor:
+    """Codes [rows, in_features] as `QuantizedWeight` has them; carried ones are INT4 again."""
+    stored = linear.bytes_of(rows)
+    if weights.number.is_integer:
+        return torch.from_numpy(linear.codes(rows, stored)).to(torch.int8)
+    raw = torch.from_numpy(stored.reshape(len(rows), -1))
+    if weights.number.is_fp8:
+        return raw.view(torch.float8_e4m3fn)
+    return torch.stack((raw & 15, raw >> 4), dim=-1).flatten(1)
+
+
+def _of_rows(scale: Tensor, rows: range, weights: WeightFormat) -> Tensor:
+    if weights.granularity == "tensor":
+        return scale
+    size = weights.group_size or 1 if weights.granularity == "block" else 1
+    return scale[rows.start // size : -(-rows.stop // size)]
+
+
+def _scales(source: StoredDraft, row: Row, recipe: Recipe, linear: StoredLinear) -> Tensor:
+    """All scales of a linear in the dtype that the layout stores, [rows or blocks, groups]."""
+    weights = recipe.weights
+    if weights.granularity == "tensor":
+        return torch.from_numpy(linear.scale)
+    scheme = source.scheme_of(row)
+    if scheme is None:
+        raise ValueError(f"{row.tensor.name} is not stored quantized")
+    exact = torch.from_numpy(stored_scales(source.checkpoint, scheme, row.module))
+    if weights.number.global_scale:
+        return exact.to(torch.float8_e4m3fn)
+    if not weights.number.is_integer or weights.carrier or weights.first_stage:
+        return exact
+    dtype = _SCALE_DTYPES["F16" if weights.scale_dtype else row.tensor.dtype]
+    scale = exact.to(dtype)
+    wrong = (scale.float() != exact).nonzero()
+    if len(wrong):
+        first = float(exact[tuple(wrong[0])])
+        raise LayoutError(
+            f"{row.module}: scales",
+            f"{len(wrong)} of {exact.numel()} are not exact in {dtype}, first {first:.9g}: layout"
+            f" {recipe.layout} cannot hold them",
+            fix="choose a layout that keeps their dtype, or quantize the BF16 draft for this one",
+        )
+    return scale

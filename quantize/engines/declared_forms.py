@@ -436,7 +436,7 @@ def _understood(found: RawDeclaration, method: object) -> _Understood:
     except VerifyError as exc:
         problem = " ".join(str(exc).split())
     try:
-        keys = ObjectReader.of(found.value, found.where, found.key, strictness="engine")
+        keys = ObjectReader(found.value, found.where, found.key, strictness="engine")
         excludes = layout.excludes(keys)
         return _Understood(layout.name, READERS[layout.name](found.value), excludes)
     except (KeyError, NotReadError, VerifyError):

@@ -7,10 +7,14 @@ from ...recipes.schema import LayoutName, Recipe
 from ..drafts.family import Row
 from ..stored.layouts import LAYOUTS
 from ..stored.layouts.scheme import OwnFormat
-from .compressed_tensors_layout import CompressedTensorsLayout
 from .layout import Layout, last_part
-from .modelopt_layout import Fp8Layout, ModelOptLayout
-from .quark_layout import AwqLayout, QuarkLayout
+from .written_layouts import (
+    AwqLayout,
+    CompressedTensorsLayout,
+    Fp8Layout,
+    ModelOptLayout,
+    QuarkLayout,
+)
 
 _LAYOUTS: dict[LayoutName, Layout] = {
     "quark": QuarkLayout(),

@@ -8,21 +8,24 @@ only where they encode.
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ...recipes.errors import LayoutError
 from ...recipes.library import recipe_file
+from ...recipes.packages import table_beside
 from ...recipes.schema import LayoutName, Recipe, WeightFormat
 from ..drafts.family import Row
 from ..files.safetensors_header import StoredTensor, TensorInfo
 from ..stored.layouts import LAYOUTS
-from ..stored.layouts.scheme import OwnFormat
+from ..stored.layouts.scheme import DeclaredScheme, OwnFormat, declared_activations
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from ..numerics.quantized_weight import QuantizedWeight
 
+_HELD = table_beside(__file__, "written_layouts")
 _ROWS = 32
 """Whole words of 8 rows, where codes are stored transposed; and few, so that blocks stay small."""
 
@@ -61,13 +64,47 @@ class Layout(ABC):
     cache_problem: str | None = "declares no KV cache"
     cache_scale_shape: tuple[int, ...] = ()
 
-    @abstractmethod
     def problem(self, recipe: Recipe) -> str | None:
         """Why this layout cannot express the formats of a recipe of one format, or None."""
+        weights, inputs = recipe.weights, str(recipe.activations or "none")
+        of_weights = f"{weights.dtype} per {weights.granularity}"
+        said = {
+            "weights": of_weights,
+            "stages": "two" if weights.first_stage else "one",
+            "scales": str(weights.scale_dtype),
+            "activations": inputs,
+            "pairs": f"{of_weights} with {inputs}",
+        }
+        for row in _HELD.get(self.name, ()):
+            asked = next(key for key in said if key in row)
+            if not any(fnmatchcase(said[asked], pattern) for pattern in row[asked]):
+                return str(row["says"])
+        return None
 
-    @abstractmethod
-    def parts(self, weight: TensorInfo, recipe: Recipe) -> "Parts":
+    def check_shape(self, weight: TensorInfo, weights: WeightFormat) -> None:
+        """LayoutError where a weight [out, in] is no whole groups or words."""
+        if weights.granularity == "group":
+            check_divides(self.name, weight, 1, weights.group_size or 1)
+
+    def parts(self, weight: TensorInfo, recipe: Recipe) -> Parts:
         """What a quantized weight [out, in] becomes, by suffix, in the order of the file."""
+        weights, layout = recipe.weights, LAYOUTS[self.name]
+        self.check_shape(weight, weights)
+        scheme = DeclaredScheme(
+            layout=layout,
+            weight_dtype=weights.dtype,
+            granularity=weights.granularity,
+            group_size=weights.group_size,
+            first_stage=weights.first_stage,
+            activations=declared_activations(recipe.activations),
+        )
+        asked = "F16" if weights.scale_dtype else "F32"
+        of_weight = "F16" if weights.scale_dtype else weight.dtype
+        found = {}
+        for suffix, part in layout.parts(scheme, *weight.shape).items():
+            dtypes = part.dtypes or (of_weight,)
+            found[suffix] = asked if asked in dtypes else dtypes[0], part.shape
+        return found
 
     @abstractmethod
     def rows(self, block: "QuantizedWeight", weights: WeightFormat) -> "Encoded":
@@ -173,18 +210,6 @@ def scalar(value: "float | Tensor", shape: tuple[int, ...]) -> "Tensor":
     import torch
 
     return torch.as_tensor(value, dtype=torch.float32).reshape(shape)
-
-
-def codes_part(weight: TensorInfo, weights: WeightFormat) -> tuple[str, tuple[int, ...]]:
-    """Dtype and shape of the codes of a weight [out, in], packed along the inputs."""
-    number, (rows, columns) = weights.number, weight.shape
-    return number.stored_dtype, (rows, -(-columns // number.codes_per_element))
-
-
-def scale_dtype(weight: TensorInfo, weights: WeightFormat) -> str:
-    """Safetensors dtype of the stored scales of a weight."""
-    free = "F16" if weights.scale_dtype else weight.dtype
-    return weights.number.scale_dtype or free
 
 
 def stored_scale(scale: "Tensor", weights: WeightFormat) -> "Tensor":

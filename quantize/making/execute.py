@@ -150,14 +150,16 @@ class _Execution:
         """That of the recipe; a plain one where it wins nothing or too few tokens came."""
         recipe = self.plan.recipe_of(step)
         algorithm, statistics = recipe.algorithm, self.measured.statistics
-        if statistics is not None and _canonical(step) in statistics.too_few:
+        if statistics is not None and step.row.canonical_module in statistics.too_few:
             algorithm = algorithm.to_nearest
         if algorithm == self.plan.recipe.algorithm:
             return self.backend
         return get_backend(recipe.backend, algorithm)
 
     def _names_of_need(self, steps: Sequence[Step]) -> list[str]:
-        return [_canonical(step) for step in steps if self._backend_of(step).needs != "none"]
+        return [
+            step.row.canonical_module for step in steps if self._backend_of(step).needs != "none"
+        ]
 
     def _run_stage(
         self,
@@ -166,19 +168,15 @@ class _Execution:
         moments: Mapping[str, InputMoments] = MappingProxyType({}),
     ) -> None:
         def run(step: Step) -> Step:
-            self._step(step, moments.get(_canonical(step)))
+            self._step(step, moments.get(step.row.canonical_module))
             return step
 
         by_size = largest_first(s for s in stage if s.row.tensor.name not in self.run.copied)
         here = [s for s in by_size if s.action == "quantize" and not self.backend.streams_rows]
         futures = [self.pool.submit(run, step) for step in by_size if step not in here]
-        try:
-            for step in here:  # vendor toolkits change process state: never in a thread
-                on_progress(run(step))
-            finish(futures, on_progress)
-        finally:
-            for future in futures:
-                future.cancel()
+        for step in here:  # vendor toolkits change process state: never in a thread
+            on_progress(run(step))
+        finish(futures, on_progress)
 
     def _step(self, step: Step, moments: InputMoments | None) -> None:
         if step.action == "drop":
@@ -188,7 +186,9 @@ class _Execution:
             self._write_norm(step, self.exponents[step.row.module])
         elif step.action == "learn":
             assert self.measured.found is not None  # `every_step` has seen it
-            output.write(step.row.tensor.name, self.measured.found.weight(_canonical(step)))
+            output.write(
+                step.row.tensor.name, self.measured.found.weight(step.row.canonical_module)
+            )
         else:
             blocks = self._quantized_blocks(step, moments)
             input_scale = self.measured.input_scales.get(step.row.module)
@@ -238,7 +238,7 @@ class _Execution:
     def _found(self, step: Step) -> QuantizedWeight | None:
         if self.measured.found is None:
             return None
-        whole, tensor = self.measured.found.quantized(_canonical(step)), step.row.tensor
+        whole, tensor = self.measured.found.quantized(step.row.canonical_module), step.row.tensor
         if tuple(whole.codes.shape) != tensor.shape:
             raise BackendError(
                 tensor.name,
@@ -345,7 +345,3 @@ class _Rows:
             written = self._output.write(self._name, torch.cat(self._parts), offset=self._offset)
             self._offset += written
             self._parts, self._nbytes = [], 0
-
-
-def _canonical(step: Step) -> str:
-    return step.row.canonical.removesuffix(".weight")

@@ -160,7 +160,7 @@ def learned_norms(
         tensor = step.row.tensor
         source = floats(read_whole(plan.draft.checkpoint, tensor), tensor.dtype).astype(np.float64)
         before = np.abs(source * 2.0 ** -balanced.get(tensor.name, 0))
-        after = found.weight(step.row.canonical.removesuffix(".weight")).double().abs().numpy()
+        after = found.weight(step.row.canonical_module).double().abs().numpy()
         larger, smaller = np.maximum(before, after), np.minimum(before, after)
         moved = larger > 0
         factors[tensor.name] = float(np.max(larger[moved] / smaller[moved], initial=1.0))

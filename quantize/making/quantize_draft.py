@@ -23,7 +23,7 @@ from ..files.provenance_file import check_recorded, read_provenance
 from ..files.publish import Rewrite, config_and_index, json_texts, publish
 from ..layouts import get_layout
 from ..lints.catalogue import fixed_config, output_changes
-from ..planning.outputs import checked_cache_scales, files_of, opened, store_cache_scales
+from ..planning.outputs import cache_scale, checked_cache_scales, files_of, opened
 from ..planning.quantization_plan import NOTHING_MEASURED, Measured, Plan, Step
 from ..verify import VerifyReport, check_faults, verify
 from .folder_card import CardFacts, least_card
@@ -130,8 +130,7 @@ def quantize_draft(
     Args:
         target: folder of the target, needed exactly where the recipe drops a table.
         proven: what `check_tables` gave for this plan and target; None = it is asked here.
-        on_stage: called with "start" (where a vendor's toolkit is loaded), "write", "verify" and
-            "sync" when they begin.
+        on_stage: called with "start" (a vendor's toolkit is loaded), "write", "verify" and "sync".
         on_verified: called with bytes re-read and bytes to re-read, of both folders.
         device: says where quantized values are computed, once torch is imported; None = the CPU.
     """
@@ -224,7 +223,10 @@ class _Quantization(Rewrite[VerifyReport]):
                 device=CPU if self.device is None else self.device(),
                 on_progress=self.on_progress,
             )
-            store_cache_scales(plan.cache, run.files, self.method.cache_scales)
+            cached = [(each.row.tensor.file, one) for each in plan.cache for one in each.stored]
+            scales = self.method.cache_scales.values()
+            for (file, tensor), scale in zip(cached, scales, strict=True):
+                run.files[file].write(tensor.name, cache_scale(tensor, scale))
 
     @override
     def verify(self, staging: Path) -> VerifyReport:
@@ -276,9 +278,7 @@ class _Quantization(Rewrite[VerifyReport]):
         """Known whole when everything is written: experts are measured stage by stage."""
         statistics = self.measured.statistics
         few = statistics.too_few if statistics is not None else {}
-        modules = {
-            s.row.canonical.removesuffix(".weight"): s.row.module for s in self.plan.quantized
-        }
+        modules = {s.row.canonical_module: s.row.module for s in self.plan.quantized}
         few_inputs = {modules[name]: count for name, count in sorted(few.items())}
         return replace(self.method, few_inputs=few_inputs)
 

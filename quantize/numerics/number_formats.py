@@ -225,9 +225,7 @@ def nearest_codes(dtype: WeightDtype, rows: Tensor, scale: Tensor, whole: Tensor
 def nearest_values(dtype: WeightDtype, rows: Tensor, served: Tensor) -> Tensor:
     """The values of `nearest_codes` under a scale of 1, but for signs of zero; a new tensor.
 
-    Args:
-        rows: [rows, in_features] float32, finite.
-        served: what multiplies the codes, [rows, 1] float32.
+    `rows` [rows, in_features] and `served` [rows, 1], which multiplies codes, are float32, finite.
     """
     number = NUMBER_FORMATS[dtype]
     if number.is_fp8:

@@ -5,7 +5,7 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from ...recipes.errors import PASS_TRACES, BackendError
 from ...recipes.schema import Recipe
@@ -17,37 +17,34 @@ from ..files.safetensors_header import WORKERS, StoredTensor
 from ..layouts import get_layout
 from ..stored.layouts import HF_QUANT_CONFIG
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 ONLY_OF_CODES = frozenset({PROVENANCE_FILE, HF_QUANT_CONFIG})
 """Side files of a quantized folder that say nothing true about what is made of it."""
 
 
-class Output(Protocol):
-    """What a tensor of a draft becomes, in the output's file of the same name."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """What a tensor of a draft becomes, in the output's file of the same name; dropped: nothing."""
+
+    row: Row
+    stored: tuple[StoredTensor, ...]
 
     @property
-    def row(self) -> Row:
-        """The tensor of the draft."""
-
-    @property
-    def stored(self) -> tuple[StoredTensor, ...]:
-        """The tensors of the output; none where it is dropped."""
+    def bytes_after(self) -> int:
+        """Bytes of everything that it becomes."""
+        return sum(tensor.nbytes for tensor in self.stored)
 
 
 OutputT = TypeVar("OutputT", bound=Output)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OutputTensors:
-    """An `Output`; `changed` where it is written anew, else it is copied byte for byte."""
+class OutputTensors(Output):
+    """An output that is written anew where it is `changed`, else copied byte for byte."""
 
-    row: Row
-    stored: tuple[StoredTensor, ...]
     changed: bool
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of everything that it becomes."""
-        return sum(tensor.nbytes for tensor in self.stored)
 
 
 def copied(row: Row) -> OutputTensors:
@@ -57,7 +54,7 @@ def copied(row: Row) -> OutputTensors:
 
 def bytes_of(outputs: Iterable[Output]) -> int:
     """Tensor bytes of an output, headers not counted."""
-    return sum(tensor.nbytes for output in outputs for tensor in output.stored)
+    return sum(output.bytes_after for output in outputs)
 
 
 def files_of(outputs: Iterable[Output]) -> dict[str, str]:
@@ -126,40 +123,19 @@ def finish(futures: Iterable[Future[OutputT]], on_done: Callable[[OutputT], None
 
 @contextmanager
 def workers() -> Iterator[ThreadPoolExecutor]:
-    """Threads of one core each; what they set holds for torch's later ones, and is put back."""
+    """Threads of one core each; what they set holds for torch's later ones, and is put back.
+
+    What has not begun when the context ends, by an error, is not begun.
+    """
     import torch
 
     before = torch.get_num_threads()
+    pool = ThreadPoolExecutor(WORKERS, initializer=torch.set_num_threads, initargs=(1,))
     try:
-        with ThreadPoolExecutor(WORKERS, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            yield pool
+        yield pool
     finally:
+        pool.shutdown(cancel_futures=True)
         torch.set_num_threads(before)
-
-
-def write_outputs(
-    source: Checkpoint,
-    folder: Path,
-    outputs: Sequence[OutputTensors],
-    write: Callable[[OutputTensors, SafetensorsFile], None],
-    *,
-    on_progress: Callable[[int], None] = lambda _count: None,
-) -> None:
-    """Write every safetensors file of an output, the largest tensors first, in several threads."""
-
-    def write_one(output: OutputTensors) -> OutputTensors:
-        write(output, run.files[output.row.tensor.file])
-        return output
-
-    kept = [output for output in outputs if output.stored and not output.changed]
-    changed = largest_first(output for output in outputs if output.changed)
-    with opened(source, folder, outputs, kept=kept) as run, workers() as pool:
-        futures = [pool.submit(write_one, output) for output in changed]
-        try:
-            finish([*run.copies, *futures], lambda output: on_progress(output.nbytes))
-        finally:
-            for future in futures:
-                future.cancel()
 
 
 def cache_outputs(recipe: Recipe, draft: Draft) -> tuple[OutputTensors, ...]:
@@ -216,15 +192,8 @@ def checked_cache_scales(
     return found
 
 
-def store_cache_scales(
-    outputs: Sequence[OutputTensors],
-    files: Mapping[str, SafetensorsFile],
-    scales: Mapping[str, float],
-) -> None:
-    """Write the scales of the KV cache, in the same order as their outputs."""
+def cache_scale(tensor: StoredTensor, scale: float) -> "Tensor":
+    """A scale of the KV cache as it is stored."""
     import torch
 
-    stored = [(output.row.tensor.file, each) for output in outputs for each in output.stored]
-    for (file, tensor), scale in zip(stored, scales.values(), strict=True):
-        value = torch.full(tensor.shape, scale, dtype=torch.float32)
-        files[file].write(tensor.name, value)
+    return torch.full(tensor.shape, scale, dtype=torch.float32)

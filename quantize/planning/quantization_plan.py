@@ -29,7 +29,7 @@ StepAction = Literal["quantize", "keep", "drop"] | NormAction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class Step(Output):
     """What happens to one tensor, and which rule said so.
 
     Attributes:
@@ -37,20 +37,13 @@ class Step:
             balances the halves, exactly; "learn": a norm whose weight learns with the codes.
     """
 
-    row: Row
     action: StepAction
     rule: int
-    stored: tuple[StoredTensor, ...]
 
     @property
     def bytes_before(self) -> int:
         """Bytes of the source tensor."""
         return self.row.tensor.nbytes
-
-    @property
-    def bytes_after(self) -> int:
-        """Bytes of everything that it becomes."""
-        return sum(tensor.nbytes for tensor in self.stored)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,10 +205,7 @@ class Plan:
 def make_plan(recipe: Recipe, draft: Draft, *, target_layers: int | None = None) -> Plan:
     """Apply a recipe to a draft; whole-name excludes of kept linears need the target's layers.
 
-    Raises:
-        CheckpointError: `target_layers` is not what config.json says, or there is no KV cache.
-        PlanError: the recipe does not fit this draft, or engines would not read the result.
-        LayoutError: the layout cannot express a format, or cannot store one of the shapes.
+    PlanError, LayoutError or CheckpointError where the result could not be stored or served.
     """
     check_layout(recipe)
     layout, steps = get_layout(recipe.layout), []

@@ -10,10 +10,9 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
-from ...recipes.formats import NumberFormat
 from ..files.checkpoint import Checkpoint, open_weights, pread_exactly
 from ..files.safetensors_header import DTYPE_BYTES, TensorInfo
-from .layouts.scheme import FP8_DTYPE, NIBBLES_PER_WORD, PackMethod
+from .layouts.scheme import FP8_DTYPE, NIBBLES_PER_WORD, DeclaredScheme
 
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
@@ -180,20 +179,12 @@ def unpack_fp4(stored: Bytes, *, out: Floats | None = None) -> Floats:
     return out
 
 
-def decoded_codes(
-    stored: Bytes,
-    number: NumberFormat,
-    pack_method: PackMethod | None,
-    offset: int,
-    out: Floats | None,
-) -> Floats:
-    """Codes of stored rows [rows, bytes], padding of the last word too: integers, E4M3 or E2M1.
-
-    Integers lie as `unpack_int4` has them; other formats have one way.
-    """
-    if number.is_integer:
-        return unpack_int4(stored.view(np.int32), str(pack_method), offset=offset, out=out)
-    if number.is_fp8:
+def decoded_codes(stored: Bytes, scheme: DeclaredScheme, out: Floats | None) -> Floats:
+    """Codes of stored rows [rows, bytes], padding of the last word too: integers, E4M3 or E2M1."""
+    if scheme.number.is_integer:
+        offset = scheme.layout.nibble_offset
+        return unpack_int4(stored.view(np.int32), str(scheme.pack_method), offset=offset, out=out)
+    if scheme.number.is_fp8:
         return floats(stored.reshape(-1), FP8_DTYPE, out=out).reshape(stored.shape)
     return unpack_fp4(stored, out=out)
 

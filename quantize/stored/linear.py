@@ -117,11 +117,7 @@ def _check_not_ambiguous(
     numbers: npt.NDArray[np.uint8],
     bits: int,
 ) -> None:
-    """A stored zero point to which no 1 can be added differs from tool to tool.
-
-    GPTQModel adds to whole words, so that it becomes 0 and its neighbour one more; kernels add to
-    each.
-    """
+    """GPTQModel adds the 1 to whole words, so that the next one is one more; kernels to each."""
     count = int(np.count_nonzero(numbers == 2**bits - 1)) if where.plus else 0
     if count:
         raise CheckpointError(
@@ -198,8 +194,7 @@ def decoded_blocks(tensor: TensorInfo) -> Iterator[range]:
 class StoredLinear:
     """One quantized linear of a folder, decoded a block of rows at a time.
 
-    Transposed codes are read whole, four bits a weight. The padding of the last packed word is
-    dropped.
+    Transposed codes are read whole, four bits a weight.
 
     Attributes:
         scale: [out_features, groups] or [1, 1] float32, that of a first stage included.
@@ -246,8 +241,7 @@ class StoredLinear:
             return self._columns.codes(rows)[:, : self._in_features]
         by_row = stored.reshape(len(rows), -1)
         padded = by_row.shape[1] * 8 != self._in_features * self._scheme.number.bits
-        how = self._scheme.number, self._scheme.pack_method, self._scheme.layout.nibble_offset
-        return decoded_codes(by_row, *how, None if padded else out)[:, : self._in_features]
+        return decoded_codes(by_row, self._scheme, None if padded else out)[:, : self._in_features]
 
     def ends(self, bits: int, rows: range) -> tuple[Floats | float, Floats | float]:
         """The smallest and the largest code of each place, inputs in the order of groups."""
@@ -281,7 +275,6 @@ class StoredLinear:
 def _scale(
     checkpoint: Checkpoint, scheme: DeclaredScheme, module: str, out_features: int
 ) -> Floats:
-    """All weight scales of a linear, [out_features, groups] or [1, 1] float32."""
     scale = stored_scales(checkpoint, scheme, module)
     if scheme.granularity == "block":
         return np.repeat(scale, scheme.rows_of_scale, axis=0)[:out_features]

@@ -37,9 +37,8 @@ BLOCK_BYTES = 32 << 20  # as stored; decoding takes some eight times as much
 def held_dtype(stored: StoredDraft, row: Row, dtype: torch.dtype, *, compact: bool) -> torch.dtype:
     """What a row of `stored.draft` is held in, of a computation in `dtype`.
 
-    Codes whose inputs are rounded too are float32 at least: kernels scale the sums of their
-    products. Compact: matrices of a narrower dtype stay as they are stored, to be widened at each
-    use.
+    Codes whose inputs are rounded too are float32 at least: kernels scale the sums of products.
+    Compact: narrower matrices stay as they are stored, to be widened at each use.
     """
     if stored.is_quantized(row):
         scheme = stored.scheme_of(row)
@@ -130,7 +129,6 @@ class LoadedDraft:
     """A draft that can be run.
 
     Attributes:
-        name: of the folder, and what is made of its head when it is served.
         weights: by canonical name, dequantized; d2t and t2d keep their dtype. All on one device.
         quantized: canonical module names of the linears served quantized; empty for BF16.
         linears: canonical module names of every attention and MLP linear: fc and the head are none.
@@ -185,18 +183,16 @@ def load_draft(
             whose inputs are rounded too stay exact), sums in float32, results in BF16.
         compact: hold matrices as narrow as they are stored: the same results in half the memory.
         like: a draft loaded alike; tensors that equal its own bit for bit are its own.
-        on_input: sees the input of every linear that may be quantized before it is rounded; what
-            it returns goes on.
+        on_input: sees every input of a linear before it is rounded; what it returns goes on.
         shared: the target's "embed_tokens.weight" [vocabulary, W] and "lm_head.weight"
             [draft vocabulary, W], for drafts stored without them.
         rope_theta: base of the rotary frequencies instead of the config's, which engines use.
-        kv_cache: of an engine's option for the draft's KV cache: FP8, under scales of 1 where the
-            folder stores none; None = as the folder declares.
-        subtree: the draft is this layer of a target's folder.
+        kv_cache: of an engine's option for the draft's KV cache, under scales of 1 where the folder
+            stores none; None = as the folder declares.
 
     Raises:
-        CheckpointError: the folder is not a draft, a stored tensor is not as declared, a table is
-            neither stored nor given, or it cannot be served as it is asked.
+        CheckpointError: the folder is not a draft or not as it declares, a table is neither stored
+            nor given, or it cannot be served as it is asked.
         VerifyError: its quantization_config is not understood.
     """
     checkpoint = Checkpoint.open(folder, subtree=subtree)
@@ -221,8 +217,8 @@ def load_draft(
         weights[name] = table.to(device, table.dtype if compact and fits else dtype)
     beside = draft.family.side_weights(draft.geometry, folder)
     weights |= {name: weight.to(device, dtype) for name, weight in beside.items()}
-    linears = tuple(_module(r.canonical) for r in draft.rows if r.role in LAYER_ROLES)
-    quantized = {_module(row.canonical): row for row in draft.rows if stored.is_quantized(row)}
+    linears = tuple(row.canonical_module for row in draft.rows if row.role in LAYER_ROLES)
+    quantized = {row.canonical_module: row for row in draft.rows if stored.is_quantized(row)}
     activations = {
         name: scheme.activations
         for name, row in quantized.items()
@@ -233,17 +229,18 @@ def load_draft(
         for name, row in quantized.items()
         if activations.get(name) in STATIC
     }
-    online = online_heads(stored, weights, shared or {}, online_head, dtype)
-    weights |= online
+    served_heads = online_heads(stored, weights, shared or {}, online_head, dtype)
+    weights |= served_heads
+    online = [name.removesuffix(".weight") for name in served_heads]
     if online_head is not None:
-        activations |= dict.fromkeys(map(_module, online), ONLINE_ACTIVATIONS[online_head])
+        activations |= dict.fromkeys(online, ONLINE_ACTIVATIONS[online_head])
     rounding = InputRounding(activations, scales, on_input)
     loaded = LoadedDraft(
         name=ServedForm(online_head=online_head, kv_cache=kv_cache).label(folder.name),
         family=draft.family,
         geometry=geometry,
         weights=weights,
-        quantized=tuple(sorted({*quantized, *map(_module, online)})),
+        quantized=tuple(sorted({*quantized, *online})),
         linears=linears,
         activations=activations,
         forward=draft.family.forward(geometry, weights, rounding),
@@ -322,7 +319,3 @@ def _fusion_sha256(stored: StoredDraft) -> str:
             for _, block in blocks_of_bytes(stored.checkpoint, tensor):
                 digest.update(block.data)
     return digest.hexdigest()
-
-
-def _module(name: str) -> str:
-    return name.removesuffix(".weight")

@@ -44,8 +44,7 @@ class InputRounding:
 
     Args:
         activations: canonical module name of every quantized linear -> as declared for it.
-        scales: canonical module name -> the static scale of a linear's input, [] float32, as
-            kernels have it: of FP8 what codes are multiplied by, of NVFP4 its inverse.
+        scales: canonical module name -> the static scale of its input, [] float32, as kernels have.
         before: sees every input first; what it returns goes on.
     """
 
@@ -166,10 +165,8 @@ def online_heads(
 ) -> dict[str, Tensor]:
     """The heads of a draft as vLLM serves them with this option, dequantized; none without it.
 
-    `weights` are the draft's by canonical name, `shared` the target's tables.
-
-    Raises:
-        CheckpointError: vLLM refuses the option for this draft, or nothing shows whether it does.
+    `weights` are the draft's by canonical name, `shared` the target's tables. CheckpointError where
+    vLLM refuses the option for this draft, or nothing shows whether it does.
     """
     if how is None:
         return {}

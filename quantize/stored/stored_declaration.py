@@ -49,8 +49,9 @@ def stored_parts(
 
     Scales of INT4 may have `source_dtypes` beside F16: that of the weight before quantization.
     """
-    scale_dtypes = tuple(dict.fromkeys((*source_dtypes, "F16")))
-    return scheme.layout.parts(scheme, out_features, in_features, scale_dtypes)
+    own = tuple(dict.fromkeys((*source_dtypes, "F16")))
+    parts = scheme.layout.parts(scheme, out_features, in_features)
+    return {suffix: part._replace(dtypes=part.dtypes or own) for suffix, part in parts.items()}
 
 
 def beside_codes(scheme: DeclaredScheme) -> frozenset[str]:
@@ -177,7 +178,7 @@ def read_scheme(
     raw: RawDeclaration, *, layout: StoredLayout | None = None, strictness: Strictness
 ) -> DeclaredScheme:
     """The one reader of declarations; as one of `layout`, whatever quant_method says, if given."""
-    keys = ObjectReader.of(raw.value, raw.where, raw.key, _NO_MEANING, strictness)
+    keys = ObjectReader(raw.value, raw.where, raw.key, _NO_MEANING, strictness)
     if layout is None:
         _check_not_refused(raw)
         layout = READ_LAYOUTS[keys.choice("quant_method", *READ_LAYOUTS)]

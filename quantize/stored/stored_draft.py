@@ -7,19 +7,19 @@ import dataclasses
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
 import numpy as np
 
 from ...recipes.errors import CheckpointError, LayoutError
-from ...recipes.formats import NUMBER_FORMATS, GroupedActivations, KvCacheDtype
-from ...recipes.schema import ActivationFormat, WeightFormat
+from ...recipes.formats import NUMBER_FORMATS, KvCacheDtype
+from ...recipes.schema import WeightFormat
 from ..drafts import Draft, Family, Row, read_config, read_draft
 from ..drafts.draft_cache import UNIT, CacheScales, cached_layers
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
 from .decoded_numbers import floats, read_whole
-from .layouts.scheme import FLOAT_DTYPES, Activations, DeclaredScheme, is_of_recipes
+from .layouts.scheme import FLOAT_DTYPES, DeclaredScheme, is_of_recipes
 from .linear import StoredLinear
 from .stored_declaration import (
     declared_scheme,
@@ -138,11 +138,7 @@ class StoredDraft:
 
     @classmethod
     def read(cls, checkpoint: Checkpoint) -> "StoredDraft":
-        """Read headers and declaration, and hold them against each other.
-
-        Raises:
-            CheckpointError: the folder is not a draft, or a stored tensor is not as declared.
-        """
+        """Read headers and declaration; CheckpointError where they are not those of a draft."""
         scheme = declared_scheme(checkpoint)
         if scheme is None:
             return cls._of(checkpoint, None, frozenset(), checkpoint.tensors)
@@ -170,8 +166,23 @@ class StoredDraft:
         modules: frozenset[str],
         plain: Collection[str],
     ) -> "StoredDraft":
-        """Of which tensors `plain` are those that belong to no quantized linear."""
-        draft = read_draft(_plain_headers(checkpoint, scheme, modules, plain))
+        """Of which tensors `plain` are those that belong to no quantized linear.
+
+        Every quantized one is spelled as the one weight that it stands for, so that the family's
+        table checks it; a module that the family does not know is left out.
+        """
+        kept = {name: tensor for name, tensor in checkpoint.tensors.items() if name in plain}
+        floats = [t.dtype for t in kept.values() if t.dtype in FLOAT_DTYPES and len(t.shape) == 2]
+        dtype = floats[0] if floats else FLOAT_DTYPES[0]
+        for name, shape in _family_shapes(checkpoint).items() if modules else ():
+            module = name.removesuffix(".weight")
+            if module in modules:
+                file = _file_of(checkpoint, scheme, module)
+                kept[name] = TensorInfo(
+                    name=name, dtype=dtype, shape=shape, file=file, start=0, stop=0
+                )
+        headers = dataclasses.replace(checkpoint, tensors=dict(sorted(kept.items())))
+        draft = read_draft(headers if modules else checkpoint)
         return cls(checkpoint=checkpoint, scheme=scheme, modules=modules, draft=draft)
 
     @property
@@ -185,11 +196,6 @@ class StoredDraft:
             return None
         scales = cache_scales(self.checkpoint, self.draft, self.scheme)
         return StoredKvCache(dtype=self.scheme.kv_cache, scales=scales)
-
-    @property
-    def canonical(self) -> frozenset[str]:
-        """The canonical names of `modules`."""
-        return frozenset(self.draft.family.canonical_name(module) for module in self.modules)
 
     def served_cache(self, asked: KvCacheDtype | None) -> dict[int, CacheScales]:
         """Scales by which an engine keeps keys and values, of every layer; empty = it rounds none.
@@ -294,30 +300,6 @@ def _declared_tensors(
     return names
 
 
-def _plain_headers(
-    checkpoint: Checkpoint,
-    scheme: DeclaredScheme | None,
-    modules: Collection[str],
-    plain: Collection[str],
-) -> Checkpoint:
-    """The same headers with every quantized linear spelled as the one weight that it stands for.
-
-    So the family's table checks names and shapes. A module that the family does not know is left
-    out.
-    """
-    if not modules:
-        return checkpoint
-    kept = {name: tensor for name, tensor in checkpoint.tensors.items() if name in plain}
-    floats = [t.dtype for t in kept.values() if t.dtype in FLOAT_DTYPES and len(t.shape) == 2]
-    for name, shape in _family_shapes(checkpoint).items():
-        module = name.removesuffix(".weight")
-        if module in modules:
-            dtype = floats[0] if floats else FLOAT_DTYPES[0]
-            file = _file_of(checkpoint, scheme, module)
-            kept[name] = TensorInfo(name=name, dtype=dtype, shape=shape, file=file, start=0, stop=0)
-    return dataclasses.replace(checkpoint, tensors=dict(sorted(kept.items())))
-
-
 def _family_shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
     """On-disk weight name -> unquantized shape, for every module of the folder."""
     family, geometry = read_config(checkpoint)
@@ -336,7 +318,6 @@ def _of_cache(checkpoint: Checkpoint) -> frozenset[str]:
 
 
 def _biases(checkpoint: Checkpoint) -> frozenset[str]:
-    """Of the linears that have one in this draft's family."""
     family, geometry = read_config(checkpoint)
     specs = family.tensor_specs(geometry)
     stored = (name for name in checkpoint.tensors if name.endswith(".bias"))
@@ -349,28 +330,6 @@ def _file_of(checkpoint: Checkpoint, scheme: DeclaredScheme | None, module: str)
     codes = checkpoint.tensors.get(f"{module}.{weight_suffix(own)}") if own else None
     stored = (t for name, t in checkpoint.tensors.items() if name.rpartition(".")[0] == module)
     return (codes or next(stored)).file
-
-
-_ACTIVATIONS: Mapping[Activations, ActivationFormat | None] = {
-    "none": None,
-    "token-dynamic": ActivationFormat(dtype="fp8_e4m3", granularity="token", dynamic=True),
-    "tensor-static": ActivationFormat(dtype="fp8_e4m3", granularity="tensor", dynamic=False),
-    "group-dynamic": ActivationFormat(dtype="fp8_e4m3", granularity="group", dynamic=True),
-    **{
-        dtype: ActivationFormat(dtype=dtype, granularity="group", dynamic=True)
-        for dtype in get_args(GroupedActivations)
-    },
-}
-
-
-_NAMES: Mapping[ActivationFormat | None, Activations] = {
-    activations: name for name, activations in _ACTIVATIONS.items()
-}
-
-
-def declared_activations(activations: ActivationFormat | None) -> Activations:
-    """How every layout's declaration is read where a recipe has these activations."""
-    return _NAMES[activations]
 
 
 def weight_format(stored: StoredDraft, scheme: DeclaredScheme) -> WeightFormat:
@@ -399,15 +358,3 @@ def weight_format(stored: StoredDraft, scheme: DeclaredScheme) -> WeightFormat:
         scale_dtype="float16" if float16 else None,
         first_stage=scheme.first_stage,
     )
-
-
-def activation_format(scheme: DeclaredScheme) -> ActivationFormat | None:
-    """The declared format of the inputs, None where they are not rounded; or LayoutError."""
-    if scheme.activations not in _ACTIVATIONS:
-        raise LayoutError(
-            f"activations {scheme.activations}",
-            "expected FP8 scales per token, or static ones: no recipe has the format of"
-            " this folder",
-            fix="quantize the BF16 draft with a recipe instead",
-        )
-    return _ACTIVATIONS[scheme.activations]

@@ -28,10 +28,15 @@ from ..files.provenance import (
 from ..files.provenance_file import read_provenance, sealed
 from ..files.safetensors_header import WORKERS, TensorInfo
 from ..stored.decoded_numbers import stored_scalar
-from ..stored.layouts.scheme import FLOAT_DTYPES, DeclaredScheme, OwnFormat, Part
+from ..stored.layouts.scheme import (
+    FLOAT_DTYPES,
+    DeclaredScheme,
+    OwnFormat,
+    Part,
+    declared_activations,
+)
 from ..stored.linear import INVERSE_SCALE
 from ..stored.stored_declaration import INPUT_SCALES, INVERSE_INPUT_SCALE, scale_suffix
-from ..stored.stored_draft import declared_activations
 from ..stored.stored_tables import StoredTables
 from .codes import Demand
 from .comparison import Compared, Fault, differing

@@ -19,7 +19,8 @@ from ..drafts.geometry import MAP, MASK, SIZE_KEY
 from ..files.checkpoint import CONFIG_FILE, Checkpoint
 from ..files.safetensors_header import StoredTensor, TensorInfo
 from ..lints.vocabulary_lints import check_vocabulary_map, vocabulary_map
-from ..planning.outputs import OutputTensors, bytes_of, copied
+from ..making.rewriting import OutputPlan
+from ..planning.outputs import copied
 from ..stored.decoded_numbers import read_integers, read_whole
 from ..stored.stored_declaration import stored_parts
 from ..stored.stored_draft import StoredDraft
@@ -73,8 +74,7 @@ def stored_target_ids(draft: Draft) -> Ids:
 def kept_rows(draft: Draft, target_ids: Sequence[int]) -> KeptRows:
     """The rows that stand for some tokens; those without a row are left out.
 
-    PlanError: they are not ascending and distinct, or one is none of the target's, or so few or so
-    many rows are kept that the result is no cut draft; or its family has none.
+    PlanError: the ids are no choice of rows, or the family's vocabulary cannot be cut.
     """
     check_may_be_cut(draft)
     vocabulary, where = draft.geometry.vocab_size, draft.checkpoint.folder
@@ -165,7 +165,7 @@ Content = RowsOf | bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CutPlan:
+class CutPlan(OutputPlan):
     """What a folder becomes.
 
     Attributes:
@@ -173,17 +173,10 @@ class CutPlan:
         tables: of the target whose head the rows come from; None where the draft has a head.
     """
 
-    source: StoredDraft
     kept: KeptRows
     config: Mapping[str, Any]
-    outputs: tuple[OutputTensors, ...]
     contents: Mapping[str, Content]
     tables: StoredTables | None
-
-    @property
-    def bytes_after(self) -> int:
-        """Tensor bytes of the result, headers not counted."""
-        return bytes_of(self.outputs)
 
     def result(self) -> Draft:
         """What it will be read as, of headers alone: where its bytes will lie is not known yet."""
@@ -206,9 +199,7 @@ class CutPlan:
 def plan_cut(source: StoredDraft, target_ids: Sequence[int], target: Path | None = None) -> CutPlan:
     """What a folder becomes, quantized or not; `target` only of a draft without a head of its own.
 
-    PlanError: the ids are no choice of rows; the family has no reduced vocabulary; the head is the
-    embedding; a head is missing, or that of the target is of another shape. LayoutError: the rows
-    of the quantized head share what they are decoded by.
+    PlanError: no vocabulary can be cut so. LayoutError: rows of a quantized head share numbers.
     """
     draft = source.draft
     check_may_be_cut(draft)
@@ -236,7 +227,9 @@ def plan_cut(source: StoredDraft, target_ids: Sequence[int], target: Path | None
         copied(Row(tensor=tensor, canonical=tensor.name, role="attention"))
         for _, _, tensor in source.cache_tensors
     ]
-    neighbour = _neighbour(draft, outputs)
+    # In whose file new ones are written: of the head, else the last norm.
+    heads, norm = [each.row for each in outputs if each.row.role == "head"], draft.row(_LAST_NORM)
+    neighbour = (heads[0] if heads or norm is None else norm).tensor
     if neighbour.name not in written:
         written[neighbour.name] = [_Written.whole(source.checkpoint, neighbour)]
     written[neighbour.name] += new.values()
@@ -393,10 +386,3 @@ def _cut_part(source: StoredDraft, row: Row, tensor: TensorInfo, size: int) -> _
         return rows
     stored = replace(tensor.as_stored, shape=after)  # zero points, all alike
     return _Written(stored, read_whole(source.checkpoint, tensor).tobytes()[: stored.nbytes])
-
-
-def _neighbour(draft: Draft, outputs: Sequence[OutputTensors]) -> TensorInfo:
-    """In whose file new ones are written: of the head, else the last norm."""
-    heads = [each.row.tensor for each in outputs if each.row.role == "head"]
-    norm = draft.row(_LAST_NORM)
-    return heads[0] if heads or norm is None else norm.tensor

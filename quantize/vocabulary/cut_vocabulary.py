@@ -6,6 +6,7 @@ It is told which tokens; `choice` says for the record why these.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,16 +17,17 @@ from ...recipes.errors import CheckpointError
 from ...recipes.packages import package_version
 from ..files import provenance as records
 from ..files.card_text import CARD_FILE, is_ours, read_card, split_front
-from ..files.checkpoint import PROVENANCE_FILE, UNVERIFIED_CONFIG_FILE, open_weights, pread_exactly
-from ..files.digests import NEWEST, algorithm_of, tensor_digest
+from ..files.checkpoint import PROVENANCE_FILE, open_weights, pread_exactly
+from ..files.digests import NEWEST, tensor_digest
 from ..files.hub import DraftSource, recorded_argv
-from ..files.provenance_file import check_recorded, check_seal, quantization_of, read_provenance
-from ..files.publish import Rewrite, check_no_other_weights, config_and_index, publish
+from ..files.provenance_file import check_seal, quantization_of, read_provenance
+from ..files.publish import check_no_other_weights, publish
 from ..files.safetensors_file import SafetensorsFile
 from ..making.folder_card import renewed_card
-from ..planning.outputs import OutputTensors, files_of, write_outputs
+from ..making.rewriting import OutputRewrite
+from ..planning.outputs import OutputTensors
 from ..stored.stored_draft import StoredDraft
-from ..verify import VerifyReport, check_faults, verify_cut
+from ..verify import VerifyReport, verify_cut
 from .cut_plan import CutPlan, Ids, RowsOf, plan_cut
 
 
@@ -103,8 +105,7 @@ def cut_vocabulary(
 
     The kept rows, d2t and t2d are written, and the number of rows in config.json; every other
     tensor and side file keeps its bytes. `choice` says for provenance why these; `target` is the
-    folder from whose head the rows come if the draft has none. `on_stage` is called with "write"
-    and "verify" when they begin, `on_progress` with the bytes of each tensor written.
+    folder from whose head the rows come if the draft has none.
     """
     checkpoint = source.checkpoint()
     record = _usable(checkpoint.folder, read_provenance(checkpoint.folder))
@@ -112,14 +113,12 @@ def cut_vocabulary(
     side_files = [file for file in checkpoint.side_files() if file != PROVENANCE_FILE]
     travel, folder = "with the whole vocabulary", checkpoint.folder
     check_no_other_weights(folder, side_files, travel=travel, made="cut")
-    files = files_of(plan.outputs)
-    documents = config_and_index(checkpoint, plan.config, files, plan.bytes_after)
     cutting = _Cutting(
         out=out,
         folder=folder,
         tensor_bytes=plan.bytes_after,
         side_files=[file for file in side_files if file != CARD_FILE],
-        documents=cut_card(plan, record, choice) | documents,
+        documents=cut_card(plan, record, choice) | plan.documents(plan.config),
         plan=plan,
         source=source,
         choice=choice,
@@ -131,23 +130,15 @@ def cut_vocabulary(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Cutting(Rewrite[VerifyReport]):
-    """One run; `record` is draftquant.json of the source, None where it has none."""
-
+class _Cutting(OutputRewrite[VerifyReport]):
+    fix = "report this with the draft's config.json"
     plan: CutPlan
     source: DraftSource
     choice: records.VocabularyChoice
     record: _Record | None
-    argv: Sequence[str]
-    on_progress: Callable[[int], None]
 
     @override
-    def write_tensors(self, staging: Path) -> None:
-        plan = self.plan
-        source = plan.source.checkpoint
-        write_outputs(source, staging, plan.outputs, self._write, on_progress=self.on_progress)
-
-    def _write(self, output: OutputTensors, file: SafetensorsFile) -> None:
+    def write(self, output: OutputTensors, file: SafetensorsFile) -> None:
         for stored in output.stored:
             content = self.plan.contents[stored.name]
             if isinstance(content, bytes):
@@ -156,25 +147,18 @@ class _Cutting(Rewrite[VerifyReport]):
                 _write_rows(content, self.plan.kept.rows, stored.name, file)
 
     @override
-    def verify(self, staging: Path) -> VerifyReport:
-        plan, tables = self.plan, self.plan.tables
-        found = verify_cut(
-            staging,
-            plan.source,
-            target_ids=plan.kept.target_ids,
-            target=tables.checkpoint.folder if tables else None,
-            config_file=UNVERIFIED_CONFIG_FILE,
-            algorithm=algorithm_of(self.record.digests if self.record else {}),
-        )
-        fix = "report this with the draft's config.json"
-        check_faults(self.out, self.folder, found.faults, fix=fix)
-        if self.record is not None:
-            check_recorded(self.folder, self.record.digests, found.source_digests)
-        return found
+    def compared(self, staging: Path, **how: Any) -> VerifyReport:
+        target = self.plan.tables.checkpoint.folder if self.plan.tables else None
+        ids = self.plan.kept.target_ids
+        return verify_cut(staging, self.plan.source, target_ids=ids, target=target, **how)
 
     @override
     def provenance(self, found: VerifyReport) -> records.CutProvenance:
-        plan, record = self.plan, self.record
+        plan, record, head_from = self.plan, self.record, None
+        if plan.tables is not None:
+            head = plan.tables.lm_head
+            digest = tensor_digest(plan.tables.checkpoint, head, NEWEST)
+            head_from = records.TargetHead(tensor=head.name, digest=digest)
         cut = records.VocabularyCut(
             source=records.SourceDraft(
                 hub_id=self.source.hub_id,
@@ -187,7 +171,7 @@ class _Cutting(Rewrite[VerifyReport]):
             size_before=plan.kept.size_before,
             size=len(plan.kept.rows),
             missing=plan.kept.missing,
-            head_from=_target_head(plan),
+            head_from=head_from,
         )
         return records.CutProvenance(
             draftquant=package_version("draftquant"),
@@ -235,14 +219,6 @@ def _usable(folder: Path, record: records.Provenance | None) -> _Record | None:
         "the folder was dequantized, and its vocabulary cannot be cut any more",
         fix="cut the draft that it was made of, then make it again",
     )
-
-
-def _target_head(plan: CutPlan) -> records.TargetHead | None:
-    if plan.tables is None:
-        return None
-    head = plan.tables.lm_head
-    digest = tensor_digest(plan.tables.checkpoint, head, NEWEST)
-    return records.TargetHead(tensor=head.name, digest=digest)
 
 
 def _write_rows(content: RowsOf, rows: Ids, name: str, file: SafetensorsFile) -> None:

@@ -43,8 +43,7 @@ def graft(settings: GraftSettings) -> "reports.GraftReport":
         LayoutError: no declaration makes an engine read target and layer each as it is stored.
         DraftQuantError: of another stage; nothing is left behind.
     """
-    from ...quantize.grafting.graft_layer import graft_layer
-    from ...quantize.grafting.graft_plan import plan_graft
+    from ...quantize.grafting.graft_layer import graft_layer, plan_graft
 
     source = resolve_draft(str(settings.layer), settings.subtree)
     plan = plan_graft(Path(settings.target), source, replace=settings.replace)

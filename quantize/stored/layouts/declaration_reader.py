@@ -8,80 +8,31 @@ from collections.abc import Collection, Mapping
 from typing import Any, Literal, TypeVar
 
 from ....recipes.errors import DeclarationError, short
+from ....recipes.packages import table_beside
 
-_OWN_CODES = "its codes are in a form that only its own library decodes"
+_TABLE = table_beside(__file__)
 UNREAD_METHODS: Mapping[str, str] = {
-    "aqlm": _OWN_CODES,
-    "bitsandbytes": "its codes and nested scales (quant_state) are decoded by bitsandbytes alone",
-    "eetq": _OWN_CODES,
-    "exl2": _OWN_CODES,
-    "exl3": _OWN_CODES,
-    "gguf": _OWN_CODES,
-    "higgs": "its weights are rotated before they are rounded",
-    "hqq": _OWN_CODES,
-    "paroquant": "its weights are rotated before they are rounded",
-    "quip": "its weights are rotated before they are rounded",
-    "spqr": _OWN_CODES,
-    "torchao": "it saves tensor subclasses, flattened or pickled, that it alone puts together",
-    "vptq": _OWN_CODES,
+    method: row["why"] for row in _TABLE["unread"] for method in row["methods"]
 }
-"""By quant_method."""
+"""Why, by quant_method."""
 OTHER_WAY = "dequantize it with {}'s own library, or quantize the BF16 draft again"
-
-_BF16 = "quantize the BF16 draft with draftquant"
-_ROTATED = (
-    "export it without rotations, whose part at run time replay does not compute (llm-compressor:"
-    f" leave QuIPModifier and SpinQuantModifier out), or {_BF16}"
-)
-_INTEGERS_OF_8_BITS = (
-    "export it as GPTQ (GPTQModel, AutoRound), whose weights of 8 bits are read; or in FP8, which"
-    f" takes as many bytes; or {_BF16}: --recipe fp8-ptpc"
-)
-_WAYS_OUT: tuple[tuple[str, tuple[object, ...], str], ...] = (
-    (".transform_config", (), _ROTATED),
-    (".rotation", (), _ROTATED),
-    (".adapter", (), f"merge the adapter into the BF16 draft, and {_BF16}"),
-    (".sparsity_config", (), f"export it without compressed zeros (sparsity), or {_BF16}"),
-    (
-        ".weights.symmetric",
-        (False,),
-        "export it with symmetric: true, or as AWQ or GPTQ, whose zero points are read; or"
-        f" {_BF16}",
-    ),
-    (
-        ".weights.actorder",
-        ("group", "dynamic"),
-        'export it with actorder: "weight", which stores no order, or as GPTQ (desc_act), whose'
-        f" order is read; or {_BF16}",
-    ),
-    (".weights.num_bits", (8,), _INTEGERS_OF_8_BITS),
-    (".format", ("int-quantized",), _INTEGERS_OF_8_BITS),
-    (
-        ".data_type",
-        (),
-        f"export it to compressed-tensors (AutoRound: format='llm_compressor'), or {_BF16}",
-    ),
-    (".quant_algo", (), f"export it as FP8 or NVFP4, or {_BF16}"),
-)
-"""The end of a key, values that it is for (none = any), and what whoever has such a folder does."""
 
 
 def way_out(key: str, got: object) -> str | None:
     """What to do about a declaration that is not read; None where nothing particular is known."""
-    ways = (
-        way for end, values, way in _WAYS_OUT if key.endswith(end) and (not values or got in values)
-    )
-    return next(ways, None)
+    for row in _TABLE["way_out"]:
+        if key.endswith(tuple(row["keys"])) and got in row.get("values", [got]):
+            return str(row["way"])
+    return None
 
 
 _MOST_NAMES, _LONGEST_NAME, _MOST_CHARACTERS = 1000, 1000, 60_000
 _MOST_LAYERS, _LAYER = 256, re.compile(r"layers\.(\d+)")
 _MOST_EXPRESSIONS = 4000  # characters of those that are more than a name with stars
-SPEC_NO_MEANING = frozenset({
-    "enable_buffer_reuse", "max_input_numel", "observer", "observer_cls", "observer_kwargs",
-    "round_method", "scale_type",
-})  # fmt: skip
+SPEC_NO_MEANING = frozenset(_TABLE["no_meaning"]["spec"].split())
 """Keys of a tensor's spec that say how values were found, never how to decode them."""
+INTEGERS_NO_MEANING = frozenset(_TABLE["no_meaning"]["integers"].split())
+"""How values were found, which modules were looked at, and which kernels are to be used."""
 ChoiceT = TypeVar("ChoiceT", bound=str | int | bool)
 Strictness = Literal["folder", "declaration", "engine"]
 """What must be understood.
@@ -109,31 +60,23 @@ class ObjectReader:
 
     def __init__(
         self,
-        value: dict[str, Any],
-        where: object,
-        key: str,
-        ignored: Collection[str],
-        strictness: Strictness,
-    ) -> None:
-        self.where = where
-        self.key = key
-        self.strictness = strictness
-        self._value = value
-        self._seen = set(ignored)
-
-    @classmethod
-    def of(
-        cls,
         value: object,
         where: object,
         key: str,
         ignored: Collection[str] = (),
         strictness: Strictness = "folder",
-    ) -> "ObjectReader":
-        """Wrap what must be a JSON object."""
+    ) -> None:
         if not isinstance(value, dict):
             raise not_understood(where, key, ("a JSON object",), value)
-        return cls(value, where, key, ignored, strictness)
+        self.where = where
+        self.key = key
+        self.strictness = strictness
+        self._value: dict[str, Any] = value
+        self._seen = set(ignored)
+
+    def refused(self, key: str, understood: Collection[str], got: object) -> DeclarationError:
+        """The error for what stands at a key."""
+        return not_understood(self.where, self._path(key), understood, got)
 
     def says(self, key: str, value: int) -> bool:
         """True if the key is there with exactly this whole number; it counts as read then."""
@@ -147,14 +90,13 @@ class ObjectReader:
 
     def has(self, key: str) -> bool:
         """True if the key is there and not null."""
-        self._seen.add(key)
-        return self._value.get(key) is not None
+        return self.as_it_is(key) is not None
 
     def names(self) -> tuple[str, ...]:
         """All keys."""
         return tuple(self._value)
 
-    def as_it_is(self, key: str) -> object:
+    def as_it_is(self, key: str) -> Any:
         """What stands there, whatever it is; None where nothing does."""
         self._seen.add(key)
         return self._value.get(key)
@@ -170,34 +112,34 @@ class ObjectReader:
             return {}
         found = self.section(key)
         if problem := _too_many(list(found.names())):
-            raise not_understood(self.where, self._path(key), (problem,), self._value[key])
+            raise self.refused(key, (problem,), self._value[key])
         return {name: found.section(name) for name in found.names()}
 
     def section(self, key: str, ignored: Collection[str] = ()) -> "ObjectReader":
         """A nested object that must be there."""
-        self._seen.add(key)
-        return self._inside(self._value.get(key), self._path(key), ignored)
+        return self._inside(self.as_it_is(key), key, ignored)
 
     def sections(self, key: str, ignored: Collection[str] = ()) -> "list[ObjectReader]":
         """A nested object, or a list of such, that must be there and hold at least one."""
-        value = self._value.get(key)
+        value = self.as_it_is(key)
         if not isinstance(value, list):
             return [self.section(key, ignored)]
-        self._seen.add(key)
         if not value:
-            raise not_understood(self.where, self._path(key), ("a JSON object",), value)
-        return [
-            self._inside(item, f"{self._path(key)}[{i}]", ignored) for i, item in enumerate(value)
-        ]
+            raise self.refused(key, ("a JSON object",), value)
+        return [self._inside(item, f"{key}[{i}]", ignored) for i, item in enumerate(value)]
 
     def choice(self, key: str, *understood: ChoiceT) -> ChoiceT:
         """A value that must be there and be one of `understood`, of the same JSON type."""
-        self._seen.add(key)
-        got = self._value.get(key)
+        got = self.as_it_is(key)
         for value in understood:
             if type(got) is type(value) and got == value:
                 return value
-        raise not_understood(self.where, self._path(key), [repr(v) for v in understood], got)
+        raise self.refused(key, [repr(v) for v in understood], got)
+
+    def exactly(self, **wanted: str | int | bool) -> None:
+        """Values that must be there and be these."""
+        for key, value in wanted.items():
+            self.choice(key, value)
 
     def value(self, key: str, default: ChoiceT | None, *understood: ChoiceT) -> ChoiceT:
         """A value that is one of `understood`, or missing or null: then the default, if any."""
@@ -208,7 +150,7 @@ class ObjectReader:
         self._seen.add(key)
         got = self._value.get(key, understood[0])
         if not any(type(got) is type(value) and got == value for value in understood):
-            raise not_understood(self.where, self._path(key), [repr(v) for v in understood], got)
+            raise self.refused(key, [repr(v) for v in understood], got)
 
     def absent(self, *keys: str) -> None:
         """Keys that would change the meaning: missing, null, false or empty."""
@@ -216,29 +158,31 @@ class ObjectReader:
         for key in keys:
             got = self._value.get(key)
             if got not in (None, False, [], {}) or (got == 0 and type(got) is not bool):
-                raise not_understood(self.where, self._path(key), ("null",), got)
+                raise self.refused(key, ("null",), got)
 
     def strings(self, key: str) -> tuple[str, ...]:
         """A list of names or patterns; a missing key gives none. The longest real one has 600."""
-        self._seen.add(key)
-        got = self._value.get(key)
+        got = self.as_it_is(key)
         if got is None:
             return ()
         if not isinstance(got, list) or not all(isinstance(item, str) for item in got):
-            raise not_understood(self.where, self._path(key), ("a list of names",), got)
-        problem = _too_many(got)
-        if problem:
-            raise not_understood(self.where, self._path(key), (problem,), got)
+            raise self.refused(key, ("a list of names",), got)
+        if problem := _too_many(got):
+            raise self.refused(key, (problem,), got)
         return tuple(got)
+
+    def same_strings(self, key: str, like: str, what: str, wanted: Collection[str]) -> None:
+        """A second list of what `wanted` of the key `like` is, in any order, or none."""
+        got = self.strings(key)
+        if self.has(key) and set(got) != set(wanted):
+            raise self.refused(key, (f"the same {what} as {like} {sorted(wanted)}",), sorted(got))
 
     def one_of_lists(self, key: str, *understood: tuple[int, ...]) -> tuple[int, ...]:
         """A list that must be there and hold exactly the whole numbers of one of these."""
-        self._seen.add(key)
-        got = self._value.get(key)
+        got = self.as_it_is(key)
         whole = isinstance(got, list) and all(type(item) is int for item in got)
-        if not isinstance(got, list) or not whole or tuple(got) not in understood:
-            lists = [str(list(each)) for each in understood]
-            raise not_understood(self.where, self._path(key), lists, got)
+        if not whole or tuple(got) not in understood:
+            raise self.refused(key, [str(list(each)) for each in understood], got)
         return tuple(got)
 
     def finish(self) -> None:
@@ -246,12 +190,10 @@ class ObjectReader:
         for key in self._value:
             if key not in self._seen:
                 known = sorted(self._seen)
-                raise not_understood(
-                    self.where, self._path(key) + " (unknown key)", known, self._value[key]
-                )
+                raise self.refused(f"{key} (unknown key)", known, self._value[key])
 
     def _inside(self, value: object, key: str, ignored: Collection[str]) -> "ObjectReader":
-        return ObjectReader.of(value, self.where, key, ignored, self.strictness)
+        return ObjectReader(value, self.where, self._path(key), ignored, self.strictness)
 
     def _path(self, key: str) -> str:
         return f"{self.key}.{key}" if self.key else key

@@ -5,7 +5,7 @@ other formats (FP8, MXFP4, NVFP4) are refused: its export to compressed-tensors 
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from ....recipes.formats import NUMBER_FORMATS
 from ....recipes.schema import Recipe, StoredLayoutName
-from .declaration_reader import ObjectReader
+from .declaration_reader import INTEGERS_NO_MEANING, ObjectReader
 from .module_patterns import is_name_match
 from .scheme import (
     FLOAT_DTYPES,
@@ -35,25 +35,11 @@ _KEPT_BITS = 16
 _REGEX = frozenset("*+?[](){}|^$\\")
 SIZES = (16, 32, 64, 128, 256, 512, 1024)
 """Of groups, beside -1: one for each row."""
-_NO_MEANING = (
-    "act_data_type", "act_dynamic", "act_group_size", "act_sym", "amp", "autoround_version",
-    "backend", "batch_size", "block_name_to_quantize", "cache_block_outputs", "damp_percent",
-    "dataset", "do_fuse", "enable_minmax_tuning", "enable_norm_bias_tuning",
-    "enable_quanted_input", "exllama_config", "fuse_max_seq_len", "gradient_accumulate_steps",
-    "iters", "lm_head", "low_gpu_mem_usage", "lr", "max_input_length", "meta", "minmax_lr",
-    "model_file_base_name", "model_name_or_path", "model_seqlen",
-    "module_name_preceding_first_block", "modules_in_block_to_quantize", "modules_to_fuse",
-    "nsamples", "pad_token_id", "provider", "quant_block_list", "scale_dtype", "seqlen",
-    "static_attention_granularity", "static_groups", "static_kv_granularity",
-    "to_quant_block_names", "tokenizer", "train_bs", "true_sequential", "use_cuda_fp16",
-    "use_exllama",
-)  # fmt: skip
-"""How values were found, which modules were looked at, and which kernels are to be used."""
 
 
 def check_integers(keys: ObjectReader) -> None:
     """Weights are integers of one stage, inputs and the KV cache are not quantized."""
-    keys.skip(*_NO_MEANING)
+    keys.skip(*INTEGERS_NO_MEANING)
     keys.optional("data_type", "int", None)
     keys.optional("act_bits", 16, 32, None)
     keys.absent("static_attention_dtype", "static_kv_dtype", "super_bits", "super_group_size")
@@ -104,10 +90,7 @@ class StoredAwq(_PackedIntegers):
         sizes = NUMBER_FORMATS["int4"].sizes["group"] if engine else SIZES
         size = keys.choice("q_group_size" if spelled else "group_size", -1, *sizes)
         numbers = _Numbers(bits=4, group_size=size, symmetric=True, ordered=False)
-        return numbers.scheme(
-            layout=self if zeros else _SYMMETRIC,
-            pack_method="reorder",
-        )
+        return numbers.scheme(_Packing(layout=self if zeros else _SYMMETRIC, method="reorder"))
 
     @override
     def declaration(
@@ -128,9 +111,7 @@ class StoredAwq(_PackedIntegers):
         return pattern in module
 
     @override
-    def parts(
-        self, scheme: DeclaredScheme, rows: int, columns: int, scale_dtypes: tuple[str, ...]
-    ) -> Parts:
+    def parts(self, scheme: DeclaredScheme, rows: int, columns: int) -> Parts:
         groups = -(-columns // (scheme.group_size or columns))
         return {
             "qweight": Part(("I32",), (columns, words(rows))),
@@ -152,6 +133,12 @@ class _SymmetricAwq(StoredAwq):
 _SYMMETRIC = _SymmetricAwq()
 
 
+class _Packing(NamedTuple):
+    layout: StoredLayout
+    version: str | None = None
+    method: PackMethod | None = None
+
+
 class _Numbers(NamedTuple):
     bits: int
     group_size: int
@@ -171,24 +158,37 @@ class _Numbers(NamedTuple):
             keys.value("desc_act", usual[3], True, False) if ordered else False,
         )
 
-    def scheme(
-        self,
-        layout: StoredLayout,
-        version: str | None = None,
-        pack_method: PackMethod | None = None,
-    ) -> DeclaredScheme:
+    def scheme(self, packing: _Packing) -> DeclaredScheme:
         """What is declared of linears that have these."""
         size = None if self.group_size == -1 else self.group_size
         return DeclaredScheme(
-            layout=layout,
+            layout=packing.layout,
             weight_dtype=INTEGERS[self.bits],
             granularity="group" if size else "channel",
             group_size=size,
-            pack_method=pack_method,
+            pack_method=packing.method,
             asymmetric=not self.symmetric,
             ordered=self.ordered and size is not None,
-            version=version,
+            version=packing.version,
         )
+
+
+def _with_others(
+    keys: ObjectReader,
+    packing: _Packing,
+    others: Iterable[tuple[str, ObjectReader]],
+    *,
+    ordered: bool,
+) -> DeclaredScheme:
+    """That of most linears, and those of `others`, which say by target what is not the same."""
+    bits = (4,) if packing.method else tuple(INTEGERS)
+    whole, found = _Numbers.read(keys, None, bits, ordered=ordered), []
+    for target, own in others:
+        check_integers(own)
+        scheme = _Numbers.read(own, whole, bits, ordered=ordered).scheme(packing)
+        own.finish()
+        found.append(dataclasses.replace(scheme, targets=(target,)))
+    return dataclasses.replace(whole.scheme(packing), others=tuple(found))
 
 
 class StoredGptq(_PackedIntegers):
@@ -213,18 +213,13 @@ class StoredGptq(_PackedIntegers):
         keys.optional("method", None, "gptq")
         keys.optional("pack_dtype", None, "int32")
         keys.absent("is_marlin_format", "adapter", "rotation")
-        said = version if version != V1 else None
-        first = _Numbers.read(keys, None, tuple(INTEGERS), ordered=True)
         others = []
         for pattern, own in keys.named("dynamic").items():
+            own.skip("mse", "act_group_aware")
             if not pattern.startswith(_KEPT):
-                check_integers(own)
-                own.skip("mse", "act_group_aware")
-                scheme = _Numbers.read(own, first, tuple(INTEGERS), ordered=True).scheme(self, said)
-                own.finish()
-                target = f"re:{pattern.removeprefix(_OTHERWISE)}"
-                others.append(dataclasses.replace(scheme, targets=(target,)))
-        return dataclasses.replace(first.scheme(self, said), others=tuple(others))
+                others.append((f"re:{pattern.removeprefix(_OTHERWISE)}", own))
+        packing = _Packing(self, version if version != V1 else None)
+        return _with_others(keys, packing, others, ordered=True)
 
     @override
     def excludes(self, keys: ObjectReader) -> tuple[str, ...]:
@@ -240,9 +235,7 @@ class StoredGptq(_PackedIntegers):
         return tuple(kept)
 
     @override
-    def parts(
-        self, scheme: DeclaredScheme, rows: int, columns: int, scale_dtypes: tuple[str, ...]
-    ) -> Parts:
+    def parts(self, scheme: DeclaredScheme, rows: int, columns: int) -> Parts:
         bits, groups = scheme.number.bits, -(-columns // (scheme.group_size or columns))
         return {
             "qweight": Part(("I32",), (-(-columns * bits // _WORD), rows)),
@@ -276,20 +269,10 @@ class StoredAutoRound(StoredGptq):
     def read(self, keys: ObjectReader) -> DeclaredScheme:
         check_integers(keys)
         keys.optional("backend", "auto", None)
-        packing = keys.value("packing_format", next(iter(PACKINGS)), *PACKINGS)
-        layout, version = PACKINGS[packing]
-        method: PackMethod | None = "reorder" if layout is _AS_AWQ else None
-        all_bits = (4,) if method else tuple(INTEGERS)
-        whole = _Numbers.read(keys, None, all_bits, ordered=False)
-        others = []
-        for name, own in keys.named("extra_config").items():
-            if not own.says("bits", _KEPT_BITS):
-                check_integers(own)
-                numbers = _Numbers.read(own, whole, all_bits, ordered=False)
-                scheme = numbers.scheme(layout, version, method)
-                own.finish()
-                others.append(dataclasses.replace(scheme, targets=(_target(name),)))
-        return dataclasses.replace(whole.scheme(layout, version, method), others=tuple(others))
+        packing = PACKINGS[keys.value("packing_format", next(iter(PACKINGS)), *PACKINGS)]
+        named = keys.named("extra_config").items()
+        others = [(_target(name), own) for name, own in named if not own.says("bits", _KEPT_BITS)]
+        return _with_others(keys, packing, others, ordered=False)
 
     @override
     def excludes(self, keys: ObjectReader) -> tuple[str, ...]:
@@ -297,19 +280,14 @@ class StoredAutoRound(StoredGptq):
         return tuple(_target(name) for name, own in kept if own.says("bits", _KEPT_BITS))
 
 
-class _Packing(NamedTuple):
-    layout: StoredLayout
-    version: str | None = None
-
-
-_AS_GPTQ, _AS_AWQ = StoredAutoRound(), _PackedAsAwq()
+_AS_GPTQ = StoredAutoRound()
 PACKINGS: Mapping[str, _Packing] = {
     "auto_round:auto_gptq": _Packing(_AS_GPTQ),
     "auto_round:gptqmodel": _Packing(_AS_GPTQ, V2),
     "auto_round": _Packing(_AS_GPTQ, V2),
     "auto_round:exllamav2": _Packing(_AS_GPTQ, V2),
     "auto_round:tritonv2": _Packing(_AS_GPTQ, V2),
-    "auto_round:auto_awq": _Packing(_AS_AWQ),
+    "auto_round:auto_awq": _Packing(_PackedAsAwq(), method="reorder"),
 }
 """As AutoRound chooses them (`dynamic_import_quant_linear_for_packing`)."""
 

@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from typing_extensions import TypeIs
 
+from ....recipes.errors import LayoutError
 from ....recipes.formats import (
     NUMBER_FORMATS,
     Granularity,
@@ -18,7 +19,7 @@ from ....recipes.formats import (
     NumberFormat,
     WeightDtype,
 )
-from ....recipes.schema import Recipe, StoredLayoutName
+from ....recipes.schema import ActivationFormat, Recipe, StoredLayoutName
 from ...files.safetensors_header import TensorInfo
 from .declaration_reader import ObjectReader
 
@@ -79,6 +80,26 @@ INVERTED: tuple[str, ...] = tuple(
     dtype for dtype, number in NUMBER_FORMATS.items() if number.global_scale
 )
 """Activations with a static scale over those of groups, which kernels multiply by its inverse."""
+_ACTIVATIONS: Mapping[Activations, ActivationFormat | None] = {
+    "none": None,
+    "token-dynamic": ActivationFormat(dtype="fp8_e4m3", granularity="token", dynamic=True),
+    "tensor-static": ActivationFormat(dtype="fp8_e4m3", granularity="tensor", dynamic=False),
+    "group-dynamic": ActivationFormat(dtype="fp8_e4m3", granularity="group", dynamic=True),
+    **{
+        dtype: ActivationFormat(dtype=dtype, granularity="group", dynamic=True)
+        for dtype in get_args(GroupedActivations)
+    },
+}
+_NAMES: Mapping[ActivationFormat | None, Activations] = {
+    activations: name for name, activations in _ACTIVATIONS.items()
+}
+
+
+def declared_activations(activations: ActivationFormat | None) -> Activations:
+    """How every layout's declaration is read where a recipe has these activations."""
+    return _NAMES[activations]
+
+
 EVERY_LINEAR = ("Linear",)
 """The class that stands for all linears that no other target names."""
 _SAID_IF_SO = ("kv_cache", "asymmetric", "ordered", "version", "block_rows", "cache_per_head")
@@ -92,12 +113,10 @@ class DeclaredScheme:
     A declaration may have several, each for some linears: the first one then holds the `others`.
 
     Attributes:
-        first_stage: what INT4 codes were taken of: values rounded so, under one scale for the
-            matrix; None = the weight itself.
+        first_stage: INT4 codes are of values that were rounded so, under one scale for the matrix.
         pack_method: which column each nibble of an INT4 word holds; None for other dtypes.
-        activations: how the input of these linears is rounded at run time: to FP8 per token, per
-            tensor (stored or computed) or per 128 inputs, to NVFP4 or MXFP4.
-        kv_cache: the format of the KV cache, under stored scales; None = nothing is said of it.
+        activations: the rounding of inputs at run time: to FP8 per token, per tensor (stored or
+            computed) or per 128 inputs, to NVFP4 or MXFP4.
         targets: linears that it is for: names, patterns of names, or `EVERY_LINEAR`.
         asymmetric: codes count from stored zero points, not from the middle of their range.
         ordered: which group an input belongs to is stored.
@@ -153,6 +172,17 @@ class DeclaredScheme:
         """Rows that share a scale; 1 for all but blocks."""
         return (self.block_rows or self.group_size or 1) if self.granularity == "block" else 1
 
+    def activation_format(self) -> ActivationFormat | None:
+        """The format of the inputs, None where they are not rounded; or LayoutError."""
+        if self.activations not in _ACTIVATIONS:
+            raise LayoutError(
+                f"activations {self.activations}",
+                "expected FP8 scales per token, or static ones: no recipe has the format of"
+                " this folder",
+                fix="quantize the BF16 draft with a recipe instead",
+            )
+        return _ACTIVATIONS[self.activations]
+
     @property
     def transposed(self) -> bool:
         """True if scales are stored [groups, out], and codes likewise."""
@@ -202,7 +232,10 @@ class DeclaredScheme:
 
 
 class Part(NamedTuple):
-    """One stored tensor of a quantized linear; any one of `dtypes`, and of the shapes, is right."""
+    """One stored tensor of a quantized linear; any one of `dtypes`, and of the shapes, is right.
+
+    Without `dtypes`: INT4 scales, of the dtype of the weight before it was quantized.
+    """
 
     dtypes: tuple[str, ...]
     shape: tuple[int, ...]
@@ -233,8 +266,7 @@ class OwnFormat(NamedTuple):
 class SideFile(NamedTuple):
     """A second declaration beside config.json.
 
-    `check` (folder, scheme, declaration of config.json) raises VerifyError where there is such a
-    file that says something else; `content` is all that this package writes for a declaration.
+    `check` raises VerifyError where it says something else; `content` is what is written of it.
     """
 
     name: str
@@ -305,10 +337,8 @@ class StoredLayout(ABC):
         """True if an exclude matches the name `module`."""
 
     @abstractmethod
-    def parts(
-        self, scheme: DeclaredScheme, rows: int, columns: int, scale_dtypes: tuple[str, ...]
-    ) -> Parts:
-        """The stored tensors of a linear [rows, columns]; `scale_dtypes` are those of INT4."""
+    def parts(self, scheme: DeclaredScheme, rows: int, columns: int) -> Parts:
+        """The stored tensors of a linear [rows, columns], in the order of the file."""
 
     def weight_suffix(self, scheme: DeclaredScheme) -> str:  # noqa: ARG002
         """Last part of the name of the tensor with the codes of a quantized linear."""

@@ -11,12 +11,11 @@ from ....recipes.formats import (
     NUMBER_FORMATS,
     Granularity,
     KvCacheDtype,
-    KvCacheFormat,
     NumberFormat,
     WeightDtype,
 )
-from ....recipes.schema import ActivationFormat, Recipe, StoredLayoutName, WeightFormat
-from .declaration_reader import SPEC_NO_MEANING, ObjectReader, not_understood
+from ....recipes.schema import ActivationFormat, Recipe, StoredLayoutName
+from .declaration_reader import SPEC_NO_MEANING, ObjectReader
 from .integer_layouts import SIZES
 from .module_patterns import is_name_match
 from .scheme import (
@@ -121,12 +120,15 @@ class StoredCompressedTensors(StoredLayout):
                 each.recipe, [f"re:.*{leaf}$" for leaf in each.leaves]
             )
         forms = {group["format"] for group in groups.values()}
+        cache = recipe.kv_cache and _declared_args(
+            NUMBER_FORMATS[recipe.kv_cache.dtype], "tensor", dynamic=False
+        )
         return {
             "config_groups": groups,
             "format": forms.pop() if len(forms) == 1 else _MIXED,
             "global_compression_ratio": None,
             "ignore": excludes,
-            "kv_cache_scheme": _cache_scheme(recipe.kv_cache),
+            "kv_cache_scheme": cache,
             "quant_method": "compressed-tensors",
             "quantization_status": "compressed",
         }
@@ -136,21 +138,17 @@ class StoredCompressedTensors(StoredLayout):
         return is_name_match(pattern, module)
 
     @override
-    def parts(
-        self, scheme: DeclaredScheme, rows: int, columns: int, scale_dtypes: tuple[str, ...]
-    ) -> Parts:
+    def parts(self, scheme: DeclaredScheme, rows: int, columns: int) -> Parts:
         number, size = scheme.number, scheme.group_size or columns
-        parts = {self.weight_suffix(scheme): stored_codes(scheme, rows, columns)}
-        if scheme.number.is_integer:
+        shapes = {"tensor": (1,), "block": (-(-rows // size), -(-columns // size))}
+        scales = shapes.get(scheme.granularity, (rows, group_count(scheme, columns)))
+        dtypes = {None: (), "F32": ("F32", "BF16")}.get(number.scale_dtype)
+        parts = {
+            self.weight_suffix(scheme): stored_codes(scheme, rows, columns),
+            "weight_scale": Part((str(number.scale_dtype),) if dtypes is None else dtypes, scales),
+        }
+        if number.is_integer:
             parts["weight_shape"] = Part(("I64",), (2,))
-        dtypes = {None: scale_dtypes, "F32": ("F32", "BF16")}
-        scales: tuple[int, ...] = (rows, group_count(scheme, columns))
-        if scheme.granularity == "tensor":
-            scales = (1,)
-        elif scheme.granularity == "block":
-            scales = (-(-rows // size), -(-columns // size))
-        stored = number.scale_dtype
-        parts["weight_scale"] = Part(dtypes.get(stored, (str(stored),)), scales)
         if number.global_scale:
             parts["weight_global_scale"] = Part(("F32",), (1,))
         if scheme.activations == "tensor-static":
@@ -170,28 +168,19 @@ class StoredCompressedTensors(StoredLayout):
         return True
 
 
-def _cache_scheme(cache: KvCacheFormat | None) -> dict[str, Any] | None:
-    if cache is None:
-        return None
-    return _declared_args(NUMBER_FORMATS[cache.dtype], "tensor", dynamic=False)
-
-
 def _declared_group(recipe: Recipe, targets: list[str]) -> dict[str, Any]:
+    weights, size = recipe.weights, recipe.weights.group_size
+    structure: dict[str, Any] = {}
+    if weights.granularity == "block":
+        structure, size = {"block_structure": [size, size]}, None
+    args = _declared_args(weights.number, weights.granularity, dynamic=False, group_size=size)
     return {
-        "format": _FORMAT_OF[recipe.weights.dtype],
+        "format": _FORMAT_OF[weights.dtype],
         "input_activations": _declared_inputs(recipe.activations),
         "output_activations": None,
         "targets": targets,
-        "weights": _declared_weights(recipe.weights),
+        "weights": structure | args,
     }
-
-
-def _declared_weights(weights: WeightFormat) -> dict[str, Any]:
-    size, blocks = weights.group_size, weights.granularity == "block"
-    args = _declared_args(
-        weights.number, weights.granularity, dynamic=False, group_size=None if blocks else size
-    )
-    return ({"block_structure": [size, size]} if blocks else {}) | args
 
 
 def _declared_inputs(activations: ActivationFormat | None) -> dict[str, Any] | None:
@@ -225,15 +214,14 @@ def _weights(weights: ObjectReader, dtype: WeightDtype) -> tuple[Granularity, in
     size = None
     if granularity == "group":
         as_engines = weights.strictness == "engine" or not number.is_integer
-        sizes = number.sizes["group"] if as_engines else SIZES
-        size = weights.choice("group_size", *sizes)
-    else:
+        size = weights.choice("group_size", *(number.sizes["group"] if as_engines else SIZES))
+        weights.absent("block_structure")
+    elif granularity == "block":
         weights.absent("group_size")
-    if granularity == "block":
         weights.one_of_lists("block_structure", (BLOCK, BLOCK))
         size = BLOCK
     else:
-        weights.absent("block_structure")
+        weights.absent("group_size", "block_structure")
     _args(weights, number, _SCALE_DTYPES.get(dtype))
     weights.optional("actorder", *_IN_PLACE)
     weights.absent("dynamic")
@@ -257,9 +245,7 @@ def _cache(keys: ObjectReader) -> tuple[KvCacheDtype | None, bool]:
 def cache_numbers(args: ObjectReader) -> None:
     """Those of an FP8 cache, as two layouts say them."""
     number = NUMBER_FORMATS[FP8_CACHE]
-    args.choice("num_bits", number.bits)
-    args.choice("type", number.kind)
-    args.choice("dynamic", False)
+    args.exactly(num_bits=number.bits, type=number.kind, dynamic=False)
 
 
 def only_group(keys: ObjectReader) -> ObjectReader:
@@ -272,9 +258,7 @@ def only_group(keys: ObjectReader) -> ObjectReader:
     group = groups.section(names[0] if len(names) == 1 else "group_0")
     groups.finish()
     if group.strings("targets") != ("Linear",):
-        raise not_understood(
-            group.where, f"{group.key}.targets", ("['Linear']",), list(group.strings("targets"))
-        )
+        raise group.refused("targets", ("['Linear']",), list(group.strings("targets")))
     return group
 
 
@@ -293,12 +277,11 @@ def _groups(keys: ObjectReader) -> list[ObjectReader]:
     groups = keys.section("config_groups")
     names = groups.names()
     if not 1 <= len(names) <= _MOST_GROUPS:
-        wanted = f"1 to {_MOST_GROUPS} groups"
-        raise not_understood(groups.where, groups.key, (wanted,), list(names))
+        raise keys.refused("config_groups", (f"1 to {_MOST_GROUPS} groups",), list(names))
     found = [groups.section(name) for name in names]
     for group in found:
         if not group.strings("targets"):
-            raise not_understood(group.where, f"{group.key}.targets", ("a list of names",), None)
+            raise group.refused("targets", ("a list of names",), None)
     return found
 
 
@@ -318,9 +301,7 @@ def _inputs(inputs: ObjectReader, dtype: WeightDtype, granularity: Granularity) 
         inputs.choice("dynamic", "local")
         found = "nvfp4"
     elif granularity == "block":
-        inputs.choice("strategy", "group")
-        inputs.choice("group_size", BLOCK)
-        inputs.choice("dynamic", True)
+        inputs.exactly(strategy="group", group_size=BLOCK, dynamic=True)
         found = "group-dynamic"
     else:
         inputs.absent("group_size")
@@ -333,8 +314,6 @@ def _inputs(inputs: ObjectReader, dtype: WeightDtype, granularity: Granularity) 
 
 def _args(args: ObjectReader, number: NumberFormat, scale_dtype: str | None) -> None:
     """`scale_dtype` is the one that scales of this format have, which some tools say too."""
-    args.choice("num_bits", number.bits)
-    args.choice("type", number.kind)
-    args.choice("symmetric", True)
+    args.exactly(num_bits=number.bits, type=number.kind, symmetric=True)
     args.absent("zp_dtype")
     args.optional("scale_dtype", None, *([scale_dtype] if scale_dtype else []))

@@ -11,7 +11,7 @@ from ....recipes.formats import FP8_CACHE, NUMBER_FORMATS, Granularity, KvCacheD
 from ....recipes.regular_file import check_own
 from ....recipes.schema import Recipe, StoredLayoutName
 from ...files.checkpoint import CONFIG_FILE, read_json_object
-from .declaration_reader import SPEC_NO_MEANING, ObjectReader, not_understood
+from .declaration_reader import SPEC_NO_MEANING, ObjectReader
 from .scheme import (
     FLOAT_DTYPES,
     Activations,
@@ -63,7 +63,7 @@ def _check_side_file(folder: Path, scheme: DeclaredScheme, declared: Mapping[str
     if not path.exists():
         return
     content: Mapping[str, Any] = read_json_object(path, "write it again from config.json")
-    outer = ObjectReader.of(content, path, "", ignored={"producer", "version"})
+    outer = ObjectReader(content, path, "", ignored={"producer", "version"})
     keys = outer.section("quantization")
     outer.finish()
     keys.choice("quant_algo", str(declared["quant_algo"]))
@@ -76,7 +76,7 @@ def _check_side_file(folder: Path, scheme: DeclaredScheme, declared: Mapping[str
     excluded = keys.strings("exclude_modules")
     if set(excluded) != set(scheme.excludes):
         wanted = (f"{sorted(scheme.excludes)} as in {CONFIG_FILE}",)
-        raise not_understood(path, "quantization.exclude_modules", wanted, sorted(excluded))
+        raise keys.refused("exclude_modules", wanted, sorted(excluded))
     keys.finish()
 
 
@@ -134,8 +134,7 @@ class StoredModelOpt(StoredLayout):
         # Engines read one list or the other: they must not exclude different modules.
         if keys.has("ignore") and set(keys.strings("ignore")) != set(excludes):
             wanted = (f"the same patterns as exclude_modules {sorted(excludes)}",)
-            got = sorted(keys.strings("ignore"))
-            raise not_understood(keys.where, f"{keys.key}.ignore", wanted, got)
+            raise keys.refused("ignore", wanted, sorted(keys.strings("ignore")))
         return excludes
 
     @override
@@ -170,17 +169,15 @@ class StoredModelOpt(StoredLayout):
         return fnmatch.fnmatchcase(module, pattern)
 
     @override
-    def parts(
-        self, scheme: DeclaredScheme, rows: int, columns: int, scale_dtypes: tuple[str, ...]
-    ) -> Parts:
-        parts = {"weight": stored_codes(scheme, rows, columns)}
+    def parts(self, scheme: DeclaredScheme, rows: int, columns: int) -> Parts:
+        per_row = (rows,) if scheme.granularity == "channel" else ()
+        parts = {
+            "weight": stored_codes(scheme, rows, columns),
+            "weight_scale": Part(("F32",), per_row),
+        }
         if scheme.number.global_scale:
-            groups = group_count(scheme, columns)
-            parts["weight_scale"] = Part(("F8_E4M3",), (rows, groups))
+            parts["weight_scale"] = Part(("F8_E4M3",), (rows, group_count(scheme, columns)))
             parts["weight_scale_2"] = Part(("F32",), ())
-        else:
-            per_row = (rows,) if scheme.granularity == "channel" else ()
-            parts["weight_scale"] = Part(("F32",), per_row)
         if scheme.activations in ("tensor-static", "nvfp4"):
             parts["input_scale"] = Part(("F32",), ())
         return parts
@@ -203,8 +200,7 @@ def _check_group(group: ObjectReader, granularity: Granularity, group_size: int 
         if not group.has(part):
             continue
         args = group.section(part, ignored=SPEC_NO_MEANING)
-        args.choice("num_bits", 4 if group_size else 8)
-        args.choice("type", "float")
+        args.exactly(num_bits=4 if group_size else 8, type="float")
         per_token = granularity == "channel" and part == "input_activations"
         args.optional("dynamic", per_token)
         if granularity == "channel":
@@ -260,9 +256,8 @@ class StoredFp8(StoredLayout):
         ignored, other = (keys.strings(key) for key in self.exclude_keys)
         excludes = ignored or other
         if other and set(other) != set(excludes):
-            where = f"{keys.key}.modules_to_not_convert"
             wanted = (f"the same names as ignored_layers {sorted(excludes)}",)
-            raise not_understood(keys.where, where, wanted, sorted(other))
+            raise keys.refused("modules_to_not_convert", wanted, sorted(other))
         return excludes
 
     @override
@@ -286,9 +281,7 @@ class StoredFp8(StoredLayout):
         return pattern == module
 
     @override
-    def parts(
-        self, scheme: DeclaredScheme, rows: int, columns: int, scale_dtypes: tuple[str, ...]
-    ) -> Parts:
+    def parts(self, scheme: DeclaredScheme, rows: int, columns: int) -> Parts:
         size = scheme.group_size
         parts = {"weight": stored_codes(scheme, rows, columns)}
         if size:

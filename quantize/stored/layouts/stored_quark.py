@@ -131,34 +131,25 @@ class StoredQuark(StoredLayout):
         return fnmatch.fnmatchcase(module, pattern)
 
     @override
-    def parts(
-        self, scheme: DeclaredScheme, rows: int, columns: int, scale_dtypes: tuple[str, ...]
-    ) -> Parts:
+    def parts(self, scheme: DeclaredScheme, rows: int, columns: int) -> Parts:
         codes, groups = stored_codes(scheme, rows, columns), group_count(scheme, columns)
         scales: tuple[int, ...] = () if scheme.granularity == "tensor" else (rows,)
+        parts = {"weight": codes, "weight_scale": Part(("F32", "BF16"), scales)}
         if self.transposed(scheme):
             parts = {
                 "weight": Part(("I32",), (columns, words(rows))),
+                "weight_scale": Part((), (groups, rows)),
                 "weight_zero_point": Part(("I32",), (groups, words(rows))),
-                "weight_scale": Part(scale_dtypes, (groups, rows)),
             }
         elif scheme.first_stage:
-            parts = {
-                "weight": codes,
-                "weight_zero_point_2": Part(("I32",), (words(rows),)),
-                "weight_scale": Part(("F32", "BF16"), ()),
-                "weight_scale_2": Part(FLOAT_DTYPES, scales),
-            }
+            parts["weight_scale"] = Part(("F32", "BF16"), ())
+            parts["weight_scale_2"] = Part(FLOAT_DTYPES, scales)
+            parts["weight_zero_point_2"] = Part(("I32",), (words(rows),))
         elif scheme.number.is_integer:
-            parts = {
-                "weight": codes,
-                "weight_zero_point": Part(("I32",), (words(rows),)),
-                "weight_scale": Part(scale_dtypes, scales),
-            }
+            parts["weight_scale"] = Part((), scales)
+            parts["weight_zero_point"] = Part(("I32",), (words(rows),))
         elif scheme.number.powers_of_two:
-            parts = {"weight": codes, "weight_scale": Part(("U8",), (rows, groups))}
-        else:
-            parts = {"weight": codes, "weight_scale": Part(("F32", "BF16"), scales)}
+            parts["weight_scale"] = Part(("U8",), (rows, groups))
         if scheme.activations == "tensor-static":
             parts["input_scale"] = Part(("F32", "BF16"), ())
         return parts
@@ -244,17 +235,14 @@ def _cache(keys: ObjectReader, export: ObjectReader) -> KvCacheDtype | None:
         keys.absent("kv_cache_quant_config", "layer_quant_config")
         return None
     if group != _CACHED_LINEARS:
-        wanted = f"{list(_CACHED_LINEARS)}"
-        raise not_understood(export.where, f"{export.key}.kv_cache_group", (wanted,), list(group))
+        raise export.refused("kv_cache_group", (f"{list(_CACHED_LINEARS)}",), list(group))
     others = keys.plain("global_quant_config")
     for table in ("kv_cache_quant_config", "layer_quant_config"):
         section = keys.section(table)
         for name in _CACHED_LINEARS:
             linear = section.section(name, ignored={"target_device"})
             spec = linear.section("output_tensors", ignored=SPEC_NO_MEANING)
-            spec.choice("dtype", FP8_CACHE)
-            spec.choice("qscheme", "per_tensor")
-            spec.choice("is_dynamic", False)
+            spec.exactly(dtype=FP8_CACHE, qscheme="per_tensor", is_dynamic=False)
             spec.optional("symmetric", True, None)
             spec.optional("zero_point_type", "int32", "float32", None)
             spec.absent("ch_axis", "group_size", "block_size", "is_scale_quant")
@@ -269,7 +257,7 @@ def _check_same(linear: ObjectReader, others: Mapping[str, Any]) -> None:
     for key in ("weight", "input_tensors", "bias"):
         if linear.as_it_is(key) != others.get(key):
             wanted = (f"that of global_quant_config.{key}",)
-            raise not_understood(linear.where, f"{linear.key}.{key}", wanted, linear.as_it_is(key))
+            raise linear.refused(key, wanted, linear.as_it_is(key))
     linear.finish()
 
 
@@ -310,8 +298,7 @@ def _first_stage(
         got = f"{len(stages)} stages, the last one {second}"
         raise not_understood(stages[-1].where, stages[-1].key, ("int4 per channel, of two",), got)
     first = stages[0]
-    first.choice("dtype", "fp8_e4m3")
-    first.choice("qscheme", "per_tensor")
+    first.exactly(dtype="fp8_e4m3", qscheme="per_tensor")
     _weight(first)
     return "fp8_e4m3"
 
@@ -336,9 +323,7 @@ def _inputs(spec: ObjectReader) -> Activations:
 
 def _mx(spec: ObjectReader) -> None:
     """OCP MXFP4: 32 inputs under one power of two."""
-    spec.choice("qscheme", "per_group")
-    spec.choice("group_size", MX_GROUP)
-    spec.choice("scale_format", "e8m0")
+    spec.exactly(qscheme="per_group", group_size=MX_GROUP, scale_format="e8m0")
     spec.optional("scale_calculation_mode", "even", "floor", "ceil", None)  # how it was chosen
     spec.optional("ch_axis", -1, 1)
     spec.optional("symmetric", None, True)

@@ -1,0 +1,118 @@
+"""Writing a folder that is stored, quantized or not, once more: tensor by tensor, verified."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, TypeVar
+
+from typing_extensions import override
+
+from ...recipes.errors import CheckpointError
+from ..files.checkpoint import CONFIG_FILE, UNVERIFIED_CONFIG_FILE, Checkpoint
+from ..files.digests import algorithm_of
+from ..files.provenance import Provenance
+from ..files.provenance_file import check_recorded
+from ..files.publish import Rewrite, config_and_index
+from ..files.safetensors_file import SafetensorsFile
+from ..planning.outputs import (
+    ONLY_OF_CODES,
+    OutputTensors,
+    bytes_of,
+    files_of,
+    finish,
+    largest_first,
+    opened,
+    workers,
+)
+from ..stored.stored_declaration import declared_scheme
+from ..stored.stored_draft import StoredDraft
+from ..verify import Fault, check_faults
+
+
+def quantized_source(checkpoint: Checkpoint, verb: str) -> StoredDraft:
+    """A folder that declares codes, read; CheckpointError where it declares none."""
+    if declared_scheme(checkpoint) is None:
+        raise CheckpointError(
+            checkpoint.folder / CONFIG_FILE,
+            f"there is nothing to {verb}: it declares no quantization_config",
+            fix="give the output folder of `draftquant quantize`, or another quantized draft",
+        )
+    return StoredDraft.read(checkpoint)
+
+
+def side_files_without_codes(checkpoint: Checkpoint) -> list[str]:
+    """The side files that say something true about what is made of it."""
+    return [file for file in checkpoint.side_files() if file not in ONLY_OF_CODES]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputPlan:
+    """What becomes of every tensor of a stored folder."""
+
+    source: StoredDraft
+    outputs: tuple[OutputTensors, ...]
+
+    @property
+    def bytes_after(self) -> int:
+        """Tensor bytes of the output, headers not counted."""
+        return bytes_of(self.outputs)
+
+    def documents(self, config: Mapping[str, Any]) -> dict[str, str]:
+        """The text of config.json, and of the index where the source has one."""
+        files = files_of(self.outputs)
+        return config_and_index(self.source.checkpoint, config, files, self.bytes_after)
+
+
+class _Found(Protocol):
+    @property
+    def faults(self) -> Sequence[Fault]: ...
+    @property
+    def source_digests(self) -> Mapping[str, str]: ...
+
+
+FoundT = TypeVar("FoundT", bound=_Found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputRewrite(Rewrite[FoundT]):
+    """A plan carried out; `record` is draftquant.json of the source, None where it has none."""
+
+    fix: ClassVar[str]
+    plan: OutputPlan
+    record: Provenance | None
+    argv: Sequence[str]
+    on_progress: Callable[[int], None]
+
+    @abstractmethod
+    def write(self, output: OutputTensors, file: SafetensorsFile) -> None:
+        """Write a changed tensor."""
+
+    @abstractmethod
+    def compared(self, staging: Path, **how: Any) -> FoundT:
+        """What was written, held against the source; `config_file` and `algorithm` of digests."""
+
+    @override
+    def write_tensors(self, staging: Path) -> None:
+        """The largest tensors first, in several threads."""
+
+        def write_one(output: OutputTensors) -> OutputTensors:
+            self.write(output, run.files[output.row.tensor.file])
+            return output
+
+        source, outputs = self.plan.source.checkpoint, self.plan.outputs
+        kept = [output for output in outputs if output.stored and not output.changed]
+        changed = largest_first(output for output in outputs if output.changed)
+        with opened(source, staging, outputs, kept=kept) as run, workers() as pool:
+            futures = [*run.copies, *(pool.submit(write_one, output) for output in changed)]
+            finish(futures, lambda output: self.on_progress(output.bytes_after))
+
+    @override
+    def verify(self, staging: Path) -> FoundT:
+        recorded = self.record.digests if self.record else {}
+        algorithm = algorithm_of(recorded)
+        found = self.compared(staging, config_file=UNVERIFIED_CONFIG_FILE, algorithm=algorithm)
+        check_faults(self.out, self.folder, found.faults, fix=self.fix)
+        if self.record is not None:
+            check_recorded(self.folder, recorded, found.source_digests)
+        return found
