@@ -5,7 +5,6 @@ It knows nothing of how scales were chosen, and nothing of files. A block has a 
 only where they encode.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -18,7 +17,7 @@ from ...recipes.schema import LayoutName, Recipe, WeightFormat
 from ..drafts.family import Row
 from ..files.safetensors_header import StoredTensor, TensorInfo
 from ..stored.layouts import LAYOUTS
-from ..stored.layouts.scheme import DeclaredScheme, OwnFormat, declared_activations
+from ..stored.layouts.scheme import Activations, DeclaredScheme, OwnFormat, declared_activations
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,7 +46,7 @@ Parts = dict[str, tuple[str, tuple[int, ...]]]
 ONE_FORMAT = "declares one format for all linears"
 
 
-class Layout(ABC):
+class Layout:
     """One way to store quantized weights.
 
     Attributes:
@@ -55,6 +54,8 @@ class Layout(ABC):
         exact_excludes: whether engines compare its excludes with whole names, layer number and all.
         int4_scale_dtype: the only one that INT4 scales may have; None = that of the weight too.
         cache_problem: why it cannot declare the format of a KV cache; None = it can.
+        interleaved, nibble_offset: of INT4 codes, see `packed`.
+        zero_points: the words of symmetric codes.
     """
 
     name: LayoutName
@@ -63,6 +64,9 @@ class Layout(ABC):
     int4_scale_dtype: Literal["float16"] | None = None
     cache_problem: str | None = "declares no KV cache"
     cache_scale_shape: tuple[int, ...] = ()
+    interleaved: bool = False
+    nibble_offset: int = 0
+    zero_points: int = 0
 
     def problem(self, recipe: Recipe) -> str | None:
         """Why this layout cannot express the formats of a recipe of one format, or None."""
@@ -88,45 +92,26 @@ class Layout(ABC):
 
     def parts(self, weight: TensorInfo, recipe: Recipe) -> Parts:
         """What a quantized weight [out, in] becomes, by suffix, in the order of the file."""
-        weights, layout = recipe.weights, LAYOUTS[self.name]
+        weights = recipe.weights
         self.check_shape(weight, weights)
-        scheme = DeclaredScheme(
-            layout=layout,
-            weight_dtype=weights.dtype,
-            granularity=weights.granularity,
-            group_size=weights.group_size,
-            first_stage=weights.first_stage,
-            activations=declared_activations(recipe.activations),
-        )
+        scheme = self._scheme(weights, declared_activations(recipe.activations))
         asked = "F16" if weights.scale_dtype else "F32"
         of_weight = "F16" if weights.scale_dtype else weight.dtype
         found = {}
-        for suffix, part in layout.parts(scheme, *weight.shape).items():
+        for suffix, part in scheme.layout.parts(scheme, *weight.shape).items():
             dtypes = part.dtypes or (of_weight,)
             found[suffix] = asked if asked in dtypes else dtypes[0], part.shape
         return found
 
-    @abstractmethod
-    def rows(self, block: "QuantizedWeight", weights: WeightFormat) -> "Encoded":
-        """A block of rows -> what it is of each stored tensor that is made of rows, by suffix."""
-
-    def whole(
-        self,
-        weight: TensorInfo,  # noqa: ARG002
-        block: "QuantizedWeight",
-        recipe: Recipe,
-        scale: float | None,
-    ) -> "dict[str, Tensor]":
-        """The stored tensors that a weight [out, in] has once, by suffix.
-
-        `block` is any of its rows, `scale` that of the linear's input.
-        """
-        whole = {}
-        if recipe.weights.granularity == "tensor":
-            whole["weight_scale"] = scalar(block.scale, ())
-        if scale is not None:
-            whole["input_scale"] = scalar(scale, ())
-        return whole
+    def _scheme(self, weights: WeightFormat, activations: Activations = "none") -> DeclaredScheme:
+        return DeclaredScheme(
+            layout=LAYOUTS[self.name],
+            weight_dtype=weights.dtype,
+            granularity=weights.granularity,
+            group_size=weights.group_size,
+            first_stage=weights.first_stage,
+            activations=activations,
+        )
 
     def stored(self, weight: TensorInfo, recipe: Recipe) -> tuple[StoredTensor, ...]:
         """The tensors that a quantized weight [out, in] becomes; LayoutError where it has none."""
@@ -139,15 +124,49 @@ class Layout(ABC):
     def encode_rows(
         self, module: str, block: "QuantizedWeight", weights: WeightFormat
     ) -> "Encoded":
-        """`rows` by name."""
-        return {f"{module}.{suffix}": t for suffix, t in self.rows(block, weights).items()}
+        """A block of rows -> what it is of each stored tensor that is made of rows, by name."""
+        from ..numerics.quantized_weight import packed
+
+        scheme, scale = self._scheme(weights), block.scale
+        layout, codes = scheme.layout, block.codes.T if scheme.transposed else block.codes
+        offset = self.nibble_offset
+        words = packed(weights.dtype, codes, interleaved=self.interleaved, offset=offset)
+        codes_name = f"{module}.{layout.weight_suffix(scheme)}"
+        scale_name = f"{module}.{layout.scale_suffix(scheme)}"
+        if scheme.transposed:
+            return {codes_name: Columns(words), scale_name: Columns(scale.T)}
+        if weights.granularity == "tensor":
+            return {codes_name: words}
+        part = layout.parts(scheme, *block.codes.shape)[layout.scale_suffix(scheme)]
+        own = scale[:, 0] if len(part.shape) == 1 else stored_scale(scale, weights)
+        return {codes_name: words, scale_name: own}
 
     def encode_whole(
         self, weight: TensorInfo, block: "QuantizedWeight", recipe: Recipe, scale: float | None
     ) -> "dict[str, Tensor]":
-        """`whole` by name."""
+        """The stored tensors that a weight [out, in] has once, by name.
+
+        `block` is any of its rows, `scale` that of the linear's input.
+        """
+        import torch
+
+        scheme, whole = self._scheme(recipe.weights), dict[str, "Tensor"]()
+        layout, over = scheme.layout, block.global_scale
+        for suffix, (_, shape) in self.parts(weight, recipe).items():
+            if suffix in layout.zero_points:
+                whole[suffix] = torch.full(shape, self.zero_points, dtype=torch.int32)
+            elif suffix == "weight_shape":
+                whole[suffix] = torch.tensor(weight.shape, dtype=torch.int64)
+            elif suffix in ("input_scale", "input_global_scale"):
+                if scale is not None:
+                    value = scalar(scale, shape)
+                    whole[suffix] = 1 / value if suffix == "input_global_scale" else value
+            elif suffix == layout.scale_suffix(scheme):
+                if scheme.granularity == "tensor":
+                    whole[suffix] = scalar(block.scale, shape)
+            elif over is not None and suffix != layout.weight_suffix(scheme):
+                whole[suffix] = scalar(1 / over if suffix == "weight_global_scale" else over, shape)
         module = weight.name.removesuffix(".weight")
-        whole = self.whole(weight, block, recipe, scale)
         return {f"{module}.{suffix}": tensor for suffix, tensor in whole.items()}
 
     def excludes(self, kept: Sequence[str]) -> list[str]:
