@@ -4,16 +4,7 @@ from collections.abc import Mapping
 
 from ...recipes.errors import PASS_TRACES, BackendError
 from ...recipes.schema import Algorithm as Choice
-from .algorithm import (
-    Absmax,
-    Algorithm,
-    FoundCodes,
-    InputMoments,
-    Moments,
-    Need,
-    RowAlgorithm,
-    Statistics,
-)
+from .algorithm import Algorithm, FoundCodes, InputMoments, Need, RowAlgorithm, Statistics
 from .gptq_rounding import Gptq, Learned
 from .nearest import AbsmaxNearest, MseNearest
 
@@ -46,6 +37,6 @@ def row_algorithm(choice: Choice) -> RowAlgorithm:
 
 
 __all__ = [
-    "Absmax", "Algorithm", "FoundCodes", "InputMoments", "Moments", "Need", "RowAlgorithm",
-    "Statistics", "get_algorithm", "row_algorithm",
+    "Algorithm", "FoundCodes", "InputMoments", "Need", "RowAlgorithm", "Statistics",
+    "get_algorithm", "row_algorithm",
 ]  # fmt: skip

@@ -11,7 +11,7 @@ from ...recipes.schema import Algorithm, BackendName, WeightFormat
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..algorithms import Absmax, Moments, Need
+    from ..algorithms.algorithm import Absmax, Moments, Need
     from ..numerics.quantized_weight import QuantizedWeight
 
 ABSMAX_NEAREST = Algorithm(scale="absmax", rounding="nearest")

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from ...recipes.errors import BackendError
 from ...recipes.schema import Algorithm, BackendName, WeightFormat
-from ..algorithms import Absmax, Moments
+from ..algorithms.algorithm import Absmax, Moments
 from ..numerics.number_formats import fp8_codes, fp8_scale
 from ..numerics.quantized_weight import QuantizedWeight, fp4_codes_of_bytes
 from .backend import TorchBackend

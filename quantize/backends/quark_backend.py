@@ -24,7 +24,7 @@ from typing_extensions import override
 
 from ...recipes.errors import BackendError
 from ...recipes.schema import BackendName, WeightFormat
-from ..algorithms import Absmax, Moments
+from ..algorithms.algorithm import Absmax, Moments
 from ..numerics.number_formats import FP8, FP8_MAX, fp4_codes
 from ..numerics.quantized_weight import QuantizedWeight
 from .vendor import (

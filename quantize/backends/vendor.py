@@ -15,7 +15,7 @@ from typing_extensions import override
 from ...recipes.errors import BackendError
 from ...recipes.packages import install_line
 from ...recipes.schema import Algorithm, BackendName, WeightFormat
-from ..algorithms import Absmax, Moments, Need
+from ..algorithms.algorithm import Absmax, Moments, Need
 from ..numerics.number_formats import row_absmax
 from .backend import ABSMAX_NEAREST, Backend
 

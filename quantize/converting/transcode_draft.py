@@ -44,7 +44,7 @@ from ..making.rewriting import (
     quantized_source,
     side_files_without_codes,
 )
-from ..numerics.quantized_weight import QuantizedWeight, carried
+from ..numerics.quantized_weight import TORCH_DTYPES, QuantizedWeight, carried
 from ..planning.outputs import OutputTensors, cache_outputs, cache_scale, copied
 from ..stored.decoded_numbers import blocks_of, stored_scalar
 from ..stored.layouts.scheme import FLOAT_DTYPES
@@ -356,7 +356,6 @@ def _documents(plan: TranscodePlan) -> dict[str, str]:
 
 
 _BLOCK = 2**18  # codes: a few float32 arrays of them fit the cache of a core
-_SCALE_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 
 
 def _check_one_format(source: StoredDraft) -> None:
@@ -458,7 +457,7 @@ def _scales(source: StoredDraft, row: Row, recipe: Recipe, linear: StoredLinear)
         return exact.to(torch.float8_e4m3fn)
     if not weights.number.is_integer or weights.carrier or weights.first_stage:
         return exact
-    dtype = _SCALE_DTYPES["F16" if weights.scale_dtype else row.tensor.dtype]
+    dtype = TORCH_DTYPES["F16" if weights.scale_dtype else row.tensor.dtype]
     scale = exact.to(dtype)
     wrong = (scale.float() != exact).nonzero()
     if len(wrong):

@@ -22,11 +22,9 @@ from ..files.safetensors_header import TensorInfo
 from ..layouts import get_layout
 from ..layouts.layout import Columns, rows_of_block
 from ..numerics.number_formats import row_absmax
-from ..numerics.quantized_weight import QuantizedWeight, carried
+from ..numerics.quantized_weight import TORCH_DTYPES, QuantizedWeight, carried
 from ..planning.outputs import OpenOutputs, finish, largest_first, workers
 from ..planning.quantization_plan import Measured, Plan, Step
-
-DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 
 
 def row_blocks(
@@ -43,7 +41,7 @@ def row_blocks(
         count = min(step, rows - first)
         part = view[: count * row_bytes]
         pread_exactly(descriptor, part, tensor.start + first * row_bytes, tensor.name)
-        block = buffer[: count * row_bytes].view(DTYPES[tensor.dtype])
+        block = buffer[: count * row_bytes].view(TORCH_DTYPES[tensor.dtype])
         yield block.view(count, columns)
 
 

@@ -1,6 +1,7 @@
 """`QuantizedWeight`: what every number format turns a weight into."""
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -112,7 +113,7 @@ def packed(dtype: WeightDtype, codes: Tensor, *, interleaved: bool, offset: int)
 
 
 Floats = npt.NDArray[np.float32]
-_TORCH: dict[FloatDtype, torch.dtype] = {
+TORCH_DTYPES: Mapping[str, torch.dtype] = {
     "BF16": torch.bfloat16,
     "F16": torch.float16,
     "F32": torch.float32,
@@ -124,7 +125,7 @@ def rounded(product: Floats, dtype: FloatDtype, name: str, first_row: int) -> Te
     magnitude = np.maximum(product.max(axis=1), -product.min(axis=1))  # NaN where one is
     bad = np.flatnonzero(~_fits(magnitude, dtype))
     if not len(bad):
-        return torch.from_numpy(product).to(_TORCH[dtype])
+        return torch.from_numpy(product).to(TORCH_DTYPES[dtype])
     row = int(bad[0])
     if np.isfinite(magnitude[row]):
         raise CheckpointError(
@@ -143,5 +144,6 @@ def rounded(product: Floats, dtype: FloatDtype, name: str, first_row: int) -> Te
 
 def _fits(magnitude: Floats, dtype: FloatDtype) -> npt.NDArray[np.bool_]:
     """Whether values round to finite ones; rounding is monotonic, so the largest of a row tells."""
-    fits: npt.NDArray[np.bool_] = torch.from_numpy(magnitude).to(_TORCH[dtype]).isfinite().numpy()
+    stored = torch.from_numpy(magnitude).to(TORCH_DTYPES[dtype])
+    fits: npt.NDArray[np.bool_] = stored.isfinite().numpy()
     return fits

@@ -24,7 +24,7 @@ from .decoded_numbers import (
     scale_values,
     unpack_int4_columns,
 )
-from .layouts.scheme import NIBBLES_PER_WORD, DeclaredScheme, Zeros
+from .layouts.scheme import NIBBLES_PER_WORD, DeclaredScheme
 from .stored_declaration import scale_suffix, weight_suffix
 
 WORD_BITS = 32
@@ -95,7 +95,15 @@ def zero_points(
     else:
         bits = scheme.number.bits
         numbers = unpacked(by_output, bits, out_features)
-        _check_not_ambiguous(checkpoint, tensor, where, numbers, bits)
+        # GPTQModel adds 1 to whole words, so that the next number is one more; kernels to each.
+        count = int(np.count_nonzero(numbers == 2**bits - 1)) if where.plus else 0
+        if count:
+            raise CheckpointError(
+                checkpoint.folder,
+                f"{tensor.name}: {count} zero point(s) are stored as {2**bits - 1}, which in this"
+                f" format GPTQModel reads as 0, and kernels as {2**bits}",
+                fix='save the draft with GPTQModel\'s format "gptq_v2"',
+            )
         found = _from_the_middle(numbers.T, bits) + np.float32(where.plus)
     found = found[:out_features]
     if not found.any():
@@ -108,24 +116,6 @@ def zero_points(
             fix="declare them as they are (sym: false, or checkpoint_format), or quantize again",
         )
     return found
-
-
-def _check_not_ambiguous(
-    checkpoint: Checkpoint,
-    tensor: TensorInfo,
-    where: Zeros,
-    numbers: npt.NDArray[np.uint8],
-    bits: int,
-) -> None:
-    """GPTQModel adds the 1 to whole words, so that the next one is one more; kernels to each."""
-    count = int(np.count_nonzero(numbers == 2**bits - 1)) if where.plus else 0
-    if count:
-        raise CheckpointError(
-            checkpoint.folder,
-            f"{tensor.name}: {count} zero point(s) are stored as {2**bits - 1}, which in this"
-            f" format GPTQModel reads as 0, and kernels as {2**bits}",
-            fix='save the draft with GPTQModel\'s format "gptq_v2"',
-        )
 
 
 def input_groups(
