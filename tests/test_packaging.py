@@ -134,7 +134,7 @@ def test_the_reader_of_imports_sees_relative_and_nested_ones() -> None:
         "from ..recipes import schema\nfrom . import plan\ndef f():\n  import quark.torch"
     )
     found = [
-        (imported_names(Path("quantize/layouts/written_layouts.py"), node), nested)
+        (imported_names(Path("quantize/layouts/layout.py"), node), nested)
         for node, nested in imports(tree)
     ]
     assert found == [

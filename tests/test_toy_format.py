@@ -43,7 +43,7 @@ EDITS = {
             "        scale = largest / np.float32(scheme.number.largest)\n",
         ),
     ],
-    "quantize/layouts/written_layouts.toml": [
+    "quantize/layouts/layout.toml": [
         ('    "mxfp4 per group with none",\n', '    "mxfp4 per group with none",\n'
          '    "toy4 per group with none",\n'),
     ],

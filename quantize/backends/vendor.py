@@ -41,29 +41,23 @@ class VendorBackend(Backend):
 
     @override
     def versions(self) -> dict[str, str]:
-        return {
-            self.package: tested_version(self.name, self.package, self.wanted),
-            "torch": torch.__version__,
-        }
-
-
-def tested_version(backend: BackendName, package: str, wanted: str) -> str:
-    """The installed version of a toolkit, which is the tested one or of its series ("0.47.*")."""
-    try:
-        version = importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError as exc:
-        raise BackendError(
-            f"backend {backend}",
-            f"expected the package {package}, which is not installed",
-            fix=f"{install_line(backend)}, or let torch compute: --backend torch",
-        ) from exc
-    if not fnmatch.fnmatchcase(version, wanted):
-        raise BackendError(
-            f"backend {backend}",
-            f"expected {package} {wanted}, got {version}, whose results were never verified",
-            fix=f"pip install '{package}=={wanted}', or let torch compute: --backend torch",
-        )
-    return version
+        try:
+            version = importlib.metadata.version(self.package)
+        except importlib.metadata.PackageNotFoundError as exc:
+            raise BackendError(
+                f"backend {self.name}",
+                f"expected the package {self.package}, which is not installed",
+                fix=f"{install_line(self.name)}, or let torch compute: --backend torch",
+            ) from exc
+        if not fnmatch.fnmatchcase(version, self.wanted):
+            raise BackendError(
+                f"backend {self.name}",
+                f"expected {self.package} {self.wanted}, got {version}, whose results were never"
+                " verified",
+                fix=f"pip install '{self.package}=={self.wanted}', or let torch compute: --backend"
+                " torch",
+            )
+        return {self.package: version, "torch": torch.__version__}
 
 
 @contextlib.contextmanager

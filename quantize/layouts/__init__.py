@@ -7,13 +7,14 @@ from ...recipes.schema import LayoutName, Recipe
 from ..drafts.family import Row
 from ..stored.layouts import LAYOUTS
 from ..stored.layouts.scheme import OwnFormat
-from .layout import Layout, last_part
-from .written_layouts import (
+from .layout import (
     AwqLayout,
     CompressedTensorsLayout,
     Fp8Layout,
+    Layout,
     ModelOptLayout,
     QuarkLayout,
+    last_part,
 )
 
 _LAYOUTS: dict[LayoutName, Layout] = {

@@ -204,7 +204,7 @@ class _Quantization(Rewrite[VerifyReport]):
             if step.action not in ("quantize", "drop") and step.row.tensor.name not in changed
         ]
         sides = plan.draft.checkpoint, staging
-        with opened(*sides, plan.steps, kept=kept, beside=plan.cache) as run:
+        with opened(*sides, plan.outputs, kept=kept) as run:
             from .execute import CPU, execute  # torch is imported while the kernel copies
 
             check_backends(plan.recipe)

@@ -74,20 +74,14 @@ class OpenOutputs(Generic[OutputT]):
 
 @contextmanager
 def opened(
-    source: Checkpoint,
-    folder: Path,
-    outputs: Sequence[OutputT],
-    *,
-    kept: Iterable[OutputT],
-    beside: Sequence[Output] = (),
+    source: Checkpoint, folder: Path, outputs: Iterable[Output], *, kept: Iterable[OutputT]
 ) -> Iterator[OpenOutputs[OutputT]]:
     """Open the files of an output, and begin to copy what keeps its bytes.
 
     One thread copies, inside the kernel, which lets one at a time write to a file.
     """
     stored: dict[str, list[StoredTensor]] = {}
-    every: list[Output] = [*outputs, *beside]
-    for output in every:
+    for output in outputs:
         if output.stored:
             stored.setdefault(output.row.tensor.file, []).extend(output.stored)
     with ExitStack() as stack:

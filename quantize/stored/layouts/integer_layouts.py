@@ -14,7 +14,6 @@ from typing_extensions import override
 from ....recipes.formats import NUMBER_FORMATS
 from ....recipes.schema import Recipe, StoredLayoutName
 from .declaration_reader import INTEGERS_NO_MEANING, ObjectReader
-from .module_patterns import is_name_match
 from .scheme import (
     FLOAT_DTYPES,
     INTEGERS,
@@ -51,17 +50,7 @@ class _PackedIntegers(StoredLayout):
     companions = frozenset({"qweight", "qzeros", "scales"})
     signed_scales = True
 
-    @override
-    def excludes_module(self, pattern: str, module: str) -> bool:
-        return is_name_match(pattern, module)
-
-    @override
-    def weight_suffix(self, scheme: DeclaredScheme) -> str:
-        return "qweight"
-
-    @override
-    def scale_suffix(self, scheme: DeclaredScheme) -> str:
-        return "scales"
+    codes, scales = "qweight", "scales"
 
     @override
     def transposed(self, scheme: DeclaredScheme) -> bool:

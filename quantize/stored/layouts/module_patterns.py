@@ -18,10 +18,13 @@ import functools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ....recipes.errors import VerifyError, short
 from .declaration_reader import ObjectReader, not_understood
-from .scheme import DeclaredScheme
+
+if TYPE_CHECKING:
+    from .scheme import DeclaredScheme
 
 MAX_PATTERN = 500  # characters; a list of 61 layers has 300
 _DEEPEST = 20
@@ -315,7 +318,7 @@ def is_regex_match(pattern: str, module: str) -> bool:
         raise _no_pattern("the excludes", module, pattern, exc) from exc
 
 
-def check_patterns(keys: ObjectReader, scheme: DeclaredScheme) -> None:
+def check_patterns(keys: ObjectReader, scheme: "DeclaredScheme") -> None:
     """Every `re:` pattern of excludes and targets is understood."""
     targets = (target for each in (scheme, *scheme.others) for target in each.targets)
     for pattern in (*scheme.excludes, *targets):

@@ -22,6 +22,7 @@ from ....recipes.formats import (
 from ....recipes.schema import ActivationFormat, Recipe, StoredLayoutName
 from ...files.safetensors_header import TensorInfo
 from .declaration_reader import ObjectReader
+from .module_patterns import is_name_match
 
 StoredDtype = Literal[WeightDtype, "int2", "int3", "int8"]
 
@@ -302,6 +303,8 @@ class StoredLayout(ABC):
 
     name: StoredLayoutName
     exclude_keys: tuple[str, ...]
+    codes: str = "weight"
+    scales: str = "weight_scale"
     companions: frozenset[str]
     zero_points: Mapping[str, int] = MappingProxyType({})
     nibble_offset: int = 0
@@ -332,9 +335,9 @@ class StoredLayout(ABC):
         """The whole `quantization_config` that this package writes for a recipe of one format."""
         raise ValueError(f"{recipe.name}: no recipe has layout {self.name}")
 
-    @abstractmethod
     def excludes_module(self, pattern: str, module: str) -> bool:
-        """True if an exclude matches the name `module`."""
+        """True if an exclude matches the name `module`: here `re:` and an expression, or all."""
+        return is_name_match(pattern, module)
 
     @abstractmethod
     def parts(self, scheme: DeclaredScheme, rows: int, columns: int) -> Parts:
@@ -342,11 +345,11 @@ class StoredLayout(ABC):
 
     def weight_suffix(self, scheme: DeclaredScheme) -> str:  # noqa: ARG002
         """Last part of the name of the tensor with the codes of a quantized linear."""
-        return "weight"
+        return self.codes
 
     def scale_suffix(self, scheme: DeclaredScheme) -> str:  # noqa: ARG002
         """Last part of the name of the tensor with its scales."""
-        return "weight_scale"
+        return self.scales
 
     def transposed(self, scheme: DeclaredScheme) -> bool:  # noqa: ARG002
         """True if a row of codes is an input, or a word of some: scales are [groups, out]."""

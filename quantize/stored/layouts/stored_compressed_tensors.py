@@ -17,7 +17,6 @@ from ....recipes.formats import (
 from ....recipes.schema import ActivationFormat, Recipe, StoredLayoutName
 from .declaration_reader import SPEC_NO_MEANING, ObjectReader
 from .integer_layouts import SIZES
-from .module_patterns import is_name_match
 from .scheme import (
     EVERY_LINEAR,
     Activations,
@@ -132,10 +131,6 @@ class StoredCompressedTensors(StoredLayout):
             "quant_method": "compressed-tensors",
             "quantization_status": "compressed",
         }
-
-    @override
-    def excludes_module(self, pattern: str, module: str) -> bool:
-        return is_name_match(pattern, module)
 
     @override
     def parts(self, scheme: DeclaredScheme, rows: int, columns: int) -> Parts:
