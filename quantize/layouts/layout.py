@@ -62,8 +62,9 @@ class Layout:
         exact_excludes: whether engines compare its excludes with whole names, layer number and all.
         int4_scale_dtype: the only one that INT4 scales may have; None = that of the weight too.
         cache_problem: why it cannot declare the format of a KV cache; None = it can.
-        interleaved, nibble_offset: of INT4 codes, see `packed`.
-        zero_points: the words of symmetric codes.
+        interleaved: words of INT4 hold the even columns in their lower nibbles, as AWQ has them.
+        nibble_offset: added to an INT4 code before its low four bits are taken.
+        zero_points: words of the zero points of symmetric codes.
     """
 
     name: LayoutName
