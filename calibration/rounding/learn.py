@@ -28,8 +28,8 @@ from ...quantize.drafts.forward import DraftForward, OnInput, checked_at_the_end
 from ...quantize.files.provenance import LearnedRounding
 from ...quantize.files.result_cache import resumable_folder
 from ...quantize.files.staging import check_output
-from ...quantize.making.execute import DTYPES
 from ...quantize.making.preparing import check_backends
+from ...quantize.numerics.quantized_weight import TORCH_DTYPES
 from ...quantize.planning.quantization_plan import Measured, Plan, Step
 from ...quantize.stored.loading import LoadedDraft
 from ...quantize.stored.online_rounding import InputRounding
@@ -377,7 +377,7 @@ def learned_steps(plan: Plan) -> list[Step]:
 
 def stored_weight(step: Step, draft: LoadedDraft) -> torch.Tensor:
     """The weight of a module on the CPU, in the dtype in which the source has it."""
-    return draft.weights[step.row.canonical].to("cpu", DTYPES[step.row.tensor.dtype])
+    return draft.weights[step.row.canonical].to("cpu", TORCH_DTYPES[step.row.tensor.dtype])
 
 
 def canonical(step: Step) -> str:
