@@ -19,7 +19,7 @@ from ..files.checkpoint import CONFIG_FILE, Checkpoint, read_json_object
 from ..files.safetensors_header import TensorInfo
 from .layouts import HF_QUANT_CONFIG, READ_LAYOUTS
 from .layouts.declaration_reader import OTHER_WAY, UNREAD_METHODS, ObjectReader, Strictness
-from .layouts.module_patterns import check_patterns
+from .layouts.module_patterns import PatternProblem, no_pattern, understood
 from .layouts.scheme import FLOAT_DTYPES, FP8_DTYPE, DeclaredScheme, Parts, StoredLayout
 
 COMPANIONS: frozenset[str] = frozenset().union(*(each.companions for each in READ_LAYOUTS.values()))
@@ -188,8 +188,18 @@ def read_scheme(
         layout.side_file.check(raw.where.parent, scheme, raw.value)
     keys.finish()
     if strictness in ("folder", "declaration"):
-        check_patterns(keys, scheme)
+        _check_patterns(keys, scheme)
     return scheme
+
+
+def _check_patterns(keys: ObjectReader, scheme: DeclaredScheme) -> None:
+    targets = (target for each in (scheme, *scheme.others) for target in each.targets)
+    for pattern in (*scheme.excludes, *targets):
+        if pattern.startswith("re:"):
+            try:
+                understood(pattern[3:])
+            except PatternProblem as exc:
+                raise no_pattern(keys.where, keys.key, pattern, exc) from exc
 
 
 def _check_not_refused(raw: RawDeclaration) -> None:

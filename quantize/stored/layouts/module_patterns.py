@@ -18,13 +18,9 @@ import functools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ....recipes.errors import VerifyError, short
-from .declaration_reader import ObjectReader, not_understood
-
-if TYPE_CHECKING:
-    from .scheme import DeclaredScheme
+from .declaration_reader import not_understood
 
 MAX_PATTERN = 500  # characters; a list of 61 layers has 300
 _DEEPEST = 20
@@ -315,19 +311,9 @@ def is_regex_match(pattern: str, module: str) -> bool:
     try:
         return matches(pattern.removeprefix("re:"), module)
     except PatternProblem as exc:
-        raise _no_pattern("the excludes", module, pattern, exc) from exc
+        raise no_pattern("the excludes", module, pattern, exc) from exc
 
 
-def check_patterns(keys: ObjectReader, scheme: "DeclaredScheme") -> None:
-    """Every `re:` pattern of excludes and targets is understood."""
-    targets = (target for each in (scheme, *scheme.others) for target in each.targets)
-    for pattern in (*scheme.excludes, *targets):
-        if pattern.startswith("re:"):
-            try:
-                understood(pattern[3:])
-            except PatternProblem as exc:
-                raise _no_pattern(keys.where, keys.key, pattern, exc) from exc
-
-
-def _no_pattern(where: object, key: str, pattern: str, exc: PatternProblem) -> VerifyError:
+def no_pattern(where: object, key: str, pattern: str, exc: PatternProblem) -> VerifyError:
+    """The error for an expression that is not understood."""
     return not_understood(where, key, (f"a regular expression ({exc})",), pattern)
