@@ -14,21 +14,11 @@ from yaml.constructor import SafeConstructor
 from yaml.events import CollectionEndEvent, CollectionStartEvent
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
+from . import schemes
 from .decode import Misfit, MisfitError, nearest, walk
 from .errors import RecipeError, visible
 from .regular_file import read_text
 from .schema import Recipe, to_mapping
-from .schemes import (
-    ABSENT_FORMATS,
-    DIFFERENT,
-    FIRST_RECIPES,
-    LIKE,
-    OTHER_GPUS,
-    REFUSED,
-    SAME,
-    refusal,
-    spelled,
-)
 from .strict_json import reading
 
 # Nodes of a recipe file keep the file and line that they come from, also after `extends` merged
@@ -208,7 +198,7 @@ class _YamlTree:
             what = f"expected {expected}, got {written or self._got()}"
             raise MisfitError(what, f"write {expected}")
         what = f"expected one of {expected}, got {self._got()}"
-        raise MisfitError(what, ABSENT_FORMATS.get(written) or nearest(written, choices))
+        raise MisfitError(what, schemes.ABSENT_FORMATS.get(written) or nearest(written, choices))
 
     def is_null(self) -> bool:
         if not isinstance(self.node, ScalarNode) or self.node.tag != "tag:yaml.org,2002:null":
@@ -259,12 +249,12 @@ def built_in_recipes() -> tuple[str, ...]:
 
 def aliases() -> Mapping[str, str]:
     """Short names of recipes: that of a GPU -> the built-in recipe to begin with there."""
-    return FIRST_RECIPES
+    return schemes.FIRST_RECIPES
 
 
 def recipe_of_alias(name: str) -> str | None:
     """The built-in recipe of a GPU's name or another tool's scheme, in any case, or None."""
-    return FIRST_RECIPES.get(name.lower()) or SAME.get(spelled(name))
+    return schemes.FIRST_RECIPES.get(name.lower()) or schemes.SAME.get(schemes.spelled(name))
 
 
 def calibrated(name: str) -> str | None:
@@ -279,11 +269,11 @@ def load_recipe(reference: str | Path) -> Recipe:
     backend = str(_find(node, "backend")[1].value)
 
     def explain(key: str, text: str) -> tuple[str, str] | None:
-        refused = REFUSED.get((backend, text)) if key in _ALGORITHM_KEYS else None
+        refused = schemes.REFUSED.get((backend, text)) if key in _ALGORITHM_KEYS else None
         return (f"backend {backend}: {refused.reason}", refused.fix) if refused else None
 
     recipe = decode(Recipe, node, explain=explain)
-    refused = refusal(recipe.backend, recipe.algorithm)
+    refused = schemes.refusal(recipe.backend, recipe.algorithm)
     if refused is not None:
         mark = _find(node, "algorithm")[1].start_mark
         what = f"algorithm: backend {recipe.backend}, {recipe.algorithm}: {refused.reason}"
@@ -334,20 +324,21 @@ def _locate(reference: str | Path) -> Path:
             return path
         raise RecipeError(text, "no such recipe file", fix="check the path")
     fix = _nearest_recipe(text)
-    if spelled(text) not in DIFFERENT:
+    if schemes.spelled(text) not in schemes.DIFFERENT:
         fix += " (or give a .yaml path)"
     raise RecipeError(text, "no built-in recipe has this name", fix=fix)
 
 
 def _nearest_recipe(name: str) -> str:
     """What was probably meant: a near scheme, a recipe that is spelled alike, or with the word."""
-    if spelled(name) in DIFFERENT:
-        return DIFFERENT[spelled(name)]
-    if near := LIKE.get(name.lower()):
-        return f"use '{FIRST_RECIPES[near]}', as on {near}: no engine was executed on {name}"
-    if name.lower() in OTHER_GPUS:
+    if schemes.spelled(name) in schemes.DIFFERENT:
+        return schemes.DIFFERENT[schemes.spelled(name)]
+    if near := schemes.LIKE.get(name.lower()):
+        first = schemes.FIRST_RECIPES[near]
+        return f"use '{first}', as on {near}: no engine was executed on {name}"
+    if name.lower() in schemes.OTHER_GPUS:
         return f"'draftquant recipes list --gpu {name}' lists the recipes that load there"
-    names = *FIRST_RECIPES, *built_in_recipes()
+    names = *schemes.FIRST_RECIPES, *built_in_recipes()
     holding = [each for each in built_in_recipes() if name.lower() in each]
     close = difflib.get_close_matches(name.lower(), names, n=1)
     if close or not holding:

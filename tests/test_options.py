@@ -236,9 +236,7 @@ COMMANDS = (
     ), {
         "quantize.verify.verification.verify": MagicMock(ok=True),
         "quantize.verify.verification.resolve_draft": MagicMock(hub_id=None),
-        **stubs("quantize.verify.verification._check_sides",
-                "quantize.verify.verification._check_declaration",
-                TELL),
+        **stubs("quantize.verify.verification._check_sides", TELL),
     }),
     Command("dequantize QUANT --out OUT", "quantize.converting.dequantize_draft.dequantize_draft", (
         Row("QUANT", "a/b", "reference", "a/b", "scripts.verbs.dequantize.resolve_draft"),

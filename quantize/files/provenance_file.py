@@ -13,19 +13,9 @@ from ...recipes.packages import package_version
 from ...recipes.regular_file import check_own, read_text
 from ...recipes.schema import Recipe, recipe_sha256
 from ...recipes.strict_json import decode, parse_object, reading
+from . import provenance as records
 from .checkpoint import PROVENANCE_FILE
 from .hub import recorded_argv
-from .provenance import (
-    CutProvenance,
-    DequantizedProvenance,
-    MadeBy,
-    Provenance,
-    QuantizedProvenance,
-    SourceFolder,
-    TranscodedFrom,
-    TranscodedProvenance,
-    VocabularyCut,
-)
 
 _LEFT = (
     ("repairs", None, "that config.json was repaired"),
@@ -50,10 +40,10 @@ def _check_still_read(path: Path, content: Mapping[str, object]) -> None:
         record = record.get("quantized_by")
 
 
-ProvenanceT = TypeVar("ProvenanceT", bound=Provenance)
+ProvenanceT = TypeVar("ProvenanceT", bound=records.Provenance)
 
 
-def read_provenance(folder: Path) -> Provenance | None:
+def read_provenance(folder: Path) -> records.Provenance | None:
     """The draftquant.json of a folder, every key understood; None where it has none."""
     path = folder / PROVENANCE_FILE
     check_own(folder, PROVENANCE_FILE)
@@ -63,7 +53,7 @@ def read_provenance(folder: Path) -> Provenance | None:
     with reading(path, CheckpointError, fix):
         content = parse_object(read_text(path))
         _check_still_read(path, content)
-        found: Provenance = decode(Provenance, content)
+        found: records.Provenance = decode(records.Provenance, content)
     return found
 
 
@@ -74,7 +64,7 @@ def sealed(provenance: ProvenanceT) -> ProvenanceT:
     return dataclasses.replace(provenance, sha256=hashlib.sha256(text.encode()).hexdigest())
 
 
-def check_seal(folder: Path, provenance: Provenance | None) -> None:
+def check_seal(folder: Path, provenance: records.Provenance | None) -> None:
     """Refuse the draftquant.json of a folder, if it has one, that was edited since."""
     if provenance is not None and provenance.sha256 != sealed(provenance).sha256:
         what = f"sha256: not that of the other keys: {provenance.sha256!r}"
@@ -93,14 +83,14 @@ def check_recorded(folder: Path, recorded: Mapping[str, str], found: Mapping[str
 
 
 def transcoded(
-    recorded: Provenance | None,
+    recorded: records.Provenance | None,
     recipe: Recipe,
-    origin: TranscodedFrom,
+    origin: records.TranscodedFrom,
     *,
     tensor_digests: Mapping[str, str],
     bytes_after: int,
     argv: Sequence[str],
-) -> QuantizedProvenance | TranscodedProvenance:
+) -> records.QuantizedProvenance | records.TranscodedProvenance:
     """What a folder recorded of itself, if it did, now written as `recipe` stores it."""
     now: dict[str, Any] = {
         "draftquant": package_version("draftquant"),
@@ -108,35 +98,35 @@ def transcoded(
         "tensor_digests": tensor_digests,
         "transcoded_from": origin,
     }
-    if not isinstance(recorded, QuantizedProvenance | TranscodedProvenance):
-        source = SourceFolder(hub_id=origin.hub_id, revision=origin.revision)
-        return TranscodedProvenance(source=source, repairs=(), **now)
-    first = MadeBy(draftquant=recorded.draftquant, argv=recorded_argv(recorded.argv))
+    if not isinstance(recorded, records.QuantizedProvenance | records.TranscodedProvenance):
+        source = records.SourceFolder(hub_id=origin.hub_id, revision=origin.revision)
+        return records.TranscodedProvenance(source=source, repairs=(), **now)
+    first = records.MadeBy(draftquant=recorded.draftquant, argv=recorded_argv(recorded.argv))
     now |= {"tensor_sha256": {}, "made_by": recorded.made_by or first}
-    if isinstance(recorded, QuantizedProvenance):
+    if isinstance(recorded, records.QuantizedProvenance):
         nbytes = dataclasses.replace(recorded.tensor_bytes, after=bytes_after)
         now |= {"recipe": recipe, "recipe_sha256": recipe_sha256(recipe), "tensor_bytes": nbytes}
     return dataclasses.replace(recorded, **now)
 
 
-def history(record: Provenance | None) -> Iterator[Provenance]:
+def history(record: records.Provenance | None) -> Iterator[records.Provenance]:
     """A record, and those of the folders before it that it holds, the nearest one first."""
     while record is not None:
         yield record
         record = getattr(record, "quantized_by", None)
 
 
-def quantization_of(record: Provenance | None) -> QuantizedProvenance | None:
+def quantization_of(record: records.Provenance | None) -> records.QuantizedProvenance | None:
     """How its weights were quantized, where a record of this package says so.
 
     After cuts it has all of them and the bytes left. Its source has the whole draft's Hub id.
     """
     found = None
-    cuts: tuple[VocabularyCut, ...] = ()
+    cuts: tuple[records.VocabularyCut, ...] = ()
     for one in history(record):
-        if isinstance(one, CutProvenance):
+        if isinstance(one, records.CutProvenance):
             cuts, nbytes = one.cuts, one.tensor_bytes.after
-        elif isinstance(one, QuantizedProvenance):
+        elif isinstance(one, records.QuantizedProvenance):
             found = one
     if found is None:
         return None
@@ -147,15 +137,15 @@ def quantization_of(record: Provenance | None) -> QuantizedProvenance | None:
     return dataclasses.replace(found, source=source, cuts=cuts, tensor_bytes=now)
 
 
-def cuts_of(record: Provenance | None) -> tuple[VocabularyCut, ...]:
+def cuts_of(record: records.Provenance | None) -> tuple[records.VocabularyCut, ...]:
     """Every cut of its vocabulary, the first one first."""
     each = [getattr(one, "cuts", ()) for one in history(record)]
     return tuple(cut for cuts in reversed(each) for cut in cuts)
 
 
-def sources_of(record: Provenance | None) -> Iterator[Mapping[str, str]]:
+def sources_of(record: records.Provenance | None) -> Iterator[Mapping[str, str]]:
     """The digests of every folder that it was made of in turn, the nearest one first."""
     for one in history(record):
-        if isinstance(one, QuantizedProvenance | DequantizedProvenance):
+        if isinstance(one, records.QuantizedProvenance | records.DequantizedProvenance):
             yield one.source.digests
         yield from (cut.source.digests for cut in reversed(getattr(one, "cuts", ())))

@@ -16,13 +16,13 @@ from ...recipes.errors import CheckpointError
 from ..drafts import Draft, read_config
 from ..drafts.family import MOST_OF_NORM, norms_before
 from ..files.checkpoint import CONFIG_FILE, PROVENANCE_FILE, Checkpoint
-from ..files.digests import NEWEST, Algorithm, Digest, Finiteness
+from ..files.digests import Digest, Finiteness
 from ..files.provenance import Method
 from ..files.safetensors_header import TensorInfo
 from ..stored.decoded_numbers import floats, read_whole
 from ..stored.layouts.scheme import DeclaredScheme
 from ..stored.stored_draft import cache_problems, cache_tensors
-from .comparison import Compared, Fault, NotFinite, OnBytes, differing, form, others
+from .comparison import Compared, Fault, NotFinite, Sides, differing, form, others
 from .demands import other_scalar, said_of
 
 Config = Mapping[str, object]
@@ -59,22 +59,16 @@ class ChangedNorms:
         """Whether a kept tensor may differ from the source's."""
         return norm.name in self.exponents or norm.name in self.factors
 
-    def compare(
-        self,
-        source: Checkpoint,
-        output: Checkpoint,
-        norm: TensorInfo,
-        on_bytes: OnBytes,
-        algorithm: Algorithm = NEWEST,
-    ) -> Compared:
+    def compare(self, sides: Sides, norm: TensorInfo) -> Compared:
         """The weight of a norm: every element exactly, its sign too, or within its factor.
 
         Float64 holds every quotient exactly, also of what is subnormal in float32.
         """
-        a, b = read_whole(source, norm), read_whole(output, output.tensors[norm.name])
-        on_bytes(a.size + b.size)
+        a = read_whole(sides.source, norm)
+        b = read_whole(sides.output, sides.output.tensors[norm.name])
+        sides.on_bytes(a.size + b.size)
         before, after = (floats(block, norm.dtype).astype(np.float64) for block in (a, b))
-        digests = Digest(algorithm), Digest(algorithm)
+        digests = Digest(sides.algorithm), Digest(sides.algorithm)
         finiteness = Finiteness(norm.dtype, norm.shape)
         finiteness.look(a)
         for digest, block in zip(digests, (a, b), strict=True):

@@ -10,14 +10,14 @@ from ...recipes.errors import CheckpointError
 from ...recipes.formats import WeightDtype
 from ...recipes.schema import Recipe
 from ..files.checkpoint import Checkpoint
-from ..files.digests import NEWEST, Algorithm, Digest, problem_of
+from ..files.digests import Digest, problem_of
 from ..files.safetensors_header import TensorInfo
 from ..stored.decoded_numbers import Bytes, Floats, blocks_of, floats, read_rows
 from ..stored.layouts.scheme import NIBBLES_PER_WORD, DeclaredScheme
 from ..stored.linear import StoredLinear, global_scale, spread, stored_scales
 from ..stored.stored_declaration import scale_suffix
 from .code_judges import Block, Buffers, Judge, Near, Nearest
-from .comparison import Compared, Fault, LinearFinding, NotFinite, OnBytes, others
+from .comparison import Compared, Fault, LinearFinding, NotFinite, Sides, others
 from .foreign_rules import about_absmax_faults, foreign_judge, integer_scale_rule
 from .scales import (
     INT4_SMALLEST_SCALE,
@@ -60,15 +60,7 @@ class Demand:
     group: tuple[str, ...] = ()
 
 
-def compare_linear(
-    source: Checkpoint,
-    output: Checkpoint,
-    tensor: TensorInfo,
-    demand: Demand,
-    *,
-    on_bytes: OnBytes,
-    algorithm: Algorithm = NEWEST,
-) -> Compared:
+def compare_linear(sides: Sides, tensor: TensorInfo, demand: Demand) -> Compared:
     """A quantized linear, its parts already checked by header, against its weight in the source."""
     module, scheme, width = tensor.name.removesuffix(".weight"), demand.scheme, tensor.shape[1]
     if scheme is None:
@@ -78,22 +70,22 @@ def compare_linear(
         # The padding of the last word of a row is known, and decoded too.
         width = -(-width // NIBBLES_PER_WORD) * NIBBLES_PER_WORD
     try:
-        linear = StoredLinear(output, scheme, module, in_features=width)
+        linear = StoredLinear(sides.output, scheme, module, in_features=width)
     except CheckpointError as exc:
         return Compared(faults=[Fault(module, "what is declared", exc.what)])
-    one = _Linear(output, tensor, demand, scheme, linear, width)
-    digests = Digest(algorithm), Digest(algorithm)
+    one = _Linear(sides.output, tensor, demand, scheme, linear, width)
+    digests = Digest(sides.algorithm), Digest(sides.algorithm)
     step = -(-step // NIBBLES_PER_WORD) * NIBBLES_PER_WORD if scheme.transposed else step
     for rows in blocks_of(tensor.shape[0], step):
-        a = read_rows(source, tensor, rows.start, rows.stop)
+        a = read_rows(sides.source, tensor, rows.start, rows.stop)
         b = linear.bytes_of(rows)
         digests[0].update(a.data)
         if not scheme.transposed or rows.start == 0:
             digests[1].update(b.data)
-            on_bytes(b.size)
+            sides.on_bytes(b.size)
         one.add(rows, a, b)
-        on_bytes(a.size)
-    found = one.compared(source)
+        sides.on_bytes(a.size)
+    found = one.compared(sides.source)
     found.source_digests[tensor.name] = str(digests[0])
     found.output_digests[linear.codes_tensor.name] = str(digests[1])
     return found

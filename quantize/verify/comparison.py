@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -238,25 +239,34 @@ def compare_all(
     return whole
 
 
-def hash_the_rest(
-    checkpoint: Checkpoint,
-    digests: dict[str, str],
-    algorithm: Algorithm,
-    on_bytes: OnBytes = lambda _count: None,
-) -> list[Fault]:
-    """Add the digests of tensors that have none; the faults are of those that are not finite."""
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """What is compared: what must be, what is stored, and by which hash; who hears of bytes."""
 
-    def hashed(tensor: TensorInfo) -> Compared:
+    source: Checkpoint
+    output: Checkpoint
+    algorithm: Algorithm = NEWEST
+    on_bytes: OnBytes = lambda _count: None
+
+
+def hash_the_rest(sides: Sides, found: Compared) -> list[Fault]:
+    """Add the digests of tensors that have none; the faults are of what the source must not be."""
+
+    def hashed(checkpoint: Checkpoint, tensor: TensorInfo) -> Compared:
         look = Finiteness(tensor.dtype, tensor.shape)
-        digest = tensor_digest(checkpoint, tensor, algorithm, look.look)
-        on_bytes(tensor.nbytes)
+        digest = tensor_digest(checkpoint, tensor, sides.algorithm, look.look)
+        sides.on_bytes(tensor.nbytes)
         faults = NotFinite.of(tensor.name, look.problem)
         return Compared(output_digests={tensor.name: digest}, faults=faults)
 
-    left = [tensor for name, tensor in checkpoint.tensors.items() if name not in digests]
-    whole = compare_all(left, hashed)
-    digests |= whole.output_digests
-    return whole.faults
+    faults = []
+    both = (sides.source, found.source_digests), (sides.output, found.output_digests)
+    for checkpoint, digests in both:
+        left = [tensor for name, tensor in checkpoint.tensors.items() if name not in digests]
+        whole = compare_all(left, partial(hashed, checkpoint))
+        digests |= whole.output_digests
+        faults.append(whole.faults)
+    return faults[0]
 
 
 def form(tensor: TensorInfo) -> str:
@@ -279,19 +289,14 @@ def matched(
     return alike, faults
 
 
-def compare_kept(
-    source: Checkpoint,
-    output: Checkpoint,
-    tensor: TensorInfo,
-    on_bytes: OnBytes = lambda _count: None,
-    algorithm: Algorithm = NEWEST,
-) -> Compared:
-    """Byte equality of a tensor of `source` and the one of the same name and shape in `output`."""
-    digest, finiteness = Digest(algorithm), Finiteness(tensor.dtype, tensor.shape)
+def compare_kept(sides: Sides, tensor: TensorInfo) -> Compared:
+    """Byte equality of a tensor of the source and the one of the same name and shape."""
+    source, output = sides.source, sides.output
+    digest, finiteness = Digest(sides.algorithm), Finiteness(tensor.dtype, tensor.shape)
     other = digest  # one hash serves both tensors up to the first difference
     changed, first_change, done = 0, -1, 0
-    sides = byte_blocks(source, tensor), byte_blocks(output, output.tensors[tensor.name])
-    for a, b in zip(*sides, strict=True):
+    blocks = byte_blocks(source, tensor), byte_blocks(output, output.tensors[tensor.name])
+    for a, b in zip(*blocks, strict=True):
         if not _equal(a, b):
             different = np.flatnonzero(np.frombuffer(a, np.uint8) != np.frombuffer(b, np.uint8))
             if not changed:
@@ -303,7 +308,7 @@ def compare_kept(
         if changed:
             other.update(b)
         done += len(a)
-        on_bytes(2 * len(a))
+        sides.on_bytes(2 * len(a))
     found = Compared(
         source_digests={tensor.name: str(digest)},
         output_digests={tensor.name: str(other)},

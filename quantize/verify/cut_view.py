@@ -38,6 +38,7 @@ from .comparison import (
     Compared,
     Fault,
     NotFinite,
+    Sides,
     VerifyReport,
     compare_all,
     compare_kept,
@@ -370,7 +371,8 @@ def verify_cut(
         unshown = lent and HEAD in checkpoint.tensors
         found = {n: t for n, t in checkpoint.tensors.items() if not (unshown and n == HEAD)}
         alike, faults = matched(wanted.tensors, found)
-        whole = compare_all(alike, partial(_compare, wanted, checkpoint, ids, algorithm))
+        sides = Sides(wanted, checkpoint, algorithm)
+        whole = compare_all(alike, partial(_compare, sides, ids))
     scheme = declared_scheme(checkpoint)
     whole.faults = [
         *faults,
@@ -381,8 +383,7 @@ def verify_cut(
     before = source.checkpoint.tensors
     same = {n: d for n, d in whole.source_digests.items() if wanted.tensors[n] == before.get(n)}
     whole.source_digests = same
-    hash_the_rest(checkpoint, whole.output_digests, algorithm)
-    hash_the_rest(source.checkpoint, whole.source_digests, algorithm)
+    hash_the_rest(replace(sides, source=source.checkpoint), whole)
     if record is not None:
         draft = replace(source.draft, checkpoint=source.checkpoint)
         whole.faults += record_faults(record, draft, checkpoint, whole)
@@ -410,14 +411,13 @@ def _report(
     )
 
 
-def _compare(
-    wanted: Checkpoint, output: Checkpoint, ids: Ids, algorithm: Algorithm, tensor: TensorInfo
-) -> Compared:
+def _compare(sides: Sides, ids: Ids, tensor: TensorInfo) -> Compared:
     """Bytes; of what has a row for each kept token, a fault names the first wrong one."""
-    found = compare_kept(wanted, output, tensor, algorithm=algorithm)
+    found, output = compare_kept(sides, tensor), sides.output
     changed = [fault for fault in found.faults if not isinstance(fault, NotFinite)]
     if changed and tensor.shape[:1] == (len(ids),):
-        row = first_differing_row(wanted, tensor, output, output.tensors[tensor.name]) or 0
+        other = output.tensors[tensor.name]
+        row = first_differing_row(sides.source, tensor, output, other) or 0
         expected = f"the source's bytes of target id {ids[row]}"
         found.faults = [Fault(tensor.name, expected, f"others in row {row}; {changed[0].got}")]
     return found

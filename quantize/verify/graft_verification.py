@@ -6,7 +6,7 @@ header shows that it is a file of tensors. Every other tensor is compared byte f
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ from .comparison import (
     Compared,
     Fault,
     Progress,
+    Sides,
     Verified,
     compare_all,
     compare_kept,
@@ -87,10 +88,9 @@ class GraftVerification(Verified):
 
     def to_mapping(self) -> dict[str, Any]:
         """The report as JSON values, without the digests."""
-        names = ("output", "target", "layers", "target_tensors", "same_file", "layer_tensors",
-                 "bytes_compared", "with_layer", "declared")  # fmt: skip
-        values = {name: getattr(self, name) for name in names}
+        names = (f.name for f in fields(self) if not f.name.endswith("_digests"))
         faults = [str(fault) for fault in self.faults]
+        values = {name: getattr(self, name) for name in names}
         return {"ok": self.ok, **values, "layers": list(self.layers), "faults": faults}
 
     @override
@@ -144,9 +144,9 @@ def verify_graft(
     }
     linked = {n for n, t in own.items() if t.file in same and after.tensors.get(n) == t}
     others = [tensor for name, tensor in own.items() if name not in linked]
-    compare = partial(_compare, after, progress, algorithm)
-    of_target = compare_all(others, partial(compare, before))
-    of_layer = _compare_layer(before, grafted, layer, compare)
+    sides = Sides(before, after, algorithm, progress.add)
+    of_target = compare_all(others, partial(_compare, sides))
+    of_layer = _compare_layer(sides, grafted, layer)
     headers = _header_digests(after, before)
     about, is_declared = _declaration_faults(before, after, own)
     faults = (
@@ -187,40 +187,30 @@ def _name_faults(
         yield Fault("the layer", "its tensors", "none")
 
 
-def _compare(
-    after: Checkpoint,
-    progress: Progress,
-    algorithm: Algorithm,
-    source: Checkpoint | None,
-    tensor: TensorInfo,
-) -> Compared:
-    """A tensor with the one of `source`; without a source its digest alone."""
-    if source is None:
-        progress.add(tensor.nbytes)
-        return Compared(output_digests={tensor.name: tensor_digest(after, tensor, algorithm)})
-    other = after.tensors.get(tensor.name)
+def _compare(sides: Sides, tensor: TensorInfo) -> Compared:
+    other = sides.output.tensors.get(tensor.name)
     if other is not None and form(other) == form(tensor):
-        return compare_kept(source, after, tensor, progress.add, algorithm)
+        return compare_kept(sides, tensor)
     got = "none" if other is None else form(other)
     return Compared(faults=[Fault(tensor.name, form(tensor), got)])
 
 
 def _compare_layer(
-    before: Checkpoint,
-    grafted: Mapping[str, TensorInfo],
-    layer: Checkpoint | None,
-    compare: Callable[[Checkpoint | None, TensorInfo], Compared],
+    sides: Sides, grafted: Mapping[str, TensorInfo], layer: Checkpoint | None
 ) -> Compared:
     """Digests of the layer's tensors, each compared with its own folder's if there is one."""
     if layer is None:
-        return compare_all(grafted.values(), partial(compare, None))
+        after, algorithm = sides.output, sides.algorithm
+        digests = {n: tensor_digest(after, t, algorithm) for n, t in grafted.items()}
+        sides.on_bytes(sum(tensor.nbytes for tensor in grafted.values()))
+        return Compared(output_digests=digests)
     starts = tuple({f"{name.partition('.')[0]}." for name in grafted})
     tensors = [
         tensor
         for name, tensor in layer.tensors.items()
-        if name in grafted or (name not in before.tensors and name.startswith(starts))
+        if name in grafted or (name not in sides.source.tensors and name.startswith(starts))
     ]
-    found = compare_all(tensors, partial(compare, layer))
+    found = compare_all(tensors, partial(_compare, replace(sides, source=layer)))
     for name in sorted(grafted.keys() - layer.tensors.keys()):
         found.faults.append(Fault(name, "none: the layer has no such", "one"))
     return found

@@ -25,6 +25,7 @@ from .comparison import (
     DequantizedLinear,
     Fault,
     NotFinite,
+    Sides,
     compare_all,
     compare_kept,
     matched,
@@ -49,16 +50,16 @@ def verify_transcoded(
     if len(set(rounded)) > 1:
         whole.faults.append(Fault(f"{CONFIG_FILE}: activations", rounded[0], rounded[1]))
     whole.faults += file_faults(before, after, output.scheme)
-    sides = [{row.tensor.name: row for row in side.draft.rows} for side in (source, output)]
-    if source.modules != output.modules or sides[0].keys() != sides[1].keys():
+    both = [{row.tensor.name: row for row in side.draft.rows} for side in (source, output)]
+    if source.modules != output.modules or both[0].keys() != both[1].keys():
         got = ", ".join(sorted(source.modules ^ output.modules)) or "other tensors"
         whole.faults.append(Fault(str(folder), "the same linears", got))
         return whole
 
     def compare(tensor: TensorInfo) -> Compared:
-        row, other = (rows[tensor.name] for rows in sides)
+        row, other = (rows[tensor.name] for rows in both)
         if not source.is_quantized(row):
-            return compare_kept(before, after, tensor, algorithm=algorithm)
+            return compare_kept(Sides(before, after, algorithm), tensor)
         found = Compared(faults=_code_faults(source, output, row, other))
         found.faults += _input_scale_faults(source, output, row.module)
         for side, own, digests in (
@@ -99,7 +100,7 @@ def verify_dequantized(
 
     def compare(tensor: TensorInfo) -> Compared:
         if not source.is_quantized(rows[tensor.name]):
-            return compare_kept(before, output, tensor, algorithm=algorithm)
+            return compare_kept(Sides(before, output, algorithm), tensor)
         return _compare_decoded(source, output, dtype, algorithm, rows[tensor.name])
 
     whole = compare_all(tensors, compare)

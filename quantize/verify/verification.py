@@ -7,7 +7,6 @@ is used here, and no torch, so that an error of the writer cannot hide in a comm
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -20,49 +19,29 @@ from ...recipes.regular_file import optional_path
 from ..asked import Verifying
 from ..drafts import Draft, read_draft
 from ..drafts.recognition import refuse_other_kinds
+from ..files import provenance as records
 from ..files.checkpoint import CONFIG_FILE, Checkpoint
 from ..files.digests import NEWEST, algorithm_of, tensor_digest
 from ..files.hub import DraftSource, resolve_draft
-from ..files.provenance import (
-    CutProvenance,
-    GraftedProvenance,
-    Method,
-    Provenance,
-    QuantizedProvenance,
-)
 from ..files.provenance_file import read_provenance
 from ..files.safetensors_header import TensorInfo
 from ..stored.layouts.scheme import DeclaredScheme
 from ..stored.stored_declaration import declared_scheme, looks_quantized
 from ..stored.stored_draft import StoredDraft
+from . import demands
 from .changed_values import ChangedNorms, cache_scale_faults, cache_scale_names, config_faults
 from .codes import Demand, compare_linear
 from .comparison import (
     Compared,
     Fault,
     Progress,
+    Sides,
     VerifyReport,
     compare_all,
     compare_kept,
     hash_the_rest,
 )
 from .cut_view import cut_between, cut_of, quantized_record, verify_cut
-from .demands import (
-    NO_RECORD,
-    Record,
-    action_faults,
-    complete_faults,
-    declared_faults,
-    demands_of,
-    dropped_faults,
-    dropped_rows,
-    input_scale_faults,
-    method_faults,
-    read_record,
-    record_faults,
-    remaining,
-    whole_demands,
-)
 from .folder_faults import (
     check_is_checkpoint,
     exclude_faults,
@@ -83,7 +62,7 @@ def verify(
     source: Path,
     on_progress: OnProgress | None = None,
     *,
-    method: Method | None = None,
+    method: records.Method | None = None,
     config_changes: Mapping[str, object] = MappingProxyType({}),
     foreign: bool = False,
     target: Path | None = None,
@@ -115,9 +94,13 @@ def verify(
     try:
         checkpoint = Checkpoint.open(output, config_file=config_file)
         scheme = declared_scheme(checkpoint)
-        record = read_record(output)
+        record = demands.read_record(output)
         made = quantized_record(record)
-        run = made.method if method is None and isinstance(made, QuantizedProvenance) else method
+        run = (
+            made.method
+            if method is None and isinstance(made, records.QuantizedProvenance)
+            else method
+        )
         rule = rule_of(run)
     except (CheckpointError, VerifyError) as exc:
         fault = Fault(exc.where, "readable headers and declaration", exc.what)
@@ -125,13 +108,13 @@ def verify(
     with cut_between(draft, checkpoint, record, target) as (draft, made, faults):
         changes: Mapping[str, object] | None = config_changes
         if method is None:  # where nothing says what config.json must be, it is another tool's
-            changes = made.config_changes if isinstance(made, QuantizedProvenance) else None
+            changes = made.config_changes if isinstance(made, records.QuantizedProvenance) else None
         report = _Comparison(
             draft=draft, output=checkpoint, scheme=scheme, record=made, method=run, rule=rule,
             changes=changes, target=target, on_progress=on_progress,
         ).report()  # fmt: skip
     if made is None and method is None and not foreign:
-        faults = (NO_RECORD, *faults)
+        faults = (demands.NO_RECORD, *faults)
     return replace(report, faults=(*faults, *report.faults))
 
 
@@ -142,8 +125,8 @@ class _Comparison:
     draft: Draft
     output: Checkpoint
     scheme: DeclaredScheme | None
-    record: Record | None
-    method: Method | None
+    record: demands.Record | None
+    method: records.Method | None
     rule: CodeRule
     changes: Mapping[str, object] | None
     target: Path | None
@@ -152,10 +135,9 @@ class _Comparison:
     def __post_init__(self) -> None:
         draft, output, method = self.draft, self.output, self.method
         self.source, record = draft.checkpoint, self.record
-        self.algorithm = algorithm_of(record.digests) if record is not None else NEWEST
-        self.dropped = dropped_rows(method.recipe, draft) if method else ()
-        self.demands = demands_of(draft, self.scheme, method, record)
-        left = remaining(draft, self.dropped)
+        self.dropped = demands.dropped_rows(method.recipe, draft) if method else ()
+        self.demands = demands.demands_of(draft, self.scheme, method, record)
+        left = demands.remaining(draft, self.dropped)
         beside = cache_scale_names(left, output)
         self.sorting = sort_tensors(left, output, self.demands, beside)
         quantized = self.sorting.quantized
@@ -169,29 +151,30 @@ class _Comparison:
         self.norms = ChangedNorms.of(method, draft, quantized) if method else ChangedNorms()
         total, tell = draft.checkpoint.nbytes + output.nbytes, self.on_progress
         self.progress = Progress(lambda _: tell(self.progress.done, total) if tell else None)
+        algorithm = algorithm_of(record.digests) if record is not None else NEWEST
+        self.sides = Sides(self.source, output, algorithm, self.progress.add)
 
     def report(self) -> VerifyReport:
         sorting = self.sorting
         quantized, exponents = sorting.quantized, self.norms.exponents
-        demands = whole_demands(self.draft, self.demands, quantized, exponents)
+        whole_of = demands.whole_demands(self.draft, self.demands, quantized, exponents)
         linears = {row.tensor.name: (row, parts) for row, parts in sorting.linears}
 
         def compare(tensor: TensorInfo) -> Compared:
             if tensor.name not in linears:
-                return self._compare_kept(tensor)
+                changed = self.norms.changes(tensor)
+                return (self.norms.compare if changed else compare_kept)(self.sides, tensor)
             row, parts = linears[tensor.name]
-            return self._compare_linear(tensor, demands[row.module], parts)
+            return self._compare_linear(tensor, whole_of[row.module], parts)
 
         rows = (*sorting.kept, *(row for row, _ in sorting.linears))
         whole = compare_all((row.tensor for row in rows), compare)
         faults = [*self._header_faults(), *whole.faults]
         faults += self._foreign_matrix_scale_faults(whole.absmax)
         # Tensors that are dropped, or that a fault kept from being compared.
-        rest = partial(hash_the_rest, algorithm=self.algorithm, on_bytes=self.progress.add)
-        faults += rest(self.source, whole.source_digests)
-        rest(self.output, whole.output_digests)
+        faults += hash_the_rest(self.sides, whole)
         if self.record is not None:
-            faults += record_faults(self.record, self.draft, self.output, whole)
+            faults += demands.record_faults(self.record, self.draft, self.output, whole)
         demanded = [self.demands[m].rule for m in sorted(quantized & self.demands.keys())]
         return VerifyReport(
             output=str(self.output.folder),
@@ -211,11 +194,11 @@ class _Comparison:
 
     def _header_faults(self) -> Iterator[Fault]:
         sorting, scheme, method = self.sorting, self.scheme, self.method
-        record = self.record if isinstance(self.record, QuantizedProvenance) else None
+        record = self.record if isinstance(self.record, records.QuantizedProvenance) else None
         ours = method is not None
         yield from sorting.faults
         if scheme is not None:
-            left = remaining(self.draft, self.dropped)
+            left = demands.remaining(self.draft, self.dropped)
             yield from exclude_faults(left, scheme, sorting.quantized, all_listed=ours)
         sides = self.draft, self.output
         yield from fused_faults(*sides, scheme, sorting.quantized, sorting.complete)
@@ -229,33 +212,27 @@ class _Comparison:
             return
         recipe = method.recipe
         if record is not None:
-            yield from method_faults(method, record.method)
-        yield from declared_faults(recipe, scheme, self.draft)
+            yield from demands.method_faults(method, record.method)
+        yield from demands.declared_faults(recipe, scheme, self.draft)
         if record is not None and scheme is not None:
-            yield from complete_faults(recipe, scheme, *sides)
-        yield from action_faults(recipe, self.draft, sorting.quantized)
-        yield from dropped_faults(self.draft, self.dropped, record, self.target)
-        yield from input_scale_faults(method, *sides, sorting.complete)
+            yield from demands.complete_faults(recipe, scheme, *sides)
+        yield from demands.action_faults(recipe, self.draft, sorting.quantized)
+        yield from demands.dropped_faults(self.draft, self.dropped, record, self.target)
+        yield from demands.input_scale_faults(method, *sides, sorting.complete)
         yield from self.norms.faults
-
-    def _compare_kept(self, tensor: TensorInfo) -> Compared:
-        compare = self.norms.compare if self.norms.changes(tensor) else compare_kept
-        return compare(self.source, self.output, tensor, self.progress.add, self.algorithm)
 
     def _compare_linear(
         self, tensor: TensorInfo, demand: Demand, parts: Mapping[str, TensorInfo]
     ) -> Compared:
-        output, algorithm, on_bytes = self.output, self.algorithm, self.progress.add
-        sides = self.source, output
-        compared = compare_linear(*sides, tensor, demand, on_bytes=on_bytes, algorithm=algorithm)
+        compared = compare_linear(self.sides, tensor, demand)
         if demand.scheme is not None:
-            ours = demand.rule.of_our_own
-            of = output, demand.scheme, tensor, parts
-            compared.faults += companion_faults(*of, symmetric=ours)
+            of = self.output, demand.scheme, tensor, parts
+            compared.faults += companion_faults(*of, symmetric=demand.rule.of_our_own)
         for part in parts.values():
             if part.name not in compared.output_digests:
-                compared.output_digests[part.name] = tensor_digest(output, part, algorithm)
-                on_bytes(part.nbytes)
+                digest = tensor_digest(self.output, part, self.sides.algorithm)
+                compared.output_digests[part.name] = digest
+                self.progress.add(part.nbytes)
         return compared
 
     def _foreign_matrix_scale_faults(self, found: Mapping[str, float]) -> list[Fault]:
@@ -312,7 +289,7 @@ def verify_as_asked(asked: Verifying) -> Verification:
     """Compare a folder with what it was made from; a wrong byte is a fault of what is returned."""
     folder = Path(str(asked.output))
     record = _record_of(folder) if folder.is_dir() else None
-    if isinstance(record, GraftedProvenance):
+    if isinstance(record, records.GraftedProvenance):
         return Verification(comparison=None, graft=_compared_graft(asked, record))
     if asked.layer is not None:
         what = f"{asked.output} is no target's folder that `draftquant graft` wrote"
@@ -320,14 +297,13 @@ def verify_as_asked(asked: Verifying) -> Verification:
     return Verification(comparison=_compared(asked))
 
 
-def _record_of(folder: Path) -> Provenance | None:
+def _record_of(folder: Path) -> records.Provenance | None:
     with suppress(CheckpointError):  # one that cannot be read is a fault of the folder
         return read_provenance(folder)
     return None
 
 
-def _compared_graft(asked: Verifying, record: GraftedProvenance) -> GraftVerification:
-    """A target's folder with a layer in it, against the target, and the layer's own folder."""
+def _compared_graft(asked: Verifying, record: records.GraftedProvenance) -> GraftVerification:
     layer = None
     if asked.layer is not None:
         layer = resolve_draft(str(asked.layer), asked.subtree).checkpoint()
@@ -346,10 +322,7 @@ def _compared_graft(asked: Verifying, record: GraftedProvenance) -> GraftVerific
 def _compared(asked: Verifying) -> VerifyReport:
     source = resolve_draft(str(asked.against), asked.subtree)
     quantized = resolve_draft(str(asked.output))
-    _check_sides(quantized, source)
-    if asked.foreign:  # what another tool declares is understood; other errors are faults
-        with suppress(CheckpointError):
-            declared_scheme(Checkpoint.open(quantized.folder))
+    _check_sides(quantized, source, foreign=asked.foreign)
     with asked.listener.bar("read headers", None) as bar:
 
         def show(done: int, total: int) -> None:
@@ -367,11 +340,11 @@ def _compared(asked: Verifying) -> VerifyReport:
         )
 
 
-def _check_sides(output: DraftSource, source: DraftSource) -> None:
-    """The two are not swapped, and the source is of the family that was quantized."""
+def _check_sides(output: DraftSource, source: DraftSource, *, foreign: bool) -> None:
+    """The two are not swapped, of one family, and what another tool declares is understood."""
     given, record = source.checkpoint(), _record_of(output.folder)
     refuse_other_kinds(given)
-    if looks_quantized(given) and not isinstance(record, CutProvenance):
+    if looks_quantized(given) and not isinstance(record, records.CutProvenance):
         raise CheckpointError(
             source.folder,
             "expected the unquantized draft behind --against, but this one is quantized",
@@ -379,8 +352,13 @@ def _check_sides(output: DraftSource, source: DraftSource) -> None:
             f" {source.folder} --against {output.folder}",
         )
     family = StoredDraft.look(given).draft.family.name
-    of_draft = record if isinstance(record, QuantizedProvenance | CutProvenance) else None
+    of_draft = (
+        record if isinstance(record, records.QuantizedProvenance | records.CutProvenance) else None
+    )
     if of_draft is not None and of_draft.source.family != family:
         other = f"{output.folder} was made from one of {of_draft.source.family}"
         fix = "give the draft that it was made from behind --against"
         raise CheckpointError(source.folder, f"is of family {family}: {other}", fix=fix)
+    if foreign:
+        with suppress(CheckpointError):  # which is a fault of the folder
+            declared_scheme(Checkpoint.open(output.folder))
