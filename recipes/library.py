@@ -4,10 +4,10 @@ import dataclasses
 import difflib
 import io
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import yaml
 from yaml.constructor import SafeConstructor
@@ -23,8 +23,6 @@ from .strict_json import reading
 
 # Nodes of a recipe file keep the file and line that they come from, also after `extends` merged
 # two.
-
-DataclassT = TypeVar("DataclassT")
 
 MAX_RECIPE_BYTES = 16 * 2**10  # ours have 2 kB; PyYAML takes half a second for this much
 _DEEPEST = 32
@@ -128,24 +126,14 @@ def merge(base: MappingNode, override: MappingNode) -> MappingNode:
     return MappingNode(override.tag, merged, override.start_mark, override.end_mark)
 
 
-Explain = Callable[[str, str], tuple[str, str] | None]
-"""From a key and the text there to what is wrong and the fix; None = as decoding says it."""
-
-
-def decode(cls: type[DataclassT], node: Node, *, explain: Explain) -> DataclassT:
-    """Decode a YAML node; a RecipeFileError has every unknown, missing, doubled or mistyped key."""
-    value, misfits = walk(cls, _YamlTree(node))
-    if misfits:
-        raise RecipeFileError([_problem(misfit, explain) for misfit in misfits])
-    return typing.cast(DataclassT, value)
-
-
-def _problem(misfit: "Misfit[_YamlTree]", explain: Explain) -> Problem:
-    node = misfit.at.node
+def _problem(misfit: "Misfit[_YamlTree]", backend: str) -> Problem:
+    """What decoding says; of an algorithm that the backend lacks, why."""
+    node, what, fix = misfit.at.node, str(misfit), misfit.fix or _BY_THE_SCHEMA
     text = node.value if isinstance(node, ScalarNode) else ""
-    found = explain(misfit.key, text)
-    what, fix = (f"{misfit.key}: {found[0]}", found[1]) if found else (str(misfit), misfit.fix)
-    return Problem(node.start_mark.name, node.start_mark.line + 1, what, fix or _BY_THE_SCHEMA)
+    refused = schemes.REFUSED.get((backend, text)) if misfit.key in _ALGORITHM_KEYS else None
+    if refused is not None:
+        what, fix = f"{misfit.key}: backend {backend}: {refused.reason}", refused.fix
+    return Problem(node.start_mark.name, node.start_mark.line + 1, what, fix)
 
 
 _BY_THE_SCHEMA = "see the table of keys in recipes/README.md"
@@ -266,13 +254,11 @@ def load_recipe(reference: str | Path) -> Recipe:
     """Load a recipe by built-in name (`mi325x-w4a8`), alias (`mi325x`, `W4A16`) or path."""
     path = _locate(reference)
     node = _extended(compose(path), path)
-    backend = str(_find(node, "backend")[1].value)
-
-    def explain(key: str, text: str) -> tuple[str, str] | None:
-        refused = schemes.REFUSED.get((backend, text)) if key in _ALGORITHM_KEYS else None
-        return (f"backend {backend}: {refused.reason}", refused.fix) if refused else None
-
-    recipe = decode(Recipe, node, explain=explain)
+    found, misfits = walk(Recipe, _YamlTree(node))
+    if misfits:
+        backend = str(_find(node, "backend")[1].value)
+        raise RecipeFileError([_problem(misfit, backend) for misfit in misfits])
+    recipe = typing.cast(Recipe, found)
     refused = schemes.refusal(recipe.backend, recipe.algorithm)
     if refused is not None:
         mark = _find(node, "algorithm")[1].start_mark

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -95,23 +95,16 @@ MEND = "export the draft again, or download it again: nothing sound can be compu
 _MOST_NAMED = 10  # tensors of one message
 
 
-class _Bits(NamedTuple):
-    """The first bits that are no number, of the plain sign and of the other one."""
-
-    signed: str
-    plain: int
-    minus: int
-
-
-_BITS: Mapping[str, _Bits] = {
-    "BF16": _Bits("<i2", 0x7F80, 0xFF80),
-    "F16": _Bits("<i2", 0x7C00, 0xFC00),
-    "F32": _Bits("<i4", 0x7F800000, 0xFF800000),
-    "F64": _Bits("<i8", 0x7FF << 52, 0xFFF << 52),
-    "F8_E5M2": _Bits("i1", 0x7C, 0xFC),
-    "F8_E4M3": _Bits("i1", 0x7F, 0xFF),  # has no infinity
-    "F8_E8M0": _Bits("i1", 0x80, 0xFF),  # nor a sign: no signed byte is 0x80
+_BITS: Mapping[str, tuple[str, int, int]] = {
+    "BF16": ("<i2", 0x7F80, 0xFF80),
+    "F16": ("<i2", 0x7C00, 0xFC00),
+    "F32": ("<i4", 0x7F800000, 0xFF800000),
+    "F64": ("<i8", 0x7FF << 52, 0xFFF << 52),
+    "F8_E5M2": ("i1", 0x7C, 0xFC),
+    "F8_E4M3": ("i1", 0x7F, 0xFF),  # has no infinity
+    "F8_E8M0": ("i1", 0x80, 0xFF),  # nor a sign: no signed byte is 0x80
 }
+"""Signed integers of that size, and the first bits that are no number, of either sign."""
 _SCALES = ("_scale", "_scales")
 """Ends of names of F8_E8M0 that MXFP4's exporters call U8, as they call its codes."""
 
@@ -128,10 +121,11 @@ class Finiteness:
         """The next elements of the tensor, as stored."""
         if self._bits is None:
             return
-        signed = np.frombuffer(block, self._bits.signed)
+        kind, plain, minus = self._bits
+        signed = np.frombuffer(block, kind)
         found = signed.view(f"u{signed.itemsize}")
-        if signed.max(initial=0) >= self._bits.plain or found.max(initial=0) >= self._bits.minus:
-            bad = np.flatnonzero((signed >= self._bits.plain) | (found >= self._bits.minus))
+        if signed.max(initial=0) >= plain or found.max(initial=0) >= minus:
+            bad = np.flatnonzero((signed >= plain) | (found >= minus))
             if not self._count:
                 place = np.unravel_index(self._done + bad[0], self._shape)
                 self._first = tuple(map(int, place))
