@@ -1,7 +1,4 @@
-"""Files in which vLLM or SGLang, or their own tools, keep what was counted of each request.
-
-Source: vLLM 0.32.0 and 0.33.0, SGLang 0.5.23; the files are named where each is read.
-"""
+"""Files of vLLM 0.32.0 and 0.33.0, SGLang 0.5.23 and their tools, with counts of each request."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -157,9 +154,7 @@ def _version(answer: Fields) -> str:
 def read_sglang_records(path: Path) -> ForeignMeasurement:
     """All requests of a `sglang-request-metrics-*.log`, each with its verify steps and its prompt.
 
-    A line has `request_parameters`, as JSON in a string, and the answer's `meta_info`
-    (srt/observability/request_metrics_exporter.py); output tokens where log-probabilities were
-    asked for.
+    Source: srt/observability/request_metrics_exporter.py.
     """
     told = [_record(where, line) for where, line in lines_of(path)]
     most, requests = with_k(path, told)

@@ -1,7 +1,4 @@
-"""Which tool wrote a file is known by its content; tables of those that are read, or refused.
-
-Most of those that are refused hold averages alone, of which nobody can say how sure they are.
-"""
+"""Which tool wrote a file is known by its content; tables of those that are read, or refused."""
 
 from codecs import BOM_UTF8
 from collections.abc import Callable, Mapping, Sequence

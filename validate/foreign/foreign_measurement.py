@@ -1,7 +1,4 @@
-"""What another tool's benchmark measured of one draft, as far as a verdict needs it.
-
-That is, of every request, which prompt it was and what each of its verify steps accepted.
-"""
+"""What another tool's benchmark measured of one draft, request by request."""
 
 import dataclasses
 import hashlib
@@ -36,10 +33,7 @@ _PROMPTS = ("prompt", "messages", "text", "input_ids", "input")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignRequest(PromptKey):
-    """What one request got, [K + 1] histogram; None = the tool does not keep it.
-
-    `settings` are those that change what is generated.
-    """
+    """What one request got, [K + 1] histogram; None = the tool does not keep it."""
 
     category: str = "all"
     settings: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))

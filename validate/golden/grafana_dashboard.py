@@ -1,7 +1,6 @@
-"""A dashboard for Grafana: the acceptance of a live draft beside golden.
+"""A dashboard for Grafana: the acceptance of a live draft, by the engine's counters, beside golden.
 
-It asks Prometheus for the engine's counters themselves, and needs no rules. Golden stands in it as
-constants: write it again when another draft is served.
+Golden stands in it as constants: write it again when another draft is served.
 """
 
 import dataclasses
@@ -25,11 +24,7 @@ _SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 
 def grafana_dashboard(golden: Golden, limits: Sequence[Limit], queries: Queries) -> str:
-    """JSON that Grafana imports or provisions.
-
-    `limits`: one, or one for each value of the category label of the queries, whose selector is
-    replaced by the dashboard's own.
-    """
+    """JSON that Grafana imports or provisions, of one limit, or one for each value of the label."""
     chosen = Queries(engine=queries.engine, selector=f'{MODEL_LABEL}=~"$model"')
     rows = table_beside(__file__, "panels")
     panels = [

@@ -31,8 +31,8 @@ acceptance in forty is."""
 class Limit:
     """What the acceptance of some traffic must not fall below, but for what chance does.
 
-    It is the lower end of golden's 95 % interval less the relative drop that is tolerated.
-    `category`: of golden whose prompts are like this traffic; "" = all.
+    It is the lower end of golden's 95 % interval less the relative drop that is tolerated; category
+    "" = all.
     """
 
     category: str

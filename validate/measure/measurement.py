@@ -213,11 +213,7 @@ def _said(values: Iterable[tuple[str, object, object]]) -> tuple[str, ...]:
 def _differing_arguments(
     one: ServerIdentity, other: ServerIdentity
 ) -> Iterator[tuple[str, object, object]]:
-    """Of the target, what belongs to the draft is left out.
-
-    A key of one says nothing where the other does not tell its configuration: vLLM's have a
-    section.
-    """
+    """Of the target; what belongs to the draft is left out, and sections that one does not tell."""
     told = [{"." in key for key in server.arguments} for server in (one, other)]
     for key in sorted({*one.arguments, *other.arguments}):
         ours = not any(word in key for word in _OF_THE_DRAFT)

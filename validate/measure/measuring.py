@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path, PurePosixPath
@@ -156,10 +156,7 @@ class ServerAddress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is measured: in flight are fewer requests where the engine's interface allows no more.
-
-    Warm-up goes over the first prompts again and again. `model`: that the server must serve.
-    """
+    """What is measured; warm-up goes over the first prompts again and again."""
 
     prompts: Sequence[Prompt]
     ask: Ask
@@ -268,12 +265,17 @@ class _Run:
     _on_progress: Callable[[Progress], None]
     _server: ServerAddress
     _next_start: float = 0.0
+    _num_done: int = 0
+    _counts: AcceptanceCounts | None = None
 
     async def all(self) -> None:
         plan, done = self._plan, self._kept.records.values()
         # Its clock goes on where that of an earlier run ended.
         before = max((record.began + record.latency for record in done), default=0.0)
-        self._num_done, self._counts = len(done), _pooled(done, self._setup)
+        self._num_done, speculation = len(done), self._setup.speculation
+        if speculation is not None:
+            counts = (record.counts for record in done if record.counts is not None)
+            self._counts = pooled(counts, speculation.num_draft_tokens)
         waiting = [prompt for prompt in plan.prompts if prompt.id not in self._kept.records]
         self._tell()
         if not waiting:
@@ -371,10 +373,3 @@ def _check_kept(kept: KeptRecords, prompts: Sequence[Prompt]) -> None:
         if of.get(record.id) != (record.category, record.prompt_sha256):
             raise MeasureError(kept.path, f"prompt {record.id} is not one of those that are asked",
                                fix=f"rm {kept.path}, and run again")  # fmt: skip
-
-
-def _pooled(records: Iterable[RequestRecord], setup: Setup) -> AcceptanceCounts | None:
-    if setup.speculation is None:
-        return None
-    counts = (record.counts for record in records if record.counts is not None)
-    return pooled(counts, setup.speculation.num_draft_tokens)

@@ -246,25 +246,20 @@ class Completion:
     num_attempts: int
 
 
-NEUTRAL: Mapping[str, float] = {
-    "min_p": 0.0,
-    "repetition_penalty": 1.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-}
-"""Of a request: a server takes what is not said from its own defaults, or from the model's
-generation_config.json (vLLM: entrypoints/openai/completion/protocol.py:322)."""
-
-
 def sampling(ask: Ask) -> dict[str, Any]:
     """What every engine calls alike of a request."""
     decoding = ask.decoding
+    # A server takes what is not said from its own defaults, or from the model's
+    # generation_config.json (vLLM: entrypoints/openai/completion/protocol.py:322).
     return {
         "ignore_eos": ask.ignore_eos,
         "temperature": decoding.temperature,
         "top_p": decoding.top_p,
         "top_k": decoding.top_k,
-        **NEUTRAL,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
         "n": 1,
     }
 
@@ -304,10 +299,8 @@ def check_length(key: str, count: int, ended: str, ask: Ask, where: str, limit: 
 class EngineProtocol(ABC):
     """One engine's interface. It keeps no state but what `identify` found."""
 
-    @property
-    def most_in_flight(self) -> int | None:
-        """More requests at a time than this cannot be told apart; None = any number."""
-        return None
+    most_in_flight: int | None = None
+    """More requests at a time than this cannot be told apart; None = any number."""
 
     @abstractmethod
     async def identify(self, client: "ServerClient") -> tuple[ServerIdentity, Speculation | None]:

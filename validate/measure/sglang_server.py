@@ -192,10 +192,9 @@ _THRESHOLDS = ("speculative_accept_threshold_single", "speculative_accept_thresh
 class SGLangProtocol(EngineProtocol):
     """One SGLang server: every answer holds its own counts."""
 
-    def __init__(self) -> None:
-        self._num_draft_tokens: int | None = None
-        self._streams_what_is_new = False
-        self._verifies_greedily = False
+    _num_draft_tokens: int | None = None
+    _streams_what_is_new = False
+    _verifies_greedily = False
 
     @override
     async def identify(self, client: ServerClient) -> tuple[ServerIdentity, Speculation | None]:

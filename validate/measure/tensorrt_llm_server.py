@@ -110,12 +110,11 @@ def read_answer(reply: Reply, ask: Ask, num_draft_tokens: int | None, where: str
         )
     accepted = _accepted(steps.chunks, len(token_ids), num_draft_tokens)
     num_top, key = ask.decoding.num_top_logprobs, "token_logprobs"
+    columns = range(1 + (num_draft_tokens or 0))
     return Completion(
         token_ids=token_ids,
         ended=ended,
-        histogram=None
-        if accepted is None
-        else tuple(map(accepted.count, range(1 + (num_draft_tokens or 0)))),
+        histogram=None if accepted is None else tuple(map(accepted.count, columns)),
         accepted=accepted,
         drafted=None,
         num_cut_rounds=0 if accepted is None else len(steps.chunks) - 1 - len(accepted),
@@ -196,9 +195,8 @@ _READS = 3  # of /metrics, which who reads it empties, and which waits two secon
 class TensorRTLLMProtocol(EngineProtocol):
     """One TensorRT-LLM server: every stream tells its own verify steps."""
 
-    def __init__(self) -> None:
-        self._model = ""
-        self._num_draft_tokens: int | None = None
+    _model = ""
+    _num_draft_tokens: int | None = None
 
     @override
     async def identify(self, client: ServerClient) -> tuple[ServerIdentity, Speculation | None]:

@@ -46,16 +46,9 @@ _DETAILED = "start the server with --per-request-spec-decode-metrics detailed (v
 class VLLMProtocol(EngineProtocol):
     """One vLLM server."""
 
-    def __init__(self) -> None:
-        self._model = ""
-        self._speculation: Speculation | None = None
-        self._is_counted = False
-
-    @property
-    @override
-    def most_in_flight(self) -> int | None:
-        # Where only the server's counters tell what was accepted.
-        return 1 if self._is_counted else None
+    _model = ""
+    _speculation: Speculation | None = None
+    _is_counted = False
 
     @override
     async def identify(self, client: ServerClient) -> tuple[ServerIdentity, Speculation | None]:
@@ -68,6 +61,8 @@ class VLLMProtocol(EngineProtocol):
         probed, fingerprint = await self._stream(client, _PROBE, ask)
         self._speculation = await self._find_speculation(client, config, probed)
         self._is_counted = self._speculation is not None and probed.num_draft_tokens is None
+        # Where only the server's counters tell what was accepted.
+        self.most_in_flight = 1 if self._is_counted else None
         known = {**served, "system_fingerprint": fingerprint}
         arguments = told(known, ("root", "max_model_len", "system_fingerprint"))
         for part, keys in ARGUMENTS["vllm"].items():
@@ -121,14 +116,13 @@ class VLLMProtocol(EngineProtocol):
                 fix=f"{_DETAILED}, or without --disable-log-stats",
             )
         method = told.get("rejection_sample_method")
+        said = _text(method) or short(method)
         return Speculation(
             num_draft_tokens=num_draft_tokens,
             method=_text(told.get("method")),
             draft=_text(told.get("model")),
             draft_quantization=_draft_quantization(told),
-            lossy=()
-            if method is None or method in _LOSSLESS
-            else (f"rejection_sample_method = {_text(method) or short(method)}",),
+            lossy=() if method in (None, *_LOSSLESS) else (f"rejection_sample_method = {said}",),
             acceptance_told=bool(told),
         )
 
@@ -148,12 +142,9 @@ async def _version(client: ServerClient) -> str:
                            fix="give the address of a vLLM server, or its --engine")  # fmt: skip
     numbers = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", version)
     if numbers and tuple(int(n or 0) for n in numbers.groups()) < _OLDEST:
-        raise MeasureError(
-            client.url,
-            f"expected vLLM {'.'.join(map(str, _OLDEST))} or later, which returns token ids, got"
-            f" {version}",
-            fix="serve with a later vLLM",
-        )
+        oldest = ".".join(map(str, _OLDEST))
+        what = f"expected vLLM {oldest} or later, which returns token ids, got {version}"
+        raise MeasureError(client.url, what, fix="serve with a later vLLM")
     return version
 
 
@@ -284,10 +275,9 @@ _BETWEEN = 0.25  # seconds, for what an attempt that broke off has left running
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerCounters:
-    """One reading of the counters of the whole server (v1/spec_decode/metrics.py:214).
+    """One reading of the counters of the whole server, `accepted` by position of the draft token.
 
-    Any other request between two readings would be taken for ours: what finished and what was
-    generated must be ours to the last token. `accepted` is by position of the draft token.
+    What finished and was generated between two readings must be ours to the last token.
     """
 
     are_there: bool
@@ -332,10 +322,7 @@ async def read_counters(client: ServerClient) -> ServerCounters:
 async def counted_steps(
     client: ServerClient, num_draft_tokens: int, ask: Callable[[], Awaitable[Completion]]
 ) -> Completion:
-    """Ask something, and count its verify steps by number of accepted tokens.
-
-    A repeated request is repeated once more, as all its attempts were counted.
-    """
+    """Ask something, and count its verify steps, until it is answered at the first attempt."""
     for _ in range(_ATTEMPTS):
         before = await _idle(client)
         answer = await ask()

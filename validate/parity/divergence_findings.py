@@ -240,10 +240,7 @@ def _judged(found: Audit, measured: Measurement, again: Audit | None, min_prompt
 
 
 def _hazard_judged(found: Audit, again: Audit, max_ratio: float | None) -> Finding:
-    """Two Poisson rates: given their sum, the one is binomial, with exact (Clopper-Pearson) bounds.
-
-    Acceptance that is relaxed among likely tokens parts at near ties only, but too often.
-    """
+    """Two Poisson rates: given their sum, one is binomial, with exact (Clopper-Pearson) bounds."""
     ours, theirs = len(found.divergences), len(again.divergences)
     exposure = again.num_tokens / max(1, found.num_tokens)
 
@@ -308,17 +305,18 @@ def _check_roles(
         if one.setup.speculation is not None:
             what = "expected a server without a draft, but this one uses a draft"
             raise ParityError(one.name, what, fix="give the plain run first, then speculative ones")
-    if again is not None and again.setup.asked.concurrency == plain.setup.asked.concurrency:
+    in_flight = plain.setup.asked.concurrency
+    if again is not None and again.setup.asked.concurrency == in_flight:
         raise ParityError(
             again.name,
-            f"was measured with {again.setup.asked.concurrency} requests in flight, as many as"
-            f" {plain.name}, so that both runs round alike and show no noise",
+            f"was measured with {in_flight} requests in flight, as many as {plain.name}, so that"
+            " both runs round alike and show no noise",
             fix="measure the plain server again with another --concurrency",
         )
     for one in speculative:
         if one.setup.speculation is None:
-            raise ParityError(one.name, "expected a server with a draft, but this one uses none",
-                              fix="a second plain run is --plain-again")  # fmt: skip
+            what = "expected a server with a draft, but this one uses none"
+            raise ParityError(one.name, what, fix="a second plain run is --plain-again")
 
 
 def _check_options(

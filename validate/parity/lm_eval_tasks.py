@@ -17,7 +17,7 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,11 +109,9 @@ def read_samples(path: Path) -> dict[str, TaskSamples]:
 def _read_task(path: Path, task: str, date: str) -> TaskSamples:
     items: dict[str, dict[int, Item]] = {}
     digest = hashlib.sha256()
-    for number, line in _lines(path):
+    for where, line in _lines(path):
         digest.update(line)
-        where = f"{path}:{number}"
-        value = _parsed(line, where)
-        name, item = _item(value, where)
+        name, item = _item(line, where)
         of_filter = items.setdefault(name, {})
         if item.number in of_filter:
             raise ParityError(where, f"document {item.number} stands twice under {short(name)}",
@@ -134,50 +132,49 @@ def _read_task(path: Path, task: str, date: str) -> TaskSamples:
     )
 
 
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+def _lines(path: Path) -> Iterator[tuple[str, bytes]]:
     try:
         with open_stream(path) as stream:
             lines = iter(lambda: stream.readline(_LONGEST_LINE + 1), b"")
             for number, line in enumerate(lines, 1):
+                where = f"{path}:{number}"
                 if len(line) > _LONGEST_LINE or number > _MOST_LINES:
-                    raise ParityError(f"{path}:{number}", "is longer than any file of samples",
-                                      fix=_ANEW)  # fmt: skip
+                    raise ParityError(where, "is longer than any file of samples", fix=_ANEW)
                 if line.strip():
-                    yield number, line
+                    yield where, line
     except OSError as exc:
         raise ParityError(path, f"cannot be read: {reason(exc)}", fix=_ANEW) from exc
 
 
-def _parsed(line: bytes, where: str) -> Mapping[str, Any]:
+def _item(line: bytes, where: str) -> tuple[str, Item]:
     try:
         value = parse_json(line.decode("utf-8"))
         if not isinstance(value, Mapping):
             raise JsonProblem("expected a JSON object")
     except (UnicodeDecodeError, JsonProblem) as exc:
         raise ParityError(where, f"is not a sample: {exc}", fix=_ANEW) from exc
-    return value
-
-
-def _item(value: Mapping[str, Any], where: str) -> tuple[str, Item]:
-    number, metrics, name = (value.get(key) for key in ("doc_id", "metrics", "filter"))
-    hashes = [value.get(key) for key in _HASHES]
-    if type(number) is not int or not isinstance(name, str):
-        raise ParityError(where, "expected a whole number as doc_id, and a filter", fix=_ANEW)
-    if not all(isinstance(each, str) and each for each in hashes):
-        raise ParityError(where, f"expected {', '.join(_HASHES)}: without them nothing says that"
-                          " two runs asked the same", fix=_ANEW)  # fmt: skip
-    if not isinstance(metrics, list) or not all(isinstance(each, str) for each in metrics):
-        raise ParityError(where, "expected the names of its metrics", fix=_ANEW)
+    get: Callable[[str], Any] = value.get
+    number, metrics, name = get("doc_id"), get("metrics"), get("filter")
+    hashes = list(map(get, _HASHES))
+    for fits, expected in (
+        (type(number) is int and isinstance(name, str), "a whole number as doc_id, and a filter"),
+        (all(isinstance(each, str) and each for each in hashes), f"{', '.join(_HASHES)}: without"
+         " them nothing says that two runs asked the same"),
+        (isinstance(metrics, list) and all(isinstance(each, str) for each in metrics),
+         "the names of its metrics"),
+    ):  # fmt: skip
+        if not fits:
+            raise ParityError(where, f"expected {expected}", fix=_ANEW)
     scores = {}
     for metric in metrics:
-        score = value.get(metric)
+        score = get(metric)
         if isinstance(score, bool | int | float):
             if not math.isfinite(score):
                 raise ParityError(where, f"{short(metric)}: expected a finite score, got {score}",
                                   fix="look into the answers of this item")  # fmt: skip
             scores[metric] = float(score)
     # The prompt's hash is of the text alone; how long and how it is continued stands beside it.
-    asked = json.dumps([hashes, value.get("arguments")], sort_keys=True)
+    asked = json.dumps([hashes, get("arguments")], sort_keys=True)
     sha256 = hashlib.sha256(asked.encode()).hexdigest()
     return name, Item(number=number, sha256=sha256, scores=scores)
 

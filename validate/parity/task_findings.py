@@ -1,8 +1,7 @@
 """Task scores of two servers, item by item: does the second lose more than a margin?
 
-The same items were given to both, so only those whose score changed say anything: of right and
-wrong answers McNemar's exact test and a score interval (b that the first alone has right, c that
-the second alone has), of other scores Student's t of the differences.
+Of right and wrong answers McNemar's exact test and a score interval say it, of other scores
+Student's t of the differences.
 """
 
 import math
@@ -118,10 +117,7 @@ def task_findings(
     confidence: float,
     directions: Directions = BY_NAME,
 ) -> tuple[Finding, ...]:
-    """Compare every metric of every filter of every task; the first run is the one to be matched.
-
-    `max_score_drop` is the margin, in the metric's own unit (1 % of right answers = 0.01).
-    """
+    """Compare every metric of every filter of every task with a margin in the metric's own unit."""
     margin = limits("--max-score-drop", max_score_drop, least=-1)
     if first.keys() != second.keys():
         lacking = ", ".join(sorted(first.keys() ^ second.keys()))

@@ -187,10 +187,9 @@ def common_length(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 def step_starts(record: RequestRecord, num_draft_tokens: int) -> list[int] | None:
-    """Tokens of the output that were written before each verify step; the first is the prompt's.
+    """Tokens of the output before each verify step, prefill's first.
 
-    None where they are not known: the engine does not tell the steps, or had some without a draft,
-    so that they do not add up to the output.
+    None: the engine does not tell the steps, or they do not add up to the output.
     """
     if not record.accepted:
         return None

@@ -1,7 +1,4 @@
-"""Two measurements by another tool under the gate: the same ladder, requests paired by prompts.
-
-Checks that a file does not allow are named in the verdict, and without them nothing passes.
-"""
+"""Two measurements by another tool under the gate: the same ladder, requests paired by prompts."""
 
 import dataclasses
 from collections import Counter
@@ -31,11 +28,7 @@ def judge_foreign(
     look: Look | None = None,
     background: Background = NO_BACKGROUND,
 ) -> GateReport:
-    """Compare two runs of one tool on the same prompts, of the BF16 draft and of the quantized one.
-
-    Raises:
-        GateError: both are one run, one has no verify step, or the outputs are too short.
-    """
+    """Compare runs of one tool, of the BF16 draft and of the quantized one; GateError: one run."""
     baseline, candidate = runs.baseline, paired(runs.baseline, runs.candidate)
     for one in (baseline, candidate):
         if not any(sum(request.histogram) for request in one.requests):
@@ -90,10 +83,12 @@ def _numbered(run: ForeignMeasurement) -> dict[tuple[str, int], ForeignRequest]:
 
 def incomparability(baseline: ForeignMeasurement, candidate: ForeignMeasurement) -> str:
     """Why no draft is judged by two paired runs; empty if nothing speaks against it."""
+    # Where nothing says that tokens were drawn, outputs have to agree as greedy ones do.
+    greedy = not baseline.temperature and _have_outputs(baseline, candidate)
     return (
         _unlike(baseline, candidate)
         or _unaccounted(baseline, candidate)
-        or _other_target(baseline, candidate)
+        or (other_target(*_parting(baseline, candidate)) if greedy else "")
     )
 
 
@@ -137,13 +132,6 @@ def _unaccounted(baseline: ForeignMeasurement, candidate: ForeignMeasurement) ->
                     for request in one.requests], [request.counts for request in one.requests])
         for one in both
     ])  # fmt: skip
-
-
-def _other_target(baseline: ForeignMeasurement, candidate: ForeignMeasurement) -> str:
-    """That greedy outputs part far too often for one target, as far as outputs are known."""
-    # Where nothing says that tokens were drawn, outputs have to agree as greedy ones do.
-    told = not baseline.temperature and _have_outputs(baseline, candidate)
-    return other_target(*_parting(baseline, candidate)) if told else ""
 
 
 def not_compared(

@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 from typing_extensions import override
 
-from ..counting.paired_change import PairedChange
 from ..foreign.foreign_measurement import ForeignPair
 from ..judging.advice import Background
 from ..judging.figures import change_problem, exit_code_problem
@@ -128,7 +127,9 @@ def replay_differences(replayed: GateReport, served: GateReport) -> Sequence[str
             f" {served.num_draft_tokens}, so their acceptance lengths cannot be compared"
         )
     elif replayed.change is not None and served.change is not None:
-        apart = _apart(replayed.change, served.change)
+        one, other = replayed.change, served.change
+        error = math.hypot(one.standard_error, other.standard_error)
+        apart = abs(one.log_ratio - other.log_ratio) > 2 * error + 1e-12
         found.append(
             f"the change is {replayed.change.relative_change:+.2%} by replay and"
             f" {served.change.relative_change:+.2%} by the servers: chance"
@@ -142,12 +143,6 @@ def replay_differences(replayed: GateReport, served: GateReport) -> Sequence[str
     return found
 
 
-def _apart(one: PairedChange, other: PairedChange) -> bool:
-    """Whether two estimates of one change lie further apart than two standard errors allow."""
-    error = math.hypot(one.standard_error, other.standard_error)
-    return abs(one.log_ratio - other.log_ratio) > 2 * error + 1e-12
-
-
 def judge_jointly(
     runs: tuple[Measurement, Measurement] | ForeignPair | None,
     again: Measurement | None,
@@ -159,10 +154,7 @@ def judge_jointly(
     background: Background,
     warnings: Sequence[str] = (),
 ) -> GateReport | JointReport:
-    """The verdict on two measurements alone, or the worst of all that is given.
-
-    `again`: the baseline measured once more; `warnings`: of the findings.
-    """
+    """The verdict on two measurements alone, or the worst of all that is given."""
     served = noise = None
     if isinstance(runs, ForeignPair):
         served = judge_foreign(runs, policy, look=look, background=background)

@@ -175,7 +175,7 @@ def unequal(sizes: Sequence[int], differing: Iterable[str]) -> str:
 
 
 def unaccounted(runs: Sequence[tuple[str, Sequence[int], Iterable[AcceptanceCounts]]]) -> str:
-    """Whose verify steps are not those of its text, a sentence; empty if both are.
+    """Whose verify steps are not those of its text; empty if both are.
 
     Each run has a name, and of each request the tokens that no verify step wrote, and its counts.
     """
