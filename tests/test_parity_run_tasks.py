@@ -7,7 +7,7 @@ $DRAFTQUANT_LM_EVAL names it: `DRAFTQUANT_LM_EVAL=VENV/bin/lm_eval`.
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 from draftquant.recipes.errors import OutputError, ParityError, ServerError
 from draftquant.scripts.cli import main
-from draftquant.validate.parity.lm_eval_tasks import TaskRun, run_tasks
+from draftquant.validate.parity.lm_eval_tasks import TaskSamples, run_tasks
+from draftquant.validate.parity.task_run import TaskRun
 from test_parity_tasks import DATE, right
 from vllm_server import MODEL, VLLMServer, served
 
@@ -77,8 +78,12 @@ def server() -> Iterator[VLLMServer]:
 
 
 def asked(running: VLLMServer, **changes: Any) -> TaskRun:
-    made = TaskRun(server=running.url, model=None, tokenizer=TARGET, tasks=("gsm8k",))
+    made = TaskRun(running.url, "vllm", ("gsm8k",), "unset", tokenizer=TARGET)
     return replace(made, **changes)
+
+
+def ran(run: TaskRun, out: Path, command: str) -> Mapping[str, TaskSamples]:
+    return run_tasks(replace(run, out=out, lm_eval=command))
 
 
 def given(options: list[str], name: str) -> str:
@@ -90,9 +95,9 @@ def test_what_lm_eval_is_told(
 ) -> None:
     monkeypatch.setenv("DRAFTQUANT_SERVER_KEY", "secret")
     run = asked(server, limit=3, num_fewshot=2, gen_kwargs="temperature=0.5", seed=7,
-                include_path=tmp_path, unsafe_code=True)  # fmt: skip
+                include_path=tmp_path, confirm_run_unsafe_code=True)  # fmt: skip
     out = tmp_path / "out"
-    samples = run_tasks(run, out, engine="vllm", command=lm_eval.command)
+    samples = ran(run, out, lm_eval.command)
     assert len(samples["gsm8k"].items["none"]) == 3
     assert samples["gsm8k"].path == out / "the-target" / f"samples_gsm8k_{DATE}.jsonl"
     assert samples["gsm8k"].path.is_file()
@@ -130,7 +135,7 @@ def test_messages_go_to_the_chat_interface(
     server: VLLMServer, lm_eval: LmEval, tmp_path: Path
 ) -> None:
     run = asked(server, server=f"{server.url}/v1/", chat=True, tokenizer=None)
-    run_tasks(run, tmp_path / "out", engine="vllm", command=lm_eval.command)
+    ran(run, tmp_path / "out", lm_eval.command)
     options, _ = lm_eval.seen
     model = json.loads(given(options, "--model_args"))
     assert model["base_url"] == f"{server.url}/v1/chat/completions"
@@ -146,14 +151,14 @@ def test_a_run_that_was_cut_off_goes_on(
     out, answers = tmp_path / "out", tmp_path / "out.tasks" / "answers_rank0.db"
     lm_eval.told(code=1)
     with pytest.raises(ParityError, match="lm_eval ended with exit code 1"):
-        run_tasks(asked(server), out, engine="vllm", command=lm_eval.command)
+        ran(asked(server), out, lm_eval.command)
     assert answers.read_text(encoding="utf-8") == "answers"
     assert not out.exists()
     with pytest.raises(OutputError, match="limit"):
-        run_tasks(asked(server, limit=1), out, engine="vllm", command=lm_eval.command)
+        ran(asked(server, limit=1), out, lm_eval.command)
     lm_eval.told()
     faster = asked(server, concurrency=32)
-    run_tasks(faster, out, engine="vllm", command=lm_eval.command)
+    ran(faster, out, lm_eval.command)
     assert out.is_dir()
     assert not answers.exists()
 
@@ -177,7 +182,7 @@ def test_what_lm_eval_did_not_save_is_missed(
     changes, what = LOST[case]
     lm_eval.told(**changes)
     with pytest.raises(ParityError, match=what):
-        run_tasks(asked(server), tmp_path / "out", engine="vllm", command=lm_eval.command)
+        ran(asked(server), tmp_path / "out", lm_eval.command)
     assert not (tmp_path / "out").exists()
 
 
@@ -198,9 +203,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 def test_bad_options(case: str, server: VLLMServer, lm_eval: LmEval, tmp_path: Path) -> None:
     changes, what = BAD[case]
     with pytest.raises(ParityError, match=what):
-        run_tasks(
-            asked(server, **changes), tmp_path / "out", engine="vllm", command=lm_eval.command
-        )
+        ran(asked(server, **changes), tmp_path / "out", lm_eval.command)
 
 
 def test_programs_that_are_none(server: VLLMServer, tmp_path: Path) -> None:
@@ -210,10 +213,10 @@ def test_programs_that_are_none(server: VLLMServer, tmp_path: Path) -> None:
         ("'", "cannot be read as a command: No closing quotation"),
     ):
         with pytest.raises(ParityError, match=what):
-            run_tasks(asked(server), tmp_path / "out", engine="vllm", command=command)
+            ran(asked(server), tmp_path / "out", command)
     gone = asked(server, server="http://127.0.0.1:9", timeout=1)
     with pytest.raises(ServerError, match="no answer after 3 attempt"):
-        run_tasks(gone, tmp_path / "out", engine="vllm", command=sys.executable)
+        ran(gone, tmp_path / "out", sys.executable)
 
 
 def test_the_command(
@@ -237,4 +240,4 @@ def test_the_real_lm_eval_takes_these_arguments(server: VLLMServer, tmp_path: Pa
     run = asked(server, tasks=("no_such_task",), limit=3, num_fewshot=2, gen_kwargs="temperature=0",
                 include_path=tmp_path)  # fmt: skip
     with pytest.raises(ParityError, match="lm_eval ended with exit code"):
-        run_tasks(run, tmp_path / "out", engine="vllm", command=os.environ["DRAFTQUANT_LM_EVAL"])
+        ran(run, tmp_path / "out", os.environ["DRAFTQUANT_LM_EVAL"])

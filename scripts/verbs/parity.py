@@ -1,13 +1,9 @@
 """`draftquant parity`: what speculation, or quantizing, changes of what is said."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...recipes.listener import Heard
-from ...recipes.regular_file import AnyPath, optional_path
-from ...validate.measure.measurement import EngineName
+from ...validate.parity.task_run import TaskRun
 from ...validate.runs.parity_asked import DivergenceRun, DraftParityRun, SampledRun, TasksRun
 from ..frame import reports
 from ..frame.console import print_table, stdout, table
@@ -50,33 +46,8 @@ def parity_draft(settings: DraftParityRun) -> "reports.Findings":
     return draft_found(settings)
 
 
-@dataclass(frozen=True)
-class RunTasksSettings(Heard):
-    """Which tasks, of which server, into which folder."""
-
-    server: str
-    engine: EngineName
-    tasks: Sequence[str]
-    out: AnyPath
-    _: KW_ONLY
-    model: str | None = None
-    tokenizer: AnyPath | None = None
-    chat: bool = False
-    include_path: AnyPath | None = None
-    num_fewshot: int | None = None
-    limit: int | None = None
-    seed: int = 1234
-    concurrency: int = 8
-    max_retries: int = 5
-    timeout: int = 600
-    max_length: int = 4096
-    gen_kwargs: str | None = None
-    confirm_run_unsafe_code: bool = False
-    lm_eval: str = "lm_eval"
-
-
-@verb(RunTasksSettings)
-def parity_run_tasks(settings: RunTasksSettings) -> "Mapping[str, reports.TaskSamples]":
+@verb(TaskRun)
+def parity_run_tasks(settings: TaskRun) -> "Mapping[str, reports.TaskSamples]":
     """Run tasks of lm_eval against a server, and keep the samples for `parity_tasks`.
 
     Returns:
@@ -86,26 +57,9 @@ def parity_run_tasks(settings: RunTasksSettings) -> "Mapping[str, reports.TaskSa
         DraftQuantError: the server is not the expected one, or lm_eval fails; the error quotes
             lm_eval's own text.
     """
-    from ...validate.parity.lm_eval_tasks import TaskRun, run_tasks
+    from ...validate.parity.lm_eval_tasks import run_tasks
 
-    asked = TaskRun(
-        server=settings.server,
-        model=settings.model,
-        tokenizer=optional_path(settings.tokenizer),
-        tasks=tuple(settings.tasks),
-        include_path=optional_path(settings.include_path),
-        chat=settings.chat,
-        num_fewshot=settings.num_fewshot,
-        limit=settings.limit,
-        seed=settings.seed,
-        gen_kwargs=settings.gen_kwargs,
-        concurrency=settings.concurrency,
-        max_retries=settings.max_retries,
-        timeout=settings.timeout,
-        max_length=settings.max_length,
-        unsafe_code=settings.confirm_run_unsafe_code,
-    )
-    return run_tasks(asked, Path(settings.out), engine=settings.engine, command=settings.lm_eval)
+    return run_tasks(settings)
 
 
 @verb(SampledRun, exclusive=("target", "score_server"))

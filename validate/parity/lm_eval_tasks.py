@@ -9,7 +9,6 @@ published.
 import asyncio
 import dataclasses
 import hashlib
-import itertools
 import json
 import math
 import os
@@ -28,13 +27,12 @@ from ...calibration.server_client import KEY_VARIABLE, Patience, ServerClient
 from ...quantize.files.result_cache import resumable_folder
 from ...quantize.files.staging import check_output
 from ...recipes.brief import Brief
-from ...recipes.decode import AT_LEAST_0, AT_LEAST_1
 from ...recipes.errors import OutputError, ParityError, reason, short
 from ...recipes.packages import install_line
 from ...recipes.regular_file import open_stream, read_text
-from ...recipes.strict_json import JsonProblem, parse_json, parse_object
-from ..measure.measurement import EngineName
+from ...recipes.strict_json import JsonProblem, parse_json
 from ..measure.server_answers import get_protocol, section
+from .task_run import TaskRun
 
 _FILE = re.compile(r"samples_(?P<task>.+)_(?P<date>\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d(\.\d+)?)\.jsonl")
 _HASHES = ("doc_hash", "prompt_hash", "target_hash")
@@ -251,106 +249,20 @@ class Directions:
         )
 
 
-DEFAULT_COMMAND = "lm_eval"
 _CACHE, _FOUND = "answers", "found"
 _STDERR = 2
 _GOES_ON = "see its messages above; the same command continues with the answers so far"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskRun:
-    """What lm_eval is asked to do; None = as the task, or the server, has it.
-
-    Attributes:
-        tokenizer: folder; None with `chat`, where the server has the template.
-        chat: messages to /v1/chat/completions instead of text to /v1/completions.
-        gen_kwargs: how to generate, as "KEY=VALUE,...".
-        max_length: tokens of prompt and answer. timeout: seconds of a request.
-    """
-
-    server: str
-    model: str | None
-    tokenizer: Path | None
-    tasks: tuple[str, ...]
-    include_path: Path | None = None
-    chat: bool = False
-    num_fewshot: int | None = None
-    limit: int | None = None
-    seed: int = 1234
-    gen_kwargs: str | None = None
-    concurrency: int = 8
-    max_retries: int = 5
-    timeout: int = 600
-    max_length: int = 4096
-    unsafe_code: bool = False
-
-    def check(self) -> None:
-        """Refuse, before anything runs, what is out of range or missing."""
-        for name in ("concurrency", "max_retries", "timeout", "max_length", "limit"):
-            option = f"--{name.replace('_', '-')}"
-            AT_LEAST_1.check(ParityError, option, getattr(self, name), fix="leave it out")
-        own = "leave it out for the task's own"
-        AT_LEAST_0.check(ParityError, "--num-fewshot", self.num_fewshot, fix=own)
-        for option, fits, what, fix in (
-            ("--server", self.server.startswith(("http://", "https://")),
-             f"expected an address, got {self.server}", "give http://HOST:PORT"),
-            ("--tasks", self.tasks and all(self.tasks), "expected names with commas between",
-             "such as gsm8k,humaneval"),
-            ("--tokenizer", self.tokenizer or self.chat, "is needed to make prompts of text",
-             "give the target's folder, or --chat"),
-            ("--tokenizer", self.tokenizer is None or self.tokenizer.is_dir(),
-             f"{self.tokenizer} is no folder", "give a local folder"),
-            ("--include-path", self.include_path is None or self.include_path.is_dir(),
-             f"{self.include_path} is no folder", "give a local folder"),
-        ):  # fmt: skip
-            if not fits:
-                raise ParityError(option, what, fix=fix)
-
-    def arguments(self, output: Path, cache: Path) -> list[str]:
-        """The command line of lm_eval, without its own name."""
-        address = "chat/completions" if self.chat else "completions"
-        model: dict[str, object] = {
-            "model": self.model,
-            "base_url": f"{self.server.rstrip('/').removesuffix('/v1')}/v1/{address}",
-            "num_concurrent": self.concurrency,
-            "max_retries": self.max_retries,
-            "timeout": self.timeout,
-            "max_length": self.max_length,
-            "seed": self.seed,
-        }
-        if self.tokenizer is not None:
-            # By default lm_eval would ask the server for a tokenizer, if it has one to offer.
-            model["tokenizer"] = str(self.tokenizer.absolute())
-            model["tokenizer_backend"] = "huggingface"
-        options = {
-            "--model": "local-chat-completions" if self.chat else "local-completions",
-            "--model_args": json.dumps(model),
-            "--tasks": ",".join(self.tasks),
-            "--seed": self.seed,
-            "--batch_size": 1,  # vLLM tells metrics of speculation for single prompts only
-            "--output_path": output,
-            "--use_cache": cache,
-            "--num_fewshot": self.num_fewshot,
-            "--limit": self.limit,
-            "--gen_kwargs": self.gen_kwargs,
-            "--include_path": self.include_path and self.include_path.absolute(),
-        }
-        given = ((option, str(value)) for option, value in options.items() if value is not None)
-        chat = ["--apply_chat_template"] if self.chat else []
-        unsafe = ["--confirm_run_unsafe_code"] if self.unsafe_code else []
-        return ["run", *itertools.chain(*given), "--log_samples", *chat, *unsafe]
-
-
-def run_tasks(
-    asked: TaskRun, out: Path, *, engine: EngineName, command: str = DEFAULT_COMMAND
-) -> dict[str, TaskSamples]:
-    """Run lm_eval, a name, a path or "PYTHON -m lm_eval", or go on with what OUT.tasks keeps."""
+def run_tasks(asked: TaskRun) -> dict[str, TaskSamples]:
+    """Run lm_eval, or go on with what OUT.tasks keeps."""
     asked.check()
+    out = Path(asked.out)
     check_output(out)
-    words = _found_command(command)
-    asked = dataclasses.replace(asked, model=_served_model(asked, engine))
+    words = _found_command(asked.lm_eval)
+    asked = dataclasses.replace(asked, model=_served_model(asked))
     work = out.with_name(f"{out.name}.tasks")
-    with resumable_folder(work, "tasks", _plan(asked)):
+    with resumable_folder(work, "tasks", asked.plan):
         found = work / _FOUND
         shutil.rmtree(found, ignore_errors=True)  # of a run that was cut off while it wrote
         _run([*words, *asked.arguments(found, work / _CACHE)])
@@ -368,24 +280,14 @@ def run_tasks(
     }
 
 
-_MAY_CHANGE = ("concurrency", "max_retries", "timeout")
-"""What a run that goes on may be told otherwise: it changes no answer."""
-
-
-def _plan(asked: TaskRun) -> dict[str, Any]:
-    """What another run may not go on with; as JSON reads it again."""
-    kept = {key: own for key, own in dataclasses.asdict(asked).items() if key not in _MAY_CHANGE}
-    return dict(parse_object(json.dumps(kept, default=str)))
-
-
-def _served_model(asked: TaskRun, engine: EngineName) -> str:
+def _served_model(asked: TaskRun) -> str:
     async def identified() -> str:
         key = os.environ.get(KEY_VARIABLE) or None
         patience = Patience(attempts=3, seconds=asked.timeout)
         async with ServerClient(
             asked.server, key=key, most_in_flight=1, patience=patience
         ) as client:
-            identity, _ = await get_protocol(engine).identify(client)
+            identity, _ = await get_protocol(asked.engine).identify(client)
         return identity.model
 
     model = asyncio.run(identified())
