@@ -39,11 +39,10 @@ from draftquant.validate.measure.measurement_file import line_of
 from draftquant.validate.report.document import Header
 from draftquant.validate.report.model_card import (
     CardRequest,
-    acceptance_section,
     check_served,
     model_card,
     read_gate,
-    served_section,
+    section,
 )
 from handmade_measurements import measurement
 from huggingface_hub import ModelCard
@@ -334,7 +333,8 @@ def test_a_joint_report(work: Path, tmp_path: Path) -> None:
     }  # fmt: skip
     path = tmp_path / "gate.json"
     path.write_text(json.dumps(header | joint), encoding="utf-8")
-    said_first, *paragraphs = acceptance_section(read_gate(path, candidate))
+    text = section("card_acceptance.md.j2", gate=read_gate(path, candidate))
+    said_first, *paragraphs = text.split("\n\n")
     assert said_first == "Verdict of the gate: **INCONCLUSIVE**."
     leads = [text.partition(" with target `target`")[0] for text in paragraphs
              if " with target `target`, K = " in text]  # fmt: skip
@@ -441,7 +441,8 @@ def test_what_servers_accepted(work: Path, tmp_path: Path) -> None:
         "candidate_sha256"
     ]
     run = measurement(ROUNDS, draft_sha256=identity, model=visible(EVIL), lossy=("a = b",))
-    text = "\n\n".join(served_section(run, check_served(run, identity)))
+    asked = {"measurement": run, "speculation": check_served(run, identity)}
+    text = section("card_served.md.j2", **asked)
     parts = r"vllm 0\.32\.0 with target .*, K = 1, greedy, 1 in flight, .* tokens/s:"
     assert re.search(parts, text)
     assert (

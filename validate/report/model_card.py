@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ...quantize.engines.engine import Serving
 from ...quantize.engines.engine_check import check_checkpoint
@@ -39,6 +40,7 @@ from ..measure.measurement import Figures, Measurement, Speculation, all_figures
 from ..measure.measurement_file import read_measurement
 from . import words
 from .document import Document, read_report
+from .report_texts import plain_text
 
 
 def check_served(measurement: Measurement, candidate_sha256: str) -> Speculation:
@@ -57,26 +59,6 @@ def check_served(measurement: Measurement, candidate_sha256: str) -> Speculation
         fix = "give a measurement of a server with this folder"
         raise CardError(measurement.name, what, fix=fix)
     return speculation
-
-
-def served_section(measurement: Measurement, speculation: Speculation) -> list[str]:
-    """A sentence and a table of figures of each category, then of all."""
-    setup, rate = measurement.setup, tokens_per_second(measurement)
-    server, asked = setup.server, setup.asked
-    how = f"temperature {asked.temperature:g}" if asked.temperature else "greedy"
-    speed = "" if rate is None else f", {rate:,.1f} tokens/s"
-    heads = ("category", "requests", "tokens", "acceptance length", "TTFT, ms", "TPOT, ms")
-    return [
-        f"Served by {prose(server.engine)} {prose(server.version)} with target"
-        f" {code(server.model)}, K = {speculation.num_draft_tokens}, {how},"
-        f" {asked.concurrency} in flight{speed}:",
-        table(heads, list(map(_row, all_figures(measurement)))),
-        *(
-            "Its acceptance rule is lossy, so that its outputs differ from those of its target:"
-            f" {prose(setting)}."
-            for setting in speculation.lossy
-        ),
-    ]
 
 
 def _row(figures: Figures) -> tuple[str, ...]:
@@ -106,34 +88,6 @@ def read_gate(path: Path, candidate_sha256: str) -> Document:
         what = f"judges a draft whose tensors are {other[:12]}, expected {candidate_sha256[:12]}"
         raise CardError(path, what, fix="run the gate on this folder, and give its report")
     return found
-
-
-def acceptance_section(found: Document) -> list[str]:
-    """Paragraphs and tables, a table for each comparison."""
-    parts = [f"Verdict of the gate: **{found.judgement.verdict}**."]
-    for title, each in found.comparisons:
-        target = _target(each)
-        of = f" with target {code(target)}" if target else ""
-        parts += [
-            f"{title or 'Against the unquantized draft'}{of}, K = {each.num_draft_tokens},"
-            f" {words.prompts(each.num_prompts, each.num_short_prompts)} distinct prompts, policy"
-            f" {code(each.policy.name)}. Counted: {prose(each.estimand)}.",
-            _table(each),
-            prose(each.reason),
-            *(f"Warning: {prose(warning)}" for warning in each.warnings),
-        ]
-    confidences = {each.change.confidence for _, each in found.comparisons if each.change}
-    if confidences:
-        at = ", ".join(f"{100 * one:.6g} %" for one in sorted(confidences))
-        parts.append(f"Each bound is one-sided, at {at}; the samples are prompts.")
-    parts += filter(None, (words.together(each.parts) for _, each in found.comparisons))
-    return parts
-
-
-def _target(found: GateReport) -> str | None:
-    if found.traces is not None:
-        return found.traces.target.name
-    return found.served.model if found.served is not None else None
 
 
 def _table(found: GateReport) -> str:
@@ -191,22 +145,42 @@ def model_card(folder: Path, request: CardRequest) -> str:
     measured = map(read_measurement, request.measured)
     served = [(one, check_served(one, identity)) for one in measured]
     before, behind = around(read_card(folder))
-    ours = [
-        *_head(facts, record),
-        "## Acceptance",
-        *(acceptance_section(gate) if gate else ["Not measured."]),
-        *(["### On a server"] if served else []),
-        *(line for one in served for line in served_section(*one)),
-        "## What was not measured",
-        _unmeasured(gate, is_served=bool(served)),
-        "## Engines",
-        *_engines(checkpoint, request.name or HERE),
-        "## How it was made",
-        *_making(record),
-        "## Files",
-        *_files(checkpoint, stored, identity),
-    ]
-    return card_text(front, ours, before=before, behind=behind)
+    engines, commands = _engines(checkpoint, request.name or HERE)
+    maker = record.made_by or record
+    versions = {"draftquant": maker.draftquant, **record.backend_versions}
+    ours = section(
+        "card.md.j2",
+        facts=facts,
+        record=record,
+        gate=gate,
+        served=served,
+        engines=engines,
+        commands=commands,
+        maker=maker,
+        versions=[(prose(name), prose(version)) for name, version in sorted(versions.items())],
+        identity=identity,
+        files=_files(checkpoint),
+        dtypes=_by_dtype(checkpoint, stored),
+    )
+    return card_text(front, [ours], before=before, behind=behind)
+
+
+def section(template: str, **values: Any) -> str:
+    """A card, or a part of it, by its template; without empty lines around."""
+    return plain_text(
+        template,
+        {"prose": prose, "code": code, "code_block": code_block},
+        **values,
+        words=words,
+        table=table,
+        comparison=_table,
+        figures=lambda measurement: list(map(_row, all_figures(measurement))),
+        speed_of=tokens_per_second,
+        shell=shlex.join,
+        recipe_sha256=recipe_sha256,
+        here=HERE,
+        version=package_version("draftquant"),
+    ).strip("\n")
 
 
 def _quantization(folder: Path, recorded: Provenance | None) -> QuantizedProvenance:
@@ -239,129 +213,34 @@ def _front_matter(facts: CardFacts, request: CardRequest) -> dict[str, object]:
     return facts.front_matter(base_model=base, license=request.license)
 
 
-def _head(facts: CardFacts, record: QuantizedProvenance) -> list[str]:
-    of = f" of {code(facts.hub_id)}" if facts.hub_id else ""
-    at = f" (commit {code(facts.revision)})" if facts.revision else ""
-    parts = [
-        facts.title,
-        f"The {prose(facts.family)} draft model{of}{at} with quantized linears. A draft proposes"
-        " tokens that a target model accepts or rejects, so a lossless engine writes what the"
-        " target writes: quantization changes how many are accepted, and how fast a proposal is.",
-        facts.scheme(),
-    ]
-    if record.dropped:
-        names = ", ".join(code(name) for name in sorted(record.dropped))
-        parts.append(f"Not stored, because the target has identical tensors: {names}.")
-    if record.balanced:
-        norms = ", ".join(f"{code(n)} by 2^{k}" for n, k in sorted(record.balanced.items()))
-        parts.append(
-            "Divided by powers of two, while the matching columns of the next linears were"
-            f" multiplied by them, which changes no result: {norms}."
-        )
-    if record.learned_norms:
-        names = ", ".join(code(name) for name in sorted(record.learned_norms))
-        parts.append(
-            "Not equal to the source's, because they learned with the quantized values to keep the"
-            f" BF16 draft's output: {names}; no element was multiplied or divided by more than"
-            f" {max(record.learned_norms.values()):.4g}."
-        )
-    return parts
+def _engines(
+    checkpoint: Checkpoint, name: str
+) -> tuple[list[tuple[str, ...]], Mapping[str, Sequence[str]]]:
+    """A row for each engine and GPU; and by the command that serves it, where it does."""
+    rows: list[tuple[str, ...]] = []
+    commands = defaultdict[str, list[str]](list)
+    for one in newest_engines():
+        for arch in one.archs:
+            found = check_checkpoint(
+                checkpoint,
+                engine=one.name,
+                arch=arch,
+                has_side_file=(checkpoint.folder / HF_QUANT_CONFIG).is_file(),
+                serving=Serving(draft=name),
+            )
+            names = gpus_of(arch)
+            gpus = f"{names} ({arch})" if names not in ("", arch) else arch
+            engine = f"{found.engine} {found.version}"
+            rows.append((engine, gpus, found.verdict, prose(found.error or "")))
+            if found.verdict == "LOADS" and found.launch:
+                commands[found.launch].append(f"{engine} on {gpus}")
+    return rows, commands
 
 
-def _unmeasured(gate: Document | None, *, is_served: bool) -> str:
-    missing = ["Acceptance length, against the unquantized draft"]
-    if gate is not None:
-        traces = [each.traces for _, each in gate.comparisons if each.traces is not None]
-        drawn = any(one.temperature > 0 for one in traces)
-        missing = [
-            "Text unlike the prompts above, other targets, other numbers of draft tokens",
-            "Greedy text" if drawn else "Text drawn at a temperature",
-        ]
-    if not is_served:
-        missing.append("Speed, and acceptance on a running server")
-    missing.append(
-        "Whether the engines below load it: that is predicted from headers, by what their loaders"
-        " were seen to do"
-    )
-    return "\n".join(f"- {one}." for one in missing)
-
-
-def _engines(checkpoint: Checkpoint, name: str) -> list[str]:
-    answers = [
-        check_checkpoint(
-            checkpoint,
-            engine=engine.name,
-            arch=arch,
-            has_side_file=(checkpoint.folder / HF_QUANT_CONFIG).is_file(),
-            serving=Serving(draft=name),
-        )
-        for engine in newest_engines()
-        for arch in engine.archs
-    ]
-    rows, commands = [], defaultdict(list)
-    for one in answers:
-        engine, gpus = f"{one.engine} {one.version}", _gpus(one.arch)
-        rows.append((engine, gpus, one.verdict, prose(one.error or "")))
-        if one.verdict == "LOADS" and one.launch:
-            commands[one.launch].append(f"{engine} on {gpus}")
-    parts = [table(("engine", "GPU", "verdict", "why"), rows)]
-    if not commands:
-        parts.append("No engine without a plugin is known to load this folder.")
-    for launch, where in commands.items():
-        parts += [f"{prose('; '.join(where))}:", code_block(launch)]
-    return parts
-
-
-def _gpus(arch: str | None) -> str:
-    names = gpus_of(arch or "")
-    return f"{names} ({arch})" if names not in ("", arch) else str(arch)
-
-
-def _making(record: QuantizedProvenance) -> list[str]:
-    maker = record.made_by or record
-    versions = {"draftquant": maker.draftquant, **record.backend_versions}
-    parts = ["Made by a call of the Python API: no command line is recorded."]
-    if maker.argv:
-        parts = [
-            "The command line; file names stand for paths, and `--out` is left out:",
-            code_block(shlex.join(maker.argv)),
-        ]
-    if record.made_by:
-        parts += ["Converted afterwards by:", code_block(shlex.join(record.argv))]
-    parts.append(
-        table(("package", "version"), [(prose(n), prose(v)) for n, v in sorted(versions.items())])
-    )
-    if record.learned is not None:
-        learned = record.learned
-        parts.append(
-            f"The quantized values were learned from traces {code(learned.traces_sha256[:16])}:"
-            f" training step {learned.kept_step} of {learned.steps} was kept, with an acceptance"
-            f" length of {learned.acceptance_length:.3f} on {learned.validation_prompts} prompts"
-            f" that were held out (unquantized: {learned.acceptance_length_unquantized:.3f})."
-        )
-    for cut in record.cuts:
-        chosen = len(cut.choice.calibration_prompts)
-        parts.append(f"{str(cut).capitalize()}, by {prose(cut.choice.method)} on {chosen} prompts.")
-    if record.calibration_prompts:
-        parts.append(f"Calibrated on {len(record.calibration_prompts)} prompts.")
-    parts.append(
-        f"Recipe {code(record.recipe.name)}, sha256 {code(recipe_sha256(record.recipe))}, computed"
-        f" by {prose(record.recipe.backend)}; an independent decoder verified every byte, as"
-        f" `draftquant verify {HERE} --against SOURCE` does again. This card:"
-        f" draftquant {prose(package_version('draftquant'))}."
-    )
-    return parts
-
-
-def _files(checkpoint: Checkpoint, stored: StoredDraft, identity: str) -> list[str]:
-    files = [
+def _files(checkpoint: Checkpoint) -> list[tuple[str, str, str]]:
+    return [
         (code(name), f"{(checkpoint.folder / name).stat().st_size:,}", code(digest))
         for name, digest in file_sha256(checkpoint).items()
-    ]
-    return [
-        f"Tensors (over names and hashes of all): {code(identity)}.",
-        table(("file", "bytes", "sha256"), files),
-        table(("role", "stored as", "tensors", "bytes"), _by_dtype(checkpoint, stored)),
     ]
 
 

@@ -6,10 +6,12 @@ verdict.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 from xml.etree import ElementTree
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from ...quantize.gpus import gpu_name
 from ...recipes.errors import visible
@@ -26,14 +28,43 @@ _SPECIAL = re.compile(r"[\\`*_\[\]|~$#<>&]|^[-+=]|(?<=^\d)[.)]")
 """What means something in Markdown; a numeric reference in its place never does."""
 _LINKING = re.compile(r"(@|&#35;|:(?=//)|\bwww(?=\.))")
 """What GitHub makes links and mentions of, however it is written: @who, #1, https://, www."""
-_TOO_FEW = "too few prompts"
 _APART = "\u200b"
 """A space without width."""
 
 
 def markdown(document: Document) -> str:
     """The whole text, as GitHub reads it."""
-    return "\n".join(_lines(document)) + "\n"
+    checks = [
+        (escaped(f"{one.check}: {one.what}"[:_LONGEST]), words.figure(one.estimate),
+         words.figure(one.threshold), one.verdict)
+        for one in document.findings
+    ]  # fmt: skip
+    if (noise := document.noise) is not None:
+        checks.append(("server noise", words.change(noise.change), words.NONE, noise.verdict))
+    return plain_text(
+        "gate.md.j2",
+        {"escaped": escaped, "code": code},
+        document=document,
+        checks=checks,
+        most_rows=MOST_ROWS,
+        words=words,
+        confidence=in_percent,
+        gpu_name=gpu_name,
+    )
+
+
+def plain_text(template: str, filters: Mapping[str, Callable[..., str]], **values: Any) -> str:
+    """A text by a template of ours, in which foreign text passes one of the filters."""
+    environment = Environment(
+        loader=PackageLoader(__package__, ""),
+        autoescape=False,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters.update(filters)
+    return environment.get_template(template).render(**values)
 
 
 def escaped(text: str) -> str:
@@ -49,126 +80,6 @@ def code(text: str) -> str:
 
 def _referenced(text: str) -> str:
     return _SPECIAL.sub(lambda found: f"&#{ord(found[0])};", text)
-
-
-def _lines(document: Document) -> Iterator[str]:
-    judgement, drafts = document.judgement, document.header.drafts
-    yield f"### {judgement.verdict}: draftquant gate of {code(drafts.candidate.name)}"
-    yield ""
-    yield escaped(judgement.reason)
-    both = map(words.way_out, (judgement.action or "").splitlines())
-    ways = [f"{escaped(way)} {code(told)}" if told else escaped(way) for way, told in both]
-    if ways:
-        yield ""
-        yield f"**What to do:** {ways[0]}" if len(ways) == 1 else "**What to do:**"
-        yield from (f"- {way}" for way in ways if len(ways) > 1)
-    for title, found in document.comparisons:
-        yield ""
-        if title:
-            yield f"#### {title}: {found.verdict}"
-            yield ""
-        yield from _categories(found)
-    yield from _beside(document)
-    yield ""
-    rows = []
-    for role, draft in (("BF16", drafts.baseline), ("quantized", drafts.candidate)):
-        name = f"{role} {code(draft.name)}{f', {draft.vocabulary}' if draft.vocabulary else ''}"
-        nbytes = words.NONE if draft.num_bytes is None else words.nbytes(draft.num_bytes)
-        rows.append((name, code(words.digest(draft.sha256)), nbytes))
-    yield from _table(("draft", "tensors sha256", "bytes"), rows)
-    yield from _quantized(document)
-    yield from _engines(document)
-    if judgement.warnings:
-        warnings = [f"- {escaped(warning)}" for warning in judgement.warnings]
-        yield from _folded("What else you should know", warnings)
-    yield ""
-    yield from _footer(document)
-
-
-def _folded(summary: str, lines: Iterable[str]) -> Iterator[str]:
-    yield from ("", f"<details><summary>{summary}</summary>", "")
-    yield from lines
-    yield from ("", "</details>")
-
-
-def _categories(found: GateReport) -> Iterator[str]:
-    rows = [
-        (code(one.name) if one.name else "**all prompts**", *one.cells, one.outcome or _TOO_FEW)
-        for one in words.rows(found)
-    ]
-    at = "" if found.change is None else f" ({in_percent(found.change.confidence)})"
-    yield from _table(
-        ("category", "prompts", "BF16", "quantized", "change", f"bounds{at}", "limit", "outcome"),
-        rows,
-    )
-    if (together := words.together(found.parts)) is not None:
-        yield ""
-        yield together
-
-
-def _beside(document: Document) -> Iterator[str]:
-    rows = [
-        (
-            escaped(f"{one.check}: {one.what}"[:_LONGEST]),
-            words.figure(one.estimate),
-            words.figure(one.threshold),
-            one.verdict,
-        )
-        for one in document.findings
-    ]
-    if (noise := document.noise) is not None:
-        rows.append(("server noise", words.change(noise.change), words.NONE, noise.verdict))
-    if rows:
-        yield ""
-        yield from _table(("other checks", "figure", "threshold", "verdict"), rows)
-
-
-def _quantized(document: Document) -> Iterator[str]:
-    made = document.header.drafts.candidate.quantized
-    if made is None:
-        return
-    yield ""
-    yield (
-        f"Recipe {code(made.recipe)}: {escaped('; '.join(made.formats))}; {made.num_quantized}"
-        f" tensors quantized, {made.num_kept} kept; {words.nbytes(made.bytes_after)} instead of"
-        f" {words.nbytes(made.bytes_before)}."
-    )
-
-
-def _engines(document: Document) -> Iterator[str]:
-    rows: dict[bool, list[tuple[str, ...]]] = {False: [], True: []}
-    for one in document.header.engines:
-        cells = (f"{one.engine} {one.version}", gpu_name(one.arch), one.verdict)
-        rows[one.verdict == "REFUSED"].append(tuple(map(escaped, cells)))
-    heads = ("engine", "GPU", "verdict")
-    if rows[False]:
-        yield ""
-        yield from _table(heads, rows[False])
-    if refusing := rows[True]:
-        summary = f"Engines and GPUs that refuse it: {len(refusing)}"
-        yield from _folded(summary, _table(heads, refusing))
-
-
-def _footer(document: Document) -> Iterator[str]:
-    _, found = document.comparisons[0]
-    when = f" {document.header.date}" if document.header.date else ""
-    traces = "" if found.traces is None else f", traces {words.digest(found.traces.sha256)}"
-    yield (
-        f"<sub>{escaped(found.estimand)}, K = {found.num_draft_tokens}, policy"
-        f" {found.policy.name}{traces}; draftquant"
-        f" {escaped(document.header.draftquant)}, judged{when} by"
-        f" {code(words.command(document.header.argv))}</sub>"
-    )
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    yield f"| {' | '.join(heads)} |"
-    yield f"|{' --- |' * len(heads)}"
-    for row in rows[:MOST_ROWS]:
-        yield f"| {' | '.join(row)} |"
-    if len(rows) > MOST_ROWS:
-        yield ""
-        yield f"and {len(rows) - MOST_ROWS} more, in the report."
 
 
 SUITE = "draftquant gate"
