@@ -53,16 +53,26 @@ def record_asked(asked: RecordRun) -> TraceFolder | str:
     unit: Unit = "items" if asked.engine == "vllm" else "work"
     turns = itertools.count(1)
     with ExitStack() as stack:
-        by: Callable[..., TraceFolder] = _by_vllm if asked.engine == "vllm" else _by_transformers
-        if asked.ray is not None:
-            by = partial(_by_transformers, elsewhere=stack.enter_context(_ray(asked)))
+        elsewhere = stack.enter_context(_ray(asked)) if asked.ray else None
         bar = stack.enter_context(asked.listener.bar("record", len(plan.prompts), unit))
 
         def records(some: Sequence[Prompt], folder: Path) -> TraceFolder:
+            these = dataclasses.replace(plan, prompts=tuple(some))
             if asked.turns == "all":
                 bar.phase(f"record turn {next(turns)}", len(some), unit)
-            show = beyond_kept(bar) if asked.engine == "vllm" else bar.set
-            return by(asked, dataclasses.replace(plan, prompts=tuple(some)), folder, show)
+            if asked.engine == "vllm":
+                show = beyond_kept(bar)
+                return record_with_vllm(these, _source(asked), folder, on_progress=show)
+            device = resolve_device(asked.device)
+            return record_traces(
+                these,
+                folder,
+                fixed_batches=asked.fixed_batches,
+                placement=Placement(device=device, device_map=asked.device_map),
+                elsewhere=elsewhere,
+                on_progress=bar.set,
+                on_note=asked.listener.note,
+            )
 
         if asked.turns == "all":
             return _all_turns(asked, plan, records)
@@ -108,24 +118,6 @@ def _plan(asked: RecordRun) -> RecordingPlan:
     )
 
 
-def _by_transformers(
-    asked: RecordRun,
-    plan: RecordingPlan,
-    out: Path,
-    on_progress: Callable[[int, int], None],
-    elsewhere: Callable[[Sequence[FixedBatch]], Iterator[RecordedBatch]] | None = None,
-) -> TraceFolder:
-    return record_traces(
-        plan,
-        out,
-        fixed_batches=asked.fixed_batches,
-        placement=Placement(device=resolve_device(asked.device), device_map=asked.device_map),
-        elsewhere=elsewhere,
-        on_progress=on_progress,
-        on_note=asked.listener.note,
-    )
-
-
 def _ray(asked: RecordRun) -> AbstractContextManager[Placed[FixedBatch, RecordedBatch]]:
     """Inside the block, fixed batches are recorded by the cluster of the asked."""
     assert asked.ray is not None  # its caller asks
@@ -149,15 +141,12 @@ def _open_recording(asked: RecordRun) -> Iterator[Callable[[FixedBatch], Recorde
         yield partial(record_batch, opened, plan, scratch)
 
 
-def _by_vllm(
-    asked: RecordRun, plan: RecordingPlan, out: Path, on_progress: Callable[[int, int], None]
-) -> TraceFolder:
-    source: Served | Offline = Offline(arguments=dict(asked.engine_args or {}))
-    if asked.server:
-        assert asked.shared is not None  # see `RecordRun.check`
-        shared, warn = Path(asked.shared), asked.listener.warning
-        source = Served(urls=asked.server, folder=shared, on_warning=warn)
-    return record_with_vllm(plan, source, out, on_progress=on_progress)
+def _source(asked: RecordRun) -> Served | Offline:
+    if not asked.server:
+        return Offline(arguments=dict(asked.engine_args or {}))
+    assert asked.shared is not None  # see `RecordRun.check`
+    warn = asked.listener.warning
+    return Served(urls=asked.server, folder=Path(asked.shared), on_warning=warn)
 
 
 def _all_turns(asked: RecordRun, plan: RecordingPlan, record: Record) -> TraceFolder:

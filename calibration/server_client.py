@@ -4,6 +4,7 @@ Every answer is hostile input: bounded in size and time, parsed strictly, quoted
 """
 
 import asyncio
+import contextlib
 import math
 import re
 import time
@@ -118,17 +119,15 @@ class ServerClient:
 
     async def find_text(self, path: str) -> str | None:
         """A text that not every server has; None where this one has nothing there (404)."""
-        try:
+        with contextlib.suppress(_AbsentError):
             return await self.get_text(path)
-        except _AbsentError:
-            return None
+        return None
 
     async def find_object(self, path: str) -> Mapping[str, Any] | None:
         """A JSON object that not every server has; None where this one has nothing there (404)."""
-        try:
+        with contextlib.suppress(_AbsentError):
             return await self.get_object(path)
-        except _AbsentError:
-            return None
+        return None
 
     async def post(self, path: str, body: Mapping[str, Any]) -> Reply:
         """The JSON object that answers a request."""

@@ -326,11 +326,10 @@ def prompt_of(value: Mapping[str, Any], number: int, encoder: PromptEncoder) -> 
         raise LineProblem("id: it is missing", f"add an id, as in {EXAMPLE}")
     if not is_printable_name(prompt_id):
         raise LineProblem(f"id: expected 1 to 200 printable characters, got {short(prompt_id)}")
+    what = "expected text of 1 to 200 printable characters"
     if not is_printable_name(form.category) or not form.category.strip():
-        what = "expected text of 1 to 200 printable characters"
         raise LineProblem(f"category: {what}, got {short(form.category)}")
     if form.cluster is not None and not is_printable_name(form.cluster):
-        what = "expected text of 1 to 200 printable characters"
         raise LineProblem(f"cluster: {what}, got {short(form.cluster)}")
     return Prompt(
         id=prompt_id,

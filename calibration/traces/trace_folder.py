@@ -164,12 +164,13 @@ class TraceFolder(Brief):
     def _tensors(self, entry: TraceEntry, *names: str) -> dict[str, Tensor]:
         shard = self._open(next(s for s in self.manifest.shards if s.file == entry.file))
         long = entry.num_tokens > BLOCK_ROWS and self.manifest.features.storage is None
-        mapped = {"features"} & set(names) if long else set[str]()
         try:
-            found = {
-                name: shard.get_tensor(f"{entry.id}.{name}") for name in names if name not in mapped
+            return {
+                name: self._mapped(entry, name)
+                if long and name == "features"
+                else shard.get_tensor(f"{entry.id}.{name}")
+                for name in names
             }
-            return found | {name: self._mapped(entry, name) for name in mapped}
         except SafetensorError as exc:
             raise TraceError(self.folder / entry.file, f"{entry.id}: {exc}",
                              fix="record the traces again") from exc  # fmt: skip

@@ -47,11 +47,22 @@ class CarriedTables:
 
     def write(self, path: Path) -> TablesFile:
         """Write a tables file with every embedding that one of the folders carries."""
-        first, listed = self._listed()[0]
-        tensors = first.stored_tables()
-        rows = _rows(tensors)
-        for other, theirs in self._listed()[1:]:
-            self._join(rows, tensors, listed, other, theirs)
+        (first, listed), *_ = every = self._listed()
+        tensors, rows = first.stored_tables(), dict[int, Tensor]()
+        for folder, theirs in every:
+            found = tensors if folder is first else folder.stored_tables()
+            shared = [name for name in ("lm_head", "norm") if name in found]
+            same = _form(theirs) == _form(listed)
+            same = same and all(torch.equal(found[name], tensors[name]) for name in shared)
+            for token, row in _rows(found).items():
+                same = same and torch.equal(rows.setdefault(token, row), row)
+            if not same:
+                raise TraceError(
+                    folder.folder,
+                    f"its embedding and head differ from those of {self._folders[0].folder}: it"
+                    " was recorded from another target",
+                    fix="merge traces of one target",
+                )
         token_ids = sorted(rows)
         tensors |= {
             "token_ids": torch.tensor(token_ids, dtype=torch.int32),
@@ -68,31 +79,10 @@ class CarriedTables:
     def _listed(self) -> list[tuple[TraceFolder, TablesFile]]:
         return [(f, f.manifest.tables) for f in self._folders if f.manifest.tables is not None]
 
-    def _join(
-        self,
-        rows: dict[int, Tensor],
-        tensors: dict[str, Tensor],
-        listed: TablesFile,
-        other: TraceFolder,
-        theirs: TablesFile,
-    ) -> None:
-        found = other.stored_tables()
-        own, other_form = (
-            dataclasses.replace(file, nbytes=0, sha256="", num_token_ids=0)
-            for file in (listed, theirs)
-        )
-        same = own == other_form and all(
-            torch.equal(found[name], tensors[name]) for name in ("lm_head", "norm") if name in found
-        )
-        for token, row in _rows(found).items():
-            same = same and torch.equal(rows.setdefault(token, row), row)
-        if not same:
-            raise TraceError(
-                other.folder,
-                f"its embedding and head differ from those of {self._folders[0].folder}: it"
-                " was recorded from another target",
-                fix="merge traces of one target",
-            )
+
+def _form(listed: TablesFile) -> TablesFile:
+    """All but what differs between folders of one target."""
+    return dataclasses.replace(listed, nbytes=0, sha256="", num_token_ids=0)
 
 
 def _rows(tensors: dict[str, Tensor]) -> dict[int, Tensor]:
