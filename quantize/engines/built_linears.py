@@ -67,6 +67,11 @@ def without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
     return shape
 
 
+def fits(stored: tuple[int, ...], expected: tuple[int, ...]) -> bool:
+    """Whether the shapes are the same but for trailing ones."""
+    return without_ones(stored) == without_ones(expected)
+
+
 def never_fits(stored: tuple[int, ...], expected: tuple[int, ...]) -> bool:
     """An engine may cut a part out of a larger tensor, and stretch a single number."""
     stored, expected = without_ones(stored), without_ones(expected)

@@ -287,7 +287,7 @@ def _check_family(checkpoint: Checkpoint, place: _Place) -> EngineCheck:
     answer = _answer(place, findings, layers, launch or None)
     notes = [f"{text}: {layers_remedy}" for text in misread[1:] if text is not None]
     notes += _absent_tables(engine, question, family)
-    notes += head_notes(engine, question, geometry, answer.verdict)
+    notes += head_notes(walk, answer.verdict)
     return replace(answer, captures=captures, notes=tuple(notes))
 
 

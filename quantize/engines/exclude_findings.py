@@ -16,15 +16,14 @@ from .declared_forms import read_declaration
 from .engine import Engine
 from .engine_rows import said
 from .excludes import gptq_by_rules, scheme_of
-from .folder_findings import no_such_name
+from .folder_findings import Folder, no_such_name
 from .linear_scheme import LinearScheme
 from .mtp_linears import GRAFT, GRAFTED, ROUTED, first_prefix, of_other_layer
 from .versions import newest_engines
 
 
 def floats_into_codes(
-    engine: Engine,
-    question: Question,
+    folder: Folder,
     module: Module,
     scheme: LinearScheme,
     weight: TensorInfo,
@@ -33,6 +32,7 @@ def floats_into_codes(
     mixed: bool,
 ) -> Finding:
     """What the engine makes of a float weight of one part, which is to have [rows, columns]."""
+    engine, question = folder.engine, folder.question
     own, remedy = question.own, _remedy(engine, question, module, mixed=mixed)
     codes = scheme.parts(*shape).get("weight")
     names = {"engine": engine.title, "weight": weight, "remedy": remedy}

@@ -2,8 +2,11 @@
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+from ..drafts import Family
 from ..drafts.engine_traits import Finding
 from ..drafts.family import TensorSpec
 from ..files.checkpoint import Checkpoint
@@ -25,10 +28,34 @@ Stored = Mapping[str, Mapping[str, TensorInfo]]
 """Canonical module -> suffix -> tensor."""
 
 
-def cut_head_findings(
-    engine: Engine, question: Question, checkpoint: Checkpoint, geometry: Any, stored: Stored
-) -> Iterator[Finding]:
+@dataclass(frozen=True, kw_only=True)
+class Folder:
+    """One folder in one engine, by what the family expects of each canonical tensor name."""
+
+    engine: Engine
+    question: Question
+    checkpoint: Checkpoint
+    family: Family
+    geometry: Any
+    specs: Mapping[str, TensorSpec]
+
+    @cached_property
+    def stored(self) -> Stored:
+        """Its tensors by canonical names."""
+        found: dict[str, dict[str, TensorInfo]] = {}
+        for name, tensor in self.checkpoint.tensors.items():
+            module, _, suffix = self.family.canonical_name(name).rpartition(".")
+            found.setdefault(module, {})[suffix] = tensor
+        return found
+
+    def say(self, name: str, /, **values: object) -> Finding:
+        """A finding whose sentences may name the engine."""
+        return said(name, engine=self.engine.title, **values)
+
+
+def _cut_head(folder: Folder) -> Iterator[Finding]:
     """A head without its map, a map without its head, a map that names wrong tokens."""
+    question, geometry, stored = folder.question, folder.geometry, folder.stored
     tables = stored.get("", {})
     head = CutHead(
         vocabulary=geometry.vocab_size,
@@ -39,51 +66,47 @@ def cut_head_findings(
     )
     if not question.traits.prunes_vocabulary or question.own.shares_tables:
         return
-    yield from engine.cut_head(question, head)
+    yield from folder.engine.cut_head(question, head)
     if not head.is_cut:
         return
     if head.mapped is None:
-        yield said("no-map", engine=engine.title, built=head.built)
+        yield folder.say("no-map", built=head.built)
     else:
-        yield from _wrong_tokens(engine, checkpoint, head, tables)
+        yield from _wrong_tokens(folder, head.vocabulary)
 
 
-def head_notes(
-    engine: Engine, question: Question, geometry: Any, verdict: Verdict
-) -> Iterator[str]:
+def head_notes(folder: Folder, verdict: Verdict) -> Iterator[str]:
     """That a served head is cut."""
-    rows, vocab = geometry.draft_vocab_size, geometry.vocab_size
-    if verdict == "LOADS" and question.traits.prunes_vocabulary and rows < vocab:
+    rows, vocab = folder.geometry.draft_vocab_size, folder.geometry.vocab_size
+    if verdict == "LOADS" and folder.question.traits.prunes_vocabulary and rows < vocab:
         yield (
-            f"the head has rows for {rows:,} of {vocab:,} tokens, and {engine.title} proposes"
-            " these alone, by d2t"
+            f"the head has rows for {rows:,} of {vocab:,} tokens, and {folder.engine.title}"
+            " proposes these alone, by d2t"
         )
 
 
-def _wrong_tokens(
-    engine: Engine, checkpoint: Checkpoint, head: CutHead, tables: Mapping[str, TensorInfo]
-) -> Iterator[Finding]:
+def _wrong_tokens(folder: Folder, vocabulary: int) -> Iterator[Finding]:
     """The numbers in d2t: offsets, each row another token; nothing of a map that no file holds."""
     import numpy as np  # for this question alone
 
     from ..stored.decoded_numbers import INTEGERS, read_integers, read_whole
 
+    checkpoint, tables = folder.checkpoint, folder.stored[""]
     if not tables["d2t"].file or tables["d2t"].dtype not in INTEGERS:
         return
     offsets = read_integers(checkpoint, tables["d2t"])
     ids = offsets + np.arange(len(offsets))
     marked = np.flatnonzero(read_whole(checkpoint, tables["t2d"])) if "t2d" in tables else ids
     absolute = np.array_equal(offsets, marked) and not np.array_equal(ids, marked)
-    outside = np.flatnonzero((ids < 0) | (ids >= head.vocabulary))
+    outside = np.flatnonzero((ids < 0) | (ids >= vocabulary))
     repeated = len(ids) - len(np.unique(ids))
     if absolute:
-        yield said("absolute-map", engine=engine.title)
+        yield folder.say("absolute-map")
     elif len(outside):
         row = int(outside[0])
-        whose = {"engine": engine.title, "vocabulary": head.vocabulary}
-        yield said("map-outside", row=row, token=ids[row], **whose)
+        yield folder.say("map-outside", row=row, token=ids[row], vocabulary=vocabulary)
     elif repeated:
-        yield said("map-repeats", engine=engine.title, repeated=repeated, count=len(ids))
+        yield folder.say("map-repeats", repeated=repeated, count=len(ids))
 
 
 def _rows(tensors: Mapping[str, TensorInfo], suffixes: tuple[str, ...]) -> int | None:
@@ -116,15 +139,10 @@ _CODES = ("F8_E4M3", "I8", "U8")
 SHARED = ("embed_tokens", "lm_head")
 
 
-def folder_findings(
-    engine: Engine,
-    question: Question,
-    checkpoint: Checkpoint,
-    specs: Mapping[str, TensorSpec],
-    geometry: Any,
-    stored: Stored,
-) -> Iterator[Finding]:
+def folder_findings(folder: Folder) -> Iterator[Finding]:
     """Tensors that are not the family's, and those of its that are absent or split badly."""
+    engine, question, stored = folder.engine, folder.question, folder.stored
+    checkpoint, specs = folder.checkpoint, folder.specs
     linears = {part for built in engine.modules(question) for part in built.parts}
     roots = question.own.roots
     for root, finding in roots.items():
@@ -150,33 +168,34 @@ def folder_findings(
             if old or not (plain or known or tensor.name in unusual):
                 yield from strangers(engine, question, tensor)
             if plain and linears and module not in linears and tensor.dtype in _CODES:
-                yield said("codes-of-no-linear", engine=engine.title, tensor=tensor, module=module)
-    yield from _other_vocabulary(engine, question, geometry, stored)
-    yield from cut_head_findings(engine, question, checkpoint, geometry, stored)
-    yield from _later_norms(engine, question, stored)
+                yield folder.say("codes-of-no-linear", tensor=tensor, module=module)
+    yield from _other_vocabulary(folder)
+    yield from _cut_head(folder)
+    yield from _later_norms(folder)
     yield from bias_findings(engine, question, stored)
     for name, spec in specs.items():
         module, _, suffix = name.rpartition(".")
         if spec.role == "norm" and not spec.optional and suffix not in stored.get(module, {}):
             yield _absent_norm(question, name)
-    yield from _shared_tables(engine, question, stored)
+    yield from _shared_tables(folder)
     if "lm_head" not in stored and (unshared := engine.unshared_head(question)) is not None:
         yield unshared
     yield from _uneven_shards(question)
 
 
-def _shared_tables(engine: Engine, question: Question, stored: Stored) -> Iterator[Finding]:
+def _shared_tables(folder: Folder) -> Iterator[Finding]:
+    question, stored = folder.question, folder.stored
     if not question.own.shares_tables:
         return
     whole = question.head_rows in (None, question.config.get("vocab_size"))
     pruned = "d2t" in stored.get("", {}) or not whole
     if pruned:
-        yield said("shared-cut-head", engine=engine.title)
+        yield folder.say("shared-cut-head")
     for module in SHARED:
         if module in stored and COMPANIONS & stored[module].keys():
-            yield said("shared-quantized", engine=engine.title, module=module)
+            yield folder.say("shared-quantized", module=module)
         elif module in stored and not pruned:
-            yield said("shared-table", engine=engine.title, module=module)
+            yield folder.say("shared-table", module=module)
 
 
 def _inner(name: str, roots: Iterable[str]) -> str:
@@ -200,28 +219,24 @@ def _uneven_shards(question: Question) -> Iterator[Finding]:
         yield said("cut-width", width=width, tp=tp)
 
 
-def _other_vocabulary(
-    engine: Engine, question: Question, geometry: Any, stored: Stored
-) -> Iterator[Finding]:
-    vocab = geometry.vocab_size
-    embedding = stored.get("embed_tokens", {}).get("weight")
+def _other_vocabulary(folder: Folder) -> Iterator[Finding]:
+    vocab, error = folder.geometry.vocab_size, folder.engine.embedding_rows
+    embedding = folder.stored.get("embed_tokens", {}).get("weight")
     rows = embedding.shape[0] if embedding is not None and embedding.shape else vocab
-    served = not question.own.shares_tables
-    if rows != vocab and served and engine.embedding_rows:
-        text = engine.embedding_rows.format(rows=rows, vocab=vocab)
+    if rows != vocab and error and not folder.question.own.shares_tables:
+        text = error.format(rows=rows, vocab=vocab)
         yield Finding("load", text, f"export the draft with its {vocab} embeddings")
 
 
-def _later_norms(engine: Engine, question: Question, stored: Stored) -> Iterator[Finding]:
+def _later_norms(folder: Folder) -> Iterator[Finding]:
     """EAGLE-3's layers after the first: engines use one of two norms, and build both."""
-    wanted = engine.later_norm
+    question, wanted = folder.question, folder.engine.later_norm
     if not question.traits.two_layer_norms or not wanted:
         return
     for i in range(1, question.num_layers):
-        norm = stored.get(f"layers.{i}.input_layernorm", {}).get("weight")
+        norm = folder.stored.get(f"layers.{i}.input_layernorm", {}).get("weight")
         if norm is not None and not norm.name.endswith(f".{wanted}.weight"):
-            names = {"layer": i, "wanted": wanted, "name": norm.name}
-            yield said("later-norm", engine=engine.title, **names)
+            yield folder.say("later-norm", layer=i, wanted=wanted, name=norm.name)
 
 
 def strangers(engine: Engine, question: Question, tensor: TensorInfo) -> Iterator[Finding]:

@@ -2,17 +2,14 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from ..drafts import Family
 from ..drafts.engine_traits import Finding
-from ..drafts.family import TensorSpec
-from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
 from ..stored.layouts.scheme import FLOAT_DTYPES
 from ..stored.stored_declaration import COMPANIONS
 from .built_linears import (
     built_biases,
+    fits,
     holds,
     never_fits,
     one_global_scale,
@@ -20,16 +17,14 @@ from .built_linears import (
     parameters,
     quantized_linear,
     refused_shape,
-    without_ones,
 )
-from .contract import Layer, Module, Question, Scheme, UnsureError
-from .engine import Engine
+from .contract import Layer, Module, Scheme, UnsureError
 from .engine_rows import first_rule, said
 from .exclude_findings import float_experts, floats_into_codes
 from .excludes import NAMED_HEADS, scheme_of
 from .folder_findings import (
     SHARED,
-    Stored,
+    Folder,
     folder_findings,
     no_such_name,
     strangers,
@@ -40,19 +35,10 @@ from .mtp_linears import built_as_floats
 _REQUANTIZE = "quantize the draft again"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Walk:
-    """One folder in one engine, by what the family expects of each canonical tensor name.
+@dataclass(frozen=True, kw_only=True)
+class Walk(Folder):
+    """Every linear of a folder. `fc_remedy`: what to do where the stored fc has other columns."""
 
-    `fc_remedy`: what to do where the stored fc has other columns.
-    """
-
-    engine: Engine
-    question: Question
-    checkpoint: Checkpoint
-    family: Family
-    geometry: Any
-    specs: Mapping[str, TensorSpec]
     fc_remedy: str
 
     def layers_and_findings(self) -> tuple[list[Layer], list[Finding]]:
@@ -62,12 +48,7 @@ class Walk:
         if declared is not None and not declared.groups:  # nor which names and shapes it wants
             what = declared.problem or f"quant_method {declared.method}"
             return layers, [said("not-executed", what=what)]
-        stored = self._stored()
-        findings = list(
-            folder_findings(
-                self.engine, self.question, self.checkpoint, self.specs, self.geometry, stored
-            )
-        )
+        stored, findings = self.stored, list(folder_findings(self))
         if (experts := float_experts(self.engine, self.question)) is not None:
             findings.append(experts)
         rows = self._rows(findings)
@@ -91,33 +72,17 @@ class Walk:
             )
             built += [row] if row else []
             shards = [self._shard(module, part) for part in parts]
+            biased, tp = all(map(self._is_biased, parts)), self.question.tp
+            built_as = parameters(module, parts, shards, scheme, tp, biased=biased)
+            taken = row.name if row else None
             layers.append(
-                Layer(
-                    module=module.name,
-                    parameters=parameters(
-                        module,
-                        parts,
-                        shards,
-                        scheme,
-                        self.question.tp,
-                        biased=all(map(self._is_biased, parts)),
-                    ),
-                    scheme=row.name if row else None,
-                    quantized=row is not None,
-                )
+                Layer(module=module.name, parameters=built_as, scheme=taken, quantized=bool(row))
             )
         for row in dict.fromkeys(rows.values()):
             problem = row.problem
             if problem is not None and (row in built or problem.stage == "config"):
                 findings.append(problem)
         return layers, findings
-
-    def _stored(self) -> Stored:
-        found: dict[str, dict[str, TensorInfo]] = {}
-        for name, tensor in self.checkpoint.tensors.items():
-            module, _, suffix = self.family.canonical_name(name).rpartition(".")
-            found.setdefault(module, {})[suffix] = tensor
-        return found
 
     def _rows(self, findings: list[Finding]) -> dict[str, Scheme]:
         """Of every scheme that is declared, its row of the engine's table."""
@@ -196,7 +161,7 @@ class Walk:
         weight: TensorInfo | None,
         shape: tuple[int, int],
     ) -> Finding:
-        engine, remedy = self.engine.title, _declare(self, module)
+        remedy = _declare(self, module)
         if weight is not None and weight.shape != shape and self.engine.checks_shapes:
             return refused_shape(weight, shape, remedy)
         name = companions[0] if companions else f"{module.name}.weight"
@@ -205,11 +170,11 @@ class Walk:
             return no_such_name(name, remedy)
         if companions and (text := self.engine.stranger(self.question, name)):
             return Finding("load", text, remedy)
-        names = {"engine": engine, "module": module, "name": name, "remedy": remedy}
+        names = {"module": module, "name": name, "remedy": remedy}
         casts = own.floats_into_fp8 != "unknown"  # a refusal is one of the other direction
         if casts and own.unknown_tensors == "dropped":
-            return said("drops-codes" if companions else "reads-codes", **names)
-        return said("codes-into-floats", **names)
+            return self.say("drops-codes" if companions else "reads-codes", **names)
+        return self.say("codes-into-floats", **names)
 
     def _quantized(
         self,
@@ -225,15 +190,8 @@ class Walk:
             if not tensors:
                 yield said("never-written", module=module, name=f"{part}.{scheme.suffix}")
             elif self._is_float(tensors):
-                yield floats_into_codes(
-                    self.engine,
-                    self.question,
-                    module,
-                    scheme,
-                    tensors["weight"],
-                    shape,
-                    mixed=len(mixed) > 1,
-                )
+                weight = tensors["weight"]
+                yield floats_into_codes(self, module, scheme, weight, shape, mixed=len(mixed) > 1)
             else:
                 yield from self._parts(module, scheme, tensors, shape, row.not_read)
         shards = [self._shard(module, part) for part in parts]
@@ -261,15 +219,14 @@ class Walk:
             if tensor is None:
                 if suffix not in (*scheme.not_read, *not_read):
                     yield said("never-written", module=module, name=suffix)
-            elif not holds(tensor, part.dtypes) or without_ones(tensor.shape) != without_ones(
-                part.shape
-            ):
-                wrong_shape = self.engine.checks_shapes and (
+            elif not (holds(tensor, part.dtypes) and fits(tensor.shape, part.shape)):
+                refused = self.engine.checks_shapes and (
                     module.sharding == "replicated" or never_fits(tensor.shape, part.shape)
                 )
+                remedy = self._reshaped(module) or _REQUANTIZE
                 yield (
-                    refused_shape(tensor, part.shape, self._reshaped(module) or _REQUANTIZE)
-                    if wrong_shape
+                    refused_shape(tensor, part.shape, remedy)
+                    if refused
                     else other_shape(tensor, part.shape)
                 )
             elif len(tensor.shape) != len(part.shape) and tensor.numel > 1:

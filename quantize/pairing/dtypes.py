@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..engines.contract import ENGINE_NAMES, TITLES, EngineName
+from ..engines.engine_rows import Facts
 from ..files.checkpoint import Checkpoint, byte_blocks
 from ..files.safetensors_header import TensorInfo
 from ..stored.decoded_numbers import floats
@@ -47,25 +48,22 @@ def launch_dtype(pair: Pair, engine: EngineName) -> str | None:
     return theirs if theirs in _HALVES and dtype_in(pair, "sglang") != theirs else None
 
 
-def dtypes(pair: Pair) -> Iterator[PairFinding]:
-    """Two dtypes where an engine wants one, and casts that engines do without a question."""
-    own, theirs = stored_dtype(pair), pair.target.dtype
-    cast = dtype_in(pair, "vllm")
-    if own in _HALVES and cast in _HALVES and own != cast:
-        remedy = "measure acceptance: bfloat16 keeps 8 of float16's 11 bits"
-        if cast == "float16":
-            remedy = (
-                "serve the target in --dtype bfloat16, or make sure that weights and activations"
-                " stay below 65,504, where float16 ends"
-            )
-        yield finding("dtype-vllm", cast=cast, own=own, remedy=remedy)
-    given = launch_dtype(pair, "sglang")
-    if given is not None and pair.args.dtype is None and not pair.is_inside:
-        named = _draft_dtype(pair)
-        said = f"names {named}" if named else "names none, which SGLang takes for float16"
-        yield finding("dtype-sglang", theirs=theirs, said=said, given=given)
-    if own in _HALVES and theirs in _HALVES and own != theirs and pair.args.dtype is None:
-        yield finding("dtype-tensorrt-llm", own=own, theirs=theirs)
+def facts(pair: Pair) -> Facts:
+    """What rows of findings.toml say of dtypes: casts that engines do without a question."""
+    own, theirs, cast = stored_dtype(pair), pair.target.dtype, dtype_in(pair, "vllm")
+    given, named = launch_dtype(pair, "sglang"), _draft_dtype(pair)
+    asked, halves = pair.args.dtype is not None, {own, cast} <= {*_HALVES}
+    splits = given is not None and not asked and not pair.is_inside
+    return {
+        "own_dtype": own,
+        "their_dtype": theirs,
+        "cast": cast,
+        "is_cast": halves and own != cast,
+        "given": given,
+        "splits_dtypes": splits,
+        "said": f"names {named}" if named else "names none, which SGLang takes for float16",
+        "has_two_dtypes": not asked and own != theirs and {own, theirs} <= {*_HALVES},
+    }
 
 
 def stored_dtype(pair: Pair) -> str | None:

@@ -6,8 +6,8 @@ from typing import NamedTuple, Protocol
 from ..drafts.architectures import declared_architecture
 from ..drafts.geometry import MAP, Geometry
 from ..drafts.runtime_names import target_layers_named
-from ..engines.contract import ENGINE_NAMES, TITLES, EngineCheck
-from ..engines.engine_rows import explained, refuses_target
+from ..engines.contract import TITLES, EngineCheck
+from ..engines.engine_rows import Facts, explained, refuses_target
 from ..engines.versions import newest_engines
 from .pair import Pair, PairFinding, finding
 
@@ -104,66 +104,40 @@ def handed_out(pair: Pair, answer: EngineCheck) -> Iterator[PairFinding]:
         yield finding("target-not-read", answer.engine, title=title, name=name or "model")
 
 
-def depth(pair: Pair) -> Iterator[PairFinding]:
-    """A number of layers in the draft's config.json that is another target's.
-
-    SGLang 0.5.23 warns of it for DFlash and goes on with the served target's
-    (`spec_aux_hidden_state.py:236`); vLLM 0.33 reads no such key.
-    """
-    named = None if pair.is_inside else target_layers_named(pair.draft.config)
-    if named is None or named == pair.target.num_layers:
-        return
-    yield finding("depth", named=named, depth=pair.target.num_layers)
-
-
-def default_layers(pair: Pair) -> Iterator[PairFinding]:
-    """A draft that leaves the layers to the engines, which take inputs by the target's depth.
-
-    vLLM 0.33 `interfaces.py:1751`, SGLang 0.5.23 `llama.py:936`.
-    """
-    geometry, depth = pair.geometry, pair.target.num_layers
-    if pair.is_inside or not geometry.reads_layers or geometry.aux_layer_ids is not None:
-        return
-    yield finding("default-layers", outputs=[1, depth // 2 - 1, depth - 4])
-
-
-def last_layer(pair: Pair) -> Iterator[PairFinding]:
-    """SGLang captures inputs of layers, so that the last one's output has no place.
-
-    Ids beyond the last layer are never met in `llama.py:491` of SGLang 0.5.23; vLLM 0.33 also takes
-    the last output (`llama.py:440`). Other models of targets were not read.
-    """
-    ids = pair.geometry.aux_layer_ids if pair.geometry.reads_layers else None
-    if ids and ids[-1] == pair.target.num_layers - 1:
-        yield finding("last-layer", last=ids[-1])
+def facts(pair: Pair) -> Facts:
+    """What rows of findings.toml say of a draft's layers and tokens beside its target's."""
+    geometry, target, config = pair.geometry, pair.target, pair.draft.config
+    ids = geometry.aux_layer_ids if geometry.reads_layers else None
+    whole, tokenizer, mask = target.vocab_size, pair.target_tokenizer, geometry.mask_token_id
+    smaller = min(geometry.vocab_size, whole)
+    own = None if pair.is_inside or tokenizer is None else pair.own_tokenizer
+    difference = own.difference(tokenizer) if own and tokenizer else None
+    templates = {each.template for each in (own, tokenizer) if own and each}
+    named = target_layers_named(config)
+    return {
+        "named": named,
+        "depth": target.num_layers,
+        "is_of_other_depth": not pair.is_inside and named not in (None, target.num_layers),
+        "outputs": [1, target.num_layers // 2 - 1, target.num_layers - 4],
+        "takes_default_layers": not pair.is_inside and geometry.reads_layers and ids is None,
+        "last": ids[-1] if ids else None,
+        "reads_last_layer": bool(ids) and ids is not None and ids[-1] == target.num_layers - 1,
+        "own_tokens": geometry.vocab_size,
+        "their_tokens": whole,
+        "has_other_tokens": geometry.vocab_size != whole,
+        "size": tokenizer.size if tokenizer else None,
+        "is_padded": tokenizer is not None and tokenizer.size <= smaller,
+        "mask": mask,
+        "mask_is_outside": mask is not None and mask >= whole,
+        "difference": difference,
+        "has_other_template": own and own.template and not difference and len(templates) > 1,
+        "unlike": "" if pair.is_inside else ", ".join(_special_tokens(pair)),
+    }
 
 
-def sizes(pair: Pair) -> Iterator[PairFinding]:
-    """Vocabularies of two sizes: padding where a tokenizer shows it, else another target's.
-
-    Source: vLLM 0.33 `config/speculative.py:2040`; SGLang 0.5.23 compares none.
-    """
-    own, theirs = pair.geometry.vocab_size, pair.target.vocab_size
-    if own == theirs:
-        return
-    numbers = {"own": own, "theirs": theirs}
-    if pair.is_whole_model:
-        for engine in ENGINE_NAMES:
-            yield finding(f"vocabulary-{engine}", **numbers)
-        return
-    tokenizer = pair.target_tokenizer
-    if tokenizer is not None and tokenizer.size <= min(own, theirs):
-        yield finding("vocabulary-padded", **numbers, size=tokenizer.size)
-        return
-    yield finding("vocabulary", **numbers)
-
-
-def proposed_tokens(pair: Pair) -> Iterator[PairFinding]:
-    """Tokens that the draft proposes or reads, and the target has not."""
+def map_outside(pair: Pair) -> Iterator[PairFinding]:
+    """Tokens of the draft's map that the target has not."""
     whole = pair.target.vocab_size
-    mask = pair.geometry.mask_token_id
-    if mask is not None and mask >= whole:
-        yield finding("vocabulary-mask", mask=mask, whole=whole)
     table = next((t for t in pair.draft.tensors.values() if t.name.endswith(MAP)), None)
     if table is None or len(table.shape) != 1 or pair.geometry.vocab_size <= whole:
         return
@@ -175,35 +149,12 @@ def proposed_tokens(pair: Pair) -> Iterator[PairFinding]:
         yield finding("d2t", last=last, whole=whole)
 
 
-def tokenizers(pair: Pair) -> Iterator[PairFinding]:
-    """Two tokenizers, where both folders have one: engines read the target's alone.
-
-    Sources: vLLM 0.33 `config/speculative.py:1429` (the draft's for use_heterogeneous_vocab alone);
-    SGLang 0.5.23 has one tokenizer for the server.
-    """
-    own, theirs = pair.own_tokenizer, pair.target_tokenizer
-    if own is None or theirs is None or pair.is_inside:
-        return
-    difference = own.difference(theirs)
-    if difference is not None:
-        name = "tokenizer-of-model" if pair.is_whole_model else "tokenizer"
-        yield finding(name, difference=difference)
-    elif own.template != theirs.template and own.template is not None:
-        yield finding("chat-template")
-
-
-def special_tokens(pair: Pair) -> Iterator[PairFinding]:
-    """Ids of special tokens in the draft's config.json: engines take the target's."""
-    named = [
-        (key, own, pair.target.text.get(key))
-        for key in ("bos_token_id", "eos_token_id", "pad_token_id")
-        if (own := pair.config.get(key)) is not None
-    ]
-    unlike = [
-        f"{key} {own} against {theirs}" for key, own, theirs in named if not _same(own, theirs)
-    ]
-    if unlike and not pair.is_inside:
-        yield finding("special-tokens", unlike=", ".join(unlike))
+def _special_tokens(pair: Pair) -> Iterator[str]:
+    """Ids of special tokens in the draft's config.json that are not the target's."""
+    for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        own, theirs = pair.config.get(key), pair.target.text.get(key)
+        if own is not None and not _same(own, theirs):
+            yield f"{key} {own} against {theirs}"
 
 
 def _same(own: object, theirs: object) -> bool:

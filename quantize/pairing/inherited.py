@@ -14,6 +14,7 @@ from dataclasses import replace
 from ...recipes.errors import CheckpointError
 from ..drafts.engine_traits import EngineTraits
 from ..engines.contract import EngineName
+from ..engines.engine_rows import Facts
 from ..engines.exclude_findings import misread_excludes
 from ..engines.folder_findings import CACHE_SCALE
 from ..stored.stored_declaration import raw_declaration
@@ -147,17 +148,14 @@ _STOPS: Mapping[EngineName, str] = {
 # through the target's head with its own kernel (`models/dflash.py:106`, `models/dspark.py:128`).
 
 
-def quantized_head(pair: Pair) -> Iterator[PairFinding]:
-    """A target's quantized head that becomes the draft's."""
-    if not _borrows(pair, pair.family.engine_traits):
-        return
-    stored = pair.target.is_stored_quantized("lm_head")
-    if stored is None:
-        yield finding("shared-head-unknown")
-    if not stored:
-        return
-    blocks = pair.family.engine_traits.drafts_blocks
-    yield finding("shared-head-blocks" if blocks else "shared-head")
+def facts(pair: Pair) -> Facts:
+    """What rows of findings.toml say of a borrowed head and of MTP layers."""
+    return {
+        "borrows_head": _borrows(pair, pair.family.engine_traits),
+        "head_is_quantized": pair.target.is_stored_quantized("lm_head"),
+        "drafts_blocks": pair.family.engine_traits.drafts_blocks,
+        "dropped_layers": dropped(pair.target),
+    }
 
 
 def _borrows(pair: Pair, traits: EngineTraits) -> bool:
@@ -183,13 +181,6 @@ def dropped(target: Target) -> str | None:
         f"the target's config.json promises {count} MTP layer{'s' if count > 1 else ''}, and its"
         " shards have none: whoever quantized it dropped them"
     )
-
-
-def missing_layers(pair: Pair) -> Iterator[PairFinding]:
-    """Worth a note for a draft with a folder of its own."""
-    text = dropped(pair.target)
-    if text is not None:
-        yield finding("mtp-missing", what=text)
 
 
 def mixed_layer(pair: Pair) -> Iterator[PairFinding]:

@@ -14,33 +14,40 @@ from ..files.checkpoint import Checkpoint
 from ..files.digests import not_finite
 from ..stored.layouts import HF_QUANT_CONFIG
 from . import dtypes, features, inherited, serving_limits
-from .pair import EnginePair, Pair, PairCheck, PairRule, TargetArgs, in_order, tensor_parallel_size
+from .pair import (
+    EnginePair,
+    Pair,
+    PairCheck,
+    PairFinding,
+    PairRule,
+    TargetArgs,
+    in_order,
+    row_finding,
+    tensor_parallel_size,
+)
 from .target import Target, Tokenizer
 
-RULES: tuple[PairRule, ...] = (
+RULES: tuple[PairRule | str, ...] = (
     features.features,
-    features.depth,
-    features.default_layers,
-    features.last_layer,
-    features.sizes,
-    features.proposed_tokens,
-    features.tokenizers,
-    features.special_tokens,
+    *("depth", "default-layers", "last-layer"),
+    *("vocabulary-vllm", "vocabulary-sglang", "vocabulary-tensorrt-llm", "vocabulary-padded"),
+    *("vocabulary", "vocabulary-mask"),
+    features.map_outside,
+    *("tokenizer", "tokenizer-of-model", "chat-template", "special-tokens"),
     serving_limits.beyond_target,
-    serving_limits.lengths,
-    serving_limits.rope,
-    serving_limits.overrides,
-    dtypes.dtypes,
+    *("lengths-vllm-table", "lengths-vllm", "lengths-vllm-model", "lengths-sglang-table"),
+    *("lengths-sglang", "lengths-tensorrt-llm", "rope", "overrides"),
+    *("dtype-vllm", "dtype-vllm-float16", "dtype-sglang", "dtype-tensorrt-llm"),
     dtypes.float16,
     dtypes.activations,
     inherited.quantization,
     inherited.cache,
-    inherited.quantized_head,
+    *("shared-head-unknown", "shared-head-blocks", "shared-head"),
     serving_limits.tensor_parallel,
-    inherited.missing_layers,
+    "mtp-missing",
     inherited.mixed_layer,
 )
-"""Everything that is asked of a pair."""
+"""Everything that is asked of a pair: functions, and rows of findings.toml by name."""
 
 
 def check_pair(
@@ -108,7 +115,7 @@ def check_pair(
     ]
     broken = not_finite(checkpoint)
     answers = [with_values(answer, broken) for answer in answers]
-    findings = [finding for rule in RULES for finding in rule(pair)]
+    findings = list(_findings(pair))
     findings += [each for answer in answers for each in features.handed_out(pair, answer)]
     return PairCheck(
         draft=names[0],
@@ -125,6 +132,14 @@ def check_pair(
         tensor_parallel=serving_limits.sizes_of_both(pair),
         not_compared=tuple(_not_compared(pair)),
     )
+
+
+def _findings(pair: Pair) -> Iterator[PairFinding]:
+    facts = {"is_whole_model": pair.is_whole_model}
+    for module in (features, serving_limits, dtypes, inherited):
+        facts |= module.facts(pair)
+    for rule in RULES:
+        yield from row_finding(rule, facts) if isinstance(rule, str) else rule(pair)
 
 
 def _serving(pair: Pair, engine: EngineName, names: tuple[str, str]) -> Serving:

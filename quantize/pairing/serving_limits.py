@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..engines.contract import EngineName
+from ..engines.engine_rows import Facts
 from .pair import Pair, PairFinding, finding
 from .target import Rotation
 
@@ -36,46 +37,22 @@ def beyond_target(pair: Pair) -> Iterator[PairFinding]:
             yield finding("beyond-target", engine, flag=flag, asked=asked, made=made)
 
 
-def lengths(pair: Pair) -> Iterator[PairFinding]:
-    """A draft of fewer positions than are served.
-
-    Sources: vLLM 0.33 `config/speculative.py:1807`, `config/vllm.py:3025` and, of its V1 runner,
-    `v1/worker/gpu_model_runner.py:678,4266`; SGLang 0.5.23
-    `configs/model_config.py:1291`, for whose draft `eagle_worker_v2.py:229` and
-    `draft_worker_common.py:100` ask for the target's length.
-    """
-    rotation, table = pair.rotation, pair.rotation.only_sizes_a_table
-    if is_too_short(pair, "vllm"):
-        numbers = {"made": rotation.in_vllm, "served": served_length(pair, "vllm")}
-        why = f"angles of {rotation.kind} scaling depend on the length"
-        if pair.is_whole_model:
-            why = "a language model keeps its own length"
-        kept = table and not pair.is_whole_model
-        yield finding("lengths-vllm-table" if kept else "lengths-vllm", **numbers, why=why)
-    if is_too_short(pair, "sglang"):
-        numbers = {"made": rotation.in_sglang, "served": served_length(pair, "sglang")}
-        name = "lengths-sglang-table" if table else "lengths-sglang"
-        yield finding(name, **numbers, longer=LONGER, kind=rotation.kind)
-    if is_too_short(pair, "tensorrt-llm"):
-        yield finding("lengths-tensorrt-llm", made=rotation.positions)
-
-
-def rope(pair: Pair) -> Iterator[PairFinding]:
-    """Each model rotates by its own config in every engine: a difference is worth a sentence."""
+def facts(pair: Pair) -> Facts:
+    """What rows of findings.toml say of positions and of their rotation."""
     own, theirs = pair.rotation, pair.target.rotation
-    if pair.geometry.rope is not None and not pair.is_inside and own.in_words != theirs.in_words:
-        yield finding("rope", own=own.in_words, theirs=theirs.in_words)
-
-
-def overrides(pair: Pair) -> Iterator[PairFinding]:
-    """SGLang's overrides of config.json reach the draft too.
-
-    Sources: SGLang 0.5.23 `configs/model_config.py:962` gives both models
-    `json_model_override_args`; vLLM 0.33 keeps a dictionary for the target alone
-    (`config/speculative.py:1183`).
-    """
-    if pair.args.overrides:
-        yield finding("overrides", keys=", ".join(pair.args.overrides))
+    rotates = pair.geometry.rope is not None and not pair.is_inside
+    return {
+        "is_short_in_vllm": is_too_short(pair, "vllm"),
+        "is_short_in_sglang": is_too_short(pair, "sglang"),
+        "is_short_in_tensorrt_llm": is_too_short(pair, "tensorrt-llm"),
+        "served_in_vllm": served_length(pair, "vllm"),
+        "served_in_sglang": served_length(pair, "sglang"),
+        "own": own,
+        "theirs": theirs,
+        "longer": LONGER,
+        "rotates_otherwise": rotates and own.in_words != theirs.in_words,
+        "overridden": ", ".join(pair.args.overrides or ()),
+    }
 
 
 def _derived(rotation: Rotation, engine: EngineName) -> int | None:
