@@ -12,7 +12,7 @@ from draftquant.quantize.drafts import read_config
 from draftquant.quantize.engines.contract import EngineName
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.pairing.dtypes import dtype_in
-from draftquant.quantize.pairing.inherited import quantization, quantization_in
+from draftquant.quantize.pairing.inherited import KEEPS, declared_method, quantization
 from draftquant.quantize.pairing.pair import Pair, TargetArgs
 from draftquant.quantize.pairing.serving_limits import is_too_short, served_length
 from draftquant.quantize.pairing.target import Target
@@ -45,6 +45,14 @@ def pair_of(case: dict[str, Any], folder: Path) -> Pair:
         args=TargetArgs(**case.get("args", {})),
         tp=1,
     )
+
+
+def quantization_in(pair: Pair, engine: EngineName) -> str | None:
+    """The method by which an engine reads the draft, if nothing stops what is inherited."""
+    own, given = declared_method(pair), pair.args.quantization
+    if engine != "sglang" or given in (None, "unquant"):
+        return own
+    return given if own is None or own in KEEPS.get(given, ()) else own
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])

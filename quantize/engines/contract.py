@@ -108,14 +108,7 @@ class Declaration:
 
 
 class Scheme(NamedTuple):
-    """Which class of the engine takes a declared scheme, and what comes of it if not.
-
-    Attributes:
-        own_global_scales: its error after loading where the parts of a fused linear have global
-            scales of their own; "" = it takes one of them without a word.
-        whole_rows: it drops the scales of a linear whose rows are split by shards.
-        not_read: suffixes of tensors that it does not miss.
-    """
+    """Which class of the engine takes a declared scheme: a row of schemes.toml."""
 
     name: str
     problem: Finding | None = None

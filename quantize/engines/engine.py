@@ -67,34 +67,7 @@ _LIKE = {"gfx950": "gfx942"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine(ABC):
-    """One version of an engine.
-
-    Attributes:
-        version: as the engine's package calls it. evidence: how its tables came about.
-        archs: GPUs of which `check` wants one answer. other_archs: known besides; `gpus`: both.
-        checked_archs: on which folders of other tools were executed, and no recipe's: `check`
-            answers for them (`tests/engines/foreign_mix.py`), and no recipe promises them.
-        launch_note: what a flag of every such command does, where its name misleads.
-        models: names of whole models, as which it loads a draft that has them.
-        registered: other names of drafts that it has, with tensors of their own.
-        fc_norm_keys: under which the norms before fc are asked for.
-        null_errors: key that is null -> its error; of sections, for drafts of blocks.
-        methods: every quant_method that it knows; another is refused with `unknown_method`.
-        aliases: other spellings of a quant_method that it takes -> the usual one.
-        needed: quant_method -> the keys of a declaration that it has to have, in their spellings.
-        other_keys: of config.json, where it looks for a declaration if there is no
-            quantization_config.
-        no_method: its error for a quantization_config without quant_method; None where it goes on
-            as if there were none.
-        experts_by_name: each quant_method of which float experts are excluded by all their names.
-        no_target: quant_method -> its error for a module that no group of the declaration is
-            meant for, with {prefix}; of others it takes it as floats.
-        later_norm: leaf of the norm that EAGLE-3's later layers use, of two that they load.
-        embedding_rows: its error for an embedding of another vocabulary, with {rows} and {vocab}.
-        absent_tables: canonical name of a table -> what it does where the draft has none.
-        absent_head: signature -> its error where there is no head, and it is not excluded.
-        scale_shape: its error for scales [out] where it has [out, 1], or the other way round.
-    """
+    """One version of an engine; versions.toml explains its columns."""
 
     name: EngineName
     version: str

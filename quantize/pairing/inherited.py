@@ -24,7 +24,7 @@ from .target import Target
 
 _READS_FILES = ("awq", "awq_marlin", "gptq", "gptq_marlin", "moe_wna16", "auto-round")
 """Methods of SGLang that look for a config file of the draft, which a BF16 draft has not."""
-_KEEPS: Mapping[str, tuple[str, ...]] = {
+KEEPS: Mapping[str, tuple[str, ...]] = {
     "modelopt_fp8": ("modelopt",),
     "modelopt_fp4": ("modelopt", "fp8"),
     "modelopt_mixed": ("modelopt",),
@@ -45,7 +45,7 @@ def quantization(pair: Pair) -> Iterator[PairFinding]:
     for name, value in (("quantization-given", given), ("quantization-asked", asked)):
         if value not in (None, "unquant"):
             yield finding(
-                name, option=_OPTION, given=value, what=_in_sglang(value, _declared(pair))
+                name, option=_OPTION, given=value, what=_in_sglang(value, declared_method(pair))
             )
     if declared is not None and not pair.is_mtp:
         yield finding("quantization", declared=declared)
@@ -57,20 +57,13 @@ def _in_sglang(given: str, own: str | None) -> str:
         return f"the draft declares nothing, and SGLang ends with an error [{error}]"
     if own is None:
         return "the draft declares nothing, and its weights are quantized while they are loaded"
-    if own in _KEEPS.get(given, ()):
+    if own in KEEPS.get(given, ()):
         return f"the draft declares {own}, which SGLang calls compatible, and reads it as {given}"
     return f"the draft declares {own}, which SGLang then takes instead"
 
 
-def quantization_in(pair: Pair, engine: EngineName) -> str | None:
-    """The method by which an engine reads the draft, if nothing stops what is inherited."""
-    own, given = _declared(pair), pair.args.quantization
-    if engine != "sglang" or given in (None, "unquant"):
-        return own
-    return given if own is None or own in _KEEPS.get(given, ()) else own
-
-
-def _declared(pair: Pair) -> str | None:
+def declared_method(pair: Pair) -> str | None:
+    """The quant_method that a draft declares."""
     found = raw_declaration(pair.draft)
     if found is None or not isinstance(found.value, dict):
         return None
