@@ -127,7 +127,7 @@ def test_every_family_tells_engines_what_it_is_like() -> None:
         assert family.engine_traits is own, family.name
 
 
-NAMING = {"mxfp4": 7, "nvfp4": 7, "int4": 10, "fp8_e4m3": 20}
+NAMING = {"mxfp4": 5, "nvfp4": 6, "int4": 8, "fp8_e4m3": 16}
 """Product files in which the name of a format stands as a text: these numbers only shrink.
 
 They are the tables of formats, layouts, engines, GPUs and other tools' schemes, and the vendors'
