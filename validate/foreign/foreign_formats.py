@@ -95,33 +95,27 @@ FORMATS: tuple[Format, ...] = (
 )  # fmt: skip
 
 
-def is_foreign(baseline: Path, candidate: Path) -> bool:
-    """Whether one of two files is of another tool; MeasureError: nobody is known who writes it."""
-    found = [foreign_format(path) for path in (baseline, candidate)]
-    for path, one in zip((baseline, candidate), found, strict=True):
-        first = _first(path) if one is None else None
+def read_foreign_pair(baseline: Path, candidate: Path) -> ForeignPair | None:
+    """Two measurements by one tool, None by this package; MeasureError: by others, or by two."""
+    paths = (baseline, candidate)
+    own, other = (foreign_format(path) for path in paths)
+    for path, found in zip(paths, (own, other), strict=True):
+        first = _first(path) if found is None else None
         if isinstance(first, Mapping | list) and "format" not in first:
             held = "a list" if isinstance(first, list) else f"the keys {short(sorted(first))}"
             what = f"holds {held}: neither 'draftquant measure' nor a tool that is read writes that"
             raise MeasureError(path, what, fix=PAGE)
-    return any(found)
-
-
-def read_foreign_pair(baseline: Path, candidate: Path) -> ForeignPair:
-    """Two measurements by one tool, which is not this package."""
-    own, other = foreign_format(baseline), foreign_format(candidate)
-    for path, found in ((baseline, own), (candidate, other)):
+    if own is None and other is None:
+        return None
+    if own is not None and own == other:
+        return ForeignPair(baseline=own.read(baseline), candidate=own.read(candidate))
+    for path, found in zip(paths, (own, other), strict=True):
         if found is None:
             read_measurement(path)  # says what is wrong where it is none
-    if own is None or other is None or own != other:
-        tools = [one.tool if one else "'draftquant measure'" for one in (own, other)]
-        raise MeasureError(
-            candidate,
-            f"is of {tools[1]}, and {baseline} is of {tools[0]}: tools count verify steps in"
-            " different ways",
-            fix="measure both drafts with one tool",
-        )
-    return ForeignPair(baseline=own.read(baseline), candidate=other.read(candidate))
+    tools = [one.tool if one else "'draftquant measure'" for one in (own, other)]
+    what = f"is of {tools[1]}, and {baseline} is of {tools[0]}: tools count verify steps in"
+    fix = "measure both drafts with one tool"
+    raise MeasureError(candidate, f"{what} different ways", fix=fix)
 
 
 def read_foreign(path: Path) -> ForeignMeasurement:

@@ -236,8 +236,7 @@ def prompts_sha256(prompts: Iterable[tuple[str, str, str]]) -> str:
 
 def setup_problem(setup: Setup) -> str | None:
     """What a decoded setup says that cannot be, as "key: ..."; None = nothing."""
-    server = setup.server
-    for key, name in (("version", server.version), ("model", server.model)):
+    for key, name in (("version", setup.server.version), ("model", setup.server.model)):
         if not name or not name.isprintable():
             return f"server.{key}: expected printable characters, got {short(name)}"
     return None

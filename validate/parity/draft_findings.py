@@ -26,19 +26,10 @@ from ..counting.trace_replay import acceptance_probabilities
 from .finding import DraftLimits, Finding, Limits, judged, limits
 
 Quantity = Literal[
-    "rows",
-    "divergence",
-    "same_first",
-    "same_top",
-    "overlap",
-    "right_baseline",
-    "right_candidate",
-    "proposable",
-    "surprise_baseline",
-    "surprise_candidate",
-    "accepted_baseline",
+    "rows", "divergence", "same_first", "same_top", "overlap", "right_baseline", "right_candidate",
+    "proposable", "surprise_baseline", "surprise_candidate", "accepted_baseline",
     "accepted_candidate",
-]
+]  # fmt: skip
 """What is added up over rows, at each step:
 
 rows                 1
@@ -49,8 +40,7 @@ overlap              sum min(p, q): how often both draw the same token, coupled 
 right_X              1 where X's most likely token is the recorded one
 proposable           1 where the recorded token is in the drafts' vocabulary
 surprise_X           -log of X's probability of the recorded token, of proposable ones, nats
-accepted_X           min(1, X's probability / the target's) of the recorded token, see
-                     `expectation`; of drawn text whose probabilities were recorded
+accepted_X           min(1, X's probability / the target's) of the recorded token of drawn text
 """
 
 DEFAULT_TOP = 5

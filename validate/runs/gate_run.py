@@ -24,7 +24,7 @@ from ...recipes.formats import ServedForm
 from ...recipes.library import aliases, calibrated
 from ..counting.draft_counts import DraftReplay
 from ..counting.replaying import replay_loaded
-from ..foreign.foreign_formats import is_foreign, read_foreign_pair
+from ..foreign.foreign_formats import read_foreign_pair
 from ..foreign.foreign_measurement import ForeignPair
 from ..judging.advice import Background
 from ..judging.candidate_origin import (
@@ -80,10 +80,8 @@ class Measured:
         again = None
         if asked.measured:
             baseline, candidate = map(Path, asked.measured)
-            if is_foreign(baseline, candidate):
-                runs = read_foreign_pair(baseline, candidate)
-            else:
-                runs = read_measurement(baseline), read_measurement(candidate)
+            runs = read_foreign_pair(baseline, candidate)
+            runs = runs or (read_measurement(baseline), read_measurement(candidate))
         if asked.baseline_again:
             if not isinstance(runs, tuple):
                 raise GateError(

@@ -14,7 +14,7 @@ from ..judging.judgement import GateReport, judge_counts
 from ..judging.policy import Look, Policy
 from .common_steps import common_length, num_missing
 from .measurement_pair import SENTENCES, num_same_outputs, other_target, unaccounted, unequal
-from .served_gate import wording
+from .served_gate import drawn_or_greedy, wording
 
 MOST_NAMED = 5
 """Different settings of requests that a sentence names."""
@@ -237,6 +237,4 @@ def _estimand(one: ForeignMeasurement) -> str:
     how = f"{where}, measured by {one.tool}"
     if one.temperature is None:
         return f"{how} at a temperature that it does not record"
-    return (
-        f"sampled (temperature {one.temperature:g}) {how}" if one.temperature else f"greedy {how}"
-    )
+    return drawn_or_greedy(how, one.temperature)

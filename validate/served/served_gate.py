@@ -160,17 +160,17 @@ def _short_share(measurement: Measurement) -> float:
 
 
 def served_estimand(measurement: Measurement) -> str:
-    """What the acceptance length of a measurement is of, in words; see `estimand`."""
+    """What the acceptance length of a measurement is of, in words."""
     asked, server = measurement.setup.asked, measurement.setup.server
-    where = f"speculative decoding by {server.engine} {server.version}"
-    if not asked.temperature:
-        return f"greedy {where}"
-    drawn = f"temperature {asked.temperature:g}"
-    if asked.top_p < 1:
-        drawn += f", top-p {asked.top_p:g}"
-    if asked.top_k:
-        drawn += f", top-k {asked.top_k}"
-    return f"sampled ({drawn}) {where}"
+    how = f"speculative decoding by {server.engine} {server.version}"
+    more = f", top-p {asked.top_p:g}" if asked.top_p < 1 else ""
+    more += f", top-k {asked.top_k}" if asked.top_k else ""
+    return drawn_or_greedy(how, asked.temperature, more)
+
+
+def drawn_or_greedy(how: str, temperature: float, more: str = "") -> str:
+    """How text was chosen, and served."""
+    return f"sampled (temperature {temperature:g}{more}) {how}" if temperature else f"greedy {how}"
 
 
 DRIFT_CONFIDENCE = 0.995
