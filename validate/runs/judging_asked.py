@@ -13,7 +13,14 @@ from ...calibration.passes import OnTraces, Passes
 from ...calibration.prompts.prompt_forms import ChosenPrompts
 from ...quantize.files.hub import Reference
 from ...quantize.files.report_files import ReportFormat, check_reports
-from ...recipes.errors import CompareError, GateError, GoldenError, MeasureError, OutputError
+from ...recipes.errors import (
+    CompareError,
+    DraftQuantError,
+    GateError,
+    GoldenError,
+    MeasureError,
+    OutputError,
+)
 from ...recipes.formats import KvCacheChoice, OnlineHead, ServedForm, served_form
 from ...recipes.listener import Heard
 from ...recipes.regular_file import AnyPath
@@ -74,8 +81,14 @@ def given(files: Mapping[ReportFormat, AnyPath | None]) -> dict[ReportFormat, Pa
     return {kind: Path(path) for kind, path in files.items() if path is not None}
 
 
-OF_TRACES = ("num_draft_tokens", "target", "batch_size", "head_online", "ray")
-"""Fields that mean nothing without traces, and have no default."""
+def _refuse_idle(asked: Passes, error: type[DraftQuantError], fix: str) -> None:
+    """Refuse options that mean nothing without traces, and have no default."""
+    for name in ("num_draft_tokens", "target", "batch_size", "head_online", "ray"):
+        if getattr(asked, name, None) is not None:
+            what = "is of use for traces only, and none are given"
+            raise error(f"--{name.replace('_', '-')}", what, fix=fix)
+
+
 _NAMES = ["BF16", "QUANT", "--traces"]
 
 
@@ -143,13 +156,8 @@ class GateRun(_ServedOtherwise, OnTraces, ReportFiles):
                 "expected --measured A B beside it",
                 fix="add the two measurements",
             )
-        idle = [name for name in OF_TRACES if getattr(self, name) is not None]
-        if missing and idle:
-            raise GateError(
-                f"--{idle[0].replace('_', '-')}",
-                "is of use for traces only, and none are given",
-                fix="leave it out, or give BF16 QUANT --traces T too",
-            )
+        if missing:
+            _refuse_idle(self, GateError, "leave it out, or give BF16 QUANT --traces T too")
         super().check()
 
     @property
@@ -216,15 +224,8 @@ class CompareRun(OnTraces):
     def check(self) -> None:
         """The files can be written, and nothing is asked for that files do not say."""
         check_reports(self.files, overwrite=self.overwrite)
-        if self.traces is not None:
-            return
-        for name in ("num_draft_tokens", "target", "batch_size"):
-            if getattr(self, name) is not None:
-                raise CompareError(
-                    f"--{name.replace('_', '-')}",
-                    "is of use for traces only, and none are given",
-                    fix="leave it out, or give drafts and --traces T",
-                )
+        if self.traces is None:
+            _refuse_idle(self, CompareError, "leave it out, or give drafts and --traces T")
 
 
 @dataclass(frozen=True)
