@@ -141,7 +141,7 @@ def publish(
     out, folder = rewrite.out, rewrite.folder
     side_bytes = sum((folder / file).stat().st_size for file in rewrite.side_files)
     check_output(out, folder, needed_bytes=rewrite.tensor_bytes + side_bytes + SPARE_BYTES)
-    written: dict[str, _State | None] = {}
+    written: _States = {}
 
     def check(staging: Path) -> None:
         _check_untouched(out, _named(written), _named(_states(staging)))
@@ -187,26 +187,26 @@ def _state(path: Path) -> _State:
     return _State(status.st_size, status.st_mtime_ns, status.st_ino, changed)
 
 
-def _states(folder: Path) -> dict[str, _State | None]:
-    """Of every file below a folder, links as such; folders, which have no bytes, are None."""
-    return {
-        path.relative_to(folder).as_posix(): (
-            None if path.is_dir() and not path.is_symlink() else _state(path)
-        )
-        for path in folder.rglob("*")
-    }
+_States = dict[str, _State | None]
+"""Of every file below a folder, links as such; folders, which have no bytes, are None."""
 
 
-def _named(states: Mapping[str, _State | None]) -> dict[str, _State | None]:
+def _states(folder: Path) -> _States:
+    found = {}
+    for path in folder.rglob("*"):
+        is_folder = path.is_dir() and not path.is_symlink()
+        found[path.relative_to(folder).as_posix()] = None if is_folder else _state(path)
+    return found
+
+
+def _named(states: _States) -> _States:
     """The same when config.json has got its name, by which its time of change is another one."""
     named = {file.removesuffix(UNVERIFIED): state for file, state in states.items()}
     config = named.get(CONFIG_FILE)
     return named | {CONFIG_FILE: config and config._replace(changed_ns=0)}
 
 
-def _check_untouched(
-    out: Path, before: Mapping[str, _State | None], after: Mapping[str, _State | None]
-) -> None:
+def _check_untouched(out: Path, before: _States, after: _States) -> None:
     """What will be published is what was verified: nobody wrote into the folder meanwhile."""
     absent = object()
     for file in sorted(before.keys() | after.keys()):

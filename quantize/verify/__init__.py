@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from .comparison import Compared as Compared
     from .comparison import DequantizedLinear as DequantizedLinear
     from .comparison import Fault as Fault
-    from .comparison import LinearFinding as LinearFinding
     from .comparison import VerifyReport as VerifyReport
     from .comparison import check_faults as check_faults
     from .cut_view import verify_cut as verify_cut
@@ -21,20 +20,16 @@ if TYPE_CHECKING:
     from .verification import verify as verify
 
 _HOMES = {
-    "audit_checkpoint": ".audit",
-    "Audit": ".audit",
-    "check_faults": ".comparison",
-    "Compared": ".comparison",
-    "DequantizedLinear": ".comparison",
-    "Fault": ".comparison",
-    "GraftVerification": ".graft_verification",
-    "LinearFinding": ".comparison",
-    "verify": ".verification",
-    "verify_cut": ".cut_view",
-    "verify_dequantized": ".rewritten",
-    "verify_graft": ".graft_verification",
-    "verify_transcoded": ".rewritten",
-    "VerifyReport": ".comparison",
+    name: f".{home}"
+    for home, names in {
+        "audit": "Audit audit_checkpoint",
+        "comparison": "Compared DequantizedLinear Fault VerifyReport check_faults",
+        "cut_view": "verify_cut",
+        "graft_verification": "GraftVerification verify_graft",
+        "rewritten": "verify_dequantized verify_transcoded",
+        "verification": "verify",
+    }.items()
+    for name in names.split()
 }
 __all__ = [*_HOMES]
 __getattr__ = lazy_names(__name__, _HOMES)

@@ -1,6 +1,5 @@
 """What is demanded of a folder: by its record, its recipe, and what is declared for each linear."""
 
-import dataclasses
 import fnmatch
 import json
 from collections.abc import Collection, Iterator, Mapping
@@ -101,8 +100,7 @@ def record_faults(
 
 def method_faults(run: Method, said: Method) -> list[Fault]:
     """What draftquant.json says is what the run did."""
-    names = [one.name for one in dataclasses.fields(Method)]
-    pairs = {name: (getattr(run, name), getattr(said, name)) for name in names}
+    pairs = {name: (value, said.keys[name]) for name, value in run.keys.items()}
     return differing(f"{PROVENANCE_FILE}: ", pairs, "that of the run: {}")
 
 
@@ -128,29 +126,27 @@ def recipe_of(method: Method, row: Row) -> Recipe:
     return own
 
 
-def _action(recipe: Recipe, row: Row) -> str:
-    rule = claiming(recipe, row)
-    return "keep" if rule is None else rule.action
-
-
 def _format(recipe: Recipe, row: Row) -> Format | None:
     """In which a row is quantized; None where it is kept."""
-    quantizes = _action(recipe, row) == "quantize"
-    return recipe_of(Method(recipe=recipe), row).formats[0] if quantizes else None
+    rule = claiming(recipe, row)
+    if rule is None or rule.action != "quantize":
+        return None
+    return rule.format or recipe.formats[0]
 
 
 def action_faults(recipe: Recipe, draft: Draft, quantized: Collection[str]) -> Iterator[Fault]:
     """What is quantized is what the rules of the recipe quantize."""
     words = ["kept", "quantized"]
     for row in draft.rows:
-        wanted, found = _action(recipe, row) == "quantize", row.module in quantized
+        wanted, found = _format(recipe, row) is not None, row.module in quantized
         if wanted != found:
             yield Fault(row.module, f"{words[wanted]} (recipe {recipe.name})", words[found])
 
 
 def dropped_rows(recipe: Recipe, draft: Draft) -> tuple[Row, ...]:
     """The tables of a draft that a recipe leaves to the target, which has the very same ones."""
-    return tuple(row for row in draft.rows if _action(recipe, row) == "drop")
+    claimed = ((row, claiming(recipe, row)) for row in draft.rows)
+    return tuple(row for row, rule in claimed if rule is not None and rule.action == "drop")
 
 
 def remaining(draft: Draft, dropped: Collection[Row]) -> Draft:
