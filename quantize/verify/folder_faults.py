@@ -3,7 +3,7 @@
 import itertools
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...recipes.errors import CheckpointError
@@ -60,7 +60,7 @@ def check_is_checkpoint(output: Path, config_file: str) -> None:
         raise CheckpointError(output, what, fix=fix)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True)
 class Sorting:
     """Which tensors are to be compared, and how; what is wrong by header is a fault instead.
 
@@ -70,38 +70,36 @@ class Sorting:
         quantized: on-disk names of all modules that look quantized, complete or not.
     """
 
-    kept: tuple[Row, ...]
-    linears: tuple[tuple[Row, Mapping[str, TensorInfo]], ...]
-    complete: frozenset[str]
-    quantized: frozenset[str]
-    faults: tuple[Fault, ...]
+    kept: list[Row] = field(default_factory=list)
+    linears: list[tuple[Row, Mapping[str, TensorInfo]]] = field(default_factory=list)
+    complete: set[str] = field(default_factory=set)
+    quantized: set[str] = field(default_factory=set)
+    faults: list[Fault] = field(default_factory=list)
 
 
 def sort_tensors(
-    draft: Draft, output: Checkpoint, demands: Mapping[str, Demand], beside: Collection[str] = ()
+    draft: Draft, output: Checkpoint, demands: Mapping[str, Demand], beside: Collection[str]
 ) -> Sorting:
     """Hold every tensor of the source against the header of the output, and the other way round.
 
     `beside` are tensors of the output that belong to none of the source.
     """
     modules = quantized_looking(output.tensors.values())
-    kept, linears, quantized, complete = [], [], set(), set()
-    faults: list[Fault] = []
-    claimed: set[str] = set(beside)
+    found, claimed = Sorting(), set(beside)
     for row in draft.rows:
         module = row.module
         if module not in modules:
             claimed.add(row.tensor.name)
             problems = _not_kept(row.tensor, output.tensors.get(row.tensor.name))
-            faults += problems
-            kept += [] if problems else [row]
+            found.faults += problems
+            found.kept += [] if problems else [row]
             continue
-        quantized.add(module)
+        found.quantized.add(module)
         demand = demands.get(module)
         scheme = demand.scheme if demand else None
         if demand is None or scheme is None or row.role not in QUANTIZABLE:
             claimed |= {n for n in output.tensors if n.rpartition(".")[0] == module}
-            faults.append(must_not_be_quantized(module, row))
+            found.faults.append(must_not_be_quantized(module, row))
             continue
         recipe = demand.recipe
         rows, columns = row.tensor.shape
@@ -111,20 +109,14 @@ def sort_tensors(
             parts = own_parts(parts, recipe.weights.stored, scheme, demand.scale_dtype)
         claimed |= {f"{module}.{suffix}" for suffix in parts}
         right, wrong = sort_parts(output, module, parts, scheme)
-        faults += wrong
+        found.faults += wrong
         if not wrong:
-            complete.add(module)
+            found.complete.add(module)
         if {fault.where.rpartition(".")[2] for fault in wrong} <= beside_codes(scheme):
-            linears.append((row, right))
+            found.linears.append((row, right))
     for name in sorted(output.tensors.keys() - claimed):
-        faults.append(Fault(name, "no such tensor", form(output.tensors[name])))
-    return Sorting(
-        kept=tuple(kept),
-        linears=tuple(linears),
-        complete=frozenset(complete),
-        quantized=frozenset(quantized),
-        faults=tuple(faults),
-    )
+        found.faults.append(Fault(name, "no such tensor", form(output.tensors[name])))
+    return found
 
 
 def _not_kept(tensor: TensorInfo, stored: TensorInfo | None) -> list[Fault]:
@@ -162,8 +154,8 @@ def fused_faults(
     draft: Draft,
     output: Checkpoint,
     scheme: DeclaredScheme | None,
-    quantized: frozenset[str],
-    complete: frozenset[str],
+    quantized: Collection[str],
+    complete: Collection[str],
 ) -> Iterator[Fault]:
     """Linears that engines fuse are quantized together, and share what engines take only once."""
     for group in draft.fused_groups():
@@ -184,7 +176,7 @@ def fused_faults(
 
 
 def exclude_faults(
-    draft: Draft, scheme: DeclaredScheme, quantized: frozenset[str], *, all_listed: bool
+    draft: Draft, scheme: DeclaredScheme, quantized: Collection[str], *, all_listed: bool
 ) -> Iterator[Fault]:
     """Kept matrices are excluded, quantized ones are not, under each name an engine may ask for.
 

@@ -4,6 +4,7 @@ Transcoded: codes and scales are decoded as both folders declare them. Dequantiz
 decoded again and rounded by other means than those that wrote them. Imports no torch.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -62,12 +63,8 @@ def verify_transcoded(
             return compare_kept(Sides(before, after, algorithm), tensor)
         found = Compared(faults=_code_faults(source, output, row, other))
         found.faults += _input_scale_faults(source, output, row.module)
-        for side, own, digests in (
-            (source, row, found.source_digests),
-            (output, other, found.output_digests),
-        ):
-            for part in side.parts(own).values():
-                digests[part.name] = tensor_digest(side.checkpoint, part, algorithm)
+        found.source_digests = _digests(source, source.parts(row).values(), algorithm)
+        found.output_digests = _digests(output, output.parts(other).values(), algorithm)
         return found
 
     whole.add(compare_all((row.tensor for row in source.draft.rows), compare))
@@ -104,16 +101,22 @@ def verify_dequantized(
         return _compare_decoded(source, output, dtype, algorithm, rows[tensor.name])
 
     whole = compare_all(tensors, compare)
-    for _, _, scale in source.cache_tensors:  # which plain weights have not
-        whole.source_digests[scale.name] = tensor_digest(before, scale, algorithm)
+    scales = (tensor for _, _, tensor in source.cache_tensors)  # which plain weights have not
+    whole.source_digests |= _digests(source, scales, algorithm)
     return replace(whole, **whole.digests)
 
 
+def _digests(
+    side: StoredDraft, tensors: Iterable[TensorInfo], algorithm: Algorithm
+) -> dict[str, str]:
+    return {one.name: tensor_digest(side.checkpoint, one, algorithm) for one in tensors}
+
+
 def _compare_caches(source: StoredDraft, output: StoredDraft, algorithm: Algorithm) -> Compared:
-    found = Compared()
-    for side, digests in ((source, found.source_digests), (output, found.output_digests)):
-        for _, _, tensor in side.cache_tensors:
-            digests[tensor.name] = tensor_digest(side.checkpoint, tensor, algorithm)
+    found = Compared(
+        source_digests=_digests(source, (one for _, _, one in source.cache_tensors), algorithm),
+        output_digests=_digests(output, (one for _, _, one in output.cache_tensors), algorithm),
+    )
     layers = range(source.draft.geometry.num_layers)
     before, after = (
         cache and (cache.dtype, [cache.scales.get(layer, UNIT) for layer in layers])
@@ -182,7 +185,6 @@ def _compare_decoded(
     if wrong:
         expected, got = f"code * scale rounded to {dtype}", f"{wrong} other byte(s)"
         faults.append(Fault(row.tensor.name, expected, got))
-    parts = source.parts(row).values()
     lost = DequantizedLinear(
         module=row.module,
         elements=row.tensor.numel,
@@ -190,7 +192,7 @@ def _compare_decoded(
         max_relative_difference=largest,
     )
     return Compared(
-        source_digests={p.name: tensor_digest(source.checkpoint, p, algorithm) for p in parts},
+        source_digests=_digests(source, source.parts(row).values(), algorithm),
         output_digests={row.tensor.name: str(digest)},
         dequantized=[lost],
         faults=faults,
