@@ -61,17 +61,10 @@ class ChoiceCurve:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class SizeCurve(Brief):
-    """Acceptance by the number of rows.
+    """Acceptance by the number of rows, in ascending `sizes` below that of the draft as it is.
 
-    Attributes:
-        num_rows: of the draft as it is. sizes: ascending, fewer than that.
-        judged_on: on which prompts, in words.
-        acceptance_length: with all rows.
-        coverage: with all rows: below 1 for a draft whose vocabulary is cut already.
-        chosen: by all texts. off_domain: without those of a prompt's own category; None where the
-            texts have one category.
-        confidence: of all bounds of a scope together.
-        too_small: categories with too few prompts to be looked at alone.
+    `acceptance_length` and `coverage` are with all rows; `off_domain` None = the texts have one
+    category; bounds of a scope have `confidence` together.
     """
 
     num_rows: int

@@ -79,7 +79,7 @@ def _another_target(evidence: Evidence) -> Decision | None:
     )
 
 
-def _at_an_end(evidence: Evidence, role: str) -> Decision | None:
+def _impossible_length(evidence: Evidence, role: str) -> Decision | None:
     draft = evidence.baseline if role == "baseline" else evidence.candidate
     length, most = draft.counts.mean_acceptance_length, draft.num_draft_tokens + 1
     ceiling = evidence.policy.max_ceiling_share * most
@@ -319,9 +319,9 @@ def _passed(evidence: Evidence) -> Decision | None:
 LADDER: tuple[Callable[[Evidence], Decision | None], ...] = (
     _different_things,
     _another_target,
-    partial(_at_an_end, role="baseline"),
+    partial(_impossible_length, role="baseline"),
     _doubtful_baseline,
-    partial(_at_an_end, role="candidate"),
+    partial(_impossible_length, role="candidate"),
     _no_spread,
     _too_few_prompts,
     _too_large_a_gain,
