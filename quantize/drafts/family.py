@@ -193,9 +193,13 @@ class Family(ABC):
         """True if these tensors have the marks of this family."""
         return self.marks <= set(canonical_names)
 
-    @abstractmethod
     def read_geometry(self, config: Mapping[str, Any], where: object) -> Geometry:
         """The numbers of config.json; CheckpointError where a key is missing or wrong."""
+        return self.geometry(ConfigReader(config, where))
+
+    @abstractmethod
+    def geometry(self, keys: ConfigReader) -> Geometry:
+        """The same, read by its keys."""
 
     @abstractmethod
     def tensor_specs(self, geometry: Any) -> Mapping[str, TensorSpec]:

@@ -6,7 +6,6 @@ is there.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from typing_extensions import override
 
@@ -94,8 +93,7 @@ class Toy(Family):
     lints = (depth,)
 
     @override
-    def read_geometry(self, config: Mapping[str, Any], where: object) -> ToyGeometry:
-        keys = ConfigReader(config, where)
+    def geometry(self, keys: ConfigReader) -> ToyGeometry:
         ids = keys.layer_ids("aux_layer_ids") or ()
         hidden, vocab = keys.positive("hidden_size"), keys.positive("vocab_size")
         return ToyGeometry(

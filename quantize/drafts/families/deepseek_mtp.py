@@ -7,15 +7,12 @@ DeepseekV3ForCausalLMNextN. vLLM 0.33 serves deepseek_v3 as `DeepSeekMTPModel`
 """
 
 import re
-from collections.abc import Mapping
-from typing import Any
 
 from typing_extensions import override
 
 from ..config_reader import ConfigReader
 from ..engine_traits import Finding, MtpLayer, ServedDraft, engine_error
-from ..rope import of_latent_attention
-from ..shared.layers import read_latent
+from ..shared.layers import with_latent
 from ..shared.mixture import read_mixture
 from ..shared.mtp import AROUND_DEEPSEEKS, NO_PARAMETER, Mtp, MtpGeometry, mtp_traits, read_mtp
 
@@ -64,19 +61,15 @@ class DeepseekMtp(Mtp):
     feeds_back_normed = True
 
     @override
-    def read_geometry(self, config: Mapping[str, Any], where: object) -> MtpGeometry:
-        keys = ConfigReader(config, where)
-        common = read_mtp(config, where, self.name, several=True)
-        layers = keys.positive("num_hidden_layers")
+    def geometry(self, keys: ConfigReader) -> MtpGeometry:
+        common = read_mtp(keys, self.name, several=True)
+        layers, config = keys.positive("num_hidden_layers"), keys.config
         whole = config.get("architectures") != ["DeepseekV3ForCausalLMNextN"]
         dense = config.get("n_routed_experts") is None or (
             whole and layers < (config.get("first_k_dense_replace") or 0)
         )  # SGLang's export counts one layer, which is always a mixture: `deepseek_v2.py`, is_nextn
-        return MtpGeometry(
-            **common | {"rope": of_latent_attention(common["rope"], where)},
-            mixture=None if dense else read_mixture(keys),
-            attention=read_latent(keys),
-        )
+        mixture = None if dense else read_mixture(keys)
+        return MtpGeometry(**with_latent(keys, common), mixture=mixture)
 
 
 FAMILY = DeepseekMtp()

@@ -232,22 +232,20 @@ class DFlash(Family):
         } <= set(canonical_names)
 
     @override
-    def read_geometry(self, config: Mapping[str, Any], where: object) -> DFlashGeometry:
-        return DFlashGeometry(**self.common_keys(config, where))
+    def geometry(self, keys: ConfigReader) -> DFlashGeometry:
+        return DFlashGeometry(**self.common_keys(keys))
 
-    def options(self, config: Mapping[str, Any], where: object) -> ConfigReader:
+    def options(self, keys: ConfigReader) -> ConfigReader:
         """Config.json with the keys of `dflash_config` over those of the top level."""
-        keys = ConfigReader(config, where)
         return _over(keys.section("dflash_config"), keys)
 
-    def common_keys(self, config: Mapping[str, Any], where: object) -> dict[str, Any]:
+    def common_keys(self, keys: ConfigReader) -> dict[str, Any]:
         """The fields of `DFlashGeometry`; `dflash_config` goes before the top level."""
-        keys = ConfigReader(config, where)
-        nested, options = keys.section("dflash_config"), self.options(config, where)
+        nested, options = keys.section("dflash_config"), self.options(keys)
         with_rope = options
         for section in ("rope_scaling", "rope_parameters"):
             with_rope = _over(with_rope, with_rope.section(section))
-        ConfigReader(with_rope.config, where).refuse_others(self.served)
+        ConfigReader(with_rope.config, keys.where).refuse_others(self.served)
         sizes = decoder.read_sizes(keys)
         hidden, vocab = sizes["hidden_size"], sizes["vocab_size"]
         block_size = options.positive("block_size", DEFAULT_BLOCK_SIZE)

@@ -222,9 +222,8 @@ class DFlash2(DFlash):
     maths = DFlash2Forward
 
     @override
-    def read_geometry(self, config: Mapping[str, Any], where: object) -> DFlash2Geometry:
-        common = self.common_keys(config, where)
-        own = ConfigReader(config, where).section("dflash_config")
+    def geometry(self, keys: ConfigReader) -> DFlash2Geometry:
+        common, own = self.common_keys(keys), keys.section("dflash_config")
         hidden, vocab = common["hidden_size"], common["vocab_size"]
         group_size = own.positive("conv_group_size")
         if hidden % group_size:

@@ -22,6 +22,7 @@ from ..config_reader import ConfigReader, Served, refusal
 from ..family import Dim, Draft, Lint, SpeculatorsForm, TensorSpec, Weights, told
 from ..maths import Product, Tensor, embedding, linear, torch
 from ..shared.block_layers import DFlashForward, DFlashGeometry
+from ..shared.layers import dims
 from . import dflash
 from .dflash import DFlash, block_keys
 
@@ -293,12 +294,11 @@ class DSpark(DFlash):
     maths = DSparkForward
 
     @override
-    def read_geometry(self, config: Mapping[str, Any], where: object) -> DSparkGeometry:
-        keys = ConfigReader(config, where)
-        options = self.options(config, where)
+    def geometry(self, keys: ConfigReader) -> DSparkGeometry:
+        options = self.options(keys)
         _check_agreement(keys, options)
         options.positive("block_size")  # SGLang drafts 7 tokens without it, vLLM refuses
-        common = self.common_keys(config, where)
+        common = self.common_keys(keys)
         rank = options.positive("markov_rank")
         kind: Any = options.config.get("markov_head_type")
         kind = "vanilla" if kind is None else kind
@@ -315,19 +315,22 @@ class DSpark(DFlash):
     @override
     def tensor_specs(self, geometry: Any) -> Mapping[str, TensorSpec]:
         g: DSparkGeometry = geometry
-        rank, vocab = Dim(g.markov_rank, "markov_rank"), Dim(g.vocab_size, "vocab_size")
-        draft_vocab = Dim(g.draft_vocab_size, "draft_vocab_size")
-        confidence = Dim(g.confidence_width, "hidden_size, confidence_head_with_markov")
+        rank, vocab, own = dims(g, "markov_rank", "vocab_size", "draft_vocab_size")
         one = Dim(1, "the confidence head")
+        width = Dim(g.confidence_width, "hidden_size, confidence_head_with_markov")
+        shapes: dict[str, tuple[Dim, ...]] = {
+            "markov_head.markov_w1.weight": (vocab, rank),
+            "markov_head.markov_w2.weight": (own, rank),
+            **_gates(g),
+            "confidence_head.proj.weight": (one, width),
+            "confidence_head.proj.bias": (one,),
+        }
         return {
             **super().tensor_specs(g),
-            "markov_head.markov_w1.weight": TensorSpec(role="proposal", shape=(vocab, rank)),
-            "markov_head.markov_w2.weight": TensorSpec(role="proposal", shape=(draft_vocab, rank)),
-            **_gates(g),
-            "confidence_head.proj.weight": TensorSpec(
-                role="proposal", shape=(one, confidence), optional=True
-            ),
-            "confidence_head.proj.bias": TensorSpec(role="proposal", shape=(one,), optional=True),
+            **{
+                name: TensorSpec(role="proposal", shape=shape, optional="confidence" in name)
+                for name, shape in shapes.items()
+            },
         }
 
     @override
@@ -340,7 +343,7 @@ class DSpark(DFlash):
         return {}
 
 
-def _gates(g: DSparkGeometry) -> Mapping[str, TensorSpec]:
+def _gates(g: DSparkGeometry) -> dict[str, tuple[Dim, ...]]:
     shapes = {
         "gated": ("gate_proj", g.markov_rank, g.hidden_size + g.markov_rank),
         "rnn": ("joint_proj", 3 * g.markov_rank, g.hidden_size + 2 * g.markov_rank),
@@ -350,10 +353,7 @@ def _gates(g: DSparkGeometry) -> Mapping[str, TensorSpec]:
     name, rows, columns = shapes[g.markov_head_type]
     out = Dim(rows, "markov_rank, markov_head_type")
     inputs = Dim(columns, "hidden_size, markov_rank, markov_head_type")
-    return {
-        f"markov_head.{name}.weight": TensorSpec(role="proposal", shape=(out, inputs)),
-        f"markov_head.{name}.bias": TensorSpec(role="proposal", shape=(out,)),
-    }
+    return {f"markov_head.{name}.weight": (out, inputs), f"markov_head.{name}.bias": (out,)}
 
 
 def _proposes_from_anchor(keys: ConfigReader, options: ConfigReader) -> bool:

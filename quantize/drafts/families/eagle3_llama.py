@@ -187,10 +187,9 @@ class Eagle3Llama(Eagle3):
     }
 
     @override
-    def read_geometry(self, config: Mapping[str, Any], where: object) -> Eagle3Geometry:
-        keys = ConfigReader(config, where)
-        common = read_common(config, where, self.name)
-        name = declared_architecture(config)
+    def geometry(self, keys: ConfigReader) -> Eagle3Geometry:
+        common = read_common(keys, self.name)
+        name = declared_architecture(keys.config)
         parallel = name in _PARALLEL
         keys.check(common["fuses"] or not parallel, "peagle-without-fc")
         return Eagle3Geometry(

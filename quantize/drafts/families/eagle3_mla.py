@@ -5,16 +5,12 @@ embed_tokens and `draft_vocab_size`. The keys of a mixture of experts that Model
 from its template mean nothing: every engine builds one dense MLP.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 from typing_extensions import override
 
 from .. import engine_traits as traits
 from ..config_reader import KEY, SECTION, ConfigReader
-from ..rope import of_latent_attention
 from ..shared.eagle3 import Eagle3, Eagle3Geometry, read_common
-from ..shared.layers import read_latent
+from ..shared.layers import with_latent
 
 _IN_VLLM = frozenset({
     "Eagle3DeepseekV2ForCausalLM", "Eagle3DeepseekV3ForCausalLM", "DeepseekV2ForCausalLM",
@@ -67,11 +63,8 @@ class Eagle3Mla(Eagle3):
     )
 
     @override
-    def read_geometry(self, config: Mapping[str, Any], where: object) -> Eagle3Geometry:
-        keys = ConfigReader(config, where)
-        common = read_common(config, where, self.name)
-        rope = of_latent_attention(common["rope"], where)
-        return Eagle3Geometry(**common | {"rope": rope}, attention=read_latent(keys))
+    def geometry(self, keys: ConfigReader) -> Eagle3Geometry:
+        return Eagle3Geometry(**with_latent(keys, read_common(keys, self.name)))
 
 
 FAMILY = Eagle3Mla()

@@ -7,8 +7,6 @@ does as vLLM.
 """
 
 import re
-from collections.abc import Mapping
-from typing import Any
 
 from typing_extensions import override
 
@@ -47,10 +45,9 @@ class Glm4MoeMtp(mtp.Mtp):
     feeds_back_normed = False
 
     @override
-    def read_geometry(self, config: Mapping[str, Any], where: object) -> mtp.MtpGeometry:
-        keys = ConfigReader(config, where)
+    def geometry(self, keys: ConfigReader) -> mtp.MtpGeometry:
         part, rest = mtp.rotated_part(keys, 0.5)
-        common = mtp.read_mtp(rest, where, self.name, several=True)
+        common = mtp.read_mtp(rest, self.name, several=True)
         return mtp.MtpGeometry(
             **common,
             attention=read_heads(

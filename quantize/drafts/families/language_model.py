@@ -140,12 +140,11 @@ class LanguageModel(Family):
         return whole <= names and not others and "layers.0.hidden_norm.weight" not in names
 
     @override
-    def read_geometry(self, config: Mapping[str, Any], where: object) -> LanguageModelGeometry:
+    def geometry(self, keys: ConfigReader) -> LanguageModelGeometry:
         # Biases are where vLLM 0.33 and SGLang 0.5.23 build them: vLLM `llama.py:267-275`,
         # `qwen2.py:162`, `qwen3.py:208`; SGLang `llama.py:339`, `qwen2.py:194`.
-        (architecture,) = config["architectures"]
+        (architecture,) = keys.config["architectures"]
         layers = architecture.removesuffix("ForCausalLM")
-        keys = ConfigReader(config, where)
         keys.refuse_others(_SERVED)
         biased = keys.flag("attention_bias", False)
         keys.check(not (biased and layers == "Qwen3"), "language-model-biases")

@@ -6,8 +6,6 @@ reads (`mimo_mtp.py:78`).
 """
 
 import re
-from collections.abc import Mapping
-from typing import Any
 
 from typing_extensions import override
 
@@ -63,10 +61,9 @@ class MimoMtp(mtp.Mtp):
     feeds_back_normed = True
 
     @override
-    def read_geometry(self, config: Mapping[str, Any], where: object) -> mtp.MtpGeometry:
-        keys = ConfigReader(config, where)
+    def geometry(self, keys: ConfigReader) -> mtp.MtpGeometry:
         keys.check(not keys.flag("use_sliding_window", False), "mtp-sliding", family=self.name)
-        common = mtp.read_mtp(config, where, self.name)
+        common = mtp.read_mtp(keys, self.name)
         # Biases whatever attention_bias says: `qwen2.py` builds it so.
         return mtp.MtpGeometry(**common, attention=read_heads(keys, common, input_bias=True))
 

@@ -182,19 +182,19 @@ class Qwen3NextMtp(mtp.Mtp):
         return super().canonical_name(name)
 
     @override
-    def read_geometry(self, config: Mapping[str, Any], where: object) -> mtp.MtpGeometry:
-        keys = ConfigReader(config, where)
-        if config.get("text_config") is not None:
+    def geometry(self, keys: ConfigReader) -> mtp.MtpGeometry:
+        trained = keys.config.get("architectures") == [_SPECFORGE]
+        if keys.config.get("text_config") is not None:
             keys = keys.section("text_config")
-        trained = config.get("architectures") == [_SPECFORGE]
         without_gate = trained and keys.config.get("attn_output_gate") is None
         named = {**keys.config, "attn_output_gate": False} if without_gate else keys.config
         ConfigReader(named, keys.where).refuse_others(_SERVED)
         mixture = read_qwen_mixture(keys) if _has_experts(keys) else None
         part, rest = mtp.rotated_part(keys, 1.0 if trained else 0.25)
         if mixture is not None:
-            rest.setdefault("intermediate_size", mixture.width)  # of no module
-        common = mtp.read_mtp(rest, keys.where, self.name)
+            usual = {"intermediate_size": mixture.width}  # of no module
+            rest = ConfigReader({**usual, **rest.config}, rest.where)
+        common = mtp.read_mtp(rest, self.name)
         return mtp.MtpGeometry(
             **common,
             attention=read_heads(keys, common, part, qk_norm=True, gate="elements"),

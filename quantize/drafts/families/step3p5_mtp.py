@@ -121,9 +121,8 @@ class Step3p5Mtp(Mtp):
         )
 
     @override
-    def read_geometry(self, config: Mapping[str, Any], where: object) -> MtpStepGeometry:
-        keys = ConfigReader(config, where)
-        number = keys.positive("num_hidden_layers")
+    def geometry(self, keys: ConfigReader) -> MtpStepGeometry:
+        config, number = keys.config, keys.positive("num_hidden_layers")
         count = keys.positive("num_nextn_predict_layers", 1)
         types, own = config.get("layer_types"), config.get("mtp_layer_types")
         if isinstance(types, list) and isinstance(own, list):  # as transformers 5 writes them
@@ -145,7 +144,7 @@ class Step3p5Mtp(Mtp):
             "rms_norm_eps": config.get("rms_norm_eps", _EPSILON),
             "num_attention_heads": _heads(keys, kind),
         }
-        common = read_mtp(flat, where, self.name, several=True)
+        common = read_mtp(ConfigReader(flat, keys.where), self.name, several=True)
         head_dim = keys.positive("head_dim", common["hidden_size"] // common["num_attention_heads"])
         return MtpStepGeometry(
             **common | {"aux_layer_ids": (number - 1,)},

@@ -201,14 +201,13 @@ class Eagle3(Family):
         return Dim(2 * g.hidden_size, "2 x hidden_size")
 
 
-def read_common(config: Mapping[str, Any], where: object, family: str) -> dict[str, Any]:
+def read_common(keys: ConfigReader, family: str) -> dict[str, Any]:
     """The fields of `Eagle3Geometry`, from config.json."""
-    keys = ConfigReader(config, where)
     nested = keys.section("eagle_config")
     hidden, vocab = keys.positive("hidden_size"), keys.positive("vocab_size")
     target_hidden = keys.positive("target_hidden_size", hidden)
-    fuses = reads_aux_layers(config, where)
-    ids = read_aux_layer_ids(config, where).after if fuses else None
+    fuses = reads_aux_layers(keys.config, keys.where)
+    ids = read_aux_layer_ids(keys.config, keys.where).after if fuses else None
     fits = fuses or target_hidden == hidden
     keys.check(fits, "eagle3-without-fc", target=target_hidden, own=hidden)
     decoder.check_silu(keys, family)

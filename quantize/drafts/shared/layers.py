@@ -18,7 +18,7 @@ from ..family import Dim, TensorSpec
 from ..forward import Attend, ModulesForward, OnInput, gated_mlp
 from ..geometry import GroupedAttention, LatentAttention, RotatedGeometry
 from ..maths import Tensor, rotate, torch
-from ..rope import RopeConfig, Yarn, check_replayed, read_rope, yarn_mscale
+from ..rope import RopeConfig, Yarn, check_replayed, of_latent_attention, read_rope, yarn_mscale
 
 Shapes = dict[str, tuple[Role, tuple[Dim, ...]]]
 """Name of a tensor -> role and shape."""
@@ -146,15 +146,17 @@ def read_heads(
     )
 
 
-def read_latent(keys: ConfigReader) -> LatentAttention:
-    """Latent attention, from config.json."""
+def with_latent(keys: ConfigReader, sizes: Mapping[str, Any]) -> dict[str, Any]:
+    """The sizes with latent attention, and the rope that engines serve alike of it."""
     ranks = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim")
-    return LatentAttention(
+    attention = LatentAttention(
         **{name: keys.positive(name) for name in ranks},
         qk_rope_head_dim=keys.even("qk_rope_head_dim"),
         v_head_dim=keys.positive("v_head_dim"),
         rope_interleave=keys.flag("rope_interleave", True),
     )
+    rope = of_latent_attention(sizes["rope"], keys.where)
+    return {**sizes, "rope": rope, "attention": attention}
 
 
 def check_silu(keys: ConfigReader, family: str) -> None:

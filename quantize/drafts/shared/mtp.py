@@ -183,15 +183,12 @@ class Mtp(Family):
         return modules[0] if len(modules) == 1 else MtpModules(modules)
 
 
-def read_mtp(
-    config: Mapping[str, Any], where: object, family: str, *, several: bool = False
-) -> dict[str, Any]:
+def read_mtp(keys: ConfigReader, family: str, *, several: bool = False) -> dict[str, Any]:
     """The fields of `MtpGeometry`, from the config.json of the target that the layer belongs to.
 
     `several` modules of a family are served, one in each draft step, or one alone.
     """
-    keys = ConfigReader(config, where)
-    layers = config.get("num_nextn_predict_layers", 1)
+    layers = keys.config.get("num_nextn_predict_layers", 1)
     keys.check(layers != 0 or type(layers) is not int, "mtp-none")
     counts = type(layers) is int and (layers == 1 or (layers > 1 and several))
     keys.check(counts, "mtp-layers", got=layers, family=family)
@@ -199,7 +196,7 @@ def read_mtp(
     return last_state(decoder.read_sizes(keys, layers))
 
 
-def rotated_part(keys: ConfigReader, default: float) -> tuple[float, dict[str, Any]]:
+def rotated_part(keys: ConfigReader, default: float) -> tuple[float, ConfigReader]:
     """The share of a head that is rotated, and config.json without it."""
     key, spelled = "partial_rotary_factor", "rope_parameters"
     nested = keys.section(spelled)
@@ -208,7 +205,7 @@ def rotated_part(keys: ConfigReader, default: float) -> tuple[float, dict[str, A
     rest = {name: value for name, value in keys.config.items() if name != key}
     if keys.config.get(spelled) is not None:
         rest[spelled] = {n: v for n, v in nested.config.items() if n != key}
-    return part, rest
+    return part, ConfigReader(rest, keys.where)
 
 
 def around_layer(number: int, name: str) -> str:
