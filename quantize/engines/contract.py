@@ -22,12 +22,7 @@ TITLES: Mapping[EngineName, str] = {
 }
 """How people write the names of engines."""
 Verdict = Literal["LOADS", "LOADS BUT WRONG", "REFUSED", "UNKNOWN"]
-EXIT_CODES: Mapping[Verdict, int] = {
-    "LOADS": 0,
-    "LOADS BUT WRONG": 1,
-    "REFUSED": 1,
-    "UNKNOWN": 3,
-}
+EXIT_CODES: Mapping[Verdict, int] = {"LOADS": 0, "LOADS BUT WRONG": 1, "REFUSED": 1, "UNKNOWN": 3}
 
 STAGES: tuple[Stage, ...] = ("config", "init", "load", "unknown", "wrong", "after load")
 """In the order in which they decide. What is unknown may be an error of loading, so it goes before

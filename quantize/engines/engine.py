@@ -193,11 +193,11 @@ class Engine(ABC):
     def declaration_problem(self, declaration: Declaration, arch: str) -> Finding | None:
         """Why it refuses a declaration on a GPU before it looks at any layer."""
         facts = _declaration_facts(declaration, arch, self.needed)
-        return first_rule(self.name, "declaration", facts)
+        return first_rule(self.name, self.version, "declaration", facts)
 
     def row(self, signature: str, arch: str) -> Scheme | None:
         """What becomes of a declared scheme; None where that is not known."""
-        rows = schemes_of(self.name).get(signature, {})
+        rows = schemes_of(self.name, self.version).get(signature, {})
         return rows.get(arch) or rows.get(_LIKE.get(arch, "")) or rows.get("*")
 
     def is_excluded(self, question: Question, module: Module) -> bool | Finding:

@@ -82,11 +82,12 @@ def refuses_target(engine: str, version: str, method: str, name: str | None) -> 
 
 
 @functools.cache
-def schemes_of(engine: EngineName) -> Mapping[str, Mapping[str, Scheme]]:
+def schemes_of(engine: EngineName, version: str) -> Mapping[str, Mapping[str, Scheme]]:
     """Signature of a declared scheme -> GPU, or "*" -> what becomes of it."""
     table, found = data_file("schemes"), dict[str, dict[str, Scheme]]()
     for row in table["row"]:
-        for signature in _signatures(row) if row["engine"] == engine else ():
+        asked = row["engine"] == engine and version in row.get("versions", [version])
+        for signature in _signatures(row) if asked else ():
             refused = table["refused"][engine][row["refused"]] if "refused" in row else None
             scheme = Scheme(
                 row["class"],
@@ -124,12 +125,13 @@ def _filled(refused: Sequence[Any], signature: str) -> Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One row of rules.toml, where its fields are explained; engine None = of every engine."""
+    """One row of rules.toml, where its fields are explained; no engine or version = every one."""
 
     says: tuple[Stage, str, str]
     when: Mapping[str, Any] = field(default_factory=dict)
     unless: Mapping[str, Any] = field(default_factory=dict)
     engine: EngineName | None = None
+    versions: Sequence[str] = ()
     source: str = ""
 
     def said(self, facts: Facts) -> Finding:
@@ -170,14 +172,15 @@ def _meets(value: Any, wanted: Any) -> bool:
 
 
 @functools.cache
-def _rules(engine: EngineName, about: str) -> Sequence[Rule]:
+def _rules(engine: EngineName, version: str, about: str) -> Sequence[Rule]:
     rules = [Rule(**row) for row in data_file("rules")[about]]
-    return [rule for rule in rules if rule.engine in (None, engine)]
+    asked = [rule for rule in rules if rule.engine in (None, engine)]
+    return [rule for rule in asked if not rule.versions or version in rule.versions]
 
 
-def first_rule(engine: EngineName, about: str, facts: Facts) -> Finding | None:
+def first_rule(engine: EngineName, version: str, about: str, facts: Facts) -> Finding | None:
     """What an engine says of these facts by the first row about them; None where no row does."""
-    for rule in _rules(engine, about):
+    for rule in _rules(engine, version, about):
         if holds(facts, rule.when) and not (rule.unless and holds(facts, rule.unless)):
             return rule.said(facts)
     return None

@@ -196,7 +196,7 @@ class Walk(Folder):
                 yield from self._parts(module, scheme, tensors, shape, row.not_read)
         shards = [self._shard(module, part) for part in parts]
         linear = quantized_linear(self.question, module, scheme, shards)
-        problem = first_rule(self.engine.name, "linear", linear)
+        problem = first_rule(self.engine.name, self.engine.version, "linear", linear)
         if problem is not None:
             yield problem
         if len(parts) > 1 and scheme.has_global_scale:

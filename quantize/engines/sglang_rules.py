@@ -129,13 +129,13 @@ class Sglang(Engine):
     @override
     def config_problem(self, question: Question) -> Finding | None:
         facts, own = self._facts(question), question.traits.sglang
-        problem = first_rule("sglang", "whole_head", facts) or own.problem(question)
-        problem = problem or first_rule("sglang", "dtype", facts)
+        problem = first_rule(self.name, self.version, "whole_head", facts) or own.problem(question)
+        problem = problem or first_rule(self.name, self.version, "dtype", facts)
         if problem is None and own.mtp is not None:
             problem = mtp.sglang_problem(question, own.mtp)
-        problem = problem or first_rule("sglang", "whole_model", facts)
+        problem = problem or first_rule(self.name, self.version, "whole_model", facts)
         problem = problem or own.problem_as_draft(question)
-        return problem or first_rule("sglang", "draft", facts)
+        return problem or first_rule(self.name, self.version, "draft", facts)
 
     def _facts(self, question: Question) -> Facts:
         """`has_draft_vocab_size`: a null key is there: the head is then the target's.

@@ -46,7 +46,7 @@ class TensorRtLlm(Engine):
             return said("tensorrt-llm-unread")
         if question.has_side_file and declared.method != "modelopt":
             return said("tensorrt-llm-side-file")
-        row = schemes_of("tensorrt-llm").get(question.signature, {}).get("*")
+        row = schemes_of(self.name, self.version).get(question.signature, {}).get("*")
         if row is None:
             return said("tensorrt-llm-method", method=declared.method)
         if row.problem is not None:

@@ -148,7 +148,7 @@ class Vllm(Engine):
         return (
             _rewritten(question.traits, question.config)
             or question.own.problem(question)
-            or first_rule("vllm", "config", _config_facts(question))
+            or first_rule(self.name, self.version, "config", _config_facts(question))
         )
 
     @override

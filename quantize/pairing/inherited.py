@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from ...recipes.errors import CheckpointError
 from ..drafts.engine_traits import EngineTraits
-from ..engines.contract import EngineName
+from ..engines.contract import ENGINE_NAMES, EngineName
 from ..engines.engine_rows import Facts
 from ..engines.exclude_findings import misread_excludes
 from ..engines.folder_findings import CACHE_SCALE
@@ -103,7 +103,7 @@ def cache(pair: Pair) -> Iterator[PairFinding]:
     """A draft whose KV cache becomes the target's FP8 without scales: both are 1 then."""
     if has_scales(pair):
         return
-    for engine, stops in _STOPS.items():
+    for engine in ENGINE_NAMES:
         inherited = cache_in(pair, engine)
         if inherited is None:
             continue
@@ -113,32 +113,17 @@ def cache(pair: Pair) -> Iterator[PairFinding]:
             if inherited.startswith("fp8")
             else ""
         )
-        if pair.is_mtp:
-            stops = (
-                "store measured scales (recipe key kv_cache), or serve the target's KV cache in its"
-                " own dtype"
-            )
-        yield finding("kv-cache", engine, dtype=inherited, said=said, scales=scales, remedy=stops)
-
-
-_STOPS: Mapping[EngineName, str] = {
-    "vllm": 'the launch line says "kv_cache_dtype": "bfloat16" in --speculative-config, which keeps'
-    " the draft's in floats; or store measured scales (recipe key kv_cache)",
-    "sglang": "the launch line says --speculative-draft-kv-cache-dtype auto, which keeps the"
-    " draft's in floats; or store measured scales (recipe key kv_cache)",
-    "tensorrt-llm": "no option that stops it was found in its source: store measured scales (recipe"
-    " key kv_cache)",
-}
+        name = f"kv-cache-{'mtp' if pair.is_mtp else engine}"
+        yield finding(name, engine, dtype=inherited, said=said, scales=scales)
 
 
 # ---- Embedding and head that a draft borrows, where the target stores them quantized
 # Sources: vLLM 0.33 hands on the module with its own kernel (`v1/worker/gpu/spec_decode/eagle/
 # utils.py:104`, `dflash/utils.py:62`, `dspark/utils.py:134`). SGLang 0.5.23 puts the target's
 # `weight` into the draft's head (`eagle_worker_v2.py:337`; executed for EAGLE-1 with 4-bit values,
-# whose error this is), which keeps the kernel of floats but for
-# Qwen3.5's and Nemotron's MTP layers (`set_lm_head_from_target`); DFlash, DFlash2 and DSpark
-# project
-# through the target's head with its own kernel (`models/dflash.py:106`, `models/dspark.py:128`).
+# whose error this is), which keeps the kernel of floats but for Qwen3.5's and Nemotron's MTP layers
+# (`set_lm_head_from_target`); DFlash, DFlash2 and DSpark project through it with its own kernel
+# (`models/dflash.py:106`, `models/dspark.py:128`).
 
 
 def facts(pair: Pair) -> Facts:
