@@ -82,7 +82,7 @@ def never_fits(stored: tuple[int, ...], expected: tuple[int, ...]) -> bool:
 
 def refused_shape(tensor: TensorInfo, shape: tuple[int, ...], remedy: str) -> Finding:
     """The assertion with which loaders refuse a tensor of another shape than its parameter."""
-    sizes = {"stored": list(tensor.shape), "shape": list(shape)}
+    sizes = {"stored": str(list(tensor.shape))[1:-1], "shape": str(list(shape))[1:-1]}
     return said("refused-shape", tensor=tensor, remedy=remedy, **sizes)
 
 
