@@ -246,38 +246,39 @@ class Completion:
     num_attempts: int
 
 
-def sampling(ask: Ask) -> dict[str, Any]:
-    """What every engine calls alike of a request."""
+STREAM = {"stream": True, "stream_options": {"include_usage": True}}
+"""vLLM's metrics ride on the event behind the last token, which only this asks for."""
+
+
+def sampling(ask: Ask, most: str, least: str, number: type = float) -> dict[str, Any]:
+    """What every engine calls alike of a request; `most` and `least` tokens have other names."""
     decoding = ask.decoding
-    # A server takes what is not said from its own defaults, or from the model's
-    # generation_config.json (vLLM: entrypoints/openai/completion/protocol.py:322).
     return {
+        most: ask.max_new_tokens,
         "ignore_eos": ask.ignore_eos,
         "temperature": decoding.temperature,
         "top_p": decoding.top_p,
         "top_k": decoding.top_k,
-        "min_p": 0.0,
-        "repetition_penalty": 1.0,
-        "presence_penalty": 0.0,
-        "frequency_penalty": 0.0,
+        # A server takes what is not said from its own defaults, or from the model's
+        # generation_config.json (vLLM: entrypoints/openai/completion/protocol.py:322).
+        "min_p": number(0),
+        "repetition_penalty": number(1),
+        "presence_penalty": number(0),
+        "frequency_penalty": number(0),
+        least: 0,
         "n": 1,
     }
 
 
-def completion_body(model: str, prompt: "Prompt", ask: Ask) -> dict[str, Any]:
-    """What vLLM and TensorRT-LLM are asked alike, as a stream, at /v1/completions."""
+def completion_body(
+    model: str, prompt: "Prompt", ask: Ask, own: Fields, number: type = float
+) -> dict[str, Any]:
+    """What vLLM and TensorRT-LLM are asked at /v1/completions, with what is an engine's own."""
     from ...calibration.recording.decoding import prompt_seed
 
     decoding = ask.decoding
-    body = sampling(ask) | {
-        "model": model,
-        "prompt": list(prompt.token_ids),
-        "max_tokens": ask.max_new_tokens,
-        "min_tokens": 0,
-        "stream": True,
-        # vLLM's metrics ride on the event behind the last token, which only this asks for.
-        "stream_options": {"include_usage": True},
-    }
+    asked = sampling(ask, "max_tokens", "min_tokens", number)
+    body = {"model": model, "prompt": list(prompt.token_ids), **asked, **own}
     if decoding.sampled:
         body["seed"] = prompt_seed(decoding.seed, prompt.token_ids)
     if decoding.num_top_logprobs:

@@ -293,7 +293,7 @@ def _verifies_greedily(info: Fields) -> bool:
 def _request(prompt: Prompt, ask: Ask) -> dict[str, Any]:
     decoding = ask.decoding
     # What is not said here is taken from a server's --preferred-sampling-params.
-    asked = sampling(ask) | {"max_new_tokens": ask.max_new_tokens, "min_new_tokens": 0}
+    asked = sampling(ask, "max_new_tokens", "min_new_tokens")
     asked["top_k"] = decoding.top_k or -1
     if decoding.sampled:  # heeded with --enable-deterministic-inference alone
         asked["sampling_seed"] = prompt_seed(decoding.seed, prompt.token_ids)

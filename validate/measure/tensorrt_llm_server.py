@@ -23,6 +23,7 @@ from ...recipes.errors import MeasureError, short
 from ...recipes.strict_json import JsonProblem, parse_json
 from .measurement import ServerIdentity, Speculation
 from .server_answers import (
+    STREAM,
     AnswerProblem,
     Ask,
     Completion,
@@ -296,7 +297,7 @@ def _drafted(iterations: Sequence[Fields]) -> list[int]:
 
 
 def _request(model: str, prompt: Prompt, ask: Ask) -> dict[str, Any]:
-    body = completion_body(model, prompt, ask) | {"detokenize": False}
+    body = completion_body(model, prompt, ask, {"detokenize": False, **STREAM})
     return body if ask.decoding.sampled else body | {"top_k": 1}  # greedy; 0 is all tokens
 
 

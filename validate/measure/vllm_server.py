@@ -24,6 +24,7 @@ from .measurement import ServerIdentity, Speculation
 from .server_answers import (
     ARGUMENTS,
     ENGINE_COUNTERS,
+    STREAM,
     AnswerProblem,
     Ask,
     Completion,
@@ -92,7 +93,8 @@ class VLLMProtocol(EngineProtocol):
     async def _stream(
         self, client: ServerClient, prompt: Prompt, ask: Ask
     ) -> tuple[Completion, str | None]:
-        body = completion_body(self._model, prompt, ask) | {"return_token_ids": True}
+        own = {**STREAM, "return_token_ids": True}
+        body = completion_body(self._model, prompt, ask, own, int)
         if ask.decoding.num_top_logprobs:
             body["return_tokens_as_token_ids"] = True
         reply = await client.stream("/v1/completions", body)
