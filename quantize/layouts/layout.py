@@ -54,6 +54,11 @@ Parts = dict[str, tuple[str, tuple[int, ...]]]
 ONE_FORMAT = "declares one format for all linears"
 
 
+def _place(suffix: str) -> int:
+    """In a file shapes and zero points stand behind scales, and scales of inputs behind all."""
+    return 2 if suffix.startswith("input") else suffix.startswith(("weight_shape", "weight_zero"))
+
+
 class Layout:
     """One way to store quantized weights.
 
@@ -110,7 +115,7 @@ class Layout:
         for suffix, part in scheme.layout.parts(scheme, *weight.shape).items():
             dtypes = part.dtypes or (of_weight,)
             found[suffix] = asked if asked in dtypes else dtypes[0], part.shape
-        return found
+        return dict(sorted(found.items(), key=lambda item: _place(item[0])))
 
     def _scheme(self, weights: WeightFormat, activations: Activations = "none") -> DeclaredScheme:
         return DeclaredScheme(

@@ -341,7 +341,7 @@ class StoredLayout(ABC):
 
     @abstractmethod
     def parts(self, scheme: DeclaredScheme, rows: int, columns: int) -> Parts:
-        """The stored tensors of a linear [rows, columns], in the order of the file."""
+        """The stored tensors of a linear [rows, columns]."""
 
     def weight_suffix(self, scheme: DeclaredScheme) -> str:  # noqa: ARG002
         """Last part of the name of the tensor with the codes of a quantized linear."""

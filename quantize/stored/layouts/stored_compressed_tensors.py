@@ -138,12 +138,11 @@ class StoredCompressedTensors(StoredLayout):
         shapes = {"tensor": (1,), "block": (-(-rows // size), -(-columns // size))}
         scales = shapes.get(scheme.granularity, (rows, group_count(scheme, columns)))
         dtypes = {None: (), "F32": ("F32", "BF16")}.get(number.scale_dtype)
-        parts = {
-            self.weight_suffix(scheme): stored_codes(scheme, rows, columns),
-            "weight_scale": Part((str(number.scale_dtype),) if dtypes is None else dtypes, scales),
-        }
+        parts = {self.weight_suffix(scheme): stored_codes(scheme, rows, columns)}
         if number.is_integer:
             parts["weight_shape"] = Part(("I64",), (2,))
+        own = (str(number.scale_dtype),) if dtypes is None else dtypes
+        parts["weight_scale"] = Part(own, scales)
         if number.global_scale:
             parts["weight_global_scale"] = Part(("F32",), (1,))
         if scheme.activations == "tensor-static":

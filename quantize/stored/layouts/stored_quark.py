@@ -134,22 +134,22 @@ class StoredQuark(StoredLayout):
     def parts(self, scheme: DeclaredScheme, rows: int, columns: int) -> Parts:
         codes, groups = stored_codes(scheme, rows, columns), group_count(scheme, columns)
         scales: tuple[int, ...] = () if scheme.granularity == "tensor" else (rows,)
-        parts = {"weight": codes, "weight_scale": Part(("F32", "BF16"), scales)}
+        parts = {"weight": codes}
         if self.transposed(scheme):
-            parts = {
-                "weight": Part(("I32",), (columns, words(rows))),
-                "weight_scale": Part((), (groups, rows)),
-                "weight_zero_point": Part(("I32",), (groups, words(rows))),
-            }
+            parts["weight"] = Part(("I32",), (columns, words(rows)))
+            parts["weight_zero_point"] = Part(("I32",), (groups, words(rows)))
+            parts["weight_scale"] = Part((), (groups, rows))
         elif scheme.first_stage:
+            parts["weight_zero_point_2"] = Part(("I32",), (words(rows),))
             parts["weight_scale"] = Part(("F32", "BF16"), ())
             parts["weight_scale_2"] = Part(FLOAT_DTYPES, scales)
-            parts["weight_zero_point_2"] = Part(("I32",), (words(rows),))
         elif scheme.number.is_integer:
-            parts["weight_scale"] = Part((), scales)
             parts["weight_zero_point"] = Part(("I32",), (words(rows),))
+            parts["weight_scale"] = Part((), scales)
         elif scheme.number.powers_of_two:
             parts["weight_scale"] = Part(("U8",), (rows, groups))
+        else:
+            parts["weight_scale"] = Part(("F32", "BF16"), scales)
         if scheme.activations == "tensor-static":
             parts["input_scale"] = Part(("F32", "BF16"), ())
         return parts
