@@ -12,8 +12,10 @@ import torch
 from transformers.utils import logging
 
 from ..quantize.drafts import read_config
+from ..quantize.drafts.config_reader import with_text_config
 from ..quantize.files.checkpoint import CONFIG_FILE, Checkpoint
 from ..quantize.files.hub import folder_of
+    _warn_of_a_rotated_target(asked)
 from ..quantize.stored.loading import load_draft
 from ..recipes.listener import SILENT, Unit, beyond_kept
 from .passes.draft_inputs import mask_token_ids
@@ -30,6 +32,7 @@ from .recording.target_shape import (
     RecordingPlan,
     TargetShape,
     check_draft_fits,
+    config_of,
     end_token_ids,
     fitted_prompts,
 )
@@ -45,6 +48,7 @@ def record_asked(asked: RecordRun) -> TraceFolder | str:
     """Record the prompts, or give the command of a vLLM server to record from."""
     logging.disable_progress_bar()  # type: ignore[no-untyped-call] # one bar is enough
     logging.set_verbosity_error()  # type: ignore[no-untyped-call] # missing weights are our error
+    _warn_of_a_rotated_target(asked)
     plan = _with_prompts(_plan(asked), asked)
     if asked.print_server_args:
         assert asked.shared is not None  # see `RecordRun.check`
@@ -77,6 +81,16 @@ def record_asked(asked: RecordRun) -> TraceFolder | str:
         if asked.turns == "all":
             return _all_turns(asked, plan, records)
         return records(plan.prompts, Path(asked.out))
+
+
+def _warn_of_a_rotated_target(asked: RecordRun) -> None:
+    said = rotated_by(with_text_config(config_of(Path(asked.target))).get("quantization_config"))
+    if said is not None:
+        asked.listener.warning(
+            f"{asked.target}: its residual stream is rotated ({said}), and so are the hidden states"
+            " that are recorded: a draft that was trained on the target before accepts almost"
+            " nothing on these traces; record that target instead"
+        )
 
 
 def _plan(asked: RecordRun) -> RecordingPlan:

@@ -10,6 +10,8 @@ cache's dtype is resolved by the target, and is the draft's too); SGLang
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import chain
+from typing import Any
 
 from ...recipes.errors import CheckpointError
 from ..drafts.engine_traits import EngineTraits
@@ -127,12 +129,15 @@ def cache(pair: Pair) -> Iterator[PairFinding]:
 
 
 def facts(pair: Pair) -> Facts:
-    """What rows of findings.toml say of a borrowed head and of MTP layers."""
+    """What rows of findings.toml say of a borrowed head, a rotated stream and MTP layers."""
     return {
         "borrows_head": _borrows(pair, pair.family.engine_traits),
         "head_is_quantized": pair.target.is_stored_quantized("lm_head"),
         "drafts_blocks": pair.family.engine_traits.drafts_blocks,
         "dropped_layers": dropped(pair.target),
+        "rotated_by": None if pair.is_whole_model else rotated_by(pair.target.declaration),
+        "transformers_mtp": _by_transformers(pair),
+        "is_multimodal": pair.target.is_multimodal,
     }
 
 
@@ -142,6 +147,58 @@ def _borrows(pair: Pair, traits: EngineTraits) -> bool:
         return False
     canonical = {pair.family.canonical_name(name) for name in pair.draft.tensors}
     return HEAD not in canonical or traits.sglang.shares_tables
+
+
+# ---- A residual stream that its quantizer rotated, which is what a draft reads
+# SpinQuant's R1 and QuaRot multiply what every layer writes by an orthogonal matrix, and fold the
+# inverse into what reads it: the target answers as before, and its hidden states and its embedding
+# are rotated ones. A draft of the target before reads noise: vllm-ascend issues 5974 and 6445, and
+# PR 6914, which folds the rotation into fc. vLLM 0.33 and SGLang 0.5.23 fold nothing. Rotations
+# within a layer (R2 to R4, QuIP) leave the stream as it is.
+
+_EMBEDDING = ("embed", "wte")
+"""What an embedding is called in the targets of a transform: `model.embed_tokens`, `re:.*wte$`."""
+
+
+def rotated_by(declaration: Mapping[str, Any] | None) -> str | None:
+    """What of a target's quantization_config says that its residual stream is rotated.
+
+    Two toolkits write it: compressed-tensors into transform_config (`transform_args.py` of 0.20),
+    Quark into algo_config (`RotationConfig` of 0.13). None = nothing says it.
+    """
+    if declaration is None:
+        return None
+    said = chain(_by_compressed_tensors(declaration), _by_quark(declaration))
+    return next(said, None)
+
+
+def _by_compressed_tensors(declaration: Mapping[str, Any]) -> Iterator[str]:
+    """A transform that is folded into what the embedding gives reaches every layer after it."""
+    groups = _object(_object(declaration.get("transform_config")).get("config_groups"))
+    for name, scheme in groups.items():
+        for applied in map(_object, _list(_object(scheme).get("apply"))):
+            named = [str(each).lower() for each in _list(applied.get("targets"))]
+            embeds = any(word in each for each in named for word in _EMBEDDING)
+            if embeds and applied.get("location") in ("weight_output", "output"):
+                yield f"transform {name} of its transform_config"
+
+
+def _by_quark(declaration: Mapping[str, Any]) -> Iterator[str]:
+    """R1 is folded into the weights unless `online_r1_rotation`; QuaRot is Quark's older name."""
+    said = declaration.get("algo_config")
+    for each in map(_object, said if isinstance(said, list) else [said]):
+        name = each.get("name")
+        r1 = each.get("r1", True) if name in ("rotation", "quarot") else False
+        if r1 and not each.get("online_r1_rotation"):
+            yield f"{name} with R1 of its algo_config"
+
+
+def _object(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 # ---- The MTP layers of a quantized target: dropped by its quantizer, or mixed with its scheme
@@ -159,6 +216,13 @@ def dropped(target: Target) -> str | None:
         f"the target's config.json promises {count} MTP layer{'s' if count > 1 else ''}, and its"
         " shards have none: whoever quantized it dropped them"
     )
+
+
+def _by_transformers(pair: Pair) -> object:
+    """num_mtp_layers where vLLM builds them of transformers' classes, as the target's are."""
+    said = " ".join(pair.args.words).replace("--model-impl=", "--model-impl ")
+    asked = pair.is_mtp and "--model-impl transformers" in said
+    return pair.target.text.get("num_mtp_layers") if asked else None
 
 
 def mixed_layer(pair: Pair) -> Iterator[PairFinding]:

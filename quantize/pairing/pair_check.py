@@ -29,7 +29,7 @@ from .target import Target, Tokenizer
 
 RULES: tuple[PairRule | str, ...] = (
     features.features,
-    *("depth", "default-layers", "last-layer"),
+    *("depth", "default-layers", "last-layer", "rotated"),
     *("vocabulary-vllm", "vocabulary-sglang", "vocabulary-tensorrt-llm", "vocabulary-padded"),
     *("vocabulary", "vocabulary-mask"),
     features.map_outside,
