@@ -87,6 +87,7 @@ class Estimating(Heard):
         context: positions per sequence; None = the usual number.
         efficiency: share of the data sheet's bandwidth and peak.
         target_step_ms: measured time of the target's verify step.
+        forward: NAME=FILE, what `vllm bench forward` measured.
     """
 
     draft: Reference
@@ -99,6 +100,7 @@ class Estimating(Heard):
     tp: int = 1
     efficiency: float = 0.75
     target_step_ms: float | None = None
+    forward: Sequence[str] = ()
     target_layers: int | None = None
 
 

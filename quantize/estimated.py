@@ -4,12 +4,13 @@ from collections.abc import Mapping, Sequence
 
 from ..recipes import built_in_recipes
 from ..recipes.chosen_recipe import named_recipe
-from ..recipes.errors import LayoutError, PlanError
+from ..recipes.errors import EstimateError, LayoutError, PlanError
 from .asked import Estimating
 from .drafts import Draft
 from .engines.plan_verdicts import planned_verdicts
 from .estimate.draft_step import checked_num_draft_tokens, usual_context
 from .estimate.estimate_report import EstimateReport, candidates_of
+from .estimate.forward_bench import read_measured
 from .estimate.work import Machine
 from .gpus import USUAL_GPUS, Gpu, named_gpu
 from .inspection import open_draft
@@ -24,21 +25,42 @@ def estimate_draft(asked: Estimating) -> EstimateReport:
     num_draft_tokens = checked_num_draft_tokens(draft.geometry, asked.num_draft_tokens)
     plans, refused = _plans(draft, asked)
     context = asked.context or usual_context(draft.checkpoint.config)
+    candidates = candidates_of(
+        draft, plans, num_draft_tokens=num_draft_tokens, context=context, tp=asked.tp
+    )
+    _check_measured(asked, gpus)
+    measured = read_measured(
+        asked.forward,
+        [one.name for one in candidates],
+        num_draft_tokens=num_draft_tokens,
+        concurrency=asked.concurrency,
+        context=context,
+    )
     step_ms = asked.target_step_ms
+    given = None if step_ms is None else step_ms / 1e3
     return EstimateReport(
         draft=draft,
         num_draft_tokens=num_draft_tokens,
         context=context,
         tp=asked.tp,
         concurrency=asked.concurrency,
-        candidates=candidates_of(
-            draft, plans, num_draft_tokens=num_draft_tokens, context=context, tp=asked.tp
-        ),
+        candidates=candidates,
         loaded_by={plan.recipe.name: _loaded_by(plan, gpus, asked.tp) for plan in plans},
         refused=refused,
         machines=tuple(Machine(gpu=gpu, efficiency=asked.efficiency) for gpu in gpus),
-        verify_seconds=None if step_ms is None else step_ms / 1e3,
+        verify_seconds=measured.target.seconds if measured else given,
+        measured=measured,
     )
+
+
+def _check_measured(asked: Estimating, gpus: Sequence[Gpu]) -> None:
+    """What was measured was so on one GPU, and its verify step is the measured one."""
+    if asked.forward and len(gpus) != 1:
+        what = f"expected one --gpu, on which it was measured, got {len(gpus)}"
+        raise EstimateError("--forward", what, fix="name that GPU")
+    if asked.forward and asked.target_step_ms is not None:
+        what = "the verify step is measured, and --target-step-ms says it too"
+        raise EstimateError("--forward", what, fix="leave --target-step-ms out")
 
 
 def _plans(draft: Draft, asked: Estimating) -> tuple[list[Plan], Mapping[str, str]]:
