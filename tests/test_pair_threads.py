@@ -185,3 +185,25 @@ def test_a_target_whose_quantizer_dropped_the_layer(tmp_path: Path) -> None:
     assert '"model"' not in (inside.of("vllm").launch or "")
     assert '"method": "mtp"' in (inside.of("vllm").launch or "")
     assert "--speculative-draft-model-path" not in (inside.of("sglang").launch or "")
+
+
+@pytest.mark.parametrize(
+    ("changes", "args", "level"),
+    [
+        ({"num_mtp_layers": 1}, "--model-impl transformers", "unknown"),
+        ({"text_config": {"num_mtp_layers": 1}}, "--model-impl=transformers", "refused"),
+        ({"num_mtp_layers": 1}, None, None),
+        ({}, "--model-impl transformers", None),
+    ],
+)
+def test_mtp_layers_of_transformers_own_class_were_not_read(
+    changes: dict[str, Any], args: str | None, level: str | None, tmp_path: Path
+) -> None:
+    """New in vLLM 0.33: `config/speculative.py:1380`."""
+    layer = tiny_glm4_moe_mtp(tmp_path / "layer")
+    config = json.loads((layer / "config.json").read_text(encoding="utf-8"))
+    (tmp_path / "target").mkdir()
+    (tmp_path / "target" / "config.json").write_text(json.dumps({**config, **changes}))
+    pair = check_pair(layer, tmp_path / "target", engine="vllm", target_args=args)
+    found = [f.level for f in pair.findings if "transformers" in f.text and f.subject == "mtp"]
+    assert found == ([] if level is None else [level])

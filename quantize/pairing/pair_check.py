@@ -44,7 +44,7 @@ RULES: tuple[PairRule | str, ...] = (
     inherited.cache,
     *("shared-head-unknown", "shared-head-blocks", "shared-head"),
     serving_limits.tensor_parallel,
-    "mtp-missing",
+    *("mtp-missing", "mtp-transformers", "mtp-transformers-multimodal"),
     inherited.mixed_layer,
 )
 """Everything that is asked of a pair: functions, and rows of findings.toml by name."""

@@ -235,6 +235,11 @@ class Target:
         return None
 
     @property
+    def is_multimodal(self) -> bool:
+        """Whether its language model is a section of its config.json."""
+        return any(isinstance(self.config.get(name), Mapping) for name in _TEXT_SECTIONS)
+
+    @property
     def promised_mtp_layers(self) -> int:
         """How many MTP layers its config.json says that it has."""
         said = (self.text.get(key) for key in _MTP_KEYS)
