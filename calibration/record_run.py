@@ -15,7 +15,7 @@ from ..quantize.drafts import read_config
 from ..quantize.drafts.config_reader import with_text_config
 from ..quantize.files.checkpoint import CONFIG_FILE, Checkpoint
 from ..quantize.files.hub import folder_of
-    _warn_of_a_rotated_target(asked)
+from ..quantize.pairing.inherited import rotated_by
 from ..quantize.stored.loading import load_draft
 from ..recipes.listener import SILENT, Unit, beyond_kept
 from .passes.draft_inputs import mask_token_ids
