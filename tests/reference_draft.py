@@ -13,8 +13,10 @@ from unittest import mock
 
 import torch
 from draftquant.quantize.drafts.families.eagle3_llama import Eagle3Llama
+from draftquant.quantize.drafts.passes import ChainForward
 from draftquant.quantize.drafts.rope import RopeConfig
 from draftquant.quantize.drafts.shared.eagle3 import Eagle3, Eagle3Geometry
+from plain_attention import softmax_attention
 from torch import Tensor, nn
 from transformers import DynamicCache, LlamaConfig, PreTrainedConfig, modeling_rope_utils
 from transformers.models.deepseek_v3 import modeling_deepseek_v3
@@ -238,3 +240,48 @@ def _round_inputs(draft: ReferenceDraft, rounding: Callable[[str, Tensor], Tenso
             module.register_forward_pre_hook(
                 lambda _module, args, name=name: (rounding(name, args[0]), *args[1:])
             )
+
+
+class CachedAttention:
+    """Attention over all keys seen so far, per layer: the caller's side of `ChainForward.step`."""
+
+    def __init__(self) -> None:
+        self.keys: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        if layer in self.keys:
+            k, v = (torch.cat(pair, 2) for pair in zip(self.keys[layer], (k, v), strict=True))
+        self.keys[layer] = (k, v)
+        new, total = q.shape[2], k.shape[2]
+        visible = torch.ones(new, total, dtype=torch.bool).tril(total - new)
+        return softmax_attention(q, k, v, scale, visible)
+
+
+def assert_close(got: Tensor, expected: Tensor) -> None:
+    assert got.dtype == expected.dtype == torch.float64
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-10)
+
+
+def check_extend_and_chain(geometry: Eagle3Geometry, forward: ChainForward, reference: Any) -> None:
+    """A forward's first step over a text and its chain equal those of a reference."""
+    generator = torch.Generator().manual_seed(1)
+    count, num_draft_tokens = 37, 4
+    tokens = torch.randint(geometry.vocab_size, (2, count), generator=generator)
+    width = geometry.num_aux_layers * geometry.target_hidden_size
+    features = torch.randn((2, count, width), generator=generator, dtype=torch.float64)
+    assert_close(forward.fuse(features), reference.fuse(features))
+
+    attend = CachedAttention()
+    our_hidden = forward.step(tokens, forward.fuse(features), torch.arange(count), attend)
+    ours = forward.logits(our_hidden)
+    theirs, their_hidden = reference.extend(tokens, reference.fuse(features), 0)
+    assert ours.shape == (2, count, geometry.draft_vocab_size)
+    for depth in range(1, num_draft_tokens):
+        assert_close(ours, theirs)
+        assert_close(our_hidden, their_hidden)
+        position = count - 1 + depth
+        next_tokens = forward.to_target(ours[:, -1:].argmax(-1))
+        our_hidden = forward.step(next_tokens, our_hidden[:, -1:], torch.tensor([position]), attend)
+        ours = forward.logits(our_hidden)
+        theirs, their_hidden = reference.extend(next_tokens, their_hidden[:, -1:], position)
+    assert_close(ours, theirs)

@@ -15,7 +15,7 @@ from draftquant.quantize.drafts.rope import RopeConfig
 from draftquant.quantize.drafts.shared.block_layers import DFlashGeometry
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.recipes.errors import CheckpointError
-from tiny import Stored, edit_json, read_tensors, tiny_eagle3_llama, write_tensors
+from tiny import bf16, change, edit_json, read_tensors, tiny_eagle3_llama, write_tensors
 from tiny_dflash import tiny_dflash
 
 LAYER_ROLES = {
@@ -51,19 +51,6 @@ def refused(folder: Path, what: str, fix: str = "") -> None:
     assert what in caught.value.what
     assert fix in caught.value.fix
     assert caught.value.fix
-
-
-def change(folder: Path, **tensors: Stored | None) -> None:
-    """Replace, add or (None) remove tensors; `__` in a name stands for a dot."""
-    changed = read_tensors(folder) | {name.replace("__", "."): t for name, t in tensors.items()}
-    write_tensors(folder, {name: t for name, t in changed.items() if t is not None})
-
-
-def bf16(*shape: int) -> Stored:
-    count = 1
-    for size in shape:
-        count *= size
-    return Stored("BF16", shape, bytes(2 * count))
 
 
 @pytest.fixture

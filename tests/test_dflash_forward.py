@@ -16,11 +16,11 @@ from draftquant.quantize.drafts.families.dflash import DFlash
 from draftquant.quantize.drafts.passes import BlockAttention, BlockForward
 from draftquant.quantize.drafts.shared.block_layers import DFlashGeometry
 from reference_dflash import ReferenceDFlash, random_weights
+from reference_draft import assert_close
 from torch import Tensor
 
 pytestmark = pytest.mark.usefixtures("float64_on_one_thread")
 
-TOLERANCE = 1e-10
 BLOCK_SIZE = 6
 CONFIG: dict[str, Any] = {
     "hidden_size": 32,
@@ -232,8 +232,3 @@ def test_bfloat16_stays_close_to_float64() -> None:
     assert got.dtype == torch.bfloat16
     assert expected.std() > 1
     assert (got - expected).abs().max() < 0.5
-
-
-def assert_close(got: Tensor, expected: Tensor) -> None:
-    assert got.dtype == expected.dtype == torch.float64
-    torch.testing.assert_close(got, expected, rtol=0, atol=TOLERANCE)

@@ -14,12 +14,12 @@ import torch
 from draftquant.quantize.drafts.families.dspark import MARKOV_HEADS, DSpark, DSparkGeometry
 from draftquant.quantize.drafts.passes import BlockAttention, BlockForward
 from dspark_case import CONFIG, K, features, geometry_of, tokens, weights_of
+from reference_draft import assert_close
 from reference_dspark import ReferenceDSpark
 from torch import Tensor
 
 pytestmark = pytest.mark.usefixtures("float64_on_one_thread")
 
-TOLERANCE = 1e-10
 TABLE = json.loads(
     (Path(__file__).parent / "engines" / "dspark_maths.json").read_text(encoding="utf-8")
 )
@@ -38,11 +38,6 @@ def block_logits(forward: BlockForward, context: Tensor, block: list[int]) -> Te
     attention.begin(range(position, position + 1))
     hidden = forward.block(torch.tensor([block]), torch.tensor([position]), attention)
     return forward.logits(hidden)[0]
-
-
-def assert_close(got: Tensor, expected: Tensor) -> None:
-    assert got.dtype == expected.dtype == torch.float64
-    torch.testing.assert_close(got, expected, rtol=0, atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("kind", MARKOV_HEADS)

@@ -17,11 +17,16 @@ from draftquant.quantize.drafts.families.eagle3_llama import Eagle3Llama
 from draftquant.quantize.drafts.passes import ChainForward
 from draftquant.quantize.drafts.rope import RopeConfig, Yarn, rope_frequencies
 from draftquant.quantize.drafts.shared.eagle3 import Eagle3Geometry
-from plain_attention import softmax_attention
-from reference_draft import ReferenceDraft, random_weights, transformers_in_float64
+from reference_draft import (
+    CachedAttention,
+    ReferenceDraft,
+    assert_close,
+    check_extend_and_chain,
+    random_weights,
+    transformers_in_float64,
+)
 from torch import Tensor
 
-TOLERANCE = 1e-10
 CONFIG: dict[str, Any] = {
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -74,21 +79,6 @@ def _float64() -> Iterator[None]:
         yield
 
 
-class CachedAttention:
-    """Attention over all keys seen so far, per layer: the caller's side of `ChainForward.step`."""
-
-    def __init__(self) -> None:
-        self.keys: dict[int, tuple[Tensor, Tensor]] = {}
-
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        if layer in self.keys:
-            k, v = (torch.cat(pair, 2) for pair in zip(self.keys[layer], (k, v), strict=True))
-        self.keys[layer] = (k, v)
-        new, total = q.shape[2], k.shape[2]
-        visible = torch.ones(new, total, dtype=torch.bool).tril(total - new)
-        return softmax_attention(q, k, v, scale, visible)
-
-
 def build(case: str) -> tuple[Eagle3Geometry, dict[str, Tensor], ChainForward]:
     family = Eagle3Llama()
     geometry = family.read_geometry(CONFIG | CASES[case], "config.json")
@@ -99,28 +89,7 @@ def build(case: str) -> tuple[Eagle3Geometry, dict[str, Tensor], ChainForward]:
 @pytest.mark.parametrize("case", CASES)
 def test_extend_and_chain_equal_the_transformers_modules(case: str) -> None:
     geometry, weights, forward = build(case)
-    reference = ReferenceDraft(geometry, weights)
-    generator = torch.Generator().manual_seed(1)
-    count, num_draft_tokens = 37, 4
-    tokens = torch.randint(geometry.vocab_size, (2, count), generator=generator)
-    width = geometry.num_aux_layers * geometry.target_hidden_size
-    features = torch.randn((2, count, width), generator=generator, dtype=torch.float64)
-    assert_close(forward.fuse(features), reference.fuse(features))
-
-    attend = CachedAttention()
-    our_hidden = forward.step(tokens, forward.fuse(features), torch.arange(count), attend)
-    ours = forward.logits(our_hidden)
-    theirs, their_hidden = reference.extend(tokens, reference.fuse(features), 0)
-    assert ours.shape == (2, count, geometry.draft_vocab_size)
-    for depth in range(1, num_draft_tokens):
-        assert_close(ours, theirs)
-        assert_close(our_hidden, their_hidden)
-        position = count - 1 + depth
-        next_tokens = forward.to_target(ours[:, -1:].argmax(-1))
-        our_hidden = forward.step(next_tokens, our_hidden[:, -1:], torch.tensor([position]), attend)
-        ours = forward.logits(our_hidden)
-        theirs, their_hidden = reference.extend(next_tokens, their_hidden[:, -1:], position)
-    assert_close(ours, theirs)
+    check_extend_and_chain(geometry, forward, ReferenceDraft(geometry, weights))
 
 
 def test_the_reference_notices_each_option() -> None:
@@ -240,8 +209,3 @@ def test_bfloat16_stays_close_to_float64() -> None:
     assert got.dtype == fed.dtype == torch.bfloat16
     assert expected.std() > 1
     assert (got - expected).abs().max() < 0.25
-
-
-def assert_close(got: Tensor, expected: Tensor) -> None:
-    assert got.dtype == expected.dtype == torch.float64
-    torch.testing.assert_close(got, expected, rtol=0, atol=TOLERANCE)

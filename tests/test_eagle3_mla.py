@@ -12,7 +12,7 @@ from draftquant.quantize.drafts.shared.eagle3 import Eagle3Geometry
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.recipes.errors import CheckpointError
-from tiny import Stored, edit_json, read_tensors, tiny_eagle3_llama, write_tensors
+from tiny import bf16, change, edit_json, read_tensors, tiny_eagle3_llama
 from tiny_mla import MODELOPT_EXTRAS, tiny_eagle3_mla
 
 LAYER_ROLES = {
@@ -56,19 +56,6 @@ def refused(folder: Path, what: str, fix: str) -> None:
     assert caught.value.where.startswith(str(folder))
     assert what in caught.value.what
     assert fix in caught.value.fix
-
-
-def change(folder: Path, **tensors: Stored | None) -> None:
-    """Replace, add or (None) remove tensors; `__` in a name stands for a dot."""
-    changed = read_tensors(folder) | {name.replace("__", "."): t for name, t in tensors.items()}
-    write_tensors(folder, {name: t for name, t in changed.items() if t is not None})
-
-
-def bf16(*shape: int) -> Stored:
-    count = 1
-    for size in shape:
-        count *= size
-    return Stored("BF16", shape, bytes(2 * count))
 
 
 @pytest.fixture

@@ -220,3 +220,16 @@ def edit_json(path: Path, **changes: Any) -> None:
         json.dumps({k: v for k, v in value.items() if v is not None}, indent=2) + "\n",
         encoding="utf-8",
     )
+
+
+def bf16(*shape: int) -> Stored:
+    count = 1
+    for size in shape:
+        count *= size
+    return Stored("BF16", shape, bytes(2 * count))
+
+
+def change(folder: Path, **tensors: Stored | None) -> None:
+    """Replace, add or (None) remove tensors; `__` in a name stands for a dot."""
+    changed = read_tensors(folder) | {name.replace("__", "."): t for name, t in tensors.items()}
+    write_tensors(folder, {name: t for name, t in changed.items() if t is not None})
