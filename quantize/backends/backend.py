@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
-from ...recipes.errors import BackendError
+from ...recipes.errors import BackendError, refused
 from ...recipes.schema import Algorithm, BackendName, WeightFormat
 
 if TYPE_CHECKING:
@@ -68,11 +68,9 @@ class TorchBackend(Backend):
     def check(self, weights: WeightFormat) -> None:
         problem = self._algorithm.problem(weights)
         if problem is not None:
-            raise BackendError(
-                f"algorithm: {self._choice}",
-                f"{problem}, got {weights}",
-                fix="use 'scale: absmax' and 'rounding: nearest', or another format",
-            )
+            where = f"algorithm: {self._choice}"
+            facts = {"problem": problem, "weights": weights}
+            raise refused(BackendError, where, __file__, "algorithm", **facts)
 
     @override
     def quantize(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from ...recipes.errors import BackendError
+from ...recipes.errors import BackendError, refused
 from ...recipes.schema import Algorithm, BackendName, WeightFormat
 from ..algorithms.algorithm import Absmax, Moments
 from ..numerics.number_formats import fp8_codes, fp8_scale
@@ -57,20 +57,13 @@ class ModelOptBackend(VendorBackend):
     @override
     def check(self, weights: WeightFormat) -> None:
         if weights.dtype not in ("fp8_e4m3", "nvfp4") or weights.granularity == "block":
-            raise BackendError(
-                "backend modelopt",
-                f"expected fp8_e4m3 per channel or tensor, or nvfp4, got {weights}, which"
-                " this backend does not compute",
-                fix="use --backend torch, or --backend quark for int4 and mxfp4"
-                " (in a recipe: 'backend: torch')",
-            )
+            where = "backend modelopt"
+            raise refused(BackendError, where, __file__, "modelopt-format", weights=weights)
         problem = _problem(self._algorithm, weights)
         if problem is not None:
-            raise BackendError(
-                f"backend modelopt, {self._algorithm}",
-                f"{problem}, got {weights}",
-                fix=f"{OURS}, or 'scale: absmax' with 'rounding: nearest'",
-            )
+            where = f"backend modelopt, {self._algorithm}"
+            facts = {"problem": problem, "weights": weights, "ours": OURS}
+            raise refused(BackendError, where, __file__, "modelopt-algorithm", **facts)
         self.versions()
 
     @override

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from ...recipes.errors import BackendError
+from ...recipes.errors import BackendError, refused
 from ...recipes.schema import BackendName, WeightFormat
 from ..algorithms.algorithm import Absmax, Moments
 from ..numerics.number_formats import FP8, FP8_MAX, fp4_codes
@@ -53,11 +53,7 @@ def require_build_tools() -> None:
     compiler = os.environ.get("CXX", "c++")
     built = extension_folder() / EXTENSION / f"{EXTENSION}.so"
     if not built.exists() and not shutil.which(compiler):
-        raise BackendError(
-            "backend quark",
-            f"AMD Quark builds a C++ extension at its first import: no compiler {compiler!r} found",
-            fix="install g++ (or set CXX), or use --backend torch (in a recipe: 'backend: torch')",
-        )
+        raise refused(BackendError, "backend quark", __file__, "no-compiler", compiler=compiler)
 
 
 def extension_folder() -> Path:
@@ -118,11 +114,7 @@ def _path_with_ninja() -> str:
     scripts = sysconfig.get_path("scripts")
     if shutil.which("ninja", path=scripts):
         return os.pathsep.join((scripts, path))
-    raise BackendError(
-        "backend quark",
-        f"AMD Quark needs 'ninja' at every import: not found on PATH, nor in {scripts}",
-        fix="pip install ninja, or use --backend torch (in a recipe: 'backend: torch')",
-    )
+    raise refused(BackendError, "backend quark", __file__, "no-ninja", scripts=scripts)
 
 
 @contextlib.contextmanager
@@ -132,12 +124,8 @@ def _alone_in(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as exc:
-        raise BackendError(
-            f"backend quark, folder {folder}",
-            f"AMD Quark's extension cannot be built there: {exc.strerror}",
-            fix="set TORCH_EXTENSIONS_DIR to a folder that can be written, or use --backend"
-            " torch (in a recipe: 'backend: torch')",
-        ) from exc
+        where = f"backend quark, folder {folder}"
+        raise refused(BackendError, where, __file__, "unbuildable", why=exc.strerror) from exc
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         (folder / EXTENSION / "lock").unlink(missing_ok=True)

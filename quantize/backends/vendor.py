@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from ...recipes.errors import BackendError
+from ...recipes.errors import BackendError, refused
 from ...recipes.packages import install_line
 from ...recipes.schema import Algorithm, BackendName, WeightFormat
 from ..algorithms.algorithm import Absmax, Moments, Need
@@ -44,19 +44,13 @@ class VendorBackend(Backend):
         try:
             version = importlib.metadata.version(self.package)
         except importlib.metadata.PackageNotFoundError as exc:
-            raise BackendError(
-                f"backend {self.name}",
-                f"expected the package {self.package}, which is not installed",
-                fix=f"{install_line(self.name)}, or let torch compute: --backend torch",
-            ) from exc
+            where = f"backend {self.name}"
+            facts = {"package": self.package, "install": install_line(self.name)}
+            raise refused(BackendError, where, __file__, "not-installed", **facts) from exc
         if not fnmatch.fnmatchcase(version, self.wanted):
-            raise BackendError(
-                f"backend {self.name}",
-                f"expected {self.package} {self.wanted}, got {version}, whose results were never"
-                " verified",
-                fix=f"pip install '{self.package}=={self.wanted}', or let torch compute: --backend"
-                " torch",
-            )
+            where = f"backend {self.name}"
+            facts = {"package": self.package, "wanted": self.wanted, "version": version}
+            raise refused(BackendError, where, __file__, "untested-version", **facts)
         return {self.package: version, "torch": torch.__version__}
 
 
@@ -74,11 +68,7 @@ def finite_absmax(backend: BackendName, weight: Tensor) -> Tensor:
     """Largest magnitude per row, [rows, 1], of a finite matrix that a toolkit may be given."""
     where = f"backend {backend}, weight {list(weight.shape)} {weight.dtype}"
     if weight.ndim != 2 or weight.numel() == 0 or weight.dtype not in WEIGHT_DTYPES:
-        raise BackendError(
-            where,
-            "expected a non-empty matrix [rows, in_features] of bfloat16, float16 or float32",
-            fix="keep this tensor: only weights of linear layers are quantized",
-        )
+        raise refused(BackendError, where, __file__, "no-matrix")
     rows = row_absmax(weight)
     if not rows.isfinite().all():
         # Quark 0.13 turns inf into NaN, and in FP8 also NaN into NaN, without a word.
@@ -100,12 +90,9 @@ def with_absmax(
         return weight
     own, wanted = float(row_absmax(weight).amax()), float(absmax)
     if not weights.scales_whole_matrix or wanted < own:
-        raise BackendError(
-            f"backend {backend}, weight {list(weight.shape)} {weight.dtype}",
-            f"expected an absmax of at least {own:g}, for one scale of the whole matrix,"
-            f" got {wanted:g} for {weights}",
-            fix="pass the largest magnitude of this weight and of those fused with it",
-        )
+        where = f"backend {backend}, weight {list(weight.shape)} {weight.dtype}"
+        facts = {"own": own, "wanted": wanted, "weights": weights}
+        raise refused(BackendError, where, __file__, "absmax", **facts)
     if wanted == own:
         return weight
     row = torch.full((1, weight.shape[1]), wanted)

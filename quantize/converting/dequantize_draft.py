@@ -12,7 +12,7 @@ from typing import Any
 from typing_extensions import override
 
 from ...recipes.brief import Brief, megabytes
-from ...recipes.errors import CheckpointError
+from ...recipes.errors import CheckpointError, refused
 from ...recipes.packages import package_version
 from ..files import provenance as records
 from ..files.checkpoint import CONFIG_FILE, PROVENANCE_FILE, Checkpoint
@@ -98,12 +98,8 @@ def plan_dequantization(checkpoint: Checkpoint, dtype: FloatDtype | None = None)
     """
     source = quantized_source(checkpoint, "dequantize")
     if not source.modules:
-        raise CheckpointError(
-            checkpoint.folder / CONFIG_FILE,
-            f"there is nothing to dequantize: it declares {source.scheme}, but stores no"
-            " quantized linear",
-            fix="remove quantization_config from config.json, or quantize the draft again",
-        )
+        where = checkpoint.folder / CONFIG_FILE
+        raise refused(CheckpointError, where, __file__, "nothing-quantized", scheme=source.scheme)
     chosen = _kept_dtype(source) if dtype is None else dtype
     outputs = []
     for row in source.draft.rows:
@@ -122,11 +118,8 @@ def _kept_dtype(source: StoredDraft) -> FloatDtype:
     }
     floats: list[FloatDtype] = [d for d in typing.get_args(FloatDtype) if d in kept]
     if len(floats) != 1:
-        raise CheckpointError(
-            source.checkpoint.folder,
-            f"expected kept weights of one dtype, got {' and '.join(floats) or 'none'}",
-            fix="choose the dtype of the dequantized ones: --dtype bfloat16 or --dtype float32",
-        )
+        where, got = source.checkpoint.folder, " and ".join(floats) or "none"
+        raise refused(CheckpointError, where, __file__, "kept-dtypes", got=got)
     return floats[0]
 
 
@@ -155,11 +148,8 @@ def dequantize_draft(
     if isinstance(record, records.GraftedProvenance):
         record = record.quantized_by  # of the layer that stands in its target
     if isinstance(record, records.DequantizedProvenance):
-        raise CheckpointError(
-            checkpoint.folder / PROVENANCE_FILE,
-            f"the folder was dequantized, but its {CONFIG_FILE} declares codes",
-            fix="copy or quantize the draft again",
-        )
+        where = checkpoint.folder / PROVENANCE_FILE
+        raise refused(CheckpointError, where, __file__, "dequantized", config_file=CONFIG_FILE)
     config = {k: v for k, v in checkpoint.config.items() if k != "quantization_config"}
     dequantization = _Dequantization(
         out=out,

@@ -101,22 +101,15 @@ def _earlier_kind(config: Mapping[str, Any], tensors: Collection[str]) -> str | 
     name = declared_architecture(config) or declared_architecture(nested_eagle_keys(config) or {})
     if name == "MedusaModel" or (not name and "medusa_num_heads" in config):
         return "a Medusa"
-    if name == "DominoDraftModel" or (
-        name == "DFlashDraftModel"
-        and (
-            projector_type(config) == "domino" or any("prefix_gru." in tensor for tensor in tensors)
-        )
-    ):
+    domino = projector_type(config) == "domino" or any("prefix_gru." in name for name in tensors)
+    if name == "DominoDraftModel" or (name == "DFlashDraftModel" and domino):
         return "a Domino"
-    has_norm = any(tensor.endswith("hidden_norm.weight") for tensor in tensors)
-    has_fc_alone = any(map(_FC.search, tensors)) and not has_norm
-    if (
-        (name in _EAGLE1 and not has_norm)
-        or (name in _NAMED_AS_TARGET and has_fc_alone)
-        or config.get("speculators_model_type") == "eagle"
-    ):
+    if config.get("speculators_model_type") == "eagle":
         return "an EAGLE-1"
-    return None
+    if any(tensor.endswith("hidden_norm.weight") for tensor in tensors):
+        return None
+    has_fc = any(map(_FC.search, tensors))
+    return "an EAGLE-1" if name in _EAGLE1 or (name in _NAMED_AS_TARGET and has_fc) else None
 
 
 def kind_by_name(architecture: str, tensors: Collection[str]) -> Kind | None:

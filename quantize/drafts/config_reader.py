@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ...recipes.errors import CheckpointError, short
-from ...recipes.packages import said, table_beside
+from ...recipes.errors import CheckpointError, refused, short
+from ...recipes.packages import table_beside
 
 KNOWN = frozenset(table_beside(__file__)["keys"].split())
 _NEAR = 0.88
@@ -25,8 +25,7 @@ def with_text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def refusal(where: object, row: str, /, **facts: object) -> CheckpointError:
     """What is raised in the words of refusals.toml; `fix` is a fact where the row has none."""
-    texts = {"fix": str(facts.get("fix")), **said(__file__, "refusals", row, facts)}
-    return CheckpointError(where, texts["what"], fix=texts["fix"])
+    return refused(CheckpointError, where, __file__, row, **facts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,12 +220,7 @@ def _ids(keys: ConfigReader) -> tuple[int, ...] | None:
     try:
         return keys.layer_ids(KEY)
     except CheckpointError as exc:
-        raise CheckpointError(
-            exc.where,
-            exc.what,
-            fix=f"correct {KEY!r}: features are concatenated in the order in which layers run, also"
-            " where ModelOpt 0.44 wrote the ids in another one",
-        ) from exc
+        raise refusal(exc.where, "layer-ids", what=exc.what, key=KEY) from exc
 
 
 def _after(inputs: tuple[int, ...], where: object) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from ...recipes.errors import PlanError
+from ...recipes.errors import PlanError, refused
 from .config_reader import refusal
 from .family import Draft, Row
 from .geometry import LatentAttention
@@ -95,21 +95,15 @@ def cache_sites(draft: Draft) -> tuple[CacheSite, ...]:
             " cache, and refuses a draft's folder that stores one"
         )
     if reason is not None:
-        raise PlanError(
-            draft.checkpoint.folder,
-            f"the recipe stores scales of the KV cache, which engines do not read of {family.name}:"
-            f" {reason}",
-            fix="leave kv_cache out. Served with an FP8 cache nevertheless, its scales are 1:"
-            " 'draftquant replay --kv-cache-dtype fp8_e4m3' counts what that loses",
-        )
+        facts = {"family": family.name, "why": reason}
+        raise refused(PlanError, draft.checkpoint.folder, __file__, "no-cache-scales", **facts)
     return tuple(_site(draft, layer) for layer in layers)
 
 
 def _site(draft: Draft, layer: int) -> CacheSite:
     keys = draft.row(f"layers.{layer}.self_attn.k_proj.weight")
     if keys is None:
-        what = f"layer {layer} has no k_proj, so nothing is known of its KV cache"
-        raise PlanError(draft.checkpoint.folder, what, fix="leave kv_cache out of the recipe")
+        raise refused(PlanError, draft.checkpoint.folder, __file__, "no-keys", layer=layer)
     return CacheSite(
         layer=layer,
         keys=keys,

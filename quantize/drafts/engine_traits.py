@@ -375,17 +375,10 @@ class EngineTraits:
 
 def refused_roots(class_name: str, *names: str) -> Roots:
     """Of vLLM, which puts "model." before every name but the head's: `llama_eagle3.py:444`."""
-    text = f"ValueError: There is no module or parameter named '{{}}' in {class_name}."
-    return {
-        f"{name}.": Finding("load", text.format(name), _strip_root(f"{name}.")) for name in names
-    }
+    rows = ((f"{name}.", {"name": name, "module": class_name}) for name in names)
+    return {root: engine_error("refused-root", root=root, **facts) for root, facts in rows}
 
 
 def dropped_roots(*roots: str) -> Roots:
     """Of SGLang, whose loaders skip what they have no parameter for."""
-    text = "SGLang drops every tensor whose name begins with {!r}"
-    return {root: Finding("wrong", text.format(root), _strip_root(root)) for root in roots}
-
-
-def _strip_root(root: str) -> str:
-    return f"strip {root!r} from the names of the tensors, as its trainer's export does"
+    return {root: engine_error("dropped-root", root=root) for root in roots}

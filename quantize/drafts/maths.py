@@ -49,7 +49,7 @@ Product = tuple[Tensor, Tensor, Tensor | None]
 
 def sum_of(products: Sequence[Product]) -> Tensor:
     """The sum of products of as many outputs, [..., out_features]."""
-    found = [_with_bias(linear(x, weight), bias) for x, weight, bias in products]
+    found = [with_bias(linear(x, weight), bias) for x, weight, bias in products]
     return sum(found[1:], start=found[0])
 
 
@@ -76,7 +76,8 @@ def largest_of(products: Sequence[Product], most: int) -> tuple[Tensor, Tensor]:
     return top, ids
 
 
-def _with_bias(product: Tensor, bias: Tensor | None) -> Tensor:
+def with_bias(product: Tensor, bias: Tensor | None) -> Tensor:
+    """The sum of both in the dtype of the product; None = no bias."""
     return product if bias is None else product + bias.to(product.dtype)
 
 

@@ -155,14 +155,9 @@ def _read_config(checkpoint: Checkpoint, *, as_declared: bool) -> tuple[Family, 
         raise CheckpointError(exc.where, f"{exc.what} ({filled})", fix=_as_trained(key)) from exc
     most = max(len(checkpoint.tensors), _MOST_LAYERS if as_declared else 0)
     if geometry.num_layers > most:  # before a table of that many layers is made
-        raise refusal(
-            where,
-            "too-many-layers",
-            key=by_config.layer_keys,
-            layers=geometry.num_layers,
-            tensors=len(checkpoint.tensors),
-            stored=stored_layers(checkpoint, by_config),
-        )
+        facts = {"layers": geometry.num_layers, "stored": stored_layers(checkpoint, by_config)}
+        count = len(checkpoint.tensors)
+        raise refusal(where, "too-many-layers", key=by_config.layer_keys, tensors=count, **facts)
     return by_config.of_folder(geometry, checkpoint.tensors), geometry
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...recipes.errors import CheckpointError, short
+from ...recipes.packages import said
 from .config_reader import ConfigReader
 
 if TYPE_CHECKING:
@@ -73,6 +74,11 @@ class Unreplayed:
     what: str
     fix: str
 
+    @classmethod
+    def of(cls, where: object, row: str, /, **facts: object) -> "Unreplayed":
+        """In the words of refusals.toml."""
+        return cls(where=str(where), **said(__file__, "refusals", row, facts))
+
 
 Scaling = Linear | Llama3 | NtkAlpha | Unreplayed
 
@@ -128,17 +134,9 @@ def _scaling(keys: ConfigReader) -> Yarn | Scaling | None:
         return _yarn(keys)
     known = isinstance(kind, str) and kind in _DISPUTED
     why = _DISPUTED[str(kind)] if known else "draftquant does not know its formula"
-    return Unreplayed(
-        where=str(keys.where),
-        what=f"replay does not compute rope type {short(kind)}: {why}",
-        fix=_MEASURE,
-    )
+    return Unreplayed.of(keys.where, "rope-type", kind=short(kind), why=why)
 
 
-_MEASURE = (
-    "measure this draft on a server; if it was trained with another scaling, replay a copy that"
-    " declares it"
-)
 _PLAIN = (None, "default", "mrope")
 """Of mrope the three positions of a token of text are equal, so that it turns by one angle as in
 plain rope; traces hold text only (vLLM `mrope.py`, SGLang `llama_eagle3.py:121-125`)."""
@@ -174,8 +172,7 @@ def _part_of_heads(*sections: ConfigReader) -> Unreplayed | None:
     for keys in sections:
         part = keys.number("partial_rotary_factor", 1.0)
         if part != 1:
-            what = f"partial_rotary_factor {part:g} is not replayed: a part of each head is rotated"
-            return Unreplayed(where=str(keys.where), what=what, fix=_MEASURE)
+            return Unreplayed.of(keys.where, "part-of-heads", part=part)
     return None
 
 
@@ -185,19 +182,12 @@ def of_latent_attention(rope: RopeConfig, where: object) -> RopeConfig:
     Source: `deepseek_v2.py` of vLLM 0.33 (1115) and SGLang 0.5.23 (2066).
     """
     if rope.yarn is not None and rope.yarn.attention_factor is not None:
-        what = (
-            "attention_factor: expected none, as engines disagree about it in an MLA draft"
-            " (SGLang 0.5.23 ignores it, vLLM 0.33 leaves the softmax unscaled where it is 1)"
-        )
-        fix = "give mscale and mscale_all_dim, from which the factor follows"
+        row = "latent-attention-factor"
     elif rope.scaling is not None and not isinstance(rope.scaling, Unreplayed):
-        what = "rope type: expected 'default' or 'yarn': engines take any other one for yarn"
-        fix = "replay it under the scaling that it was trained with, if that is one of the two"
+        row = "latent-rope-type"
     else:
         return rope
-    return RopeConfig(
-        theta=rope.theta, yarn=None, scaling=Unreplayed(where=str(where), what=what, fix=fix)
-    )
+    return RopeConfig(theta=rope.theta, yarn=None, scaling=Unreplayed.of(where, row))
 
 
 def yarn_mscale(factor: float, mscale: float) -> float:

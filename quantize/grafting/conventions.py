@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...recipes.errors import LayoutError
+from ...recipes.errors import LayoutError, refused
 from ..drafts.engine_traits import fused_names
 from ..stored.layouts.module_patterns import PatternProblem, matches
 from .grafted_layer import GraftedLayer
@@ -28,41 +28,18 @@ def merged_declaration(target: Mapping[str, Any] | None, layer: GraftedLayer) ->
         if layer.declared is None:
             return None
         if layer.method != _COMPRESSED_TENSORS:
-            raise _refused(
-                f"the target is unquantized, and in layout {layer.method} a declaration cannot mean"
-                " the layer alone",
-                fix="draftquant transcode LAYER --layout compressed-tensors, where linears are"
-                " declared by name",
-            )
+            raise _refused("unquantized-target", layout=layer.method)
         return _in_groups(None, layer)
     method = str(target.get("quant_method"))
     if method not in _BY_METHOD:
-        raise _refused(
-            f"the target's quant_method is {method!r}, whose way to declare one layer is not known"
-            " here",
-            fix=f"known are {', '.join(sorted(_BY_METHOD))}",
-        )
+        raise _refused("unknown-method", method=method, known=", ".join(sorted(_BY_METHOD)))
     if layer.declared is not None and layer.method != method:
-        raise _refused(
-            f"the target's quant_method is {method!r}, the layer's {layer.method!r}: a config.json"
-            " has one, by which engines read all linears",
-            fix=f"draftquant transcode LAYER --layout {method} where the format allows it, quantize"
-            " the layer with a recipe of that layout, or graft it unquantized",
-        )
+        raise _refused("two-methods", method=method, own=layer.method)
     return _BY_METHOD[method](target, layer)
 
 
-def _refused(what: str, fix: str) -> LayoutError:
-    return LayoutError("graft", what, fix=fix)
-
-
-def _other_format(layer: GraftedLayer, target: str, layout: str) -> LayoutError:
-    return _refused(
-        f"the target declares {target}, and its tool has one format for all linears; the layer is"
-        f" stored as {layer.scheme}",
-        fix=f"quantize the layer with a recipe of that format in layout {layout}, or graft it"
-        " unquantized",
-    )
+def _refused(row: str, **facts: object) -> LayoutError:
+    return refused(LayoutError, "graft", __file__, row, **facts)
 
 
 def _same_names(layer: GraftedLayer) -> dict[str, str]:
@@ -121,10 +98,7 @@ def _means(target: str, module: str) -> bool:
     try:
         return matches(target[3:], module)
     except PatternProblem as exc:
-        raise _refused(
-            f"{target!r} in a quantization_config is no pattern that can be decided: {exc}",
-            fix="write it as a plain regular expression, or as names",
-        ) from exc
+        raise _refused("undecidable", pattern=target, why=exc) from exc
 
 
 # ---- compressed-tensors: a group of the layer's own before the target's, and excludes of the layer
@@ -143,12 +117,7 @@ def _in_groups(target: Mapping[str, Any] | None, layer: GraftedLayer) -> Merged:
     old = dict(target or {**(layer.declared or {}), "config_groups": {}, "ignore": []})
     own = (layer.declared or {}).get("kv_cache_scheme")
     if own is not None and own != old.get("kv_cache_scheme"):
-        raise _refused(
-            "the layer declares a quantized KV cache (kv_cache_scheme), and the target another one"
-            " or none: one config.json has one for all layers",
-            fix="quantize the layer without kv_cache, and give the engine the dtype of the draft's"
-            " cache on its command line",
-        )
+        raise _refused("other-cache")
     begin = f"re:{layer.names.pattern}"
     of_target = {
         name: {**group, "format": group.get("format") or old.get("format")}
@@ -228,7 +197,8 @@ def _in_wildcards(target: Mapping[str, Any], layer: GraftedLayer) -> Merged:
     if layer.declared is not None:
         same = all(target.get(key) == layer.declared.get(key) for key in _ALGORITHM)
         if not same and algorithm != _SEVERAL:
-            raise _other_format(layer, algorithm, _MODELOPT)
+            facts = {"target": algorithm, "layout": _MODELOPT}
+            raise _refused("other-format", layer=layer.scheme, **facts)
     value = dict(target)
     for key in [key for key in _WILDCARDS if isinstance(target.get(key), list)] or _WILDCARDS[:1]:
         old = [str(entry) for entry in target.get(key) or ()]
@@ -246,11 +216,7 @@ def _wildcards_left(old: list[str], layer: GraftedLayer) -> list[str]:
         if not any(entry in n or fnmatch.fnmatch(n, entry) for n in layer.quantized_names):
             found.append(entry)
         elif not layer.names.contains(entry.rstrip("*.")):
-            raise _refused(
-                f"the target's exclude {entry!r} means quantized linears of the layer as well, and"
-                " a wildcard cannot except them",
-                fix="name the target's own modules there, or graft the layer unquantized",
-            )
+            raise _refused("wide-exclude", entry=entry)
     return found
 
 
@@ -284,7 +250,8 @@ def _in_list_of_floats(target: Mapping[str, Any], layer: GraftedLayer) -> Merged
     declared = layer.declared
     if declared is not None and any(target.get(k) != declared.get(k) for k in _FP8_FORMAT):
         said = ", ".join(f"{key} {target.get(key)}" for key in _FP8_FORMAT)
-        raise _other_format(layer, f"fp8 ({said})", _FP8)
+        facts = {"target": f"fp8 ({said})", "layout": _FP8}
+        raise _refused("other-format", layer=layer.scheme, **facts)
     keys = [key for key in _FLOATS if isinstance(target.get(key), list)] or [_FLOATS[1]]
     # Names that begin as no other linear's does, with the block of the routed experts for each.
     every = (name for module in layer.kept for name in layer.names.everywhere(module))
@@ -353,10 +320,7 @@ def _spec(declared: Mapping[str, Any], wildcards: list[str]) -> dict[str, Any]:
     by_name = declared.get("layer_quant_config") or {}
     of_layer = [by_name[name] for name in wildcards if name in by_name]
     if by_name and not of_layer and declared.get("exclude") is None:
-        raise _refused(
-            "the layer's layer_quant_config has several formats",
-            fix="quantize the layer in one format for a target of Quark",
-        )
+        raise _refused("several-formats")
     whole = of_layer[0] if of_layer else declared.get("global_quant_config") or {}
     return {key: whole.get(key) for key in _SPEC}
 
@@ -370,11 +334,7 @@ def _meant(spec: object) -> object:
 def _check_packing(target: Mapping[str, Any], layer: Mapping[str, Any]) -> None:
     packed = [(each.get("export") or {}).get("pack_method") for each in (target, layer)]
     if packed[0] != packed[1]:
-        raise _refused(
-            f"the target packs its values in {packed[0]!r}, the layer in {packed[1]!r}",
-            fix="quantize the layer in layout compressed-tensors for a target of that tool, or"
-            " graft it unquantized",
-        )
+        raise _refused("other-packing", target=packed[0], layer=packed[1])
 
 
 _BY_METHOD: Mapping[str, Callable[[Mapping[str, Any], GraftedLayer], Merged]] = {

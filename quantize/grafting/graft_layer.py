@@ -10,7 +10,7 @@ from typing import Any
 from typing_extensions import override
 
 from ...recipes.brief import Brief, megabytes
-from ...recipes.errors import CheckpointError, DraftQuantError, LayoutError
+from ...recipes.errors import CheckpointError, DraftQuantError, LayoutError, refused
 from ...recipes.packages import package_version
 from ..drafts.config_reader import with_text_config
 from ..engines.contract import EngineCheck
@@ -70,12 +70,9 @@ def _check_one_declaration(target: Checkpoint) -> None:
     text = target.config.get(_TEXT)
     nested = isinstance(text, Mapping) and text.get(_DECLARATION) is not None
     if nested or target.config.get(_ELSEWHERE) is not None:
-        where = f"{_TEXT}.{_DECLARATION}" if nested else _ELSEWHERE
-        raise CheckpointError(
-            target.folder / CONFIG_FILE,
-            f"declares its quantization in {where}",
-            fix=f"move it to {_DECLARATION}, where engines read it first",
-        )
+        where = target.folder / CONFIG_FILE
+        place = f"{_TEXT}.{_DECLARATION}" if nested else _ELSEWHERE
+        raise refused(CheckpointError, where, __file__, "declared-elsewhere", place=place)
 
 
 def _declared_documents(
@@ -134,11 +131,8 @@ def _predictions(
         found.append(check)
     if not any(check.verdict in _GOOD for check in found):
         why = "; ".join(f"{check.title}: {check.error}" for check in found)
-        raise LayoutError(
-            "graft",
-            f"no engine would load the layer in this target: {why}",
-            fix=next((check.remedy for check in found if check.remedy), "graft it unquantized"),
-        )
+        fix = next((check.remedy for check in found if check.remedy), "graft it unquantized")
+        raise refused(LayoutError, "graft", __file__, "no-engine", why=why, fix=fix)
     return tuple(found)
 
 

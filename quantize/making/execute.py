@@ -12,7 +12,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from ...recipes.errors import PASS_TRACES, BackendError
+from ...recipes.errors import PASS_TRACES, BackendError, refused
 from ...recipes.schema import Recipe
 from ..algorithms import InputMoments
 from ..backends import Backend, get_backend
@@ -66,12 +66,8 @@ def _scaled(values: Tensor, exponent: int, name: str) -> Tensor:
     exact = values.double() * factor
     scaled = exact.to(values.dtype)
     if bool(((scaled.double() != exact) & exact.isfinite()).any()):
-        raise BackendError(
-            name,
-            f"it cannot be multiplied by 2^{exponent} exactly in {values.dtype}, as"
-            " balancing the two halves of the concatenated input requires",
-            fix="use a recipe with 'balance_concat: off', or store the draft in float32",
-        )
+        facts = {"exponent": exponent, "dtype": values.dtype}
+        raise refused(BackendError, name, __file__, "inexact", **facts)
     return scaled
 
 
@@ -134,11 +130,9 @@ class _Execution:
             self._run_stage(self.plan.steps, on_progress)
             return
         if statistics is None:
-            raise BackendError(
-                f"recipe {self.plan.recipe.name}",
-                f"{self.plan.recipe.algorithm} must know the inputs of the linears",
-                fix=PASS_TRACES,
-            )
+            where = f"recipe {self.plan.recipe.name}"
+            facts = {"algorithm": self.plan.recipe.algorithm, "fix": PASS_TRACES}
+            raise refused(BackendError, where, __file__, "inputs-unknown", **facts)
         statistics.measure(self._names_of_need(self.plan.quantized))
         for stage in self.plan.stages():
             names = self._names_of_need([step for step in stage if step.action == "quantize"])
@@ -238,11 +232,8 @@ class _Execution:
             return None
         whole, tensor = self.measured.found.quantized(step.row.canonical_module), step.row.tensor
         if tuple(whole.codes.shape) != tensor.shape:
-            raise BackendError(
-                tensor.name,
-                f"expected codes {list(tensor.shape)}, found were {list(whole.codes.shape)}",
-                fix="learn them of this draft",
-            )
+            facts = {"expected": list(tensor.shape), "got": list(whole.codes.shape)}
+            raise refused(BackendError, tensor.name, __file__, "codes-of-another", **facts)
         return whole
 
     def _checked_absmax(self, rows: Tensor, name: str, first: int) -> Tensor:
@@ -250,19 +241,11 @@ class _Execution:
         absmax = row_absmax(rows)
         bad = (~absmax.isfinite()).nonzero()
         if len(bad):
-            raise BackendError(
-                name,
-                f"row {first + int(bad[0, 0])} holds NaN or inf: nothing to quantize",
-                fix="repair the source checkpoint: this draft cannot have been served",
-            )
+            raise refused(BackendError, name, __file__, "not-finite", row=first + int(bad[0, 0]))
         zero = (absmax == 0).nonzero()
         if len(zero) and not self.allow_zero_rows:
-            raise BackendError(
-                name,
-                f"{len(zero)} all-zero row(s) from row {first + int(zero[0, 0])}: usually"
-                " padding or a damaged export",
-                fix="repair the source, or pass --allow-zero-rows to store them as they are",
-            )
+            facts = {"count": len(zero), "row": first + int(zero[0, 0])}
+            raise refused(BackendError, name, __file__, "zero-rows", **facts)
         return absmax
 
     def _shared_absmax(self) -> dict[str, Tensor]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ...recipes.errors import PASS_TRACES, BackendError, CheckpointError, PlanError
+from ...recipes.errors import PASS_TRACES, BackendError, CheckpointError, PlanError, refused
 from ...recipes.schema import Recipe
 from ..algorithms import FoundCodes
 from ..backends import get_backend
@@ -43,22 +43,13 @@ def prove_dropped(draft: Draft, dropped: Collection[Row], target: Path | None) -
         return {}
     if target is None:
         names = " and ".join(row.tensor.name for row in dropped)
-        raise PlanError(
-            draft.checkpoint.folder,
-            f"the recipe drops {names}, but without the target it cannot be proven that"
-            " the target has the same tensor",
-            fix="give the target's folder (--target M), or keep it",
-        )
+        raise refused(PlanError, draft.checkpoint.folder, __file__, "drops-unproven", names=names)
     tables = StoredTables.find(target)
     for row in dropped:
         problem = tables.difference(draft.checkpoint, row.tensor, row.canonical)
         if problem is not None:
-            raise CheckpointError(
-                f"{draft.checkpoint.folder}: {row.tensor.name}",
-                f"{problem}, and only a tensor that equals the target's byte for byte can be"
-                " dropped",
-                fix="keep it, or give the target that this draft was trained for",
-            )
+            where = f"{draft.checkpoint.folder}: {row.tensor.name}"
+            raise refused(CheckpointError, where, __file__, "drops-another", problem=problem)
     return {row.tensor.name: tables.table(row.canonical).name for row in dropped}
 
 
@@ -71,12 +62,8 @@ def _check_untied(plan: Plan) -> None:
         alike = (ours.dtype, ours.shape) == (other.dtype, other.shape)
         source = plan.draft.checkpoint
         if alike and first_differing_row(source, ours, source, other) is None:
-            raise PlanError(
-                f"{source.folder}: {ours.name}",
-                f"the recipe quantizes it, but it equals {other.name} byte for byte: the two"
-                " are tied, and quantizing one would change it without the other",
-                fix="keep the head, or drop both where the target has them (action: drop)",
-            )
+            where = f"{source.folder}: {ours.name}"
+            raise refused(PlanError, where, __file__, "tied-by-value", name=other.name)
 
 
 def check_source(plan: Plan) -> tuple[tuple[str, ...], tuple[VocabularyCut, ...]]:
@@ -109,11 +96,7 @@ def checked_scales(plan: Plan, scales: Mapping[str, float] | None) -> dict[str, 
     modules = [s.row.module for s in plan.quantized if plan.format_of(s).needs_input_scale]
     if not plan.recipe.needs_input_scales:
         if scales:
-            raise BackendError(
-                f"recipe {plan.recipe.name}",
-                "input scales are given, but the recipe's activations are not static",
-                fix="leave --input-scale out, or use a recipe with static activations",
-            )
+            raise refused(BackendError, f"recipe {plan.recipe.name}", __file__, "scales-given")
         return {}
     missing = [module for module in modules if module not in (scales or {})]
     if scales is None or missing:
@@ -121,13 +104,9 @@ def checked_scales(plan: Plan, scales: Mapping[str, float] | None) -> dict[str, 
         if missing[_MOST_NAMED:]:
             named += f" and {len(missing) - _MOST_NAMED} more"
         static = next(form.activations for form in plan.recipe.formats if form.needs_input_scale)
-        raise BackendError(
-            f"recipe {plan.recipe.name}",
-            f"activations are {static}, so each linear needs a static scale of its"
-            f" input. Missing: {named}",
-            fix=f"{PASS_TRACES}. Or use a recipe without static scales (fp8-ptpc), or pass"
-            " --input-scale 1.0",
-        )
+        where = f"recipe {plan.recipe.name}"
+        facts = {"static": static, "named": named, "traces": PASS_TRACES}
+        raise refused(BackendError, where, __file__, "scales-missing", **facts)
     return {module: scales[module] for module in modules}
 
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 from typing_extensions import override
 
-from ...recipes.errors import CheckpointError
+from ...recipes.errors import CheckpointError, refused
 from ..files.checkpoint import CONFIG_FILE, UNVERIFIED_CONFIG_FILE, Checkpoint
 from ..files.digests import algorithm_of
 from ..files.provenance import Provenance
@@ -33,11 +33,8 @@ from ..verify import Fault, check_faults
 def quantized_source(checkpoint: Checkpoint, verb: str) -> StoredDraft:
     """A folder that declares codes, read; CheckpointError where it declares none."""
     if declared_scheme(checkpoint) is None:
-        raise CheckpointError(
-            checkpoint.folder / CONFIG_FILE,
-            f"there is nothing to {verb}: it declares no quantization_config",
-            fix="give the output folder of `draftquant quantize`, or another quantized draft",
-        )
+        where = checkpoint.folder / CONFIG_FILE
+        raise refused(CheckpointError, where, __file__, "undeclared", verb=verb)
     return StoredDraft.read(checkpoint)
 
 

@@ -5,7 +5,7 @@ import fnmatch
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
-from ...recipes.errors import PlanError
+from ...recipes.errors import PlanError, refused
 from ...recipes.schema import QUANTIZABLE, SHARED_ROLES, Recipe, Role, Rule
 from ..drafts.family import Draft, Row, norms_before
 from ..drafts.shared.mixture import is_expert
@@ -20,8 +20,9 @@ def claims(recipe: Recipe, draft: Draft) -> tuple[int, ...]:
     found = []
     for row in draft.rows:
         index = _claim(recipe, draft, row)
-        for what, fix in _problems(recipe, recipe.rules[index], draft, row):
-            raise PlanError(f"recipe {recipe.name}", f"{row.tensor.name}{what}", fix=fix)
+        for problem, facts in _problems(recipe, recipe.rules[index], draft, row):
+            where, name = f"recipe {recipe.name}", row.tensor.name
+            raise refused(PlanError, where, __file__, problem, name=name, role=row.role, **facts)
         found.append(index)
     _check_rules_used(recipe, draft, frozenset(found))
     return tuple(found)
@@ -55,18 +56,12 @@ def _claim(recipe: Recipe, draft: Draft, row: Row) -> int:
     by_role = [i for i, rule in enumerate(recipe.rules) if role in rule.role]
     for claims in (by_name, by_role):
         if len(claims) > 1:
-            raise PlanError(
-                f"recipe {recipe.name}",
-                f"{row.tensor.name} is claimed by rules[{claims[0]}] and rules[{claims[1]}]",
-                fix="narrow one of the two patterns",
-            )
+            facts = {"name": row.tensor.name, "first": claims[0], "second": claims[1]}
+            raise refused(PlanError, f"recipe {recipe.name}", __file__, "claimed-twice", **facts)
     claims = by_name or by_role
     if not claims:
-        raise PlanError(
-            f"recipe {recipe.name}",
-            f"no rule claims {row.tensor.name} (role {row.role}) of {draft.checkpoint.folder}",
-            fix=f"add a rule for role {row.role!r}",
-        )
+        facts = {"name": row.tensor.name, "role": row.role, "folder": draft.checkpoint.folder}
+        raise refused(PlanError, f"recipe {recipe.name}", __file__, "unclaimed", **facts)
     return claims[0]
 
 
@@ -87,69 +82,42 @@ _NEVER_CODES: Mapping[Role, str] = {
 """Why a matrix is no linear that an engine multiplies by codes."""
 
 
-def _problems(recipe: Recipe, rule: Rule, draft: Draft, row: Row) -> Iterator[tuple[str, str]]:
-    """Why a rule may not do with a tensor what it says, and the fix."""
+Problems = Iterator[tuple[str, dict[str, object]]]
+"""A row of refusals.toml for each problem, and what it quotes."""
+
+
+def _problems(recipe: Recipe, rule: Rule, draft: Draft, row: Row) -> Problems:
+    """Why a rule may not do with a tensor what it says."""
     if rule.action == "quantize":
         yield from _quantized_problems(recipe, rule, draft, row)
     if rule.action != "drop":
         return
     if row.role not in SHARED_ROLES:
-        yield (
-            f" (role {row.role}) cannot be dropped: engines take only the embedding and the head of"
-            " a draft from its target",
-            "keep it",
-        )
+        yield "drops-no-table", {}
     if row.role not in draft.family.shared_tables or row.canonical not in (EMBEDDING, HEAD):
-        yield (
-            " cannot be dropped: engines do not take this table of a"
-            f" {draft.family.name} draft from the target",
-            "keep it",
-        )
+        yield "drops-own-table", {"family": draft.family.name}
     geometry = draft.geometry
     if row.role == "head" and geometry.draft_vocab_size != geometry.vocab_size:
-        yield (
-            f" cannot be dropped: it has {geometry.draft_vocab_size:,} of {geometry.vocab_size:,}"
-            " rows, and engines cannot take some rows of the target's head",
-            "keep the pruned head; it may be quantized",
-        )
+        rows, whole = geometry.draft_vocab_size, geometry.vocab_size
+        yield "drops-pruned-head", {"rows": rows, "whole": whole}
 
 
-def _quantized_problems(
-    recipe: Recipe, rule: Rule, draft: Draft, row: Row
-) -> Iterator[tuple[str, str]]:
+def _quantized_problems(recipe: Recipe, rule: Rule, draft: Draft, row: Row) -> Problems:
     """Fc and the head stand before and behind what algorithms look at."""
     if row.role not in QUANTIZABLE or len(row.tensor.shape) != 2:
         reason = _NEVER_CODES.get(row.role, "it is not a linear")
-        yield (
-            f" (role {row.role}, shape {list(row.tensor.shape)}) cannot be quantized: {reason}",
-            f"quantize roles {', '.join(QUANTIZABLE)} only",
-        )
+        shape, roles = list(row.tensor.shape), ", ".join(QUANTIZABLE)
+        yield "no-linear", {"shape": shape, "reason": reason, "roles": roles}
     if row.role == "head" and is_tied(draft):
-        yield (
-            " cannot be quantized, because config.json ties it to the embedding"
-            " (tie_word_embeddings) and engines use the embedding in its place",
-            "keep the head, or train the draft with one of its own",
-        )
+        yield "tied-head", {}
     rounding = recipe.of(rule).algorithm.rounding
     if row.role == "fusion" and rounding == "gptq":
         width = row.tensor.shape[1]
-        yield (
-            f": with rounding gptq it would need the second moments of all {width:,} features"
-            f" ({4 * width**2 / 1e9:.1f} GB) and their factorization",
-            "give fc a format of eight bits, round it to nearest, or keep it",
-        )
+        yield "gptq-of-fc", {"width": width, "gigabytes": 4 * width**2 / 1e9}
     if is_expert(row.canonical) and rounding == "learned":
-        yield (
-            ": rounding learned would keep the weights, gradients and optimizer states of all"
-            " experts in memory at once, and an expert that no token reaches would learn nothing",
-            "use 'rounding: gptq' or 'nearest', or give the experts a format of eight bits",
-        )
+        yield "learned-experts", {}
     if row.role in ("fusion", "head") and recipe.algorithm.rounding == "learned":
-        yield (
-            ": rounding learned compares drafts between fc and the head, so it cannot learn fc or"
-            " the head themselves",
-            "keep fc and the head, or use 'rounding: nearest' or, without fc, 'gptq'",
-        )
+        yield "learned-head", {}
 
 
 def is_tied(draft: Draft) -> bool:
@@ -173,12 +141,9 @@ def _check_rules_used(recipe: Recipe, draft: Draft, used: frozenset[int]) -> Non
             hint = "without an lm_head of its own the draft has the target's"
         if rule.tensor:
             hint = f"nearest: {', '.join(_nearest(rule.tensor, draft))}"
-        raise PlanError(
-            f"recipe {recipe.name}",
-            f"rules[{index}] ({rule}) claims no tensor of {draft.checkpoint.folder}"
-            f" ({draft.family.name}, {len(draft.rows)} tensors); {hint}",
-            fix="correct the rule, mark it 'optional: true', or use the recipe for this family",
-        )
+        of_draft = {"folder": draft.checkpoint.folder, "family": draft.family.name}
+        facts = {"index": index, "rule": rule, "count": len(draft.rows), "hint": hint, **of_draft}
+        raise refused(PlanError, f"recipe {recipe.name}", __file__, "unused-rule", **facts)
 
 
 def _nearest(patterns: Sequence[str], draft: Draft) -> list[str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from ...recipes.errors import PASS_TRACES, BackendError
+from ...recipes.errors import PASS_TRACES, BackendError, refused
 from ...recipes.schema import Recipe
 from ..drafts import Draft, Row
 from ..drafts.draft_cache import UNIT, CacheScales, cache_sites
@@ -154,22 +154,16 @@ def checked_cache_scales(
     cache, where = recipe.kv_cache, f"recipe {recipe.name}"
     if cache is None or not cache.needs_traces:
         if scales:
-            raise BackendError(
-                where,
-                f"scales of the KV cache are given, but the recipe's are {cache or 'none'}",
-                fix="leave them out, or write kv_cache: {dtype: fp8_e4m3, scales: measured}",
+            raise refused(
+                BackendError, where, __file__, "cache-scales-given", scales=cache or "none"
             )
         if cache is None:
             return {}
     sites = cache_sites(draft)
     missing = [site.layer for site in sites if site.layer not in scales]
     if cache.needs_traces and missing:
-        raise BackendError(
-            where,
-            f"kv_cache is {cache}, so each layer needs one of its keys and one of its values."
-            f" Missing: {', '.join(map(str, missing))}",
-            fix=f"{PASS_TRACES}. Or take the scales that need no traces (--kv-cache unit)",
-        )
+        facts = {"cache": cache, "missing": ", ".join(map(str, missing)), "traces": PASS_TRACES}
+        raise refused(BackendError, where, __file__, "cache-scales-missing", **facts)
     import numpy as np
 
     found: dict[str, float] = {}
@@ -177,10 +171,8 @@ def checked_cache_scales(
         each = scales.get(site.layer, UNIT)
         for name, values in zip(site.recorded, (each.k, each.v), strict=True):
             if len(values) != 1 or not 0 < float(np.float32(values[0])) < float("inf"):
-                raise BackendError(
-                    f"{where}: {name}",
-                    f"expected one positive scale of the KV cache, got {list(values)}",
-                    fix="measure it again, on traces in which the draft computes finite numbers",
+                raise refused(
+                    BackendError, f"{where}: {name}", __file__, "cache-scale", got=list(values)
                 )
             found[name] = float(np.float32(values[0]))
     return found

@@ -2,12 +2,12 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...recipes.decode import encode
-from ...recipes.errors import PlanError
+from ...recipes.errors import PlanError, refused
 from ...recipes.schema import LAYER_ROLES, Format, Recipe
 from ..drafts import runtime_names
 from ..drafts.draft_cache import CacheScales
@@ -19,7 +19,7 @@ from ..files.safetensors_header import DTYPE_BYTES, StoredTensor
 from ..layouts import check_head, check_layout, get_layout, named_heads
 from ..layouts.layout import check_groups, last_part
 from ..stored.layouts.scheme import OwnFormat
-from .claims import NormAction, changed_norms, claims
+from .claims import NormAction, Problems, changed_norms, claims
 from .outputs import Output, OutputTensors, bytes_of, cache_outputs
 
 if TYPE_CHECKING:
@@ -233,14 +233,10 @@ def make_plan(recipe: Recipe, draft: Draft, *, target_layers: int | None = None)
         cache=cache_outputs(recipe, draft),
     )
     for check in (_count_problems, _fused_problems, _format_problems, _exclude_problems):
-        for what, fix in check(plan):
-            raise PlanError(f"recipe {recipe.name}", what, fix=fix)
+        for problem, facts in check(plan):
+            raise refused(PlanError, f"recipe {recipe.name}", __file__, problem, **facts)
     _check_names(plan)
     return plan
-
-
-Problems = Iterator[tuple[str, str]]
-"""What is wrong with a plan, and the fix."""
 
 
 def _count_problems(plan: Plan) -> Problems:
@@ -249,22 +245,16 @@ def _count_problems(plan: Plan) -> Problems:
     names = (step.row.canonical for step in plan.quantized if step.row.role in LAYER_ROLES)
     found = len({without_expert(name) for name in names})
     if found != each * layers:
-        yield (
-            f"expect: {each} quantized linears in each of {layers} layer(s) make"
-            f" {each * layers}, but the rules quantize {found}",
-            "correct the rules or 'expect'",
-        )
+        wanted = each * layers
+        yield "count", {"each": each, "layers": layers, "wanted": wanted, "found": found}
 
 
 def _fused_problems(plan: Plan) -> Problems:
     quantized = {step.row.module for step in plan.quantized}
     for group in plan.draft.fused_groups():
-        if 0 < len(quantized.intersection(group)) < len(group):
-            yield (
-                f"every engine fuses {', '.join(group)}, but the rules quantize only"
-                f" {', '.join(sorted(quantized.intersection(group)))}",
-                "quantize all of them or none",
-            )
+        some = sorted(quantized.intersection(group))
+        if 0 < len(some) < len(group):
+            yield "fused-apart", {"group": ", ".join(group), "some": ", ".join(some)}
 
 
 def _format_problems(plan: Plan) -> Problems:
@@ -273,21 +263,15 @@ def _format_problems(plan: Plan) -> Problems:
     for group in plan.draft.fused_groups():
         members = {module: forms[module] for module in group if module in forms}
         if len(set(members.values())) > 1:
-            yield (
-                f"{', '.join(group)} are fused by every engine, but would have several formats: "
-                + "; ".join(f"{module} {form}" for module, form in members.items()),
-                "give all of them the same format",
-            )
+            formats = "; ".join(f"{module} {form}" for module, form in members.items())
+            yield "fused-formats", {"group": ", ".join(group), "formats": formats}
     first: dict[str, str] = {}
     for module, form in forms.items():
         leaf = last_part(module)
         other = first.setdefault(leaf, module)
         if forms[other] != form:
-            yield (
-                f"{other} would have {forms[other]}, {module} {form}: engines number the layers of"
-                f" a draft in their own way, so a format of {leaf!r} holds for all of them",
-                f"give {leaf!r} the same format in every layer",
-            )
+            facts = {"other": other, "theirs": forms[other], "module": module, "form": form}
+            yield "formats-of-layers", {**facts, "leaf": leaf}
 
 
 def _exclude_problems(plan: Plan) -> Problems:
@@ -295,19 +279,11 @@ def _exclude_problems(plan: Plan) -> Problems:
     kept = {last_part(name): name for name in plan.kept_modules()}
     for module in (step.row.module for step in plan.quantized):
         if (leaf := last_part(module)) in kept:
-            yield (
-                f"{module} would be quantized, {kept[leaf]} kept: engines number the layers of a"
-                f" draft in their own way, so an exclude of {leaf!r} holds for all of them",
-                f"quantize {leaf!r} in every layer or in none",
-            )
+            yield "exclude-of-layers", {"module": module, "kept": kept[leaf], "leaf": leaf}
     numbered = runtime_names.modules_in_layers(plan.kept_matrices())
     first = runtime_names.first_layer(plan.draft.family, plan.target_layers)
     if numbered and first is None and get_layout(plan.recipe.layout).exact_excludes:
-        yield (
-            f"{', '.join(numbered)} would be kept, and layout {plan.recipe.layout} excludes whole"
-            " names: vLLM numbers a draft's layers after the target's, whose number is not known",
-            "give it (--target-layers 61), or use a layout with patterns (compressed-tensors)",
-        )
+        yield "whole-names", {"numbered": ", ".join(numbered), "layout": plan.recipe.layout}
 
 
 def _check_names(plan: Plan) -> None:
@@ -315,12 +291,9 @@ def _check_names(plan: Plan) -> None:
     for step in plan.outputs:
         for tensor in step.stored:
             if tensor.name in owners:
-                raise PlanError(
-                    plan.draft.checkpoint.folder,
-                    f"{step.row.tensor.name} and {owners[tensor.name]} would both be stored as"
-                    f" {tensor.name}",
-                    fix="rename the stray tensor of the source",
-                )
+                where = plan.draft.checkpoint.folder
+                facts = {"source": step.row.tensor.name, "other": owners[tensor.name]}
+                raise refused(PlanError, where, __file__, "name-taken", name=tensor.name, **facts)
             owners[tensor.name] = step.row.tensor.name
 
 

@@ -75,10 +75,8 @@ def _other_confidence(draft: traits.ServedDraft) -> traits.Finding | None:
     said = config.get("confidence_head_with_markov") is not None
     if said or not (stored and config.get("enable_confidence_head")):
         return None
-    width = config["hidden_size"]
-    return traits.engine_error(
-        "dspark-confidence", stored=width + config["markov_rank"], width=width
-    )
+    width, rank = config["hidden_size"], config["markov_rank"]
+    return traits.engine_error("dspark-confidence", stored=width + rank, width=width)
 
 
 def _in_sglang(draft: traits.ServedDraft) -> traits.Finding | None:

@@ -41,11 +41,8 @@ def _in_vllm(draft: traits.ServedDraft) -> traits.Finding | None:
     if parallel and all(draft.config.get(key) is None for key in MASK_KEYS):
         return traits.engine_error("eagle3-parallel-mask")
     slides = "sliding_attention" in (draft.config.get("layer_types") or ())
-    return (
-        traits.engine_error("eagle3-sliding")
-        if slides and "sliding_window" not in draft.config
-        else None
-    )
+    whole = slides and "sliding_window" not in draft.config
+    return traits.engine_error("eagle3-sliding") if whole else None
 
 
 def _eagle3_in_vllm(

@@ -37,9 +37,8 @@ def _biases_in_vllm(draft: traits.ServedDraft) -> traits.Biases:
 def _without_root(draft: traits.ServedDraft) -> traits.Finding | None:
     """VLLM looks for every name but the head's below "model."."""
     bare = sorted(name for name in draft.tensor_names if name.startswith(_BARE))
-    return (
-        traits.engine_error("language-model-root", name=bare[0].partition(".")[0]) if bare else None
-    )
+    first = bare[0].partition(".")[0] if bare else ""
+    return traits.engine_error("language-model-root", name=first) if bare else None
 
 
 ENGINE_TRAITS = traits.EngineTraits(

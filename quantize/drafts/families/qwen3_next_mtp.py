@@ -28,19 +28,12 @@ from ..shared.mixture import is_expert, read_qwen_mixture
 
 _NEXT = "Qwen3NextForCausalLM"
 _LAYER = "mtp.layers."
-_OTHER_FORMAT = (
-    "use another format: SGLang builds this layer in BF16 where ModelOpt's NVFP4 is declared"
-)
 
 
 def _is_dense(draft: ServedDraft) -> bool:
     """Whether it has an MLP, which only Qwen3.5's layers have in engines; executed."""
     own = declared_architecture(draft.config) == _NEXT
     return own and not any(is_expert(name) for name in draft.tensor_names)
-
-
-def _in_vllm(draft: ServedDraft) -> Finding | None:
-    return engine_error("qwen3-next-dense") if _is_dense(draft) else None
 
 
 def _in_sglang(draft: ServedDraft) -> Finding | None:
@@ -73,7 +66,8 @@ def _floats_in_sglang(draft: ServedDraft) -> Mapping[str, str]:
     is_next = declared_architecture(draft.config) == _NEXT
     if is_next or not draft.signature.startswith("modelopt nvfp4"):
         return {}
-    return {_LAYER: _OTHER_FORMAT}
+    what = "SGLang builds this layer in BF16 where ModelOpt's NVFP4 is declared"
+    return {_LAYER: f"use another format: {what}"}
 
 
 _TRAITS = mtp.mtp_traits(
@@ -85,7 +79,7 @@ _TRAITS = mtp.mtp_traits(
         " Qwen3_5MultiTokenPredictor.",
         no_expert="AttributeError: Layer {experts}.experts has no parameter"
         " '{stacked}_{leaf}' for checkpoint weight '{name}'",
-        misconfigured=_in_vllm,
+        misconfigured=lambda draft: engine_error("qwen3-next-dense") if _is_dense(draft) else None,
         lists_parts=True,
         fc="mtp.fc",
         floats=_floats_in_vllm,

@@ -146,13 +146,14 @@ class Step3p5Mtp(Mtp):
         }
         common = read_mtp(ConfigReader(flat, keys.where), self.name, several=True)
         head_dim = keys.positive("head_dim", common["hidden_size"] // common["num_attention_heads"])
+        keys.check(part in (None, 0.5, 1), "step-rotary-part", got=part)
         return MtpStepGeometry(
             **common | {"aux_layer_ids": (number - 1,)},
             target_layers=number,
             attention=GroupedAttention(
                 num_key_value_heads=keys.positive("num_attention_groups"),
                 head_dim=head_dim,
-                rotary_dim=_rotary_dim(keys, part, head_dim),
+                rotary_dim=head_dim // 2 if part == 0.5 else head_dim,  # `step3p5.py:263`
                 qk_norm=True,
                 input_bias=keys.flag("attention_bias", False),
                 gate="heads",
@@ -219,12 +220,6 @@ def _heads(keys: ConfigReader, kind: str) -> int:
         if other.config.get("attention_type") == kind:
             return other.positive("num_attention_heads")
     return keys.positive("num_attention_heads")
-
-
-def _rotary_dim(keys: ConfigReader, part: Any, head_dim: int) -> int:
-    """Rotated elements of a head: all or half of them, `step3p5.py:263`."""
-    keys.check(part in (None, 0.5, 1), "step-rotary-part", got=part)
-    return head_dim // 2 if part == 0.5 else head_dim
 
 
 FAMILY = Step3p5Mtp()

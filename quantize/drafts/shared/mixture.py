@@ -68,14 +68,10 @@ def read_mixture(keys: ConfigReader) -> Mixture:
         scale=keys.number("routed_scaling_factor", 1.0),
     )
     in_group, rest = divmod(found.num_experts, found.num_groups)
-    impossible = (
-        rest
-        or found.groups_per_token > found.num_groups
-        or (found.per_token > in_group * found.groups_per_token)
-    )
     chosen, opened = found.per_token, found.groups_per_token
+    fits = not rest and opened <= found.num_groups and chosen <= in_group * opened
     facts = {"experts": found.num_experts, "groups": found.num_groups}
-    keys.check(not impossible, "mixture-groups", chosen=chosen, open=opened, **facts)
+    keys.check(fits, "mixture-groups", chosen=chosen, open=opened, **facts)
     return found
 
 

@@ -27,7 +27,7 @@ from ..engine_traits import INPUTS, EngineTraits, InSglang, InVllm, MtpLayer
 from ..family import Dim, Family, TensorSpec, Weights
 from ..forward import Attend, DraftForward, OnInput
 from ..geometry import RotatedGeometry, TokenLimit, last_state
-from ..maths import Product, Tensor, embedding, linear, rms_norm, torch
+from ..maths import Product, Tensor, embedding, linear, rms_norm, torch, with_bias
 from ..passes import ChainForward, StagedForward
 from . import layers as decoder
 from .mixture import Mixture, mixture_mlp, mixture_shapes
@@ -257,8 +257,7 @@ class MtpForward(decoder.LayersForward, ChainForward):
     @override
     def kept_linear(self, name: str, x: Tensor) -> Tensor:
         product = linear(x, self.weights[f"{name}.weight"])
-        bias = self.weights.get(f"{name}.bias")
-        return product if bias is None else product + bias.to(product.dtype)
+        return with_bias(product, self.weights.get(f"{name}.bias"))
 
     @override
     def norm(self, name: str, x: Tensor) -> Tensor:
