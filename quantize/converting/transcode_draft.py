@@ -49,7 +49,7 @@ from ..planning.outputs import OutputTensors, cache_outputs, cache_scale, copied
 from ..stored.decoded_numbers import blocks_of, stored_scalar
 from ..stored.layouts.scheme import FLOAT_DTYPES
 from ..stored.linear import StoredLinear, global_scale, input_groups, stored_scales, zero_points
-from ..stored.stored_declaration import INPUT_SCALES, INVERSE_INPUT_SCALE, scale_suffix
+from ..stored.stored_declaration import INPUT_SCALES, INVERSE_INPUT_SCALE
 from ..stored.stored_draft import StoredDraft, cache_scales, weight_format
 from ..verify import Compared, verify_transcoded
 
@@ -251,7 +251,7 @@ def _scale_dtype(stored: StoredDraft, weights: WeightFormat) -> str:
         return "F16" if weights.scale_dtype else next(d for d in floats if d in FLOAT_DTYPES)
     row = next(row for row in stored.draft.rows if stored.is_quantized(row))
     scheme = stored.scheme_of(row)
-    suffix = scale_suffix(scheme) if scheme else ""
+    suffix = scheme.layout.scale_suffix(scheme) if scheme else ""
     return stored.parts(row)[suffix].dtype
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from ...recipes.formats import NUMBER_FORMATS
 from ..stored.layouts.scheme import FLOAT_DTYPES, FP8_DTYPE, GROUPS, DeclaredScheme, Part, Parts
-from ..stored.stored_declaration import stored_parts, weight_suffix
+from ..stored.stored_declaration import stored_parts
 
 BLOCK = (128, 128)
 ANY_FLOAT = (*FLOAT_DTYPES, "F8_E8M0")
@@ -77,7 +77,7 @@ def of_declared(scheme: DeclaredScheme) -> LinearScheme:
         granularity=scheme.granularity,
         group_size=scheme.group_size,
         first_stage=scheme.first_stage is not None,
-        suffix=weight_suffix(scheme),
+        suffix=scheme.layout.weight_suffix(scheme),
         parts=lambda rows, columns: _in_any_float(stored_parts(scheme, rows, columns)),
     )
 

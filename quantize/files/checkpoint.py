@@ -135,12 +135,7 @@ class Checkpoint:
         index = None
         if (folder / INDEX_FILE).exists():
             index = read_json_object(folder / INDEX_FILE, "export the index again")
-            _check_weight_map(folder, index)
-            if subtree is not None:  # no other shard needs to be there
-                weight_map = index["weight_map"]
-                names = sorted(names_below(subtree, weight_map, folder))
-                index["weight_map"] = {name: weight_map[name] for name in names}
-            files = _files_of_index(folder, index, whole=subtree is None)
+            files = _files_of_index(folder, index, subtree)
         else:
             files = [_single_file(folder)]
         for file in files:
@@ -250,14 +245,17 @@ def _bad_index(folder: Path, what: str, fix: str = "export the index again") -> 
     return CheckpointError(folder / INDEX_FILE, what, fix=fix)
 
 
-def _check_weight_map(folder: Path, index: Mapping[str, Any]) -> None:
+def _files_of_index(folder: Path, index: dict[str, Any], subtree: str | None) -> list[str]:
+    """The shards that an index names, which are there, and unless it is of a part, no others.
+
+    Of a part the index keeps the tensors below `subtree` alone.
+    """
     weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise _bad_index(folder, "weight_map is missing or empty")
-
-
-def _files_of_index(folder: Path, index: Mapping[str, Any], *, whole: bool) -> list[str]:
-    """The shards that an index names, which are there, and unless it is of a part, no others."""
+    if subtree is not None:  # no other shard needs to be there
+        names = sorted(names_below(subtree, weight_map, folder))
+        index["weight_map"] = {name: weight_map[name] for name in names}
     if not isinstance(index.get("metadata", {}), dict):
         raise _bad_index(folder, "metadata is not an object")
     files = sorted({str(file) for file in index["weight_map"].values()})
@@ -268,7 +266,7 @@ def _files_of_index(folder: Path, index: Mapping[str, Any], *, whole: bool) -> l
         if file not in present:
             what = f"weight_map names {file!r}, which is not in the folder"
             raise _bad_index(folder, what, "download the missing shard")
-    for unlisted in sorted(present.difference(files)) if whole else ():
+    for unlisted in sorted(present.difference(files)) if subtree is None else ():
         what = f"the shard {unlisted!r} is missing from the index"
         raise _bad_index(folder, what, "add its tensors to weight_map, or remove the shard")
     return files

@@ -18,7 +18,7 @@ from ...recipes.regular_file import looks_like_weights
 from .checkpoint import CONFIG_FILE, INDEX_FILE, PROVENANCE_FILE, UNVERIFIED, Checkpoint
 from .provenance import Provenance
 from .provenance_file import sealed
-from .safetensors_file import COPY_BYTES, copy_range
+from .safetensors_file import copy_range
 from .staging import check_output, staged_output, write_text
 
 # A disk is slower than its cache: what is written waits for it at the end, unless it begins early.
@@ -262,10 +262,6 @@ def place(file: Path, into: Path, how: LinkChoice) -> LinkedAs:
 def _copy(file: Path, into: Path) -> None:
     """Byte for byte, inside the kernel where it can: some file systems then share the blocks."""
     with file.open("rb") as source, into.open("xb") as target:
-        size, done = os.fstat(source.fileno()).st_size, 0
-        while done < size:
-            length = min(size - done, COPY_BYTES)
-            count = copy_range(source.fileno(), target.fileno(), length, done, done)
-            if not count:
-                raise OSError(errno.EIO, "the file became shorter while it was copied", str(file))
-            done += count
+        size = os.fstat(source.fileno()).st_size
+        if copy_range(source.fileno(), target.fileno(), size, 0, 0) < size:
+            raise OSError(errno.EIO, "the file became shorter while it was copied", str(file))

@@ -119,14 +119,11 @@ class ResultCache:
         path = self.folder / _SECRET
         if not path.exists():
             self._put(path, secrets.token_bytes(_SECRET_BYTES), keep=True)
-        descriptor = open_regular(path)
-        try:
-            status = os.fstat(descriptor)
+        with open_stream(path) as stream:
+            status = os.fstat(stream.fileno())
             if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
                 raise PermissionError(0, "expected a file that only you can read", str(path))
-            found = os.read(descriptor, _SECRET_BYTES)
-        finally:
-            os.close(descriptor)
+            found = stream.read(_SECRET_BYTES)
         if len(found) < _SECRET_BYTES:
             raise OSError(0, "expected 32 bytes", str(path))
         return found

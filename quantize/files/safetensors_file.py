@@ -21,15 +21,22 @@ _NO_KERNEL_COPY = {errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 
 
 def copy_range(source: int, target: int, length: int, start: int, at: int) -> int:
-    """Copy bytes between open files, inside the kernel where it can, and say how many."""
-    try:
-        return os.copy_file_range(source, target, length, start, at)
-    except OSError as exc:
-        if exc.errno not in _NO_KERNEL_COPY:
-            raise
-    chunk = os.pread(source, length, start)
-    write_at(target, memoryview(chunk), at)
-    return len(chunk)
+    """Copy bytes between open files, inside the kernel where it can: as many as there are."""
+    done = 0
+    while done < length:
+        count = min(length - done, COPY_BYTES)
+        try:
+            count = os.copy_file_range(source, target, count, start + done, at + done)
+        except OSError as exc:
+            if exc.errno not in _NO_KERNEL_COPY:
+                raise
+            chunk = os.pread(source, count, start + done)
+            write_at(target, memoryview(chunk), at + done)
+            count = len(chunk)
+        if not count:
+            break
+        done += count
+    return done
 
 
 def write_at(descriptor: int, view: memoryview, offset: int) -> None:
@@ -102,13 +109,9 @@ class SafetensorsFile:
     def copy(self, source: int, tensor: TensorInfo) -> None:
         """Copy a kept tensor from an open source file, byte for byte, inside the kernel."""
         target = len(self._header) + self.start[tensor.name]
-        done = 0
-        while done < tensor.nbytes:
-            length, start = min(tensor.nbytes - done, COPY_BYTES), tensor.start + done
-            count = copy_range(source, self._descriptor, length, start, target + done)
-            if count == 0:
-                raise CheckpointError(tensor.file, f"ends inside {tensor.name}", fix=CHANGED)
-            done += count
+        done = copy_range(source, self._descriptor, tensor.nbytes, tensor.start, target)
+        if done < tensor.nbytes:
+            raise CheckpointError(tensor.file, f"ends inside {tensor.name}", fix=CHANGED)
 
 
 def open_files(

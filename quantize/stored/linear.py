@@ -25,7 +25,6 @@ from .decoded_numbers import (
     unpack_int4_columns,
 )
 from .layouts.scheme import NIBBLES_PER_WORD, DeclaredScheme
-from .stored_declaration import scale_suffix, weight_suffix
 
 WORD_BITS = 32
 GROUPS_OF_INPUTS = "g_idx"
@@ -199,7 +198,7 @@ class StoredLinear:
         self._checkpoint = checkpoint
         self._scheme = scheme
         self._in_features = in_features
-        self.codes_tensor = checkpoint.tensors[f"{module}.{weight_suffix(scheme)}"]
+        self.codes_tensor = checkpoint.tensors[f"{module}.{scheme.layout.weight_suffix(scheme)}"]
         rows, self._columns = self.codes_tensor.shape[0], None
         if scheme.transposed:
             self._columns = Columns(checkpoint, self.codes_tensor, scheme)
@@ -275,7 +274,7 @@ def _scale(
 
 def stored_scales(checkpoint: Checkpoint, scheme: DeclaredScheme, module: str) -> Floats:
     """The scales of rows, groups or blocks as they are stored, [rows or row blocks, groups]."""
-    tensor = checkpoint.tensors[f"{module}.{scale_suffix(scheme)}"]
+    tensor = checkpoint.tensors[f"{module}.{scheme.layout.scale_suffix(scheme)}"]
     values = scale_values(read_whole(checkpoint, tensor), tensor.dtype)
     shaped = values.reshape(tensor.shape[0] if tensor.shape else 1, -1)
     return np.ascontiguousarray(shaped.T) if scheme.transposed else shaped

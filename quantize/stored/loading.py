@@ -65,11 +65,9 @@ def read_weight(
         CheckpointError: what no engine takes as codes is quantized, or a weight is NaN or infinite.
     """
     if stored.is_quantized(row) and row.role not in QUANTIZABLE:
-        raise CheckpointError(
-            stored.checkpoint.folder,
-            f"{row.module} is quantized; engines take the {row.role} as floats only",
-            fix=f"quantize {', '.join(QUANTIZABLE)} only",
-        )
+        what = f"{row.module} is quantized; engines take the {row.role} as floats only"
+        fix = f"quantize {', '.join(QUANTIZABLE)} only"
+        raise CheckpointError(stored.checkpoint.folder, what, fix=fix)
     shape = row.tensor.shape
     if twin is not None and (twin.dtype, twin.shape, twin.device.type) == (
         dtype, torch.Size(shape), device.type
@@ -254,17 +252,11 @@ def load_draft(
 
 def _rebased(geometry: Any, rope_theta: float) -> Any:
     if not 1 < rope_theta < float("inf"):
-        raise CheckpointError(
-            "rope_theta",
-            f"expected a number above 1, got {rope_theta}",
-            fix="give a rope base that the draft may have been trained with, for example 10000",
-        )
+        fix = "give a rope base that the draft may have been trained with, for example 10000"
+        raise CheckpointError("rope_theta", f"expected a number above 1, got {rope_theta}", fix=fix)
     if geometry.rope is None:
-        raise CheckpointError(
-            "rope_theta",
-            "this draft has no attention, so it has no rotary embedding",
-            fix="leave --rope-theta out",
-        )
+        what = "this draft has no attention, so it has no rotary embedding"
+        raise CheckpointError("rope_theta", what, fix="leave --rope-theta out")
     rope = dataclasses.replace(geometry.rope, theta=float(rope_theta))
     return dataclasses.replace(geometry, rope=rope)
 
@@ -276,11 +268,8 @@ def _input_scale(stored: StoredDraft, row: Row, how: Activations, device: torch.
     found = torch.from_numpy(floats(read_whole(checkpoint, tensor), tensor.dtype))[0]
     scale = found if suffix == INVERSE_INPUT_SCALE else kernel_scale(how, found)
     if not 0 < scale < float("inf"):
-        raise CheckpointError(
-            checkpoint.folder,
-            f"{tensor.name}: expected a positive scale, got {float(found)}",
-            fix="quantize again with calibration traces",
-        )
+        what = f"{tensor.name}: expected a positive scale, got {float(found)}"
+        raise CheckpointError(checkpoint.folder, what, fix="quantize again with calibration traces")
     return scale.to(device)
 
 
@@ -292,11 +281,9 @@ def _from_target(draft: Draft, shared: Mapping[str, Tensor]) -> dict[str, Tensor
             continue
         shape = tuple(dim.size for dim in spec.shape)
         if name not in shared:
-            raise CheckpointError(
-                draft.checkpoint.folder,
-                f"the draft does not store {name}, which it shares with the target",
-                fix="give the target (--target M), or traces recorded with --tables",
-            )
+            what = f"the draft does not store {name}, which it shares with the target"
+            fix = "give the target (--target M), or traces recorded with --tables"
+            raise CheckpointError(draft.checkpoint.folder, what, fix=fix)
         if tuple(shared[name].shape) != shape:
             raise CheckpointError(
                 draft.checkpoint.folder,

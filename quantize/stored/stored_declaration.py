@@ -60,16 +60,6 @@ def beside_codes(scheme: DeclaredScheme) -> frozenset[str]:
     return _BESIDE_CODES - ({zeros.suffix} if zeros else set())
 
 
-def weight_suffix(scheme: DeclaredScheme) -> str:
-    """Last part of the name of the tensor with the codes of a quantized linear."""
-    return scheme.layout.weight_suffix(scheme)
-
-
-def scale_suffix(scheme: DeclaredScheme) -> str:
-    """Last part of the name of the tensor with its scales."""
-    return scheme.layout.scale_suffix(scheme)
-
-
 def quantized_looking(tensors: Iterable[TensorInfo]) -> set[str]:
     """Modules with a tensor, or a weight of a dtype, that only a quantized linear has."""
     modules = set()
@@ -205,11 +195,8 @@ def _check_patterns(keys: ObjectReader, scheme: DeclaredScheme) -> None:
 def _check_not_refused(raw: RawDeclaration) -> None:
     method = raw.value.get("quant_method") if isinstance(raw.value, dict) else None
     if isinstance(method, str) and (why := UNREAD_METHODS.get(method)):
-        raise DeclarationError(
-            raw.where,
-            f"{raw.key}.quant_method: {method} is not read: {why}",
-            fix=OTHER_WAY.format(method),
-        )
+        what = f"{raw.key}.quant_method: {method} is not read: {why}"
+        raise DeclarationError(raw.where, what, fix=OTHER_WAY.format(method))
 
 
 def looks_quantized(checkpoint: Checkpoint) -> bool:

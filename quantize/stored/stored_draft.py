@@ -24,9 +24,7 @@ from .linear import StoredLinear
 from .stored_declaration import (
     declared_scheme,
     quantized_looking,
-    scale_suffix,
     stored_parts,
-    weight_suffix,
 )
 
 _SPELLED = re.compile(
@@ -103,11 +101,9 @@ def cache_scales(
 ) -> dict[int, CacheScales]:
     """The scales that a folder stores, by layer, declared or not; CheckpointError for bad ones."""
     for where, expected, got in cache_problems(checkpoint, draft, scheme):
-        raise CheckpointError(
-            f"{checkpoint.folder}: {where}",
-            f"a scale of the KV cache: expected {expected}, got {got}",
-            fix="run 'draftquant verify', then quantize the draft again",
-        )
+        what = f"a scale of the KV cache: expected {expected}, got {got}"
+        fix = "run 'draftquant verify', then quantize the draft again"
+        raise CheckpointError(f"{checkpoint.folder}: {where}", what, fix=fix)
     found: dict[int, dict[str, tuple[float, ...]]] = {}
     for layer, of, tensor in cache_tensors(checkpoint, draft.family):
         found.setdefault(layer, {}).update(dict.fromkeys(of, _values(checkpoint, tensor)))
@@ -232,27 +228,24 @@ class StoredDraft:
     def linear(self, row: Row) -> StoredLinear:
         """A quantized row, ready to decode; CheckpointError where scales or zeros are none."""
         module, scheme = row.module, self._needed_scheme(row)
+        scales = f"{module}.{scheme.layout.scale_suffix(scheme)}"
         constant = scheme.layout.zero_points if not scheme.layout.zeros(scheme) else {}
         for suffix, part in self.parts(row).items():
             expected = constant.get(suffix)
             if expected is not None and (read_whole(self.checkpoint, part) != expected).any():
-                raise CheckpointError(
-                    self.checkpoint.folder,
-                    f"{part.name}: expected the zero points of symmetric values, got others",
-                    fix="quantize the draft again with symmetric values: asymmetric ones are not"
-                    " supported",
-                )
+                what = f"{part.name}: expected the zero points of symmetric values, got others"
+                again = "quantize the draft again with symmetric values"
+                fix = f"{again}: asymmetric ones are not supported"
+                raise CheckpointError(self.checkpoint.folder, what, fix=fix)
         linear = StoredLinear(self.checkpoint, scheme, module, in_features=row.tensor.shape[1])
         scale = np.abs(linear.scale) if scheme.has_signed_scales else linear.scale
         bad = np.argwhere(~(np.isfinite(scale) & (scale > 0)))
         if len(bad):
             first = tuple(bad[0])
-            raise CheckpointError(
-                self.checkpoint.folder,
-                f"{module}.{scale_suffix(scheme)}: expected positive scales, got {len(bad)}"
-                f" other(s), first {linear.scale[first]} at row {first[0]}",
-                fix="run `draftquant verify`, then quantize the draft again",
-            )
+            got = f"{len(bad)} other(s), first {linear.scale[first]} at row {first[0]}"
+            what = f"{scales}: expected positive scales, got {got}"
+            fix = "run `draftquant verify`, then quantize the draft again"
+            raise CheckpointError(self.checkpoint.folder, what, fix=fix)
         return linear
 
     def scheme_of(self, row: Row) -> DeclaredScheme | None:
@@ -274,28 +267,20 @@ def _declared_tensors(
     for module in sorted(modules):
         shape = shapes.get(f"{module}.weight")
         if shape is None or len(shape) != 2:
-            raise CheckpointError(
-                checkpoint.folder,
-                f"{module} is stored quantized, but this draft's family has no such linear",
-                fix="quantize the draft again",
-            )
+            what = f"{module} is stored quantized, but this draft's family has no such linear"
+            raise CheckpointError(checkpoint.folder, what, fix="quantize the draft again")
         own = scheme.of(module)
         if own is None:
-            raise CheckpointError(
-                checkpoint.folder,
-                f"{module} is stored quantized, but nothing is declared for it: {scheme}",
-                fix="quantize the draft again",
-            )
+            what = f"{module} is stored quantized, but nothing is declared for it: {scheme}"
+            raise CheckpointError(checkpoint.folder, what, fix="quantize the draft again")
         for suffix, part in stored_parts(own, *shape).items():
             tensor = checkpoint.tensors.get(f"{module}.{suffix}")
             if not part.fits(tensor):
                 got = f"{tensor.dtype} {list(tensor.shape)}" if tensor else "none"
-                raise CheckpointError(
-                    checkpoint.folder,
-                    f"{module}.{suffix}: {own} needs {' or '.join(part.dtypes)}"
-                    f" {list(part.shape)}, got {got}",
-                    fix="run `draftquant verify`, then quantize the draft again",
-                )
+                needs = f"{own} needs {' or '.join(part.dtypes)} {list(part.shape)}"
+                what = f"{module}.{suffix}: {needs}, got {got}"
+                fix = "run `draftquant verify`, then quantize the draft again"
+                raise CheckpointError(checkpoint.folder, what, fix=fix)
             names |= {tensor.name} if tensor else set()
     return names
 
@@ -327,7 +312,7 @@ def _biases(checkpoint: Checkpoint) -> frozenset[str]:
 def _file_of(checkpoint: Checkpoint, scheme: DeclaredScheme | None, module: str) -> str:
     """The file of a linear's codes; where nothing says which these are, of what it has."""
     own = scheme.of(module) if scheme else None
-    codes = checkpoint.tensors.get(f"{module}.{weight_suffix(own)}") if own else None
+    codes = checkpoint.tensors.get(f"{module}.{own.layout.weight_suffix(own)}") if own else None
     stored = (t for name, t in checkpoint.tensors.items() if name.rpartition(".")[0] == module)
     return (codes or next(stored)).file
 
@@ -338,7 +323,7 @@ def weight_format(stored: StoredDraft, scheme: DeclaredScheme) -> WeightFormat:
     `scale_dtype` says that INT4 scales are float16.
     """
     int4 = scheme.number.is_integer and scheme.first_stage is None
-    tensors, suffix = stored.checkpoint.tensors, scale_suffix(scheme)
+    tensors, suffix = stored.checkpoint.tensors, scheme.layout.scale_suffix(scheme)
     float16 = int4 and {tensors[f"{m}.{suffix}"].dtype for m in stored.modules} == {"F16"}
     sizes = NUMBER_FORMATS[scheme.weight_dtype].sizes if is_of_recipes(scheme.weight_dtype) else {}
     size = (scheme.group_size,) if scheme.group_size else ()
@@ -351,10 +336,7 @@ def weight_format(stored: StoredDraft, scheme: DeclaredScheme) -> WeightFormat:
             fix="`draftquant dequantize` the folder, and quantize the weights with a recipe",
         )
     return WeightFormat(
-        dtype=scheme.weight_dtype,
-        granularity=scheme.granularity,
-        symmetric=True,
-        group_size=scheme.group_size,
-        scale_dtype="float16" if float16 else None,
+        dtype=scheme.weight_dtype, granularity=scheme.granularity, symmetric=True,
+        group_size=scheme.group_size, scale_dtype="float16" if float16 else None,
         first_stage=scheme.first_stage,
-    )
+    )  # fmt: skip

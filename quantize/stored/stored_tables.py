@@ -38,11 +38,9 @@ class StoredTables:
         checkpoint = Checkpoint.open(target, is_target=True)
         embedding, head = _find(checkpoint, EMBEDDING), _find(checkpoint, HEAD)
         if embedding is None:
-            raise CheckpointError(
-                target,
-                f"no tensor is called {EMBEDDING}, with or without a prefix",
-                fix="give the folder of the target, with the shard that holds its embedding",
-            )
+            what = f"no tensor is called {EMBEDDING}, with or without a prefix"
+            fix = "give the folder of the target, with the shard that holds its embedding"
+            raise CheckpointError(target, what, fix=fix)
         if head is None and not _tied(checkpoint):
             raise CheckpointError(
                 target,
@@ -73,19 +71,17 @@ class StoredTables:
     def _check(self) -> None:
         for tensor in (self.embed_tokens, self.lm_head):
             if tensor.dtype not in FLOAT_DTYPES or len(tensor.shape) != 2 or 0 in tensor.shape:
-                raise CheckpointError(
-                    self.checkpoint.folder / tensor.file,
-                    f"{tensor.name}: expected {' or '.join(FLOAT_DTYPES)} [vocabulary, width], got"
-                    f" {tensor.dtype} {list(tensor.shape)}",
-                    fix="give a target whose embedding and head are not quantized",
-                )
+                where, got = self.checkpoint.folder / tensor.file, list(tensor.shape)
+                expected = f"{' or '.join(FLOAT_DTYPES)} [vocabulary, width]"
+                what = f"{tensor.name}: expected {expected}, got {tensor.dtype} {got}"
+                fix = "give a target whose embedding and head are not quantized"
+                raise CheckpointError(where, what, fix=fix)
         if self.embed_tokens.shape != self.lm_head.shape:
-            raise CheckpointError(
-                self.checkpoint.folder,
-                f"{self.embed_tokens.name} is {list(self.embed_tokens.shape)}, {self.lm_head.name}"
-                f" {list(self.lm_head.shape)}: expected equal shapes",
-                fix="give the target that the draft was trained for",
-            )
+            one, head = self.embed_tokens, self.lm_head
+            shapes = f"{one.name} is {list(one.shape)}, {head.name} {list(head.shape)}"
+            what = f"{shapes}: expected equal shapes"
+            fix = "give the target that the draft was trained for"
+            raise CheckpointError(self.checkpoint.folder, what, fix=fix)
 
 
 def first_differing_row(
@@ -115,11 +111,9 @@ def _find(checkpoint: Checkpoint, table: str) -> TensorInfo | None:
         if f".{name}".endswith(f".{table}") and ".layers." not in f".{name}"
     ]
     if len(found) > 1:
-        raise CheckpointError(
-            checkpoint.folder,
-            f"several tensors are called {table}: {', '.join(tensor.name for tensor in found)}",
-            fix="give a folder that holds only the language model that the draft was trained for",
-        )
+        what = f"several tensors are called {table}: {', '.join(tensor.name for tensor in found)}"
+        fix = "give a folder that holds only the language model that the draft was trained for"
+        raise CheckpointError(checkpoint.folder, what, fix=fix)
     return found[0] if found else None
 
 

@@ -31,7 +31,6 @@ from ..stored.stored_declaration import (
     beside_codes,
     declared_scheme,
     raw_declaration,
-    scale_suffix,
     stored_parts,
 )
 from ..stored.stored_draft import StoredDraft, cache_scales
@@ -105,7 +104,7 @@ def code_statistics(
         first_rows = np.arange(0, len(codes.peaks), per_scale.get(scheme.granularity, 1))
         peaks: Floats = np.maximum.reduceat(codes.peaks, first_rows, axis=0)
     scale = linear.scale[:: scheme.rows_of_scale]
-    stored = checkpoint.tensors[f"{module}.{scale_suffix(scheme)}"]
+    stored = checkpoint.tensors[f"{module}.{scheme.layout.scale_suffix(scheme)}"]
     size = np.abs(scale) if scheme.has_signed_scales and not ours else scale
     faults = _scale_faults(stored, size, peaks) + codes.faults(linear.codes_tensor.name)
     return codes.statistics(scale, peaks, concat=concat), faults

@@ -167,7 +167,7 @@ class Nearest(Judge):
         if not len(doubtful):
             return
         found, exact = codes.reshape(-1)[doubtful], w.reshape(-1)[doubtful]
-        exact = exact / _at(scale, doubtful, w.shape[1])
+        exact /= np.broadcast_to(scale, w.shape)[np.unravel_index(doubtful, w.shape)]
         nearest = np.copysign(e4m3_rounded(exact), exact)
         wrong = np.flatnonzero(nearest.view(np.uint32) != found.view(np.uint32))
         if len(wrong):
@@ -222,14 +222,6 @@ class Nearest(Judge):
             f" weight {w:.6g}, whose nearest is {nearest:g}"
         )
         return [Fault(name, "the quantized values nearest to weight/scale", got)]
-
-
-def _at(scale: Floats, places: npt.NDArray[np.intp], columns: int) -> Floats:
-    """The scales, [1, 1], [rows, 1] or [rows, columns], at flat indices of a block."""
-    if scale.size == 1:
-        return scale.reshape(-1)
-    found: Floats = scale.reshape(-1)[places if scale.shape[1] > 1 else places // columns]
-    return found
 
 
 MOST_OF_LINEAR = 4.0

@@ -15,7 +15,6 @@ from ..files.safetensors_header import TensorInfo
 from ..stored.decoded_numbers import Bytes, Floats, blocks_of, floats, read_rows
 from ..stored.layouts.scheme import NIBBLES_PER_WORD, DeclaredScheme
 from ..stored.linear import StoredLinear, global_scale, spread, stored_scales
-from ..stored.stored_declaration import scale_suffix
 from .code_judges import Block, Buffers, Judge, Near, Nearest
 from .comparison import Compared, Fault, LinearFinding, NotFinite, Sides, others
 from .foreign_rules import about_absmax_faults, foreign_judge, integer_scale_rule
@@ -109,7 +108,7 @@ class _Linear:
         self._output, self._tensor, self._demand, self._linear = output, tensor, demand, linear
         self._module = tensor.name.removesuffix(".weight")
         self._declared = scheme
-        self._scales = f"{self._module}.{scale_suffix(scheme)}"
+        self._scales = f"{self._module}.{scheme.layout.scale_suffix(scheme)}"
         # What the codes are, whatever carries them.
         self._scheme = replace(scheme, weight_dtype=demand.carried or scheme.weight_dtype)
         self._buffers = Buffers()

@@ -48,10 +48,7 @@ def differing(
 
 
 def others(
-    where: str,
-    expected: str,
-    wrong: npt.NDArray[np.bool_],
-    say: Callable[[tuple[int, ...]], str],
+    where: str, expected: str, wrong: npt.NDArray[np.bool_], say: Callable[[tuple[int, ...]], str]
 ) -> list[Fault]:
     """At most one fault, of elements that are wrong: `say` describes the one at an index."""
     if not wrong.any():
@@ -269,9 +266,9 @@ def hash_the_rest(sides: Sides, found: Compared) -> list[Fault]:
     return faults[0]
 
 
-def form(tensor: TensorInfo) -> str:
-    """Dtype and shape, for a fault."""
-    return f"{tensor.dtype} {list(tensor.shape)}"
+def form(tensor: TensorInfo | None) -> str:
+    """Dtype and shape, for a fault; "none" where there is no such tensor."""
+    return f"{tensor.dtype} {list(tensor.shape)}" if tensor else "none"
 
 
 def matched(
@@ -281,11 +278,10 @@ def matched(
     alike, faults = [], []
     for name in sorted(wanted.keys() | found.keys()):
         want, got = wanted.get(name), found.get(name)
-        if want is not None and got is not None and form(want) == form(got):
+        if want is not None and form(want) == form(got):
             alike.append(want)
-            continue
-        expected = form(want) if want else "no such tensor"
-        faults.append(Fault(name, expected, form(got) if got else "none"))
+        else:
+            faults.append(Fault(name, form(want) if want else "no such tensor", form(got)))
     return alike, faults
 
 

@@ -25,12 +25,7 @@ from ..files.provenance import CutProvenance, Provenance, QuantizedProvenance, T
 from ..files.provenance_file import cuts_of, read_provenance, sealed
 from ..files.safetensors_header import DTYPE_BYTES, TensorInfo
 from ..stored.decoded_numbers import INTEGERS, Bytes, read_integers, read_rows, read_whole
-from ..stored.stored_declaration import (
-    ZERO_POINTS,
-    declared_scheme,
-    looks_quantized,
-    stored_parts,
-)
+from ..stored.stored_declaration import ZERO_POINTS, declared_scheme, looks_quantized, stored_parts
 from ..stored.stored_draft import StoredDraft
 from ..stored.stored_tables import HEAD, StoredTables, first_differing_row
 from .changed_values import different_keys
@@ -103,21 +98,18 @@ def cut_view(
             for row in (row for row in draft.rows if row.canonical in resized):
                 stored = source.parts(row) if source.is_quantized(row) else {"": row.tensor}
                 for tensor in stored.values():
-                    data, shape = _cut(source, row, tensor, rows)
-                    cut = _written(stream, tensor.name, tensor.dtype, shape, data)
-                    tensors[tensor.name] = cut
-            for tensor in _maps(draft, ids, stream):
-                tensors[tensor.name] = tensor
+                    name, cut = tensor.name, _cut(source, row, tensor, rows)
+                    tensors[name] = _written(stream, name, tensor.dtype, *cut)
+            tensors |= {tensor.name: tensor for tensor in _maps(draft, ids, stream)}
             if tables is not None:
                 head = tables.lm_head
-                data = _gathered(tables.checkpoint, head, ids)
-                shape = (len(ids), *head.shape[1:])
-                tensors[HEAD] = _written(stream, HEAD, head.dtype, shape, data)
+                data, shape = _gathered(tables.checkpoint, head, ids), (len(ids), *head.shape[1:])
+                tensors[HEAD] = _written(stream, HEAD, head.dtype, data, shape)
         yield replace(source.checkpoint, config=config, tensors=dict(sorted(tensors.items())))
 
 
 def _written(
-    stream: BinaryIO, name: str, dtype: str, shape: tuple[int, ...], blocks: Iterator[Bytes]
+    stream: BinaryIO, name: str, dtype: str, blocks: Iterator[Bytes], shape: tuple[int, ...]
 ) -> TensorInfo:
     """A tensor behind the others of an open file, whose absolute path stands for it."""
     start = stream.tell()
@@ -190,7 +182,7 @@ def _maps(draft: Draft, ids: Ids, stream: BinaryIO) -> Iterator[TensorInfo]:
     for canonical, dtype, values in ((MAP, "I64", offsets), (MASK, "BOOL", mask)):
         row = draft.row(canonical)
         name = row.tensor.name if row is not None else canonical
-        yield _written(stream, name, dtype, values.shape, iter([values.view(np.uint8)]))
+        yield _written(stream, name, dtype, iter([values.view(np.uint8)]), values.shape)
 
 
 class Between(NamedTuple):

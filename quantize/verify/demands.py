@@ -35,7 +35,7 @@ from ..stored.layouts.scheme import (
     declared_activations,
 )
 from ..stored.linear import INVERSE_SCALE
-from ..stored.stored_declaration import INPUT_SCALES, INVERSE_INPUT_SCALE, scale_suffix
+from ..stored.stored_declaration import INPUT_SCALES, INVERSE_INPUT_SCALE
 from ..stored.stored_tables import StoredTables
 from .codes import Demand
 from .comparison import Compared, Fault, differing
@@ -82,10 +82,7 @@ def read_record(folder: Path) -> Record | CutProvenance | None:
 
 
 def record_faults(
-    record: Record | CutProvenance,
-    draft: Draft,
-    output: Checkpoint,
-    found: Compared,
+    record: Record | CutProvenance, draft: Draft, output: Checkpoint, found: Compared
 ) -> list[Fault]:
     """All that a record says of a folder and its source and that can be computed; and its seal."""
     pairs = digest_pairs("tensor_digests", found.output_digests, record.digests)
@@ -219,8 +216,8 @@ def own_parts(
     for suffix, part in parts.items():
         if not set(part.dtypes) & set(FLOAT_DTYPES):
             continue
-        dtype = "F32"
-        if suffix == scale_suffix(scheme) and weights.number.is_integer and not weights.first_stage:
+        dtype, is_scale = "F32", suffix == scheme.layout.scale_suffix(scheme)
+        if is_scale and weights.number.is_integer and not weights.first_stage:
             dtype = "F16" if weights.scale_dtype else scale_dtype
         exact[suffix] = part._replace(dtypes=(dtype,), or_shape=None)
     return exact

@@ -90,9 +90,12 @@ def sort_tensors(
         module = row.module
         if module not in modules:
             claimed.add(row.tensor.name)
-            problems = _not_kept(row.tensor, output.tensors.get(row.tensor.name))
-            found.faults += problems
-            found.kept += [] if problems else [row]
+            stored = output.tensors.get(row.tensor.name)
+            if form(stored) == form(row.tensor):
+                found.kept.append(row)
+            else:
+                kept = f"{form(row.tensor)}{' (kept)' if stored else ''}"
+                found.faults.append(Fault(row.tensor.name, kept, form(stored)))
             continue
         found.quantized.add(module)
         demand = demands.get(module)
@@ -119,14 +122,6 @@ def sort_tensors(
     return found
 
 
-def _not_kept(tensor: TensorInfo, stored: TensorInfo | None) -> list[Fault]:
-    if stored is None:
-        return [Fault(tensor.name, form(tensor), "none")]
-    if (stored.dtype, stored.shape) != (tensor.dtype, tensor.shape):
-        return [Fault(tensor.name, f"{form(tensor)} (kept)", form(stored))]
-    return []
-
-
 def must_not_be_quantized(module: str, row: Row) -> Fault:
     """Of a row that is stored as codes but has no business to be."""
     reason = f"{CONFIG_FILE} declares no quantization"
@@ -144,7 +139,7 @@ def sort_parts(
         tensor = output.tensors.get(f"{module}.{suffix}")
         if not part.fits(tensor):
             expected = f"{' or '.join(part.dtypes)} {list(part.shape)} ({scheme})"
-            faults.append(Fault(f"{module}.{suffix}", expected, form(tensor) if tensor else "none"))
+            faults.append(Fault(f"{module}.{suffix}", expected, form(tensor)))
         elif tensor is not None:
             right[suffix] = tensor
     return right, faults

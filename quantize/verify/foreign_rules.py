@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
-from ..stored.decoded_numbers import Floats, floats, read_whole
+from ..stored.decoded_numbers import Floats, stored_scalar
 from ..stored.layouts.scheme import DeclaredScheme
 from ..stored.linear import (
     INVERSE_SCALE,
@@ -22,7 +22,6 @@ from ..stored.linear import (
     spread,
     stored_scales,
 )
-from ..stored.stored_declaration import scale_suffix
 from .code_judges import Block, Buffers, Judge, Near, Nearest
 from .comparison import Fault, others
 from .scales import (
@@ -33,6 +32,7 @@ from .scales import (
     INT4_SMALLEST_SCALE,
     e2m1_rounded,
     e4m3_rounded,
+    whole_steps,
 )
 
 # w/s is computed as w * fl(1/s), there and here: two roundings of 2^-24 each, |w/s| <= 8.5. Of two
@@ -224,17 +224,20 @@ def about_absmax_faults(
 
     Not the one scale of a matrix; `compensated` codes make up for the errors of others.
     """
-    name = f"{module}.{scale_suffix(scheme)}"
-    largest = _covered(absmax.astype(np.float64), scheme)
+    name = f"{module}.{scheme.layout.scale_suffix(scheme)}"
+    dtype, largest = output.tensors[name].dtype, absmax.astype(np.float64)
+    if scheme.granularity == "block":
+        size = scheme.rows_of_scale
+        blocks = np.maximum.reduceat(largest, np.arange(0, len(largest), size), axis=0)
+        largest = np.repeat(blocks, size, axis=0)[: len(largest)]
     wide = scale.astype(np.float64)
     wide = np.abs(wide) if scheme.has_signed_scales else wide
-    if scheme.number.global_scale:
+    if scheme.number.global_scale or scheme.first_stage:
         stored = stored_scales(output, scheme, module).astype(np.float64)
-        return _nvfp4_faults(name, stored, float(global_scale(output, module)), largest)
-    if scheme.first_stage:
-        stored = stored_scales(output, scheme, module).astype(np.float64)
-        quotient = largest / float(global_scale(output, module))
-        return _second_stage_faults(name, stored, quotient, _SLACK[output.tensors[name].dtype])
+        whole = float(global_scale(output, module))
+        if scheme.first_stage:
+            return _second_stage_faults(name, stored, largest / whole, _SLACK[dtype])
+        return _nvfp4_faults(name, stored, whole, largest)
     if scheme.number.powers_of_two:
         # The largest weight lies in [3.5, 7) scales: exponents come from one rounded mantissa bit.
         ratio = largest / wide
@@ -243,7 +246,6 @@ def about_absmax_faults(
     if scheme.number.is_integer:
         return _integer_faults(output.tensors[name], scheme, wide, largest, compensated=compensated)
     expected = largest / E4M3_MAX
-    dtype = output.tensors[name].dtype
     wrong = ~_fits(wide, expected, dtype) & (largest > 0)
     if scheme.version == POWERS_OF_TWO:
         next_power = (np.frexp(wide)[0] == 0.5) & (wide >= expected) & (wide < 2 * expected)
@@ -315,14 +317,6 @@ def _fits(scale: Doubles, expected: Doubles, dtype: str) -> npt.NDArray[np.bool_
     return fits
 
 
-def _covered(absmax: Doubles, scheme: DeclaredScheme) -> Doubles:
-    if scheme.granularity != "block":
-        return absmax
-    size = scheme.rows_of_scale
-    blocks = np.maximum.reduceat(absmax, np.arange(0, len(absmax), size), axis=0)
-    return np.repeat(blocks, size, axis=0)[: len(absmax)]
-
-
 def _nvfp4_faults(name: str, stored: Doubles, whole: float, absmax: Doubles) -> list[Fault]:
     """Group scale = e4m3(absmax / (6 * global scale))."""
     expected = np.clip(absmax / (E2M1_MAX * whole), E4M3_SMALLEST, E4M3_MAX)
@@ -354,12 +348,11 @@ def about_matrix_scale_faults(
 
     Other tools take one from each weight alone; `absmax` has those of the source, by module.
     """
-    divisor = E2M1_MAX * E4M3_MAX if scheme.number.global_scale else E4M3_MAX
-    shared = max(absmax.values())
+    divisor, shared = whole_steps(scheme), max(absmax.values())
     faults = []
     for module, own in absmax.items():
         tensor = matrix_scale(output, module)
-        scale = float(floats(read_whole(output, tensor), tensor.dtype)[0])
+        scale = stored_scalar(output, tensor)
         scale = 1 / scale if tensor.name.endswith(INVERSE_SCALE) else scale
         slack = _GLOBAL_SLACK if scheme.number.global_scale else _SLACK[tensor.dtype]
         allowed = [largest / divisor for largest in (shared, own)]

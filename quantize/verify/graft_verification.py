@@ -162,15 +162,10 @@ def verify_graft(
         *_file_faults(before, after),
     )
     return begun(
-        target_tensors=len(own),
-        same_file=len(linked),
-        layer_tensors=len(grafted),
-        bytes_compared=progress.done,
-        declared=is_declared,
-        header_digests=headers,
-        layer_digests=of_layer.output_digests,
-        faults=faults,
-    )
+        target_tensors=len(own), same_file=len(linked), layer_tensors=len(grafted),
+        bytes_compared=progress.done, declared=is_declared, header_digests=headers,
+        layer_digests=of_layer.output_digests, faults=faults,
+    )  # fmt: skip
 
 
 def _unreadable(exc: CheckpointError) -> Fault:
@@ -189,10 +184,9 @@ def _name_faults(
 
 def _compare(sides: Sides, tensor: TensorInfo) -> Compared:
     other = sides.output.tensors.get(tensor.name)
-    if other is not None and form(other) == form(tensor):
+    if form(other) == form(tensor):
         return compare_kept(sides, tensor)
-    got = "none" if other is None else form(other)
-    return Compared(faults=[Fault(tensor.name, form(tensor), got)])
+    return Compared(faults=[Fault(tensor.name, form(tensor), form(other))])
 
 
 def _compare_layer(
@@ -337,13 +331,15 @@ def _table_faults(
 
     A head of a target that stores none is tied to its embedding; what it quantized is not compared.
     """
-    has_head = any(".lm_head." in f".{n}" for n in target.tensors if ".layers." not in n)
+    outside = {n: t for n, t in sorted(target.tensors.items()) if ".layers." not in n}
+    has_head = any(".lm_head." in f".{name}" for name in outside)
+    embedding = next((t for name, t in outside.items() if name.endswith(EMBEDDING)), None)
     for name, tensor in sorted(layer.tensors.items()):
         if name.startswith(starts) or not name.endswith((EMBEDDING, HEAD)):
             continue
         whole = target.tensors.get(name)
         if whole is None and name.endswith(HEAD) and not has_head:
-            whole = _embedding(target)
+            whole = embedding
         if whole is None or whole.dtype != tensor.dtype:
             continue
         if whole.shape != tensor.shape or (
@@ -354,11 +350,6 @@ def _table_faults(
                 f"the target's {whole.name}",
                 "another table, for which the layer was trained",
             )
-
-
-def _embedding(target: Checkpoint) -> TensorInfo | None:
-    found = [t for n, t in sorted(target.tensors.items()) if n.endswith(EMBEDDING)]
-    return next((tensor for tensor in found if ".layers." not in tensor.name), None)
 
 
 def _file_faults(before: Checkpoint, after: Checkpoint) -> Iterator[Fault]:

@@ -27,7 +27,7 @@ from ..stored.decoded_numbers import (
 )
 from ..stored.layouts.scheme import DeclaredScheme
 from ..stored.linear import INVERSE_SCALE, matrix_scale, stored_scales
-from ..stored.stored_declaration import INPUT_SCALES, scale_suffix
+from ..stored.stored_declaration import INPUT_SCALES
 from .comparison import Fault
 
 E4M3_MAX, E2M1_MAX = 448.0, 6.0
@@ -372,7 +372,7 @@ def scale_faults(
         rule: "absmax": exactly these. "searched": between the ends of a search.
         dtype: to which they were rounded; None = that in which they are stored.
     """
-    tensor = output.tensors[f"{module}.{scale_suffix(scheme)}"]
+    tensor = output.tensors[f"{module}.{scheme.layout.scale_suffix(scheme)}"]
     stored = stored_scales(output, scheme, module)
     size = scheme.group_size or 1 if scheme.granularity == "block" else 1
     count, first = 0, None

@@ -151,15 +151,11 @@ class _Numbers(NamedTuple):
         """What is declared of linears that have these."""
         size = None if self.group_size == -1 else self.group_size
         return DeclaredScheme(
-            layout=packing.layout,
-            weight_dtype=INTEGERS[self.bits],
-            granularity="group" if size else "channel",
-            group_size=size,
-            pack_method=packing.method,
-            asymmetric=not self.symmetric,
-            ordered=self.ordered and size is not None,
-            version=packing.version,
-        )
+            layout=packing.layout, weight_dtype=INTEGERS[self.bits],
+            granularity="group" if size else "channel", group_size=size,
+            pack_method=packing.method, asymmetric=not self.symmetric,
+            ordered=self.ordered and size is not None, version=packing.version,
+        )  # fmt: skip
 
 
 def _with_others(

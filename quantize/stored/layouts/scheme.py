@@ -30,14 +30,9 @@ StoredDtype = Literal[WeightDtype, "int2", "int3", "int8"]
 def _integer(bits: int) -> NumberFormat:
     """Two's complement, packed into words of 32 bits unless a layout says otherwise."""
     return NumberFormat(
-        bits=bits,
-        kind="int",
-        largest=2 ** (bits - 1) - 1,
-        sizes={},
-        stored_dtype="I32",
-        codes_per_element=32 // bits,
-        scale_dtype=None,
-    )
+        bits=bits, kind="int", largest=2 ** (bits - 1) - 1, sizes={}, stored_dtype="I32",
+        codes_per_element=32 // bits, scale_dtype=None,
+    )  # fmt: skip
 
 
 _OF_OTHER_TOOLS: Mapping[StoredDtype, NumberFormat] = {
@@ -63,14 +58,9 @@ NIBBLES_PER_WORD = 8
 PackMethod = Literal["order", "reorder"]
 PACK_METHODS: tuple[PackMethod, ...] = ("order", "reorder")
 Activations = Literal[
-    "none",
-    "token-dynamic",
-    "tensor-static",
-    "tensor-dynamic",
-    "group-dynamic",
-    "group-dynamic-64",
-    GroupedActivations,
-]
+    "none", "token-dynamic", "tensor-static", "tensor-dynamic", "group-dynamic",
+    "group-dynamic-64", GroupedActivations,
+]  # fmt: skip
 GROUPS: Mapping[str, int] = {
     dtype: number.sizes["group"][0]
     for dtype, number in NUMBER_FORMATS.items()

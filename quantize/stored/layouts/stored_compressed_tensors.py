@@ -97,14 +97,10 @@ class StoredCompressedTensors(StoredLayout):
         targets = group.strings("targets")
         group.finish()
         return DeclaredScheme(
-            layout=self,
-            weight_dtype=dtype,
-            granularity=granularity,
-            group_size=group_size,
-            pack_method="order" if dtype == "int4" else None,
-            activations=activations,
+            layout=self, weight_dtype=dtype, granularity=granularity, group_size=group_size,
+            pack_method="order" if dtype == "int4" else None, activations=activations,
             targets=targets,
-        )
+        )  # fmt: skip
 
     @override
     def declaration(

@@ -120,21 +120,15 @@ class StoredModelOpt(StoredLayout):
                 activations = "none" if algo == "NVFP4" else activations
             _check_group(group, granularity, group_size)
         return DeclaredScheme(
-            layout=self,
-            weight_dtype=dtype,
-            granularity=granularity,
-            group_size=group_size,
-            activations=activations,
-            kv_cache=cache,
-        )
+            layout=self, weight_dtype=dtype, granularity=granularity, group_size=group_size,
+            activations=activations, kv_cache=cache,
+        )  # fmt: skip
 
     @override
     def excludes(self, keys: ObjectReader) -> tuple[str, ...]:
         excludes = keys.strings("exclude_modules" if keys.has("exclude_modules") else "ignore")
         # Engines read one list or the other: they must not exclude different modules.
-        if keys.has("ignore") and set(keys.strings("ignore")) != set(excludes):
-            wanted = (f"the same patterns as exclude_modules {sorted(excludes)}",)
-            raise keys.refused("ignore", wanted, sorted(keys.strings("ignore")))
+        keys.same_strings("ignore", "exclude_modules", "patterns", excludes)
         return excludes
 
     @override
@@ -241,15 +235,11 @@ class StoredFp8(StoredLayout):
         whole: Activations = "token-dynamic" if dynamic else "tensor-static"
         of_blocks: Activations = "group-dynamic" if columns == BLOCK else "group-dynamic-64"
         return DeclaredScheme(
-            layout=self,
-            weight_dtype="fp8_e4m3",
-            granularity="block" if blocks else "tensor",
-            group_size=columns if blocks else None,
-            activations=of_blocks if blocks else whole,
-            version=_POWERS if powers else None,
-            block_rows=rows if rows != columns else None,
+            layout=self, weight_dtype="fp8_e4m3", granularity="block" if blocks else "tensor",
+            group_size=columns if blocks else None, activations=of_blocks if blocks else whole,
+            version=_POWERS if powers else None, block_rows=rows if rows != columns else None,
             kv_cache=FP8_CACHE if cached else None,
-        )
+        )  # fmt: skip
 
     @override
     def excludes(self, keys: ObjectReader) -> tuple[str, ...]:

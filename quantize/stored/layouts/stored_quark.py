@@ -77,15 +77,10 @@ class StoredQuark(StoredLayout):
             activations = _inputs(section.section("input_tensors", ignored=SPEC_NO_MEANING))
         section.finish()
         return DeclaredScheme(
-            layout=self,
-            weight_dtype=dtype,
-            granularity=granularity,
-            group_size=group_size,
-            first_stage=first_stage,
-            pack_method=pack_method if dtype == "int4" else None,
-            activations=activations,
-            kv_cache=cache,
-        )
+            layout=self, weight_dtype=dtype, granularity=granularity, group_size=group_size,
+            first_stage=first_stage, pack_method=pack_method if dtype == "int4" else None,
+            activations=activations, kv_cache=cache,
+        )  # fmt: skip
 
     @override
     def declaration(
