@@ -60,10 +60,8 @@ class PythonValue:
         """One of these."""
         if any(type(self.value) is type(one) and self.value == one for one in choices):
             return self.value
-        listed = ", ".join(map(repr, choices))
-        raise MisfitError(
-            f"expected one of {listed}, got {_shown(self.value)}", nearest(self.value, choices)
-        )
+        what = f"expected one of {', '.join(map(repr, choices))}, got {_shown(self.value)}"
+        raise MisfitError(what, nearest(self.value, choices))
 
     def is_null(self) -> bool:
         """None is."""

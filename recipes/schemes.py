@@ -73,7 +73,6 @@ def named_algorithm(name: str, backend: BackendName) -> tuple[ScaleChoice, Round
         raise RecipeError(f"--algorithm {name}, backend {backend}", refused.reason, fix=refused.fix)
     known = ALGORITHMS if backend == "torch" else VENDOR_ALGORITHMS
     if name not in known:
-        raise RecipeError(
-            "--algorithm", f"no algorithm is called {name!r}", fix=nearest(name, known)
-        )
+        what = f"no algorithm is called {name!r}"
+        raise RecipeError("--algorithm", what, fix=nearest(name, known))
     return known[name]

@@ -344,15 +344,11 @@ def without_safetensors(folder: Path) -> tuple[str, str]:
 def mistaken_folder(folder: Path) -> tuple[str, str] | None:
     """What a folder without config.json is instead, and the fix; None = nothing that is known."""
     if (folder / "params.json").exists():
-        return (
-            "is in Mistral's own form (params.json), which is not supported, EAGLE or not",
-            "serve it with vLLM as it is, or give a draft with a config.json of its own",
-        )
+        what = "is in Mistral's own form (params.json), which is not supported, EAGLE or not"
+        return what, "serve it with vLLM as it is, or give a draft with a config.json of its own"
     if (folder / "adapter_config.json").exists():
-        return (
-            "is an adapter (LoRA), not a draft",
-            "merge it into the model that it adapts (peft: merge_and_unload), and give that folder",
-        )
+        merged = "merge it into the model that it adapts (peft: merge_and_unload)"
+        return "is an adapter (LoRA), not a draft", f"{merged}, and give that folder"
     if (cached := _CACHED.fullmatch(folder.name)) and (folder / "snapshots").is_dir():
         hub_id = f"{cached[1]}/{cached[2]}"
         snapshots = sorted(path for path in (folder / "snapshots").iterdir() if path.is_dir())
@@ -361,17 +357,13 @@ def mistaken_folder(folder: Path) -> tuple[str, str] | None:
     if any(folder.glob("*.gguf")):
         return f"holds {_GGUF}", _SAFETENSORS
     if (folder / "trace.json").exists():
-        return (
-            "is a trace folder, not a draft",
-            "give the draft first, and this folder behind --traces",
-        )
+        fix = "give the draft first, and this folder behind --traces"
+        return "is a trace folder, not a draft", fix
     if any(folder.glob("*.safetensors")):
         return None
     if pickles := pickles_in(folder):
-        return (
-            f"has no {CONFIG_FILE}, and no safetensors file (found {pickles[0]})",
-            f"put the draft's {CONFIG_FILE} beside it, then {as_safetensors(folder)}",
-        )
+        fix = f"put the draft's {CONFIG_FILE} beside it, then {as_safetensors(folder)}"
+        return f"has no {CONFIG_FILE}, and no safetensors file (found {pickles[0]})", fix
     if below := sorted(path.parent for path in folder.glob(f"*/{CONFIG_FILE}")):
         what = f"has no {CONFIG_FILE}, but {len(below)} folder(s) in it have"
         return what, f"did you mean {below[0]}?"

@@ -55,12 +55,9 @@ def resolve_draft(reference: str, subtree: str | None = None) -> DraftSource:
         what, fix = mistaken_file(folder) if folder.exists() else _no_folder(reference)
         raise CheckpointError(reference, what, fix=fix)
     if subtree is not None:
-        raise CheckpointError(
-            reference,
-            "there is no such folder, and for one layer of a target on the Hub all its"
-            " shards would be downloaded",
-            fix="download config.json, the index and the shards of the layer, and give the folder",
-        )
+        all_shards = "for one layer of a target on the Hub all its shards would be downloaded"
+        fix = "download config.json, the index and the shards of the layer, and give the folder"
+        raise CheckpointError(reference, f"there is no such folder, and {all_shards}", fix=fix)
     return _download(reference)
 
 

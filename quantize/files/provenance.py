@@ -207,10 +207,8 @@ class VocabularyCut:
     def problem(self) -> str | None:
         """Sizes that no cut has, or None."""
         if not 0 < self.size <= self.size_before <= self.vocabulary:
-            return (
-                f"expected 0 < size <= size_before <= vocabulary, got {self.size},"
-                f" {self.size_before}, {self.vocabulary}"
-            )
+            got = f"{self.size}, {self.size_before}, {self.vocabulary}"
+            return f"expected 0 < size <= size_before <= vocabulary, got {got}"
         return None
 
     def __str__(self) -> str:

@@ -83,9 +83,8 @@ def append_text(path: Path, text: str) -> None:
         finally:
             os.close(descriptor)
     except OSError as exc:
-        raise OutputError(
-            path, f"cannot be appended to: {exc.strerror or exc}", fix="give a file of your own"
-        ) from exc
+        what = f"cannot be appended to: {exc.strerror or exc}"
+        raise OutputError(path, what, fix="give a file of your own") from exc
 
 
 def check_place(path: Path, *, overwrite: bool) -> None:

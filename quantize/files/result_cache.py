@@ -84,9 +84,8 @@ class ResultCache:
             self._put(path, b"\n".join((_FORMAT, code, text, result)))
             self._make_room(path)
         except OSError as exc:
-            self.on_warning(
-                f"the result is not kept in the cache: {exc.filename or path}: {reason(exc)}"
-            )
+            why = f"{exc.filename or path}: {reason(exc)}"
+            self.on_warning(f"the result is not kept in the cache: {why}")
 
     def refuse(self, key: Mapping[str, object], why: str) -> None:
         """Warn of the entry under a key; what is computed instead will replace it."""

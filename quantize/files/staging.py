@@ -162,10 +162,8 @@ def check_output(out: Path, source: Path | None = None, *, needed_bytes: int = 0
 def _problems(out: Path, source: Path | None, needed_bytes: int) -> Iterator[tuple[str, str]]:
     parent = out.absolute().parent
     if out.exists() or out.is_symlink():
-        yield (
-            "it already exists, and is never overwritten",
-            "give another name, or move this one away",
-        )
+        fix = "give another name, or move this one away"
+        yield "it already exists, and is never overwritten", fix
     if parent.exists() and not parent.is_dir():
         yield f"its parent {parent} is a file", "give a name in a folder"
     if not parent.is_dir():

@@ -100,17 +100,14 @@ def _check_views(loaded: Any) -> None:
             # Not nbytes, which is wrong where the product is beyond 64 bits.
             nbytes = math.prod(value.shape) * value.element_size()
             if nbytes > stored:
-                raise ValueError(
-                    f"a tensor of {nbytes:,} bytes of which {stored:,} are stored: it repeats them;"
-                    " save a copy of it (clone)"
-                )
+                what = f"a tensor of {nbytes:,} bytes of which {stored:,} are stored"
+                raise ValueError(f"{what}: it repeats them; save a copy of it (clone)")
             place = value.untyped_storage().data_ptr() if stored else 0
             stands_for[place] = stands_for.get(place, 0) + nbytes
             if stands_for[place] > _MOST_VIEWS * stored:
-                raise ValueError(
-                    f"tensors of {stands_for[place]:,} bytes together are views of the same"
-                    f" {stored:,}; save copies of them (clone)"
-                )
+                what = f"tensors of {stands_for[place]:,} bytes together"
+                same = f"are views of the same {stored:,}"
+                raise ValueError(f"{what} {same}; save copies of them (clone)")
 
 
 # Rows of a file are a tensor that takes no memory of its own. What was looked at counts as resident

@@ -170,23 +170,20 @@ def _exchanged(words: Words, distance: int, mask: int) -> Words:
     return exchanged
 
 
-def unpack_fp4(stored: Bytes, *, out: Floats | None = None) -> Floats:
-    """FP4 values of packed bytes, the even column in the low four bits."""
-    rows, pairs = stored.shape
-    if out is None:
-        out = np.empty((rows, 2 * pairs), np.float32)
-    _look_up(_nibble_pairs(tuple(E2M1.tolist())), stored, out)
-    return out
-
-
 def decoded_codes(stored: Bytes, scheme: DeclaredScheme, out: Floats | None) -> Floats:
-    """Codes of stored rows [rows, bytes], padding of the last word too: integers, E4M3 or E2M1."""
+    """Codes of stored rows [rows, bytes], padding of the last word too: integers, E4M3 or E2M1.
+
+    Of FP4 the even column lies in the low four bits of a byte.
+    """
     if scheme.number.is_integer:
         offset = scheme.layout.nibble_offset
         return unpack_int4(stored.view(np.int32), str(scheme.pack_method), offset=offset, out=out)
     if scheme.number.is_fp8:
         return floats(stored.reshape(-1), FP8_DTYPE, out=out).reshape(stored.shape)
-    return unpack_fp4(stored, out=out)
+    if out is None:
+        out = np.empty((len(stored), 2 * stored.shape[1]), np.float32)
+    _look_up(_nibble_pairs(tuple(E2M1.tolist())), stored, out)
+    return out
 
 
 def scale_values(block: Bytes, dtype: str) -> Floats:

@@ -97,23 +97,19 @@ def zero_points(
         # GPTQModel adds 1 to whole words, so that the next number is one more; kernels to each.
         count = int(np.count_nonzero(numbers == 2**bits - 1)) if where.plus else 0
         if count:
-            raise CheckpointError(
-                checkpoint.folder,
-                f"{tensor.name}: {count} zero point(s) are stored as {2**bits - 1}, which in this"
-                f" format GPTQModel reads as 0, and kernels as {2**bits}",
-                fix='save the draft with GPTQModel\'s format "gptq_v2"',
-            )
+            what = f"{tensor.name}: {count} zero point(s) are stored as {2**bits - 1}"
+            what += f", which in this format GPTQModel reads as 0, and kernels as {2**bits}"
+            fix = 'save the draft with GPTQModel\'s format "gptq_v2"'
+            raise CheckpointError(checkpoint.folder, what, fix=fix)
         found = _from_the_middle(numbers.T, bits) + np.float32(where.plus)
     found = found[:out_features]
     if not found.any():
         return None
     if not scheme.asymmetric and scheme.layout.declares_symmetry:
-        raise CheckpointError(
-            checkpoint.folder,
-            f"{tensor.name}: symmetric values are declared, whose zero point is"
-            f" {2 ** (scheme.number.bits - 1)}, got others",
-            fix="declare them as they are (sym: false, or checkpoint_format), or quantize again",
-        )
+        middle = f"whose zero point is {2 ** (scheme.number.bits - 1)}"
+        what = f"{tensor.name}: symmetric values are declared, {middle}, got others"
+        fix = "declare them as they are (sym: false, or checkpoint_format), or quantize again"
+        raise CheckpointError(checkpoint.folder, what, fix=fix)
     return found
 
 
@@ -204,7 +200,11 @@ class StoredLinear:
             self._columns = Columns(checkpoint, self.codes_tensor, scheme)
             rows = self._columns.out_features
         self.out_features = rows
-        self.scale = _scale(checkpoint, scheme, module, rows)
+        self.scale = stored_scales(checkpoint, scheme, module)
+        if scheme.granularity == "block":
+            self.scale = np.repeat(self.scale, scheme.rows_of_scale, axis=0)[:rows]
+        elif scheme.number.global_scale or scheme.first_stage:
+            self.scale = self.scale * global_scale(checkpoint, module)
         self.first_scale = global_scale(checkpoint, module) if scheme.first_stage else None
         self.zero = zero_points(checkpoint, scheme, module, rows)
         self._group_of = input_groups(checkpoint, scheme, module, in_features)
@@ -259,17 +259,6 @@ class StoredLinear:
         if self._group_of is not None:
             return values[:, self._group_of]
         return spread(values, self._scheme.group_size, self._in_features)
-
-
-def _scale(
-    checkpoint: Checkpoint, scheme: DeclaredScheme, module: str, out_features: int
-) -> Floats:
-    scale = stored_scales(checkpoint, scheme, module)
-    if scheme.granularity == "block":
-        return np.repeat(scale, scheme.rows_of_scale, axis=0)[:out_features]
-    if scheme.number.global_scale or scheme.first_stage:
-        return scale * global_scale(checkpoint, module)
-    return scale
 
 
 def stored_scales(checkpoint: Checkpoint, scheme: DeclaredScheme, module: str) -> Floats:

@@ -285,11 +285,10 @@ def _from_target(draft: Draft, shared: Mapping[str, Tensor]) -> dict[str, Tensor
             fix = "give the target (--target M), or traces recorded with --tables"
             raise CheckpointError(draft.checkpoint.folder, what, fix=fix)
         if tuple(shared[name].shape) != shape:
-            raise CheckpointError(
-                draft.checkpoint.folder,
-                f"{name}: expected shape {list(shape)}, the target's is {list(shared[name].shape)}",
-                fix="give the target that this draft was trained for",
-            )
+            got = list(shared[name].shape)
+            what = f"{name}: expected shape {list(shape)}, the target's is {got}"
+            fix = "give the target that this draft was trained for"
+            raise CheckpointError(draft.checkpoint.folder, what, fix=fix)
         found[name] = shared[name]
     return found
 

@@ -57,9 +57,7 @@ class InputRounding:
         without = [n for n, how in activations.items() if how in STATIC and n not in scales]
         if without:
             raise ValueError(f"a static scale is declared and none is given: {without}")
-        self._activations = activations
-        self._scales = scales
-        self._before = before
+        self._activations, self._scales, self._before = activations, scales, before
 
     @property
     def rounds_alone(self) -> bool:
@@ -238,11 +236,9 @@ def _check_method(draft: Draft, how: OnlineHead) -> None:
     if not vllm.architectures | vllm.not_executed:
         raise _refused(draft, how, f"vLLM 0.33 serves no {draft.family.name} drafts")
     if not vllm.takes_online_heads:
-        what = (
-            "vLLM 0.33 refuses it: draft_lm_head_quantization is not supported for method"
-            f" {vllm.served_as!r}, by which it serves {draft.family.name} drafts"
-        )
-        raise _refused(draft, how, what)
+        what = "vLLM 0.33 refuses it: draft_lm_head_quantization is not supported for method"
+        served = f"{vllm.served_as!r}, by which it serves {draft.family.name} drafts"
+        raise _refused(draft, how, f"{what} {served}")
     if vllm.mtp is not None and vllm.mtp.own_heads:
         raise _not_shared(draft, how, "the modules have heads of their own")
     width = draft.geometry.hidden_size

@@ -330,11 +330,9 @@ def weight_format(stored: StoredDraft, scheme: DeclaredScheme) -> WeightFormat:
     known = scheme.granularity in sizes and set(size) <= set(sizes[scheme.granularity])
     if not is_of_recipes(scheme.weight_dtype) or not known:
         size_of = f" of {scheme.group_size}" if scheme.group_size else ""
-        raise LayoutError(
-            f"weights {scheme.weight_dtype} per {scheme.granularity}{size_of}",
-            "no layout that draftquant writes has this format",
-            fix="`draftquant dequantize` the folder, and quantize the weights with a recipe",
-        )
+        where = f"weights {scheme.weight_dtype} per {scheme.granularity}{size_of}"
+        fix = "`draftquant dequantize` the folder, and quantize the weights with a recipe"
+        raise LayoutError(where, "no layout that draftquant writes has this format", fix=fix)
     return WeightFormat(
         dtype=scheme.weight_dtype, granularity=scheme.granularity, symmetric=True,
         group_size=scheme.group_size, scale_dtype="float16" if float16 else None,

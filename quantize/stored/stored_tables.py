@@ -42,13 +42,10 @@ class StoredTables:
             fix = "give the folder of the target, with the shard that holds its embedding"
             raise CheckpointError(target, what, fix=fix)
         if head is None and not _tied(checkpoint):
-            raise CheckpointError(
-                target,
-                f"no tensor is called {HEAD}, and config.json does not say that the target ties it"
-                " to the embedding",
-                fix="give the shard that holds the head, or write tie_word_embeddings: true if"
-                " they are tied",
-            )
+            untied = "config.json does not say that the target ties it to the embedding"
+            tied = "write tie_word_embeddings: true if they are tied"
+            fix = f"give the shard that holds the head, or {tied}"
+            raise CheckpointError(target, f"no tensor is called {HEAD}, and {untied}", fix=fix)
         tables = cls(checkpoint=checkpoint, embed_tokens=embedding, lm_head=head or embedding)
         tables._check()
         return tables
@@ -61,10 +58,8 @@ class StoredTables:
         """What keeps a draft's table from being this one's, byte for byte; None = nothing."""
         theirs = self.table(canonical)
         if (tensor.dtype, tensor.shape) != (theirs.dtype, theirs.shape):
-            return (
-                f"is {tensor.dtype} {list(tensor.shape)}, the target's {theirs.name} {theirs.dtype}"
-                f" {list(theirs.shape)}"
-            )
+            target = f"the target's {theirs.name} {theirs.dtype} {list(theirs.shape)}"
+            return f"is {tensor.dtype} {list(tensor.shape)}, {target}"
         row = first_differing_row(source, tensor, self.checkpoint, theirs)
         return None if row is None else f"row {row} differs from that of the target's {theirs.name}"
 

@@ -106,9 +106,8 @@ def _factor_faults(name: str, before: Doubles, after: Doubles, factor: float) ->
 def _other_elements(
     name: str, expected: str, wrong: npt.NDArray[np.bool_], before: Doubles, after: Doubles
 ) -> list[Fault]:
-    return others(
-        name, expected, wrong, lambda at: f"first {after[at]:g} for {before[at]:g} at {at[0]}"
-    )
+    say = "first {:g} for {:g} at {}".format
+    return others(name, expected, wrong, lambda at: say(after[at], before[at], at[0]))
 
 
 def _learned_factors(
@@ -254,9 +253,8 @@ def _changed(config: Config, changes: Config) -> dict[str, object]:
     for path, value in changes.items():
         section, _, rest = path.partition(".")
         inner = changed.get(section)
-        changed[section] = (
-            _changed(inner if isinstance(inner, Mapping) else {}, {rest: value}) if rest else value
-        )
+        inner = inner if isinstance(inner, Mapping) else {}
+        changed[section] = _changed(inner, {rest: value}) if rest else value
     return changed
 
 
@@ -265,9 +263,7 @@ def _altered(draft: Draft, changes: Config) -> list[Fault]:
     before = _computed(draft, {})
     if _computed(draft, changes) == before:
         return []
-    alone = {
-        key: value for key, value in changes.items() if _computed(draft, {key: value}) != before
-    }
+    alone = {k: v for k, v in changes.items() if _computed(draft, {k: v}) != before}
     expected = "no change of what the draft computes"
     return [
         Fault(f"{CONFIG_FILE}: {key}", expected, json.dumps(value, sort_keys=True))

@@ -100,14 +100,11 @@ class Nearest(Judge):
         carried: bool = False,
         ends: Ends | None = None,
     ) -> None:
-        self._carried = carried
-        self._ends = ends
-        self._scheme = scheme
-        self._first_scale = first_scale
+        self._scheme, self._first_scale, self._buffers = scheme, first_scale, buffers
+        self._carried, self._ends = carried, ends
         with np.errstate(all="ignore"):  # scales that are no scales are faults of their own
             int4 = scheme.number.is_integer
             self._scale = np.float32(1) / scale if int4 else scale  # of INT4 the inverse
-        self._buffers = buffers
         self._worst = (0, 0, 0.0, 0.0, 0.0)  # row, column, weight, code, nearest
 
     @override
@@ -217,10 +214,8 @@ class Nearest(Judge):
         if not self.wrong:
             return []
         row, column, w, code, nearest = self._worst
-        got = (
-            f"{self.wrong} other(s), first at row {row}, column {column}: code {code:g} of the"
-            f" weight {w:.6g}, whose nearest is {nearest:g}"
-        )
+        what = f"code {code:g} of the weight {w:.6g}, whose nearest is {nearest:g}"
+        got = f"{self.wrong} other(s), first at row {row}, column {column}: {what}"
         return [Fault(name, "the quantized values nearest to weight/scale", got)]
 
 

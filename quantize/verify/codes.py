@@ -1,14 +1,12 @@
 """A quantized linear of the output against its source weight, in one pass over both."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
 from ...recipes.errors import CheckpointError
-from ...recipes.formats import WeightDtype
-from ...recipes.schema import Recipe
 from ..files.checkpoint import Checkpoint
 from ..files.digests import Digest, problem_of
 from ..files.safetensors_header import TensorInfo
@@ -21,7 +19,7 @@ from .foreign_rules import about_absmax_faults, foreign_judge, integer_scale_rul
 from .scales import (
     INT4_SMALLEST_SCALE,
     Bits,
-    CodeRule,
+    Demand,
     group_absmax,
     magnitudes,
     scale_faults,
@@ -31,32 +29,6 @@ from .scales import (
 )
 
 _BLOCK = 2**17  # weights: a few float32 arrays of a block fit the cache of a core
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Demand:
-    """What is declared for one matrix, and what its codes and scales are held to.
-
-    Attributes:
-        carried: the number format of the codes, where a wider one carries them; else None.
-        scale_dtype: safetensors dtype to which INT4 scales were rounded; they may be stored in a
-            wider one.
-        from_inverse: the scale of the matrix was transcoded from its inverse.
-        exponent: k; the first half of the weight's columns was multiplied by 2^k.
-        largest: magnitude that the one scale of the matrix must cover; None where it has none, or
-            where the rule does not say what it must be.
-        group: on-disk names of the linears that `largest` is of.
-    """
-
-    scheme: DeclaredScheme | None
-    recipe: Recipe | None
-    rule: CodeRule
-    carried: WeightDtype | None
-    scale_dtype: str
-    from_inverse: bool
-    exponent: int = 0
-    largest: np.float32 | None = None
-    group: tuple[str, ...] = ()
 
 
 def compare_linear(sides: Sides, tensor: TensorInfo, demand: Demand) -> Compared:
@@ -124,13 +96,9 @@ class _Linear:
         self._faults, self._whole = self._no_scales(), None
         self._good_scales = not self._faults
         if demand.largest is not None:
-            wrong = whole_scale_faults(
-                output, scheme, self._module, demand.largest, demand.group,
-                from_inverse=demand.from_inverse,
-            )  # fmt: skip
+            wrong = whole_scale_faults(output, scheme, self._module, demand)
             self._faults += wrong if self._good_scales else []
-            # What is stored may be (or come from) its inverse, from which it does not follow
-            # exactly.
+            # What is stored may be, or come from, its inverse, which does not give it exactly.
             self._whole = whole_scale(scheme, demand.largest)
             self._whole = global_scale(output, self._module) if wrong else self._whole
         self._judge = self._chosen_judge()

@@ -236,12 +236,10 @@ def _tables(
 ) -> StoredTables | None:
     own = draft.row(HEAD)
     if own is not None and own.tensor.name in quantized.dropped:
-        raise CheckpointError(
-            output.folder,
-            "its head was left to the target when it was quantized, and given back when its"
-            " vocabulary was cut",
-            fix="give the quantized folder that was cut behind --against",
-        )
+        given = "given back when its vocabulary was cut"
+        what = f"its head was left to the target when it was quantized, and {given}"
+        fix = "give the quantized folder that was cut behind --against"
+        raise CheckpointError(output.folder, what, fix=fix)
     if own is not None or "head" not in draft.family.shared_tables:
         return None
     if target is None:
@@ -319,10 +317,9 @@ def cut_of(output: Path, source: Checkpoint) -> CutProvenance | None:
         return record
     if isinstance(record.quantized_by, QuantizedProvenance):
         return None  # of the whole draft, quantized: see `cut_between`
-    what = "its vocabulary was cut after another tool had quantized it, so it is verified against"
-    raise CheckpointError(
-        output, f"{what} the quantized folder", fix="give that folder behind --against"
-    )
+    why = "its vocabulary was cut after another tool had quantized it"
+    what = f"{why}, so it is verified against the quantized folder"
+    raise CheckpointError(output, what, fix="give that folder behind --against")
 
 
 def verify_cut(

@@ -37,9 +37,8 @@ from ..stored.layouts.scheme import (
 from ..stored.linear import INVERSE_SCALE
 from ..stored.stored_declaration import INPUT_SCALES, INVERSE_INPUT_SCALE
 from ..stored.stored_tables import StoredTables
-from .codes import Demand
 from .comparison import Compared, Fault, differing
-from .scales import matrix_absmax, rule_of
+from .scales import Demand, matrix_absmax, rule_of
 
 Record = QuantizedProvenance | TranscodedProvenance
 """Of a folder that holds codes."""
@@ -353,11 +352,8 @@ def whole_demands(
     """
     rows = {row.module: row.tensor for row in draft.linears() if row.module in quantized}
     found = {m: replace(demands[m], exponent=exponents.get(t.name, 0)) for m, t in rows.items()}
-    whole = [
-        module
-        for module, one in found.items()
-        if one.scheme is not None and one.scheme.scales_whole_matrix and one.rule.by_absmax
-    ]
+    exact = [m for m, one in found.items() if one.rule.scales in ("absmax", "searched")]
+    whole = [m for m in exact if (own := found[m].scheme) and own.scales_whole_matrix]
     with ThreadPoolExecutor(WORKERS) as pool:
         of = partial(matrix_absmax, draft.checkpoint)
         largest = pool.map(lambda m: of(rows[m], found[m].exponent), whole)

@@ -27,9 +27,9 @@ from ..stored.decoded_numbers import stored_scalar
 from ..stored.layouts import HF_QUANT_CONFIG
 from ..stored.layouts.scheme import DeclaredScheme, Part
 from ..stored.stored_declaration import INPUT_SCALES, beside_codes, quantized_looking, stored_parts
-from .codes import Demand
 from .comparison import Fault, differing, form
 from .demands import own_parts
+from .scales import Demand
 
 _PYTORCH = repr("pt")  # what transformers demands as "format", and most exporters write
 _ONE_FOR_FUSED = (*INPUT_SCALES, "weight_scale_2", "weight_global_scale")

@@ -73,9 +73,7 @@ class AboutNearest(Judge):
 
     def __init__(self, scheme: DeclaredScheme, linear: StoredLinear, buffers: Buffers) -> None:
         self.max_error = 0.0
-        self._scheme = scheme
-        self._linear = linear
-        self._buffers = buffers
+        self._scheme, self._linear, self._buffers = scheme, linear, buffers
         rounded = scheme.layout.foreign_quotients_rounded(scheme)
         one_stage = rounded and scheme.first_stage is None
         wider = 2.0 ** (scheme.number.bits - 4)
@@ -155,10 +153,8 @@ class AboutNearest(Judge):
         if not self.wrong:
             return []
         row, column, x, code = self._worst
-        got = (
-            f"{self.wrong} other(s), worst at row {row}, column {column}:"
-            f" code {code:g} where weight/scale is {x:.6g}"
-        )
+        what = f"code {code:g} where weight/scale is {x:.6g}"
+        got = f"{self.wrong} other(s), worst at row {row}, column {column}: {what}"
         return [Fault(name, "the quantized values nearest to weight/scale", got)]
 
 
@@ -367,6 +363,5 @@ def _faults(
     name: str, wrong: npt.NDArray[np.bool_], scale: Doubles, expected: Doubles, rule: str
 ) -> list[Fault]:
     wanted = f"{expected[wrong][0]:.6g}" if wrong.any() else ""
-    return others(
-        name, f"{rule} ({wanted})", wrong, lambda at: f"first {scale[at]:.6g} at row {at[0]}"
-    )
+    say = "first {:.6g} at row {}".format
+    return others(name, f"{rule} ({wanted})", wrong, lambda at: say(scale[at], at[0]))

@@ -13,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ...recipes.errors import VerifyError
+from ...recipes.formats import WeightDtype
+from ...recipes.schema import Recipe
 from ..files.checkpoint import PROVENANCE_FILE, Checkpoint
 from ..files.provenance import Method
 from ..files.safetensors_header import DTYPE_BYTES, FloatDtype, TensorInfo
@@ -65,11 +67,6 @@ class CodeRule:
     corrected: bool = False
 
     @property
-    def by_absmax(self) -> bool:
-        """True if scales follow from the largest magnitudes bit for bit, or lie about them."""
-        return self.scales in ("absmax", "searched")
-
-    @property
     def of_our_own(self) -> bool:
         """True if bits are held against a recipe of this package, which stores one way only."""
         return self.codes != "about-nearest"
@@ -77,6 +74,32 @@ class CodeRule:
     def __str__(self) -> str:
         corrected = ", of weights with input correction" if self.corrected else ""
         return f"{_WORDS[self.scales]}, {_WORDS[self.codes]}{corrected}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """What is declared for one matrix, and what its codes and scales are held to.
+
+    Attributes:
+        carried: the number format of the codes, where a wider one carries them; else None.
+        scale_dtype: safetensors dtype to which INT4 scales were rounded; they may be stored in a
+            wider one.
+        from_inverse: the scale of the matrix was transcoded from its inverse.
+        exponent: k; the first half of the weight's columns was multiplied by 2^k.
+        largest: magnitude that the one scale of the matrix must cover; None where it has none, or
+            where the rule does not say what it must be.
+        group: on-disk names of the linears that `largest` is of.
+    """
+
+    scheme: DeclaredScheme | None
+    recipe: Recipe | None
+    rule: CodeRule
+    carried: WeightDtype | None
+    scale_dtype: str
+    from_inverse: bool
+    exponent: int = 0
+    largest: np.float32 | None = None
+    group: tuple[str, ...] = ()
 
 
 _WORDS = {
@@ -321,37 +344,23 @@ def _powers_of_two(largest: Floats) -> Floats:
 
 
 def whole_scale_faults(
-    output: Checkpoint,
-    scheme: DeclaredScheme,
-    module: str,
-    largest: np.float32,
-    group: tuple[str, ...],
-    *,
-    from_inverse: bool,
+    output: Checkpoint, scheme: DeclaredScheme, module: str, demand: Demand
 ) -> list[Fault]:
     """The one scale of a matrix is that of the largest magnitude of a fused group, bit for bit."""
-    tensor = matrix_scale(output, module)
-    wanted = _as_stored(whole_scale(scheme, largest), tensor, from_inverse=from_inverse)
-    stored = stored_scalar(output, tensor)
-    if stored == wanted:
-        return []
-    of = f" of {', '.join(group)}" if len(group) > 1 else ""
-    inverse = ", inverse" if tensor.name.endswith(INVERSE_SCALE) else ""
-    inverse = ", inverse of the inverse" if from_inverse and not inverse else inverse
-    expected = f"absmax{of} / {whole_steps(scheme):g}{inverse} ({wanted:.9g})"
-    return [Fault(tensor.name, expected, f"{stored:.9g}")]
-
-
-def _as_stored(scale: np.float32, tensor: TensorInfo, *, from_inverse: bool) -> np.float32:
-    """The number that stands for the scale of a matrix: compressed-tensors' NVFP4 divides by it.
-
-    Engines multiply by the inverse of what is stored there, which may differ from `scale` in the
-    last digit. A folder transcoded from that layout (`from_inverse`) stores what they multiply by.
-    """
-    inverse = np.float32(1) / scale
+    assert demand.largest is not None
+    tensor, scale, how = matrix_scale(output, module), whole_scale(scheme, demand.largest), ""
+    # compressed-tensors' NVFP4 divides by what it stores. Engines multiply by the inverse of that,
+    # which may differ from `scale` in the last digit; a folder transcoded from it stores this one.
     if tensor.name.endswith(INVERSE_SCALE):
-        return inverse
-    return np.float32(1) / inverse if from_inverse else scale
+        scale, how = np.float32(1) / scale, ", inverse"
+    elif demand.from_inverse:
+        scale, how = np.float32(1) / (np.float32(1) / scale), ", inverse of the inverse"
+    stored = stored_scalar(output, tensor)
+    if stored == scale:
+        return []
+    of = f" of {', '.join(demand.group)}" if len(demand.group) > 1 else ""
+    expected = f"absmax{of} / {whole_steps(scheme):g}{how} ({scale:.9g})"
+    return [Fault(tensor.name, expected, f"{stored:.9g}")]
 
 
 def scale_faults(

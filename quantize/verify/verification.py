@@ -30,7 +30,7 @@ from ..stored.stored_declaration import declared_scheme, looks_quantized
 from ..stored.stored_draft import StoredDraft
 from . import demands
 from .changed_values import ChangedNorms, cache_scale_faults, cache_scale_names, config_faults
-from .codes import Demand, compare_linear
+from .codes import compare_linear
 from .comparison import (
     Compared,
     Fault,
@@ -51,7 +51,7 @@ from .folder_faults import (
 )
 from .foreign_rules import about_matrix_scale_faults
 from .graft_verification import GraftVerification, verify_graft
-from .scales import CodeRule, companion_faults, rule_of
+from .scales import CodeRule, Demand, companion_faults, rule_of
 
 OnProgress = Callable[[int, int], None]
 """Called with (bytes read, bytes to read), from one thread at a time."""
@@ -96,11 +96,9 @@ def verify(
         scheme = declared_scheme(checkpoint)
         record = demands.read_record(output)
         made = quantized_record(record)
-        run = (
-            made.method
-            if method is None and isinstance(made, records.QuantizedProvenance)
-            else method
-        )
+        run = method
+        if run is None and isinstance(made, records.QuantizedProvenance):
+            run = made.method
         rule = rule_of(run)
     except (CheckpointError, VerifyError) as exc:
         fault = Fault(exc.where, "readable headers and declaration", exc.what)
@@ -142,12 +140,9 @@ class _Comparison:
         self.sorting = sort_tensors(left, output, self.demands, beside)
         quantized = self.sorting.quantized
         if method is None and self.scheme is None and not quantized:
-            raise CheckpointError(
-                output.folder,
-                "there is nothing to verify: it declares no quantization and stores no"
-                " quantized linear",
-                fix="give the quantized folder first, and its source behind --against",
-            )
+            none = "it declares no quantization and stores no quantized linear"
+            fix = "give the quantized folder first, and its source behind --against"
+            raise CheckpointError(output.folder, f"there is nothing to verify: {none}", fix=fix)
         self.norms = ChangedNorms.of(method, draft, quantized) if method else ChangedNorms()
         total, tell = draft.checkpoint.nbytes + output.nbytes, self.on_progress
         self.progress = Progress(lambda _: tell(self.progress.done, total) if tell else None)
@@ -345,18 +340,16 @@ def _check_sides(output: DraftSource, source: DraftSource, *, foreign: bool) -> 
     given, record = source.checkpoint(), _record_of(output.folder)
     refuse_other_kinds(given)
     if looks_quantized(given) and not isinstance(record, records.CutProvenance):
-        raise CheckpointError(
-            source.folder,
-            "expected the unquantized draft behind --against, but this one is quantized",
-            fix="are the two in the wrong order? Then run draftquant verify"
-            f" {source.folder} --against {output.folder}",
-        )
+        what = "expected the unquantized draft behind --against, but this one is quantized"
+        command = f"draftquant verify {source.folder} --against {output.folder}"
+        fix = f"are the two in the wrong order? Then run {command}"
+        raise CheckpointError(source.folder, what, fix=fix)
     family = StoredDraft.look(given).draft.family.name
-    of_draft = (
-        record if isinstance(record, records.QuantizedProvenance | records.CutProvenance) else None
-    )
-    if of_draft is not None and of_draft.source.family != family:
-        other = f"{output.folder} was made from one of {of_draft.source.family}"
+    if (
+        isinstance(record, records.QuantizedProvenance | records.CutProvenance)
+        and record.source.family != family
+    ):
+        other = f"{output.folder} was made from one of {record.source.family}"
         fix = "give the draft that it was made from behind --against"
         raise CheckpointError(source.folder, f"is of family {family}: {other}", fix=fix)
     if foreign:

@@ -301,11 +301,6 @@ class _Parser:
         return found
 
 
-def is_name_match(pattern: str, module: str) -> bool:
-    """`re:` matched from the start of a module's name, else the whole name."""
-    return is_regex_match(pattern, module) if pattern.startswith("re:") else pattern == module
-
-
 def is_regex_match(pattern: str, module: str) -> bool:
     """True if an exclude `re:...` matches from the start of a module's name."""
     try:

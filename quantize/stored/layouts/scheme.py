@@ -22,7 +22,7 @@ from ....recipes.formats import (
 from ....recipes.schema import ActivationFormat, Recipe, StoredLayoutName
 from ...files.safetensors_header import TensorInfo
 from .declaration_reader import ObjectReader
-from .module_patterns import is_name_match
+from .module_patterns import is_regex_match
 
 StoredDtype = Literal[WeightDtype, "int2", "int3", "int8"]
 
@@ -166,12 +166,10 @@ class DeclaredScheme:
     def activation_format(self) -> ActivationFormat | None:
         """The format of the inputs, None where they are not rounded; or LayoutError."""
         if self.activations not in _ACTIVATIONS:
-            raise LayoutError(
-                f"activations {self.activations}",
-                "expected FP8 scales per token, or static ones: no recipe has the format of"
-                " this folder",
-                fix="quantize the BF16 draft with a recipe instead",
-            )
+            none = "no recipe has the format of this folder"
+            what = f"expected FP8 scales per token, or static ones: {none}"
+            fix = "quantize the BF16 draft with a recipe instead"
+            raise LayoutError(f"activations {self.activations}", what, fix=fix)
         return _ACTIVATIONS[self.activations]
 
     @property
@@ -327,7 +325,7 @@ class StoredLayout(ABC):
 
     def excludes_module(self, pattern: str, module: str) -> bool:
         """True if an exclude matches the name `module`: here `re:` and an expression, or all."""
-        return is_name_match(pattern, module)
+        return is_regex_match(pattern, module) if pattern.startswith("re:") else pattern == module
 
     @abstractmethod
     def parts(self, scheme: DeclaredScheme, rows: int, columns: int) -> Parts:

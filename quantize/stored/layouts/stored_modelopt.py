@@ -21,6 +21,7 @@ from .scheme import (
     Parts,
     SideFile,
     StoredLayout,
+    declared_activations,
     group_count,
     stored_codes,
 )
@@ -46,14 +47,9 @@ _BLOCKS = ((128, 128), (64, 64), (1, 128), (128, 64), (64, 128))
 
 def algorithm_of(recipe: Recipe) -> str | None:
     """ModelOpt's name for a recipe's pair of formats, None where it has none."""
-    weights, activations = recipe.weights, recipe.activations
-    pair = (weights.dtype, weights.granularity, str(activations) if activations else None)
-    return {
-        ("fp8_e4m3", "tensor", "fp8_e4m3 per tensor, static"): "FP8",
-        ("fp8_e4m3", "channel", "fp8_e4m3 per token, dynamic"): "FP8_PER_CHANNEL_PER_TOKEN",
-        ("nvfp4", "group", "nvfp4 per group, dynamic under one static scale"): "NVFP4",
-        ("nvfp4", "group", None): "W4A16_NVFP4",
-    }.get(pair)
+    weights, activations = recipe.weights, declared_activations(recipe.activations)
+    formats = weights.dtype, weights.granularity, activations
+    return next((name for name, known in _ALGORITHMS.items() if known == formats), None)
 
 
 def _check_side_file(folder: Path, scheme: DeclaredScheme, declared: Mapping[str, Any]) -> None:
