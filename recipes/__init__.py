@@ -24,15 +24,10 @@ if TYPE_CHECKING:
     from .schema import to_mapping as to_mapping
 
 _HOMES = {
-    name: f".{home}"
-    for home, names in {
-        "schema": "ActivationFormat Algorithm Expectation Format GateChoice Recipe Rule"
-        " WeightFormat recipe_sha256 to_mapping",
-        "errors": "DraftQuantError RecipeError",
-        "formats": "KvCacheFormat",
-        "library": "aliases built_in_recipes load_recipe recipe_of_alias",
-    }.items()
-    for name in names.split()
+    ".schema": "ActivationFormat Algorithm Expectation Format GateChoice Recipe Rule WeightFormat"
+    " recipe_sha256 to_mapping",
+    ".errors": "DraftQuantError RecipeError",
+    ".formats": "KvCacheFormat",
+    ".library": "aliases built_in_recipes load_recipe recipe_of_alias",
 }
-__all__ = [*_HOMES]
-__getattr__ = lazy_names(__name__, _HOMES)
+__all__, __getattr__ = lazy_names(__name__, _HOMES)

@@ -22,17 +22,18 @@ class LazyModule(ModuleType):
         return getattr(importlib.import_module(self.__name__), name)
 
 
-def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """The `__getattr__` of a package whose names have other homes: name -> ".module"."""
+def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[list[str], Callable[[str], Any]]:
+    """`__all__`, and the `__getattr__` for names with other homes: module -> its names."""
+    home_of = {name: home for home, names in homes.items() for name in names.split()}
 
     def found(name: str) -> Any:
-        if name not in homes:
+        if name not in home_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(homes[name], package), name)
+        value = getattr(importlib.import_module(home_of[name], package), name)
         setattr(sys.modules[package], name, value)
         return value
 
-    return found
+    return [*home_of], found
 
 
 def table_beside(module: str, name: str = "") -> dict[str, Any]:

@@ -13,12 +13,8 @@ if TYPE_CHECKING:
     from .recognition import read_draft as read_draft
 
 _HOMES = {
-    "FAMILIES": ".families",
-    "Draft": ".family",
-    "Family": ".family",
-    "Row": ".family",
-    "read_config": ".recognition",
-    "read_draft": ".recognition",
+    ".families": "FAMILIES",
+    ".family": "Draft Family Row",
+    ".recognition": "read_config read_draft",
 }
-__all__ = [*_HOMES]
-__getattr__ = lazy_names(__name__, _HOMES)
+__all__, __getattr__ = lazy_names(__name__, _HOMES)

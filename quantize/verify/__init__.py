@@ -20,16 +20,11 @@ if TYPE_CHECKING:
     from .verification import verify as verify
 
 _HOMES = {
-    name: f".{home}"
-    for home, names in {
-        "audit": "Audit audit_checkpoint",
-        "comparison": "Compared DequantizedLinear Fault VerifyReport check_faults",
-        "cut_view": "verify_cut",
-        "graft_verification": "GraftVerification verify_graft",
-        "rewritten": "verify_dequantized verify_transcoded",
-        "verification": "verify",
-    }.items()
-    for name in names.split()
+    ".audit": "Audit audit_checkpoint",
+    ".comparison": "Compared DequantizedLinear Fault VerifyReport check_faults",
+    ".cut_view": "verify_cut",
+    ".graft_verification": "GraftVerification verify_graft",
+    ".rewritten": "verify_dequantized verify_transcoded",
+    ".verification": "verify",
 }
-__all__ = [*_HOMES]
-__getattr__ = lazy_names(__name__, _HOMES)
+__all__, __getattr__ = lazy_names(__name__, _HOMES)

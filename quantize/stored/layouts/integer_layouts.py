@@ -5,7 +5,7 @@ other formats (FP8, MXFP4, NVFP4) are refused: its export to compressed-tensors 
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from .scheme import (
     FLOAT_DTYPES,
     INTEGERS,
     DeclaredScheme,
-    OwnFormat,
+    Others,
     PackMethod,
     Part,
     Parts,
@@ -82,9 +82,7 @@ class StoredAwq(_PackedIntegers):
         return numbers.scheme(_Packing(layout=self if zeros else _SYMMETRIC, method="reorder"))
 
     @override
-    def declaration(
-        self, recipe: Recipe, excludes: list[str], own: Sequence[OwnFormat] = ()
-    ) -> dict[str, Any]:
+    def declaration(self, recipe: Recipe, excludes: list[str], own: Others = ()) -> dict[str, Any]:
         return {
             "bits": 4,
             "group_size": recipe.weights.group_size,

@@ -232,7 +232,10 @@ class _Parser:
         if head == "[":
             return self._class()
         if head == "\\":
-            return self._escape()
+            head = self._next()
+            if head in ("b", "A", "Z"):
+                return _Anchor("^" if head == "A" else head)
+            return self._escaped(head)
         if head in "*+?{":
             self.at -= 1
             raise self.problem("nothing to repeat")
@@ -248,12 +251,6 @@ class _Parser:
         if not self._take(")"):
             raise self.problem("missing )")
         return _Look(inner, kind == "?!") if kind in ("?=", "?!") else inner
-
-    def _escape(self) -> _Part:
-        head = self._next()
-        if head in ("b", "A", "Z"):
-            return _Anchor("^" if head == "A" else head)
-        return self._escaped(head)
 
     def _escaped(self, head: str) -> _Characters:
         if head.lower() in _CATEGORIES:

@@ -252,6 +252,10 @@ class OwnFormat(NamedTuple):
     leaves: tuple[str, ...]
 
 
+Others = Sequence[OwnFormat]
+"""What a recipe quantizes in other formats than its first one."""
+
+
 class SideFile(NamedTuple):
     """A second declaration beside config.json.
 
@@ -314,12 +318,7 @@ class StoredLayout(ABC):
         (key,) = self.exclude_keys
         return keys.strings(key)
 
-    def declaration(
-        self,
-        recipe: Recipe,
-        excludes: list[str],  # noqa: ARG002
-        own: Sequence[OwnFormat] = (),  # noqa: ARG002
-    ) -> dict[str, Any]:
+    def declaration(self, recipe: Recipe, excludes: list[str], own: Others = ()) -> dict[str, Any]:  # noqa: ARG002
         """The whole `quantization_config` that this package writes for a recipe of one format."""
         raise ValueError(f"{recipe.name}: no recipe has layout {self.name}")
 

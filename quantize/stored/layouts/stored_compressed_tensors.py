@@ -1,7 +1,6 @@
 """compressed-tensors 0.20, `QuantizationConfig`; groups of linears, one of every other one."""
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 from typing_extensions import override
@@ -21,7 +20,7 @@ from .scheme import (
     EVERY_LINEAR,
     Activations,
     DeclaredScheme,
-    OwnFormat,
+    Others,
     Part,
     Parts,
     StoredLayout,
@@ -103,9 +102,7 @@ class StoredCompressedTensors(StoredLayout):
         )  # fmt: skip
 
     @override
-    def declaration(
-        self, recipe: Recipe, excludes: list[str], own: Sequence[OwnFormat] = ()
-    ) -> dict[str, Any]:
+    def declaration(self, recipe: Recipe, excludes: list[str], own: Others = ()) -> dict[str, Any]:
         # Both engines look for the name of a linear first, in the order of the groups, then for its
         # class, so `Linear` is every other one. A head is found by its name alone: its class,
         # ParallelLMHead, has no "Linear" in it

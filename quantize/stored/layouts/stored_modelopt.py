@@ -1,7 +1,7 @@
 """NVIDIA ModelOpt 0.47 (FP8 per tensor, or per channel and token; NVFP4), and plain `fp8`."""
 
 import fnmatch
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from .scheme import (
     FLOAT_DTYPES,
     Activations,
     DeclaredScheme,
-    OwnFormat,
+    Others,
     Part,
     Parts,
     SideFile,
@@ -128,9 +128,7 @@ class StoredModelOpt(StoredLayout):
         return excludes
 
     @override
-    def declaration(
-        self, recipe: Recipe, excludes: list[str], own: Sequence[OwnFormat] = ()
-    ) -> dict[str, Any]:
+    def declaration(self, recipe: Recipe, excludes: list[str], own: Others = ()) -> dict[str, Any]:
         algorithm = algorithm_of(recipe) or ""
         declared: dict[str, Any] = {
             "exclude_modules": excludes,
@@ -247,9 +245,7 @@ class StoredFp8(StoredLayout):
         return excludes
 
     @override
-    def declaration(
-        self, recipe: Recipe, excludes: list[str], own: Sequence[OwnFormat] = ()
-    ) -> dict[str, Any]:
+    def declaration(self, recipe: Recipe, excludes: list[str], own: Others = ()) -> dict[str, Any]:
         declared: dict[str, Any] = {
             "activation_scheme": "static" if recipe.needs_input_scales else "dynamic",
             "ignored_layers": excludes,

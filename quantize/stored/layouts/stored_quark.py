@@ -1,7 +1,7 @@
 """AMD Quark 0.13, `real_quantized` export; see its `ModelQuantizer` and `export_safetensors`."""
 
 import fnmatch
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ from .scheme import (
     PACK_METHODS,
     Activations,
     DeclaredScheme,
-    OwnFormat,
+    Others,
     PackMethod,
     Part,
     Parts,
@@ -83,9 +83,7 @@ class StoredQuark(StoredLayout):
         )  # fmt: skip
 
     @override
-    def declaration(
-        self, recipe: Recipe, excludes: list[str], own: Sequence[OwnFormat] = ()
-    ) -> dict[str, Any]:
+    def declaration(self, recipe: Recipe, excludes: list[str], own: Others = ()) -> dict[str, Any]:
         linear = {
             "bias": None,
             "input_tensors": _activation_spec(recipe.activations),
