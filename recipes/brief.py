@@ -3,7 +3,7 @@
 import html
 import textwrap
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from .errors import visible
@@ -29,6 +29,12 @@ _STYLE = (
 def counted(number: int, noun: str) -> str:
     """A number of things: 1 recipe, 2 recipes."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def first_of(names: Sequence[str], most: int = 3) -> str:
+    """The first of some names, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 class Brief(ABC):

@@ -19,6 +19,7 @@ from ...quantize.pairing.serving_limits import LONGER
 from ...quantize.pairing.target import Rotation
 from ...quantize.stored.loading import LoadedDraft, load_draft
 from ...quantize.stored.stored_draft import StoredDraft
+from ...recipes.brief import first_of
 from ...recipes.decode import AT_LEAST_1
 from ...recipes.errors import ReplayError
 from ...recipes.listener import Listener
@@ -195,8 +196,8 @@ class Positions:
             return None
         return (
             f"the traces reach {longest:,} positions, and max_position_embeddings of"
-            f" {_listed(names)} is {rotation.positions:,}: replay goes on behind them, but where so"
-            f" many are served, {' and '.join(engines)}"
+            f" {first_of(names)} is {rotation.positions:,}: replay goes on behind them, but where"
+            f" so many are served, {' and '.join(engines)}"
         )
 
     def note(self, names: Sequence[str], longest: int) -> str | None:
@@ -206,7 +207,7 @@ class Positions:
             return None
         seen = " or ".join(f"{window:,}" for window in sorted(set(windows)))
         return (
-            f"{len(windows)} of {len(self.windows)} layers of {_listed(names)} see the last {seen}"
+            f"{len(windows)} of {len(self.windows)} layers of {first_of(names)} see the last {seen}"
             f" positions of up to {longest:,} in the traces, in replay as in engines"
         )
 
@@ -214,9 +215,3 @@ class Positions:
         if rotation.only_sizes_a_table and not self.whole_model:
             return "vLLM lets the draft propose at positions that it was not trained on"
         return f"vLLM serves {made:,} positions of the target too"
-
-
-def _listed(names: Sequence[str]) -> str:
-    most = 3
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more

@@ -156,26 +156,21 @@ class QuarkBackend(VendorBackend):
 
     @override
     def check(self, weights: WeightFormat) -> None:
-        for more, what, fix in self._problems(weights):
-            raise BackendError(f"backend quark{more}", what, fix=fix)
+        for more, row in self._problems(weights):
+            facts = {"problem": weights.problem(), "weights": weights, "ours": OURS}
+            raise refused(BackendError, f"backend quark{more}", __file__, row, **facts)
         self.versions()
         require_build_tools()
 
-    def _problems(self, weights: WeightFormat) -> Iterator[tuple[str, str, str]]:
-        if problem := weights.problem():
-            yield "", problem, "correct 'weights' of the recipe"
+    def _problems(self, weights: WeightFormat) -> Iterator[tuple[str, str]]:
+        if weights.problem():
+            yield "", "quark-weights"
         if weights.dtype not in _CODES or weights.granularity == "block":
-            yield "", f"this backend does not compute {weights}", OURS
+            yield "", "quark-format"
         if weights.scale_dtype is not None:
-            what = f"this backend does not compute scale_dtype {weights.scale_dtype}: Quark rounds"
-            yield (
-                "",
-                f"{what} scales to the weight's dtype first",
-                f"{OURS}, or leave scale_dtype out",
-            )
+            yield "", "quark-scale-dtype"
         if self._gptq and weights.first_stage is not None:
-            what = f"expected weights that are rounded once, got {weights}: Quark's GPTQ does not"
-            yield ", rounding gptq", f"{what} round in two stages", OURS
+            yield ", rounding gptq", "quark-two-stages"
 
     @override
     def start(self) -> None:

@@ -72,9 +72,7 @@ def finite_absmax(backend: BackendName, weight: Tensor) -> Tensor:
     rows = row_absmax(weight)
     if not rows.isfinite().all():
         # Quark 0.13 turns inf into NaN, and in FP8 also NaN into NaN, without a word.
-        raise BackendError(
-            where, "expected finite values, got NaN or inf", fix="repair the source checkpoint"
-        )
+        raise refused(BackendError, where, __file__, "not-finite")
     return rows
 
 

@@ -60,13 +60,7 @@ def projector_type(config: Mapping[str, Any]) -> Any:
     return {**config, **(nested if isinstance(nested, Mapping) else {})}.get("projector_type")
 
 
-SUPPORTED = (
-    "give a draft of a supported architecture (docs/families.md lists them), or serve this one with"
-    " the software that it was trained for"
-)
-_OUT_OF_MLX = (
-    "take the BF16 draft that it was converted from: MLX alone decodes it (mlx.core.dequantize)"
-)
+SUPPORTED: str = _TABLE["supported"]
 
 
 class Kind(NamedTuple):
@@ -78,12 +72,6 @@ class Kind(NamedTuple):
     in_config: bool = False
 
 
-_EAGLE1 = (
-    "EagleLlamaForCausalLM", "EagleQwen2ForCausalLM", "LlamaForCausalLMEagle",
-    "Qwen2ForCausalLMEagle", "EagleSpeculator",
-)  # fmt: skip
-_NAMED_AS_TARGET = ("LlamaForCausalLM", "Qwen2ForCausalLM")
-"""What EAGLE-1 heads call themselves too; of other drafts of these names none has an fc alone."""
 _FC = re.compile(r"(^|[._])fc\.")
 """Of speculators' `fusion_fc` too, and of codes."""
 
@@ -109,7 +97,8 @@ def _earlier_kind(config: Mapping[str, Any], tensors: Collection[str]) -> str | 
     if any(tensor.endswith("hidden_norm.weight") for tensor in tensors):
         return None
     has_fc = any(map(_FC.search, tensors))
-    return "an EAGLE-1" if name in _EAGLE1 or (name in _NAMED_AS_TARGET and has_fc) else None
+    as_target = name in _TABLE["named_as_target"] and has_fc
+    return "an EAGLE-1" if as_target or name in _TABLE["eagle1"] else None
 
 
 def kind_by_name(architecture: str, tensors: Collection[str]) -> Kind | None:
@@ -153,10 +142,8 @@ def packed_by_mlx(tensors: Mapping[str, TensorInfo]) -> Kind | None:
     for name, tensor in tensors.items():
         module = name.removesuffix(".weight")
         if tensor.dtype == "U32" and module != name and f"{module}.scales" in tensors:
-            what = (
-                f"{name}: packed by MLX, whose format neither draftquant nor vLLM or SGLang reads"
-            )
-            return Kind("in MLX's format", what, _OUT_OF_MLX)
+            what = "packed by MLX, whose format neither draftquant nor vLLM or SGLang reads"
+            return Kind("in MLX's format", f"{name}: {what}", _TABLE["out_of_mlx"])
     return None
 
 

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from typing_extensions import override
 
-from ...recipes.brief import Brief
+from ...recipes.brief import Brief, first_of
 from ...recipes.schema import EngineName as EngineName
 from ..drafts.architectures import declared_architecture
 from ..drafts.engine_traits import EngineTraits, Finding, InEngine, ServedDraft, Sharding, Stage
@@ -325,7 +325,7 @@ class EngineCheck(Brief):
 def loading_places(checks: Sequence[EngineCheck]) -> str:
     """Where a draft loads; of more than two places the first two are named."""
     where = [f"{one.title} on {one.gpu}" for one in checks if one.verdict == "LOADS"]
-    return ", ".join(where[:2]) + (f" and {len(where) - 2} more" if where[2:] else "")
+    return first_of(where, 2)
 
 
 def shown(text: str) -> str:

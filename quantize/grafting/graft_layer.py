@@ -356,8 +356,9 @@ def graft_layer(
     for folder in (plan.target.folder, plan.source.folder):
         check_output(out, folder)
     made_by = _made_by(plan)
-    if link == "hard" and not _can_link(plan, out):
-        link = "none"
+    if link == "hard" and plan.linked:
+        first, beside = plan.target.folder / plan.linked[0], f"{staging_name(out.name)}.link"
+        link = "hard" if hard_links_work(first, out.absolute().parent, beside) else "none"
     copied = plan.linked_bytes if link == "none" else 0
     graft = _Graft(
         out=out,
@@ -395,13 +396,6 @@ def _made_by(plan: GraftPlan) -> _MADE | None:
     if isinstance(record, records.GraftedProvenance):
         return record.quantized_by if record.layers == plan.prefixes else None
     return record if isinstance(record, _MADE) and plan.source.subtree is None else None
-
-
-def _can_link(plan: GraftPlan, out: Path) -> bool:
-    if not plan.linked:
-        return True
-    first = plan.target.folder / plan.linked[0]
-    return hard_links_work(first, out.absolute().parent, f"{staging_name(out.name)}.link")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ...recipes.brief import first_of
 from ...recipes.errors import PASS_TRACES, BackendError, CheckpointError, PlanError, refused
 from ...recipes.schema import Recipe
 from ..algorithms import FoundCodes
@@ -20,8 +21,6 @@ from ..planning.quantization_plan import Plan
 from ..stored.decoded_numbers import floats, read_whole
 from ..stored.stored_declaration import looks_quantized, raw_declaration
 from ..stored.stored_tables import EMBEDDING, StoredTables, first_differing_row
-
-_MOST_NAMED = 3  # linears that one message names
 
 
 def check_backends(recipe: Recipe) -> None:
@@ -70,7 +69,11 @@ def check_source(plan: Plan) -> tuple[tuple[str, ...], tuple[VocabularyCut, ...]
     """The side files that a run copies of an unquantized source, and how it was cut before."""
     folder, side_files = plan.draft.checkpoint.folder, plan.draft.checkpoint.side_files()
     check_no_other_weights(folder, side_files, travel="unquantized", made="quantized")
-    cuts = _cuts_before(folder)
+    record = read_provenance(folder)
+    cuts: tuple[VocabularyCut, ...] = ()
+    if isinstance(record, CutProvenance) and record.quantized_by is None:
+        check_seal(folder, record)
+        cuts = record.cuts
     where, what = None, "is already the result of a quantization"
     if PROVENANCE_FILE in side_files and not cuts:
         where = folder / PROVENANCE_FILE
@@ -83,14 +86,6 @@ def check_source(plan: Plan) -> tuple[tuple[str, ...], tuple[VocabularyCut, ...]
     return tuple(file for file in side_files if file not in ONLY_OF_CODES), cuts
 
 
-def _cuts_before(folder: Path) -> tuple[VocabularyCut, ...]:
-    record = read_provenance(folder)
-    if not isinstance(record, CutProvenance) or record.quantized_by is not None:
-        return ()
-    check_seal(folder, record)
-    return record.cuts
-
-
 def checked_scales(plan: Plan, scales: Mapping[str, float] | None) -> dict[str, float]:
     """Static input scales, which are given exactly where the recipe needs them."""
     modules = [s.row.module for s in plan.quantized if plan.format_of(s).needs_input_scale]
@@ -100,12 +95,9 @@ def checked_scales(plan: Plan, scales: Mapping[str, float] | None) -> dict[str, 
         return {}
     missing = [module for module in modules if module not in (scales or {})]
     if scales is None or missing:
-        named = ", ".join(missing[:_MOST_NAMED])
-        if missing[_MOST_NAMED:]:
-            named += f" and {len(missing) - _MOST_NAMED} more"
         static = next(form.activations for form in plan.recipe.formats if form.needs_input_scale)
         where = f"recipe {plan.recipe.name}"
-        facts = {"static": static, "named": named, "traces": PASS_TRACES}
+        facts = {"static": static, "named": first_of(missing), "traces": PASS_TRACES}
         raise refused(BackendError, where, __file__, "scales-missing", **facts)
     return {module: scales[module] for module in modules}
 

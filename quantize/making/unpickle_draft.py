@@ -147,9 +147,7 @@ def _tensors(path: Path) -> Mapping[str, Tensor]:
     try:
         loaded: Any = load_plain(path)
     except TorchFileProblem as exc:
-        raise CheckpointError(
-            path, f"not readable as tensors of torch.save: {exc}", fix="download the file again"
-        ) from exc
+        raise refused(CheckpointError, path, __file__, "unreadable", why=exc) from exc
     if not isinstance(loaded, dict) or not loaded:
         raise refused(CheckpointError, path, __file__, "no-tensors", kind=type(loaded).__name__)
     for name, tensor in loaded.items():

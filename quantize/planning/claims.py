@@ -67,11 +67,8 @@ def _claim(recipe: Recipe, draft: Draft, row: Row) -> int:
 
 def _names(rule: Rule, row: Row) -> bool:
     """True if one of the rule's patterns matches the tensor's on-disk or canonical name."""
-    return any(
-        fnmatch.fnmatchcase(name, pattern)
-        for pattern in rule.tensor
-        for name in (row.tensor.name, row.canonical)
-    )
+    names = (row.tensor.name, row.canonical)
+    return any(fnmatch.fnmatchcase(name, p) for p in rule.tensor for name in names)
 
 
 _NEVER_CODES: Mapping[Role, str] = {

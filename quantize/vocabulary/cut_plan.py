@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ...recipes.brief import first_of
 from ...recipes.errors import CheckpointError, LayoutError, PlanError, refused, short
 from ..drafts import Draft, Row, read_config, read_draft
 from ..drafts.family import LAYER_CONFIG
@@ -26,7 +27,6 @@ from ..stored.stored_declaration import stored_parts
 from ..stored.stored_draft import StoredDraft
 from ..stored.stored_tables import HEAD, StoredTables
 
-_MOST_NAMED = 3
 TREE_WIDTH = 10
 """Most likely tokens of a step that engines ask a draft for: EAGLE-2's trees take 10."""
 Ids = NDArray[np.int64]
@@ -95,7 +95,7 @@ def kept_rows(draft: Draft, target_ids: Sequence[int]) -> KeptRows:
 def _check_ids(asked: Ids, vocabulary: int, where: object) -> None:
     outside = asked[(asked < 0) | (asked >= vocabulary)]
     if len(outside):
-        facts = {"last": vocabulary - 1, "got": _named(outside)}
+        facts = {"last": vocabulary - 1, "got": first_of([short(int(one)) for one in outside])}
         raise refused(PlanError, where, __file__, "ids-outside", **facts)
     if len(asked) > vocabulary:
         facts = {"vocabulary": vocabulary, "count": len(asked)}
@@ -118,11 +118,6 @@ def _check_size(draft: Draft, kept: KeptRows) -> None:
         raise refused(PlanError, where, __file__, "too-few-rows", **facts)
     if size == kept.size_before:
         raise refused(PlanError, where, __file__, "nothing-to-cut", size=size)
-
-
-def _named(ids: Ids) -> str:
-    named = ", ".join(short(int(one)) for one in ids[:_MOST_NAMED])
-    return named + (f" and {len(ids) - _MOST_NAMED} more" if len(ids) > _MOST_NAMED else "")
 
 
 _SHAPE = "weight_shape"  # compressed-tensors: rows and columns of packed codes
@@ -287,9 +282,8 @@ def _shrinking(draft: Draft, config: Mapping[str, Any]) -> frozenset[str]:
     try:
         _, geometry = read_config(replace(draft.checkpoint, config=config))
     except CheckpointError as exc:
-        raise PlanError(
-            exc.where, f"the vocabulary of this draft cannot be cut: {exc.what}", fix=exc.fix
-        ) from exc
+        what = f"the vocabulary of this draft cannot be cut: {exc.what}"
+        raise PlanError(exc.where, what, fix=exc.fix) from exc
     before = draft.family.tensor_specs(draft.geometry)
     after = draft.family.tensor_specs(geometry)
     return frozenset(
