@@ -79,21 +79,17 @@ def cache_problems(
                 yield tensor.name, f"one {part}_scale of layer {layer}", f"{other} too"
         if tensor.dtype not in FLOAT_DTYPES:
             yield tensor.name, " or ".join(FLOAT_DTYPES), tensor.dtype
-            continue
-        if tensor.numel not in (1, heads):
+        elif tensor.numel not in (1, heads):
             yield tensor.name, f"one scale, or {heads}: one per key-value head", f"{tensor.numel}"
-            continue
-        if tensor.numel > 1 and not per_head:
+        elif tensor.numel > 1 and not per_head:
             yield tensor.name, "one scale, as declared (no strategy attn_head)", f"{tensor.numel}"
-            continue
-        values = _values(checkpoint, tensor)
-        if small := [value for value in values if 0 < value < _LEAST]:
-            least = f"a scale of at least {_LEAST:.3g}: GPUs divide by smaller ones as by 0"
-            yield tensor.name, least, f"{small[0]:.3g}"
-            continue
-        bad = [value for value in values if not (np.isfinite(value) and value > 0)]
-        if bad:
-            yield tensor.name, "a positive, finite scale", f"{bad[0]:g}"
+        else:
+            values = _values(checkpoint, tensor)
+            if small := [value for value in values if 0 < value < _LEAST]:
+                least = f"a scale of at least {_LEAST:.3g}: GPUs divide by smaller ones as by 0"
+                yield tensor.name, least, f"{small[0]:.3g}"
+            elif bad := [value for value in values if not (np.isfinite(value) and value > 0)]:
+                yield tensor.name, "a positive, finite scale", f"{bad[0]:g}"
 
 
 def cache_scales(

@@ -200,16 +200,14 @@ def _scales_of_the_run(
     given = dict(method.cache_scales)
     for layer, name in layers.items() if cache is not None else ():
         for part in "kv":
-            tensor = stored[layer, part]
-            recorded = given.pop(f"{name}.{part}", None)
+            tensor, recorded = stored[layer, part], given.pop(f"{name}.{part}", None)
             if recorded is None:
                 yield Fault(where, f"one of {name}.{part}", "none")
-                continue
-            unit = cache is not None and cache.scales == "unit"
-            wanted = 1.0 if unit else float(np.float32(recorded))
-            if (tensor.dtype, tensor.numel) != ("F32", 1):
+            elif (tensor.dtype, tensor.numel) != ("F32", 1):
                 yield Fault(tensor.name, "one F32 number", form(tensor))
             else:
+                unit = cache is not None and cache.scales == "unit"
+                wanted = 1.0 if unit else float(np.float32(recorded))
                 yield from other_scalar(output, tensor, wanted)
     if given:
         yield Fault(where, "none (recipe)", ", ".join(sorted(given)))

@@ -159,14 +159,10 @@ class _Linear:
         dtype = self._tensor.dtype if bits.dtype == np.uint16 else "F32"
         if not self._square_rows:
             return values_of(group_absmax(bits, self._group), dtype)
-        found = np.empty((len(rows), self._absmax.shape[1]), np.float32)
-        first = 0
-        while first < len(rows):
-            stop = first + self._square_rows - (rows.start + first) % self._square_rows
-            largest = magnitudes(bits[first:stop]).max(axis=0, keepdims=True)
-            found[first:stop] = values_of(group_absmax(largest, self._group), dtype)
-            first = stop
-        return found
+        square = np.arange(rows.start, rows.stop) // self._square_rows
+        first = np.flatnonzero(np.diff(square, prepend=-1))
+        largest: Bits = np.maximum.reduceat(magnitudes(bits), first, axis=0)
+        return values_of(group_absmax(largest, self._group), dtype)[square - square[0]]
 
     def _codes(self, rows: range, stored: Bytes) -> Floats:
         """The codes without the padding of packed words, which is counted where it is not zero."""

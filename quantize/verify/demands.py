@@ -68,9 +68,8 @@ def read_record(folder: Path) -> Record | CutProvenance | None:
     """What was recorded of a folder, or None; CheckpointError where it is none to verify."""
     found = read_provenance(folder)
     if isinstance(found, DequantizedProvenance):
-        what = (
-            "there is nothing to verify: the folder was dequantized, and holds no quantized values"
-        )
+        none = "the folder was dequantized, and holds no quantized values"
+        what = f"there is nothing to verify: {none}"
         fix = "verify the quantized folder that it was made from"
         raise CheckpointError(folder / PROVENANCE_FILE, what, fix=fix)
     if isinstance(found, GraftedProvenance):

@@ -140,9 +140,7 @@ def _code_faults(source: StoredDraft, output: StoredDraft, row: Row, other: Row)
         else:
             scales += int(np.count_nonzero(a.scale != b.scale))
     named = {"the source's quantized values": codes, "the source's scales": scales}
-    others = [
-        Fault(row.module, what, f"{count} other(s)") for what, count in named.items() if count
-    ]
+    others = (Fault(row.module, what, f"{n} other(s)") for what, n in named.items() if n)
     return [*NotFinite.of(row.tensor.name, finiteness.problem), *others]
 
 
@@ -186,11 +184,9 @@ def _compare_decoded(
         expected, got = f"code * scale rounded to {dtype}", f"{wrong} other byte(s)"
         faults.append(Fault(row.tensor.name, expected, got))
     lost = DequantizedLinear(
-        module=row.module,
-        elements=row.tensor.numel,
-        rounded=rounded,
+        module=row.module, elements=row.tensor.numel, rounded=rounded,
         max_relative_difference=largest,
-    )
+    )  # fmt: skip
     return Compared(
         source_digests=_digests(source, source.parts(row).values(), algorithm),
         output_digests={row.tensor.name: str(digest)},
