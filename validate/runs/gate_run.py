@@ -153,11 +153,9 @@ class Measured:
             ]
             # Where a measurement does not say whose it is, and no draft is named, it may be its.
             if strange and (folders or (self.own and None not in known)):
-                raise GateError(
-                    report.path,
-                    f"is of another draft than those that are judged (tensors {strange[0][:12]})",
-                    fix="give what 'draftquant parity --report' wrote of these drafts",
-                )
+                what = f"is of another draft than those that are judged (tensors {strange[0][:12]})"
+                fix = "give what 'draftquant parity --report' wrote of these drafts"
+                raise GateError(report.path, what, fix=fix)
             if strange or not named or len(named) < len(report.drafts_sha256):
                 warnings.append(
                     f"nothing shows that the findings of {report.path.name} are about the drafts"

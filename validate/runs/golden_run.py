@@ -67,11 +67,8 @@ def _monitored(asked: GoldenRun, golden: Golden, category: str) -> str:
     measured = None if golden.source == "replay" else golden.source
     engine = asked.engine or measured
     if engine is None:
-        raise GoldenError(
-            "--engine",
-            "is needed: a replay does not say whose counters are monitored",
-            fix="give --engine vllm, sglang or tensorrt-llm",
-        )
+        what = "is needed: a replay does not say whose counters are monitored"
+        raise GoldenError("--engine", what, fix="give --engine vllm, sglang or tensorrt-llm")
     check_window(asked.window)
     queries = Queries.of(engine, asked.model, asked.category_label)
     limits = limits_of(

@@ -64,11 +64,8 @@ class ReportFiles(Heard):
         """
         check_reports(self.files, overwrite=self.overwrite)
         if self.github and not os.environ.get(SUMMARY):
-            raise OutputError(
-                "--github",
-                f"expected a step of GitHub Actions, got no ${SUMMARY}",
-                fix="leave it out, or give --markdown F.md",
-            )
+            what = f"expected a step of GitHub Actions, got no ${SUMMARY}"
+            raise OutputError("--github", what, fix="leave it out, or give --markdown F.md")
 
     @property
     def wants_pages(self) -> bool:
@@ -151,11 +148,8 @@ class GateRun(_ServedOtherwise, OnTraces, ReportFiles):
                 " with BF16 and QUANT or without",
             )
         if self.baseline_again and not self.measured:
-            raise GateError(
-                "--baseline-again",
-                "expected --measured A B beside it",
-                fix="add the two measurements",
-            )
+            what = "expected --measured A B beside it"
+            raise GateError("--baseline-again", what, fix="add the two measurements")
         if missing:
             _refuse_idle(self, GateError, "leave it out, or give BF16 QUANT --traces T too")
         super().check()
@@ -189,11 +183,8 @@ class ReplayRun(_ServedOtherwise, OnTraces):
     def check(self) -> None:
         """Golden acceptance is of one draft."""
         if self.golden is not None and len(self.drafts) != 1:
-            raise GoldenError(
-                "--golden",
-                f"is of one draft, got {len(self.drafts)}",
-                fix="replay the draft alone; its BF16 draft is not needed",
-            )
+            fix = "replay the draft alone; its BF16 draft is not needed"
+            raise GoldenError("--golden", f"is of one draft, got {len(self.drafts)}", fix=fix)
 
     @property
     @override
