@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Any
 
 from ...quantize.files.card_text import CARD_FILE
 from ...quantize.files.staging import check_output, replace_text
@@ -91,8 +90,4 @@ def _show(text: str, settings: CardSettings) -> None:
         print_document(text)
 
 
-def _mapping(text: str, settings: CardSettings) -> dict[str, Any]:
-    return {"out": settings.out, "card": text}
-
-
-COMMAND = Command(card, _show, _mapping)
+COMMAND = Command(card, _show, lambda text, settings: {"out": settings.out, "card": text})

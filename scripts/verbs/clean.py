@@ -4,22 +4,11 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
-from ...recipes.decode import MisfitError
-from ...recipes.errors import OutputError, short
+from ...recipes.errors import OutputError
 from ...recipes.listener import Heard
 from ..frame import reports
 from ..frame.console import megabytes, stdout
 from ..frame.verb import Command, verb
-
-
-def _hours(text: str) -> float:
-    try:
-        hours = float(text)
-    except ValueError:
-        hours = -1.0
-    if not hours >= 0:
-        raise MisfitError(f"expected hours, such as 24, got {short(text)}")
-    return hours
 
 
 @dataclass(frozen=True)

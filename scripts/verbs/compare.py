@@ -1,35 +1,15 @@
 """`compare`: several drafts on the same prompts; which one for which traffic?"""
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ...recipes.decode import MisfitError
 from ...validate.runs.judging_asked import CompareRun
 from ..frame import reports
-from ..frame.arguments import share
 from ..frame.console import print_table, stderr, stdout, table
 from ..frame.verb import Command, verb
 
 if TYPE_CHECKING:
     from ...validate.comparison.draft_comparison import ComparisonReport
-    from ...validate.comparison.scopes import Change, Scope
-
-
-def shares_by_category(text: str) -> Mapping[str, float]:
-    """Shares by category: chat=0.7,code=30%.
-
-    Raises:
-        MisfitError: it is none, or names a category twice.
-    """
-    found: dict[str, float] = {}
-    for part in text.split(","):
-        name, equals, number = part.rpartition("=")
-        if not name or not equals or name in found:
-            raise MisfitError(
-                f"expected CATEGORY=SHARE,..., each once, such as chat=0.7,code=0.3; got {text!r}"
-            )
-        found[name] = share(number)
-    return found
+    from ...validate.comparison.scopes import Scope
 
 
 @verb(CompareRun)
@@ -78,7 +58,9 @@ def _show(report: "ComparisonReport", _settings: object) -> None:
             name = report.names[place]
             head = ("", "") if row else (scope.name, str(scope.num_prompts))
             mark = "longest" if name == scope.best and not scope.alike else ""
-            cells = _cells(changes[place])
+            change = changes[place]
+            shares = (change.relative_change, change.lower, change.upper) if change else ()
+            cells = [f"{share:+.2%}" for share in shares] or ["", "", ""]
             found.row(head[0], name, head[1], f"{scope.lengths[place]:.4f}", *cells, mark)
         if left := len(report.names) - len(shown):
             found.row("", f"{left} more, see --html or --report", *("",) * 6)
@@ -101,12 +83,6 @@ def _shown(scope: "Scope", report: "ComparisonReport") -> list[int]:
         return list(range(len(report.names)))
     ranked = scope.ranked
     return ranked if scope.is_whole else ranked[:_MOST_OF_A_PART]
-
-
-def _cells(change: "Change | None") -> tuple[str, str, str]:
-    if change is None:
-        return ("", "", "")
-    return (f"{change.relative_change:+.2%}", f"{change.lower:+.2%}", f"{change.upper:+.2%}")
 
 
 COMMAND = Command(compare, _show, beside=_say_files)

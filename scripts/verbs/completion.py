@@ -83,12 +83,8 @@ def _recipes() -> dict[str, str | dict[str, str]]:
     }
 
 
-def _show(script: str, _settings: object) -> None:
-    print_document(script)
-
-
-def _mapping(script: str, settings: CompletionSettings) -> dict[str, str]:
-    return {"shell": settings.shell, "script": script}
-
-
-COMMAND = Command(completion, _show, _mapping)
+COMMAND = Command(
+    completion,
+    lambda script, _: print_document(script),
+    lambda script, settings: {"shell": settings.shell, "script": script},
+)

@@ -1,7 +1,6 @@
 """`estimate`: bytes, time and break-even acceptance of a draft, from headers alone."""
 
 from collections.abc import Callable
-from typing import Any
 
 from ...quantize.asked import Estimating
 from ...quantize.estimate.draft_step import USUAL_CONTEXT
@@ -108,8 +107,4 @@ def _loss(report: EstimateReport, one: Candidate, machine: Machine) -> str:
     return f"{loss:.2%}" if loss > 0 else "no gain" if loss == 0 else f"slower by {-loss:.2%}"
 
 
-def _mapping(report: EstimateReport, _settings: object) -> dict[str, Any]:
-    return to_mapping(report)
-
-
-COMMAND = Command(estimate, _show, _mapping)
+COMMAND = Command(estimate, _show, lambda report, _: to_mapping(report))

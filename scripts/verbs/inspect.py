@@ -1,5 +1,6 @@
 """`inspect`: what a draft is, what quantization can save, what could hurt."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any
@@ -146,21 +147,15 @@ def _print_audit(found: "Audit", mapping: Mapping[str, Any], vocabulary: str | N
             f"quantized linears: {megabytes(found.quantized_bytes)},"
             f" {found.bits_per_weight:.3f} bits per weight with scales"
         )
-    for form, count in _forms(found).items():
+    forms = Counter(
+        ", ".join(f"{t.name.rpartition('.')[2]} {t.dtype}" for t in linear.tensors)
+        for linear in found.linears
+    )
+    for form, count in forms.items():
         out.line(f"stored as: {form} ({count} linears)")
     _print_linears(found)
     _print_halves(found)
     _print_faults(found)
-
-
-def _forms(found: "Audit") -> dict[str, int]:
-    """The ways in which linears are stored, by suffix and dtype, and how many are stored so."""
-    forms: dict[str, int] = {}
-    for linear in found.linears:
-        parts = (f"{t.name.rpartition('.')[2]} {t.dtype}" for t in linear.tensors)
-        form = ", ".join(parts)
-        forms[form] = forms.get(form, 0) + 1
-    return forms
 
 
 def _print_linears(found: "Audit") -> None:

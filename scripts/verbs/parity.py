@@ -13,8 +13,6 @@ from .gate import COLOURS
 if TYPE_CHECKING:
     from ...validate.parity.finding import Finding, Findings
 
-_DIRECTION = "of metrics whose direction neither lm_eval's results nor their name says"
-
 
 @verb(DivergenceRun)
 def parity_divergence(settings: DivergenceRun) -> "reports.Findings":
@@ -133,20 +131,12 @@ def _show(found: "Findings", _settings: object) -> None:
     numbers = ("figure", "lower bound", "upper bound", "threshold")
     rows = table("Parity", "check", "of", *numbers, "verdict", right=numbers)
     for one in found.findings:
-        rows.row(
-            one.check,
-            one.what,
-            *(_number(x) for x in (one.estimate, one.lower, one.upper, one.threshold)),
-            one.verdict,
-            style=COLOURS[one.verdict],
-        )
+        figures = (one.estimate, one.lower, one.upper, one.threshold)
+        cells = ("" if figure is None else f"{figure:.4g}" for figure in figures)
+        rows.row(one.check, one.what, *cells, one.verdict, style=COLOURS[one.verdict])
     print_table(rows)
     for one in found.findings:
         stdout().line((one.verdict, f"bold {COLOURS[one.verdict]}"), f": {one.what}: {one.reason}")
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.4g}"
 
 
 def _print_scores(one: "Finding") -> None:

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from typing import Any
 
 from ...quantize.asked import Quantizing
 from ...quantize.files.card_text import CARD_FILE, is_ours, read_card
@@ -101,8 +100,9 @@ def _seconds(settings: Quantizing) -> Mapping[str, float]:
     return settings.listener.spent
 
 
-def _mapping(report: "reports.QuantizeReport", settings: Quantizing) -> dict[str, Any]:
-    return report.to_mapping(_seconds(settings))
-
-
-COMMAND = Command(quantize, _show, _mapping, beside=_say_beside)
+COMMAND = Command(
+    quantize,
+    _show,
+    lambda report, settings: report.to_mapping(_seconds(settings)),
+    beside=_say_beside,
+)

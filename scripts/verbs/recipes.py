@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import yaml
 
@@ -124,18 +124,6 @@ def _show_one(recipe: Recipe, _settings: object) -> None:
     print_document(yaml.safe_dump(to_mapping(recipe), sort_keys=False, width=100))
 
 
-def _one(recipe: Recipe, _settings: object) -> dict[str, Any]:
-    return to_mapping(recipe) | {"sha256": recipe_sha256(recipe)}
-
-
-def _show_good(recipe: Recipe, settings: RecipeSettings) -> None:
-    stdout().line(f"{settings.recipe}: good ({recipe.name}, {len(recipe.rules)} rules)")
-
-
-def _good(recipe: Recipe, _settings: object) -> dict[str, Any]:
-    return {"recipe": recipe.name, "rules": len(recipe.rules), "good": True}
-
-
 COMMANDS = {
     "list": Command(
         recipes_list,
@@ -143,6 +131,16 @@ COMMANDS = {
         lambda found, _: [one.to_mapping() for one in found],
         exit_code=lambda found: 0 if found else 1,
     ),
-    "show": Command(recipes_show, _show_one, _one),
-    "check": Command(recipes_check, _show_good, _good),
+    "show": Command(
+        recipes_show,
+        _show_one,
+        lambda recipe, _: to_mapping(recipe) | {"sha256": recipe_sha256(recipe)},
+    ),
+    "check": Command(
+        recipes_check,
+        lambda recipe, settings: stdout().line(
+            f"{settings.recipe}: good ({recipe.name}, {len(recipe.rules)} rules)"
+        ),
+        lambda recipe, _: {"recipe": recipe.name, "rules": len(recipe.rules), "good": True},
+    ),
 }

@@ -1,12 +1,8 @@
 """`record`: what a target does on prompts, for calibration and replay."""
 
-from collections.abc import Mapping
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...calibration.record_asked import RecordRun
-from ...recipes.decode import MisfitError
-from ...recipes.strict_json import JsonProblem, parse_json
 from ..frame import reports
 from ..frame.console import megabytes, print_document, stdout
 from ..frame.verb import Command, verb
@@ -14,17 +10,6 @@ from .traces import print_written, written
 
 if TYPE_CHECKING:
     from ...calibration.traces.trace_folder import TraceFolder
-
-
-def _assignment(text: str) -> Mapping[str, object]:
-    """NAME=VALUE; a value that is no JSON is text."""
-    name, sign, value = text.partition("=")
-    if not name.strip() or not sign:
-        raise MisfitError(f"expected NAME=VALUE, got {text!r}")
-    found: object = value
-    with suppress(JsonProblem):
-        found = parse_json(value)
-    return {name.strip().replace("-", "_"): found}
 
 
 @verb(RecordRun)
@@ -51,10 +36,6 @@ def record(settings: RecordRun) -> "reports.TraceFolder | str":
     return record_asked(settings)
 
 
-def _mapping(done: "TraceFolder | str", _settings: object) -> dict[str, Any]:
-    return {"command": done} if isinstance(done, str) else written(done)
-
-
 def _show(traces: "TraceFolder | str", _settings: object) -> None:
     """What was written, or the command of a server."""
     if isinstance(traces, str):
@@ -69,4 +50,6 @@ def _show(traces: "TraceFolder | str", _settings: object) -> None:
         )
 
 
-COMMAND = Command(record, _show, _mapping)
+COMMAND = Command(
+    record, _show, lambda done, _: {"command": done} if isinstance(done, str) else written(done)
+)

@@ -9,7 +9,6 @@ from ..frame.console import print_table, stdout, table
 from ..frame.verb import Command, verb
 
 if TYPE_CHECKING:
-    from ...validate.counting.acceptance_counts import AcceptanceCounts
     from ...validate.counting.draft_counts import DraftReplay
 
 
@@ -64,8 +63,11 @@ def print_replays(replays: "Sequence[DraftReplay]") -> None:
     numbers = ("acceptance length", "change", "verify steps", "accepted", *positions, "agreement")
     traces = replays[0].traces
     drawn = "" if traces.sampling is None else f" at temperature {traces.temperature:g}"
+    prompts = replays[0].prompts
+    short = sum(not prompt.counts.num_steps for prompt in prompts)
+    left_out = f" ({short} too short for a verify step)" if short else ""
     found = table(
-        f"Replay, K = {num_draft_tokens}, {_prompts(replays[0])}{drawn},"
+        f"Replay, K = {num_draft_tokens}, {len(prompts)} prompts{left_out}{drawn},"
         f" {traces.repeated_8gram_share:.1%} of the 8-grams are repeats",
         "draft",
         *numbers,
@@ -98,19 +100,9 @@ def _print_context_bins(replays: "Sequence[DraftReplay]") -> None:
         return
     found = table("Acceptance length by tokens before the verify step", "draft", *bins, right=bins)
     for one, lengths in zip(replays, by_draft, strict=True):
-        found.row(one.name, *(_length(lengths.get(name)) for name in bins))
+        known = {name: f"{own.mean_acceptance_length:.4f}" for name, own in lengths.items()}
+        found.row(one.name, *(known.get(name, "") for name in bins))
     print_table(found)
-
-
-def _length(counts: "AcceptanceCounts | None") -> str:
-    return "" if counts is None else f"{counts.mean_acceptance_length:.4f}"
-
-
-def _prompts(found: "DraftReplay") -> str:
-    """How many, and how many of them count nothing."""
-    short = sum(not prompt.counts.num_steps for prompt in found.prompts)
-    left_out = f" ({short} too short for a verify step)" if short else ""
-    return f"{len(found.prompts)} prompts{left_out}"
 
 
 def _number(steps: float) -> str:

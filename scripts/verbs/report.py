@@ -24,9 +24,6 @@ def report(settings: ReportRun) -> "reports.WrittenReport":
     return written_report(settings)
 
 
-# ---- `draftquant report`: the gate's JSON as a page, as Markdown, as JUnit
-
-
 def _mapping(found: "reports.WrittenReport", _settings: object) -> dict[str, Any]:
     judgement, written = found.document.judgement, [str(path) for path in found.written]
     return {"verdict": judgement.verdict, "reason": judgement.reason, "written": written}

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ...quantize.files.hub import Reference, resolve_draft
 from ...recipes.listener import Heard
@@ -44,13 +43,13 @@ def _show(done: "reports.Unpickled", _settings: object) -> None:
     )
 
 
-def _mapping(done: "reports.Unpickled", _settings: object) -> dict[str, Any]:
-    return {
-        "out": str(done.out),
-        "files": list(done.files),
+COMMAND = Command(
+    unpickle,
+    _show,
+    lambda done, _: {
+        "out": done.out,
+        "files": done.files,
         "tensors": done.tensors,
         "bytes": done.nbytes,
-    }
-
-
-COMMAND = Command(unpickle, _show, _mapping)
+    },
+)
