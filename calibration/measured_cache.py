@@ -29,7 +29,6 @@ from ..recipes.errors import CalibrationError
 from .linear_inputs.static_scales import octave_above, run_over_traces
 from .passes.draft_inputs import DraftRun, first_hidden
 from .passes.proposals import MAX_LOGITS
-from .traces.manifest import TraceEntry
 
 ROWS = 512  # that draft, about: each divergence is a mean over K times so many
 
@@ -42,7 +41,9 @@ def cache_divergences(
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> list[float]:
     """KL(as it is ‖ through the cache) in nats of each cache, the mean over rows and depths."""
-    draft, sample = run.draft, _sample(run)
+    every = ((entry, run.rows(entry)) for entry in run.traces.manifest.prompts)
+    own = [(entry, rows) for entry, rows in every if rows]
+    draft, sample = run.draft, own[:: max(1, sum(len(rows) for _, rows in own) // ROWS)]
     forwards = [draft.forward.caching(cache) for cache in caches]
     totals, count = torch.zeros(len(caches), dtype=torch.float64), 0
     for done, (entry, rows) in enumerate(sample):
@@ -56,13 +57,6 @@ def cache_divergences(
             totals[i] += sum(map(partial(_divergence, draft.forward), wanted, got))
         on_progress(done + 1, len(sample))
     return [float(total) / count for total in totals]
-
-
-def _sample(run: DraftRun) -> list[tuple[TraceEntry, range]]:
-    """Every n-th prompt that drafts, and its rows."""
-    every = ((entry, run.rows(entry)) for entry in run.traces.manifest.prompts)
-    own = [(entry, rows) for entry, rows in every if rows]
-    return own[:: max(1, sum(len(rows) for _, rows in own) // ROWS)]
 
 
 def _states(

@@ -236,7 +236,9 @@ class ServerClient:
         said = text if len(text) <= 1000 else f"{text[:500]}…{text[-500:]}"
         what = f"{status} from {path}: {said!r}"
         if status in PASSING:
-            raise _PassingError(what, _seconds(answer.headers.get("retry-after")))
+            after = answer.headers.get("retry-after", "")  # a date is of the server's clock
+            is_number = after.isascii() and after.isdigit()
+            raise _PassingError(what, float(after) if is_number else None)
         kind = _AbsentError if status == 404 else ServerError
         raise kind(self.url, what, fix=_FIXES.get(status, _FIX))
 
@@ -271,8 +273,3 @@ _FIXES = {
     403: "set DRAFTQUANT_SERVER_KEY to the key of the server",
     404: "give the root of the server (http://HOST:PORT), and the --engine that runs there",
 }
-
-
-def _seconds(text: str | None) -> float | None:
-    """Of a Retry-After header; None for a date, which is of the server's clock."""
-    return float(text) if text is not None and text.isascii() and text.isdigit() else None

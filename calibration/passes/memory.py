@@ -303,7 +303,8 @@ class _DraftOnDisk:
         # A head that vLLM quantizes while it loads, as it is computed: in float32 at first.
         own = 4 * g.vocab_size * g.hidden_size if self._online_head else 0
         for row in self._rows.values():
-            nbytes = row.tensor.numel * self._held(row).itemsize
+            held = held_dtype(self._stored, row, self._dtype, compact=True)
+            nbytes = row.tensor.numel * held.itemsize
             if first is not None and self._seems_held(row, first):
                 common += nbytes
             else:
@@ -344,9 +345,6 @@ class _DraftOnDisk:
             held += rows * per_row + (every * g.num_layers + rows * num_draft_tokens) * keys
             most = max(most, held + (scores + 2 * logits + MAX_WIDENED) * wide)
         return most
-
-    def _held(self, row: Row) -> torch.dtype:
-        return held_dtype(self._stored, row, self._dtype, compact=True)
 
     def _seems_held(self, row: Row, first: "_DraftOnDisk") -> bool:
         other = first._rows.get(row.canonical)

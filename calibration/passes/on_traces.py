@@ -130,17 +130,13 @@ def position_warnings(
 
 def origin_warnings(target: AnyPath | None, traces: TraceFolder) -> tuple[str, ...]:
     """What to warn of, where tables are of a target that was not recorded, or text of no user."""
-    return _target_warnings(target, traces) + _text_warnings(traces)
-
-
-def _text_warnings(traces: TraceFolder) -> tuple[str, ...]:
-    """Text that no user is served."""
-    if not traces.manifest.ignore_eos:
-        return ()
-    return (
-        "the traces continue after the target's end of text (record --ignore-eos); text there often"
-        " repeats itself, and a draft guesses it more easily than answers",
-    )
+    warnings = _target_warnings(target, traces)
+    if traces.manifest.ignore_eos:
+        warnings += (
+            "the traces continue after the target's end of text (record --ignore-eos); text there"
+            " often repeats itself, and a draft guesses it more easily than answers",
+        )
+    return warnings
 
 
 def _target_warnings(given: AnyPath | None, traces: TraceFolder) -> tuple[str, ...]:

@@ -55,7 +55,9 @@ def split_prompts(
     entries, texts = [], []
     for entry, trace in zip(traces.manifest.prompts, traces, strict=True):
         if whole_rows(trace.num_tokens, num_draft_tokens, first_row=trace.prompt_length - 1):
-            entries.append((_drawn(seed, trace.token_ids.tolist()), entry))
+            # Drawn by what the trace says and by the seed, in hex.
+            drawn = hashlib.sha256(f"{seed}:{trace.token_ids.tolist()}".encode()).hexdigest()
+            entries.append((drawn, entry))
             texts.append(prompt_text(trace))
     groups = [sorted(entries[i] for i in group) for group in independent_groups(texts)]
     if len(groups) < MIN_GROUPS:
@@ -159,8 +161,3 @@ class SequenceReader:
             self._left -= hidden.nbytes
             self._held[entry.id] = hidden, token_ids
         return hidden, token_ids
-
-
-def _drawn(seed: int, token_ids: Sequence[int]) -> str:
-    """A number drawn for a trace, in hex: it depends on what the trace says and on the seed."""
-    return hashlib.sha256(f"{seed}:{token_ids}".encode()).hexdigest()

@@ -33,9 +33,7 @@ _OTHERS = "record traces of other prompts for the gate"
 
 
 def check_held_out(
-    candidate: QuantizedProvenance | None,
-    traces: TraceFolder,
-    cuts: Sequence[VocabularyCut] = (),
+    candidate: QuantizedProvenance | None, traces: TraceFolder, cuts: Sequence[VocabularyCut] = ()
 ) -> tuple[str, ...]:
     """Hold the prompts of the traces, by their token ids, against those that made a draft.
 

@@ -54,7 +54,8 @@ class CarriedTables:
             shared = [name for name in ("lm_head", "norm") if name in found]
             same = _form(theirs) == _form(listed)
             same = same and all(torch.equal(found[name], tensors[name]) for name in shared)
-            for token, row in _rows(found).items():
+            listed_rows = zip(found["token_ids"].tolist(), found["embed_tokens"], strict=True)
+            for token, row in dict(listed_rows).items():
                 same = same and torch.equal(rows.setdefault(token, row), row)
             if not same:
                 raise TraceError(
@@ -83,10 +84,6 @@ class CarriedTables:
 def _form(listed: TablesFile) -> TablesFile:
     """All but what differs between folders of one target."""
     return dataclasses.replace(listed, nbytes=0, sha256="", num_token_ids=0)
-
-
-def _rows(tensors: dict[str, Tensor]) -> dict[int, Tensor]:
-    return dict(zip(tensors["token_ids"].tolist(), tensors["embed_tokens"], strict=True))
 
 
 SHARD_BYTES = 512 * 2**20

@@ -13,8 +13,7 @@ from ..frame.verb import Command, verb
 
 
 @verb(
-    Estimating,
-    figures={"usual_gpus": ", ".join(USUAL_GPUS), "usual_context": str(USUAL_CONTEXT)},
+    Estimating, figures={"usual_gpus": ", ".join(USUAL_GPUS), "usual_context": str(USUAL_CONTEXT)}
 )
 def estimate(settings: Estimating) -> "reports.EstimateReport":
     """Estimate how long one draft step takes, and how much acceptance quantization may cost.

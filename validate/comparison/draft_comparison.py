@@ -20,16 +20,7 @@ from ..report.document import document_text
 from ..report.html_report import render
 from ..report.plots import Interval, forest
 from ..report.svg import standalone
-from .scopes import (
-    MIN_PROMPTS,
-    Change,
-    Counted,
-    CountedDrafts,
-    Sample,
-    Scope,
-    samples_of,
-    scopes_of,
-)
+from .scopes import MIN_PROMPTS, Change, Counted, CountedDrafts, Scope, samples_of, scopes_of
 
 FORMAT, SCHEMA_VERSION = "draftquant comparison", 1
 MOST_COLUMNS = 12
@@ -182,6 +173,8 @@ def compare(
     pairs, scopes = math.comb(len(drafts.names), 2), len(set(drafts.categories)) + 1
     every_pair = scopes * pairs * len(drafts.categories) <= _MOST_VALUES
     found = scopes_of(samples, drafts.names, confidence, every_pair=every_pair)
+    small = [f"{one.name} ({one.num_prompts})" for one in samples if not one.is_compared]
+    what = f"categories with fewer than {MIN_PROMPTS} prompts were not compared"
     return ComparisonReport(
         counted_by=counted.counted_by,
         num_draft_tokens=counted.num_draft_tokens,
@@ -192,7 +185,7 @@ def compare(
         confidence_of_each=found.each,
         bonferroni_of_each=found.bonferroni_of_each,
         scopes=found.scopes,
-        warnings=(*counted.warnings, *_warnings(samples)),
+        warnings=(*counted.warnings, *([f"{what}: {', '.join(small)}"] if small else [])),
         date=date,
         argv=tuple(argv),
     )
@@ -207,12 +200,6 @@ def _check_number(drafts: CountedDrafts) -> None:
         )
         fix = "compare fewer drafts at a time, or give prompts coarser categories"
         raise CompareError("compare", what, fix=fix)
-
-
-def _warnings(samples: Sequence[Sample]) -> list[str]:
-    small = ", ".join(f"{one.name} ({one.num_prompts})" for one in samples if not one.is_compared)
-    what = f"categories with fewer than {MIN_PROMPTS} prompts were not compared"
-    return [f"{what}: {small}"] if small else []
 
 
 def _and(names: Sequence[str]) -> str:

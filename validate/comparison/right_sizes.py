@@ -26,11 +26,7 @@ from ...calibration.passes.draft_inputs import (
     read_ahead,
     work_of,
 )
-from ...calibration.passes.proposals import (
-    MAX_LOGITS,
-    CountedRows,
-    draft_ids_of,
-)
+from ...calibration.passes.proposals import MAX_LOGITS, CountedRows, draft_ids_of
 from ...calibration.row_choice import RowOrder
 from ...calibration.traces.trace_folder import TraceFolder
 from ...quantize.drafts.forward import BLOCK_ROWS, whole_rows

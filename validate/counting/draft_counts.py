@@ -257,9 +257,7 @@ DraftCounts = CountedDraft | DraftReplay
 
 
 def clustered(
-    prompts: Sequence[PromptReplay],
-    groups: Sequence[Sequence[int]],
-    alike: Sequence[Sequence[int]],
+    prompts: Sequence[PromptReplay], groups: Sequence[Sequence[int]], alike: Sequence[Sequence[int]]
 ) -> tuple[PromptReplay, ...]:
     """Prompts with what they belong together with: that of the first one's hash; and `alike`."""
     found = list(prompts)

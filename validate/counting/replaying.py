@@ -16,9 +16,7 @@ from ...calibration.passes.loaded_drafts import (
     load_for_replay,
     memory_of,
 )
-from ...calibration.passes.memory import (
-    peak_bytes,
-)
+from ...calibration.passes.memory import peak_bytes
 from ...calibration.passes.on_traces import chosen_num_draft_tokens
 from ...calibration.passes.proposals import Proposals
 from ...calibration.passes.ray_tasks import check_equal, ray_tasks
@@ -28,13 +26,7 @@ from ...quantize.files.result_cache import user_cache
 from ...quantize.stored.stored_draft import StoredDraft
 from ...recipes.listener import SILENT, Listener
 from .draft_counts import DraftReplay
-from .replay_cache import (
-    Elsewhere,
-    Question,
-    ReplayCache,
-    decoded,
-    encoded,
-)
+from .replay_cache import Elsewhere, Question, ReplayCache, decoded, encoded
 from .trace_replay import replay_drafts
 
 MOST_TOGETHER = 8

@@ -147,11 +147,7 @@ def check_folders(
 
 
 def check_loaded(
-    baseline: LoadedDraft,
-    candidate: LoadedDraft,
-    folder: DraftFolder,
-    *,
-    unrelated: bool = False,
+    baseline: LoadedDraft, candidate: LoadedDraft, folder: DraftFolder, *, unrelated: bool = False
 ) -> tuple[str, ...]:
     """What only the loaded drafts show, in sentences: configurations, and maybe weights."""
     if unrelated:

@@ -191,11 +191,7 @@ def _by_context_bin(recorded: Sequence[RecordedPair]) -> dict[str, tuple[PromptP
 
 
 def _figures(
-    of: type[Figures],
-    name: str,
-    prompts: Sequence[PromptPair],
-    policy: Policy,
-    confidence: float,
+    of: type[Figures], name: str, prompts: Sequence[PromptPair], policy: Policy, confidence: float
 ) -> Figures:
     k, change = prompts[0].baseline.num_draft_tokens, change_of(prompts, confidence)
     baseline = pooled((pair.baseline for pair in prompts), k)

@@ -105,9 +105,7 @@ class Drafts:
 
 
 def drafts_of(
-    names: Sequence[str],
-    folders: Sequence[DraftFolder],
-    forms: Sequence[ServedForm] = (),
+    names: Sequence[str], folders: Sequence[DraftFolder], forms: Sequence[ServedForm] = ()
 ) -> Drafts:
     """Of folders that were read, baseline first; `forms` is what an engine made of each."""
     baseline, candidate = map(folder_facts, names, folders, forms or [AS_STORED] * len(folders))
@@ -120,6 +118,8 @@ def folder_facts(name: str, folder: DraftFolder, form: ServedForm = AS_STORED) -
     record = folder.quantized_by
     declared = "of another tool" if folder.quantized else "none"
     given, stored = Path(name), StoredDraft.look(checkpoint, declared_scheme(checkpoint))
+    cache = (None if stored.scheme is None else stored.scheme.kv_cache) or form.kv_cache
+    scales = cache and (scale_origin(stored.served_cache(cache)) or "unit")
     return DraftFacts(
         name=given.resolve().name if given.is_dir() else name,
         sha256=folder.sha256,
@@ -130,16 +130,8 @@ def folder_facts(name: str, folder: DraftFolder, form: ServedForm = AS_STORED) -
         hub_id=None if record is None else record.source.hub_id,
         revision=None if record is None else record.source.revision,
         vocabulary=vocabulary_share(stored.draft.geometry),
-        kv_cache=_kv_cache(stored, form),
+        kv_cache=cache and f"{cache}, {scales} scales",
     )
-
-
-def _kv_cache(stored: StoredDraft, form: ServedForm) -> str | None:
-    declared = None if stored.scheme is None else stored.scheme.kv_cache
-    dtype = declared or form.kv_cache
-    if dtype is None:
-        return None
-    return f"{dtype}, {scale_origin(stored.served_cache(dtype)) or 'unit'} scales"
 
 
 def measured_facts(measurement: Measurement) -> DraftFacts:

@@ -8,7 +8,7 @@ verdict.
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 from xml.etree import ElementTree
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -17,6 +17,7 @@ from ...quantize.gpus import gpu_name
 from ...recipes.errors import visible
 from ..judging.judgement import GateReport
 from ..judging.policy import Verdict, in_percent
+from ..judging.published import Inconclusive
 from . import words
 from .document import Document
 
@@ -84,9 +85,6 @@ def _referenced(text: str) -> str:
 
 SUITE = "draftquant gate"
 
-Open = Literal["error", "skipped"]
-"""What becomes of an INCONCLUSIVE verdict."""
-
 
 @dataclass(frozen=True, slots=True)
 class Case:
@@ -98,7 +96,7 @@ class Case:
     reason: str
     required: bool = True
 
-    def result(self, whole: Verdict, inconclusive: Open) -> str:
+    def result(self, whole: Verdict, inconclusive: Inconclusive) -> str:
         """The element that says how it went; "" = passed."""
         if self.verdict == "PASS":
             return ""
@@ -111,7 +109,7 @@ class Case:
         return inconclusive if self.verdict == "INCONCLUSIVE" else "error"
 
 
-def junit(document: Document, *, inconclusive: Open = "error") -> str:
+def junit(document: Document, *, inconclusive: Inconclusive = "error") -> str:
     """The whole file."""
     cases = list(_cases(document))
     found = [case.result(document.judgement.verdict, inconclusive) for case in cases]

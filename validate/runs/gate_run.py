@@ -27,11 +27,7 @@ from ..counting.replaying import replay_loaded
 from ..foreign.foreign_formats import read_foreign_pair
 from ..foreign.foreign_measurement import ForeignPair
 from ..judging.advice import Background
-from ..judging.candidate_origin import (
-    DraftFolder,
-    check_folders,
-    check_loaded,
-)
+from ..judging.candidate_origin import DraftFolder, check_folders, check_loaded
 from ..judging.judgement import GateReport, judge
 from ..judging.policy import Look, Policy, parse_look, resolve_policy
 from ..measure.measurement import Measurement

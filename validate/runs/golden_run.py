@@ -72,10 +72,7 @@ def _monitored(asked: GoldenRun, golden: Golden, category: str) -> str:
     check_window(asked.window)
     queries = Queries.of(engine, asked.model, asked.category_label)
     limits = limits_of(
-        golden,
-        asked.max_drop,
-        category=category,
-        by_category=asked.category_label is not None,
+        golden, asked.max_drop, category=category, by_category=asked.category_label is not None
     )
     if asked.to == "grafana":
         return grafana_dashboard(golden, limits, queries)

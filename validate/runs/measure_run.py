@@ -35,19 +35,16 @@ def _one_server(asked: MeasureRun) -> Measurement:
     assert engine is not None
     assert url is not None
     check_output(Path(out))
-    server, plan = _address(asked, url), _plan(asked)
-    with asked.listener.bar("measure", len(plan.prompts)) as bar:
-        teller = _Teller(bar, asked.listener, asked.concurrency)
-        return measure(Path(out), server, get_protocol(engine), plan, on_progress=teller)
-
-
-def _address(asked: MeasureRun, url: str) -> ServerAddress:
-    return ServerAddress(
+    server = ServerAddress(
         url=url,
         key=os.environ.get(KEY_VARIABLE) or None,
         patience=Patience(attempts=asked.attempts, seconds=asked.timeout),
         most_per_second=asked.max_requests_per_second,
     )
+    plan = _plan(asked)
+    with asked.listener.bar("measure", len(plan.prompts)) as bar:
+        teller = _Teller(bar, asked.listener, asked.concurrency)
+        return measure(Path(out), server, get_protocol(engine), plan, on_progress=teller)
 
 
 def _plan(asked: MeasureRun) -> Plan:
@@ -69,9 +66,7 @@ def _plan(asked: MeasureRun) -> Plan:
     return Plan(
         prompts=prompts,
         ask=Ask(
-            decoding=decoding,
-            max_new_tokens=asked.max_new_tokens,
-            ignore_eos=asked.ignore_eos,
+            decoding=decoding, max_new_tokens=asked.max_new_tokens, ignore_eos=asked.ignore_eos
         ),
         concurrency=asked.concurrency,
         num_warm_up=asked.warm_up,

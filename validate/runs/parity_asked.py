@@ -33,17 +33,12 @@ class FindingsFile(Heard):
             check_reports({"report": Path(self.report)}, overwrite=self.overwrite)
 
     def written(
-        self,
-        findings: Sequence[Finding],
-        drafts_sha256: Callable[[], Sequence[str | None]] = tuple,
+        self, findings: Sequence[Finding], drafts_sha256: Callable[[], Sequence[str | None]] = tuple
     ) -> Findings:
         """At least one finding, written where that is asked for, with the drafts it is of."""
         if self.report is not None:
             write_findings(
-                Path(self.report),
-                findings,
-                drafts_sha256=drafts_sha256(),
-                overwrite=self.overwrite,
+                Path(self.report), findings, drafts_sha256=drafts_sha256(), overwrite=self.overwrite
             )
         return Findings(findings=tuple(findings))
 
