@@ -11,10 +11,12 @@ Parts are categories of prompts and context bins.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from ...calibration.traces.trace_info import MIN_AGREEMENT
+from ...recipes.packages import said
 from ..counting.draft_counts import DraftCounts
 from ..counting.paired_change import PairedChange, RequiredPrompts, required_prompts
 from .advice import (
@@ -55,28 +57,26 @@ def decide(evidence: Evidence) -> Decision:
     return next(found for rung in LADDER if (found := rung(evidence)))
 
 
+def _decided(
+    row: str, *ways: str, required: RequiredPrompts | None = None, **facts: object
+) -> Decision:
+    """The verdict and the words of a row of decision.toml; ways out where the row has none."""
+    texts: dict[str, Any] = said(__file__, "decision", row, facts)
+    return Decision(**{"action": lines(*ways), **texts}, required_num_prompts=required)
+
+
 def _different_things(evidence: Evidence) -> Decision | None:
-    what = evidence.incomparable
-    if not what:
+    if not (what := evidence.incomparable):
         return None
-    return Decision(
-        "ANOMALOUS",
-        f"{what[0].upper()}{what[1:]}: no comparison is possible.",
-        evidence.wording.both_again,
-    )
+    what = f"{what[0].upper()}{what[1:]}"
+    return _decided("different_things", evidence.wording.both_again, what=what)
 
 
 def _another_target(evidence: Evidence) -> Decision | None:
     agreement = evidence.background.head_agreement
     if agreement is None or agreement >= MIN_AGREEMENT:
         return None
-    return Decision(
-        "ANOMALOUS",
-        f"The target's head reproduces only {agreement:.1%} of the recorded tokens from the"
-        f" recorded features of its last layer, expected at least {MIN_AGREEMENT:.0%}. The traces"
-        " were recorded from another target, or their features do not belong to their tokens.",
-        "Record the traces again, and give the same target to --target.",
-    )
+    return _decided("another_target", agreement=agreement, least=MIN_AGREEMENT)
 
 
 def _impossible_length(evidence: Evidence, role: str) -> Decision | None:
@@ -84,20 +84,9 @@ def _impossible_length(evidence: Evidence, role: str) -> Decision | None:
     length, most = draft.counts.mean_acceptance_length, draft.num_draft_tokens + 1
     ceiling = evidence.policy.max_ceiling_share * most
     if length < evidence.policy.min_acceptance_length:
-        return Decision(
-            "ANOMALOUS",
-            f"Almost no token of the {role} is accepted (mean acceptance length {length:.4f}). A"
-            " loss of precision does not do that; the draft was probably loaded wrongly.",
-            "Check target layers, rope, tensor names and scales with draftquant inspect and"
-            " draftquant verify.",
-        )
+        return _decided("nothing_accepted", role=role, length=length)
     if length > ceiling:
-        return Decision(
-            "ANOMALOUS",
-            f"The mean acceptance length of the {role}, {length:.4f}, is too close to the maximum"
-            f" of {most} (a working draft stays below {ceiling:.4f}).",
-            "Look for text that repeats itself, and for prompts that the draft was trained on.",
-        )
+        return _decided("at_the_ceiling", role=role, length=length, most=most, ceiling=ceiling)
     return None
 
 
@@ -108,30 +97,14 @@ def _doubtful_baseline(evidence: Evidence) -> Decision | None:
     if expected is not None:
         if abs(length / expected - 1) <= EXPECTED_WITHIN:
             return None
-        return Decision(
-            "ANOMALOUS",
-            f"The baseline has a mean acceptance length of {length:.4f}, but --expect-baseline says"
-            f" {expected:g} (a difference of {EXPECTED_WITHIN:.0%} is allowed).",
-            "Check K, the target, the prompts, and the baseline's config.json.",
-        )
+        within = EXPECTED_WITHIN
+        return _decided("unexpected_baseline", length=length, expected=expected, within=within)
     fault = baseline.text.fault
     if fault is not None:
-        return Decision(
-            "ANOMALOUS",
-            f"{fault[0].upper()}{fault[1:]}.",
-            "Record the traces again. If you know that they are right, confirm it with the"
-            " acceptance length that the baseline has elsewhere: --expect-baseline AL.",
-        )
+        return _decided("features_of_other_text", fault=f"{fault[0].upper()}{fault[1:]}")
     floor = min_baseline_length(baseline, evidence.policy)
     if length < floor:
-        return Decision(
-            "ANOMALOUS",
-            f"The baseline has a mean acceptance length of only {length:.4f}. With K ="
-            f" {baseline.num_draft_tokens}, a draft whose inputs are those it was trained on has at"
-            f" least {floor:.2f}.",
-            "Check that the draft was trained for this target. If the draft is known to"
-            " accept so little elsewhere too, give the known figure: --expect-baseline AL.",
-        )
+        return _decided("short_baseline", length=length, k=baseline.num_draft_tokens, floor=floor)
     return None
 
 
@@ -155,59 +128,43 @@ def _no_spread(evidence: Evidence) -> Decision | None:
     change = evidence.change
     if change is None or change.has_spread or not change.log_ratio:
         return None
-    return Decision(
-        "ANOMALOUS",
-        f"Each of the {change.num_prompts} prompts changed by the same"
-        f" {change.relative_change:+.2%}. Different prompts never do that.",
-        "Compare the prompts: they are probably copies of each other.",
-    )
+    return _decided("no_spread", change=change)
 
 
 def _too_few_prompts(evidence: Evidence) -> Decision | None:
     policy, change, count = evidence.policy, evidence.change, len(evidence.prompts)
-    needs = f"the policy {policy.name!r} needs an effective sample size of {policy.min_prompts}"
     if change is None:
         number = f"{2 * policy.min_prompts} fresh prompts or more"
-        return Decision(
-            "INCONCLUSIVE",
-            f"There are too few prompts, {count}: {needs}.",
-            fresh_prompts(number, evidence.wording),
-        )
+        ways = fresh_prompts(number, evidence.wording)
+        return _decided("hardly_any_prompts", ways, count=count, policy=policy)
     effective = change.effective_num_prompts
     if effective >= policy.min_prompts:
         return None
     unequal = effective < _USUAL_WEIGHTS * count
     weight = ", because a few of them hold most verify steps" if unequal else ""
-    return _undecided(
-        evidence,
-        change,
-        f"There are too few prompts: {evidence.counted} have an effective sample size of"
-        f" {effective:.1f}{weight}, and {needs}.",
-        least=change.num_prompts_for(policy.min_prompts),
-    )
+    least = change.num_prompts_for(policy.min_prompts)
+    return _undecided("too_few_prompts", evidence, change, least, weight=weight)
 
 
 def _too_large_a_gain(evidence: Evidence) -> Decision | None:
     change, largest = evidence.change, math.log1p(evidence.policy.max_relative_gain)
     if change is None or change.log_ratio <= largest or evidence.background.unrelated:
         return None
-    return Decision(
-        "ANOMALOUS",
-        f"The candidate's acceptance length is {change.relative_change:+.2%} above its baseline's."
-        " Rounding cannot do that.",
-        "Check that the baseline is the draft that was quantized, and that all of it loads.",
-    )
+    return _decided("too_large_a_gain", change=change)
 
 
 def _a_part_fails(evidence: Evidence) -> Decision | None:
     failing, change = evidence.parts.with_outcome("FAIL"), evidence.change
     if change is None or not failing:
         return None
-    return Decision(
-        "FAIL",
-        f"With {in_percent(change.confidence)} confidence {number_of(failing)} lost more than the"
-        f" limit of {evidence.policy.max_category_drop:.2%}: {findings(failing)}.",
-        lines(calibrate_on(failing), *lose_less(evidence.background)),
+    return _decided(
+        "a_part_fails",
+        calibrate_on(failing),
+        *lose_less(evidence.background),
+        confidence=in_percent(change.confidence),
+        parts=number_of(failing),
+        limit=evidence.policy.max_category_drop,
+        findings=findings(failing),
     )
 
 
@@ -217,52 +174,34 @@ def _beyond_the_limit(evidence: Evidence) -> Decision | None:
         return None
     failing = evidence.parts.with_outcome("FAIL")
     also = f" Categories beyond their own limit: {names(failing)}." if failing else ""
-    return Decision(
-        "FAIL",
-        f"With {in_percent(change.confidence)} confidence the drop is larger than the limit of"
-        f" {limit:.2%}: {_whole(change)}.{also}",
-        lines(*lose_less(evidence.background)),
-    )
+    ways, confidence = lose_less(evidence.background), in_percent(change.confidence)
+    facts = {"limit": limit, "confidence": confidence, "whole": _whole(change), "also": also}
+    return _decided("beyond_the_limit", *ways, **facts)
 
 
 def _without_a_record(evidence: Evidence) -> Decision | None:
     if not (evidence.policy.record_required and evidence.background.unrecorded):
         return None
-    return Decision(
-        "ANOMALOUS",
-        "The candidate's folder has no record (draftquant.json) of how it was quantized. So nothing"
-        " shows that these prompts did not calibrate it, and a draft is judged too well on prompts"
-        " that calibrated it.",
-        lines(
-            "Give the folder as draftquant wrote it, with its draftquant.json.",
-            "If another tool made it, and you know that none of these prompts calibrated it, add"
-            " --unrecorded.",
-        ),
-    )
+    return _decided("without_a_record")
 
 
 def _limit_between_the_bounds(evidence: Evidence) -> Decision | None:
     change, limit = evidence.change, evidence.policy.max_relative_drop
     if change is None or outcome(change, limit) != "INCONCLUSIVE":
         return None
-    return _undecided(
-        evidence,
-        change,
-        f"These prompts do not decide whether the drop is larger than the limit of {limit:.2%}:"
-        f" {_whole(change)}.",
-    )
+    return _undecided("limit_between_the_bounds", evidence, change, whole=_whole(change))
 
 
 def _a_part_is_open(evidence: Evidence) -> Decision | None:
     unsettled = evidence.parts.with_outcome("INCONCLUSIVE")
     if not evidence.policy.every_category_passes or not unsettled:
         return None
-    return Decision(
-        "INCONCLUSIVE",
-        f"The draft passes as a whole, but every {kinds_of(evidence.parts.all)} has to pass, and"
-        " these prompts do not decide whether a drop is larger than"
-        f" {evidence.policy.max_category_drop:.2%}: {findings(unsettled)}.",
+    return _decided(
+        "a_part_is_open",
         fresh_prompts(f"fresh prompts, with more of {names(unsettled)}", evidence.wording),
+        kinds=kinds_of(evidence.parts.all),
+        limit=evidence.policy.max_category_drop,
+        findings=findings(unsettled),
     )
 
 
@@ -273,17 +212,15 @@ def _a_small_part_lost(evidence: Evidence) -> Decision | None:
     policy, least = evidence.policy, evidence.policy.min_category_prompts
     few = f"{least} prompts{' in effect' if any(one.is_context_bin for one in lost) else ''}"
     few += ", or without the declared clusters," if evidence.declared else ""
-    number = f"fresh prompts, with at least {least} of {names(lost)}"
-    return Decision(
-        "INCONCLUSIVE",
-        f"The draft passes as a whole, but {number_of(lost)} with fewer than {few} lost more than"
-        f" {policy.max_category_drop:.2%}, more than chance explains among so many small parts:"
-        f" {findings(lost)}.",
-        lines(
-            fresh_prompts(number, evidence.wording),
-            calibrate_on(lost),
-            *lose_less(evidence.background),
-        ),
+    return _decided(
+        "a_small_part_lost",
+        fresh_prompts(f"fresh prompts, with at least {least} of {names(lost)}", evidence.wording),
+        calibrate_on(lost),
+        *lose_less(evidence.background),
+        parts=number_of(lost),
+        few=few,
+        limit=policy.max_category_drop,
+        findings=findings(lost),
     )
 
 
@@ -292,16 +229,12 @@ def _not_all_compared(evidence: Evidence) -> Decision | None:
     missing = evidence.background.not_compared
     if not missing:
         return None
-    return Decision(
-        "INCONCLUSIVE",
-        "The bounds clear the limit, but these files do not show that the two runs can be compared."
-        f" Not compared: {'; '.join(missing)}.",
-        lines(*evidence.background.to_compare),
-    )
+    ways = evidence.background.to_compare
+    return _decided("not_all_compared", *ways, missing="; ".join(missing))
 
 
 def _passed(evidence: Evidence) -> Decision | None:
-    change = evidence.change
+    change, limit = evidence.change, evidence.policy.max_relative_drop
     assert change is not None  # too few prompts is a rung above
     rare, effective = "", change.effective_num_prompts
     if min(len(evidence.prompts), effective / _USUAL_WEIGHTS) < _ENOUGH_FOR_RARE_LOSSES:
@@ -309,11 +242,9 @@ def _passed(evidence: Evidence) -> Decision | None:
             f", but {evidence.counted} (effective sample size {effective:.1f}) do not exclude a"
             " loss that is confined to few prompts"
         )
-    return Decision(
-        "PASS",
-        f"With {in_percent(change.confidence)} confidence the drop is smaller than the limit of"
-        f" {evidence.policy.max_relative_drop:.2%}{rare}: {_whole(change)}.",
-    )
+    confidence, whole = in_percent(change.confidence), _whole(change)
+    found = _decided("passed", confidence=confidence, limit=limit, rare=rare, whole=whole)
+    return replace(found, action=None)
 
 
 LADDER: tuple[Callable[[Evidence], Decision | None], ...] = (
@@ -337,15 +268,17 @@ LADDER: tuple[Callable[[Evidence], Decision | None], ...] = (
 
 
 def _undecided(
-    evidence: Evidence, change: PairedChange, reason: str, *, least: int | None = None
+    row: str, evidence: Evidence, change: PairedChange, least: int | None = None, **facts: object
 ) -> Decision:
+    policy = evidence.policy
     required = required_prompts(
         change,
         max_relative_drop=evidence.policy.max_relative_drop,
         power=evidence.policy.power,
         min_prompts=evidence.policy.min_prompts,
     )
-    return Decision("INCONCLUSIVE", reason, more_prompts(evidence, required, least), required)
+    ways, facts = more_prompts(evidence, required, least), facts | {"counted": evidence.counted}
+    return _decided(row, ways, required=required, policy=policy, change=change, **facts)
 
 
 def _whole(change: PairedChange) -> str:
