@@ -18,6 +18,7 @@ from ...recipes.errors import TraceError
 from ..prompts.prompt_file import Prompt
 from ..traces.target_tables import FINAL_NORM, HEAD, SharedTables
 from ..traces.trace_info import MIN_AGREEMENT, normalized
+from . import refusal
 from .dump_layouts import Sample
 
 SHIFTS = (-1, 0, 1)  # row i holds the state after token i + shift
@@ -90,9 +91,7 @@ class Answers:
         if answered is None or bool(answered[0]):
             if prompt is None:
                 why = "has no loss mask" if answered is None else "begins with an answer"
-                what = f"the text {why}, so it is unknown where its prompt ends"
-                fix = "give the prompts as they were sent, with their token ids: --prompts P"
-                raise TraceError(sample.file, what, fix=fix)
+                raise refusal(sample.file, "unknown-prompt", why=why)
             answered = torch.arange(count) >= len(prompt.token_ids)
         steps = torch.diff(torch.nn.functional.pad(answered.long(), (1, 1)))
         starts, stops = ((steps == sign).nonzero()[:, 0].tolist() for sign in (1, -1))

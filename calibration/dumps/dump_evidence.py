@@ -38,6 +38,7 @@ from ..traces.manifest import FeatureDtype, TargetIdentity
 from ..traces.prompt_trace import FEATURE_DTYPES, PromptTrace
 from ..traces.target_tables import FINAL_NORM, TargetTables
 from ..traces.trace_folder import file_sha256
+from . import refusal
 from .dump_answers import SHIFTS, Answer
 from .dump_layouts import TEXT_AGAIN, Pending, Sample
 
@@ -361,38 +362,19 @@ class DraftSteps:
         others = [hits[other, shift] for other in self._orders if other != self._as_they_stand]
         next_best = max(others, key=lambda other: float(other.mean()), default=0 * stand)
         share = {"best": hits[best], "stand": stand, "next": next_best}
-        said = {name: f"{float(some.mean()):.0%}" for name, some in share.items()}
+        shares = {name: f"{float(some.mean()):.0%}" for name, some in share.items()}
         step, whole = f"the first step of {self._draft.name}", "give the target's whole folder"
         fix = f"{whole}, so that the target can recompute its hidden states"
         if len(stand) < MIN_POSITIONS:
-            what = (
-                f"{len(stand)} positions of answers are too few to find out the order of the layers"
-            )
-            raise TraceError(where, f"{what}, expected at least {MIN_POSITIONS}", fix=fix)
+            raise refusal(where, "few-positions", number=len(stand), least=MIN_POSITIONS, fix=fix)
         if float(hits[best].mean()) < MIN_ACCEPTED:
-            raise TraceError(
-                where,
-                f"{step} is accepted {said['best']} of the time at best, expected"
-                f" {MIN_ACCEPTED:.0%}: the dump holds other layers than this draft reads, or"
-                " the draft belongs to another target",
-                fix=fix,
-            )
+            least = MIN_ACCEPTED
+            raise refusal(where, "draft-of-others", step=step, least=least, fix=fix, **shares)
         if _standard_errors(next_best, stand) > ERRORS_APART:
             ids = [self._layer_ids[order.index(slot)] for slot in self._as_they_stand]
-            raise TraceError(
-                where,
-                f"the dump holds the layers in the order {ids}: read in that order, {step}"
-                f" is accepted {said['best']} of the time, in ascending order {said['stand']}",
-                fix="dump the layers in ascending order, as the draft reads them",
-            )
+            raise refusal(where, "order-by-draft", ids=ids, step=step, **shares)
         if others and _standard_errors(stand, next_best) < ERRORS_APART:
-            raise TraceError(
-                where,
-                f"the order of the layers remains unclear: {step} is accepted"
-                f" {said['stand']} of the time in ascending order, and {said['next']} in"
-                " another order",
-                fix=fix,
-            )
+            raise refusal(where, "unclear-order", step=step, fix=fix, **shares)
         return DraftFinding(
             shift=shift,
             accepted=float(stand.mean()),

@@ -58,7 +58,7 @@ from ...recipes.errors import CheckpointError, TraceError, short, visible
 from ...recipes.regular_file import open_stream, read_text
 from ...recipes.strict_json import JsonProblem, parse_object
 from ..prompts.prompt_file import import_pyarrow
-from . import DumpFormat
+from . import DumpFormat, refusal
 
 AGAIN = "dump again, or give the dump of another trainer its own name: --from"
 TEXT_AGAIN = "dump this text again, with prefix caching and chunked prefill off"
@@ -153,11 +153,8 @@ def _sample(file: Path, dump: Path, read: Callable[[Path], Stored]) -> Sample:
         ("the scales of the hidden states", sample.scales),
     ):
         if rows is not None and len(rows) != len(ids):
-            raise TraceError(
-                file,
-                f"the text has {len(ids)} tokens, but {what} have {len(rows)} rows: the file"
-                " is cut off, or they belong to another text",
-                fix=TEXT_AGAIN,
+            raise refusal(
+                file, "cut-off", tokens=len(ids), what=what, rows=len(rows), fix=TEXT_AGAIN
             )
     return sample
 
@@ -219,12 +216,7 @@ def load_tensors(file: Path) -> Mapping[str, Any]:
     try:
         loaded = load_plain(file)
     except TorchFileProblem as exc:
-        raise TraceError(
-            file,
-            f"cannot be read as plain tensors: {exc}",
-            fix="remove the file if a run was stopped while writing it; else dump tensors,"
-            " numbers and text only",
-        ) from exc
+        raise refusal(file, "not-plain", why=exc) from exc
     if not isinstance(loaded, dict):
         raise TraceError(
             file, f"expected a dict of tensors, got {type(loaded).__name__}", fix=AGAIN
@@ -264,11 +256,7 @@ def load_safetensors(
             return {name: opened.get_tensor(name) for name in wanted}
     except (CheckpointError, SafetensorError) as exc:
         what = exc.what if isinstance(exc, CheckpointError) else str(exc)
-        raise TraceError(
-            file,
-            what,
-            fix="remove the file if a run was stopped while writing it, or dump this text again",
-        ) from exc
+        raise refusal(file, "unreadable", what=what) from exc
 
 
 def load_states(file: Path) -> Stored:
@@ -297,12 +285,7 @@ def _of_speculators(dump: Path) -> Callable[[Path], Stored]:
         loaded = load_states(file)
         states = loaded.aux
         if states.dim() != 3 or states.shape[1] < 2:
-            raise TraceError(
-                file,
-                f"hidden_states: expected [tokens, layers + 1, width], got {list(states.shape)}",
-                fix="start vLLM with the ids of the layers and the number of layers, as"
-                " launch_vllm.py does",
-            )
+            raise refusal(file, "no-last-layer", got=list(states.shape))
         return loaded._replace(
             answered=rows.loss_mask(_row_of(file), loaded.token_ids, file) if rows else None,
             aux=states[:, :-1].flatten(1),

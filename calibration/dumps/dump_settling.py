@@ -12,6 +12,7 @@ from ...recipes.errors import TraceError
 from ..passes.draft_inputs import check_reads_layers, default_aux_layer_ids
 from ..traces.manifest import FeatureDtype
 from ..traces.prompt_trace import FEATURE_DTYPES
+from . import refusal
 from .dump_answers import Answer, Answers, HeadFinding, TargetHead
 from .dump_evidence import (
     DraftFinding,
@@ -132,20 +133,11 @@ def check_sample(sample: Sample, target: TargetFacts, first: Sample) -> None:
     vocab_size, width = target.identity.vocab_size, target.width
     low, high = int(sample.token_ids.min()), int(sample.token_ids.max())
     if low < 0 or high >= vocab_size:
-        raise TraceError(
-            sample.file,
-            f"its token ids go from {low} to {high}, but the target's vocabulary has"
-            f" {vocab_size} tokens: another tokenizer wrote them",
-            fix="give the target that was dumped",
-        )
+        raise refusal(sample.file, "other-tokenizer", low=low, high=high, vocab_size=vocab_size)
     wide = sample.aux.shape[1]
     if wide % width or (sample.last is not None and sample.last.shape[1] != width):
         last = "" if sample.last is None else f", last states {sample.last.shape[1]}"
-        raise TraceError(
-            sample.file,
-            f"its aux features are {wide} wide{last}; the target's hidden states are {width} wide",
-            fix="give the target that was dumped",
-        )
+        raise refusal(sample.file, "other-width", wide=wide, last=last, width=width)
     if (found := _form(sample)) != (expected := _form(first)):
         what = f"its aux features {found}, but those of {first.file.name} {expected}"
         raise TraceError(sample.file, what, fix="import dumps of different runs one by one")
@@ -262,13 +254,7 @@ class Settling:
     def _draft_steps(self, last_in_aux: bool, not_run: str | None) -> DraftFinding:
         """What the draft says; it needs more answers than the target, one in memory at a time."""
         if self._said.draft is None or self._expected is None:
-            raise TraceError(
-                self._dump,
-                "it is unknown which layers the dump holds: the target cannot be run here"
-                f" ({not_run}), and no draft is given",
-                fix="give the target's whole folder, or the draft that reads these features:"
-                " --draft D",
-            )
+            raise refusal(self._dump, "unknown-layers", not_run=not_run)
         steps = DraftSteps(self._said.draft, self._expected)
         for answer in self._look(MAX_DRAFTED):
             cut = split_last(answer.sample, self._target.width) if last_in_aux else answer.sample
@@ -280,18 +266,9 @@ class Settling:
         found = recomputed.layer_ids if recomputed else expected
         assert found is not None
         if list(found) != sorted(set(found)):
-            what = f"the dump holds the layers in the order {list(found)}, expected ascending order"
-            fix = "dump the layers in ascending order, as engines hand them to drafts"
-            raise TraceError(self._dump, what, fix=fix)
+            raise refusal(self._dump, "order-of-layers", found=list(found))
         if expected is not None and found != tuple(expected):
-            raise TraceError(
-                self._dump,
-                f"the dump holds the outputs of layers {list(found)}, expected"
-                f" {list(expected)}. These ids are counted after the layer; an id that is"
-                " counted before the layer is one larger",
-                fix="dump the layers that the draft reads, or name the layers of the dump:"
-                " --aux-layers",
-            )
+            raise refusal(self._dump, "other-layers", found=list(found), expected=list(expected))
         return found
 
     def _head(self, layout: Layout) -> HeadFinding | None:
@@ -302,38 +279,18 @@ class Settling:
             assert target.tables is not None
             return TargetHead(target.tables.shared()).settle(with_last)
         if recomputed and recomputed.own is not None and recomputed.own < MIN_OWN:
-            raise TraceError(
-                self._dump,
-                f"{recomputed.own:.0%} of the checked tokens are the target's argmax,"
-                f" expected {MIN_OWN:.0%}: another model wrote these answers, or the target"
-                " sampled them",
-                fix="dump the target's own greedy answers",
-            )
+            raise refusal(self._dump, "written-by-another", own=recomputed.own, least=MIN_OWN)
         if self._said.greedy:
             return None
-        missing = target.without_tables or "no norm.weight"
-        lack = f"the target's head and last norm are missing ({missing})"
-        raise TraceError(
-            self._dump,
-            "it cannot be measured whether the target wrote these answers:"
-            f" {lack if with_last else 'the dump has no last states'}",
-            fix="dump the last hidden states too and give the target's head, or declare"
-            " with --greedy that the target wrote the answers at temperature 0",
-        )
+        lacking = target.without_tables or "no norm.weight"
+        missing = f"the target's head and last norm are missing ({lacking})"
+        if not with_last:
+            missing = "the dump has no last states"
+        raise refusal(self._dump, "unmeasured-answers", missing=missing)
 
     def _check_shift(self, layout: Layout) -> None:
         of_last = layout.head.shift if layout.head else layout.shift
         if of_last != layout.shift:
-            raise TraceError(
-                self._dump,
-                f"the aux features are shifted by {layout.shift:+d} against their tokens,"
-                f" the last states by {of_last:+d}",
-                fix="dump both at the same positions",
-            )
+            raise refusal(self._dump, "two-shifts", shift=layout.shift, of_last=of_last)
         if layout.shift > 0:
-            raise TraceError(
-                self._dump,
-                "each row of hidden states belongs to the token after it, so the first"
-                " token has no features",
-                fix="dump the first position too",
-            )
+            raise refusal(self._dump, "no-first-row")

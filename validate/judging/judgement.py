@@ -14,6 +14,7 @@ from ...calibration.passes import DraftSampling
 from ...calibration.traces.near_duplicates import suggested_clusters
 from ...recipes.brief import percent
 from ...recipes.errors import GateError
+from ...recipes.packages import table_beside
 from ..counting.acceptance_counts import CONVENTION, estimand
 from ..counting.draft_counts import (
     DraftCounts,
@@ -56,66 +57,48 @@ MOST_NAMED = 20
 """Categories that a sentence names."""
 
 
+_WARNINGS: Mapping[str, str] = table_beside(__file__, "warnings")
+
+
 def report_warnings(evidence: Evidence) -> Iterator[str]:
     """What a reader has to know beside a verdict, in sentences without a full stop."""
     num_prompts, num_short_prompts = evidence.num_prompts, evidence.num_short_prompts
+    said, parts, least = _WARNINGS, evidence.parts, evidence.policy.min_category_prompts
     looser = looser_than_release(evidence.policy)
     if looser:
-        yield f"the limits are looser than those of the policy 'release': {', '.join(looser)}"
+        yield said["looser"].format(looser=", ".join(looser))
     if num_short_prompts and evidence.prompts:
-        yield (
-            f"{num_short_prompts} of the {len(evidence.baseline.prompts)} prompts"
-            f" {'is' if num_short_prompts == 1 else 'are'} left out, too short for a verify step"
-        )
+        verb, count = "is" if num_short_prompts == 1 else "are", len(evidence.baseline.prompts)
+        yield said["short"].format(number=num_short_prompts, count=count, verb=verb)
     if num_copies := len(evidence.recorded) - num_prompts:
-        yield (
-            f"{num_copies} of the prompts {'is a copy' if num_copies == 1 else 'are copies'} of"
-            f" others: {num_prompts} distinct prompts were judged"
-        )
+        kind = "is a copy" if num_copies == 1 else "are copies"
+        yield said["copies"].format(number=num_copies, kind=kind, distinct=num_prompts)
     alike = evidence.baseline.text.num_near_duplicates
     if len(evidence.prompts) < num_prompts:
-        yield (
-            f"the {num_prompts} distinct prompts form {len(evidence.prompts)} clusters (near"
-            " duplicates, turns of one conversation, or declared in the prompt file); each cluster"
-            " counts as one prompt"
-        )
+        yield said["clusters"].format(distinct=num_prompts, clusters=len(evidence.prompts))
     elif alike:
-        yield (
-            f"{alike} distinct prompts hardly differ from others (the same beginning or the same"
-            " continuation), so that the true sample is smaller than their number"
-        )
+        yield said["alike"].format(number=alike)
     yield from _wider_of_two(evidence)
     named = [(one.id, one.category) for one in evidence.baseline.prompts if not one.cluster]
     if suggestion := suggested_clusters(named):
         yield suggestion
     if evidence.prompts and all(pair.baseline == pair.candidate for pair in evidence.prompts):
-        yield (
-            "both drafts accepted the same number of tokens on every prompt: the change of +0.00%"
-            " is exact on these prompts"
-        )
-    parts, least = evidence.parts, evidence.policy.min_category_prompts
+        yield said["same_counts"]
     yield from _unjudged(parts.categories, least)
     if small := [repr(found.category) for found in parts.context_bins if not found.outcome]:
-        yield (
-            f"the verify steps in {', '.join(small)} are of an effective sample size below {least}"
-            " prompts and are not judged alone"
-        )
+        yield said["small_bins"].format(bins=", ".join(small), least=least)
     yield from _falls_with_context(parts.context_bins)
-    yield from _placeless(evidence)
+    recorded = evidence.recorded
+    placeless = sum(None in (own.contexts, other.contexts) for own, other in recorded)
+    if 0 < placeless < len(recorded):
+        yield said["placeless"].format(number=placeless, count=len(recorded))
     for found in parts.all:
         drop = -found.change.relative_change if found.change else 0.0
         if found.outcome == "INCONCLUSIVE" and drop > found.max_relative_drop:
             kind = "" if found.is_context_bin else "category "
-            yield (
-                f"{kind}{found.category!r} lost more than its limit of"
-                f" {found.max_relative_drop:.0%}, but that may be chance: record more prompts of it"
-            )
+            yield said["may_be_chance"].format(kind=kind, found=found)
     if evidence.look:
-        yield (
-            f"this is planned interim analysis {evidence.look.number} of {evidence.look.total}"
-            f" ({evidence.look.spending}): its bounds hold only if all of them were planned before"
-            " the first, with equal numbers of prompts added each time"
-        )
+        yield said["look"].format(look=evidence.look)
 
 
 def _wider_of_two(evidence: Evidence) -> Iterator[str]:
@@ -127,10 +110,7 @@ def _wider_of_two(evidence: Evidence) -> Iterator[str]:
             "with" if getattr(own, bound) == getattr(change, bound) else "without"
             for bound in ("lower", "upper")
         )
-        yield (
-            "declared clusters narrow no bound, so the wider of those with and without them count:"
-            f" the lower one is that {lower}, the upper one that {upper} them"
-        )
+        yield _WARNINGS["wider_of_two"].format(lower=lower, upper=upper)
 
 
 def _unjudged(categories: Sequence[CategoryFigures], min_prompts: int) -> Iterator[str]:
@@ -151,21 +131,7 @@ def _falls_with_context(bins: Sequence[ContextBinFigures]) -> Iterator[str]:
     for one in told:
         length = one.baseline_mean_acceptance_length
         if best is not None and length - 1 < (best.baseline_mean_acceptance_length - 1) / 2:
-            yield (
-                f"the baseline itself accepts {length:.2f} in {one.category!r} and"
-                f" {best.baseline_mean_acceptance_length:.2f} in {best.category!r}: the draft was"
-                " probably not trained at that length, whatever quantization does"
-            )
-
-
-def _placeless(evidence: Evidence) -> Iterator[str]:
-    recorded = evidence.recorded
-    placeless = sum(None in (own.contexts, other.contexts) for own, other in recorded)
-    if 0 < placeless < len(recorded):
-        yield (
-            f"no context bin counts {placeless} of the {len(recorded)} prompts: where their verify"
-            " steps began is not known"
-        )
+            yield _WARNINGS["falls_with_context"].format(one=one, best=best)
 
 
 MIN_STEPS_PER_PROMPT = 10
