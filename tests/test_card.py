@@ -36,9 +36,9 @@ from draftquant.recipes.errors import (
 )
 from draftquant.scripts.cli import main
 from draftquant.validate.measure.measurement_file import line_of
+from draftquant.validate.report import CardRequest
 from draftquant.validate.report.document import Header
 from draftquant.validate.report.model_card import (
-    CardRequest,
     check_served,
     model_card,
     read_gate,

@@ -153,9 +153,8 @@ def _sample(file: Path, dump: Path, read: Callable[[Path], Stored]) -> Sample:
         ("the scales of the hidden states", sample.scales),
     ):
         if rows is not None and len(rows) != len(ids):
-            raise refusal(
-                file, "cut-off", tokens=len(ids), what=what, rows=len(rows), fix=TEXT_AGAIN
-            )
+            counts = {"tokens": len(ids), "rows": len(rows)}
+            raise refusal(file, "cut-off", what=what, fix=TEXT_AGAIN, **counts)
     return sample
 
 

@@ -1,29 +1,23 @@
 """`card`: README.md of a quantized draft, for the Hub."""
 
-from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
 from ...quantize.files.card_text import CARD_FILE
 from ...quantize.files.staging import check_output, replace_text
 from ...recipes.errors import OutputError
-from ...recipes.listener import Heard
 from ...recipes.regular_file import AnyPath, optional_path
+from ...validate.report import CardRequest
 from ..frame.console import print_document, stdout
 from ..frame.verb import Command, verb
 
 
 @dataclass(frozen=True)
-class CardSettings(Heard):
+class CardSettings(CardRequest):
     """Of which folder, and what the card is to say that the folder does not."""
 
     folder: AnyPath
     _: KW_ONLY
-    gate: AnyPath | None = None
-    measured: Sequence[AnyPath] = ()
-    base_model: str | None = None
-    license: str | None = None
-    name: str | None = None
     out: AnyPath | None = None
     overwrite: bool = False
 
@@ -49,19 +43,12 @@ def card(settings: CardSettings) -> str:
         DraftQuantError: a file of the folder is not the recorded one, the figures belong to another
             draft, or the base model or the licence is missing.
     """
-    from ...validate.report.model_card import CardRequest, model_card
+    from ...validate.report.model_card import model_card
 
     folder, out = Path(settings.folder), optional_path(settings.out)
     if out is not None:
         _check_place(out, folder, overwrite=settings.overwrite)
-    request = CardRequest(
-        gate=optional_path(settings.gate),
-        measured=tuple(map(Path, settings.measured)),
-        base_model=settings.base_model,
-        license=settings.license,
-        name=settings.name,
-    )
-    text = model_card(folder, request)
+    text = model_card(folder, settings)
     if out is not None:
         replace_text(out, text)
     return text

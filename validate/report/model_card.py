@@ -5,7 +5,6 @@ import re
 import shlex
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,7 @@ from ...recipes.schema import recipe_sha256
 from ..judging.judgement import GateReport
 from ..measure.measurement import Figures, Measurement, Speculation, all_figures, tokens_per_second
 from ..measure.measurement_file import read_measurement
-from . import words
+from . import CardRequest, words
 from .document import Document, read_report
 from .report_texts import plain_text
 
@@ -110,17 +109,6 @@ HERE = "PATH_OF_THIS_FOLDER"
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,60}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CardRequest:
-    """What a card is to say that its folder does not; Hub ids where the record has none."""
-
-    gate: Path | None = None
-    measured: Sequence[Path] = ()
-    base_model: str | None = None
-    license: str | None = None
-    name: str | None = None
-
-
 def model_card(folder: Path, request: CardRequest) -> str:
     """The text of README.md. Every tensor is read, and has to be the one that was recorded.
 
@@ -141,8 +129,8 @@ def model_card(folder: Path, request: CardRequest) -> str:
         fix = "'draftquant verify' says which differ; quantize the draft again"
         raise CheckpointError(folder, what, fix=fix)
     identity = tensors_sha256(digests)
-    gate = None if request.gate is None else read_gate(request.gate, identity)
-    measured = map(read_measurement, request.measured)
+    gate = None if request.gate is None else read_gate(Path(request.gate), identity)
+    measured = map(read_measurement, map(Path, request.measured))
     served = [(one, check_served(one, identity)) for one in measured]
     before, behind = around(read_card(folder))
     engines, commands = _engines(checkpoint, request.name or HERE)
