@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from importlib.metadata import Distribution
 
+    from .errors import DraftQuantError
+
 _NAME = "draftquant"
 
 
@@ -63,6 +65,16 @@ def package_version(name: str) -> str:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return "not installed"
+
+
+def imported(
+    name: str, extra: str, where: object, what: str, error: "type[DraftQuantError]"
+) -> Any:
+    """A module of an extra of pyproject.toml; an error says how it is installed."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as exc:
+        raise error(where, what, fix=install_line(extra)) from exc
 
 
 def install_line(extra: str) -> str:

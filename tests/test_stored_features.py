@@ -1,9 +1,9 @@
 """Hidden states of traces in fewer bytes: what is lost, what is not, and what lies is refused."""
 
-import builtins
 import dataclasses
 import hashlib
 import json
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -266,14 +266,7 @@ def test_without_zstandard_it_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     traces = write(tmp_path / "z", "zstd")
-    original = builtins.__import__
-
-    def without(name: str, *args: Any) -> Any:
-        if name == "zstandard":
-            raise ImportError(name)
-        return original(name, *args)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setitem(sys.modules, "zstandard", None)
     with pytest.raises(TraceError, match="needs the package zstandard") as caught:
         traces.load(traces.manifest.prompts[0])
     assert caught.value.fix == install_line("zstd")

@@ -1,6 +1,6 @@
 """How a dump is to be read, settled by a few of its texts. Nothing is believed."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ...quantize.stored.loading import LoadedDraft
 from ...recipes.errors import TraceError
+from ...recipes.packages import table_beside
 from ..passes.draft_inputs import check_reads_layers, default_aux_layer_ids
 from ..traces.manifest import FeatureDtype
 from ..traces.prompt_trace import FEATURE_DTYPES
@@ -47,6 +48,9 @@ class Declared:
         return tuple(ids or default_aux_layer_ids(target.identity.num_layers))
 
 
+_FINDINGS: Mapping[str, str] = table_beside(__file__, "findings")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
     """How the rows of a dump are to be read, and how that was settled: row i is of token i + shift.
@@ -66,47 +70,22 @@ class Layout:
 
     def sentences(self) -> Iterator[str]:
         """What was found and why, a sentence each, without a full stop."""
-        ids = list(self.layer_ids)
+        said, facts = _FINDINGS, {"ids": list(self.layer_ids), "draft": self.draft}
         if self.recomputed:
-            yield (
-                f"the dump holds layers {ids}, counted after the layer: recomputed by the"
-                f" target, they differ by at most {self.recomputed.difference:.1%} in the median"
-            )
-            if rows := self.rows:
-                yield (
-                    f"{rows.num_texts:,} of {rows.num_seen:,} texts were recomputed whole:"
-                    f" {rows.num_other:,} of their {rows.num_positions:,} positions hold other rows"
-                )
+            yield said["recomputed"].format(found=self.recomputed, **facts)
+            if self.rows:
+                yield said["rows"].format(rows=self.rows)
             if self.recomputed.own is not None:
-                yield f"{self.recomputed.own:.1%} of the checked tokens are the target's argmax"
+                yield said["own"].format(found=self.recomputed)
         if self.draft:
-            yield (
-                f"the dump holds layers {ids} in this order: the draft's first step is"
-                f" accepted {self.draft.accepted:.1%} of the time over"
-                f" {self.draft.positions:,} positions, and {self.draft.next_best:.1%} in the"
-                f" next best order. The target was not run: {self.not_recomputed}"
-            )
-        if self.head:
-            yield (
-                f"the last states are those {self.head.norm}: from them, the target's head"
-                f" predicts {self.head.share:.1%} of the checked tokens"
-            )
-        else:
-            yield ("that the target wrote the answers itself was declared (--greedy), not measured")
+            yield said["draft"].format(not_run=self.not_recomputed, **facts)
+        yield said["head" if self.head else "declared"].format(head=self.head)
         if self.shift:
-            yield (
-                f"the rows were shifted by {-self.shift} against their tokens, and were moved back"
-            )
+            yield said["shifted"].format(by=-self.shift)
         if self.last_in_aux:
-            yield (
-                "the last slot holds the last layer, which the draft does not read, and was"
-                " left out"
-            )
+            yield said["last_in_aux"]
         elif self.recomputed and self.layer_ids[-1] == self.recomputed.target.num_layers - 1:
-            yield (
-                "the last layer is among them: if the draft does not read it, name the"
-                " draft (--draft)"
-            )
+            yield said["last_layer"]
 
 
 def feature_dtype(sample: Sample) -> FeatureDtype:

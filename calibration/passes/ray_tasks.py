@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar, cast
 import torch
 
 from ...recipes.errors import DraftQuantError, first_line
-from ...recipes.packages import install_line, package_version
+from ...recipes.packages import imported, package_version
 from .memory import computing
 
 Job = TypeVar("Job")
@@ -61,11 +61,7 @@ def ray_tasks(
         ClusterError: there is no Ray, no cluster, or no node that is large enough; while results
             are taken, a task is lost again and again, or a node cannot compute it.
     """
-    try:
-        import ray
-    except ImportError as exc:
-        fix = install_line("ray")
-        raise ClusterError("--ray", "needs Ray, which is not installed", fix=fix) from exc
+    ray = imported("ray", "ray", "--ray", "needs Ray, which is not installed", ClusterError)
     where = f"--ray {address}"
     try:
         _knock(address)

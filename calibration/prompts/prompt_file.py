@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ...recipes.errors import LineProblem, PromptError, first_line, reason, short
-from ...recipes.packages import install_line
+from ...recipes.packages import imported
 from ...recipes.regular_file import open_stream
 from ...recipes.strict_json import JsonProblem, parse_json
 from ..traces.manifest import MANIFEST_FILE, is_printable_name
@@ -83,15 +83,9 @@ MAX_GROUP_BYTES = 2**30
 
 def import_pyarrow(where: object) -> Any:
     """The package `pyarrow`, with its parquet and IPC readers."""
-    try:
-        import pyarrow
-        import pyarrow.ipc
-        import pyarrow.parquet
-    except ImportError as exc:
-        raise PromptError(
-            where, "reading it needs pyarrow, which is not installed", fix=install_line("parquet")
-        ) from exc
-    return pyarrow
+    what = "reading it needs pyarrow, which is not installed"
+    names = ("pyarrow.ipc", "pyarrow.parquet", "pyarrow")
+    return [imported(name, "parquet", where, what, PromptError) for name in names][-1]
 
 
 def parquet_rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:

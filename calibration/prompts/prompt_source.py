@@ -13,7 +13,7 @@ from typing import Any
 
 from ...quantize.files.hub import is_hub_id
 from ...recipes.errors import LineProblem, PromptError, first_line
-from ...recipes.packages import install_line
+from ...recipes.packages import imported
 from ...recipes.regular_file import AnyPath
 from ..traces.manifest import DatasetSource
 from .prompt_file import MOST_PROBLEMS, Prompt, PromptEncoder, prompt_of, read_prompts
@@ -55,7 +55,8 @@ def is_dataset(reference: str) -> bool:
 
 def open_dataset(reference: str, choice: PromptChoice) -> HubDataset:
     """Fetch a data set, or find it in the local cache, and open a split of it."""
-    datasets = _import_datasets(reference)
+    what = "no such file; for data sets of the Hub the package datasets is not installed"
+    datasets = imported("datasets", "datasets", reference, what, PromptError)
     name, _, revision = reference.partition("@")
     folder = _fetched(name, revision)
     with _errors_of(datasets, reference), _quiet(datasets):
@@ -117,15 +118,6 @@ def _fetched(name: str, revision: str) -> Path:
                 f"where there is a network: hf download {name} --repo-type dataset; or give a file"
             )
         raise PromptError(reference, what, fix=fix) from exc
-
-
-def _import_datasets(reference: str) -> Any:
-    try:
-        import datasets
-    except ImportError as exc:
-        what = "no such file; for data sets of the Hub the package datasets is not installed"
-        raise PromptError(reference, what, fix=install_line("datasets")) from exc
-    return datasets
 
 
 @contextlib.contextmanager

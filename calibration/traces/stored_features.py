@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ...quantize.numerics.number_formats import FP8, fp8_codes, fp8_scale
 from ...recipes.errors import TraceError
-from ...recipes.packages import install_line
+from ...recipes.packages import imported
 from .manifest import FeatureSpec, FeatureStorage, StorageChoice
 from .prompt_trace import FEATURE_DTYPES
 from .target_tables import ANY_LENGTH, TensorTable
@@ -153,9 +153,5 @@ def _blocks(rows: int) -> Iterator[slice]:
 
 
 def _zstandard(where: object) -> Any:
-    try:
-        import zstandard
-    except ImportError as exc:
-        what = "features are stored by zstd, which needs the package zstandard"
-        raise TraceError(where, what, fix=install_line("zstd")) from exc
-    return zstandard
+    what = "features are stored by zstd, which needs the package zstandard"
+    return imported("zstandard", "zstd", where, what, TraceError)

@@ -8,7 +8,7 @@ from typing import Literal
 
 from ...recipes import DraftQuantError, aliases, built_in_recipes
 from ...recipes.listener import Heard
-from ...recipes.packages import install_line
+from ...recipes.packages import imported
 from ..frame.console import print_document
 from ..frame.verb import Command, verb
 
@@ -32,14 +32,10 @@ def completion(settings: CompletionSettings) -> str:
     Raises:
         DraftQuantError: the package shtab is not installed.
     """
-    try:
-        import shtab
-    except ImportError as exc:
-        fix = install_line("completion")
-        raise DraftQuantError("completion", "needs shtab, which is not here", fix=fix) from exc
-
     from ..cli import every_parser
 
+    what = "needs shtab, which is not here"
+    shtab = imported("shtab", "completion", "completion", what, DraftQuantError)
     parser = every_parser()
     for action in _arguments_of(parser):
         offered = getattr(action, "offered", action.type)
