@@ -175,8 +175,14 @@ def _beyond_the_limit(evidence: Evidence) -> Decision | None:
     failing = evidence.parts.with_outcome("FAIL")
     also = f" Categories beyond their own limit: {names(failing)}." if failing else ""
     ways, confidence = lose_less(evidence.background), in_percent(change.confidence)
-    facts = {"limit": limit, "confidence": confidence, "whole": _whole(change), "also": also}
-    return _decided("beyond_the_limit", *ways, **facts)
+    return _decided(
+        "beyond_the_limit",
+        *ways,
+        limit=limit,
+        confidence=confidence,
+        whole=_whole(change),
+        also=also,
+    )
 
 
 def _without_a_record(evidence: Evidence) -> Decision | None:
