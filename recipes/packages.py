@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from importlib.metadata import Distribution
 
-    from .errors import DraftQuantError
-
 _NAME = "draftquant"
 
 
@@ -68,7 +66,7 @@ def package_version(name: str) -> str:
 
 
 def imported(
-    name: str, extra: str, where: object, what: str, error: "type[DraftQuantError]"
+    name: str, extra: str, where: object, what: str, error: Callable[..., Exception]
 ) -> Any:
     """A module of an extra of pyproject.toml; an error says how it is installed."""
     try:
