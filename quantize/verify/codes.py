@@ -162,7 +162,8 @@ class _Linear:
         square = np.arange(rows.start, rows.stop) // self._square_rows
         first = np.flatnonzero(np.diff(square, prepend=-1))
         largest: Bits = np.maximum.reduceat(magnitudes(bits), first, axis=0)
-        return values_of(group_absmax(largest, self._group), dtype)[square - square[0]]
+        found: Floats = values_of(group_absmax(largest, self._group), dtype)[square - square[0]]
+        return found
 
     def _codes(self, rows: range, stored: Bytes) -> Floats:
         """The codes without the padding of packed words, which is counted where it is not zero."""
