@@ -6,7 +6,7 @@ by a few blocks of rows for each, or by one linear where a toolkit needs the who
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 import torch
@@ -189,8 +189,7 @@ class _Execution:
 
     def _write_norm(self, step: Step, exponent: int) -> None:
         tensor = step.row.tensor
-        as_row = TensorInfo(name=tensor.name, dtype=tensor.dtype, shape=(1, tensor.numel),
-                            file=tensor.file, start=tensor.start, stop=tensor.stop)  # fmt: skip
+        as_row = replace(tensor, shape=(1, tensor.numel))
         source = self.run.inputs[tensor.file]
         (norm,) = row_blocks(source, as_row, block_bytes=tensor.nbytes, multiple=1)
         self.run.files[tensor.file].write(tensor.name, divide_norm(norm, exponent, tensor.name))

@@ -153,18 +153,11 @@ class CutPlan(OutputPlan):
 
     def result(self) -> Draft:
         """What it will be read as, of headers alone: where its bytes will lie is not known yet."""
-        tensors = {
-            stored.name: TensorInfo(
-                name=stored.name,
-                dtype=stored.dtype,
-                shape=stored.shape,
-                file=output.row.tensor.file,
-                start=0,
-                stop=stored.nbytes,
+        tensors = {}
+        for tensor, one in ((each.row.tensor, one) for each in self.outputs for one in each.stored):
+            tensors[one.name] = replace(
+                tensor, name=one.name, dtype=one.dtype, shape=one.shape, start=0, stop=one.nbytes
             )
-            for output in self.outputs
-            for stored in output.stored
-        }
         tensors = dict(sorted(tensors.items()))
         return read_draft(replace(self.source.checkpoint, config=self.config, tensors=tensors))
 
