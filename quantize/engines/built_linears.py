@@ -7,7 +7,7 @@ executed with every combination of the engines' `biases` (`tests/engines/kinds.p
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..drafts.engine_traits import Finding
 from ..files.checkpoint import Checkpoint
@@ -155,21 +155,6 @@ def _asked(engine: Engine, question: Question) -> list[frozenset[str] | None]:
 # ---- A quantized linear as the rows of rules.toml look at it
 
 
-class _CutBlock(NamedTuple):
-    """A size that is no whole number of blocks, as both engines' errors name it."""
-
-    size: str
-    side: str
-    block: int
-
-
-class _CutScales(NamedTuple):
-    """The scales of the last part of a fused linear: where they begin, and how many there are."""
-
-    start: int
-    size: int
-
-
 def quantized_linear(
     question: Question, module: Module, scheme: LinearScheme, shapes: Sequence[tuple[int, int]]
 ) -> Facts:
@@ -196,24 +181,24 @@ def quantized_linear(
     }
 
 
-def _cut_scales(parts: Sequence[int], high: int) -> _CutScales | None:
-    """Of a fused linear whose parts end in the middle of blocks, of so many rows."""
+def _cut_scales(parts: Sequence[int], high: int) -> Facts | None:
+    """Of the last part of a linear whose parts end in blocks, of so many rows: where they begin."""
     *first, last = parts
     if not any(rows % high for rows in first):
         return None
-    return _CutScales(-(-sum(first) // high), -(-(sum(first) + last) // high))
+    return {"start": -(-sum(first) // high), "size": -(-(sum(first) + last) // high)}
 
 
 def _cut_block(
     module: Module, shapes: Sequence[tuple[int, int]], block: tuple[int, int], *, split: bool
-) -> _CutBlock | None:
-    """What is no whole number of blocks in a part or shard, which it has to be."""
+) -> Facts | None:
+    """What is no whole number of blocks in a part or shard, as both engines' errors name it."""
     columns, (high, wide) = shapes[0][1], block
     if split and module.sharding == "row" and columns % wide:
-        return _CutBlock(f"input_size_per_partition = {columns}", "block_k", wide)
+        return {"size": f"input_size_per_partition = {columns}", "side": "block_k", "block": wide}
     every = split and module.sharding == "column"
     checked = shapes if every else shapes[:-1]  # in one piece the last part may end in the middle
     small = next((rows for rows, _ in checked if rows % high), None)
     if small is None:
         return None
-    return _CutBlock(f"output_partition_size = {small}", "block_n", high)
+    return {"size": f"output_partition_size = {small}", "side": "block_n", "block": high}

@@ -11,7 +11,7 @@ from ..drafts.engine_traits import EngineTraits, Finding, Fusion
 from .built_linears import BIAS_KEYS
 from .contract import Capture, Captures, Question
 from .engine import TRAITS, Engine
-from .engine_rows import names_of, null_types, said
+from .engine_rows import data_file, said
 
 NO_NAME = "config.json has no architectures, by which engines choose the model"
 OF_LAYERS = "set model_type to that of the draft's layers, such as llama"
@@ -31,7 +31,8 @@ _OF_DRAFTS = {
 """Architecture that drafts have and no MTP layer -> what engines are told of such a draft."""
 _OF_HEADS = frozenset({"head_dim", "num_key_value_heads"})
 """Keys that nobody reads of a latent attention."""
-_EXECUTED = names_of("types", "executed")
+_TYPES = data_file("versions")["types"]
+_EXECUTED = frozenset(_TYPES["executed"].split())
 """Types of drafts that both engines were asked to load. Classes of other types have more of their
 own than their defaults: sizes under other names (GPT-2), rotations of pictures."""
 _NEEDED_BY_BOTH = frozenset({"hidden_act", "rms_norm_eps"})
@@ -116,7 +117,7 @@ def null_findings(engine: Engine, question: Question, *, has_class: bool) -> Ite
     """
     config = question.config
     nulls = [key for key, value in config.items() if value is None]
-    types = null_types()
+    types = _TYPES["null"]
     own = types.get(str(config.get("model_type")), {})
     for key in nulls:
         if (kind := {**types["*"], **own}.get(key)) and has_class:
@@ -208,8 +209,8 @@ def misread_layers(
     if after is None:
         return None
     read = [layer + 1 for layer in after]
-    default = _default(num_target_layers or read[-1] + 3)
-    captured = list(default if capture.inputs is None else capture.inputs)
+    depth = num_target_layers or read[-1] + 3
+    captured = list((2, depth // 2, depth - 3) if capture.inputs is None else capture.inputs)
     if sorted(set(captured)) == read:
         return None
     which = ", its default" if capture.inputs is None else ""
@@ -250,10 +251,6 @@ def remedy_of_fc(config: Mapping[str, Any], fusion: Fusion, read: Any, built: An
     if is_speculators(config):
         return f"write num_aux_hidden_states: {count} into {LAYER_CONFIG} of config.json"
     return remedy_of_layers(config, read.aux_layer_ids)
-
-
-def _default(num_layers: int) -> tuple[int, ...]:
-    return (2, num_layers // 2, num_layers - 3)
 
 
 def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:

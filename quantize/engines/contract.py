@@ -77,10 +77,10 @@ class Declaration:
     algorithm: str | None
     by_modelopt: bool
     keys: Mapping[str, Any]
-    layout: str | None
-    groups: tuple[Group, ...]
-    excludes: tuple[str, ...]
-    problem: str | None
+    layout: str | None = None
+    groups: tuple[Group, ...] = ()
+    excludes: tuple[str, ...] = ()
+    problem: str | None = None
     exclude_remedy: str | None = None
     spelled: str | None = None
 

@@ -5,10 +5,8 @@ modules of vLLM 0.33.0 and SGLang 0.5.23.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from ...recipes.errors import CheckpointError, VerifyError, short
 from ..files.checkpoint import Checkpoint
@@ -17,7 +15,8 @@ from ..stored.layouts.declaration_reader import ObjectReader
 from ..stored.layouts.scheme import EVERY_LINEAR
 from ..stored.stored_declaration import RawDeclaration, read_scheme, written_declaration
 from .contract import Declaration
-from .engine_rows import Facts, data_file, holds
+from .engine_rows import Facts, counts, data_file
+from .excludes import FOR_REGEX
 from .linear_scheme import (
     BLOCK,
     Declared,
@@ -31,38 +30,20 @@ from .linear_scheme import (
     of_declared,
 )
 
-_FOR_REGEX = frozenset("*+?^$()[]{}|\\")
-"""A key of AutoRound's extra_config with one of these is a regular expression."""
-
 
 def _for_every(scheme: LinearScheme) -> tuple[Group, ...]:
     return (Group(EVERY_LINEAR, scheme),)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Form:
-    """One row of forms.toml, where its fields are explained."""
-
-    scheme: tuple[str, str, str]
-    stored: str
-    when: Mapping[str, Any] = field(default_factory=dict)
-    grouped: bool = False
-    not_read: Sequence[str] = ("weight_shape",)
-
-
-@cache
-def _forms(layout: str) -> Sequence[_Form]:
-    return [_Form(**row) for row in data_file("forms")[layout]]
-
-
 def _form(layout: str, facts: Facts, *, block: tuple[int, int] = BLOCK) -> LinearScheme:
-    """The scheme of the first row whose condition holds."""
-    for form in _forms(layout):
-        if holds(facts, form.when):
-            dtype, granularity, activations = (part.format_map(facts) for part in form.scheme)
-            size = facts["size"] if form.grouped else None
-            names = (layout, dtype, granularity, size, activations, form.stored.format_map(facts))
-            return linear_scheme(*names, not_read=tuple(form.not_read), block=block)
+    """The scheme of the first row of forms.toml whose condition holds."""
+    for row in data_file("forms")[layout]:
+        if counts(row, facts):
+            dtype, granularity, activations = (part.format_map(facts) for part in row["scheme"])
+            size, stored = facts["size"] if "grouped" in row else None, row["stored"]
+            names = (layout, dtype, granularity, size, activations, stored.format_map(facts))
+            not_minded = tuple(row.get("not_read", ("weight_shape",)))
+            return linear_scheme(*names, not_read=not_minded, block=block)
     return not_read(layout, dict(facts))
 
 
@@ -140,7 +121,7 @@ def _auto_round(declared: Declared) -> tuple[Group, ...]:
             not_read("extra_config", name)
         if bits < 16:
             said = {key: changes[key] for key in ("bits", "group_size", "sym") if key in changes}
-            target = f"re:.*(?:{name})" if _FOR_REGEX & set(name) else name
+            target = f"re:.*(?:{name})" if FOR_REGEX & set(name) else name
             own.append(Group((target,), _auto_round_scheme({**declared, **said})))
     return (*own, Group(EVERY_LINEAR, _auto_round_scheme(declared)))
 
@@ -190,16 +171,13 @@ def _modelopt(declared: Declared) -> tuple[Group, ...]:
     """Of MIXED_PRECISION one group for each algorithm, for layers by name on disk."""
     algorithm = str(declared.get("quant_algo")).upper()
     if algorithm != "MIXED_PRECISION":
-        return _for_every(_modelopt_scheme(algorithm))
+        return _for_every(_form("modelopt", {"algorithm": algorithm}))
     names: dict[str, list[str]] = {}
     for name, said in mapping("quantized_layers", declared.get("quantized_layers")).items():
         algorithm = str(said.get("quant_algo") if isinstance(said, Mapping) else said).upper()
         names.setdefault(algorithm, []).append(name)
-    return tuple(Group(tuple(found), _modelopt_scheme(each)) for each, found in names.items())
-
-
-def _modelopt_scheme(algorithm: str) -> LinearScheme:
-    return _form("modelopt", {"algorithm": algorithm})
+    schemes = {each: _form("modelopt", {"algorithm": each}) for each in names}
+    return tuple(Group(tuple(names[each]), scheme) for each, scheme in schemes.items())
 
 
 def _compressed_tensors(declared: Declared) -> tuple[Group, ...]:
@@ -304,7 +282,10 @@ def _quark(declared: Declared) -> tuple[Group, ...]:
     if declared.get("layer_type_quant_config"):
         not_read("layer_type_quant_config", declared["layer_type_quant_config"])
     layers = mapping("layer_quant_config", declared.get("layer_quant_config") or {})
-    own = [Group((_expression(name),), _quark_section(name, said)) for name, said in layers.items()]
+    own = []
+    for name, said in layers.items():
+        expression = ".*".join(map(re.escape, name.split("*")))  # of a wildcard of shells
+        own.append(Group((f"re:{expression}$",), _quark_section(name, said)))
     every = _quark_section("global_quant_config", declared.get("global_quant_config"))
     return (*own, Group(EVERY_LINEAR, every))
 
@@ -321,11 +302,6 @@ def quantizes_outputs(declared: Declared) -> bool:
         isinstance(said, Mapping) and (said.get("output_tensors") or said.get("bias"))
         for said in sections
     )
-
-
-def _expression(pattern: str) -> str:
-    """A shell wildcard for a whole name as a regular expression."""
-    return "re:" + ".*".join(map(re.escape, pattern.split("*"))) + "$"
 
 
 def _quark_section(key: str, said: object) -> LinearScheme:
@@ -401,54 +377,35 @@ def read_declaration(checkpoint: Checkpoint) -> Declaration | None:
         )
     algorithm, producer = raw.get("quant_algo"), raw.get("producer")
     method = raw.get("quant_method") if found.has_method else None
-    said = _understood(found, method or ("modelopt" if algorithm else None))
     return Declaration(
         method=None if method is None else str(method),
         form=found.form,
         algorithm=None if algorithm is None else str(algorithm),
         by_modelopt=isinstance(producer, dict) and producer.get("name") == "modelopt",
         keys=raw,
-        layout=said.layout,
-        groups=said.groups,
-        excludes=said.excludes,
-        problem=said.problem,
+        **_understood(found, str(method or ("modelopt" if algorithm else ""))),
     )
 
 
-class _Understood(NamedTuple):
-    layout: str | None = None
-    groups: tuple[Group, ...] = ()
-    excludes: tuple[str, ...] = ()
-    problem: str | None = None
-
-
-def _understood(found: RawDeclaration, method: object) -> _Understood:
-    """As this package decodes it, else as engines take it besides."""
-    if not isinstance(method, str):
-        return _Understood()
+def _understood(found: RawDeclaration, method: str) -> dict[str, Any]:
+    """As this package decodes it, else as engines take it besides; or the problem."""
     layout = LAYOUTS.get(method)
-    if layout is None:
-        return _beyond(found, method)
+    if layout is None:  # whose excludes engines read in keys
+        try:
+            known = method in READERS
+            return {"layout": method, "groups": READERS[method](found.value)} if known else {}
+        except NotReadError as exc:
+            return {"problem": f"{method}: {exc}"}
     try:
         scheme = read_scheme(found, layout=layout, strictness="engine")
         groups = tuple(Group(e.targets, of_declared(e)) for e in (scheme, *scheme.others))
-        return _Understood(layout.name, groups, scheme.excludes)
+        return {"layout": layout.name, "groups": groups, "excludes": scheme.excludes}
     except VerifyError as exc:
         problem = " ".join(str(exc).split())
     try:
         keys = ObjectReader(found.value, found.where, found.key, strictness="engine")
         excludes = layout.excludes(keys)
-        return _Understood(layout.name, READERS[layout.name](found.value), excludes)
+        groups = READERS[layout.name](found.value)
+        return {"layout": layout.name, "groups": groups, "excludes": excludes}
     except (KeyError, NotReadError, VerifyError):
-        return _Understood(problem=problem)
-
-
-def _beyond(found: RawDeclaration, method: str) -> _Understood:
-    """A quant_method that this package does not decode, and whose excludes engines read in keys."""
-    reader = READERS.get(method)
-    if reader is None:
-        return _Understood()
-    try:
-        return _Understood(method, reader(found.value))
-    except NotReadError as exc:
-        return _Understood(problem=f"{method}: {exc}")
+        return {"problem": problem}

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..drafts import FAMILIES
 from ..drafts.config_reader import with_text_config
-from ..drafts.engine_traits import Biases, EngineTraits, Finding, FusedLinear, InEngine
+from ..drafts.engine_traits import Biases, EngineTraits, Finding, InEngine
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
 from .contract import TITLES, Captures, CutHead, Declaration, EngineName, Module, Question, Scheme
@@ -121,34 +121,19 @@ class Engine(ABC):
         return found
 
     def question(
-        self,
-        checkpoint: Checkpoint,
-        traits: EngineTraits,
-        geometry: Any,
-        *,
-        declaration: Declaration | None,
-        has_side_file: bool,
-        first_layer: int | None,
-        arch: str,
-        head_rows: int | None = None,
-        tp: int = 1,
+        self, checkpoint: Checkpoint, traits: EngineTraits, geometry: Any, **asked: Any
     ) -> Question:
-        """What is asked of it about a draft of this geometry."""
+        """What is asked of it about a draft of this geometry; `asked`: what the headers lack."""
         return Question(
             traits=traits,
             own=self.own(traits),
             config=with_text_config(checkpoint.config),
             tensor_names=frozenset(checkpoint.tensors),
-            declaration=declaration,
-            has_side_file=has_side_file,
-            head_rows=head_rows,
             num_layers=geometry.num_layers,
-            first_layer=first_layer,
             normed_heads=geometry.normed_heads,
             fuses=geometry.fuses,
-            arch=arch,
-            tp=tp,
             inside_target=checkpoint.subtree is not None,
+            **asked,
         )
 
     @abstractmethod
@@ -225,20 +210,13 @@ class Engine(ABC):
         """Those that may be quantized; of TensorRT-LLM, and of what is no draft, none is known."""
         own = question.own.mtp
         if own is not None:
-            return mtp_modules(question, own, self.fused_name)
+            return mtp_modules(question, own, self.name)
         layers = [
             Module(*self.layer_names(question, i, path), parts, sharding)
             for i in range(question.num_layers)
-            for path, parts, sharding in layer_linears(
-                question.traits, f"layers.{i}", self.fused_name
-            )
+            for path, parts, sharding in layer_linears(question.traits, f"layers.{i}", self.name)
         ]
         return (*layers, *self.other_modules(question))
-
-    def fused_name(self, linear: FusedLinear) -> str:
-        """How it calls a fused linear."""
-        name: str = getattr(linear, self.name)
-        return name
 
     def layer_names(self, question: Question, layer: int, path: str) -> tuple[str, str]:
         """Of a linear of a layer, by its path there: of its parameters, and for excludes."""

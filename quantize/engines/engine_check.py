@@ -245,13 +245,15 @@ def _check_family(checkpoint: Checkpoint, place: _Place) -> EngineCheck:
     if isinstance(geometry, Finding):
         return _answer(place, [geometry])
     geometry = _with_norms(engine, family, geometry, checkpoint.config)
+    stored = checkpoint.tensors.values()
+    heads = (t for t in stored if family.canonical_name(t.name) == "lm_head.weight")
     question = engine.question(
         checkpoint,
         family.engine_traits,
         geometry,
         declaration=declaration,
         has_side_file=place.has_side_file,
-        head_rows=_rows(checkpoint, family, "lm_head.weight"),
+        head_rows=next((t.shape[0] for t in heads if len(t.shape) == 2), None),
         first_layer=place.first_layer,
         arch=arch,
         tp=place.tp,
@@ -314,24 +316,18 @@ def _with_norms(engine: Engine, family: Family, geometry: Any, config: Mapping[s
     )
 
 
-def _rows(checkpoint: Checkpoint, family: Family, name: str) -> int | None:
-    """Rows of a stored table, by canonical name; None where the draft has none."""
-    named = (t for t in checkpoint.tensors.values() if family.canonical_name(t.name) == name)
-    return next((tensor.shape[0] for tensor in named if len(tensor.shape) == 2), None)
-
-
 def _method_problem(
     engine: Engine, declaration: Declaration | None, checkpoint: Checkpoint
 ) -> Finding | None:
-    if declaration is None:
+    if declaration is None or declaration.method in engine.methods:
         return None
-    if declaration.method is None and engine.no_method is not None:
+    if declaration.method is None:
+        if engine.no_method is None:
+            return None
         says_nothing = not quantized_looking(checkpoint.tensors.values())
         add = "add quant_method, the name of the format, to quantization_config"
         drop = "remove quantization_config: no tensor is stored quantized"
         return Finding("config", engine.no_method, drop if says_nothing else add)
-    if declaration.method is None or declaration.method in engine.methods:
-        return None
     remedy = f"use a quant_method that {engine.title} has: {', '.join(sorted(engine.methods))}"
     if declaration.method in UNREAD_METHODS:
         remedy = OTHER_WAY.format(declaration.method)

@@ -9,13 +9,12 @@ import functools
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from ...recipes.packages import table_beside
-from ..drafts.engine_traits import Finding, Stage
+from ..drafts.engine_traits import Finding
 from .contract import EngineName, Scheme
 
 Rows = Sequence[Mapping[str, Any]]
@@ -51,17 +50,6 @@ def _frozen(key: str, value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def names_of(table: str, key: str) -> frozenset[str]:
-    """The words of one key of versions.toml."""
-    return frozenset(data_file("versions")[table][key].split())
-
-
-def null_types() -> Mapping[str, Mapping[str, str]]:
-    """model_type, or "*" -> fields of its class that take no null, and their type."""
-    found: Mapping[str, Mapping[str, str]] = data_file("versions")["types"]["null"]
-    return found
-
-
 def refuses_target(engine: str, version: str, method: str, name: str | None) -> str | None:
     """The error with which an engine refuses a target that hands out no hidden states.
 
@@ -86,8 +74,7 @@ def schemes_of(engine: EngineName, version: str) -> Mapping[str, Mapping[str, Sc
     """Signature of a declared scheme -> GPU, or "*" -> what becomes of it."""
     table, found = data_file("schemes"), dict[str, dict[str, Scheme]]()
     for row in table["row"]:
-        asked = row["engine"] == engine and version in row.get("versions", [version])
-        for signature in _signatures(row) if asked else ():
+        for signature in _signatures(row) if _is_of(row, engine, version) else ():
             refused = table["refused"][engine][row["refused"]] if "refused" in row else None
             scheme = Scheme(
                 row["class"],
@@ -123,25 +110,13 @@ def _filled(refused: Sequence[Any], signature: str) -> Finding:
     return Finding(stage, text, remedy)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
-    """One row of rules.toml, where its fields are explained; no engine or version = every one."""
-
-    says: tuple[Stage, str, str]
-    when: Mapping[str, Any] = field(default_factory=dict)
-    unless: Mapping[str, Any] = field(default_factory=dict)
-    engine: EngineName | None = None
-    versions: Sequence[str] = ()
-    source: str = ""
-
-    def said(self, facts: Facts) -> Finding:
-        """What it says of them."""
-        stage, text, remedy = self.says
-        return Finding(stage, text.format_map(facts), remedy.format_map(facts))
+def counts(row: Mapping[str, Any], facts: Facts) -> bool:
+    """Whether the facts are what the condition of a row says, and not what it excepts."""
+    excepted = "unless" in row and _holds(facts, row["unless"])
+    return _holds(facts, row.get("when", {})) and not excepted
 
 
-def holds(facts: Facts, condition: Mapping[str, Any]) -> bool:
-    """Whether the facts are what a condition says."""
+def _holds(facts: Facts, condition: Mapping[str, Any]) -> bool:
     return all(_meets(_fact(facts, path), wanted) for path, wanted in condition.items())
 
 
@@ -171,25 +146,27 @@ def _meets(value: Any, wanted: Any) -> bool:
     return bool(value == wanted)
 
 
-@functools.cache
-def _rules(engine: EngineName, version: str, about: str) -> Sequence[Rule]:
-    rules = [Rule(**row) for row in data_file("rules")[about]]
-    asked = [rule for rule in rules if rule.engine in (None, engine)]
-    return [rule for rule in asked if not rule.versions or version in rule.versions]
-
-
 def first_rule(engine: EngineName, version: str, about: str, facts: Facts) -> Finding | None:
-    """What an engine says of these facts by the first row about them; None where no row does."""
-    for rule in _rules(engine, version, about):
-        if holds(facts, rule.when) and not (rule.unless and holds(facts, rule.unless)):
-            return rule.said(facts)
+    """What an engine says by the first row of rules.toml about them; None where no row does."""
+    for row in data_file("rules")[about]:
+        if _is_of(row, engine, version) and counts(row, facts):
+            return _finding(row["says"], facts)
     return None
+
+
+def _is_of(row: Mapping[str, Any], engine: EngineName, version: str) -> bool:
+    """A row without an engine or without versions is of every one."""
+    return row.get("engine", engine) == engine and version in row.get("versions", [version])
+
+
+def _finding(says: Sequence[Any], facts: Facts) -> Finding:
+    stage, text, remedy = says
+    return Finding(stage, text.format_map(facts), remedy.format_map(facts))
 
 
 def said(name: str, /, **values: object) -> Finding:
     """A finding of [said] in rules.toml, with what is put into its sentences."""
-    stage, text, remedy = data_file("rules")["said"][name]
-    return Finding(stage, text.format(**values), remedy.format(**values))
+    return _finding(data_file("rules")["said"][name], values)
 
 
 @functools.cache

@@ -172,6 +172,8 @@ def _question(engine: Engine, checkpoint: Checkpoint, target_layers: int | None)
         family.engine_traits,
         geometry,
         declaration=taken,
+        head_rows=None,
+        tp=1,
         has_side_file=(checkpoint.folder / HF_QUANT_CONFIG).is_file(),
         first_layer=target_layers,
         arch=engine.archs[0],  # no rule for excludes depends on the GPU

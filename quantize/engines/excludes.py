@@ -149,7 +149,7 @@ def extra_heads(question: Question) -> frozenset[str]:
 # `auto_round.py` of SGLang 0.5.23; executed (`tests/engines/kinds.py`).
 
 Patterns = tuple[str, ...]
-_FOR_REGEX = frozenset("*+?^$()[]{}|\\")
+FOR_REGEX = frozenset("*+?^$()[]{}|\\")
 """A key of extra_config with one of these is a regular expression."""
 
 
@@ -214,7 +214,7 @@ def _unfused(question: Question, module: Module) -> tuple[str, ...]:
 
 def _matched(own: Iterable[str], name: str, *, anywhere: bool) -> bool:
     wanted = "re:.*(?:{})" if anywhere else "re:(?:{})$"
-    expressions = [key for key in own if _FOR_REGEX & set(key)]
+    expressions = [key for key in own if FOR_REGEX & set(key)]
     return any(is_regex_match(wanted.format(key), name) for key in expressions)
 
 

@@ -1,7 +1,7 @@
 """What of a folder belongs to no single linear: unknown names, norms, the vocabulary, shards."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -149,11 +149,11 @@ def folder_findings(folder: Folder) -> Iterator[Finding]:
         if finding is not None and any(name.startswith(root) for name in checkpoint.tensors):
             yield finding
     spellings = _SPELLINGS_OF_MTP if question.traits.is_mtp else _SPELLINGS
-    unusual = {
-        name
-        for name in checkpoint.tensors
-        if not spellings.match(_inner(name, roots)) and _OF_LAYERS & set(name.split("."))
-    }
+    unusual = set()
+    for name in checkpoint.tensors:
+        inner = next((name.removeprefix(root) for root in roots if name.startswith(root)), name)
+        if not spellings.match(inner) and _OF_LAYERS & set(name.split(".")):
+            unusual.add(name)
     for name in sorted(unusual):
         yield said("unusual-name", name=name)
     for module, tensors in stored.items():
@@ -173,10 +173,11 @@ def folder_findings(folder: Folder) -> Iterator[Finding]:
     yield from _cut_head(folder)
     yield from _later_norms(folder)
     yield from bias_findings(engine, question, stored)
+    refused = question.own.refuses_absent_norm and question.declaration is None
     for name, spec in specs.items():
         module, _, suffix = name.rpartition(".")
         if spec.role == "norm" and not spec.optional and suffix not in stored.get(module, {}):
-            yield _absent_norm(question, name)
+            yield said("refused-without-norm" if refused else "absent-norm", name=name)
     yield from _shared_tables(folder)
     if "lm_head" not in stored and (unshared := engine.unshared_head(question)) is not None:
         yield unshared
@@ -196,10 +197,6 @@ def _shared_tables(folder: Folder) -> Iterator[Finding]:
             yield folder.say("shared-quantized", module=module)
         elif module in stored and not pruned:
             yield folder.say("shared-table", module=module)
-
-
-def _inner(name: str, roots: Iterable[str]) -> str:
-    return next((name.removeprefix(root) for root in roots if name.startswith(root)), name)
 
 
 def _uneven_shards(question: Question) -> Iterator[Finding]:
@@ -267,11 +264,6 @@ def strangers(engine: Engine, question: Question, tensor: TensorInfo) -> Iterato
         yield Finding("load", refused, remedy)
     else:
         yield no_such_name(name, remedy)
-
-
-def _absent_norm(question: Question, name: str) -> Finding:
-    refused = question.own.refuses_absent_norm and question.declaration is None
-    return said("refused-without-norm" if refused else "absent-norm", name=name)
 
 
 def no_such_name(name: str, remedy: str) -> Finding:

@@ -22,17 +22,9 @@ from .contract import Layer, Module, Scheme, UnsureError
 from .engine_rows import first_rule, said
 from .exclude_findings import float_experts, floats_into_codes
 from .excludes import NAMED_HEADS, scheme_of
-from .folder_findings import (
-    SHARED,
-    Folder,
-    folder_findings,
-    no_such_name,
-    strangers,
-)
+from .folder_findings import SHARED, Folder, Stored, folder_findings, no_such_name, strangers
 from .linear_scheme import LinearScheme
 from .mtp_linears import built_as_floats
-
-_REQUANTIZE = "quantize the draft again"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +51,10 @@ class Walk(Folder):
                 continue
             parts = {part: stored.get(part, {}) for part in module.parts}
             if module.leaf in SHARED and not any(parts.values()):
-                findings += self._absent(module)
+                # a head that is the target's, and whose scales are looked for before it is
+                absent = self._scheme(module, []) if self.engine.absent_head else None
+                if absent and (text := self.engine.absent_head.get(absent.signature)):
+                    findings.append(Finding("after load", text, f"exclude {module.leaf}"))
                 continue
             scheme = self._scheme(module, findings)
             row = rows.get(scheme.signature) if scheme else None
@@ -120,16 +115,9 @@ class Walk(Folder):
             findings.append(said("no-target", text=text, leaf=module.leaf))
         return scheme
 
-    def _absent(self, module: Module) -> Iterator[Finding]:
-        """A head that is the target's, and whose scales are looked for before it is."""
-        scheme = self._scheme(module, []) if self.engine.absent_head else None
-        if scheme is not None and (text := self.engine.absent_head.get(scheme.signature)):
-            yield Finding("after load", text, f"exclude {module.leaf}")
-
-    def _plain(
-        self, module: Module, parts: Mapping[str, Mapping[str, TensorInfo]]
-    ) -> Iterator[Finding]:
+    def _plain(self, module: Module, parts: Stored) -> Iterator[Finding]:
         for part, tensors in parts.items():
+            shape = self._shape(part)
             companions = [t.name for suffix, t in tensors.items() if suffix in COMPANIONS]
             weight = tensors.get("weight")
             codes = weight is not None and weight.dtype not in FLOAT_DTYPES
@@ -137,19 +125,20 @@ class Walk(Folder):
                 yield said("never-written", module=module, name=f"{part}.weight")
             elif companions or codes:
                 refused = self.engine.codes_in_floats(self.question, module)
-                yield refused or self._codes_into_floats(
-                    module, companions, weight, self._shape(part)
-                )
-            elif weight is not None and weight.shape != self._shape(part):
-                yield self._other_shape(module, weight, self._shape(part))
+                yield refused or self._codes_into_floats(module, companions, weight, shape)
+            elif weight is not None and weight.shape != shape:
+                yield self._other_shape(module, weight, shape)
 
     def _other_shape(self, module: Module, weight: TensorInfo, shape: tuple[int, int]) -> Finding:
         """Loaders may cut rows out of a weight, or columns of one that is split by them."""
-        same = module.sharding == "row" or weight.shape[1:] == shape[1:]
-        if same or not self.engine.checks_shapes:
-            return other_shape(weight, shape)
+        may_fit = module.sharding == "row" or weight.shape[1:] == shape[1:]
         remedy = self._reshaped(module) or "correct the sizes in config.json"
-        return refused_shape(weight, shape, remedy)
+        return self._unlike(weight, shape, None if may_fit else remedy)
+
+    def _unlike(self, tensor: TensorInfo, shape: tuple[int, ...], remedy: str | None) -> Finding:
+        if remedy is None or not self.engine.checks_shapes:
+            return other_shape(tensor, shape)
+        return refused_shape(tensor, shape, remedy)
 
     def _reshaped(self, module: Module) -> str:
         return self.fc_remedy if module.leaf == "fc" else ""
@@ -177,11 +166,7 @@ class Walk(Folder):
         return self.say("codes-into-floats", **names)
 
     def _quantized(
-        self,
-        module: Module,
-        parts: Mapping[str, Mapping[str, TensorInfo]],
-        scheme: LinearScheme,
-        row: Scheme,
+        self, module: Module, parts: Stored, scheme: LinearScheme, row: Scheme
     ) -> Iterator[Finding]:
         """A module that the engine takes as quantized: each part stored so, nothing absent."""
         shapes = [self._shape(part) for part in parts]
@@ -220,15 +205,9 @@ class Walk(Folder):
                 if suffix not in (*scheme.not_read, *not_read):
                     yield said("never-written", module=module, name=suffix)
             elif not (holds(tensor, part.dtypes) and fits(tensor.shape, part.shape)):
-                refused = self.engine.checks_shapes and (
-                    module.sharding == "replicated" or never_fits(tensor.shape, part.shape)
-                )
-                remedy = self._reshaped(module) or _REQUANTIZE
-                yield (
-                    refused_shape(tensor, part.shape, remedy)
-                    if refused
-                    else other_shape(tensor, part.shape)
-                )
+                never = module.sharding == "replicated" or never_fits(tensor.shape, part.shape)
+                remedy = self._reshaped(module) or "quantize the draft again"
+                yield self._unlike(tensor, part.shape, remedy if never else None)
             elif len(tensor.shape) != len(part.shape) and tensor.numel > 1:
                 yield self._other_axes(tensor, part.shape)
         for suffix, tensor in tensors.items():

@@ -82,14 +82,11 @@ def listed_recipes(asked: Listing) -> tuple[ListedRecipe, ...]:
 
 def _listed(recipe: Recipe) -> ListedRecipe:
     names = tuple(alias for alias, name in aliases().items() if name == recipe.name)
-    return ListedRecipe(recipe=recipe, aliases=names, emulated_on=_emulated(recipe))
-
-
-def _emulated(recipe: Recipe) -> tuple[str, ...]:
     numbers = [NUMBER_FORMATS[form.weights.dtype] for form in recipe.formats]
     archs = dict.fromkeys(arch for place in recipe.loads_on for arch in place.arch)
     slow = {gpu.arch for gpu in GPUS.values() if any(map(gpu.emulates, numbers))}
-    return tuple(arch for arch in archs if arch in slow)
+    emulated = tuple(arch for arch in archs if arch in slow)
+    return ListedRecipe(recipe=recipe, aliases=names, emulated_on=emulated)
 
 
 def _why_none(asked: Listing, arch: str | None) -> str:

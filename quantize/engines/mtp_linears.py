@@ -4,8 +4,6 @@ Loading was executed with the engines' own classes (`tests/engines/mtp.py`). The
 experts of a mixture are one fused module in both, `experts`; unquantized ones load.
 """
 
-from collections.abc import Callable
-
 from ..drafts.architectures import declared_architecture
 from ..drafts.engine_traits import (
     GATE_UP,
@@ -20,7 +18,7 @@ from ..drafts.engine_traits import (
 from ..drafts.shared.mixture import is_expert
 from ..drafts.shared.mtp import around_layer
 from ..stored.stored_declaration import COMPANIONS
-from .contract import Module, Question, UnsureError
+from .contract import EngineName, Module, Question, UnsureError
 from .engine_rows import said
 from .excludes import scheme_of
 
@@ -31,7 +29,7 @@ Linear = tuple[str, tuple[str, ...], Sharding]
 
 
 def layer_linears(
-    traits: EngineTraits, layer: str, name: Callable[[FusedLinear], str], *, mlp: str = "mlp"
+    traits: EngineTraits, layer: str, engine: EngineName, *, mlp: str = "mlp"
 ) -> list[Linear]:
     """Those of one layer, in order.
 
@@ -42,7 +40,7 @@ def layer_linears(
 
     def fused(block: str, linear: FusedLinear, sharding: Sharding) -> Linear:
         parts = tuple(f"{layer}.{block}.{member}" for member in linear.members)
-        return f"{block}.{name(linear)}", parts, sharding
+        return f"{block}.{getattr(linear, engine)}", parts, sharding
 
     def alone(block: str, leaf: str, sharding: Sharding) -> Linear:
         return f"{block}.{leaf}", (f"{layer}.{block}.{leaf}",), sharding
@@ -80,9 +78,7 @@ _ATTENTION = "self_attn."
 _HEAD = Module("lm_head", "lm_head", ("lm_head",), "column")
 
 
-def modules(
-    question: Question, served: MtpLayer, fused: Callable[[FusedLinear], str]
-) -> tuple[Module, ...]:
+def modules(question: Question, served: MtpLayer, engine: EngineName) -> tuple[Module, ...]:
     """The linears that may be quantized; fc is plain in both, but for Qwen's in vLLM."""
     first = question.config.get("num_hidden_layers", 0)
     mixture = any(is_expert(name) for name in question.tensor_names)
@@ -96,7 +92,7 @@ def modules(
             sharding,
         )
         for i in range(question.num_layers)
-        for path, parts, sharding in layer_linears(question.traits, f"layers.{i}", fused, mlp=mlp)
+        for path, parts, sharding in layer_linears(question.traits, f"layers.{i}", engine, mlp=mlp)
     )
     heads = (
         Module(name, name, (around_layer(i, "lm_head"),), "column")
@@ -132,18 +128,13 @@ def vllm_problem(question: Question, served: MtpLayer) -> Finding | None:
     if not stored:
         return None
     layer = served.layer.format(n=question.config.get("num_hidden_layers", 0))
-    no_expert = served.no_expert and is_expert(stored[0])
-    named = served.no_parameter.format(name=in_engine(stored[0], layer))
-    return said("beside-target", text=_no_expert(served, stored[0]) if no_expert else named)
-
-
-def _no_expert(served: MtpLayer, name: str) -> str:
-    """What a loader says of a routed expert: `AutoWeightsLoader`, not that of the layer."""
-    module, _, leaf = name.partition(".experts.")
-    stacked = "w2" if ".down_proj." in leaf else "w13"
-    return served.no_expert.format(
-        experts=module, stacked=stacked, leaf=leaf.rpartition(".")[2], name=name
-    )
+    text = served.no_parameter.format(name=in_engine(stored[0], layer))
+    if served.no_expert and is_expert(stored[0]):  # by `AutoWeightsLoader`, not that of the layer
+        module, _, leaf = stored[0].partition(".experts.")
+        stacked, leaf = "w2" if ".down_proj." in leaf else "w13", leaf.rpartition(".")[2]
+        names = {"experts": module, "stacked": stacked, "leaf": leaf, "name": stored[0]}
+        text = served.no_expert.format(**names)
+    return said("beside-target", text=text)
 
 
 def sglang_problem(question: Question, served: MtpLayer) -> Finding | None:

@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from ...recipes.errors import CheckpointError, reason
-from ...recipes.regular_file import SIGNATURE_FILE, check_own, files_of, open_regular, read_text
+from ...recipes.regular_file import (
+    MAX_DOCUMENT_BYTES,
+    SIGNATURE_FILE,
+    check_own,
+    files_of,
+    open_regular,
+    read_text,
+)
 from ...recipes.strict_json import JsonProblem, parse_json, reading
 from .safetensors_header import Header, TensorInfo, read_header
 
@@ -216,11 +223,16 @@ def no_config(folder: Path) -> str:
     return f"copy the draft's config.json into {folder}, or give the folder that has it"
 
 
-def read_json_object(path: Path, fix: str) -> dict[str, Any]:
+def read_json_object(
+    path: Path,
+    fix: str,
+    *,
+    again: str = "correct it, or download or export the file again",
+    limit: int = MAX_DOCUMENT_BYTES,
+) -> dict[str, Any]:
     """Read a file that must hold one JSON object, of bounded size; the fix is for an absent one."""
-    again = "correct it, or download or export the file again"
     try:
-        value = parse_json(read_text(path))
+        value = parse_json(read_text(path, limit))
     except FileNotFoundError as exc:
         raise CheckpointError(path, "no such file", fix=fix) from exc
     except (OSError, JsonProblem) as exc:

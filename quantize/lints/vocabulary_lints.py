@@ -51,7 +51,8 @@ def vocabulary_map(draft: Draft) -> Iterator[Lint]:
     if offsets is None:
         return
     ids = offsets + np.arange(len(offsets))
-    kept = _kept_ids(draft)
+    marks = draft.row("t2d")  # of target ids
+    kept = np.flatnonzero(read_whole(draft.checkpoint, marks.tensor)) if marks is not None else None
     agrees = kept is not None and np.array_equal(np.unique(ids), kept)
     if kept is None:  # without t2d: no two neighbours among thousands of kept ids is not credible
         absolute = len(offsets) > 1 and _ascending(offsets)
@@ -106,12 +107,6 @@ def draft_vocab_size(draft: Draft) -> Iterator[Lint]:
 def _offsets(draft: Draft) -> NDArray[np.int64] | None:
     row = draft.row("d2t")
     return None if row is None else read_integers(draft.checkpoint, row.tensor)
-
-
-def _kept_ids(draft: Draft) -> NDArray[np.int64] | None:
-    """The target ids that t2d marks, ascending."""
-    row = draft.row("t2d")
-    return np.flatnonzero(read_whole(draft.checkpoint, row.tensor)) if row is not None else None
 
 
 def _ascending(values: NDArray[np.int64]) -> bool:

@@ -46,7 +46,10 @@ class CheckReport(Brief):
 
     def to_mapping(self) -> dict[str, Any]:
         """What `--json` prints."""
-        return self.pair.to_mapping() if self.pair is not None else _mapping(self.answer)
+        if self.pair is not None:
+            return self.pair.to_mapping()
+        findings = [finding._asdict() for finding in self.answer.findings]
+        return {**dataclasses.asdict(self.answer), "findings": findings}
 
     @override
     def brief(self) -> Mapping[str, object]:
@@ -83,8 +86,3 @@ def check_as_asked(asked: Checking, largest_feature: Callable[[], float | None])
         largest_feature=largest_feature(),
     )
     return CheckReport(answer=pair.engines[0].answer, pair=pair)
-
-
-def _mapping(answer: EngineCheck) -> dict[str, Any]:
-    findings = [finding._asdict() for finding in answer.findings]
-    return {**dataclasses.asdict(answer), "findings": findings}

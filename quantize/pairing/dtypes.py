@@ -8,7 +8,6 @@ it of each config.json unless --dtype is given, and takes float16 where none is 
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import numpy as np
 
@@ -91,42 +90,27 @@ _NARROW = "float16"
 _WIDE = ("BF16", "F32")
 
 
-class Overflow(NamedTuple):
-    """A tensor with values beyond float16: how many, and the largest magnitude."""
-
-    tensor: str
-    values: int
-    largest: float
-
-
-def overflows(checkpoint: Checkpoint) -> Iterator[Overflow]:
-    """Each tensor of BF16 or float32 that float16 cannot hold."""
-    for tensor in checkpoint.tensors.values():
-        if tensor.dtype in _WIDE:
-            values, largest = _beyond(checkpoint, tensor)
-            if values:
-                yield Overflow(tensor.name, values, largest)
-
-
-def _beyond(checkpoint: Checkpoint, tensor: TensorInfo) -> tuple[int, float]:
-    values, largest = 0, 0.0
+def _beyond(checkpoint: Checkpoint, tensor: TensorInfo) -> float:
+    """The largest magnitude that float16 cannot hold; 0 where it holds all."""
+    largest = 0.0
     for block in byte_blocks(checkpoint, tensor):
         magnitudes = np.abs(floats(np.frombuffer(block, np.uint8), tensor.dtype))
-        values += int(np.count_nonzero(magnitudes >= _FIRST_OVERFLOW))
-        largest = max(largest, float(magnitudes.max(initial=0.0)))
-    return values, largest
+        beyond = magnitudes[magnitudes >= _FIRST_OVERFLOW]
+        largest = max(largest, float(beyond.max(initial=0.0)))
+    return largest
 
 
 def float16(pair: Pair) -> Iterator[PairFinding]:
     """Weights beyond float16, scanned where an engine computes the draft in it."""
     narrow = [engine for engine in ENGINE_NAMES if _is_narrow(pair, engine)]
-    found = list(overflows(pair.draft)) if narrow and stored_dtype(pair) != _NARROW else []
-    if not found:
+    if not narrow or stored_dtype(pair) == _NARROW:
         return
-    worst = max(found, key=lambda each: each.largest)
-    for engine in narrow:
-        where = {"tensor": worst.tensor, "largest": worst.largest}
-        yield finding("float16-weights", engine, title=TITLES[engine], count=len(found), **where)
+    wide = [each for each in pair.draft.tensors.values() if each.dtype in _WIDE]
+    found = {each.name: largest for each in wide if (largest := _beyond(pair.draft, each))}
+    worst = max(found, key=lambda name: found[name], default="")
+    where = {"count": len(found), "tensor": worst, "largest": found.get(worst)}
+    for engine in narrow if found else ():
+        yield finding("float16-weights", engine, title=TITLES[engine], **where)
 
 
 def activations(pair: Pair) -> Iterator[PairFinding]:

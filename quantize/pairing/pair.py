@@ -15,7 +15,7 @@ from ...recipes.strict_json import JsonProblem, parse_json
 from ..drafts import Family
 from ..drafts.geometry import Geometry
 from ..engines.contract import EXIT_CODES, TITLES, EngineCheck, EngineName, Verdict
-from ..engines.engine_rows import Facts, holds, read_rows
+from ..engines.engine_rows import Facts, counts, read_rows
 from ..files.checkpoint import Checkpoint
 from .target import Rotation, Target, Tokenizer
 
@@ -244,10 +244,8 @@ def finding(name: str, engine: EngineName | None = None, /, **said: object) -> P
 
 def row_finding(name: str, facts: Facts) -> Iterator[PairFinding]:
     """The finding of a row of findings.toml, where its condition holds."""
-    row = read_rows(_ROWS)[name]
-    if holds(facts, row["when"]) and not ("unless" in row and holds(facts, row["unless"])):
-        text, remedy = (row.get(key, "").format_map(facts) for key in ("text", "remedy"))
-        yield PairFinding(row["level"], row.get("subject", name), text, remedy, row.get("engine"))
+    if counts(read_rows(_ROWS)[name], facts):
+        yield finding(name, **facts)
 
 
 PairRule = Callable[[Pair], Iterator[PairFinding]]

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ...recipes.brief import counted
-from ...recipes.errors import CheckpointError, reason, short
+from ...recipes.errors import CheckpointError, short
 from ...recipes.regular_file import read_text
-from ...recipes.strict_json import JsonProblem, parse_json
 from ..drafts.rope import DEFAULT_THETA
 from ..files.checkpoint import CONFIG_FILE, INDEX_FILE, Checkpoint, mtp_layers, read_json_object
 from ..files.hub import no_target
@@ -60,6 +59,7 @@ class Rotation:
         scaling = _object(config.get("rope_scaling")) or modern
         kind = scaling.get("rope_type", scaling.get("type"))
         longest = config.get("max_position_embeddings")
+        originally = scaling.get("original_max_position_embeddings")
         return cls(
             kind=kind if isinstance(kind, str) else "default",
             theta=_number(
@@ -67,7 +67,7 @@ class Rotation:
             ),
             factor=_number(scaling.get("factor"), 1.0, where, "scaling factor"),
             positions=_positions(longest, where),
-            originally=_whole(scaling.get("original_max_position_embeddings")),
+            originally=originally if type(originally) is int else None,
         )
 
     @property
@@ -127,10 +127,6 @@ def _positions(value: object, where: Path | str) -> int | None:
     return value
 
 
-def _whole(value: object) -> int | None:
-    return value if type(value) is int else None
-
-
 _TEXT_SECTIONS = ("text_config", "llm_config")  # of multimodal targets
 _SIZES = ("num_hidden_layers", "vocab_size", "hidden_size")
 _DIVIDED = {
@@ -179,18 +175,16 @@ class Target:
         config = read_json_object(where, no_target(folder))
         sections = (config.get(name) for name in _TEXT_SECTIONS)
         text = {**config, **next((each for each in sections if isinstance(each, Mapping)), {})}
-        sizes = [_size(text, key, where) for key in _SIZES]
-        _check_divided(text, where)
-        _check_declaration(text, where)
+        _check_keys(text, where)
         checkpoint, names = _tensors(folder)
         return cls(
             folder=folder,
             named=named or str(folder),
             config=config,
             text=text,
-            num_layers=sizes[0],
-            vocab_size=sizes[1],
-            hidden_size=sizes[2],
+            num_layers=text["num_hidden_layers"],
+            vocab_size=text["vocab_size"],
+            hidden_size=text["hidden_size"],
             checkpoint=checkpoint,
             names=names,
         )
@@ -248,7 +242,10 @@ class Target:
     @property
     def stored_mtp_layers(self) -> tuple[str, ...]:
         """Prefixes of the MTP layers that it stores."""
-        return mtp_layers(_with_weights(self.names))
+        # a layer is found by a weight: also of what is stored as `X.weight_packed` and the like
+        parts = (name.rpartition(".") for name in self.names)
+        modules = {module for module, _, suffix in parts if suffix in COMPANIONS}
+        return mtp_layers(self.names | {f"{module}.weight" for module in modules})
 
     def is_stored_quantized(self, table: str) -> bool | None:
         """Whether its lm_head or embed_tokens is stored quantized; None = not known.
@@ -275,12 +272,6 @@ def declared_dtype(config: Mapping[str, Any]) -> str | None:
     return said.removeprefix("torch.") if isinstance(said, str) else None
 
 
-def _with_weights(names: frozenset[str]) -> frozenset[str]:
-    """Also `X.weight` for each `X.weight_packed` and the like: a layer is found by a weight."""
-    modules = {name.rpartition(".")[0] for name in names if name.rpartition(".")[2] in COMPANIONS}
-    return names | {f"{module}.weight" for module in modules}
-
-
 def _tensors(folder: Path) -> tuple[Checkpoint | None, frozenset[str]]:
     """Headers and names; names alone where the index is there and no shard is."""
     if any(folder.glob("*.safetensors")):
@@ -295,34 +286,25 @@ def _tensors(folder: Path) -> tuple[Checkpoint | None, frozenset[str]]:
     return None, frozenset(listed)
 
 
-def _check_divided(config: Mapping[str, Any], where: Path) -> None:
-    """What engines divide among GPUs is a number, or a list of one for each layer, or not said."""
+def _check_keys(config: Mapping[str, Any], where: Path) -> None:
+    """Sizes are said; what engines divide is a number, one for each layer, or not said."""
+    for key in _SIZES:
+        if type(value := config.get(key)) is not int or value < 1:
+            fix = "give the folder of a causal language model"
+            raise _unfit(where, key, "a whole number above 0", value, fix)
     for key, least in _DIVIDED.items():
-        value = config.get(key)
-        if value is None or isinstance(value, list) or (type(value) is int and value >= least):
-            continue
-        raise _unfit(where, key, f"a whole number of at least {least}", value)
-
-
-def _check_declaration(config: Mapping[str, Any], where: Path) -> None:
+        is_fit = type(value := config.get(key)) is int and value >= least
+        if not is_fit and not isinstance(value, list | None):
+            raise _unfit(where, key, f"a whole number of at least {least}", value)
     for key in _DECLARATIONS:
-        value = config.get(key)
-        if value is not None and not isinstance(value, Mapping):
+        if not isinstance(value := config.get(key), Mapping | None):
             raise _unfit(where, key, "an object", value)
-
-
-def _size(config: Mapping[str, Any], key: str, where: Path) -> int:
-    value = config.get(key)
-    if type(value) is not int or value < 1:
-        fix = "give the folder of a causal language model"
-        raise _unfit(where, key, "a whole number above 0", value, fix)
-    return value
 
 
 # ---- A tokenizer by what tells two apart: its tokens and merges, not its file
 
 _FILE, _CONFIG, _TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
-_MOST_BYTES = 64 << 20
+_MOST_BYTES = 64 << 20  # of a tokenizer.json, which may be larger than any config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -343,7 +325,8 @@ class Tokenizer:
         """The tokenizer of a folder; None where it has no tokenizer.json."""
         if not (folder / _FILE).exists():
             return None
-        value = _tokenizers_object(folder / _FILE)
+        again = "download the tokenizer again, or remove it"
+        value = read_json_object(folder / _FILE, again, again=again, limit=_MOST_BYTES)
         model = _object(value.get("model"))
         rest = {key: part for key, part in model.items() if key != "vocab"}
         return cls(
@@ -369,19 +352,6 @@ class Tokenizer:
                 " target"
             )
         return None if self.merges == other.merges else "equal tokens, but other merges"
-
-
-def _tokenizers_object(path: Path) -> Mapping[str, Any]:
-    """A tokenizer.json, which may be larger than any config."""
-    again = "download the tokenizer again, or remove it"
-    try:
-        value = parse_json(read_text(path, _MOST_BYTES))
-    except (OSError, JsonProblem) as exc:
-        raise CheckpointError(path, f"not readable as JSON: {reason(exc)}", fix=again) from exc
-    if not isinstance(value, dict):
-        what = f"expected a JSON object, got {type(value).__name__}"
-        raise CheckpointError(path, what, fix=again)
-    return value
 
 
 def _listed(vocab: object) -> dict[int, str]:
