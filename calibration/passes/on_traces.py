@@ -184,9 +184,9 @@ class Positions:
         if rotation is None:
             return None
         engines = []
-        if rotation.in_vllm is not None and rotation.in_vllm < longest:
-            engines.append(self._in_vllm(rotation, rotation.in_vllm))
-        if rotation.in_sglang is not None and rotation.in_sglang < longest:
+        if (made := rotation.positions_in("vllm")) is not None and made < longest:
+            engines.append(self._in_vllm(rotation, made))
+        if (made := rotation.positions_in("sglang")) is not None and made < longest:
             engines.append(f"SGLang ends with an error, unless {LONGER} is set")
         if not engines:
             return None

@@ -23,6 +23,9 @@ SOME_PARTS = (
 """The error of both engines for excludes of plain names."""
 Matching = Callable[[str, str], bool]
 """Whether a pattern matches a name."""
+QUANTIZED_HEADS = ("modelopt", "compressed-tensors")
+"""Each quant_method that has a way for heads: `compressed_tensors.py:186`, `modelopt.py:254` of
+vLLM, `compressed_tensors.py:202`, `modelopt_quant.py:341` of SGLang."""
 NAMED_HEADS = frozenset({"compressed-tensors"})
 """Each quant_method whose heads are quantized only where a target names them.
 

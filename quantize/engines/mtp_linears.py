@@ -83,11 +83,10 @@ def modules(question: Question, served: MtpLayer, engine: EngineName) -> tuple[M
     first = question.config.get("num_hidden_layers", 0)
     mixture = any(is_expert(name) for name in question.tensor_names)
     mlp = f"mlp.{question.traits.shared_experts}" if mixture else "mlp"
-    prefix = served.prefixes.get(declared_architecture(question.config), served.prefix)
     layers = tuple(
         Module(
             served.layer.format(n=first + i) + path.replace(_ATTENTION, served.attention),
-            prefix.format(n=first + i) + path,
+            first_prefix(question, served, i) + path,
             parts,
             sharding,
         )
@@ -169,10 +168,10 @@ def _experts_problem(question: Question, served: MtpLayer) -> Finding | None:
     return said("experts-inside")
 
 
-def first_prefix(question: Question, served: MtpLayer) -> str:
-    """The beginning of the names that excludes of the first layer are held against."""
+def first_prefix(question: Question, served: MtpLayer, layer: int = 0) -> str:
+    """The beginning of the names that excludes of the first, or another, layer are held against."""
     prefix = served.prefixes.get(declared_architecture(question.config), served.prefix)
-    return prefix.format(n=question.config.get("num_hidden_layers", 0))
+    return prefix.format(n=question.config.get("num_hidden_layers", 0) + layer)
 
 
 def of_other_layer(question: Question, module: Module) -> Module | None:

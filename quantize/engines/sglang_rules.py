@@ -23,6 +23,7 @@ from .contract import Captures, CutHead, Declaration, Module, Question
 from .engine import TRAITS, Engine, Serving, flag
 from .engine_rows import Facts, concatenated, first_rule, said
 from .excludes import (
+    QUANTIZED_HEADS,
     SOME_PARTS,
     Patterns,
     any_transform,
@@ -46,9 +47,6 @@ _OF_DRAFTS = re.compile(
     r"(?!Mistral).*(eagle|dflash|dspark|medusa|speculator|draft)", re.IGNORECASE
 )
 """Names that only drafts have; another one may be a model of Transformers."""
-_QUANTIZED_HEADS = ("modelopt", "compressed-tensors")
-"""Each quant_method that has something for a head: `compressed_tensors.py:202`, and in
-`modelopt_quant.py:341`."""
 _SOME_SCHEMES = (
     "Found different quantization schemes for {} in {{}}. SGLang requires all to use the same"
     " scheme."
@@ -275,7 +273,7 @@ class Sglang(Engine):
         hands it the config; that of a block draft is the target's.
         """
         traits = question.traits
-        head_too = not traits.drafts_blocks and question.method in _QUANTIZED_HEADS
+        head_too = not traits.drafts_blocks and question.method in QUANTIZED_HEADS
         leaves = {"kernel_projection", *(each.leaf for each in traits.extra_linears)}
         leaves |= set() if head_too else {"lm_head"}
         return frozenset(leaves | {"fc"} if traits.sglang.plain_fc else leaves)

@@ -33,6 +33,7 @@ from .contract import (
 from .engine import TRAITS, Engine, Serving, flag
 from .engine_rows import Facts, first_rule, said
 from .excludes import (
+    QUANTIZED_HEADS,
     SOME_PARTS,
     Matching,
     Patterns,
@@ -63,8 +64,6 @@ _NEEDED_BY_QWEN3 = ("max_position_embeddings", "num_key_value_heads")
 _READ = {kind: how for traits in TRAITS for kind, how in traits.vllm.speculators.items()}
 _OWN_HEAD = "has_own_lm_head"
 """The key of config.json by which DFlash hands its head the declaration: `qwen3_dflash.py:760`."""
-_QUANTIZED_HEADS = ("modelopt", "compressed-tensors")
-"""Each quant_method that has a way for heads: `compressed_tensors.py:186`, `modelopt.py:254`."""
 _MASK_KEYS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
 _NUMBER = re.compile(r"layers(?:\.|\\\.)(\d+)")
 _SOME_SHARDS = (
@@ -230,7 +229,7 @@ class Vllm(Engine):
         config, `deepseek_eagle3.py:225` gives it none.
         """
         heads = {"lm_head", *extra_heads(question)}
-        if question.method in _QUANTIZED_HEADS:
+        if question.method in QUANTIZED_HEADS:
             declared, asked = question.traits.vllm.head_declared, question.config.get(_OWN_HEAD)
             handed = declared == "always" or (declared == "asked" and asked)
             heads = set() if handed else {"lm_head"}

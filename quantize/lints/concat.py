@@ -7,13 +7,11 @@ than the other's is rounded to zero, and acceptance collapses.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..drafts.family import Draft, Row
-from ..files.checkpoint import open_weights, pread_exactly
+from ..stored.decoded_numbers import floats, read_rows
 
 SAMPLED_ROWS = 256
 HARMFUL_RATIO = 4.0
@@ -53,27 +51,9 @@ def balance_exponent(ratios: Sequence[float]) -> int:
 def _ratio(draft: Draft, row: Row) -> HalfRatio:
     rows, columns = row.tensor.shape
     sampled = np.unique(np.linspace(0, rows - 1, min(rows, SAMPLED_ROWS)).astype(np.int64))
-    bits = _read_rows(draft, row, sampled.tolist())
-    bits &= np.iinfo(bits.dtype).max >> 1  # without their signs, bits are ordered as magnitudes are
-    halves = bits[:, : columns // 2].max(axis=1), bits[:, columns // 2 :].max(axis=1)
-    embedding, hidden = (float(_values(half, row.tensor.dtype).mean()) for half in halves)
+    blocks = (read_rows(draft.checkpoint, row.tensor, i, i + 1) for i in sampled.tolist())
+    sizes = np.abs(np.stack([floats(block, row.tensor.dtype) for block in blocks]))
+    halves = sizes[:, : columns // 2].max(axis=1), sizes[:, columns // 2 :].max(axis=1)
+    embedding, hidden = (float(half.mean()) for half in halves)
     ratio = hidden / embedding if embedding > 0 else float("inf")
     return HalfRatio(name=row.tensor.name, ratio=ratio, num_rows=len(sampled))
-
-
-def _read_rows(draft: Draft, row: Row, indices: Sequence[int]) -> NDArray[Any]:
-    tensor = row.tensor
-    row_bytes = tensor.nbytes // tensor.shape[0]
-    data = bytearray(row_bytes * len(indices))
-    with open_weights(draft.checkpoint.folder / tensor.file) as descriptor:
-        for place, index in enumerate(indices):
-            view = memoryview(data)[place * row_bytes : (place + 1) * row_bytes]
-            pread_exactly(descriptor, view, tensor.start + index * row_bytes, tensor.name)
-    words = np.uint32 if tensor.dtype == "F32" else np.uint16
-    return np.frombuffer(data, dtype=words).reshape(len(indices), tensor.shape[1])
-
-
-def _values(bits: NDArray[Any], dtype: str) -> NDArray[np.float32]:
-    if dtype == "BF16":  # the upper half of a float32
-        return (bits.astype(np.uint32) << 16).view(np.float32)
-    return bits.view({"F16": np.float16, "F32": np.float32}[dtype]).astype(np.float32)

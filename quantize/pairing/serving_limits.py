@@ -6,7 +6,6 @@ from typing import Any
 from ..engines.contract import EngineName
 from ..engines.engine_rows import Facts
 from .pair import Pair, PairFinding, finding
-from .target import Rotation
 
 _FLAGS: Mapping[EngineName, str] = {"vllm": "--max-model-len", "sglang": "--context-length"}
 LONGER = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1"
@@ -16,12 +15,12 @@ def served_length(pair: Pair, engine: EngineName) -> int | None:
     """Positions that an engine serves; None = neither the line nor the target's config says it."""
     if pair.args.context is not None:
         return pair.args.context
-    return _derived(pair.target.rotation, engine)
+    return pair.target.rotation.positions_in(engine)
 
 
 def is_too_short(pair: Pair, engine: EngineName) -> bool:
     """Whether the draft is made for fewer positions than are served."""
-    served, own = served_length(pair, engine), _derived(pair.rotation, engine)
+    served, own = served_length(pair, engine), pair.rotation.positions_in(engine)
     return not pair.is_inside and served is not None and own is not None and own < served
 
 
@@ -32,7 +31,7 @@ def beyond_target(pair: Pair) -> Iterator[PairFinding]:
     """
     asked = pair.args.context
     for engine, flag in _FLAGS.items():
-        made = _derived(pair.target.rotation, engine)
+        made = pair.target.rotation.positions_in(engine)
         if asked is not None and made is not None and asked > made:
             yield finding("beyond-target", engine, flag=flag, asked=asked, made=made)
 
@@ -48,19 +47,13 @@ def facts(pair: Pair) -> Facts:
         "served_in_vllm": served_length(pair, "vllm"),
         "served_in_sglang": served_length(pair, "sglang"),
         "own": own,
+        "own_in_vllm": own.positions_in("vllm"),
+        "own_in_sglang": own.positions_in("sglang"),
         "theirs": theirs,
         "longer": LONGER,
         "rotates_otherwise": rotates and own.in_words != theirs.in_words,
         "overridden": ", ".join(pair.args.overrides or ()),
     }
-
-
-def _derived(rotation: Rotation, engine: EngineName) -> int | None:
-    return {
-        "vllm": rotation.in_vllm,
-        "sglang": rotation.in_sglang,
-        "tensorrt-llm": rotation.positions,
-    }[engine]
 
 
 # ---- Tensor-parallel sizes that a draft and its target both allow

@@ -15,6 +15,7 @@ from ...recipes.brief import counted
 from ...recipes.errors import CheckpointError, short
 from ...recipes.regular_file import read_text
 from ..drafts.rope import DEFAULT_THETA
+from ..engines.contract import EngineName
 from ..files.checkpoint import CONFIG_FILE, INDEX_FILE, Checkpoint, mtp_layers, read_json_object
 from ..files.hub import no_target
 from ..files.safetensors_header import TensorInfo
@@ -70,19 +71,17 @@ class Rotation:
             originally=originally if type(originally) is int else None,
         )
 
-    @property
-    def in_vllm(self) -> int | None:
-        """Positions that vLLM derives: `_get_and_verify_max_len`, `config/model.py:2546`."""
-        if self.positions is None:
-            return None
-        return int(self.positions * (1.0 if self.kind in _ALREADY_SCALED else self.factor))
+    def positions_in(self, engine: EngineName) -> int | None:
+        """Positions that an engine derives of those that the config says.
 
-    @property
-    def in_sglang(self) -> int | None:
-        """Positions that SGLang derives: `get_context_length`, `hf_transformers/common.py:677`."""
+        vLLM: `_get_and_verify_max_len`, `config/model.py:2546`; SGLang: `get_context_length`,
+        `hf_transformers/common.py:677`.
+        """
         if self.positions is None:
             return None
-        scaled = self.originally is None and self.kind != "llama3"
+        scaled = engine == "vllm" and self.kind not in _ALREADY_SCALED
+        if engine == "sglang":
+            scaled = self.originally is None and self.kind != "llama3"
         return int(self.positions * (self.factor if scaled else 1.0))
 
     @property
