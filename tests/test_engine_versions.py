@@ -12,7 +12,7 @@ from draftquant.quantize.engines.contract import ENGINE_NAMES, Scheme
 from draftquant.quantize.engines.declared_forms import READERS
 from draftquant.quantize.engines.engine import Engine
 from draftquant.quantize.engines.engine_check import check_draft
-from draftquant.quantize.engines.engine_rows import version_rows
+from draftquant.quantize.engines.engine_rows import data_file, version_rows
 from draftquant.quantize.engines.vllm_rules import Vllm
 from draftquant.recipes.schema import LayoutName
 from draftquant.scripts.cli import main
@@ -70,6 +70,18 @@ def test_the_known_versions() -> None:
     assert list(versions.ENGINES) == KNOWN
     assert [(engine.name, engine.version) for engine in versions.newest_engines()] == KNOWN
     assert tuple(name for name, _ in KNOWN) == ENGINE_NAMES
+
+
+@pytest.mark.parametrize(
+    ("file", "keys"),
+    [
+        ("rules", "says when unless engine versions source"),
+        ("forms", "scheme stored when not_read"),
+    ],
+)
+def test_rows_have_no_other_keys(file: str, keys: str) -> None:
+    rows = [row for name, table in data_file(file).items() if name != "said" for row in table]
+    assert set().union(*rows) <= {*keys.split(), "grouped"}
 
 
 def test_every_engine_that_builds_linears_reads_the_excludes_of_every_layout() -> None:
