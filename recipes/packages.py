@@ -1,18 +1,12 @@
-"""Packages: names imported when asked for (PEP 562), versions, and what pip is asked for."""
+"""Packages: names imported when asked for (PEP 562), tables beside modules, versions."""
 
 import functools
 import importlib
-import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from importlib.metadata import Distribution
-
-_NAME = "draftquant"
+from typing import Any
 
 
 class LazyModule(ModuleType):
@@ -63,67 +57,3 @@ def package_version(name: str) -> str:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return "not installed"
-
-
-def imported(
-    name: str, extra: str, where: object, what: str, error: Callable[..., Exception]
-) -> Any:
-    """A module of an extra of pyproject.toml; an error says how it is installed."""
-    try:
-        return importlib.import_module(name)
-    except ImportError as exc:
-        raise error(where, what, fix=install_line(extra)) from exc
-
-
-def install_line(extra: str) -> str:
-    """The command that installs the packages of an extra of pyproject.toml."""
-    return f"pip install {shlex.join(_packages(extra) or [_origin(extra)])}"
-
-
-def install_itself() -> str:
-    """The command that installs this draftquant alone into another environment."""
-    return f"pip install --no-deps {shlex.quote(_origin())}"
-
-
-def _packages(extra: str) -> Sequence[str]:
-    """Empty where they are not known: an editable installation may be older than its clone."""
-    found = _installed()
-    wanted = (found.requires if found else None) or ()
-    parts = (one.partition(";") for one in wanted)
-    return [name.strip() for name, _, marker in parts if f'extra == "{extra}"' in marker]
-
-
-def _origin(extra: str = "") -> str:
-    """What pip was given for draftquant (PEP 610), folder, file, address or version."""
-    from urllib.parse import unquote, urlsplit
-
-    from .strict_json import JsonProblem, parse_object
-
-    found = _installed()
-    brackets = f"[{extra}]" if extra else ""
-    if found is None:
-        return f"CLONE{brackets}"
-    try:
-        said = parse_object(found.read_text("direct_url.json") or "{}")
-    except JsonProblem:
-        said = {}
-    url = said.get("url")
-    if not isinstance(url, str):
-        return f"{_NAME}{brackets}=={found.version}"
-    address = urlsplit(url)
-    if address.scheme == "file":
-        path = Path(unquote(address.path))
-        return f"{path if path.exists() else path.name}{brackets}"
-    of_git = said.get("vcs_info")
-    if isinstance(of_git, dict):
-        url = f"{of_git.get('vcs')}+{url}@{of_git.get('commit_id')}"
-    return f"{_NAME}{brackets} @ {url}"
-
-
-def _installed() -> "Distribution | None":
-    from importlib.metadata import PackageNotFoundError, distribution  # for a fix alone
-
-    try:
-        return distribution(_NAME)
-    except PackageNotFoundError:
-        return None

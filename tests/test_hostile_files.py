@@ -92,7 +92,11 @@ def test_text_is_read_up_to_a_limit(tmp_path: Path) -> None:
 
 HOMES = {
     # Of /proc, of the identity of this machine, of an installed distribution, and our own tables.
-    "read_text": {"quantize/files/staging.py", "recipes/packages.py"},
+    "read_text": {
+        "quantize/files/staging.py",
+        "recipes/installing.py",
+        "recipes/packages.py",
+    },
     "read_bytes": set(),
     "open": {"recipes/regular_file.py", "quantize/files/safetensors_file.py",
              "scripts/frame/streams.py", "quantize/files/staging.py",  # a folder, to lock it
@@ -104,7 +108,7 @@ HOMES = {
     "print": set(),
 }  # fmt: skip
 """Methods that open, read, parse or print, and the modules that call them: the others ask these."""
-OURS = {"Checkpoint", "TraceFolder", "ShardFolder", "traces", "part"}
+OURS = {"Checkpoint", "TraceFolder", "ShardFolder", "traces", "run.traces", "part"}
 
 
 @functools.cache

@@ -5,7 +5,7 @@ from importlib.metadata import Distribution, PackageNotFoundError, PathDistribut
 from pathlib import Path
 
 import pytest
-from draftquant.recipes.packages import install_itself, install_line
+from draftquant.recipes.installing import install_itself, install_line
 
 METADATA = """Metadata-Version: 2.4
 Name: draftquant

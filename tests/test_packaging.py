@@ -229,13 +229,14 @@ def test_every_extra_that_somebody_is_told_to_install_exists() -> None:
     documents = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("recipes/*.md")]
     texts += [path.read_text(encoding="utf-8") for path in documents]
     asked = re.findall(r"(?:draftquant|'\.)\[([a-z, ]+)\]", "\n".join(texts))
-    asked += re.findall(r"install_line\([\"']([a-z]+)[\"']\)", "\n".join(texts))
+    calls = r"(?:install_line\(|imported\([^,\n]+, )[\"']([a-z]+)[\"']"
+    asked += re.findall(calls, "\n".join(texts))
     named = {name.strip() for group in asked for name in group.split(",")}
     assert {"quark", "modelopt", "accelerate", "parquet"} <= named <= known
 
 
 def test_no_message_sends_anybody_to_an_index_for_draftquant() -> None:
-    """Its name there may be somebody else's: `recipes.packages` says what works."""
+    """Its name there may be somebody else's: `recipes.installing` says what works."""
     found = [
         f"{module}: {line.strip()}"
         for module in MODULES

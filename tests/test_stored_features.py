@@ -21,8 +21,8 @@ from draftquant.calibration.traces.stored_features import decoded, encoded, stor
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.calibration.traces.writer import trace_output
 from draftquant.recipes.errors import OutputError, TraceError
+from draftquant.recipes.installing import install_line
 from draftquant.recipes.listener import Listener
-from draftquant.recipes.packages import install_line
 from draftquant.scripts.cli import main
 from safetensors.torch import load_file, save_file
 from test_traces import AUX, TARGET, TRACES, WIDTH, make_trace, same

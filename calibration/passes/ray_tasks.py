@@ -18,7 +18,8 @@ from typing import Any, Generic, TypeVar, cast
 import torch
 
 from ...recipes.errors import DraftQuantError, first_line
-from ...recipes.packages import imported, package_version
+from ...recipes.installing import imported
+from ...recipes.packages import package_version
 from .memory import computing
 
 Job = TypeVar("Job")

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ...recipes.errors import LineProblem, PromptError, first_line, reason, short
-from ...recipes.packages import imported
+from ...recipes.installing import imported
 from ...recipes.regular_file import open_stream
 from ...recipes.strict_json import JsonProblem, parse_json
 from ..traces.manifest import MANIFEST_FILE, is_printable_name

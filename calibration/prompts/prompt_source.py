@@ -13,7 +13,7 @@ from typing import Any
 
 from ...quantize.files.hub import is_hub_id
 from ...recipes.errors import LineProblem, PromptError, first_line
-from ...recipes.packages import imported
+from ...recipes.installing import imported
 from ...recipes.regular_file import AnyPath
 from ..traces.manifest import DatasetSource
 from .prompt_file import MOST_PROBLEMS, Prompt, PromptEncoder, prompt_of, read_prompts

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ...quantize.stored.loading import CPU, LoadedDraft
 from ...recipes.errors import TraceError, first_line
-from ...recipes.packages import install_line
+from ...recipes.installing import install_line
 from ..traces.manifest import FeatureSpec, TargetIdentity
 from ..traces.prompt_trace import FEATURE_DTYPES
 from .decoding import Fuse

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ...quantize.numerics.number_formats import FP8, fp8_codes, fp8_scale
 from ...recipes.errors import TraceError
-from ...recipes.packages import imported
+from ...recipes.installing import imported
 from .manifest import FeatureSpec, FeatureStorage, StorageChoice
 from .prompt_trace import FEATURE_DTYPES
 from .target_tables import ANY_LENGTH, TensorTable

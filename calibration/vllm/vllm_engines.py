@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ...recipes.errors import NoAnswerError, TraceError
-from ...recipes.packages import install_itself
+from ...recipes.installing import install_itself
 from ..prompts.prompt_file import Prompt
 from ..recording.decoding import prompt_seed
 from ..recording.target_shape import RecordingPlan

@@ -13,7 +13,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from ...recipes.errors import BackendError, refused
-from ...recipes.packages import install_line
+from ...recipes.installing import install_line
 from ...recipes.schema import Algorithm, BackendName, WeightFormat
 from ..algorithms.algorithm import Absmax, Moments, Need
 from ..numerics.number_formats import row_absmax

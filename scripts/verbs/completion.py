@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Literal
 
 from ...recipes import DraftQuantError, aliases, built_in_recipes
+from ...recipes.installing import imported
 from ...recipes.listener import Heard
-from ...recipes.packages import imported
 from ..frame.console import print_document
 from ..frame.verb import Command, verb
 

@@ -28,7 +28,7 @@ from ...quantize.files.result_cache import resumable_folder
 from ...quantize.files.staging import check_output
 from ...recipes.brief import Brief
 from ...recipes.errors import OutputError, ParityError, reason, short
-from ...recipes.packages import install_line
+from ...recipes.installing import install_line
 from ...recipes.regular_file import open_stream, read_text
 from ...recipes.strict_json import JsonProblem, parse_json
 from ..measure.server_answers import get_protocol, section
