@@ -151,9 +151,12 @@ COMMANDS = (
         Row("--tp", "2", "tp", 2, "quantize.estimated.candidates_of"),
         Row("--efficiency", "0.5", "machines.0.efficiency", 0.5),
         Row("--target-step-ms", "14", "verify_seconds", 0.014),
+        Row("--forward", "target=a.json", "given", ("target=a.json",),
+            "quantize.estimated.read_measured", "--gpu h200"),
         Row("--target-layers", "61", "target_layers", 61, "quantize.estimated.make_plan"),
     ), {
         "quantize.estimated.open_draft": TWO,
+        "quantize.estimated.read_measured": None,
         "quantize.estimated.usual_context": 4096,
         **stubs("quantize.estimated.checked_num_draft_tokens",
                 "quantize.estimated.candidates_of", "quantize.estimated.make_plan",
