@@ -29,35 +29,19 @@ from .passes.on_traces import draft_on_traces, open_traces
 from .rounding.learn import learned_codes
 from .rounding.learned_state import LearnedCodes, LearningProgress, LearningSettings
 from .traces.trace_info import feature_evidence
-from .vocabulary_rows import RowsAsked, with_chosen_rows
+from .vocabulary_rows import with_chosen_rows
 
 
 def quantize_as_asked(asked: Quantizing) -> QuantizeReport:
     """Quantize a folder or Hub id into a new folder, which is complete and verified or absent."""
     if asked.device not in ("auto", "cpu"):
         resolve_device(asked.device)  # refused before anything that takes long
-    out, listener = Path(asked.out), asked.listener
+    listener = asked.listener
     source, opened = open_draft(asked.draft, asked.subtree, listener)
     recipe = chosen_recipe(asked.choice, listener)
     with ExitStack() as stack:
         if asked.cuts_rows:
-            rows = RowsAsked(
-                size=asked.vocab_size,
-                coverage=asked.vocab_coverage,
-                target=optional_path(asked.target),
-                options="--vocab-",
-            )
-            source, opened = stack.enter_context(
-                with_chosen_rows(
-                    source,
-                    recipe,
-                    out,
-                    rows,
-                    traces=Path(asked.traces or ""),
-                    target_layers=asked.target_layers,
-                    listener=listener,
-                )
-            )
+            source, opened = stack.enter_context(with_chosen_rows(source, recipe, asked))
         plan = make_plan(recipe, opened, target_layers=asked.target_layers)
         report = _quantized(stack, plan, source, asked)
     if left := lints_left(asked.draft, report.lints, fix_config=asked.fix_config):

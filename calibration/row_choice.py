@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ..recipes.errors import CalibrationError, reason, short
+from ..recipes.errors import CalibrationError, refused, short
 from ..recipes.regular_file import read_text
-from ..recipes.strict_json import JsonProblem, parse_json
+from ..recipes.strict_json import parse_json, reading
 from .traces.near_duplicates import independent_groups, text_of
 from .traces.trace_folder import TraceFolder
 
@@ -98,12 +98,8 @@ _FORM = "write one JSON array with the count of every token of the target, token
 
 def read_general_counts(path: Path, vocab_size: int) -> Counts:
     """[vocab_size] int64, with at least one above 0."""
-    try:
+    with reading(path, CalibrationError, _FORM):
         counts = parse_json(read_text(path))
-    except OSError as exc:
-        raise CalibrationError(path, f"cannot be read: {reason(exc)}", fix=_FORM) from exc
-    except JsonProblem as exc:
-        raise CalibrationError(path, str(exc), fix=_FORM) from exc
     if not isinstance(counts, list):
         raise CalibrationError(path, f"expected a JSON array, got {short(counts)}", fix=_FORM)
     for token, count in enumerate(counts):
@@ -111,12 +107,8 @@ def read_general_counts(path: Path, vocab_size: int) -> Counts:
             what = f"token {token}: expected a whole number from 0 on, got {short(count)}"
             raise CalibrationError(path, what, fix=_FORM)
     if len(counts) != vocab_size:
-        raise CalibrationError(
-            path,
-            f"expected {vocab_size:,} counts, one for each token of the target, got"
-            f" {len(counts):,}",
-            fix="count with the tokenizer of the target, whose config.json says vocab_size",
-        )
+        facts = {"expected": vocab_size, "count": len(counts)}
+        raise refused(CalibrationError, path, __file__, "other-counts", **facts)
     if not any(counts):
         raise CalibrationError(path, "every count is 0", fix="count the tokens of some text")
     return np.array(counts, dtype=np.int64)

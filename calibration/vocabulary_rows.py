@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..quantize.asked import Quantizing
 from ..quantize.drafts import Draft
 from ..quantize.drafts.geometry import MAP
 from ..quantize.files.checkpoint import CONFIG_FILE, read_json_object
@@ -21,8 +22,9 @@ from ..quantize.stored.stored_draft import StoredDraft
 from ..quantize.vocabulary.cut_plan import TREE_WIDTH, check_may_be_cut, plan_cut, stored_target_ids
 from ..quantize.vocabulary.cut_vocabulary import VocabularyReport, cut_vocabulary
 from ..recipes import Recipe
-from ..recipes.errors import CalibrationError
+from ..recipes.errors import CalibrationError, refused
 from ..recipes.listener import Listener
+from ..recipes.regular_file import optional_path
 from .row_choice import (
     HeldOutCoverage,
     RowChooser,
@@ -139,14 +141,10 @@ class Choosing:
 
     def check_size(self, option: str, size: int) -> None:
         """Refuse a number of rows that is no cut of this draft."""
-        if not self.least <= size < self.chooser.num_rows:
-            raise CalibrationError(
-                option,
-                f"expected from {self.least:,} (what engines take of one step at most) to fewer"
-                f" than the {self.chooser.num_rows:,} rows that {self.source.folder} has, got"
-                f" {size:,}",
-                fix="ask for another size; draftquant vocab --curve shows what sizes cost",
-            )
+        rows, folder = self.chooser.num_rows, self.source.folder
+        if not self.least <= size < rows:
+            facts = {"least": self.least, "rows": rows, "folder": folder, "got": size}
+            raise refused(CalibrationError, option, __file__, "no-cut", **facts)
 
     def record(
         self, rows: ChosenRows, size: int | None, coverage: float | None
@@ -188,24 +186,15 @@ def chosen_rows(
 
 
 def _least_size(choosing: Choosing, held_out: HeldOutCoverage, coverage: float, option: str) -> int:
-    rows, vocabulary = choosing.chooser.num_rows, choosing.chooser.vocab_size
+    rows = choosing.chooser.num_rows
+    asked = {"coverage": coverage, "rows": rows}
     found = held_out.least_size(coverage)
     if found is None:
-        raise CalibrationError(
-            option,
-            f"{coverage:.2%} of held-out text cannot be reached: all {rows:,} rows of the draft"
-            f" (of {vocabulary:,} tokens) cover {held_out.of(rows):.2%}, and a cut makes no row"
-            " that the draft lacks",
-            fix="ask for less, or cut the draft that has the whole vocabulary",
-        )
+        facts = {"vocabulary": choosing.chooser.vocab_size, "most": held_out.of(rows)}
+        raise refused(CalibrationError, option, __file__, "out-of-reach", **asked, **facts)
     if found >= rows:
-        raise CalibrationError(
-            option,
-            f"{coverage:.2%} of held-out text needs all {rows:,} rows:"
-            f" {held_out.never_said:,} of its {int(held_out.totals.sum()):,} tokens were said"
-            " by no other part of the traces",
-            fix="ask for less, or record traces of more prompts",
-        )
+        counts = {"unsaid": held_out.never_said, "total": int(held_out.totals.sum())}
+        raise refused(CalibrationError, option, __file__, "needs-all-rows", **asked, **counts)
     return found
 
 
@@ -220,12 +209,8 @@ def choosing_of(
     offered = None if draft.row(MAP) is None else tuple(ids.tolist())
     vocab_size, recorded = draft.geometry.vocab_size, traces.manifest.target
     if recorded.vocab_size != vocab_size:
-        raise CalibrationError(
-            traces.folder,
-            f"was recorded with a target of {recorded.vocab_size:,} tokens, {recorded.name}; the"
-            f" draft is for one of {vocab_size:,}",
-            fix="give traces of the draft's own target: ids of another tokenizer are other tokens",
-        )
+        facts = {"got": recorded.vocab_size, "name": recorded.name, "expected": vocab_size}
+        raise refused(CalibrationError, traces.folder, __file__, "other-vocabulary", **facts)
     configs: list[Mapping[str, Any]] = [draft.checkpoint.config]
     if target is not None:
         _check_target(target, traces)
@@ -239,9 +224,7 @@ def choosing_of(
         general=None if counts is None else read_general_counts(counts, vocab_size),
     )
     if not any(len(text.token_ids) for text in texts):
-        what = "says nothing that a draft is to propose: no continuation has more than one token"
-        fix = "record longer continuations (record --max-new-tokens)"
-        raise CalibrationError(traces.folder, what, fix=fix)
+        raise refused(CalibrationError, traces.folder, __file__, "says-nothing")
     cuts = cuts_of(read_provenance(source.folder))
     return Choosing(
         source=source,
@@ -338,32 +321,29 @@ def write_rows(
 
 @contextmanager
 def with_chosen_rows(
-    source: DraftSource,
-    recipe: Recipe,
-    out: Path,
-    asked: RowsAsked,
-    *,
-    traces: Path,
-    target_layers: int | None,
-    listener: Listener,
+    source: DraftSource, recipe: Recipe, asked: Quantizing
 ) -> Iterator[tuple[DraftSource, Draft]]:
     """Give the draft with the rows that are asked for; it lies hidden beside the output.
 
     Nothing is written before it is known that the recipe fits it and the disk holds both folders.
     It is removed when the block is left.
     """
+    out, target, listener = Path(asked.out), optional_path(asked.target), asked.listener
+    size, coverage = asked.vocab_size, asked.vocab_coverage
+    wanted = RowsAsked(size=size, coverage=coverage, target=target, options="--vocab-")
     check_output(out, source.folder)
-    choosing = choosing_of(source, TraceFolder.open(traces), target=asked.target, counts=None)
-    rows = asked.of(choosing)
-    cut = plan_cut(StoredDraft.read(source.checkpoint()), rows.target_ids, asked.target)
-    plan = make_plan(recipe, cut.result(), target_layers=target_layers)
+    traces = TraceFolder.open(Path(asked.traces or ""))
+    choosing = choosing_of(source, traces, target=target, counts=None)
+    rows = wanted.of(choosing)
+    cut = plan_cut(StoredDraft.read(source.checkpoint()), rows.target_ids, target)
+    plan = make_plan(recipe, cut.result(), target_layers=asked.target_layers)
     check_source(plan)
     needed = cut.bytes_after + plan.bytes_after + 2 * SPARE_BYTES
     check_output(out, source.folder, needed_bytes=needed)
     with staged_source(out) as folder:
         own = folder / source.folder.resolve().name  # the draft's name, which messages say
         written = write_rows(
-            choosing, rows, own, asked, listener=listener, on_stage=lambda _stage: None
+            choosing, rows, own, wanted, listener=listener, on_stage=lambda _stage: None
         )
         for warning in (*choosing.warnings_of(written.size), *written.warnings):
             listener.warning(warning)

@@ -11,9 +11,8 @@ from typing import Literal
 from typing_extensions import override
 
 from ...quantize.files.hub import Reference
-from ...recipes.errors import TraceError
+from ...recipes.errors import TraceError, refused
 from ...recipes.listener import Heard
-from ...recipes.packages import said
 from ...recipes.regular_file import AnyPath
 
 DumpFormat = Literal["specforge", "torchspec", "speculators", "modelopt", "angelslim", "vllm"]
@@ -22,8 +21,7 @@ DumpFormat = Literal["specforge", "torchspec", "speculators", "modelopt", "angel
 
 def refusal(where: object, row: str, /, **facts: object) -> TraceError:
     """What is raised in the words of refusals.toml; `fix` is a fact where the row has none."""
-    texts = {"fix": str(facts.get("fix")), **said(__file__, "refusals", row, facts)}
-    return TraceError(where, texts["what"], fix=texts["fix"])
+    return refused(TraceError, where, __file__, row, **facts)
 
 
 @dataclass(frozen=True)

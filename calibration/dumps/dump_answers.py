@@ -14,7 +14,6 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from ...recipes.errors import TraceError
 from ..prompts.prompt_file import Prompt
 from ..traces.target_tables import FINAL_NORM, HEAD, SharedTables
 from ..traces.trace_info import MIN_AGREEMENT, normalized
@@ -112,9 +111,7 @@ class Answers:
             found = self._prompts.get(tuple(sample.token_ids[:length].tolist()))
             if found is not None:
                 return found
-        what = "the text begins with none of the prompts of --prompts"
-        fix = "give the prompts that were sent, with the same token ids: --prompts P"
-        raise TraceError(sample.file, what, fix=fix)
+        raise refusal(sample.file, "other-prompts")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,21 +141,9 @@ class TargetHead:
         if not _reproduced(shares[best]):
             norm, shift = best
             beside = f"shifted by {shift:+d} token" if shift else "at the positions of their tokens"
-            what = (
-                "the text comes from a data set, or was sampled"
-                if share >= _OFF_POLICY
-                else (
-                    "the tokens are those of another tokenizer, or the states those of another"
-                    " target"
-                )
-            )
-            raise TraceError(
-                answers[0][0].sample.file.parent,
-                f"the target wrote none of the {len(answers)} answers: at best, its head"
-                f" predicts {share:.0%} of their tokens (with the states {norm},"
-                f" {beside}), expected {MIN_AGREEMENT:.0%}. Probably {what}",
-                fix="dump the target's own greedy answers, and give the target that was dumped",
-            )
+            facts = {"count": len(answers), "norm": norm, "beside": beside, "least": MIN_AGREEMENT}
+            why = "answers-of-others" if share >= _OFF_POLICY else "states-of-others"
+            raise refusal(answers[0][0].sample.file.parent, why, share=share, **facts)
         return HeadFinding(norm=best[0], shift=best[1], share=share)
 
     def share(self, answer: Answer, last: Tensor, norm: str, shift: int) -> float:

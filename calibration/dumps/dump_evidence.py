@@ -213,13 +213,8 @@ def _check_clear(where: Path, apart: Tensor) -> None:
         nearest = float(ordered.values[0])
         next_best = float(ordered.values[1]) if len(differences) > 1 else float("inf")
         if not nearest <= MAX_DIFFERENCE or next_best < CLEARLY * nearest:
-            raise TraceError(
-                where,
-                f"slot {slot} of the aux features equals the output of none of the target's"
-                f" {len(differences)} layers: layer {int(ordered.indices[0])} is the nearest,"
-                f" and differs by {nearest:.0%}; the next one by {next_best:.0%}",
-                fix="give the target that was dumped, and a dump of the outputs of its layers",
-            )
+            facts = {"slot": slot, "layers": len(differences), "layer": int(ordered.indices[0])}
+            raise refusal(where, "no-such-layer", nearest=nearest, next=next_best, **facts)
 
 
 @dataclass(slots=True)

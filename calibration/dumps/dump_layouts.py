@@ -217,9 +217,7 @@ def load_tensors(file: Path) -> Mapping[str, Any]:
     except TorchFileProblem as exc:
         raise refusal(file, "not-plain", why=exc) from exc
     if not isinstance(loaded, dict):
-        raise TraceError(
-            file, f"expected a dict of tensors, got {type(loaded).__name__}", fix=AGAIN
-        )
+        raise refusal(file, "no-dict", got=type(loaded).__name__, fix=AGAIN)
     return loaded
 
 
@@ -238,9 +236,8 @@ def _tensors(file: Path, loaded: Mapping[str, Any], *names: str) -> tuple[Tensor
 def _demand(file: Path, names: Iterable[str], found: Iterable[str]) -> None:
     absent = [name for name in names if name not in found]
     if absent:
-        raise TraceError(
-            file, f"holds no {', '.join(absent)}, but {short(sorted(map(str, found)))}", fix=AGAIN
-        )
+        facts = {"absent": ", ".join(absent), "found": short(sorted(map(str, found)))}
+        raise refusal(file, "absent", fix=AGAIN, **facts)
 
 
 def load_safetensors(
@@ -310,9 +307,7 @@ class _Rows:
         found = {name: batch.column(name)[row - self._first].as_py() for name in
                  ("input_ids", "loss_mask")} if batch is not None else {}  # fmt: skip
         if found.get("input_ids") != token_ids.tolist():
-            what = f"its tokens are not those of row {row} of {self._folder}"
-            fix = "give the dataset that the hidden states were generated from"
-            raise TraceError(file, what, fix=fix)
+            raise refusal(file, "other-tokens", row=row, folder=self._folder)
         return torch.tensor(found["loss_mask"])
 
     def _batch_of(self, row: int) -> Any:

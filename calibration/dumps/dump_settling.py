@@ -138,12 +138,8 @@ def check_finite(sample: Sample, stop: int, width: int, layer_ids: Sequence[int]
         slot = column // width
         of = f"slot {slot} of the aux" if what == "aux" else "the last"
         layer = f" (layer {layer_ids[slot]})" if what == "aux" and slot < len(layer_ids) else ""
-        raise TraceError(
-            sample.file,
-            f"position {place}: {of} hidden states{layer}: expected finite numbers, got"
-            f" {float(states[place, column])}",
-            fix="dump this text again, in BF16 if F16 overflows, or leave its file out",
-        )
+        facts = {"place": place, "of": of, "layer": layer, "value": float(states[place, column])}
+        raise refusal(sample.file, "not-finite", **facts)
 
 
 class Settling:
@@ -212,11 +208,8 @@ class Settling:
         slots = first.aux.shape[1] // self._target.width
         last_in_aux = first.last is None and slots == len(expected) + 1
         if slots - last_in_aux != len(expected):
-            raise TraceError(
-                self._dump,
-                f"its aux features hold {slots} layers, expected {len(expected)}: {list(expected)}",
-                fix="give the draft and the layers that the dump was made for",
-            )
+            facts = {"slots": slots, "number": len(expected), "expected": list(expected)}
+            raise refusal(self._dump, "other-number-of-layers", **facts)
         return last_in_aux
 
     def _recomputed(self) -> tuple[RecomputedFinding | None, str | None]:

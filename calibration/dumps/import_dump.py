@@ -22,7 +22,7 @@ from ..traces.target_tables import SharedTables, TargetTables
 from ..traces.trace_folder import TraceFolder
 from ..traces.trace_info import MIN_AGREEMENT, FeatureTally
 from ..traces.writer import trace_output
-from . import DumpFormat, DumpImport
+from . import DumpFormat, DumpImport, refusal
 from .dump_answers import Answer, Answers, TargetHead
 from .dump_evidence import TargetFacts, read_target, recomputing
 from .dump_layouts import samples_of
@@ -138,14 +138,9 @@ def import_dump(
     answers = Answers(facts.ends, prompts)
     evidence = FeatureTally()
     without_answer = kept = 0
-    run = layout.recomputed
+    tables = None if table_ids is None else TargetTables.find(target)
     with (
-        trace_output(
-            out,
-            head,
-            tables=None if table_ids is None else TargetTables.find(target),
-            table_ids=table_ids or (),
-        ) as writer,
+        trace_output(out, head, tables=tables, table_ids=table_ids or ()) as writer,
         recomputing(target, run, pendings, first) if run else nullcontext() as whole_texts,
     ):
         for done, pending in enumerate(pendings, start=1):
@@ -167,9 +162,8 @@ def import_dump(
         rows = whole_texts.counts() if whole_texts else None
         conversion.check(dump, kept, leave_out_off_policy=leave_out_off_policy)
         if problem := evidence.evidence().fault():
-            raise TraceError(
-                dump, problem, fix="dump the tokens and the hidden states of the same texts"
-            )
+            fix = "dump the tokens and the hidden states of the same texts"
+            raise TraceError(dump, problem, fix=fix)
     return ImportReport(
         traces=TraceFolder.open(out),
         layout=replace(layout, rows=rows),
@@ -221,15 +215,9 @@ class _Conversion:
 
     def check(self, dump: Path, kept: int, *, leave_out_off_policy: bool) -> None:
         if self.num_off_policy and (not leave_out_off_policy or not kept):
-            raise TraceError(
-                dump,
-                f"the target did not write {self.num_off_policy} of"
-                f" {kept + self.num_off_policy} answers greedily: its head predicts as few as"
-                f" {self._lowest:.0%} of their tokens, expected {MIN_AGREEMENT:.0%}. Without"
-                f" them {kept} answers remain",
-                fix="dump the target's own greedy answers, or leave these out:"
-                " --leave-out-off-policy",
-            )
+            total = kept + self.num_off_policy
+            facts = {"number": self.num_off_policy, "total": total, "lowest": self._lowest}
+            raise refusal(dump, "off-policy", least=MIN_AGREEMENT, kept=kept, **facts)
         if not kept:
             raise TraceError(dump, "no text of the dump has an answer: their loss masks are all 0",
                              fix="dump conversations with answers of the target")  # fmt: skip

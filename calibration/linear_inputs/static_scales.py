@@ -19,7 +19,7 @@ from ...quantize.making.preparing import balanced_norms
 from ...quantize.numerics.number_formats import fp8_scale, nvfp4_global_scale
 from ...quantize.planning.quantization_plan import Measured, Plan
 from ...recipes import ActivationFormat, Recipe
-from ...recipes.errors import BackendError, CalibrationError
+from ...recipes.errors import BackendError, CalibrationError, refused
 from ..passes.draft_inputs import DraftRun, first_hidden_of_batch, work_of
 from ..traces.manifest import TraceEntry
 from ..traces.near_duplicates import seen_prompts
@@ -80,19 +80,10 @@ def _equally_long(entries: Sequence[TraceEntry], max_tokens: int) -> list[list[T
 
 def never_run(run: DraftRun, name: str) -> CalibrationError:
     """The error for a linear that nothing has run through."""
-    where = f"{run.traces.folder}: {name}"
-    if name == "fc" and run.traces.manifest.features.kind == "fused":
-        return CalibrationError(
-            where,
-            "the traces hold the outputs of this linear (fused features), not its inputs",
-            fix="record traces without --fused, or keep fc in the recipe",
-        )
-    return CalibrationError(
-        where,
-        "the traces do not reach this linear: no continuation is longer than"
-        f" {run.num_draft_tokens} tokens",
-        fix="record longer continuations: --max-new-tokens",
-    )
+    where, steps = f"{run.traces.folder}: {name}", run.num_draft_tokens
+    fused = name == "fc" and run.traces.manifest.features.kind == "fused"
+    row = "only-outputs" if fused else "not-reached"
+    return refused(CalibrationError, where, __file__, row, steps=steps)
 
 
 def stored_scale(absmax: float, activations: ActivationFormat) -> float:
@@ -169,9 +160,7 @@ def constant_scales(plan: Plan, scale: float) -> Measured:
 def static_activations(recipe: Recipe) -> ActivationFormat:
     """The format of activations that scales are to be measured for."""
     if recipe.activations is None or not recipe.needs_input_scales:
-        what = f"there is nothing to calibrate: recipe {recipe.name} stores no static input scales"
-        fix = "leave --traces out, or use a recipe with static activations (blackwell-fp8)"
-        raise BackendError("--traces", what, fix=fix)
+        raise refused(BackendError, "--traces", __file__, "no-static-scales", recipe=recipe.name)
     return recipe.activations
 
 

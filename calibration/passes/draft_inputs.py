@@ -18,7 +18,7 @@ from ...quantize.drafts.forward import DraftForward, whole_rows
 from ...quantize.drafts.geometry import Geometry
 from ...quantize.files.torch_file import BLOCK_ROWS, release
 from ...quantize.stored.loading import LoadedDraft
-from ...recipes.errors import CalibrationError, TraceError
+from ...recipes.errors import CalibrationError, TraceError, refused
 from ..traces.manifest import TraceEntry
 from ..traces.prompt_trace import PromptTrace
 from ..traces.target_tables import EMBEDDING
@@ -49,9 +49,7 @@ def mask_token_ids(geometry: Geometry) -> tuple[int, ...]:
 def check_reads_layers(draft: LoadedDraft) -> None:
     """Check that the draft reads outputs of layers, all that dumps hold, or tokens."""
     if draft.geometry.reads_features and not draft.geometry.reads_layers:
-        what = f"it has no fc that fuses layers: it {_LAST_STATE}"
-        fix = "record its traces: draftquant record --draft DRAFT --fused"
-        raise TraceError(f"draft {draft.name}", what, fix=fix)
+        raise refused(TraceError, f"draft {draft.name}", __file__, "no-fc", last_state=_LAST_STATE)
 
 
 _LAST_STATE = (
@@ -195,12 +193,8 @@ def _check_embedded(draft: LoadedDraft, token_ids: Tensor, traces: TraceFolder) 
     absent = token_ids[draft.weights[EMBEDDING][token_ids, 0].isnan().to(token_ids.device)]
     if len(absent):
         token = int(absent[0])
-        raise TraceError(
-            traces.folder,
-            f"the draft {draft.name} reads token {token}, but the traces do not hold"
-            " that token's embedding",
-            fix=f"give the target (--target M), or record again with --tables --table-ids {token}",
-        )
+        facts = {"draft": draft.name, "token": token}
+        raise refused(TraceError, traces.folder, __file__, "no-embedding", **facts)
 
 
 _OF_ITS_TARGET = "record traces of the target that this draft was trained for"

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...recipes.errors import LineProblem, PromptError, first_line, reason, short
+from ...recipes.errors import LineProblem, PromptError, first_line, short
 from ...recipes.installing import imported
 from ...recipes.regular_file import open_stream
-from ...recipes.strict_json import JsonProblem, parse_json
+from ...recipes.strict_json import JsonProblem, parse_json, reading
 from ..traces.manifest import MANIFEST_FILE, is_printable_name
 from .prompt_forms import EVERY_PROMPT, Form, Message, PromptChoice, of_column, read_form
 
@@ -176,20 +176,17 @@ def read_prompts(
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Every line that is not blank, with its number; U+2028 is no line end in JSON."""
-    try:
-        with open_stream(path) as stream:
-            if found := mistaken_bytes(path, stream.peek(64)[:64]):
-                raise PromptError(path, found[0], fix=found[1])
-            number = 0
-            while line := stream.readline(_LONGEST_LINE + 1):
-                number += 1
-                if len(line) > _LONGEST_LINE:
-                    what = f"line {number} has more than {_LONGEST_LINE:,} bytes"
-                    raise PromptError(path, what, fix="give one prompt per line")
-                if line.removeprefix(codecs.BOM_UTF8).strip():
-                    yield number, line.removeprefix(codecs.BOM_UTF8)
-    except OSError as exc:
-        raise PromptError(path, f"cannot be read: {reason(exc)}", fix=missing_file(path)) from exc
+    with reading(path, PromptError, missing_file(path)), open_stream(path) as stream:
+        if found := mistaken_bytes(path, stream.peek(64)[:64]):
+            raise PromptError(path, found[0], fix=found[1])
+        number = 0
+        while line := stream.readline(_LONGEST_LINE + 1):
+            number += 1
+            if len(line) > _LONGEST_LINE:
+                what = f"line {number} has more than {_LONGEST_LINE:,} bytes"
+                raise PromptError(path, what, fix="give one prompt per line")
+            if line.removeprefix(codecs.BOM_UTF8).strip():
+                yield number, line.removeprefix(codecs.BOM_UTF8)
 
 
 class PromptEncoder:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...quantize.files.hub import is_hub_id
-from ...recipes.errors import LineProblem, PromptError, first_line
+from ...recipes.errors import LineProblem, PromptError, first_line, refused
 from ...recipes.installing import imported
 from ...recipes.regular_file import AnyPath
 from ..traces.manifest import DatasetSource
@@ -143,9 +143,7 @@ def _errors_of(datasets: Any, reference: str) -> Iterator[None]:
         yield
     except (datasets.exceptions.DatasetsError, OSError, ValueError, RuntimeError) as exc:
         first = first_line(exc)
-        what = f"the package datasets cannot read it: {first}"
-        fix = "write its prompts into a file of JSON lines, and give that"
-        raise PromptError(reference, what, fix=fix) from exc
+        raise refused(PromptError, reference, __file__, "not-read", first=first) from exc
 
 
 _MOST_NAMED = 3
@@ -215,12 +213,9 @@ def kept_columns(found: HubDataset, column: str | None) -> Sequence[str]:
             if marks[0] in found.columns:
                 return [*(name for name in marks if name in found.columns), *beside]
         what = "none of its columns is known to hold prompts"
-    columns = ", ".join(found.columns)
-    raise PromptError(
-        found.source,
-        f"{what}; there are {columns}; known are {', '.join(marks[0] for marks in KNOWN_COLUMNS)}",
-        fix="name the one that holds the prompts: --prompts-column NAME",
-    )
+    known = ", ".join(marks[0] for marks in KNOWN_COLUMNS)
+    facts = {"what": what, "columns": ", ".join(found.columns), "known": known}
+    raise refused(PromptError, found.source, __file__, "no-column", **facts)
 
 
 def known_part(row: Mapping[str, Any], column: str | None) -> Mapping[str, Any]:

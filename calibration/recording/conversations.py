@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...quantize.files.staging import check_output, remove_stale, staging_name
-from ...recipes.errors import LineProblem, PromptError
+from ...recipes.errors import LineProblem, PromptError, refused
 from ..prompts.prompt_file import Prompt, PromptEncoder
 from ..prompts.prompt_forms import EVERY_PROMPT, PromptChoice
 from ..traces.manifest import LONGEST_NAME, is_printable_name
@@ -55,9 +55,7 @@ def recorded_texts(
     going = [prompt for prompt in found if prompt.token_ids[-1] not in ends]
     ended = tuple(prompt.id.removesuffix(_MORE) for prompt in found if prompt.token_ids[-1] in ends)
     if not going:
-        what = f"each of its {len(found)} texts ends with the target's end of text"
-        fix = "record it with a smaller --max-new-tokens, or go on with --ignore-eos"
-        raise PromptError(traces.folder, what, fix=fix)
+        raise refused(PromptError, traces.folder, __file__, "all-ended", count=len(found))
     choice.check(traces.folder, len(going))
     chosen = sorted(choice.order(len(going))[: choice.num_prompts])
     return RecordedTexts(prompts=tuple(going[place] for place in chosen), ended=ended)
@@ -68,11 +66,8 @@ def _texts(traces: TraceFolder) -> Iterator[Prompt]:
         token_ids = tuple(tensor.tolist())
         first = prompt_sha256(token_ids[: entry.prompt_length])
         if not is_printable_name(name := entry.id + _MORE):
-            raise PromptError(
-                traces.folder,
-                f"prompt {entry.id}: with {_MORE!r} its id has more than {LONGEST_NAME} characters",
-                fix="record it from a file, with shorter ids",
-            )
+            facts = {"id": entry.id, "more": _MORE, "longest_name": LONGEST_NAME}
+            raise refused(PromptError, traces.folder, __file__, "long-id", **facts)
         yield Prompt(
             id=name,
             category=entry.category,

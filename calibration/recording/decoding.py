@@ -14,14 +14,12 @@ from torch import Tensor
 
 from ...quantize.files.torch_file import SpooledRows
 from ...recipes.decode import AT_LEAST_0, SHARE_OR_ALL
-from ...recipes.errors import TraceError
+from ...recipes.errors import TraceError, refused
 from ..traces.manifest import (
-    DatasetSource,
     FeatureSpec,
     LogprobSpec,
     Sampling,
     TargetIdentity,
-    TooLongPrompts,
     TraceManifest,
 )
 from ..traces.prompt_trace import prompt_sha256
@@ -40,36 +38,31 @@ class Decoding:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        problem = self._problem()
-        if problem:
-            raise TraceError(*problem[:2], fix=problem[2])
+        for name, value, allowed, fix in (
+            ("--temperature", self.temperature, AT_LEAST_0, "0 is greedy"),
+            ("--top-p", self.top_p, SHARE_OR_ALL, "1 keeps all tokens"),
+            ("--top-k", self.top_k, AT_LEAST_0, "give a whole number"),
+            ("--top-logprobs", self.num_top_logprobs, AT_LEAST_0, "give a whole number"),
+        ):
+            allowed.check(TraceError, name, value, fix=fix)
+        if not self.sampled and (self.top_p, self.top_k) != (1, 0):
+            raise refused(TraceError, "--temperature", __file__, "greedy")
 
     @property
     def sampled(self) -> bool:
         """Whether tokens are drawn."""
         return self.temperature > 0
 
-    def manifest(
-        self,
-        target: TargetIdentity,
-        features: FeatureSpec,
-        *,
-        recorded_by: str | None = None,
-        too_long: TooLongPrompts | None = None,
-        dataset: DatasetSource | None = None,
-    ) -> TraceManifest:
+    def manifest(self, target: TargetIdentity, features: FeatureSpec) -> TraceManifest:
         """What trace.json will say of texts that are continued so, before any is."""
         drawn = Sampling(top_p=self.top_p, top_k=self.top_k, seed=self.seed)
         return TraceManifest(
             temperature=self.temperature,
             sampling=drawn if self.sampled else None,
             ignore_eos=self.ignore_eos,
-            recorded_by=recorded_by,
             target=target,
             features=features,
             logprobs=self.logprob_spec,
-            too_long=too_long,
-            datasets=(dataset,) if dataset else None,
         )
 
     @property
@@ -80,20 +73,6 @@ class Decoding:
         return LogprobSpec(
             kind="processed" if self.sampled else "raw", num_top=self.num_top_logprobs
         )
-
-    def _problem(self) -> tuple[str, str, str] | None:
-        for name, value, allowed, fix in (
-            ("--temperature", self.temperature, AT_LEAST_0, "0 is greedy"),
-            ("--top-p", self.top_p, SHARE_OR_ALL, "1 keeps all tokens"),
-            ("--top-k", self.top_k, AT_LEAST_0, "give a whole number"),
-            ("--top-logprobs", self.num_top_logprobs, AT_LEAST_0, "give a whole number"),
-        ):
-            if problem := allowed.problem(value):
-                return name, problem, fix
-        if not self.sampled and (self.top_p, self.top_k) != (1, 0):
-            what = "--top-p and --top-k have no effect, because decoding is greedy"
-            return "--temperature", what, "give a --temperature above 0, or leave both out"
-        return None
 
 
 GREEDY = Decoding()

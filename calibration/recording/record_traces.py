@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ...recipes.errors import TraceError
+from ...recipes.errors import TraceError, refused
 from ..prompts.prompt_file import Prompt
 from ..traces.manifest import FeatureSpec, TargetIdentity
 from ..traces.prompt_trace import FEATURE_DTYPES, PromptTrace
@@ -101,12 +101,9 @@ def write_recorded(
     for batch in batches:
         expected = expected or batch
         if (batch.identity, batch.features) != (expected.identity, expected.features):
-            raise TraceError(
-                f"target {batch.identity.name}",
-                "not all prompts were recorded of the same target: weights"
-                f" {batch.identity.weights_sha256}, expected {expected.identity.weights_sha256}",
-                fix="let the target's path name the same files wherever it is recorded",
-            )
+            one, other = batch.identity, expected.identity
+            facts = {"got": one.weights_sha256, "expected": other.weights_sha256}
+            raise refused(TraceError, f"target {one.name}", __file__, "several-targets", **facts)
         for position, trace in batch.traces:
             writer.add(trace, position=position)
         done += len(batch.traces)
@@ -201,13 +198,9 @@ def record_into(
     """Continue a batch, each prompt to its limit, and write what is recorded meanwhile."""
     target, prompts = opened.recorded, batch.prompts
     plan = planned_batch(target, prompts, limits, batch_size, decoding, on_note)
-    if all_together and plan.batch_size < min(batch_size, len(prompts)):
-        raise TraceError(
-            "--fixed-batches",
-            f"{plan.batch_size} prompts fit into the memory of {target.device} together, and the"
-            f" batch has {min(batch_size, len(prompts))}",
-            fix=f"give --batch-size {plan.batch_size}, for all parts of the prompts",
-        )
+    if all_together and plan.batch_size < (asked := min(batch_size, len(prompts))):
+        facts = {"fit": plan.batch_size, "device": target.device, "asked": asked}
+        raise refused(TraceError, "--fixed-batches", __file__, "batch-too-large", **facts)
     work = _Work(prompts, limits, plan, on_progress)
     running = Continuing(
         target,

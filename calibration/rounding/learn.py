@@ -33,7 +33,7 @@ from ...quantize.numerics.quantized_weight import TORCH_DTYPES
 from ...quantize.planning.quantization_plan import Measured, Plan, Step
 from ...quantize.stored.loading import LoadedDraft
 from ...quantize.stored.online_rounding import InputRounding
-from ...recipes.errors import BackendError, CalibrationError
+from ...recipes.errors import BackendError, CalibrationError, refused
 from ...recipes.packages import package_version
 from ...recipes.schema import Algorithm, RoundingChoice, recipe_sha256
 from ..linear_inputs.plan_inputs import MomentsAlongTraces, corrected_linears, served_rounding
@@ -405,9 +405,7 @@ def _check(plan: Plan, run: DraftRun, static: Measured | None) -> None:
         raise BackendError(f"recipe {recipe.name}", what, fix=fix)
     run.check()
     if recipe.needs_input_scales and static is None:
-        what = "learning rounds the inputs under static scales, but no scales are given"
-        fix = "measure them on the traces first (`measured_inputs`)"
-        raise CalibrationError(f"recipe {recipe.name}", what, fix=fix)
+        raise refused(CalibrationError, f"recipe {recipe.name}", __file__, "no-scales")
 
 
 def _weights_sha256(draft: LoadedDraft) -> str:

@@ -28,7 +28,7 @@ from ...quantize.files.safetensors_file import SafetensorsFile
 from ...quantize.files.safetensors_header import Header, StoredTensor, read_header
 from ...quantize.numerics.quantized_weight import QuantizedWeight
 from ...recipes.decode import AT_LEAST_1, problem_of
-from ...recipes.errors import CalibrationError, CheckpointError, OutputError
+from ...recipes.errors import CalibrationError, CheckpointError, OutputError, refused
 from ...recipes.strict_json import JsonProblem, decode, parse_object
 
 
@@ -62,11 +62,8 @@ class LearningSettings:
             fix = "leave it out: the default is tried"
             raise CalibrationError(f"learned rounding: {name}", what, fix=fix)
         if not 0 < self.validation_share < 1:
-            raise CalibrationError(
-                "learned rounding: validation_share",
-                f"expected a number between 0 and 1, got {self.validation_share}",
-                fix="leave it out: the default is tried",
-            )
+            where = "learned rounding: validation_share"
+            raise refused(CalibrationError, where, __file__, "no-share", got=self.validation_share)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,11 +254,8 @@ class KeptRounding:
             raise OutputError(self._folder, what, fix=fix) from exc
 
     def _damaged(self, file: str, what: str) -> CalibrationError:
-        return CalibrationError(
-            self._folder / file,
-            f"this is not a state of an unfinished run: {what}",
-            fix=f"rm -r {self._folder}, and run again",
-        )
+        facts = {"what": what, "folder": self._folder}
+        return refused(CalibrationError, self._folder / file, __file__, "damaged", **facts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

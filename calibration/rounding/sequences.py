@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...quantize.drafts.forward import whole_rows
 from ...quantize.stored.loading import LoadedDraft
-from ...recipes.errors import CalibrationError
+from ...recipes.errors import CalibrationError, refused
 from ..passes.draft_inputs import filled_up, first_hidden
 from ..traces.manifest import TraceEntry
 from ..traces.near_duplicates import independent_groups, prompt_text
@@ -61,13 +61,8 @@ def split_prompts(
             texts.append(prompt_text(trace))
     groups = [sorted(entries[i] for i in group) for group in independent_groups(texts)]
     if len(groups) < MIN_GROUPS:
-        raise CalibrationError(
-            traces.folder,
-            f"expected at least {MIN_GROUPS} independent prompts with continuations"
-            f" longer than {num_draft_tokens} tokens, some to learn from and some to"
-            f" validate on, got {len(groups)}",
-            fix="record more prompts: at least 48 are recommended",
-        )
+        facts = {"least": MIN_GROUPS, "num_draft_tokens": num_draft_tokens, "groups": len(groups)}
+        raise refused(CalibrationError, traces.folder, __file__, "few-groups", **facts)
     groups.sort(key=lambda group: group[0][0])
     wanted = max(1, round(share * len(entries)))
     held_back: list[TraceEntry] = []

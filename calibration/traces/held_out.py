@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...quantize.files.provenance import QuantizedProvenance, SeenPrompts, VocabularyCut
-from ...recipes.errors import GateError
+from ...recipes.errors import GateError, refused
 from .near_duplicates import (
     PROMPT_WIDTH,
     SHARED_SHARE,
@@ -67,10 +67,8 @@ def check_held_out_measured(
     for seen, what in made:
         known = set(seen.sha256)
         if ids := [id_ for id_, digest in prompts if digest in known]:
-            raise GateError(
-                name, f"{len(ids)} of its {len(prompts)} prompts {what}: {_named(ids)}",
-                fix="measure both servers on other prompts",
-            )  # fmt: skip
+            fix = "measure both servers on other prompts"
+            raise _refused(name, "seen", ids, len(prompts), what=what, fix=fix)
     if not any(seen.sha256 for seen, _ in made):
         return ()
     return (
@@ -103,14 +101,7 @@ def _check_conversations(prompts: Sequence[RecordedPrompt], traces: TraceFolder)
     """A prompt is not made another one by naming a conversation that it does not belong to."""
     strange = [prompt.entry.id for prompt in prompts if not prompt.conversation_known]
     if strange:
-        raise GateError(
-            traces.folder,
-            f"{len(strange)} of its {len(prompts)} prompts name a conversation"
-            " (conversation_sha256) whose first turn is not in the folder, and their tokens do"
-            f" not begin with any first turn: {_named(strange)}",
-            fix="merge the traces of the first turns (traces merge), or record the conversations"
-            " whole (record --turns all)",
-        )
+        raise _refused(traces.folder, "no-first-turn", strange, len(prompts))
 
 
 def _check_unseen(
@@ -123,10 +114,7 @@ def _check_unseen(
     known = set(seen.sha256)
     ids = [prompt.entry.id for prompt in prompts if known.intersection(prompt.hashes)]
     if ids:
-        raise GateError(
-            traces.folder, f"{len(ids)} of its {len(prompts)} prompts {what}: {_named(ids)}",
-            fix=others,
-        )  # fmt: skip
+        raise _refused(traces.folder, "seen", ids, len(prompts), what=what, fix=others)
     if seen.sketches is None:
         return
     width = WIDTH if seen.sketches.method == _OF_BEFORE else PROMPT_WIDTH
@@ -137,13 +125,8 @@ def _check_unseen(
         shares = _overlaps([one.shingled(own) for one in prompts], minima)
         near = [p.entry.id for p, s in zip(prompts, shares, strict=True) if s >= SHARED_SHARE]
         if near:
-            raise GateError(
-                traces.folder,
-                f"{len(near)} of its {len(prompts)} prompts share {SHARED_SHARE:.0%} or more of"
-                f" their {of}-token shingles) with prompts that {what}: {_named(near)}",
-                fix=f"{others}; or, if they only share the template of a task, give the prompts of"
-                " that task their own category",
-            )
+            facts = {"share": SHARED_SHARE, "of": of, "what": what, "others": others}
+            raise _refused(traces.folder, "nearly-seen", near, len(prompts), **facts)
 
 
 def _overlaps(
@@ -165,8 +148,10 @@ def _overlaps(
     return largest
 
 
-def _named(ids: Sequence[str]) -> str:
-    return ", ".join(ids[:3]) + (", ..." if len(ids) > 3 else "")
+def _refused(where: object, row: str, ids: Sequence[str], total: int, **facts: object) -> GateError:
+    named = ", ".join(ids[:3]) + (", ..." if len(ids) > 3 else "")
+    counts = {"count": len(ids), "total": total}
+    return refused(GateError, where, __file__, row, named=named, **counts, **facts)
 
 
 def _unsaid(candidate: QuantizedProvenance, traces: TraceFolder) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from ...recipes.decode import (
     problem_of,
 )
 from ...recipes.errors import TraceError, short
-from ...recipes.strict_json import JsonProblem, decode, parse_object
+from ...recipes.strict_json import decode, parse_object, reading
 
 LONGEST_NAME = 200
 
@@ -288,10 +288,8 @@ def manifest_text(manifest: TraceManifest) -> str:
 
 def parse_manifest(text: str, where: Path) -> TraceManifest:
     """Decode and check the text of a trace.json."""
-    try:
+    with reading(where, TraceError, "record the traces again with this version"):
         manifest: TraceManifest = decode(TraceManifest, parse_object(text))
-    except JsonProblem as exc:
-        raise TraceError(where, str(exc), fix="record the traces again with this version") from exc
     return manifest
 
 

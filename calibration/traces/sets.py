@@ -16,7 +16,7 @@ from typing_extensions import override
 from ...quantize.files.staging import check_output
 from ...recipes.brief import Brief, megabytes
 from ...recipes.decode import encode
-from ...recipes.errors import TraceError, short
+from ...recipes.errors import TraceError, refused, short
 from .manifest import Sampling, StorageChoice, TooLongPrompts, TraceManifest, is_printable_name
 from .near_duplicates import independent_groups, prompt_text
 from .prompt_trace import PromptTrace
@@ -73,12 +73,8 @@ def split_traces(
     else:
         chosen, wanted = _chosen(traces.manifest, groups, count, seed), str(count)
     if not 0 < len(chosen) < len(traces):
-        raise TraceError(
-            traces.folder,
-            f"{len(chosen)} of its {len(traces)} prompts would be in {first}, with {wanted} wanted:"
-            f" they are {len(groups)} groups of prompts that belong together",
-            fix="ask for others, or record more prompts",
-        )
+        facts = {"count": len(chosen), "total": len(traces), "first": first, "wanted": wanted}
+        raise refused(TraceError, traces.folder, __file__, "not-apart", groups=len(groups), **facts)
     entries = list(enumerate(traces.manifest.prompts))
     sides = (
         (first, [e for e in entries if e[0] in chosen]),
@@ -233,11 +229,8 @@ def _check_alike(folders: Sequence[TraceFolder]) -> None:
         kind = _kind(folder.manifest)
         for what, ours in _kind(first.manifest).items():
             if (theirs := kind[what]) != ours:
-                raise TraceError(
-                    folder.folder,
-                    f"another {what} than {first.folder}: {_difference(ours, theirs)}",
-                    fix="merge traces of one target that were recorded with the same settings",
-                )
+                facts = {"what": what, "first": first.folder, "how": _difference(ours, theirs)}
+                raise refused(TraceError, folder.folder, __file__, "recorded-otherwise", **facts)
 
 
 def _difference(ours: object, theirs: object) -> str:
@@ -315,9 +308,7 @@ def store_traces(traces: TraceFolder, out: Path, choice: StorageChoice) -> Store
         raise TraceError(traces.folder, f"its features are stored as {choice} already",
                          fix="copy the folder, or choose another --feature-storage")  # fmt: skip
     if spec.storage == "fp8-per-token":
-        what = "its features were rounded to FP8: what they were before is lost"
-        fix = f"record the traces again with --feature-storage {choice}"
-        raise TraceError(traces.folder, what, fix=fix)
+        raise refused(TraceError, traces.folder, __file__, "rounded-before", choice=choice)
     manifest = replace(traces.manifest, features=replace(spec, storage=storage))
     written = copy_traces([traces], out, traces, manifest)
     before, now = (sum(one.nbytes for one in each.manifest.shards) for each in (traces, written))

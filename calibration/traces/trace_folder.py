@@ -36,8 +36,9 @@ from ...quantize.files.safetensors_header import read_header
 from ...quantize.files.torch_file import BLOCK_ROWS, mapped_rows
 from ...quantize.stored.loading import CPU
 from ...recipes.brief import Brief
-from ...recipes.errors import TraceError, reason
+from ...recipes.errors import TraceError, refused
 from ...recipes.regular_file import check_own, open_stream, read_text
+from ...recipes.strict_json import reading
 from . import files_raise
 from .manifest import (
     MANIFEST_FILE,
@@ -89,12 +90,11 @@ class TraceFolder(Brief):
         where = folder / MANIFEST_FILE
         with files_raise(TraceError):
             check_own(folder, MANIFEST_FILE)
-        try:
-            manifest = parse_manifest(read_text(where), where)
-        except (FileNotFoundError, NotADirectoryError) as exc:
-            raise _no_traces(folder) from exc
-        except OSError as exc:
-            raise TraceError(where, f"cannot be read: {reason(exc)}", fix=_RECORDED) from exc
+        with reading(where, TraceError, _RECORDED):
+            try:
+                manifest = parse_manifest(read_text(where), where)
+            except (FileNotFoundError, NotADirectoryError) as exc:
+                raise _no_traces(folder) from exc
         for shard in manifest.shards:
             _check_header(folder, shard, _shard_tensors(manifest, shard.file))
         if manifest.tables:
@@ -181,10 +181,8 @@ class TraceFolder(Brief):
         header = read_header(self.folder, entry.file)
         at = next(tensor for tensor in header.tensors if tensor.name == f"{entry.id}.{name}")
         dtype = FEATURE_DTYPES[self.manifest.features.dtype][0]
-        try:
+        with reading(path, TraceError, _RECORDED):
             return mapped_rows(path, at.start, names[name][1], dtype)
-        except OSError as exc:
-            raise TraceError(path, f"cannot be read: {reason(exc)}", fix=_RECORDED) from exc
 
     def tables(
         self, dtype: torch.dtype | None = torch.float32, device: torch.device = CPU
@@ -283,13 +281,10 @@ def _check_header(folder: Path, listed: Shard | TablesFile, expected: TensorTabl
         header = read_header(folder, listed.file)
     found = {tensor.name: (tensor.dtype, tensor.shape) for tensor in header.tensors}
     for name in sorted(expected.keys() | found.keys()):
-        if not _fits(expected.get(name), found.get(name)):
-            raise TraceError(
-                path,
-                f"{name}: expected {_described(expected.get(name))}, got"
-                f" {_described(found.get(name))}",
-                fix="record the traces again",
-            )
+        wanted, got = expected.get(name), found.get(name)
+        if not _fits(wanted, got):
+            facts = {"name": name, "expected": _described(wanted), "got": _described(got)}
+            raise refused(TraceError, path, __file__, "other-tensors", **facts)
 
 
 def _fits(expected: _Tensor | None, found: _Tensor | None) -> bool:
