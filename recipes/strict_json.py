@@ -26,12 +26,18 @@ class JsonProblem(Exception):  # noqa: N818 - not an error of its own: callers t
 
 
 @contextmanager
-def reading(path: object, error: type[DraftQuantError], fix: str) -> Iterator[None]:
-    """A file that cannot be read inside, or does not say what it must, is an error of its path."""
+def reading(
+    path: object, error: type[DraftQuantError], fix: str, before: str = ""
+) -> Iterator[None]:
+    """A file that cannot be read inside is an error of its path.
+
+    So is one that does not say what it must, with words before what is wrong.
+    """
     try:
         yield
     except (OSError, JsonProblem) as exc:
-        what = str(exc) if isinstance(exc, JsonProblem) else f"cannot be read: {reason(exc)}"
+        is_read = isinstance(exc, JsonProblem)
+        what = f"{before}{exc}" if is_read else f"cannot be read: {reason(exc)}"
         raise error(path, what, fix=fix) from exc
 
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from ...recipes.errors import CompareError
+from ...recipes.errors import CompareError, refused
 from ..counting.draft_counts import PromptCounts
 from ..counting.paired_change import NO_SPREAD, Floats, contributions, sums_without
 
@@ -139,9 +139,7 @@ def count_drafts(contestants: Sequence[Contestant]) -> CountedDrafts:
             categories.setdefault(prompt.counted_with, prompt.category)
     places = {name: place for place, name in enumerate(categories)}
     if len(places) < 2:
-        what = f"expected two distinct prompts or more with verify steps, got {len(places)}"
-        fix = "record or measure more prompts, or longer continuations"
-        raise CompareError("compare", what, fix=fix)
+        raise refused(CompareError, "compare", __file__, "too-few-prompts", count=len(places))
     tokens, steps = (np.zeros((len(contestants), len(places))) for _ in range(2))
     for row, each in enumerate(contestants):
         for prompt in each.prompts:
@@ -160,8 +158,7 @@ def count_drafts(contestants: Sequence[Contestant]) -> CountedDrafts:
 
 def _check_contestants(contestants: Sequence[Contestant]) -> None:
     if len(contestants) < 2:
-        what = f"expected two drafts or more, got {len(contestants)}"
-        raise CompareError("compare", what, fix="give another")
+        raise refused(CompareError, "compare", __file__, "too-few-drafts", count=len(contestants))
     known: dict[str, str] = {}
     for each in contestants:
         if each.sha256 is not None:
@@ -173,8 +170,7 @@ def _check_contestants(contestants: Sequence[Contestant]) -> None:
     asked = [prompt.identity for prompt in first.prompts]
     for other in others:
         if [prompt.identity for prompt in other.prompts] != asked:
-            what = f"was counted on other prompts than {first.name}"
-            raise CompareError(other.name, what, fix="count all drafts on the same prompts")
+            raise refused(CompareError, other.name, __file__, "other-prompts", name=first.name)
 
 
 def _names(contestants: Sequence[Contestant]) -> tuple[str, ...]:
@@ -294,8 +290,7 @@ def _check_traffic(traffic: Mapping[str, float], drafts: CountedDrafts) -> None:
             raise CompareError("--traffic", what, fix="for example chat=0.7,code=0.3")
     total = sum(traffic.values())
     if abs(total - 1) > _SUM_WITHIN:
-        what = f"expected shares that add up to 1, got {total:g}"
-        raise CompareError("--traffic", what, fix="for example chat=0.7,code=0.3")
+        raise refused(CompareError, "--traffic", __file__, "shares", total=total)
 
 
 _METHOD = "{} over all pairs and categories, prompts as units, jackknife"

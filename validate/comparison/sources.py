@@ -9,7 +9,7 @@ from typing import Any
 from ...calibration.passes import DraftSampling
 from ...quantize.drafts.draft_cache import CacheScaleOrigin
 from ...recipes.decode import encode
-from ...recipes.errors import CompareError
+from ...recipes.errors import CompareError, refused
 from ...recipes.formats import AS_STORED, FP8_CACHE, KvCacheDtype, OnlineHead, ServedForm
 from ...recipes.regular_file import open_stream, read_text
 from ...recipes.strict_json import JsonProblem, decode, parse_json
@@ -183,8 +183,7 @@ def read_replays(path: Path) -> tuple[ReplayedDraft, ...]:
                 one.pop(key, None)
         found: _Replays = decode(_Replays, {"replays": plain})
     except (OSError, JsonProblem) as exc:
-        what = f"is no list of replays: {exc}"
-        raise CompareError(path, what, fix="give what 'draftquant replay --json' printed") from exc
+        raise refused(CompareError, path, __file__, "no-replays", exc=exc) from exc
     return found.replays
 
 
@@ -237,8 +236,7 @@ def kind_of(path: Path) -> str:
             return "replay"
         found = parse_json(line.decode("utf-8"))
     except OSError as exc:
-        fix = "add --traces T to compare drafts; without it, give reports of the gate, replays or"
-        raise CompareError(path, f"cannot be read: {exc}", fix=f"{fix} measurements") from exc
+        raise refused(CompareError, path, __file__, "unreadable", exc=exc) from exc
     except (UnicodeDecodeError, JsonProblem):
         return "report"
     is_measurement = isinstance(found, dict) and found.get("format") == _MEASUREMENT
@@ -315,11 +313,9 @@ def replayed_comparison(path: Path, document: Document) -> GateReport:
     judgement = document.judgement
     found = judgement.replayed if isinstance(judgement, JointReport) else judgement
     if found is None or found.traces is None:
-        what = "compares servers, whose texts differ from draft to draft"
-        raise CompareError(path, what, fix="give the measurements themselves")
+        raise refused(CompareError, path, __file__, "of-servers")
     if not found.prompts:
-        what = f"compares no prompts: it is {found.verdict}"
-        raise CompareError(path, what, fix="give a report that does")
+        raise refused(CompareError, path, __file__, "no-prompts", verdict=found.verdict)
     return found
 
 
@@ -347,8 +343,7 @@ def _of_measurements(paths: Sequence[Path]) -> Counted:
 
 def _speculation(measurement: Measurement) -> Speculation:
     if measurement.setup.speculation is None:
-        fix = "give measurements with a draft"
-        raise CompareError(measurement.name, "its server used no draft", fix=fix)
+        raise refused(CompareError, measurement.name, __file__, "no-draft")
     return measurement.setup.speculation
 
 

@@ -44,7 +44,7 @@ from ...calibration.traces.trace_folder import TraceFolder
 from ...calibration.traces.trace_info import FeatureTally
 from ...quantize.drafts.draft_cache import scale_origin
 from ...quantize.stored.loading import LoadedDraft
-from ...recipes.errors import ReplayError
+from ...recipes.errors import ReplayError, refused
 from .acceptance_counts import (
     CONTEXT_BINS,
     AcceptanceCounts,
@@ -278,16 +278,9 @@ def _draft_temperature(traces: TraceFolder, draft_sampling: DraftSampling) -> fl
         return None
     manifest = traces.manifest
     if not manifest.sampled:
-        what = (
-            "the traces are greedy, and with a greedy target engines let the draft choose greedily"
-        )
-        fix = "drop --draft-sampling, or record with a --temperature"
-        raise ReplayError(traces.folder, f"{what} too", fix=fix)
+        raise refused(ReplayError, traces.folder, __file__, "greedy-traces")
     if not manifest.logprobs_as_sampled:
-        what = "holds raw log-probabilities, but its tokens were drawn from processed ones"
-        drop = "drop --draft-sampling, because greedy proposals need none"
-        fix = f"record processed ones (vLLM: logprobs_mode processed_logprobs), or {drop}"
-        raise ReplayError(traces.folder, what, fix=fix)
+        raise refused(ReplayError, traces.folder, __file__, "raw-logprobs")
     return manifest.temperature
 
 

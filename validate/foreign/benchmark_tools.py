@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ...recipes.errors import MeasureError, short
+from ...recipes.errors import MeasureError, refused, short
 from ...recipes.strict_json import parse_json, parse_object
 from ..measure.server_answers import (
     AnswerProblem,
@@ -103,17 +103,11 @@ def read_guidellm(path: Path) -> ForeignMeasurement:
     with reading(str(path), PAGE):
         benchmarks = objects(report, "benchmarks")
         if len(benchmarks) != 1:
-            what = f"expected one benchmark, got {len(benchmarks)}"
-            fix = "run one strategy: --profile kind=concurrent,streams=8, no sweep"
-            raise MeasureError(path, what, fix=fix)
+            raise refused(MeasureError, path, __file__, "several-benchmarks", count=len(benchmarks))
         requests = object_(benchmarks[0], "requests")
         for kind in ("errored", "incomplete"):
             if count := len(objects({kind: [], **requests}, kind)):
-                raise MeasureError(
-                    path,
-                    f"{count} requests are {kind}: both runs need the verify steps of every prompt",
-                    fix="end the run by --constraint kind=max_requests, and measure again",
-                )
+                raise refused(MeasureError, path, __file__, "lost-requests", count=count, kind=kind)
         version = string(object_(report, "metadata"), "guidellm_version")
         found = objects(requests, "successful")
     places = sorted(range(len(found)), key=lambda i: _began(found[i], f"{path}: {_PLACE}[{i}]"))

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from ...recipes.errors import MeasureError, short
+from ...recipes.errors import MeasureError, refused, short
 from ...recipes.strict_json import parse_object
 from ..measure.server_answers import (
     AnswerProblem,
@@ -76,8 +76,7 @@ def read_answers(path: Path) -> ForeignMeasurement:
             versions.add(_version(answer))
     most, requests = with_k(path, told)
     if len(engines - {""}) != 1:
-        raise MeasureError(path, f"expected answers of one engine, got {sorted(engines)}",
-                           fix="keep the answers of one server in one file")  # fmt: skip
+        raise refused(MeasureError, path, __file__, "several-engines", engines=sorted(engines))
     (engine,) = engines - {""}
     return ForeignMeasurement(
         name=path.name,

@@ -10,10 +10,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import BinaryIO
 
-from ...recipes.errors import MeasureError, reason, short
+from ...recipes.errors import MeasureError, refused, short
 from ...recipes.packages import table_beside
 from ...recipes.regular_file import open_stream, read_text
 from ...recipes.strict_json import JsonProblem, parse_json, parse_object
+from ...recipes.strict_json import reading as reading_file
 from ..counting.acceptance_counts import AcceptanceCounts, PromptKey
 from ..counting.draft_counts import PromptCounts
 from ..measure.server_answers import (
@@ -132,8 +133,7 @@ def with_k(
     """The one K of all requests (0 = no step says it), and their histograms with K + 1 columns."""
     sizes = {most for _, most in told if most}
     if len(sizes) != 1:
-        what = f"expected one K in all requests, got {sorted(sizes)}"
-        raise MeasureError(path, what, fix="keep the requests of one server with one K in a file")
+        raise refused(MeasureError, path, __file__, "several-k", sizes=sorted(sizes))
     (most,) = sizes
     wider = ((one, (*one.histogram, *(0,) * (most + 1 - len(one.histogram)))) for one, _ in told)
     return most, tuple(dataclasses.replace(one, histogram=counts) for one, counts in wider)
@@ -165,12 +165,8 @@ ONE_A_LINE = "write each object on one line: jq -c 'arrays[], objects' FILE > FI
 
 def document_in(path: Path) -> object:
     """The one JSON document in a file, else MeasureError."""
-    try:
-        text = read_text(path, _LONGEST_LINE)
-    except OSError as exc:
-        raise MeasureError(path, f"cannot be read: {reason(exc)}", fix=PAGE) from exc
-    with reading(str(path), PAGE):
-        return parse_json(text)
+    with reading_file(path, MeasureError, PAGE):
+        return parse_json(read_text(path, _LONGEST_LINE))
 
 
 def object_in(path: Path) -> Fields:
@@ -194,16 +190,13 @@ def raw_lines(stream: BinaryIO, path: Path) -> Iterator[bytes]:
 
 def lines_of(path: Path) -> Iterator[tuple[str, Fields]]:
     """Every line that is not empty, parsed as a JSON object, with its place in words."""
-    try:
-        with open_stream(path) as stream:
-            for number, line in enumerate(raw_lines(stream, path), 1):
-                if not line.strip():
-                    continue
-                where = f"{path}:{number}"
-                with reading(where, f"is the file whole? Copy it again; or {ONE_A_LINE}"):
-                    yield where, parse_object(_text(line))
-    except OSError as exc:
-        raise MeasureError(path, f"cannot be read: {reason(exc)}", fix=PAGE) from exc
+    with reading_file(path, MeasureError, PAGE), open_stream(path) as stream:
+        for number, line in enumerate(raw_lines(stream, path), 1):
+            if not line.strip():
+                continue
+            where = f"{path}:{number}"
+            with reading(where, f"is the file whole? Copy it again; or {ONE_A_LINE}"):
+                yield where, parse_object(_text(line))
 
 
 def vllm_verify_steps(metrics: Fields) -> tuple[int, tuple[int, ...]]:

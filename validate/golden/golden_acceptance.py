@@ -17,9 +17,9 @@ from typing_extensions import override
 
 from ...recipes.brief import Brief
 from ...recipes.decode import AT_LEAST_0, HEX_64, Bounds, encode
-from ...recipes.errors import GoldenError, reason, short
+from ...recipes.errors import GoldenError, short
 from ...recipes.regular_file import read_text
-from ...recipes.strict_json import JsonProblem, decode, parse_object
+from ...recipes.strict_json import JsonProblem, decode, parse_object, reading
 from ..counting.acceptance_counts import AcceptanceCounts, ContextBins, pooled
 from ..counting.draft_counts import PromptCounts
 from ..counting.paired_change import Floats, pseudo_values, sums_without
@@ -282,12 +282,8 @@ def golden_document(golden: Golden) -> str:
 
 def read_golden(path: Path) -> Golden:
     """Read a file of golden acceptance whose figures follow from its counts, or refuse it."""
-    try:
+    with reading(path, GoldenError, _OURS, "is no golden acceptance: "):
         found = parse_object(read_text(path))
         if (kind := found.get("format")) != FORMAT:
             raise JsonProblem(f"expected format {FORMAT!r}, got {short(kind)}")
         return cast(Golden, decode(Golden, found))
-    except OSError as exc:
-        raise GoldenError(path, f"cannot be read: {reason(exc)}", fix=_OURS) from exc
-    except JsonProblem as exc:
-        raise GoldenError(path, f"is no golden acceptance: {exc}", fix=_OURS) from exc

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from ...recipes.errors import GoldenError
+from ...recipes.errors import GoldenError, refused
 from ...recipes.packages import package_version
 from ..counting.acceptance_counts import CONTEXT_BINS, ContextCounts, estimand
 from ..counting.draft_counts import DraftReplay, PromptCounts, context_edges
@@ -35,8 +35,7 @@ def golden_of_measurement(measurement: Measurement) -> Golden:
     """Of one measured server: all its verify steps, as its own counters have them."""
     setup = measurement.setup
     if setup.speculation is None:
-        what = "the server drafted nothing, so that nothing was accepted"
-        raise GoldenError(measurement.name, what, fix="give a measurement of a server that drafts")
+        raise refused(GoldenError, measurement.name, __file__, "nothing-drafted")
     prompts = [
         replace(
             PromptCounts.of(one, one.counts, one.cluster or ""),
@@ -91,20 +90,9 @@ def _replayed(document: Document) -> GateReport:
     found = [one for _, one in document.comparisons if one.traces is not None]
     tools = [one.served.tool for _, one in document.comparisons if one.served and one.served.tool]
     if not found and tools:
-        raise GoldenError(
-            "--golden",
-            f"the report is of measurements by {tools[0]}, which do not record whose acceptance"
-            " they hold",
-            fix="draftquant measure --draft QUANT --golden G.json, of a server with the candidate;"
-            " or replay QUANT --traces T --golden G.json",
-        )
+        raise refused(GoldenError, "--golden", __file__, "no-owner", tool=tools[0])
     if not found:
-        raise GoldenError(
-            "--golden",
-            "the report is of measured servers, and keeps their verify steps weighted for the"
-            " comparison, not as they were counted",
-            fix="draftquant measure --show B.jsonl --golden G.json, of the candidate's measurement",
-        )
+        raise refused(GoldenError, "--golden", __file__, "weighted")
     return found[0]
 
 
@@ -114,9 +102,7 @@ def _counted(prompts: Iterable[PromptCounts], draft: str) -> dict[str, Any]:
     counted, digest = golden_prompts(found)
     edges = context_edges(found)
     if not counted:
-        what = f"no prompt of {draft} has a verify step that was counted"
-        fix = "see the verdict and its reason, or record longer continuations"
-        raise GoldenError("--golden", what, fix=fix)
+        raise refused(GoldenError, "--golden", __file__, "no-step", draft=draft)
     return {
         "draftquant": package_version("draftquant"),
         "prompts_sha256": digest,

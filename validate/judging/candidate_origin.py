@@ -39,7 +39,7 @@ from ...quantize.stored.loading import LoadedDraft
 from ...quantize.stored.stored_declaration import declared_scheme
 from ...quantize.stored.stored_draft import StoredDraft
 from ...quantize.verify.demands import declared_faults
-from ...recipes.errors import GateError
+from ...recipes.errors import GateError, refused
 
 MIN_COSINE = 0.7
 """Between a weight and its quantized values: INT3 has 0.97, any other weight about 0."""
@@ -74,20 +74,14 @@ class DraftFolder:
         digests = tensor_digests(checkpoint, algorithm)
         if record is not None and record.digests != digests:
             difference = _first(record.digests, digests)
-            what = f"its draftquant.json belongs to other tensors: {difference}"
-            fix = "run `draftquant verify`, and quantize the draft again"
-            raise GateError(folder, what, fix=fix)
+            raise refused(GateError, folder, __file__, "belongs-to-another", difference=difference)
         scheme = declared_scheme(checkpoint)
         made = record.quantized_by if isinstance(record, CutProvenance) else record
         if isinstance(made, QuantizedProvenance):
             draft = StoredDraft.look(checkpoint, scheme).draft
             for fault in declared_faults(made.recipe, scheme, draft):
-                raise GateError(
-                    folder,
-                    f"{fault.where} declares another format than the one it was quantized to:"
-                    f" expected {fault.expected}, got {fault.got}",
-                    fix="run `draftquant verify`, and quantize the draft again",
-                )
+                facts = {"where": fault.where, "expected": fault.expected, "got": fault.got}
+                raise refused(GateError, folder, __file__, "another-format", **facts)
         return cls(
             folder=folder, tensor_digests=digests, quantized=scheme is not None, record=record
         )
@@ -136,10 +130,8 @@ def check_folders(
     if unrelated:
         return (_UNRELATED,)
     if baseline.quantized or isinstance(baseline.record, DequantizedProvenance):
-        what = "is quantized" if baseline.quantized else "holds dequantized values"
-        what = f"expected the unquantized draft as the baseline, but this one {what}"
-        fix = "give the BF16 draft first, the quantized one second"
-        raise GateError(baseline.folder, what, fix=fix)
+        held = "is quantized" if baseline.quantized else "holds dequantized values"
+        raise refused(GateError, baseline.folder, __file__, "no-baseline", held=held)
     if same:
         return ()
     _check_candidate(baseline, candidate)
@@ -221,12 +213,8 @@ def _unverified(baseline: DraftFolder, candidate: DraftFolder) -> Iterator[str]:
 
 
 def _other_draft(candidate: LoadedDraft, what: str) -> GateError:
-    return GateError(
-        candidate.name,
-        f"was not quantized from the baseline: {what}",
-        fix=f"give the BF16 draft from which it was quantized; if its vocabulary was cut, cut the"
-        f" BF16 draft's by `draftquant vocab` and quantize that; {_ON_PURPOSE}",
-    )
+    facts = {"what": what, "on_purpose": _ON_PURPOSE}
+    return refused(GateError, candidate.name, __file__, "another-baseline", **facts)
 
 
 def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from ...quantize.files.report_files import ReportFormat, check_reports, write_reports
 from ...recipes.brief import Brief
-from ...recipes.errors import GateError, OutputError
+from ...recipes.errors import GateError, OutputError, refused
 
 AnyPath = str | Path
 Inconclusive = Literal["error", "skipped"]
@@ -48,9 +48,7 @@ class Paged(Brief):
 
     def _text(self, kind: ReportFormat) -> Callable[..., str]:
         if not hasattr(self, "_texts"):
-            what = "has no files of its own, because it is a part of another report"
-            fix = "take those of the report that the function of draftquant.api returned"
-            raise GateError(type(self).__name__, what, fix=fix)
+            raise refused(GateError, type(self).__name__, __file__, "without-files")
         texts: Texts = self._texts
         return texts[kind]
 

@@ -16,9 +16,9 @@ from typing import Any
 from ...quantize.files.result_cache import differences, refuse_other_work, take_alone
 from ...quantize.files.staging import check_output, sync, write_text
 from ...recipes.decode import encode, problem_of
-from ...recipes.errors import MeasureError, OutputError, reason
+from ...recipes.errors import MeasureError, OutputError, refused
 from ...recipes.regular_file import open_kept, open_stream
-from ...recipes.strict_json import JsonProblem, decode, parse_object
+from ...recipes.strict_json import JsonProblem, decode, parse_object, reading
 from .measurement import (
     Measurement,
     RequestRecord,
@@ -47,30 +47,23 @@ def read_measurement(path: Path) -> Measurement:
     found = prompts_sha256((r.id, r.category, r.prompt_sha256) for r in records)
     if found != setup.asked.prompts_sha256:
         (most, count), *_ = Counter(record.id for record in records).most_common(1)
-        raise MeasureError(
-            path,
-            f"id {most!r} stands on two lines"
-            if count > 1
-            else f"its {len(records)} records are not those of the prompts that were asked",
-            fix=_OURS,
-        )
+        row = "doubled-id" if count > 1 else "other-prompts"
+        facts = {"most": most, "count": len(records)}
+        raise refused(MeasureError, path, __file__, row, fix=_OURS, **facts)
     return Measurement(name=path.name, setup=setup, records=tuple(records))
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Every line with its number, from 1, and with its line end if it has one."""
     size = number = 0
-    try:
-        with open_stream(path) as stream:
-            while line := stream.readline(_LONGEST_LINE + 1):
-                number, size = number + 1, size + len(line)
-                if len(line) > _LONGEST_LINE or size > _MOST_BYTES:
-                    most = _LONGEST_LINE if len(line) > _LONGEST_LINE else _MOST_BYTES
-                    what = f"more than {most:,} bytes, which no measurement has"
-                    raise MeasureError(f"{path}:{number}", what, fix=_OURS)
-                yield number, line
-    except OSError as exc:
-        raise MeasureError(path, f"cannot be read: {reason(exc)}", fix=_OURS) from exc
+    with reading(path, MeasureError, _OURS), open_stream(path) as stream:
+        while line := stream.readline(_LONGEST_LINE + 1):
+            number, size = number + 1, size + len(line)
+            if len(line) > _LONGEST_LINE or size > _MOST_BYTES:
+                most = _LONGEST_LINE if len(line) > _LONGEST_LINE else _MOST_BYTES
+                what = f"more than {most:,} bytes, which no measurement has"
+                raise MeasureError(f"{path}:{number}", what, fix=_OURS)
+            yield number, line
 
 
 def read_setup(line: bytes, where: str) -> Setup:
@@ -222,8 +215,4 @@ def _leaves(value: object, key: str = "") -> Iterator[tuple[str, object]]:
 
 
 def _unwritable(path: Path, exc: OSError) -> OutputError:
-    return OutputError(
-        path,
-        f"cannot be written: {exc.strerror or exc}",
-        fix="free some space or choose another place, and run again: what is kept stays",
-    )
+    return refused(OutputError, path, __file__, "unwritable", why=exc.strerror or exc)

@@ -12,7 +12,7 @@ from typing_extensions import override
 from ...calibration.prompts.prompt_file import Prompt
 from ...calibration.recording.decoding import prompt_seed
 from ...calibration.server_client import PASSING, Event, Reply, ServerClient
-from ...recipes.errors import MeasureError, short
+from ...recipes.errors import MeasureError, refused, short
 from .measurement import ServerIdentity, Speculation
 from .server_answers import (
     ARGUMENTS,
@@ -110,8 +110,7 @@ def _histogram(meta: Fields, num_tokens: int, num_draft_tokens: int, where: str)
         return empty
     key = next((key for key in _HISTOGRAMS if key in meta), None)
     if key is None:
-        what = "the server drafts, but its answer has no spec_correct_drafts_histogram"
-        raise MeasureError(where, what, fix=f"use SGLang {OLDEST} or later, and its Python server")
+        raise refused(MeasureError, where, __file__, "no-histogram", oldest=OLDEST)
     counts = wholes(meta, key)
     rounds = sum(counts)
     accepted = sum(j * count for j, count in enumerate(counts))
@@ -200,8 +199,7 @@ class SGLangProtocol(EngineProtocol):
     async def identify(self, client: ServerClient) -> tuple[ServerIdentity, Speculation | None]:
         info = await client.get_object("/server_info")
         if "version" not in info or "speculative_algorithm" not in info:
-            raise MeasureError(client.url, "its /server_info is not SGLang's: it has no version and"
-                               " speculative_algorithm", fix="see --engine")  # fmt: skip
+            raise refused(MeasureError, client.url, __file__, "not-sglang")
         named = info.get("served_model_name") is not None
         with reading(client.url, _FIX, "its answer to /server_info is not SGLang's: "):
             identity = ServerIdentity(
@@ -219,13 +217,8 @@ class SGLangProtocol(EngineProtocol):
     @override
     async def complete(self, client: ServerClient, prompt: Prompt, ask: Ask) -> Completion:
         if ask.decoding.sampled and self._verifies_greedily:
-            raise MeasureError(
-                client.url,
-                f"temperature is {ask.decoding.temperature}, but this server verifies greedily at"
-                " any temperature (CPU, XPU, or ROCm without rejection sampling)",
-                fix="start it with --speculative-use-rejection-sampling, or measure at"
-                " temperature 0",
-            )
+            temperature = ask.decoding.temperature
+            raise refused(MeasureError, client.url, __file__, "greedy", temperature=temperature)
         where = f"{client.url}: prompt {prompt.id}"
         body = _request(prompt, ask)
         # Log-probabilities would be repeated in every event too.
@@ -245,16 +238,9 @@ def _speculation(url: str, info: Fields) -> Speculation | None:
     method = text(info, "speculative_algorithm")
     topk = info.get("speculative_eagle_topk")
     if topk not in (None, 1):
-        raise MeasureError(
-            url,
-            f"it drafts trees (speculative_eagle_topk = {short(topk)}), whose rounds are not those"
-            " of a chain of K tokens",
-            fix="start it with --speculative-eagle-topk 1 and --speculative-num-draft-tokens"
-            " one more than --speculative-num-steps",
-        )
+        raise refused(MeasureError, url, __file__, "trees", topk=short(topk))
     if info.get("speculative_adaptive") is True:
-        raise MeasureError(url, "it changes the number of drafted tokens while it runs",
-                           fix="start it without --speculative-adaptive")  # fmt: skip
+        raise refused(MeasureError, url, __file__, "adaptive")
     key = "speculative_num_draft_tokens"  # K + 1; a chain of S steps proposes K = S
     return Speculation(
         num_draft_tokens=checked_draft_tokens(whole(info, key) - 1, f"{key} - 1"),

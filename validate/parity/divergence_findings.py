@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from scipy import stats
 
 from ...recipes.decode import ABOVE_0, AT_LEAST_1
-from ...recipes.errors import ParityError
+from ...recipes.errors import ParityError, refused
 from ..judging.policy import Verdict
 from ..measure.measurement import Measurement, RequestRecord, differences
 from .finding import MIN_PROMPTS, Finding
@@ -134,21 +134,15 @@ def check_settings(plain: Measurement, other: Measurement, wanted: str) -> str:
 
 def _check_comparable(plain: Measurement, other: Measurement) -> None:
     where = check_settings(plain, other, "lengths")
-    if plain.setup.asked.temperature != 0:
-        raise ParityError(
-            where,
-            f"outputs were drawn at temperature {plain.setup.asked.temperature:g}: drawn text"
-            " differs from run to run",
-            fix="measure at temperature 0, or use 'parity sampled'",
-        )
+    temperature = plain.setup.asked.temperature
+    if temperature != 0:
+        raise refused(ParityError, where, __file__, "drawn", temperature=temperature)
     keys = [{(r.id, r.prompt_sha256) for r in one.records} for one in (plain, other)]
     if keys[0] != keys[1] or not keys[0]:
         lacking = len(keys[0] ^ keys[1])
-        raise ParityError(where, f"{lacking or 'all'} prompt(s) are not in both",
-                          fix="run the interrupted measurement again to its end")  # fmt: skip
+        raise refused(ParityError, where, __file__, "not-in-both", count=lacking or "all")
     if any(r.top_gap is None or len(r.top_gap) != len(r.token_ids) for r in plain.records):
-        raise ParityError(plain.name, "does not say how far apart the two most likely tokens are",
-                          fix="measure the plain server with --top-logprobs 2")  # fmt: skip
+        raise refused(ParityError, plain.name, __file__, "no-gaps")
 
 
 TYPICAL_NOISE, LARGEST_NOISE = 0.25, 0.5
@@ -303,20 +297,14 @@ def _check_roles(
 ) -> None:
     for one in (plain, *([again] if again else [])):
         if one.setup.speculation is not None:
-            what = "expected a server without a draft, but this one uses a draft"
-            raise ParityError(one.name, what, fix="give the plain run first, then speculative ones")
+            raise refused(ParityError, one.name, __file__, "plain-drafts")
     in_flight = plain.setup.asked.concurrency
     if again is not None and again.setup.asked.concurrency == in_flight:
-        raise ParityError(
-            again.name,
-            f"was measured with {in_flight} requests in flight, as many as {plain.name}, so that"
-            " both runs round alike and show no noise",
-            fix="measure the plain server again with another --concurrency",
-        )
+        facts = {"in_flight": in_flight, "name": plain.name}
+        raise refused(ParityError, again.name, __file__, "same-concurrency", **facts)
     for one in speculative:
         if one.setup.speculation is None:
-            what = "expected a server with a draft, but this one uses none"
-            raise ParityError(one.name, what, fix="a second plain run is --plain-again")
+            raise refused(ParityError, one.name, __file__, "nothing-drafted")
 
 
 def _check_options(
@@ -335,5 +323,4 @@ def _check_options(
     twice = "2 = twice as often as the plain run"
     ABOVE_0.check(ParityError, "--max-hazard-ratio", max_hazard_ratio, fix=twice)
     if again is None:
-        raise ParityError("--max-hazard-ratio", "needs a second plain run to compare with",
-                          fix="give --plain-again R, measured at another concurrency")  # fmt: skip
+        raise refused(ParityError, "--max-hazard-ratio", __file__, "no-second-run")

@@ -27,10 +27,10 @@ from ...calibration.server_client import KEY_VARIABLE, Patience, ServerClient
 from ...quantize.files.result_cache import resumable_folder
 from ...quantize.files.staging import check_output
 from ...recipes.brief import Brief
-from ...recipes.errors import OutputError, ParityError, reason, short
+from ...recipes.errors import OutputError, ParityError, refused, short
 from ...recipes.installing import install_line
 from ...recipes.regular_file import open_stream, read_text
-from ...recipes.strict_json import JsonProblem, parse_json
+from ...recipes.strict_json import JsonProblem, parse_json, reading
 from ..measure.server_answers import get_protocol, section
 from .task_run import TaskRun
 
@@ -89,11 +89,9 @@ def read_samples(path: Path) -> dict[str, TaskSamples]:
     for file in files:
         named = _FILE.fullmatch(file.name)
         if not file.exists():
-            raise ParityError(file, "no such file or folder",
-                              fix="give what lm_eval wrote with --log_samples")  # fmt: skip
+            raise refused(ParityError, file, __file__, "no-such-file")
         if named is None:
-            raise ParityError(file, "expected a name such as samples_TASK_DATE.jsonl",
-                              fix="give files as lm_eval names them")  # fmt: skip
+            raise refused(ParityError, file, __file__, "no-name-of-samples")
         task = named["task"]
         if task in found:
             raise ParityError(file, f"is a second run of {task}, beside {found[task].path}",
@@ -131,17 +129,14 @@ def _read_task(path: Path, task: str, date: str) -> TaskSamples:
 
 
 def _lines(path: Path) -> Iterator[tuple[str, bytes]]:
-    try:
-        with open_stream(path) as stream:
-            lines = iter(lambda: stream.readline(_LONGEST_LINE + 1), b"")
-            for number, line in enumerate(lines, 1):
-                where = f"{path}:{number}"
-                if len(line) > _LONGEST_LINE or number > _MOST_LINES:
-                    raise ParityError(where, "is longer than any file of samples", fix=_ANEW)
-                if line.strip():
-                    yield where, line
-    except OSError as exc:
-        raise ParityError(path, f"cannot be read: {reason(exc)}", fix=_ANEW) from exc
+    with reading(path, ParityError, _ANEW), open_stream(path) as stream:
+        lines = iter(lambda: stream.readline(_LONGEST_LINE + 1), b"")
+        for number, line in enumerate(lines, 1):
+            where = f"{path}:{number}"
+            if len(line) > _LONGEST_LINE or number > _MOST_LINES:
+                raise ParityError(where, "is longer than any file of samples", fix=_ANEW)
+            if line.strip():
+                yield where, line
 
 
 def _item(line: bytes, where: str) -> tuple[str, Item]:
@@ -197,12 +192,9 @@ def missing_samples(folder: Path, found: Mapping[str, TaskSamples]) -> str:
 
 def _results(path: Path) -> tuple[str, Mapping[str, Any]]:
     """Text and content of results."""
-    try:
+    with reading(path, ParityError, "give the folder as lm_eval wrote it", "cannot be read: "):
         text = read_text(path)
         value = parse_json(text)
-    except (OSError, JsonProblem) as exc:
-        fix = "give the folder as lm_eval wrote it"
-        raise ParityError(path, f"cannot be read: {reason(exc)}", fix=fix) from exc
     return text, value if isinstance(value, Mapping) else {}
 
 
@@ -241,11 +233,8 @@ class Directions:
             return next(iter(told.values()))
         if metric in _HIGHER | _LOWER:
             return metric in _HIGHER
-        raise ParityError(
-            f"{first.task}, {metric}",
-            "it is not recorded whether a higher or a lower score is better: expected"
-            " results_DATE.json beside the samples of one side",
-            fix=f"--higher-is-better {metric}, or --lower-is-better {metric}",
+        raise refused(
+            ParityError, f"{first.task}, {metric}", __file__, "no-direction", metric=metric
         )
 
 
@@ -301,15 +290,10 @@ def _found_command(command: str) -> list[str]:
     try:
         words = shlex.split(command)
     except ValueError as exc:
-        raise ParityError("--lm-eval", f"cannot be read as a command: {exc}",
-                          fix="quote it as a shell does") from exc  # fmt: skip
+        raise refused(ParityError, "--lm-eval", __file__, "no-command", exc=exc) from exc
     if not words or shutil.which(words[0]) is None:
-        raise ParityError(
-            "--lm-eval",
-            f"there is no program {command!r}",
-            fix=f"{install_line('tasks')}; or in another environment, with transformers, and give"
-            " its path: --lm-eval VENV/bin/lm_eval",
-        )
+        facts = {"command": command, "install": install_line("tasks")}
+        raise refused(ParityError, "--lm-eval", __file__, "no-program", **facts)
     return words
 
 
@@ -327,6 +311,5 @@ def _checked(found: Path) -> dict[str, TaskSamples]:
     samples = read_samples(found) if found.is_dir() else {}
     problem = missing_samples(found, samples) if found.is_dir() else "it is not there"
     if problem:
-        what = f"lm_eval did not save all that it found: {problem}"
-        raise ParityError(found, what, fix=_GOES_ON)
+        raise refused(ParityError, found, __file__, "not-saved", problem=problem, fix=_GOES_ON)
     return samples

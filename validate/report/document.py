@@ -16,7 +16,7 @@ from typing import Any, Literal
 from typing_extensions import override
 
 from ...recipes.brief import Brief
-from ...recipes.errors import GateError, short
+from ...recipes.errors import GateError, refused, short
 from ...recipes.packages import package_version
 from ...recipes.regular_file import read_text
 from ...recipes.strict_json import JsonProblem, decode, parse_object
@@ -342,9 +342,7 @@ def parse_report(text: str, where: object) -> Document:
         raise GateError(where, f"is no report of the gate: {exc}", fix=_AGAIN) from exc
     judgement, problem = judged_again(document.judgement)
     if problem := problem or _identity_problem(document):
-        what = f"says what does not follow from its own counts: {problem}"
-        fix = f"{_AGAIN}: this file was edited, or another version judged it"
-        raise GateError(where, what, fix=fix)
+        raise refused(GateError, where, __file__, "does-not-follow", problem=problem, again=_AGAIN)
     return dataclasses.replace(document, judgement=judgement)
 
 
@@ -374,9 +372,7 @@ def _without_what_left(found: Mapping[str, Any], where: object) -> dict[str, Any
     replayed = found.get("replayed")
     for one in (found, replayed if isinstance(replayed, dict) else {}):
         if one.get("kind") == "retuned":
-            what = "judges a draft that was fine-tuned (retune), which draftquant 0.2.0 was the"
-            fix = "use draftquant 0.2.0 with this report"
-            raise GateError(where, f"{what} last to read", fix=fix)
+            raise refused(GateError, where, __file__, "fine-tuned")
     return _without_empty(found)
 
 

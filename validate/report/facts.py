@@ -20,7 +20,7 @@ from ...quantize.files.provenance import QuantizedProvenance
 from ...quantize.stored.layouts import HF_QUANT_CONFIG
 from ...quantize.stored.stored_declaration import declared_scheme
 from ...quantize.stored.stored_draft import StoredDraft
-from ...recipes.errors import CheckpointError, GateError
+from ...recipes.errors import CheckpointError, GateError, refused
 from ...recipes.formats import AS_STORED, ServedForm
 from ...recipes.packages import package_version
 from ..judging.candidate_origin import DraftFolder
@@ -162,9 +162,7 @@ def today() -> str:
         return datetime.now(UTC).strftime(_DATE)
     plain = asked.isascii() and asked.isdigit() and len(asked) <= _MOST_DIGITS
     if not plain:
-        what = f"expected seconds since 1970, got {asked!r}"
-        fix = "unset it, or give for example the time of the commit: git log -1 --format=%ct"
-        raise GateError(f"${_EPOCH}", what, fix=fix)
+        raise refused(GateError, f"${_EPOCH}", __file__, "no-epoch", asked=asked)
     return datetime.fromtimestamp(int(asked), UTC).strftime(_DATE)
 
 

@@ -30,7 +30,7 @@ from ...quantize.gpus import gpus_of
 from ...quantize.making.folder_card import CardFacts
 from ...quantize.stored.layouts import HF_QUANT_CONFIG
 from ...quantize.stored.stored_draft import StoredDraft
-from ...recipes.errors import CardError, CheckpointError
+from ...recipes.errors import CardError, CheckpointError, refused
 from ...recipes.packages import package_version
 from ...recipes.regular_file import open_stream
 from ...recipes.schema import recipe_sha256
@@ -50,9 +50,7 @@ def check_served(measurement: Measurement, candidate_sha256: str) -> Speculation
         raise CardError(measurement.name, what, fix=fix)
     other = speculation.draft_sha256
     if other is None:
-        what = "does not know which draft was served: its draft_sha256 is null"
-        fix = "measure with --draft FOLDER, which names the draft by its tensors"
-        raise CardError(measurement.name, what, fix=fix)
+        raise refused(CardError, measurement.name, __file__, "draft-unknown")
     if other != candidate_sha256:
         what = f"is of a draft whose tensors are {other[:12]}, expected {candidate_sha256[:12]}"
         fix = "give a measurement of a server with this folder"
@@ -78,9 +76,7 @@ def read_gate(path: Path, candidate_sha256: str) -> Document:
     for _, each in found.comparisons:
         known = each.background
         if known.candidate_sha256 is None or known.baseline_sha256 is None:
-            what = "does not know which drafts it judges: a sha256 of their tensors is null"
-            fix = "run the gate on both folders, or on measurements that were taken with --draft"
-            raise CardError(path, what, fix=fix)
+            raise refused(CardError, path, __file__, "drafts-unknown")
     judged = {each.background.candidate_sha256 for _, each in found.comparisons}
     if judged != {candidate_sha256}:
         (other,) = sorted(filter(None, judged - {candidate_sha256}))[:1]
@@ -175,9 +171,7 @@ def _quantization(folder: Path, recorded: Provenance | None) -> QuantizedProvena
     record = None if isinstance(recorded, DequantizedProvenance) else quantization_of(recorded)
     if record is None:
         got = "no such file" if recorded is None else f"format {recorded.format!r}"
-        what = f"expected the record of a quantization, got {got}"
-        fix = "give a folder that `draftquant quantize` wrote"
-        raise CardError(folder / PROVENANCE_FILE, what, fix=fix)
+        raise refused(CardError, folder / PROVENANCE_FILE, __file__, "no-record", got=got)
     return record
 
 
@@ -185,19 +179,15 @@ def _front_matter(facts: CardFacts, request: CardRequest) -> dict[str, object]:
     base = request.base_model or facts.hub_id
     for option, name in (("--base-model", base), ("--name", request.name)):
         if name is not None and (not is_hub_id(name) or "@" in name):
-            what = f"expected a Hub id (owner/name), got {name!r}"
-            raise CardError(option, what, fix="for example someone/eagle3-draft")
+            raise refused(CardError, option, __file__, "no-hub-id", name=name)
     if base is None:
         what = f"{PROVENANCE_FILE} says that a local folder was quantized, and names no draft of"
         fix = "add --base-model OWNER/NAME, the draft that was quantized"
         raise CardError("--base-model", f"{what} the Hub", fix=fix)
     if request.license is None and "license" not in facts.inherited:
-        what = f"neither {CARD_FILE} nor the command line names a licence"
-        fix = "add --license ID as the Hub calls that of the draft that was quantized, such as"
-        raise CardError("--license", what, fix=f"{fix} apache-2.0, mit or other")
+        raise refused(CardError, "--license", __file__, "no-licence", card_file=CARD_FILE)
     if request.license is not None and not _LICENSE.fullmatch(request.license):
-        what = f"expected a licence of the Hub, got {request.license!r}"
-        raise CardError("--license", what, fix="for example apache-2.0, mit or other")
+        raise refused(CardError, "--license", __file__, "licence", license=request.license)
     return facts.front_matter(base_model=base, license=request.license)
 
 

@@ -20,6 +20,7 @@ from ...recipes.errors import (
     GoldenError,
     MeasureError,
     OutputError,
+    refused,
 )
 from ...recipes.formats import KvCacheChoice, OnlineHead, ServedForm, served_form
 from ...recipes.listener import Heard
@@ -64,8 +65,7 @@ class ReportFiles(Heard):
         """
         check_reports(self.files, overwrite=self.overwrite)
         if self.github and not os.environ.get(SUMMARY):
-            what = f"expected a step of GitHub Actions, got no ${SUMMARY}"
-            raise OutputError("--github", what, fix="leave it out, or give --markdown F.md")
+            raise refused(OutputError, "--github", __file__, "no-github", summary=SUMMARY)
 
     @property
     def wants_pages(self) -> bool:
@@ -141,15 +141,10 @@ class GateRun(_ServedOtherwise, OnTraces, ReportFiles):
         measured_alone = self.measured is not None and missing in (_NAMES, _NAMES[2:])
         if missing and not measured_alone:
             absent = f"add {' '.join(missing).replace('--traces', '--traces T')}"
-            raise GateError(
-                "gate",
-                f"expected BF16 QUANT --traces T, got no {', '.join(missing)}",
-                fix=f"{absent} (draftquant record writes T); for servers: --measured A B,"
-                " with BF16 and QUANT or without",
-            )
+            facts = {"missing": ", ".join(missing), "absent": absent}
+            raise refused(GateError, "gate", __file__, "missing", **facts)
         if self.baseline_again and not self.measured:
-            what = "expected --measured A B beside it"
-            raise GateError("--baseline-again", what, fix="add the two measurements")
+            raise refused(GateError, "--baseline-again", __file__, "again-alone")
         if missing:
             _refuse_idle(self, GateError, "leave it out, or give BF16 QUANT --traces T too")
         super().check()
@@ -314,8 +309,6 @@ class GoldenRun(Heard):
                 raise GoldenError(option, f"is for --for {' and '.join(forms)} alone",
                                   fix="leave it out, or ask for what takes it")  # fmt: skip
         if self.model is not None and not (self.model and self.model.isprintable()):
-            raise GoldenError("--model", f"expected a name, got {self.model!r}",
-                              fix="give the name under which the target is served")  # fmt: skip
+            raise refused(GoldenError, "--model", __file__, "no-model-name", model=self.model)
         if self.to is None and self.out is not None:
-            raise GoldenError("--out", "needs --for, which says what to write",
-                              fix="add --for prometheus, for example")  # fmt: skip
+            raise refused(GoldenError, "--out", __file__, "out-alone")

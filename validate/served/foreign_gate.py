@@ -4,7 +4,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from ...recipes.errors import GateError, short
+from ...recipes.errors import GateError, refused, short
 from ..counting.acceptance_counts import pooled
 from ..counting.draft_counts import CountedDraft, TextFigures
 from ..foreign.foreign_measurement import ForeignMeasurement, ForeignPair, ForeignRequest
@@ -35,12 +35,7 @@ def judge_foreign(
             raise GateError(one.name, "has no verify step", fix="measure a server that drafts")
     incomparable = incomparability(baseline, candidate)
     if not incomparable and not background.unrelated and _same(baseline, candidate):
-        raise GateError(
-            candidate.name,
-            f"has the same outputs and verify steps as {baseline.name}: it is the same run, or the"
-            " same draft was measured twice",
-            fix="give the run of the BF16 draft, then that of the quantized draft",
-        )
+        raise refused(GateError, candidate.name, __file__, "run-twice", name=baseline.name)
     missing = () if incomparable else tuple(not_compared(baseline, candidate))
     known = dataclasses.replace(
         background,

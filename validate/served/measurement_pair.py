@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ...recipes.errors import GateError
+from ...recipes.errors import GateError, refused
 from ...recipes.packages import table_beside
 from ..counting.acceptance_counts import (
     AcceptanceCounts,
@@ -104,21 +104,18 @@ def pair_measurements(baseline: Measurement, candidate: Measurement) -> ServedPa
     """
     both = (baseline, candidate)
     if baseline.records == candidate.records:
-        what = f"is the same measurement as {baseline.name}: even all times are equal"
-        raise GateError(candidate.name, what, fix="give two runs, the BF16 draft's first")
+        raise refused(GateError, candidate.name, __file__, "same-measurement", name=baseline.name)
     sizes = [_num_draft_tokens(one) for one in both]
     depth = sizes[0] or sizes[1]
     if not depth:
-        what = f"neither it nor {candidate.name} was measured with a draft"
-        raise GateError(baseline.name, what, fix="measure servers that draft")
+        raise refused(GateError, baseline.name, __file__, "no-draft", name=candidate.name)
     counts = [
         [whole_counts(record, size or depth) for record in one.records]
         for one, size in zip(both, sizes, strict=True)
     ]
     for one, own in zip(both, counts, strict=True):
         if not any(each.num_steps for each in own):
-            raise GateError(one.name, "has no verify step: all of its outputs are one token long",
-                            fix="ask for longer outputs (measure --max-new-tokens)")  # fmt: skip
+            raise refused(GateError, one.name, __file__, "no-verify-step")
     incomparable, outputs = incomparability(baseline, candidate), tuple[PairedOutputs, ...]()
     contexts: list[Contexts] = [[None] * len(one.records) for one in both]
     if not incomparable:

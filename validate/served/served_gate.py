@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ...recipes.errors import GateError
+from ...recipes.errors import GateError, refused
 from ..counting.paired_change import PairedChange
 from ..judging.advice import NO_BACKGROUND, Background
 from ..judging.figures import ServedFigures
@@ -46,20 +46,10 @@ def judge_measured(
     pair = pair_measurements(baseline, candidate)
     digests = [draft_sha256(one) for one in (baseline, candidate)]
     if None in digests and said_the_same(baseline, candidate):
-        raise GateError(
-            candidate.name,
-            f"has the same outputs and verify steps as {baseline.name}, and does not record that"
-            " its server ran another draft: it is the same measurement, or the same draft was"
-            " measured twice",
-            fix="measure each server with --draft, which records the draft it runs",
-        )
+        raise refused(GateError, candidate.name, __file__, "never-told-apart", name=baseline.name)
     if digests[0] is not None and digests[0] == digests[1] and not background.unrelated:
-        raise GateError(
-            candidate.name,
-            f"measured the same draft as {baseline.name} (tensors {digests[0][:12]})",
-            fix="give the measurement of the quantized draft; to show the server's noise, give a"
-            " second measurement of the BF16 draft to --baseline-again",
-        )
+        facts = {"name": baseline.name, "sha256": digests[0][:12]}
+        raise refused(GateError, candidate.name, __file__, "draft-given-twice", **facts)
     _check_folders(pair, digests, background)
     known = dataclasses.replace(
         background,
@@ -117,11 +107,8 @@ def _check_folders(pair: ServedPair, digests: Sequence[str | None], background: 
     given = (background.baseline_sha256, background.candidate_sha256)
     for measurement, served, folder in zip(pair.measurements, digests, given, strict=True):
         if served is not None and folder is not None and served != folder:
-            raise GateError(
-                measurement.name,
-                f"was served with another draft: expected tensors {folder[:12]}, got {served[:12]}",
-                fix="give the BF16 draft and its measurement first, the quantized ones second",
-            )
+            facts = {"expected": folder[:12], "got": served[:12]}
+            raise refused(GateError, measurement.name, __file__, "another-draft", **facts)
 
 
 def warnings_of(pair: ServedPair) -> Iterator[str]:
@@ -202,9 +189,7 @@ def server_noise(baseline: Measurement, again: Measurement, policy: Policy) -> S
     pair = pair_measurements(baseline, again)
     digests = {draft_sha256(one) for one in (baseline, again)} - {None}
     if len(digests) > 1:
-        what = f"measured another draft than {baseline.name}, whose noise it should show"
-        fix = "--baseline-again takes a second run of the BF16 draft"
-        raise GateError(again.name, what, fix=fix)
+        raise refused(GateError, again.name, __file__, "another-draft-again", name=baseline.name)
     change, drift = pair.change(policy.confidence), pair.change(DRIFT_CONFIDENCE)
     verdict, reason, action = judged_noise(pair.incomparable, change, drift, policy)
     return ServerNoise(
