@@ -11,7 +11,7 @@ from .engines.plan_verdicts import planned_verdicts
 from .estimate.draft_step import checked_num_draft_tokens, usual_context
 from .estimate.estimate_report import EstimateReport, candidates_of
 from .estimate.forward_bench import read_measured
-from .estimate.work import Machine
+from .estimate.work import Machine, VerifyStep
 from .gpus import USUAL_GPUS, Gpu, named_gpu
 from .inspection import open_draft
 from .planning.quantization_plan import Plan, make_plan
@@ -25,25 +25,15 @@ def estimate_draft(asked: Estimating) -> EstimateReport:
     num_draft_tokens = checked_num_draft_tokens(draft.geometry, asked.num_draft_tokens)
     plans, refused = _plans(draft, asked)
     context = asked.context or usual_context(draft.checkpoint.config)
-    candidates = candidates_of(
-        draft, plans, num_draft_tokens=num_draft_tokens, context=context, tp=asked.tp
-    )
+    served = VerifyStep(num_draft_tokens, context, asked.tp, asked.concurrency)
+    candidates = candidates_of(draft, plans, served)
     _check_measured(asked, gpus)
-    measured = read_measured(
-        asked.forward,
-        [one.name for one in candidates],
-        num_draft_tokens=num_draft_tokens,
-        concurrency=asked.concurrency,
-        context=context,
-    )
+    measured = read_measured(asked.forward, [one.name for one in candidates], served)
     step_ms = asked.target_step_ms
     given = None if step_ms is None else step_ms / 1e3
     return EstimateReport(
         draft=draft,
-        num_draft_tokens=num_draft_tokens,
-        context=context,
-        tp=asked.tp,
-        concurrency=asked.concurrency,
+        **served._asdict(),
         candidates=candidates,
         loaded_by={plan.recipe.name: _loaded_by(plan, gpus, asked.tp) for plan in plans},
         refused=refused,

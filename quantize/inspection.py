@@ -25,7 +25,7 @@ from .stored.stored_declaration import looks_quantized
 
 if TYPE_CHECKING:
     from .drafts.family import Lint
-    from .lints.concat import HalfRatio
+    from .lints.value_lints import HalfRatio
     from .verify import Audit
 
 
@@ -33,7 +33,7 @@ def open_draft(
     reference: object, subtree: str | None = None, listener: Listener = SILENT
 ) -> tuple[DraftSource, Draft]:
     """Resolve a folder or Hub id and read its headers and vocabulary map."""
-    from .lints.vocabulary_lints import check_vocabulary_map  # numpy, which no help needs
+    from .lints.value_lints import check_vocabulary_map  # numpy, which no help needs
 
     source = resolve_draft(str(reference), subtree)
     draft = read_draft(source.checkpoint())
@@ -119,7 +119,7 @@ def inspect_draft(reference: object, subtree: str | None, listener: Listener) ->
 def _plain(checkpoint: Checkpoint) -> Inspection:
     from .files.provenance_file import read_provenance
     from .lints.catalogue import find_lints
-    from .lints.concat import half_ratios
+    from .lints.value_lints import half_ratios
 
     draft = read_draft(checkpoint)
     read_provenance(checkpoint.folder)  # a record that cannot be read is an error here too

@@ -4,6 +4,7 @@ import functools
 import importlib
 import sys
 from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -39,14 +40,51 @@ def table_beside(module: str, name: str = "") -> dict[str, Any]:
 
 
 @functools.cache
-def _texts(module: str, table: str) -> Mapping[str, Mapping[str, str]]:
+def rows_beside(module: str, table: str) -> Mapping[str, Any]:
+    """The same, read once."""
     return table_beside(module, table)
 
 
 def said(module: str, table: str, row: str, facts: Mapping[str, object]) -> dict[str, str]:
     """A row of texts of a table beside a module, with facts in the places that name them."""
-    texts = _texts(module, table)[row].items()
-    return {key: text.format_map(facts) for key, text in texts}
+    texts = rows_beside(module, table)[row].items()
+    return {key: text.format_map(facts) for key, text in texts if isinstance(text, str)}
+
+
+def counts(row: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
+    """Whether the facts are what the condition of a row says, and not what it excepts."""
+    excepted = "unless" in row and _holds(facts, row["unless"])
+    return _holds(facts, row.get("when", {})) and not excepted
+
+
+def _holds(facts: Mapping[str, Any], condition: Mapping[str, Any]) -> bool:
+    return all(_meets(_fact(facts, path), wanted) for path, wanted in condition.items())
+
+
+def _fact(facts: Mapping[str, Any], path: str) -> Any:
+    value: Any = facts
+    for name in path.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else getattr(value, name)
+    return value() if callable(value) else value
+
+
+def _meets(value: Any, wanted: Any) -> bool:
+    """Whether a fact is what a condition says that it has to be."""
+    match wanted:
+        case bool():
+            return bool(value) is wanted
+        case str():
+            same = fnmatchcase(str(value), wanted.removeprefix("!"))
+            return same is not wanted.startswith("!")
+        case list():
+            return any(_meets(value, each) for each in wanted)
+        case {"not": others}:
+            return not _meets(value, others)
+        case {"above": limit}:
+            return bool(value > limit)
+        case {"multiple_of": step}:
+            return bool(value % step == 0)
+    return bool(value == wanted)
 
 
 def package_version(name: str) -> str:

@@ -11,7 +11,7 @@ import torch
 from draftquant.quantize.drafts import Draft, read_draft
 from draftquant.quantize.drafts.passes import ChainForward
 from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.lints.concat import balance_exponent
+from draftquant.quantize.lints.value_lints import balance_exponent
 from draftquant.quantize.making.execute import divide_norm, multiply_columns
 from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.quantize.stored.loading import load_draft

@@ -14,6 +14,7 @@ from draftquant.quantize.converting.dequantize_draft import dequantize_draft
 from draftquant.quantize.converting.transcode_draft import plan_transcoding, transcode_draft
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.estimate.draft_step import draft_round, planned_weights
+from draftquant.quantize.estimate.work import VerifyStep
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.files.provenance import GptqFactors
@@ -278,7 +279,7 @@ def test_the_head_is_read_in_fewer_bytes(source: Path) -> None:
 
     def head_bytes(recipe: Recipe) -> float:
         weights = planned_weights(make_plan(recipe, draft))
-        step = draft_round(draft, weights, num_draft_tokens=3, context=8, tp=1).step
+        step = draft_round(draft, weights, VerifyStep(3, 8)).step
         return step.nbytes(1, "head")
 
     assert head_bytes(load_recipe("fp8-ptpc")) == 128 * 128 * 2

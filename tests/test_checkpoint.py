@@ -11,7 +11,7 @@ from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.files.checkpoint import INDEX_FILE, Checkpoint, byte_blocks
 from draftquant.quantize.files.hub import resolve_draft
 from draftquant.quantize.files.safetensors_file import open_files
-from draftquant.quantize.lints.concat import half_ratios
+from draftquant.quantize.lints.value_lints import half_ratios
 from draftquant.quantize.stored.decoded_numbers import read_whole
 from draftquant.recipes.errors import CheckpointError
 from tiny import read_tensors, tiny_eagle3_llama, write_safetensors

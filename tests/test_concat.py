@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.lints.concat import HalfRatio, half_ratios
+from draftquant.quantize.lints.value_lints import HalfRatio, half_ratios
 from tiny import read_tensors, store, tiny_eagle3_llama, values_of, write_tensors
 
 HIDDEN = 64

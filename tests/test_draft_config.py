@@ -15,6 +15,7 @@ from draftquant.quantize.drafts.architectures import declared_architecture
 from draftquant.quantize.engines.contract import ENGINE_NAMES
 from draftquant.quantize.engines.engine_check import check_draft
 from draftquant.quantize.estimate.estimate_report import candidates_of
+from draftquant.quantize.estimate.work import VerifyStep
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.making.quantize_draft import quantize_draft
@@ -385,7 +386,7 @@ def test_other_commands_on_a_draft_without_fc(
     assert "reads the target's last hidden state, behind its final norm" in capsys.readouterr().out
     assert main(["plan", str(draft), "--recipe", "int4-channel"]) == 0
     read = read_draft(Checkpoint.open(draft))
-    assert candidates_of(read, [], num_draft_tokens=3, context=8, tp=1)
+    assert candidates_of(read, [], VerifyStep(3, 8))
 
 
 @pytest.mark.parametrize(

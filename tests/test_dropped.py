@@ -16,6 +16,7 @@ from draftquant.quantize.drafts import Draft, read_draft
 from draftquant.quantize.engines.contract import TITLES
 from draftquant.quantize.engines.engine_check import check_draft
 from draftquant.quantize.estimate.draft_step import draft_round, planned_weights
+from draftquant.quantize.estimate.work import VerifyStep
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.making import preparing
@@ -332,8 +333,7 @@ def test_the_head_that_is_read_is_the_targets(source: Path) -> None:
     plan = make_plan(dropping("embedding", "head"), draft)
     whole = make_plan(load_recipe("fp8-ptpc"), draft)
     steps = [
-        draft_round(draft, planned_weights(each), num_draft_tokens=3, context=8, tp=1).step
-        for each in (plan, whole)
+        draft_round(draft, planned_weights(each), VerifyStep(3, 8)).step for each in (plan, whole)
     ]
     assert steps[0].nbytes(1) == steps[1].nbytes(1)
     assert whole.bytes_after - plan.bytes_after == 2 * 96 * TWO_BYTES

@@ -25,6 +25,7 @@ from draftquant.quantize.estimate.work import (
     Machine,
     Pass,
     Round,
+    VerifyStep,
     Work,
     break_even_loss,
     cache_works,
@@ -61,7 +62,7 @@ def round_of(
     draft: Draft, recipe: str | None = None, *, k: int = 3, context: int = 4096, tp: int = 1
 ) -> Round:
     weights = planned_weights(planned(draft, recipe)) if recipe else plain_weights(draft)
-    return draft_round(draft, weights, num_draft_tokens=k, context=context, tp=tp)
+    return draft_round(draft, weights, VerifyStep(k, context, tp))
 
 
 def planned(draft: Draft, recipe: str) -> Plan:
@@ -174,9 +175,7 @@ def test_a_cache_in_fp8_is_half_of_it(drafts: dict[str, Draft]) -> None:
     for name, row in ((LLAMA, 2 * 64 * 128), ("kimi-k2.5-eagle3-mla", 512 + 64)):
         draft = drafts[name]
         wide, narrow = (
-            draft_round(
-                draft, plain_weights(draft), num_draft_tokens=1, context=9, tp=1, kv_cache=one
-            )
+            draft_round(draft, plain_weights(draft), VerifyStep(1, 9), kv_cache=one)
             for one in (None, FP8_CACHE)
         )
         assert wide.nbytes(1, "kv_cache") == 2 * narrow.nbytes(1, "kv_cache") == 9 * row * 2
@@ -224,7 +223,7 @@ def test_what_is_read_is_what_the_plan_stores(
 ) -> None:
     """But for tables, of which rows are read, and for what is the target's."""
     draft, plan = drafts[name], planned(drafts[name], recipe)
-    whole = draft_round(draft, planned_weights(plan), num_draft_tokens=3, context=4096, tp=1)
+    whole = draft_round(draft, planned_weights(plan), VerifyStep(3, 4096))
     own = [w for w in whole.step.works if draft.row("lm_head.weight") or w.part != "head"]
     step = sum(work.weight_bytes for work in own)
     features = whole.passes[0].nbytes(1, "fusion")
@@ -401,7 +400,7 @@ def test_at_break_even_both_drafts_are_equally_fast(
 
 def estimate_of(draft: Draft, recipes: Sequence[str]) -> tuple[Candidate, ...]:
     plans = [planned(draft, recipe) for recipe in recipes]
-    return candidates_of(draft, plans, num_draft_tokens=3, context=4096, tp=1)
+    return candidates_of(draft, plans, VerifyStep(3, 4096))
 
 
 def test_break_even_of_an_estimate(drafts: dict[str, Draft]) -> None:

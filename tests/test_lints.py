@@ -18,7 +18,7 @@ from draftquant.quantize.drafts.family import Lint
 from draftquant.quantize.drafts.recognition import plain_config
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.lints.catalogue import config_changes, find_lints, fixed_config
-from draftquant.quantize.lints.vocabulary_lints import check_vocabulary_map
+from draftquant.quantize.lints.value_lints import check_vocabulary_map
 from draftquant.recipes.errors import CheckpointError
 from draftquant.scripts.dev.docs.lints import messages
 from tiny import Stored, read_tensors, tiny_eagle3_llama, write_tensors

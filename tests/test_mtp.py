@@ -16,6 +16,7 @@ from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.shared.mixture import Mixture, routed
 from draftquant.quantize.engines.engine_check import check_draft
 from draftquant.quantize.estimate.estimate_report import candidates_of
+from draftquant.quantize.estimate.work import VerifyStep
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import resolve_draft
 from draftquant.quantize.planning.quantization_plan import make_plan
@@ -257,7 +258,7 @@ def test_router_and_experts_are_refused_what_they_cannot(tmp_path: Path) -> None
     with pytest.raises(PlanError, match="gradients and optimizer states of all experts"):
         make_plan(load_recipe("mi355-mxfp4-learned"), draft)
     with pytest.raises(EstimateError, match="drafts with experts"):
-        candidates_of(draft, (), num_draft_tokens=3, context=100, tp=1)
+        candidates_of(draft, (), VerifyStep(3, 100))
 
 
 @pytest.mark.some(2)

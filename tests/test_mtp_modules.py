@@ -18,6 +18,7 @@ from draftquant.calibration.passes.proposals import num_draft_tokens_fault
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.engines.engine_check import check_draft
 from draftquant.quantize.estimate.estimate_report import candidates_of
+from draftquant.quantize.estimate.work import VerifyStep
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.lints.catalogue import find_lints
 from draftquant.quantize.planning.quantization_plan import make_plan
@@ -258,7 +259,7 @@ def test_steps_keys_as_transformers_5_writes_them(tmp_path: Path) -> None:
 def test_several_modules_are_not_estimated(family: str, tmp_path: Path) -> None:
     draft = read_draft(Checkpoint.open(BUILDERS[family](tmp_path / "draft", modules=2)))
     with pytest.raises(EstimateError, match="a module for each token"):
-        candidates_of(draft, (), num_draft_tokens=2, context=100, tp=1)
+        candidates_of(draft, (), VerifyStep(2, 100))
 
 
 def test_steps_heads_are_not_dropped(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from asked_pairs import check_pair
 from draftquant import api as dq
 from draftquant.quantize.pairing.pair import PairCheck
-from draftquant.quantize.pairing.pair_check import check_pair
 from draftquant.recipes.errors import CheckpointError
 from draftquant.scripts.cli import main
 from said_traces import write_said
@@ -264,11 +264,11 @@ def test_weights_that_float16_cannot_hold(dtype: str, tmp_path: Path) -> None:
     draft = tiny_eagle3_llama(tmp_path / "draft", dtype=dtype)
     target = other_target(tmp_path / "target", hidden_size=64, vocab_size=96, num_hidden_layers=8)
     narrow = {"engine": "vllm", "target_args": "--dtype float16"}
-    assert not said(check_pair(draft, target, **narrow), "float16", "vllm")  # type: ignore[arg-type]
+    assert not said(check_pair(draft, target, **narrow), "float16", "vllm")
     tensors = read_tensors(draft)
     wide = np.full((64, 64), 65536.0, np.float32)
     write_tensors(draft, {**tensors, "midlayer.self_attn.o_proj.weight": store(wide, dtype)})
-    level, text = said(check_pair(draft, target, **narrow), "float16", "vllm")[0]  # type: ignore[arg-type]
+    level, text = said(check_pair(draft, target, **narrow), "float16", "vllm")[0]
     assert (level, "o_proj.weight up to 65,536" in text) == ("wrong", True)
     assert not said(check_pair(draft, target, target_args="--dtype bfloat16"), "float16", "vllm")
 
@@ -292,7 +292,7 @@ def test_sizes_of_tensor_parallelism_are_those_of_both(tmp_path: Path) -> None:
 def test_hidden_states_that_float16_cannot_hold(tmp_path: Path) -> None:
     draft, target = LLAMA / "draft", LLAMA / "target"
     narrow = {"target_args": "--dtype float16", "engine": "vllm"}
-    beyond = check_pair(draft, target, largest_feature=70144.0, **narrow)  # type: ignore[arg-type]
+    beyond = check_pair(draft, target, largest_feature=70144.0, **narrow)
     assert "hidden states of the target up to 70,144" in said(beyond, "float16", "vllm")[0][1]
     assert beyond.of("vllm").verdict == "LOADS BUT WRONG"
     assert check_pair(draft, target, largest_feature=70144.0).of("vllm").verdict == "LOADS"

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from asked_pairs import check_pair
 from draftquant.quantize.engines.contract import EngineName
-from draftquant.quantize.pairing.pair_check import check_pair
 from tiny import edit_json, store, tiny_eagle3_llama, write_tensors
 from tiny_dflash import tiny_dflash
 from tiny_dspark import tiny_dspark

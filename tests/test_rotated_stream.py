@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from asked_pairs import check_pair
 from draftquant import api as dq
 from draftquant.quantize.pairing.inherited import rotated_by
-from draftquant.quantize.pairing.pair_check import check_pair
 from draftquant.recipes.errors import DraftQuantWarning
 from safetensors.torch import load_file, save_file
 

@@ -12,7 +12,7 @@ from draftquant.calibration.row_choice import RowChooser, crosswise, held_out_co
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.estimate.draft_step import draft_round, plain_weights
-from draftquant.quantize.estimate.work import Machine, Pass, Round, Work
+from draftquant.quantize.estimate.work import Machine, Pass, Round, VerifyStep, Work
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.gpus import named_gpu
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
@@ -222,8 +222,7 @@ def test_a_cut_head_by_hand(tmp_path: Path) -> None:
     draft = read_draft(write_headers(tmp_path / "kimi", "kimi-k2.5-eagle3"))
     cut = with_vocabulary(draft, 32_000)
     before, after = (
-        draft_round(one, plain_weights(one), num_draft_tokens=3, context=4096, tp=1).step
-        for one in (draft, cut)
+        draft_round(one, plain_weights(one), VerifyStep(3, 4096)).step for one in (draft, cut)
     )
     assert before.nbytes(1, "head") == 163_840 * 7168 * 2
     assert after.nbytes(1, "head") == 32_000 * 7168 * 2
@@ -242,7 +241,7 @@ def test_a_cut_head_of_a_draft_that_had_the_targets(tmp_path: Path) -> None:
     draft = read_draft(write_headers(tmp_path / "linear", "kimi-linear-dflash"))
     cut = with_vocabulary(draft, 8_000)
     weights = plain_weights(cut)
-    step = draft_round(cut, weights, num_draft_tokens=15, context=4096, tp=1).step
+    step = draft_round(cut, weights, VerifyStep(15, 4096)).step
     assert step.nbytes(1, "head") == 8_000 * 2304 * 2
     assert step.nbytes(1, "other") == 15 * 8
     assert cut.checkpoint.nbytes - draft.checkpoint.nbytes == 8_000 * (2304 * 2 + 8) + 163840

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from ...recipes.packages import table_beside
 from ..files.safetensors_header import TensorInfo
-from .config_reader import refusal
+from .config_reader import object_at, refusal
 
 _TABLE = table_beside(__file__)
 KNOWN_TO_BOTH = frozenset(_TABLE["known_to_both"])
@@ -56,8 +56,7 @@ def with_family_name(
 
 def projector_type(config: Mapping[str, Any]) -> Any:
     """Of a block draft; that of dflash_config goes first: SGLang 0.5.23 `dflash_utils.py:727`."""
-    nested = config.get("dflash_config")
-    return {**config, **(nested if isinstance(nested, Mapping) else {})}.get("projector_type")
+    return {**config, **object_at(config, "dflash_config")}.get("projector_type")
 
 
 SUPPORTED: str = _TABLE["supported"]

@@ -17,10 +17,15 @@ Served = Mapping[str, tuple[Any, str]]
 """Config key -> the value that a family's maths is for, and what another one means."""
 
 
+def object_at(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """An object inside of another one; {} where something else stands there."""
+    found = config.get(key)
+    return found if isinstance(found, Mapping) else {}
+
+
 def with_text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The keys of a multimodal target's text_config beside its own, which go first."""
-    text = config.get("text_config")
-    return {**text, **config} if isinstance(text, Mapping) else config
+    return {**object_at(config, "text_config"), **config}
 
 
 def refusal(where: object, row: str, /, **facts: object) -> CheckpointError:

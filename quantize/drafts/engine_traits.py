@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from ...recipes.packages import said
-from .config_reader import KEY, SECTION
+from .config_reader import KEY, SECTION, object_at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,8 +151,7 @@ class Fusion:
         """How many, by config.json; whatever stands where a number should."""
         for path in self.counted_by:
             section, _, key = path.rpartition(".")
-            place = config.get(section) if section else config
-            said = place.get(key) if isinstance(place, Mapping) else None
+            said = (object_at(config, section) if section else config).get(key)
             if said is not None and (said != [] or self.counts_empty):
                 return len(said) if isinstance(said, list) else said
         return 3

@@ -12,12 +12,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from ...recipes.packages import said
+from ...recipes.packages import counts, rows_beside, said
 from ...recipes.schema import SHARED_ROLES, Role
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
 from .architectures import MARKS
-from .config_reader import ConfigReader, with_text_config
+from .config_reader import SECTION, ConfigReader, object_at, with_text_config
 from .engine_traits import GATE_UP, MLA_DOWN, QKV, EngineTraits, FusedLinear, fused_linear
 from .forward import DraftForward, OnInput
 from .geometry import Geometry
@@ -46,7 +46,14 @@ class Lint:
 def told(row: str, fix: Mapping[str, Any] | None = None, /, **facts: object) -> Lint:
     """A lint in the words of lints.toml, with what they quote of the draft."""
     texts = {"name": row, **said(__file__, "lints", row, facts)}
-    return Lint(**texts, fix=fix or {})  # type: ignore[arg-type]
+    own = rows_beside(__file__, "lints")[row].get("fix", {})
+    return Lint(**texts, fix=fix or own)  # type: ignore[arg-type]
+
+
+def told_if(row: str, facts: Mapping[str, Any]) -> Iterator[Lint]:
+    """The lint of a row of lints.toml, where its condition holds."""
+    if counts(rows_beside(__file__, "lints")[row], facts):
+        yield told(row, **facts)
 
 
 class SpeculatorsForm(NamedTuple):
@@ -273,8 +280,8 @@ class Draft:
     @property
     def is_modelopt(self) -> bool:
         """True if ModelOpt's exporter wrote config.json."""
-        section = self.checkpoint.config.get("eagle_config")
-        return isinstance(section, dict) and any(key in section for key in _MODELOPT_KEYS)
+        section = object_at(self.checkpoint.config, SECTION)
+        return any(key in section for key in _MODELOPT_KEYS)
 
     @property
     def layer_config(self) -> Mapping[str, Any]:

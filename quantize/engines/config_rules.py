@@ -6,7 +6,7 @@ from typing import Any
 
 from ..drafts.architectures import declared_architecture
 from ..drafts.config_defaults import ClassDefaults, Source, absent_keys, class_defaults
-from ..drafts.config_reader import DEEPSEEK_TYPES, KEY, SECTION, layers_in_both_places
+from ..drafts.config_reader import DEEPSEEK_TYPES, KEY, SECTION, layers_in_both_places, object_at
 from ..drafts.engine_traits import EngineTraits, Finding, Fusion
 from .built_linears import BIAS_KEYS
 from .contract import Capture, Captures, Question
@@ -130,8 +130,7 @@ def null_findings(engine: Engine, question: Question, *, has_class: bool) -> Ite
             question.traits.drafts_blocks or not key.endswith("_config")
         ):
             yield said("null-key", key=key, error=error)
-    nested: Any = config.get("eagle_config")
-    if question.fuses and isinstance(nested, Mapping) and None is nested.get(_AUX, True):
+    if question.fuses and object_at(config, SECTION).get(_AUX, True) is None:
         yield said("null-aux", engine=engine.title)
 
 
@@ -145,12 +144,12 @@ _MOST_LAYERS = 1024  # of any target: fc and its norms are held against a table 
 def vllm_captures(config: Mapping[str, Any], *, runs_v1: bool = True) -> Captures:
     """V2 runs by default; V1 where it is chosen, and where V2 cannot run, as on CPUs."""
     top = _ids(config.get(KEY))
-    block = _plus_one(_ids(_section(config, _DFLASH_SECTION).get(_DFLASH_KEY)))
-    listed = [_ids(_section(config, name).get("layer_ids")) for name in (_DFLASH_SECTION, SECTION)]
+    block = _plus_one(_ids(object_at(config, _DFLASH_SECTION).get(_DFLASH_KEY)))
+    listed = [_ids(object_at(config, name).get("layer_ids")) for name in (_DFLASH_SECTION, SECTION)]
     second = [top, block, _plus_one(_ids(config.get(_DFLASH_KEY))), *listed]
     if not runs_v1:
         return (Capture("vLLM", next((ids for ids in second if ids), None)),)
-    nested = _section(config, SECTION)
+    nested = object_at(config, SECTION)
     first = top or (_ids(nested.get(KEY)) if nested else block)  # eagle_config hides dflash_config
     return (
         Capture("vLLM's V2 model runner", next((ids for ids in second if ids), None)),
@@ -160,10 +159,10 @@ def vllm_captures(config: Mapping[str, Any], *, runs_v1: bool = True) -> Capture
 
 def sglang_captures(config: Mapping[str, Any]) -> Captures:
     """Nested ids only; for DeepSeek's and Kimi's targets they are inputs unless the first is 1."""
-    own = _section(config, _DFLASH_SECTION)
+    own = object_at(config, _DFLASH_SECTION)
     if block := _ids({**config, **own}.get(_DFLASH_KEY)):  # `dflash_utils.py:647`
         return (Capture("SGLang", _plus_one(block)),)
-    section = _section(config, SECTION)
+    section = object_at(config, SECTION)
     if section.get(KEY) == []:  # `llama.py:941`: none, not the default
         return (Capture("SGLang", ()),)
     ids = _ids(section.get(KEY))
@@ -251,11 +250,6 @@ def remedy_of_fc(config: Mapping[str, Any], fusion: Fusion, read: Any, built: An
     if is_speculators(config):
         return f"write num_aux_hidden_states: {count} into {LAYER_CONFIG} of config.json"
     return remedy_of_layers(config, read.aux_layer_ids)
-
-
-def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    section = config.get(name)
-    return section if isinstance(section, Mapping) else {}
 
 
 def _ids(value: object) -> tuple[int, ...] | None:

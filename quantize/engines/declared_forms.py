@@ -9,13 +9,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...recipes.errors import CheckpointError, VerifyError, short
+from ...recipes.packages import counts
+from ..drafts.config_reader import object_at
 from ..files.checkpoint import Checkpoint
 from ..stored.layouts import LAYOUTS
 from ..stored.layouts.declaration_reader import ObjectReader
 from ..stored.layouts.scheme import EVERY_LINEAR
 from ..stored.stored_declaration import RawDeclaration, read_scheme, written_declaration
 from .contract import Declaration
-from .engine_rows import Facts, counts, data_file
+from .engine_rows import Facts, data_file
 from .excludes import FOR_REGEX
 from .linear_scheme import (
     BLOCK,
@@ -292,11 +294,10 @@ def _quark(declared: Declared) -> tuple[Group, ...]:
 
 def quantizes_outputs(declared: Declared) -> bool:
     """Whether Quark's outputs or biases are to be quantized, but those of the KV cache."""
-    export, layers = declared.get("export"), declared.get("layer_quant_config")
-    cache = export.get("kv_cache_group") if isinstance(export, Mapping) else None
+    cache = object_at(declared, "export").get("kv_cache_group")
     cache = cache if isinstance(cache, list) else []
-    named = layers.items() if isinstance(layers, Mapping) else ()
-    sections = [said for name, said in named if name not in cache]
+    layers = object_at(declared, "layer_quant_config")
+    sections = [said for name, said in layers.items() if name not in cache]
     sections.append(declared.get("global_quant_config"))
     return any(
         isinstance(said, Mapping) and (said.get("output_tensors") or said.get("bias"))

@@ -14,6 +14,7 @@ from ..drafts.architectures import (
     nested_eagle_keys,
     refuse_earlier_kinds,
 )
+from ..drafts.config_reader import SECTION, object_at
 from ..drafts.engine_traits import Finding
 from ..drafts.geometry import usual_draft_tokens
 from ..drafts.recognition import (
@@ -305,10 +306,7 @@ def _with_norms(engine: Engine, family: Family, geometry: Any, config: Mapping[s
     """The norms before fc, of EAGLE-3.1, as an engine asks for them."""
     if not (geometry.fuses and hasattr(geometry, "fc_norm")):
         return geometry
-    nested = config.get("eagle_config")
-    before = config.get("norm_before_fc", False)
-    if isinstance(nested, Mapping):
-        before = nested.get("norm_before_fc", before)
+    before = {**config, **object_at(config, SECTION)}.get("norm_before_fc", False)
     return replace(
         geometry,
         norm_before_fc=bool(before) and family.engine_traits.norm_before_fc,

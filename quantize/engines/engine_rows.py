@@ -9,11 +9,9 @@ import functools
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any
 
-from ...recipes.packages import table_beside
+from ...recipes.packages import counts, rows_beside
 from ..drafts.engine_traits import Finding
 from .contract import EngineName, Scheme
 
@@ -25,15 +23,9 @@ _CHOICE = re.compile(r"\{(.*?)\}")
 _INTEGERS = re.compile(r"int(?P<bits>\d)(?P<plus>\+?) \D*(?P<size>\d*)")
 
 
-@functools.cache
-def read_rows(path: Path) -> Mapping[str, Any]:
-    """A data file of this package."""
-    return table_beside(str(path))
-
-
 def data_file(name: str) -> Mapping[str, Any]:
     """One of the data files beside this module."""
-    return read_rows(Path(__file__).with_name(f"{name}.toml"))
+    return rows_beside(__file__, name)
 
 
 def version_rows() -> Iterator[dict[str, Any]]:
@@ -108,42 +100,6 @@ def _filled(refused: Sequence[Any], signature: str) -> Finding:
     if (match := _INTEGERS.search(signature)) is not None:
         text = text.format(bits=match["bits"], sym=not match["plus"], size=match["size"])
     return Finding(stage, text, remedy)
-
-
-def counts(row: Mapping[str, Any], facts: Facts) -> bool:
-    """Whether the facts are what the condition of a row says, and not what it excepts."""
-    excepted = "unless" in row and _holds(facts, row["unless"])
-    return _holds(facts, row.get("when", {})) and not excepted
-
-
-def _holds(facts: Facts, condition: Mapping[str, Any]) -> bool:
-    return all(_meets(_fact(facts, path), wanted) for path, wanted in condition.items())
-
-
-def _fact(facts: Facts, path: str) -> Any:
-    value: Any = facts
-    for name in path.split("."):
-        value = value.get(name) if isinstance(value, Mapping) else getattr(value, name)
-    return value() if callable(value) else value
-
-
-def _meets(value: Any, wanted: Any) -> bool:
-    """Whether a fact is what a condition says that it has to be."""
-    match wanted:
-        case bool():
-            return bool(value) is wanted
-        case str():
-            same = fnmatchcase(str(value), wanted.removeprefix("!"))
-            return same is not wanted.startswith("!")
-        case list():
-            return any(_meets(value, each) for each in wanted)
-        case {"not": others}:
-            return not _meets(value, others)
-        case {"above": limit}:
-            return bool(value > limit)
-        case {"multiple_of": step}:
-            return bool(value % step == 0)
-    return bool(value == wanted)
 
 
 def first_rule(engine: EngineName, version: str, about: str, facts: Facts) -> Finding | None:

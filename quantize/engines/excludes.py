@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from ...recipes.errors import short
+from ..drafts.config_reader import object_at
 from ..drafts.engine_traits import Finding
 from ..stored.layouts.module_patterns import PatternProblem, matches
 from ..stored.layouts.scheme import EVERY_LINEAR
@@ -244,21 +245,19 @@ _ONLINE = ("input", "output")
 
 def _online(question: Question) -> Iterator[str]:
     """Targets of those that are applied when the draft is served."""
-    for scheme in _object(
-        _object(question.keys.get("transform_config")).get("config_groups")
-    ).values():
-        for asked in map(_object, _list(_object(scheme).get("apply"))):
-            if asked.get("location") in _ONLINE:
-                yield from (each for each in _list(asked.get("targets")) if isinstance(each, str))
+    for _, location, targets in transforms(question.keys):
+        if location in _ONLINE:
+            yield from (each for each in targets if isinstance(each, str))
 
 
-def _object(value: object) -> Mapping[str, object]:
-    """A section, of any JSON type, as an object."""
-    return value if isinstance(value, Mapping) else {}
-
-
-def _list(value: object) -> list[object]:
-    return value if isinstance(value, list) else []
+def transforms(declaration: Mapping[str, Any]) -> Iterator[tuple[str, object, list[Any]]]:
+    """Name of each transform, with each location and the targets there, of any JSON type."""
+    groups = object_at(object_at(declaration, "transform_config"), "config_groups")
+    for name in groups:
+        applied = object_at(groups, name).get("apply")
+        for each in applied if isinstance(applied, list) else []:
+            if isinstance(each, Mapping) and isinstance(each.get("targets"), list):
+                yield name, each.get("location"), each["targets"]
 
 
 def is_transformed(question: Question, name: str) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 from typing_extensions import override
 
 from ..drafts.architectures import OTHER_NAMES, declared_architecture, nested_eagle_keys
+from ..drafts.config_reader import object_at
 from ..drafts.engine_traits import GATE_UP, MLA_DOWN, QKV, Finding
 from ..drafts.recognition import is_speculators
 from ..files.safetensors_header import TensorInfo
@@ -109,8 +110,7 @@ class Sglang(Engine):
             if model_type == "eagle":
                 remedy = OF_LAYERS if nested_eagle_keys(config) is None else ""
             return said("sglang-model-type", model_type=model_type, remedy=remedy)
-        section = config.get("text_config")
-        inner = section if isinstance(section, Mapping) else {}
+        inner = object_at(config, "text_config")
         if "text_config" in config and "num_attention_heads" not in inner:
             return said("sglang-text-config")
         return as_class_reads(config, "sglang")

@@ -16,6 +16,7 @@ from typing import Any
 from typing_extensions import override
 
 from ..drafts.architectures import REWRITTEN_BY_VLLM, declared_architecture, nested_eagle_keys
+from ..drafts.config_reader import object_at
 from ..drafts.engine_traits import QKV, UNSUPPORTED, EngineTraits, Finding
 from ..drafts.family import LAYER_CONFIG
 from ..files.safetensors_header import TensorInfo
@@ -264,8 +265,7 @@ class Vllm(Engine):
             return True
         if method not in (*_PER_TENSOR, "compressed-tensors"):
             return said("vllm-no-cache-scales", name=name, method=method)
-        scheme = question.keys.get("kv_cache_scheme")
-        strategy = scheme.get("strategy") if isinstance(scheme, dict) else None
+        strategy = object_at(question.keys, "kv_cache_scheme").get("strategy")
         per_head = method == "compressed-tensors" and strategy == "attn_head"
         shape = {"name": name, "shape": ", ".join(map(str, tensor.shape))}
         if per_head and not name.endswith("q_scale"):
@@ -297,8 +297,7 @@ class Vllm(Engine):
 def _config_facts(question: Question) -> Facts:
     """`names_mask`: as `v1/worker/gpu/spec_decode/utils.py:92` looks for it."""
     config, whole = question.config, question.config.get("vocab_size")
-    nested = config.get("dflash_config")
-    there = {**config, **(nested if isinstance(nested, Mapping) else {})}
+    there = {**config, **object_at(config, "dflash_config")}
     size = config.get("draft_vocab_size")
     return {
         "question": question,
@@ -354,8 +353,7 @@ def _speculators_config(config: Mapping[str, Any]) -> Mapping[str, Any] | Findin
 
 def _is_weight_only(keys: Mapping[str, Any]) -> bool:
     """`ModelOptNvFp4Config._from_config`: no group has input_activations, or each has null."""
-    groups = keys.get("config_groups")
-    found = list(groups.values()) if isinstance(groups, Mapping) else []
+    found = list(object_at(keys, "config_groups").values())
     inputs = [each.get("input_activations") for each in found if isinstance(each, Mapping)]
     return bool(found) and inputs == [None] * len(found)
 

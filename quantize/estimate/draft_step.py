@@ -16,7 +16,7 @@ from ..drafts.family import Draft, Row
 from ..drafts.geometry import Geometry, usual_draft_tokens
 from ..files.safetensors_header import DTYPE_BYTES, TensorInfo
 from ..planning.quantization_plan import Plan
-from .work import ELEMENT_BYTES, Part, Pass, Round, Work, cache_works, key_value_shards
+from .work import ELEMENT_BYTES, Part, Pass, Round, VerifyStep, Work, cache_works, key_value_shards
 
 USUAL_CONTEXT = 4096
 """Positions of each sequence that are in the KV cache where nobody says how many."""
@@ -88,22 +88,20 @@ def checked_num_draft_tokens(geometry: Geometry, asked: int | None) -> int:
 def draft_round(
     draft: Draft,
     weights: Sequence[Weight],
-    *,
-    num_draft_tokens: int,
-    context: int,
-    tp: int,
+    served: VerifyStep,
     kv_cache: KvCacheDtype | None = None,
 ) -> Round:
     """The passes of one drafting; `kv_cache` None = BF16."""
     if draft.geometry.num_modules > 1 or any(row.role == "router" for row in draft.rows):
         what = "drafts with experts, or with a module for each token, are not estimated"
         raise EstimateError(draft.checkpoint.folder, what, fix="measure it ('draftquant measure')")
-    heads = draft.geometry.num_attention_heads
+    heads, tp = draft.geometry.num_attention_heads, served.tp
     if tp < 1 or heads % tp:
         what = f"expected a number of GPUs that share {heads} attention heads evenly, got {tp}"
         raise EstimateError("--tp", what, fix=f"give a divisor of {heads}")
-    whole, proposed, later = num_draft_tokens + 1, num_draft_tokens, num_draft_tokens - 1
-    builder = _Passes(draft, weights, context, tp, kv_cache)
+    proposed = served.num_draft_tokens
+    whole, later = proposed + 1, proposed - 1
+    builder = _Passes(draft, weights, served.context, tp, kv_cache)
     features = builder.features(whole)
     if draft.geometry.block_size is not None:
         slots = whole - (draft.geometry.most_draft_tokens == draft.geometry.block_size)

@@ -12,7 +12,7 @@ from ..drafts.family import Draft
 from ..planning.quantization_plan import Plan
 from .draft_step import draft_round, plain_weights, planned_weights
 from .forward_bench import Measured
-from .work import Machine, Part, Pass, Round, break_even_loss
+from .work import Machine, Part, Pass, Round, VerifyStep, break_even_loss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -24,9 +24,7 @@ class Candidate:
     round: Round
 
 
-def candidates_of(
-    draft: Draft, plans: Sequence[Plan], *, num_draft_tokens: int, context: int, tp: int
-) -> tuple[Candidate, ...]:
+def candidates_of(draft: Draft, plans: Sequence[Plan], served: VerifyStep) -> tuple[Candidate, ...]:
     """The draft as it is, and by each plan; no two recipes have one name."""
     norms = [row for row in draft.rows if row.role == "norm"]
     dtype = (*norms, *draft.rows)[0].tensor.dtype
@@ -41,14 +39,7 @@ def candidates_of(
         found[name] = Candidate(
             name=name,
             stored_bytes=sum(weight.nbytes for weight in weights),
-            round=draft_round(
-                draft,
-                weights,
-                num_draft_tokens=num_draft_tokens,
-                context=context,
-                tp=tp,
-                kv_cache=cache.dtype if cache else None,
-            ),
+            round=draft_round(draft, weights, served, cache.dtype if cache else None),
         )
     return tuple(found.values())
 

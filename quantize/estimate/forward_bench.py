@@ -15,6 +15,7 @@ from typing import Any
 from ...recipes.errors import EstimateError, reason, short
 from ...recipes.regular_file import read_text
 from ...recipes.strict_json import JsonProblem, parse_json
+from .work import VerifyStep
 
 TARGET = "target"
 """What the run without a drafter is called, beside the names of recipes."""
@@ -77,12 +78,7 @@ class Measured:
 
 
 def read_measured(
-    given: Sequence[str],
-    names: Collection[str],
-    *,
-    num_draft_tokens: int,
-    concurrency: int,
-    context: int,
+    given: Sequence[str], names: Collection[str], served: VerifyStep
 ) -> Measured | None:
     """What `NAME=FILE` name, each at the verify step that is estimated; None = nothing is given.
 
@@ -102,15 +98,12 @@ def read_measured(
             raise EstimateError("--forward", f"{name} is given twice", fix="leave one out")
         drafts = name != TARGET
         cases = [case for case in _cases(Path(path)) if case.drafts == drafts]
-        runs[name] = _chosen(Path(path), cases, drafts, num_draft_tokens, concurrency, context)
+        runs[name] = _chosen(Path(path), cases, served, drafts=drafts)
     if not runs:
         return None
     if TARGET not in runs:
-        what, fix = (
-            "no run of the target alone",
-            f"add {TARGET}=FILE of a run with --exclude-drafter",
-        )
-        raise EstimateError("--forward", what, fix=fix)
+        fix = f"add {TARGET}=FILE of a run with --exclude-drafter"
+        raise EstimateError("--forward", "no run of the target alone", fix=fix)
     target = runs.pop(TARGET)
     for name, run in runs.items():
         if run.requests != target.requests:
@@ -126,9 +119,10 @@ def read_measured(
 
 
 def _chosen(
-    path: Path, cases: Sequence[TimedCase], drafts: bool, k: int, concurrency: int, context: int
+    path: Path, cases: Sequence[TimedCase], served: VerifyStep, *, drafts: bool
 ) -> TimedCase:
     """The one case of so many sequences which verify K drafted tokens each."""
+    k, context, _, concurrency = served
     wanted = [(k + 1, k)] * concurrency
     found = [case for case in cases if [(q, d) for q, _, d in case.requests] == wanted]
     shape = f"NAME={concurrency}*{k + 1}@{context + k + 1}:{k}"

@@ -1,7 +1,7 @@
 """What a model reads and multiplies: work by parts, passes of it, and their roofline time."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from ...recipes.errors import EstimateError
 from ...recipes.formats import NUMBER_FORMATS, KvCacheDtype, Precision
@@ -11,6 +11,15 @@ from ..gpus import Gpu
 Part = Literal["attention", "mlp", "fusion", "head", "embedding", "norm", "kv_cache", "other"]
 ELEMENT_BYTES = 2
 """Of a 16-bit number: of a KV cache, of the target's tables, of a target in 16 bits."""
+
+
+class VerifyStep(NamedTuple):
+    """Tokens drafted per verify step (K), positions in each KV cache, GPUs, sequences at once."""
+
+    num_draft_tokens: int
+    context: int
+    tp: int = 1
+    concurrency: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

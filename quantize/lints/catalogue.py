@@ -1,50 +1,52 @@
 """Every lint there is, in the order in which they are reported."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 from ..drafts import Draft
-from ..drafts.family import Lint
+from ..drafts.family import Lint, told_if
 from . import config_lints as config
-from . import vocabulary_lints as vocabulary
+from . import value_lints as values
 
-Check = Callable[[Draft], Iterator[Lint]]
-"""Looks at one draft for one kind of finding."""
-
-
-CHECKS: tuple[Check, ...] = (
+CHECKS: tuple[Callable[[Draft], Iterator[Lint]] | str, ...] = (
     config.rope_base,
     config.rope_injected,
     config.rope_default,
-    config.rope_unreplayed,
+    "rope-unreplayed",
     config.aux_layer_ids,
     config.aux_layer_list,
     config.layers_of_fc,
-    config.without_fc,
-    config.aux_layer_zero,
+    "last-hidden-state",
+    "aux-layer-zero",
     config.layers_of_target,
     config.later_layer_norm,
-    config.layers_of_mla,
-    vocabulary.draft_vocab_size,
-    vocabulary.tied_head,
-    vocabulary.vocabulary_map,
-    vocabulary.full_vocabulary_map,
-    vocabulary.pruned_head,
+    "mla-layers",
+    values.draft_vocab_size,
+    "head-tied",
+    values.vocabulary_map,
+    "d2t-of-full-vocabulary",
+    values.pruned_head,
+    *("norm-before-residual-missing", "norm-before-residual", "mla-norm-before-fc", "norm-output"),
+    *("eagle3-sliding", "modelopt-double-norm"),
     lambda draft: (lint for check in draft.family.lints for lint in check(draft)),
-    config.layout,
+    "speculators-layout",
     config.architecture,
     config.model_type,
     config.dtype,
     config.names,
-    config.embedding,
+    "embed-tokens",
     config.misspelt_keys,
 )
+"""Functions, and rows of lints.toml by name."""
 
 
 def find_lints(draft: Draft) -> tuple[Lint, ...]:
     """Look at a draft's config, headers and vocabulary maps; no other tensor is read."""
-    vocabulary.check_vocabulary_map(draft)
-    return tuple(lint for check in CHECKS for lint in check(draft))
+    values.check_vocabulary_map(draft)
+    facts = config.facts(draft)
+    found = (told_if(one, facts) if isinstance(one, str) else one(draft) for one in CHECKS)
+    return tuple(chain.from_iterable(found))
 
 
 def output_changes(before: Draft, after: Draft, *, fix_config: bool) -> dict[str, Any]:

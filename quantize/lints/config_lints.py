@@ -23,6 +23,29 @@ _INJECTED = (32, 2048)
 """Factor and original positions that ModelOpt's export writes into a draft trained without yarn."""
 
 
+def facts(draft: Draft) -> Mapping[str, Any]:
+    """What rows of lints.toml look at."""
+    own, geometry, config = eagle3(draft), draft.geometry, draft.checkpoint.config
+    scaling = geometry.rope and geometry.rope.scaling
+    aux_layers = _spelled(draft)
+    return {
+        "draft": draft,
+        "eagle3": own,
+        "unreplayed": scaling if isinstance(scaling, Unreplayed) else None,
+        "first_layer": aux_layers and aux_layers.after and aux_layers.after[0],
+        "is_deepseek": config.get("model_type") in reader.DEEPSEEK_TYPES,
+        "embedding": draft.row("embed_tokens.weight"),
+        "shares_embedding": "embedding" in draft.family.shared_tables,
+        "is_as_wide": geometry.hidden_size == geometry.target_hidden_size,
+        "head": draft.row("lm_head.weight"),
+        "is_tied": config.get("tie_word_embeddings") is True,
+        "map": draft.row("d2t"),
+        "is_whole": geometry.draft_vocab_size == geometry.vocab_size,
+        "says_norm": config.get("norm_before_residual") is not None,
+        "window": next(filter(None, own.windows), None) if own else None,
+    }
+
+
 def rope_base(draft: Draft) -> Iterator[Lint]:
     """TorchSpec may have trained at base 10000 whatever `rope_theta` says.
 
@@ -54,13 +77,6 @@ def rope_default(draft: Draft) -> Iterator[Lint]:
             yield told("rope-theta-null")
         else:
             yield told("rope-theta-missing", theta=theta, whose=by_class)
-
-
-def rope_unreplayed(draft: Draft) -> Iterator[Lint]:
-    """What only replay minds."""
-    scaling = draft.geometry.rope and draft.geometry.rope.scaling
-    if isinstance(scaling, Unreplayed):
-        yield told("rope-unreplayed", what=scaling.what, how=scaling.fix)
 
 
 def rope_injected(draft: Draft) -> Iterator[Lint]:
@@ -130,12 +146,6 @@ def names(draft: Draft) -> Iterator[Lint]:
         yield told("tensor-names", count=len(refused), first=refused[0], sglang=sglang)
 
 
-def layout(draft: Draft) -> Iterator[Lint]:
-    """Source: no reader of `transformer_layer_config` in SGLang 0.5.23."""
-    if draft.in_speculators_layout:
-        yield told("speculators-layout")
-
-
 def model_type(draft: Draft) -> Iterator[Lint]:
     """A model_type that an engine rewrites, or whose class fills in what the layers are not.
 
@@ -185,15 +195,6 @@ def _read_by(draft: Draft, usual: str) -> dict[str, Any]:
         if key not in config and not isinstance(other, str) and key in other.values:
             found[key] = getattr(geometry.attention, key)
     return found
-
-
-def embedding(draft: Draft) -> Iterator[Lint]:
-    """Source: SGLang 0.5.23 `eagle_worker_v2.py`; vLLM 0.33 `llm_base_proposer.py`."""
-    row = draft.row("embed_tokens.weight")
-    if "embedding" not in draft.family.shared_tables:
-        return
-    if row is not None and draft.geometry.hidden_size == draft.geometry.target_hidden_size:
-        yield told("embed-tokens", nbytes=row.tensor.nbytes)
 
 
 def misspelt_keys(draft: Draft) -> Iterator[Lint]:
@@ -280,20 +281,6 @@ def layers_of_target(draft: Draft) -> Iterator[Lint]:
     yield told("layers-of-target", fix, said=said)
 
 
-def without_fc(draft: Draft) -> Iterator[Lint]:
-    """Source: `reads_aux_layers`."""
-    geometry = eagle3(draft)
-    if geometry is not None and not geometry.fuses:
-        yield told("last-hidden-state")
-
-
-def aux_layer_zero(draft: Draft) -> Iterator[Lint]:
-    """Source: SGLang 0.5.23 `deepseek_v2.py`: [0, ...] stays as it is, [1, ...] gets one added."""
-    found, kind = _spelled(draft), draft.checkpoint.config.get("model_type")
-    if found and found.after and found.after[0] == 0 and kind in reader.DEEPSEEK_TYPES:
-        yield told("aux-layer-zero")
-
-
 def _spelled(draft: Draft) -> reader.AuxLayerIds | None:
     """None where engines read the layers from elsewhere."""
     if eagle3(draft) is None or draft.in_speculators_layout:
@@ -316,10 +303,3 @@ def later_layer_norm(draft: Draft) -> Iterator[Lint]:
         other = "input_layernorm" if sglang else "hidden_norm"
         yield told("later-layer-norm", here=here, there=there, tensor=row.tensor.name, other=other)
         return
-
-
-def layers_of_mla(draft: Draft) -> Iterator[Lint]:
-    """Source: SGLang 0.5.23 `kimi_k25_eagle3.py` `Eagle3MLAModel`."""
-    geometry = eagle3(draft)
-    if geometry is not None and draft.is_mla and geometry.num_layers > 1:
-        yield told("mla-layers", count=geometry.num_layers)

@@ -15,7 +15,7 @@ from ..files.checkpoint import CONFIG_FILE, PROVENANCE_FILE
 from ..files.provenance import CutProvenance, VocabularyCut
 from ..files.provenance_file import check_seal, read_provenance
 from ..files.publish import check_no_other_weights
-from ..lints.concat import balance_exponent, half_ratios
+from ..lints.value_lints import balance_exponent, half_ratios
 from ..planning.outputs import ONLY_OF_CODES
 from ..planning.quantization_plan import Plan
 from ..stored.decoded_numbers import floats, read_whole

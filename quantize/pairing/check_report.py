@@ -60,29 +60,18 @@ def check_as_asked(asked: Checking, largest_feature: Callable[[], float | None])
     """The answer for the draft alone, in the first engine that is asked, and for the pair."""
     folder = resolve_draft(str(asked.draft), asked.subtree).folder
     arch = architecture(asked.gpu) if asked.gpu else None
-    if asked.target is None:
-        assert asked.engine is not None  # refused by who asks
-        answer = check_draft(
-            folder,
-            engine=asked.engine,
-            version=asked.version,
-            arch=arch,
-            tp=asked.tp or 1,
-            target_layers=asked.target_layers,
-            asked=asked.gpu,
-        )
-        return CheckReport(answer=answer)
-    pair = check_pair(
+    if asked.target is not None:
+        target = resolve_target(str(asked.target))
+        pair = check_pair(folder, target, asked, arch=arch, largest_feature=largest_feature())
+        return CheckReport(answer=pair.engines[0].answer, pair=pair)
+    assert asked.engine is not None  # refused by who asks
+    answer = check_draft(
         folder,
-        resolve_target(str(asked.target)),
         engine=asked.engine,
         version=asked.version,
         arch=arch,
-        tp=asked.tp,
-        target_args=asked.target_args,
+        tp=asked.tp or 1,
+        target_layers=asked.target_layers,
         asked=asked.gpu,
-        named=(str(asked.draft), str(asked.target)),
-        subtree=asked.subtree,
-        largest_feature=largest_feature(),
     )
-    return CheckReport(answer=pair.engines[0].answer, pair=pair)
+    return CheckReport(answer=answer)

@@ -18,6 +18,7 @@ from ..drafts.engine_traits import EngineTraits
 from ..engines.contract import ENGINE_NAMES, EngineName
 from ..engines.engine_rows import Facts
 from ..engines.exclude_findings import misread_excludes
+from ..engines.excludes import transforms
 from ..engines.folder_findings import CACHE_SCALE
 from ..stored.stored_declaration import raw_declaration
 from ..stored.stored_tables import HEAD
@@ -174,31 +175,21 @@ def rotated_by(declaration: Mapping[str, Any] | None) -> str | None:
 
 def _by_compressed_tensors(declaration: Mapping[str, Any]) -> Iterator[str]:
     """A transform that is folded into what the embedding gives reaches every layer after it."""
-    groups = _object(_object(declaration.get("transform_config")).get("config_groups"))
-    for name, scheme in groups.items():
-        for applied in map(_object, _list(_object(scheme).get("apply"))):
-            named = [str(each).lower() for each in _list(applied.get("targets"))]
-            embeds = any(word in each for each in named for word in _EMBEDDING)
-            if embeds and applied.get("location") in ("weight_output", "output"):
-                yield f"transform {name} of its transform_config"
+    for name, location, targets in transforms(declaration):
+        named = " ".join(map(str, targets)).lower()
+        if any(word in named for word in _EMBEDDING) and location in ("weight_output", "output"):
+            yield f"transform {name} of its transform_config"
 
 
 def _by_quark(declaration: Mapping[str, Any]) -> Iterator[str]:
     """R1 is folded into the weights unless `online_r1_rotation`; QuaRot is Quark's older name."""
     said = declaration.get("algo_config")
-    for each in map(_object, said if isinstance(said, list) else [said]):
+    sections = said if isinstance(said, list) else [said]
+    for each in (section for section in sections if isinstance(section, Mapping)):
         name = each.get("name")
-        r1 = each.get("r1", True) if name in ("rotation", "quarot") else False
-        if r1 and not each.get("online_r1_rotation"):
+        is_rotated = name in ("rotation", "quarot") and each.get("r1", True)
+        if is_rotated and not each.get("online_r1_rotation"):
             yield f"{name} with R1 of its algo_config"
-
-
-def _object(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _list(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []
 
 
 # ---- The MTP layers of a quantized target: dropped by its quantizer, or mixed with its scheme

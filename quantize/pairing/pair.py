@@ -4,18 +4,18 @@ import json
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from typing_extensions import override
 
 from ...recipes.brief import Brief
 from ...recipes.errors import CheckpointError, reason, short
+from ...recipes.packages import counts, rows_beside
 from ...recipes.strict_json import JsonProblem, parse_json
 from ..drafts import Family
 from ..drafts.geometry import Geometry
 from ..engines.contract import EXIT_CODES, TITLES, EngineCheck, EngineName, Verdict
-from ..engines.engine_rows import Facts, counts, read_rows
+from ..engines.engine_rows import Facts
 from ..files.checkpoint import Checkpoint
 from .target import Rotation, Target, Tokenizer
 
@@ -170,9 +170,6 @@ _VERDICTS: tuple[Verdict, ...] = ("REFUSED", "LOADS BUT WRONG", "UNKNOWN", "LOAD
 """The worst first. What is certainly wrong of a pair is so whatever is unknown of its loading."""
 
 
-_ROWS = Path(__file__).with_name("findings.toml")
-
-
 class PairFinding(NamedTuple):
     """One thing about a pair.
 
@@ -236,7 +233,7 @@ class Pair:
 
 def finding(name: str, engine: EngineName | None = None, /, **said: object) -> PairFinding:
     """A row of findings.toml, with what is put into its sentences, or its subject."""
-    row = read_rows(_ROWS)[name]
+    row = rows_beside(__file__, "findings")[name]
     text, remedy = (row.get(key, "").format(**said) for key in ("text", "remedy"))
     subject = str(said.get("subject", row.get("subject", name)))
     return PairFinding(row["level"], subject, text, remedy, engine or row.get("engine"))
@@ -244,7 +241,7 @@ def finding(name: str, engine: EngineName | None = None, /, **said: object) -> P
 
 def row_finding(name: str, facts: Facts) -> Iterator[PairFinding]:
     """The finding of a row of findings.toml, where its condition holds."""
-    if counts(read_rows(_ROWS)[name], facts):
+    if counts(rows_beside(__file__, "findings")[name], facts):
         yield finding(name, **facts)
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from ..asked import Checking
 from ..drafts import read_config
 from ..drafts.config_reader import with_text_config
 from ..drafts.recognition import other_kind
@@ -53,34 +54,23 @@ RULES: tuple[PairRule | str, ...] = (
 def check_pair(
     draft: Path,
     target: Path,
+    asked: Checking,
     *,
-    engine: EngineName | None = None,
-    version: str | None = None,
     arch: str | None = None,
-    tp: int | None = None,
-    target_args: str | None = None,
-    asked: str | None = None,
-    named: tuple[str, str] | None = None,
-    subtree: str | None = None,
     largest_feature: float | None = None,
 ) -> PairCheck:
     """Predict what engines do with a draft beside its target, and say how to serve the two.
 
     Args:
-        draft: config.json and safetensors files, quantized or not.
-        target: config.json, and what of index, shards and tokenizer is there.
-        engine: "vllm", "sglang" or "tensorrt-llm"; None = all of them.
-        tp: tensor-parallel size; `target_args` may say it instead; None = 1 where it does not.
-        target_args: words of the target's launch line, such as "--quantization fp8".
-        named: what the launch lines call draft and target; None = by their folders.
-        subtree: of a draft that lies in its target's folder, the prefix of its layer.
+        draft, target: the folders that `asked` names, where they lie here.
+        arch: of the GPU that `asked` names.
 
     Raises:
         CheckpointError: a folder cannot be read as a draft or as a target, or the words of
             `target_args` are not understood.
     """
-    args = TargetArgs.parse(target_args)
-    split = tensor_parallel_size(tp, args)
+    args, subtree = TargetArgs.parse(asked.target_args), asked.subtree
+    tp = tensor_parallel_size(asked.tp, args)
     checkpoint = Checkpoint.open(draft, subtree=subtree, is_target=subtree is not None)
     kind = other_kind(checkpoint)  # which each engine's answer says
     family, geometry = read_config(checkpoint, as_declared=bool(kind and not kind.in_config))
@@ -89,37 +79,36 @@ def check_pair(
         config=with_text_config(checkpoint.config),
         family=family,
         geometry=geometry,
-        target=Target.read(target, named[1] if named else None),
+        target=Target.read(target, str(asked.target)),
         args=args,
-        tp=split,
+        tp=tp,
         own_tokenizer=Tokenizer.read(draft),
         target_tokenizer=Tokenizer.read(target),
         largest_feature=largest_feature,
     )
-    engines: tuple[EngineName, ...] = ENGINE_NAMES if engine is None else (engine,)
-    names = named or (str(draft), pair.target.named)
+    engines: tuple[EngineName, ...] = ENGINE_NAMES if asked.engine is None else (asked.engine,)
     known = target_layers_named(checkpoint.config) in (None, pair.target.num_layers)
-    answers = [
+    broken = not_finite(checkpoint)
+    alone = (
         check_checkpoint(
             checkpoint,
             engine=each,
-            version=version,
+            version=asked.version,
             arch=arch,
-            tp=split,
+            tp=tp,
             target_layers=pair.target.num_layers if known else None,
-            asked=asked,
+            asked=asked.gpu,
             has_side_file=(checkpoint.folder / HF_QUANT_CONFIG).is_file(),
-            serving=_serving(pair, each, names),
+            serving=_serving(pair, each, str(asked.draft)),
         )
         for each in engines
-    ]
-    broken = not_finite(checkpoint)
-    answers = [with_values(answer, broken) for answer in answers]
+    )
+    answers = [with_values(answer, broken) for answer in alone]
     findings = list(_findings(pair))
     findings += [each for answer in answers for each in features.handed_out(pair, answer)]
     return PairCheck(
-        draft=names[0],
-        target=names[1],
+        draft=str(asked.draft),
+        target=pair.target.named,
         engines=tuple(
             EnginePair(
                 answer=each,
@@ -142,12 +131,11 @@ def _findings(pair: Pair) -> Iterator[PairFinding]:
         yield from row_finding(rule, facts) if isinstance(rule, str) else rule(pair)
 
 
-def _serving(pair: Pair, engine: EngineName, names: tuple[str, str]) -> Serving:
+def _serving(pair: Pair, engine: EngineName, draft: str) -> Serving:
     longer = serving_limits.is_too_short(pair, engine) and engine == "sglang"
-    draft, target = names
     return Serving(
         draft=None if pair.is_inside else draft,
-        target=target,
+        target=pair.target.named,
         dtype=dtypes.launch_dtype(pair, engine),
         context=pair.args.context,
         cache_dtype=inherited.launch_cache(pair, engine),

@@ -14,6 +14,7 @@ from typing import Any
 from ...recipes.brief import counted
 from ...recipes.errors import CheckpointError, short
 from ...recipes.regular_file import read_text
+from ..drafts.config_reader import object_at
 from ..drafts.rope import DEFAULT_THETA
 from ..engines.contract import EngineName
 from ..files.checkpoint import CONFIG_FILE, INDEX_FILE, Checkpoint, mtp_layers, read_json_object
@@ -56,8 +57,8 @@ class Rotation:
 
         A number by which no position can be rotated is a CheckpointError; `where`: it stands.
         """
-        modern = _object(config.get("rope_parameters"))
-        scaling = _object(config.get("rope_scaling")) or modern
+        modern = object_at(config, "rope_parameters")
+        scaling = object_at(config, "rope_scaling") or modern
         kind = scaling.get("rope_type", scaling.get("type"))
         longest = config.get("max_position_embeddings")
         originally = scaling.get("original_max_position_embeddings")
@@ -94,10 +95,6 @@ class Rotation:
         """The base, and the scaling if there is one."""
         scaled = "" if self.kind == "default" else f", {self.kind} scaling by {self.factor:g}"
         return f"theta {self.theta:,.0f}{scaled}"
-
-
-def _object(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
 
 
 _AS_IT_CAME = "give the config.json that the model came with"
@@ -219,10 +216,10 @@ class Target:
         said = self.declaration or {}
         algorithm = said.get("kv_cache_quant_algo")
         if algorithm is None:
-            algorithm = _object(said.get("quantization")).get("kv_cache_quant_algo")
+            algorithm = object_at(said, "quantization").get("kv_cache_quant_algo")
         if isinstance(algorithm, str):
             return algorithm.lower()
-        scheme = _object(said.get("kv_cache_scheme"))
+        scheme = object_at(said, "kv_cache_scheme")
         if scheme.get("num_bits") == 8:
             return "fp8" if scheme.get("type") == "float" else "int8"
         return None
@@ -326,7 +323,7 @@ class Tokenizer:
             return None
         again = "download the tokenizer again, or remove it"
         value = read_json_object(folder / _FILE, again, again=again, limit=_MOST_BYTES)
-        model = _object(value.get("model"))
+        model = object_at(value, "model")
         rest = {key: part for key, part in model.items() if key != "vocab"}
         return cls(
             tokens={**_listed(model.get("vocab")), **_added(value.get("added_tokens"))},

@@ -19,7 +19,7 @@ from ..drafts.family import LAYER_CONFIG
 from ..drafts.geometry import MAP, MASK, SIZE_KEY
 from ..files.checkpoint import CONFIG_FILE, Checkpoint
 from ..files.safetensors_header import StoredTensor, TensorInfo
-from ..lints.vocabulary_lints import check_vocabulary_map, vocabulary_map
+from ..lints.value_lints import check_vocabulary_map, vocabulary_map
 from ..making.rewriting import OutputPlan
 from ..planning.outputs import copied
 from ..stored.decoded_numbers import read_integers, read_whole

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.estimate.estimate_report import candidates_of
-from draftquant.quantize.estimate.work import Machine, Part, Pass
+from draftquant.quantize.estimate.work import Machine, Part, Pass, VerifyStep
 from draftquant.quantize.gpus import GPUS
 from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.recipes import load_recipe
@@ -113,7 +113,7 @@ def _estimated_step(run: Run, config: dict[str, object], shapes: object) -> dict
     folder = run.work / "headers"
     draft = read_draft(write_sparse_model(folder, config, shapes))  # type: ignore[arg-type]
     plans = [make_plan(load_recipe(name), draft) for name in dict.fromkeys(_RECIPES.values())]
-    candidates = candidates_of(draft, plans, num_draft_tokens=3, context=1, tp=1)
+    candidates = candidates_of(draft, plans, VerifyStep(3, 1))
     steps = {one.name: one.round.step for one in candidates}
     plain = candidates[0].round.step
     return {"BF16": plain} | {kernel: steps[recipe] for kernel, recipe in _RECIPES.items()}

@@ -20,7 +20,7 @@ from ...calibration.vocabulary_rows import Choosing, ChosenRows
 from ...quantize.drafts import Draft, read_config
 from ...quantize.drafts.family import Row, TensorSpec
 from ...quantize.estimate.draft_step import draft_round, plain_weights, usual_context
-from ...quantize.estimate.work import Machine, Round
+from ...quantize.estimate.work import Machine, Round, VerifyStep
 from ...quantize.files.safetensors_header import DTYPE_BYTES, TensorInfo
 from ...quantize.vocabulary.cut_vocabulary import VocabularyReport
 from ...recipes.brief import Brief
@@ -215,12 +215,9 @@ class SizeEstimate:
 def size_estimate(draft: Draft, curve: SizeCurve, serving: Serving) -> SizeEstimate:
     """Estimate every size of a curve of an unquantized draft, by its headers."""
     context = usual_context(draft.checkpoint.config)
-    k = curve.num_draft_tokens
+    served = VerifyStep(curve.num_draft_tokens, context)
     drafts = {size: with_vocabulary(draft, size) for size in curve.sizes} | {curve.num_rows: draft}
-    rounds = {
-        size: draft_round(one, plain_weights(one), num_draft_tokens=k, context=context, tp=1)
-        for size, one in drafts.items()
-    }
+    rounds = {size: draft_round(one, plain_weights(one), served) for size, one in drafts.items()}
     outside = curve.off_domain
     return SizeEstimate(
         drafting_bytes={size: one.nbytes(1) for size, one in rounds.items()},

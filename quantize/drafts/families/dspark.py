@@ -18,7 +18,7 @@ from typing_extensions import override
 from ....recipes.regular_file import MASK_EMBEDDING_FILE
 from .. import engine_traits as traits
 from ..architectures import declared_architecture
-from ..config_reader import ConfigReader, Served, refusal
+from ..config_reader import ConfigReader, Served, object_at, refusal
 from ..family import Dim, Draft, Lint, SpeculatorsForm, TensorSpec, Weights, told
 from ..maths import Product, Tensor, embedding, linear, torch
 from ..shared.block_layers import DFlashForward, DFlashGeometry
@@ -86,8 +86,7 @@ def _in_sglang(draft: traits.ServedDraft) -> traits.Finding | None:
         return traits.engine_error("dspark-sglang-names", name=flat)
     if declared_architecture(config) == "DFlashDraftModel":
         return traits.engine_error("dspark-sglang-as-dflash")
-    nested = config.get("dflash_config")
-    keys = {**config, **(nested if isinstance(nested, Mapping) else {})}
+    keys = {**config, **object_at(config, "dflash_config")}
     if keys.get("markov_head_type") is None:
         return traits.engine_error("dspark-sglang-kind")
     if config.get("markov_rank") is None:

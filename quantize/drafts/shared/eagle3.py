@@ -5,14 +5,14 @@ Sources: SpecForge and TorchSpec exports, SpecForge `llama3_eagle.py`; `llama_ea
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from typing_extensions import override
 
 from ..config_reader import ConfigReader, read_aux_layer_ids, reads_aux_layers
-from ..family import Concat, Dim, Draft, Family, Lint, TensorSpec, told
+from ..family import Concat, Dim, Draft, Family, TensorSpec
 from ..forward import Attend
 from ..geometry import RotatedGeometry
 from ..maths import Tensor, embedding, torch
@@ -45,50 +45,6 @@ class Eagle3Geometry(RotatedGeometry):
 def eagle3(draft: Draft) -> Eagle3Geometry | None:
     """The geometry of an EAGLE-3 draft, None for drafts of other kinds."""
     return draft.geometry if isinstance(draft.geometry, Eagle3Geometry) else None
-
-
-def _own(draft: Draft) -> Eagle3Geometry:
-    assert isinstance(draft.geometry, Eagle3Geometry)
-    return draft.geometry
-
-
-def norm_before_residual(draft: Draft) -> Iterator[Lint]:
-    """Whether the residual of layer 0 starts from the normed hidden state.
-
-    Source: vLLM 0.33 `speculators/algos.py` (missing means true), speculators `eagle3/config.py`
-    (missing means false); SGLang 0.5.23 `llama_eagle3.py` and TensorRT-LLM have no such option.
-    """
-    missing = draft.checkpoint.config.get("norm_before_residual") is None
-    if draft.in_speculators_layout and missing:
-        yield told("norm-before-residual-missing")
-    elif _own(draft).norm_before_residual:
-        yield told("norm-before-residual")
-
-
-def norm_before_fc(draft: Draft) -> Iterator[Lint]:
-    """Source: loaded in vLLM 0.33 (input_norm refused); SGLang 0.5.23 `kimi_k25_eagle3.py`."""
-    if _own(draft).norm_before_fc and draft.is_mla:
-        yield told("mla-norm-before-fc")
-
-
-def norm_output(draft: Draft) -> Iterator[Lint]:
-    """Source: SpecForge @a6b6b02 `llama3_eagle.py`, corrected by its PR 879; vLLM, SGLang."""
-    corrected = draft.is_mla or draft.is_torchspec or draft.in_speculators_layout
-    if _own(draft).norm_output and not corrected:
-        yield told("norm-output")
-
-
-def sliding(draft: Draft) -> Iterator[Lint]:
-    """Source: vLLM 0.33 `llama.py:189-207`; SGLang 0.5.23 `llama.py:240` gives no window."""
-    window = next(filter(None, _own(draft).windows), None)
-    if window is not None:
-        yield told("eagle3-sliding", window=window)
-
-
-def double_norm(draft: Draft) -> Iterator[Lint]:
-    """Source: ModelOpt 0.44 and 0.47 `modeling_eagle.py`; executed for Llama layers."""
-    if draft.is_modelopt:
-        yield told("modelopt-double-norm")
 
 
 class Eagle3Forward(decoder.LayersForward, ChainForward):
@@ -161,7 +117,6 @@ class Eagle3(Family):
         "enorm.": "EAGLE-3 with TensorRT-LLM's eh_proj",
         "parallel_draft_heads.": "EAGLE-3 with ModelOpt's parallel heads",
     }
-    lints = (norm_before_residual, norm_before_fc, norm_output, sliding, double_norm)
 
     @override
     def canonical_name(self, name: str) -> str:

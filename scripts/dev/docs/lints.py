@@ -64,7 +64,7 @@ def messages() -> Iterator[Message]:
     for key, row in tomllib.loads(read_text(folder / "lints.toml")).items():
         cause, remedy = (re.sub(r"\{[^}]*\}", "…", row[part]) for part in ("cause", "remedy"))
         name = row.get("name", key)
-        yield Message(name, row["level"], cause, remedy, fixable=key in fixed)
+        yield Message(name, row["level"], cause, remedy, fixable=key in fixed or "fix" in row)
 
 
 def parsed(path: Path) -> ast.Module:

@@ -1,20 +1,22 @@
-"""The draft's vocabulary: its size, its head, and the table from draft ids to target ids.
+"""What is read of values: the table from draft ids to target ids, and halves of concat inputs.
 
 Draft id i stands for target id i + d2t[i] (SpecForge, ModelOpt, vLLM 0.33 `llama_eagle3.py`, SGLang
 0.5.23 `llama_eagle3.py`); t2d marks the target ids that some draft id stands for.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...recipes.errors import CheckpointError
 from ..drafts import Draft
-from ..drafts.family import Lint, told
+from ..drafts.family import Lint, Row, told
 from ..drafts.shared.eagle3 import eagle3
 from ..files.provenance_file import cuts_of, read_provenance
-from ..stored.decoded_numbers import read_integers, read_whole
+from ..stored.decoded_numbers import floats, read_integers, read_rows, read_whole
 
 
 def check_vocabulary_map(draft: Draft) -> None:
@@ -38,13 +40,6 @@ def check_vocabulary_map(draft: Draft) -> None:
     )
 
 
-def tied_head(draft: Draft) -> Iterator[Lint]:
-    """Source: SGLang 0.5.23 `llama_eagle3.py:303`, executed; vLLM 0.33 does not read the key."""
-    tied = draft.checkpoint.config.get("tie_word_embeddings") is True
-    if eagle3(draft) is not None and tied and draft.row("lm_head.weight") is not None:
-        yield told("head-tied", {"tie_word_embeddings": False})
-
-
 def vocabulary_map(draft: Draft) -> Iterator[Lint]:
     """A table in range that still cannot be the right one."""
     offsets = _offsets(draft)
@@ -65,13 +60,6 @@ def vocabulary_map(draft: Draft) -> Iterator[Lint]:
     elif kept is not None and not agrees:
         unmarked = len(np.setdiff1d(ids, kept))
         yield told("d2t-against-t2d", marked=len(kept), count=len(ids), unmarked=unmarked)
-
-
-def full_vocabulary_map(draft: Draft) -> Iterator[Lint]:
-    """Source: loaded in vLLM 0.33: "no module or parameter named 'draft_id_to_target_id'"."""
-    geometry = draft.geometry
-    if draft.row("d2t") is not None and geometry.draft_vocab_size == geometry.vocab_size:
-        yield told("d2t-of-full-vocabulary")
 
 
 def pruned_head(draft: Draft) -> Iterator[Lint]:
@@ -111,3 +99,53 @@ def _offsets(draft: Draft) -> NDArray[np.int64] | None:
 
 def _ascending(values: NDArray[np.int64]) -> bool:
     return bool((np.diff(values) > 0).all())
+
+
+# ---- The concat input of EAGLE-3: how far the two halves of its first linears are apart
+# With one scale per row, a half of [norm(embedding); norm(hidden)] whose weights are much smaller
+# than the other's is rounded to zero, and acceptance collapses.
+
+_SAMPLED_ROWS = 256
+HARMFUL_RATIO = 4.0
+"""From here on INT4 per-channel visibly loses the smaller half (at 10, 99 % of it becomes zero)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HalfRatio:
+    """Mean row absmax of the hidden half over the embedding half's, in rows evenly spread."""
+
+    name: str
+    ratio: float
+    num_rows: int
+
+    @property
+    def harmful(self) -> bool:
+        """True if one scale per row costs the smaller half most of its INT4 codes."""
+        return max(self.ratio, 1 / self.ratio) >= HARMFUL_RATIO if self.ratio > 0 else True
+
+
+def half_ratios(draft: Draft) -> tuple[HalfRatio, ...]:
+    """Measure every linear that reads the concat input."""
+    return tuple(_ratio(draft, row) for row in draft.concat_linears())
+
+
+def balance_exponent(ratios: Sequence[float]) -> int:
+    """The k that brings the halves of linears before one norm closest together; 0 = leave them.
+
+    Of ratios of magnitudes, hidden half over embedding half, 0 and infinity say nothing.
+    """
+    logs = [math.log2(ratio) for ratio in ratios if 0 < ratio < math.inf]
+    if not logs or max(map(abs, logs)) < math.log2(HARMFUL_RATIO):
+        return 0
+    return round((min(logs) + max(logs)) / 2)
+
+
+def _ratio(draft: Draft, row: Row) -> HalfRatio:
+    rows, columns = row.tensor.shape
+    sampled = np.unique(np.linspace(0, rows - 1, min(rows, _SAMPLED_ROWS)).astype(np.int64))
+    blocks = (read_rows(draft.checkpoint, row.tensor, i, i + 1) for i in sampled.tolist())
+    sizes = np.abs(np.stack([floats(block, row.tensor.dtype) for block in blocks]))
+    halves = sizes[:, : columns // 2].max(axis=1), sizes[:, columns // 2 :].max(axis=1)
+    embedding, hidden = (float(half.mean()) for half in halves)
+    ratio = hidden / embedding if embedding > 0 else float("inf")
+    return HalfRatio(name=row.tensor.name, ratio=ratio, num_rows=len(sampled))
