@@ -55,11 +55,8 @@ class Brief(ABC):
     def _repr_html_(self) -> str:
         headline, *rest = _shown(self.brief(), _LONGEST_CELL)
         tone = _TONES.get(headline[1].partition(" ")[0].rstrip(":,"), "inherit")
-        rows = "".join(
-            f"<tr><th>{html.escape(label)}</th><td>{html.escape(value)}</td></tr>"
-            for label, value in rest
-            if value
-        )
+        shown = ((html.escape(label), html.escape(value)) for label, value in rest if value)
+        rows = "".join(f"<tr><th>{label}</th><td>{value}</td></tr>" for label, value in shown)
         caption = f'<b style="color:{tone}">{html.escape(headline[1])}</b>'
         return f'{_STYLE}<table class="dq"><caption>{caption}</caption>{rows}</table>'
 

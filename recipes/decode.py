@@ -229,11 +229,8 @@ class _Walker(Generic[TreeT]):
         for name, f in fields.items():
             if name not in given and not _may_be_left_out(f, hints[name]):
                 self._report(tree, _join(key, name), "missing key", _how_to_add(name, hints[name]))
-        values = {
-            name: self.value(hints[name], given[name], _join(key, name))
-            for name in fields
-            if name in given
-        }
+        there = (name for name in fields if name in given)
+        values = {n: self.value(hints[n], given[n], _join(key, n)) for n in there}
         if len(self.misfits) > found_before:
             return None
         value = cls(**values)

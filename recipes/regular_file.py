@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from .errors import CheckpointError
+from .errors import CheckpointError, refused
 
 AnyPath = str | os.PathLike[str]
 """A file or folder as it is given."""
@@ -121,9 +121,7 @@ def looks_like_weights(file: str) -> bool:
 
 def _check(path: Path, problem: str | None) -> None:
     if problem is not None:
-        what = f"expected a file of the folder, got {problem}"
-        fix = "put the file itself there, or move this out of the folder"
-        raise CheckpointError(path, what, fix=fix)
+        raise refused(CheckpointError, path, __file__, "outside", problem=problem)
 
 
 def _problem(path: Path, folder: Path) -> str | None:

@@ -31,6 +31,17 @@ _ROWS = 1024  # of a matrix, put into another order at a time
 _ONE_AT_A_TIME = threading.Lock()
 
 
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """So many threads of torch's in this thread, and afterwards as many as before."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Feedback:
     """How the errors of columns are made up for by another: H = factor factorᵀ.
@@ -87,13 +98,8 @@ class InputMoments:
     @contextmanager
     def all_threads(self) -> Iterator[None]:
         """One matrix at a time, with as many threads as the thread has that made this object."""
-        with _ONE_AT_A_TIME:
-            before = torch.get_num_threads()
-            torch.set_num_threads(self._threads)
-            try:
-                yield
-            finally:
-                torch.set_num_threads(before)
+        with _ONE_AT_A_TIME, threads(self._threads):
+            yield
 
     def feedback(self) -> Feedback:
         """The factor, found at the first call, within `all_threads`: 4 in_features^2 bytes."""

@@ -10,8 +10,6 @@ Source: Frantar et al., arXiv 2210.17323; in this form Chee et al., arXiv 2307.1
 """
 
 import dataclasses
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -21,7 +19,7 @@ from ...recipes.formats import FEW_BITS, NUMBER_FORMATS, WeightDtype
 from ...recipes.schema import WeightFormat
 from ..numerics.number_formats import nearest_codes, rounded_values, served_scale
 from ..numerics.quantized_weight import QuantizedWeight
-from .algorithm import Absmax, Algorithm, InputMoments, Moments, Need, RowAlgorithm
+from .algorithm import Absmax, Algorithm, InputMoments, Moments, Need, RowAlgorithm, threads
 
 _BLOCK, _PANEL = 256, 16
 """Columns between two products with all errors behind, and between two within a block. Measured on
@@ -76,21 +74,11 @@ def _compensated(
         wanted = factor[stop:, at].T @ columns[stop:]
         wanted = torch.addcdiv(columns[at], wanted, diagonal[:, None], value=-1)
         steps = served.index_select(0, groups[at])
-        with _one_thread():
+        # Products too small to be shared: on a busy machine threads would wait for each other.
+        with threads(1):
             _round_block(weights.dtype, wanted, columns[at], own / diagonal, steps)
         codes.index_copy_(0, order[at], nearest_codes(weights.dtype, wanted, _ONE, None))
     return codes.T.contiguous()
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """For products too small to be shared: on a busy machine threads would wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _round_block(

@@ -116,9 +116,8 @@ def _int4_of_fp8(weight: Tensor, absmax: Absmax) -> QuantizedWeight:
         values = fp8_codes(weight[at], first).float()
         scales.append(int4_scale(values))
         codes.append(int4_codes(values, scales[-1]))
-    return QuantizedWeight(
-        codes=torch.cat(codes), scale=torch.cat(scales), global_scale=first.reshape(())
-    )
+    whole = first.reshape(())
+    return QuantizedWeight(codes=torch.cat(codes), scale=torch.cat(scales), global_scale=whole)
 
 
 SMALLER = tuple(i / 32 for i in range(31, 7, -1))

@@ -140,11 +140,8 @@ _CODES = {"int4": torch.int8, "fp8_e4m3": FP8, "mxfp4": torch.uint8}
 """Of each format that it has."""
 BLOCK_ELEMENTS = 1 << 24
 """Elements that Quark rounds at a time: it holds about five float32 copies of what it is given."""
-_failing = partial(
-    toolkit_errors,
-    "AMD Quark",
-    fix=f"{OURS}; if Quark's extension was not built, install g++ and ninja",
-)
+_FIX = f"{OURS}; if Quark's extension was not built, install g++ and ninja"
+_failing = partial(toolkit_errors, "AMD Quark", fix=_FIX)
 
 
 class QuarkBackend(VendorBackend):
@@ -238,10 +235,8 @@ def _run_quark(
     linear.weight = nn.Parameter(weight, requires_grad=False)
     # Damping is in the inputs already.
     gptq = GPTQConfig(inside_layer_modules=["0"], model_decoder_layers="layers", damp_percent=0.0)
-    config = QConfig(
-        global_quant_config=QLayerConfig(weight=spec),
-        algo_config=None if inputs is None else [gptq],
-    )
+    algorithms = None if inputs is None else [gptq]
+    config = QConfig(global_quant_config=QLayerConfig(weight=spec), algo_config=algorithms)
     # Progress bars go to stderr. Only now: Quark's loggers keep the stderr of their import.
     with contextlib.redirect_stderr(io.StringIO()):
         data = None if inputs is None else [inputs]
@@ -254,28 +249,22 @@ def _run_quark(
 def _weight_spec(weights: WeightFormat, scale_type: str) -> Any:
     from quark.torch.quantization.config import config
 
-    int4 = {"symmetric": True, "scale_type": scale_type, "round_method": "half_even"}
+    of_scales = {"is_dynamic": False, "scale_type": scale_type}
+    int4 = {"symmetric": True, "round_method": "half_even", **of_scales}
+    fp8 = {"observer_method": "min_max", "scale_type": "float32", "is_dynamic": False}
     if weights.first_stage:
         spec = config.ProgressiveSpec(
-            first_stage=config.FP8E4M3PerTensorSpec(
-                observer_method="min_max", scale_type="float32", is_dynamic=False
-            ),
-            second_stage=config.Int4PerChannelSpec(
-                ch_axis=0, is_dynamic=False, **int4 | {"scale_type": "float32"}
-            ),
+            first_stage=config.FP8E4M3PerTensorSpec(**fp8),
+            second_stage=config.Int4PerChannelSpec(ch_axis=0, **int4 | {"scale_type": "float32"}),
         )
     elif weights.number.powers_of_two:
         spec = config.OCP_MXFP4Spec(ch_axis=-1, is_dynamic=False)
     elif weights.number.is_integer and weights.group_size is not None:
-        spec = config.Int4PerGroupSpec(
-            ch_axis=1, group_size=weights.group_size, is_dynamic=False, **int4
-        )
+        spec = config.Int4PerGroupSpec(ch_axis=1, group_size=weights.group_size, **int4)
     elif weights.number.is_integer:
-        spec = config.Int4PerChannelSpec(ch_axis=0, is_dynamic=False, **int4)
+        spec = config.Int4PerChannelSpec(ch_axis=0, **int4)
     elif weights.granularity == "tensor":
-        spec = config.FP8E4M3PerTensorSpec(
-            observer_method="min_max", scale_type="float32", is_dynamic=False
-        )
+        spec = config.FP8E4M3PerTensorSpec(**fp8)
     else:
         spec = config.FP8E4M3PerChannelSpec(ch_axis=0, scale_type="float32", is_dynamic=False)
     return spec.to_quantization_spec()

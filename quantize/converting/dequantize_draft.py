@@ -22,12 +22,7 @@ from ..files.publish import check_no_other_weights, publish
 from ..files.safetensors_file import SafetensorsFile
 from ..files.safetensors_header import FloatDtype, StoredTensor
 from ..making.folder_card import plain_card
-from ..making.rewriting import (
-    OutputPlan,
-    OutputRewrite,
-    quantized_source,
-    side_files_without_codes,
-)
+from ..making.rewriting import OutputPlan, OutputRewrite, quantized_source, side_files_without_codes
 from ..numerics.quantized_weight import rounded
 from ..planning.outputs import OutputTensors, copied
 from ..stored.linear import decoded_blocks
@@ -111,11 +106,8 @@ def plan_dequantization(checkpoint: Checkpoint, dtype: FloatDtype | None = None)
 
 def _kept_dtype(source: StoredDraft) -> FloatDtype:
     """The one dtype of the floating-point tensors that are not quantized, but for a router's."""
-    kept = {
-        row.tensor.dtype
-        for row in source.draft.rows
-        if not source.is_quantized(row) and row.role != "router"
-    }
+    plain = (row for row in source.draft.rows if not source.is_quantized(row))
+    kept = {row.tensor.dtype for row in plain if row.role != "router"}
     floats: list[FloatDtype] = [d for d in typing.get_args(FloatDtype) if d in kept]
     if len(floats) != 1:
         where, got = source.checkpoint.folder, " and ".join(floats) or "none"

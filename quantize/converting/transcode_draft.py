@@ -38,12 +38,7 @@ from ..layouts import check_head, check_layout, get_layout, named_heads
 from ..layouts.layout import rows_of_block
 from ..making.execute import store_linear
 from ..making.folder_card import renewed_card
-from ..making.rewriting import (
-    OutputPlan,
-    OutputRewrite,
-    quantized_source,
-    side_files_without_codes,
-)
+from ..making.rewriting import OutputPlan, OutputRewrite, quantized_source, side_files_without_codes
 from ..numerics.quantized_weight import TORCH_DTYPES, QuantizedWeight, carried
 from ..planning.outputs import OutputTensors, cache_outputs, cache_scale, copied
 from ..stored.decoded_numbers import blocks_of, stored_scalar

@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from ...recipes.packages import table_beside
+from ..files.checkpoint import CONFIG_FILE, Checkpoint
 from ..files.safetensors_header import TensorInfo
 from .config_reader import object_at, refusal
 
@@ -75,13 +76,11 @@ _FC = re.compile(r"(^|[._])fc\.")
 """Of speculators' `fusion_fc` too, and of codes."""
 
 
-def refuse_earlier_kinds(
-    config: Mapping[str, Any], tensors: Collection[str], where: object
-) -> None:
+def refuse_earlier_kinds(checkpoint: Checkpoint) -> None:
     """Refuse a draft whose maths version 0.2.0 knew, and this one does not."""
-    kind = _earlier_kind(config, tensors)
+    kind = _earlier_kind(checkpoint.config, checkpoint.tensors)
     if kind is not None:
-        raise refusal(where, "earlier-kind", kind=kind)
+        raise refusal(checkpoint.folder / CONFIG_FILE, "earlier-kind", kind=kind)
 
 
 def _earlier_kind(config: Mapping[str, Any], tensors: Collection[str]) -> str | None:
@@ -102,18 +101,11 @@ def _earlier_kind(config: Mapping[str, Any], tensors: Collection[str]) -> str | 
 
 def kind_by_name(architecture: str, tensors: Collection[str]) -> Kind | None:
     """What a draft is whose architecture no family has; None where that is not known."""
-    named = [
-        kind
-        for part, kind in _TABLE["kinds_by_name"]
-        if re.search(part, architecture, re.IGNORECASE)
-    ]
+    by_name, by_tensors = _TABLE["kinds_by_name"], _TABLE["kinds_by_tensors"]
+    named = [kind for part, kind in by_name if re.search(part, architecture, re.IGNORECASE)]
     if any(name.endswith("hidden_norm.weight") for name in tensors):  # which no EAGLE-1 has
         named = [kind for kind in named if not kind.startswith("EAGLE-1")]
-    told = [
-        kind
-        for part, kind in _TABLE["kinds_by_tensors"]
-        if any(re.search(part, t) for t in tensors)
-    ]
+    told = [kind for part, kind in by_tensors if any(re.search(part, t) for t in tensors)]
     if not named and not told:
         return None
     layers = (k for mark, k in MARKS.items() if any(re.search(mark, name) for name in tensors))

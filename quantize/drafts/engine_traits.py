@@ -75,6 +75,10 @@ class Finding(NamedTuple):
     remedy: str
 
 
+ConfigRead = dict[str, Any] | Finding
+"""The keys of a config.json as an engine reads them, or why it does not."""
+
+
 def engine_error(row: str, /, **facts: object) -> Finding:
     """A finding in the words of engine_errors.toml, with what they quote of the draft."""
     return Finding(**said(__file__, "engine_errors", row, facts))  # type: ignore[arg-type]
@@ -240,7 +244,7 @@ class Speculators(NamedTuple):
         qwen3: the layers are Qwen3's, whatever model_type says.
     """
 
-    read: Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any] | Finding]
+    read: Callable[[Mapping[str, Any], Mapping[str, Any]], ConfigRead]
     qwen3: bool = False
 
 

@@ -112,9 +112,7 @@ def read_config(checkpoint: Checkpoint, *, as_declared: bool = False) -> tuple[F
     Trainers copy the target's number of layers into a draft of one, which is read as that, but for
     `as_declared`: with as many layers as config.json says, as engines build it.
     """
-    kinds.refuse_earlier_kinds(
-        checkpoint.config, checkpoint.tensors, checkpoint.folder / CONFIG_FILE
-    )
+    kinds.refuse_earlier_kinds(checkpoint)
     if not as_declared:
         refuse_other_kinds(checkpoint)
     try:
@@ -258,11 +256,8 @@ def missing_name(checkpoint: Checkpoint) -> str:
 
 
 def _marked(checkpoint: Checkpoint) -> list[Family]:
-    return [
-        family
-        for family in FAMILIES
-        if family.recognises({family.canonical_name(name) for name in checkpoint.tensors})
-    ]
+    names = checkpoint.tensors
+    return [each for each in FAMILIES if each.recognises(set(map(each.canonical_name, names)))]
 
 
 def _with_stored_layer(

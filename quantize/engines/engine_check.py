@@ -25,7 +25,7 @@ from ..drafts.recognition import (
     stored_layers,
 )
 from ..drafts.runtime_names import known_target_layers
-from ..files.checkpoint import CONFIG_FILE, Checkpoint
+from ..files.checkpoint import Checkpoint
 from ..gpus import gpu_name, gpu_names
 from ..stored.layouts import HF_QUANT_CONFIG
 from ..stored.layouts.declaration_reader import OTHER_WAY, UNREAD_METHODS
@@ -169,7 +169,7 @@ def _check_asked(asked: Asked) -> None:
 
 
 def _check(checkpoint: Checkpoint, place: _Place) -> EngineCheck:
-    refuse_earlier_kinds(checkpoint.config, checkpoint.tensors, checkpoint.folder / CONFIG_FILE)
+    refuse_earlier_kinds(checkpoint)
     kind = other_kind(checkpoint)
     try:
         answer = _check_family(checkpoint, place)

@@ -200,9 +200,8 @@ def plan_graft(target: Path, source: DraftSource, *, replace: bool = False) -> G
     left_out = mtp.check_tables(whole, stored, prefixes)
     grafted = [t for name, t in stored.checkpoint.tensors.items() if name not in left_out]
     modules = {t.name.rpartition(".")[0] for header in rest.values() for t in header.tensors}
-    layer = mtp.grafted_layer(
-        stored, mtp.layer_names(stored.draft.family, prefixes, config, modules)
-    )
+    called = mtp.layer_names(stored.draft.family, prefixes, config, modules)
+    layer = mtp.grafted_layer(stored, called)
     raw = raw_declaration(whole)
     merged = merged_declaration(raw.value if raw else None, layer)
     declared, side = _declared_documents(whole, config, raw, merged)
@@ -425,10 +424,8 @@ class _Graft(Rewrite[GraftVerification]):
         stored = [tensor.as_stored for tensor in tensors]
         with ExitStack() as stack:
             out = stack.enter_context(SafetensorsFile(path, stored, metadata, synced=False))
-            sources = {
-                file: stack.enter_context(open_weights(folder / file))
-                for file in sorted({tensor.file for tensor in tensors})
-            }
+            files = sorted({tensor.file for tensor in tensors})
+            sources = {file: stack.enter_context(open_weights(folder / file)) for file in files}
             for tensor in tensors:
                 out.copy(sources[tensor.file], tensor)
                 self.on_progress(tensor.nbytes)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from ...recipes.errors import LayoutError
+from ...recipes.errors import LayoutError, refused
 from ...recipes.schema import LayoutName, Recipe
 from ..drafts.family import Row
 from ..stored.layouts import LAYOUTS
@@ -33,24 +33,18 @@ def get_layout(name: LayoutName) -> Layout:
 
 def check_layout(recipe: Recipe) -> None:
     """LayoutError, with those that can, where the layout cannot express the formats of a recipe."""
-    layout = get_layout(recipe.layout)
+    where, layout = f"layout {recipe.layout}", get_layout(recipe.layout)
     for form in recipe.formats:
         problem = layout.problem(recipe.in_format(form).stored)
         if problem is not None:
-            raise LayoutError(f"layout {recipe.layout}", f"{problem}: {form}", fix=_use(recipe))
+            raise LayoutError(where, f"{problem}: {form}", fix=_use(recipe))
     if len(recipe.formats) > 1 and layout.mix_problem is not None:
         formats = "; ".join(map(str, recipe.formats))
-        raise LayoutError(
-            f"layout {recipe.layout}",
-            f"{layout.mix_problem}: the recipe has {len(recipe.formats)}: {formats}",
-            fix=_use(recipe),
-        )
+        what = f"{layout.mix_problem}: the recipe has {len(recipe.formats)}: {formats}"
+        raise LayoutError(where, what, fix=_use(recipe))
     if recipe.kv_cache is not None and layout.cache_problem is not None:
-        raise LayoutError(
-            f"layout {recipe.layout}",
-            f"{layout.cache_problem}, and the recipe has one: {recipe.kv_cache}",
-            fix="leave 'kv_cache' out, or " + _use(recipe),
-        )
+        what = f"{layout.cache_problem}, and the recipe has one: {recipe.kv_cache}"
+        raise LayoutError(where, what, fix="leave 'kv_cache' out, or " + _use(recipe))
 
 
 def check_head(recipe: Recipe, row: Row) -> None:
@@ -64,18 +58,9 @@ def check_head(recipe: Recipe, row: Row) -> None:
     named = f"layout {recipe.layout}: {row.tensor.name}"
     able = [n for n in _LAYOUTS if LAYOUTS[n].names_heads or LAYOUTS[n].heads_are_linears]
     if recipe.layout not in able:
-        raise LayoutError(
-            named,
-            "engines do not load a quantized head of a draft in this layout",
-            fix=f"keep the head, or use layout {' or '.join(able)}",
-        )
+        raise refused(LayoutError, named, __file__, "unloaded-head", able=" or ".join(able))
     if recipe.weights.granularity == "block":
-        raise LayoutError(
-            named,
-            "engines split a head by rows of the vocabulary, which does not work with"
-            " scales per block",
-            fix="give the head a format of its own with scales per channel, or keep it",
-        )
+        raise refused(LayoutError, named, __file__, "split-head")
 
 
 def named_heads(recipe: Recipe, rows: Iterable[Row]) -> tuple[OwnFormat, ...]:
@@ -95,8 +80,6 @@ def _use(recipe: Recipe) -> str:
     ]
     if able:
         return f"use one of: {', '.join(able)}"
-    return (
-        "use another format: no layout can declare these two together"
-        if len(each) == 1
-        else "use fewer formats: no layout can declare all of them"
-    )
+    if len(each) == 1:
+        return "use another format: no layout can declare these two together"
+    return "use fewer formats: no layout can declare all of them"

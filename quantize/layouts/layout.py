@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from typing_extensions import override
 
-from ...recipes.errors import LayoutError
+from ...recipes.errors import LayoutError, refused
 from ...recipes.library import recipe_file
 from ...recipes.packages import table_beside
 from ...recipes.schema import LayoutName, Recipe, WeightFormat
@@ -135,9 +135,7 @@ class Layout:
             for suffix, (dtype, shape) in self.parts(weight, recipe).items()
         )
 
-    def encode_rows(
-        self, module: str, block: "QuantizedWeight", weights: WeightFormat
-    ) -> "Encoded":
+    def encode_rows(self, module: str, block: "QuantizedWeight", weights: WeightFormat) -> Encoded:
         """A block of rows -> what it is of each stored tensor that is made of rows, by name."""
         from ..numerics.quantized_weight import packed
 
@@ -230,12 +228,8 @@ def last_part(module: str) -> str:
 def check_divides(layout: LayoutName, weight: TensorInfo, axis: int, divisor: int) -> None:
     """Fail if a dimension of a weight is not whole groups or words."""
     if weight.shape[axis] % divisor:
-        name = ("rows", "inputs")[axis]
-        raise LayoutError(
-            weight.name,
-            f"layout {layout} needs a multiple of {divisor} {name}, got {weight.shape[axis]}",
-            fix="keep this tensor, or use another group size or layout",
-        )
+        facts = {"divisor": divisor, "axis": ("rows", "inputs")[axis], "got": weight.shape[axis]}
+        raise refused(LayoutError, weight.name, __file__, "not-whole", layout=layout, **facts)
 
 
 def scalar(value: "float | Tensor", shape: tuple[int, ...]) -> "Tensor":
@@ -271,11 +265,8 @@ def check_groups(recipe: Recipe, claimed: Sequence[tuple[Row, int]]) -> None:
         fitting = [s for s in sorted(known, reverse=True) if not any(row % s for row in rows)]
         what = f"layout {recipe.layout} needs a multiple of {size} inputs, got {tensor.shape[1]}"
         if not fitting:
-            fix = (
-                f"no groups of {weights.dtype} fit: take a recipe with a scale per channel, such as"
-                " int4-channel-gptq or fp8-ptpc"
-            )
-            raise LayoutError(tensor.name, what, fix=fix)
+            facts = {"what": what, "dtype": weights.dtype}
+            raise refused(LayoutError, tensor.name, __file__, "no-groups", **facts)
         raise LayoutError(
             tensor.name,
             what,
@@ -319,9 +310,8 @@ class ModelOptLayout(Layout):
     name: LayoutName = "modelopt"
     # vLLM 0.33 has `model.layers.61.mlp.down_proj`, SGLang 0.5.23 `model.down_proj`, or no `model`.
     mix_problem: str | None = (
-        "ModelOpt's layout declares several formats by whole names of linears"
-        " (MIXED_PRECISION), but engines have names of their own for a draft's"
-        " linears"
+        "ModelOpt's layout declares several formats by whole names of linears (MIXED_PRECISION),"
+        " but engines have names of their own for a draft's linears"
     )
     cache_problem = None
 
@@ -370,11 +360,7 @@ class QuarkLayout(Layout):
     def check_shape(self, weight: TensorInfo, weights: WeightFormat) -> None:
         rows = weight.shape[0]
         if weights.number.is_integer and rows % _PER_WORD:
-            raise LayoutError(
-                weight.name,
-                f"layout quark packs zero points of 8 rows into a word, got {rows} rows",
-                fix="keep this tensor, or use layout compressed-tensors",
-            )
+            raise refused(LayoutError, weight.name, __file__, "zero-points-of-rows", rows=rows)
         super().check_shape(weight, weights)
 
 

@@ -100,10 +100,8 @@ def execute(
         device: where codes are computed and packed, unless a vendor's toolkit computes them.
     """
     with workers() as pool:
-        execution = _Execution(
-            pool, plan, run, backend, measured, exponents, allow_zero_rows, device
-        )
-        execution.every_step(on_progress)
+        steps = _Execution(pool, plan, run, backend, measured, exponents, allow_zero_rows, device)
+        steps.every_step(on_progress)
         finish(run.copies, on_progress)
 
 
@@ -149,9 +147,7 @@ class _Execution:
         return get_backend(recipe.backend, algorithm)
 
     def _names_of_need(self, steps: Sequence[Step]) -> list[str]:
-        return [
-            step.row.canonical_module for step in steps if self._backend_of(step).needs != "none"
-        ]
+        return [s.row.canonical_module for s in steps if self._backend_of(s).needs != "none"]
 
     def _run_stage(
         self,
@@ -177,10 +173,9 @@ class _Execution:
         if step.action == "transform":
             self._write_norm(step, self.exponents[step.row.module])
         elif step.action == "learn":
-            assert self.measured.found is not None  # `every_step` has seen it
-            output.write(
-                step.row.tensor.name, self.measured.found.weight(step.row.canonical_module)
-            )
+            found = self.measured.found
+            assert found is not None  # `every_step` has seen it
+            output.write(step.row.tensor.name, found.weight(step.row.canonical_module))
         else:
             blocks = self._quantized_blocks(step, moments)
             input_scale = self.measured.input_scales.get(step.row.module)
@@ -254,15 +249,12 @@ class _Execution:
         and FP8 is rounded a second time. So they share the largest magnitude, as in ModelOpt's own
         export.
         """
-        steps = [
-            step
-            for step in self.plan.quantized
-            if self.plan.format_of(step).weights.scales_whole_matrix
-        ]
+        plan = self.plan
+        steps = [s for s in plan.quantized if plan.format_of(s).weights.scales_whole_matrix]
         found = self.pool.map(self._matrix_absmax, steps)
         modules = (step.row.module for step in steps)
         absmax = dict(zip(modules, found, strict=True))
-        for group in self.plan.draft.fused_groups():
+        for group in plan.draft.fused_groups():
             if members := absmax.keys() & set(group):
                 absmax |= dict.fromkeys(members, max(absmax[module] for module in members))
         return absmax

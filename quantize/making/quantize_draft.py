@@ -198,11 +198,8 @@ class _Quantization(Rewrite[VerifyReport]):
     @override
     def write_tensors(self, staging: Path) -> None:
         plan, changed = self.plan, self.method.changed_norms
-        kept = [
-            step
-            for step in plan.steps
-            if step.action not in ("quantize", "drop") and step.row.tensor.name not in changed
-        ]
+        rest = (step for step in plan.steps if step.action not in ("quantize", "drop"))
+        kept = [step for step in rest if step.row.tensor.name not in changed]
         sides = plan.draft.checkpoint, staging
         with opened(*sides, plan.outputs, kept=kept) as run:
             from .execute import CPU, execute  # torch is imported while the kernel copies

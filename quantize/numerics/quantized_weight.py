@@ -1,7 +1,6 @@
 """`QuantizedWeight`: what every number format turns a weight into."""
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +8,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ...recipes.errors import CheckpointError
+from ...recipes.errors import CheckpointError, refused
 from ...recipes.formats import NUMBER_FORMATS, WeightDtype
 from ..files.safetensors_header import FloatDtype
 from .number_formats import fp4_values
@@ -113,11 +112,7 @@ def packed(dtype: WeightDtype, codes: Tensor, *, interleaved: bool, offset: int)
 
 
 Floats = npt.NDArray[np.float32]
-TORCH_DTYPES: Mapping[str, torch.dtype] = {
-    "BF16": torch.bfloat16,
-    "F16": torch.float16,
-    "F32": torch.float32,
-}
+TORCH_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 
 
 def rounded(product: Floats, dtype: FloatDtype, name: str, first_row: int) -> Tensor:
@@ -128,18 +123,9 @@ def rounded(product: Floats, dtype: FloatDtype, name: str, first_row: int) -> Te
         return torch.from_numpy(product).to(TORCH_DTYPES[dtype])
     row = int(bad[0])
     if np.isfinite(magnitude[row]):
-        raise CheckpointError(
-            name,
-            f"row {first_row + row} holds values up to {magnitude[row]:g}, which {dtype}"
-            " cannot hold",
-            fix="use --dtype float32",
-        )
-    raise CheckpointError(
-        name,
-        f"row {first_row + row} decodes to NaN or infinity: a quantized value or a"
-        " scale is damaged",
-        fix="run `draftquant verify`, then quantize the draft again",
-    )
+        facts = {"row": first_row + row, "largest": magnitude[row]}
+        raise refused(CheckpointError, name, __file__, "row-out-of-range", dtype=dtype, **facts)
+    raise refused(CheckpointError, name, __file__, "damaged-row", row=first_row + row)
 
 
 def _fits(magnitude: Floats, dtype: FloatDtype) -> npt.NDArray[np.bool_]:

@@ -34,9 +34,8 @@ def changed_norms(recipe: Recipe, draft: Draft, claimed: Sequence[int]) -> dict[
     The norm before the concat input is transformed if the linears behind it are quantized; norms
     learn where the recipe says so, that one too.
     """
-    rows = (
-        r for r, i in zip(draft.rows, claimed, strict=True) if recipe.rules[i].action == "quantize"
-    )
+    chosen = zip(draft.rows, claimed, strict=True)
+    rows = (row for row, index in chosen if recipe.rules[index].action == "quantize")
     quantized = {row.canonical: row.module for row in rows}
     concat, found = draft.family.concat(draft.geometry), dict[str, NormAction]()
     balances = recipe.algorithm.balance_concat == "auto"

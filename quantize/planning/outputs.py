@@ -154,9 +154,7 @@ def checked_cache_scales(
     cache, where = recipe.kv_cache, f"recipe {recipe.name}"
     if cache is None or not cache.needs_traces:
         if scales:
-            raise refused(
-                BackendError, where, __file__, "cache-scales-given", scales=cache or "none"
-            )
+            raise refused(BackendError, where, __file__, "scales-given", scales=cache or "none")
         if cache is None:
             return {}
     sites = cache_sites(draft)
@@ -171,9 +169,8 @@ def checked_cache_scales(
         each = scales.get(site.layer, UNIT)
         for name, values in zip(site.recorded, (each.k, each.v), strict=True):
             if len(values) != 1 or not 0 < float(np.float32(values[0])) < float("inf"):
-                raise refused(
-                    BackendError, f"{where}: {name}", __file__, "cache-scale", got=list(values)
-                )
+                where = f"{where}: {name}"
+                raise refused(BackendError, where, __file__, "cache-scale", got=list(values))
             found[name] = float(np.float32(values[0]))
     return found
 

@@ -89,9 +89,8 @@ class Plan:
 
     def stages(self) -> tuple[tuple[Step, ...], ...]:
         """What is not quantized, then linears as the draft runs them, fused ones at once."""
-        order = {
-            name: i for i, name in enumerate(self.draft.family.tensor_specs(self.draft.geometry))
-        }
+        specs = self.draft.family.tensor_specs(self.draft.geometry)
+        order = {name: i for i, name in enumerate(specs)}
         groups = {module: group for group in self.draft.fused_groups() for module in group}
         stages: dict[tuple[str, ...], list[Step]] = {}
         for step in sorted(self.quantized, key=lambda s: order[s.row.canonical]):

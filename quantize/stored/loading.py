@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...recipes.errors import CheckpointError
+from ...recipes.errors import CheckpointError, refused
 from ...recipes.formats import KvCacheDtype, OnlineHead, ServedForm
 from ...recipes.schema import LAYER_ROLES, QUANTIZABLE
 from ..drafts import Draft, Family, Row
@@ -65,9 +65,8 @@ def read_weight(
         CheckpointError: what no engine takes as codes is quantized, or a weight is NaN or infinite.
     """
     if stored.is_quantized(row) and row.role not in QUANTIZABLE:
-        what = f"{row.module} is quantized; engines take the {row.role} as floats only"
-        fix = f"quantize {', '.join(QUANTIZABLE)} only"
-        raise CheckpointError(stored.checkpoint.folder, what, fix=fix)
+        facts = {"module": row.module, "role": row.role, "linears": ", ".join(QUANTIZABLE)}
+        raise refused(CheckpointError, stored.checkpoint.folder, __file__, "floats-only", **facts)
     shape = row.tensor.shape
     if twin is not None and (twin.dtype, twin.shape, twin.device.type) == (
         dtype, torch.Size(shape), device.type
@@ -199,17 +198,10 @@ def load_draft(
     geometry = draft.geometry if rope_theta is None else _rebased(draft.geometry, rope_theta)
     twins = like.weights if like else {}
     specs = draft.family.tensor_specs(draft.geometry)
-    weights = {
-        row.canonical: read_weight(
-            stored,
-            row,
-            held_dtype(stored, row, dtype, compact=compact),
-            device=device,
-            twin=twins.get(row.canonical),
-        )
-        for row in draft.rows
-        if not specs[row.canonical].tied
-    }
+    weights = {}
+    for row in (row for row in draft.rows if not specs[row.canonical].tied):
+        held, twin = held_dtype(stored, row, dtype, compact=compact), twins.get(row.canonical)
+        weights[row.canonical] = read_weight(stored, row, held, device=device, twin=twin)
     for name, table in _from_target(draft, shared or {}).items():
         fits = torch.promote_types(table.dtype, dtype) == dtype
         weights[name] = table.to(device, table.dtype if compact and fits else dtype)
@@ -217,16 +209,10 @@ def load_draft(
     weights |= {name: weight.to(device, dtype) for name, weight in beside.items()}
     linears = tuple(row.canonical_module for row in draft.rows if row.role in LAYER_ROLES)
     quantized = {row.canonical_module: row for row in draft.rows if stored.is_quantized(row)}
-    activations = {
-        name: scheme.activations
-        for name, row in quantized.items()
-        if (scheme := stored.scheme_of(row)) is not None
-    }
-    scales = {
-        name: _input_scale(stored, row, activations[name], device)
-        for name, row in quantized.items()
-        if activations.get(name) in STATIC
-    }
+    schemes = {name: stored.scheme_of(row) for name, row in quantized.items()}
+    activations = {name: one.activations for name, one in schemes.items() if one is not None}
+    static = {name: how for name, how in activations.items() if how in STATIC}
+    scales = {n: _input_scale(stored, quantized[n], how, device) for n, how in static.items()}
     served_heads = online_heads(stored, weights, shared or {}, online_head, dtype)
     weights |= served_heads
     online = [name.removesuffix(".weight") for name in served_heads]
@@ -252,11 +238,9 @@ def load_draft(
 
 def _rebased(geometry: Any, rope_theta: float) -> Any:
     if not 1 < rope_theta < float("inf"):
-        fix = "give a rope base that the draft may have been trained with, for example 10000"
-        raise CheckpointError("rope_theta", f"expected a number above 1, got {rope_theta}", fix=fix)
+        raise refused(CheckpointError, "rope_theta", __file__, "rope-base", rope_theta=rope_theta)
     if geometry.rope is None:
-        what = "this draft has no attention, so it has no rotary embedding"
-        raise CheckpointError("rope_theta", what, fix="leave --rope-theta out")
+        raise refused(CheckpointError, "rope_theta", __file__, "no-rope")
     rope = dataclasses.replace(geometry.rope, theta=float(rope_theta))
     return dataclasses.replace(geometry, rope=rope)
 
@@ -281,14 +265,10 @@ def _from_target(draft: Draft, shared: Mapping[str, Tensor]) -> dict[str, Tensor
             continue
         shape = tuple(dim.size for dim in spec.shape)
         if name not in shared:
-            what = f"the draft does not store {name}, which it shares with the target"
-            fix = "give the target (--target M), or traces recorded with --tables"
-            raise CheckpointError(draft.checkpoint.folder, what, fix=fix)
+            raise refused(CheckpointError, draft.checkpoint.folder, __file__, "no-table", name=name)
         if tuple(shared[name].shape) != shape:
-            got = list(shared[name].shape)
-            what = f"{name}: expected shape {list(shape)}, the target's is {got}"
-            fix = "give the target that this draft was trained for"
-            raise CheckpointError(draft.checkpoint.folder, what, fix=fix)
+            facts = {"name": name, "expected": list(shape), "got": list(shared[name].shape)}
+            raise refused(CheckpointError, draft.checkpoint.folder, __file__, "other-size", **facts)
         found[name] = shared[name]
     return found
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...recipes.errors import CheckpointError, LayoutError
+from ...recipes.errors import CheckpointError, LayoutError, refused
 from ...recipes.formats import NUMBER_FORMATS, KvCacheDtype
 from ...recipes.schema import WeightFormat
 from ..drafts import Draft, Family, Row, read_config, read_draft
@@ -21,11 +21,7 @@ from ..files.safetensors_header import TensorInfo
 from .decoded_numbers import floats, read_whole
 from .layouts.scheme import FLOAT_DTYPES, DeclaredScheme, is_of_recipes
 from .linear import StoredLinear
-from .stored_declaration import (
-    declared_scheme,
-    quantized_looking,
-    stored_parts,
-)
+from .stored_declaration import declared_scheme, quantized_looking, stored_parts
 
 _SPELLED = re.compile(
     r"(?P<attention>.*\bself_attn)\."
@@ -97,9 +93,8 @@ def cache_scales(
 ) -> dict[int, CacheScales]:
     """The scales that a folder stores, by layer, declared or not; CheckpointError for bad ones."""
     for where, expected, got in cache_problems(checkpoint, draft, scheme):
-        what = f"a scale of the KV cache: expected {expected}, got {got}"
-        fix = "run 'draftquant verify', then quantize the draft again"
-        raise CheckpointError(f"{checkpoint.folder}: {where}", what, fix=fix)
+        at, facts = f"{checkpoint.folder}: {where}", {"expected": expected, "got": got}
+        raise refused(CheckpointError, at, __file__, "cache-scale", **facts)
     found: dict[int, dict[str, tuple[float, ...]]] = {}
     for layer, of, tensor in cache_tensors(checkpoint, draft.family):
         found.setdefault(layer, {}).update(dict.fromkeys(of, _values(checkpoint, tensor)))
@@ -223,25 +218,20 @@ class StoredDraft:
 
     def linear(self, row: Row) -> StoredLinear:
         """A quantized row, ready to decode; CheckpointError where scales or zeros are none."""
-        module, scheme = row.module, self._needed_scheme(row)
+        module, scheme, where = row.module, self._needed_scheme(row), self.checkpoint.folder
         scales = f"{module}.{scheme.layout.scale_suffix(scheme)}"
         constant = scheme.layout.zero_points if not scheme.layout.zeros(scheme) else {}
         for suffix, part in self.parts(row).items():
             expected = constant.get(suffix)
             if expected is not None and (read_whole(self.checkpoint, part) != expected).any():
-                what = f"{part.name}: expected the zero points of symmetric values, got others"
-                again = "quantize the draft again with symmetric values"
-                fix = f"{again}: asymmetric ones are not supported"
-                raise CheckpointError(self.checkpoint.folder, what, fix=fix)
+                raise refused(CheckpointError, where, __file__, "asymmetric", name=part.name)
         linear = StoredLinear(self.checkpoint, scheme, module, in_features=row.tensor.shape[1])
         scale = np.abs(linear.scale) if scheme.has_signed_scales else linear.scale
         bad = np.argwhere(~(np.isfinite(scale) & (scale > 0)))
         if len(bad):
             first = tuple(bad[0])
-            got = f"{len(bad)} other(s), first {linear.scale[first]} at row {first[0]}"
-            what = f"{scales}: expected positive scales, got {got}"
-            fix = "run `draftquant verify`, then quantize the draft again"
-            raise CheckpointError(self.checkpoint.folder, what, fix=fix)
+            of_bad = {"count": len(bad), "first": linear.scale[first], "row": first[0]}
+            raise refused(CheckpointError, where, __file__, "bad-scales", scales=scales, **of_bad)
         return linear
 
     def scheme_of(self, row: Row) -> DeclaredScheme | None:
@@ -273,10 +263,9 @@ def _declared_tensors(
             tensor = checkpoint.tensors.get(f"{module}.{suffix}")
             if not part.fits(tensor):
                 got = f"{tensor.dtype} {list(tensor.shape)}" if tensor else "none"
-                needs = f"{own} needs {' or '.join(part.dtypes)} {list(part.shape)}"
-                what = f"{module}.{suffix}: {needs}, got {got}"
-                fix = "run `draftquant verify`, then quantize the draft again"
-                raise CheckpointError(checkpoint.folder, what, fix=fix)
+                needs = f"{' or '.join(part.dtypes)} {list(part.shape)}"
+                facts = {"name": f"{module}.{suffix}", "scheme": own, "needs": needs, "got": got}
+                raise refused(CheckpointError, checkpoint.folder, __file__, "other-part", **facts)
             names |= {tensor.name} if tensor else set()
     return names
 
@@ -327,8 +316,7 @@ def weight_format(stored: StoredDraft, scheme: DeclaredScheme) -> WeightFormat:
     if not is_of_recipes(scheme.weight_dtype) or not known:
         size_of = f" of {scheme.group_size}" if scheme.group_size else ""
         where = f"weights {scheme.weight_dtype} per {scheme.granularity}{size_of}"
-        fix = "`draftquant dequantize` the folder, and quantize the weights with a recipe"
-        raise LayoutError(where, "no layout that draftquant writes has this format", fix=fix)
+        raise refused(LayoutError, where, __file__, "unwritten")
     return WeightFormat(
         dtype=scheme.weight_dtype, granularity=scheme.granularity, symmetric=True,
         group_size=scheme.group_size, scale_dtype="float16" if float16 else None,

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...recipes.errors import CheckpointError
+from ...recipes.errors import CheckpointError, refused
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
 from .layouts.scheme import FLOAT_DTYPES
@@ -38,14 +38,9 @@ class StoredTables:
         checkpoint = Checkpoint.open(target, is_target=True)
         embedding, head = _find(checkpoint, EMBEDDING), _find(checkpoint, HEAD)
         if embedding is None:
-            what = f"no tensor is called {EMBEDDING}, with or without a prefix"
-            fix = "give the folder of the target, with the shard that holds its embedding"
-            raise CheckpointError(target, what, fix=fix)
+            raise refused(CheckpointError, target, __file__, "no-embedding", embedding=EMBEDDING)
         if head is None and not _tied(checkpoint):
-            untied = "config.json does not say that the target ties it to the embedding"
-            tied = "write tie_word_embeddings: true if they are tied"
-            fix = f"give the shard that holds the head, or {tied}"
-            raise CheckpointError(target, f"no tensor is called {HEAD}, and {untied}", fix=fix)
+            raise refused(CheckpointError, target, __file__, "no-head", head=HEAD)
         tables = cls(checkpoint=checkpoint, embed_tokens=embedding, lm_head=head or embedding)
         tables._check()
         return tables
@@ -64,19 +59,16 @@ class StoredTables:
         return None if row is None else f"row {row} differs from that of the target's {theirs.name}"
 
     def _check(self) -> None:
+        where = self.checkpoint.folder
         for tensor in (self.embed_tokens, self.lm_head):
             if tensor.dtype not in FLOAT_DTYPES or len(tensor.shape) != 2 or 0 in tensor.shape:
-                where, got = self.checkpoint.folder / tensor.file, list(tensor.shape)
-                expected = f"{' or '.join(FLOAT_DTYPES)} [vocabulary, width]"
-                what = f"{tensor.name}: expected {expected}, got {tensor.dtype} {got}"
-                fix = "give a target whose embedding and head are not quantized"
-                raise CheckpointError(where, what, fix=fix)
+                got = f"{tensor.dtype} {list(tensor.shape)}"
+                facts = {"name": tensor.name, "dtypes": " or ".join(FLOAT_DTYPES), "got": got}
+                raise refused(CheckpointError, where / tensor.file, __file__, "no-floats", **facts)
         if self.embed_tokens.shape != self.lm_head.shape:
             one, head = self.embed_tokens, self.lm_head
             shapes = f"{one.name} is {list(one.shape)}, {head.name} {list(head.shape)}"
-            what = f"{shapes}: expected equal shapes"
-            fix = "give the target that the draft was trained for"
-            raise CheckpointError(self.checkpoint.folder, what, fix=fix)
+            raise refused(CheckpointError, where, __file__, "unequal-tables", shapes=shapes)
 
 
 def first_differing_row(
@@ -106,9 +98,8 @@ def _find(checkpoint: Checkpoint, table: str) -> TensorInfo | None:
         if f".{name}".endswith(f".{table}") and ".layers." not in f".{name}"
     ]
     if len(found) > 1:
-        what = f"several tensors are called {table}: {', '.join(tensor.name for tensor in found)}"
-        fix = "give a folder that holds only the language model that the draft was trained for"
-        raise CheckpointError(checkpoint.folder, what, fix=fix)
+        facts = {"table": table, "names": ", ".join(tensor.name for tensor in found)}
+        raise refused(CheckpointError, checkpoint.folder, __file__, "several-tables", **facts)
     return found[0] if found else None
 
 

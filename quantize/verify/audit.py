@@ -36,13 +36,7 @@ from ..stored.stored_declaration import (
 from ..stored.stored_draft import StoredDraft, cache_scales
 from .changed_values import cache_scale_faults
 from .comparison import Fault, form, others
-from .folder_faults import (
-    exclude_faults,
-    fused_faults,
-    index_faults,
-    must_not_be_quantized,
-    sort_parts,
-)
+from .folder_faults import exclude_faults, fused_faults, index_faults, not_quantizable, sort_parts
 from .scales import companion_faults, group_absmax
 
 _TOP_UNDER_POWERS = 4.0
@@ -195,10 +189,8 @@ def _scale_faults(tensor: TensorInfo, scale: Floats, peaks: Floats) -> list[Faul
         group = f", group {at[1]}" if scale.shape[1] > 1 else ""
         return f"first {scale[at]} at row {at[0]}{group}"
 
-    return [
-        *others(tensor.name, "finite scales > 0", bad, say),
-        *others(tensor.name, normal, subnormal, say),
-    ]
+    faults = others(tensor.name, "finite scales > 0", bad, say)
+    return faults + others(tensor.name, normal, subnormal, say)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,6 +287,7 @@ def audit_checkpoint(checkpoint: Checkpoint) -> Audit:
     linears = tuple(linear for linear, _ in looked)
     quantized = frozenset(linear.module for linear in linears)
     only = f"only linears of {draft.family.name} to be quantized"
+    strange = [Fault(m, only, "tensors of a quantized linear") for m in sorted(looking - quantized)]
     bad_scales = cache_scale_faults(draft, checkpoint, scheme, None)
     return Audit(
         checkpoint=checkpoint,
@@ -304,10 +297,7 @@ def audit_checkpoint(checkpoint: Checkpoint) -> Audit:
         linears=linears,
         faults=(
             *_declaration_faults(checkpoint, draft, scheme, linears),
-            *(
-                Fault(module, only, "tensors of a quantized linear")
-                for module in sorted(looking - quantized)
-            ),
+            *strange,
             *(fault for _, found in looked for fault in found),
             *index_faults(checkpoint),
             *bad_scales,
@@ -325,7 +315,7 @@ def _look(
         for name, tensor in checkpoint.tensors.items()
         if name.rpartition(".")[0] == module
     }
-    faults = [] if row.role in QUANTIZABLE else [must_not_be_quantized(module, row)]
+    faults = [] if row.role in QUANTIZABLE else [not_quantizable(module, row)]
     codes = input_scale = None
     wrong: set[str] = set()
     own = scheme.of(module) if scheme is not None else None

@@ -170,11 +170,8 @@ def cache_scale_faults(
     """
     faults = [Fault(*problem) for problem in cache_problems(output, draft, scheme)]
     declared = scheme.kv_cache if scheme is not None else None
-    stored = {
-        (layer, part): tensor
-        for layer, of, tensor in cache_tensors(output, draft.family)
-        for part in of
-    }
+    found = cache_tensors(output, draft.family)
+    stored = {(layer, part): tensor for layer, of, tensor in found for part in of}
     if declared is None and stored and (method is not None or scheme is None):
         names = ", ".join(sorted({tensor.name for tensor in stored.values()}))
         faults.append(Fault(f"{CONFIG_FILE}: {_DECLARATION}", f"a KV cache, for {names}", "none"))

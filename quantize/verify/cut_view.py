@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ...recipes.errors import CheckpointError, VerifyError
+from ...recipes.errors import CheckpointError, VerifyError, refused
 from ..drafts import Draft, Row, read_config, read_draft
 from ..drafts.geometry import MAP, MASK, SIZE_KEY
 from ..files.checkpoint import CONFIG_FILE, Checkpoint
@@ -81,9 +81,7 @@ def _id_faults(ids: Ids, source: Draft) -> list[Fault]:
 
 
 @contextmanager
-def cut_view(
-    source: StoredDraft, ids: Ids, tables: StoredTables | None = None
-) -> Iterator[Checkpoint]:
+def cut_view(source: StoredDraft, ids: Ids, tables: StoredTables | None) -> Iterator[Checkpoint]:
     """What a folder becomes whose vocabulary is cut to these ascending target ids.
 
     Where it has no head, it gets rows of the target's `tables`; without them there is none.
@@ -155,9 +153,8 @@ def _cut(
     if part.shape == tensor.shape:  # of the inputs
         return iter([read_whole(source.checkpoint, tensor)]), tensor.shape
     if scheme.transposed or tensor.shape[0] != whole or part.shape != shape:
-        what = f"{scheme} is not stored row by row, so no rows of it can be compared"
-        fix = "cut the BF16 draft, then quantize it, and verify that folder"
-        raise VerifyError(f"{source.checkpoint.folder}: {row.module}", what, fix=fix)
+        where = f"{source.checkpoint.folder}: {row.module}"
+        raise refused(VerifyError, where, __file__, "not-by-rows", scheme=scheme)
     return _gathered(source.checkpoint, tensor, rows), shape
 
 
@@ -236,16 +233,11 @@ def _tables(
 ) -> StoredTables | None:
     own = draft.row(HEAD)
     if own is not None and own.tensor.name in quantized.dropped:
-        given = "given back when its vocabulary was cut"
-        what = f"its head was left to the target when it was quantized, and {given}"
-        fix = "give the quantized folder that was cut behind --against"
-        raise CheckpointError(output.folder, what, fix=fix)
+        raise refused(CheckpointError, output.folder, __file__, "head-left-out")
     if own is not None or "head" not in draft.family.shared_tables:
         return None
     if target is None:
-        what = "the draft behind --against has no head: the rows are its target's"
-        fix = "add the target's folder (--target M), or give the folder that it was made from"
-        raise CheckpointError(output.folder, what, fix=fix)
+        raise refused(CheckpointError, output.folder, __file__, "head-of-the-target")
     return StoredTables.find(target)
 
 
@@ -317,9 +309,7 @@ def cut_of(output: Path, source: Checkpoint) -> CutProvenance | None:
         return record
     if isinstance(record.quantized_by, QuantizedProvenance):
         return None  # of the whole draft, quantized: see `cut_between`
-    why = "its vocabulary was cut after another tool had quantized it"
-    what = f"{why}, so it is verified against the quantized folder"
-    raise CheckpointError(output, what, fix="give that folder behind --against")
+    raise refused(CheckpointError, output, __file__, "cut-of-another-tool")
 
 
 def verify_cut(

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ...recipes.errors import CheckpointError
+from ...recipes.errors import CheckpointError, refused
 from ...recipes.schema import Format, Recipe, Rule, WeightFormat
 from ..drafts import Draft, Row
 from ..drafts.engine_traits import fused_names
@@ -68,14 +68,9 @@ def read_record(folder: Path) -> Record | CutProvenance | None:
     """What was recorded of a folder, or None; CheckpointError where it is none to verify."""
     found = read_provenance(folder)
     if isinstance(found, DequantizedProvenance):
-        none = "the folder was dequantized, and holds no quantized values"
-        what = f"there is nothing to verify: {none}"
-        fix = "verify the quantized folder that it was made from"
-        raise CheckpointError(folder / PROVENANCE_FILE, what, fix=fix)
+        raise refused(CheckpointError, folder / PROVENANCE_FILE, __file__, "dequantized")
     if isinstance(found, GraftedProvenance):
-        what = "the folder is a target's, into which an MTP layer was grafted"
-        fix = "draftquant verify it --against the target as it was"
-        raise CheckpointError(folder / PROVENANCE_FILE, what, fix=fix)
+        raise refused(CheckpointError, folder / PROVENANCE_FILE, __file__, "grafted")
     return found
 
 
@@ -226,11 +221,8 @@ def input_scale_faults(
 ) -> Iterator[Fault]:
     """Stored scales of inputs, of linears that have every tensor, are the run's, bit for bit."""
     where = f"{PROVENANCE_FILE}: input_scales"
-    needing = {
-        row.module
-        for row in draft.rows
-        if (form := _format(method.recipe, row)) and form.needs_input_scale
-    }
+    forms = ((row.module, _format(method.recipe, row)) for row in draft.rows)
+    needing = {module for module, form in forms if form and form.needs_input_scale}
     if given := ", ".join(sorted(method.input_scales.keys() - needing)):
         yield Fault(where, "none (recipe)", given)
     for module in sorted(needing.intersection(complete)):

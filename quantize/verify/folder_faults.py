@@ -102,7 +102,7 @@ def sort_tensors(
         scheme = demand.scheme if demand else None
         if demand is None or scheme is None or row.role not in QUANTIZABLE:
             claimed |= {n for n in output.tensors if n.rpartition(".")[0] == module}
-            found.faults.append(must_not_be_quantized(module, row))
+            found.faults.append(not_quantizable(module, row))
             continue
         recipe = demand.recipe
         rows, columns = row.tensor.shape
@@ -122,7 +122,7 @@ def sort_tensors(
     return found
 
 
-def must_not_be_quantized(module: str, row: Row) -> Fault:
+def not_quantizable(module: str, row: Row) -> Fault:
     """Of a row that is stored as codes but has no business to be."""
     reason = f"{CONFIG_FILE} declares no quantization"
     if row.role not in QUANTIZABLE:

@@ -93,7 +93,7 @@ class AboutNearest(Judge):
         with np.errstate(all="ignore"):  # NaN and infinity are reported as faults
             scale = spread(self._linear.scale_of(rows), self._scheme.group_size, w.shape[1])
             first = self._linear.first_scale
-            second = None if first is None else self._second_quotient(w, first, scale, codes)
+            second = None if first is None else self._second_stage(w, first, scale, codes)
             np.multiply(w, np.float32(1) / scale, out=x)
             bound: Floats | None = None
             if number.is_integer:
@@ -110,9 +110,7 @@ class AboutNearest(Judge):
                 np.divide(error, bound, out=error)
             self._judge(block.first_row, error, x, codes)
 
-    def _second_quotient(
-        self, w: Floats, first: np.float32, scale: Floats, codes: Floats
-    ) -> Floats:
+    def _second_stage(self, w: Floats, first: np.float32, scale: Floats, codes: Floats) -> Floats:
         """FP8 value / second scale, where that of both stages is `scale`; the nearest to the codes.
 
         One rounding of w / first scale to BF16 may decide between two neighbouring values.

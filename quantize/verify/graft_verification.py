@@ -50,9 +50,7 @@ from .folder_faults import index_faults, travelled_faults
 
 _PREFIX_BYTES = 8
 _EXPERT = re.compile(r"\.experts\.\d+\.")
-_MAY_CHANGE = frozenset(
-    {"quantization_config", "num_nextn_predict_layers", "mtp_num_hidden_layers"}
-)
+_CHANGING = frozenset({"quantization_config", "num_nextn_predict_layers", "mtp_num_hidden_layers"})
 _OF_LINEARS = frozenset({
     "config_groups", "exclude", "exclude_modules", "format", "ignore", "ignored_layers",
     "layer_quant_config", "modules_to_not_convert", "quantized_layers",
@@ -137,11 +135,8 @@ def verify_graft(
     starts = tuple(f"{prefix}." for prefix in layers)
     grafted = {name: t for name, t in after.tensors.items() if name.startswith(starts)}
     own = {name: t for name, t in before.tensors.items() if not name.startswith(starts)}
-    same = {
-        file
-        for file in before.headers.keys() & after.headers.keys()
-        if (before.folder / file).samefile(after.folder / file)
-    }
+    both = before.headers.keys() & after.headers.keys()
+    same = {file for file in both if (before.folder / file).samefile(after.folder / file)}
     linked = {n for n, t in own.items() if t.file in same and after.tensors.get(n) == t}
     others = [tensor for name, tensor in own.items() if name not in linked]
     sides = Sides(before, after, algorithm, progress.add)
@@ -241,7 +236,7 @@ def _config_faults(before: Mapping[str, Any], after: Mapping[str, Any]) -> Itera
         here, there = before.get(key), after.get(key)
         if key == "text_config" and isinstance(here, Mapping) and isinstance(there, Mapping):
             yield from _config_faults(here, there)
-        elif key not in _MAY_CHANGE and here != there:
+        elif key not in _CHANGING and here != there:
             yield Fault(f"{CONFIG_FILE}: {key}", repr(here), repr(there))
 
 
@@ -345,11 +340,8 @@ def _table_faults(
         if whole.shape != tensor.shape or (
             tensor_digest(layer, tensor) != tensor_digest(target, whole)
         ):
-            yield Fault(
-                f"{name} of the layer's own folder",
-                f"the target's {whole.name}",
-                "another table, for which the layer was trained",
-            )
+            other = "another table, for which the layer was trained"
+            yield Fault(f"{name} of the layer's own folder", f"the target's {whole.name}", other)
 
 
 def _file_faults(before: Checkpoint, after: Checkpoint) -> Iterator[Fault]:

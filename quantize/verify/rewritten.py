@@ -106,10 +106,8 @@ def verify_dequantized(
     return replace(whole, **whole.digests)
 
 
-def _digests(
-    side: StoredDraft, tensors: Iterable[TensorInfo], algorithm: Algorithm
-) -> dict[str, str]:
-    return {one.name: tensor_digest(side.checkpoint, one, algorithm) for one in tensors}
+def _digests(side: StoredDraft, tensors: Iterable[TensorInfo], by: Algorithm) -> dict[str, str]:
+    return {one.name: tensor_digest(side.checkpoint, one, by) for one in tensors}
 
 
 def _compare_caches(source: StoredDraft, output: StoredDraft, algorithm: Algorithm) -> Compared:

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from ...recipes.errors import VerifyError
+from ...recipes.errors import VerifyError, refused
 from ...recipes.formats import WeightDtype
 from ...recipes.schema import Recipe
 from ..files.checkpoint import PROVENANCE_FILE, Checkpoint
@@ -132,10 +132,9 @@ def rule_of(method: Method | None) -> CodeRule:
     algorithm = method.recipe.algorithm
     rule = _RULES.get((algorithm.scale, algorithm.rounding))
     if rule is None:
-        both = f"scale {algorithm.scale!r} with rounding {algorithm.rounding!r}"
-        fix = "use a version of draftquant that knows this algorithm"
-        what = f"{both}: what its codes must be is not known"
-        raise VerifyError(f"{PROVENANCE_FILE}: recipe.algorithm", what, fix=fix)
+        where = f"{PROVENANCE_FILE}: recipe.algorithm"
+        facts = {"scale": algorithm.scale, "rounding": algorithm.rounding}
+        raise refused(VerifyError, where, __file__, "unknown-algorithm", **facts)
     return replace(rule, corrected=algorithm.input_correction == "auto")
 
 
@@ -390,13 +389,11 @@ def scale_faults(
         largest = np.maximum.reduceat(own, np.arange(0, len(own), size), axis=0)
         some = stored[rows.start : rows.stop]
         with np.errstate(all="ignore"):  # what is not finite equals nothing, or is a fault before
-            wanted = absmax_scales(largest, scheme, dtype or tensor.dtype, whole)
+            of = largest, scheme, dtype or tensor.dtype, whole
+            wanted = absmax_scales(*of)
             wrong = some != wanted
             if rule == "searched":
-                least, most = (
-                    share_of_scales(share, largest, scheme, dtype or tensor.dtype, whole)
-                    for share in searched_shares(scheme)
-                )
+                least, most = (share_of_scales(end, *of) for end in searched_shares(scheme))
                 wrong = ~((some >= least) & (some <= most))
         if wrong.any() and first is None:
             row, group = map(int, np.argwhere(wrong)[0])

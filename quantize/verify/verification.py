@@ -14,7 +14,7 @@ from typing import Any
 from typing_extensions import override
 
 from ...recipes.brief import Brief
-from ...recipes.errors import CheckpointError, VerifyError
+from ...recipes.errors import CheckpointError, VerifyError, refused
 from ...recipes.regular_file import optional_path
 from ..asked import Verifying
 from ..drafts import Draft, read_draft
@@ -140,9 +140,7 @@ class _Comparison:
         self.sorting = sort_tensors(left, output, self.demands, beside)
         quantized = self.sorting.quantized
         if method is None and self.scheme is None and not quantized:
-            none = "it declares no quantization and stores no quantized linear"
-            fix = "give the quantized folder first, and its source behind --against"
-            raise CheckpointError(output.folder, f"there is nothing to verify: {none}", fix=fix)
+            raise refused(CheckpointError, output.folder, __file__, "nothing-quantized")
         self.norms = ChangedNorms.of(method, draft, quantized) if method else ChangedNorms()
         total, tell = draft.checkpoint.nbytes + output.nbytes, self.on_progress
         self.progress = Progress(lambda _: tell(self.progress.done, total) if tell else None)
@@ -287,8 +285,7 @@ def verify_as_asked(asked: Verifying) -> Verification:
     if isinstance(record, records.GraftedProvenance):
         return Verification(comparison=None, graft=_compared_graft(asked, record))
     if asked.layer is not None:
-        what = f"{asked.output} is no target's folder that `draftquant graft` wrote"
-        raise CheckpointError("--layer", what, fix="leave it out")
+        raise refused(CheckpointError, "--layer", __file__, "no-target", output=asked.output)
     return Verification(comparison=_compared(asked))
 
 
@@ -340,18 +337,15 @@ def _check_sides(output: DraftSource, source: DraftSource, *, foreign: bool) -> 
     given, record = source.checkpoint(), _record_of(output.folder)
     refuse_other_kinds(given)
     if looks_quantized(given) and not isinstance(record, records.CutProvenance):
-        what = "expected the unquantized draft behind --against, but this one is quantized"
-        command = f"draftquant verify {source.folder} --against {output.folder}"
-        fix = f"are the two in the wrong order? Then run {command}"
-        raise CheckpointError(source.folder, what, fix=fix)
+        facts = {"folder": source.folder, "output": output.folder}
+        raise refused(CheckpointError, source.folder, __file__, "other-source", **facts)
     family = StoredDraft.look(given).draft.family.name
     if (
         isinstance(record, records.QuantizedProvenance | records.CutProvenance)
         and record.source.family != family
     ):
-        other = f"{output.folder} was made from one of {record.source.family}"
-        fix = "give the draft that it was made from behind --against"
-        raise CheckpointError(source.folder, f"is of family {family}: {other}", fix=fix)
+        names = {"family": family, "output": output.folder, "made_of": record.source.family}
+        raise refused(CheckpointError, source.folder, __file__, "other-family", **names)
     if foreign:
         with suppress(CheckpointError):  # which is a fault of the folder
             declared_scheme(Checkpoint.open(output.folder))

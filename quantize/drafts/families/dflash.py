@@ -24,9 +24,7 @@ BLOCK = 8
 """Tokens of a block where nothing says how many: vLLM asks the command that serves the draft."""
 
 
-def read_in_vllm(
-    config: Mapping[str, Any], _layers: Mapping[str, Any]
-) -> dict[str, Any] | traits.Finding:
+def read_in_vllm(config: Mapping[str, Any], _layers: Mapping[str, Any]) -> traits.ConfigRead:
     """The keys of an ordinary config.json, of one of speculators."""
     ids = block_ids(config, "aux_hidden_state_layer_ids", "mask_token_id")
     if isinstance(ids, traits.Finding):

@@ -104,9 +104,7 @@ def _flat(names: Iterable[str]) -> str:
     return next((flat for flat in _FLAT if any(name.startswith(flat) for name in own)), "")
 
 
-def _read_in_vllm(
-    config: Mapping[str, Any], _layers: Mapping[str, Any]
-) -> dict[str, Any] | traits.Finding:
+def _read_in_vllm(config: Mapping[str, Any], _layers: Mapping[str, Any]) -> traits.ConfigRead:
     ids = dflash.block_ids(config, "aux_hidden_state_layer_ids")
     if isinstance(ids, traits.Finding):
         return ids

@@ -45,9 +45,7 @@ def _in_vllm(draft: traits.ServedDraft) -> traits.Finding | None:
     return traits.engine_error("eagle3-sliding") if whole else None
 
 
-def _eagle3_in_vllm(
-    config: Mapping[str, Any], layers: Mapping[str, Any]
-) -> dict[str, Any] | traits.Finding:
+def _eagle3_in_vllm(config: Mapping[str, Any], layers: Mapping[str, Any]) -> traits.ConfigRead:
     model_type = layers.get("model_type", "llama")
     if model_type not in tuple(_OF_SPECULATORS):  # of any JSON type
         return traits.engine_error("eagle3-speculators", kind=model_type)
@@ -58,9 +56,7 @@ def _eagle3_in_vllm(
     }
 
 
-def _peagle_in_vllm(
-    config: Mapping[str, Any], layers: Mapping[str, Any]
-) -> dict[str, Any] | traits.Finding:
+def _peagle_in_vllm(config: Mapping[str, Any], layers: Mapping[str, Any]) -> traits.ConfigRead:
     """`update_peagle`, whose names of architectures are those of EAGLE-3's classes."""
     if "mask_token_id" not in config:
         return traits.engine_error("peagle-mask")

@@ -160,9 +160,7 @@ class LanguageModel(Family):
         fits = whole or layers != "Qwen2"
         keys.check(fits, "language-model-heads", width=hidden // heads, got=width)
         return LanguageModelGeometry(
-            **last_state(sizes),
-            attention=attention,
-            tied=keys.flag("tie_word_embeddings", False),
+            **last_state(sizes), attention=attention, tied=keys.flag("tie_word_embeddings", False)
         )
 
     @override

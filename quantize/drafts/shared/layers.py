@@ -182,20 +182,17 @@ class Attention(ABC):
     """The attention of a draft, between its projections and o_proj."""
 
     @abstractmethod
-    def project(
-        self, layer: int, x: Tensor, positions: Tensor, modules: ModulesForward
-    ) -> Projected:
-        """Project rows [B, T, W] with the linears of a layer."""
+    def project(self, layer: int, x: Tensor, at: Tensor, modules: ModulesForward) -> Projected:
+        """Project rows [B, T, W], which stand `at` positions, with the linears of a layer."""
 
     def output(
-        self, layer: int, x: Tensor, positions: Tensor, attend: Attend, modules: ModulesForward
+        self, layer: int, x: Tensor, at: Tensor, attend: Attend, modules: ModulesForward
     ) -> Tensor:
         """What o_proj gives, [B, T, W]."""
-        q, k, v, scale, gate = self.project(layer, x, positions, modules)
+        q, k, v, scale, gate = self.project(layer, x, at, modules)
         mixed = attend(layer, q, k, v, scale).transpose(1, 2).flatten(2)
-        return modules.linear(
-            f"layers.{layer}.self_attn.o_proj", mixed if gate is None else mixed * gate
-        )
+        mixed = mixed if gate is None else mixed * gate
+        return modules.linear(f"layers.{layer}.self_attn.o_proj", mixed)
 
 
 class LlamaAttention(Attention):
@@ -207,9 +204,7 @@ class LlamaAttention(Attention):
         self.rope = check_replayed(geometry.rope)
 
     @override
-    def project(
-        self, layer: int, x: Tensor, positions: Tensor, modules: ModulesForward
-    ) -> Projected:
+    def project(self, layer: int, x: Tensor, at: Tensor, modules: ModulesForward) -> Projected:
         prefix, head_dim = f"layers.{layer}.self_attn.", self.own.head_dim
         queries, gate = modules.linear(f"{prefix}q_proj", x), None
         if self.own.gate == "elements":
@@ -219,17 +214,17 @@ class LlamaAttention(Attention):
         elif self.own.gate == "heads":
             each = modules.kept_linear(f"{prefix}g_proj", x).to(x.dtype)
             gate = each.sigmoid().repeat_interleave(head_dim, dim=-1)
-        q = self._turned(f"{prefix}q_norm", queries, positions, modules)
-        k, v = self.keys_values(layer, x, positions, modules)
+        q = self._turned(f"{prefix}q_norm", queries, at, modules)
+        k, v = self.keys_values(layer, x, at, modules)
         return Projected(q, k, v, head_dim**-0.5, gate)
 
     def keys_values(
-        self, layer: int, x: Tensor, positions: Tensor, modules: ModulesForward
+        self, layer: int, x: Tensor, at: Tensor, modules: ModulesForward
     ) -> tuple[Tensor, Tensor]:
         """Keys and values [B, KV, T, D] of rows [B, T, W], as they are cached."""
         prefix = f"layers.{layer}.self_attn."
         keys = modules.linear(f"{prefix}k_proj", x)
-        k = self._turned(f"{prefix}k_norm", keys, positions, modules)
+        k = self._turned(f"{prefix}k_norm", keys, at, modules)
         return modules.on_cache(layer, k, self._heads(modules.linear(f"{prefix}v_proj", x)))
 
     def _heads(self, flat: Tensor) -> Tensor:
@@ -259,9 +254,7 @@ class MlaAttention(Attention):
         self.scale = width**-0.5 * softmax_mscale(geometry.rope) ** 2
 
     @override
-    def project(
-        self, layer: int, x: Tensor, positions: Tensor, modules: ModulesForward
-    ) -> Projected:
+    def project(self, layer: int, x: Tensor, at: Tensor, modules: ModulesForward) -> Projected:
         own, prefix = self.own, f"layers.{layer}.self_attn."
         plain, turned, rank = own.qk_nope_head_dim, own.qk_rope_head_dim, own.kv_lora_rank
         latent = modules.norm(prefix + "q_a_layernorm", modules.linear(prefix + "q_a_proj", x))
@@ -272,13 +265,13 @@ class MlaAttention(Attention):
         latent, k_turned = torch.split(down, [rank, turned], dim=-1)
         latent = modules.norm(prefix + "kv_a_layernorm", latent)
         # One cache entry: vLLM 0.33 `concat_and_cache_mla`, SGLang 0.5.23 `MLATokenToKVPool`.
-        entry = torch.cat((latent[:, None], self._rotated(k_turned[:, None], positions)), dim=-1)
+        entry = torch.cat((latent[:, None], self._rotated(k_turned[:, None], at)), dim=-1)
         entry, _ = modules.on_cache(layer, entry, entry[..., :0])
         latent, k_turned = torch.split(entry[:, 0], [rank, turned], dim=-1)
         up = self._heads(modules.kept_linear(prefix + "kv_b_proj", latent.contiguous()))
         k_plain, v = torch.split(up, [plain, own.v_head_dim], dim=-1)
         k_shared = k_turned[:, None].expand(-1, up.shape[1], -1, -1)
-        q = torch.cat((q_plain, self._rotated(q_turned, positions)), dim=-1)
+        q = torch.cat((q_plain, self._rotated(q_turned, at)), dim=-1)
         return Projected(q, torch.cat((k_plain, k_shared), dim=-1), v, self.scale)
 
     def _heads(self, flat: Tensor) -> Tensor:

@@ -108,9 +108,8 @@ class StoredCompressedTensors(StoredLayout):
         # ParallelLMHead, has no "Linear" in it
         groups = {"group_0": _declared_group(recipe, ["Linear"])}
         for index, each in enumerate(own, start=1):
-            groups[f"group_{index}"] = _declared_group(
-                each.recipe, [f"re:.*{leaf}$" for leaf in each.leaves]
-            )
+            targets = [f"re:.*{leaf}$" for leaf in each.leaves]
+            groups[f"group_{index}"] = _declared_group(each.recipe, targets)
         forms = {group["format"] for group in groups.values()}
         cache = recipe.kv_cache and _declared_args(
             NUMBER_FORMATS[recipe.kv_cache.dtype], "tensor", dynamic=False

@@ -52,7 +52,7 @@ def algorithm_of(recipe: Recipe) -> str | None:
     return next((name for name, known in _ALGORITHMS.items() if known == formats), None)
 
 
-def _check_side_file(folder: Path, scheme: DeclaredScheme, declared: Mapping[str, Any]) -> None:
+def _check_same(folder: Path, scheme: DeclaredScheme, declared: Mapping[str, Any]) -> None:
     """The nested form beside config.json, which TensorRT-LLM reads, says the same."""
     path = folder / HF_QUANT_CONFIG
     check_own(folder, HF_QUANT_CONFIG)
@@ -94,9 +94,7 @@ class StoredModelOpt(StoredLayout):
     exclude_keys = ("exclude_modules", "ignore")
     heads_are_linears = True
     companions = frozenset({"weight_scale", "weight_scale_2", "input_scale"})
-    side_file = SideFile(
-        HF_QUANT_CONFIG, "ModelOpt's own declaration", _check_side_file, _side_file
-    )
+    side_file = SideFile(HF_QUANT_CONFIG, "ModelOpt's own declaration", _check_same, _side_file)
 
     @override
     def read(self, keys: ObjectReader) -> DeclaredScheme:
