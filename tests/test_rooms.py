@@ -205,7 +205,9 @@ def sums() -> dict[str, int]:
         "product lines": lines_of(product),
         "product modules": len(product),
         "product modules below 80 lines": sum(
-            lines_of([ROOT / module]) < 80 for module in product_modules()
+            lines_of([ROOT / module]) < 80
+            for module in product_modules()
+            if module.parent.name not in ("verbs", "families")  # of which each has its own
         ),
         "product folders": len({module.parent for module in product}),
         "lines of scripts": lines_of(p for p in product if p.is_relative_to(ROOT / "scripts")),
