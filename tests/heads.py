@@ -5,14 +5,7 @@ from collections.abc import Mapping
 
 from draftquant.recipes import Algorithm, Format, Recipe, Rule, WeightFormat, load_recipe
 from draftquant.recipes.schema import LayoutName
-from mixes import (
-    FP8,
-    FP8_STATIC,
-    INT4,
-    INT4_CHANNEL,
-    MXFP4,
-    NVFP4,
-)
+from mixes import FP8, FP8_STATIC, INT4, INT4_CHANNEL, MXFP4, NVFP4
 
 NVFP4_ALONE = Format(weights=NVFP4.weights, activations=None)
 FP8_CHANNEL_ALONE = Format(weights=FP8.weights, activations=None)

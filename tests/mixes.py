@@ -22,8 +22,7 @@ FP8 = Format(
     activations=PER_TOKEN,
 )
 FP8_STATIC = Format(
-    weights=WeightFormat(dtype="fp8_e4m3", granularity="tensor", symmetric=True),
-    activations=STATIC,
+    weights=WeightFormat(dtype="fp8_e4m3", granularity="tensor", symmetric=True), activations=STATIC
 )
 NVFP4 = Format(
     weights=WeightFormat(dtype="nvfp4", granularity="group", group_size=16, symmetric=True),

@@ -70,11 +70,7 @@ class Workspace:
         self.stand_in.chmod(0o755)
 
     def run(
-        self,
-        *,
-        action_path: Path = ROOT,
-        environment: dict[str, str] | None = None,
-        **inputs: str,
+        self, *, action_path: Path = ROOT, environment: dict[str, str] | None = None, **inputs: str
     ) -> Run:
         """The action on the pair; inputs with underscores for dashes."""
         given = {

@@ -30,15 +30,7 @@ from draftquant.scripts.cli import main
 from handmade import MADE, by_hand, encode, pack, quantize_by_hand, stored_parts
 from handmade_numbers import Rounded, code_values, codes_under, e4m3_values, nearest_e4m3
 from test_formats import CASES, recipe
-from tiny import (
-    INDEX_FILE,
-    Stored,
-    fused_absmax,
-    read_tensors,
-    store,
-    tiny_eagle3_llama,
-    values_of,
-)
+from tiny import INDEX_FILE, Stored, fused_absmax, read_tensors, store, tiny_eagle3_llama, values_of
 from tiny_mla import tiny_eagle3_mla
 from verify_cases import ATTENTION, Q, Tensors, edit, edit_declaration, flip_bit, set_scale
 
@@ -398,8 +390,7 @@ def test_a_subnormal_scale_counts_where_codes_are_not_zero(copy_of: Copy, name: 
 def test_exponents_of_mxfp4_that_are_no_number_or_subnormal(draft: Path, tmp_path: Path) -> None:
     out = quantized(draft, tmp_path / "out", load_recipe("mi355-mxfp4"))
     edit(
-        out,
-        replaced(f"{Q}.weight_scale", lambda t: t._replace(data=bytes([0, 255]) + t.data[2:])),
+        out, replaced(f"{Q}.weight_scale", lambda t: t._replace(data=bytes([0, 255]) + t.data[2:]))
     )
     first, second = faults_of(out)
     assert "expected finite scales > 0, got 1 other(s), first nan at row 0, group 1" in first
@@ -624,8 +615,7 @@ def test_codes_that_use_less_than_half_of_the_range_everywhere(
         out, f"{Q}.{suffix}: expected codes up to 7", "got none beyond 3 in the whole"
     )
     edit(
-        out,
-        replaced(f"{Q}.{suffix}", lambda t: t._replace(data=t.data[:-1] + bytes([nibble + 1]))),
+        out, replaced(f"{Q}.{suffix}", lambda t: t._replace(data=t.data[:-1] + bytes([nibble + 1])))
     )
     assert faults_of(out) == []  # one code of 4
 

@@ -38,14 +38,7 @@ INSTALLED_BY = {
     "modelopt": "pip install 'nvidia-modelopt==0.47.*' requests",
 }
 VENDORS = [
-    pytest.param(
-        name,
-        marks=[
-            pytest.mark.vendor,
-            needs(name),
-        ],
-    )
-    for name in ("quark", "modelopt")
+    pytest.param(name, marks=[pytest.mark.vendor, needs(name)]) for name in ("quark", "modelopt")
 ]
 
 

@@ -26,10 +26,7 @@ from tiny_mla import tiny_eagle3_mla
 
 HIDDEN = 64
 NORM = "midlayer.input_layernorm.weight"
-CONCAT = {
-    "llama": ("q_proj", "k_proj", "v_proj"),
-    "mla": ("q_a_proj", "kv_a_proj_with_mqa"),
-}
+CONCAT = {"llama": ("q_proj", "k_proj", "v_proj"), "mla": ("q_a_proj", "kv_a_proj_with_mqa")}
 BUILDERS = {"llama": tiny_eagle3_llama, "mla": tiny_eagle3_mla}
 
 

@@ -98,12 +98,7 @@ def test_a_static_recipe_stores_the_scales_of_both(folder: Path, tmp_path: Path)
     traces = TraceFolder.open(folder / "traces")
     static = calibrated_scales(plan, DraftRun(draft, traces, K))
     out = tmp_path / "out"
-    quantize_draft(
-        plan,
-        out,
-        source=DraftSource(folder=folder / "draft"),
-        measured=static,
-    )
+    quantize_draft(plan, out, source=DraftSource(folder=folder / "draft"), measured=static)
     tensors = load_file(out / "model.safetensors")
     for module in ("fc", "lm_head"):
         assert float(tensors[f"{module}.input_scale"]) == static.input_scales[module]

@@ -334,8 +334,7 @@ def changed(folder: Path, out: Path, value: float | None, name: str = "k") -> Pa
 
 
 @pytest.mark.parametrize(
-    ("value", "got"),
-    [(0.0, "0"), (float("inf"), "inf"), (float("nan"), "nan"), (-0.5, "-0.5")],
+    ("value", "got"), [(0.0, "0"), (float("inf"), "inf"), (float("nan"), "nan"), (-0.5, "-0.5")]
 )
 def test_verify_and_reading_refuse_scales_that_are_none(
     value: float, got: str, folder: Path, source: Path, tmp_path: Path

@@ -38,12 +38,7 @@ from draftquant.scripts.cli import main
 from draftquant.validate.measure.measurement_file import line_of
 from draftquant.validate.report import CardRequest
 from draftquant.validate.report.document import Header
-from draftquant.validate.report.model_card import (
-    check_served,
-    model_card,
-    read_gate,
-    section,
-)
+from draftquant.validate.report.model_card import check_served, model_card, read_gate, section
 from handmade_measurements import measurement
 from huggingface_hub import ModelCard
 from markdown_it import MarkdownIt

@@ -139,14 +139,8 @@ def test_inspect_reports_family_sizes_and_half_ratios(capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        (
-            ("--engine", "vllm", "--gpu", "mi355x"),
-            "was never executed on MI355X (gfx950)",
-        ),
-        (
-            ("--engine", "sglang", "--gpu", "a100"),
-            "was never executed on A100 (sm80)",
-        ),
+        (("--engine", "vllm", "--gpu", "mi355x"), "was never executed on MI355X (gfx950)"),
+        (("--engine", "sglang", "--gpu", "a100"), "was never executed on A100 (sm80)"),
         (("--gpu", "l40s"), "--gpu l40s: no built-in recipe makes a draft that is known to load"),
         (("--engine", "tensorrt-llm"), "--engine tensorrt-llm: no built-in recipe makes"),
     ],
@@ -301,10 +295,7 @@ def test_a_folder_without_its_record_is_no_release(
 
 
 def test_gate_fails_a_damaged_draft(
-    work: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half of the up_proj rows overwritten by others: still loads, but accepts less."""
     from draftquant.calibration.passes import memory

@@ -76,9 +76,7 @@ def simulated(generator: np.random.Generator, count: int, shifts: Sequence[float
     return np.stack(rows)
 
 
-def test_all_intervals_hold_together_as_often_as_promised(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_all_intervals_hold_together_as_often_as_promised(monkeypatch: pytest.MonkeyPatch) -> None:
     """250 simulated runs of three drafts on four categories; the truth is no change at all.
 
     Separate 95 % intervals miss somewhere in a third of the runs. The standard error of a coverage
@@ -529,8 +527,7 @@ def replay_file(path: Path, *replays: DraftReplay, **changes: object) -> Path:
     """As `replay --json` prints it."""
     found = [ReplayedDraft.of(one, rope_theta=None, dtype="float32") for one in replays]
     path.write_text(
-        json.dumps([one.to_mapping() | changes for one in found], indent=2),
-        encoding="utf-8",
+        json.dumps([one.to_mapping() | changes for one in found], indent=2), encoding="utf-8"
     )
     return path
 

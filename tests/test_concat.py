@@ -63,13 +63,7 @@ def test_zero_hidden_half(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ratio", "harmful"),
-    [
-        (4.0, True),
-        (3.996, False),
-        (0.25, True),
-        (0.2503, False),
-    ],
+    ("ratio", "harmful"), [(4.0, True), (3.996, False), (0.25, True), (0.2503, False)]
 )
 def test_limit_of_harm(ratio: float, harmful: bool) -> None:
     assert HalfRatio(name="q", ratio=ratio, num_rows=1).harmful is harmful

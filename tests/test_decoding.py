@@ -16,11 +16,7 @@ from draftquant.calibration.recording.decoding import (
 from draftquant.recipes.errors import TraceError
 from recorded import record_traces
 from tied_pair import prompt_tokens, save_target
-from transformers import (
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
+from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 LOGITS = torch.randn((5, 64), generator=torch.Generator().manual_seed(0)) * 3
 

@@ -35,14 +35,7 @@ from draftquant.recipes.schema import LayoutName
 from draftquant.scripts.cli import main
 from handmade import MADE, quantize_by_hand
 from test_formats import CASES, recipe
-from tiny import (
-    Stored,
-    edit_json,
-    fused_absmax,
-    read_tensors,
-    tiny_eagle3_llama,
-    write_tensors,
-)
+from tiny import Stored, edit_json, fused_absmax, read_tensors, tiny_eagle3_llama, write_tensors
 from tiny_dflash import tiny_dflash
 from tiny_mla import tiny_eagle3_mla
 

@@ -82,11 +82,7 @@ def test_other_names_of_the_same_draft(name: str, draft: Path) -> None:
     plain = read_draft(Checkpoint.open(draft))
     edit_json(draft / "config.json", architectures=[name])
     named = read_draft(Checkpoint.open(draft))
-    assert (named.family, named.geometry, named.rows) == (
-        plain.family,
-        plain.geometry,
-        plain.rows,
-    )
+    assert (named.family, named.geometry, named.rows) == (plain.family, plain.geometry, plain.rows)
 
 
 def test_the_name_of_an_ordinary_model_means_what_the_tensors_say(draft: Path) -> None:

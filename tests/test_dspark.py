@@ -82,10 +82,7 @@ def test_the_anchor_proposes_unless_it_is_said_otherwise(tmp_path: Path) -> None
             "markov_head_type: expected vanilla, gated, rnn, got 'lstm'",
         ),
         ({"markov_head_type": ["rnn"]}, "markov_head_type: expected vanilla, gated, rnn, got ['rn"),
-        (
-            {"markov_head_type": "gated"},
-            "2 tensor(s) of dspark are missing: markov_head.gate",
-        ),
+        ({"markov_head_type": "gated"}, "2 tensor(s) of dspark are missing: markov_head.gate"),
         ({"confidence_head_with_markov": False}, "expected shape [1, 64], got [1, 80]"),
         ({"confidence_head_with_markov": 1}, "confidence_head_with_markov: expected true or false"),
         ({"block_size": None}, "block_size: missing key"),

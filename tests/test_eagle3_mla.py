@@ -283,11 +283,7 @@ def test_tensors_of_another_family_than_the_config(draft: Path, tmp_path: Path) 
     config = json.loads((draft / "config.json").read_text(encoding="utf-8"))
     config["architectures"] = ["Eagle3DeepseekV2ForCausalLM"]
     (llama / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    refused(
-        llama,
-        "declares eagle3-mla, but the tensors are those of eagle3-llama",
-        "use the",
-    )
+    refused(llama, "declares eagle3-mla, but the tensors are those of eagle3-llama", "use the")
 
 
 def test_two_families_in_one_folder(draft: Path, tmp_path: Path) -> None:

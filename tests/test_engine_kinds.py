@@ -113,8 +113,7 @@ def test_a_tied_head_is_untied_by_fix_config(build: Callable[..., Path], tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("build", "verdict"),
-    [(tiny_eagle3_llama, "LOADS BUT WRONG"), (tiny_eagle3_mla, "REFUSED")],
+    ("build", "verdict"), [(tiny_eagle3_llama, "LOADS BUT WRONG"), (tiny_eagle3_mla, "REFUSED")]
 )
 def test_the_targets_number_of_layers_is_corrected(
     build: Callable[..., Path], verdict: str, tmp_path: Path

@@ -418,10 +418,7 @@ def test_launch_keeps_sglang_from_giving_a_quantized_draft_the_method_of_the_tar
 
 @pytest.mark.parametrize(
     ("asked", "why"),
-    [
-        ({"version": "0.99"}, "vLLM 0.99 are not known"),
-        ({"arch": "sm75"}, "never executed"),
-    ],
+    [({"version": "0.99"}, "vLLM 0.99 are not known"), ({"arch": "sm75"}, "never executed")],
 )
 def test_what_was_not_executed_is_unknown(tmp_path: Path, asked: dict[str, Any], why: str) -> None:
     draft = tiny_eagle3_llama(tmp_path / "d", pruned_vocabulary=True)
@@ -563,14 +560,8 @@ READ_IN_TENSORRT_LLM = {
     ("compressed-tensors", "fp8-channel", "fp8-token"): ("UNKNOWN", "FP8_PER_CHANNEL_PER_TOKEN"),
     ("modelopt", "fp8-tensor", "fp8-static"): ("UNKNOWN", "reads this declaration as FP8,"),
     ("modelopt", "nvfp4", "nvfp4"): ("UNKNOWN", "reads this declaration as NVFP4,"),
-    ("quark", "fp8-channel", "fp8-token"): (
-        "LOADS BUT WRONG",
-        "plain numbers without",
-    ),
-    ("fp8", "fp8-tensor", "fp8-token"): (
-        "LOADS BUT WRONG",
-        "plain numbers without",
-    ),
+    ("quark", "fp8-channel", "fp8-token"): ("LOADS BUT WRONG", "plain numbers without"),
+    ("fp8", "fp8-tensor", "fp8-token"): ("LOADS BUT WRONG", "plain numbers without"),
     ("fp8", "fp8-tensor", "fp8-static"): ("UNKNOWN", "FP8_BLOCK_SCALES"),
     ("quark", "int4-group128", "weights-only"): (
         "UNKNOWN",

@@ -181,9 +181,7 @@ def test_a_cache_in_fp8_is_half_of_it(drafts: dict[str, Draft]) -> None:
         assert wide.nbytes(1, "kv_cache") == 2 * narrow.nbytes(1, "kv_cache") == 9 * row * 2
 
 
-def test_a_shorter_block_computes_less_and_reads_the_same_weights(
-    drafts: dict[str, Draft],
-) -> None:
+def test_a_shorter_block_computes_less_and_reads_the_same_weights(drafts: dict[str, Draft]) -> None:
     full, short = (round_of(drafts["kimi-linear-dflash"], k=k) for k in (15, 7))
     for part in ("attention", "mlp", "head"):
         assert full.step.nbytes(1, part) == short.step.nbytes(1, part)
@@ -297,9 +295,7 @@ def mlp_seconds(machine: Machine, whole: Round, concurrency: int) -> float:
     )
 
 
-def test_weights_alone_gain_nothing_where_computing_takes_longer(
-    drafts: dict[str, Draft],
-) -> None:
+def test_weights_alone_gain_nothing_where_computing_takes_longer(drafts: dict[str, Draft]) -> None:
     """W4A16 is widened to 16 bits; FP8 and W4A8 multiply twice as fast."""
     plain, w4a16, w4a8, fp8 = (
         round_of(drafts[LLAMA], recipe)
@@ -357,11 +353,7 @@ def test_more_work_never_takes_less_time(
     def seconds(*, tp: int = 1, efficiency: float = 0.5, **changes: int) -> float:
         chosen = {**settings, **changes}
         whole = round_of(
-            drafts[name],
-            chosen["recipe"],
-            k=min(chosen["k"], 15),
-            context=chosen["context"],
-            tp=tp,
+            drafts[name], chosen["recipe"], k=min(chosen["k"], 15), context=chosen["context"], tp=tp
         )
         machine = Machine(gpu=GPUS[chosen["gpu"]], efficiency=efficiency)
         return machine.round_seconds(whole, chosen["concurrency"])

@@ -151,11 +151,7 @@ def run_linears(model: nn.Module) -> None:
 @pytest.mark.parametrize(
     ("config", "scheme", "own"),
     [
-        (
-            "FP8_DEFAULT_CFG",
-            "modelopt fp8_e4m3 per tensor, activations tensor-static",
-            (),
-        ),
+        ("FP8_DEFAULT_CFG", "modelopt fp8_e4m3 per tensor, activations tensor-static", ()),
         (
             "FP8_PER_CHANNEL_PER_TOKEN_CFG",
             "modelopt fp8_e4m3 per channel, activations token-dynamic",

@@ -131,10 +131,7 @@ def test_copies_are_one_cluster_where_no_prompt_is_kept(tmp_path: Path) -> None:
     serve = tmp_path / "v.json"
     shutil.copy(FOREIGN / "vllm-bench-bf16.json", serve)
     assert clusters(read_foreign(serve)) == 12
-    document(
-        serve,
-        lambda found: found.update(generated_texts=[found["generated_texts"][0]] * 12),
-    )
+    document(serve, lambda found: found.update(generated_texts=[found["generated_texts"][0]] * 12))
     assert clusters(read_foreign(serve)) == 1
 
     def named(lines: list[dict[str, Any]]) -> None:
@@ -178,8 +175,7 @@ def rewritten(lines: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
-    [(left_out, "are no verify steps"), (rewritten, "the two targets differ")],
+    ("change", "said"), [(left_out, "are no verify steps"), (rewritten, "the two targets differ")]
 )
 def test_compare_refuses_what_the_gate_calls_anomalous(
     change: Change, said: str, tmp_path: Path

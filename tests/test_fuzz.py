@@ -136,11 +136,7 @@ def run(command: Sequence[str], folders: Folders, source: str = "llama") -> None
     }
     arguments = [named.get(argument, argument) for argument in command]
     printed, errors = io.StringIO(), io.StringIO()
-    with (
-        bounded(),
-        contextlib.redirect_stdout(printed),
-        contextlib.redirect_stderr(errors),
-    ):
+    with bounded(), contextlib.redirect_stdout(printed), contextlib.redirect_stderr(errors):
         code = main(arguments)
     assert code in (0, 1, 2, 3)
     said = errors.getvalue().split("\n")  # `gate` says before what memory it takes

@@ -88,9 +88,7 @@ def test_a_sole_category_is_the_whole_and_no_row() -> None:
 
 def test_where_the_whole_fails_it_leads() -> None:
     report = judge(
-        replay(spread(600, 80), categories="ab"),
-        replay(noisy(64, 4, 80), categories="ab"),
-        RELEASE,
+        replay(spread(600, 80), categories="ab"), replay(noisy(64, 4, 80), categories="ab"), RELEASE
     )
     assert report.verdict == "FAIL"
     assert report.reason.startswith(

@@ -10,11 +10,7 @@ from draftquant.scripts.verbs.gate import print_gate
 from draftquant.validate.judging.advice import Background
 from draftquant.validate.judging.judgement import judge
 from draftquant.validate.judging.policy import Look, resolve_policy
-from draftquant.validate.runs.gate_run import (
-    _algorithm_to_try,
-    _policy_warnings,
-    _recipes_to_try,
-)
+from draftquant.validate.runs.gate_run import _algorithm_to_try, _policy_warnings, _recipes_to_try
 from handmade_replays import FIGURES, RELEASE, noisy, replay, spread
 
 

@@ -59,10 +59,7 @@ def test_draftquant_itself_comes_from_where_it_came(
     commit = "0123456789abcdef0123456789abcdef01234567"
     git = {"url": "https://host/a.git", "vcs_info": {"vcs": "git", "commit_id": commit}}
     cases: list[tuple[object, str]] = [
-        (
-            {"url": f"file://{tmp_path}/a%20clone", "dir_info": {"editable": True}},
-            f"'{clone}'",
-        ),
+        ({"url": f"file://{tmp_path}/a%20clone", "dir_info": {"editable": True}}, f"'{clone}'"),
         ({"url": f"file://{wheel}", "archive_info": {"hash": "sha256=0"}}, str(wheel)),
         (
             {"url": "file:///no-such-folder/draftquant-0.2.0-py3-none-any.whl", "archive_info": {}},

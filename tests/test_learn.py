@@ -375,10 +375,7 @@ def test_learning_starts_where_gptq_corrected_for_the_rounding_of_inputs_ends(
         static=static,
     )
     quantize_draft(
-        by_gptq,
-        tmp_path / "gptq",
-        source=resolve_draft(str(llama.draft_folder)),
-        measured=inputs,
+        by_gptq, tmp_path / "gptq", source=resolve_draft(str(llama.draft_folder)), measured=inputs
     )
     found, wanted = (llama.loaded(tmp_path / out).weights for out in ("out", "gptq"))
     assert all(torch.equal(found[name], weight) for name, weight in wanted.items())

@@ -145,11 +145,7 @@ def bf16_products(_learning: Learning) -> torch.autocast:
     ],
 )
 def test_learned_codes_of_a_trained_draft_diverge_less_than_nearest_ones(
-    name: str,
-    narrow: bool,
-    shipped: RoundingPair,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    name: str, narrow: bool, shipped: RoundingPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Than under absmax scales, and on the prompts that were held back as well."""
     if narrow:

@@ -244,7 +244,7 @@ TRIGGERS: dict[str, list[Callable[[Path], Path]]] = {
     "mla-norm-before-fc": [lambda to: mla(to, norm_before_fc=True)],
     "norm-output": [lambda to: llama(to, {"norm_output": True})],
     "eagle3-sliding": [
-        lambda to: llama(to, {"layer_types": ["sliding_attention"], "sliding_window": 64}),
+        lambda to: llama(to, {"layer_types": ["sliding_attention"], "sliding_window": 64})
     ],
     "modelopt-double-norm": [
         lambda to: llama(to, {SECTION: {KEY: [1, 3, 4], "next_layer_regular": True}}),
@@ -273,9 +273,7 @@ TRIGGERS: dict[str, list[Callable[[Path], Path]]] = {
         ),
     ],
     "dflash2-float16": [lambda to: dflash2(to, "F16")],
-    "dflash2-embedding-scale": [
-        lambda to: dflash2(to, own={"input_embedding_scale": 0.5}),
-    ],
+    "dflash2-embedding-scale": [lambda to: dflash2(to, own={"input_embedding_scale": 0.5})],
     "dspark-keys-nested": [
         lambda to: tiny_dspark(
             to, layout="specforge", num_layers=1, config={"torch_dtype": "bfloat16"}

@@ -142,10 +142,7 @@ def test_the_command_for_sglang_says_what_unquant_does(
     source = tiny_eagle3_llama(tmp_path / "draft", config={"eagle_config": {}})
     said = {}
     for engine in ("vllm", "sglang"):
-        assert main(["check", str(source), "--engine", engine, "--gpu", "h100", "--json"]) in (
-            0,
-            1,
-        )
+        assert main(["check", str(source), "--engine", engine, "--gpu", "h100", "--json"]) in (0, 1)
         said[engine] = json.loads(capsys.readouterr().out)
         assert (said[engine]["arch"], said[engine]["gpu"]) == ("sm90", "H100 (sm90)")
     assert said["vllm"]["launch_note"] is None

@@ -222,10 +222,7 @@ def test_later_turns_are_not_measured(
 REFUSED: dict[str, tuple[list[str], str]] = {
     "in flight": (["--concurrency", "0"], "--concurrency: expected at least 1"),
     "temperature": (["--temperature", "-1"], "--temperature: expected at least 0"),
-    "greedy and drawn": (
-        ["--top-k", "3"],
-        "--top-p and --top-k have no effect",
-    ),
+    "greedy and drawn": (["--top-k", "3"], "--top-p and --top-k have no effect"),
     "attempts": (["--attempts", "0"], "--attempts: expected at least 1, got 0"),
     "no time": (["--timeout", "0"], "--timeout: expected more than 0, got 0"),
     "no time at all": (["--timeout", "nan"], "--timeout: expected more than 0, got nan"),

@@ -77,9 +77,7 @@ def test_gptq_rounds_four_bits_and_leaves_fp8_to_the_nearest(
     plan = pair.plan(by(recipe, GPTQ))
     (tmp_path / "spool").mkdir()
     found = measured_inputs(
-        plan,
-        DraftRun(pair.loaded(), pair.traces, pair.num_draft_tokens),
-        spool=tmp_path / "spool",
+        plan, DraftRun(pair.loaded(), pair.traces, pair.num_draft_tokens), spool=tmp_path / "spool"
     )
     assert found.statistics is not None
     for name, chosen in (("gptq", plan), ("nearest", pair.plan(recipe))):
@@ -143,9 +141,7 @@ def test_a_format_that_cannot_be_learned_as_the_recipes_own(
     with (
         pytest.raises(BackendError, match="learned is for formats of four bits"),
         learned_codes(
-            plan,
-            DraftRun(pair.loaded(), pair.traces, pair.num_draft_tokens),
-            tmp_path / "out",
+            plan, DraftRun(pair.loaded(), pair.traces, pair.num_draft_tokens), tmp_path / "out"
         ),
     ):
         pass

@@ -37,11 +37,7 @@ from wide import WIDE
 
 pytestmark = pytest.mark.slow
 
-BUILDERS = {
-    "eagle3-llama": tiny_eagle3_llama,
-    "eagle3-mla": tiny_eagle3_mla,
-    "dflash": tiny_dflash,
-}
+BUILDERS = {"eagle3-llama": tiny_eagle3_llama, "eagle3-mla": tiny_eagle3_mla, "dflash": tiny_dflash}
 
 
 @pytest.fixture(scope="module")
@@ -62,8 +58,7 @@ def quantized(source: Path, recipe: Recipe, out: Path) -> Plan:
         out,
         source=resolve_draft(str(source)),
         measured=Measured(
-            input_scales=scales if recipe.needs_input_scales else {},
-            input_scale_origin="constant",
+            input_scales=scales if recipe.needs_input_scales else {}, input_scale_origin="constant"
         ),
     )
     return plan

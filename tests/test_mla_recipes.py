@@ -82,11 +82,7 @@ def test_every_recipe_on_every_variant(tmp_path: Path, recipe: str, variant: str
 @pytest.mark.parametrize(
     ("recipe", "backend"),
     [
-        pytest.param(
-            recipe,
-            backend,
-            marks=needs(backend),
-        )
+        pytest.param(recipe, backend, marks=needs(backend))
         for recipe, backend in (
             ("mi325x-w4a8", "quark"),
             ("mi355-mxfp4", "quark"),

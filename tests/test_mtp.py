@@ -27,12 +27,7 @@ from draftquant.recipes.errors import CheckpointError, EstimateError, PlanError
 from draftquant.scripts.cli import main
 from reference_mtp import ReferenceMtp
 from tiny import edit_json, read_tensors, write_tensors
-from tiny_mtp import (
-    tiny_deepseek_mtp,
-    tiny_glm4_moe_mtp,
-    tiny_mimo_mtp,
-    tiny_qwen3_next_mtp,
-)
+from tiny_mtp import tiny_deepseek_mtp, tiny_glm4_moe_mtp, tiny_mimo_mtp, tiny_qwen3_next_mtp
 
 BUILDERS: dict[str, Callable[..., Path]] = {
     "mimo-mtp": tiny_mimo_mtp,
@@ -88,10 +83,7 @@ def test_embedding_at_position_0_is_masked(tmp_path: Path) -> None:
 
     def first_logits(tokens: list[int]) -> torch.Tensor:
         passes = draft.forward.passes(
-            states[None],
-            torch.tensor([tokens]),
-            rows=range(2, 3),
-            num_draft_tokens=1,
+            states[None], torch.tensor([tokens]), rows=range(2, 3), num_draft_tokens=1
         )
         return draft.forward.logits(next(iter(passes)).hidden)
 
@@ -232,11 +224,7 @@ def test_quantized_target_is_dequantized_by_its_subtree(tmp_path: Path) -> None:
         ("deepseek-mtp", {"topk_group": 1, "num_experts_per_tok": 3}, "3 of 4 experts cannot be"),
         ("deepseek-mtp", {"qk_rope_head_dim": 7}, "qk_rope_head_dim: expected an even number"),
         ("glm4-moe-mtp", {"partial_rotary_factor": 1.5}, "expected at most 1, got 1.5"),
-        (
-            "glm4-moe-mtp",
-            {"n_routed_experts": 8},
-            "of glm4-moe-mtp are missing|disagrees",
-        ),
+        ("glm4-moe-mtp", {"n_routed_experts": 8}, "of glm4-moe-mtp are missing|disagrees"),
     ],
 )
 def test_bad_configs(family: str, changes: dict[str, Any], said: str, tmp_path: Path) -> None:

@@ -55,11 +55,7 @@ def test_step_i_is_module_i(family: str, block_rows: int, tmp_path: Path) -> Non
     states = torch.randn(11, draft.geometry.hidden_size, generator=generator, dtype=torch.float64)
     compared = 0
     for one in draft.forward.passes(
-        states[None],
-        token_ids[None],
-        rows=range(3, 8),
-        num_draft_tokens=3,
-        block_rows=block_rows,
+        states[None], token_ids[None], rows=range(3, 8), num_draft_tokens=3, block_rows=block_rows
     ):
         for depth, hidden in zip(one.depths, one.hidden.unbind(2), strict=True):
             logits = draft.forward.logits(hidden)[0]

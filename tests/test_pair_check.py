@@ -150,10 +150,7 @@ def test_words_that_are_not_understood(words: str, what: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "what"),
     [
-        (
-            {"num_attention_heads": "4"},
-            "num_attention_heads: expected a whole number of at",
-        ),
+        ({"num_attention_heads": "4"}, "num_attention_heads: expected a whole number of at"),
         ({"num_attention_heads": 0}, "num_attention_heads: expected a whole number of at"),
         ({"num_key_value_heads": True}, "num_key_value_heads: expected a whole number"),
         ({"intermediate_size": -64}, "intermediate_size: expected a whole number of at least 0"),
@@ -211,12 +208,7 @@ def ship(folder: Path, tokens: list[str], merges: list[str], template: str | Non
     ("tokens", "merges", "level", "words"),
     [
         (["a", "b", "ab"], ["a b"], None, ""),
-        (
-            ["a", "c", "ab"],
-            ["a b"],
-            "wrong",
-            "at 1 id; the first is 1, 'c' here and 'b'",
-        ),
+        (["a", "c", "ab"], ["a b"], "wrong", "at 1 id; the first is 1, 'c' here and 'b'"),
         (["a", "b"], ["a b"], "wrong", "at 2 ids; the first is 2, '<end>' here and 'ab'"),
         (["a", "b", "ab"], [], "wrong", "equal tokens, but other merges"),
     ],

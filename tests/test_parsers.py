@@ -83,8 +83,7 @@ def test_usage_has_what_must_be_given_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize(
-    "given",
-    [["-q", "recipes", "list"], ["recipes", "-q", "list"], ["recipes", "list", "-q"]],
+    "given", [["-q", "recipes", "list"], ["recipes", "-q", "list"], ["recipes", "list", "-q"]]
 )
 def test_common_options_count_wherever_they_stand(given: list[str]) -> None:
     options = argparse.Namespace(quiet=False)

@@ -144,10 +144,7 @@ def test_line_separators_inside_strings_end_no_line(tmp_path: Path) -> None:
         ({"id": "x", "text": "a", "messages": []}, "one of token_ids, text, messages"),
         ({"id": "x", "messages": [{"role": "user"}]}, "role and content"),
         ({"id": "x", "messages": [call("{")]}, "the arguments of 'd': not JSON"),
-        (
-            {"id": "x", "messages": [call([1])]},
-            r"an object or its JSON, got \[1\]",
-        ),
+        ({"id": "x", "messages": [call([1])]}, r"an object or its JSON, got \[1\]"),
         ({"id": "x", "messages": [call(0)]}, "expected an object or its JSON, got 0"),
         ({"id": "x", "messages": [{"role": "a", "content": "", "tool_calls": 3}]}, "a function"),
         ({"id": "x", "messages": [{"role": "a", "content": "", "tool_calls": {}}]}, "a function"),

@@ -153,7 +153,7 @@ def document(kind: str) -> dict[str, Any]:
     origin = documents["transcoded-again"].pop("transcoded_from")
     documents["transcoded-again"] |= {"made_by": json.loads(MADE_BY), "transcoded_from": origin}
     documents["dequantized-of-ours"] = documents["dequantized"] | {
-        "quantized_by": documents["whole"],
+        "quantized_by": documents["whole"]
     }
     documents["dequantized-of-others"] = documents["dequantized"] | {
         "quantized_by": documents["transcoded"]

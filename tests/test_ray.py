@@ -296,10 +296,7 @@ def counting(found: list[object], address: str, device: torch.device, open_: Any
 
 
 def test_a_gate_divides_both_replays_and_the_cache_stays_here(
-    work: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
     jobs: list[object] = []

@@ -90,12 +90,7 @@ def prove(
 ) -> None:
     loaded = load_draft(draft, dtype=torch.float64)
     counts = assert_replay_is_the_engine(
-        loaded,
-        round_input,
-        model,
-        traces,
-        num_draft_tokens=num_draft_tokens,
-        reference=reference,
+        loaded, round_input, model, traces, num_draft_tokens=num_draft_tokens, reference=reference
     )
     assert min(counts.histogram) > 0, "every number of accepted tokens has to occur"
     (replay,) = replay_drafts([loaded], traces, num_draft_tokens=num_draft_tokens)

@@ -198,10 +198,7 @@ BAD_OUTPUTS = {
 
 @pytest.mark.parametrize("name", BAD_OUTPUTS)
 def test_outputs_are_refused_before_any_work(
-    name: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The drafts and traces do not even exist."""
     monkeypatch.chdir(tmp_path)

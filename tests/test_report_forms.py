@@ -18,15 +18,7 @@ from draftquant.validate.report.words import NONE
 from draftquant.validate.served.served_gate import judge_measured
 from handmade_measurements import alternating, measurement
 from handmade_replays import FIGURES, RELEASE, noisy, replay, spread
-from handmade_reports import (
-    EVIL,
-    HASHES,
-    comparison,
-    document,
-    evil_document,
-    joint,
-    served,
-)
+from handmade_reports import EVIL, HASHES, comparison, document, evil_document, joint, served
 
 VERDICTS = ("PASS", "FAIL", "INCONCLUSIVE", "ANOMALOUS")
 KINDS: dict[str, Callable[[], Judgement]] = {

@@ -173,15 +173,15 @@ def test_what_families_share_knows_no_family() -> None:
 # ---- how large the house is: a line here may only be lowered (ARCHITECTURE.md, "Sums")
 
 SUMS = {
-    "product lines": 78_566,
-    "product modules": 363,
-    "product modules below 80 lines": 15,
+    "product lines": 69_731,
+    "product modules": 355,
+    "product modules below 80 lines": 14,
     "product folders": 47,
-    "lines of scripts": 7_043,
+    "lines of scripts": 5_475,
     "developers' tools, lines": 5_964,
-    "lines of tests": 88_839,
+    "lines of tests": 88_822,
     "verbs": 25,
-    "words of pages by hand": 60_307,
+    "words of pages by hand": 60_301,
 }
 SLACK = 0.01
 """Share by which a sum may fall before its line here has to follow."""

@@ -105,10 +105,7 @@ def test_plain_rope_by_other_names(section: dict[str, Any] | None) -> None:
         ({"type": "su"}, "'su': vLLM 0.33 chooses its factors"),
         ({"type": "ntk", "factor": 2.0}, "'ntk': draftquant does not know its formula"),
         ({"type": 7}, "7: draftquant does not know its formula"),
-        (
-            {**CASES["yarn"], "mrope_section": [4, 2, 2]},
-            "'yarn with mrope_section': draftquant",
-        ),
+        ({**CASES["yarn"], "mrope_section": [4, 2, 2]}, "'yarn with mrope_section': draftquant"),
     ],
 )
 def test_what_is_not_replayed_says_why(section: dict[str, Any], what: str) -> None:

@@ -4,13 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from draftquant.calibration.row_choice import (
-    RowOrder,
-    SaidText,
-    TokenCounts,
-    folds_of,
-    said_texts,
-)
+from draftquant.calibration.row_choice import RowOrder, SaidText, TokenCounts, folds_of, said_texts
 from said_traces import VOCAB, row_order, write_said
 
 

@@ -207,10 +207,7 @@ OWN = 3 * WIDTH * 2  # bytes of b's features
     ],
 )
 def test_what_lies_is_refused(
-    tmp_path: Path,
-    storage: FeatureStorage,
-    edit: Callable[[dict[str, Tensor]], object],
-    said: str,
+    tmp_path: Path, storage: FeatureStorage, edit: Callable[[dict[str, Tensor]], object], said: str
 ) -> None:
     folder = write(tmp_path / "traces", storage).folder
     with pytest.raises(TraceError, match=said):

@@ -116,10 +116,7 @@ def test_it_takes_few_product_files() -> None:
 
 def test_what_is_written_is_verified_by_the_other_side(packages: Path, quantized: Path) -> None:
     done = run(packages, "verify", str(quantized), "--against", str(DRAFT))
-    assert (
-        done.returncode,
-        "scales, exactly the nearest quantized values" in done.stdout,
-    ) == (
+    assert (done.returncode, "scales, exactly the nearest quantized values" in done.stdout) == (
         0,
         True,
     ), done.stderr

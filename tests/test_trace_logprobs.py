@@ -95,10 +95,7 @@ def test_raw_log_probabilities_are_those_of_plain_sampling_only(
 ) -> None:
     traces = write(tmp_path / "traces", sampled_trace())
     manifest = dataclasses.replace(
-        traces.manifest,
-        temperature=temperature,
-        sampling=sampling,
-        logprobs=LogprobSpec(kind=kind),
+        traces.manifest, temperature=temperature, sampling=sampling, logprobs=LogprobSpec(kind=kind)
     )
     assert manifest.logprobs_as_sampled == as_sampled
 
@@ -110,10 +107,7 @@ LIES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "top_p": (lambda m: m["sampling"].update(top_p=1.5), r"top_p: expected a share in \(0, 1\]"),
     "top_k": (lambda m: m["sampling"].update(top_k=-1), "top_k: expected at least 0"),
     "num_top": (lambda m: m["logprobs"].update(num_top=51), "num_top: expected 0 to 50"),
-    "no logprobs": (
-        lambda m: m.pop("logprobs"),
-        "logprobs: expected those of the sampled tokens",
-    ),
+    "no logprobs": (lambda m: m.pop("logprobs"), "logprobs: expected those of the sampled tokens"),
     "other kind": (lambda m: m["logprobs"].update(kind="log2"), "logprobs.kind: expected"),
     "other width": (
         lambda m: m["logprobs"].update(num_top=2),

@@ -310,10 +310,7 @@ def test_info_counts(tmp_path: Path) -> None:
     assert (info.num_copies, info.num_later_turns, info.num_independent) == (1, 1, 1)
     assert [
         (c.category, c.num_prompts, c.prompt_tokens, c.new_tokens) for c in info.categories
-    ] == [
-        ("a", 2, 24, 12),
-        ("b", 1, 30, 6),
-    ]
+    ] == [("a", 2, 24, 12), ("b", 1, 30, 6)]
     assert info.known_top1 == 0
     assert info.head_agreement is None
     assert info.nbytes == sum(p.stat().st_size for p in (tmp_path / "t").glob("*.safetensors"))

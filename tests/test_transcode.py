@@ -29,15 +29,7 @@ from draftquant.recipes import Recipe, load_recipe
 from draftquant.recipes.errors import CheckpointError, LayoutError, VerifyError
 from draftquant.recipes.schema import LayoutName
 from draftquant.scripts.cli import main
-from tiny import (
-    Stored,
-    edit_json,
-    read_tensors,
-    store,
-    tiny_eagle3_llama,
-    values_of,
-    write_tensors,
-)
+from tiny import Stored, edit_json, read_tensors, store, tiny_eagle3_llama, values_of, write_tensors
 from tiny_mla import tiny_eagle3_mla
 
 NEGATIVE_ZERO = 0x80
@@ -152,11 +144,7 @@ def test_carried_codes_are_those_of_int4(make: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("value", "what"),
-    [
-        (NEGATIVE_ZERO, "values nearest"),
-        (0x39, "values nearest"),
-        (0x51, "values nearest"),
-    ],
+    [(NEGATIVE_ZERO, "values nearest"), (0x39, "values nearest"), (0x51, "values nearest")],
     ids=["-0", "1.125", "9"],
 )
 def test_verify_sees_every_other_code(value: int, what: str, draft: Path, tmp_path: Path) -> None:

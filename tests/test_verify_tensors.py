@@ -10,14 +10,7 @@ import numpy as np
 import pytest
 from draftquant.quantize.verify import verify
 from handmade import MADE, Made, encode, pack, quantize_by_hand
-from tiny import (
-    Stored,
-    edit_json,
-    read_tensors,
-    store,
-    tiny_eagle3_llama,
-    values_of,
-)
+from tiny import Stored, edit_json, read_tensors, store, tiny_eagle3_llama, values_of
 from verify_cases import (
     ATTENTION,
     FP8,

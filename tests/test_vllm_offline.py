@@ -187,9 +187,6 @@ def test_a_prompt_that_the_engine_refuses(target: Path, tmp_path: Path) -> None:
 
 
 def test_the_engine_is_ended_whatever_happens(target: Path) -> None:
-    with (
-        suppress(ZeroDivisionError),
-        offline_engine({}, plan(target), "0" * 16) as engine,
-    ):
+    with suppress(ZeroDivisionError), offline_engine({}, plan(target), "0" * 16) as engine:
         _ = 1 / 0
     assert engine._engine.ended

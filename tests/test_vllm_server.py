@@ -432,12 +432,7 @@ def _unwritten(answer: dict[str, Any]) -> dict[str, Any]:
     ],
 )
 def test_answers_that_are_none(
-    running: StatesServer,
-    target: Path,
-    tmp_path: Path,
-    change: Any,
-    message: str,
-    fix: str,
+    running: StatesServer, target: Path, tmp_path: Path, change: Any, message: str, fix: str
 ) -> None:
     running.change = change
     with pytest.raises((TraceError, ServerError), match=message) as caught:

@@ -13,13 +13,8 @@ from wild_drafts import WildDraft, shapes_of, wild_drafts
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 DRAFTS = wild_drafts()
-KINDS = {
-    "eagle3-moe": "EAGLE-3 with a mixture of experts",
-}
-FAMILIES = {
-    "peagle": "eagle3-llama",
-    "causal-lm": "language-model",
-}
+KINDS = {"eagle3-moe": "EAGLE-3 with a mixture of experts"}
+FAMILIES = {"peagle": "eagle3-llama", "causal-lm": "language-model"}
 """Of the kinds that are called otherwise."""
 EARLIER = {
     kind: f"does not know the maths of {named} draft; version 0.2.0 quantized it"

@@ -27,10 +27,7 @@ OWN_KEYS: Mapping[Kind, Mapping[str, Any]] = {
     },
 }
 """What stands in dflash_config besides the keys of DFlash."""
-_ARCHITECTURES: Mapping[Kind, str] = {
-    "dflash": "DFlashDraftModel",
-    "dflash2": "DFlash2DraftModel",
-}
+_ARCHITECTURES: Mapping[Kind, str] = {"dflash": "DFlashDraftModel", "dflash2": "DFlash2DraftModel"}
 README = "# A tiny draft\n\nCafé, 草稿: bytes that must travel unchanged.\r\n"
 
 

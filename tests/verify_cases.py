@@ -29,14 +29,7 @@ from draftquant.recipes import (
 )
 from draftquant.recipes.decode import encode
 from handmade_numbers import nearest_e4m3
-from tiny import (
-    INDEX_FILE,
-    Stored,
-    read_tensors,
-    store,
-    values_of,
-    write_tensors,
-)
+from tiny import INDEX_FILE, Stored, read_tensors, store, values_of, write_tensors
 
 BASE = load_recipe("fp8-ptpc")
 ATTENTION = "midlayer.self_attn."

@@ -12,12 +12,7 @@ import sysconfig
 from pathlib import Path
 
 PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"
-ABSENT = (
-    "quantize",
-    "recipes",
-    "benchmarks",
-    "draftquant.scripts.dev",
-)
+ABSENT = ("quantize", "recipes", "benchmarks", "draftquant.scripts.dev")
 
 
 def main() -> None:

@@ -111,10 +111,7 @@ CONFIGS = (
         edit=named("DFlashQwen3ForCausalLM"),
     ),
     Broken(
-        name="speculators",
-        what="the layout of speculators",
-        formats=CT_FP8,
-        edit=speculators(),
+        name="speculators", what="the layout of speculators", formats=CT_FP8, edit=speculators()
     ),
     Broken(
         name="speculators-declared-inside",
@@ -212,11 +209,7 @@ CONFIGS = (
         formats=CT_FP8,
         family="eagle3-mla",
         edit=excludes(
-            "re:.*q_a_proj$",
-            "re:.*kv_a_proj_with_mqa$",
-            "re:.*kv_b_proj$",
-            "re:.*fc$",
-            "lm_head",
+            "re:.*q_a_proj$", "re:.*kv_a_proj_with_mqa$", "re:.*kv_b_proj$", "re:.*fc$", "lm_head"
         ),
     ),
     Broken(
@@ -248,8 +241,7 @@ CONFIGS = (
         what="EAGLE-3.1 with the older names of its norms",
         formats=CT_FP8,
         edit=both(
-            plain_norms("aux_norm_low", "aux_norm_mid", "aux_norm_high"),
-            configure("fc_norm", True),
+            plain_norms("aux_norm_low", "aux_norm_mid", "aux_norm_high"), configure("fc_norm", True)
         ),
     ),
     Broken(

@@ -324,12 +324,7 @@ CUT_HEADS = (
         build=lambda folder: _dflash(folder, kind="dflash2"),
         reads=_LAYERS_OF_BLOCKS,
     ),
-    *_each(
-        "dspark",
-        _dspark,
-        _ALL,
-        _LAYERS_OF_BLOCKS,
-    ),
+    *_each("dspark", _dspark, _ALL, _LAYERS_OF_BLOCKS),
     *_quantized("dspark", _dspark, ("fp8-head",), _LAYERS_OF_BLOCKS),
     CutHead(
         name="speculators eagle3-llama",

@@ -27,11 +27,7 @@ from foreign_sample import NUM_TARGET_LAYERS, write_sample  # noqa: E402
 
 IN_TOOLS, IN_OURS = (
     ("llmcompressor", "oneshot", "autoawq"),
-    (
-        "compressed_tensors",
-        "modelopt",
-        "quark",
-    ),
+    ("compressed_tensors", "modelopt", "quark"),
 )
 """Makers, by the environment that their tool is in."""
 PLATFORMS = {

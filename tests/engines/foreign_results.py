@@ -37,14 +37,7 @@ class Answer(NamedTuple):
         return "wrong LOADS" if self.verdict == "LOADS" else f"wrong {self.verdict}"
 
 
-COLUMNS = (
-    "right",
-    "unknown",
-    "wrong LOADS",
-    "wrong REFUSED",
-    "wrong LOADS BUT WRONG",
-    "not told",
-)
+COLUMNS = ("right", "unknown", "wrong LOADS", "wrong REFUSED", "wrong LOADS BUT WRONG", "not told")
 
 
 def is_good_enough(answers: Sequence[Answer]) -> bool:

@@ -31,12 +31,7 @@ from tiny_llama import tiny_language_model  # noqa: E402
 from tiny_mla import tiny_eagle3_mla  # noqa: E402
 
 OUT = HERE / "kinds.json"
-PLATFORMS = (
-    ("vllm", "sm90"),
-    ("sglang", "sm90"),
-    ("sglang", "sm100"),
-    ("sglang", "gfx942"),
-)
+PLATFORMS = (("vllm", "sm90"), ("sglang", "sm90"), ("sglang", "sm100"), ("sglang", "gfx942"))
 _HIDDEN, _VOCAB = 256, 512
 _SHAPE: dict[str, Any] = {"hidden": _HIDDEN, "intermediate": 512, "vocab": _VOCAB}
 _HEADS: dict[str, Any] = {**_SHAPE, "heads": 4, "kv_heads": 2, "head_dim": 64}

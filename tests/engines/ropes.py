@@ -69,12 +69,7 @@ def _sglang(parameters: dict[str, Any]) -> Any:
     from sglang.srt.layers.rotary_embedding import get_rope
 
     return get_rope(
-        HEAD_DIM,
-        HEAD_DIM,
-        MAX_POSITIONS,
-        THETA,
-        rope_scaling=parameters,
-        dtype=torch.float32,
+        HEAD_DIM, HEAD_DIM, MAX_POSITIONS, THETA, rope_scaling=parameters, dtype=torch.float32
     )
 
 

@@ -54,9 +54,7 @@ def subject(draft: Path, target: Path, tp: int, rank: int) -> Subject:
         config.compilation_config.static_forward_context.clear()  # of the model built before
         with set_default_torch_dtype(draft_config.dtype):
             return initialize_model(
-                vllm_config=built,
-                model_config=draft_config,
-                prefix="draft_model" if whole else "",
+                vllm_config=built, model_config=draft_config, prefix="draft_model" if whole else ""
             )
 
     def load_folder(model: nn.Module) -> None:

@@ -27,10 +27,7 @@ IMPATIENT = Patience(attempts=3, first_pause=0.01, seconds=60)
 
 
 def ask(
-    *,
-    decoding: Decoding = GREEDY,
-    max_new_tokens: int = NUM_TOKENS,
-    ignore_eos: bool = False,
+    *, decoding: Decoding = GREEDY, max_new_tokens: int = NUM_TOKENS, ignore_eos: bool = False
 ) -> Ask:
     return Ask(decoding=decoding, max_new_tokens=max_new_tokens, ignore_eos=ignore_eos)
 

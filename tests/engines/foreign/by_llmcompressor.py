@@ -44,9 +44,7 @@ OWN: dict[str, dict[str, dict[str, Any]]] = {
     "w4-group32": {"attention_and_mlp": {"weights": _int(4, "group", group_size=32)}},
     "w4-group64": {"group_0": {"weights": _int(4, "group", group_size=64)}},
     "w8-group128": {"w8": {"weights": _int(8, "group", group_size=128)}},
-    "w4-actorder": {
-        "group_0": {"weights": _int(4, "group", group_size=128, actorder="weight")},
-    },
+    "w4-actorder": {"group_0": {"weights": _int(4, "group", group_size=128, actorder="weight")}},
     "fp8-tensor": {
         "group_0": {
             "weights": {**_FP8_CHANNEL, "strategy": "tensor"},
@@ -75,9 +73,7 @@ OWN: dict[str, dict[str, dict[str, Any]]] = {
             "input_activations": _ACTIVATIONS,
         }
     },
-    "fp8-kv-cache": {
-        "group_0": {"weights": _FP8_CHANNEL, "input_activations": _ACTIVATIONS},
-    },
+    "fp8-kv-cache": {"group_0": {"weights": _FP8_CHANNEL, "input_activations": _ACTIVATIONS}},
 }
 KV_CACHE = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False}
 
