@@ -115,7 +115,7 @@ def test_the_peak_of_this_process_is_in_bytes() -> None:
 @pytest.fixture
 def _no_values(monkeypatch: pytest.MonkeyPatch) -> None:
     """What looks at values, which fake tensors have none of: every other row goes on."""
-    for module in ("quantize.drafts.passes", "quantize.drafts.passes"):
+    for module in ("quantize.drafts.forward",):
         monkeypatch.setattr(f"draftquant.{module}.finite", lambda values, *_: values)
     monkeypatch.setattr(draft_inputs, "_check_embedded", lambda *_: None)
     monkeypatch.setattr(counted_rows, "_read", lambda flags: np.arange(len(flags)) % 3 < 2)

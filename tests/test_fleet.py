@@ -86,7 +86,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         found.append(draft.name)
         return passes.proposals_of_batch(draft, traces, batch, **how)
 
-    monkeypatch.setattr("draftquant.validate.counting.trace_replay.proposals_of_batch", counting)
+    monkeypatch.setattr("draftquant.validate.counting.replay_cache.proposals_of_batch", counting)
     return found
 
 

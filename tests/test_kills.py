@@ -78,9 +78,8 @@ def while_it_sleeps(_seconds):
         time.sleep(0.01)
 killed_runs._kill = kill_slowly
 killed_runs.time = SimpleNamespace(perf_counter=time.perf_counter, sleep=while_it_sleeps)
-from draftquant.quantize.converting import dequantize_draft
-from draftquant.quantize.making import quantize_draft
-for module in (dequantize_draft, quantize_draft):
+from draftquant.quantize.making import quantize_draft, rewriting
+for module in (rewriting, quantize_draft):
     module.UNVERIFIED_CONFIG_FILE = "config.json"
 """
     said = in_a_process(KILLS.format(early, 1, 0), tmp_path)

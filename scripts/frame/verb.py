@@ -24,12 +24,11 @@ from .settings import CallError, Form
 
 P = ParamSpec("P")
 S = TypeVar("S", bound=Heard)
-S_co = TypeVar("S_co", bound=Heard, covariant=True)
 R_co = TypeVar("R_co", covariant=True)
 R = TypeVar("R")
 
 
-class Verb(Protocol[P, S_co, R_co]):
+class Verb(Protocol[P, R_co]):
     """A function that takes the fields of its settings as arguments."""
 
     __name__: str
@@ -52,7 +51,7 @@ def verb(
     exclusive: Sequence[str] = (),
     one_of: Sequence[str] = (),
     figures: Mapping[str, str] = MappingProxyType({}),
-) -> Callable[[Callable[[S], R]], Verb[P, S, R]]:
+) -> Callable[[Callable[[S], R]], Verb[P, R]]:
     """The decorator that makes of `run(settings)` a function with the fields as arguments.
 
     Its name, home and first words are those of `run`; signature and arguments are the settings'.
@@ -64,7 +63,7 @@ def verb(
     """
     cls = typing.cast("type[S]", settings)
 
-    def made(run: Callable[[S], R]) -> Verb[P, S, R]:
+    def made(run: Callable[[S], R]) -> Verb[P, R]:
         signature = inspect.signature(cls)
         name = run.__name__
         options = options_for(name, cls, figures)
@@ -105,7 +104,7 @@ def verb(
         found.__signature__ = signature.replace(parameters=parameters, return_annotation=returns)
         found.__wrapped__ = run  # in whose module the annotation of what it returns is found
         found.form, found.run = form, heard
-        return typing.cast("Verb[P, S, R]", found)
+        return typing.cast("Verb[P, R]", found)
 
     return made
 
@@ -132,7 +131,7 @@ class Command:
             returns.
     """
 
-    verb: Verb[..., Any, Any]
+    verb: Verb[..., Any]
     show: Callable[[Any, Any], None]
     mapping: Callable[[Any, Any], Any] = _to_mapping
     exit_code: Callable[[Any], int] = _exit_code
