@@ -69,7 +69,7 @@ class CountedRows:
         the proposal may be accepted. NaN and infinity are refused.
         """
         sound = torch.stack((torch.isfinite(states).all(), torch.isfinite(top).all()))
-        seen: npt.NDArray[np.bool_] = torch.cat((sound, possible)).cpu().numpy()
+        seen = _read(torch.cat((sound, possible)))
         if not seen[0]:
             raise not_finite(one.where, "hidden states")
         if not seen[1]:
@@ -94,6 +94,11 @@ class CountedRows:
             for i, one in enumerate(own)
         ]
         return _enough(torch.cat(found)).to(device)
+
+
+def _read(flags: Tensor) -> npt.NDArray[np.bool_]:
+    found: npt.NDArray[np.bool_] = flags.cpu().numpy()
+    return found
 
 
 def _enough(rows: Tensor) -> Tensor:
