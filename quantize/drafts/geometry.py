@@ -143,7 +143,7 @@ class RotatedGeometry(Geometry):
     """Of a draft whose layers have attention."""
 
     rope: RopeConfig
-    attention: GroupedAttention | LatentAttention
+    attention: GroupedAttention | LatentAttention  # pyright: ignore[reportGeneralTypeIssues]
 
 
 def last_state(sizes: dict[str, Any]) -> dict[str, Any]:

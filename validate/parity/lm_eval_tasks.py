@@ -159,7 +159,7 @@ def _item(line: bytes, where: str) -> tuple[str, Item]:
         if not fits:
             raise ParityError(where, f"expected {expected}", fix=_ANEW)
     scores = {}
-    for metric in metrics:
+    for metric in metrics or ():  # a list, as was checked
         score = get(metric)
         if isinstance(score, bool | int | float):
             if not math.isfinite(score):
