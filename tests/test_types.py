@@ -19,6 +19,7 @@ def errors_in(code: str, folder: Path) -> list[str]:
     """What pyright says of a file, beside nothing of this repository."""
     script = folder / "snippet.py"
     script.write_text(code, encoding="utf-8")
+    (folder / "pyrightconfig.json").write_text("{}")  # else one of a folder above counts
     command = [PYRIGHT, "--pythonpath", sys.executable, "--outputjson", script]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     found: list[dict[str, Any]] = json.loads(done.stdout)["generalDiagnostics"]
