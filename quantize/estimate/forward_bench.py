@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...recipes.errors import EstimateError, reason, short
+from ...recipes.errors import EstimateError, short
 from ...recipes.regular_file import read_text
-from ...recipes.strict_json import JsonProblem, parse_json
+from ...recipes.strict_json import parse_json, reading
 from .work import VerifyStep
 
 TARGET = "target"
@@ -141,11 +141,10 @@ def _chosen(
 
 
 def _cases(path: Path) -> list[TimedCase]:
-    try:
+    with reading(path, EstimateError, _AGAIN):
         value = parse_json(read_text(path))
+    try:
         return [_case(each) for each in value]
-    except (OSError, JsonProblem) as exc:
-        raise EstimateError(path, f"not readable as JSON: {reason(exc)}", fix=_AGAIN) from exc
     except (KeyError, TypeError, ValueError, IndexError) as exc:
         what = f"it is no output of vllm bench forward: {type(exc).__name__}: {exc}"
         raise EstimateError(path, what, fix=_AGAIN) from exc
