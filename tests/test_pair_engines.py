@@ -12,7 +12,7 @@ from draftquant.quantize.drafts import read_config
 from draftquant.quantize.engines.contract import EngineName
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.pairing.dtypes import dtype_in
-from draftquant.quantize.pairing.inherited import KEEPS, declared_method, quantization
+from draftquant.quantize.pairing.inherited import KEEPS, becomes_in_sglang, declared_method
 from draftquant.quantize.pairing.pair import Pair, TargetArgs
 from draftquant.quantize.pairing.serving_limits import is_too_short, served_length
 from draftquant.quantize.pairing.target import Target
@@ -84,6 +84,7 @@ def test_only_an_inherited_quantization_is_warned_of(tmp_path: Path) -> None:
     warned = {
         name
         for name, answer in EXECUTED.items()
-        if any(f.level == "warning" for f in quantization(pair_of(answer["case"], tmp_path)))
+        if (pair := pair_of(answer["case"], tmp_path))
+        and becomes_in_sglang(pair, pair.args.quantization)
     }
     assert warned == {name for name in EXECUTED if "--quantization" in name}

@@ -7,16 +7,15 @@ it of each config.json unless --dtype is given, and takes float16 where none is 
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Sequence
 
 import numpy as np
 
-from ..engines.contract import ENGINE_NAMES, TITLES, EngineName
+from ..engines.contract import EngineName
 from ..engines.engine_rows import Facts
 from ..files.checkpoint import Checkpoint, byte_blocks
-from ..files.safetensors_header import TensorInfo
 from ..stored.decoded_numbers import floats
-from .pair import Pair, PairFinding, finding
+from .pair import Pair
 from .target import declared_dtype
 
 _HALVES = ("float16", "bfloat16")
@@ -47,12 +46,13 @@ def launch_dtype(pair: Pair, engine: EngineName) -> str | None:
     return theirs if theirs in _HALVES and dtype_in(pair, "sglang") != theirs else None
 
 
-def facts(pair: Pair) -> Facts:
+def facts(pair: Pair, engines: Sequence[EngineName]) -> Facts:
     """What rows of findings.toml say of dtypes: casts that engines do without a question."""
     own, theirs, cast = stored_dtype(pair), pair.target.dtype, dtype_in(pair, "vllm")
     given, named = launch_dtype(pair, "sglang"), _draft_dtype(pair)
     asked, halves = pair.args.dtype is not None, {own, cast} <= {*_HALVES}
     splits = given is not None and not asked and not pair.is_inside
+    narrow, feature = any(is_narrow(pair, each) for each in engines), pair.largest_feature
     return {
         "own_dtype": own,
         "their_dtype": theirs,
@@ -62,7 +62,14 @@ def facts(pair: Pair) -> Facts:
         "splits_dtypes": splits,
         "said": f"names {named}" if named else "names none, which SGLang takes for float16",
         "has_two_dtypes": not asked and own != theirs and {own, theirs} <= {*_HALVES},
+        "beyond": _beyond(pair.draft) if narrow and own != "float16" else None,
+        "feature": feature if feature is not None and feature >= _FIRST_OVERFLOW else None,
     }
+
+
+def is_narrow(pair: Pair, engine: EngineName) -> bool:
+    """Whether the draft is computed in float16."""
+    return (launch_dtype(pair, engine) or dtype_in(pair, engine)) == "float16"
 
 
 def stored_dtype(pair: Pair) -> str | None:
@@ -82,44 +89,21 @@ def _sglang_auto(said: str | None) -> str:
     return "float16" if said in (None, "float32") else said
 
 
-# ---- Weights and hidden states that float16 cannot hold, of a draft that is computed in it
 # Source: IEEE 754: float16 ends at 65,504; what rounds beyond it becomes infinity.
-
 _FIRST_OVERFLOW = 65520.0  # the smallest value that rounds to infinity in float16
-_NARROW = "float16"
-_WIDE = ("BF16", "F32")
 
 
-def _beyond(checkpoint: Checkpoint, tensor: TensorInfo) -> float:
-    """The largest magnitude that float16 cannot hold; 0 where it holds all."""
-    largest = 0.0
-    for block in byte_blocks(checkpoint, tensor):
-        magnitudes = np.abs(floats(np.frombuffer(block, np.uint8), tensor.dtype))
-        beyond = magnitudes[magnitudes >= _FIRST_OVERFLOW]
-        largest = max(largest, float(beyond.max(initial=0.0)))
-    return largest
-
-
-def float16(pair: Pair) -> Iterator[PairFinding]:
-    """Weights beyond float16, scanned where an engine computes the draft in it."""
-    narrow = [engine for engine in ENGINE_NAMES if _is_narrow(pair, engine)]
-    if not narrow or stored_dtype(pair) == _NARROW:
-        return
-    wide = [each for each in pair.draft.tensors.values() if each.dtype in _WIDE]
-    found = {each.name: largest for each in wide if (largest := _beyond(pair.draft, each))}
-    worst = max(found, key=lambda name: found[name], default="")
-    where = {"count": len(found), "tensor": worst, "largest": found.get(worst)}
-    for engine in narrow if found else ():
-        yield finding("float16-weights", engine, title=TITLES[engine], **where)
-
-
-def activations(pair: Pair) -> Iterator[PairFinding]:
-    """Recorded hidden states of the target that float16 cannot hold."""
-    largest = pair.largest_feature
-    for engine in ENGINE_NAMES if largest is not None and largest >= _FIRST_OVERFLOW else ():
-        if _is_narrow(pair, engine):
-            yield finding("float16-activations", engine, title=TITLES[engine], largest=largest)
-
-
-def _is_narrow(pair: Pair, engine: EngineName) -> bool:
-    return (launch_dtype(pair, engine) or dtype_in(pair, engine)) == _NARROW
+def _beyond(checkpoint: Checkpoint) -> Facts | None:
+    """How many tensors hold what float16 cannot, and the largest such magnitude."""
+    found: dict[str, float] = {}
+    for tensor in checkpoint.tensors.values():
+        blocks = byte_blocks(checkpoint, tensor) if tensor.dtype in ("BF16", "F32") else ()
+        for block in blocks:
+            magnitudes = np.abs(floats(np.frombuffer(block, np.uint8), tensor.dtype))
+            beyond = magnitudes[magnitudes >= _FIRST_OVERFLOW]
+            if beyond.size:
+                found[tensor.name] = max(found.get(tensor.name, 0.0), float(beyond.max()))
+    if not found:
+        return None
+    worst = max(found, key=lambda name: found[name])
+    return {"number": len(found), "tensor": worst, "largest": found[worst]}

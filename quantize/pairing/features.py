@@ -9,7 +9,7 @@ from ..drafts.runtime_names import target_layers_named
 from ..engines.contract import TITLES, EngineCheck
 from ..engines.engine_rows import Facts, explained, refuses_target
 from ..engines.versions import newest_engines
-from .pair import Pair, PairFinding, finding
+from .pair import Pair, PairFinding
 
 # ---- Whether a target can feed a draft, by their configs: `record` refuses it, `check` says it
 
@@ -66,18 +66,6 @@ def misfits(
 
 
 _WITHOUT = "serve the target with a draft that reads none of its layers: its MTP layer, or a model"
-_WHY = {
-    "hidden-size": "the draft's first linear has another number of columns",
-    "layers": "fewer layers are captured than the draft's fc reads",
-}
-
-
-def features(pair: Pair) -> Iterator[PairFinding]:
-    """A width or a layer that the target has not: arithmetic refuses it, whatever the engine."""
-    for misfit in misfits(pair.geometry, pair.target):
-        if misfit.subject in _WHY:
-            why = _WHY[misfit.subject]
-            yield finding("features", subject=misfit.subject, what=misfit.text, why=why)
 
 
 def handed_out(pair: Pair, answer: EngineCheck) -> Iterator[PairFinding]:
@@ -101,7 +89,8 @@ def handed_out(pair: Pair, answer: EngineCheck) -> Iterator[PairFinding]:
         remedy = f"serve the pair with {others[0]}" if others else _WITHOUT
         yield PairFinding("refused", "target", text, remedy, answer.engine)
     elif error is None and answer.verdict == "LOADS":
-        yield finding("target-not-read", answer.engine, title=title, name=name or "model")
+        text = f"whether {title}'s {name or 'model'} hands out its hidden states was not read"
+        yield PairFinding("unknown", "target", text, "try it", answer.engine)
 
 
 def facts(pair: Pair) -> Facts:
@@ -115,6 +104,7 @@ def facts(pair: Pair) -> Facts:
     templates = {each.template for each in (own, tokenizer) if own and each}
     named = target_layers_named(config)
     return {
+        "unfit": {each.subject: each.text for each in misfits(geometry, target)},
         "named": named,
         "depth": target.num_layers,
         "is_of_other_depth": not pair.is_inside and named not in (None, target.num_layers),
@@ -129,24 +119,23 @@ def facts(pair: Pair) -> Facts:
         "is_padded": tokenizer is not None and tokenizer.size <= smaller,
         "mask": mask,
         "mask_is_outside": mask is not None and mask >= whole,
+        "last_mapped": _last_mapped(pair) if geometry.vocab_size > whole else None,
         "difference": difference,
         "has_other_template": own and own.template and not difference and len(templates) > 1,
         "unlike": "" if pair.is_inside else ", ".join(_special_tokens(pair)),
     }
 
 
-def map_outside(pair: Pair) -> Iterator[PairFinding]:
-    """Tokens of the draft's map that the target has not."""
-    whole = pair.target.vocab_size
+def _last_mapped(pair: Pair) -> int | None:
+    """The largest token of the draft's map, where the target has none of it."""
     table = next((t for t in pair.draft.tensors.values() if t.name.endswith(MAP)), None)
-    if table is None or len(table.shape) != 1 or pair.geometry.vocab_size <= whole:
-        return
+    if table is None or len(table.shape) != 1:
+        return None
     from ..stored.decoded_numbers import read_integers  # numpy: for this question alone
 
     offsets = read_integers(pair.draft, table)
     last = max((row + int(offset) for row, offset in enumerate(offsets)), default=0)
-    if last >= whole:
-        yield finding("d2t", last=last, whole=whole)
+    return last if last >= pair.target.vocab_size else None
 
 
 def _special_tokens(pair: Pair) -> Iterator[str]:

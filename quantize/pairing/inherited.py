@@ -15,14 +15,14 @@ from typing import Any
 
 from ...recipes.errors import CheckpointError
 from ..drafts.engine_traits import EngineTraits
-from ..engines.contract import ENGINE_NAMES, EngineName
+from ..engines.contract import EngineName
 from ..engines.engine_rows import Facts
 from ..engines.exclude_findings import misread_excludes
 from ..engines.excludes import transforms
 from ..engines.folder_findings import CACHE_SCALE
 from ..stored.stored_declaration import raw_declaration
 from ..stored.stored_tables import HEAD
-from .pair import Pair, PairFinding, finding
+from .pair import Pair
 from .target import Target
 
 _READS_FILES = ("awq", "awq_marlin", "gptq", "gptq_marlin", "moe_wna16", "auto-round")
@@ -41,17 +41,9 @@ KEEPS: Mapping[str, tuple[str, ...]] = {
 _OPTION = "--speculative-draft-model-quantization"
 
 
-def quantization(pair: Pair) -> Iterator[PairFinding]:
-    """Whether the target's quantization reaches the draft, in each engine."""
-    given, declared = pair.args.quantization, pair.target.quantization
-    asked = pair.args.draft_quantization
-    for name, value in (("quantization-given", given), ("quantization-asked", asked)):
-        if value not in (None, "unquant"):
-            yield finding(
-                name, option=_OPTION, given=value, what=_in_sglang(value, declared_method(pair))
-            )
-    if declared is not None and not pair.is_mtp:
-        yield finding("quantization", declared=declared)
+def becomes_in_sglang(pair: Pair, given: str | None) -> str | None:
+    """What SGLang makes of a draft that is given this method; None = nothing is given."""
+    return None if given in (None, "unquant") else _in_sglang(given, declared_method(pair))
 
 
 def _in_sglang(given: str, own: str | None) -> str:
@@ -97,27 +89,21 @@ _OWN_CACHE: Mapping[EngineName, str] = {"vllm": "bfloat16", "sglang": "auto"}
 in the dtype that the draft computes in."""
 
 
+def facts_in(pair: Pair, engine: EngineName) -> Facts:
+    """What rows of findings.toml say of the KV cache of one engine.
+
+    One whose scales the draft does not store: both are 1 then.
+    """
+    inherited = None if has_scales(pair) else cache_in(pair, engine)
+    said = "--kv-cache-dtype" if pair.args.cache_dtype else "its quantization_config"
+    none = ", and the draft stores no scales, so engines take 1 for both"
+    scales = none if inherited and inherited.startswith("fp8") else ""
+    return {"cache": inherited, "cache_said": said, "scales": scales}
+
+
 def has_scales(pair: Pair) -> bool:
     """Whether the draft stores scales of its KV cache."""
     return any(CACHE_SCALE.search(f".{name}") for name in pair.draft.tensors)
-
-
-def cache(pair: Pair) -> Iterator[PairFinding]:
-    """A draft whose KV cache becomes the target's FP8 without scales: both are 1 then."""
-    if has_scales(pair):
-        return
-    for engine in ENGINE_NAMES:
-        inherited = cache_in(pair, engine)
-        if inherited is None:
-            continue
-        said = "--kv-cache-dtype" if pair.args.cache_dtype else "its quantization_config"
-        scales = (
-            ", and the draft stores no scales, so engines take 1 for both"
-            if inherited.startswith("fp8")
-            else ""
-        )
-        name = f"kv-cache-{'mtp' if pair.is_mtp else engine}"
-        yield finding(name, engine, dtype=inherited, said=said, scales=scales)
 
 
 # ---- Embedding and head that a draft borrows, where the target stores them quantized
@@ -130,15 +116,24 @@ def cache(pair: Pair) -> Iterator[PairFinding]:
 
 
 def facts(pair: Pair) -> Facts:
-    """What rows of findings.toml say of a borrowed head, a rotated stream and MTP layers."""
+    """What rows of findings.toml say of quantization, a borrowed head, a rotated stream, MTP."""
+    args, target = pair.args, pair.target
     return {
+        "option": _OPTION,
+        "inherited_method": args.quantization,
+        "inherited_becomes": becomes_in_sglang(pair, args.quantization),
+        "asked_method": args.draft_quantization,
+        "asked_becomes": becomes_in_sglang(pair, args.draft_quantization),
+        "declared": None if pair.is_mtp else target.quantization,
+        "mixed": _mixed_layer(pair),
         "borrows_head": _borrows(pair, pair.family.engine_traits),
-        "head_is_quantized": pair.target.is_stored_quantized("lm_head"),
+        "head_is_quantized": target.is_stored_quantized("lm_head"),
         "drafts_blocks": pair.family.engine_traits.drafts_blocks,
-        "dropped_layers": dropped(pair.target),
-        "rotated_by": None if pair.is_whole_model else rotated_by(pair.target.declaration),
+        "dropped_layers": _dropped(target),
+        "rotated_by": None if pair.is_whole_model else rotated_by(target.declaration),
         "transformers_mtp": _by_transformers(pair),
-        "is_multimodal": pair.target.is_multimodal,
+        "is_multimodal": target.is_multimodal,
+        "is_mtp": pair.is_mtp,
     }
 
 
@@ -198,7 +193,7 @@ def _by_quark(declaration: Mapping[str, Any]) -> Iterator[str]:
 # of the folder that the layer comes from.
 
 
-def dropped(target: Target) -> str | None:
+def _dropped(target: Target) -> str | None:
     """What is missing where config.json promises MTP layers and no shard has one."""
     count = target.promised_mtp_layers
     if not target.names or not count or target.stored_mtp_layers:
@@ -216,15 +211,13 @@ def _by_transformers(pair: Pair) -> object:
     return pair.target.text.get("num_mtp_layers") if asked else None
 
 
-def mixed_layer(pair: Pair) -> Iterator[PairFinding]:
+def _mixed_layer(pair: Pair) -> str | None:
     """Linears of an MTP layer in a folder of its own, which vLLM builds as the target declares."""
     if not pair.is_mtp or pair.is_inside or pair.target.declaration is None:
-        return
+        return None
     declared = {**pair.draft.config, "quantization_config": dict(pair.target.declaration)}
     beside = replace(pair.draft, config=declared)
     try:
-        found = misread_excludes(beside, target_layers=pair.target.num_layers)
+        return misread_excludes(beside, target_layers=pair.target.num_layers).get("vllm")
     except CheckpointError:
-        return
-    if "vllm" in found:
-        yield finding("mtp-mixed", what=found["vllm"])
+        return None

@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -10,12 +10,10 @@ from typing_extensions import override
 
 from ...recipes.brief import Brief
 from ...recipes.errors import CheckpointError, reason, short
-from ...recipes.packages import counts, rows_beside
 from ...recipes.strict_json import JsonProblem, parse_json
 from ..drafts import Family
 from ..drafts.geometry import Geometry
 from ..engines.contract import EXIT_CODES, TITLES, EngineCheck, EngineName, Verdict
-from ..engines.engine_rows import Facts
 from ..files.checkpoint import Checkpoint
 from .target import Rotation, Target, Tokenizer
 
@@ -229,23 +227,6 @@ class Pair:
     def is_whole_model(self) -> bool:
         """Whether the draft is an ordinary language model."""
         return self.family.engine_traits.whole_model
-
-
-def finding(name: str, engine: EngineName | None = None, /, **said: object) -> PairFinding:
-    """A row of findings.toml, with what is put into its sentences, or its subject."""
-    row = rows_beside(__file__, "findings")[name]
-    text, remedy = (row.get(key, "").format(**said) for key in ("text", "remedy"))
-    subject = str(said.get("subject", row.get("subject", name)))
-    return PairFinding(row["level"], subject, text, remedy, engine or row.get("engine"))
-
-
-def row_finding(name: str, facts: Facts) -> Iterator[PairFinding]:
-    """The finding of a row of findings.toml, where its condition holds."""
-    if counts(rows_beside(__file__, "findings")[name], facts):
-        yield finding(name, **facts)
-
-
-PairRule = Callable[[Pair], Iterator[PairFinding]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

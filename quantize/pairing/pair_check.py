@@ -1,16 +1,18 @@
 """`check_pair`: a draft, its target, and what each engine does with the two."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from ...recipes.packages import counts, rows_beside
 from ..asked import Checking
 from ..drafts import read_config
 from ..drafts.config_reader import with_text_config
 from ..drafts.recognition import other_kind
 from ..drafts.runtime_names import target_layers_named
-from ..engines.contract import ENGINE_NAMES, EngineName
+from ..engines.contract import ENGINE_NAMES, TITLES, EngineName
 from ..engines.engine import Serving
 from ..engines.engine_check import check_checkpoint, with_values
+from ..engines.engine_rows import Facts
 from ..files.checkpoint import Checkpoint
 from ..files.digests import not_finite
 from ..stored.layouts import HF_QUANT_CONFIG
@@ -20,35 +22,11 @@ from .pair import (
     Pair,
     PairCheck,
     PairFinding,
-    PairRule,
     TargetArgs,
     in_order,
-    row_finding,
     tensor_parallel_size,
 )
 from .target import Target, Tokenizer
-
-RULES: tuple[PairRule | str, ...] = (
-    features.features,
-    *("depth", "default-layers", "last-layer", "rotated"),
-    *("vocabulary-vllm", "vocabulary-sglang", "vocabulary-tensorrt-llm", "vocabulary-padded"),
-    *("vocabulary", "vocabulary-mask"),
-    features.map_outside,
-    *("tokenizer", "tokenizer-of-model", "chat-template", "special-tokens"),
-    serving_limits.beyond_target,
-    *("lengths-vllm-table", "lengths-vllm", "lengths-vllm-model", "lengths-sglang-table"),
-    *("lengths-sglang", "lengths-tensorrt-llm", "rope", "overrides"),
-    *("dtype-vllm", "dtype-vllm-float16", "dtype-sglang", "dtype-tensorrt-llm"),
-    dtypes.float16,
-    dtypes.activations,
-    inherited.quantization,
-    inherited.cache,
-    *("shared-head-unknown", "shared-head-blocks", "shared-head"),
-    serving_limits.tensor_parallel,
-    *("mtp-missing", "mtp-transformers", "mtp-transformers-multimodal"),
-    inherited.mixed_layer,
-)
-"""Everything that is asked of a pair: functions, and rows of findings.toml by name."""
 
 
 def check_pair(
@@ -104,7 +82,7 @@ def check_pair(
         for each in engines
     )
     answers = [with_values(answer, broken) for answer in alone]
-    findings = list(_findings(pair))
+    findings = list(_findings(pair, engines))
     findings += [each for answer in answers for each in features.handed_out(pair, answer)]
     return PairCheck(
         draft=str(asked.draft),
@@ -117,18 +95,38 @@ def check_pair(
             )
             for each in answers
         ),
-        findings=in_order(f for f in findings if f.engine in (None, *engines)),
+        findings=in_order(findings),
         tensor_parallel=serving_limits.sizes_of_both(pair),
         not_compared=tuple(_not_compared(pair)),
     )
 
 
-def _findings(pair: Pair) -> Iterator[PairFinding]:
-    facts = {"is_whole_model": pair.is_whole_model}
-    for module in (features, serving_limits, dtypes, inherited):
-        facts |= module.facts(pair)
-    for rule in RULES:
-        yield from row_finding(rule, facts) if isinstance(rule, str) else rule(pair)
+def _findings(pair: Pair, engines: Sequence[EngineName]) -> Iterator[PairFinding]:
+    """What the rows of findings.toml say, in their order; "each" is every engine by itself."""
+    common = {
+        "is_whole_model": pair.is_whole_model,
+        **features.facts(pair),
+        **serving_limits.facts(pair),
+        **dtypes.facts(pair, engines),
+        **inherited.facts(pair),
+    }
+    of_engine = {each: {**common, **_facts_in(pair, each)} for each in engines}
+    for name, row in rows_beside(__file__, "findings").items():
+        about = row.get("engine")
+        for engine in engines if about == "each" else [about]:
+            facts = of_engine.get(engine) if engine else common
+            if facts is not None and counts(row, facts):
+                text, remedy = (row.get(key, "").format(**facts) for key in ("text", "remedy"))
+                yield PairFinding(row["level"], row.get("subject", name), text, remedy, engine)
+
+
+def _facts_in(pair: Pair, engine: EngineName) -> Facts:
+    return {
+        "title": TITLES[engine],
+        "is_narrow": dtypes.is_narrow(pair, engine),
+        **serving_limits.facts_in(pair, engine),
+        **inherited.facts_in(pair, engine),
+    }
 
 
 def _serving(pair: Pair, engine: EngineName, draft: str) -> Serving:

@@ -5,7 +5,7 @@ from typing import Any
 
 from ..engines.contract import EngineName
 from ..engines.engine_rows import Facts
-from .pair import Pair, PairFinding, finding
+from .pair import Pair
 
 _FLAGS: Mapping[EngineName, str] = {"vllm": "--max-model-len", "sglang": "--context-length"}
 LONGER = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1"
@@ -24,16 +24,23 @@ def is_too_short(pair: Pair, engine: EngineName) -> bool:
     return not pair.is_inside and served is not None and own is not None and own < served
 
 
-def beyond_target(pair: Pair) -> Iterator[PairFinding]:
-    """More positions than the target is made for.
+def facts_in(pair: Pair, engine: EngineName) -> Facts:
+    """What rows of findings.toml say of positions in one engine.
 
-    vLLM 0.33 `config/model.py:2650`; SGLang 0.5.23 `configs/model_config.py:1295`.
+    More than the target is made for: vLLM 0.33 `config/model.py:2650`; SGLang 0.5.23
+    `configs/model_config.py:1295`.
     """
-    asked = pair.args.context
-    for engine, flag in _FLAGS.items():
-        made = pair.target.rotation.positions_in(engine)
-        if asked is not None and made is not None and asked > made:
-            yield finding("beyond-target", engine, flag=flag, asked=asked, made=made)
+    asked, made = pair.args.context, pair.target.rotation.positions_in(engine)
+    flag = _FLAGS.get(engine)
+    return {
+        "is_short": is_too_short(pair, engine),
+        "served": served_length(pair, engine),
+        "own_length": pair.rotation.positions_in(engine),
+        "flag": flag,
+        "asked": asked,
+        "made": made,
+        "is_beyond_target": flag and asked is not None and made is not None and asked > made,
+    }
 
 
 def facts(pair: Pair) -> Facts:
@@ -41,18 +48,14 @@ def facts(pair: Pair) -> Facts:
     own, theirs = pair.rotation, pair.target.rotation
     rotates = pair.geometry.rope is not None and not pair.is_inside
     return {
-        "is_short_in_vllm": is_too_short(pair, "vllm"),
-        "is_short_in_sglang": is_too_short(pair, "sglang"),
-        "is_short_in_tensorrt_llm": is_too_short(pair, "tensorrt-llm"),
-        "served_in_vllm": served_length(pair, "vllm"),
-        "served_in_sglang": served_length(pair, "sglang"),
         "own": own,
-        "own_in_vllm": own.positions_in("vllm"),
-        "own_in_sglang": own.positions_in("sglang"),
         "theirs": theirs,
         "longer": LONGER,
         "rotates_otherwise": rotates and own.in_words != theirs.in_words,
         "overridden": ", ".join(pair.args.overrides or ()),
+        "tp": pair.tp,
+        "allowed": ", ".join(map(str, sizes_of_both(pair))),
+        "undivided": " and ".join(_undivided(pair)),
     }
 
 
@@ -74,19 +77,11 @@ def sizes_of_both(pair: Pair) -> tuple[int, ...]:
     return tuple(tp for tp in range(1, MOST + 1) if all(_problem(tp, c) is None for c in configs))
 
 
-def tensor_parallel(pair: Pair) -> Iterator[PairFinding]:
-    """A size that one of the two does not allow."""
-    tp = pair.tp
-    allowed = sizes_of_both(pair)
-    if tp in allowed or tp > MOST:
-        return
-    whose = [
-        f"the {name}'s {problem}"
-        for name, config in (("target", pair.target.text), ("draft", pair.config))
-        if (problem := _problem(tp, config)) is not None
-    ]
-    sizes = ", ".join(map(str, allowed))
-    yield finding("tensor-parallel", whose=" and ".join(whose), tp=tp, allowed=sizes)
+def _undivided(pair: Pair) -> Iterator[str]:
+    """What of the two cannot be divided by the size that is asked for."""
+    for name, config in (("target", pair.target.text), ("draft", pair.config)):
+        if pair.tp <= MOST and (problem := _problem(pair.tp, config)) is not None:
+            yield f"the {name}'s {problem}"
 
 
 def _problem(tp: int, config: Mapping[str, Any]) -> str | None:

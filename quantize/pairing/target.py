@@ -19,7 +19,6 @@ from ..drafts.rope import DEFAULT_THETA
 from ..engines.contract import EngineName
 from ..files.checkpoint import CONFIG_FILE, INDEX_FILE, Checkpoint, mtp_layers, read_json_object
 from ..files.hub import no_target
-from ..files.safetensors_header import TensorInfo
 from ..stored.stored_declaration import COMPANIONS, quantized_looking
 
 # ---- How a model rotates positions, and for how many it is made, as engines derive it
@@ -256,10 +255,6 @@ class Target:
         if self.checkpoint is None:
             return None if self.declaration is not None else False
         return bool(quantized_looking(self.checkpoint.tensors[name] for name in own))
-
-    def tensor(self, name: str) -> TensorInfo | None:
-        """Where a tensor lies; None where it is not there, or the weights are not."""
-        return None if self.checkpoint is None else self.checkpoint.tensors.get(name)
 
 
 def declared_dtype(config: Mapping[str, Any]) -> str | None:
