@@ -26,6 +26,7 @@ from ..quantize.drafts.draft_cache import CacheRounding, CacheScales, cached_lay
 from ..quantize.drafts.forward import DraftForward, OnCache
 from ..quantize.numerics.number_formats import fp8_scale
 from ..recipes.errors import CalibrationError, refused
+from ..recipes.listener import Progress, unseen
 from .linear_inputs.static_scales import octave_above, run_over_traces
 from .passes.draft_inputs import DraftRun, first_hidden
 from .passes.proposals import MAX_LOGITS
@@ -35,10 +36,7 @@ ROWS = 512  # that draft, about: each divergence is a mean over K times so many
 
 @torch.inference_mode()
 def cache_divergences(
-    run: DraftRun,
-    caches: Sequence[OnCache],
-    *,
-    on_progress: Callable[[int, int], None] = lambda _done, _total: None,
+    run: DraftRun, caches: Sequence[OnCache], on_progress: Progress = unseen
 ) -> list[float]:
     """KL(as it is ‖ through the cache) in nats of each cache, the mean over rows and depths."""
     every = ((entry, run.rows(entry)) for entry in run.traces.manifest.prompts)
@@ -82,9 +80,7 @@ Ranges = Mapping[int, tuple[float, float | None]]
 """By layer: the largest magnitudes of keys and of values; latent attention keeps one entry."""
 
 
-def measure_cache_ranges(
-    run: DraftRun, *, on_progress: Callable[[int, int], None] = lambda _done, _total: None
-) -> Ranges:
+def measure_cache_ranges(run: DraftRun, on_progress: Progress = unseen) -> Ranges:
     """Ranges of all keys and values, of the context and of every later step."""
     draft = run.draft
     layers = cached_layers(draft.weights, draft.name)
@@ -116,16 +112,13 @@ Octaves = tuple[int, int]  # of the keys and of the values of all layers
 
 
 def measure_cache_scales(
-    run: DraftRun,
-    *,
-    how: Literal["absmax", "measured"],
-    on_progress: Callable[[int, int], None] = lambda _done, _total: None,
+    run: DraftRun, *, how: Literal["absmax", "measured"], on_progress: Progress = unseen
 ) -> Mapping[int, CacheScales]:
     """Scales of every layer by its number, from all keys and values that K draft tokens need.
 
     Of latent attention k is the entry's scale, and v the same number.
     """
-    ranges = measure_cache_ranges(run, on_progress=on_progress)
+    ranges = measure_cache_ranges(run, on_progress)
     if how == "absmax":
         return _by_layer(ranges, lambda largest, _: quotient(largest))
     others = [octave for octave in OCTAVES if octave != 0]
@@ -133,7 +126,7 @@ def measure_cache_scales(
     if all(values is None for _, values in ranges.values()):
         tried = [(octave, octave) for octave in OCTAVES]
     caches = [CacheRounding(_at(ranges, octaves)) for octaves in tried]
-    divergences = cache_divergences(run, caches, on_progress=on_progress)
+    divergences = cache_divergences(run, caches, on_progress)
     return _at(ranges, best_octaves(dict(zip(tried, divergences, strict=True))))
 
 

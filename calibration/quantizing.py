@@ -2,7 +2,7 @@
 
 import dataclasses
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from ..quantize.making.preparing import check_tables
 from ..quantize.making.quantize_draft import QuantizeReport, quantize_draft
 from ..quantize.planning.quantization_plan import NOTHING_MEASURED, Measured, Plan, Step, make_plan
 from ..recipes.chosen_recipe import chosen_recipe
-from ..recipes.listener import Bar, Listener
+from ..recipes.listener import Bar, Listener, Progress, beyond_kept
 from ..recipes.regular_file import optional_path
 from .linear_inputs.plan_inputs import few_for_correction, measured_inputs, need_of, why_unused
 from .linear_inputs.static_scales import constant_scales
@@ -82,23 +82,18 @@ def _quantized(
     return dataclasses.replace(report, loads=verdicts, lints=lints)
 
 
-def _measured(
-    stack: ExitStack, plan: Plan, asked: Quantizing, measuring: Callable[[int, int], None]
-) -> Measured:
+def _measured(stack: ExitStack, plan: Plan, asked: Quantizing, measuring: Progress) -> Measured:
     """What the recipe needs of inputs, or the algorithm; there until the stack is left."""
-    listener = asked.listener
-    if asked.traces is None and asked.input_scale is None:
-        return NOTHING_MEASURED
-    scale = asked.input_scale
-    constant = None if scale is None else constant_scales(plan, scale)
+    listener, scale = asked.listener, asked.input_scale
+    constant = NOTHING_MEASURED if scale is None else constant_scales(plan, scale)
     if asked.traces is None:
-        return constant or NOTHING_MEASURED
-    if reason := why_unused(plan, scale_is_given=constant is not None):
+        return constant
+    if reason := why_unused(plan, constant):
         if asked.cuts_rows:
             listener.note(f"--traces chose the rows, and is not used otherwise: {reason}")
         else:
             listener.warning(f"--traces is not used: {reason}")
-        return constant or NOTHING_MEASURED
+        return constant
     traces = open_traces(asked.traces, listener)
     run = draft_on_traces(
         plan.draft.checkpoint.folder,
@@ -129,18 +124,11 @@ def _measured(
             scales = measure_cache_scales(run, how=cache.scales, on_progress=bar.set)
         found = dataclasses.replace(found, cache_scales=scales)
         listener.note(f"scales of the KV cache from {len(traces)} traces ({cache.scales})")
-    if found.statistics is not None or (constant is None and found.input_scales):
+    if found.statistics is not None or (found.input_scales and not constant.input_scales):
         what = "input scales" if found.statistics is None else "inputs"
         listener.note(f"{what} from {len(traces)} traces, steps 1..{run.num_draft_tokens}")
     if need_of(plan) == "codes":
-        codes = learn(
-            stack,
-            plan,
-            run,
-            Path(asked.out),
-            static=found if found.input_scales else None,
-            listener=listener,
-        )
+        codes = learn(stack, plan, run, Path(asked.out), static=found, listener=listener)
         found = dataclasses.replace(found, found=codes)
     return found
 
@@ -246,13 +234,7 @@ FEW_PROMPTS = 128  # fewer are said to be few before learning begins
 
 
 def learn(
-    stack: ExitStack,
-    plan: Plan,
-    run: DraftRun,
-    out: Path,
-    *,
-    static: Measured | None,
-    listener: Listener,
+    stack: ExitStack, plan: Plan, run: DraftRun, out: Path, *, static: Measured, listener: Listener
 ) -> LearnedCodes:
     """Codes by the default settings, which are there until the stack is left."""
     settings = LearningSettings()
@@ -263,7 +245,7 @@ def learn(
             " closer to the unquantized one (draftquant record)"
         )
     with listener.bar("learn", settings.steps) as bar:
-        shown = StepsShown(bar)
+        shown = beyond_kept(bar, own=1)
         measures = False
 
         def measuring(done: int, total: int) -> None:
@@ -277,7 +259,7 @@ def learn(
                 measures = False
 
         def show(progress: LearningProgress) -> None:
-            shown(progress)
+            shown(progress.step, progress.steps)
             if progress.validation.step == progress.step:
                 listener.note(_line(progress))
 
@@ -301,20 +283,6 @@ def learn(
         f" {origin.overlap:.2%} (before {origin.overlap_before:.2%})"
     )
     return found
-
-
-class StepsShown:
-    """Shows the steps of this run, without those that an earlier one did and this goes on with."""
-
-    def __init__(self, bar: Bar) -> None:
-        self._bar = bar
-        self._before: int | None = None
-
-    def __call__(self, progress: LearningProgress) -> None:
-        """A step is done."""
-        if self._before is None:
-            self._before = progress.step - 1
-        self._bar.set(progress.step - self._before, progress.steps - self._before)
 
 
 def _line(progress: LearningProgress) -> str:

@@ -1,6 +1,6 @@
 """`RecordRun`: what is recorded of a target, how its text goes on, and who runs it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Literal
@@ -9,23 +9,10 @@ from typing_extensions import override
 
 from ..quantize.files.hub import Reference
 from ..recipes.errors import TraceError
+from ..recipes.packages import counts, rows_beside
 from ..recipes.regular_file import AnyPath
 from .prompts.prompt_forms import ChosenPrompts
 from .traces.manifest import FeatureDtype, StorageChoice, TooLong
-
-_SGLANG = (
-    # 0.5.23, srt/arg_groups/fields/exec_.py:130 and validation_hook.py:697 (no pipeline stages);
-    # srt/managers/scheduler_components/batch_result_processor.py:658 and 686 (Tensor.tolist).
-    "SGLang 0.5.23 captures layers without a draft (--enable-return-aux-hidden-states), but hands"
-    " them out as numbers in JSON alone: 0.4 MB of text per token of 3 layers x 7168, made by its"
-    " scheduler while all requests wait"
-)
-_OF_VLLM = {
-    "server": "--server",
-    "shared": "--shared",
-    "engine_args": "--engine-arg",
-    "print_server_args": "--print-server-args",
-}
 
 
 @dataclass(frozen=True)
@@ -79,60 +66,15 @@ class RecordRun(ChosenPrompts):
             return "bfloat16"
         return self.computes_in
 
+    @property
+    def shares(self) -> bool:
+        """A server writes what is recorded, into a folder that the recorder reads."""
+        return bool(self.server) or self.print_server_args
+
     @override
     def check(self) -> None:
         """Refuse what does not belong together, and SGLang."""
-        for where, what, fix in self._problems():
-            raise TraceError(where, what, fix=fix)
-
-    def _problems(self) -> Iterator[tuple[str, str, str]]:
-        if self.engine == "sglang":
-            fix = (
-                "give --engine vllm, or let SpecForge dump with SGLang and import that:"
-                " 'draftquant traces import --from specforge'"
-            )
-            yield "--engine sglang", _SGLANG, fix
-        given = [option for name, option in _OF_VLLM.items() if getattr(self, name)]
-        if self.engine != "vllm" and given:
-            yield given[0], f"belongs to vLLM, not to {self.engine}", "add --engine vllm"
-        if self.server and self.engine_args:
-            what = "a running server has its arguments already"
-            yield "--engine-arg", what, "leave it out, or give it with --print-server-args"
-        shares = bool(self.server) or self.print_server_args
-        if shares and not self.shared:
-            what = "expected the folder that server and recorder share"
-            yield "--shared", what, "add --shared DIR"
-        if self.shared and not shares:
-            what = "an engine of our own writes beside the output"
-            yield "--shared", what, "leave it out, or add --server URL"
-        if self.fixed_batches and self.engine != "transformers":
-            yield "--fixed-batches", f"{self.engine} chooses its batches itself", "leave it out"
-        if self.ray:
-            yield from self._ray_problems()
-        if self.continued and self.turns == "all":
-            what = "goes on behind the last turn, and --turns all begins with the first"
-            yield "--continue", what, "leave one of them out"
-        if self.fused and not self.draft:
-            yield "--fused", "needs the draft whose fc is applied", "add --draft DRAFT"
-        if self.table_ids and not self.tables:
-            yield "--table-ids", "says which rows the tables carry", "add --tables"
-        if self.out is None and not self.print_server_args:
-            fix = "add --out FOLDER, such as --out ./gate-traces"
-            yield "--out", "expected the folder to create", fix
-
-    def _ray_problems(self) -> Iterator[tuple[str, str, str]]:
-        if self.engine != "transformers":
-            what = (
-                f"divides what transformers records; {self.engine} spreads a target over GPUs and"
-            )
-            fix = "leave it out; give --engine-arg tensor_parallel_size=8, or several addresses"
-            yield "--ray", f"{what} machines itself", f"{fix} behind --server"
-        if self.device_map:
-            what = "gives each task one device, and --device-map spreads a target over all"
-            yield "--ray", what, "leave one of them out"
-        if not self.fixed_batches:
-            what = (
-                "needs fixed batches: in others, what runs beside a prompt depends on those before,"
-                " and so do its bits"
-            )
-            yield "--ray", what, "add --fixed-batches"
+        rows = rows_beside(__file__, "record_asked")["misfit"]
+        row = next((row for row in rows if counts(row, self)), None)
+        if row is not None:
+            raise TraceError(row["where"], row["what"].format(asked=self), fix=row["fix"])

@@ -111,6 +111,8 @@ class Tree(Protocol):
 
     def all_of(self, kind: Any) -> tuple[object, ...] | None:
         """The items of a list of such scalars alone, where that is seen at once, else None."""
+        del kind
+        return None
 
     def scalar(self, kind: Any) -> object:
         """The scalar of this type, of those that the kind of document has."""

@@ -15,7 +15,7 @@ from yaml.events import CollectionEndEvent, CollectionStartEvent
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from . import schemes
-from .decode import Misfit, MisfitError, nearest, walk
+from .decode import Misfit, MisfitError, Tree, nearest, walk
 from .errors import RecipeError, visible
 from .regular_file import read_text
 from .schema import Recipe, to_mapping
@@ -140,7 +140,7 @@ _BY_THE_SCHEMA = "see the table of keys in recipes/README.md"
 
 
 @dataclass(frozen=True, slots=True)
-class _YamlTree:
+class _YamlTree(Tree):
     """A node as the walker sees it: text, whole numbers and booleans, by the tags of YAML 1.1."""
 
     node: Node
@@ -157,11 +157,6 @@ class _YamlTree:
         if not items:
             raise MisfitError("empty list", "remove the key or fill the list")
         return [_YamlTree(item) for item in items]
-
-    def all_of(self, kind: Any) -> tuple[object, ...] | None:
-        """Never seen at once: lists of recipes are short."""
-        del kind
-        return None
 
     def scalar(self, kind: Any) -> object:
         value = self._scalar(kind)

@@ -18,6 +18,14 @@ LOG = logging.getLogger("draftquant")
 LOG.addHandler(logging.NullHandler())  # as libraries do: who wants to see it configures logging
 
 
+Progress = Callable[[int, int], None]
+"""Is told what is done, and of how much."""
+
+
+def unseen(done: int, total: int) -> None:
+    """The `Progress` that nobody looks at."""
+
+
 class Bar(Protocol):
     """The progress of a run, phase by phase."""
 
@@ -86,16 +94,16 @@ def verifying(bar: Bar) -> Callable[[str], None]:
     return begin
 
 
-def beyond_kept(bar: Bar) -> Callable[[int, int], None]:
+def beyond_kept(bar: Bar, own: int = 0) -> Progress:
     """For progress of a run that goes on with what an earlier one kept, as its first call says.
 
-    That took no time now: the bar shows what is left to do.
+    That took no time now: the bar shows what is left to do. `own` of the first call are not kept.
     """
     kept: int | None = None
 
     def show(done: int, total: int) -> None:
         nonlocal kept
-        kept = done if kept is None else kept
+        kept = done - own if kept is None else kept
         bar.set(done - kept, total - kept)
 
     return show

@@ -51,17 +51,17 @@ def said(module: str, table: str, row: str, facts: Mapping[str, object]) -> dict
     return {key: text.format_map(facts) for key, text in texts if isinstance(text, str)}
 
 
-def counts(row: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
+def counts(row: Mapping[str, Any], facts: object) -> bool:
     """Whether the facts are what the condition of a row says, and not what it excepts."""
     excepted = "unless" in row and _holds(facts, row["unless"])
     return _holds(facts, row.get("when", {})) and not excepted
 
 
-def _holds(facts: Mapping[str, Any], condition: Mapping[str, Any]) -> bool:
+def _holds(facts: object, condition: Mapping[str, Any]) -> bool:
     return all(_meets(_fact(facts, path), wanted) for path, wanted in condition.items())
 
 
-def _fact(facts: Mapping[str, Any], path: str) -> Any:
+def _fact(facts: object, path: str) -> Any:
     value: Any = facts
     for name in path.split("."):
         value = value.get(name) if isinstance(value, Mapping) else getattr(value, name)

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Union
 
-from .decode import MisfitError, nearest
+from .decode import MisfitError, Tree, nearest
 from .errors import short
 
 
 @dataclass(frozen=True, slots=True)
-class PythonValue:
+class PythonValue(Tree):
     """A value of a Python call; None is null, a list is a list, and True is no number.
 
     Attributes:
@@ -41,11 +41,6 @@ class PythonValue:
         if isinstance(self.count, int) and len(values) != self.count:
             raise MisfitError(f"expected {self.count} values, got {len(values)}")
         return [PythonValue(item, self.count, self.reads) for item in values]
-
-    def all_of(self, kind: Any) -> tuple[object, ...] | None:
-        """Nothing is seen at once."""
-        del kind
-        return None
 
     def scalar(self, kind: Any) -> object:
         """Of one of these kinds."""

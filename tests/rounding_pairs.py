@@ -14,7 +14,12 @@ from draftquant.calibration.traces.target_tables import TargetTables
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.planning.quantization_plan import Measured, Plan, make_plan
+from draftquant.quantize.planning.quantization_plan import (
+    NOTHING_MEASURED,
+    Measured,
+    Plan,
+    make_plan,
+)
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.recipes import Recipe, WeightFormat, load_recipe
 from draftquant.recipes.schema import InputCorrection, NormChoice, ScaleChoice
@@ -51,9 +56,9 @@ class RoundingPair:
         shared = TargetTables.find(self.folder / "target").shared()
         return load_draft(folder or self.draft_folder, shared=shared)
 
-    def static(self, plan: Plan) -> Measured | None:
+    def static(self, plan: Plan) -> Measured:
         if not plan.recipe.needs_input_scales:
-            return None
+            return NOTHING_MEASURED
         return calibrated_scales(plan, DraftRun(self.loaded(), self.traces, self.num_draft_tokens))
 
 

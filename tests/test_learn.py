@@ -33,7 +33,7 @@ from draftquant.quantize.files.hub import resolve_draft
 from draftquant.quantize.files.provenance import QuantizedProvenance
 from draftquant.quantize.files.provenance_file import read_provenance
 from draftquant.quantize.making.quantize_draft import quantize_draft
-from draftquant.quantize.planning.quantization_plan import Measured, Plan
+from draftquant.quantize.planning.quantization_plan import NOTHING_MEASURED, Measured, Plan
 from draftquant.quantize.verify import verify
 from draftquant.recipes import WeightFormat, load_recipe
 from draftquant.recipes.errors import BackendError, CalibrationError, OutputError
@@ -87,17 +87,13 @@ def quantized(
     plan: Plan,
     out: Path,
     found: FoundCodes | None,
-    static: Measured | None = None,
+    static: Measured = NOTHING_MEASURED,
 ) -> None:
     quantize_draft(
         plan,
         out,
         source=resolve_draft(str(pair.draft_folder)),
-        measured=Measured(
-            input_scales=static.input_scales if static else {},
-            input_scale_origin=static.input_scale_origin if static else None,
-            found=found,
-        ),
+        measured=dataclasses.replace(static, found=found),
     )
 
 

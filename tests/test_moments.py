@@ -152,20 +152,17 @@ def test_prompts_of_equal_lengths_run_together(
     draft, entries = loaded(folder, kind), traces.manifest.prompts
     twice = TraceFolder(traces.folder, replace(traces.manifest, prompts=(*entries, *entries)))
     monkeypatch.setattr(trace_runs, "MAX_TOKENS", 2 * max(entry.num_tokens for entry in entries))
-    batches: list[list[int]] = []
+    batches: list[int] = []
     plain = trace_runs.first_hidden_of_batch
 
     def counted(draft: LoadedDraft, traces: TraceFolder, prompts: Any, forward: Any) -> Tensor:
-        batches[-1].append(len(prompts))
+        batches.append(len(prompts))
         return plain(draft, traces, prompts, forward)
 
     monkeypatch.setattr(trace_runs, "first_hidden_of_batch", counted)
-    for together in (True, False):
-        batches.append([])
-        forward = draft.family.forward(draft.geometry, draft.weights, lambda _name, x: x)
-        run_over_traces(forward, DraftRun(draft, twice, K[kind]), together=together)
-    assert set(batches[0]) == {2}
-    assert set(batches[1]) == {1}
+    forward = draft.family.forward(draft.geometry, draft.weights, lambda _name, x: x)
+    run_over_traces(forward, DraftRun(draft, twice, K[kind]))
+    assert set(batches) == {2}
     inputs = written_down(draft, twice, K[kind], torch.clone)
     for name, (x, _) in written_down(draft, traces, K[kind], torch.clone).items():
         twofold, _ = inputs[name]

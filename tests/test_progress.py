@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from draftquant.calibration.quantizing import StepsShown
+from draftquant.recipes.listener import beyond_kept
 from draftquant.scripts.frame import progress
 from draftquant.scripts.frame.progress import heartbeat, progress_bar, seconds, speed
 from draftquant.scripts.frame.streams import SPEECH, speak
@@ -162,10 +162,9 @@ def test_a_run_that_goes_on_counts_its_own_steps() -> None:
     """An earlier run did 20 of 50 steps: what is left is 30, at this run's speed."""
     told: list[tuple[int, int]] = []
     bar: Any = SimpleNamespace(set=lambda *at: told.append(at))
-    steps = StepsShown(bar)
+    show = beyond_kept(bar, own=1)
     for step in (21, 22, 23):
-        progress: Any = SimpleNamespace(step=step, steps=50)
-        steps(progress)
+        show(step, 50)
     assert told == [(1, 30), (2, 30), (3, 30)]
 
 

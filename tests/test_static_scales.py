@@ -1,10 +1,9 @@
 """Static input scales by the names on disk: one constant, and recipes that take none."""
 
-import dataclasses
 from pathlib import Path
 
 import pytest
-from draftquant.calibration.linear_inputs.static_scales import constant_scales, static_activations
+from draftquant.calibration.linear_inputs.static_scales import constant_scales
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.provenance import NO_PROMPTS
@@ -26,14 +25,3 @@ def test_a_constant_scale_goes_to_every_quantized_linear(make: object, tmp_path:
     for wrong in (0.0, -1.0, float("inf"), float("nan")):
         with pytest.raises(BackendError, match=r"--input-scale: expected a positive number, got"):
             constant_scales(plan, wrong)
-
-
-def test_only_static_recipes_are_calibrated() -> None:
-    recipe = load_recipe("blackwell-fp8")
-    assert static_activations(recipe) == recipe.activations
-    for none in ("fp8-ptpc", "int4-channel"):
-        with pytest.raises(BackendError, match="stores no static input scales"):
-            static_activations(load_recipe(none))
-    weights_only = dataclasses.replace(recipe, activations=None)
-    with pytest.raises(BackendError, match="stores no static input scales"):
-        static_activations(weights_only)

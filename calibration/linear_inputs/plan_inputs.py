@@ -16,7 +16,7 @@ like 1 / k, 0.9, 1.0, 0.7, 0.5, 0.4.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ from ...quantize.stored.layouts.scheme import declared_activations
 from ...quantize.stored.loading import LoadedDraft
 from ...quantize.stored.online_rounding import InputRounding, kernel_scale
 from ...recipes.errors import CalibrationError
+from ...recipes.listener import Progress, unseen
 from ..passes.draft_inputs import DraftRun
 from ..traces.near_duplicates import seen_prompts
 from .static_scales import balanced_run, calibrated_scales, never_run, run_over_traces
@@ -65,14 +66,12 @@ class MomentsAlongTraces(Statistics):
         spool: Path,
         rounding: OnInput = lambda _name, x: x,
         corrected: Collection[str] = (),
-        together: bool = True,
         precise: bool = False,
-        on_progress: Callable[[int, int], None] = lambda _done, _total: None,
+        on_progress: Progress = unseen,
     ) -> None:
         self._run, self._draft, self._spool = run, run.draft, spool
         self._rounding, self._on_progress = rounding, on_progress
-        self._corrected = corrected
-        self._together, self._precise = together, precise
+        self._corrected, self._precise = corrected, precise
         self._damping: dict[str, float] = {}
         self._leaders: dict[str, str] = {}
         self._groups: list[tuple[str, ...]] = []
@@ -131,7 +130,6 @@ class MomentsAlongTraces(Statistics):
             forward,
             self._run,
             row_stride=BLOCK_ROW_STRIDE if isinstance(forward, BlockForward) else 1,
-            together=self._together,
             on_progress=self._on_progress,
         )
         for leader in self._groups[number]:
@@ -300,12 +298,12 @@ def need_of(plan: Plan) -> Need:
     return get_backend(plan.recipe.backend, plan.recipe.algorithm).needs
 
 
-def why_unused(plan: Plan, *, scale_is_given: bool = False) -> str | None:
+def why_unused(plan: Plan, static: Measured) -> str | None:
     """Why traces would tell a plan nothing; None where it must know what is computed."""
     recipe, algorithm = plan.recipe, plan.recipe.algorithm
     if recipe.kv_cache is not None and recipe.kv_cache.needs_traces:
         return None
-    if need_of(plan) != "none" or (recipe.needs_input_scales and not scale_is_given):
+    if need_of(plan) != "none" or (recipe.needs_input_scales and not static.input_scales):
         return None
     if recipe.needs_input_scales:
         return f"--input-scale gives the static scales, and {algorithm} looks at no inputs"
@@ -317,33 +315,30 @@ def measured_inputs(
     run: DraftRun,
     *,
     spool: Path,
-    static: Measured | None = None,
+    static: Measured = NOTHING_MEASURED,
     precise: bool = False,
-    on_progress: Callable[[int, int], None] = lambda _done, _total: None,
-    on_stage_progress: Callable[[int, int], None] = lambda _done, _total: None,
+    on_progress: Progress = unseen,
+    on_stage_progress: Progress = unseen,
 ) -> Measured:
     """Static scales now, and moments stage by stage when `quantize_draft` asks for them.
 
     Where the plan needs neither, the traces are not looked at (`why_unused`).
     """
-    if why_unused(plan, scale_is_given=static is not None):
-        return static or NOTHING_MEASURED
-    if plan.recipe.needs_input_scales and static is None:
-        static = calibrated_scales(plan, run, on_progress=on_progress)
+    if why_unused(plan, static):
+        return static
+    if plan.recipe.needs_input_scales and not static.input_scales:
+        static = calibrated_scales(plan, run, on_progress)
     statistics = None
     if need_of(plan) == "second_moments":
-        rounding = served_rounding(plan, static, run.draft.device)
         statistics = MomentsAlongTraces(
             balanced_run(run, plan),
             spool=spool,
-            rounding=rounding,
+            rounding=served_rounding(plan, static, run.draft.device),
             corrected=corrected_linears(plan),
-            together=rounding.rounds_alone,
             precise=precise,
             on_progress=on_stage_progress,
         )
-    prompts = seen_prompts(run.traces)
-    return replace(static or NOTHING_MEASURED, statistics=statistics, prompts=prompts)
+    return replace(static, statistics=statistics, prompts=seen_prompts(run.traces))
 
 
 def corrected_linears(plan: Plan) -> frozenset[str]:
@@ -386,13 +381,13 @@ def few_for_correction(plan: Plan, run: DraftRun) -> str | None:
     )
 
 
-def served_rounding(plan: Plan, static: Measured | None, device: torch.device) -> InputRounding:
+def served_rounding(plan: Plan, static: Measured, device: torch.device) -> InputRounding:
     """Inputs of the quantized linears as kernels will round them."""
     activations, scales = {}, {}
     for step in plan.quantized:
         name = step.row.canonical.removesuffix(".weight")
         how = activations[name] = declared_activations(plan.format_of(step).activations)
-        if static is not None and plan.format_of(step).needs_input_scale:
+        if static.input_scales and plan.format_of(step).needs_input_scale:
             scale = torch.tensor(static.input_scales[step.row.module], device=device)
             scales[name] = kernel_scale(how, scale)
     return InputRounding(activations, scales, None)

@@ -7,7 +7,7 @@ fused features of the context and the normed rows of the block, two distribution
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
 import torch
@@ -18,8 +18,9 @@ from ...quantize.drafts.forward import BLOCK_ROWS, DraftForward
 from ...quantize.making.preparing import balanced_norms
 from ...quantize.numerics.number_formats import fp8_scale, nvfp4_global_scale
 from ...quantize.planning.quantization_plan import Measured, Plan
-from ...recipes import ActivationFormat, Recipe
+from ...recipes import ActivationFormat
 from ...recipes.errors import BackendError, CalibrationError, refused
+from ...recipes.listener import Progress, unseen
 from ..passes.draft_inputs import DraftRun, first_hidden_of_batch, work_of
 from ..traces.manifest import TraceEntry
 from ..traces.near_duplicates import seen_prompts
@@ -28,22 +29,16 @@ MAX_TOKENS = 2048  # of prompts that go through a draft together
 
 
 def run_over_traces(
-    forward: DraftForward,
-    run: DraftRun,
-    *,
-    row_stride: int = 1,
-    together: bool = True,
-    on_progress: Callable[[int, int], None] = lambda _done, _total: None,
+    forward: DraftForward, run: DraftRun, *, row_stride: int = 1, on_progress: Progress = unseen
 ) -> None:
     """Draft K tokens from every position of the continuations, teacher-forced as replay does it.
 
     The `OnInput` of `forward` sees every input: that of fc where the traces hold the target's
-    features, that of the head after each pass. `together`: prompts of equal lengths may go through
-    the draft at once; not where it rounds the inputs of a whole call under one scale.
+    features, that of the head after each pass. Prompts of equal lengths go through it together.
     """
     run.check()
     draft, traces = run.draft, run.traces
-    batches = _equally_long(traces.manifest.prompts, MAX_TOKENS if together else 0)
+    batches = _equally_long(traces.manifest.prompts)
     work = [work_of(batch, run.num_draft_tokens) for batch in batches]
     for done, batch in zip(accumulate(work), batches, strict=True):
         prompts = [traces.load(entry) for entry in batch]
@@ -60,7 +55,7 @@ def run_over_traces(
         on_progress(done, sum(work))
 
 
-def _equally_long(entries: Sequence[TraceEntry], max_tokens: int) -> list[list[TraceEntry]]:
+def _equally_long(entries: Sequence[TraceEntry]) -> list[list[TraceEntry]]:
     """Prompts that go through a draft together: of the same lengths, so that nothing is filled up.
 
     What is filled up would be seen by who observes inputs, and experts do not tell where they are
@@ -71,7 +66,7 @@ def _equally_long(entries: Sequence[TraceEntry], max_tokens: int) -> list[list[T
     for entry in entries:
         lengths = entry.prompt_length, entry.num_tokens
         batch = open_ones.get(lengths)
-        if batch is None or (len(batch) + 1) * entry.num_tokens > max_tokens:
+        if batch is None or (len(batch) + 1) * entry.num_tokens > MAX_TOKENS:
             batch = open_ones[lengths] = []
             batches.append(batch)
         batch.append(entry)
@@ -114,10 +109,7 @@ def octave_above(x: float) -> float:
 
 
 def measure_absmax(
-    run: DraftRun,
-    *,
-    others: Sequence[str] = (),
-    on_progress: Callable[[int, int], None] = lambda _done, _total: None,
+    run: DraftRun, *, others: Sequence[str] = (), on_progress: Progress = unseen
 ) -> Mapping[str, float]:
     """The largest magnitude of every attention and MLP input over all that K draft tokens need.
 
@@ -157,31 +149,20 @@ def constant_scales(plan: Plan, scale: float) -> Measured:
     return Measured(input_scales=scales, input_scale_origin="--input-scale")
 
 
-def static_activations(recipe: Recipe) -> ActivationFormat:
-    """The format of activations that scales are to be measured for."""
-    if recipe.activations is None or not recipe.needs_input_scales:
-        raise refused(BackendError, "--traces", __file__, "no-static-scales", recipe=recipe.name)
-    return recipe.activations
-
-
-def calibrated_scales(
-    plan: Plan,
-    run: DraftRun,
-    *,
-    on_progress: Callable[[int, int], None] = lambda _done, _total: None,
-) -> Measured:
+def calibrated_scales(plan: Plan, run: DraftRun, on_progress: Progress = unseen) -> Measured:
     """The scales of all linears whose format stores one, measured along the traces."""
-    steps = [step for step in plan.quantized if plan.format_of(step).needs_input_scale]
-    if not steps:
-        static_activations(plan.recipe)
-    forms = {step.row.module: static_activations(plan.recipe_of(step)) for step in steps}
-    names = {step.row.module: step.row.canonical.removesuffix(".weight") for step in steps}
-    found = measure_absmax(
-        balanced_run(run, plan),
-        others=[name for name in names.values() if name not in run.draft.linears],
-        on_progress=on_progress,
-    )
-    scales = {module: stored_scale(found[names[module]], forms[module]) for module in names}
+    names = {
+        step.row.canonical.removesuffix(".weight"): step
+        for step in plan.quantized
+        if plan.format_of(step).needs_input_scale
+    }
+    others = [name for name in names if name not in run.draft.linears]
+    found = measure_absmax(balanced_run(run, plan), others=others, on_progress=on_progress)
+    scales = {
+        step.row.module: stored_scale(found[name], activations)
+        for name, step in names.items()
+        if (activations := plan.format_of(step).activations)
+    }
     origin = f"traces sha256 {run.traces.sha256}, num_draft_tokens {run.num_draft_tokens}"
     prompts = seen_prompts(run.traces)
     return Measured(input_scales=scales, input_scale_origin=origin, prompts=prompts)

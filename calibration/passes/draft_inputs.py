@@ -7,11 +7,9 @@ is an error here.
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import overload
 
 import torch
 from torch import Tensor
-from typing_extensions import override
 
 from ...quantize.drafts.forward import BLOCK_ROWS as BATCHES_BLOCK_ROWS
 from ...quantize.drafts.forward import DraftForward, whole_rows
@@ -65,10 +63,21 @@ def fused_features(draft: LoadedDraft, features: Tensor) -> Tensor:
 
 def check_trace_fits(draft: LoadedDraft, traces: TraceFolder) -> None:
     """Check that the recorded features are the ones that the draft was trained to read."""
-    problem = _misfit(draft, traces)
-    if problem:
-        what, fix = problem
-        raise TraceError(traces.folder, f"the draft {draft.name} cannot use them: {what}", fix=fix)
+    g, features = draft.geometry, traces.manifest.features
+    layers = _layers_read(g, traces)
+    width = g.num_aux_layers * g.target_hidden_size if features.kind == "aux" else g.hidden_size
+    if row := _misfit(draft, traces, layers, width):
+        facts = {
+            "draft": draft,
+            "target": traces.manifest.target,
+            "features": features,
+            "held": list(features.aux_layer_ids),
+            "layers": list(layers or ()),
+            "named": ",".join(map(str, layers or ())),
+            "width": width,
+            "last_state": _LAST_STATE,
+        }
+        raise refused(TraceError, traces.folder, __file__, row, **facts)
     if "mask_embedding" not in draft.weights:  # a side file of the draft goes before the table
         masks = torch.tensor(mask_token_ids(draft.geometry), dtype=torch.int64)
         _check_embedded(draft, masks, traces)
@@ -90,8 +99,12 @@ class DraftRun:
 
     def rows(self, entry: TraceEntry) -> range:
         """The rows of a prompt's continuation from which it proposes."""
-        first_row = entry.prompt_length - 1
-        return whole_rows(entry.num_tokens, self.num_draft_tokens, first_row=first_row)
+        return rows_along(entry, self.num_draft_tokens)
+
+
+def rows_along(text: TraceEntry | PromptTrace, num_draft_tokens: int) -> range:
+    """The rows of a continuation behind which so many tokens stand."""
+    return whole_rows(text.num_tokens, num_draft_tokens, first_row=text.prompt_length - 1)
 
 
 def first_hidden(draft: LoadedDraft, traces: TraceFolder, trace: PromptTrace) -> Tensor:
@@ -134,7 +147,7 @@ def first_hidden_of_batch(
     return hidden
 
 
-class TraceBatch(Sequence[PromptTrace]):
+class TraceBatch(tuple[PromptTrace, ...]):
     """Prompts that go through drafts together, and what drafts read of them, on their device.
 
     Attributes:
@@ -142,36 +155,23 @@ class TraceBatch(Sequence[PromptTrace]):
         features: [B, N - 1, width]; of one prompt with more than `BLOCK_ROWS` rows on the CPU.
     """
 
-    def __init__(self, prompts: Sequence[PromptTrace], device: torch.device) -> None:
-        self._prompts = tuple(prompts)
-        longest = max(trace.num_tokens for trace in prompts)
-        if len(prompts) == 1 and longest > BLOCK_ROWS:
-            self.token_ids = _moved(prompts[0].token_ids[None], device)
-            self.features = prompts[0].features[None]
-            return
-        ids = [filled_up(trace.token_ids, longest) for trace in prompts]
-        features = [filled_up(trace.features, longest - 1) for trace in prompts]
-        self.token_ids = _moved(torch.stack(ids), device)
-        self.features = _moved(torch.stack(features), device)
+    token_ids: Tensor
+    features: Tensor
 
     @classmethod
     def of(cls, prompts: Sequence[PromptTrace], device: torch.device) -> "TraceBatch":
         """The same, where it is one already."""
-        return prompts if isinstance(prompts, cls) else cls(prompts, device)
-
-    @override
-    def __len__(self) -> int:
-        return len(self._prompts)
-
-    @overload
-    def __getitem__(self, index: int) -> PromptTrace: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[PromptTrace]: ...
-
-    @override
-    def __getitem__(self, index: int | slice) -> PromptTrace | Sequence[PromptTrace]:
-        return self._prompts[index]
+        if isinstance(prompts, cls):
+            return prompts
+        found, longest = cls(prompts), max(trace.num_tokens for trace in prompts)
+        ids = torch.stack([filled_up(trace.token_ids, longest) for trace in prompts])
+        found.token_ids = _moved(ids, device)
+        if len(prompts) == 1 and longest > BLOCK_ROWS:
+            found.features = prompts[0].features[None]
+        else:
+            features = [filled_up(trace.features, longest - 1) for trace in prompts]
+            found.features = _moved(torch.stack(features), device)
+        return found
 
 
 def _moved(values: Tensor, device: torch.device) -> Tensor:
@@ -197,52 +197,34 @@ def _check_embedded(draft: LoadedDraft, token_ids: Tensor, traces: TraceFolder) 
         raise refused(TraceError, traces.folder, __file__, "no-embedding", **facts)
 
 
-_OF_ITS_TARGET = "record traces of the target that this draft was trained for"
-
-
-def _misfit(draft: LoadedDraft, traces: TraceFolder) -> tuple[str, str] | None:
-    features, target, geometry = traces.manifest.features, traces.manifest.target, draft.geometry
-    vocab_size = geometry.vocab_size
-    if vocab_size != target.vocab_size:
-        what = f"its vocabulary has {vocab_size} tokens, the target's {target.vocab_size}"
-        return what, _OF_ITS_TARGET
-    if not geometry.reads_features:
+def _misfit(
+    draft: LoadedDraft, traces: TraceFolder, layers: tuple[int, ...] | None, width: int
+) -> str | None:
+    g, features, target = draft.geometry, traces.manifest.features, traces.manifest.target
+    if g.vocab_size != target.vocab_size:
+        return "other-vocabulary"
+    if not g.reads_features:
         return None
-    if geometry.reads_layers:
-        try:
-            ids = tuple(geometry.aux_layer_ids or default_aux_layer_ids(target.num_layers))
-        except TraceError:  # the target is too shallow for them
-            return (
-                "it reads the layers that EAGLE-3 drafts of deep targets read by default,"
-                f" but the recorded target has {target.num_layers} layers",
-                "use traces of the target that this draft was trained for, or name its layers:"
-                " eagle_aux_hidden_state_layer_ids in its config.json",
-            )
-    elif features.kind == "fused":
-        ids = (target.num_layers - 1,)
-    else:
-        return f"it {_LAST_STATE}", "record with --draft DRAFT --fused"
-    if ids != features.aux_layer_ids:
-        return (
-            f"it reads the target layers {list(ids)} (after the layer), but the traces"
-            f" hold {list(features.aux_layer_ids)}",
-            "use traces that were recorded for this draft, or record with --aux-layers"
-            f" {','.join(map(str, ids))}",
-        )
-    aux_width = geometry.num_aux_layers * geometry.target_hidden_size
-    width = aux_width if features.kind == "aux" else geometry.hidden_size
+    if layers is None:
+        return "shallow-target" if g.reads_layers else "no-last-state"
+    if layers != features.aux_layer_ids:
+        return "other-layers"
     if features.width != width:
-        what = f"it expects {features.kind} features of width {width}, but the traces hold"
-        return f"{what} features of width {features.width}", _OF_ITS_TARGET
+        return "other-width"
     if features.kind == "fused" and features.fusion_sha256 != draft.fusion_sha256:
-        return (
-            "its fc is quantized, but another fc fused the recorded features"
-            if "fc" in draft.quantized
-            else "the fc of another draft fused the recorded features (fusion_sha256 differs)",
-            "record traces without --fused, which fit every draft of this target, or"
-            " record with this draft",
-        )
+        return "quantized-fusion" if "fc" in draft.quantized else "other-fusion"
     return None
+
+
+def _layers_read(geometry: Geometry, traces: TraceFolder) -> tuple[int, ...] | None:
+    """Of the target; None where it has no such layers, or the traces not their outputs."""
+    num_layers = traces.manifest.target.num_layers
+    if not geometry.reads_layers:
+        return (num_layers - 1,) if traces.manifest.features.kind == "fused" else None
+    try:
+        return tuple(geometry.aux_layer_ids or default_aux_layer_ids(num_layers))
+    except TraceError:
+        return None
 
 
 MAX_TOKENS = 4096  # of a batch, with what shorter prompts are filled up with; more is hardly faster
@@ -291,7 +273,7 @@ def read_ahead(
     prompts = traces.manifest.prompts
 
     def read(positions: Sequence[int]) -> TraceBatch:
-        return TraceBatch([traces.load(prompts[position]) for position in positions], device)
+        return TraceBatch.of([traces.load(prompts[i]) for i in positions], device)
 
     with ThreadPoolExecutor(max_workers=1) as reader:
         coming = [reader.submit(read, positions) for positions in batches[:1]]
@@ -317,7 +299,7 @@ def proposals_of_batch(
     Prompts are filled up behind with their own last token and features: nothing looks ahead, and
     what is filled up is finite wherever the prompt is.
     """
-    own = [whole_rows(t.num_tokens, num_draft_tokens, first_row=t.prompt_length - 1) for t in batch]
+    own = [rows_along(trace, num_draft_tokens) for trace in batch]
     rows = range(min(one.start for one in own), max(one.stop for one in own))
     together = TraceBatch.of(batch, draft.device)
     hidden = first_hidden_of_batch(draft, traces, together)

@@ -30,10 +30,11 @@ from ...quantize.files.result_cache import resumable_folder
 from ...quantize.files.staging import check_output
 from ...quantize.making.preparing import check_backends
 from ...quantize.numerics.quantized_weight import TORCH_DTYPES
-from ...quantize.planning.quantization_plan import Measured, Plan, Step
+from ...quantize.planning.quantization_plan import NOTHING_MEASURED, Measured, Plan, Step
 from ...quantize.stored.loading import LoadedDraft
 from ...quantize.stored.online_rounding import InputRounding
 from ...recipes.errors import BackendError, CalibrationError, refused
+from ...recipes.listener import Progress, unseen
 from ...recipes.packages import package_version
 from ...recipes.schema import Algorithm, RoundingChoice, recipe_sha256
 from ..linear_inputs.plan_inputs import MomentsAlongTraces, corrected_linears, served_rounding
@@ -217,10 +218,10 @@ def learned_codes(
     run: DraftRun,
     out: Path,
     *,
-    static: Measured | None = None,
+    static: Measured = NOTHING_MEASURED,
     settings: LearningSettings | None = None,
     save_seconds: float = SAVE_SECONDS,
-    on_measuring: Callable[[int, int], None] = lambda _done, _total: None,
+    on_measuring: Progress = unseen,
     on_progress: Callable[[LearningProgress], None] = lambda _progress: None,
 ) -> Iterator[LearnedCodes]:
     """Learn codes and scales, beside the output that they are for; readable while the block lasts.
@@ -240,7 +241,7 @@ def learned_codes(
     folder = out.with_name(out.name + ROUNDING)
     described = {
         "recipe": recipe_sha256(plan.recipe),
-        "input_scales": {} if static is None else dict(static.input_scales),
+        "input_scales": dict(static.input_scales),
         "draft": _weights_sha256(draft),
         "traces": traces.sha256,
         "num_draft_tokens": num_draft_tokens,
@@ -303,7 +304,7 @@ def learned_codes(
 
 @contextmanager
 def _moments(
-    plan: Plan, run: DraftRun, rounding: InputRounding, on_progress: Callable[[int, int], None]
+    plan: Plan, run: DraftRun, rounding: InputRounding, on_progress: Progress
 ) -> Iterator[Mapping[str, InputMoments]]:
     """The inputs of the linears that start corrected for their rounding; there within the block."""
     corrected = corrected_linears(plan)
@@ -313,12 +314,7 @@ def _moments(
         return
     with tempfile.TemporaryDirectory(prefix="draftquant-moments-") as spool:
         statistics = MomentsAlongTraces(
-            run,
-            spool=Path(spool),
-            rounding=rounding,
-            corrected=corrected,
-            together=rounding.rounds_alone,
-            on_progress=on_progress,
+            run, spool=Path(spool), rounding=rounding, corrected=corrected, on_progress=on_progress
         )
         statistics.measure(names)
         yield statistics.second_moments(names)
@@ -395,7 +391,7 @@ def _shared_absmax(plan: Plan, draft: LoadedDraft) -> dict[str, torch.Tensor]:
     return {canonical(step): shared[fused_group(canonical(step))] for step in plan.quantized}
 
 
-def _check(plan: Plan, run: DraftRun, static: Measured | None) -> None:
+def _check(plan: Plan, run: DraftRun, static: Measured) -> None:
     """Before any work: codes of the recipe's formats can be learned, and from these traces."""
     recipe = plan.recipe
     check_backends(recipe)
@@ -404,7 +400,7 @@ def _check(plan: Plan, run: DraftRun, static: Measured | None) -> None:
         fix = "give the recipe with 'rounding: learned'"
         raise BackendError(f"recipe {recipe.name}", what, fix=fix)
     run.check()
-    if recipe.needs_input_scales and static is None:
+    if recipe.needs_input_scales and not static.input_scales:
         raise refused(CalibrationError, f"recipe {recipe.name}", __file__, "no-scales")
 
 

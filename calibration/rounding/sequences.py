@@ -12,10 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...quantize.drafts.forward import whole_rows
 from ...quantize.stored.loading import LoadedDraft
 from ...recipes.errors import CalibrationError, refused
-from ..passes.draft_inputs import filled_up, first_hidden
+from ..passes.draft_inputs import filled_up, first_hidden, rows_along
 from ..traces.manifest import TraceEntry
 from ..traces.near_duplicates import independent_groups, prompt_text
 from ..traces.trace_folder import TraceFolder
@@ -54,7 +53,7 @@ def split_prompts(
     """Hold some prompts back: whole conversations, with their copies and near duplicates."""
     entries, texts = [], []
     for entry, trace in zip(traces.manifest.prompts, traces, strict=True):
-        if whole_rows(trace.num_tokens, num_draft_tokens, first_row=trace.prompt_length - 1):
+        if rows_along(entry, num_draft_tokens):
             # Drawn by what the trace says and by the seed, in hex.
             drawn = hashlib.sha256(f"{seed}:{trace.token_ids.tolist()}".encode()).hexdigest()
             entries.append((drawn, entry))
@@ -89,7 +88,7 @@ def training_rows(entry: TraceEntry, num_draft_tokens: int, per_row: int, draw: 
     They lie 1, 2, 4, ... apart, and of prompts with the same `draw` on one grid, so that these can
     go through a draft together.
     """
-    rows = whole_rows(entry.num_tokens, num_draft_tokens, first_row=entry.prompt_length - 1)
+    rows = rows_along(entry, num_draft_tokens)
     step = 1
     while step < len(rows) and -(-len(rows) // step) * per_row > MAX_SLOTS:
         step *= 2
@@ -99,7 +98,7 @@ def training_rows(entry: TraceEntry, num_draft_tokens: int, per_row: int, draw: 
 
 def validation_rows(entry: TraceEntry, num_draft_tokens: int, per_row: int) -> range:
     """Evenly spaced rows from the first one on, none to `MAX_VALIDATION_SLOTS` slots."""
-    rows = whole_rows(entry.num_tokens, num_draft_tokens, first_row=entry.prompt_length - 1)
+    rows = rows_along(entry, num_draft_tokens)
     return rows[:: max(1, -(-len(rows) * per_row // MAX_VALIDATION_SLOTS))]
 
 

@@ -24,12 +24,13 @@ from ...calibration.passes.draft_inputs import (
     batches_of,
     first_hidden_of_batch,
     read_ahead,
+    rows_along,
     work_of,
 )
 from ...calibration.passes.proposals import MAX_LOGITS, CountedRows, draft_ids_of
 from ...calibration.row_choice import RowOrder
 from ...calibration.traces.trace_folder import TraceFolder
-from ...quantize.drafts.forward import BLOCK_ROWS, whole_rows
+from ...quantize.drafts.forward import BLOCK_ROWS
 from ...quantize.stored.loading import LoadedDraft
 from ..counting.acceptance_counts import AcceptanceCounts
 from ..counting.trace_replay import check_drafts, decoding_steps
@@ -126,7 +127,7 @@ def _of_batch(
     asked: Tensor,
     num_draft_tokens: int,
 ) -> Iterator[tuple[RightSizes, ...]]:
-    own = [whole_rows(t.num_tokens, num_draft_tokens, first_row=t.prompt_length - 1) for t in batch]
+    own = [rows_along(trace, num_draft_tokens) for trace in batch]
     rows = range(min(one.start for one in own), max(one.stop for one in own))
     shape = (len(batch), len(rows), num_draft_tokens, asked.shape[1])
     above = torch.full(shape, orders.by_token.shape[1], dtype=torch.int32, device=draft.device)

@@ -18,12 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...calibration.passes.draft_inputs import proposals_of_batch
+from ...calibration.passes.draft_inputs import proposals_of_batch, rows_along
 from ...calibration.passes.memory import computing
 from ...calibration.passes.proposals import Proposals
 from ...calibration.traces.prompt_trace import PromptTrace
 from ...calibration.traces.trace_folder import TraceFolder
-from ...quantize.drafts.forward import whole_rows
 from ...quantize.files.digests import Digest, tensors_sha256
 from ...quantize.files.result_cache import ResultCache
 from ...quantize.files.safetensors_header import WORKERS
@@ -67,9 +66,7 @@ class Question:
 
     def rows(self, position: int) -> int:
         """From how many positions of a prompt the draft proposes."""
-        entry = self.traces.manifest.prompts[position]
-        first = entry.prompt_length - 1
-        return len(whole_rows(entry.num_tokens, self.num_draft_tokens, first_row=first))
+        return len(rows_along(self.traces.manifest.prompts[position], self.num_draft_tokens))
 
     def answer(self, positions: Sequence[int]) -> list[Proposals]:
         """What the draft proposes along prompts that it runs together."""

@@ -24,7 +24,7 @@ from ...calibration.traces.trace_folder import TraceFolder
 from ...quantize.files.checkpoint import Checkpoint
 from ...quantize.files.result_cache import user_cache
 from ...quantize.stored.stored_draft import StoredDraft
-from ...recipes.listener import SILENT, Listener
+from ...recipes.listener import SILENT, Listener, Progress
 from .draft_counts import DraftReplay
 from .replay_cache import Elsewhere, Question, ReplayCache, decoded, encoded
 from .trace_replay import replay_drafts
@@ -116,10 +116,7 @@ def _cache(how: OnTraces, *, holds: bool) -> ReplayCache:
 
 
 def replayed_on_ray(
-    address: str,
-    loaded: LoadedForReplay,
-    how_asked: Passes,
-    on_progress: Callable[[int, int], None],
+    address: str, loaded: LoadedForReplay, how_asked: Passes, on_progress: Progress
 ) -> Elsewhere:
     """What drafts propose, by a task for each batch of prompts."""
 

@@ -18,7 +18,7 @@ That says with which probability a step began at each row: an expectation, witho
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -45,6 +45,7 @@ from ...calibration.traces.trace_info import FeatureTally
 from ...quantize.drafts.draft_cache import scale_origin
 from ...quantize.stored.loading import LoadedDraft
 from ...recipes.errors import ReplayError, refused
+from ...recipes.listener import Progress, unseen
 from .acceptance_counts import (
     CONTEXT_BINS,
     AcceptanceCounts,
@@ -174,7 +175,7 @@ def replay_drafts(
     max_tokens: int = MAX_TOKENS,
     cache: ReplayCache | None = None,
     elsewhere: Elsewhere | None = None,
-    on_progress: Callable[[int, int], None] = lambda _done, _total: None,
+    on_progress: Progress = unseen,
 ) -> tuple[DraftReplay, ...]:
     """Replay drafts over the same traces, the reference (BF16) first, reading each trace once.
 
@@ -288,7 +289,7 @@ def _proposed(
     drafts: Sequence[LoadedDraft],
     asked: Question,
     known: Sequence[Sequence[Proposals] | None],
-    on_progress: Callable[[int, int], None],
+    on_progress: Progress,
 ) -> Iterator[tuple[int, PromptTrace, list[Proposals]]]:
     traces, batches = asked.traces, asked.batches
     prompts = traces.manifest.prompts

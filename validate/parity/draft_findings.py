@@ -14,11 +14,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ...calibration.passes.draft_inputs import check_trace_fits, first_hidden, work_of
+from ...calibration.passes.draft_inputs import check_trace_fits, first_hidden, rows_along, work_of
 from ...calibration.passes.proposals import MAX_LOGITS, draft_ids_of, num_draft_tokens_fault
 from ...calibration.traces.prompt_trace import PromptTrace
 from ...calibration.traces.trace_folder import TraceFolder
-from ...quantize.drafts.forward import finite, positions, whole_rows
+from ...quantize.drafts.forward import finite, positions
 from ...quantize.stored.loading import LoadedDraft
 from ...recipes.errors import ParityError
 from ..counting.paired_change import Bounded, Floats, pooled_mean
@@ -90,7 +90,7 @@ def draft_agreement(
     work = [work_of([entry], num_draft_tokens) for entry in traces.manifest.prompts]
     for done, entry in zip(accumulate(work), traces.manifest.prompts, strict=True):
         trace = traces.load(entry)
-        rows = whole_rows(trace.num_tokens, num_draft_tokens, first_row=trace.prompt_length - 1)
+        rows = rows_along(trace, num_draft_tokens)
         if rows:
             sums = _sums((baseline, candidate), traces, trace, rows, num_draft_tokens, top)
             found.append(
