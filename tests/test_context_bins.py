@@ -188,13 +188,3 @@ def test_shorter_counts_have_as_many_columns_as_they_verify(tmp_path: Path) -> N
     path.write_text(json.dumps([plain]), encoding="utf-8")
     with pytest.raises(CompareError, match=r"histograms for K = 1 \.\. 0"):
         read_replays(path)
-
-
-def test_keys_that_earlier_versions_wrote_beside_the_counts_are_read(tmp_path: Path) -> None:
-    plain = encode(replayed())
-    path = tmp_path / "replay.json"
-    path.write_text(json.dumps([plain]), encoding="utf-8")
-    now = read_replays(path)
-    plain |= {"confidence_head": {"by_position": [0.5]}, "shortened": None}
-    path.write_text(json.dumps([plain]), encoding="utf-8")
-    assert read_replays(path) == now

@@ -107,7 +107,7 @@ def test_categories_may_stand_in_any_order(tmp_path: Path) -> None:
         ),
         ({"categories": _figures(accepted_at=[10, 4])}, "categories.a.accepted_at"),
         ({"categories": _figures(standard_error=None)}, "categories.a.standard_error"),
-        ({"categories": {"": _figures()[""]}}, "the prompts are of a, b"),
+        ({"categories": {"": _figures()[""]}}, "give, ['', 'a', 'b']"),
         ({"num_draft_tokens": 3}, "expected 4 counts of verify steps"),
         ({"num_draft_tokens": 0}, "num_draft_tokens: expected 1 to"),
         ({"prompts": []}, "empty list"),

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import re
-import time
 import typing
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +15,6 @@ from draftquant.validate.judging.judgement import GateReport, judge
 from draftquant.validate.parity.finding import to_mapping
 from draftquant.validate.report import document as document_module
 from draftquant.validate.report.document import (
-    SCHEMA_VERSION,
     Header,
     Judgement,
     document_text,
@@ -24,7 +22,7 @@ from draftquant.validate.report.document import (
     read_report,
 )
 from draftquant.validate.served.joint_report import JointReport
-from handmade_replays import BASELINE, FIGURES, RELEASE, noisy, replay, spread
+from handmade_replays import BASELINE, FIGURES, RELEASE, noisy, replay
 from handmade_reports import (
     DRAFTS,
     ENGINES,
@@ -40,23 +38,23 @@ from handmade_reports import (
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize("verdict", ["PASS", "FAIL", "INCONCLUSIVE", "ANOMALOUS"])
-def test_a_comparison_is_read_as_it_was_written(verdict: str) -> None:
-    judged = comparison(verdict)
+@pytest.mark.parametrize("verdict", ["PASS", "ANOMALOUS"])
+def test_a_comparison_is_read_as_it_was_written(verdict: str, tmp_path: Path) -> None:
+    judged: Any = comparison(verdict)
     read = document(judged)
     assert isinstance(read.judgement, GateReport)
     assert read.judgement.verdict == verdict
-    assert read.header.drafts == DRAFTS
-    assert read.header.engines == ENGINES
+    assert (read.header.drafts, read.header.engines) == (DRAFTS, ENGINES)
     ((title, found),) = read.comparisons
     assert (title, found) == ("", read.judgement)
-    assert found.change == judged.change  # type: ignore[attr-defined]
-    assert found.baseline == judged.baseline  # type: ignore[attr-defined]
-    assert found.prompts == judged.prompts  # type: ignore[attr-defined]
+    assert (found.change, found.baseline) == (judged.change, judged.baseline)
+    assert found.prompts == judged.prompts
     assert len(found.prompts) == 40
     written = {"kind": "comparison"} | dataclasses.asdict(found)
     rest = {k: v for k, v in mapping_of(judged).items() if k not in dataclasses.asdict(read.header)}
     assert json.loads(json.dumps(written)) == json.loads(json.dumps(rest))
+    (tmp_path / "report.json").write_text(text_of(comparison(verdict)), encoding="utf-8")
+    assert read_report(tmp_path / "report.json") == read
 
 
 def test_a_joint_report_has_all_that_was_judged() -> None:
@@ -68,21 +66,14 @@ def test_a_joint_report_has_all_that_was_judged() -> None:
     (_, of_server) = read.comparisons[1]
     assert of_server.served is not None
     assert of_server.served.concurrency == (1, 1)
+    measured = document(served()).judgement
+    assert isinstance(measured, GateReport)
+    assert measured.traces is None
 
 
-def test_measurements_alone_are_a_comparison() -> None:
-    read = document(served())
-    assert isinstance(read.judgement, GateReport)
-    assert read.judgement.traces is None
+# ---- what is no report, contradicts itself, or does not follow from its counts
 
-
-def test_equal_judgements_are_equal_files(tmp_path: Path) -> None:
-    (tmp_path / "report.json").write_text(text_of(comparison()), encoding="utf-8")
-    assert text_of(comparison()) == (tmp_path / "report.json").read_text(encoding="utf-8")
-    assert read_report(tmp_path / "report.json") == document(comparison())
-
-
-# ---- what is no report
+Edit = Callable[[dict[str, Any]], object]
 
 
 def said(text: str) -> str:
@@ -91,46 +82,21 @@ def said(text: str) -> str:
     return str(caught.value)
 
 
-def test_a_report_of_before_versions() -> None:
-    judged: Any = comparison()
-    text = said(document_text(judged.to_mapping()))
-    assert "was written by a draftquant before 0.2: expected schema_version 2, got none" in text
-    assert "fix: run the gate again with --report" in text
-
-
-def test_a_report_of_a_later_version() -> None:
-    later = mapping_of(comparison()) | {"schema_version": SCHEMA_VERSION + 1}
-    text = said(document_text(later))
-    assert "was written by a newer draftquant: expected schema_version 2, got 3" in text
-    assert "fix: install a newer draftquant" in text
-
-
-def test_a_report_that_was_judged_by_other_rules() -> None:
-    text = said(document_text(mapping_of(comparison()) | {"schema_version": 1}))
-    assert "whose gate judged by other rules: expected schema_version 2, got 1" in text
-
-
-def test_a_report_of_parity_belongs_elsewhere() -> None:
-    findings = document(joint()).findings
-    text = said(json.dumps(to_mapping(findings)))
-    assert "is a report of parity, not of the gate" in text
-    assert "fix: gate ... --parity r.json" in text
-
-
 @pytest.mark.parametrize(
     ("text", "what"),
     [
         ("[1]", "expected a JSON object"),
         ("{", "not JSON"),
         ('{"a": 1}', "expected format 'draftquant gate', got None"),
-        ('{"format": ["x"]}', r"expected format 'draftquant gate', got \['x'\]"),
         ('{"format": "draftquant gate", "schema_version": true}', "draftquant: missing key"),
+        ('{"format": "draftquant gate", "schema_version": 1}', "expected schema_version 2, got 1"),
+        ('{"format": "draftquant gate", "schema_version": 3}', "expected schema_version 2, got 3"),
         ('{"format": "draftquant gate", "format": 1}', "key 'format' given twice"),
+        (json.dumps(to_mapping(document(joint()).findings)), "fix: gate ... --parity r.json"),
     ],
 )
 def test_foreign_json(text: str, what: str) -> None:
-    with pytest.raises(GateError, match=what):
-        parse_report(text, "r.json")
+    assert what in said(text)
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
@@ -140,7 +106,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
         read_report(tmp_path)
 
 
-def change(*path: str | int, to: Any) -> Callable[[dict[str, Any]], None]:
+def change(*path: str | int, to: Any) -> Edit:
     def edit(mapping: dict[str, Any]) -> None:
         at: Any = mapping
         for step in path[:-1]:
@@ -150,114 +116,60 @@ def change(*path: str | int, to: Any) -> Callable[[dict[str, Any]], None]:
     return edit
 
 
-def drop(name: str) -> Callable[[dict[str, Any]], None]:
-    return lambda mapping: mapping.pop(name)
+def candidate_is_the_baseline(mapping: dict[str, Any]) -> None:
+    for prompt in mapping["prompts"]:
+        prompt["candidate"] = prompt["baseline"]
+    mapping["candidate"]["histogram"] = mapping["baseline"]["histogram"]
 
 
-CONTRADICTIONS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
-    "exit code": (change("exit_code", to=1), "exit_code: PASS has 0, got 1"),
-    "K": (change("num_draft_tokens", to=0), "num_draft_tokens: expected 1 to 1000, got 0"),
-    "length": (change("baseline", "mean_acceptance_length", to=9.0), "expected 1 to 2"),
-    "histogram": (change("candidate", "histogram", to=[1]), "expected 2 counts of verify steps"),
-    "negative": (change("candidate", "histogram", to=[-1, 2]), "expected 2 counts of verify steps"),
-    "no round": (change("candidate", "histogram", to=[0, 0]), "expected 2 counts of verify steps"),
-    "survival": (change("baseline", "survival", to=[1.5]), r"survival: expected 1 shares in \[0"),
-    "conditional": (change("baseline", "conditional", to=[]), "conditional: expected 1 shares"),
-    "bounds": (change("change", "lower", to=1.0), "expected lower <= log_ratio <= upper"),
-    "huge": (change("change", "upper", to=1e300), "expected lower <= log_ratio <= upper"),
-    "confidence": (change("change", "confidence", to=1.0), r"expected a share in \(0.5, 1\)"),
-    "limit": (change("policy", "max_relative_drop", to=1.0), "max_relative_drop.* shares"),
-    "release": (change("policy", "max_relative_drop", to=0.5), "the policy 'release' has 0.01"),
-    "no rounds": (change("prompts", 3, "baseline", to=[0.5, 0]), "prompts: 'p3': expected 2 c"),
-    "look": (change("look", to={"number": 3, "total": 2, "spending": "pocock"}), "look: expected"),
-    "prompt": (change("prompts", 3, "baseline", to=[1, 2, 3]), "prompts: 'p3': expected 2 counts"),
-    "unknown key": (change("color", to=1), "color: unknown key"),
-    "missing key": (drop("policy"), "policy: missing key"),
-    "kind": (change("kind", to="x"), "kind: expected 'comparison' or 'joint'"),
-    "no kind": (drop("kind"), "kind: missing key"),
-    "type": (change("drafts", "candidate", "sha256", to=1), "drafts.candidate.sha256: expected"),
-}
-
-
-@pytest.mark.parametrize("name", CONTRADICTIONS)
-def test_what_no_gate_says(name: str) -> None:
-    edit, what = CONTRADICTIONS[name]
-    mapping = json.loads(text_of(comparison()))
-    edit(mapping)
-    with pytest.raises(GateError, match=what) as caught:
-        parse_report(document_text(mapping), "r.json")
-    assert "is no report of the gate" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("judged", "edit", "what"),
-    [
-        (joint, change("exit_code", to=3), "exit_code: PASS has 0, got 3"),
-        (joint, change("noise", "change", "upper", to=99.0), "expected lower <="),
-        (joint, change("parity", 0, "threshold", to=None), "PASS without a threshold"),
-    ],
-)
-def test_what_no_gate_says_of_several(
-    judged: Callable[[], Judgement], edit: Callable[[dict[str, Any]], None], what: str
-) -> None:
-    mapping = json.loads(text_of(judged()))
-    edit(mapping)
-    with pytest.raises(GateError, match=what):
-        parse_report(document_text(mapping), "r.json")
-
-
-def test_a_joint_report_of_nothing() -> None:
-    mapping = json.loads(text_of(joint())) | {"served": None, "replayed": None}
-    with pytest.raises(GateError, match="served, replayed: expected one of them"):
-        parse_report(document_text(mapping), "r.json")
-
-
-# ---- what does not follow from the counts
-
-
-def edited(judged: Judgement, *edits: Callable[[dict[str, Any]], None]) -> str:
+def edited(judged: Judgement, *edits: Edit) -> str:
     mapping = json.loads(text_of(judged))
     for edit in edits:
         edit(mapping)
     return document_text(mapping)
 
 
-def two_categories(verdict: str = "INCONCLUSIVE") -> Judgement:
-    return comparison(verdict, categories="aabb")
+def two_categories() -> Judgement:
+    return comparison("INCONCLUSIVE", categories="aabb")
 
 
-FORGED: dict[str, tuple[list[Callable[[dict[str, Any]], None]], str]] = {
+ANOTHER, HASH = change("policy", "name", to="custom"), "9" * 64
+EDITED: dict[str, tuple[list[Edit], str]] = {
+    "K": ([change("num_draft_tokens", to=0)], "num_draft_tokens: expected 1 to 1000, got 0"),
+    "K + 1 columns": ([change("candidate", "histogram", to=[1])], "expected 2 counts of verify"),
+    "negative": ([change("candidate", "histogram", to=[-1, 2])], "expected 2 counts of verify"),
+    "no step": ([change("candidate", "histogram", to=[0, 0])], "expected 2 counts of verify"),
+    "no steps": ([change("prompts", 3, "baseline", to=[0.5, 0])], "prompts: 'p3': expected 2 c"),
+    "prompt": ([change("prompts", 3, "baseline", to=[1, 2, 3])], "prompts: 'p3': expected 2 c"),
+    "limit": ([change("policy", "max_relative_drop", to=1.0)], "max_relative_drop.* shares"),
+    "release": ([change("policy", "max_relative_drop", to=0.5)], "policy 'release' has 0.01"),
+    "looks": ([change("look", to={"number": 3, "total": 2, "spending": "pocock"})], "look: exp"),
+    "unknown key": ([change("color", to=1)], "color: unknown key"),
+    "missing key": ([lambda mapping: mapping.pop("policy")], "policy: missing key"),
+    "kind": ([change("kind", to="x")], "kind: expected 'comparison' or 'joint'"),
+    "type": ([change("drafts", "candidate", "sha256", to=1)], "drafts.candidate.sha256: expected"),
+    "exit code": ([change("exit_code", to=0)], "exit_code: expected 3, got 0"),
+    "survival": ([change("baseline", "survival", to=[1.5])], r"baseline\.survival\[0\]: expected"),
+    "conditional": ([change("baseline", "conditional", to=[])], "conditional: expected '1 of them"),
+    "bound": ([change("change", "upper", to=1e300)], r"change\.upper: expected -?0\.0"),
+    "figure": ([change("relative_change", to=0.0)], r"relative_change: expected -0\.0"),
     "verdict": (
         [change("verdict", to="PASS"), change("exit_code", to=0)],
         "verdict: expected 'INCONCLUSIVE', got 'PASS'",
     ),
-    "bound": ([change("change", "upper", to=0.5)], r"change\.upper: expected -?0\.0"),
-    "figure": ([change("relative_change", to=0.0)], r"relative_change: expected -0\.0"),
     "length": (
         [change("candidate", "mean_acceptance_length", to=1.602)],
         r"candidate\.mean_acceptance_length: expected 1\.59",
     ),
-    "counts": (
-        [change("prompts", 0, "candidate", to=[0, 1000])], r"candidate\.histogram: expected",
-    ),
-    "all counts": (
-        [
-            lambda mapping: [prompt.update(candidate=prompt["baseline"])
-                             for prompt in mapping["prompts"]],
-            lambda mapping: mapping["candidate"].update(histogram=mapping["baseline"]["histogram"]),
-        ],
-        "verdict: expected 'PASS', got 'INCONCLUSIVE'",
-    ),
+    "counts": ([change("prompts", 0, "candidate", to=[0, 1000])], r"candidate\.histogram: exp"),
+    "all counts": ([candidate_is_the_baseline], "verdict: expected 'PASS', got 'INCONCLUSIVE'"),
     "no counts": ([change("prompts", to=[])], "prompts: expected one at least"),
     "copies": ([change("num_copies", to=1)], "num_copies: expected 0, got 1"),
     "prompts": ([change("num_prompts", to=400)], "num_prompts: expected 40, got 400"),
     "short ones": ([change("num_short_prompts", to=-1)], "num_short_prompts"),
-    "policy": (
-        [change("policy", "name", to="custom"), change("policy", "max_relative_drop", to=0.5)],
-        "verdict: expected 'PASS'",
-    ),
+    "policy": ([ANOTHER, change("policy", "max_relative_drop", to=0.5)], "expected 'PASS'"),
     "looser": (
-        [change("policy", "name", to="custom"), change("policy", "min_prompts", to=29)],
+        [ANOTHER, change("policy", "min_prompts", to=29)],
         r"looser_than_release: expected '1 of them', got '0'",
     ),
     "category": ([change("categories", 0, "outcome", to="PASS")], r"categories\[0\]\.outcome"),
@@ -266,25 +178,39 @@ FORGED: dict[str, tuple[list[Callable[[dict[str, Any]], None]], str]] = {
         [change("look", to={"number": 1, "total": 2, "spending": "pocock"})],
         r"change\.\w+: expected",
     ),
-    "candidate": (
-        [change("background", "candidate_sha256", to="9" * 64)], r"drafts\.candidate\.sha256",
-    ),
-    "baseline": (
-        [change("drafts", "baseline", "sha256", to="9" * 64)], r"drafts\.baseline\.sha256",
-    ),
+    "candidate": ([change("background", "candidate_sha256", to=HASH)], r"drafts\.candidate\.sha"),
+    "baseline": ([change("drafts", "baseline", "sha256", to=HASH)], r"drafts\.baseline\.sha256"),
     "nothing counted": ([change("traces", to=None)], "traces, served: expected one of them"),
-    "too few rounds": (
+    "too few steps": (
         [change("num_short_prompts", to=999_999)], "verify steps per prompt on average",
     ),
 }  # fmt: skip
+OF_SEVERAL: tuple[tuple[Edit, str], ...] = (
+    (change("exit_code", to=3), "exit_code: expected 0, got 3"),
+    (change("noise", "change", "upper", to=-99.0), "noise.change: expected lower <="),
+    (change("noise", "change", "upper", to=99.0), "noise.verdict: expected INCONCLUSIVE"),
+    (change("noise", "drift", "confidence", to=0.95), "noise.drift.confidence"),
+    (change("noise", "verdict", to="FAIL"), "noise.verdict: expected PASS, got FAIL"),
+    (change("parity", 0, "threshold", to=None), "PASS without a threshold"),
+    (change("parity", 0, "verdict", to="FAIL"), "verdict: expected 'FAIL', got 'PASS'"),
+    (change("replayed", "num_prompts", to=3), "num_prompts: expected 40, got 3"),
+    (change("served", "num_prompts", to=3), "num_prompts: expected 40, got 3"),
+    (change("served", to=None), "noise: expected served beside it"),
+    (lambda m: m.update(served=None, replayed=None), "served, replayed: expected one of them"),
+)
 
 
-@pytest.mark.parametrize("name", FORGED)
-def test_what_does_not_follow_from_its_counts(name: str) -> None:
-    edits, what = FORGED[name]
+@pytest.mark.parametrize("name", EDITED)
+def test_an_edited_report_is_refused(name: str) -> None:
+    edits, what = EDITED[name]
     text = said(edited(two_categories(), *edits))
-    assert "says what does not follow from its own counts" in text
     assert re.search(what, text), text
+    assert "fix: run the gate again with --report" in text
+
+
+def test_an_edited_report_of_several_is_refused() -> None:
+    for edit, what in OF_SEVERAL:
+        assert what in said(edited(joint(), edit)), what
 
 
 def test_sentences_are_written_anew() -> None:
@@ -295,43 +221,15 @@ def test_sentences_are_written_anew() -> None:
     assert read.warnings == judged.warnings
 
 
-def test_a_report_without_a_date_is_read() -> None:
-    """Of before; and what is no date is no report."""
+def test_a_date_is_one_or_absent() -> None:
     mapping = json.loads(text_of(two_categories(), date="2026-11-23T07:42:26Z"))
     assert parse_report(document_text(mapping), "r.json").header.date == "2026-11-23T07:42:26Z"
-    del mapping["date"], mapping["background"]["recipes_to_try"]
+    del mapping["date"]
     assert parse_report(document_text(mapping), "r.json").header.date is None
-    for date in ("yesterday", "2026-11-23", "2026-13-01T00:00:00Z", "2026-11-23T7:42:26Z"):
-        with pytest.raises(GateError, match="date: expected YYYY-MM-DDThh:mm:ssZ"):
-            parse_report(document_text(mapping | {"date": date}), "r.json")
-
-
-@pytest.mark.parametrize("head", [None, {"num_bins": 15}])
-def test_what_earlier_versions_wrote_beside_the_counts_is_passed_over(head: object) -> None:
-    """In every comparison of a report."""
-    mapping = mapping_of(joint())
-    for one in (mapping["replayed"], mapping["served"]):
-        one["background"]["confidence_head"] = head
-    assert parse_report(document_text(mapping), "r.json") == document(joint())
-
-
-def test_reports_of_0_2_0_are_read_but_for_those_of_fine_tuned_drafts() -> None:
-    mapping = json.loads(text_of(joint()))
-    mapping["drafts"]["tuned"] = None
-    for part in ("replayed", "served"):
-        mapping[part]["background"]["taught"] = False
-    assert parse_report(document_text(mapping), "r.json") == document(joint())
-    for edit in (
-        change("drafts", "tuned", to={"name": "tuned", "sha256": None}),
-        change("replayed", "background", "taught", to=True),
-    ):
-        changed = json.loads(text_of(joint()))
-        edit(changed)
-        with pytest.raises(GateError, match=r"tuned: unknown key|taught: unknown key"):
-            parse_report(document_text(changed), "r.json")
-    for changed in (mapping | {"kind": "retuned"}, mapping | {"replayed": {"kind": "retuned"}}):
-        with pytest.raises(GateError, match=r"fine-tuned \(retune\), which draftquant 0\.2\.0"):
-            parse_report(document_text(changed), "r.json")
+    for date in ("yesterday", "2026-13-01T00:00:00Z", "2026-11-23T7:42:26Z"):
+        assert "date: expected YYYY-MM-DDThh:mm:ssZ" in said(
+            document_text(mapping | {"date": date})
+        )
 
 
 def test_drafts_that_cannot_be_compared_stay_so() -> None:
@@ -345,33 +243,6 @@ def test_drafts_that_cannot_be_compared_stay_so() -> None:
     assert parse_report(text_of(judged), "r.json").judgement.verdict == "ANOMALOUS"
     forged = said(edited(judged, change("verdict", to="PASS"), change("exit_code", to=0)))
     assert "verdict: expected 'ANOMALOUS', got 'PASS'" in forged
-
-
-def test_what_does_not_follow_of_several() -> None:
-    for judged, edit, what in (
-        (joint, change("replayed", "num_prompts", to=3), "num_prompts: expected 40, got 3"),
-        (joint, change("served", "num_prompts", to=3), "num_prompts: expected 40, got 3"),
-        (joint, change("noise", "drift", "confidence", to=0.95), "noise.drift.confidence"),
-        (joint, change("noise", "verdict", to="FAIL"), "noise.verdict: expected PASS, got FAIL"),
-        (joint, change("served", to=None), "noise: expected served beside it"),
-    ):  # fmt: skip
-        assert what in said(edited(judged(), edit)), what
-
-
-def test_the_worst_of_several_counts() -> None:
-    mapping = json.loads(text_of(joint()))
-    mapping["parity"][0]["verdict"] = "FAIL"
-    assert "verdict: expected 'FAIL', got 'PASS'" in said(document_text(mapping))
-
-
-def test_many_prompts_are_judged_again_at_once() -> None:
-    """2,000 prompts of 40 categories: well below the time that reading the file takes."""
-    names = "".join(chr(0x4E00 + i) for i in range(40))
-    drafts = [replay(each, categories=names) for each in (spread(600, 2000), noisy(3, 4, 2000))]
-    text = text_of(judge(*drafts, RELEASE, background=HASHES))
-    start = time.process_time()
-    assert parse_report(text, "r.json").judgement.verdict == "PASS"
-    assert time.process_time() - start < 2
 
 
 # ---- its documentation

@@ -162,7 +162,7 @@ def compare(
     date: str | None = None,
     argv: Sequence[str] = (),
 ) -> ComparisonReport:
-    """Compare every pair of drafts; of very many drafts each with the first and with the best.
+    """Compare every pair of drafts; CompareError: they are so many that this takes gigabytes.
 
     `traffic` is the share of the output tokens by category; None = prompts as they are, pooled.
     """
@@ -170,9 +170,7 @@ def compare(
     drafts = counted.drafts
     _check_number(drafts)
     samples = samples_of(drafts, traffic or {})
-    pairs, scopes = math.comb(len(drafts.names), 2), len(set(drafts.categories)) + 1
-    every_pair = scopes * pairs * len(drafts.categories) <= _MOST_VALUES
-    found = scopes_of(samples, drafts.names, confidence, every_pair=every_pair)
+    scopes, found = scopes_of(samples, drafts.names, confidence)
     small = [f"{one.name} ({one.num_prompts})" for one in samples if not one.is_compared]
     what = f"categories with fewer than {MIN_PROMPTS} prompts were not compared"
     return ComparisonReport(
@@ -184,7 +182,7 @@ def compare(
         confidence=confidence,
         confidence_of_each=found.each,
         bonferroni_of_each=found.bonferroni_of_each,
-        scopes=found.scopes,
+        scopes=scopes,
         warnings=(*counted.warnings, *([f"{what}: {', '.join(small)}"] if small else [])),
         date=date,
         argv=tuple(argv),
@@ -193,7 +191,7 @@ def compare(
 
 def _check_number(drafts: CountedDrafts) -> None:
     number, prompts, scopes = len(drafts.names), len(drafts.categories), len(set(drafts.categories))
-    if (needed := (scopes + 1) * number * prompts) > _MOST_VALUES:
+    if (needed := (scopes + 1) * math.comb(number, 2) * prompts) > _MOST_VALUES:
         what = (
             f"{number} drafts in {scopes:,} categories of {prompts:,} prompts: expected at most"
             f" {_MOST_VALUES:,} contributions of prompts to estimates, got {needed:,}"

@@ -9,13 +9,9 @@ Bonferroni decides, which is wider and always holds.
 Source of the method: Westfall & Young, Resampling-based multiple testing (1993), as balanced
 single-step intervals. By simulation (three drafts, 1000 runs) 95 % intervals of five scopes all
 hold in 0.955 of the runs with 20 prompts in a category, in 0.934 with 10; separate ones in 0.63.
-
-Of very many drafts only changes from the first draft and from the best are reckoned. Which draft is
-best is not known before, so that the intervals of all pairs still have to hold together.
 """
 
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -24,11 +20,12 @@ from scipy import stats
 
 from ...recipes.errors import CompareError, refused
 from ..counting.draft_counts import PromptCounts
-from ..counting.paired_change import NO_SPREAD, Floats, contributions, sums_without
+from ..counting.paired_change import NO_SPREAD, Floats, contributions, relative, sums_without
 
 NUM_DRAWS = 40_000  # the level is off by 0.001
 MOST_CORRELATED = 400
 """Estimates whose correlations are used: a second of one core; of 3,000 it would be minutes."""
+_METHOD = "{} over all pairs and categories, prompts as units, jackknife"
 _CHUNK = 4_000
 _SEED = 0
 
@@ -54,33 +51,33 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simultaneous:
-    """Two-sided intervals; `each` is the confidence of one, `by_correlation` = max-t decided."""
+    """Two-sided intervals; `each` is the confidence of one, by the method that decided."""
 
+    method: str
     each: float
-    by_correlation: bool
+    bonferroni_of_each: float
     bounds: tuple[tuple[float, float], ...]
 
 
-def simultaneous(
-    estimates: Sequence[Estimate], confidence: float, *, at_least: int = 0
-) -> Simultaneous:
-    """Intervals of all estimates that hold together, beside `at_least` so many in all."""
+def simultaneous(estimates: Sequence[Estimate], confidence: float) -> Simultaneous:
+    """Intervals of all estimates that hold together."""
     spread = [estimate for estimate in estimates if estimate.has_spread]
-    number = max(len(spread), at_least)
-    by_correlation = number <= MOST_CORRELATED
-    if not spread:
-        each = confidence
-    elif by_correlation:
+    each = by_number = bonferroni(max(1, len(spread)), confidence)
+    by_correlation = len(spread) <= MOST_CORRELATED
+    if spread and by_correlation:
         each = level_of_each(spread, confidence)
-    else:
-        each = bonferroni(number, confidence)
     degrees = np.array([estimate.degrees for estimate in estimates])
     bounds = []
     quantiles = map(float, stats.t.ppf((1 + each) / 2, degrees))
     for estimate, quantile in zip(estimates, quantiles, strict=True):
         reach = quantile * estimate.standard_error
         bounds.append((estimate.value - reach, estimate.value + reach))
-    return Simultaneous(each=each, by_correlation=by_correlation, bounds=tuple(bounds))
+    return Simultaneous(
+        method=_METHOD.format("max-t" if by_correlation else "Bonferroni"),
+        each=each,
+        bonferroni_of_each=by_number,
+        bounds=tuple(bounds),
+    )
 
 
 def level_of_each(estimates: Sequence[Estimate], confidence: float) -> float:
@@ -293,7 +290,6 @@ def _check_traffic(traffic: Mapping[str, float], drafts: CountedDrafts) -> None:
         raise refused(CompareError, "--traffic", __file__, "shares", total=total)
 
 
-_METHOD = "{} over all pairs and categories, prompts as units, jackknife"
 Pair = tuple[int, int]
 """Numbers of two drafts, the smaller one first."""
 
@@ -318,8 +314,8 @@ class Change:
 class Scope:
     """All prompts, the traffic that was asked about, or one category.
 
-    `changes` are of every pair in the order of the drafts, or of those pairs that the first or the
-    best is in; none where the prompts are too few. Those `alike` are not separable from the best.
+    `changes` are of every pair in the order of the drafts; none where the prompts are too few.
+    Those `alike` are not separable from the best.
     """
 
     name: str
@@ -342,45 +338,18 @@ class Scope:
         return tuple(found.get((first, other)) for other in others)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scopes:
-    """All scopes; the last figures are the confidence of one interval alone, by either method."""
-
-    scopes: tuple[Scope, ...]
-    method: str
-    each: float
-    bonferroni_of_each: float
-
-
 def scopes_of(
-    samples: Sequence[Sample], names: Sequence[str], confidence: float, *, every_pair: bool
-) -> Scopes:
+    samples: Sequence[Sample], names: Sequence[str], confidence: float
+) -> tuple[tuple[Scope, ...], Simultaneous]:
     """The changes of every scope, the whole first, with intervals that hold together."""
-    compared = [_pairs(one, every_pair=every_pair) if one.is_compared else [] for one in samples]
-    both = list(zip(samples, compared, strict=True))
-    estimates = [sample.change(*pair) for sample, pairs in both for pair in pairs]
-    all_pairs = 0 if every_pair else math.comb(len(names), 2) * sum(map(bool, compared))
-    found = simultaneous(estimates, confidence, at_least=all_pairs)
+    pairs = list(itertools.combinations(range(len(names)), 2))
+    both = [(sample, pairs if sample.is_compared else []) for sample in samples]
+    estimates = [sample.change(*pair) for sample, own in both for pair in own]
+    found = simultaneous(estimates, confidence)
     bounded = zip(estimates, found.bounds, strict=True)
-    number = sum(estimate.has_spread for estimate in estimates)
-    return Scopes(
-        scopes=tuple(
-            _scope(sample, names, [(pair, *next(bounded)) for pair in pairs])
-            for sample, pairs in both
-        ),
-        method=_METHOD.format("max-t" if found.by_correlation else "Bonferroni"),
-        each=found.each,
-        bonferroni_of_each=bonferroni(max(1, number, all_pairs), confidence),
-    )
-
-
-def _pairs(sample: Sample, *, every_pair: bool) -> list[Pair]:
-    drafts = range(len(sample.log_lengths))
-    if every_pair:
-        return list(itertools.combinations(drafts, 2))
-    best = int(np.argmax(sample.log_lengths))
-    told = {(min(one, each), max(one, each)) for one in (0, best) for each in drafts if each != one}
-    return sorted(told)
+    scopes = (_scope(sample, names, [(pair, *next(bounded)) for pair in own])
+              for sample, own in both)  # fmt: skip
+    return tuple(scopes), found
 
 
 def _scope(
@@ -392,9 +361,9 @@ def _scope(
         Change(
             baseline=names[one],
             candidate=names[other],
-            relative_change=math.expm1(estimate.value),
-            lower=_expm1(lower),
-            upper=_expm1(upper),
+            relative_change=relative(estimate.value),
+            lower=relative(lower),
+            upper=relative(upper),
         )
         for (one, other), estimate, (lower, upper) in found
     )
@@ -412,8 +381,3 @@ def _scope(
             if best in (one.baseline, one.candidate) and not one.is_separable
         ),
     )
-
-
-def _expm1(log_ratio: float) -> float:
-    """Relative, finite also where a bound of few prompts is beyond all bounds."""
-    return math.expm1(min(log_ratio, 20.0))

@@ -41,8 +41,6 @@ from .scopes import Contestant, Counted, count_drafts
 
 _OF_A_REPLAY = ("num_draft_tokens", "draft_sampling", "traces", "family", "draft_vocab_size",
                 "quantized", "cache_scales")  # fmt: skip
-_LEFT = ("confidence_head", "shortened")
-"""Keys of 0.2 that change no count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,11 +175,7 @@ class _Replays:
 def read_replays(path: Path) -> tuple[ReplayedDraft, ...]:
     """What `replay --json` printed, else CompareError."""
     try:
-        plain = parse_json(read_text(path))
-        for one in plain if isinstance(plain, list) else ():
-            for key in _LEFT if isinstance(one, dict) else ():
-                one.pop(key, None)
-        found: _Replays = decode(_Replays, {"replays": plain})
+        found: _Replays = decode(_Replays, {"replays": parse_json(read_text(path))})
     except (OSError, JsonProblem) as exc:
         raise refused(CompareError, path, __file__, "no-replays", exc=exc) from exc
     return found.replays

@@ -104,6 +104,11 @@ rare. Chosen by simulation: 1 leaves 7 to 9 % false passes of 5 at 60 prompts, 3
 """
 
 
+def relative(log_ratio: float) -> float:
+    """A change as a share, finite also where a bound of few prompts is beyond all bounds."""
+    return math.expm1(min(log_ratio, 20.0))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairedChange:
     """Relative change of the mean acceptance length from a baseline to a candidate draft.
@@ -125,12 +130,12 @@ class PairedChange:
     @property
     def relative_change(self) -> float:
         """AL_candidate / AL_baseline - 1."""
-        return math.expm1(self.log_ratio)
+        return relative(self.log_ratio)
 
     @property
     def relative_bounds(self) -> tuple[float, float]:
         """Both bounds as shares."""
-        return math.expm1(self.lower), math.expm1(self.upper)
+        return relative(self.lower), relative(self.upper)
 
     def num_prompts_for(self, effective: int) -> int:
         """Prompts like these that have such an effective sample size."""

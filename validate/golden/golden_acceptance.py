@@ -23,7 +23,7 @@ from ...recipes.strict_json import JsonProblem, decode, parse_object, reading
 from ..counting.acceptance_counts import AcceptanceCounts, ContextBins, pooled
 from ..counting.draft_counts import PromptCounts
 from ..counting.paired_change import Floats, pseudo_values, sums_without
-from ..judging.figures import context_bins_problem
+from ..judging.figures import context_bins_problem, differences
 from ..measure.measurement import MOST_DRAFT_TOKENS, prompts_sha256
 
 FORMAT: Literal["draftquant golden"] = "draftquant golden"
@@ -31,7 +31,6 @@ Source = Literal["replay", "vllm", "sglang", "tensorrt-llm"]
 """A replay of recorded traces, or the engine whose server was measured."""
 ALL = ""
 """The category of all prompts together."""
-_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,9 +151,6 @@ class Golden(Brief):
 
     def problem(self) -> str:
         """What cannot be, or does not follow from the counts; empty if nothing."""
-        return self._counts_problem() or self._figures_problem()
-
-    def _counts_problem(self) -> str:
         if not self.prompts:
             return "prompts: empty list"
         columns = self.num_draft_tokens + 1
@@ -166,18 +162,17 @@ class Golden(Brief):
                 counts, one.context_bins, self.context_edges, add_up=True
             ):
                 return f"prompts[{i}].context_bins: {problem}"
+        computed = {
+            "categories": categories_of(self.prompts),
+            "context_bins": context_bins_of(self.prompts, self.context_edges),
+        }
+        for key, figures in computed.items():
+            for where, expected, got in differences(key, figures, getattr(self, key)):
+                return (
+                    f"{where}: {short(got)} is not what the counts of the prompts give,"
+                    f" {short(expected)}"
+                )
         return ""
-
-    def _figures_problem(self) -> str:
-        computed = categories_of(self.prompts)
-        if computed.keys() != self.categories.keys():
-            return f"categories: the prompts are of {', '.join(filter(None, computed)) or 'none'}"
-        by_bin = context_bins_of(self.prompts, self.context_edges)
-        if by_bin.keys() != self.context_bins.keys():
-            return f"context_bins: the prompts have steps in {', '.join(by_bin) or 'none'}"
-        return _differing("categories", self.categories, computed) or _differing(
-            "context_bins", self.context_bins, by_bin
-        )
 
     @override
     def brief(self) -> Mapping[str, object]:
@@ -243,29 +238,6 @@ def _standard_error(prompts: Sequence[GoldenPrompt]) -> float | None:
         without = sums_without(accepted) / sums_without(steps)
     values = pseudo_values(accepted.sum() / steps.sum(), without)
     return float(values.std(ddof=1)) / math.sqrt(len(values))
-
-
-def _differing(
-    key: str, given: Mapping[str, GoldenCategory], computed: Mapping[str, GoldenCategory]
-) -> str:
-    """The first figure that is not what the counts give; empty if there is none."""
-    for name, own in given.items():
-        for figure in GoldenCategory.__dataclass_fields__:
-            got, expected = (getattr(one, figure) for one in (own, computed[name]))
-            if not _close(got, expected):
-                return (
-                    f"{key}.{name or '(all)'}.{figure}: {got} is not what the counts of the prompts"
-                    f" give, {expected}"
-                )
-    return ""
-
-
-def _close(got: object, computed: object) -> bool:
-    if isinstance(got, tuple) and isinstance(computed, tuple):
-        return len(got) == len(computed) and all(map(_close, got, computed))
-    if isinstance(got, int | float) and isinstance(computed, int | float):
-        return math.isclose(got, computed, rel_tol=_ROUNDING, abs_tol=_ROUNDING)
-    return got is None and computed is None
 
 
 _OURS = "give what --golden of 'replay', 'gate', 'report' or 'measure' wrote, or write it again"

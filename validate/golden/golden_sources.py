@@ -18,9 +18,9 @@ from .golden_acceptance import Golden, categories_of, context_bins_of, golden_pr
 def golden_of_replay(replay: DraftReplay, *, draft_sha256: str | None) -> Golden:
     """Of one replayed draft; without a verify step a GoldenError."""
     traces = replay.traces
-    return Golden(
-        **_counted(replay.prompts, replay.name),
-        draft=replay.name,
+    return _golden(
+        replay.prompts,
+        replay.name,
         draft_sha256=draft_sha256,
         target=traces.target.name,
         source="replay",
@@ -45,9 +45,9 @@ def golden_of_measurement(measurement: Measurement) -> Golden:
         if one.counts is not None
     ]
     draft = setup.speculation.draft or measurement.name
-    return Golden(
-        **_counted(prompts, draft),
-        draft=draft,
+    return _golden(
+        prompts,
+        draft,
         draft_sha256=setup.speculation.draft_sha256,
         target=setup.server.model,
         source=setup.server.engine,
@@ -73,9 +73,9 @@ def golden_of_report(document: Document) -> Golden:
     traces, candidate = report.traces, document.header.drafts.candidate
     assert traces is not None  # see `_replayed`
     prompts = (one.counts(report.context_edges, of_candidate=True) for one in report.prompts)
-    return Golden(
-        **_counted(prompts, candidate.name),
-        draft=candidate.name,
+    return _golden(
+        prompts,
+        candidate.name,
         draft_sha256=candidate.sha256,
         target=traces.target.name,
         source="replay",
@@ -96,18 +96,20 @@ def _replayed(document: Document) -> GateReport:
     return found[0]
 
 
-def _counted(prompts: Iterable[PromptCounts], draft: str) -> dict[str, Any]:
-    """What follows from the counts; a GoldenError without a verify step."""
+def _golden(prompts: Iterable[PromptCounts], draft: str, **known: Any) -> Golden:
+    """With what follows from the counts; a GoldenError without a verify step."""
     found = list(prompts)
     counted, digest = golden_prompts(found)
     edges = context_edges(found)
     if not counted:
         raise refused(GoldenError, "--golden", __file__, "no-step", draft=draft)
-    return {
-        "draftquant": package_version("draftquant"),
-        "prompts_sha256": digest,
-        "categories": categories_of(counted),
-        "context_edges": edges,
-        "context_bins": context_bins_of(counted, edges),
-        "prompts": counted,
-    }
+    return Golden(
+        draftquant=package_version("draftquant"),
+        draft=draft,
+        prompts_sha256=digest,
+        categories=categories_of(counted),
+        context_edges=edges,
+        context_bins=context_bins_of(counted, edges),
+        prompts=counted,
+        **known,
+    )

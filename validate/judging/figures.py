@@ -1,16 +1,14 @@
 """The figures that reports have of one draft, of one prompt and of two measurements."""
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
-from ...recipes.decode import CONFIDENCE
 from ..counting.acceptance_counts import AcceptanceCounts, ContextBins, PromptKey
 from ..counting.draft_counts import DraftCounts, DraftReplay, PromptCounts
 from ..counting.paired_change import PairedChange
-from .policy import EXIT_CODES, Verdict
 
 EstimatorName = Literal["weighted rounds", "whole outputs"]
 
@@ -111,15 +109,9 @@ def draft_figures(draft: DraftCounts) -> DraftFigures:
 
 
 MOST_DRAFT_TOKENS = 1000
-_LARGEST_LOG = 20.0  # of a ratio: acceptance lengths lie in [1, K + 1]
-_ROUNDING = 1e-9
+ROUNDING = 1e-9
+"""Of another machine's sums."""
 _MOST_STEPS = 1e12  # of a prompt: sums of them are exact
-
-
-def exit_code_problem(verdict: Verdict, exit_code: int) -> str:
-    """What is wrong with an exit code; empty if nothing."""
-    expected = EXIT_CODES[verdict]
-    return "" if exit_code == expected else f"exit_code: {verdict} has {expected}, got {exit_code}"
 
 
 def prompt_problem(
@@ -154,22 +146,9 @@ def context_bins_problem(
     for own in histograms:
         if len(own) != len(whole) or min(own) < 0 or not sum(own) < _MOST_STEPS:
             return f"expected {len(whole)} counts of verify steps"
-    near = partial(math.isclose, rel_tol=_ROUNDING, abs_tol=_ROUNDING)
+    near = partial(math.isclose, rel_tol=ROUNDING, abs_tol=ROUNDING)
     if add_up and not all(map(near, map(sum, zip(*histograms, strict=True)), whole)):
         return "expected bins that add up to the counts of the prompt"
-    return ""
-
-
-def figures_problem(figures: DraftFigures, num_draft_tokens: int) -> str:
-    """What is wrong with the figures of a draft; empty if nothing."""
-    if not 1 <= figures.mean_acceptance_length <= num_draft_tokens + 1 + _ROUNDING:
-        return f"mean_acceptance_length: expected 1 to {num_draft_tokens + 1}"
-    if not is_histogram(figures.histogram, num_draft_tokens):
-        return f"histogram: expected {num_draft_tokens + 1} counts of verify steps"
-    for name, shares in (("survival", figures.survival), ("conditional", figures.conditional)):
-        fits = all(share is None or 0 <= share <= 1 + _ROUNDING for share in shares)
-        if len(shares) != num_draft_tokens or not fits:
-            return f"{name}: expected {num_draft_tokens} shares in [0, 1]"
     return ""
 
 
@@ -178,12 +157,27 @@ def is_histogram(counts: Sequence[float], num_draft_tokens: int) -> bool:
     return len(counts) == num_draft_tokens + 1 and min(counts) >= 0 and 0 < sum(counts) < 1e18
 
 
-def change_problem(changes: Iterable[PairedChange | None]) -> str:
-    """What is wrong with the first wrong one; empty if nothing."""
-    for change in filter(None, changes):
-        bounds = [change.lower - _ROUNDING, change.log_ratio, change.upper + _ROUNDING]
-        if sorted(bounds) != bounds or max(map(abs, bounds)) > _LARGEST_LOG:
-            return "change: expected lower <= log_ratio <= upper, logarithms of ratios"
-        if problem := CONFIDENCE.problem(change.confidence):
-            return f"confidence: {problem}"
-    return ""
+def differences(where: str, wanted: Any, got: Any) -> Iterator[tuple[str, object, object]]:
+    """Of two trees of records, from the top: place, expected, got; numbers may differ by rounding.
+
+    Both are of the same types, and mappings of records have names as keys.
+    """
+    if is_dataclass(wanted) and is_dataclass(got):
+        for each in fields(wanted):
+            own, other = getattr(wanted, each.name), getattr(got, each.name)
+            yield from differences(f"{where}.{each.name}", own, other)
+    elif isinstance(wanted, Mapping) and isinstance(got, Mapping):
+        if wanted.keys() != got.keys():
+            yield where, list(wanted), list(got)
+        for key in wanted:
+            yield from differences(f"{where}.{key}", wanted[key], got[key])
+    elif isinstance(wanted, tuple) and isinstance(got, tuple):
+        if len(wanted) != len(got):
+            yield where, f"{len(wanted)} of them", f"{len(got)}"
+        for i, (one, other) in enumerate(zip(wanted, got, strict=False)):
+            yield from differences(f"{where}[{i}]", one, other)
+    elif isinstance(wanted, float) and isinstance(got, int | float):
+        if not math.isclose(wanted, got, rel_tol=ROUNDING, abs_tol=ROUNDING):
+            yield where, wanted, got
+    elif wanted != got:
+        yield where, wanted, got

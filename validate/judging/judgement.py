@@ -44,10 +44,8 @@ from .figures import (
     DraftFigures,
     PromptFigures,
     ServedFigures,
-    change_problem,
     draft_figures,
-    exit_code_problem,
-    figures_problem,
+    is_histogram,
     prompt_problem,
 )
 from .policy import EXIT_CODES, REPLAYED, Look, Policy, Verdict, Wording, looser_than_release
@@ -213,9 +211,20 @@ class GateReport(Published):
         return Parts(categories=self.categories, context_bins=self.context_bins)
 
     def problem(self) -> str:
-        """What contradicts itself; empty if nothing does."""
-        wrong = exit_code_problem(self.verdict, self.exit_code)
-        return wrong or next(filter(None, _contradictions(self)), "")
+        """Which counts are none; empty if all are: all else has to follow from them."""
+        k = self.num_draft_tokens
+        if not 1 <= k <= MOST_DRAFT_TOKENS:
+            return f"num_draft_tokens: expected 1 to {MOST_DRAFT_TOKENS}, got {k}"
+        for figures in (self.baseline, self.candidate):
+            # Drafts that cannot be compared may have drafted with another K each.
+            most = k if self.prompts else max(1, len(figures.histogram) - 1)
+            if not is_histogram(figures.histogram, most):
+                return f"histogram: expected {most + 1} counts of verify steps"
+        for prompt in self.prompts:
+            add_up = self.served is None
+            if problem := prompt_problem(prompt, k, self.context_edges, add_up=add_up):
+                return f"prompts: {prompt.id!r}: {problem}"
+        return ""
 
     def to_mapping(self) -> dict[str, Any]:
         """Plain data for JSON, finite numbers only."""
@@ -234,22 +243,6 @@ class GateReport(Published):
             "prompts": self.num_prompts,
             "warnings": len(self.warnings) or None,
         }
-
-
-def _contradictions(report: GateReport) -> Iterator[str]:
-    k, parts, edges = report.num_draft_tokens, report.parts.all, report.context_edges
-    if not 1 <= k <= MOST_DRAFT_TOKENS:
-        yield f"num_draft_tokens: expected 1 to {MOST_DRAFT_TOKENS}, got {k}"
-    for figures in (report.baseline, report.candidate):
-        # Drafts that cannot be compared may have drafted with another K each.
-        yield figures_problem(figures, k if report.prompts else max(1, len(figures.histogram) - 1))
-    yield change_problem((report.change, *(each.change for each in parts)))
-    limits = (report.policy.max_relative_drop, *(each.max_relative_drop for each in parts))
-    if not all(0 < limit < 1 for limit in limits):
-        yield "max_relative_drop: expected a share in (0, 1)"
-    for prompt in report.prompts:
-        if problem := prompt_problem(prompt, k, edges, add_up=report.served is None):
-            yield f"prompts: {prompt.id!r}: {problem}"
 
 
 def counted(report: GateReport, *, of_candidate: bool) -> list[PromptCounts]:

@@ -8,7 +8,7 @@ not compared but written anew, so that a later version may word them better.
 import dataclasses
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +22,7 @@ from ...recipes.regular_file import read_text
 from ...recipes.strict_json import JsonProblem, decode, parse_object
 from ..counting.acceptance_counts import AcceptanceCounts, estimand, pooled
 from ..counting.draft_counts import CountedDraft, PromptCounts, TextFigures
-from ..judging.figures import DraftFigures
+from ..judging.figures import ROUNDING, DraftFigures, differences
 from ..judging.judgement import GateReport, counted, judge_counts
 from ..judging.policy import REPLAYED, Wording
 from ..parity.finding import Finding
@@ -38,11 +38,10 @@ _FOLLOWING = (
     "verdict", "looser_than_release", "num_prompts", "num_copies", "num_short_prompts",
     "baseline", "candidate", "change", "required_num_prompts", "categories",
     "context_bins", "prompts",
-    "num_clusters", "relative_change",
+    "num_clusters", "relative_change", "exit_code",
 )  # fmt: skip
 """Keys of a comparison that its counts and limits decide."""
 _WORDED = ("reason", "action", "warnings", "estimand")
-_ROUNDING = 1e-9  # of another machine's sums
 _MOST_LEFT_OUT = 1_000_000
 
 
@@ -144,7 +143,7 @@ def _check_pooled(
     sums = pooled((prompt.counts for prompt in prompts), found.num_draft_tokens).histogram
     whole = found.served is None or not found.num_short_prompts
     for own, summed in zip(figures.histogram, sums, strict=True):
-        near = math.isclose(own, summed, rel_tol=_ROUNDING, abs_tol=_ROUNDING)
+        near = math.isclose(own, summed, rel_tol=ROUNDING, abs_tol=ROUNDING)
         if not near and (whole or own < summed):
             role = "candidate" if figures is found.candidate else "baseline"
             raise _EditedError(f"{role}.histogram: expected {summed:g} by its prompts, got {own:g}")
@@ -153,7 +152,7 @@ def _check_pooled(
 def _joint(found: JointReport) -> JointReport:
     served, replayed = (one and _compare(one) for one in (found.served, found.replayed))
     again = joint_report(served=served, replayed=replayed, noise=_noise(found), parity=found.parity)
-    _check(found, {"verdict": again.verdict})
+    _check(found, {"verdict": again.verdict, "exit_code": again.exit_code})
     return dataclasses.replace(
         found,
         reason=again.reason,
@@ -177,6 +176,8 @@ def _noise(found: JointReport) -> ServerNoise | None:
                              ("drift", drift, DRIFT_CONFIDENCE)):  # fmt: skip
         if one is not None and one.confidence != level:
             raise _EditedError(f"noise.{name}.confidence: expected {level}, got {one.confidence}")
+        if one is not None and not one.lower <= one.log_ratio <= one.upper:
+            raise _EditedError(f"noise.{name}: expected lower <= log_ratio <= upper")
     is_apart = change is None and noise.verdict == "ANOMALOUS"
     incomparable = noise.reason.partition(":")[0] if is_apart else ""
     verdict, reason, action = judged_noise(incomparable, change, drift, policy)
@@ -187,45 +188,14 @@ def _noise(found: JointReport) -> ServerNoise | None:
 
 def _check(found: object, expected: Mapping[str, Any]) -> None:
     for key, value in expected.items():
-        for where, wanted, got in _differences(key, _plain(value), _plain(getattr(found, key))):
+        for where, wanted, got in differences(key, value, getattr(found, key)):
             raise _EditedError(f"{where}: expected {short(wanted)}, got {short(got)}")
-
-
-def _plain(value: object) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return dataclasses.asdict(value)
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    return value
-
-
-def _differences(where: str, wanted: Any, got: Any) -> Iterator[tuple[str, object, object]]:
-    """Of two trees of plain data, from the top; numbers may differ by rounding."""
-    if isinstance(wanted, dict) and isinstance(got, dict):
-        for key in wanted:
-            yield from _differences(f"{where}.{key}", wanted[key], got[key])
-    elif isinstance(wanted, list | tuple) and isinstance(got, list | tuple):
-        if len(wanted) != len(got):
-            yield where, f"{len(wanted)} of them", f"{len(got)}"
-        for i, (one, other) in enumerate(zip(wanted, got, strict=False)):
-            yield from _differences(f"{where}[{i}]", one, other)
-    elif isinstance(wanted, float) and isinstance(got, int | float):
-        if not math.isclose(wanted, got, rel_tol=_ROUNDING, abs_tol=_ROUNDING):
-            yield where, wanted, got
-    elif wanted != got:
-        yield where, wanted, got
 
 
 FORMAT: Literal["draftquant gate"] = "draftquant gate"
 SCHEMA_VERSION: Literal[2] = 2
 """Another one wherever equal counts are judged differently: what is read is judged again."""
 _AGAIN = "run the gate again with --report"
-_KEYS_OF_OLD = {"verdict", "reason", "exit_code"}
-"""What every report had before reports had a version."""
-_JUDGED_NOTHING = {"confidence_head"}
-"""Keys of reports of 0.2.0 that no verdict followed from, whatever they say."""
-_LEFT: Mapping[str, object] = {"tuned": None, "taught": False}
-"""Others -> the value that says nothing; with another one they are unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -334,7 +304,6 @@ def parse_report(text: str, where: object) -> Document:
     try:
         found = parse_object(text)
         _check_version(found, where)
-        found = _without_what_left(found, where)
         names = {field.name for field in fields(Header)} & found.keys()
         header = {key: found.pop(key) for key in names}
         document = Document(header=decode(Header, header), judgement=_judgement(found))
@@ -367,39 +336,14 @@ def _judgement(mapping: Mapping[str, Any]) -> Judgement:
     return found.judgement
 
 
-def _without_what_left(found: Mapping[str, Any], where: object) -> dict[str, Any]:
-    """Without the keys of 0.2.0 that no verdict follows from; GateError: an unknown judgement."""
-    replayed = found.get("replayed")
-    for one in (found, replayed if isinstance(replayed, dict) else {}):
-        if one.get("kind") == "retuned":
-            raise refused(GateError, where, __file__, "fine-tuned")
-    return _without_empty(found)
-
-
-def _without_empty(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        key: _without_empty(value) if isinstance(value, dict) else value
-        for key, value in mapping.items()
-        if key not in _JUDGED_NOTHING and (key not in _LEFT or value is not _LEFT[key])
-    }
-
-
 def _check_version(found: Mapping[str, Any], where: object) -> None:
     kind, version = found.get("format"), found.get("schema_version")
-    expected, fix = f"expected schema_version {SCHEMA_VERSION}, got", _AGAIN
-    if kind == "draftquant parity":
-        what, fix = "is a report of parity, not of the gate", f"gate ... --parity {where}"
-    elif kind is None and found.keys() >= _KEYS_OF_OLD:
-        what = f"was written by a draftquant before 0.2: {expected} none"
-    elif kind != FORMAT:
+    if kind != FORMAT:
         what = f"is no report of the gate: expected format {FORMAT!r}, got {short(kind)}"
         fix = "give what 'draftquant gate --report' wrote"
-    elif type(version) is int and 0 < version < SCHEMA_VERSION:
-        rules = "was written by an earlier draftquant, whose gate judged by other rules"
-        what = f"{rules}: {expected} {version}"
-    elif type(version) is int and version > SCHEMA_VERSION:
-        what = f"was written by a newer draftquant: {expected} {short(version)}"
-        fix = f"install a newer draftquant, or {_AGAIN}"
-    else:
-        return
-    raise GateError(where, what, fix=fix)
+        if kind == "draftquant parity":
+            what, fix = "is a report of parity, not of the gate", f"gate ... --parity {where}"
+        raise GateError(where, what, fix=fix)
+    if type(version) is int and version != SCHEMA_VERSION:
+        facts = {"expected": SCHEMA_VERSION, "got": version, "again": _AGAIN}
+        raise refused(GateError, where, __file__, "another-version", **facts)

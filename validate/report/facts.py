@@ -5,14 +5,15 @@ Drafts are known by the hash of their tensors; names are for people.
 
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 
 from ...quantize.drafts.draft_cache import scale_origin
 from ...quantize.drafts.geometry import vocabulary_share
-from ...quantize.engines.engine import Engine
+from ...quantize.engines.contract import EngineCheck
+from ...quantize.engines.engine import Serving
 from ...quantize.engines.engine_check import check_checkpoint
 from ...quantize.engines.versions import newest_engines
 from ...quantize.files.checkpoint import Checkpoint
@@ -20,7 +21,7 @@ from ...quantize.files.provenance import QuantizedProvenance
 from ...quantize.stored.layouts import HF_QUANT_CONFIG
 from ...quantize.stored.stored_declaration import declared_scheme
 from ...quantize.stored.stored_draft import StoredDraft
-from ...recipes.errors import CheckpointError, GateError, refused
+from ...recipes.errors import GateError, refused
 from ...recipes.formats import AS_STORED, ServedForm
 from ...recipes.packages import package_version
 from ..judging.candidate_origin import DraftFolder
@@ -146,13 +147,26 @@ def measured_facts(measurement: Measurement) -> DraftFacts:
     )
 
 
-def engine_facts(folder: Path, name: str) -> tuple[EngineFacts, ...]:
+def engine_checks(checkpoint: Checkpoint, name: str) -> Iterator[EngineCheck]:
     """What the newest version of every engine does with a draft on each GPU; launched by `name`."""
-    return tuple(
-        _engine_facts(folder, name, engine, arch)
-        for engine in newest_engines()
-        for arch in engine.archs
-    )
+    has_side_file = (checkpoint.folder / HF_QUANT_CONFIG).is_file()
+    how = Serving(draft=name)
+    for one in newest_engines():
+        for arch in one.archs:
+            yield check_checkpoint(
+                checkpoint, engine=one.name, arch=arch, has_side_file=has_side_file, serving=how
+            )
+
+
+def engine_facts(folder: Path, name: str) -> tuple[EngineFacts, ...]:
+    """The same as a report keeps it, with commands where the draft may load."""
+    names = [each.name for each in fields(EngineFacts)]
+    found = []
+    for one in engine_checks(Checkpoint.open(folder), name):
+        told = {each: getattr(one, each) for each in names}
+        launch = one.launch if one.verdict in ("LOADS", "UNKNOWN") else None
+        found.append(EngineFacts(**told | {"launch": launch}))
+    return tuple(found)
 
 
 def today() -> str:
@@ -208,25 +222,3 @@ def _quantization(record: QuantizedProvenance) -> QuantizationFacts:
         draftquant=record.draftquant,
         argv=record.argv,
     )
-
-
-def _engine_facts(folder: Path, name: str, engine: Engine, arch: str) -> EngineFacts:
-    has_side_file = (folder / HF_QUANT_CONFIG).is_file()
-    try:
-        found = check_checkpoint(
-            Checkpoint.open(folder), engine=engine.name, arch=arch, has_side_file=has_side_file
-        )
-    except CheckpointError as exc:  # the verdict of the gate does not depend on it
-        return EngineFacts(
-            engine=engine.name,
-            version=engine.version,
-            arch=arch,
-            verdict="UNKNOWN",
-            evidence="the folder cannot be checked",
-            error=exc.what,
-            remedy=exc.fix,
-            launch=None,
-        )
-    told = {each.name: getattr(found, each.name) for each in fields(EngineFacts)}
-    launch = found.launch if found.verdict in ("LOADS", "UNKNOWN") else None
-    return EngineFacts(**told | {"launch": launch and launch.replace(str(folder), name)})

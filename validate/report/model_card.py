@@ -8,9 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...quantize.engines.engine import Serving
-from ...quantize.engines.engine_check import check_checkpoint
-from ...quantize.engines.versions import newest_engines
 from ...quantize.files.card_text import (
     CARD_FILE,
     around,
@@ -28,7 +25,6 @@ from ...quantize.files.provenance import DequantizedProvenance, Provenance, Quan
 from ...quantize.files.provenance_file import check_seal, quantization_of, read_provenance
 from ...quantize.gpus import gpus_of
 from ...quantize.making.folder_card import CardFacts
-from ...quantize.stored.layouts import HF_QUANT_CONFIG
 from ...quantize.stored.stored_draft import StoredDraft
 from ...recipes.errors import CardError, CheckpointError, refused
 from ...recipes.packages import package_version
@@ -39,6 +35,7 @@ from ..measure.measurement import Figures, Measurement, Speculation, all_figures
 from ..measure.measurement_file import read_measurement
 from . import CardRequest, words
 from .document import Document, read_report
+from .facts import engine_checks
 from .report_texts import plain_text
 
 
@@ -197,21 +194,14 @@ def _engines(
     """A row for each engine and GPU; and by the command that serves it, where it does."""
     rows: list[tuple[str, ...]] = []
     commands = defaultdict[str, list[str]](list)
-    for one in newest_engines():
-        for arch in one.archs:
-            found = check_checkpoint(
-                checkpoint,
-                engine=one.name,
-                arch=arch,
-                has_side_file=(checkpoint.folder / HF_QUANT_CONFIG).is_file(),
-                serving=Serving(draft=name),
-            )
-            names = gpus_of(arch)
-            gpus = f"{names} ({arch})" if names not in ("", arch) else arch
-            engine = f"{found.engine} {found.version}"
-            rows.append((engine, gpus, found.verdict, prose(found.error or "")))
-            if found.verdict == "LOADS" and found.launch:
-                commands[found.launch].append(f"{engine} on {gpus}")
+    for found in engine_checks(checkpoint, name):
+        arch = found.arch or ""
+        names = gpus_of(arch)
+        gpus = f"{names} ({arch})" if names not in ("", arch) else arch
+        engine = f"{found.engine} {found.version}"
+        rows.append((engine, gpus, found.verdict, prose(found.error or "")))
+        if found.verdict == "LOADS" and found.launch:
+            commands[found.launch].append(f"{engine} on {gpus}")
     return rows, commands
 
 

@@ -10,7 +10,6 @@ from typing_extensions import override
 
 from ..foreign.foreign_measurement import ForeignPair
 from ..judging.advice import Background
-from ..judging.figures import change_problem, exit_code_problem
 from ..judging.judgement import GateReport
 from ..judging.policy import EXIT_CODES, Look, Policy, Verdict, worst
 from ..judging.published import Published
@@ -57,10 +56,8 @@ class JointReport(Published):
 
     def problem(self) -> str:
         """What contradicts itself; empty if nothing does."""
-        if self.served is None and self.replayed is None:
-            return "served, replayed: expected one of them"
-        changes = () if self.noise is None else (self.noise.change, self.noise.drift)
-        return exit_code_problem(self.verdict, self.exit_code) or change_problem(changes)
+        both = self.served, self.replayed
+        return "served, replayed: expected one of them" if both == (None, None) else ""
 
     def to_mapping(self) -> dict[str, Any]:
         """Plain data for JSON; each judgement as it stands alone."""
