@@ -16,10 +16,11 @@ from draftquant.calibration.recording.decoding import GREEDY, Decoding
 from draftquant.calibration.server_client import Event, Patience, ServerClient
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.validate.measure.measurement import ServerIdentity, Speculation
-from draftquant.validate.measure.server_answers import Ask, Completion, EngineProtocol
+from draftquant.validate.measure.server_answers import Ask, Completion, get_protocol
 from recorded import record_traces
 from replay_proof import replayed_steps
 from stand.decoder import AUX_LAYER_IDS, PAIRS, Decoder, PairName, loaded_draft
+from stand.server import Stand
 
 NUM_TOKENS = 32
 PROMPTS = read_prompts(PAIRS / "eagle3-llama" / "prompts.jsonl")[:6]
@@ -32,27 +33,26 @@ def ask(
     return Ask(decoding=decoding, max_new_tokens=max_new_tokens, ignore_eos=ignore_eos)
 
 
-def identify(
-    protocol: EngineProtocol, url: str, patience: Patience = IMPATIENT
-) -> tuple[ServerIdentity, Speculation | None]:
+def identify(stand: Stand) -> tuple[ServerIdentity, Speculation | None]:
     async def asking() -> tuple[ServerIdentity, Speculation | None]:
-        async with ServerClient(url, key=None, most_in_flight=4, patience=patience) as client:
-            return await protocol.identify(client)
+        async with ServerClient(
+            stand.url, key=None, most_in_flight=4, patience=IMPATIENT
+        ) as client:
+            return await get_protocol(stand.engine).identify(client)
 
     return asyncio.run(asking())
 
 
 def complete(
-    protocol: EngineProtocol,
-    url: str,
-    prompts: Sequence[Prompt] = PROMPTS,
-    asked: Ask | None = None,
-    patience: Patience = IMPATIENT,
+    stand: Stand, prompts: Sequence[Prompt] = PROMPTS, asked: Ask | None = None
 ) -> list[Completion]:
     """All prompts at once, after asking who answers."""
 
     async def asking() -> list[Completion]:
-        async with ServerClient(url, key=None, most_in_flight=4, patience=patience) as client:
+        protocol = get_protocol(stand.engine)
+        async with ServerClient(
+            stand.url, key=None, most_in_flight=4, patience=IMPATIENT
+        ) as client:
             await protocol.identify(client)
             answers = [protocol.complete(client, prompt, asked or ask()) for prompt in prompts]
             return list(await asyncio.gather(*answers))

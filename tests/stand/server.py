@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
+from draftquant.validate.measure.measurement import EngineName
 from local_http import listening
 
 Object = dict[str, Any]
@@ -48,6 +49,7 @@ class Stand:
     asked: list[Object] = field(default_factory=list)
     got: list[str] = field(default_factory=list)
     url: str = ""
+    engine: EngineName = "vllm"
 
     def get(self, path: str) -> object:
         """What a path answers: JSON, or text; KeyError = 404."""

@@ -1,17 +1,15 @@
 """SGLang 0.5.23 as its sources define it, with a shipped pair behind it.
 
-/generate, /server_info, /model_info and the gauges of /metrics, which lie as the real ones do: they
-are of the last interval of the log, and count a round of a request that has ended already.
+/generate and /server_info; the gauges of /metrics lie in the real one, and nobody may ask for them.
 """
 
 import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
+from draftquant.validate.measure.measurement import EngineName
 from stand.decoder import Decoder, Written
 from stand.server import Object, Stand
-
-LOG_INTERVAL = 40  # rounds between two lines of the log, which advance the averages
 
 
 @dataclass(kw_only=True)
@@ -32,21 +30,10 @@ class SGLangStand(Stand):
     incremental: bool = False
     fetched: int = 1
     old_names: bool = False
-    rounds: int = 0
-    logged: tuple[int, int] = (0, 0)
-    counted: tuple[int, int] = (0, 0)
+    engine: EngineName = "sglang"
 
     def get(self, path: str) -> object:
-        answers = {
-            "/server_info": self._server_info,
-            "/model_info": lambda: {"model_path": "/models/target", "is_generation": True},
-            "/metrics": self._metrics,
-        }
-        return answers[path]()
-
-    def restart(self) -> None:
-        """All that was counted is forgotten."""
-        self.rounds, self.logged, self.counted = 0, (0, 0), (0, 0)
+        return {"/server_info": self._server_info}[path]()
 
     def post(self, path: str, body: Object) -> list[Object]:
         if path != "/generate":
@@ -62,7 +49,6 @@ class SGLangStand(Stand):
         written = self.decoder.write(
             body["input_ids"], sampling["max_new_tokens"], ignore_eos=sampling["ignore_eos"]
         )
-        self._count(written)
         if not body.get("stream"):
             return [self._event(body, written, len(written.token_ids), 0)]
         return self._events(body, written)
@@ -147,29 +133,7 @@ class SGLangStand(Stand):
             ]
         return told
 
-    def _count(self, written: Written) -> None:
-        """The batch is counted with the round that runs while a request ends: a dead one."""
-        self.rounds += len(written.rounds)
-        rounds, tokens = self.counted
-        dead = 1
-        self.counted = (rounds + len(written.rounds) + dead, tokens + len(written.token_ids))
-        if self.rounds >= LOG_INTERVAL:
-            self.rounds, self.logged = 0, self.counted
-
-    def _average(self) -> float | None:
-        rounds, tokens = self.logged
-        return tokens / rounds if rounds else None
-
-    def _metrics(self) -> str:
-        return (
-            "# TYPE sglang:spec_accept_length gauge\n"
-            f'sglang:spec_accept_length{{model_name="target"}} {self._average() or 0.0}\n'
-        )
-
     def _server_info(self) -> Object:
-        state: Object = {"last_gen_throughput": 0.0}
-        if self._average() is not None:
-            state["avg_spec_accept_length"] = self._average()
         drafted: Object = {
             "speculative_algorithm": "EAGLE3",
             "speculative_draft_model_path": "/models/draft",
@@ -193,7 +157,7 @@ class SGLangStand(Stand):
             "version": "0.5.23",
             "frontend": "python",
             "launch_command": "python -m sglang.launch_server --api-key 'a secret'",
-            "internal_states": [state],
+            "internal_states": [{"last_gen_throughput": 0.0}],
             **(drafted if self.drafts else dict.fromkeys(drafted)),
             **self.info,
         }

@@ -10,31 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from draftquant.validate.measure.measurement import EngineName
 from stand.decoder import Decoder, Written
 from stand.server import Object, Stand
 
-KNOWN = frozenset(
-    (
-        "model",
-        "prompt",
-        "max_tokens",
-        "ignore_eos",
-        "temperature",
-        "top_p",
-        "top_k",
-        "min_p",
-        "repetition_penalty",
-        "presence_penalty",
-        "frequency_penalty",
-        "detokenize",
-        "stream",
-        "stream_options",
-        "seed",
-        "logprobs",
-        "min_tokens",
-        "n",
-    )
-)
+KNOWN = frozenset((
+    "model", "prompt", "max_tokens", "ignore_eos", "temperature", "top_p", "top_k", "min_p", "n",
+    "repetition_penalty", "presence_penalty", "frequency_penalty", "detokenize", "stream", "seed",
+    "stream_options", "logprobs", "min_tokens",
+))  # fmt: skip
 """Of serve/openai_protocol.py's CompletionRequest, those that the stand knows."""
 
 
@@ -50,7 +34,7 @@ class TensorRTLLMStand(Stand):
         keeps_stop: whether the token that ends the output stays in it.
         labels: instead of those of trtllm_speculative_config_info; None = it is absent.
         iterations: of /metrics, since somebody read it.
-        performed: of /perf_metrics, likewise.
+        paths: instead of what these answer.
     """
 
     decoder: Decoder
@@ -61,17 +45,17 @@ class TensorRTLLMStand(Stand):
     keeps_stop: bool = True
     labels: dict[str, str | None] = field(default_factory=dict)
     iterations: list[Object] = field(default_factory=list)
-    performed: list[Object] = field(default_factory=list)
+    paths: Object = field(default_factory=dict)
+    engine: EngineName = "tensorrt-llm"
 
     def get(self, path: str) -> object:
+        if path in self.paths:
+            return self.paths[path]
         if path == "/prometheus/metrics" and self.config_info:
             return self._config_info()
         if path == "/metrics":
             told, self.iterations = self.iterations, []
             return json.dumps(told)
-        if path == "/perf_metrics":
-            performed, self.performed = self.performed, []
-            return json.dumps(performed)
         answers: dict[str, object] = {
             "/version": {"version": "1.3.0"},
             "/v1/models": {
@@ -80,10 +64,6 @@ class TensorRTLLMStand(Stand):
             },
         }
         return answers[path]
-
-    def restart(self) -> None:
-        """All that was counted is forgotten."""
-        self.iterations, self.performed = [], []
 
     def post(self, path: str, body: Object) -> list[Object]:
         if path != "/v1/completions":
@@ -172,21 +152,11 @@ class TensorRTLLMStand(Stand):
     def _count(self, written: Written, num_rounds: int) -> None:
         """Iterations have zeros where nothing is drafted: in prefill, or without a draft."""
         drafted = written.rounds if self.drafts else ()
-        if self.iteration_stats:
-            for i in range(num_rounds + 1):
-                stats: Object = {"iter": i, "iterLatencyMS": 1.5, "numActiveRequests": 1}
-                if self.drafts:
-                    stats["specDecodingStats"] = self._specdec(drafted[i - 1] if i else None)
-                self.iterations.append(stats)
-        metrics: Object = {"first_iter": 0, "last_iter": num_rounds}
-        if drafted:
-            total = len(drafted) * self.decoder.num_draft_tokens
-            metrics["speculative_decoding"] = {
-                "acceptance_rate": sum(drafted) / total,
-                "total_accepted_draft_tokens": sum(drafted),
-                "total_draft_tokens": total,
-            }
-        self.performed.append({"request_id": 2049, "perf_metrics": metrics})
+        for i in range(num_rounds + 1 if self.iteration_stats else 0):
+            stats: Object = {"iter": i, "iterLatencyMS": 1.5, "numActiveRequests": 1}
+            if self.drafts:
+                stats["specDecodingStats"] = self._specdec(drafted[i - 1] if i else None)
+            self.iterations.append(stats)
 
     def _specdec(self, accepted: int | None) -> Object:
         """Drafted tokens of id 0 are left out of the sum, as of every third round here."""

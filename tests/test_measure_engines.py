@@ -1,0 +1,548 @@
+"""SGLang and TensorRT-LLM, spoken by stands that really decode a shipped pair: see tests/stand."""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from draftquant.calibration.prompts.prompt_file import read_prompts
+from draftquant.calibration.recording.decoding import Decoding
+from draftquant.calibration.server_client import Event, Reply
+from draftquant.recipes.errors import MeasureError, ServerError
+from draftquant.validate.measure import sglang_server, tensorrt_llm_server
+from draftquant.validate.measure.measurement import record_problem
+from draftquant.validate.measure.measurement_file import read_measurement
+from draftquant.validate.measure.measuring import Plan, ServerAddress, measure
+from draftquant.validate.measure.server_answers import AnswerProblem, get_protocol
+from stand.asking import (
+    IMPATIENT,
+    NUM_TOKENS,
+    PROMPTS,
+    Replayed,
+    ask,
+    broken,
+    complete,
+    identify,
+    record_of,
+    replayed,
+    shared_decoder,
+)
+from stand.decoder import PAIRS, Decoder
+from stand.server import Fault, Object, Stand, served
+from stand.sglang import SGLangStand
+from stand.tensorrt_llm import TensorRTLLMStand
+
+__all__ = ["replayed"]  # a fixture
+Change = Callable[[list[Object]], list[Object]]
+Setting = dict[str, Any]
+FIRST = PROMPTS[:1]
+TOP_2 = ask(decoding=Decoding(num_top_logprobs=2), max_new_tokens=8)
+
+
+@pytest.fixture(autouse=True)
+def _alone(one_thread: None) -> None:
+    """Replay and decoder compute alike."""
+
+
+@pytest.fixture
+def sglang() -> Iterator[SGLangStand]:
+    with served(SGLangStand(decoder=shared_decoder())) as found:
+        assert isinstance(found, SGLangStand)
+        yield found
+
+
+@pytest.fixture
+def trtllm() -> Iterator[TensorRTLLMStand]:
+    with served(TensorRTLLMStand(decoder=shared_decoder())) as found:
+        assert isinstance(found, TensorRTLLMStand)
+        yield found
+
+
+Engine = SGLangStand | TensorRTLLMStand
+
+
+@pytest.fixture(params=["sglang", "trtllm"])
+def stand(request: pytest.FixtureRequest) -> Engine:
+    found: Engine = request.getfixturevalue(request.param)
+    return found
+
+
+def refused(stand: Stand, asked: Any = None) -> str:
+    """The error that the first prompt ends in."""
+    with pytest.raises((MeasureError, ServerError)) as caught:
+        complete(stand, FIRST, asked)
+    return str(caught.value)
+
+
+def known(stand: Stand, rounds: tuple[int, ...], num_tokens: int) -> tuple[int, ...]:
+    """TensorRT-LLM's: at whose beginning four tokens stood still to be written, for K = 3."""
+    begins = [1 + sum(rounds[:i]) + i for i in range(len(rounds))]
+    least = 4 if stand.engine == "tensorrt-llm" else 0
+    return tuple(a for a, begin in zip(rounds, begins, strict=True) if begin + least <= num_tokens)
+
+
+# ---- both engines
+
+
+def test_a_server_says_who_it_is(stand: Engine) -> None:
+    identity, speculation = identify(stand)
+    assert (identity.engine, identity.model) == (stand.engine, "target")
+    assert identity.version in ("0.5.23", "1.3.0")
+    assert {"dtype": "bfloat16", "model.dtype": "bfloat16"}.items() & identity.arguments.items()
+    assert "a secret" not in str(identity)
+    assert speculation is not None
+    assert speculation.num_draft_tokens == 3
+    assert speculation.method in ("EAGLE3", "Eagle3")
+    assert (speculation.draft, speculation.lossy) == ("/models/draft", ())
+    assert speculation.draft_quantization == ("fp8" if stand.engine == "sglang" else None)
+    assert stand.asked == []
+    assert get_protocol(stand.engine).most_in_flight is None
+
+
+@pytest.mark.parametrize("usual", [True, False])
+def test_counts_are_those_of_replay(stand: Engine, replayed: Replayed, usual: bool) -> None:
+    """Whether an SGLang repeats all in every event, and whether a TensorRT-LLM tells its K."""
+    if isinstance(stand, SGLangStand):
+        stand.incremental = not usual
+    else:
+        stand.config_info = usual
+    answers = complete(stand)
+    for answer, token_ids, rounds in zip(answers, replayed.token_ids, replayed.rounds, strict=True):
+        assert answer.token_ids == token_ids
+        expected = known(stand, rounds, len(token_ids))
+        assert len(rounds) - len(expected) <= 1
+        assert answer.accepted is not None
+        assert answer.accepted[: len(expected)] == expected
+        # What replay leaves out begins at most K tokens before the end.
+        left = answer.accepted[len(expected) :]
+        assert len(left) <= (3 if stand.engine == "sglang" else 0)
+        assert answer.histogram == tuple(answer.accepted.count(j) for j in range(4))
+        assert 0 <= answer.num_cut_rounds <= (0 if stand.engine == "sglang" else 3)
+        assert answer.drafted is None
+        assert answer.time_to_first_token is not None
+        assert 0 < answer.time_to_first_token <= answer.latency
+    assert {a.ended for a in answers} == {"length"}
+    probes = int(not usual and stand.engine == "tensorrt-llm")
+    assert len(stand.asked) == len(PROMPTS) + probes
+    assert {"/perf_metrics", "/model_info"}.isdisjoint(stand.got)
+    assert stand.got.count("/metrics") == probes  # SGLang's gauges lie
+
+
+def test_one_token_needs_no_round(stand: Engine) -> None:
+    (answer,) = complete(stand, FIRST, ask(max_new_tokens=1))
+    assert (answer.histogram, answer.accepted) == ((0, 0, 0, 0), ())
+    assert (answer.num_draft_tokens, len(answer.token_ids)) == (None, 1)
+
+
+@pytest.mark.parametrize("keeps_stop", [True, False])
+def test_an_answer_ends_at_the_end_of_text(
+    stand: Engine, monkeypatch: pytest.MonkeyPatch, keeps_stop: bool
+) -> None:
+    """Whatever token stands late: the pair rarely writes its own end."""
+    if isinstance(stand, SGLangStand):
+        keeps_stop = True
+    else:
+        stand.keeps_stop = keeps_stop
+    text = shared_decoder().write(PROMPTS[0].token_ids, NUM_TOKENS, ignore_eos=True).token_ids
+    end = next(t for t in text[12:] if text.index(t) > 11)
+    monkeypatch.setattr("stand.decoder.END", end)
+    (answer,) = complete(stand, FIRST)
+    assert (answer.ended, answer.token_ids) == ("stop", text[: text.index(end) + keeps_stop])
+    (longer,) = complete(stand, FIRST, ask(ignore_eos=True))
+    assert (longer.ended, longer.token_ids) == ("length", text)
+    assert answer.accepted
+    assert longer.accepted is not None
+    if stand.engine == "tensorrt-llm":  # of SGLang the last round tells what it dropped
+        assert longer.accepted[: len(answer.accepted)] == answer.accepted
+
+
+def test_a_server_without_a_draft_has_no_rounds(stand: Engine, replayed: Replayed) -> None:
+    stand.drafts = False
+    assert identify(stand)[1] is None
+    answers = complete(stand)
+    assert [a.token_ids for a in answers] == replayed.token_ids
+    assert {(a.histogram, a.accepted, a.num_draft_tokens) for a in answers} == {(None, None, None)}
+
+
+@pytest.mark.parametrize("num_top", [1, 2])
+def test_logprobs(stand: Engine, num_top: int) -> None:
+    stand.drafts = stand.engine == "sglang"
+    asked = ask(decoding=Decoding(num_top_logprobs=num_top), max_new_tokens=8)
+    (answer,) = complete(stand, FIRST, asked)
+    top = shared_decoder().logprobs(PROMPTS[0].token_ids, answer.token_ids).topk(2).values
+    assert answer.token_logprob == pytest.approx(top[:, 0].tolist())
+    gaps = pytest.approx((top[:, 0] - top[:, 1]).tolist())
+    assert answer.top_gap == (None if num_top == 1 else gaps)
+    assert (answer.histogram is not None) == stand.drafts
+    assert answer.accepted is None
+    assert ("stream" in stand.asked[-1]) != stand.drafts  # SGLang repeats them in every event
+
+
+SAMPLING = {
+    "ignore_eos": False, "temperature": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0,
+    "presence_penalty": 0.0, "frequency_penalty": 0.0, "n": 1,
+}  # fmt: skip
+
+
+def test_everything_that_changes_tokens_is_said(stand: Engine) -> None:
+    complete(stand, FIRST)
+    asked = dict(stand.asked[0])
+    prompt = list(PROMPTS[0].token_ids)
+    if stand.engine == "sglang":
+        own = {"max_new_tokens": NUM_TOKENS, "min_new_tokens": 0, "top_k": -1}
+        assert asked == {"input_ids": prompt, "stream": True, "sampling_params": SAMPLING | own}
+        return
+    options = {"include_usage": True}
+    own = {"max_tokens": NUM_TOKENS, "min_tokens": 0, "top_k": 1}
+    beside = {"model": "target", "detokenize": False, "stream": True, "stream_options": options}
+    assert asked == {"prompt": prompt} | beside | SAMPLING | own
+
+
+def test_draws_have_a_seed_of_the_prompt(stand: Engine) -> None:
+    asked = ask(decoding=Decoding(temperature=0.5, top_p=0.9, top_k=7))
+    assert "this stand decodes greedily" in refused(stand, asked)
+    body = stand.asked[0]
+    sampling = body.get("sampling_params", body)
+    assert (sampling["temperature"], sampling["top_p"], sampling["top_k"]) == (0.5, 0.9, 7)
+    assert 0 <= sampling.get("sampling_seed", sampling.get("seed")) < 2**60
+    assert {"return_logprob", "logprobs"}.isdisjoint(body)
+
+
+def test_a_run_goes_through_a_storm(stand: Engine, replayed: Replayed, tmp_path: Path) -> None:
+    """Refused, cut off and killed between other answers: nothing is lost, nothing counted twice."""
+    storm = (Fault(status=429), Fault(status=500), Fault(status=0), Fault(events=2))
+    stand.faults = {2 * n + 3: fault for n, fault in enumerate(storm)}
+    address = ServerAddress(url=stand.url, patience=IMPATIENT)
+    plan = Plan(prompts=PROMPTS, ask=ask(), concurrency=3, num_warm_up=1)
+    taken = measure(tmp_path / "run.jsonl", address, get_protocol(stand.engine), plan)
+    assert len(stand.asked) == len(PROMPTS) + plan.num_warm_up + len(storm)
+    assert read_measurement(tmp_path / "run.jsonl").records == taken.records
+    for record, token_ids, rounds in zip(
+        taken.records, replayed.token_ids, replayed.rounds, strict=True
+    ):
+        assert record.token_ids == token_ids
+        assert record.accepted is not None
+        expected = known(stand, rounds, NUM_TOKENS)
+        assert record.accepted[: len(expected)] == expected
+        if stand.engine == "tensorrt-llm":
+            written = 1 + sum(record.accepted) + len(record.accepted)
+            assert (written < len(token_ids)) is (record.num_cut_rounds > 0)
+            assert len(token_ids) - written <= 3
+    for number in (-1, 4):
+        cut = dataclasses.replace(taken.records[0], num_cut_rounds=number)
+        assert "num_cut_rounds: expected 0 to K" in (record_problem(cut, taken.setup) or "")
+
+
+def test_no_value_breaks_a_reader(stand: Engine) -> None:
+    """Every field of a stream's events in turn, with every kind of value."""
+    prompt, asked = {"input_ids": [1, 2]}, {"temperature": 0, "ignore_eos": True}
+    if stand.engine == "sglang":
+        body = {**prompt, "sampling_params": asked | {"max_new_tokens": 8}, "stream": True,
+                "return_logprob": True, "top_logprobs_num": 2}  # fmt: skip
+        made = stand.post("/generate", body)
+    else:
+        body = {"prompt": [1, 2], "max_tokens": 8, **asked, "detokenize": False, "stream": True,
+                "stream_options": {"include_usage": True}, "logprobs": 2}  # fmt: skip
+        made = stand.post("/v1/completions", body)
+    good = [Event(0.1 * i, event) for i, event in enumerate(made, 1)]
+    for events in itertools.chain([good], broken(good)):
+        reply = Reply(events=tuple(events), num_attempts=1)
+        with suppress(*() if events is good else (AnswerProblem, MeasureError)):
+            if stand.engine == "sglang":
+                read = sglang_server.read_answer(reply, TOP_2, 3, "here", streamed=True)
+            else:
+                read = tensorrt_llm_server.read_answer(reply, TOP_2, 3, "here")
+            assert record_of(read) is not None
+
+
+# ---- what is no answer of an engine, or one that cannot be counted
+
+
+def finished(**fields: Any) -> Change:
+    """Other fields in the meta_info of SGLang's last event; `...` = absent."""
+
+    def change(events: list[Object]) -> list[Object]:
+        meta = events[-1]["meta_info"] | fields
+        events[-1]["meta_info"] = {k: v for k, v in meta.items() if v is not ...}
+        return events
+
+    return change
+
+
+def choices(number: int, **fields: Any) -> Change:
+    """Other fields in the choice of one event of TensorRT-LLM, whose last holds the usage."""
+
+    def change(events: list[Object]) -> list[Object]:
+        (choice,) = events[number]["choices"]
+        events[number]["choices"] = [choice | fields]
+        return events
+
+    return change
+
+
+def with_dead_rounds(events: list[Object]) -> list[Object]:
+    """As of a server that counts what ran for a request after its end."""
+    meta = events[-1]["meta_info"]
+    histogram, rounds = meta["spec_correct_drafts_histogram"], meta["spec_verify_ct"] + 5
+    return finished(
+        spec_correct_drafts_histogram=[histogram[0] + 5, *histogram[1:]],
+        spec_verify_ct=rounds,
+        spec_num_proposed_drafts=3 * rounds,
+    )(events)
+
+
+def one_token_fewer(events: list[Object]) -> list[Object]:
+    """Rounds that wrote one token less than came."""
+    rounds = events[-1]["meta_info"]["spec_verify_ct"]
+    fewer = NUM_TOKENS - 2 - rounds
+    threes, rest = divmod(fewer, 3)
+    histogram = [rounds - threes - (rest > 0), 0, 0, threes]
+    histogram[rest] += rest > 0
+    told = {"spec_correct_drafts_histogram": histogram, "spec_num_correct_drafts": fewer}
+    return finished(**told)(events)
+
+
+def of_other_length(by: int) -> Change:
+    def change(events: list[Object]) -> list[Object]:
+        ids = events[-1]["output_ids"]
+        events[-1]["output_ids"] = [*ids, 7] if by > 0 else ids[:by]
+        return finished(completion_tokens=NUM_TOKENS + by)(events)
+
+    return change
+
+
+@pytest.mark.parametrize(("change", "what"), [
+    (finished(spec_correct_drafts_histogram=...), "has no spec_correct_drafts_histogram"),
+    (finished(spec_verify_ct=9999), "spec_verify_ct: 9999, but spec_correct_drafts_histogram"),
+    (finished(spec_num_correct_drafts=-1), "spec_num_correct_drafts: expected a whole number"),
+    (finished(spec_num_proposed_drafts=1), "spec_num_proposed_drafts: 1, but"),
+    (finished(completion_tokens=31), "completion_tokens: 31, but"),
+    (finished(finish_reason={"type": "odd"}), "expected stop or length, got {'type': 'odd'}"),
+    (finished(finish_reason={"type": "abort", "message": "Aborted"}), "server gave up: 'Aborted'"),
+    (lambda _events: [], "its stream has no event"),
+    (lambda events: [events[-1] | {"output_ids": [1, "a"]}], "output_ids: expected a list of"),
+    (with_dead_rounds, f"cannot have written {NUM_TOKENS} tokens"),
+    (one_token_fewer, f"cannot have written {NUM_TOKENS} tokens"),
+    (of_other_length(-1), f"was cut off after {NUM_TOKENS - 1} of {NUM_TOKENS} tokens"),
+    (of_other_length(1), f"output_ids: {NUM_TOKENS + 1}, but {NUM_TOKENS} were asked for"),
+])  # fmt: skip
+def test_answers_that_are_not_sglangs(sglang: SGLangStand, change: Change, what: str) -> None:
+    sglang.change = change
+    problem = refused(sglang)
+    assert what in problem
+    assert f"{sglang.url}: prompt {PROMPTS[0].id}" in problem
+
+
+@pytest.mark.parametrize(("change", "what"), [
+    (choices(2, avg_decoded_tokens_per_iter=None), "avg_decoded_tokens_per_iter: expected a numb"),
+    (choices(2, avg_decoded_tokens_per_iter=1.234), "1.234 is no average of"),
+    (choices(2, avg_decoded_tokens_per_iter=1e-320), "is no average of"),
+    (choices(2, token_ids=None), "token_ids: expected a list of whole numbers >= 0, got None"),
+    (choices(-2, finish_reason="odd"), "finish_reason: expected stop or length, got 'odd'"),
+    (lambda events: [events[0], events[-1]], "completion_tokens: 32, but 1 token_ids came"),
+    (lambda _events: [], "its stream has no token"),
+    (lambda events: [*events, {"choices": []}], "usage: expected an object, got None"),
+])  # fmt: skip
+def test_answers_that_are_not_tensorrt_llms(
+    trtllm: TensorRTLLMStand, change: Change, what: str
+) -> None:
+    trtllm.change = change
+    problem = refused(trtllm)
+    assert what in problem
+    assert f"{trtllm.url}: prompt {PROMPTS[0].id}" in problem
+
+
+def top(**fields: Any) -> Change:
+    return choices(3, logprobs={"token_logprobs": [-1.5], **fields})
+
+
+@pytest.mark.parametrize(("name", "change", "what"), [
+    ("sglang", finished(output_token_logprobs=...), "output_token_logprobs: expected a list"),
+    ("sglang", finished(output_token_logprobs=[[-0.5, 3, None]]), "not those of output_ids"),
+    ("sglang", finished(output_token_logprobs=[[None, 3, None]]), "expected a number, got None"),
+    ("sglang", finished(output_token_logprobs=[[-0.5, True, None]]), "expected [log-probability,"),
+    ("sglang", finished(output_top_logprobs=[]), "output_top_logprobs: expected 8 lists, got []"),
+    ("sglang", finished(output_top_logprobs=[[[-0.5, 3, None]]] * 8), "at least 2 most likely"),
+    ("trtllm", choices(3, logprobs=None), "token_logprobs: expected 1 values, got None"),
+    ("trtllm", top(token_logprobs=["?"]), "token_logprobs: expected a number, got '?'"),
+    ("trtllm", top(top_logprobs=[None]), "top_logprobs: expected objects, got None"),
+    ("trtllm", top(top_logprobs=[{"a": -1.5}]), "expected at least 2 most likely tokens, got 1"),
+])  # fmt: skip
+def test_logprobs_that_are_not_the_answers(
+    request: pytest.FixtureRequest, name: str, change: Change, what: str
+) -> None:
+    stand: Engine = request.getfixturevalue(name)
+    stand.drafts, stand.change = name == "sglang", change
+    assert what in refused(stand, TOP_2)
+
+
+MODEL = {"id": "m", "owned_by": "tensorrt_llm"}
+
+
+@pytest.mark.parametrize(("name", "setting", "what"), [
+    ("sglang", {"version": None}, "its /server_info is not SGLang's: it has no version"),
+    ("sglang", {"speculative_eagle_topk": 4}, "it drafts trees (speculative_eagle_topk = 4)"),
+    ("sglang", {"speculative_adaptive": True}, "it changes the number of drafted tokens"),
+    ("sglang", {"speculative_num_draft_tokens": 1}, "1: expected 1 to 1,024 drafted tokens, got 0"),
+    ("sglang", {"speculative_num_draft_tokens": 10**9}, "expected 1 to 1,024 drafted tokens"),
+    ("sglang", {"speculative_draft_model_path": "a\x1b"}, "speculative_draft_model_path: expected"),
+    ("sglang", {"served_model_name": ""}, "served_model_name: expected text, got ''"),
+    ("sglang", {"speculative_accept_threshold_acc": "1"}, "threshold_acc: expected a number"),
+    ("trtllm", {"/v1/models": {"data": [MODEL | {"owned_by": "vllm"}]}}, "not owned by tensorrt_l"),
+    ("trtllm", {"/v1/models": {"data": 3}}, "data: expected a list of objects, got 3"),
+    ("trtllm", {"/v1/models": {"data": [MODEL | {"id": None}]}}, "id: expected text, got None"),
+    ("trtllm", {"/version": {}}, "version: expected text, got None"),
+    ("trtllm", {"/metrics": "nothing"}, "/metrics: not JSON"),
+    ("trtllm", {"/metrics": "[3]"}, "/metrics: expected a list of objects, got [3]"),
+    ("trtllm", {"/metrics": '[{"specDecodingStats": 3}]'}, "specDecodingStats: expected an object"),
+    ("trtllm", {"/metrics": '[{"specDecodingStats": {"numDraftTokens": 3,'
+                ' "numRequestsWithDraftTokens": 0}}]'}, "numRequestsWithDraftTokens: expected"),
+    ("trtllm", {"/metrics": "[]"}, "fix: start it with `return_perf_metrics: true`"),
+    ("trtllm", {"/metrics": '[{"iter": 1}]'}, "it does not tell whether it drafts"),
+])  # fmt: skip
+def test_servers_that_cannot_be_measured(
+    request: pytest.FixtureRequest, name: str, setting: Setting, what: str
+) -> None:
+    stand: Engine = request.getfixturevalue(name)
+    if isinstance(stand, SGLangStand):
+        stand.info = setting
+    else:
+        stand.config_info, stand.paths = False, setting
+    with pytest.raises(MeasureError) as caught:
+        identify(stand)
+    assert what in str(caught.value)
+    assert stand.url in str(caught.value)
+
+
+# ---- SGLang alone
+
+
+def test_a_block_draft_is_counted_alike(tmp_path: Path) -> None:
+    """DFlash: eight tokens are verified in a round, seven of which are drafted."""
+    prompts = read_prompts(PAIRS / "dflash" / "prompts.jsonl")[:2]
+    by_replay = Replayed(tmp_path, "dflash", prompts, 7)
+    info = {"speculative_algorithm": "DFLASH", "speculative_num_steps": 1}
+    with served(SGLangStand(decoder=Decoder("dflash", num_draft_tokens=7), info=info)) as made:
+        _, speculation = identify(made)
+        answers = complete(made, prompts)
+    assert speculation is not None
+    assert (speculation.num_draft_tokens, speculation.method) == (7, "DFLASH")
+    for answer, ids, rounds in zip(answers, by_replay.token_ids, by_replay.rounds, strict=True):
+        assert answer.token_ids == ids
+        assert answer.accepted is not None
+        assert answer.accepted[: len(rounds)] == rounds
+        assert len(rounds) > 3
+
+
+def test_counts_by_older_names_and_of_rounds_that_nobody_fetched_apart(sglang: SGLangStand) -> None:
+    apart = complete(sglang)
+    sglang.old_names, sglang.fetched = True, 3
+    together = complete(sglang)
+    assert [a.histogram for a in together] == [a.histogram for a in apart]
+    assert [a.token_ids for a in together] == [a.token_ids for a in apart]
+    assert {a.accepted for a in together} == {None}
+
+
+def test_long_answers_are_not_repeated_in_every_event(sglang: SGLangStand) -> None:
+    sglang.faults = {1: Fault(status=400), 2: Fault(status=400)}
+    assert "400 from /generate" in refused(sglang, ask(max_new_tokens=5000))
+    sglang.incremental = True
+    assert "400 from /generate" in refused(sglang, ask(max_new_tokens=5000))
+    assert [body.get("stream", False) for body in sglang.asked] == [False, True]
+
+
+@pytest.mark.parametrize(("info", "told"), [
+    ({"speculative_accept_threshold_single": 0.9}, ["accept_threshold_single = 0.9"]),
+    ({"internal_states": [{"env_vars": {"SGLANG_SIMULATE_ACC_LEN": "3.5"}}, 7]},
+     ["SGLANG_SIMULATE_ACC_LEN = '3.5'"]),
+    ({"internal_states": None, "speculative_accept_threshold_acc": 1}, []),
+])  # fmt: skip
+def test_lossy_settings_are_told(sglang: SGLangStand, info: Object, told: list[str]) -> None:
+    sglang.info = info
+    _, speculation = identify(sglang)
+    assert speculation is not None
+    assert [name.removeprefix("speculative_") for name in speculation.lossy] == told
+
+
+@pytest.mark.parametrize(("info", "refuses"), [
+    ({"device": "cpu"}, True),
+    ({"attention_backend": "aiter"}, True),
+    ({"attention_backend": "aiter", "speculative_use_rejection_sampling": True}, False),
+])  # fmt: skip
+def test_draws_are_not_measured_where_verification_is_greedy(
+    sglang: SGLangStand, info: Object, refuses: bool
+) -> None:
+    sglang.info = info
+    problem = refused(sglang, ask(decoding=Decoding(temperature=1)))
+    assert ("verifies greedily at any temperature" in problem) is refuses
+    assert ("this stand decodes greedily" in problem) is not refuses
+    assert complete(sglang, FIRST)[0].histogram is not None
+
+
+def test_a_request_that_was_put_back_writes_a_token_without_a_round(sglang: SGLangStand) -> None:
+    """It reads its tokens again, as a prompt."""
+    sglang.change = lambda events: finished(num_retractions=1)(one_token_fewer(events))
+    (answer,) = complete(sglang, FIRST)
+    assert answer.histogram is not None
+    assert answer.accepted is None
+
+
+def test_an_abort_inside_a_stream_is_asked_again(sglang: SGLangStand) -> None:
+    reason = {"type": "abort", "message": "The request queue is full.", "status_code": 503}
+    event = {"text": "", "output_ids": [], "meta_info": {"finish_reason": reason}}
+    sglang.change = lambda events: [event] if len(sglang.asked) < 3 else events
+    assert complete(sglang, FIRST)[0].num_attempts == 3
+    sglang.change = lambda _events: [event]
+    assert "no answer after 3 attempt(s): " in refused(sglang)
+
+
+# ---- TensorRT-LLM alone
+
+
+@pytest.mark.parametrize(("told", "what"), [
+    (None, "expected a number of tokens"), ("three", "expected a number of tokens"),
+    ("٣", "expected a number of tokens"), ("10000", "expected a number of tokens"),
+    ("0", "expected 1 to 1,024 drafted tokens"), ("1025", "expected 1 to 1,024 drafted tokens"),
+])  # fmt: skip
+def test_a_number_of_drafted_tokens_that_is_none(
+    trtllm: TensorRTLLMStand, told: str | None, what: str
+) -> None:
+    trtllm.labels = {"spec_num_tokens": told, "spec_draft_model": r"/models/{a} \"b\", c"}
+    with pytest.raises(MeasureError, match=f"spec_num_tokens: {what}"):
+        identify(trtllm)
+
+
+def test_logprobs_are_not_kept_while_drafting(trtllm: TensorRTLLMStand) -> None:
+    assert "TensorRT-LLM keeps no log-probabilities while it drafts" in refused(trtllm, TOP_2)
+    assert trtllm.asked == []
+
+
+def test_rounds_that_cannot_be_told_apart(trtllm: TensorRTLLMStand) -> None:
+    trtllm.stream_interval = 2
+    problem = refused(trtllm)
+    assert "one event of its stream tells of 2 rounds together" in problem
+    assert "fix: start it with `stream_interval: 1`, the default" in problem
+    trtllm.stream_interval, trtllm.labels = 1, {"spec_num_tokens": "2"}
+    assert "expected 1, then at most 3 each" in refused(trtllm)
+
+
+def test_an_answer_that_the_context_cut_off(trtllm: TensorRTLLMStand) -> None:
+    asked = ask(max_new_tokens=NUM_TOKENS - 5)
+    events: list[Object] = []
+    trtllm.change = lambda made: events.extend(made) or made
+    complete(trtllm, FIRST, asked)
+    trtllm.change = lambda _events: list(events)
+    assert f"cut off after {NUM_TOKENS - 5} of {NUM_TOKENS} tokens" in refused(trtllm)
+    problem = refused(trtllm, dataclasses.replace(asked, max_new_tokens=3))
+    assert f"token_ids: {NUM_TOKENS - 5}, but 3 were asked for" in problem
+
+
+def test_an_answer_that_was_given_up_is_asked_for_again(trtllm: TensorRTLLMStand) -> None:
+    give_up = choices(-2, finish_reason="timeout")
+    trtllm.change = lambda events: give_up(events) if len(trtllm.asked) < 3 else events
+    assert complete(trtllm, FIRST)[0].num_attempts == 3
+    trtllm.change = give_up
+    assert "its answer to /v1/completions ended by timeout" in refused(trtllm)
