@@ -3,7 +3,7 @@
     python -m benchmarks.peers WORKDIR [--draft kimi-linear-dflash | --given FOLDER]
         [--schemes fp8 int4] [--python llm-compressor=PATH] [--python torchao=PATH] [--json]
 
-Each runs in a process and an environment of its own; tests/engines/tools_setup makes one with
+Each runs in a process and an environment of its own; experiments/engines/tools_setup makes one with
 llm-compressor and torchao. The draft is generated once and stays in WORKDIR; outputs are deleted
 after `draftquant verify --foreign` has compared them with the draft. draftquant verifies its own
 before it publishes it, so its figures contain verification; those of the others do not.

@@ -12,7 +12,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-sys.path.append(str(Path(__file__).parent / "engines" / "foreign"))  # its modules stand alone
+sys.path.append(
+    str(Path(__file__).parents[1] / "experiments" / "engines" / "foreign")
+)  # its modules stand alone
 
 from tree import module_tree, write_folder
 

@@ -8,7 +8,7 @@ import pytest
 from draftquant.quantize.engines.contract import EngineName
 from draftquant.quantize.engines.engine_check import check_draft
 
-HERE = Path(__file__).parent / "engines"
+HERE = Path(__file__).parents[1] / "experiments" / "engines"
 sys.path[:0] = [str(HERE), str(HERE / "foreign")]
 import cache_scales  # noqa: E402
 

@@ -208,7 +208,7 @@ def test_its_lints(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_check_says_what_the_engines_own_loaders_did(engine: Any, tmp_path: Path) -> None:
-    """Loading was executed, tests/engines."""
+    """Loading was executed, experiments/engines."""
     folder = tiny_dflash(
         tmp_path / "draft", kind="dflash2", num_layers=1, config={"torch_dtype": "bfloat16"}
     )

@@ -21,7 +21,9 @@ from torch import Tensor
 pytestmark = pytest.mark.usefixtures("float64_on_one_thread")
 
 TABLE = json.loads(
-    (Path(__file__).parent / "engines" / "dspark_maths.json").read_text(encoding="utf-8")
+    (Path(__file__).parents[1] / "experiments" / "engines" / "dspark_maths.json").read_text(
+        encoding="utf-8"
+    )
 )
 
 

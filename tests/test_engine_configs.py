@@ -7,7 +7,7 @@ import pytest
 from draftquant.quantize.engines.contract import EngineName
 from draftquant.quantize.engines.engine_check import check_draft
 
-ENGINES_FOLDER = Path(__file__).parent / "engines"
+ENGINES_FOLDER = Path(__file__).parents[1] / "experiments" / "engines"
 sys.path.append(str(ENGINES_FOLDER))  # its modules stand alone
 
 from broken import CT_FP8  # noqa: E402

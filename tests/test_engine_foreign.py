@@ -1,7 +1,7 @@
 """What `check` says of folders that other tools made, beside what the engines did with them.
 
-A sample of tests/engines/FOREIGN.md: one folder of each scheme of each tool, and of each format
-that `engines/foreign_mix.py` draws; headers only.
+A sample of experiments/engines/FOREIGN.md: one folder of each scheme of each tool, and of each
+format that `engines/foreign_mix.py` draws; headers only.
 """
 
 import copy
@@ -20,7 +20,7 @@ import pytest
 from draftquant.quantize.engines.contract import Verdict
 from draftquant.recipes import DraftQuantError
 
-ENGINES_FOLDER = Path(__file__).parent / "engines"
+ENGINES_FOLDER = Path(__file__).parents[1] / "experiments" / "engines"
 sys.path.append(str(ENGINES_FOLDER))  # its modules stand alone
 
 import foreign_sample  # noqa: E402

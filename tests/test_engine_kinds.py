@@ -25,7 +25,7 @@ from tiny_llama import tiny_language_model
 from tiny_mla import tiny_eagle3_mla
 from tiny_speculators import tiny_speculators_eagle3
 
-ENGINES_FOLDER = Path(__file__).parent / "engines"
+ENGINES_FOLDER = Path(__file__).parents[1] / "experiments" / "engines"
 sys.path.append(str(ENGINES_FOLDER))  # its modules stand alone
 
 import foreign_sample  # noqa: E402

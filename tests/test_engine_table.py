@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from data_free import LAYERS_ALONE
 
-ENGINES_FOLDER = Path(__file__).parent / "engines"
+ENGINES_FOLDER = Path(__file__).parents[1] / "experiments" / "engines"
 sys.path.append(str(ENGINES_FOLDER))  # its modules stand alone
 
 import engines_page  # noqa: E402
@@ -27,7 +27,7 @@ def written(predictions: tuple[list[Any], dict[Any, str]]) -> str:
 @pytest.mark.slow
 def test_the_page_has_the_table_of_today(written: str) -> None:
     text = engines_page.PAGE.read_text(encoding="utf-8")
-    again = "run: python tests/engines/engines_page.py"
+    again = "run: python experiments/engines/engines_page.py"
     assert engines_page.with_table(text, written) == text, again
 
 

@@ -18,7 +18,7 @@ from draftquant.recipes.schema import LayoutName
 from draftquant.scripts.cli import main
 from typing_extensions import override
 
-ENGINES_FOLDER = Path(__file__).parent / "engines"
+ENGINES_FOLDER = Path(__file__).parents[1] / "experiments" / "engines"
 sys.path.append(str(ENGINES_FOLDER))  # its modules stand alone
 
 from cases import Workshop  # noqa: E402

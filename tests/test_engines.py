@@ -29,7 +29,7 @@ from mixes import KEPT_DOWN, MIXES
 from reasons import own_text
 from tiny import read_tensors, tiny_eagle3_llama, write_tensors
 
-ENGINES_FOLDER = Path(__file__).parent / "engines"
+ENGINES_FOLDER = Path(__file__).parents[1] / "experiments" / "engines"
 sys.path.append(str(ENGINES_FOLDER))  # its modules stand alone
 
 from broken import BROKEN  # noqa: E402

@@ -21,7 +21,7 @@ from draftquant.scripts.cli import main
 from tiny import edit_json
 from tiny_mla import tiny_eagle3_mla
 
-ENGINES_FOLDER = Path(__file__).parent / "engines"
+ENGINES_FOLDER = Path(__file__).parents[1] / "experiments" / "engines"
 sys.path.append(str(ENGINES_FOLDER))  # its modules stand alone
 
 from cases import FAMILIES, NUM_TARGET_LAYERS, Workshop  # noqa: E402

@@ -25,7 +25,9 @@ from torch import Tensor, nn
 from vendors import needs
 from verify_cases import provenance_of
 
-sys.path.append(str(Path(__file__).parent / "engines" / "foreign"))  # its modules stand alone
+sys.path.append(
+    str(Path(__file__).parents[1] / "experiments" / "engines" / "foreign")
+)  # its modules stand alone
 
 from tree import module_tree
 

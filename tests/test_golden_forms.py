@@ -1,7 +1,7 @@
 """What is made of golden acceptance: settings of engines, rules for Prometheus, a dashboard.
 
-tests/monitoring holds rules and dashboards against a real Prometheus, tests/served the settings of
-vLLM against a real server.
+experiments/monitoring holds rules and dashboards against a real Prometheus, experiments/served the
+settings of vLLM against a real server.
 """
 
 import dataclasses

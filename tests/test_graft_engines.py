@@ -9,7 +9,11 @@ from draftquant.quantize.grafting.graft_layer import plan_graft
 from draftquant.scripts.cli import main
 from tiny_target import MTP, quantized_target, tiny_target
 
-ROWS = json.loads((Path(__file__).parent / "engines" / "graft.json").read_text(encoding="utf-8"))
+ROWS = json.loads(
+    (Path(__file__).parents[1] / "experiments" / "engines" / "graft.json").read_text(
+        encoding="utf-8"
+    )
+)
 RECIPES = {"int4": "int4-group128", "fp8": "fp8-ptpc", "quark fp8": "mi325x-fp8"}
 MIXES = tuple(
     name.removeprefix("vllm ").removesuffix(": layer")

@@ -14,7 +14,9 @@ import torch
 from draftquant.quantize.drafts.draft_cache import as_kept
 from torch import Tensor
 
-sys.path.append(str(Path(__file__).parent / "engines"))  # its modules stand alone
+sys.path.append(
+    str(Path(__file__).parents[1] / "experiments" / "engines")
+)  # its modules stand alone
 
 import kv_cache
 

@@ -17,7 +17,7 @@ from reasons import own_text
 from tiny import tiny_eagle3_llama
 
 QUANTIZE = Path(engines.__file__).resolve().parents[1]
-RECORDED = Path(__file__).parent / "engines"
+RECORDED = Path(__file__).parents[1] / "experiments" / "engines"
 FRAME = re.compile(r"[A-Za-z]+: (.* ValueError: |.* Value error, |Weight )?7\.?")
 """A text whose inside is another text: "ValueError: {}"."""
 WITHOUT_GPU = ("_cuda_setDevice", "AmbiguousGlobalPerLayerAttributeError")

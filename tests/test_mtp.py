@@ -254,7 +254,7 @@ def test_router_and_experts_are_refused_what_they_cannot(tmp_path: Path) -> None
 def test_vllm_serves_it_unquantized_and_refuses_its_declaration(
     family: str, tmp_path: Path
 ) -> None:
-    """Executed with vLLM 0.33's own loader: `tests/engines/mtp.py`."""
+    """Executed with vLLM 0.33's own loader: `experiments/engines/mtp.py`."""
     config = {"model_type": "qwen2"} if family == "mimo-mtp" else {}
     source = BUILDERS[family](tmp_path / "draft", tables=False, config=config)
     plain = check_draft(source, engine="vllm")

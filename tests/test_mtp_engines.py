@@ -18,7 +18,7 @@ from draftquant.scripts.cli import main
 from reasons import own_text
 from tiny import edit_json
 
-ENGINES_FOLDER = Path(__file__).parent / "engines"
+ENGINES_FOLDER = Path(__file__).parents[1] / "experiments" / "engines"
 sys.path.append(str(ENGINES_FOLDER))  # its modules stand alone
 
 import inside  # noqa: E402

@@ -174,7 +174,7 @@ def test_several_layers_of_mimo_no_engine_serves(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", ["deepseek-mtp", "glm4-moe-mtp"])
 def test_vllm_alone_serves_several_layers(family: str, tmp_path: Path) -> None:
-    """Executed with the engines' own loaders: `tests/engines/mtp.py`."""
+    """Executed with the engines' own loaders: `experiments/engines/mtp.py`."""
     source = BUILDERS[family](tmp_path / "draft", modules=3, tables=False)
     answer = check_draft(source, engine="vllm")
     assert answer.verdict == "LOADS"

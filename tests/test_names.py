@@ -13,7 +13,9 @@ from draftquant.quantize.engines.engine_check import check_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.lints.catalogue import config_changes, find_lints
 
-sys.path.append(str(Path(__file__).resolve().parent / "engines"))  # its modules stand alone
+sys.path.append(
+    str(Path(__file__).resolve().parents[1] / "experiments" / "engines")
+)  # its modules stand alone
 
 from names import ENGINES, OUT, write_drafts
 from reasons import own_text

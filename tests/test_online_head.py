@@ -34,14 +34,18 @@ from tiny_dflash import tiny_dflash
 from tiny_mtp import tiny_mimo_mtp, tiny_step3p5_mtp
 from torch import Tensor
 
-sys.path.append(str(Path(__file__).parent / "engines"))  # its modules stand alone
+sys.path.append(
+    str(Path(__file__).parents[1] / "experiments" / "engines")
+)  # its modules stand alone
 
 import online_head
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 RECORDED = json.loads(
-    (Path(__file__).parent / "engines" / "online_head.json").read_text(encoding="utf-8")
+    (Path(__file__).parents[1] / "experiments" / "engines" / "online_head.json").read_text(
+        encoding="utf-8"
+    )
 )
 
 

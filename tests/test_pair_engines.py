@@ -1,6 +1,6 @@
 """What `check` says of dtype, quantization and length of a draft, against the engines' own classes.
 
-`tests/engines/pairs.json` is what they made of the same configs.
+`experiments/engines/pairs.json` is what they made of the same configs.
 """
 
 import json
@@ -18,14 +18,16 @@ from draftquant.quantize.pairing.serving_limits import is_too_short, served_leng
 from draftquant.quantize.pairing.target import Target
 
 EXECUTED = json.loads(
-    (Path(__file__).parent / "engines" / "pairs.json").read_text(encoding="utf-8")
+    (Path(__file__).parents[1] / "experiments" / "engines" / "pairs.json").read_text(
+        encoding="utf-8"
+    )
 )
 SIZES: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 96, "rms_norm_eps": 1e-6,
     "max_position_embeddings": 512, "rope_theta": 10000.0, "torch_dtype": "bfloat16",
 }  # fmt: skip
-"""As in `tests/engines/pairs.py`."""
+"""As in `experiments/engines/pairs.py`."""
 
 
 def pair_of(case: dict[str, Any], folder: Path) -> Pair:

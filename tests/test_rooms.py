@@ -212,7 +212,9 @@ def sums() -> dict[str, int]:
         "product folders": len({module.parent for module in product}),
         "lines of scripts": lines_of(p for p in product if p.is_relative_to(ROOT / "scripts")),
         "developers' tools, lines": lines_of(tools),
-        "lines of tests": lines_of((ROOT / "tests").rglob("*.py")),
+        "lines of tests": lines_of(
+            path for room in ("tests", "experiments") for path in (ROOT / room).rglob("*.py")
+        ),
         "verbs": len(COMMANDS),
         "words of pages by hand": sum(len(path.read_text("utf-8").split()) for path in by_hand),
     }

@@ -34,7 +34,9 @@ from tiny import edit_json, tiny_eagle3_llama
 from tiny_dflash import tiny_dflash
 from tiny_mla import tiny_eagle3_mla
 
-sys.path.append(str(Path(__file__).resolve().parent / "engines"))  # its modules stand alone
+sys.path.append(
+    str(Path(__file__).resolve().parents[1] / "experiments" / "engines")
+)  # its modules stand alone
 
 from ropes import CASES, OUT, POSITIONS, THETA, head
 

@@ -91,7 +91,7 @@ def test_rounds_beyond_the_common_text_are_left_out() -> None:
 
 def test_the_page_has_the_table_of_today() -> None:
     text = results.PAGE.read_text(encoding="utf-8")
-    again = "run: python tests/served/run.py --tables"
+    again = "run: python experiments/served/run.py --tables"
     assert results.with_table(text, results.table(results.read_results())) == text, again
 
 

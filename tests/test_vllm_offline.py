@@ -1,6 +1,6 @@
 """The offline engine: what vLLM is asked, and what becomes of its answers and failures.
 
-vLLM here is a module of the test; the real one is started by tests/served.
+vLLM here is a module of the test; the real one is started by experiments/served.
 """
 
 import os

@@ -81,7 +81,7 @@ def test_a_file_appears_whole_or_not_at_all(
 
 
 def test_layers_are_counted_by_outputs_here_and_by_inputs_there() -> None:
-    """As transformers' hidden_states, whose entry 0 is the embedding; tests/served shows it."""
+    """As transformers' hidden_states, whose entry 0 is the embedding."""
     assert layer_inputs((0, 2, 60)) == (1, 3, 61)
 
 

@@ -1,6 +1,6 @@
 """Recording from a vLLM server: traces, resumption, bad answers; the server here is a small one.
 
-The real engine is started by tests/served.
+The real engine is started by experiments/served.
 """
 
 import json

@@ -1,7 +1,7 @@
 """A small HTTP server that answers completions as vLLM does, for tests of what measures it.
 
 Its target adds one to a token. Its draft is right about some of them, as `accepted_at` says. Its
-clock is wrong. The real engine is started by tests/served.
+clock is wrong. The real engine is started by experiments/served.
 """
 
 import json

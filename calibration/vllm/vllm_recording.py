@@ -36,7 +36,7 @@ from .vllm_engines import LEAST_LOGPROB, Answer, Engine, answers, offline_engine
 # Qwen3-Next). Which of the two, and whether anything else stands there, is shown by how likely the
 # target was to say what it said.
 
-MAX_GAP = 0.05  # nats, median; two engines in BF16 differ by 0.005 (tests/served/RECORDED.md)
+MAX_GAP = 0.05  # nats, median; two engines in BF16 differ by 0.005 (experiments/served/RECORDED.md)
 _FIX = "record with transformers: draftquant record --draft DRAFT --fused"
 
 

@@ -2,7 +2,7 @@
 
 The defaults are the ordinary case, a chain of EAGLE-3 layers. Engines ask these facts and name no
 family. Those of vLLM hold for 0.33.0, those of SGLang for 0.5.23: loading was executed with the
-engines' own classes (`tests/engines/RESULTS.md`), whose error texts these are. Those of
+engines' own classes (`experiments/engines/RESULTS.md`), whose error texts these are. Those of
 TensorRT-LLM were read in its main branch. Which linears engines fuse into one is the same for every
 family: both agree but for the down-projections of MLA.
 """

@@ -2,8 +2,8 @@
 
 Both engines name a parameter as its stored tensor, put the parts of a fused linear one below the
 other, and hold what each part has once in one element per part: executed with vLLM 0.33.0 and
-SGLang 0.5.23 (`tests/engines/run.py` compares every shape). Biases of attention and MLP were
-executed with every combination of the engines' `biases` (`tests/engines/kinds.py`).
+SGLang 0.5.23 (`experiments/engines/run.py` compares every shape). Biases of attention and MLP were
+executed with every combination of the engines' `biases` (`experiments/engines/kinds.py`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence

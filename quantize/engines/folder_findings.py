@@ -19,8 +19,8 @@ from .engine_rows import said
 from .mtp_linears import ROUTED
 
 # ---- A head with rows for fewer tokens than the vocabulary
-# Loading and proposing were executed (`tests/engines/RESULTS.md`). Draft id i stands for target id
-# i + d2t[i]; no engine reads t2d.
+# Loading and proposing were executed (`experiments/engines/RESULTS.md`). Draft id i stands for
+# target id i + d2t[i]; no engine reads t2d.
 
 _WEIGHTS = ("weight", "weight_packed")
 

@@ -1,6 +1,6 @@
 """What engines make of a target's MTP layer in a folder of its own.
 
-Loading was executed with the engines' own classes (`tests/engines/mtp.py`). The routed
+Loading was executed with the engines' own classes (`experiments/engines/mtp.py`). The routed
 experts of a mixture are one fused module in both, `experts`; unquantized ones load.
 """
 

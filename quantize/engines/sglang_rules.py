@@ -1,7 +1,7 @@
 """How SGLang reads a draft: its config.json, declaration, linears, head and scales of the KV cache.
 
-Executed with 0.5.23's own classes on faked GPUs (`tests/engines/RESULTS.md`), whose error texts
-these are, or read: `models/registry.py` and `configs/model_config.py`, and the rest of
+Executed with 0.5.23's own classes on faked GPUs (`experiments/engines/RESULTS.md`), whose error
+texts these are, or read: `models/registry.py` and `configs/model_config.py`, and the rest of
 `sglang/srt`.
 """
 
@@ -332,7 +332,7 @@ class Sglang(Engine):
         """Whatever it is called; what it does not read it drops.
 
         Source: `maybe_remap_kv_scale_name`, which `llama.py` alone calls for a draft, and the
-        methods of `RadixAttention`; executed (`tests/engines/kinds.py`, `foreign_mix.py`).
+        methods of `RadixAttention`; executed (`experiments/engines/kinds.py`, `foreign_mix.py`).
         """
         if tensor.name.endswith("_zero_point"):  # symmetric: all zero, and never used
             return True

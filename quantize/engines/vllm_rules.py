@@ -1,7 +1,7 @@
 """How vLLM reads a draft: its config.json, declaration, linears, head and scales of the KV cache.
 
-Executed with 0.33.0's own classes on faked GPUs (`tests/engines/RESULTS.md`), whose error texts
-these are, or read: `EAGLEConfig`, `SpeculatorsConfig` and `algos.py` of
+Executed with 0.33.0's own classes on faked GPUs (`experiments/engines/RESULTS.md`), whose error
+texts these are, or read: `EAGLEConfig`, `SpeculatorsConfig` and `algos.py` of
 `vllm/transformers_utils/configs`, `vllm/model_executor/layers/quantization`, `config/model.py`.
 """
 
@@ -249,7 +249,7 @@ class Vllm(Engine):
 
         Source: `get_cache_scale_mapper` of `base_config.py`, `fp8.py` and `quark.py`,
         `AutoWeightsLoader`, `KVCacheScaleParameter`, and `CompressedTensorsKVCacheMethod`; executed
-        (`tests/engines/kinds.py`, `tests/engines/foreign_mix.py`).
+        (`experiments/engines/kinds.py`, `experiments/engines/foreign_mix.py`).
         """
         method, name = question.method, tensor.name
         if method is None or question.is_latent:

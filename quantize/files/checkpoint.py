@@ -27,8 +27,8 @@ from .safetensors_header import Header, TensorInfo, read_header
 # save hold `experts.gate_up_proj` [E, 2 I, W], gate above up, and `experts.down_proj` [E, W, I].
 # Every expert's matrices are rows that lie in one piece there, so they are named and placed as the
 # released folders of Qwen3-Next have them, `experts.0.gate_proj.weight`, which vLLM 0.33 and SGLang
-# 0.5.23 load (`tests/engines/mtp.json`). The layout of gpt-oss, [E, W, 2 I] with gate and up in
-# turn, has no such rows; no MTP layer has it.
+# 0.5.23 load (`experiments/engines/mtp.json`). The layout of gpt-oss, [E, W, 2 I] with gate and up
+# in turn, has no such rows; no MTP layer has it.
 
 _STACKED = re.compile(r"((?:mtp\.layers|mtp_layers)\.\d+\.mlp\.experts)\.(gate_up_proj|down_proj)")
 MOST_EXPERTS = 4096

@@ -149,7 +149,7 @@ def names(draft: Draft) -> Iterator[Lint]:
 def model_type(draft: Draft) -> Iterator[Lint]:
     """A model_type that an engine rewrites, or whose class fills in what the layers are not.
 
-    Source: `config_defaults.json`; executed for the types of `tests/engines/names.json`.
+    Source: `config_defaults.json`; executed for the types of `experiments/engines/names.json`.
     """
     config, geometry = draft.checkpoint.config, draft.geometry
     found, usual = config.get("model_type"), draft.family.engine_traits.usual_type

@@ -179,7 +179,7 @@ def classes(engine: str | None) -> dict[str, Any]:
     mapping: Any = importlib.import_module("transformers").CONFIG_MAPPING
     own: Any = {}
     if engine is not None:
-        sys.path.insert(0, str(ROOT / "tests" / "engines"))
+        sys.path.insert(0, str(ROOT / "experiments" / "engines"))
         os.environ.update(VLLM_TARGET_DEVICE="cpu", VLLM_LOGGING_LEVEL="ERROR")
         if engine == "sglang":
             importlib.import_module("sglang_platform").install("sm90")

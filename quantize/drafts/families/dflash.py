@@ -208,7 +208,7 @@ class DFlash(Family):
     whole_vocabulary: str | None = None
     served: Served = _SERVED
     misnamed: Mapping[str, tuple[str, str]] = {
-        # Loaded in both engines: `tests/engines/names.json`.
+        # Loaded in both engines: `experiments/engines/names.json`.
         "dflash": ("model-type-dflash", "qwen3")
     }
     relatives: Mapping[str, str] = {

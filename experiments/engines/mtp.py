@@ -1,0 +1,88 @@
+"""What each engine's own loader makes of MTP layers in folders of their own: `mtp.json`.
+
+The target that vLLM is
+given has the layer's own config.json, unquantized.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parents[1] / "tests"))
+
+from draftquant.scripts.cli import main as draftquant  # noqa: E402
+from tiny_mtp import (  # noqa: E402
+    tiny_deepseek_mtp,
+    tiny_glm4_moe_mtp,
+    tiny_mimo_mtp,
+    tiny_qwen3_next_mtp,
+    tiny_step3p5_mtp,
+)
+
+OUT = HERE / "mtp.json"
+RECIPE = "fp8-ptpc"
+BUILDERS: dict[str, Callable[..., Path]] = {
+    "mimo-mtp": partial(tiny_mimo_mtp, config={"model_type": "qwen2"}),
+    "deepseek-mtp": tiny_deepseek_mtp,
+    "glm4-moe-mtp": tiny_glm4_moe_mtp,
+    "qwen3-next-mtp": tiny_qwen3_next_mtp,
+    "qwen3.5-mtp": partial(tiny_qwen3_next_mtp, experts=0),
+    "deepseek-mtp of 3": partial(tiny_deepseek_mtp, modules=3),
+    "glm4-moe-mtp of 3": partial(tiny_glm4_moe_mtp, modules=3),
+    "step3p5-mtp": partial(tiny_step3p5_mtp, number=45),  # SGLang builds layer 45 of any target
+    "step3p5-mtp in Quark's layout": partial(tiny_step3p5_mtp, number=45),
+    "step3p5-mtp in ModelOpt's layout": partial(tiny_step3p5_mtp, number=45),
+}
+RECIPES = {
+    "step3p5-mtp in Quark's layout": ["mi325x-fp8", "--backend", "torch"],
+    "step3p5-mtp in ModelOpt's layout": [
+        "blackwell-fp8", "--backend", "torch", "--input-scale", "0.01",
+    ],
+}  # fmt: skip
+
+
+def main() -> int:
+    """See the module."""
+    rows = {}
+    with tempfile.TemporaryDirectory() as made:
+        for family, build in BUILDERS.items():
+            folder = Path(made) / family
+            folder.mkdir()
+            tables = family.startswith("step3p5")  # vLLM wants its embedding
+            plain = build(folder / "plain", tables=tables)
+            layers = ["--target-layers", "45"] if tables else []
+            recipe = RECIPES.get(family, [RECIPE])
+            quantize = ["quantize", str(plain), *layers, "--recipe", *recipe]
+            if draftquant([*quantize, "--out", str(folder / "quantized")]):
+                return 1
+            (folder / "target").mkdir()
+            shutil.copy(plain / "config.json", folder / "target")
+            for engine in ("vllm", "sglang"):
+                rows |= {
+                    f"{engine} {family} {found['draft']}": found
+                    for found in _loaded(sys.argv[1], engine, folder)
+                }
+    keys = ("verdict", "stage", "error", "schemes", "unloaded")
+    text = ",\n".join(
+        f"{json.dumps(name)}: {json.dumps({key: row[key] for key in keys})}"
+        for name, row in rows.items()
+    )
+    OUT.write_text("{\n" + text + "\n}\n", encoding="utf-8")
+    return 0
+
+
+def _loaded(python: str, engine: str, folder: Path) -> list[dict[str, object]]:
+    command = [python, f"{engine}_loader.py", "--arch", "sm90", "--target", str(folder / "target")]
+    drafts = [str(folder / "plain"), str(folder / "quantized")]
+    done = subprocess.run([*command, *drafts], cwd=HERE, capture_output=True, text=True, check=True)
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

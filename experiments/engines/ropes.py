@@ -1,0 +1,109 @@
+"""What each engine's own rotary embedding does with a head: `ropes.json`.
+
+`test_rope.py` holds replay against it.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+OUT = Path(__file__).resolve().parent / "ropes.json"
+HEAD_DIM, THETA, MAX_POSITIONS = 16, 500.0, 2048
+POSITIONS = [0, 1, 7, 100, 500]
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 64}
+CASES: dict[str, dict[str, Any]] = {
+    "default": {"rope_type": "default"},
+    "llama3": {**LLAMA3, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    "llama3-step": {**LLAMA3, "low_freq_factor": 2.0, "high_freq_factor": 2.0},
+    "linear": {"rope_type": "linear", "factor": 4.0},
+    "dynamic-alpha": {"rope_type": "dynamic", "alpha": 1000.0, "factor": 1.0},
+    "dynamic-factor": {"rope_type": "dynamic", "factor": 4.0},
+    "mrope": {"rope_type": "default", "mrope_section": [4, 2, 2]},
+    "mrope-interleaved": {
+        "rope_type": "default",
+        "mrope_section": [4, 2, 2],
+        "mrope_interleaved": True,
+    },
+    "yarn": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64},
+}
+
+
+def head() -> list[list[float]]:
+    """A query of every position; any numbers do."""
+    return [
+        [((7 * i + 3 * j) % 11 - 5) / 4 for j in range(HEAD_DIM)] for i in range(len(POSITIONS))
+    ]
+
+
+def rotated(engine: str) -> dict[str, list[list[float]]]:
+    """The queries as an engine rotates them, for each case."""
+    import torch
+
+    positions, queries = torch.tensor(POSITIONS), torch.tensor(head())
+    found = {}
+    for name, scaling in CASES.items():
+        parameters = {"rope_theta": THETA, **scaling}
+        # Of text the three positions of mrope are equal.
+        given = positions.expand(3, -1) if "mrope_section" in scaling else positions
+        rope = _vllm(parameters) if engine == "vllm" else _sglang(parameters)
+        turned, _ = rope.forward_native(given, queries.clone(), queries.clone())
+        found[name] = [[round(value, 6) for value in row] for row in turned.tolist()]
+    return found
+
+
+def _vllm(parameters: dict[str, Any]) -> Any:
+    import torch
+    from vllm.config import VllmConfig, set_current_vllm_config
+    from vllm.model_executor.layers.rotary_embedding import get_rope
+
+    with set_current_vllm_config(VllmConfig()):
+        return get_rope(HEAD_DIM, MAX_POSITIONS, rope_parameters=parameters, dtype=torch.float32)
+
+
+def _sglang(parameters: dict[str, Any]) -> Any:
+    import torch
+    from sglang.srt.layers.rotary_embedding import get_rope
+
+    return get_rope(
+        HEAD_DIM, HEAD_DIM, MAX_POSITIONS, THETA, rope_scaling=parameters, dtype=torch.float32
+    )
+
+
+def _install(engine: str) -> None:
+    if engine == "vllm":
+        os.environ.update(VLLM_TARGET_DEVICE="cpu", VLLM_LOGGING_LEVEL="ERROR")
+        import vllm_platform
+
+        vllm_platform.install("sm90")
+    else:
+        import sglang_platform
+
+        sglang_platform.install("sm90")
+        sglang_platform.publish_server_arguments(1)
+
+
+def main() -> int:
+    """See the module."""
+    if len(sys.argv) > 1:
+        _install(sys.argv[1])
+        print(json.dumps(rotated(sys.argv[1])))
+        return 0
+    found = {}
+    for engine in ("vllm", "sglang"):
+        command = [sys.executable, __file__, engine]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        found[engine] = json.loads(done.stdout.splitlines()[-1])
+    rows = [
+        f'"{engine} {name}": {json.dumps(turned, separators=(",", ":"))}'
+        for engine, cases in found.items()
+        for name, turned in cases.items()
+    ]
+    OUT.write_text("{\n" + ",\n".join(rows) + "\n}\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,129 @@
+"""Make the cases, ask both engines, write results.json and RESULTS.md, hold `check` against them.
+
+Exit status 1: a prediction of `draftquant check` is not what an engine did.
+Afterwards `engines_page.py` writes the table of docs/engines.md anew; a test compares.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import typing
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parents[1] / "tests"))  # tiny.py and its kin
+
+from cases import FAMILIES, TARGET_FOLDER, Case, Kind, read_cases, write_cases  # noqa: E402
+from plugin import plugin_faults  # noqa: E402
+from predictions import find_mismatches  # noqa: E402
+from results import (  # noqa: E402
+    Outcome,
+    judged,
+    recorded_outcomes,
+    with_linears,
+    write_results,
+)
+
+ARCHS = {"vllm": ("sm90", "sm100"), "sglang": ("sm90", "sm100", "gfx942")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Platform:
+    """One process: an engine on a faked GPU, in so many shards."""
+
+    engine: str
+    arch: str
+    tp: int
+
+    def __str__(self) -> str:
+        return f"{self.engine}-{self.arch}-tp{self.tp}"
+
+
+PLATFORMS = tuple(
+    Platform(engine=engine, arch=arch, tp=tp)
+    for engine, archs in ARCHS.items()
+    for arch in archs
+    for tp in (1, 2)
+)
+
+
+def main() -> int:
+    """Run everything; see the module."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--python", type=Path, default=os.environ.get("ENGINES_PYTHON"))
+    parser.add_argument("--work", type=Path, help="folder to keep cases and raw output in")
+    parser.add_argument("--out", type=Path, default=HERE, help="folder of the result tables")
+    parser.add_argument(
+        "--only",
+        choices=typing.get_args(Kind),
+        help="ask about these cases; what is said of the others stands in results.json",
+    )
+    parser.add_argument("--reuse", action="store_true", help="the cases that --work holds")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        work = arguments.work or Path(temporary)
+        folders = work / "cases"
+        if not arguments.reuse:
+            work.mkdir(parents=True, exist_ok=True)
+            print(f"writing drafts into {folders}", file=sys.stderr)
+            write_cases(folders)
+        cases = read_cases(folders)
+        asked = [case for case in cases if arguments.only in (None, case.kind)]
+        outcomes = _ask_engines(arguments.python, folders, asked)
+        known = _known(cases, asked) if arguments.only else []
+        write_results(arguments.out, cases, [*known, *outcomes])
+        mismatches = find_mismatches(folders, outcomes)
+        ask = partial(_ask, arguments.python, folders)
+        faults = [] if arguments.only else plugin_faults(ask, PLATFORMS)
+    for line in (*mismatches, *faults):
+        print(line)
+    print(f"{len(mismatches)} of {len(outcomes)} predictions of `draftquant check` are wrong")
+    print(f"{len(faults)} of {len(FAMILIES) * len(PLATFORMS)} drafts are wrong with the plugin")
+    return 1 if mismatches or faults else 0
+
+
+def _ask_engines(python: Path, folders: Path, cases: Sequence[Case]) -> list[Outcome]:
+    """Every platform in its own process, as many at a time as there are cores."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        answers = pool.map(lambda on: _ask(python, folders, _names(cases, on), on), PLATFORMS)
+        outcomes = [with_linears(outcome) for answer in answers for outcome in answer]
+    asked = {case.name: case for case in cases}
+    return [judged(outcome, asked[outcome["draft"]]) for outcome in outcomes]
+
+
+def _known(cases: Sequence[Case], asked: Sequence[Case]) -> list[Outcome]:
+    """What results.json holds of the cases that are not asked about."""
+    others = {case.name for case in cases} - {case.name for case in asked}
+    return [outcome for outcome in recorded_outcomes() if outcome["draft"] in others]
+
+
+def _names(cases: Sequence[Case], platform: Platform) -> list[str]:
+    return [case.name for case in cases if case.refused is None and platform.tp in case.tp]
+
+
+def _ask(
+    python: Path, folders: Path, names: Sequence[str], platform: Platform, *options: str
+) -> list[Outcome]:
+    """The loader's lines; `options` are those of its command line."""
+    drafts = [str(folders / name) for name in names]
+    script = HERE / f"{platform.engine}_loader.py"
+    options = ("--target", str(folders / TARGET_FOLDER), "--arch", platform.arch, *options)
+    command = [str(python), str(script), *options, "--tp", str(platform.tp), "--debug", *drafts]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    (folders.parent / f"{platform}.log").write_text(done.stderr, encoding="utf-8")
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    print(f"{platform}: {len(lines)} of {len(drafts)} drafts", file=sys.stderr)
+    if done.returncode or len(lines) != len(drafts):
+        raise RuntimeError(f"{platform} did not answer for every draft:\n{done.stderr[-4000:]}")
+    return [json.loads(line) for line in lines]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

