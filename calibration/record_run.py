@@ -218,7 +218,7 @@ def _recorded_texts(asked: RecordRun, shape: TargetShape) -> tuple[Prompt, ...]:
     """Texts of a trace folder, and a word on those that have ended or are another target's."""
     target, traces = Path(asked.target), TraceFolder.open(Path(asked.prompts))
     ends = frozenset[int]() if asked.ignore_eos else end_token_ids(target)
-    found = recorded_texts(traces, shape.vocab_size, ends, asked.choice)
+    found = recorded_texts(traces, shape.vocab_size, ends, asked)
     if found.ended:
         named = ", ".join(found.ended[:3]) + (", ..." if found.ended[3:] else "")
         asked.listener.warning(

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from draftquant.calibration.dumps import DumpFormat, DumpImport
+from draftquant.calibration.dumps.import_dump import ImportReport, import_asked
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from safetensors.torch import save_file
@@ -237,3 +239,21 @@ def prompts_of(traces: TraceFolder) -> list[Prompt]:
         )
         for trace in traces
     ]
+
+
+def import_dump(
+    written_by: DumpFormat,
+    dump: Path,
+    target: Path,
+    out: Path,
+    *,
+    prompts: Sequence[Prompt] | None = None,
+    **asked: Any,
+) -> ImportReport:
+    """Import as the command does; prompts are a file of their token ids."""
+    file = None if prompts is None else out.with_name(f"{out.name}.jsonl")
+    if file is not None and prompts is not None:
+        rows = [{"id": p.id, "category": p.category, "token_ids": p.token_ids} for p in prompts]
+        file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    how = DumpImport(dump, target, out, written_by=written_by, prompts=file, **asked)
+    return import_asked(how)

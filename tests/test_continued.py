@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from draftquant.calibration.prompts.prompt_file import PromptEncoder, read_prompts
-from draftquant.calibration.prompts.prompt_forms import PromptChoice
+from draftquant.calibration.prompts.prompt_forms import ChosenPrompts
 from draftquant.calibration.recording.conversations import recorded_texts
 from draftquant.calibration.recording.target_shape import end_token_ids
 from draftquant.calibration.traces.near_duplicates import recorded_prompts, seen_prompts
@@ -67,7 +67,7 @@ def test_texts_that_have_ended_are_named_and_left_out(tmp_path: Path) -> None:
     assert len(found.prompts) + len(found.ended) == 6
     with pytest.raises(PromptError, match="each of its 6 texts ends with the target's end"):
         recorded_texts(traces, VOCAB, set(last))
-    drawn = recorded_texts(traces, VOCAB, (), PromptChoice(num_prompts=2, seed=3)).prompts
+    drawn = recorded_texts(traces, VOCAB, (), ChosenPrompts(num_prompts=2, prompts_seed=3)).prompts
     assert set(drawn) < set(recorded_texts(traces, VOCAB, ()).prompts)
     assert len(drawn) == 2
 
@@ -76,11 +76,11 @@ def test_what_cannot_go_on(tmp_path: Path) -> None:
     traces = write_said(tmp_path / "traces", prompts=2)
     with pytest.raises(PromptError, match=f"its texts are of {VOCAB} tokens, and the target has 7"):
         recorded_texts(traces, 7, ())
-    for choice in (PromptChoice(split="test"), PromptChoice(column="text")):
+    for choice in (ChosenPrompts(prompts_split="test"), ChosenPrompts(prompts_column="text")):
         with pytest.raises(PromptError, match="belongs to data sets and files"):
             recorded_texts(traces, VOCAB, (), choice)
     with pytest.raises(PromptError, match="expected at least 3 prompts, got 2"):
-        recorded_texts(traces, VOCAB, (), PromptChoice(num_prompts=3))
+        recorded_texts(traces, VOCAB, (), ChosenPrompts(num_prompts=3))
     entries = [dataclasses.replace(one, id="x" * 196) for one in traces.manifest.prompts[:1]]
     with pytest.raises(PromptError, match="its id has more than 200 characters"):
         list(_renamed(traces, entries[0]))

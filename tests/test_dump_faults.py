@@ -16,17 +16,15 @@ import pytest
 import torch
 from draftquant.calibration.dumps import dump_evidence as whole_texts
 from draftquant.calibration.dumps.dump_layouts import samples_of
-from draftquant.calibration.dumps.dump_settling import Declared
-from draftquant.calibration.dumps.import_dump import import_dump
 from draftquant.calibration.prompts.prompt_file import Prompt, read_prompts
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.files.torch_file import TorchFileProblem, load_plain
-from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.recipes.errors import OutputError, PromptError, TraceError
 from dumps import (
     BUILDERS,
     Text,
     angelslim,
+    import_dump,
     make_texts,
     modelopt,
     modelopt_vllm,
@@ -52,11 +50,6 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> TraceFolder:
 @pytest.fixture(scope="module")
 def texts(recorded: TraceFolder) -> list[Text]:
     return make_texts(TARGET, recorded, torch.float32)
-
-
-@pytest.fixture(scope="module")
-def draft() -> LoadedDraft:
-    return load_draft(PAIR / "draft")
 
 
 @pytest.fixture
@@ -273,55 +266,47 @@ def test_another_target_of_the_same_form(texts: list[Text], tmp_path: Path) -> N
 # ---- layers
 
 
-def test_layers_in_another_order_are_named(
-    texts: list[Text], draft: LoadedDraft, tmp_path: Path
-) -> None:
+def test_layers_in_another_order_are_named(texts: list[Text], tmp_path: Path) -> None:
     dump = modelopt(texts, tmp_path / "dump", (2, 0, 1))
     message = r"holds the layers in the order \[2, 0, 1\], expected ascending"
-    refused("modelopt", dump, tmp_path / "out", message, declared=Declared(draft=draft))
+    refused("modelopt", dump, tmp_path / "out", message, draft=PAIR / "draft")
 
 
 def test_the_draft_names_another_order_where_the_target_is_not_run(
-    texts: list[Text], draft: LoadedDraft, not_run: Path, tmp_path: Path
+    texts: list[Text], not_run: Path, tmp_path: Path
 ) -> None:
     dump = modelopt(texts, tmp_path / "dump", (2, 0, 1))
     message = r"holds the layers in the order \[2, 0, 1\]: read in that order, the first step of"
-    refused("modelopt", dump, tmp_path / "out", message, not_run, declared=Declared(draft=draft))
+    refused("modelopt", dump, tmp_path / "out", message, not_run, draft=PAIR / "draft")
 
 
-def test_layers_that_are_not_those_of_the_draft(
-    texts: list[Text], draft: LoadedDraft, tmp_path: Path
-) -> None:
+def test_layers_that_are_not_those_of_the_draft(texts: list[Text], tmp_path: Path) -> None:
     """One off, as ids that count before the layer."""
     dump = modelopt(texts, tmp_path / "dump", (1, 2, 3))
     message = r"holds the outputs of layers \[1, 2, 3\], expected \[0, 1, 2\]"
-    refused("modelopt", dump, tmp_path / "out", message, declared=Declared(draft=draft))
-    named = Declared(layer_ids=(0, 1, 2))
-    refused("modelopt", dump, tmp_path / "out", message, declared=named)
+    refused("modelopt", dump, tmp_path / "out", message, draft=PAIR / "draft")
+    refused("modelopt", dump, tmp_path / "out", message, aux_layer_ids=(0, 1, 2))
     fewer = r"aux features hold 3 layers, expected 2: \[0, 1\]"
-    refused("modelopt", dump, tmp_path / "out", fewer, declared=Declared(layer_ids=(0, 1)))
+    refused("modelopt", dump, tmp_path / "out", fewer, aux_layer_ids=(0, 1))
 
 
 @pytest.mark.slow
 def test_layers_that_the_draft_does_not_know(
-    texts: list[Text], draft: LoadedDraft, not_run: Path, tmp_path: Path
+    texts: list[Text], not_run: Path, tmp_path: Path
 ) -> None:
     """One off, no order of them stands out; features of other positions tell it nothing."""
-    declared = Declared(draft=draft)
     dump = modelopt(texts, tmp_path / "dump", (1, 2, 3))
     message = "the order of the layers remains unclear: the first step of draft is accepted 67% of"
-    refused("modelopt", dump, tmp_path / "out", message, not_run, declared=declared)
+    refused("modelopt", dump, tmp_path / "out", message, not_run, draft=PAIR / "draft")
     dump = modelopt([roll(text, 20) for text in texts], tmp_path / "rolled")
     message = "first step of draft is accepted .* of the time at best, expected 55%"
-    refused("modelopt", dump, tmp_path / "out", message, not_run, declared=declared)
+    refused("modelopt", dump, tmp_path / "out", message, not_run, draft=PAIR / "draft")
 
 
-def test_too_few_positions_for_the_draft(
-    texts: list[Text], draft: LoadedDraft, not_run: Path, tmp_path: Path
-) -> None:
+def test_too_few_positions_for_the_draft(texts: list[Text], not_run: Path, tmp_path: Path) -> None:
     dump = modelopt(texts[:2], tmp_path / "dump")
     message = "78 positions of answers are too few to find out the order of the layers, expected at"
-    refused("modelopt", dump, tmp_path / "out", message, not_run, declared=Declared(draft=draft))
+    refused("modelopt", dump, tmp_path / "out", message, not_run, draft=PAIR / "draft")
 
 
 def test_nothing_at_hand_to_settle_the_layers(
@@ -391,12 +376,12 @@ def test_rows_of_other_tokens(case: str, texts: list[Text], tmp_path: Path) -> N
 
 
 def test_rows_of_other_tokens_where_the_target_is_not_run(
-    texts: list[Text], draft: LoadedDraft, not_run: Path, tmp_path: Path
+    texts: list[Text], not_run: Path, tmp_path: Path
 ) -> None:
     """The tokens alone show them: rows of other tokens are not like theirs elsewhere."""
     dump = modelopt(stale([*texts, *texts], 5), tmp_path / "dump")
     message = "in 1 of 16 texts the recorded features do not belong .*: 'conversation-5' at pos"
-    refused("modelopt", dump, tmp_path / "out", message, not_run, declared=Declared(draft=draft))
+    refused("modelopt", dump, tmp_path / "out", message, not_run, draft=PAIR / "draft")
 
 
 def test_one_text_in_so_many_is_recomputed_where_all_would_take_too_long(
@@ -453,13 +438,13 @@ def test_tokens_of_another_tokenizer(texts: list[Text], tmp_path: Path) -> None:
 
 
 def test_tokens_of_another_tokenizer_where_the_target_is_not_run(
-    texts: list[Text], draft: LoadedDraft, not_run: Path, tmp_path: Path
+    texts: list[Text], not_run: Path, tmp_path: Path
 ) -> None:
     """The draft still reads the features; the head does not say these tokens."""
     dump = modelopt([dataclasses.replace(t, normed=t.normed.roll(40, 0)) for t in texts],
                     tmp_path / "dump")  # fmt: skip
     message = "wrote none of the 8 answers: .*the tokens are those of another tokenizer"
-    refused("modelopt", dump, tmp_path / "out", message, not_run, declared=Declared(draft=draft))
+    refused("modelopt", dump, tmp_path / "out", message, not_run, draft=PAIR / "draft")
 
 
 def test_answers_that_cannot_be_measured(texts: list[Text], tmp_path: Path) -> None:
@@ -467,11 +452,11 @@ def test_answers_that_cannot_be_measured(texts: list[Text], tmp_path: Path) -> N
     message = "whether the target wrote these answers: the dump has no last states"
     error = refused("specforge", dump, tmp_path / "out", message)
     assert "--greedy" in error
-    own = import_dump("specforge", dump, TARGET, tmp_path / "out", declared=Declared(greedy=True))
+    own = import_dump("specforge", dump, TARGET, tmp_path / "out", greedy=True)
     assert own.layout.head is None
     other = specforge_dflash([dataclasses.replace(t, start=8) for t in texts], tmp_path / "other")
     message = "of the checked tokens are the target's argmax, expected 90%"
-    refused("specforge", other, tmp_path / "o", message, declared=Declared(greedy=True))
+    refused("specforge", other, tmp_path / "o", message, greedy=True)
 
 
 def test_nothing_says_where_prompts_end(texts: list[Text], tmp_path: Path) -> None:
@@ -486,7 +471,7 @@ def test_nothing_says_where_prompts_end(texts: list[Text], tmp_path: Path) -> No
 
 def test_masks_that_are_all_zero(texts: list[Text], tmp_path: Path) -> None:
     dump = angelslim([dataclasses.replace(t, start=1000) for t in texts], tmp_path / "dump")
-    refused("angelslim", dump, tmp_path / "out", "none of the texts that were checked has an")
+    refused("angelslim", dump, tmp_path / "out", "no text of the dump has an")
 
 
 def test_rows_before_their_tokens(texts: list[Text], tmp_path: Path) -> None:

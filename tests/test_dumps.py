@@ -10,8 +10,6 @@ import pytest
 import torch
 from draftquant.calibration.dumps.dump_answers import Answers
 from draftquant.calibration.dumps.dump_layouts import Sample
-from draftquant.calibration.dumps.dump_settling import Declared
-from draftquant.calibration.dumps.import_dump import import_dump
 from draftquant.calibration.prompts.prompt_file import Prompt, read_prompts
 from draftquant.calibration.traces.manifest import FeatureDtype
 from draftquant.calibration.traces.target_tables import TargetTables
@@ -23,6 +21,7 @@ from dumps import (
     BUILDERS,
     Text,
     angelslim_dflash,
+    import_dump,
     make_texts,
     modelopt,
     modelopt_vllm,
@@ -111,7 +110,7 @@ def test_an_imported_dump_is_what_our_recorder_writes(
         dump,
         TARGET,
         tmp_path / "out",
-        declared=Declared(draft=draft),
+        draft=PAIR / "draft",
         prompts=prompts_of(recorded) if without_mask else None,
     )
     traces = report.traces
@@ -182,7 +181,9 @@ def test_the_order_of_files_is_that_of_their_numbers(texts: list[Text], tmp_path
 
 def test_tables_are_carried(texts: list[Text], tmp_path: Path) -> None:
     dump = torchspec(texts, tmp_path / "dump")
-    traces = import_dump("torchspec", dump, TARGET, tmp_path / "out", table_ids=(0,)).traces
+    traces = import_dump(
+        "torchspec", dump, TARGET, tmp_path / "out", tables=True, table_ids=(0,)
+    ).traces
     shared = traces.tables()
     assert torch.equal(shared[HEAD], TargetTables.find(TARGET).shared()[HEAD])
     assert not bool(shared[EMBEDDING][0].isnan().any())
@@ -262,12 +263,10 @@ def roll(text: Text, by: int) -> Text:
 
 
 def test_the_draft_settles_the_layers_of_a_target_that_is_not_run(
-    texts: list[Text], draft: LoadedDraft, not_run: Path, tmp_path: Path
+    texts: list[Text], not_run: Path, tmp_path: Path
 ) -> None:
     dump = modelopt(texts, tmp_path / "dump")
-    report = import_dump(
-        "modelopt", dump, not_run, tmp_path / "out", declared=Declared(draft=draft)
-    )
+    report = import_dump("modelopt", dump, not_run, tmp_path / "out", draft=PAIR / "draft")
     steps = report.layout.draft
     assert report.layout.recomputed is None
     assert steps is not None
@@ -279,7 +278,7 @@ def test_the_draft_settles_the_layers_of_a_target_that_is_not_run(
 
 
 def test_a_config_alone_will_do_with_a_draft_and_a_word(
-    texts: list[Text], draft: LoadedDraft, config_alone: Path, tmp_path: Path
+    texts: list[Text], config_alone: Path, tmp_path: Path
 ) -> None:
     late = [roll(text, 1) for text in texts]
     report = import_dump(
@@ -287,7 +286,8 @@ def test_a_config_alone_will_do_with_a_draft_and_a_word(
         specforge_dflash(late, tmp_path / "dump"),
         config_alone,
         tmp_path / "out",
-        declared=Declared(draft=draft, greedy=True),
+        draft=PAIR / "draft",
+        greedy=True,
     )
     assert report.layout.shift == -1
     assert "declared (--greedy), not measured" in " ".join(report.layout.sentences())
@@ -301,8 +301,8 @@ def test_dumps_for_dflash_have_no_last_states(
     name: Any, builder: Any, recorded: TraceFolder, texts: list[Text], draft: LoadedDraft,
     tmp_path: Path,
 ) -> None:  # fmt: skip
-    dump, declared = builder(texts, tmp_path / "dump"), Declared(greedy=True)
-    report = import_dump(name, dump, TARGET, tmp_path / "out", declared=declared)
+    dump = builder(texts, tmp_path / "dump")
+    report = import_dump(name, dump, TARGET, tmp_path / "out", greedy=True)
     assert report.layout.head is None
     assert largest_difference(recorded, report.traces) <= ROUNDING[torch.float32]
     assert counts(draft, report.traces) == counts(draft, recorded)

@@ -13,18 +13,18 @@ import datasets
 import huggingface_hub.constants
 import pytest
 from draftquant.calibration.prompts.prompt_file import PromptEncoder, read_prompts
-from draftquant.calibration.prompts.prompt_forms import PromptChoice, of_column
+from draftquant.calibration.prompts.prompt_forms import ChosenPrompts, of_column
 from draftquant.calibration.prompts.prompt_source import (
     MOST_ROWS,
     ReadPrompts,
+    chosen_prompts,
     is_dataset,
-    prompts_of,
 )
 from draftquant.calibration.traces.manifest import DatasetSource, datasets_problem
 from draftquant.calibration.traces.sets import merge_traces
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.recipes.decode import problem_of
-from draftquant.recipes.errors import LineProblem, PromptError
+from draftquant.recipes.errors import DraftQuantWarning, LineProblem, PromptError
 from draftquant.scripts import cli
 from local_http import listening
 from test_prompt_forms import PAIR, chat_target
@@ -79,7 +79,9 @@ def questions(*, count: int = 4, **more: object) -> list[dict[str, Any]]:
 
 
 def taken(reference: str, encoder: PromptEncoder, **choice: Any) -> ReadPrompts:
-    return prompts_of(reference, encoder, PromptChoice(**choice))
+    names = {key: key if key == "num_prompts" else f"prompts_{key}" for key in choice}
+    asked = ChosenPrompts(**{names[key]: value for key, value in choice.items()})
+    return chosen_prompts(reference, encoder, asked)
 
 
 def test_a_name_is_a_data_set_where_no_file_can_be_meant(
@@ -100,7 +102,6 @@ def test_rows_become_prompts(home: Path, encoder: PromptEncoder) -> None:
     assert {prompt.category for prompt in read.prompts} == {"math"}
     expected = encoder.messages([{"role": "user", "content": "2 plus 2?"}])
     assert read.prompts[2].token_ids == tuple(expected)
-    assert read.passed_over == ()
     assert read.dataset == DatasetSource(
         name="a/tasks", revision=COMMIT, config="default", split="train"
     )
@@ -184,7 +185,7 @@ def test_more_prompts_contain_fewer(home: Path, encoder: PromptEncoder) -> None:
     assert few.dataset.seed == 0
     assert names[0] == sorted(names[0], key=lambda name: int(name.removeprefix("row-")))
     # Who records and who measures must draw the same: these places never change.
-    assert PromptChoice(num_prompts=1).order(5) == [4, 0, 2, 1, 3]
+    assert ChosenPrompts(num_prompts=1).order(5) == [4, 0, 2, 1, 3]
     with pytest.raises(PromptError, match="expected at least 50 prompts, got 40") as caught:
         taken("a/b", encoder, num_prompts=50)
     assert caught.value.fix == "take fewer: --num-prompts 40"
@@ -194,12 +195,12 @@ def test_files_are_drawn_from_too(tmp_path: Path, encoder: PromptEncoder) -> Non
     path = tmp_path / "prompts.jsonl"
     rows = [{"id": f"p{i}", "ask": f"Hi {i}", "category": "c"} for i in range(20)]
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
-    choice = PromptChoice(num_prompts=6, column="ask")
+    choice = ChosenPrompts(num_prompts=6, prompts_column="ask")
     read = read_prompts(path, encoder=encoder, choice=choice)
     assert [prompt.id for prompt in read] == [f"p{i}" for i in sorted(choice.order(20)[:6])]
     assert {prompt.category for prompt in read} == {"c"}
     with pytest.raises(PromptError, match="expected at least 21 prompts, got 20"):
-        read_prompts(path, encoder=encoder, choice=PromptChoice(num_prompts=21))
+        read_prompts(path, encoder=encoder, choice=ChosenPrompts(num_prompts=21))
     with pytest.raises(PromptError, match=r"belongs to a data set of the Hub, and .* is a file"):
         taken(str(path), encoder, split="test")
 
@@ -227,10 +228,9 @@ def test_a_column_by_name(home: Path, encoder: PromptEncoder) -> None:
 def test_rows_without_a_prompt_are_passed_over(home: Path, encoder: PromptEncoder) -> None:
     rows = [{"prompt": text} for text in ("Hi", None, "more", None, "again")]
     dataset(home, "a/b", {"train.jsonl": rows})
-    read = taken("a/b", encoder)
+    with pytest.warns(DraftQuantWarning, match=r"2 row\(s\) hold no prompt: row 1: exp"):
+        read = taken("a/b", encoder)
     assert [prompt.id for prompt in read.prompts] == ["row-0", "row-2", "row-4"]
-    assert len(read.passed_over) == 2
-    assert read.passed_over[0].startswith("row 1: expected one of token_ids, text")
     assert len(taken("a/b", encoder, num_prompts=3).prompts) == 3
     with pytest.raises(PromptError, match="expected at least 4 prompts, got 3"):
         taken("a/b", encoder, num_prompts=4)

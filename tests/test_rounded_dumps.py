@@ -6,14 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from draftquant.calibration.dumps.dump_answers import Answer
+from draftquant.calibration.dumps.dump_answers import Answer, Answers
 from draftquant.calibration.dumps.dump_layouts import Sample, load_states
-from draftquant.calibration.dumps.dump_settling import Declared
-from draftquant.calibration.dumps.import_dump import _Conversion, import_dump
+from draftquant.calibration.dumps.import_dump import _Conversion
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.recipes.errors import TraceError
 from draftquant.validate.counting.trace_replay import replay_drafts
-from dumps import make_texts, prompts_of, speculators, vllm
+from dumps import import_dump, make_texts, prompts_of, speculators, vllm
 from safetensors.torch import load_file, save_file
 from test_dumps import PAIR, TARGET, record
 from torch import Tensor
@@ -74,8 +73,7 @@ def test_scales_stay_beside_their_states(shift: int) -> None:
     sample = Sample(id="a", file=Path("a"), token_ids=torch.arange(7), answered=None,
                     aux=rows[:, None].repeat(1, 4), last=rows[:, None], scales=rows)  # fmt: skip
     answer = Answer(id="a", category="", sample=sample, start=2, stop=5, first_start=2)
-    trace = _Conversion(layout, facts).trace(answer)
-    assert trace is not None
+    trace = _Conversion(layout, facts, sample, Answers((), None)).trace(answer)
     assert trace.feature_scales is not None
     assert trace.feature_scales.tolist() == trace.features[:, 0].tolist()
     assert trace.feature_scales.tolist() == [-shift + i for i in range(4)]
@@ -89,7 +87,7 @@ def test_a_rounded_dump_becomes_rounded_traces(tool: str, tmp_path: Path) -> Non
     texts, prompts = make_texts(TARGET, ours, torch.bfloat16), prompts_of(ours)
     builder = speculators if tool == "speculators" else vllm
     dump, draft = builder(texts, tmp_path / "dump"), load_draft(PAIR / "draft")
-    how = {"declared": Declared(draft=draft), "prompts": prompts if tool == "vllm" else None}
+    how = {"draft": PAIR / "draft", "prompts": prompts if tool == "vllm" else None}
     exact = import_dump(tool, dump, TARGET, tmp_path / "exact", **how).traces  # type: ignore[arg-type]
     files = sorted(dump.rglob("*.safetensors"))
     for file in files:

@@ -9,7 +9,6 @@ next to nothing; the next layer up or down costs it a third.
 
 import math
 import os
-import tempfile
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,25 +18,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ...quantize.files.checkpoint import CONFIG_FILE, read_json_object
 from ...quantize.stored.loading import LoadedDraft
-from ...recipes.errors import CheckpointError, TraceError, visible
+from ...recipes.errors import CheckpointError, TraceError
 from ..passes.proposals import MAX_LOGITS, draft_proposals
-from ..prompts.prompt_file import Prompt
-from ..recording.record_traces import record_traces
-from ..recording.target_model import (
-    ON_CPU,
-    RecordedTarget,
-    configured_shape,
-    decoder_layers,
-    loaded_target,
-)
-from ..recording.target_shape import RecordingPlan, end_token_ids
+from ..recording.target_model import ON_CPU, RecordedTarget, decoder_layers, loaded_target
+from ..recording.target_shape import TargetShape, end_token_ids, target_identity
 from ..traces import files_raise
 from ..traces.manifest import FeatureDtype, TargetIdentity
-from ..traces.prompt_trace import FEATURE_DTYPES, PromptTrace
+from ..traces.prompt_trace import FEATURE_DTYPES
 from ..traces.target_tables import FINAL_NORM, TargetTables
-from ..traces.trace_folder import file_sha256
 from . import refusal
 from .dump_answers import SHIFTS, Answer
 from .dump_layouts import TEXT_AGAIN, Pending, Sample
@@ -67,12 +56,17 @@ class TargetFacts:
     """A target's folder, which may hold its config alone; nothing has read its weights."""
 
     folder: Path
+    shape: TargetShape
     identity: TargetIdentity
-    width: int
     ends: Collection[int]
     tables: TargetTables | None
     without_tables: str
     not_run: str | None  # why it is not run here; None where it can be
+
+    @property
+    def width(self) -> int:
+        """Of its hidden states."""
+        return self.shape.hidden_size
 
     @property
     def has_head(self) -> bool:
@@ -82,16 +76,7 @@ class TargetFacts:
 
 def read_target(folder: Path) -> TargetFacts:
     """Read config.json, headers of weights, and what ends a text."""
-    fix = "give the folder of the target that was dumped"
-    with files_raise(TraceError):
-        config = read_json_object(folder / CONFIG_FILE, fix)
-    text = config["text_config"] if isinstance(config.get("text_config"), dict) else config
-    keys = ("num_hidden_layers", "hidden_size", "vocab_size")
-    for key in keys:
-        if type(text.get(key)) is not int or text[key] < 1:
-            what = f"{key}: expected a whole number of at least 1"
-            raise TraceError(folder / CONFIG_FILE, what, fix=fix)
-    num_layers, width, vocab_size = (text[key] for key in keys)
+    shape = TargetShape.read(folder)
     tables, without_tables = None, ""
     try:
         tables = TargetTables.find(folder)
@@ -101,14 +86,8 @@ def read_target(folder: Path) -> TargetFacts:
         ends = end_token_ids(folder)
     return TargetFacts(
         folder=folder,
-        identity=TargetIdentity(
-            name=visible(folder.resolve().name),
-            config_sha256=file_sha256(folder / CONFIG_FILE),
-            weights_sha256=None,
-            num_layers=num_layers,
-            vocab_size=vocab_size,
-        ),
-        width=width,
+        shape=shape,
+        identity=target_identity(folder, shape, files=()),
         ends=ends,
         tables=tables,
         without_tables=without_tables,
@@ -147,25 +126,17 @@ def recompute(
         TraceError: the target cannot be run; or, at the dump's folder, a slot is of no layer.
     """
     answers = answers[:MAX_TEXTS]
-    beginnings = (a.sample.token_ids[: min(a.stop, MAX_TOKENS)].tolist() for a in answers)
-    prompts = [
-        Prompt(id=str(i), category="all", token_ids=tuple(ids)) for i, ids in enumerate(beginnings)
-    ]
-    with tempfile.TemporaryDirectory() as scratch:
-        plan = RecordingPlan(
-            target=target.folder,
-            shape=configured_shape(target.folder),
-            prompts=prompts,
-            max_new_tokens=1,
-            aux_layer_ids=range(target.identity.num_layers),
-            dtype=dtype,
-        )
-        traces = record_traces(plan, Path(scratch) / "layers")
-        recorded = list(traces)
-    pairs = list(zip(answers, recorded, strict=True))
+    with _running(target.folder, range(target.shape.num_layers), dtype) as recorded:
+        texts = (one.sample.token_ids[: min(one.stop, MAX_TOKENS)] for one in answers)
+        computed = [_computed(recorded, token_ids) for token_ids in texts]
+    pairs = list(zip(answers, computed, strict=True))
     apart = {
         # The median, as one text with the rows of another must not hide the layers of the rest.
-        shift: torch.stack([_apart(*both, shift, target.width) for both in pairs]).median(0).values
+        shift: torch.stack(
+            [_apart(one.sample.aux, layers, shift, target.width) for one, (layers, _) in pairs]
+        )
+        .median(0)
+        .values
         for shift in SHIFTS
     }
     shift = min(apart, key=lambda s: float(apart[s].min(dim=1).values.mean()))
@@ -173,13 +144,12 @@ def recompute(
     _check_clear(answers[0].sample.file.parent, apart[shift])
     hits = torch.cat(
         [
-            trace.target_top1[answer.start - 1 : trace.prompt_length - 1]
-            == trace.token_ids[answer.start : trace.prompt_length]
-            for answer, trace in pairs
+            top1[one.start - 1 : -1] == one.sample.token_ids[one.start : len(top1)]
+            for one, (_, top1) in pairs
         ]
     )
     return RecomputedFinding(
-        target=traces.manifest.target,
+        target=target_identity(target.folder, target.shape),
         dtype=dtype,
         layer_ids=tuple(layer_ids.tolist()),
         shift=shift,
@@ -188,11 +158,36 @@ def recompute(
     )
 
 
-def _apart(answer: Answer, trace: PromptTrace, shift: int, width: int) -> Tensor:
+@contextmanager
+def _running(
+    target: Path, layer_ids: Sequence[int], dtype: FeatureDtype
+) -> Iterator[RecordedTarget]:
+    """The target, which gives the outputs of these layers."""
+    with (
+        loaded_target(target, FEATURE_DTYPES[dtype][0], ON_CPU, beside=target) as model,
+        RecordedTarget(
+            model, decoder_layers(model, target), layer_ids, last_state=False
+        ) as recorded,
+    ):
+        yield recorded
+
+
+@torch.inference_mode()
+def _computed(target: RecordedTarget, token_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Outputs [N, m * W] and argmax [N] at each token, read in pieces whose logits fit."""
+    from transformers import DynamicCache
+
+    cache = DynamicCache(config=target.model.config)
+    pieces = torch.split(token_ids, max(1, MAX_LOGITS // target.config.vocab_size))
+    ran = [target.run(some[None], cache, {}) for some in pieces]
+    return torch.cat([one.features[0] for one in ran]), torch.cat([one.top1[0] for one in ran])
+
+
+def _apart(aux: Tensor, computed: Tensor, shift: int, width: int) -> Tensor:
     """[m, layers]: relative difference of each slot and each layer, median over positions."""
-    count = trace.prompt_length - abs(shift)
-    slots = _slots_of(answer.sample.aux, width)[max(-shift, 0) :][:count].float()
-    layers = _slots_of(trace.features, width)[max(shift, 0) :][:count].float()
+    count = len(computed) - abs(shift)
+    slots = _slots_of(aux, width)[max(-shift, 0) :][:count].float()
+    layers = _slots_of(computed, width)[max(shift, 0) :][:count].float()
     differences = [_difference(slot[:, None], layers) for slot in slots.unbind(1)]
     return torch.stack(differences).median(dim=1).values
 
@@ -242,7 +237,7 @@ class WholeTexts:
         if (counts.num_seen - 1) % self._every:
             return
         token_ids, shift = sample.token_ids[:stop], self._found.shift
-        computed = self._computed(token_ids)
+        computed, _ = _computed(self._target, token_ids)
         width = computed.shape[1] // len(self._found.layer_ids)
         slots, layers = (_slots_of(x, width).float() for x in (sample.aux, computed))
         tokens = torch.arange(max(shift, 0), len(token_ids) + min(shift, 0))
@@ -259,15 +254,6 @@ class WholeTexts:
                 f" {_whose(slots[wrong - shift][:, which], layers[:, which], wrong)}"
             )
             self._refused.append((sample.file, what))
-
-    @torch.inference_mode()
-    def _computed(self, token_ids: Tensor) -> Tensor:
-        """[N, m * W], read in pieces whose logits fit into memory."""
-        from transformers import DynamicCache
-
-        cache = DynamicCache(config=self._target.model.config)
-        pieces = torch.split(token_ids, max(1, MAX_LOGITS // self._target.config.vocab_size))
-        return torch.cat([self._target.run(some[None], cache, {}).features[0] for some in pieces])
 
     def counts(self) -> RowCounts:
         """Of all texts; where some hold other rows, a TraceError names them."""
@@ -291,13 +277,7 @@ def recomputing(
     weights = sum(path.stat().st_size for path in target.glob("*.safetensors"))
     sizes = [pending.file.stat().st_size for pending in pendings]
     num_tokens = len(first.token_ids) * sum(sizes) / sizes[0]
-    dtype, _ = FEATURE_DTYPES[found.dtype]
-    with (
-        loaded_target(target, dtype, ON_CPU, beside=target) as model,
-        RecordedTarget(
-            model, decoder_layers(model, target), found.layer_ids, last_state=False
-        ) as recorded,
-    ):
+    with _running(target, found.layer_ids, found.dtype) as recorded:
         every = math.ceil(num_tokens * weights / MAX_WORK)
         yield WholeTexts(recorded, found, max(every, 1))
 

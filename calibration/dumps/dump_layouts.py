@@ -41,7 +41,7 @@ Source: vllm-project/speculators c05b95b, cli/generate_offline_data.py, train/da
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -65,6 +65,7 @@ TEXT_AGAIN = "dump this text again, with prefix caching and chunked prefill off"
 MAX_NAME = 150  # characters; the number of a turn may follow
 _NUMBER = re.compile(r"(\d+)")
 _SCALES = "hidden_states_scales"
+_STATE = "state.json"  # of `datasets`: names the files with the rows
 _AUX_AND_LAST = ("aux_hidden_states", "hidden_states")
 
 
@@ -275,7 +276,18 @@ def load_states(file: Path) -> Stored:
 
 
 def _of_speculators(dump: Path) -> Callable[[Path], Stored]:
-    rows = _find_rows(dump)
+    folder = next((one for one in (dump, dump.parent) if (one / _STATE).is_file()), None)
+    rows = None if folder is None else _arrow_rows(folder)
+
+    def loss_mask(file: Path, token_ids: Tensor) -> Tensor | None:
+        """The mask [N] of the file's row, whose tokens must be those of the file."""
+        if rows is None:
+            return None
+        row = _row_of(file)
+        found = rows.slice(row, 1).to_pydict()
+        if found["input_ids"] != [token_ids.tolist()]:
+            raise refusal(file, "other-tokens", row=row, folder=folder)
+        return torch.tensor(found["loss_mask"][0])
 
     def read(file: Path) -> Stored:
         loaded = load_states(file)
@@ -283,7 +295,7 @@ def _of_speculators(dump: Path) -> Callable[[Path], Stored]:
         if states.dim() != 3 or states.shape[1] < 2:
             raise refusal(file, "no-last-layer", got=list(states.shape))
         return loaded._replace(
-            answered=rows.loss_mask(_row_of(file), loaded.token_ids, file) if rows else None,
+            answered=loss_mask(file, loaded.token_ids),
             aux=states[:, :-1].flatten(1),
             last=states[:, -1].contiguous(),
         )
@@ -291,64 +303,24 @@ def _of_speculators(dump: Path) -> Callable[[Path], Stored]:
     return read
 
 
-class _Rows:
-    """The rows of a `datasets` folder, read in order; going back begins anew."""
-
-    def __init__(self, folder: Path, files: Sequence[Path]) -> None:
-        self._folder = folder
-        self._files = files
-        self._batches: Iterator[Any] = iter(())
-        self._batch: Any = None
-        self._first = self._stop = 0
-
-    def loss_mask(self, row: int, token_ids: Tensor, file: Path) -> Tensor:
-        """The mask [N] of a row, whose tokens must be those of the file."""
-        batch = self._batch_of(row)
-        found = {name: batch.column(name)[row - self._first].as_py() for name in
-                 ("input_ids", "loss_mask")} if batch is not None else {}  # fmt: skip
-        if found.get("input_ids") != token_ids.tolist():
-            raise refusal(file, "other-tokens", row=row, folder=self._folder)
-        return torch.tensor(found["loss_mask"])
-
-    def _batch_of(self, row: int) -> Any:
-        if row < self._first or self._batch is None:
-            self._batches, self._first, self._stop = self._read(), 0, 0
-        while row >= self._stop:
-            self._batch = next(self._batches, None)
-            if self._batch is None:
-                return None
-            self._first, self._stop = self._stop, self._stop + self._batch.num_rows
-        return self._batch
-
-    def _read(self) -> Iterator[Any]:
-        pyarrow = import_pyarrow(self._folder)
-        for file in self._files:
-            try:
-                with open_stream(file) as stream, pyarrow.ipc.open_stream(stream) as batches:
-                    for batch in batches:
-                        if not {"input_ids", "loss_mask"} <= set(batch.schema.names):
-                            raise TraceError(file, "has no columns input_ids and loss_mask",
-                                             fix="give the folder of prepare-data")  # fmt: skip
-                        yield batch
-            except (OSError, pyarrow.ArrowException) as exc:
-                raise TraceError(file, f"cannot be read as Arrow rows: {exc}",
-                                 fix="copy the dataset again")  from exc  # fmt: skip
-
-
-def _find_rows(dump: Path) -> _Rows | None:
-    """The dataset in the dump's folder or the one above; None where there is none."""
-    for folder in (dump, dump.parent):
-        state = folder / "state.json"
-        if not state.is_file():
-            continue
-        try:
-            listed = parse_object(read_text(state)).get("_data_files", [])
-            files = [folder / Path(entry["filename"]).name for entry in listed]
-        except (OSError, JsonProblem, TypeError, KeyError) as exc:
-            raise TraceError(state, f"it lists no data files: {exc}",
-                             fix="copy the dataset again") from exc  # fmt: skip
-        return _Rows(folder, files)
-    return None
+def _arrow_rows(folder: Path) -> Any:
+    """The tokens and masks of a `datasets` folder, a table of Arrow."""
+    try:
+        listed = parse_object(read_text(folder / _STATE)).get("_data_files", [])
+        files = [folder / Path(entry["filename"]).name for entry in listed]
+    except (OSError, JsonProblem, TypeError, KeyError) as exc:
+        raise TraceError(folder / _STATE, f"it lists no data files: {exc}",
+                         fix="copy the dataset again") from exc  # fmt: skip
+    pyarrow = import_pyarrow(folder)
+    try:
+        tables = []
+        for file in files:
+            with open_stream(file) as stream, pyarrow.ipc.open_stream(stream) as batches:
+                tables.append(batches.read_all().select(["input_ids", "loss_mask"]))
+        return pyarrow.concat_tables(tables)
+    except (OSError, KeyError, pyarrow.ArrowException) as exc:
+        what = f"cannot be read as Arrow rows with input_ids and loss_mask: {exc}"
+        raise TraceError(folder, what, fix="copy the dataset again") from exc
 
 
 def _row_of(file: Path) -> int:

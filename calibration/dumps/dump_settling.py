@@ -102,6 +102,12 @@ def last_states(layout: Layout, sample: Sample, target: TargetFacts) -> Tensor |
     return None
 
 
+def no_answer(dump: Path) -> TraceError:
+    """None of the texts that were looked at is of use."""
+    what = "no text of the dump has an answer: their loss masks are all 0"
+    return TraceError(dump, what, fix="dump conversations with answers of the target")
+
+
 def split_last(sample: Sample, width: int) -> Sample:
     """A stack of layers whose last slot is the last state."""
     return replace(sample, aux=sample.aux[:, :-width], last=sample.aux[:, -width:])
@@ -161,8 +167,7 @@ class Settling:
     def layout(self) -> Layout:
         """Layers, shift and norm; a TraceError says what would settle what nothing can."""
         if not self._looked:
-            what = "none of the texts that were checked has an answer: their loss masks are all 0"
-            raise TraceError(self._dump, what, fix="dump conversations with answers of the target")
+            raise no_answer(self._dump)
         first, width = self._looked[0].sample, self._target.width
         for answer in self._looked:
             check_sample(answer.sample, self._target, first)

@@ -1,6 +1,6 @@
 """A dump becomes a trace folder: settled by a few of its texts, then text by text."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,17 +15,17 @@ from ...quantize.stored.loading import LoadedDraft, load_draft
 from ...recipes.brief import Brief
 from ...recipes.errors import CheckpointError, TraceError
 from ..passes.draft_inputs import mask_token_ids
-from ..prompts.prompt_file import Prompt, read_prompts
+from ..prompts.prompt_file import read_prompts
 from ..traces.manifest import FeatureSpec, TraceManifest
 from ..traces.prompt_trace import PromptTrace, prompt_sha256
 from ..traces.target_tables import SharedTables, TargetTables
 from ..traces.trace_folder import TraceFolder
 from ..traces.trace_info import MIN_AGREEMENT, FeatureTally
-from ..traces.writer import trace_output
+from ..traces.writer import TraceWriter, trace_output
 from . import DumpFormat, DumpImport, refusal
 from .dump_answers import Answer, Answers, TargetHead
-from .dump_evidence import TargetFacts, read_target, recomputing
-from .dump_layouts import samples_of
+from .dump_evidence import TargetFacts, WholeTexts, read_target, recomputing
+from .dump_layouts import Sample, samples_of
 from .dump_settling import (
     Declared,
     Layout,
@@ -34,6 +34,7 @@ from .dump_settling import (
     check_sample,
     feature_dtype,
     last_states,
+    no_answer,
     split_last,
 )
 
@@ -67,25 +68,48 @@ class ImportReport(Brief):
 
 
 def import_asked(asked: DumpImport) -> ImportReport:
-    """Import a dump with the draft that reads its hidden states, and a file of prompts."""
+    """Write the trace folder `out` of a dump of hidden states, a folder or one file of it.
+
+    With the target's head and last norm it is measured whether answers are the target's own; where
+    transformers can run the target here, which layers the dump holds. Its config.json alone will do
+    with a draft, and `greedy`. Without `leave_out_off_policy` an answer that the target would not
+    have given is an error.
+    """
     logging.disable_progress_bar()  # type: ignore[no-untyped-call] # one bar is enough
-    target, layers = Path(asked.target), asked.aux_layer_ids
+    dump, target, out = Path(asked.dump), Path(asked.target), Path(asked.out)
+    check_output(out)
     draft = None if asked.draft is None else _loaded(asked.draft, target)
     masks = () if draft is None else mask_token_ids(draft.geometry)
-    layer_ids = None if layers is None else tuple(layers)
     prompts = None if asked.prompts is None else read_prompts(Path(asked.prompts), target=target)
-    with asked.listener.bar("import", 1) as bar:
-        return import_dump(
-            asked.written_by,
-            Path(asked.dump),
-            target,
-            Path(asked.out),
-            declared=Declared(layer_ids=layer_ids, draft=draft, greedy=asked.greedy),
-            prompts=prompts,
-            leave_out_off_policy=asked.leave_out_off_policy,
-            table_ids=(*asked.table_ids, *masks) if asked.tables else None,
-            on_progress=bar.set,
-        )
+    layers = None if asked.aux_layer_ids is None else tuple(asked.aux_layer_ids)
+    declared = Declared(layer_ids=layers, draft=draft, greedy=asked.greedy)
+    facts = read_target(target)
+    pendings = samples_of(dump, asked.written_by)
+    with asked.listener.bar("import", len(pendings)) as bar:
+        layout = Settling(dump, pendings, facts, declared, Answers(facts.ends, prompts)).layout()
+        first, run = pendings[0].read(), layout.recomputed
+        conversion = _Conversion(layout, facts, first, Answers(facts.ends, prompts))
+        with (
+            trace_output(
+                out,
+                conversion.head(asked.written_by),
+                tables=TargetTables.find(target) if asked.tables else None,
+                table_ids=(*asked.table_ids, *masks),
+            ) as writer,
+            recomputing(target, run, pendings, first) if run else nullcontext() as whole_texts,
+        ):
+            for done, pending in enumerate(pendings, start=1):
+                conversion.convert(pending.read(), writer, whole_texts)
+                bar.set(done, len(pendings))
+            rows = whole_texts.counts() if whole_texts else None
+            conversion.check(dump, leave_out_off_policy=asked.leave_out_off_policy)
+    return ImportReport(
+        traces=TraceFolder.open(out),
+        layout=replace(layout, rows=rows),
+        num_samples=len(pendings),
+        num_without_answer=conversion.num_without_answer,
+        num_off_policy=conversion.num_off_policy,
+    )
 
 
 def _loaded(draft: Reference, target: Path) -> LoadedDraft:
@@ -96,95 +120,58 @@ def _loaded(draft: Reference, target: Path) -> LoadedDraft:
     return load_draft(folder_of(draft), shared=shared)
 
 
-def import_dump(
-    written_by: DumpFormat,
-    dump: Path,
-    target: Path,
-    out: Path,
-    *,
-    declared: Declared = Declared(),  # noqa: B008 - frozen
-    prompts: Sequence[Prompt] | None = None,
-    leave_out_off_policy: bool = False,
-    table_ids: Collection[int] | None = None,
-    on_progress: Callable[[int, int], None] = lambda _done, _total: None,
-) -> ImportReport:
-    """Write the trace folder `out` of a dump of hidden states, a folder or one file of it.
-
-    With the target's head and last norm it is measured whether answers are the target's own; where
-    transformers can run the target here, which layers the dump holds. Its config.json alone will do
-    with a draft, and `declared.greedy`. Without `leave_out_off_policy` an answer that the target
-    would not have given is an error.
-    """
-    check_output(out)
-    facts = read_target(target)
-    pendings = samples_of(dump, written_by)
-    layout = Settling(dump, pendings, facts, declared, Answers(facts.ends, prompts)).layout()
-    first = pendings[0].read()
-    run = layout.recomputed
-    head = TraceManifest(
-        temperature=0,
-        recorded_by=f"dump of {written_by}",
-        target=run.target if run else facts.identity,
-        features=FeatureSpec(
-            kind="aux",
-            width=len(layout.layer_ids) * facts.width,
-            dtype=feature_dtype(first),
-            aux_layer_ids=layout.layer_ids,
-            fusion_sha256=None,
-            storage=None if first.scales is None else "fp8-per-token",
-        ),
-    )
-    conversion = _Conversion(layout, facts)
-    answers = Answers(facts.ends, prompts)
-    evidence = FeatureTally()
-    without_answer = kept = 0
-    tables = None if table_ids is None else TargetTables.find(target)
-    with (
-        trace_output(out, head, tables=tables, table_ids=table_ids or ()) as writer,
-        recomputing(target, run, pendings, first) if run else nullcontext() as whole_texts,
-    ):
-        for done, pending in enumerate(pendings, start=1):
-            sample = pending.read()
-            check_sample(sample, facts, first)
-            if layout.last_in_aux:
-                sample = split_last(sample, facts.width)
-            found = list(answers.of(sample))
-            without_answer += not found
-            if found:
-                check_finite(sample, found[-1].stop, facts.width, layout.layer_ids)
-                if whole_texts:
-                    whole_texts.add(sample, found[-1].stop)
-            for trace in filter(None, map(conversion.trace, found)):
-                evidence.add(trace)
-                writer.add(trace, position=kept)
-                kept += 1
-            on_progress(done, len(pendings))
-        rows = whole_texts.counts() if whole_texts else None
-        conversion.check(dump, kept, leave_out_off_policy=leave_out_off_policy)
-        if problem := evidence.evidence().fault():
-            fix = "dump the tokens and the hidden states of the same texts"
-            raise TraceError(dump, problem, fix=fix)
-    return ImportReport(
-        traces=TraceFolder.open(out),
-        layout=replace(layout, rows=rows),
-        num_samples=len(pendings),
-        num_without_answer=without_answer,
-        num_off_policy=conversion.num_off_policy,
-    )
-
-
 class _Conversion:
-    def __init__(self, layout: Layout, target: TargetFacts) -> None:
-        self._layout, self._target = layout, target
+    """Texts, one after the other, become traces; `first` is how all must look."""
+
+    def __init__(
+        self, layout: Layout, target: TargetFacts, first: Sample, answers: Answers
+    ) -> None:
+        self._layout, self._target, self._first, self._answers = layout, target, first, answers
         self._head = TargetHead(target.tables.shared()) if layout.head and target.tables else None
-        self.num_off_policy = 0
+        self._evidence = FeatureTally()
+        self._num_kept = self.num_without_answer = self.num_off_policy = 0
         self._lowest = 1.0
 
-    def trace(self, answer: Answer) -> PromptTrace | None:
-        """The trace of an answer; None where the target would not have given it."""
-        if not self._is_own(answer):
-            self.num_off_policy += 1
-            return None
+    def head(self, written_by: DumpFormat) -> TraceManifest:
+        """What trace.json says of them."""
+        layer_ids, run = self._layout.layer_ids, self._layout.recomputed
+        return TraceManifest(
+            temperature=0,
+            recorded_by=f"dump of {written_by}",
+            target=run.target if run else self._target.identity,
+            features=FeatureSpec(
+                kind="aux",
+                width=len(layer_ids) * self._target.width,
+                dtype=feature_dtype(self._first),
+                aux_layer_ids=layer_ids,
+                fusion_sha256=None,
+                storage=None if self._first.scales is None else "fp8-per-token",
+            ),
+        )
+
+    def convert(self, sample: Sample, writer: TraceWriter, whole_texts: WholeTexts | None) -> None:
+        """Write a trace of each answer that is the target's own."""
+        width = self._target.width
+        check_sample(sample, self._target, self._first)
+        if self._layout.last_in_aux:
+            sample = split_last(sample, width)
+        found = list(self._answers.of(sample))
+        self.num_without_answer += not found
+        if found:
+            check_finite(sample, found[-1].stop, width, self._layout.layer_ids)
+            if whole_texts:
+                whole_texts.add(sample, found[-1].stop)
+        for answer in found:
+            if not self._is_own(answer):
+                self.num_off_policy += 1
+                continue
+            trace = self.trace(answer)
+            self._evidence.add(trace)
+            writer.add(trace, position=self._num_kept)
+            self._num_kept += 1
+
+    def trace(self, answer: Answer) -> PromptTrace:
+        """The trace of an answer."""
         ids, behind = answer.sample.token_ids, -self._layout.shift
         token_ids = ids[: min(answer.stop, len(ids))]
         features = answer.sample.aux[behind : behind + len(token_ids) - 1]
@@ -213,11 +200,15 @@ class _Conversion:
         self._lowest = min(self._lowest, share)
         return share >= MIN_AGREEMENT
 
-    def check(self, dump: Path, kept: int, *, leave_out_off_policy: bool) -> None:
+    def check(self, dump: Path, *, leave_out_off_policy: bool) -> None:
+        """Refuse a dump by all of its texts."""
+        kept = self._num_kept
         if self.num_off_policy and (not leave_out_off_policy or not kept):
             total = kept + self.num_off_policy
             facts = {"number": self.num_off_policy, "total": total, "lowest": self._lowest}
             raise refusal(dump, "off-policy", least=MIN_AGREEMENT, kept=kept, **facts)
         if not kept:
-            raise TraceError(dump, "no text of the dump has an answer: their loss masks are all 0",
-                             fix="dump conversations with answers of the target")  # fmt: skip
+            raise no_answer(dump)
+        if problem := self._evidence.evidence().fault():
+            fix = "dump the tokens and the hidden states of the same texts"
+            raise TraceError(dump, problem, fix=fix)

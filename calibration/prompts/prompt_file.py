@@ -25,7 +25,7 @@ from ...recipes.installing import imported
 from ...recipes.regular_file import open_stream
 from ...recipes.strict_json import JsonProblem, parse_json, reading
 from ..traces.manifest import MANIFEST_FILE, is_printable_name
-from .prompt_forms import EVERY_PROMPT, Form, Message, PromptChoice, of_column, read_form
+from .prompt_forms import EVERY_PROMPT, ChosenPrompts, Form, Message, of_column, read_form
 
 EXAMPLE = '{"id": "1", "category": "chat", "text": "Hello"}'
 FORM = f"one prompt per line: {EXAMPLE}"
@@ -137,7 +137,7 @@ def read_prompts(
     *,
     target: Path | None = None,
     encoder: "PromptEncoder | None" = None,
-    choice: PromptChoice = EVERY_PROMPT,
+    choice: ChosenPrompts = EVERY_PROMPT,
 ) -> tuple[Prompt, ...]:
     """Read a prompt file; "text" and "messages" need a target or an encoder."""
     encoder = encoder or PromptEncoder(target)
@@ -151,7 +151,7 @@ def read_prompts(
     for number, line in _chosen(lines, choice, path):
         first = first or (line.decode(errors="replace") if isinstance(line, bytes) else "row")
         try:
-            row = of_column(_parsed(line), choice.column)
+            row = of_column(_parsed(line), choice.prompts_column)
             prompt = prompt_of(row, number, encoder)
             if prompt.id in prompts:
                 what = f"id {prompt.id!r} stands on line {numbers[prompt.id]} too"
@@ -298,15 +298,13 @@ def _parsed(line: Line) -> Mapping[str, Any]:
 
 
 def _chosen(
-    lines: Iterator[tuple[int, Line]], choice: PromptChoice, path: Path
+    lines: Iterator[tuple[int, Line]], choice: ChosenPrompts, path: Path
 ) -> Iterator[tuple[int, Line]]:
     if choice.num_prompts is None:
         yield from lines
         return
     there = list(lines)
-    choice.check(path, len(there))
-    for place in sorted(choice.order(len(there))[: choice.num_prompts]):
-        yield there[place]
+    yield from (there[place] for place in choice.taken(path, len(there)))
 
 
 def prompt_of(value: Mapping[str, Any], number: int, encoder: PromptEncoder) -> Prompt:

@@ -218,14 +218,14 @@ KNOWN_COLUMNS = (
 """Columns of a data set that a prompt is made of: the first ones that are there."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptChoice:
-    """What is taken out of a prompt file or a data set; None = all, or the one that is known."""
+@dataclass(frozen=True, kw_only=True)
+class ChosenPrompts(Heard):
+    """Which prompts of a file or a data set a run takes; None = all, or the one that is known."""
 
-    split: str | None = None  # of a data set, [CONFIG/]SPLIT
-    column: str | None = None
+    prompts_split: str | None = None  # of a data set, [CONFIG/]SPLIT
+    prompts_column: str | None = None
     num_prompts: int | None = None
-    seed: int = 0
+    prompts_seed: int = 0
 
     def order(self, count: int) -> Sequence[int]:
         """Places 0 ... count - 1 in the order in which they are drawn; in their own for all.
@@ -236,40 +236,21 @@ class PromptChoice:
             return range(count)
 
         def drawn(place: int) -> bytes:
-            return hashlib.sha256(f"{self.seed}/{place}".encode()).digest()
+            return hashlib.sha256(f"{self.prompts_seed}/{place}".encode()).digest()
 
         return sorted(range(count), key=drawn)
 
-    def check(self, where: object, count: int) -> None:
-        """Refuse to take more than there are."""
+    def taken(self, where: object, count: int) -> Sequence[int]:
+        """Those that are taken of so many, in their own order; there must be enough."""
         AT_LEAST_1.check(PromptError, "num_prompts", self.num_prompts, fix="give a larger number")
         if self.num_prompts is not None and count < self.num_prompts:
             what = f"expected at least {self.num_prompts} prompts, got {count}"
             fix = f"take fewer: --num-prompts {count}" if count else "give another source"
             raise PromptError(where, what, fix=fix)
+        return sorted(self.order(count)[: self.num_prompts])
 
 
-EVERY_PROMPT = PromptChoice()
-
-
-@dataclass(frozen=True, kw_only=True)
-class ChosenPrompts(Heard):
-    """Which of the prompts a run takes."""
-
-    prompts_split: str | None = None
-    prompts_column: str | None = None
-    num_prompts: int | None = None
-    prompts_seed: int = 0
-
-    @property
-    def choice(self) -> PromptChoice:
-        """The same, for who reads them."""
-        return PromptChoice(
-            split=self.prompts_split,
-            column=self.prompts_column,
-            num_prompts=self.num_prompts,
-            seed=self.prompts_seed,
-        )
+EVERY_PROMPT = ChosenPrompts()
 
 
 def of_column(row: Mapping[str, Any], column: str | None) -> Mapping[str, Any]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from ...quantize.files.staging import check_output, remove_stale, staging_name
 from ...recipes.errors import LineProblem, PromptError, refused
 from ..prompts.prompt_file import Prompt, PromptEncoder
-from ..prompts.prompt_forms import EVERY_PROMPT, PromptChoice
+from ..prompts.prompt_forms import EVERY_PROMPT, ChosenPrompts
 from ..traces.manifest import LONGEST_NAME, is_printable_name
 from ..traces.prompt_trace import PromptTrace, prompt_sha256
 from ..traces.sets import copy_traces
@@ -39,7 +39,10 @@ class RecordedTexts:
 
 
 def recorded_texts(
-    traces: TraceFolder, vocab_size: int, ends: Collection[int], choice: PromptChoice = EVERY_PROMPT
+    traces: TraceFolder,
+    vocab_size: int,
+    ends: Collection[int],
+    choice: ChosenPrompts = EVERY_PROMPT,
 ) -> RecordedTexts:
     """The texts of traces, each whole, as prompts named ID/more."""
     theirs = traces.manifest.target.vocab_size
@@ -47,7 +50,7 @@ def recorded_texts(
         what = f"its texts are of {theirs:,} tokens, and the target has {vocab_size:,}"
         fix = "give the target that was recorded, or the texts as a file of prompts"
         raise PromptError(traces.folder, what, fix=fix)
-    for option, given in (("split", choice.split), ("column", choice.column)):
+    for option, given in (("split", choice.prompts_split), ("column", choice.prompts_column)):
         if given is not None:
             what = f"belongs to data sets and files, and {traces.folder} holds traces"
             raise PromptError(f"--prompts-{option}", what, fix="leave it out")
@@ -56,8 +59,7 @@ def recorded_texts(
     ended = tuple(prompt.id.removesuffix(_MORE) for prompt in found if prompt.token_ids[-1] in ends)
     if not going:
         raise refused(PromptError, traces.folder, __file__, "all-ended", count=len(found))
-    choice.check(traces.folder, len(going))
-    chosen = sorted(choice.order(len(going))[: choice.num_prompts])
+    chosen = choice.taken(traces.folder, len(going))
     return RecordedTexts(prompts=tuple(going[place] for place in chosen), ended=ended)
 
 

@@ -98,9 +98,11 @@ def _size(config: Mapping[str, Any], key: str, path: Path) -> int:
     return value
 
 
-def target_identity(target: Path, shape: TargetShape) -> TargetIdentity:
-    """The target's name and hashes; reads all of its weights, if they are there."""
-    files = sorted(target.glob("*.safetensors"))
+def target_identity(
+    target: Path, shape: TargetShape, files: Sequence[Path] | None = None
+) -> TargetIdentity:
+    """The target's name and hashes; reads all of its weights, if they are there, or `files`."""
+    files = sorted(target.glob("*.safetensors")) if files is None else files
     weights = hashlib.sha256()
     for path in files:
         weights.update(f"{path.name} {file_sha256(path)}\n".encode())
