@@ -47,10 +47,9 @@ def test_draws_have_the_law_that_is_recorded() -> None:
     draws = torch.cat([prompt_draws(decoding, (i,), 1) for i in range(rows)])
     chosen = choose(decoding, logits, logits.argmax(-1), draws)
     logprobs = processed_logprobs(LOGITS[:1], decoding)[0]
-    assert chosen.logprob is not None
-    assert torch.equal(chosen.logprob, logprobs[chosen.token_ids])
+    assert torch.equal(chosen["token_logprob"], logprobs[chosen["token_ids"]])
     expected = logprobs.double().exp() * rows
-    found = torch.bincount(chosen.token_ids, minlength=64).double()
+    found = torch.bincount(chosen["token_ids"], minlength=64).double()
     assert bool((found[expected == 0] == 0).all())
     kept = expected > 0
     assert int(kept.sum()) > 10

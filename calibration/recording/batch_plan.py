@@ -1,10 +1,9 @@
 """How many prompts run together: as many as asked for, where memory holds the longest so often."""
 
 import inspect
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -28,18 +27,15 @@ _MAX_APART_ROUNDED = 5e-2
 _ROPES_BY_LENGTH = ("dynamic", "longrope")  # rotary angles that depend on the longest row
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Independence:
-    """What a target can continue together."""
-
+class _Tried(NamedTuple):
     together: Together
     why_not: str | None  # what stands against prompts of any length
     token_bytes: int  # that its cache holds of a token
     row_bytes: int  # and of a row whatever its length
 
 
-def tried_independence(target: RecordedTarget, prompts: Sequence[Prompt]) -> Independence:
-    """Find out, with beginnings of these prompts."""
+def _tried(target: RecordedTarget, prompts: Sequence[Prompt]) -> _Tried:
+    """What a target can continue together, by beginnings of these prompts."""
     from .slot_cache import held_bytes
 
     short = _short_prompts(prompts)
@@ -49,12 +45,8 @@ def tried_independence(target: RecordedTarget, prompts: Sequence[Prompt]) -> Ind
     if why_not is None:
         found, _ = _continued(target, short, together)
         why_not = _difference(found, alone)
-    return Independence(
-        together="equal lengths" if why_not else together,
-        why_not=why_not,
-        token_bytes=of_tokens // (sum(_TRIED[-1]) - 1),  # the last one is not read
-        row_bytes=of_row,
-    )
+    token_bytes = of_tokens // (sum(_TRIED[-1]) - 1)  # the last one is not read
+    return _Tried("equal lengths" if why_not else together, why_not, token_bytes, of_row)
 
 
 def _by_kind(target: RecordedTarget, cache: Any) -> tuple[Together, str | None]:
@@ -137,13 +129,6 @@ class BatchPlan:
     batch_size: int
     together: Together
 
-    def num_together(self, lengths: Sequence[int]) -> list[int]:
-        """With how many prompts each of these runs, itself included."""
-        if self.together != "equal lengths":
-            return [min(self.batch_size, len(lengths))] * len(lengths)
-        count = Counter(lengths)
-        return [min(self.batch_size, count[length]) for length in lengths]
-
 
 def planned_batch(
     target: RecordedTarget,
@@ -154,7 +139,7 @@ def planned_batch(
     on_note: Callable[[str], None],
 ) -> BatchPlan:
     """Try the target on a few tokens, and plan."""
-    tried = tried_independence(target, prompts)
+    tried = _tried(target, prompts)
     lengths = [len(prompt.token_ids) for prompt in prompts]
     if tried.why_not and len(set(lengths)) > 1 and batch_size > 1:
         on_note(
@@ -174,7 +159,7 @@ def planned_batch(
 
 
 def _rows_that_fit(
-    target: RecordedTarget, tried: Independence, longest: int, decoding: Decoding
+    target: RecordedTarget, tried: _Tried, longest: int, decoding: Decoding
 ) -> int | None:
     """Rows of the longest prompt; None where the free memory is not known."""
     from .slot_cache import spare_columns

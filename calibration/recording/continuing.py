@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..prompts.prompt_file import Prompt
 from ..traces.prompt_trace import PromptTrace
-from .decoding import LONG_TEXT, Decoding, Fuse, KeptRows, LeftRow, choose, prompt_draws
+from .decoding import LONG_TEXT, Decoding, Fuse, KeptRows, choose, prompt_draws
 from .target_model import Ran, RecordedTarget
 
 Together = Literal["any lengths", "equal prompts", "equal lengths"]
@@ -232,20 +232,17 @@ class Continuing:
         event = torch.cuda.current_stream(self._target.device).record_event()
         return Left(traces=traces, wait=event.synchronize)
 
-    def _trace(self, position: int, left: LeftRow) -> PromptTrace:
-        prompt, chosen = self._prompts[position], left.chosen
+    def _trace(self, position: int, left: dict[str, Tensor]) -> PromptTrace:
+        prompt = self._prompts[position]
+        token_ids = torch.cat((torch.tensor(prompt.token_ids), left.pop("token_ids")))
         return PromptTrace(
             id=prompt.id,
             category=prompt.category,
             prompt_length=len(prompt.token_ids),
-            token_ids=torch.cat((torch.tensor(prompt.token_ids), chosen.token_ids)),
-            features=left.features,
-            target_top1=left.top1,
+            token_ids=token_ids,
             cluster=prompt.cluster,
             conversation_sha256=prompt.conversation_sha256,
-            token_logprob=chosen.logprob,
-            top_token_ids=chosen.top_token_ids,
-            top_logprobs=chosen.top_logprobs,
+            **left,
         )
 
     def _refill(self, ended: Sequence[int]) -> None:
@@ -361,9 +358,9 @@ class Continuing:
             draws = state.draws[rows].gather(1, number)[:, 0]
         chosen = choose(self._decoding, ran.last_logits, ran.top1[:, -1], draws)
         self._kept.chose(state.slot[rows], at, chosen)
-        state.unread[rows] = chosen.token_ids
+        state.unread[rows] = chosen["token_ids"]
         if len(self._ends):
-            state.ended[rows] |= torch.isin(chosen.token_ids, self._ends_on_device)
+            state.ended[rows] |= torch.isin(chosen["token_ids"], self._ends_on_device)
 
     def _look(self) -> None:
         """Note which rows have ended: by their limit always, by an end of text now and then."""

@@ -78,14 +78,10 @@ class Decoding:
 GREEDY = Decoding()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChosenTokens:
-    """The next token of B sequences; None where not asked for."""
-
-    token_ids: Tensor  # [B] int64
-    logprob: Tensor | None  # [B] float32
-    top_token_ids: Tensor | None  # [B, num_top] int64, most likely first
-    top_logprobs: Tensor | None  # [B, num_top] float32
+Chosen = dict[str, Tensor]
+"""The next token of B sequences, by the names of `PromptTrace`, and what was asked for beside:
+token_ids [B] int64, token_logprob [B] and top_logprobs [B, num_top] float32, top_token_ids [B,
+num_top] int64, most likely first."""
 
 
 def prompt_draws(decoding: Decoding, token_ids: Sequence[int], count: int) -> Tensor:
@@ -97,23 +93,21 @@ def prompt_draws(decoding: Decoding, token_ids: Sequence[int], count: int) -> Te
     return torch.rand(count, generator=stream, dtype=torch.float64)
 
 
-def choose(decoding: Decoding, logits: Tensor, top1: Tensor, draws: Tensor | None) -> ChosenTokens:
+def choose(decoding: Decoding, logits: Tensor, top1: Tensor, draws: Tensor | None) -> Chosen:
     """The next token of B sequences by their last logits [B, V], whose largest are at `top1` [B].
 
     `draws`: [B] float64 on the same device, one of `prompt_draws` each; None where greedy.
     """
     spec = decoding.logprob_spec
     if spec is None:
-        return ChosenTokens(token_ids=top1, logprob=None, top_token_ids=None, top_logprobs=None)
+        return {"token_ids": top1}
     logprobs = processed_logprobs(logits, decoding)
     token_ids = top1 if draws is None else _drawn(logprobs, draws)
-    top = logprobs.topk(spec.num_top) if spec.num_top else None
-    return ChosenTokens(
-        token_ids=token_ids,
-        logprob=logprobs.gather(1, token_ids[:, None])[:, 0],
-        top_token_ids=top.indices if top else None,
-        top_logprobs=top.values if top else None,
-    )
+    chosen = {"token_ids": token_ids, "token_logprob": logprobs.gather(1, token_ids[:, None])[:, 0]}
+    if not spec.num_top:
+        return chosen
+    top = logprobs.topk(spec.num_top)
+    return chosen | {"top_token_ids": top.indices, "top_logprobs": top.values}
 
 
 def _drawn(logprobs: Tensor, draws: Tensor) -> Tensor:
@@ -158,15 +152,6 @@ Fuse = Callable[[Tensor], Tensor]
 """What a draft's fc makes of the features [n, width] of one prompt."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeftRow:
-    """What was recorded of one row, on the CPU."""
-
-    features: Tensor  # [n - 1, width], of a long text a file's
-    top1: Tensor  # [n - 1] int64
-    chosen: ChosenTokens  # tokens [m] of the continuation
-
-
 class KeptRows:
     """Buffers [R, longest, ...]: entry i of a row is what the target gave for its token i.
 
@@ -187,26 +172,31 @@ class KeptRows:
         fuse: Fuse | None = None,
         spool: Path | None = None,
     ) -> None:
-        def buffer(*shape: int, dtype: torch.dtype) -> Tensor:
-            return torch.zeros((num_rows, longest, *shape), dtype=dtype, device=device)
-
-        num_top = spec.num_top if spec else 0
         self._spool = spool if longest > LONG_TEXT else None
         self._spooled: dict[int, SpooledRows] = {}
-        self._features = buffer(0 if self._spool else width, dtype=dtype)
         self._stored, self._fuse = stored, fuse
-        self._top1 = buffer(dtype=torch.int64)
-        self._token = buffer(dtype=torch.int64)
-        self._logprob = buffer(dtype=torch.float32) if spec else None
-        self._top_ids = buffer(num_top, dtype=torch.int64) if num_top else None
-        self._top_logprobs = buffer(num_top, dtype=torch.float32) if num_top else None
+        ids, logprobs = torch.int64, torch.float32
+        kinds: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
+            "features": (dtype, (0 if self._spool else width,)),
+            "target_top1": (ids, ()),
+            "token_ids": (ids, ()),
+        }
+        if spec:
+            kinds["token_logprob"] = (logprobs, ())
+        if spec and spec.num_top:
+            kinds["top_token_ids"] = (ids, (spec.num_top,))
+            kinds["top_logprobs"] = (logprobs, (spec.num_top,))
+        self._kept = {
+            name: torch.zeros((num_rows, longest, *shape), dtype=kind, device=device)
+            for name, (kind, shape) in kinds.items()
+        }
 
     def read(self, row: int, start: int, features: Tensor, top1: Tensor) -> None:
         """Keep what the target gave for tokens of a prompt: [t, width] and [t], from `start`."""
         entries = slice(start, start + len(top1))
-        self._top1[row, entries] = top1
+        self._kept["target_top1"][row, entries] = top1
         if not self._spool:
-            self._features[row, entries] = features.to(self._features.device)
+            self._kept["features"][row, entries] = features
             return
         if start == 0:
             self._spooled.pop(row, None)
@@ -214,58 +204,39 @@ class KeptRows:
 
     def run(self, rows: Tensor, at: Tensor, features: Tensor, top1: Tensor) -> None:
         """Keep what the target gave for one token each: [B, width] and [B], of these entries."""
-        self._top1[rows, at] = top1
+        self._kept["target_top1"][rows, at] = top1
         if not self._spool:
-            self._features[rows, at] = features.to(self._features.device)
+            self._kept["features"][rows, at] = features
             return
         for i, (row, entry) in enumerate(zip(rows.tolist(), at.tolist(), strict=True)):
             self._write(row, entry, features[i : i + 1])
 
-    def chose(self, rows: Tensor, at: Tensor, chosen: ChosenTokens) -> None:
+    def chose(self, rows: Tensor, at: Tensor, chosen: Chosen) -> None:
         """Keep the tokens that were chosen behind these entries."""
-        self._token[rows, at] = chosen.token_ids
-        for buffer, found in (
-            (self._logprob, chosen.logprob),
-            (self._top_ids, chosen.top_token_ids),
-            (self._top_logprobs, chosen.top_logprobs),
-        ):
-            if buffer is not None and found is not None:
-                buffer[rows, at] = found
+        for name, found in chosen.items():
+            self._kept[name][rows, at] = found
 
     def continuations(self, rows: Sequence[int]) -> Tensor:
         """[B, longest]: the tokens that were chosen, on the CPU; valid behind a prompt alone."""
-        return self._token[torch.tensor(rows)].cpu()
+        return self._kept["token_ids"][torch.tensor(rows)].cpu()
 
-    def leave(self, rows: Sequence[int], entries: Sequence[slice]) -> list[LeftRow]:
-        """Copy rows to the CPU, each kind of what was recorded in one go.
+    def leave(self, rows: Sequence[int], entries: Sequence[slice]) -> list[dict[str, Tensor]]:
+        """Copy rows to the CPU, each kind in one go, by the names of `PromptTrace`.
 
-        On a GPU they are complete only when its stream has come so far.
+        Features and top-1 are of all tokens, the others of the continuation. On a GPU they are
+        complete only when its stream has come so far.
         """
-        ends = [(row, slice(0, some.stop)) for row, some in zip(rows, entries, strict=True)]
-        behind = list(zip(rows, entries, strict=True))
+        whole = [slice(0, some.stop) for some in entries]
+        left = {
+            name: self._split(name, rows, whole if name in _OF_ALL else entries)
+            for name in self._kept
+        }
         if self._spool:
-            features = [self._spooled.pop(row).rows(some.stop) for row, some in ends]
-        else:
-            features = self._split(self._features, ends, self._fuse)
-        top1 = self._split(self._top1, ends)
-        tokens = self._split(self._token, behind)
-        logprob, top_ids, top_logprobs = (
-            [None] * len(rows) if buffer is None else self._split(buffer, behind)
-            for buffer in (self._logprob, self._top_ids, self._top_logprobs)
-        )
-        return [
-            LeftRow(
-                features=features[i],
-                top1=top1[i],
-                chosen=ChosenTokens(
-                    token_ids=tokens[i],
-                    logprob=logprob[i],
-                    top_token_ids=top_ids[i],
-                    top_logprobs=top_logprobs[i],
-                ),
-            )
-            for i in range(len(rows))
-        ]
+            left["features"] = [
+                self._spooled.pop(row).rows(some.stop)
+                for row, some in zip(rows, entries, strict=True)
+            ]
+        return [dict(zip(left, one, strict=True)) for one in zip(*left.values(), strict=True)]
 
     def _write(self, row: int, start: int, features: Tensor) -> None:
         """Features [n, width] of a row, from entry `start` on."""
@@ -275,17 +246,18 @@ class KeptRows:
             self._spooled[row] = SpooledRows(self._spool, own.shape[1], self._stored)
         self._spooled[row].write(start, own)
 
-    def _split(
-        self,
-        buffer: Tensor,
-        places: Sequence[tuple[int, slice]],
-        change: Callable[[Tensor], Tensor] | None = None,
-    ) -> list[Tensor]:
-        parts = [buffer[row, entries] for row, entries in places]
-        packed = torch.cat([change(part) for part in parts] if change else parts)
-        if buffer is self._features:
-            packed = packed.to(self._stored)
+    def _split(self, name: str, rows: Sequence[int], entries: Sequence[slice]) -> list[Tensor]:
+        buffer = self._kept[name]
+        parts = [buffer[row, some] for row, some in zip(rows, entries, strict=True)]
+        if name == "features" and not self._spool:
+            own = [self._fuse(part) for part in parts] if self._fuse else parts
+            packed = torch.cat(own).to(self._stored)
+        else:
+            packed = torch.cat(parts)
         return list(torch.split(_to_cpu(packed), [len(part) for part in parts]))
+
+
+_OF_ALL = ("features", "target_top1")
 
 
 def _to_cpu(found: Tensor) -> Tensor:

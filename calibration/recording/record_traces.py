@@ -21,7 +21,7 @@ from ..traces.manifest import FeatureSpec, TargetIdentity
 from ..traces.prompt_trace import FEATURE_DTYPES, PromptTrace
 from ..traces.trace_folder import TraceFolder
 from ..traces.writer import TraceWriter
-from .batch_plan import BatchPlan, planned_batch
+from .batch_plan import planned_batch
 from .continuing import Continuing, Left, RunningRow
 from .decoding import Decoding
 from .target_model import ON_CPU, OpenedTarget, Placement, opened_target
@@ -201,7 +201,7 @@ def record_into(
     if all_together and plan.batch_size < (asked := min(batch_size, len(prompts))):
         facts = {"fit": plan.batch_size, "device": target.device, "asked": asked}
         raise refused(TraceError, "--fixed-batches", __file__, "batch-too-large", **facts)
-    work = _Work(prompts, limits, plan, on_progress)
+    work = _Work(prompts, limits, on_progress)
     running = Continuing(
         target,
         prompts,
@@ -223,38 +223,31 @@ def record_into(
 class _Work:
     """How much a recording has computed of what it will at most, in tokens.
 
-    A run of the target on few tokens takes about as long as one on `_LEAST` more: it reads all the
-    weights. Prompts that run together share that. Such runs are also the trial before.
+    A new token counts as `_NEW`: a run of the target on few tokens reads all the weights, and as
+    many prompts as usually run together share that.
     """
 
-    _LEAST = 32
-    _TRIAL = 14 * _LEAST
+    _NEW = 2
 
     def __init__(
         self,
         prompts: Sequence[Prompt],
         limits: Sequence[int],
-        plan: BatchPlan,
         on_progress: Callable[[int, int], None],
     ) -> None:
-        lengths = [len(prompt.token_ids) for prompt in prompts]
-        self._new = [1 + self._LEAST / together for together in plan.num_together(lengths)]
         self._whole = [
-            length + limit * new
-            for length, limit, new in zip(lengths, limits, self._new, strict=True)
+            len(prompt.token_ids) + limit * self._NEW
+            for prompt, limit in zip(prompts, limits, strict=True)
         ]
-        self._left, self._told = float(self._TRIAL), 0
-        self._total = self._TRIAL + round(sum(self._whole))
+        self._left, self._told, self._total = 0, 0, sum(self._whole)
         self._on_progress = on_progress
 
     def ran(self, rows: Sequence[RunningRow]) -> None:
         going = (
-            self._whole[row.position]
-            if row.ended
-            else row.length + row.num_new * self._new[row.position]
+            self._whole[row.position] if row.ended else row.length + row.num_new * self._NEW
             for row in rows
         )
-        self._tell(min(self._total - 1, int(self._left + sum(going))))
+        self._tell(min(self._total - 1, self._left + sum(going)))
 
     def left(self, traces: Iterable[tuple[int, PromptTrace]]) -> None:
         self._left += sum(self._whole[position] for position, _ in traces)
