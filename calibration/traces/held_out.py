@@ -122,7 +122,7 @@ def _check_unseen(
         (width, seen.sketches.minima, f"text ({width}"),
         (None, seen.sketches.continuations, f"continuations ({WIDTH}"),
     ):
-        shares = _overlaps([one.shingled(own) for one in prompts], minima)
+        shares = _overlaps([one.text.shingled(own) for one in prompts], minima)
         near = [p.entry.id for p, s in zip(prompts, shares, strict=True) if s >= SHARED_SHARE]
         if near:
             facts = {"share": SHARED_SHARE, "of": of, "what": what, "others": others}

@@ -156,6 +156,8 @@ def _frequent(documents: Sequence[Values]) -> Values:
 SHARED_SHARE = 0.9
 MIN_PROMPTS_OF_A_TASK = 10
 """Of fewer prompts, what they share may as well be that they are near duplicates."""
+_LEAST_CONTINUED = 16
+"""Different shingles of a continuation: 31 tokens or more, and no loop of a few."""
 Alike = tuple[tuple[int, ...], tuple[int, ...]]  # two prompts
 
 
@@ -168,6 +170,17 @@ class PromptText:
     continuation: tuple[int, ...]
     cluster: str | None = None  # the same for turns of one conversation: no duplicates
     declared: str | None = None  # for prompts that their author says belong together
+
+    def shingled(self, width: int | None) -> Shingled:
+        """The shingles of its prompt; without a width, those of its continuation.
+
+        A short continuation has none, because different prompts have it alike.
+        """
+        values = shingles(self.prompt, width) if width else shingles(self.continuation)
+        if width is None and len(values) < _LEAST_CONTINUED:
+            values = values[:0]
+        document = self.declared or self.cluster or prompt_sha256(self.prompt)
+        return Shingled(category=self.category, document=document, values=values)
 
 
 def text_of(one: TraceEntry | PromptTrace, token_ids: Sequence[int]) -> PromptText:
@@ -261,14 +274,7 @@ def _alike(distinct: Mapping[tuple[int, ...], PromptText]) -> Iterator[Alike]:
 def _alike_in_shingles(distinct: Mapping[tuple[int, ...], PromptText]) -> Iterator[Alike]:
     """Pairs of which the shorter is in the other, by the sketch of one and all shingles of both."""
     texts = list(distinct.values())
-    prompts = [
-        Shingled(
-            category=text.category,
-            document=text.declared or text.cluster or str(number),
-            values=shingles(text.prompt, PROMPT_WIDTH),
-        )
-        for number, text in enumerate(texts)
-    ]
+    prompts = [text.shingled(PROMPT_WIDTH) for text in texts]
     templates = Templates(prompts)
     own = [templates.own(prompt.values, prompt.category) for prompt in prompts]
     overlaps = Overlaps(own)
@@ -349,10 +355,6 @@ def _sentence(what: str, names: Sequence[str]) -> str:
     )
 
 
-_LEAST_CONTINUED = 16
-"""Different shingles of a continuation: 31 tokens or more, and no loop of a few."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedPrompt:
     """One prompt of a folder.
@@ -362,43 +364,34 @@ class RecordedPrompt:
     """
 
     entry: TraceEntry
+    text: PromptText
     sha256: str
     conversation_known: bool
-    token_ids: Sequence[int]
-    continuation: Sequence[int]
 
     @property
     def hashes(self) -> tuple[str, str]:
         """Of its own token ids, and of the first turn of its conversation."""
         return self.sha256, self.entry.conversation_sha256 or self.sha256
 
-    def shingled(self, width: int | None) -> Shingled:
-        """The shingles of its prompt; without a width, those of its continuation.
-
-        A short continuation has none, because different prompts have it alike.
-        """
-        values = shingles(self.token_ids, width) if width else shingles(self.continuation)
-        if width is None and len(values) < _LEAST_CONTINUED:
-            values = values[:0]
-        document = self.entry.cluster or self.hashes[1]
-        return Shingled(category=self.entry.category, document=document, values=values)
-
 
 def recorded_prompts(traces: TraceFolder) -> list[RecordedPrompt]:
     """Every prompt, in order; reads token ids only."""
-    cut = [(entry, ids.tolist(), entry.prompt_length) for entry, ids in traces.token_ids()]
-    prompts = [(entry, ids[:n], ids[n:], prompt_sha256(ids[:n])) for entry, ids, n in cut]
-    first_turns = {own for entry, *_, own in prompts if entry.conversation_sha256 is None}
+    texts = [(entry, text_of(entry, ids.tolist())) for entry, ids in traces.token_ids()]
+    own = [prompt_sha256(text.prompt) for _, text in texts]
+    first_turns = {
+        digest
+        for (entry, _), digest in zip(texts, own, strict=True)
+        if entry.conversation_sha256 is None
+    }
     return [
         RecordedPrompt(
             entry=entry,
-            sha256=own,
-            conversation_known=(conversation := entry.conversation_sha256 or own) in first_turns
-            or _begins_with(ids, conversation),
-            token_ids=ids,
-            continuation=continuation,
+            text=text,
+            sha256=digest,
+            conversation_known=(conversation := entry.conversation_sha256 or digest) in first_turns
+            or _begins_with(text.prompt, conversation),
         )
-        for entry, ids, continuation, own in prompts
+        for (entry, text), digest in zip(texts, own, strict=True)
     ]
 
 
@@ -409,8 +402,8 @@ def seen_prompts(traces: TraceFolder) -> SeenPrompts:
         sha256=tuple(sorted({digest for prompt in prompts for digest in prompt.hashes})),
         sketches=Sketches(
             method="64 minima of 4-token shingles, of 16-token ones of continuations, 2",
-            minima=_minima([prompt.shingled(PROMPT_WIDTH) for prompt in prompts]),
-            continuations=_minima([prompt.shingled(None) for prompt in prompts]),
+            minima=_minima([prompt.text.shingled(PROMPT_WIDTH) for prompt in prompts]),
+            continuations=_minima([prompt.text.shingled(None) for prompt in prompts]),
         ),
     )
 
