@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from draftquant.calibration.passes.proposals import draft_proposals
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.drafts import read_config
 from draftquant.quantize.drafts.families.dflash import DFlash
 from draftquant.quantize.files.checkpoint import Checkpoint
+from proposing import draft_proposals
 from reference_dflash import random_weights
 from safetensors.torch import load_file, save_file
 from tiny import edit_json

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 from draftquant.calibration.passes.draft_inputs import first_hidden
-from draftquant.calibration.passes.proposals import draft_proposals
 from draftquant.calibration.traces.prompt_trace import PromptTrace
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.numerics.number_formats import fp8_codes, fp8_scale
@@ -11,6 +10,7 @@ from draftquant.quantize.stored.loading import LoadedDraft
 from draftquant.validate.counting.acceptance_counts import AcceptanceCounts
 from draftquant.validate.counting.trace_replay import accepted_by_row, decoding_steps
 from engine_loop import speculative_decode
+from proposing import draft_proposals
 from reference_draft import ReferenceDraft
 from torch import Tensor
 from transformers import PreTrainedModel

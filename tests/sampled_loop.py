@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from draftquant.calibration.passes.proposals import draft_proposals
 from draftquant.calibration.traces.prompt_trace import PromptTrace
 from draftquant.calibration.traces.target_tables import TargetTables
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.validate.counting.trace_replay import counted_prompt
 from engine_loop import CachedTarget
+from proposing import draft_proposals
 from reference_dflash import ReferenceDFlash
 from reference_draft import ReferenceDraft
 from reference_mla import ReferenceMlaDraft

@@ -17,7 +17,7 @@ from draftquant.calibration.passes.draft_inputs import (
     read_ahead,
 )
 from draftquant.calibration.passes.on_traces import chosen_num_draft_tokens
-from draftquant.calibration.passes.proposals import NOTHING, draft_proposals
+from draftquant.calibration.passes.proposals import NOTHING
 from draftquant.calibration.prompts.prompt_file import Prompt, read_prompts
 from draftquant.calibration.recording.decoding import GREEDY, Decoding
 from draftquant.calibration.traces.manifest import TraceEntry
@@ -26,6 +26,7 @@ from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.recipes.errors import TraceError
 from draftquant.validate.counting.trace_replay import recorded_tokens, replay_drafts
+from proposing import draft_proposals
 from recorded import record_traces
 
 PAIRS = Path(__file__).parent / "pairs"

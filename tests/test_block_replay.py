@@ -26,7 +26,6 @@ from block_pair import (
 )
 from draftquant.calibration.linear_inputs.static_scales import measure_absmax, stored_scale
 from draftquant.calibration.passes.draft_inputs import DraftRun, first_hidden
-from draftquant.calibration.passes.proposals import draft_proposals
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.drafts import passes as block
@@ -42,6 +41,7 @@ from draftquant.recipes import load_recipe
 from draftquant.recipes.errors import CalibrationError, ForwardError, ReplayError, TraceError
 from draftquant.validate.counting.acceptance_counts import AcceptanceCounts
 from draftquant.validate.counting.trace_replay import accepted_by_row, decoding_steps, replay_drafts
+from proposing import draft_proposals
 from recorded import record_traces
 from reference_dflash import ReferenceDFlash, random_weights, round_inputs
 from reference_dflash2 import ReferenceDFlash2

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from draftquant.calibration.passes.proposals import draft_proposals
 from draftquant.quantize.drafts import passes as chain
 from draftquant.quantize.drafts.families.eagle3_llama import Eagle3Llama
+from proposing import draft_proposals
 from reference_draft import ReferenceDraft, random_weights, transformers_in_float64
 
 

@@ -16,6 +16,7 @@ from draftquant.validate.counting.acceptance_counts import (
     AcceptanceCounts,
     ContextBins,
     ContextCounts,
+    pooled,
 )
 from draftquant.validate.counting.draft_counts import context_edges
 from draftquant.validate.counting.trace_replay import counted_prompt
@@ -65,7 +66,7 @@ def test_a_step_is_in_the_bin_of_the_tokens_before_it() -> None:
     told, proposed = trace([1, 9, 0, 2, 9, 9, 0])
     found = counted_prompt(told, proposed, EDGES)
     assert found.contexts.histograms == ((0, 1, 0), (1, 0, 0), (1, 0, 1))
-    assert found.contexts.whole == found.counts
+    assert pooled(found.contexts.counts, K) == found.counts
     short = counted_prompt(*trace([1, 9, 0]), EDGES).contexts
     assert short.histograms == ((0, 1, 0), (1, 0, 0))  # the last bin has no step and is left out
     assert ContextCounts.of_histograms(short.histograms, K, (4, 6)) == short
@@ -85,7 +86,7 @@ def test_expected_steps_are_binned_by_their_rows_and_agree_with_counted_ones() -
     assert expected.contexts == counted.contexts
     half = dataclasses.replace(drawn, recorded_logprobs=torch.full((7, K), 0.5).log())
     halves = counted_prompt(with_logprobs, half, EDGES)
-    assert halves.contexts.whole.histogram == pytest.approx(halves.counts.histogram)
+    assert pooled(halves.contexts.counts, K).histogram == pytest.approx(halves.counts.histogram)
     assert all(own.num_steps for own in halves.contexts.counts)
 
 
@@ -99,7 +100,7 @@ def test_served_steps_are_binned_like_replayed_ones() -> None:
     pair = pair_outputs(baseline, baseline, K, greedy=True, bins=EDGES)
     assert pair.contexts is not None
     assert pair.contexts[0].histograms == ((0, 0, 1), (1, 0, 0), (0, 0, 1))  # 8 + 2 > 9: left out
-    assert pair.contexts[0].whole == pair.weighted()[0]
+    assert pooled(pair.contexts[0].counts, K) == pair.weighted()[0]
 
 
 def test_each_bin_of_a_served_prompt_is_weighed_alone() -> None:
@@ -123,7 +124,7 @@ def test_drawn_text_is_binned_whole() -> None:
     one = run([2, 0, 2, 0])
     pair = pair_outputs(one, one, K, greedy=False, bins=EDGES)
     assert pair.contexts is not None
-    assert pair.contexts[1].whole == whole_counts(one, K)
+    assert pooled(pair.contexts[1].counts, K) == whole_counts(one, K)
 
 
 @pytest.mark.parametrize("side", [0, 1])

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from draftquant.calibration.passes.proposals import draft_proposals
 from draftquant.calibration.rounding import proposal_divergence as divergence
 from draftquant.calibration.rounding.learned_state import LearningSettings
 from draftquant.calibration.rounding.proposal_divergence import (
@@ -20,6 +19,7 @@ from draftquant.calibration.traces.manifest import TraceEntry
 from draftquant.calibration.traces.sets import copy_traces
 from draftquant.quantize.drafts.forward import DraftForward, checked_at_the_end, finite
 from draftquant.recipes.errors import ForwardError
+from proposing import draft_proposals
 from rounding_pairs import K, RoundingPair, make_pair
 from torch import Tensor
 

@@ -245,15 +245,3 @@ def test_learning_ends_with_its_steps_or_its_patience() -> None:
     assert is_over([*looks, seen(30, 2.7)], settings)
     assert not is_over([*looks, seen(30, 2.8)], settings)
     assert is_over([*looks, seen(30, 2.8), seen(50, 2.9)], settings)
-
-
-@pytest.mark.parametrize("name", ["steps", "sequences", "validate_every", "patience"])
-def test_settings_that_cannot_be(name: str) -> None:
-    with pytest.raises(CalibrationError, match=f"learned rounding: {name}: expected at least 1"):
-        LearningSettings(**{name: 0})
-
-
-@pytest.mark.parametrize("share", [0.0, 1.0, -0.5])
-def test_shares_that_cannot_be(share: float) -> None:
-    with pytest.raises(CalibrationError, match="validation_share: expected a number between 0"):
-        LearningSettings(validation_share=share)

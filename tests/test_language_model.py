@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from draftquant.calibration.passes.draft_inputs import first_hidden
-from draftquant.calibration.passes.proposals import draft_proposals
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.converting.dequantize_draft import dequantize_draft
@@ -25,6 +24,7 @@ from draftquant.quantize.verify import verify
 from draftquant.recipes import load_recipe
 from draftquant.recipes.errors import CheckpointError, PlanError, TraceError
 from draftquant.validate.counting.trace_replay import accepted_by_row, decoding_steps, replay_drafts
+from proposing import draft_proposals
 from recorded import record_traces
 from reference_draft import transformers_in_float64
 from tied_pair import VOCAB, prompt_tokens, save_target

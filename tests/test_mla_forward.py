@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from draftquant.calibration.passes.proposals import draft_proposals
 from draftquant.quantize.drafts.families.eagle3_mla import Eagle3Mla
 from draftquant.quantize.drafts.passes import ChainForward
 from draftquant.quantize.drafts.rope import rope_frequencies
 from draftquant.quantize.drafts.shared.eagle3 import Eagle3Geometry
 from draftquant.quantize.drafts.shared.layers import MlaAttention, served_rope, softmax_mscale
 from plain_attention import softmax_attention
+from proposing import draft_proposals
 from reference_draft import CachedAttention, assert_close, check_extend_and_chain, random_weights
 from reference_mla import ReferenceMlaDraft
 from torch import Tensor

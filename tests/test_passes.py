@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import reference_dflash
 import torch
-from draftquant.calibration.passes.proposals import draft_proposals
 from draftquant.quantize.drafts import Family
 from draftquant.quantize.drafts import passes as block
 from draftquant.quantize.drafts import passes as chain
@@ -25,6 +24,7 @@ from draftquant.quantize.drafts.families.eagle3_mla import Eagle3Mla
 from draftquant.quantize.drafts.forward import DraftForward, whole_rows
 from draftquant.quantize.stored.online_rounding import STATIC, InputRounding, kernel_scale
 from draftquant.recipes.errors import ForwardError
+from proposing import draft_proposals
 from reference_dflash import ReferenceDFlash
 from reference_draft import ReferenceDraft, random_weights
 from reference_mla import ReferenceMlaDraft

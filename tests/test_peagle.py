@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from draftquant.calibration.passes.proposals import draft_proposals
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.shared.eagle3 import Eagle3Geometry
 from draftquant.quantize.engines.engine_check import check_draft
@@ -17,6 +16,7 @@ from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.verify import verify
 from draftquant.recipes import load_recipe
 from draftquant.recipes.errors import CheckpointError
+from proposing import draft_proposals
 from reference_draft import ReferenceDraft
 from tiny import edit_json, read_tensors, tiny_eagle3_llama, write_tensors
 from tiny_llama import with_mask_hidden

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from draftquant.calibration.passes.draft_inputs import first_hidden
-from draftquant.calibration.passes.proposals import draft_proposals
 from draftquant.calibration.prompts.prompt_file import Prompt, read_prompts
 from draftquant.calibration.recording.decoding import GREEDY, Decoding
 from draftquant.calibration.traces.manifest import LogprobSpec
@@ -24,6 +23,7 @@ from draftquant.validate.counting.draft_counts import DraftReplay
 from draftquant.validate.counting.trace_replay import replay_drafts
 from draftquant.validate.judging.judgement import judge
 from draftquant.validate.judging.policy import POLICIES
+from proposing import draft_proposals
 from recorded import record_traces
 from sampled_loop import PAIRS, REFERENCES, Sampled, compare, difference, loaded_pair
 

@@ -13,7 +13,6 @@ import pytest
 import torch
 from draftquant.calibration.passes.draft_inputs import check_trace_fits, first_hidden
 from draftquant.calibration.passes.on_traces import chosen_num_draft_tokens
-from draftquant.calibration.passes.proposals import draft_proposals
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.decoding import GREEDY
 from draftquant.calibration.traces.manifest import TargetIdentity
@@ -33,6 +32,7 @@ from draftquant.recipes.errors import (
 )
 from draftquant.scripts.cli import main
 from draftquant.validate.counting.trace_replay import replay_drafts
+from proposing import draft_proposals
 from recorded import record_traces
 from safetensors.torch import load_file, save_file
 from test_traces import AUX, TARGET, TRACES

@@ -18,7 +18,6 @@ from ...quantize.drafts.forward import (
     DraftForward,
     DraftPass,
     not_finite,
-    whole_rows,
 )
 from ...quantize.drafts.geometry import Geometry
 
@@ -140,34 +139,6 @@ class Proposals:
 
 
 @torch.inference_mode()
-def draft_proposals(
-    forward: DraftForward,
-    hidden: Tensor,
-    token_ids: Tensor,
-    *,
-    first_row: int,
-    num_draft_tokens: int,
-    temperature: float | None = None,
-    block_rows: int = BLOCK_ROWS,
-) -> Proposals:
-    """What a draft proposes from R = max(0, N - 1 - K - first_row) rows along the recorded tokens.
-
-    `hidden` [N - 1, W] are the draft's rows of the target's features, `token_ids` [N] int64.
-    Without a temperature, above 0, its most likely tokens alone are asked for.
-    """
-    found = batch_proposals(
-        forward,
-        hidden[None],
-        token_ids[None],
-        rows=whole_rows(len(token_ids), num_draft_tokens, first_row=first_row),
-        num_draft_tokens=num_draft_tokens,
-        temperature=temperature,
-        block_rows=block_rows,
-    )
-    return found.of_sequence(0)
-
-
-@torch.inference_mode()
 def batch_proposals(
     forward: DraftForward,
     hidden: Tensor,
@@ -179,11 +150,12 @@ def batch_proposals(
     block_rows: int = BLOCK_ROWS,
     counted: Sequence[range] | None = None,
 ) -> Proposals:
-    """`draft_proposals` of the same rows of several sequences, [B, R, K] each.
+    """What a draft proposes from the same R rows of several sequences, [B, R, K] each.
 
-    `hidden` [B, N - 1, W], `token_ids` [B, N] int64: nothing looks ahead, so shorter sequences may
-    be padded behind. Of the rows that are `counted`, proposals count up to the first one that can
-    never be accepted; None = every proposal of every row.
+    `hidden` [B, N - 1, W] are the draft's rows of the target's features, `token_ids` [B, N] int64:
+    nothing looks ahead, so shorter sequences may be padded behind. Without a temperature, above 0,
+    its most likely tokens alone are asked for. Of the rows that are `counted`, proposals count up
+    to the first one that can never be accepted; None = every proposal of every row.
     """
     shape = (len(token_ids), len(rows), num_draft_tokens)
     best = token_ids.new_full(shape, NOTHING)

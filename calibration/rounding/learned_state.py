@@ -17,7 +17,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -27,7 +26,6 @@ from ...quantize.files.provenance import LearnedRounding, SeenPrompts
 from ...quantize.files.safetensors_file import SafetensorsFile
 from ...quantize.files.safetensors_header import Header, StoredTensor, read_header
 from ...quantize.numerics.quantized_weight import QuantizedWeight
-from ...recipes.decode import AT_LEAST_1, problem_of
 from ...recipes.errors import CalibrationError, CheckpointError, OutputError, refused
 from ...recipes.strict_json import JsonProblem, decode, parse_object
 
@@ -43,27 +41,18 @@ class LearningSettings:
     falls. `max_overlap_drop` is what steps that are kept may lose of the first codes' overlap.
     """
 
-    steps: Annotated[int, AT_LEAST_1] = 150
-    sequences: Annotated[int, AT_LEAST_1] = 4
+    steps: int = 150
+    sequences: int = 4
     learning_rate: float = 0.03  # of latents, in codes; Adam moves one by about as much in a step
     scale_learning_rate: float = 1e-3
     warmup_steps: int = 10  # over which both rates rise; a cosine takes them down to nothing
     depth_decay: float = 0.8
     missed_weight: float = 0.1  # of depths behind one at which the unquantized draft is wrong
-    validate_every: Annotated[int, AT_LEAST_1] = 10
-    patience: Annotated[int, AT_LEAST_1] = 15  # looks without a better one, then it stops
+    validate_every: int = 10
+    patience: int = 15  # looks without a better one, then it stops
     max_overlap_drop: float = 0.005
     validation_share: float = 0.2
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        if problem := problem_of(self):
-            name, _, what = problem.partition(": ")
-            fix = "leave it out: the default is tried"
-            raise CalibrationError(f"learned rounding: {name}", what, fix=fix)
-        if not 0 < self.validation_share < 1:
-            where = "learned rounding: validation_share"
-            raise refused(CalibrationError, where, __file__, "no-share", got=self.validation_share)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -190,11 +190,6 @@ class ContextCounts:
         last = max((i for i, own in enumerate(self.counts) if own.num_steps), default=0)
         return tuple(own.histogram for own in self.counts[: last + 1])
 
-    @property
-    def whole(self) -> AcceptanceCounts:
-        """Of all bins."""
-        return pooled(self.counts, self.counts[0].num_draft_tokens)
-
 
 def _short(tokens: int) -> str:
     """1024 as 1k; a number that is no multiple of it as it is."""

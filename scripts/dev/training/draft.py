@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ....calibration.passes.proposals import draft_proposals
+from ....calibration.passes.proposals import batch_proposals
 from ....quantize.drafts import Family
 from ....quantize.drafts.forward import DraftForward, DraftPass, whole_rows
 from ....quantize.drafts.geometry import Geometry
@@ -97,18 +97,14 @@ class Draft:
     def proposals(self, traces: Traces, num_draft_tokens: int) -> Tensor:
         """The tokens drafted from `scored_rows`: [N, R, num_draft_tokens] int64."""
         forward = self.forward
-        return torch.stack(
-            [
-                draft_proposals(
-                    forward,
-                    forward.fuse(features),
-                    token_ids,
-                    first_row=traces.prompt_length - 1,
-                    num_draft_tokens=num_draft_tokens,
-                ).token_ids
-                for features, token_ids in zip(traces.features, traces.token_ids, strict=True)
-            ]
-        )
+        length, first_row = traces.token_ids.shape[1], traces.prompt_length - 1
+        return batch_proposals(
+            forward,
+            forward.fuse(traces.features),
+            traces.token_ids,
+            rows=whole_rows(length, num_draft_tokens, first_row=first_row),
+            num_draft_tokens=num_draft_tokens,
+        ).token_ids
 
     def published(self) -> Mapping[str, Tensor]:
         """The weights that ship, by published name."""
