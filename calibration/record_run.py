@@ -181,8 +181,8 @@ def _with_prompts(plan: RecordingPlan, asked: RecordRun) -> RecordingPlan:
     shape = plan.shape
     found = _read(asked, shape)
     read = found.prompts
-    fitted = fitted_prompts(read, shape, asked.max_new_tokens, asked.too_long, asked.prompts)
-    if long := fitted.too_long:
+    fitted, long = fitted_prompts(read, shape, asked.max_new_tokens, asked.too_long, asked.prompts)
+    if long:
         done = "left out" if long.skipped else "cut to their last tokens"
         names = long.skipped or long.truncated
         verb = "is" if len(names) == 1 else "are"
@@ -196,7 +196,7 @@ def _with_prompts(plan: RecordingPlan, asked: RecordRun) -> RecordingPlan:
                 f"{asked.prompts}: a text that is cut no longer begins as its conversation did:"
                 " gate judges it only in one folder with the traces that began it (traces merge)"
             )
-    return dataclasses.replace(plan, prompts=fitted.prompts, too_long=long, dataset=found.dataset)
+    return dataclasses.replace(plan, prompts=fitted, too_long=long, dataset=found.dataset)
 
 
 def _read(asked: RecordRun, shape: TargetShape) -> ReadPrompts:

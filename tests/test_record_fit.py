@@ -143,7 +143,7 @@ def test_none_left_is_refused() -> None:
 
 def test_a_target_without_limit_takes_any_length() -> None:
     endless = TargetShape(num_layers=2, vocab_size=10, hidden_size=4, max_positions=None)
-    assert fitted_prompts([prompt("p", *[1] * 99)], endless, 99).too_long is None
+    assert fitted_prompts([prompt("p", *[1] * 99)], endless, 99)[1] is None
 
 
 def test_one_prompt_that_is_too_long_is_one(

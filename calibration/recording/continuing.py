@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..prompts.prompt_file import Prompt
 from ..traces.prompt_trace import PromptTrace
-from .decoding import LONG_TEXT, Decoding, Fuse, KeptRows, choose, prompt_draws
+from .decoding import LONG_TEXT, Decoding, Fuse, KeptRows, choose, continued, prompt_draws
 from .target_model import Ran, RecordedTarget
 
 Together = Literal["any lengths", "equal prompts", "equal lengths"]
@@ -224,26 +224,13 @@ class Continuing:
             entries.append(slice(first, first + (int(ends[0]) + 1 if len(ends) else len(new))))
         left = self._kept.leave(slots, entries)
         traces = tuple(
-            (self.rows[r].position, self._trace(self.rows[r].position, one))
+            (place := self.rows[r].position, continued(self._prompts[place], **one))
             for r, one in zip(ended, left, strict=True)
         )
         if self._target.device.type != "cuda":
             return Left(traces=traces, wait=lambda: None)
         event = torch.cuda.current_stream(self._target.device).record_event()
         return Left(traces=traces, wait=event.synchronize)
-
-    def _trace(self, position: int, left: dict[str, Tensor]) -> PromptTrace:
-        prompt = self._prompts[position]
-        token_ids = torch.cat((torch.tensor(prompt.token_ids), left.pop("token_ids")))
-        return PromptTrace(
-            id=prompt.id,
-            category=prompt.category,
-            prompt_length=len(prompt.token_ids),
-            token_ids=token_ids,
-            cluster=prompt.cluster,
-            conversation_sha256=prompt.conversation_sha256,
-            **left,
-        )
 
     def _refill(self, ended: Sequence[int]) -> None:
         gone = set(ended)

@@ -15,6 +15,7 @@ from torch import Tensor
 from ...quantize.files.torch_file import SpooledRows
 from ...recipes.decode import AT_LEAST_0, SHARE_OR_ALL
 from ...recipes.errors import TraceError, refused
+from ..prompts.prompt_file import Prompt
 from ..traces.manifest import (
     FeatureSpec,
     LogprobSpec,
@@ -22,7 +23,7 @@ from ..traces.manifest import (
     TargetIdentity,
     TraceManifest,
 )
-from ..traces.prompt_trace import prompt_sha256
+from ..traces.prompt_trace import PromptTrace, prompt_sha256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +83,19 @@ Chosen = dict[str, Tensor]
 """The next token of B sequences, by the names of `PromptTrace`, and what was asked for beside:
 token_ids [B] int64, token_logprob [B] and top_logprobs [B, num_top] float32, top_token_ids [B,
 num_top] int64, most likely first."""
+
+
+def continued(prompt: Prompt, token_ids: Tensor, **recorded: Tensor | None) -> PromptTrace:
+    """The trace of a prompt, the tokens [m] that the target wrote, and what was recorded."""
+    return PromptTrace(
+        id=prompt.id,
+        category=prompt.category,
+        prompt_length=len(prompt.token_ids),
+        token_ids=torch.cat((torch.tensor(prompt.token_ids), token_ids)),
+        cluster=prompt.cluster,
+        conversation_sha256=prompt.conversation_sha256,
+        **recorded,  # type: ignore[arg-type]
+    )
 
 
 def prompt_draws(decoding: Decoding, token_ids: Sequence[int], count: int) -> Tensor:

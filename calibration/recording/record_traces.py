@@ -16,6 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from ...recipes.errors import TraceError, refused
+from ...recipes.listener import Progress, unseen
 from ..prompts.prompt_file import Prompt
 from ..traces.manifest import FeatureSpec, TargetIdentity
 from ..traces.prompt_trace import FEATURE_DTYPES, PromptTrace
@@ -93,7 +94,7 @@ def write_recorded(
     writer: TraceWriter,
     batches: Iterable[RecordedBatch],
     num_prompts: int,
-    on_progress: Callable[[int, int], None],
+    on_progress: Progress,
 ) -> None:
     """Write batches in their order."""
     expected: RecordedBatch | None = None
@@ -117,7 +118,7 @@ def record_traces(
     fixed_batches: bool = False,
     placement: Placement = ON_CPU,
     elsewhere: Callable[[Sequence[FixedBatch]], Iterator[RecordedBatch]] | None = None,
-    on_progress: Callable[[int, int], None] = lambda _done, _total: None,
+    on_progress: Progress = unseen,
     on_note: Callable[[str], None] = lambda _note: None,
 ) -> TraceFolder:
     """Continue every prompt and write the trace folder `out`; two equal runs write the same bytes.
@@ -172,9 +173,7 @@ def record_batch(
     )
 
 
-def _progress_of(
-    batch: FixedBatch, num_prompts: int, on_progress: Callable[[int, int], None]
-) -> Callable[[int, int], None]:
+def _progress_of(batch: FixedBatch, num_prompts: int, on_progress: Progress) -> Progress:
     count = len(batch.prompts)
 
     def show(done: int, total: int) -> None:
@@ -192,7 +191,7 @@ def record_into(
     *,
     batch_size: int,
     all_together: bool = False,
-    on_progress: Callable[[int, int], None] = lambda _done, _total: None,
+    on_progress: Progress = unseen,
     on_note: Callable[[str], None] = lambda _note: None,
 ) -> None:
     """Continue a batch, each prompt to its limit, and write what is recorded meanwhile."""
@@ -233,7 +232,7 @@ class _Work:
         self,
         prompts: Sequence[Prompt],
         limits: Sequence[int],
-        on_progress: Callable[[int, int], None],
+        on_progress: Progress,
     ) -> None:
         self._whole = [
             len(prompt.token_ids) + limit * self._NEW

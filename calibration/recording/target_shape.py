@@ -194,24 +194,17 @@ def feature_spec(
 _MOST_NAMED = 20  # prompts that one error names
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FittedPrompts:
-    """Prompts that the target can continue, at least one; `too_long` is None where all do."""
-
-    prompts: tuple[Prompt, ...]
-    too_long: TooLongPrompts | None
-
-
 def fitted_prompts(
     prompts: Sequence[Prompt],
     shape: TargetShape,
     max_new_tokens: int,
     too_long: TooLong = "error",
     where: object = "prompts",
-) -> FittedPrompts:
+) -> tuple[tuple[Prompt, ...], TooLongPrompts | None]:
     """Refuse prompts that the target cannot continue, or leave out or cut those that are too long.
 
-    "truncate" keeps the last tokens of a prompt, as engines do that truncate prompts.
+    Gives at least one, and which are too long; None where none is. "truncate" keeps the last tokens
+    of a prompt, as engines do that truncate prompts.
     """
     if not prompts:
         raise TraceError(where, "expected at least one prompt", fix="give a prompt file")
@@ -228,16 +221,16 @@ def fitted_prompts(
         raise _misfits(where, problems, len(prompts), shape, foreign=bool(foreign))
     ids = tuple(prompt.id for prompt in longer)
     if not ids:
-        return FittedPrompts(prompts=tuple(prompts), too_long=None)
+        return tuple(prompts), None
     if too_long == "truncate":
         assert room is not None  # some prompt is longer
         cut = (dataclasses.replace(p, token_ids=p.token_ids[-room:]) for p in prompts)
-        return FittedPrompts(prompts=tuple(cut), too_long=TooLongPrompts(truncated=ids))
+        return tuple(cut), TooLongPrompts(truncated=ids)
     left = tuple(prompt for prompt in prompts if prompt.id not in ids)
     if not left:
         what = f"all {len(prompts)} are longer than {room} tokens and would be left out"
         raise TraceError(where, what, fix="give shorter prompts, or cut them: --too-long truncate")
-    return FittedPrompts(prompts=left, too_long=TooLongPrompts(skipped=ids))
+    return left, TooLongPrompts(skipped=ids)
 
 
 def _room(shape: TargetShape, max_new_tokens: int) -> int | None:

@@ -20,8 +20,9 @@ from ...quantize.drafts.config_reader import ConfigReader, with_text_config
 from ...quantize.drafts.maths import linear
 from ...quantize.files.checkpoint import CONFIG_FILE
 from ...recipes.errors import TraceError, refused
+from ...recipes.listener import Progress, unseen
 from ..passes.draft_inputs import fused_features
-from ..recording.decoding import Decoding, processed_logprobs
+from ..recording.decoding import Decoding, continued, processed_logprobs
 from ..recording.target_shape import RecordingPlan, target_identity
 from ..traces.prompt_trace import PromptTrace
 from ..traces.target_tables import FINAL_NORM, HEAD, TargetTables
@@ -122,7 +123,7 @@ def record_with_vllm(
     source: Offline | Served,
     out: Path,
     *,
-    on_progress: Callable[[int, int], None] = lambda _done, _total: None,
+    on_progress: Progress = unseen,
 ) -> TraceFolder:
     """Let vLLM continue every prompt, and write the trace folder `out`.
 
@@ -157,7 +158,7 @@ def _answer(
     source: Offline | Served,
     kept: KeptRecording,
     session: str,
-    on_progress: Callable[[int, int], None],
+    on_progress: Progress,
 ) -> None:
     """Let the engine answer what it has not; it does not start where nothing is missing."""
     missing = kept.missing()
@@ -226,7 +227,7 @@ def _trace(
     read: Callable[[Tensor], Tensor],
 ) -> PromptTrace:
     prompt, spec = plan.prompts[position], plan.decoding.logprob_spec
-    token_ids = torch.tensor([*prompt.token_ids, *answer.token_ids])
+    token_ids = torch.tensor(answer.token_ids)
     ids, logprobs = None, None
     if spec and spec.num_top:
         pairs = torch.tensor(answer.top, dtype=torch.float64)
@@ -234,20 +235,16 @@ def _trace(
         # What is as unlikely as can be said is impossible.
         logprobs = values.masked_fill(values <= LEAST_LOGPROB, -torch.inf)
     # Of the prompt, engines do not say what the target would have written.
-    top1 = torch.full((len(token_ids) - 1,), -1)
+    top1 = torch.full((len(prompt.token_ids) + len(token_ids) - 1,), -1)
     if not plan.decoding.sampled:
-        top1[len(prompt.token_ids) - 1 :] = token_ids[len(prompt.token_ids) :]
+        top1[len(prompt.token_ids) - 1 :] = token_ids
     elif ids is not None:
         top1[len(prompt.token_ids) - 1 :] = ids[:, 0]
-    return PromptTrace(
-        id=prompt.id,
-        category=prompt.category,
-        prompt_length=len(prompt.token_ids),
-        token_ids=token_ids,
+    return continued(
+        prompt,
+        token_ids,
         features=read(read_features(states)),
         target_top1=top1,
-        cluster=prompt.cluster,
-        conversation_sha256=prompt.conversation_sha256,
         token_logprob=torch.tensor(answer.token_logprob) if spec else None,
         top_token_ids=ids,
         top_logprobs=logprobs,
