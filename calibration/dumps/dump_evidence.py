@@ -18,9 +18,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ...quantize.drafts.forward import whole_rows
 from ...quantize.stored.loading import LoadedDraft
 from ...recipes.errors import CheckpointError, TraceError
-from ..passes.proposals import MAX_LOGITS, draft_proposals
+from ..passes.proposals import MAX_LOGITS, batch_proposals
 from ..recording.target_model import ON_CPU, RecordedTarget, decoder_layers, loaded_target
 from ..recording.target_shape import TargetShape, end_token_ids, target_identity
 from ..traces import files_raise
@@ -361,13 +362,13 @@ class DraftSteps:
     def _accepted(self, features: Tensor, token_ids: Tensor, start: int) -> Tensor:
         """[R] bool: the token that the draft proposes first, from each row, is the one recorded."""
         draft = self._draft
-        predicted = draft_proposals(
+        predicted = batch_proposals(
             draft.forward,
-            draft.forward.fuse(features[None].to(draft.weights["fc.weight"]))[0],
-            token_ids,
-            first_row=start - 1,
+            draft.forward.fuse(features[None].to(draft.weights["fc.weight"])),
+            token_ids[None],
+            rows=whole_rows(len(token_ids), 1, first_row=start - 1),
             num_draft_tokens=1,
-        ).token_ids[:, 0]
+        ).token_ids[0, :, 0]
         return predicted == token_ids[start + 1 :][: len(predicted)]
 
 
