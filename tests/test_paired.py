@@ -66,16 +66,8 @@ def test_a_rare_loss_widens_the_bound_below() -> None:
     assert x + a * x**2 / 3 + a**2 * x**3 / 27 + a / 6 == pytest.approx(quantile)
     half = change.upper - change.log_ratio
     assert half == pytest.approx(quantile * change.standard_error)
-
-
-def test_a_rare_gain_widens_the_bound_above() -> None:
-    """The same with the drafts exchanged: bounds exchange their places."""
-    baseline = [counts(0, 0, 0, 10)] * 10
-    candidate = [*baseline[1:], counts(0, 20, 0, 0)]
-    loss = paired_change(baseline, candidate, confidence=0.95)
-    gain = paired_change(candidate, baseline, confidence=0.95)
+    gain = paired_change([*baseline[1:], counts(0, 20, 0, 0)], baseline, confidence=0.95)
     assert gain.upper - gain.log_ratio > 1.5 * (gain.log_ratio - gain.lower)
-    assert gain.skewness == pytest.approx(-loss.skewness)
 
 
 def test_one_long_prompt_leaves_one_degree_of_freedom() -> None:
@@ -87,66 +79,43 @@ def test_one_long_prompt_leaves_one_degree_of_freedom() -> None:
     assert half == pytest.approx(6.313751515 * change.standard_error)
 
 
-def test_equal_drafts_change_nothing() -> None:
+def test_what_changes_nothing_has_no_spread_whatever_rounding_leaves() -> None:
+    """Twice the steps at the same lengths is no change; one step less in one prompt is a spread."""
     prompts = [counts(3, 2, 1), counts(1, 1, 9)]
-    change = paired_change(prompts, prompts, confidence=0.95)
-    assert (change.log_ratio, change.standard_error, change.lower) == (0.0, 0.0, 0.0)
-    assert not change.has_spread
-
-
-def test_an_equal_loss_has_no_spread_whatever_rounding_leaves() -> None:
-    change = paired_change([counts(3, 7)] * 1000, [counts(4, 6)] * 1000, confidence=0.95)
-    assert not change.has_spread
-    one_step = [*[counts(4, 6)] * 999, counts(3, 7)]
-    assert paired_change([counts(3, 7)] * 1000, one_step, confidence=0.95).has_spread
-
-
-def test_unequal_token_totals_enter_the_ratio() -> None:
-    """Twice the steps at the same lengths is no change, although R alone doubled."""
-    baseline = [counts(2, 2), counts(4, 8)]
-    candidate = [counts(4, 4), counts(8, 16)]
-    change = paired_change(baseline, candidate, confidence=0.9)
-    assert change.log_ratio == 0.0
-    assert change.standard_error == pytest.approx(0.0, abs=1e-15)
+    for before, after in (
+        (prompts, prompts), ([counts(2, 2), counts(4, 8)], [counts(4, 4), counts(8, 16)]),
+    ):  # fmt: skip
+        change = paired_change(before, after, confidence=0.95)
+        assert (change.log_ratio, change.lower) == (0.0, pytest.approx(0.0, abs=1e-14))
+        assert not change.has_spread
+    for last, spread in ((counts(4, 6), False), (counts(3, 7), True)):
+        after = [*[counts(4, 6)] * 999, last]
+        assert paired_change([counts(3, 7)] * 1000, after, confidence=0.95).has_spread == spread
 
 
 def test_parts_of_steps_are_weights_alone() -> None:
     """Expected steps may be less than one in every prompt."""
-    pairs = [
-        (counts(6, 4), counts(7, 3)),
-        (counts(5, 5), counts(6, 4)),
-        (counts(2, 8), counts(2, 8)),
-    ]
+    rows = ((6, 4), (5, 5), (2, 8)), ((7, 3), (6, 4), (2, 8))
     whole, parts = (
         paired_change(
-            *(
-                [
-                    AcceptanceCounts(histogram=tuple(n * share for n in one.histogram))
-                    for one in side
-                ]
-                for side in zip(*pairs, strict=True)
-            ),
+            *([AcceptanceCounts(histogram=(a * share, b * share)) for a, b in side]
+              for side in rows),
             confidence=0.95,
         )
         for share in (1.0, 0.01)
-    )
+    )  # fmt: skip
     assert parts.relative_bounds == pytest.approx(whole.relative_bounds, rel=1e-9)
     assert parts.effective_num_prompts == pytest.approx(whole.effective_num_prompts)
 
 
-@pytest.mark.parametrize(
-    ("baseline", "candidate", "message"),
-    [
+def test_what_has_no_change() -> None:
+    for baseline, candidate, message in (
         ([counts(1, 1)], [counts(1, 1)], "two or more pairs"),
         ([counts(1, 1)] * 3, [counts(1, 1)] * 2, "got 3 and 2"),
         ([counts(1, 1), counts(0, 0)], [counts(1, 1)] * 2, "verify steps in every prompt"),
-    ],
-)
-def test_what_has_no_change(
-    baseline: list[AcceptanceCounts], candidate: list[AcceptanceCounts], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        paired_change(baseline, candidate, confidence=0.95)
+    ):
+        with pytest.raises(ValueError, match=message):
+            paired_change(baseline, candidate, confidence=0.95)
 
 
 def change_of(log_ratio: float, deviation: float, num_prompts: int = 2) -> PairedChange:
@@ -162,24 +131,6 @@ def change_of(log_ratio: float, deviation: float, num_prompts: int = 2) -> Paire
     )
 
 
-@pytest.mark.parametrize(
-    ("deviation", "margin", "power", "expected"),
-    [
-        # N = ((z_0.95 + z_power) sd / margin)^2 for an unchanged draft, tabulated when the gate was
-        # designed with margin instead of -log(1 - margin): at most 3 % more.
-        (0.0189, 0.005, 0.8, 89), (0.0189, 0.005, 0.9, 122), (0.0189, 0.01, 0.8, 23),
-        (0.0278, 0.005, 0.8, 192), (0.0278, 0.01, 0.8, 48), (0.0278, 0.01, 0.9, 67),
-        (0.0313, 0.01, 0.8, 61), (0.0313, 0.02, 0.8, 16), (0.0313, 0.03, 0.8, 7),
-    ],
-)  # fmt: skip
-def test_required_prompts(deviation: float, margin: float, power: float, expected: int) -> None:
-    got = required_prompts(
-        change_of(0.0, deviation), max_relative_drop=margin, power=power, min_prompts=2
-    )
-    assert got.as_measured == got.if_unchanged
-    assert 0.97 * expected - 1 <= got.if_unchanged <= expected
-
-
 def test_required_prompts_by_hand() -> None:
     """Slack log(0.998) - log(0.995) = 0.0030105; (1.64485 + 0.84162) * 0.0189 / slack = 15.610.
 
@@ -189,10 +140,7 @@ def test_required_prompts_by_hand() -> None:
     change = change_of(math.log1p(-0.002), 0.0189, 100)
     got = required_prompts(change, max_relative_drop=0.005, power=0.8, min_prompts=2)
     assert got == RequiredPrompts(fewest=105, as_measured=244, most=1096, if_unchanged=88)
-
-
-def test_required_prompts_are_as_many_as_the_policy_asks_for_in_effect() -> None:
-    """100 prompts that say as much as 40: 30 effective ones are 75."""
+    # 100 prompts that say as much as 40: 30 effective ones are 75.
     change = dataclasses.replace(change_of(0.0, 0.001, 100), effective_num_prompts=40.0)
     got = required_prompts(change, max_relative_drop=0.01, power=0.8, min_prompts=30)
     assert got == RequiredPrompts(fewest=75, as_measured=75, most=75, if_unchanged=75)

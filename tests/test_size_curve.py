@@ -68,9 +68,7 @@ def curve(draft: LoadedDraft, traces: Mapping[str, TraceFolder]) -> SizeCurve:
 
 def test_usual_sizes() -> None:
     assert usual_sizes(163_840) == (8192, 16384, 32768, 65536)
-    assert usual_sizes(32_000) == (8192, 16384)
     assert usual_sizes(16_384) == (1024, 2048, 4096, 8192)
-    assert usual_sizes(1024) == (64, 128, 256, 512)
     assert usual_sizes(9) == (1, 2, 4)
 
 
@@ -136,23 +134,17 @@ def test_without_a_judge_the_prompts_are_held_out_crosswise(
     assert "crosswise in 5 parts" in found.judged_on
 
 
-def test_one_category_has_no_off_domain(draft: LoadedDraft, tmp_path: Path) -> None:
-    traces = write_said(tmp_path / "t", prompts=6, categories=("all",))
-    found = size_curve(draft, CHOOSER, traces, None, sizes=(12,), num_draft_tokens=K)
-    assert found.off_domain is None
-    assert found.chosen.categories == ((),)
-    assert found.chosen.worst(0) is None
-    assert "rows chosen by other categories" not in drawing(found, "draft")
-
-
-def test_a_judge_of_one_category_is_judged_by_the_others(
+def test_off_domain_is_by_the_other_categories_where_there_are_any(
     draft: LoadedDraft, traces: Mapping[str, TraceFolder], tmp_path: Path
 ) -> None:
-    choosing = traces["choosing"]
-    judging = write_said(
-        tmp_path / "t", prompts=4, seed=2, categories=("chat",), favourite=FAVOURITE
-    )
-    found = size_curve(draft, CHOOSER, choosing, judging, sizes=(12,), num_draft_tokens=K)
+    alone = write_said(tmp_path / "one", prompts=6, categories=("all",))
+    found = size_curve(draft, CHOOSER, alone, None, sizes=(12,), num_draft_tokens=K)
+    assert (found.off_domain, found.chosen.categories) == (None, ((),))
+    assert found.chosen.worst(0) is None
+    assert "rows chosen by other categories" not in drawing(found, "draft")
+    one = {"categories": ("chat",), "favourite": FAVOURITE}
+    judging = write_said(tmp_path / "t", prompts=4, seed=2, **one)  # type: ignore[arg-type]
+    found = size_curve(draft, CHOOSER, traces["choosing"], judging, sizes=(12,), num_draft_tokens=K)
     assert found.off_domain is not None
     assert found.off_domain.whole[0].coverage < found.chosen.whole[0].coverage
 
@@ -192,14 +184,9 @@ def test_speed_weighs_what_is_read_against_what_is_lost(curve: SizeCurve) -> Non
         assert best.speed_up == max(one.speed_up or 0 for one in found.speeds)
         assert found.speeds[-1].speed_up == 0
         assert set(found.range) <= {*SIZES, VOCAB}
-
-
-def test_without_a_verify_step_no_size_is_recommended(curve: SizeCurve) -> None:
-    machine = Machine(gpu=named_gpu("h200"), efficiency=0.5)
     serving = Serving(machines=[machine], concurrencies=[1], step_seconds={})
-    (found,) = size_speeds(curve.num_rows, curve.chosen, rounds(curve, 10**6), serving)
-    assert found.recommended is None
-    assert found.range == ()
+    (found,) = size_speeds(curve.num_rows, curve.chosen, of_each, serving)
+    assert (found.recommended, found.range) == (None, ())
     assert all(one.speed_up is None for one in found.speeds)
 
 
@@ -237,51 +224,33 @@ def test_a_cut_head_by_hand(tmp_path: Path) -> None:
             with_vocabulary(draft, size)
 
 
-def test_a_cut_head_of_a_draft_that_had_the_targets(tmp_path: Path) -> None:
+def test_cut_heads_of_other_folders(tmp_path: Path) -> None:
+    """Of a draft that had the target's head, and one whose config.json has a size at the top."""
     draft = read_draft(write_headers(tmp_path / "linear", "kimi-linear-dflash"))
     cut = with_vocabulary(draft, 8_000)
-    weights = plain_weights(cut)
-    step = draft_round(cut, weights, VerifyStep(15, 4096)).step
+    step = draft_round(cut, plain_weights(cut), VerifyStep(15, 4096)).step
     assert step.nbytes(1, "head") == 8_000 * 2304 * 2
     assert step.nbytes(1, "other") == 15 * 8
     assert cut.checkpoint.nbytes - draft.checkpoint.nbytes == 8_000 * (2304 * 2 + 8) + 163840
-
-
-def test_a_cut_head_of_a_speculators_folder(tmp_path: Path) -> None:
-    """Its config.json has the size at the top, as every other."""
     draft = read_draft(Checkpoint.open(tiny_speculators_eagle3(tmp_path / "draft")))
-    cut = with_vocabulary(draft, 8)
-    assert {row.canonical: row.tensor.shape for row in cut.rows}["d2t"] == (8,)
-    assert cut.geometry.draft_vocab_size == 8
-
-
-def test_families_without_cut_heads(tmp_path: Path) -> None:
+    assert with_vocabulary(draft, 8).geometry.draft_vocab_size == 8
     draft = read_draft(Checkpoint.open(tiny_deepseek_mtp(tmp_path / "mtp")))
     with pytest.raises(EstimateError, match="have no map of a cut vocabulary"):
         with_vocabulary(draft, 8)
 
 
-def test_step_times_as_measured() -> None:
+def test_step_times_and_concurrencies() -> None:
     alone = Serving(machines=[], concurrencies=(), step_seconds=parse_step_times("14.2", (1, 64)))
     assert [alone.verify_seconds(c) for c in (1, 64)] == [pytest.approx(0.0142)] * 2
     times = parse_step_times("1=9.5,8=14", (1, 4, 8))
     some = Serving(machines=[], concurrencies=(), step_seconds=times)
     assert [some.verify_seconds(c) for c in (1, 4, 8)] == [0.0095, None, 0.014]
-
-
-@pytest.mark.parametrize("text", ["", "x", "-1", "0", "nan", "inf", "1=2,3", "1=2,1=3", "a=2", "="])
-def test_step_times_that_are_none(text: str) -> None:
-    with pytest.raises(EstimateError, match="expected milliseconds, or CONCURRENCY=") as caught:
-        parse_step_times(text, (1,))
-    assert "for example 14.2" in caught.value.fix
-
-
-def test_a_time_at_a_concurrency_that_is_not_asked_for() -> None:
+    for text in ("", "x", "-1", "0", "nan", "inf", "1=2,3", "1=2,1=3", "a=2"):
+        with pytest.raises(EstimateError, match="expected milliseconds, or CONCURRENCY=") as got:
+            parse_step_times(text, (1,))
+        assert "for example 14.2" in got.value.fix
     with pytest.raises(EstimateError, match="a time at concurrency 12, but --concurrency is 1,8"):
         parse_step_times("1=9,12=20", (1, 8))
-
-
-def test_concurrencies() -> None:
     assert checked_concurrencies([8, 1, 8]) == (1, 8)
     with pytest.raises(EstimateError, match="--concurrency: expected at least 1, got 0"):
         checked_concurrencies([1, 0])
