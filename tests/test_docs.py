@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from draftquant.quantize.drafts import FAMILIES, read_draft
+from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.engines.contract import EngineName
 from draftquant.quantize.engines.plan_verdicts import planned_verdicts
 from draftquant.quantize.files.checkpoint import Checkpoint
@@ -179,15 +179,16 @@ def test_an_emulated_format_is_not_advised() -> None:
     assert not choices._is_small(load_recipe("mi325x-w4a8-fp8"), "gfx950")  # a byte each
 
 
-def test_readme_has_the_advice() -> None:
-    assert choices.choices_table() in README.read_text(encoding="utf-8")
+def test_the_advice_is_on_its_pages() -> None:
+    assert choices.short_table() in README.read_text(encoding="utf-8")
+    assert choices.choices_table() in (DOCS / "recipes.md").read_text(encoding="utf-8")
 
 
-def test_readme_counts_what_there_is() -> None:
+def test_readme_is_one_screen_and_a_half() -> None:
     text = README.read_text(encoding="utf-8")
-    assert f"one of [{len(FAMILIES)}](docs/families.md)" in text
-    assert f"[All {len(built_in_recipes())} recipes]" in text
-    assert len(text.splitlines()) <= 121
+    assert f"[all {len(built_in_recipes())}]" in text
+    assert len(text.splitlines()) <= 70
+    assert max(map(len, text.splitlines())) <= 120
 
 
 # Pictures

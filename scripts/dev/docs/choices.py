@@ -1,9 +1,8 @@
-"""Which recipe for which GPU, engine and family of draft: README's table, made from `check`.
+"""Which recipe for which GPU, engine and family of draft, made from `check`.
 
 Of the built-in recipes whose result `check` says LOADS and whose head is the draft's, a row has the
 best in FP8, with weights in INT4 and with weights in FP4, by the figures in docs/acceptance.md and
-by bytes. Kept by hand are
-the GPUs that people use, and which of equal recipes is named.
+by bytes. Kept by hand are the GPUs that people use, and which of equal recipes is named.
 """
 
 import itertools
@@ -93,6 +92,24 @@ def choices_table() -> str:
             ]
             for each in choices()
         ),
+    )
+
+
+def short_table() -> str:
+    """The advice for drafts that are no MLA drafts: a row for GPUs and engines with the same."""
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for each in choices():
+        if FAMILIES[0] in each.families:
+            mark = "" if each.families == FAMILIES else " ²"
+            four_bits = (
+                each.int4 and code(each.int4) + (" ¹" if each.by_plugin else mark),
+                each.fp4 and code(each.fp4) + mark,
+            )
+            cells = (TITLES[each.engine], each.fp8 and code(each.fp8), *four_bits)
+            rows.setdefault(tuple(cell or NONE for cell in cells), []).extend(each.gpus)
+    return table(
+        ["GPU", "engine", "FP8", "INT4 weights", "FP4 weights"],
+        ([", ".join(gpus), *cells] for cells, gpus in rows.items()),
     )
 
 
