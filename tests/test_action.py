@@ -184,22 +184,14 @@ def test_the_commands_come_in_order(workspace: Workspace) -> None:
     assert card.read_text(encoding="utf-8") == "# the card\n"
 
 
-@pytest.mark.parametrize(
-    ("verb", "before"),
-    [
-        ("quantize", []),
-        ("verify", ["quantize"]),
-        ("check", ["quantize", "verify"]),
-        ("gate", ["quantize", "verify", "check"]),
-    ],
-)
-def test_a_command_that_fails_is_the_last_and_decides(
-    workspace: Workspace, verb: str, before: list[str]
-) -> None:
-    run = workspace.ask(recipe="r.yaml", engine="vllm", codes={verb: "2"})
-    assert run.code == 2, run.log
-    assert workspace.verbs == [*before, verb]
-    assert run.outputs["verdict"] == ""
+def test_a_command_that_fails_is_the_last_and_decides(workspace: Workspace) -> None:
+    verbs = ["quantize", "verify", "check", "gate"]
+    for number, verb in enumerate(verbs, start=1):
+        workspace.calls_file.unlink(missing_ok=True)
+        run = workspace.ask(recipe="r.yaml", engine="vllm", codes={verb: "2"})
+        assert run.code == 2, run.log
+        assert workspace.verbs == verbs[:number]
+        assert run.outputs["verdict"] == ""
 
 
 def test_without_a_card_the_verdict_stays(workspace: Workspace) -> None:
@@ -209,19 +201,13 @@ def test_without_a_card_the_verdict_stays(workspace: Workspace) -> None:
     assert run.obeyed == ["::warning title=draftquant::no model card"]
 
 
-@pytest.mark.parametrize(
-    ("verdict", "fail_on", "code"),
-    [
-        ("PASS", "anything-but-pass", 0),
-        ("PASS", "fail", 0),
-        ("FAIL", "anything-but-pass", 1),
-        ("FAIL", "fail", 1),
-        ("INCONCLUSIVE", "anything-but-pass", 1),
-        ("INCONCLUSIVE", "fail", 0),
-        ("ANOMALOUS", "anything-but-pass", 1),
-        ("ANOMALOUS", "fail", 1),
-    ],
-)
+@pytest.mark.parametrize(("verdict", "fail_on", "code"), [
+    ("PASS", "anything-but-pass", 0),
+    ("FAIL", "fail", 1),
+    ("INCONCLUSIVE", "anything-but-pass", 1),
+    ("INCONCLUSIVE", "fail", 0),
+    ("ANOMALOUS", "fail", 1),
+])  # fmt: skip
 def test_the_verdict_decides(workspace: Workspace, verdict: str, fail_on: str, code: int) -> None:
     run = workspace.ask(verdict, quantized="q", fail_on=fail_on)
     assert run.code == code
@@ -229,40 +215,32 @@ def test_the_verdict_decides(workspace: Workspace, verdict: str, fail_on: str, c
     assert ("card" in workspace.verbs) == (verdict == "PASS")
 
 
-@pytest.mark.parametrize(
-    ("inputs", "asked"),
-    [
-        ({"recipe": "r.yaml"}, {"quantize": "--recipe=r.yaml"}),
-        ({"recipe": "r.yaml", "calibration": "c"}, {"quantize": "--traces=c"}),
-        ({"recipe": "r.yaml", "backend": "quark"}, {"quantize": "--backend=quark"}),
-        ({"engine": "vllm"}, {"check": "--engine=vllm"}),
-        ({"engine": "vllm", "gpu": "h200"}, {"check": "--gpu=h200"}),
-        ({"traces": "t"}, {"gate": "--traces=t"}),
-        ({"policy": "screening"}, {"gate": "--policy=screening"}),
-        ({"num_draft_tokens": "3"}, {"gate": "--num-draft-tokens=3"}),
-        ({"expect_baseline": "2.9"}, {"gate": "--expect-baseline=2.9"}),
-        ({"fail_on": "fail"}, {"gate": "--junit-inconclusive=skipped"}),
-        ({"unrecorded": "true"}, {"verify": "--foreign", "gate": "--unrecorded"}),
-        ({"base_model": "a/b"}, {"card": "--base-model=a/b"}),
-        ({"license": "mit"}, {"card": "--license=mit"}),
-        ({"draft": "d"}, {"verify": "--against=d", "gate": "d"}),
-        ({"name": "n"}, {"gate": "--report=draftquant/n.json", "card": "--gate=draftquant/n.json"}),
-        ({"output": "o"}, {"gate": "--report=o/gate.json", "card": "--gate=o/gate.json"}),
-    ],
-)
-def test_each_input_is_an_option_of_its_command(
-    workspace: Workspace, inputs: dict[str, str], asked: dict[str, str]
-) -> None:
-    given = inputs if "recipe" in inputs else {"quantized": "q", **inputs}
-    assert workspace.ask(**given).code == 0
-    calls = {call[0]: call for call in workspace.calls}
-    for verb, word in asked.items():
-        assert word in calls[verb], calls[verb]
-    workspace.calls_file.unlink()
-    others = {"quantized": "q"} if "recipe" not in inputs else {"recipe": "s.yaml"}
-    assert workspace.ask(**others).code == 0
-    for call in workspace.calls:  # and without it the option is not there
-        assert asked.get(call[0]) not in call
+OPTIONS = {
+    "recipe": {"quantize": "--recipe=r.yaml"}, "calibration": {"quantize": "--traces=c"},
+    "backend": {"quantize": "--backend=quark"}, "engine": {"check": "--engine=vllm"},
+    "gpu": {"check": "--gpu=h200"}, "traces": {"gate": "--traces=t"},
+    "policy": {"gate": "--policy=screening"}, "num_draft_tokens": {"gate": "--num-draft-tokens=3"},
+    "expect_baseline": {"gate": "--expect-baseline=2.9"},
+    "base_model": {"card": "--base-model=a/b"},
+    "fail_on": {"gate": "--junit-inconclusive=skipped"}, "license": {"card": "--license=mit"},
+    "unrecorded": {"verify": "--foreign", "gate": "--unrecorded"},
+    "draft": {"verify": "--against=d", "gate": "d"},
+    "name": {"gate": "--report=o/n.json", "card": "--gate=o/n.json"},
+    "output": {"gate": "--html=o/n.html"},
+}  # fmt: skip
+"""Input -> words that it becomes, of these commands."""
+
+
+def test_each_input_is_an_option_of_its_command(workspace: Workspace) -> None:
+    given = {name: next(iter(words.values())).partition("=")[2] for name, words in OPTIONS.items()}
+    given |= {"fail_on": "fail", "unrecorded": "true", "name": "n", "output": "o"}
+    for inputs, is_there in ((given, True), ({"recipe": "s.yaml", "engine": "sglang"}, False)):
+        workspace.calls_file.unlink(missing_ok=True)
+        assert workspace.ask(**inputs).code == 0
+        calls = {call[0]: call for call in workspace.calls}
+        for name, words in OPTIONS.items():
+            for verb, word in words.items():
+                assert (word in calls[verb]) is is_there, (name, calls[verb])
 
 
 def test_it_installs_what_lies_beside_it(workspace: Workspace) -> None:
@@ -288,20 +266,15 @@ def test_a_draft_that_is_another_stops_before_the_verdict(
     assert run.outputs["verdict"] == ""
 
 
-@pytest.mark.parametrize(
-    ("inputs", "said"),
-    [
-        ({}, "give recipe or quantized"),
-        ({"recipe": "fp8-ptpc", "quantized": "x"}, "give recipe or quantized, not both"),
-        ({"recipe": "fp8-ptpc", "name": "a b"}, "name: letters, digits"),
-        ({"recipe": "fp8-ptpc", "name": "../x"}, "name: letters, digits"),
-        ({"recipe": "fp8-ptpc", "name": "x\nverdict=PASS"}, "name: letters, digits"),
-        ({"recipe": "fp8-ptpc", "output": "x\nverdict=PASS"}, "output, quantized: one line each"),
-        ({"recipe": "fp8-ptpc", "output": ""}, "output, quantized: one line each"),
-        ({"quantized": "x\nverdict=PASS"}, "output, quantized: one line each"),
-        ({"recipe": "fp8-ptpc", "fail_on": "never"}, "fail-on: anything-but-pass or fail"),
-    ],
-)
+@pytest.mark.parametrize(("inputs", "said"), [
+    ({}, "give recipe or quantized"),
+    ({"recipe": "fp8-ptpc", "quantized": "x"}, "give recipe or quantized, not both"),
+    ({"recipe": "fp8-ptpc", "name": "../x"}, "name: letters, digits"),
+    ({"recipe": "fp8-ptpc", "name": "x\nverdict=PASS"}, "name: letters, digits"),
+    ({"recipe": "fp8-ptpc", "output": "x\nverdict=PASS"}, "output, quantized: one line each"),
+    ({"quantized": "x\nverdict=PASS"}, "output, quantized: one line each"),
+    ({"recipe": "fp8-ptpc", "fail_on": "never"}, "fail-on: anything-but-pass or fail"),
+])  # fmt: skip
 def test_a_bad_input_is_refused_first(
     workspace: Workspace, inputs: dict[str, str], said: str
 ) -> None:
@@ -339,10 +312,7 @@ SHADOWS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("search_path", [{}, {"PYTHONPATH": "."}, {"PYTHONPATH": ":/nowhere"}])
-def test_no_file_of_the_checkout_becomes_code(
-    workspace: Workspace, quantized: str, search_path: dict[str, str]
-) -> None:
+def test_no_file_of_the_checkout_becomes_code(workspace: Workspace, quantized: str) -> None:
     for shadow in SHADOWS:
         path = workspace.folder / shadow
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -354,15 +324,17 @@ def test_no_file_of_the_checkout_becomes_code(
         # What is asked for is done all the same, until the gate finds no traces.
         ({"quantized": quantized, "engine": "sglang", "gpu": "mi325x", "traces": "none"}, 2),
     ):
-        run = workspace.run(action_path=none, environment=search_path, **inputs)
+        run = workspace.run(action_path=none, environment={"PYTHONPATH": ".:"}, **inputs)
         assert run.code == code, run.log
         assert not (workspace.folder / "hit").exists(), inputs
     assert "LOADS: SGLang" in run.log
 
 
-@pytest.mark.parametrize("name", ["PATH", "LD_LIBRARY_PATH"])
-@pytest.mark.parametrize("entry", [".", "bin", ""])
-@pytest.mark.parametrize("order", ["{entry}:{rest}", "{rest}:{entry}", "{rest}:{entry}:{rest}"])
+@pytest.mark.parametrize(("name", "entry", "order"), [
+    ("PATH", ".", "{entry}:{rest}"), ("PATH", "", "{rest}:{entry}"),
+    ("PATH", "bin", "{rest}:{entry}:{rest}"), ("LD_LIBRARY_PATH", "bin", "{rest}:{entry}"),
+    ("LD_LIBRARY_PATH", "", "{rest}:{entry}:{rest}"),
+])  # fmt: skip
 def test_a_search_path_into_the_checkout_is_refused(
     workspace: Workspace, name: str, entry: str, order: str
 ) -> None:

@@ -3,11 +3,9 @@
 import json
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from draftquant import api as dq
 from draftquant.calibration.traces.trace_folder import TraceFolder
@@ -18,8 +16,6 @@ from tiny_dflash import tiny_dflash
 
 from benchmarks import gate, peers, quality, quantize, record, replay
 from benchmarks.measured_process import BenchError, draftquant, run_measured
-from benchmarks.simulated_replays import record as simulate
-from benchmarks.simulated_replays import replays
 
 pytestmark = pytest.mark.slow
 
@@ -47,13 +43,6 @@ def test_quantizing_is_measured_beside_cp(tmp_path: Path, capsys: Printed) -> No
     (tmp_path / "measured").mkdir()
     assert quantize.main(asked) == 2
     assert "exists already" in capsys.readouterr().err
-
-
-def test_a_round_in_the_middle_counts_unless_one_failed() -> None:
-    one = quantize.Row(name="a", wall_seconds=1, cpu_seconds=1, peak_bytes=1, bytes_out=1)
-    found = [replace(one, wall_seconds=seconds) for seconds in (3.0, 1.0, 2.0)]
-    assert quantize._median(found).wall_seconds == 2
-    assert quantize._median([*found, replace(one, error="no")]).error == "no"
 
 
 def test_tools_that_run_and_tools_that_do_not(tmp_path: Path, capsys: Printed) -> None:
@@ -142,28 +131,6 @@ def test_a_draft_is_quantized_and_judged(tmp_path: Path, capsys: Printed) -> Non
     assert "is no trained pair" in capsys.readouterr().err
 
 
-def test_an_algorithm_is_that_of_the_backend_before_it() -> None:
-    assert quality.chosen("gptq") == ("--algorithm", "gptq", "--backend", "torch")
-    assert quality.chosen("quark:gptq") == ("--algorithm", "gptq", "--backend", "quark")
-    assert quality.chosen("recipe") == ()
-    calibrated = {("int4-channel", "gptq"), ("int4-channel", "quark:gptq"),
-                  ("blackwell-nvfp4", "absmax"), ("int4-channel-gptq", "recipe"),
-                  ("blackwell-fp8", "recipe")}  # fmt: skip
-    others = {("int4-channel", "absmax"), ("fp8-ptpc", "modelopt:mse"), ("int4-channel", "recipe")}
-    assert {one for one in calibrated | others if quality.is_calibrated(*one)} == calibrated
-
-
-@pytest.mark.parametrize("change", [-0.04, 0.0])
-def test_the_population_changes_as_told_and_is_like_the_shipped_pairs(change: float) -> None:
-    """20,000 prompts with a deviation of 0.04: the standard error of the change is 0.0003."""
-    baseline, candidate = replays(simulate(np.random.default_rng(0), 20_000, change))
-    before, after = (one.counts.mean_acceptance_length for one in (baseline, candidate))
-    assert after / before - 1 == pytest.approx(change, abs=0.001)
-    assert before == pytest.approx(2.90, abs=0.02)
-    lengths = [prompt.counts.mean_acceptance_length for prompt in baseline.prompts]
-    assert np.std(lengths) == pytest.approx(0.28, abs=0.02)
-
-
 def simulated(group: str, name: str, runs: int = 60) -> gate.Row:
     """A few dozen seeded runs tell rates that lie far apart; the figures need two thousand."""
     return gate.simulated(name, gate.SCENARIOS[group]()[name], runs, 0)
@@ -185,15 +152,6 @@ def test_the_gate_is_simulated() -> None:
     assert simulated("contexts", "longest bin loses 8%").failed > 0.95
     plain = simulated("looks", "3 looks, unplanned, +0.0%").passed
     assert plain > simulated("looks", "1 look, +0.0%").passed + 0.1
-
-
-def test_the_same_seed_gives_the_same_rates(capsys: Printed) -> None:
-    asked = ["--runs", "3", "--only", "lengths", "--seed"]
-    first, again, other = (rows(capsys, gate.main, *asked, seed) for seed in "112")
-    assert first == again != other
-    assert len(first) == len(gate.lengths())
-    assert gate.main([*asked, "1"]) == 0
-    assert "spread of log length 1.5" in capsys.readouterr().out
 
 
 def test_the_peak_is_that_of_the_command_and_not_of_who_runs_it() -> None:

@@ -1,6 +1,5 @@
 """Staging folders of dead processes are removed by the next run and by `clean`, nothing else is."""
 
-import json
 import os
 import signal
 import subprocess
@@ -9,7 +8,6 @@ import time
 from pathlib import Path
 
 import pytest
-from draftquant.quantize.files import staging as stale
 from draftquant.quantize.files.staging import find_staging, staged_output, staging_name
 from draftquant.recipes.errors import OutputError
 from draftquant.scripts.cli import main
@@ -83,19 +81,6 @@ def test_a_process_that_nobody_waited_for_is_dead(tmp_path: Path) -> None:
     process.communicate()
 
 
-def test_a_process_of_another_user_is_alive(
-    tmp_path: Path, dead: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Root may signal everybody, so the kernel's answer is given here."""
-
-    def refused(_pid: int, _signal: int) -> None:
-        raise PermissionError
-
-    left_by(tmp_path, "out", dead)
-    monkeypatch.setattr(stale.os, "kill", refused)
-    assert find_staging(tmp_path)[0].is_live
-
-
 def test_clean_prints_what_it_removes(
     dead: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -114,13 +99,6 @@ def test_clean_prints_what_it_removes(
         assert f"removed {folder.name} (1,000 bytes)" in said
     assert f"left {elsewhere.name}: of another machine or container" in said
     assert "2 removed, 0.00 MB; 1 left" in said
-
-
-def test_clean_for_machines(dead: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    gone = left_by(tmp_path, "a", dead)
-    assert main(["clean", str(tmp_path), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found == {"removed": [{"folder": gone.name, "bytes": 1000}], "left": []}
 
 
 def test_other_machines_need_an_age(dead: int, tmp_path: Path) -> None:
@@ -142,13 +120,6 @@ def test_a_live_run_is_never_old(tmp_path: Path) -> None:
         os.utime(staging, (0, 0))
         assert main(["clean", str(tmp_path), "--older-than", "0"]) == 0
         assert staging.is_dir()
-
-
-@pytest.mark.parametrize("hours", ["-1", "nan", "x"])
-def test_hours_are_a_number(hours: str, tmp_path: Path) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(["clean", str(tmp_path), f"--older-than={hours}"])
-    assert caught.value.code == 2
 
 
 def test_no_folder(tmp_path: Path) -> None:

@@ -6,17 +6,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from draftquant.scripts.cli import COMMANDS, main
-from draftquant.scripts.frame.arguments import share
-from draftquant.scripts.frame.parsers import sentence
+from draftquant.scripts.cli import main
 from tiny import tiny_eagle3_llama
 
 PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"
 DRAFT, TARGET = str(PAIR / "draft"), str(PAIR / "target")
-WHOLE_MODEL = str(PAIR.parent / "eagle3-mla" / "target")
 
 
 @pytest.fixture(scope="module")
@@ -42,69 +38,6 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-@pytest.mark.parametrize("command", ["", *COMMANDS])
-def test_help_of_every_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as exit_:
-        main([*([command] if command else []), "--help"])
-    assert exit_.value.code == 0
-    assert (sentence(COMMANDS[command]) if command else "exit codes") in capsys.readouterr().out
-
-
-def test_usage_errors_exit_with_2() -> None:
-    for arguments in ([], ["quantise"], ["plan", DRAFT], ["plan", DRAFT, "--recipe"]):
-        with pytest.raises(SystemExit) as exit_:
-            main(arguments)
-        assert exit_.value.code == 2
-
-
-@pytest.mark.parametrize(
-    ("arguments", "parts"),
-    [
-        (["plan", "nowhere", "--recipe", "int4-channel"], ("nowhere: no such folder", "Hub id")),
-        (["plan", DRAFT, "--recipe", "int4-chanel"], ("did you mean 'int4-channel'?",)),
-        (["plan", WHOLE_MODEL, "--recipe", "fp8-ptpc"], ("a whole model without an MTP layer",)),
-        (["replay", DRAFT, "--traces", "nowhere"], ("nowhere",)),
-        (["record", "--target", "nowhere", "--prompts", "p", "--out", "t"], ("fix:",)),
-        (
-            ["quantize", DRAFT, "--recipe", "blackwell-fp8", "--backend", "torch", "--out", "o"],
-            ("--traces", "fp8-ptpc", "--input-scale 1.0"),
-        ),
-        (
-            ["quantize", DRAFT, "--recipe", "blackwell-fp8", "--input-scale", "-1", "--out", "o"],
-            ("expected a positive number",),
-        ),
-        (
-            ["quantize", DRAFT, "--recipe", "int4-channel", "--backend", "modelopt", "--out", "o"],
-            ("modelopt", "fix:"),
-        ),
-        (["gate", DRAFT, DRAFT, "--traces", "t", "--confidence", "2"], ("95 % as 0.95",)),
-        (["gate", DRAFT, DRAFT, "--traces", "t", "--look", "4/3"], ("--look", "as 2/3")),
-        (["gate", DRAFT, DRAFT, "--traces", "t", "--spending", "pocock"], ("add --look i/n",)),
-    ],
-)
-def test_bad_input_exits_with_2_and_says_how_to_fix_it(
-    arguments: list[str],
-    parts: tuple[str, ...],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(arguments) == 2
-    output = capsys.readouterr()
-    assert output.out == ""
-    assert output.err.startswith("error: ")
-    assert "\n  fix: " in output.err
-    for part in parts:
-        assert part in output.err
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(("text", "value"), [("0.01", 0.01), ("1%", 0.01), ("1.5%", 0.015)])
-def test_a_share_is_written_as_people_do(text: str, value: float) -> None:
-    assert share(text) == value
-
-
 @pytest.mark.parametrize("text", ["one", "%", "1%%", ""])
 def test_what_is_no_share(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
@@ -115,65 +48,6 @@ def test_what_is_no_share(text: str, capsys: pytest.CaptureFixture[str]) -> None
 def test_debug_shows_the_traceback() -> None:
     with pytest.raises(Exception, match="no such folder"):
         main(["plan", "nowhere", "--recipe", "int4-channel", "--debug"])
-
-
-def test_plan_prints_json_on_stdout_only(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", DRAFT, "--recipe", "int4-channel", "--json"]) == 0
-    output = capsys.readouterr()
-    plan = json.loads(output.out)
-    assert output.err == ""
-    assert sum(t["bytes_after"] for t in plan["tensors"]) == plan["bytes_after"] == 1_858_160
-    assert [t["action"] for t in plan["tensors"]].count("quantize") == 7
-
-
-def test_inspect_reports_family_sizes_and_half_ratios(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", DRAFT, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["family"] == "eagle3-llama"
-    assert found["parameters"] * 2 == found["bytes"] == 3_082_240
-    assert found["bytes_after"]["int4-channel"] == 1_858_160
-    assert len(found["concat_half_ratio"]) == 3
-    assert main(["inspect", DRAFT]) == 0
-
-
-@pytest.mark.parametrize(
-    ("asked", "words"),
-    [
-        (("--engine", "vllm", "--gpu", "mi355x"), "was never executed on MI355X (gfx950)"),
-        (("--engine", "sglang", "--gpu", "a100"), "was never executed on A100 (sm80)"),
-        (("--gpu", "l40s"), "--gpu l40s: no built-in recipe makes a draft that is known to load"),
-        (("--engine", "tensorrt-llm"), "--engine tensorrt-llm: no built-in recipe makes"),
-    ],
-)
-def test_recipes_that_none_is_listed_of(
-    asked: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["recipes", "list", *asked]) == 1
-    printed = capsys.readouterr()
-    assert words in " ".join(printed.err.split())
-    assert printed.out == ""
-    assert main(["recipes", "list", "--json", *asked]) == 1
-    assert json.loads(capsys.readouterr().out) == []
-
-
-def test_recipes_list_says_where_a_format_is_emulated(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["recipes", "list", "--gpu", "mi325x", "--json"]) == 0
-    listed = {one["name"]: one["emulated_on"] for one in json.loads(capsys.readouterr().out)}
-    assert listed["mi355-mxfp4"] == ["gfx942"]  # MI355X (gfx950) multiplies MXFP4
-    assert listed["blackwell-nvfp4"] == ["gfx942"]  # NVIDIA's GPUs widen it as they read it
-    assert listed["fp8-ptpc"] == []
-
-
-def test_recipes_list_names_gpus_as_they_were_asked_for(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "400")
-    assert main(["recipes", "list", "--gpu", "mi300x", "--engine", "sglang"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "sglang: MI300X (gfx942); emulated on MI300X (gfx942), slower than BF16" in said
-    assert "vllm:" not in said
-    assert main(["recipes", "list", "--engine", "sglang"]) == 0
-    assert "B200 (sm100) (not eagle3-mla)" in capsys.readouterr().out
 
 
 def test_recipes_list_show_and_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -328,14 +202,6 @@ def test_fused_traces_give_the_same_steps_and_refuse_another_fc(
     assert main(["replay", str(other), "--traces", str(work / "fused")]) == 2
 
 
-def test_traces_for_a_dynamic_recipe_are_not_used(
-    work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    quantize = ["quantize", DRAFT, "--recipe", "fp8-ptpc", "--out", str(tmp_path / "o")]
-    assert main([*quantize, "--traces", str(work / "traces")]) == 0
-    assert "stores no static input scales" in capsys.readouterr().err
-
-
 def test_a_draft_without_embedding_and_head_takes_those_of_its_target(
     work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -364,30 +230,3 @@ def test_the_installed_command_runs_from_anywhere(tmp_path: Path) -> None:
         check=True,
     )
     assert {recipe["name"] for recipe in json.loads(run.stdout)} >= {"int4-channel", "fp8-ptpc"}
-
-
-def test_what_writes_traces_says_it_in_json(
-    work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def said(*arguments: str) -> dict[str, Any]:
-        assert main([*arguments, "--json"]) == 0
-        found = json.loads(capsys.readouterr().out)
-        assert isinstance(found, dict)
-        return found
-
-    prompt = tmp_path / "prompt.jsonl"
-    prompt.write_text(
-        (PAIR / "prompts.jsonl").read_text(encoding="utf-8").splitlines()[40], encoding="utf-8"
-    )
-    record = ["record", "--target", TARGET, "--draft", DRAFT, "--prompts", str(prompt)]
-    one = said(*record, "--out", str(tmp_path / "one"), "--max-new-tokens", "8")
-    assert (one["out"], one["traces"]) == (str(tmp_path / "one"), 1)
-    outs = [str(tmp_path / name) for name in "ab"]
-    split = said("traces", "split", str(work / "traces"), "--count", "5", "--out", *outs)
-    assert split["first"]["traces"] + split["second"]["traces"] == 12
-    assert sum(a + b for a, b in split["by_category"].values()) == 12
-    merged = said("traces", "merge", *outs, str(tmp_path / "one"), "--out", str(tmp_path / "c"))
-    assert merged["traces"] == 13
-    assert merged["renamed"] == {}
-    assert main(["traces", "info", str(tmp_path / "c"), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["sha256"] == merged["sha256"]

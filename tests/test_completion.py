@@ -1,6 +1,5 @@
 """Shells complete commands, flags, choices and recipes: asked of a real bash."""
 
-import json
 import shutil
 import subprocess
 import sys
@@ -66,13 +65,6 @@ def test_the_other_shells_are_told_the_same(shell: str, scripts: Path) -> None:
         assert name in script
     if there := shutil.which(shell):
         subprocess.run([there, "-n", str(scripts / shell)], check=True)
-
-
-def test_completion_in_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["completion", "fish", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["shell"] == "fish"
-    assert "complete -c draftquant" in found["script"]
 
 
 def test_without_shtab_the_extra_is_named(

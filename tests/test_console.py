@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -173,39 +172,6 @@ def test_errors_are_json_too(arguments: list[str], capsys: pytest.CaptureFixture
     assert set(error) == {"where", "what", "fix", "details"}
     assert f"error: {error['where']}: {error['what']}\n" in output.err
     assert f"  fix: {error['fix']}\n" in output.err
-
-
-def test_all_problems_of_a_recipe_are_in_the_json(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "mine.yaml"
-    path.write_text(
-        "extends: fp8-ptpc\nname: mine\nlayuot: quark\nbackedn: torch\n", encoding="utf-8"
-    )
-    assert main(["recipes", "check", str(path), "--json"]) == 2
-    error = json.loads(capsys.readouterr().out)["error"]
-    assert error["where"] == f"{path}:3"
-    assert any("backedn" in line for line in error["details"])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "keys"),
-    [
-        (["recipes", "show", "mi325x"], {"name", "rules", "sha256"}),
-        (["recipes", "check", "mi325x"], {"recipe", "rules", "good"}),
-        (["recipes", "--json"], None),
-    ],
-)
-def test_recipes_in_json(
-    arguments: list[str], keys: set[str] | None, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([*arguments, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    if keys is None:
-        assert {r["name"]: r["aliases"] for r in found}["fp8-ptpc"] == ["gh200", "h100", "h200"]
-    else:
-        assert isinstance(found, Mapping)
-        assert keys <= set(found)
 
 
 # How much is said

@@ -1,6 +1,5 @@
 """docs/: made pages and pictures are current, links lead somewhere, the site builds by itself."""
 
-import dataclasses
 import re
 import subprocess
 import sys
@@ -20,13 +19,10 @@ from draftquant.recipes import built_in_recipes, load_recipe
 from draftquant.scripts.dev.docs import (
     acceptance,
     choices,
-    drawing,
     lints,
-    markdown,
     pictures,
     traces,
 )
-from draftquant.scripts.dev.docs.__main__ import main
 from draftquant.scripts.dev.docs.pages import PAGES
 from draftquant.scripts.dev.docs.repository_links import on_page_markdown
 
@@ -42,55 +38,12 @@ def test_what_is_made_is_current(name: str) -> None:
     assert (DOCS / name).read_text(encoding="utf-8") == MADE[name](), AGAIN
 
 
-def test_the_command_writes_all_of_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("draftquant.scripts.dev.docs.__main__.ROOT", tmp_path)
-    monkeypatch.setattr("draftquant.scripts.dev.docs.__main__.DOCS", tmp_path)
-    quick = {"reference/a.md": lambda: "a\n", "pictures/b.svg": lambda: "b\n"}
-    monkeypatch.setattr("draftquant.scripts.dev.docs.__main__.PAGES", quick)
-    monkeypatch.setattr("draftquant.scripts.dev.docs.__main__.PICTURES", {})
-    assert main() == 0
-    assert (tmp_path / "pictures/b.svg").read_text(encoding="utf-8") == "b\n"
-    assert capsys.readouterr().out == "reference/a.md\npictures/b.svg\n"
-
-
 def test_no_made_page_is_left_over() -> None:
     there = {path.relative_to(DOCS).as_posix() for path in DOCS.glob("reference/*")}
     assert there | {f"pictures/{path.name}" for path in DOCS.glob("pictures/*.svg")} == set(MADE)
 
 
 # Texts of made pages
-
-
-def test_text_is_no_markup() -> None:
-    assert markdown.text("a *b* <c> [d] | `e|f` g_h __i__\n j") == (
-        r"a \*b\* \<c\> \[d\] \| `e\|f` g_h \__i_\_ j"
-    )
-    assert markdown.code("a|b") == r"`a\|b`"
-    assert markdown.code("") == ""
-
-
-def test_attributes_are_those_of_a_docstring() -> None:
-    @dataclasses.dataclass
-    class Example:
-        """Nothing.
-
-        Attributes:
-            a: first, over
-                two lines. b: second.
-            c, d: both.
-        """
-
-        a: int
-        b: int
-        c: int
-        d: int
-        e: int
-
-    assert traces.attributes(Example) == {
-        "a": "first, over two lines", "b": "second.", "c": "both.", "d": "both.",
-    }  # fmt: skip
 
 
 def test_every_key_of_a_trace_is_explained() -> None:
@@ -194,30 +147,6 @@ def test_readme_is_one_screen_and_a_half() -> None:
 # Pictures
 
 
-def test_acceptance_is_read_from_the_table() -> None:
-    changes = acceptance.measured_changes()
-    assert set(changes) == set(built_in_recipes())
-    assert changes["blackwell-nvfp4"]["dflash"] == (-1.60, -2.43, -0.74, "INCONCLUSIVE")
-    assert all(set(each) == set(choices.FAMILIES) for each in changes.values())
-
-
-def test_the_picture_has_every_measured_recipe() -> None:
-    text = (DOCS / "pictures/acceptance.svg").read_text(encoding="utf-8")
-    names = re.findall(r">([a-z0-9, -]+)</text>", text)
-    shown = {name.strip() for line in names for name in line.split(",")}
-    assert set(acceptance.measured_changes()) <= shown
-    assert [group for group in ("FP8", "INT4", "FP4") if f">{group}<" in text] == [
-        "FP8", "INT4", "FP4",
-    ]  # fmt: skip
-
-
-def test_planned_bytes_are_those_of_the_published_draft() -> None:
-    found = pictures.planned_bytes()
-    assert found["BF16"].total() == 6_356_525_056
-    assert found["fp8-ptpc"].total() == 5_681_496_064
-    assert found["int4-channel"].total() == 5_343_727_728
-
-
 @pytest.mark.parametrize("name", pictures.PICTURES)
 def test_a_picture_has_both_modes_a_title_and_nothing_from_outside(name: str) -> None:
     text = (DOCS / name).read_text(encoding="utf-8")
@@ -226,25 +155,6 @@ def test_a_picture_has_both_modes_a_title_and_nothing_from_outside(name: str) ->
     assert not re.search(r"(href|src)=\"(?!#)", text)
     body = text.partition("</style>")[2]
     assert not set(re.findall(r"#[0-9a-f]{6}", body)), "a colour that dark mode does not change"
-
-
-def contrast(one: str, other: str) -> float:
-    """Of two colours, as WCAG 2 defines it."""
-
-    def luminance(colour: str) -> float:
-        parts = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
-        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
-        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-    dark, light = sorted((luminance(one), luminance(other)))
-    return (light + 0.05) / (dark + 0.05)
-
-
-def test_colours_stand_out_in_both_modes() -> None:
-    dark = drawing.DARK
-    for colour in (drawing.INK, drawing.FAINT, drawing.RED, drawing.GREEN, drawing.ORANGE):
-        assert contrast(colour, drawing.PAPER) >= 4.5
-        assert contrast(dark[colour], dark[drawing.PAPER]) >= 4.5
 
 
 # The site

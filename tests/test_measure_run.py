@@ -404,18 +404,3 @@ def test_the_model_is_the_one_that_is_expected(running: VLLMServer, tmp_path: Pa
     with pytest.raises(MeasureError, match="expected 'other', the server has 'the-target'"):
         measured(running, tmp_path / "r", replace(PLAN, model="other"))
     measured(running, tmp_path / "r", replace(PLAN, model=MODEL))
-
-
-@pytest.mark.parametrize(
-    ("changes", "problem"),
-    [
-        ({"concurrency": 0}, "--concurrency: expected at least 1, got 0"),
-        ({"num_warm_up": -1}, "--warm-up: expected at least 0, got -1"),
-        ({"ask": replace(ASK, max_new_tokens=0)}, "--max-new-tokens: expected at least 1, got 0"),
-        ({"prompts": ()}, "prompts: expected at least one"),
-        ({"prompts": (PROMPTS[0], PROMPTS[0])}, "a unique id for each"),
-    ],
-)
-def test_plans_that_cannot_be(changes: dict[str, Any], problem: str) -> None:
-    with pytest.raises(MeasureError, match=problem):
-        replace(PLAN, **changes)

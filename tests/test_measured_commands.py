@@ -184,37 +184,6 @@ def test_replay_beside_two_runs(
     assert "was served with another draft" in capsys.readouterr().err
 
 
-def test_a_token_is_accepted_where_it_is_the_likeliest(work: Path) -> None:
-    """Of the stand-in for a server: the distances are those of the tokens that replay accepts."""
-    traces = TraceFolder.open(work / "traces")
-    draft = load_draft(Path(DRAFT), dtype=torch.bfloat16, shared=traces.tables(None))
-    for entry in traces.manifest.prompts:
-        here = every_position(draft, traces, traces.load(entry), K)
-        for accepted, distances in zip(here.accepted, here.distances, strict=True):
-            assert all(one >= 0 for one in distances[:accepted])
-            assert all(one <= 0 for one in distances[accepted : accepted + 1])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ([], "got no BF16, QUANT, --traces"),
-        ([DRAFT, DRAFT], "got no --traces"),
-        ([DRAFT, "--measured", "A", "B"], "got no QUANT, --traces"),
-        (["--traces", "t", "--measured", "A", "B"], "got no BF16, QUANT"),
-        ([DRAFT, DRAFT, "--traces", "t", "--baseline-again", "A"], "add the two measurements"),
-        (["--measured", "A", "B", "-k", "3"], "--num-draft-tokens: is of use for traces only"),
-        (["--measured", "A", "B", "--target", "t"], "--target: is of use for traces only"),
-        (["--measured", "/nowhere", "B"], "/nowhere: cannot be read"),
-    ],
-)
-def test_what_is_missing_is_named(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["gate", *arguments]) == 2
-    assert said in capsys.readouterr().err
-
-
 def test_a_truncated_measurement_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

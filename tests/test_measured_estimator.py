@@ -82,14 +82,6 @@ def test_weights_are_those_of_places_by_hand() -> None:
     assert other.histogram == pytest.approx((common + 2 * rest, common, common + rest))
 
 
-def test_weights_keep_the_length_of_a_prompt() -> None:
-    """A row in common text weighs 1 + r / (c + p r), another 1 - c / (c + p r): n rows in all."""
-    for common, rest in ((6, 4), (1, 99), (99, 1)):
-        divisor = common + PAIRED_NOISE * rest
-        total = common * (1 + rest / divisor) + rest * (1 - common / divisor)
-        assert total == pytest.approx(common + rest)
-
-
 def test_nothing_in_common_is_the_sum_of_all_rounds() -> None:
     baseline, candidate = run([2, 0, 1]), run([0, 0, 1], parts_at=1)
     pair = pair_outputs(baseline, candidate, K, greedy=True)

@@ -4,19 +4,8 @@ from pathlib import Path
 
 import pytest
 from draftquant.scripts.cli import main
-from draftquant.scripts.command_table import SUMMARIES
-from draftquant.scripts.frame.parsers import sentence
 from draftquant.validate.measure.measurement_file import line_of
 from handmade_runs import SPECULATION, record, run
-
-
-@pytest.mark.parametrize("verb", ["divergence", "tasks", "run-tasks", "sampled", "draft"])
-def test_help_of_every_verb(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as exit_:
-        main(["parity", verb, "--help"])
-    assert exit_.value.code == 0
-    printed = " ".join(capsys.readouterr().out.split())
-    assert sentence(SUMMARIES[f"parity {verb}"]) in printed
 
 
 def test_divergence_of_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from draftquant.recipes.errors import ParityError
 from draftquant.scripts.verbs.parity import _show
-from draftquant.validate.judging.policy import worst
 from draftquant.validate.parity.finding import (
     Finding,
     Findings,
@@ -54,13 +53,6 @@ def test_bounds_are_printed_under_their_names(capsys: pytest.CaptureFixture[str]
     figures = [row.index(figure) for figure in ("-0.006", " 0.001", " 0.01 ")]
     assert names == sorted(names)
     assert figures == sorted(figures)
-
-
-def test_the_worst_verdict_decides() -> None:
-    assert worst(["PASS"]) == "PASS"
-    assert worst(["PASS", "INCONCLUSIVE"]) == "INCONCLUSIVE"
-    assert worst(["INCONCLUSIVE", "FAIL", "PASS"]) == "FAIL"
-    assert worst(["FAIL", "ANOMALOUS"]) == "ANOMALOUS"
 
 
 @pytest.mark.parametrize(

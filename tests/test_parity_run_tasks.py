@@ -5,7 +5,6 @@ $DRAFTQUANT_LM_EVAL names it: `DRAFTQUANT_LM_EVAL=VENV/bin/lm_eval`.
 """
 
 import json
-import os
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -232,12 +231,3 @@ def test_the_command(
     assert json.loads(capsys.readouterr().out)["gsm8k"]["items"] == {"none": 3}
     assert main(command) == 2
     assert "already exists" in capsys.readouterr().err
-
-
-@pytest.mark.skipif("DRAFTQUANT_LM_EVAL" not in os.environ, reason="$DRAFTQUANT_LM_EVAL is not set")
-def test_the_real_lm_eval_takes_these_arguments(server: VLLMServer, tmp_path: Path) -> None:
-    """It parses all of them, and stops at a task that it does not have."""
-    run = asked(server, tasks=("no_such_task",), limit=3, num_fewshot=2, gen_kwargs="temperature=0",
-                include_path=tmp_path)  # fmt: skip
-    with pytest.raises(ParityError, match="lm_eval ended with exit code"):
-        ran(run, tmp_path / "out", os.environ["DRAFTQUANT_LM_EVAL"])

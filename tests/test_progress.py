@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from draftquant.recipes.listener import beyond_kept
 from draftquant.scripts.frame import progress
-from draftquant.scripts.frame.progress import heartbeat, progress_bar, seconds, speed
+from draftquant.scripts.frame.progress import heartbeat, progress_bar, seconds
 from draftquant.scripts.frame.streams import SPEECH, speak
 
 
@@ -137,12 +137,6 @@ def wait_for_lines(capsys: pytest.CaptureFixture[str], count: int) -> list[str]:
     return lines
 
 
-def test_a_quiet_command_has_no_heartbeat() -> None:
-    speak(quiet=True, verbose=False)
-    with heartbeat("gate"):
-        assert not [thread for thread in threading.enumerate() if thread.name == "heartbeat"]
-
-
 def test_short_phases_say_nothing_unless_asked(
     clock: list[float], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -211,13 +205,6 @@ def test_an_error_ends_a_phase_without_a_word(
     assert said(capsys) == []
 
 
-def test_labels_are_escaped(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
-    with progress_bar("a\x1b[2J", 1) as bar:
-        clock[0] += 2
-        bar.advance()
-    assert said(capsys) == ["a\\x1b[2J: 1 in 2.0 s, 2.0 s each"]
-
-
 @pytest.mark.parametrize(
     ("count", "shown"),
     [(0.04, "0.0 s"), (9.94, "9.9 s"), (10.2, "11 s"), (99.0, "99 s"), (100.0, "1 min 40 s"),
@@ -225,9 +212,3 @@ def test_labels_are_escaped(clock: list[float], capsys: pytest.CaptureFixture[st
 )  # fmt: skip
 def test_seconds(count: float, shown: str) -> None:
     assert seconds(count) == shown
-
-
-def test_speed() -> None:
-    assert speed(517e6, "bytes") == "517 MB/s"
-    assert speed(3.25, "items") == "3.2/s"
-    assert speed(0.25, "items") == "4.0 s each"

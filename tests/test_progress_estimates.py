@@ -4,7 +4,6 @@ The clock is as long as every product's multiplications take, and a fixed time f
 that a machine needs to begin it. So the same run gives the same times on every machine.
 """
 
-import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -134,17 +133,6 @@ def test_replay(seen: Seen, traces: Path, batch_size: int) -> None:
     drafts = [PAIR / "draft", PAIR / "draft"]
     shown(dq.replay, drafts, traces, num_draft_tokens=3, batch_size=batch_size)
     held(seen, "replay", 2)
-
-
-def test_record(seen: Seen, tmp_path: Path) -> None:
-    prompts = tmp_path / "prompts.jsonl"
-    rows = [{"id": p.id, "category": "all", "token_ids": p.token_ids} for p in uneven_prompts()]
-    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    shown(
-        dq.record, PAIR / "target", prompts, tmp_path / "out",
-        max_new_tokens=12, batch_size=4, aux_layer_ids=LAYERS,
-    )  # fmt: skip
-    held(seen, "record", 10)
 
 
 def test_quantize_by_gptq(seen: Seen, traces: Path, tmp_path: Path) -> None:

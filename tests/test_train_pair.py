@@ -7,25 +7,22 @@ from pathlib import Path
 
 import pytest
 import torch
-from draftquant.scripts.dev.training.__main__ import FAMILIES, main
+from draftquant.scripts.dev.training.__main__ import FAMILIES
 from draftquant.scripts.dev.training.acceptance import (
     accepted_by_row,
     counted,
-    repeated_ngram_share,
-    replay,
 )
 from draftquant.scripts.dev.training.corpus import SourceFile, standard_library
 from draftquant.scripts.dev.training.draft import (
     Draft,
     distillation_loss,
     fresh_draft,
-    predicted,
     scored_rows,
     train_draft,
 )
 from draftquant.scripts.dev.training.optimisation import Schedule
 from draftquant.scripts.dev.training.pair import PairPlan, train_pair
-from draftquant.scripts.dev.training.rounding import fp8_per_channel, int4_per_channel, rounded
+from draftquant.scripts.dev.training.rounding import int4_per_channel, rounded
 from draftquant.scripts.dev.training.target import TargetSize, Traces, output_head
 from safetensors.torch import load_file
 from torch import Tensor
@@ -162,46 +159,6 @@ def test_draft_folder_has_published_names_in_bf16(name: str, pair: Path) -> None
     assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
 
 
-@pytest.mark.parametrize("name", ["eagle3-llama"], scope="module")
-def test_llama_draft_config(pair: Path) -> None:
-    config = json.loads((pair / "draft" / "config.json").read_text(encoding="utf-8"))
-    assert config["architectures"] == ["LlamaForCausalLMEagle3"]
-    assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [0, 1, 2]
-    assert config["eagle_aux_hidden_state_layer_ids"] == [1, 2, 3]
-    head_rows = config["num_key_value_heads"] * config["head_dim"]
-    key_weight = load_file(pair / "draft" / "model.safetensors")["midlayer.self_attn.k_proj.weight"]
-    assert key_weight.shape == (head_rows, 2 * config["hidden_size"])
-
-
-@pytest.mark.parametrize("name", ["eagle3-mla"], scope="module")
-def test_mla_draft_config(pair: Path) -> None:
-    config = json.loads((pair / "draft" / "config.json").read_text(encoding="utf-8"))
-    assert config["architectures"] == ["Eagle3DeepseekV2ForCausalLM"]
-    assert config["model_type"] == "kimi_k2"
-    assert config["rope_scaling"]["type"] == "yarn"
-    read = config["eagle_config"]["eagle_aux_hidden_state_layer_ids"]
-    assert config["eagle_aux_hidden_state_layer_ids"] == [layer + 1 for layer in read]
-    assert read[0] == 1
-    tensors = load_file(pair / "draft" / "model.safetensors")
-    latent_rows = config["kv_lora_rank"] + config["qk_rope_head_dim"]
-    latent_weight = tensors["midlayer.self_attn.kv_a_proj_with_mqa.weight"]
-    assert latent_weight.shape == (latent_rows, 2 * config["hidden_size"])
-    assert (latent_rows % 8, latent_rows % 128 > 0) == (0, True)
-
-
-@pytest.mark.parametrize("name", ["dflash"], scope="module")
-def test_dflash_draft_config(pair: Path) -> None:
-    config = json.loads((pair / "draft" / "config.json").read_text(encoding="utf-8"))
-    assert config["architectures"] == ["DFlashDraftModel"]
-    assert config["model_type"] == "qwen3"
-    assert config["block_size"] == 1 + FAMILIES["dflash"].plan.num_draft_tokens
-    assert config["dflash_config"] == {"mask_token_id": 0, "target_layer_ids": [0, 1, 2]}
-    assert config["num_target_layers"] == TINY_SIZE.num_hidden_layers
-    assert config["layer_types"] == ["full_attention"] * config["num_hidden_layers"]
-    for prompt in read_prompts(pair / "prompts.jsonl") + read_prompts(pair / "calibration.jsonl"):
-        assert config["dflash_config"]["mask_token_id"] not in prompt["token_ids"]
-
-
 def test_target_folder_loads_and_its_tokenizer_reproduces_every_prompt(
     name: str, pair: Path
 ) -> None:
@@ -240,18 +197,6 @@ def test_same_seed_gives_same_bytes_and_another_seed_does_not(
     first, again, other = map(folder_bytes, (pair, tmp_path / "again", tmp_path / "other"))
     assert first == again
     assert first["draft/model.safetensors"] != other["draft/model.safetensors"]
-
-
-def test_no_file_names_the_machine(pair: Path) -> None:
-    for path in filter(Path.is_file, pair.rglob("*")):
-        content = path.read_bytes()
-        assert str(Path.home()).encode() not in content, path
-        assert str(pair).encode() not in content, path
-
-
-def test_existing_output_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--family", "eagle3-llama", "--out", str(tmp_path)]) == 2
-    assert "exists already" in capsys.readouterr().err
 
 
 def live_chain(draft: Draft, traces: Traces, row: int, num_draft_tokens: int) -> list[int]:
@@ -294,16 +239,6 @@ def test_chain_does_not_see_the_future(draft: Draft, traces: Traces) -> None:
         assert not torch.equal(before[:, row + 2, depth], after[:, row + 2, depth])
 
 
-def test_rows_of_a_stride_score_as_they_do_among_all(draft: Draft, traces: Traces) -> None:
-    rows = scored_rows(traces, 3)
-    every, strided = logits_of(draft, traces, rows), logits_of(draft, traces, rows[1::4])
-    # float32 sums of order 1 over other batch shapes: some ulp of 1e-7.
-    assert torch.allclose(strided, every[:, 1::4], rtol=0, atol=1e-5)
-    for depth in range(3):
-        tokens = predicted(traces.token_ids, rows[1::4], depth)
-        assert torch.equal(tokens, predicted(traces.token_ids, rows, depth)[:, 1::4])
-
-
 def test_the_walk_goes_from_step_to_step_and_pools() -> None:
     # Steps start at rows 0, 3, 5, 7, 8 and 9 of 10, in both sequences.
     accepted = torch.tensor([[2, 0, 0, 1, 0, 1, 2, 0, 0, 0]] * 2)
@@ -313,37 +248,10 @@ def test_the_walk_goes_from_step_to_step_and_pools() -> None:
     assert counts.mean_acceptance_length() == pytest.approx(1 + 4 / 6)
 
 
-def test_replay_counts_the_proposals_of_the_draft(draft: Draft, traces: Traces) -> None:
-    accepted = accepted_by_row(traces, draft.proposals(traces, 2))
-    assert replay(draft, traces, num_draft_tokens=2) == counted(accepted, num_draft_tokens=2)
-
-
-def test_repeated_ngram_share() -> None:
-    fresh, loop = torch.arange(12)[None], torch.tensor([[1, 2] * 6])
-    assert repeated_ngram_share(fresh) == 0
-    assert repeated_ngram_share(loop) == pytest.approx(3 / 5)
-    assert repeated_ngram_share(torch.cat((fresh, loop))) == pytest.approx(3 / 10)
-
-
-def test_int4_codes_and_fp8_values() -> None:
-    weight = torch.tensor([[7.5, -7.5, 3.0, 0.4]])
-    assert torch.equal(int4_per_channel(weight), torch.tensor([[7.0, -8.0, 3.0, 0.0]]))
-    assert torch.equal(
-        fp8_per_channel(torch.tensor([[448.0, 17.5]])), torch.tensor([[448.0, 18.0]])
-    )
-
-
 def test_rounding_touches_attention_and_mlp_only(name: str, draft: Draft) -> None:
     before, after = draft.published(), rounded(draft, int4_per_channel).published()
     changed = {tensor for tensor in before if not torch.equal(before[tensor], after[tensor])}
     assert changed == QUANTIZED[name]
-
-
-def test_what_trains_and_what_stays_the_target_s(name: str, draft: Draft) -> None:
-    tables = {"embed_tokens.weight", "lm_head.weight"}
-    frozen = {tensor for tensor, weight in draft.weights.items() if not weight.requires_grad}
-    assert frozen == (tables if name == "dflash" else {"embed_tokens.weight"})
-    assert tables.isdisjoint(draft.published()) == (name == "dflash")
 
 
 def test_training_approaches_the_entropy_of_the_target(
