@@ -23,11 +23,4 @@ if TYPE_CHECKING:
     from .schema import recipe_sha256 as recipe_sha256
     from .schema import to_mapping as to_mapping
 
-_HOMES = {
-    ".schema": "ActivationFormat Algorithm Expectation Format GateChoice Recipe Rule WeightFormat"
-    " recipe_sha256 to_mapping",
-    ".errors": "DraftQuantError RecipeError",
-    ".formats": "KvCacheFormat",
-    ".library": "aliases built_in_recipes load_recipe recipe_of_alias",
-}
-__all__, __getattr__ = lazy_names(__name__, _HOMES)
+__all__, __getattr__ = lazy_names(__name__)

@@ -1,5 +1,6 @@
 """Packages: names imported when asked for (PEP 562), tables beside modules, versions."""
 
+import ast
 import functools
 import importlib
 import sys
@@ -17,15 +18,23 @@ class LazyModule(ModuleType):
         return getattr(importlib.import_module(self.__name__), name)
 
 
-def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[list[str], Callable[[str], Any]]:
-    """`__all__`, and the `__getattr__` for names with other homes: module -> its names."""
-    home_of = {name: home for home, names in homes.items() for name in names.split()}
+def lazy_names(module: str) -> tuple[list[str], Callable[[str], Any]]:
+    """`__all__` and `__getattr__` of a module: what it imports for type checkers alone."""
+    own = sys.modules[module]
+    home_of = {
+        alias.name: f"{'.' * node.level}{node.module}"
+        for block in ast.parse(Path(str(own.__file__)).read_text(encoding="utf-8")).body
+        if isinstance(block, ast.If)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
 
     def found(name: str) -> Any:
         if name not in home_of:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(home_of[name], package), name)
-        setattr(sys.modules[package], name, value)
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(home_of[name], own.__package__), name)
+        setattr(own, name, value)
         return value
 
     return [*home_of], found

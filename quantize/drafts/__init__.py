@@ -12,9 +12,4 @@ if TYPE_CHECKING:
     from .recognition import read_config as read_config
     from .recognition import read_draft as read_draft
 
-_HOMES = {
-    ".families": "FAMILIES",
-    ".family": "Draft Family Row",
-    ".recognition": "read_config read_draft",
-}
-__all__, __getattr__ = lazy_names(__name__, _HOMES)
+__all__, __getattr__ = lazy_names(__name__)

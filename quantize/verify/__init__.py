@@ -19,12 +19,4 @@ if TYPE_CHECKING:
     from .rewritten import verify_transcoded as verify_transcoded
     from .verification import verify as verify
 
-_HOMES = {
-    ".audit": "Audit audit_checkpoint",
-    ".comparison": "Compared DequantizedLinear Fault VerifyReport check_faults",
-    ".cut_view": "verify_cut",
-    ".graft_verification": "GraftVerification verify_graft",
-    ".rewritten": "verify_dequantized verify_transcoded",
-    ".verification": "verify",
-}
-__all__, __getattr__ = lazy_names(__name__, _HOMES)
+__all__, __getattr__ = lazy_names(__name__)

@@ -37,37 +37,4 @@ if TYPE_CHECKING:
     from ...validate.runs.report_pages import WrittenReport as WrittenReport
     from ...validate.served.joint_report import JointReport as JointReport
 
-_HOMES = {
-    "calibration.dumps.import_dump": "ImportReport",
-    "calibration.traces.sets": "MergeReport SplitReport StoreReport",
-    "calibration.traces.trace_folder": "TraceFolder",
-    "calibration.traces.trace_info": "TraceInfo",
-    "quantize.converting.dequantize_draft": "DequantizeReport",
-    "quantize.converting.transcode_draft": "TranscodeReport",
-    "quantize.engines.contract": "EngineCheck",
-    "quantize.engines.listed_recipes": "ListedRecipe",
-    "quantize.estimate.estimate_report": "EstimateReport",
-    "quantize.files.staging": "CleanReport",
-    "quantize.grafting.graft_layer": "GraftReport",
-    "quantize.inspection": "Inspection PlanReport",
-    "quantize.making.quantize_draft": "QuantizeReport",
-    "quantize.making.unpickle_draft": "Unpickled",
-    "quantize.pairing.check_report": "CheckReport",
-    "quantize.verify.comparison": "VerifyReport",
-    "quantize.verify.verification": "Verification",
-    "validate.comparison.draft_comparison": "ComparisonReport",
-    "validate.comparison.size_estimate": "VocabReport",
-    "validate.counting.draft_counts": "DraftReplay",
-    "validate.judging.judgement": "GateReport",
-    "validate.measure.measurement": "Measurement",
-    "validate.parity.finding": "Findings",
-    "validate.parity.lm_eval_tasks": "TaskSamples",
-    "validate.report.document": "Document",
-    "validate.runs.golden_run": "GoldenText",
-    "validate.runs.report_pages": "WrittenReport",
-    "validate.served.joint_report": "JointReport",
-}
-"""Module below draftquant -> its names."""
-_PACKAGE = __name__.partition(".")[0]
-_BELOW = {f"{_PACKAGE}.{home}": names for home, names in _HOMES.items()}
-__all__, __getattr__ = lazy_names(__name__, _BELOW)
+__all__, __getattr__ = lazy_names(__name__)

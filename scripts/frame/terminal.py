@@ -68,10 +68,6 @@ class Output:
             self._console.width = max(_PIPED_WIDTH, found.least_width)
         self._console.print(found)
 
-    def rule(self, title: str) -> None:
-        """Print a line across with a title in it."""
-        self._console.rule(Text(visible(title)))
-
 
 class ResultTable:
     """A table in the house look.

@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import math
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,7 +14,6 @@ from ...calibration.traces.prompt_trace import prompt_sha256
 from ...quantize.files.checkpoint import Checkpoint
 from ...quantize.files.digests import has_identity
 from ...quantize.files.staging import check_output
-from ...recipes.decode import AT_LEAST_0, AT_LEAST_1
 from ...recipes.errors import CheckpointError, MeasureError, refused, short
 from ...recipes.packages import package_version
 from ..counting.acceptance_counts import AcceptanceCounts, pooled
@@ -138,12 +136,6 @@ class ServerAddress:
     patience: Patience = field(default_factory=Patience)
     most_per_second: float | None = None
 
-    def __post_init__(self) -> None:
-        rate = self.most_per_second
-        if rate is not None and not 0 < rate < math.inf:
-            raise MeasureError("--max-requests-per-second", f"expected more than 0, got {rate:g}",
-                               fix="give a number, such as 10")  # fmt: skip
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
@@ -158,12 +150,6 @@ class Plan:
     model: str | None = None
 
     def __post_init__(self) -> None:
-        for flag, value, allowed in (
-            ("--concurrency", self.concurrency, AT_LEAST_1),
-            ("--warm-up", self.num_warm_up, AT_LEAST_0),
-            ("--max-new-tokens", self.ask.max_new_tokens, AT_LEAST_1),
-        ):
-            allowed.check(MeasureError, flag, value, fix="give a whole number")
         if len({prompt.id for prompt in self.prompts}) != len(self.prompts) or not self.prompts:
             raise refused(MeasureError, "prompts", __file__, "no-prompt")
 
