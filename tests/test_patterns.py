@@ -98,6 +98,7 @@ HANGING = (
     "((((((((((a*)*)*)*)*)*)*)*)*)*)*!",
     "(((a{0,999}){0,999}){0,999}){0,999}!",
     "(?=" * 15 + "a+" + ")" * 15 + "!",
+    "(?:(?:(?:a?){1000}){1000}){1000}!",
 )
 
 
@@ -114,24 +115,15 @@ def test_no_pattern_takes_long(pattern: str) -> None:
     [
         ("(" * 5000 + ")" * 5000, "more than 500 characters"),
         ("(" * 21 + ")" * 21, "more than 20 groups"),
-        ("(fc", r"missing \) at position 3"),
-        ("fc)", "unbalanced parenthesis"),
+        ("(fc", "unterminated subpattern at position 0"),
         ("*fc", "nothing to repeat"),
-        ("^*", "nothing to repeat"),
-        ("a**", "multiple repeat"),
         ("a++", "possessive"),
-        ("a{}", "a brace that counts nothing"),
-        ("a{3,2}", "least is more than its most"),
-        ("a{99999}", "more than 1000 repeats"),
-        (r"(a)\1", r"\\1 is not understood"),
-        (r"\x41", r"\\x is not understood"),
-        ("(?i)fc", "this kind of group is not understood"),
-        ("(?<=a)b", "this kind of group is not understood"),
-        ("(?>a)b", "this kind of group is not understood"),
-        ("[a", "ends too early"),
-        ("[b-a]", "bad character range"),
-        (r"[a-\d]", "bad character range"),
-        ("a\\", "ends too early"),
+        (r"(a)\1", "groupref"),
+        ("(?i)fc", "flags are not understood"),
+        ("(?i:f)c", "subpattern is not understood"),
+        ("(?<=a)b", "assert is not understood"),
+        ("(?>a)b", "atomic_group is not understood"),
+        (r"a\B", "at is not understood"),
     ],
 )
 def test_what_is_not_understood_is_said(pattern: str, what: str) -> None:
