@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import override
 
-from ..stored.decoded_numbers import Bytes, Floats, ordered
+from ..stored.decoded_numbers import Bytes, Floats
 from ..stored.layouts.scheme import DeclaredScheme
 from ..stored.linear import StoredLinear, spread
 from .comparison import Fault
-from .scales import e2m1_rounded, e4m3_rounded, int4_words, sign_bytes
+from .scales import e2m1_rounded, e4m3_rounded, sign_bytes
 
 
 class Block:
@@ -70,11 +70,6 @@ class Buffers:
 INT4_MIN, INT4_MAX = np.float32(-8), np.float32(7)
 NEGATIVE_ZERO = 8
 """The code of -0 in FP4."""
-E4M3_NEGATIVE_ZERO = 0x80
-_HALF_STEP = np.uint32(1 << 19)
-"""Half of what neighbouring values of F8_E4M3 are apart, as bit patterns of float32."""
-_SIGN_BITS = np.uint32(0x88888888)
-"""Of the eight nibbles of a word: flipping them adds 8 to each."""
 Ends = Callable[[range], tuple[Floats | float, Floats | float]]
 
 
@@ -109,67 +104,44 @@ class Nearest(Judge):
 
     @override
     def add(self, block: Block) -> None:
-        x = self._buffers.get("x", block.w.shape)
         with np.errstate(all="ignore"):  # a weight that is no number has scales that are faults
-            if self._scheme.number.is_fp8:
-                self._add_fp8(block, x)
-                return
+            x = self._buffers.get("x", block.w.shape)
             nearest = self.values(block.first_row, block.w, x)
-            if self._is_stored(nearest, block):
-                block.codes = nearest
-                return
         different = nearest != block.codes
-        if self._carried:
-            different |= block.stored.reshape(x.shape) == E4M3_NEGATIVE_ZERO
-        if self._scheme.number.is_fp4 and not self._right_signs(block):
-            different |= self._wrong_zeros(block.w, nearest, block.stored)
+        if not self._has_right_signs(block):
+            zeros = np.flatnonzero(nearest.reshape(-1) == 0)
+            different.reshape(-1)[zeros] |= self._wrong_signs(block, zeros)
         count = int(np.count_nonzero(different))
-        if count:
-            at = divmod(int(different.argmax()), x.shape[1])
-            self._found(count, block, at, float(nearest[at]))
-
-    def _found(self, count: int, block: Block, at: tuple[int, int], nearest: float) -> None:
-        """So many more codes are wrong; the first of the block stands at a row and column."""
-        if not self.wrong:
-            row, column = block.first_row + at[0], at[1]
-            self._worst = (row, column, float(block.w[at]), float(block.codes[at]), nearest)
+        if count and not self.wrong:
+            at = row, column = divmod(int(different.argmax()), x.shape[1])
+            found = float(block.w[at]), float(block.codes[at]), float(nearest[at])
+            self._worst = (block.first_row + row, column, *found)
         self.wrong += count
 
-    def _is_stored(self, nearest: Floats, block: Block) -> bool:
-        """True if the codes, packed, are what is stored, bit for bit; then nothing is decoded."""
-        scheme = self._scheme
-        packed = scheme.number.is_integer and not self._carried and not scheme.transposed
-        if not packed or self._ends is not None or nearest.shape[1] % 8 or np.isnan(nearest.max()):
-            return False
-        words = int4_words(nearest, self._buffers.get("codes", nearest.shape))
-        stored = ordered(block.stored.view(np.uint32), str(scheme.pack_method))
-        flipped = _SIGN_BITS if scheme.layout.nibble_offset else np.uint32(0)
-        return bool(np.array_equal(words, stored ^ flipped))
+    def _has_right_signs(self, block: Block) -> bool:
+        """True if all zeros have the right sign for sure: that of FP4 is seen at once."""
+        number = self._scheme.number
+        if not number.is_fp4:
+            return number.is_integer and not self._carried
+        if number.powers_of_two:
+            low, high = block.stored & np.uint8(0x0F), block.stored & np.uint8(0xF0)
+            return not ((low == NEGATIVE_ZERO).any() or (high == NEGATIVE_ZERO << 4).any())
+        return bool(np.array_equal(sign_bytes(block.w < 0), block.stored & np.uint8(0x88)))
 
-    def _add_fp8(self, block: Block, x: Floats) -> None:
-        """Weight / scale against the codes' values, as bit patterns; what is doubtful exactly.
+    def _wrong_signs(self, block: Block, zeros: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_]:
+        """Of codes at these places, whose nearest is 0: FP8 and NVFP4 keep the sign of a weight.
 
-        Neighbouring values are 2^20 patterns apart at least: all but the subnormal ones exactly so.
-        Half way between two values lies half way between their patterns, since the lower one is no
-        further from the upper one than the next power of two. So less than 2^19 patterns around a
-        value there is no other that is as near. Another sign, also of zero, is further away.
+        Only FP8 keeps that of a weight of -0. MXFP4, and INT4 that FP8 carries, have no -0.
         """
-        w, codes = block.w, block.codes
-        scale = self._scale_of(block.first_row, w)
-        patterns = np.divide(w, scale, out=x).view(np.int32)
-        np.subtract(patterns, codes.view(np.int32), out=patterns)
-        away = np.abs(patterns, out=patterns).view(np.uint32)  # -2^31 stays as it is
-        mask = self._buffers.get("step", w.shape).reshape(-1).view(np.bool_)[: w.size]
-        doubtful = np.flatnonzero(np.greater_equal(away.reshape(-1), _HALF_STEP, out=mask))
-        if not len(doubtful):
-            return
-        found, exact = codes.reshape(-1)[doubtful], w.reshape(-1)[doubtful]
-        exact /= np.broadcast_to(scale, w.shape)[np.unravel_index(doubtful, w.shape)]
-        nearest = np.copysign(e4m3_rounded(exact), exact)
-        wrong = np.flatnonzero(nearest.view(np.uint32) != found.view(np.uint32))
-        if len(wrong):
-            row, column = divmod(int(doubtful[wrong[0]]), w.shape[1])
-            self._found(len(wrong), block, (row, column), float(nearest[wrong[0]]))
+        number, w = self._scheme.number, block.w.reshape(-1)[zeros]
+        if number.is_fp4:
+            negative = (block.stored[zeros // 2] >> 4 * (zeros % 2) & NEGATIVE_ZERO) != 0
+        else:
+            negative = np.signbit(block.codes.reshape(-1)[zeros])
+        if number.is_integer or number.powers_of_two:
+            return negative
+        wrong: npt.NDArray[np.bool_] = negative != (np.signbit(w) if number.is_fp8 else w < 0)
+        return wrong
 
     def _scale_of(self, first_row: int, w: Floats) -> Floats:
         """By which a block is divided, of INT4 the inverse; broadcasts to the block."""
@@ -190,24 +162,6 @@ class Nearest(Judge):
         np.divide(w, scale, out=x)
         rounded = e4m3_rounded if scheme.number.is_fp8 else e2m1_rounded
         return rounded(x, out=x, step=step)
-
-    def _right_signs(self, block: Block) -> bool:
-        stored = block.stored
-        if self._scheme.number.powers_of_two:
-            low, high = stored & np.uint8(0x0F), stored & np.uint8(0xF0)
-            return not ((low == NEGATIVE_ZERO).any() or (high == NEGATIVE_ZERO << 4).any())
-        return bool(np.array_equal(sign_bytes(block.w < 0), stored & np.uint8(0x88)))
-
-    def _wrong_zeros(self, w: Floats, nearest: Floats, stored: Bytes) -> npt.NDArray[np.bool_]:
-        """FP4 zeros of the wrong sign: NVFP4 keeps that of the weight, MXFP4 has no -0."""
-        nibbles = np.empty((stored.size, 2), np.uint8)
-        np.bitwise_and(stored, 15, out=nibbles[:, 0])
-        np.right_shift(stored, 4, out=nibbles[:, 1])
-        negative: npt.NDArray[np.bool_] = nibbles.reshape(w.shape) == NEGATIVE_ZERO
-        if self._scheme.number.powers_of_two:
-            return negative
-        wanted: npt.NDArray[np.bool_] = (nearest == 0) & (w < 0)
-        return np.not_equal(negative, wanted, out=wanted)
 
     @override
     def faults(self, name: str) -> list[Fault]:

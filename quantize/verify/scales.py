@@ -194,24 +194,6 @@ def _rounded(
     return np.subtract(out, step, out=out)
 
 
-def int4_words(codes: Floats, scratch: Floats) -> npt.NDArray[np.uint32]:
-    """INT4 codes as words of eight, column 8c + i in two's complement in bits 4i .. 4i + 3.
-
-    A multiple of eight codes; `scratch` has their shape and is overwritten: the words lie in it.
-    """
-    octets, pairs, high = (
-        scratch.reshape(-1).view(np.int8)[start : start + codes.size]
-        for start in (0, 0, codes.size)
-    )
-    octets[:] = codes.reshape(-1)
-    pairs, high = pairs.view(np.uint16), high.view(np.uint16)
-    np.bitwise_and(pairs, np.uint16(0x0F0F), out=pairs)
-    np.bitwise_or(pairs, np.right_shift(pairs, np.uint16(4), out=high), out=pairs)
-    packed = high.view(np.uint8)[: pairs.size]
-    packed[:] = pairs  # the low bytes
-    return packed.view(np.uint32)
-
-
 def sign_bytes(negative: npt.NDArray[np.bool_]) -> Bytes:
     """Of every two elements one byte: bit 3 is set where the first is true, bit 7 the second."""
     pairs = negative.reshape(-1).view(np.uint16)
