@@ -24,8 +24,7 @@ INTEGERS: Mapping[str, np.dtype[np.signedinteger]] = {
 
 _INT4 = {0: (*range(8), *range(-8, 0)), 8: tuple(range(-8, 8))}
 """Values of the 16 nibbles by the offset that is added to a code before its low bits are taken."""
-COLUMN_OF_NIBBLE = {"order": (0, 1, 2, 3, 4, 5, 6, 7), "reorder": (0, 2, 4, 6, 1, 3, 5, 7)}
-"""Nibble i (bits 4i .. 4i+3) of word c holds column 8c + COLUMN_OF_NIBBLE[pack_method][i]."""
+WORD_BITS = 32
 
 
 def _e4m3_table() -> Floats:
@@ -152,15 +151,26 @@ def ordered(words: Words, pack_method: str) -> Words:
 
 def unpack_int4_columns(words: npt.NDArray[np.int32], pack_method: str, *, offset: int) -> Floats:
     """INT4 codes of words along the outputs: [inputs, words] -> [8 * words, inputs], as above."""
-    across = np.ascontiguousarray(words.T).view(np.uint32)
-    nibbles = np.empty((len(across), NIBBLES_PER_WORD, across.shape[1]), np.uint32)
-    for nibble, column in enumerate(COLUMN_OF_NIBBLE[pack_method]):
-        np.right_shift(across, np.uint32(4 * nibble), out=nibbles[:, column])
-    np.bitwise_and(nibbles, np.uint32(15), out=nibbles)
+    across = ordered(np.ascontiguousarray(words.T).view(np.uint32), pack_method)
+    numbers = unpacked(across, 4, len(across) * NIBBLES_PER_WORD)
     if not offset:
-        np.bitwise_xor(nibbles, np.uint32(8), out=nibbles)  # two's complement is now code + 8
-    codes = nibbles.astype(np.float32).reshape(-1, across.shape[1])
-    return np.subtract(codes, np.float32(8), out=codes)
+        numbers ^= np.uint8(8)  # two's complement is now code + 8
+    return np.subtract(numbers, np.float32(8), dtype=np.float32)
+
+
+def unpacked(words: Words, bits: int, count: int) -> npt.NDArray[np.uint8]:
+    """The first `count` numbers along the first axis, the least significant bits first.
+
+    Words of 32 bits [any, n] -> [count, n]; those of three bits lie across the ends of words.
+    """
+    first, shift = np.divmod(np.arange(count) * bits, WORD_BITS)
+    numbers = words[first] >> shift[:, None].astype(np.uint32)
+    across = np.flatnonzero(shift + bits > WORD_BITS)
+    if len(across):
+        left = (WORD_BITS - shift[across])[:, None].astype(np.uint32)
+        numbers[across] |= words[first[across] + 1] << left
+    numbers &= np.uint32(2**bits - 1)
+    return numbers.astype(np.uint8)
 
 
 def _exchanged(words: Words, distance: int, mask: int) -> Words:

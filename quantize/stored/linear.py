@@ -13,6 +13,7 @@ from ...recipes.errors import CheckpointError, refused
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
 from .decoded_numbers import (
+    WORD_BITS,
     Bytes,
     Floats,
     blocks_of,
@@ -23,30 +24,14 @@ from .decoded_numbers import (
     read_whole,
     scale_values,
     unpack_int4_columns,
+    unpacked,
 )
 from .layouts.scheme import NIBBLES_PER_WORD, DeclaredScheme
 
-WORD_BITS = 32
 GROUPS_OF_INPUTS = "g_idx"
 INVERSE_SCALE = "weight_global_scale"
 _FIX = "quantize the draft again"
 _DECODED = 2**18  # weights
-Words = npt.NDArray[np.uint32]
-
-
-def unpacked(words: Words, bits: int, count: int) -> npt.NDArray[np.uint8]:
-    """The first `count` numbers along the first axis, the least significant bits first.
-
-    Words of 32 bits [any, n] -> [count, n]; those of three bits lie across the ends of words.
-    """
-    first, shift = np.divmod(np.arange(count) * bits, WORD_BITS)
-    numbers = words[first] >> shift[:, None].astype(np.uint32)
-    across = np.flatnonzero(shift + bits > WORD_BITS)
-    if len(across):
-        left = (WORD_BITS - shift[across])[:, None].astype(np.uint32)
-        numbers[across] |= words[first[across] + 1] << left
-    numbers &= np.uint32(2**bits - 1)
-    return numbers.astype(np.uint8)
 
 
 class Columns:
