@@ -134,6 +134,7 @@ class Nearest(Judge):
         Only FP8 keeps that of a weight of -0. MXFP4, and INT4 that FP8 carries, have no -0.
         """
         number, w = self._scheme.number, block.w.reshape(-1)[zeros]
+        negative: npt.NDArray[np.bool_]
         if number.is_fp4:
             negative = (block.stored[zeros // 2] >> 4 * (zeros % 2) & NEGATIVE_ZERO) != 0
         else:

@@ -109,13 +109,14 @@ class _Matcher:
             case "BRANCH":
                 return functools.reduce(int.__or__, (self.row(option, starts) for option in of))
             case "REPEAT":
-                return self._repeated(*of, starts)
+                return self._repeated(of, starts)
             case "AT":
                 return starts & self._anchored(of)
         kept = (1 << i for i in range(len(self._name) + 1) if starts >> i & 1)
         return sum(bit for bit in kept if bool(self.row(of, bit)) == (kind == "ASSERT"))
 
-    def _repeated(self, least: int, most: int | None, parts: Row, starts: int) -> int:
+    def _repeated(self, of: tuple[int, int | None, Row], starts: int) -> int:
+        least, most, parts = of
         for _ in range(least):
             before, starts = starts, self.row(parts, starts)
             if starts == before:  # and so for ever; nothing is left, or nothing is consumed
