@@ -140,7 +140,7 @@ def test_many_drafts_take_seconds_or_are_refused_before_they_are_reckoned() -> N
     assert report.confidence_of_each == report.bonferroni_of_each
     for shape in ((2, 3000, 30_000), (600, 40, 400)):
         counted, began = wide(*shape), time.process_time()
-        with pytest.raises(CompareError, match="at most 8,388,608 contributions") as caught:
+        with pytest.raises(CompareError, match="at most 33,554,432 contributions") as caught:
             compared(counted)
         assert time.process_time() - began < 2
         assert "fewer drafts at a time" in caught.value.fix

@@ -43,53 +43,40 @@ def clusters(run: ForeignMeasurement) -> int:
     return len({request.prompt.counted_with for request in run.requests})
 
 
-@pytest.mark.parametrize("before", [b"\xef\xbb\xbf", b"\n", b"\r\n\xef\xbb\xbf"])
-def test_what_windows_and_editors_put_in_front_changes_nothing(
-    before: bytes, tmp_path: Path
-) -> None:
+def test_what_windows_and_editors_put_in_front_changes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "w.jsonl"
-    path.write_bytes(before + ANSWERS.read_bytes().replace(b"\n", b"\r\n"))
-    assert read_foreign(path).requests == read_foreign(ANSWERS).requests
-
-
-def test_a_file_of_nobody_names_the_page_of_what_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "e.jsonl"
+    for before in (b"\xef\xbb\xbf", b"\n", b"\r\n\xef\xbb\xbf"):
+        path.write_bytes(before + ANSWERS.read_bytes().replace(b"\n", b"\r\n"))
+        assert read_foreign(path).requests == read_foreign(ANSWERS).requests
     path.write_bytes(b"")
     with pytest.raises(MeasureError, match=r"docs/foreign-numbers\.md"):
         gate(measured=[ANSWERS, path])
 
 
-@pytest.mark.parametrize("reason", ["abort", "error"])
-def test_a_cancelled_answer_is_refused(reason: str, tmp_path: Path) -> None:
-    cut = changed(
-        ANSWERS,
-        tmp_path / "c.jsonl",
-        lambda lines: lines[1]["choices"][0].update(finish_reason=reason),
-    )
-    with pytest.raises(MeasureError, match=rf"c.jsonl:2: finish_reason: .*{reason}"):
-        read_foreign(cut)
+ABORTED = {"type": "abort", "message": "client went away"}
+CUT: dict[str, tuple[str, Change, str]] = {
+    "aborted": ("answers", lambda lines: lines[1]["choices"][0].update(finish_reason="abort"),
+                "jsonl:2: finish_reason: .*abort"),
+    "failed": ("answers", lambda lines: lines.append({"error": {"message": "out of memory"}}),
+               "the request failed: .*out of memory"),
+    "cancelled": ("aiperf", lambda lines: lines[2]["metadata"].update(was_cancelled=True),
+                  ":3: was_cancelled"),
+    "aborted by SGLang": ("sglang", lambda lines: lines[0].update(finish_reason=ABORTED),
+                          "client went away"),
+}  # fmt: skip
 
 
-def test_a_failed_answer_says_that_it_failed(tmp_path: Path) -> None:
-    error = {"error": {"message": "out of memory"}}
-    failed = changed(ANSWERS, tmp_path / "f.jsonl", lambda lines: lines.append(error))
-    with pytest.raises(MeasureError, match=r"the request failed: .*out of memory"):
-        read_foreign(failed)
-
-
-def test_a_cancelled_request_of_aiperf_is_refused(tmp_path: Path) -> None:
-    path = aiperf(tmp_path / "a")
-    changed(path, path, lambda lines: lines[2]["metadata"].update(was_cancelled=True))
-    with pytest.raises(MeasureError, match=r":3: was_cancelled"):
-        read_foreign(path)
-
-
-def test_an_aborted_request_of_sglang_is_refused(tmp_path: Path) -> None:
-    path = handmade.sglang(tmp_path / "s.log", "bf16")
-    why = {"type": "abort", "message": "client went away"}
-    changed(path, path, lambda lines: lines[0].update(finish_reason=why))
-    with pytest.raises(MeasureError, match="client went away"):
-        read_foreign(path)
+@pytest.mark.parametrize("name", CUT)
+def test_a_request_that_was_cut_is_refused(name: str, tmp_path: Path) -> None:
+    kind, change, said = CUT[name]
+    source = {
+        "answers": lambda: ANSWERS,
+        "aiperf": lambda: aiperf(tmp_path / "a"),
+        "sglang": lambda: handmade.sglang(tmp_path / "s.log", "bf16"),
+    }[kind]()
+    place = tmp_path / "cut.jsonl" if kind == "answers" else source
+    with pytest.raises(MeasureError, match=said):
+        read_foreign(changed(source, place, change))
 
 
 def test_no_k_is_so_large_that_reading_takes_for_ever(tmp_path: Path) -> None:

@@ -67,14 +67,8 @@ def test_the_standard_error_is_that_of_the_jackknife_over_clusters() -> None:
     assert (found.prompts, found.clusters) == (5, 4)
     alone = GoldenCategory.of([GoldenPrompt(category="a", cluster=0, histogram=(1, 2))])
     assert alone.standard_error is None
-
-
-def test_a_draft_that_accepts_all_has_no_variance() -> None:
-    found = GoldenCategory.of(
-        [GoldenPrompt(category="", cluster=i, histogram=(0, 9)) for i in (1, 2)]
-    )
-    assert (found.mean_acceptance_length, found.variance_of_step) == (2, 0)
-    assert found.design_effect is None
+    sure = [GoldenPrompt(category="", cluster=i, histogram=(0, 9)) for i in (1, 2)]
+    assert GoldenCategory.of(sure).design_effect is None  # it accepts all, without variance
 
 
 def test_a_file_says_what_was_counted_and_comes_back(tmp_path: Path) -> None:
@@ -82,20 +76,14 @@ def test_a_file_says_what_was_counted_and_comes_back(tmp_path: Path) -> None:
     path.write_text(golden_document(golden()), encoding="utf-8")
     assert read_golden(path) == golden()
     found = json.loads(path.read_text(encoding="utf-8"))
-    assert found["format"] == "draftquant golden"
-    assert found["categories"][""]["accepted_at"] == [24, 14]
     assert found["prompts"][0] == {"category": "a", "cluster": 0, "histogram": [5, 3, 2]}
-    assert (found["source"], found["target"], found["temperature"]) == ("replay", "tiny", 0)
+    around = dict(reversed(_figures().items()))  # categories may stand in any order
+    assert read_golden(written(tmp_path / "G.json", categories=around)) == golden()
 
 
 def _figures(**changes: Any) -> dict[str, Any]:
     found = json.loads(golden_document(golden()))["categories"]
     return {**found, "a": {**found["a"], **changes}}
-
-
-def test_categories_may_stand_in_any_order(tmp_path: Path) -> None:
-    around = dict(reversed(_figures().items()))
-    assert read_golden(written(tmp_path / "G.json", categories=around)) == golden()
 
 
 @pytest.mark.parametrize(
@@ -105,17 +93,12 @@ def test_categories_may_stand_in_any_order(tmp_path: Path) -> None:
             {"categories": _figures(mean_acceptance_length=1.6)},
             "categories.a.mean_acceptance_length",
         ),
-        ({"categories": _figures(accepted_at=[10, 4])}, "categories.a.accepted_at"),
-        ({"categories": _figures(standard_error=None)}, "categories.a.standard_error"),
         ({"categories": {"": _figures()[""]}}, "give, ['', 'a', 'b']"),
         ({"num_draft_tokens": 3}, "expected 4 counts of verify steps"),
-        ({"num_draft_tokens": 0}, "num_draft_tokens: expected 1 to"),
         ({"prompts": []}, "empty list"),
         ({"draft_sha256": "5" * 63}, "draft_sha256: expected 64 hex digits"),
-        ({"prompts_sha256": ""}, "prompts_sha256: expected 64 hex digits"),
         ({"temperature": -1}, "temperature: expected at least 0"),
         ({"schema_version": 2}, "schema_version: expected 1"),
-        ({"format": "draftquant gate"}, "expected format 'draftquant golden'"),
         ({"mean": 3}, "unknown key"),
     ],
 )
@@ -128,11 +111,6 @@ def test_what_does_not_follow_is_refused(
     assert "--golden" in str(caught.value)
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(GoldenError, match="cannot be read"):
-        read_golden(tmp_path / "G.json")
-
-
 def test_a_measurement_gives_all_its_verify_steps_as_they_were_counted() -> None:
     run = measurement([[1, 0, 1], [1, 1]], categories="ab", draft="d", draft_sha256="6" * 64)
     found = golden_of_measurement(run)
@@ -141,13 +119,6 @@ def test_a_measurement_gives_all_its_verify_steps_as_they_were_counted() -> None
     assert (found.draft, found.draft_sha256) == ("d", "6" * 64)
     assert found.prompts_sha256 == run.setup.asked.prompts_sha256
     assert found.estimand == "greedy speculative decoding by vllm 0.32.0"
-
-
-def test_a_server_that_drafts_nothing_has_none() -> None:
-    run = measurement([[0]])
-    plain = dataclasses.replace(run, setup=dataclasses.replace(run.setup, speculation=None))
-    with pytest.raises(GoldenError, match="drafted nothing"):
-        golden_of_measurement(plain)
 
 
 def test_a_report_gives_the_candidate_as_it_was_replayed() -> None:
@@ -160,7 +131,12 @@ def test_a_report_gives_the_candidate_as_it_was_replayed() -> None:
     assert both.all.accepted_at == found.all.accepted_at
 
 
-def test_a_report_of_servers_alone_says_where_the_counts_are() -> None:
-    with pytest.raises(GoldenError) as caught:
+def test_what_has_no_counts_says_where_they_are(tmp_path: Path) -> None:
+    with pytest.raises(GoldenError, match="measure --show"):
         golden_of_report(document(served()))
-    assert "measure --show" in str(caught.value)
+    run = measurement([[0]])
+    plain = dataclasses.replace(run, setup=dataclasses.replace(run.setup, speculation=None))
+    with pytest.raises(GoldenError, match="drafted nothing"):
+        golden_of_measurement(plain)
+    with pytest.raises(GoldenError, match="cannot be read"):
+        read_golden(tmp_path / "G.json")

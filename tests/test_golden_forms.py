@@ -14,7 +14,7 @@ from unittest.mock import MagicMock
 
 import pytest
 import yaml
-from draftquant.recipes.errors import GoldenError, OutputError
+from draftquant.recipes.errors import GoldenError
 from draftquant.recipes.listener import Listener
 from draftquant.scripts.cli import main
 from draftquant.validate.golden.golden_acceptance import (
@@ -57,7 +57,7 @@ def path(tmp_path: Path) -> Path:
     return place
 
 
-def test_vllm_gets_unconditional_rates() -> None:
+def test_vllm_gets_unconditional_rates_and_the_others_a_mean() -> None:
     option, config = shlex.split(simulation(golden().all, "vllm").line)
     assert option == "--speculative-config"
     assert json.loads(config) == {
@@ -65,18 +65,14 @@ def test_vllm_gets_unconditional_rates() -> None:
         "rejection_sample_method": "synthetic",
         "synthetic_acceptance_rates": [0.6, 0.35],
     }
-
-
-def test_the_others_get_the_mean_each_as_it_counts() -> None:
-    line = simulation(golden().all, "sglang").line
+    line, notes = (getattr(simulation(golden().all, "sglang"), name) for name in ("line", "notes"))
     assert line.split()[:2] == [
         "SGLANG_SIMULATE_ACC_LEN=1.95",
         "SGLANG_SIMULATE_ACC_METHOD=match-expected",
     ]
-    assert "--speculative-num-draft-tokens 3 (K + 1)" in simulation(golden().all, "sglang").notes[0]
+    assert "--speculative-num-draft-tokens 3 (K + 1)" in notes[0]
     found = simulation(golden().all, "tensorrt-llm")
     assert found.line == "TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS=0.95"
-    assert "give 1 there" in found.notes[1]
 
 
 def test_no_name_ends_a_comment_or_is_a_template() -> None:
@@ -108,19 +104,15 @@ def _rules(engine: EngineName, model: str | None = None) -> dict[str, dict[str, 
     return {rule.get("record") or rule["alert"]: rule for rule in rules}
 
 
-def test_the_limit_is_below_what_golden_itself_does_not_know() -> None:
-    (limit,), own = limits_of(golden(), 0.01), golden().all
-    assert own.standard_error is not None
-    low = own.mean_acceptance_length - 1.96 * own.standard_error
-    assert limit.lowest == pytest.approx(0.99 * low)
-    assert limit.drop == pytest.approx(1 - 0.99 * low / own.mean_acceptance_length)
-
-
 def test_an_alert_is_below_the_limit_by_what_chance_does() -> None:
     expr, own = _rules("vllm")["DraftAcceptanceFell"]["expr"], golden().all
     assert own.design_effect is not None
     assert own.design_effect > 1
     (limit,) = limits_of(golden(), 0.01)
+    assert own.standard_error is not None
+    low = own.mean_acceptance_length - 1.96 * own.standard_error
+    assert limit.lowest == pytest.approx(0.99 * low)
+    assert limit.drop == pytest.approx(1 - 0.99 * low / own.mean_acceptance_length)
     variance = own.variance_of_request / 10  # per step: each request has ten
     assert f"< {limit.lowest:.6g} - 3.09 * sqrt({variance:.6g} / draftquant:verify_steps)" in expr
     assert expr.endswith("draftquant:verify_steps >= 1000")
@@ -150,10 +142,17 @@ def test_each_category_has_a_limit_where_a_label_tells_it() -> None:
         limits_of(unnamed, 0.01, by_category=True)
 
 
-@pytest.mark.parametrize("label", ["", "a-b", "__name__", "model_name", "position", "severity"])
-def test_a_label_of_categories_is_no_other(label: str) -> None:
-    with pytest.raises(GoldenError, match="--category-label"):
-        Queries.of("vllm", None, label)
+def test_what_prometheus_or_nobody_takes_is_refused() -> None:
+    for label in ("", "a-b", "__name__", "model_name", "position", "severity"):
+        with pytest.raises(GoldenError, match="--category-label"):
+            Queries.of("vllm", None, label)
+    for window in ("", "1", "h", "0m", "1h[", "1.5h", "1m1h", "5m5m", "99999w"):
+        with pytest.raises(GoldenError, match="--window"):
+            check_window(window)
+    check_window("1h30m")
+    for drop in (0, 1, -0.1, math.nan):
+        with pytest.raises(GoldenError, match="--max-drop"):
+            limits_of(golden(), drop)
 
 
 def test_golden_of_one_prompt_says_too_little() -> None:
@@ -179,18 +178,18 @@ def test_counters_are_those_of_the_engine_and_of_the_model_that_is_named() -> No
     assert 'trtllm_spec_decode_drafted_tokens_total{token_position="0"}' in drafted
 
 
-@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm"])
-def test_the_dashboard_shows_golden_beside_what_is_counted(engine: EngineName) -> None:
+def test_the_dashboard_shows_golden_beside_what_is_counted() -> None:
     (limit,) = limits_of(of_two(), 0.01, category="b")
-    found = json.loads(grafana_dashboard(of_two(), [limit], Queries(engine=engine)))
-    panels = {panel["title"]: panel for panel in found["panels"]}
-    assert len({panel["id"] for panel in found["panels"]}) == len(panels)
-    asked = {one["legendFormat"]: one["expr"] for one in
-             panels["Mean acceptance length"]["targets"]}  # fmt: skip
-    assert asked["golden"] == f"vector({of_two().categories['b'].mean_acceptance_length:.6g})"
-    assert asked["limit"] == f"vector({limit.lowest:.6g})"
-    assert 'model_name=~"$model"' in asked["{{model_name}}"]
-    assert ("Accepted at each position" in panels) == (engine != "sglang")
+    for engine in ("vllm", "sglang"):
+        found = json.loads(grafana_dashboard(of_two(), [limit], Queries(engine=engine)))
+        panels = {panel["title"]: panel for panel in found["panels"]}
+        assert len({panel["id"] for panel in found["panels"]}) == len(panels)
+        shown = panels["Mean acceptance length"]["targets"]
+        asked = {one["legendFormat"]: one["expr"] for one in shown}
+        assert asked["golden"] == f"vector({of_two().categories['b'].mean_acceptance_length:.6g})"
+        assert asked["limit"] == f"vector({limit.lowest:.6g})"
+        assert 'model_name=~"$model"' in asked["{{model_name}}"]
+        assert ("Accepted at each position" in panels) == (engine != "sglang")
 
 
 def test_the_dashboard_shows_each_category_where_a_label_tells_it() -> None:
@@ -208,19 +207,6 @@ def test_the_dashboard_shows_each_category_where_a_label_tells_it() -> None:
     assert "category" not in panels[-1]["targets"][0]["expr"]
 
 
-@pytest.mark.parametrize("window", ["", "1", "h", "0m", "1h[", "1.5h", "1m1h", "5m5m", "99999w"])
-def test_a_window_is_a_time(window: str) -> None:
-    with pytest.raises(GoldenError, match="--window"):
-        check_window(window)
-    check_window("1h30m")
-
-
-@pytest.mark.parametrize("drop", [0, 1, -0.1, math.nan])
-def test_a_drop_is_a_share(drop: float) -> None:
-    with pytest.raises(GoldenError, match="--max-drop"):
-        limits_of(golden(), drop)
-
-
 def test_a_drop_that_no_draft_can_reach_is_refused() -> None:
     (limit,) = limits_of(golden(), 0.01)
     most = 1 - 0.99 / limit.lowest
@@ -232,21 +218,13 @@ def test_a_drop_that_no_draft_can_reach_is_refused() -> None:
         limits_of(nothing, 0.01)
 
 
-@pytest.mark.parametrize(
-    ("to", "given"),
-    [
-        ("grafana", {"model": "m"}),
-        ("vllm", {"max_drop": 0.1}),
-        ("grafana", {"window": "2h"}),
-        (None, {"engine": "vllm"}),
-        ("sglang", {"category_label": "category"}),
-    ],
-)
-def test_an_option_that_says_nothing_is_refused(
-    path: Path, to: Form | None, given: dict[str, Any]
-) -> None:
-    with pytest.raises(GoldenError, match=r"is for --for .* alone"):
-        GoldenRun(path, to=to, **given).check()
+def test_an_option_that_says_nothing_is_refused(path: Path) -> None:
+    given: dict[str, Any]
+    to: Form | None
+    for to, given in (("grafana", {"model": "m"}), ("vllm", {"max_drop": 0.1}),
+                      (None, {"engine": "vllm"}), ("sglang", {"category_label": "c"})):  # fmt: skip
+        with pytest.raises(GoldenError, match=r"is for --for .* alone"):
+            GoldenRun(path, to=to, **given).check()
     for model in ("", "a\n", "\udc80"):
         with pytest.raises(GoldenError, match="--model: expected a name"):
             GoldenRun(path, to="prometheus", model=model).check()
@@ -331,13 +309,10 @@ def test_no_verdict_is_lost_because_nothing_was_counted(tmp_path: Path) -> None:
     assert "no golden acceptance is written" in told[0]
 
 
-def test_golden_acceptance_is_of_one_draft(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["replay", "A", "B", "--traces", "T", "--golden", "g.json"]) == 2
-    assert "is of one draft, got 2" in capsys.readouterr().err
-
-
-def test_a_place_that_is_taken_is_refused_before_any_work(path: Path) -> None:
-    from draftquant import api as dq
-
-    with pytest.raises(OutputError, match="already exists"):
-        dq.replay(["A"], "T", golden=path)
+def test_golden_acceptance_is_of_one_draft_and_takes_no_place(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for drafts, place, said in ((["A", "B"], "g.json", "is of one draft, got 2"),
+                                (["A"], str(path), "already exists")):  # fmt: skip
+        assert main(["replay", *drafts, "--traces", "T", "--golden", place]) == 2
+        assert said in capsys.readouterr().err

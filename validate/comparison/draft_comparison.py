@@ -25,7 +25,7 @@ from .scopes import MIN_PROMPTS, Change, Counted, CountedDrafts, Scope, samples_
 FORMAT, SCHEMA_VERSION = "draftquant comparison", 1
 MOST_COLUMNS = 12
 """Drafts side by side in a table; of more each has a row."""
-_MOST_VALUES = 2**23
+_MOST_VALUES = 2**25
 """Contributions of prompts to estimates that are held at a time, 8 bytes each."""
 
 
