@@ -353,7 +353,7 @@ def corrected_linears(plan: Plan) -> frozenset[str]:
 
 WANTED_PER_COLUMN = 32
 """Inputs for each column of a weight: with four times as many, what correction wins hardly grows.
-Measured by the divergence on other prompts, NVFP4 on EAGLE-3 Llama: see docs/rounding.md."""
+Measured by the divergence on other prompts, NVFP4 on EAGLE-3 Llama: see experiments/rounding.md."""
 
 
 def few_for_correction(plan: Plan, run: DraftRun) -> str | None:

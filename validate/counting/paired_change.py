@@ -190,7 +190,7 @@ def paired_change(
     Where few long prompts hold most steps, the linearised error with N - 1 degrees of freedom
     covers 90 % instead of 95 %. Where a few prompts hold the loss, a sample with too few of them
     shows too small a loss and too small an error at once; the transformation widens the bound on
-    that side (docs/error-rates.md). ValueError: fewer than two prompts, unequal numbers, or one
+    that side (experiments/error_rates.md). ValueError: fewer than two prompts, unequal numbers, or one
     without steps.
     """
     count = len(baseline)

@@ -1,4 +1,4 @@
-"""The figures in the table of docs/acceptance.md, which pictures and advice are made from."""
+"""The figures in the table of experiments/acceptance.md, which pictures and advice are made from."""
 
 import re
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ....recipes.regular_file import read_text
 from .. import ROOT
 
-ACCEPTANCE = ROOT / "docs" / "acceptance.md"
+ACCEPTANCE = ROOT / "experiments" / "acceptance.md"
 _CELL = re.compile(
     r"[\d.]+, ([-+][\d.]+) % \(([-+][\d.]+), ([-+][\d.]+)\) (PASS|FAIL|INCONCLUSIVE)"
 )
