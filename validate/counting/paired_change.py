@@ -190,8 +190,8 @@ def paired_change(
     Where few long prompts hold most steps, the linearised error with N - 1 degrees of freedom
     covers 90 % instead of 95 %. Where a few prompts hold the loss, a sample with too few of them
     shows too small a loss and too small an error at once; the transformation widens the bound on
-    that side (experiments/error_rates.md). ValueError: fewer than two prompts, unequal numbers, or one
-    without steps.
+    that side (experiments/error_rates.md). ValueError: fewer than two prompts, unequal numbers, or
+    one without steps.
     """
     count = len(baseline)
     if count < 2 or count != len(candidate):

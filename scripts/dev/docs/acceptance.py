@@ -1,4 +1,4 @@
-"""The figures in the table of experiments/acceptance.md, which pictures and advice are made from."""
+"""The figures in the table of experiments/acceptance.md, for pictures and advice."""
 
 import re
 from collections.abc import Mapping

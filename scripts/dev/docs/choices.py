@@ -1,8 +1,8 @@
 """Which recipe for which GPU, engine and family of draft, made from `check`.
 
 Of the built-in recipes whose result `check` says LOADS and whose head is the draft's, a row has the
-best in FP8, with weights in INT4 and with weights in FP4, by the figures in experiments/acceptance.md and
-by bytes. Kept by hand are the GPUs that people use, and which of equal recipes is named.
+best in FP8, with weights in INT4 and with weights in FP4, by experiments/acceptance.md and by
+bytes. Kept by hand are the GPUs that people use, and which of equal recipes is named.
 """
 
 import itertools
