@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+from draftquant.validate.counting.draft_counts import DraftReplay
 from draftquant.validate.judging.advice import Background
 from draftquant.validate.judging.judgement import GateReport, judge
 from draftquant.validate.judging.policy import resolve_policy
@@ -78,12 +79,7 @@ def comparison(
     verdict: str = "PASS", *, categories: str = "a", every_category_passes: bool = False
 ) -> Judgement:
     """A comparison of two replays that gives this verdict."""
-    drop, noise = {
-        "PASS": (3, 4),
-        "FAIL": (40, 4),
-        "INCONCLUSIVE": (10, 60),
-        "ANOMALOUS": (-90, 4),
-    }[verdict]
+    drop, noise = DROPS[verdict]
     policy = resolve_policy("release", every_category_passes=every_category_passes)
     baseline = replay(BASELINE, name="bf16", categories=categories)
     candidate = replay(noisy(drop, noise), name="int4", categories=categories)
@@ -158,21 +154,15 @@ def document(judged: Judgement, **changes: Any) -> Document:
 
 def evil_document() -> Document:
     """Every text that may come from a file is hostile."""
-    categories = [EVIL, "plain"]
-    prompts = [
-        dataclasses.replace(prompt, id=f"{EVIL}{i}", category=categories[i % 2])
-        for i, prompt in enumerate(replay(BASELINE).prompts)
-    ]
-    baseline = replay(BASELINE, name=EVIL, prompts=tuple(prompts))
-    candidate = replay(noisy(3, 4), name=EVIL, prompts=tuple(prompts))
-    histograms = [prompt.counts for prompt in replay(noisy(3, 4)).prompts]
-    candidate = dataclasses.replace(
-        candidate,
-        prompts=tuple(
-            dataclasses.replace(prompt, counts=counts)
-            for prompt, counts in zip(prompts, histograms, strict=True)
-        ),
-    )
+
+    def named(draft: DraftReplay) -> DraftReplay:
+        prompts = (
+            dataclasses.replace(prompt, id=f"{EVIL}{i}", category=("plain", EVIL)[i % 2])
+            for i, prompt in enumerate(draft.prompts)
+        )
+        return dataclasses.replace(draft, name=EVIL, prompts=tuple(prompts))
+
+    baseline, candidate = named(replay(BASELINE)), named(replay(noisy(3, 4)))
     judged = judge(baseline, candidate, RELEASE, background=Background(warnings=(EVIL,)))
     rules = (RuleFacts(tensors=EVIL, action=EVIL, why=EVIL),)
     made = dataclasses.replace(QUANTIZED, recipe=EVIL, formats=(EVIL,), rules=rules, argv=(EVIL,))

@@ -68,10 +68,10 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def compare(work: Path, out: Path, *options: str) -> dict[str, object]:
+def compare(work: Path, out: Path) -> dict[str, object]:
     """The report, without when and how it was made."""
     drafts = [str(work / f"draft-{number:03}") for number in (1, 2, 3, 4)]
-    words = [str(PAIR / "draft"), *drafts, "--traces", str(work / "traces"), *options]
+    words = [str(PAIR / "draft"), *drafts, "--traces", str(work / "traces")]
     assert main(["compare", *words, "--report", str(out)]) == 0
     found: dict[str, object] = json.loads(out.read_text(encoding="utf-8"))
     return {key: value for key, value in found.items() if key not in ("date", "argv")}
@@ -92,22 +92,17 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("options", [(), ("--no-cache",)])
 def test_groups_give_the_report_of_all_together_and_run_the_first_once(
-    work: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    ran: list[str],
-    options: tuple[str, ...],
+    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ran: list[str]
 ) -> None:
     monkeypatch.setenv("DRAFTQUANT_CACHE", str(tmp_path / "one"))
-    together = compare(work, tmp_path / "together.json", *options)
+    together = compare(work, tmp_path / "together.json")
     batches = ran.count("draft")
     assert batches == ran.count("draft-004")
     ran.clear()
     monkeypatch.setenv("DRAFTQUANT_CACHE", str(tmp_path / "other"))
     monkeypatch.setattr(replaying, "MOST_TOGETHER", 1)
-    assert compare(work, tmp_path / "apart.json", *options) == together
+    assert compare(work, tmp_path / "apart.json") == together
     assert {name: ran.count(name) for name in ran} == dict.fromkeys(
         ["draft", *(f"draft-{number:03}" for number in (1, 2, 3, 4))], batches
     )

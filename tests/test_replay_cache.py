@@ -88,11 +88,16 @@ def test_a_second_candidate_gives_the_same_counts(
     assert plain[1].first_step.num_rows > plain[1].first_step.num_equal > 0
 
 
-def test_drawn_proposals_are_kept_too(
+def test_drawn_proposals_are_kept_too_and_what_is_quantized_is_always_replayed(
     work: Path, cache: ReplayCache, said: list[str], ran: list[tuple[str, int]]
 ) -> None:
-    drafts = [load_draft(PAIR / "draft"), load_draft(work / "int4")]
     traces = TraceFolder.open(work / "traces")
+    drafts = [load_draft(folder) for folder in (work / "int4", PAIR / "draft")]
+    for _ in range(2):
+        replay_drafts(drafts, traces, num_draft_tokens=3, cache=cache)
+    assert ran == [("int4", NUM_PROMPTS), ("draft", NUM_PROMPTS)] * 2
+    assert not cache.results.folder.exists()
+    drafts.reverse()
 
     def counted(cache: ReplayCache | None) -> Sequence[DraftReplay]:
         return replay_drafts(
@@ -106,24 +111,13 @@ def test_drawn_proposals_are_kept_too(
     assert len(list(cache.results.folder.glob("*.entry"))) == 2  # greedy ones are others
 
 
-def test_what_is_quantized_is_always_replayed(
-    work: Path, cache: ReplayCache, ran: list[tuple[str, int]]
-) -> None:
-    drafts = [load_draft(folder) for folder in (work / "int4", PAIR / "draft")]
-    traces = TraceFolder.open(work / "traces")
-    for _ in range(2):
-        replay_drafts(drafts, traces, num_draft_tokens=3, cache=cache)
-    assert ran == [("int4", NUM_PROMPTS), ("draft", NUM_PROMPTS)] * 2
-    assert not cache.results.folder.exists()
-
-
 def gate(work: Path, report: Path, *options: str) -> int:
     return main(["gate", str(PAIR / "draft"), str(work / "int4"),
                  "--traces", str(work / "traces"), "--policy", "screening",
                  "--report", str(report), "--overwrite", *options])  # fmt: skip
 
 
-def test_a_hit_gives_the_report_byte_for_byte(
+def test_a_hit_gives_the_report_byte_for_byte_and_an_edited_entry_none(
     work: Path,
     tmp_path: Path,
     ran: list[tuple[str, int]],
@@ -131,12 +125,12 @@ def test_a_hit_gives_the_report_byte_for_byte(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Whichever command asked first, here `compare`."""
-    report, found = tmp_path / "r.json", []
+    report, found, cache = tmp_path / "r.json", [], tmp_path / "cache"
     monkeypatch.setattr("draftquant.validate.runs.gate_run.today", lambda: "2026-01-01T00:00:00Z")
-    monkeypatch.setenv("DRAFTQUANT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("DRAFTQUANT_CACHE", str(cache))
     drafts = [str(PAIR / "draft"), str(work / "int4")]
     assert main(["compare", *drafts, "--traces", str(work / "traces")]) == 0
-    for folder in (tmp_path / "cache", ""):
+    for folder in (cache, ""):
         monkeypatch.setenv("DRAFTQUANT_CACHE", str(folder))
         ran.clear()
         capsys.readouterr()
@@ -146,12 +140,19 @@ def test_a_hit_gives_the_report_byte_for_byte(
         assert ("gave the same tokens (--no-cache replays all)" in printed.err) is bool(folder)
         assert ran[0] == ("draft", 1 if folder else NUM_PROMPTS)
     assert found[0] == found[1]
+    monkeypatch.setenv("DRAFTQUANT_CACHE", str(cache))
+    (entry,) = cache.glob("*.entry")
+    content = bytearray(entry.read_bytes())
+    content[-2] ^= 1
+    entry.write_bytes(content)
+    gate(work, report)
+    assert f"{entry}: this entry of the cache is refused" in capsys.readouterr().err
+    assert report.read_bytes() == found[0][0]
+    content[-2] ^= 1
+    assert entry.read_bytes() == content  # written anew
     monkeypatch.setenv("DRAFTQUANT_CACHE", str(tmp_path / "other"))
     gate(work, report, "--no-cache")
     assert not (tmp_path / "other").exists()
-    document = json.loads(report.read_bytes())
-    before = json.loads(found[0][0])
-    assert [key for key in document if document[key] != before[key]] == ["argv"]
 
 
 def question(work: Path, **changes: object) -> Question:
@@ -218,19 +219,15 @@ def test_every_part_of_the_key_counts(
 def test_the_key_has_every_module_that_computes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = computed.code_sha256()
+    file, seen = tmp_path / "quantize" / "x.py", {computed.code_sha256()}
     for house in ("recipes", "quantize", "calibration", "validate/counting"):
         (tmp_path / house).mkdir(parents=True)
-    file = tmp_path / "quantize" / "x.py"
     monkeypatch.setattr(computed, "_ROOT", tmp_path)
-    seen = {own}
-    for text in ("a = 1\n", "a = 2\n"):
-        file.write_text(text, encoding="utf-8")
+    for place, text in ((file, "a = 1\n"), (file, "a = 2\n"), (file.with_name("y.py"), "a = 2\n")):
+        file.unlink(missing_ok=True)
+        place.write_text(text, encoding="utf-8")
         computed.code_sha256.cache_clear()
         seen.add(computed.code_sha256())
-    file.rename(file.with_name("y.py"))
-    computed.code_sha256.cache_clear()
-    seen.add(computed.code_sha256())
     computed.code_sha256.cache_clear()
     assert len(seen) == 4
 
@@ -244,51 +241,30 @@ def other_token(kept: bytes) -> bytes:
     return np.where(tokens < 0, tokens, tokens ^ 1).astype(np.int32).tobytes()
 
 
-@pytest.mark.parametrize(
-    ("forge", "why"),
-    [
-        (other_token, "replayed again, the draft proposes other tokens for prompt"),
-        (lambda kept: kept[:-4], "no proposals for the prompts of the traces"),
-        (lambda kept: kept * 2, "no proposals for the prompts of the traces"),
-        (lambda kept: b"\x7f" * len(kept), "no proposals for the prompts of the traces"),
-    ],
-    ids=["tokens", "fewer", "more", "no tokens of the target"],
-)
+FORGED: dict[str, tuple[Edit, str]] = {
+    "tokens": (other_token, "replayed again, the draft proposes other tokens for prompt"),
+    "fewer": (lambda kept: kept[:-4], "no proposals for the prompts of the traces"),
+    "no tokens of the target": (lambda kept: b"\x7f" * len(kept), "no proposals for the prompts"),
+}
+
+
+@pytest.mark.parametrize("name", FORGED)
 def test_what_the_user_forged_is_found_by_replaying(
-    forge: Edit, why: str, work: Path, cache: ReplayCache, said: list[str]
+    name: str, work: Path, cache: ReplayCache, said: list[str]
 ) -> None:
     """With the secret, so that code and key are right."""
     asked = question(work)
     (plain,) = replayed(work, cache=cache)
     kept = cache.results.read(asked.key)
     assert kept is not None
+    forge, why = FORGED[name]
     cache.results.write(asked.key, forge(kept))
     assert cache.recall(asked) is None
     (warning,) = said
     assert "this entry of the cache is refused" in warning
     assert why in warning
-    if forge is other_token:
-        assert replayed(work, cache=cache) == (plain,)
-        assert cache.results.read(asked.key) == kept  # replaced by what was replayed
-
-
-def test_an_edited_entry_never_reaches_a_verdict(
-    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("DRAFTQUANT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("draftquant.validate.runs.gate_run.today", lambda: "2026-01-01T00:00:00Z")
-    gate(work, tmp_path / "r.json")
-    before = (tmp_path / "r.json").read_bytes()
-    (entry,) = (tmp_path / "cache").glob("*.entry")
-    content = bytearray(entry.read_bytes())
-    content[-2] ^= 1
-    entry.write_bytes(content)
-    capsys.readouterr()
-    gate(work, tmp_path / "r.json")
-    assert f"{entry}: this entry of the cache is refused" in capsys.readouterr().err
-    assert (tmp_path / "r.json").read_bytes() == before
-    content[-2] ^= 1
-    assert entry.read_bytes() == content
+    assert replayed(work, cache=cache) == (plain,)
+    assert cache.results.read(asked.key) == kept  # replaced by what was replayed
 
 
 def test_a_near_tie_is_told_by_the_same_batch(
@@ -308,9 +284,5 @@ def test_a_near_tie_is_told_by_the_same_batch(
     monkeypatch.setattr(module, "proposals_of_batch", tied)
     assert replayed(work, cache=cache) == replayed(work, cache=None)
     assert "gave the same tokens" in said[0]
-
-
-def test_the_proof_is_drawn_anew_each_time(work: Path) -> None:
-    asked = question(work)
-    drawn = {tuple(module._sample(asked)) for _ in range(200)}
+    drawn = {tuple(module._sample(question(work))) for _ in range(200)}  # anew each time
     assert drawn == {(position,) for position in range(NUM_PROMPTS)}

@@ -2,46 +2,19 @@
 
 import html
 import json
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 from draftquant.quantize.files.hub import recorded_argv
 from draftquant.scripts.cli import main
-from draftquant.validate.judging.candidate_origin import DraftFolder
 from draftquant.validate.measure.measurement_file import line_of
 from draftquant.validate.report.document import read_report
-from draftquant.validate.report.facts import folder_facts
 from draftquant.validate.report.html_report import page
 from draftquant.validate.report.report_texts import markdown
 from draftquant.validate.runs.report_pages import annotation
 from handmade_measurements import alternating, measurement
 from handmade_reports import EVIL, comparison, text_of
-
-PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"
-DRAFT, TARGET = str(PAIR / "draft"), str(PAIR / "target")
-LOOSE = ["--min-prompts", "5", "--max-relative-drop", "0.5"]
-
-
-@pytest.fixture(scope="module")
-def work(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Traces of 18 prompts, and the shipped draft in INT4 and FP8."""
-    folder = tmp_path_factory.mktemp("report")
-    prompts = folder / "prompts.jsonl"
-    lines = (PAIR / "prompts.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
-    prompts.write_text("".join(lines[:18]), encoding="utf-8")
-    record = ["record", "--target", TARGET, "--draft", DRAFT, "--prompts", str(prompts)]
-    assert main([*record, "--out", str(folder / "traces"), "--max-new-tokens", "48"]) == 0
-    for recipe in ("int4-channel", "fp8-ptpc"):
-        out = str(folder / recipe)
-        assert main(["quantize", DRAFT, "--recipe", recipe, "--out", out]) == 0
-        report = ["--report", str(folder / f"{recipe}.json")]
-        traces = ["--traces", str(folder / "traces")]
-        assert main(["gate", DRAFT, out, *traces, *LOOSE, *report]) == 0
-    yield folder
-    shutil.rmtree(folder)
 
 
 @pytest.fixture
@@ -58,25 +31,6 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def outputs(folder: Path) -> list[str]:
     formats = (("html", "html"), ("markdown", "md"), ("junit", "xml"), ("report", "json"))
     return [part for kind, end in formats for part in (f"--{kind}", str(folder / f"g.{end}"))]
-
-
-def test_a_report_knows_drafts_by_their_hashes(work: Path, tmp_path: Path) -> None:
-    found = read_report(work / "int4-channel.json")
-    drafts = found.header.drafts
-    assert drafts.baseline.sha256 == DraftFolder.read(Path(DRAFT)).sha256
-    assert drafts.candidate.sha256 == DraftFolder.read(work / "int4-channel").sha256
-    made = drafts.candidate.quantized
-    assert made is not None
-    assert (made.recipe, made.num_quantized, made.num_kept) == ("int4-channel", 7, 7)
-    assert (made.bytes_before, made.bytes_after) == (3_082_240, 1_858_160)
-    verdicts = {(one.engine, one.arch): one.verdict for one in found.header.engines}
-    assert (verdicts["vllm", "sm90"], verdicts["sglang", "gfx942"]) == ("LOADS", "REFUSED")
-    assert str(work) not in (work / "int4-channel.json").read_text(encoding="utf-8")
-    shutil.copytree(work / "int4-channel", tmp_path / "foreign")
-    (tmp_path / "foreign" / "draftquant.json").unlink()
-    foreign = folder_facts(str(tmp_path / "foreign"), DraftFolder.read(tmp_path / "foreign"))
-    assert (foreign.name, foreign.quantization) == ("foreign", "of another tool")
-    assert (foreign.quantized, foreign.num_bytes) == (None, 1_858_160)
 
 
 def test_the_gate_writes_every_form_and_report_the_same(
@@ -199,30 +153,17 @@ def test_report_files_are_no_part_of_a_recorded_command() -> None:
 # ---- compare
 
 
-def test_drafts_on_traces_are_compared(
-    work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_reports_are_compared_for_a_traffic(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    drafts = [DRAFT, str(work / "int4-channel"), str(work / "fp8-ptpc")]
-    out = ["--html", str(tmp_path / "c.html"), "--plot", str(tmp_path / "c.svg")]
-    report = ["--report", str(tmp_path / "c.json")]
-    assert main(["compare", *drafts, "--traces", str(work / "traces"), *out, *report]) == 0
-    shown = capsys.readouterr().out
-    assert "max-t over all pairs and categories" in shown
-    told = json.loads((tmp_path / "c.json").read_text(encoding="utf-8"))
-    assert [one["name"] for one in told["drafts"]] == ["draft", "int4-channel", "fp8-ptpc"]
-    assert told["answer"] in shown
-    assert told["answer"] in html.unescape((tmp_path / "c.html").read_text(encoding="utf-8"))
+    report, page = tmp_path / "g.json", tmp_path / "c.html"
+    report.write_text(text_of(comparison("FAIL", categories="ab")), encoding="utf-8")
+    words = ["--traffic", "a=0.7,b=30%", "--html", str(page), "--plot", str(tmp_path / "c.svg")]
+    assert main(["compare", str(report), *words, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["traffic"], told["scopes"][0]["name"]) == ({"a": 0.7, "b": 0.3}, "your traffic")
+    assert told["answer"] in html.unescape(page.read_text(encoding="utf-8"))
     ElementTree.fromstring((tmp_path / "c.svg").read_text(encoding="utf-8"))
-    reports = [str(work / "int4-channel.json"), str(work / "fp8-ptpc.json")]
-    assert main(["compare", *reports, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["scopes"] == told["scopes"]  # equal counts
-    first, second = [one["name"] for one in told["scopes"][1:] if one["num_prompts"] > 1][:2]
-    traffic = ["--traffic", f"{first}=0.7,{second}=30%"]
-    assert main(["compare", *reports, *traffic, "--json"]) == 0
-    mixed = json.loads(capsys.readouterr().out)
-    assert (mixed["traffic"], mixed["scopes"][0]["name"]) == (
-        {first: 0.7, second: 0.3}, "your traffic",
-    )  # fmt: skip
 
 
 def test_what_is_no_traffic(capsys: pytest.CaptureFixture[str]) -> None:
