@@ -115,13 +115,6 @@ def test_other_machines_need_an_age(dead: int, tmp_path: Path) -> None:
     assert names(tmp_path) == {new.name}
 
 
-def test_a_live_run_is_never_old(tmp_path: Path) -> None:
-    with staged_output(tmp_path / "out") as staging:
-        os.utime(staging, (0, 0))
-        assert main(["clean", str(tmp_path), "--older-than", "0"]) == 0
-        assert staging.is_dir()
-
-
 def test_no_folder(tmp_path: Path) -> None:
     assert main(["clean", str(tmp_path / "absent")]) == 2
     with pytest.raises(OutputError, match="no such folder"):
@@ -198,15 +191,3 @@ def test_a_signal_that_a_library_turned_into_another_error(
     with pytest.raises(SystemExit) as ended:
         main(["clean", str(tmp_path)])
     assert ended.value.code == 143
-
-
-def test_handlers_are_those_of_before(tmp_path: Path) -> None:
-    def mine(_number: int, _frame: object) -> None:
-        pytest.fail("called")
-
-    before = signal.signal(signal.SIGHUP, mine)
-    try:
-        assert main(["clean", str(tmp_path)]) == 0
-        assert signal.getsignal(signal.SIGHUP) is mine
-    finally:
-        signal.signal(signal.SIGHUP, before)

@@ -93,8 +93,9 @@ def words(text: str) -> set[str]:
     return set(re.split(r"[\s│┃]+", text))
 
 
-@pytest.mark.parametrize("columns", ["40", "60", "80", "100", "200"])
-@pytest.mark.parametrize("arguments", [["recipes", "list"], ["inspect", DRAFT]], ids=str)
+@pytest.mark.parametrize(("arguments", "columns"), [
+    (["recipes", "list"], "40"), (["recipes", "list"], "100"), (["inspect", DRAFT], "60"),
+])  # fmt: skip
 def test_names_stay_whole_at_every_width(
     arguments: list[str],
     columns: str,
@@ -151,16 +152,9 @@ def test_cells_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
 # JSON
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["plan", "nowhere", "--recipe", "h200", "--json"],
-        ["plan", "--json"],
-        ["--json", "plan", "nowhere", "--recipe", "h200"],
-        ["quantise", "--json"],
-        ["record", "--target", "t", "--prompts", "p", "--out", "o", "--json"],
-    ],
-)
+@pytest.mark.parametrize("arguments", [
+    ["plan", "--json"], ["--json", "plan", "nowhere", "--recipe", "h200"],
+])  # fmt: skip
 def test_errors_are_json_too(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     try:
         code = main(arguments)

@@ -126,18 +126,13 @@ def test_no_help_of_any_command_is_heavy() -> None:
     assert run.stdout == "[]\n"
 
 
-@pytest.mark.parametrize(
-    ("given", "what", "fix"),
-    [
-        (
-            ["quantize", "d", "fp8-ptpc", "out"],
-            "2 arguments too many: 'fp8-ptpc', 'out'; and --recipe, --out is missing",
-            "draftquant quantize d --recipe fp8-ptpc --out out",
-        ),
-        (["quantize", "--model", "d"], "has no option --model", "DRAFT is given by its place"),
-        (["gate", "--trace-s", "d"], "has no option --trace-s", "did you mean --traces?"),
-    ],
-)
+@pytest.mark.parametrize(("given", "what", "fix"), [
+    (["quantize", "d", "fp8-ptpc", "out"],
+     "2 arguments too many: 'fp8-ptpc', 'out'; and --recipe, --out is missing",
+     "draftquant quantize d --recipe fp8-ptpc --out out"),
+    (["quantize", "--model", "d"], "has no option --model", "DRAFT is given by its place"),
+    (["gate", "--trace-s", "d"], "has no option --trace-s", "did you mean --traces?"),
+])  # fmt: skip
 def test_arguments_in_the_wrong_place(
     given: list[str], what: str, fix: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -198,38 +198,31 @@ def test_what_a_user_has_to_know(
     assert "does not tell" not in said.out
 
 
-REFUSED: dict[str, tuple[list[str], str]] = {
-    "in flight": (["--concurrency", "0"], "--concurrency: expected at least 1"),
-    "temperature": (["--temperature", "-1"], "--temperature: expected at least 0"),
-    "greedy and drawn": (["--top-k", "3"], "--top-p and --top-k have no effect"),
-    "attempts": (["--attempts", "0"], "--attempts: expected at least 1, got 0"),
-    "no time": (["--timeout", "0"], "--timeout: expected more than 0, got 0"),
-    "no time at all": (["--timeout", "nan"], "--timeout: expected more than 0, got nan"),
-    "rate": (["--max-requests-per-second", "-1"], "--max-requests-per-second: expected more than"),
-    "address": (["--server", "localhost"], "--server: expected an address, got 'localhost'"),
-    "tokenizer": (["--draft", "/nowhere"], "/nowhere"),
-    "model": (["--model", "other"], "expected 'other', the server has 'the-target'"),
-    "prompts": (["--prompts", "/nowhere"], "/nowhere: cannot be read"),
-    "folder": (["--out", "/nowhere/r"], "its parent folder /nowhere does not exist"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
 def test_what_is_refused(
-    running: VLLMServer, prompts: Path, capsys: pytest.CaptureFixture[str], name: str
+    running: VLLMServer, prompts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options, problem = REFUSED[name]
-    assert measured(running, prompts, "r", *options) == 2
-    assert problem in capsys.readouterr().err
-    assert sorted(prompts.parent.iterdir()) == [prompts]
+    for options, problem in (
+        (["--concurrency", "0"], "--concurrency: expected at least 1"),
+        (["--top-k", "3"], "--top-p and --top-k have no effect"),
+        (["--timeout", "nan"], "--timeout: expected more than 0, got nan"),
+        (["--max-requests-per-second", "-1"], "--max-requests-per-second: expected more than"),
+        (["--server", "localhost"], "--server: expected an address, got 'localhost'"),
+        (["--draft", "/nowhere"], "/nowhere"),
+        (["--model", "other"], "expected 'other', the server has 'the-target'"),
+        (["--prompts", "/nowhere"], "/nowhere: cannot be read"),
+        (["--out", "/nowhere/r"], "its parent folder /nowhere does not exist"),
+    ):
+        assert measured(running, prompts, "r", *options) == 2
+        assert problem in capsys.readouterr().err
+        assert sorted(prompts.parent.iterdir()) == [prompts]
 
 
-@pytest.mark.parametrize("left_out", ["server", "engine", "prompts", "out"])
-def test_what_is_needed(left_out: str, capsys: pytest.CaptureFixture[str]) -> None:
-    given: dict[str, Any] = {"server": "http://x", "engine": "vllm", "prompts": "p", "out": "r"}
-    del given[left_out]
-    options = [part for name, value in given.items() for part in (f"--{name}", value)]
-    assert main(["measure", *options]) == 2
-    said = capsys.readouterr().err
-    assert f"--{left_out}: is needed to measure a server\n  fix: give --{left_out} " in said
-    assert ("vllm or sglang or tensorrt-llm" in said) == (left_out == "engine")
+def test_what_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
+    given = {"server": "http://x", "engine": "vllm", "prompts": "p", "out": "r"}
+    for left_out in given:
+        words = [word for name, value in given.items() if name != left_out
+                 for word in (f"--{name}", value)]  # fmt: skip
+        assert main(["measure", *words]) == 2
+        said = capsys.readouterr().err
+        assert f"--{left_out}: is needed to measure a server\n  fix: give --{left_out} " in said
+        assert ("vllm or sglang or tensorrt-llm" in said) == (left_out == "engine")

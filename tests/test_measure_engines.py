@@ -314,7 +314,7 @@ def of_other_length(by: int) -> Change:
     return change
 
 
-@pytest.mark.parametrize(("change", "what"), [
+NOT_SGLANGS: tuple[tuple[Change, str], ...] = (
     (finished(spec_correct_drafts_histogram=...), "has no spec_correct_drafts_histogram"),
     (finished(spec_verify_ct=9999), "spec_verify_ct: 9999, but spec_correct_drafts_histogram"),
     (finished(spec_num_correct_drafts=-1), "spec_num_correct_drafts: expected a whole number"),
@@ -328,15 +328,18 @@ def of_other_length(by: int) -> Change:
     (one_token_fewer, f"cannot have written {NUM_TOKENS} tokens"),
     (of_other_length(-1), f"was cut off after {NUM_TOKENS - 1} of {NUM_TOKENS} tokens"),
     (of_other_length(1), f"output_ids: {NUM_TOKENS + 1}, but {NUM_TOKENS} were asked for"),
-])  # fmt: skip
-def test_answers_that_are_not_sglangs(sglang: SGLangStand, change: Change, what: str) -> None:
-    sglang.change = change
-    problem = refused(sglang)
-    assert what in problem
-    assert f"{sglang.url}: prompt {PROMPTS[0].id}" in problem
+)  # fmt: skip
 
 
-@pytest.mark.parametrize(("change", "what"), [
+def test_answers_that_are_not_sglangs(sglang: SGLangStand) -> None:
+    for change, what in NOT_SGLANGS:
+        sglang.change = change
+        problem = refused(sglang)
+        assert what in problem
+        assert f"{sglang.url}: prompt {PROMPTS[0].id}" in problem
+
+
+NOT_TENSORRT_LLMS: tuple[tuple[Change, str], ...] = (
     (choices(2, avg_decoded_tokens_per_iter=None), "avg_decoded_tokens_per_iter: expected a numb"),
     (choices(2, avg_decoded_tokens_per_iter=1.234), "1.234 is no average of"),
     (choices(2, avg_decoded_tokens_per_iter=1e-320), "is no average of"),
@@ -345,21 +348,22 @@ def test_answers_that_are_not_sglangs(sglang: SGLangStand, change: Change, what:
     (lambda events: [events[0], events[-1]], "completion_tokens: 32, but 1 token_ids came"),
     (lambda _events: [], "its stream has no token"),
     (lambda events: [*events, {"choices": []}], "usage: expected an object, got None"),
-])  # fmt: skip
-def test_answers_that_are_not_tensorrt_llms(
-    trtllm: TensorRTLLMStand, change: Change, what: str
-) -> None:
-    trtllm.change = change
-    problem = refused(trtllm)
-    assert what in problem
-    assert f"{trtllm.url}: prompt {PROMPTS[0].id}" in problem
+)  # fmt: skip
+
+
+def test_answers_that_are_not_tensorrt_llms(trtllm: TensorRTLLMStand) -> None:
+    for change, what in NOT_TENSORRT_LLMS:
+        trtllm.change = change
+        problem = refused(trtllm)
+        assert what in problem
+        assert f"{trtllm.url}: prompt {PROMPTS[0].id}" in problem
 
 
 def top(**fields: Any) -> Change:
     return choices(3, logprobs={"token_logprobs": [-1.5], **fields})
 
 
-@pytest.mark.parametrize(("name", "change", "what"), [
+WRONG_LOGPROBS: tuple[tuple[str, Change, str], ...] = (
     ("sglang", finished(output_token_logprobs=...), "output_token_logprobs: expected a list"),
     ("sglang", finished(output_token_logprobs=[[-0.5, 3, None]]), "not those of output_ids"),
     ("sglang", finished(output_token_logprobs=[[None, 3, None]]), "expected a number, got None"),
@@ -370,19 +374,21 @@ def top(**fields: Any) -> Change:
     ("trtllm", top(token_logprobs=["?"]), "token_logprobs: expected a number, got '?'"),
     ("trtllm", top(top_logprobs=[None]), "top_logprobs: expected objects, got None"),
     ("trtllm", top(top_logprobs=[{"a": -1.5}]), "expected at least 2 most likely tokens, got 1"),
-])  # fmt: skip
-def test_logprobs_that_are_not_the_answers(
-    request: pytest.FixtureRequest, name: str, change: Change, what: str
-) -> None:
-    stand: Engine = request.getfixturevalue(name)
-    stand.drafts, stand.change = name == "sglang", change
-    assert what in refused(stand, TOP_2)
+)  # fmt: skip
+
+
+def test_logprobs_that_are_not_the_answers(sglang: SGLangStand, trtllm: TensorRTLLMStand) -> None:
+    trtllm.drafts = False
+    for name, change, what in WRONG_LOGPROBS:
+        stand: Engine = sglang if name == "sglang" else trtllm
+        stand.change = change
+        assert what in refused(stand, TOP_2)
 
 
 MODEL = {"id": "m", "owned_by": "tensorrt_llm"}
 
 
-@pytest.mark.parametrize(("name", "setting", "what"), [
+NOT_MEASURED: tuple[tuple[str, Setting, str], ...] = (
     ("sglang", {"version": None}, "its /server_info is not SGLang's: it has no version"),
     ("sglang", {"speculative_eagle_topk": 4}, "it drafts trees (speculative_eagle_topk = 4)"),
     ("sglang", {"speculative_adaptive": True}, "it changes the number of drafted tokens"),
@@ -402,19 +408,18 @@ MODEL = {"id": "m", "owned_by": "tensorrt_llm"}
                 ' "numRequestsWithDraftTokens": 0}}]'}, "numRequestsWithDraftTokens: expected"),
     ("trtllm", {"/metrics": "[]"}, "fix: start it with `return_perf_metrics: true`"),
     ("trtllm", {"/metrics": '[{"iter": 1}]'}, "it does not tell whether it drafts"),
-])  # fmt: skip
-def test_servers_that_cannot_be_measured(
-    request: pytest.FixtureRequest, name: str, setting: Setting, what: str
-) -> None:
-    stand: Engine = request.getfixturevalue(name)
-    if isinstance(stand, SGLangStand):
-        stand.info = setting
-    else:
-        stand.config_info, stand.paths = False, setting
-    with pytest.raises(MeasureError) as caught:
-        identify(stand)
-    assert what in str(caught.value)
-    assert stand.url in str(caught.value)
+)  # fmt: skip
+
+
+def test_servers_that_cannot_be_measured(sglang: SGLangStand, trtllm: TensorRTLLMStand) -> None:
+    trtllm.config_info = False
+    for name, setting, what in NOT_MEASURED:
+        stand: Engine = sglang if name == "sglang" else trtllm
+        sglang.info = trtllm.paths = setting
+        with pytest.raises(MeasureError) as caught:
+            identify(stand)
+        assert what in str(caught.value)
+        assert stand.url in str(caught.value)
 
 
 # ---- SGLang alone

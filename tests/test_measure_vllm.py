@@ -189,7 +189,7 @@ def change_choice(at: int, **changes: object) -> Callable[[Events], None]:
     return lambda events: events[at]["choices"][0].update(changes)
 
 
-@pytest.mark.parametrize(("change", "problem"), [
+BROKEN: tuple[tuple[Callable[[Events], object], str | None], ...] = (
     (lambda events: events[0].pop("choices"), "KeyError: \"'choices'\""),
     (lambda events: events[0].update(choices=3), "TypeError"),
     (change_choice(0, token_ids=[True]), "token_ids: expected whole numbers"),
@@ -205,24 +205,28 @@ def change_choice(at: int, **changes: object) -> Callable[[Events], None]:
     (change_choice(0, logprobs=None), ""),
     (change_choice(0, logprobs={"token_logprobs": [None], "top_logprobs": [{}]}), ""),
     (lambda events: events[-2].pop("metrics"), None),
-])  # fmt: skip
-def test_answers_that_are_not_vllms(
-    running: VLLMServer, change: Callable[[Events], None], problem: str | None
-) -> None:
-    def changed(number: int, events: Events) -> Events:
-        if number > 1:
-            change(events)
-        return events
+)  # fmt: skip
+"""What becomes of the events, and what is wrong then: "" = of log-probabilities, None = metrics."""
 
-    running.change = changed
-    decoding = Decoding(num_top_logprobs=2) if problem == "" else GREEDY
-    if problem is None:
-        problem, match = "", "no metrics of speculation, as earlier ones had"
-    else:
-        match = "prompt p: its answer is not vLLM's"
-    with pytest.raises(MeasureError, match=match) as found:
-        complete(running, Ask(decoding=decoding, max_new_tokens=12, ignore_eos=False))
-    assert problem in found.value.what.replace("\\", "")
+
+def test_answers_that_are_not_vllms(running: VLLMServer) -> None:
+    for change, problem in BROKEN:
+        probes = len(running.asked) + 1
+
+        def changed(
+            number: int, events: Events, change: Any = change, probes: int = probes
+        ) -> Events:
+            if number > probes:
+                change(events)
+            return events
+
+        running.change = changed
+        decoding = Decoding(num_top_logprobs=2) if problem == "" else GREEDY
+        not_its = "prompt p: its answer is not vLLM's"
+        match = "no metrics of speculation, as earlier" if problem is None else not_its
+        with pytest.raises(MeasureError, match=match) as found:
+            complete(running, Ask(decoding=decoding, max_new_tokens=12, ignore_eos=False))
+        assert (problem or "") in found.value.what.replace("\\", "")
 
 
 # ---- counters

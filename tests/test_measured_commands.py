@@ -195,12 +195,6 @@ def test_a_truncated_measurement_is_refused(
         assert str(tmp_path / "cut") in capsys.readouterr().err
 
 
-def test_the_same_file_twice_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    one = run(tmp_path / "a")
-    assert main(["gate", "--measured", one, one]) == 2
-    assert "even all times are equal" in capsys.readouterr().err
-
-
 def test_runs_of_other_templates_or_k_are_anomalous(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -96,46 +96,45 @@ def test_ascii_alone_is_written() -> None:
     assert line_of(replace(RECORDS[0], id="\u00e9\u2028")).isascii()
 
 
-BAD: dict[str, tuple[int, str, object, str]] = {
-    "another format": (1, "format", "x", "format: expected 'draftquant measurement'"),
-    "no format": (1, "format", ..., "format: missing key"),
-    "no version": (1, "server.version", "", "server.version: expected printable"),
-    "odd model": (1, "server.model", "a\x1b", r"server.model: expected printable characters"),
-    "K of 0": (1, "speculation.num_draft_tokens", 0, "num_draft_tokens: expected 1 to 1,024"),
-    "draft": (1, "speculation.draft_sha256", "x", "draft_sha256: expected 64 hex digits"),
-    "no number": (1, "asked.temperature", float("nan"), "temperature: expected a finite number"),
-    "odd id": (2, "id", "a\nb", "prompt a.nb: id: expected 1 to 200 printable characters"),
-    "odd category": (2, "category", "", "category: expected 1 to 200 printable"),
-    "too few tokens": (2, "token_ids", [7, 8], "asked for 3 tokens, got 2 and 'length'"),
-    "too many tokens": (2, "token_ids", [7] * 4, "asked for 3 tokens, got 4"),
-    "large token": (2, "token_ids", [7, 8, 2**31], r"token_ids: expected ids in \[0, 2147483647\]"),
-    "true is no token": (2, "token_ids", [True], r"token_ids\[0\]: expected int, got True"),
-    "no histogram": (2, "histogram", None, "histogram: expected verify steps, because the server"),
-    "short histogram": (2, "histogram", [1, 1], "histogram: expected 3 counts for K = 2"),
-    "negative count": (2, "histogram", [2, -1, 1], "none below 0"),
-    "another histogram": (2, "histogram", [1, 1, 1], "2 verify steps do not match the histogram"),
-    "another round": (2, "accepted", [2, 1], "2 verify steps do not match the histogram"),
-    "too many accepted": (2, "accepted", [2, 0, 3], "3 verify steps do not match the histogram"),
-    "drafted alone": (2, "accepted", None, "drafted: expected none without accepted"),
-    "too few drafted": (2, "drafted", [2], "drafted: expected 2 verify steps, got 1"),
-    "fewer than accepted": (2, "drafted", [1, 1], "drafted: expected between the accepted"),
-    "more than K": (2, "drafted", [3, 1], "drafted: expected between the accepted"),
-    "no log-probabilities": (2, "token_logprob", None, "token_logprob: asked for, got none"),
-    "no logarithm": (2, "token_logprob", [0, 0, 0.5], "token_logprob: expected logarithms"),
-    "too few gaps": (2, "top_gap", [0.0], "top_gap: expected 3 numbers"),
-    "negative gap": (2, "top_gap", [0, 0, -0.5], "top_gap: expected differences"),
-    "no time": (2, "latency", float("inf"), "latency: expected a finite number"),
-    "first behind last": (2, "time_to_first_token", 0.4, "0.4 seconds are more than the latency"),
-}
+BAD: tuple[tuple[int, str, object, str], ...] = (
+    (1, "format", "x", "format: expected 'draftquant measurement'"),
+    (1, "format", ..., "format: missing key"),
+    (1, "server.version", "", "server.version: expected printable"),
+    (1, "server.model", "a\x1b", r"server.model: expected printable characters"),
+    (1, "speculation.num_draft_tokens", 0, "num_draft_tokens: expected 1 to 1,024"),
+    (1, "speculation.draft_sha256", "x", "draft_sha256: expected 64 hex digits"),
+    (1, "asked.temperature", float("nan"), "temperature: expected a finite number"),
+    (2, "id", "a\nb", "prompt a.nb: id: expected 1 to 200 printable characters"),
+    (2, "category", "", "category: expected 1 to 200 printable"),
+    (2, "token_ids", [7, 8], "asked for 3 tokens, got 2 and 'length'"),
+    (2, "token_ids", [7] * 4, "asked for 3 tokens, got 4"),
+    (2, "token_ids", [7, 8, 2**31], r"token_ids: expected ids in \[0, 2147483647\]"),
+    (2, "token_ids", [True], r"token_ids\[0\]: expected int, got True"),
+    (2, "histogram", None, "histogram: expected verify steps, because the server"),
+    (2, "histogram", [1, 1], "histogram: expected 3 counts for K = 2"),
+    (2, "histogram", [2, -1, 1], "none below 0"),
+    (2, "histogram", [1, 1, 1], "2 verify steps do not match the histogram"),
+    (2, "accepted", [2, 1], "2 verify steps do not match the histogram"),
+    (2, "accepted", [2, 0, 3], "3 verify steps do not match the histogram"),
+    (2, "accepted", None, "drafted: expected none without accepted"),
+    (2, "drafted", [2], "drafted: expected 2 verify steps, got 1"),
+    (2, "drafted", [1, 1], "drafted: expected between the accepted"),
+    (2, "drafted", [3, 1], "drafted: expected between the accepted"),
+    (2, "token_logprob", None, "token_logprob: asked for, got none"),
+    (2, "token_logprob", [0, 0, 0.5], "token_logprob: expected logarithms"),
+    (2, "top_gap", [0.0], "top_gap: expected 3 numbers"),
+    (2, "top_gap", [0, 0, -0.5], "top_gap: expected differences"),
+    (2, "latency", float("inf"), "latency: expected a finite number"),
+    (2, "time_to_first_token", 0.4, "0.4 seconds are more than the latency"),
+)  # fmt: skip
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_what_cannot_be_is_refused_with_its_line(tmp_path: Path, name: str) -> None:
-    line, key, value, problem = BAD[name]
-    path = edited(tmp_path, line, key, value)
-    with pytest.raises(MeasureError, match=problem) as found:
-        read_measurement(path)
-    assert found.value.where == f"{path}:{line}"
+def test_what_cannot_be_is_refused_with_its_line(tmp_path: Path) -> None:
+    for line, key, value, problem in BAD:
+        path = edited(tmp_path, line, key, value)
+        with pytest.raises(MeasureError, match=problem) as found:
+            read_measurement(path)
+        assert found.value.where == f"{path}:{line}"
 
 
 def test_what_was_not_asked_for_is_refused(tmp_path: Path) -> None:
@@ -152,30 +151,28 @@ def test_what_was_not_asked_for_is_refused(tmp_path: Path) -> None:
         read_measurement(path)
 
 
-LINES: dict[str, tuple[Callable[[list[str]], list[str]], str]] = {
-    "a record is missing": (lambda lines: lines[:-1], "r: its 2 records are not those of the"),
-    "another order": (lambda lines: [lines[0], *lines[:0:-1]], "r: its 3 records are not those"),
-    "a record twice": (lambda lines: [*lines, lines[1]], "r: id 'p0' stands on two lines"),
-    "no record": (lambda lines: lines[:1], "r: holds no record"),
-    "empty": (lambda _: [], "r:1: is not a setup of a measurement: not JSON"),
-    "a blank line": (lambda lines: [*lines[:2], "", *lines[2:]], "r:3: is not a record"),
-    "no JSON": (lambda lines: [*lines[:2], "{", *lines[2:]], "r:3: is not a record .*not JSON"),
-    "a list": (lambda lines: [*lines[:2], "[1]"], "r:3: .*expected a JSON object, got a list"),
-    "doubled key": (lambda _: ['{"a": 1, "a": 2}'], "key 'a' given twice"),
-    "half a character": (lambda lines: [lines[0], r'{"id": "\ud800"}'], "half a character"),
-    "setup twice": (lambda lines: [lines[0], *lines], "r:2: is not a record"),
-}
+LINES: tuple[tuple[Callable[[list[str]], list[str]], str], ...] = (
+    (lambda lines: lines[:-1], "r: its 2 records are not those of the"),
+    (lambda lines: [lines[0], *lines[:0:-1]], "r: its 3 records are not those"),
+    (lambda lines: [*lines, lines[1]], "r: id 'p0' stands on two lines"),
+    (lambda lines: lines[:1], "r: holds no record"),
+    (lambda _: [], "r:1: is not a setup of a measurement: not JSON"),
+    (lambda lines: [*lines[:2], "", *lines[2:]], "r:3: is not a record"),
+    (lambda lines: [*lines[:2], "{", *lines[2:]], "r:3: is not a record .*not JSON"),
+    (lambda lines: [*lines[:2], "[1]"], "r:3: .*expected a JSON object, got a list"),
+    (lambda _: ['{"a": 1, "a": 2}'], "key 'a' given twice"),
+    (lambda lines: [lines[0], r'{"id": "\ud800"}'], "half a character"),
+    (lambda lines: [lines[0], *lines], "r:2: is not a record"),
+)  # fmt: skip
 
 
-@pytest.mark.parametrize("name", LINES)
-def test_files_that_are_no_measurement(tmp_path: Path, name: str) -> None:
-    change, problem = LINES[name]
-    path = write(tmp_path)
-    path.write_text(
-        "\n".join(change(path.read_text(encoding="utf-8").splitlines())), encoding="utf-8"
-    )
-    with pytest.raises(MeasureError, match=problem):
-        read_measurement(path)
+def test_files_that_are_no_measurement(tmp_path: Path) -> None:
+    for change, problem in LINES:
+        path = write(tmp_path)
+        lines = change(path.read_text(encoding="utf-8").splitlines())
+        path.write_text("\n".join(lines), encoding="utf-8")
+        with pytest.raises(MeasureError, match=problem):
+            read_measurement(path)
 
 
 def test_a_file_of_bytes(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_version(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("draftquant ")
 
 
-@pytest.mark.parametrize(("given", "where", "what", "fix"), [
+WRONG = (
     ("quantise x", "draftquant", "no command 'quantise'", "'draftquant quantize'"),
     ("zzz", "draftquant", "no command 'zzz'", "see 'draftquant help'"),
     ("traces splti t", "draftquant traces", "no command", "'draftquant traces split'"),
@@ -101,14 +101,17 @@ def test_version(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     ("traces split t --out a b --fraction x", "--fraction", "expected a share", "--help"),
     ("plan d --recipe", "--recipe", "expected one argument", "for example"),
     ("record --to 3", "draftquant record", "ambiguous option", "write the option out"),
-])  # fmt: skip
-def test_usage_errors_say_what_was_meant(given: str, where: str, what: str, fix: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        WHOLE.parse_args(shlex.split(given))
-    assert caught.value.usage.startswith("usage: draftquant ")
-    assert caught.value.where == where
-    assert what in caught.value.what
-    assert fix in caught.value.fix
+)  # fmt: skip
+
+
+def test_usage_errors_say_what_was_meant() -> None:
+    for given, where, what, fix in WRONG:
+        with pytest.raises(UsageError) as caught:
+            WHOLE.parse_args(shlex.split(given))
+        assert caught.value.usage.startswith("usage: draftquant ")
+        assert caught.value.where == where
+        assert what in caught.value.what
+        assert fix in caught.value.fix
 
 
 def test_a_command_line_from_elsewhere_cannot_write_to_the_terminal(

@@ -130,7 +130,7 @@ def test_a_command_beats_outside_of_phases_too_and_not_after_its_end(
 
 def wait_for_lines(capsys: pytest.CaptureFixture[str], count: int) -> list[str]:
     lines: list[str] = []
-    deadline = time.monotonic() + 600
+    deadline = time.monotonic() + 60
     while len(lines) < count and time.monotonic() < deadline:
         time.sleep(0.01)
         lines += said(capsys)
@@ -176,33 +176,11 @@ def test_a_phase_without_an_end_is_said_while_it_goes_on(
 ) -> None:
     monkeypatch.setattr(progress, "SHORT", 0.05)
     with progress_bar("load AMD Quark", None):
-        deadline = time.monotonic() + 600
+        deadline = time.monotonic() + 60
         while not (lines := said(capsys)) and time.monotonic() < deadline:
             time.sleep(0.01)
         assert lines == ["load AMD Quark ..."]
     assert re.fullmatch(r"load AMD Quark: done in [0-9.]+ (s|min.*)", said(capsys)[0])
-
-
-def test_an_error_ends_a_phase_without_a_word(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    timers: list[threading.Timer] = []
-
-    class Timer(threading.Timer):
-        def start(self) -> None:
-            timers.append(self)
-
-    monkeypatch.setattr(progress.threading, "Timer", Timer)
-
-    def fail() -> None:
-        with progress_bar("load", None):
-            raise ValueError
-
-    with pytest.raises(ValueError):  # noqa: PT011
-        fail()
-    (timer,) = timers
-    timer.run()  # its time has come, and it was cancelled
-    assert said(capsys) == []
 
 
 @pytest.mark.parametrize(

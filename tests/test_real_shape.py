@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.recipes.errors import DraftQuantError, OutputError
+from draftquant.recipes.errors import DraftQuantError
 from draftquant.scripts.dev.real_shapes.__main__ import main
 from draftquant.scripts.dev.real_shapes.drafts import REAL_DRAFTS
 from draftquant.scripts.dev.real_shapes.generate import write_real_shape_draft
@@ -62,16 +62,6 @@ def test_equal_arguments_give_equal_bytes(small: Path, tmp_path: Path) -> None:
     )
     assert first == again
     assert first != other
-
-
-def test_an_existing_output_is_refused(
-    small: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    with pytest.raises(OutputError, match="already exists"):
-        write_real_shape_draft(small)
-    assert main([str(small), "--divide", "64"]) == 2
-    assert "already exists" in capsys.readouterr().err
-    assert main([str(tmp_path / "draft"), "--divide", "64"]) == 0
 
 
 def test_a_divisor_that_would_split_heads_or_starve_ranks_is_refused(
