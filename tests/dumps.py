@@ -1,14 +1,14 @@
 """Dumps of a target's hidden states in the layout of each trainer, from what the target really did.
 
-What each builder writes is what the trainer's own code writes, by the lines named in the module of
-`calibration/dumps` that reads it: keys, shapes, dtypes, names of files. The states are those of one
+What each builder writes is what the trainer's own code writes, by the lines named in
+`calibration/dumps/dump_layouts`: keys, shapes, dtypes, names of files. The states are those of one
 pass over the whole text, as all of them compute them.
 """
 
 import gzip
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,10 @@ class Text:
     def aux(self, layers: Sequence[int]) -> Tensor:
         return torch.cat([self.layers[i] for i in layers], dim=-1)
 
+    def stack(self, layers: Sequence[int]) -> Tensor:
+        """[N, m + 1, W]: the last layer's output in one slot more."""
+        return torch.stack([*(self.layers[i] for i in layers), self.layers[-1]], dim=1)
+
 
 @torch.inference_mode()
 def make_texts(target: Path, traces: TraceFolder, dtype: torch.dtype) -> list[Text]:
@@ -59,130 +63,111 @@ def make_texts(target: Path, traces: TraceFolder, dtype: torch.dtype) -> list[Te
     return texts
 
 
+def roll(text: Text, by: int) -> Text:
+    """Its rows are those of earlier tokens."""
+    layers = tuple(layer.roll(by, 0) for layer in text.layers)
+    return replace(text, layers=layers, normed=text.normed.roll(by, 0))
+
+
 LAYERS = (0, 1, 2)
-Builder = Callable[[Sequence[Text], Path, Sequence[int]], Path]
+Builder = Callable[..., Path]
 
 
-def specforge(texts: Sequence[Text], dump: Path, layers: Sequence[int] = LAYERS) -> Path:
-    """Two to a batch, the shorter padded behind with token 0; every second file compressed."""
-    folder = dump / "rows_0-2000"
-    folder.mkdir(parents=True)
-    longest = max(len(text.token_ids) for text in texts)
-    for i, text in enumerate(texts):
-        pad = longest + 2 - len(text.token_ids)
-        state = nn.functional.pad(text.aux(layers), (0, 0, 0, pad))
-        record = {
-            "input_ids": nn.functional.pad(text.token_ids, (0, pad)),
-            "loss_mask": nn.functional.pad(text.mask, (0, pad)),
-            "aux_hidden_state": state[None],
-            "hidden_state": nn.functional.pad(text.normed, (0, 0, 0, pad))[None],
-        }
-        if i % 2:
-            with gzip.open(folder / f"data_{i}.ckpt.gz", "wb") as stream:
-                torch.save(record, stream)
-        else:
-            torch.save(record, folder / f"data_{i}.ckpt")
-    mapping = dump / "vocab_mapping"
-    mapping.mkdir()
-    torch.save({"d2t": torch.zeros(4), "t2d": torch.ones(4)}, mapping / "vocab_mapping.pt")
-    return dump
+def _saving(name: str, record: Callable[[Text, Sequence[int]], Mapping[str, Any]]) -> Builder:
+    """A builder by the name of text i's file and what is saved of it, ".gz" for every second."""
+
+    def build(texts: Sequence[Text], dump: Path, layers: Sequence[int] = LAYERS) -> Path:
+        for i, text in enumerate(texts):
+            file = dump / name.format(i)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            saved = dict(record(text, layers))
+            if file.suffix == ".gz" and i % 2 == 0:
+                torch.save(saved, file.with_suffix(""))
+            elif file.suffix == ".gz":
+                with gzip.open(file, "wb") as stream:
+                    torch.save(saved, stream)
+            else:
+                torch.save(saved, file)
+        return dump
+
+    return build
 
 
-def specforge_dflash(texts: Sequence[Text], dump: Path, layers: Sequence[int] = LAYERS) -> Path:
-    """No last states: `hidden_states` are the aux ones."""
-    folder = dump / "rows_0-2000"
-    folder.mkdir(parents=True)
-    for i, text in enumerate(texts):
-        record = {
-            "input_ids": text.token_ids,
-            "loss_mask": text.mask,
-            "hidden_states": text.aux(layers)[None],
-        }
-        torch.save(record, folder / f"data_{i}.ckpt")
-    return dump
+def _padded(states: Tensor, pad: int = 2) -> Tensor:
+    return nn.functional.pad(states, (0,) * 2 * (states.dim() - 1) + (0, pad))
 
 
-def torchspec(texts: Sequence[Text], dump: Path, layers: Sequence[int] = LAYERS) -> Path:
-    """Last states before the norm, as its vLLM engine gives them."""
-    dump.mkdir(parents=True)
-    for i, text in enumerate(texts):
-        record = {
-            "input_ids": text.token_ids,
-            "loss_mask": text.mask,
-            "aux_hidden_states": text.aux(layers)[None],
-            "hidden_states": text.layers[-1][None],
-        }
-        torch.save(record, dump / f"data_{i}.ckpt")
-    return dump
-
-
-def modelopt(texts: Sequence[Text], dump: Path, layers: Sequence[int] = LAYERS) -> Path:
-    """From transformers: last states after the norm."""
-    dump.mkdir(parents=True)
-    for i, text in enumerate(texts):
-        record = {
-            "input_ids": text.token_ids,
-            "hidden_states": text.normed,
-            "aux_hidden_states": text.aux(layers),
-            "loss_mask": text.mask,
-            "conversation_id": f"conversation-{i}",
-        }
-        torch.save(record, dump / f"conversation-{i}.pt")
-    return dump
-
-
-def modelopt_vllm(texts: Sequence[Text], dump: Path, layers: Sequence[int] = LAYERS) -> Path:
-    """From vLLM: last states before the norm, a view into the stack; a mask of ones."""
-    dump.mkdir(parents=True)
-    for i, text in enumerate(texts):
-        stacked = torch.stack([*(text.layers[j] for j in layers), text.layers[-1]], dim=1)
-        record = {
-            "input_ids": text.token_ids,
-            "hidden_states": stacked[:, -1, :],
-            "aux_hidden_states": stacked[:, :-1, :].reshape(len(stacked), -1),
-            "loss_mask": torch.ones_like(text.token_ids),
-            "conversation_id": i,
-        }
-        torch.save(record, dump / f"{i}.pt")
-    return dump
-
-
-def angelslim(texts: Sequence[Text], dump: Path, layers: Sequence[int] = LAYERS) -> Path:
-    folder = dump / "rank_0" / "rows_0-5000"
-    folder.mkdir(parents=True)
-    for i, text in enumerate(texts):
-        record = {
-            "input_ids": text.token_ids[None],
-            "loss_mask": text.mask[None],
-            "hidden_states": text.aux(layers)[None],
-            "target_hiddens": text.normed[None],
-        }
-        torch.save(record, folder / f"data_{i}.ckpt")
-    torch.save({"d2t": torch.zeros(4), "t2d": torch.ones(4)}, dump / "vocab_mapping.pt")
-    return dump
-
-
-def angelslim_dflash(texts: Sequence[Text], dump: Path, layers: Sequence[int] = LAYERS) -> Path:
-    """A batch padded behind to its longest text, then cut into samples; no last states."""
-    dump.mkdir(parents=True)
-    longest = max(len(text.token_ids) for text in texts)
-    for i, text in enumerate(texts):
-        pad = longest - len(text.token_ids)
-        record = {
-            "input_ids": nn.functional.pad(text.token_ids, (0, pad))[None],
-            "hidden_states": nn.functional.pad(text.aux(layers), (0, 0, 0, pad))[None],
-            "loss_mask": nn.functional.pad(text.mask, (0, pad))[None],
-            "attention_mask": nn.functional.pad(torch.ones_like(text.mask), (0, pad))[None],
-        }
-        torch.save(record, dump / f"sample_{i:08d}_rank0.ckpt")
-    return dump
+specforge = _saving(
+    "rows_0-2000/data_{}.ckpt.gz",  # some compressed, each padded behind with token 0
+    lambda text, layers: {
+        "input_ids": _padded(text.token_ids),
+        "loss_mask": _padded(text.mask),
+        "aux_hidden_state": _padded(text.aux(layers))[None],
+        "hidden_state": _padded(text.normed)[None],
+    },
+)
+specforge_dflash = _saving(
+    "rows_0-2000/data_{}.ckpt",
+    lambda text, layers: {
+        "input_ids": text.token_ids,
+        "loss_mask": text.mask,
+        "hidden_states": text.aux(layers)[None],
+    },
+)
+torchspec = _saving(
+    "data_{}.ckpt",  # last states before the norm, as its vLLM engine gives them
+    lambda text, layers: {
+        "input_ids": text.token_ids,
+        "loss_mask": text.mask,
+        "aux_hidden_states": text.aux(layers)[None],
+        "hidden_states": text.layers[-1][None],
+    },
+)
+modelopt = _saving(
+    "conversation-{}.pt",  # from transformers: last states after the norm
+    lambda text, layers: {
+        "input_ids": text.token_ids,
+        "hidden_states": text.normed,
+        "aux_hidden_states": text.aux(layers),
+        "loss_mask": text.mask,
+        "conversation_id": "conversation",
+    },
+)
+modelopt_vllm = _saving(
+    "{}.pt",  # from vLLM: last states before the norm, a view into the stack; a mask of ones
+    lambda text, layers: {
+        "input_ids": text.token_ids,
+        "hidden_states": text.stack(layers)[:, -1, :],
+        "aux_hidden_states": text.stack(layers)[:, :-1, :].flatten(1),
+        "loss_mask": torch.ones_like(text.token_ids),
+        "conversation_id": 0,
+    },
+)
+angelslim = _saving(
+    "rank_0/rows_0-5000/data_{}.ckpt",
+    lambda text, layers: {
+        "input_ids": text.token_ids[None],
+        "loss_mask": text.mask[None],
+        "hidden_states": text.aux(layers)[None],
+        "target_hiddens": text.normed[None],
+    },
+)
+angelslim_dflash = _saving(
+    "sample_{:08d}_rank0.ckpt",
+    lambda text, layers: {
+        "input_ids": _padded(text.token_ids)[None],
+        "hidden_states": _padded(text.aux(layers))[None],
+        "loss_mask": _padded(text.mask)[None],
+        "attention_mask": _padded(torch.ones_like(text.mask))[None],
+    },
+)
 
 
 def vllm(texts: Sequence[Text], dump: Path, layers: Sequence[int] = LAYERS) -> Path:
     """With include_output_tokens: all tokens but the last, the last layer's output in a slot."""
     dump.mkdir(parents=True)
     for i, text in enumerate(texts):
-        _stack(text, layers, len(text.token_ids) - 1, dump / f"cmpl-{i}-0.safetensors")
+        _write_stack(text, layers, len(text.token_ids) - 1, dump / f"cmpl-{i}-0.safetensors")
         (dump / f"cmpl-{i}-0.safetensors.lock").touch()
     return dump
 
@@ -195,7 +180,7 @@ def speculators(texts: Sequence[Text], dump: Path, layers: Sequence[int] = LAYER
     folder = dump / "hidden_states"
     folder.mkdir(parents=True)
     for i, text in enumerate(texts):
-        _stack(text, layers, len(text.token_ids), folder / f"hs_{i}.safetensors")
+        _write_stack(text, layers, len(text.token_ids), folder / f"hs_{i}.safetensors")
     rows = pyarrow.table(
         {
             "input_ids": [text.token_ids.tolist() for text in texts],
@@ -213,31 +198,29 @@ def speculators(texts: Sequence[Text], dump: Path, layers: Sequence[int] = LAYER
     return dump
 
 
-def _stack(text: Text, layers: Sequence[int], rows: int, file: Path) -> None:
-    stacked = torch.stack([*(text.layers[i] for i in layers), text.layers[-1]], dim=1)
-    tensors = {"hidden_states": stacked[:rows].contiguous(), "token_ids": text.token_ids[:rows]}
+def _write_stack(text: Text, layers: Sequence[int], rows: int, file: Path) -> None:
+    tensors = {"hidden_states": text.stack(layers)[:rows], "token_ids": text.token_ids[:rows]}
     save_file({name: tensor.clone() for name, tensor in tensors.items()}, file)
 
 
-BUILDERS: dict[str, Builder] = {
-    "specforge": specforge,
-    "torchspec": torchspec,
-    "modelopt": modelopt,
-    "angelslim": angelslim,
-    "speculators": speculators,
-    "vllm": vllm,
+BUILDERS: Mapping[str, tuple[DumpFormat, Builder]] = {
+    "specforge": ("specforge", specforge),
+    "specforge for dflash": ("specforge", specforge_dflash),
+    "torchspec": ("torchspec", torchspec),
+    "modelopt": ("modelopt", modelopt),
+    "modelopt by vllm": ("modelopt", modelopt_vllm),
+    "angelslim": ("angelslim", angelslim),
+    "angelslim for dflash": ("angelslim", angelslim_dflash),
+    "speculators": ("speculators", speculators),
+    "vllm": ("vllm", vllm),
 }
 
 
-def prompts_of(traces: TraceFolder) -> list[Prompt]:
-    """The prompts of recorded traces."""
+def prompts_of(texts: Sequence[Text]) -> list[Prompt]:
+    """The prompts of the texts."""
     return [
-        Prompt(
-            id=trace.id,
-            category=trace.category,
-            token_ids=tuple(trace.token_ids[: trace.prompt_length].tolist()),
-        )
-        for trace in traces
+        Prompt(id=f"p{i}", category="c", token_ids=tuple(text.token_ids[: text.start].tolist()))
+        for i, text in enumerate(texts)
     ]
 
 

@@ -8,15 +8,16 @@ import random
 import shutil
 import sys
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import corpus
 import pytest
 import torch
-from draftquant.calibration.dumps import dump_evidence as whole_texts
+from draftquant.calibration.dumps import dump_evidence
 from draftquant.calibration.dumps.dump_layouts import samples_of
-from draftquant.calibration.prompts.prompt_file import Prompt, read_prompts
+from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.files.torch_file import TorchFileProblem, load_plain
 from draftquant.recipes.errors import OutputError, PromptError, TraceError
@@ -28,33 +29,31 @@ from dumps import (
     make_texts,
     modelopt,
     modelopt_vllm,
-    specforge,
+    prompts_of,
+    roll,
     specforge_dflash,
     speculators,
     torchspec,
     vllm,
 )
-from recorded import record_traces
-from test_dumps import PAIR, TARGET, roll
+from safetensors.torch import load_file, save_file
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> TraceFolder:
-    out = tmp_path_factory.mktemp("recorded") / "traces"
-    prompts = read_prompts(PAIR / "prompts.jsonl")[10:18]
-    return record_traces(TARGET, prompts, out, max_new_tokens=40, aux_layer_ids=(0, 1, 2))
+PAIR = corpus.PAIRS / "eagle3-llama"
+TARGET, DRAFT = PAIR / "target", PAIR / "draft"
 
 
 @pytest.fixture(scope="module")
-def texts(recorded: TraceFolder) -> list[Text]:
+def texts() -> list[Text]:
+    """Eight, of 88 tokens."""
+    recorded = TraceFolder.open(corpus.traces("eagle3-llama", prompts=8, max_new_tokens=40))
     return make_texts(TARGET, recorded, torch.float32)
 
 
 @pytest.fixture
 def not_run(monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("draftquant.calibration.dumps.dump_evidence.RUNNABLE_SHARE", 0.0)
+    monkeypatch.setattr(dump_evidence, "RUNNABLE_SHARE", 0.0)
     return TARGET
 
 
@@ -73,21 +72,15 @@ def refused(
 # ---- files
 
 
-@pytest.mark.parametrize("name", BUILDERS)
-def test_a_half_written_file(name: Any, texts: list[Text], tmp_path: Path) -> None:
-    dump = BUILDERS[name](texts[:3], tmp_path / "dump", (0, 1, 2))
+@pytest.mark.parametrize("layout", ["specforge", "modelopt", "speculators", "vllm"])
+def test_a_half_written_file(layout: str, texts: list[Text], tmp_path: Path) -> None:
+    name, build = BUILDERS[layout]
+    dump = build(texts[:3], tmp_path / "dump")
     files = [p for p in dump.rglob("*") if p.suffix in (".ckpt", ".gz", ".pt", ".safetensors")]
-    file = sorted(p for p in files if "vocab" not in p.name)[1]
+    file = sorted(files)[1]
     file.write_bytes(file.read_bytes()[:-1000])
-    error = refused(name, dump, tmp_path / "out", file.name, prompts=prompts(texts))
+    error = refused(name, dump, tmp_path / "out", file.name, prompts=prompts_of(texts))
     assert "stopped while writing it" in error
-
-
-def prompts(texts: list[Text]) -> list[Prompt]:
-    return [
-        Prompt(id=str(i), category="a", token_ids=tuple(text.token_ids[: text.start].tolist()))
-        for i, text in enumerate(texts)
-    ]
 
 
 class Runs:
@@ -97,23 +90,19 @@ class Runs:
         return (Path("/nowhere").exists, ())
 
 
-@pytest.mark.parametrize("name", ["specforge", "torchspec", "modelopt", "angelslim"])
-def test_pickled_objects_are_refused(name: Any, texts: list[Text], tmp_path: Path) -> None:
-    dump = BUILDERS[name](texts[:1], tmp_path / "dump", (0, 1, 2))
-    file = next(
-        p for p in dump.rglob("*") if p.suffix in (".ckpt", ".pt") and "vocab" not in p.name
-    )
+def test_pickled_objects_are_refused(texts: list[Text], tmp_path: Path) -> None:
+    file = torchspec(texts[:1], tmp_path / "dump") / "data_0.ckpt"
     torch.save({"input_ids": texts[0].token_ids, "extra": Runs()}, file)
-    refused(name, dump, tmp_path / "out", "as plain tensors: it holds Python objects")
+    refused("torchspec", file.parent, tmp_path / "out", "plain tensors: it holds Python objects")
     file.write_bytes(pickle.dumps({"input_ids": [1], "extra": Runs()}))
-    refused(name, dump, tmp_path / "out", "holds Python objects")
+    refused("torchspec", file, tmp_path / "out", "holds Python objects")
 
 
 def test_a_file_that_unpacks_to_much_more_is_refused(tmp_path: Path) -> None:
     saved = io.BytesIO()
     torch.save({"input_ids": torch.zeros(2**27, dtype=torch.uint8)}, saved)
     packed = tmp_path / "data_0.ckpt.gz"
-    packed.write_bytes(gzip.compress(saved.getvalue(), 9))
+    packed.write_bytes(gzip.compress(saved.getvalue(), 1))
     with pytest.raises(TorchFileProblem, match=r"unpacks to more than .* 50 times its size"):
         load_plain(packed)
     inside = tmp_path / "data_0.ckpt"
@@ -126,11 +115,10 @@ def test_a_file_that_unpacks_to_much_more_is_refused(tmp_path: Path) -> None:
         load_plain(tmp_path / "bad.ckpt.gz")
 
 
-@pytest.mark.parametrize("name", BUILDERS)
-def test_a_dump_without_files(name: Any, tmp_path: Path) -> None:
+def test_a_dump_without_files(tmp_path: Path) -> None:
     (tmp_path / "dump").mkdir()
-    refused(name, tmp_path / "dump", tmp_path / "out", r"dump: holds no file \*\.")
-    refused(name, tmp_path / "none", tmp_path / "out", "none: no such folder")
+    refused("vllm", tmp_path / "dump", tmp_path / "out", r"dump: holds no file \*\.safetensors")
+    refused("specforge", tmp_path / "none", tmp_path / "out", "none: no such folder")
 
 
 def change(file: Path, **entries: Any) -> None:
@@ -149,10 +137,6 @@ ODD: dict[str, tuple[Callable[[Path, Text], None], str]] = {
         lambda file, _: change(file, input_ids=[1, 2]),
         "input_ids: expected a dense tensor, got list",
     ),
-    "sparse": (
-        lambda file, text: change(file, hidden_states=text.normed.to_sparse()),
-        "hidden_states: expected a dense tensor",
-    ),
     "no dict": (lambda file, _: torch.save([1], file), "expected a dict of tensors, got list"),
     "fewer rows": (
         lambda file, text: change(file, aux_hidden_states=text.aux((0, 1, 2))[:-3]),
@@ -166,12 +150,6 @@ ODD: dict[str, tuple[Callable[[Path, Text], None], str]] = {
         lambda file, text: change(file, input_ids=text.token_ids.float()),
         "token ids: expected at least one whole number, got float32",
     ),
-    "features in FP8": (
-        lambda file, text: change(
-            file, aux_hidden_states=text.aux((0, 1, 2)).to(torch.float8_e4m3fn)
-        ),
-        r"aux hidden states: expected BF16, F16, F32 or F64 rows, got float8_e4m3fn",
-    ),
     "more elements than the storage has": (
         lambda file, _: change(file, aux_hidden_states=torch.zeros(1, 1).expand(88, 768)),
         r"cannot be read as plain tensors: a tensor of 270,336 bytes of which 4 are stored",
@@ -179,10 +157,6 @@ ODD: dict[str, tuple[Callable[[Path, Text], None], str]] = {
     "another width": (
         lambda file, text: change(file, aux_hidden_states=text.aux((0, 1, 2))[:, :700].clone()),
         "aux features are 700 wide, last states 256; the target's hidden states are 256",
-    ),
-    "another width of the last states": (
-        lambda file, text: change(file, hidden_states=text.normed[:, :128].clone()),
-        "last states 128; the target's hidden states are 256",
     ),
     "tokens beyond the vocabulary": (
         lambda file, text: change(file, input_ids=text.token_ids + 1000),
@@ -250,8 +224,6 @@ def test_a_target_without_a_config(
 
 def test_another_target_of_the_same_form(texts: list[Text], tmp_path: Path) -> None:
     """Its layers are near to none of the dump's slots."""
-    from safetensors.torch import load_file, save_file
-
     other = tmp_path / "other"
     shutil.copytree(TARGET, other)
     weights = load_file(other / "model.safetensors")
@@ -265,57 +237,52 @@ def test_another_target_of_the_same_form(texts: list[Text], tmp_path: Path) -> N
 
 # ---- layers
 
+NOT_ITS_OWN = r"holds the outputs of layers \[1, 2, 3\], expected \[0, 1, 2\]"
+OF_LAYERS: Mapping[str, tuple[tuple[int, ...], dict[str, Any], str]] = {
+    "another order": (
+        (2, 0, 1), {"draft": DRAFT}, r"the layers in the order \[2, 0, 1\], expected ascending"
+    ),
+    "one off, as ids that count before the layer": ((1, 2, 3), {"draft": DRAFT}, NOT_ITS_OWN),
+    "others than are named": ((1, 2, 3), {"aux_layer_ids": (0, 1, 2)}, NOT_ITS_OWN),
+    "more than are named": (
+        (1, 2, 3), {"aux_layer_ids": (0, 1)}, r"aux features hold 3 layers, expected 2: \[0, 1\]"
+    ),
+}  # fmt: skip
 
-def test_layers_in_another_order_are_named(texts: list[Text], tmp_path: Path) -> None:
-    dump = modelopt(texts, tmp_path / "dump", (2, 0, 1))
-    message = r"holds the layers in the order \[2, 0, 1\], expected ascending"
-    refused("modelopt", dump, tmp_path / "out", message, draft=PAIR / "draft")
+
+@pytest.mark.some(3)
+@pytest.mark.parametrize("case", OF_LAYERS)
+def test_layers_that_are_not_the_drafts(case: str, texts: list[Text], tmp_path: Path) -> None:
+    layers, asked, message = OF_LAYERS[case]
+    dump = modelopt(texts[:3], tmp_path / "dump", layers)
+    refused("modelopt", dump, tmp_path / "out", message, **asked)
 
 
-def test_the_draft_names_another_order_where_the_target_is_not_run(
-    texts: list[Text], not_run: Path, tmp_path: Path
-) -> None:
+def test_a_target_that_is_not_run(texts: list[Text], not_run: Path, tmp_path: Path) -> None:
+    """The draft settles the order of the layers, of enough positions."""
+    dump = modelopt(texts[:2], tmp_path / "few")
+    message = "it is unknown which layers the dump holds: the target cannot be run here .*no draft"
+    assert "--draft D" in refused("modelopt", dump, tmp_path / "out", message, not_run)
+    message = "78 positions of answers are too few to find out the order of the layers, expected at"
+    refused("modelopt", dump, tmp_path / "out", message, not_run, draft=DRAFT)
     dump = modelopt(texts, tmp_path / "dump", (2, 0, 1))
     message = r"holds the layers in the order \[2, 0, 1\]: read in that order, the first step of"
-    refused("modelopt", dump, tmp_path / "out", message, not_run, draft=PAIR / "draft")
-
-
-def test_layers_that_are_not_those_of_the_draft(texts: list[Text], tmp_path: Path) -> None:
-    """One off, as ids that count before the layer."""
-    dump = modelopt(texts, tmp_path / "dump", (1, 2, 3))
-    message = r"holds the outputs of layers \[1, 2, 3\], expected \[0, 1, 2\]"
-    refused("modelopt", dump, tmp_path / "out", message, draft=PAIR / "draft")
-    refused("modelopt", dump, tmp_path / "out", message, aux_layer_ids=(0, 1, 2))
-    fewer = r"aux features hold 3 layers, expected 2: \[0, 1\]"
-    refused("modelopt", dump, tmp_path / "out", fewer, aux_layer_ids=(0, 1))
+    refused("modelopt", dump, tmp_path / "out", message, not_run, draft=DRAFT)
 
 
 @pytest.mark.slow
-def test_layers_that_the_draft_does_not_know(
+def test_layers_and_tokens_that_the_draft_does_not_know(
     texts: list[Text], not_run: Path, tmp_path: Path
 ) -> None:
     """One off, no order of them stands out; features of other positions tell it nothing."""
-    dump = modelopt(texts, tmp_path / "dump", (1, 2, 3))
-    message = "the order of the layers remains unclear: the first step of draft is accepted 67% of"
-    refused("modelopt", dump, tmp_path / "out", message, not_run, draft=PAIR / "draft")
-    dump = modelopt([roll(text, 20) for text in texts], tmp_path / "rolled")
-    message = "first step of draft is accepted .* of the time at best, expected 55%"
-    refused("modelopt", dump, tmp_path / "out", message, not_run, draft=PAIR / "draft")
-
-
-def test_too_few_positions_for_the_draft(texts: list[Text], not_run: Path, tmp_path: Path) -> None:
-    dump = modelopt(texts[:2], tmp_path / "dump")
-    message = "78 positions of answers are too few to find out the order of the layers, expected at"
-    refused("modelopt", dump, tmp_path / "out", message, not_run, draft=PAIR / "draft")
-
-
-def test_nothing_at_hand_to_settle_the_layers(
-    texts: list[Text], not_run: Path, tmp_path: Path
-) -> None:
-    dump = modelopt(texts, tmp_path / "dump")
-    message = "it is unknown which layers the dump holds: the target cannot be run here .*no draft"
-    error = refused("modelopt", dump, tmp_path / "out", message, not_run)
-    assert "--draft D" in error
+    for name, dumped, layers, message in (
+        ("off", texts, (1, 2, 3), "order of the layers remains unclear: .* is accepted 67% of"),
+        ("rolled", [roll(t, 20) for t in texts], (0, 1, 2), "of the time at best, expected 55%"),
+        ("tokens", [dataclasses.replace(t, normed=t.normed.roll(40, 0)) for t in texts], (0, 1, 2),
+         "wrote none of the 8 answers: .*the tokens are those of another tokenizer"),
+    ):  # fmt: skip
+        dump = modelopt(dumped, tmp_path / name, layers)
+        refused("modelopt", dump, tmp_path / "out", message, not_run, draft=DRAFT)
 
 
 # ---- rows of other tokens: only whole texts show them
@@ -367,6 +334,7 @@ OTHER_ROWS: dict[str, tuple[Callable[[list[Text]], list[Text]], str]] = {
 }
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("case", OTHER_ROWS)
 def test_rows_of_other_tokens(case: str, texts: list[Text], tmp_path: Path) -> None:
     edit, message = OTHER_ROWS[case]
@@ -376,19 +344,22 @@ def test_rows_of_other_tokens(case: str, texts: list[Text], tmp_path: Path) -> N
 
 
 def test_rows_of_other_tokens_where_the_target_is_not_run(
-    texts: list[Text], not_run: Path, tmp_path: Path
+    texts: list[Text], not_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The tokens alone show them: rows of other tokens are not like theirs elsewhere."""
+    monkeypatch.setattr("draftquant.calibration.dumps.dump_settling.MAX_DRAFTED", len(texts))
+    monkeypatch.setattr(dump_evidence, "ERRORS_APART", 0.5)
     dump = modelopt(stale([*texts, *texts], 5), tmp_path / "dump")
     message = "in 1 of 16 texts the recorded features do not belong .*: 'conversation-5' at pos"
-    refused("modelopt", dump, tmp_path / "out", message, not_run, draft=PAIR / "draft")
+    refused("modelopt", dump, tmp_path / "out", message, not_run, draft=DRAFT)
 
 
 def test_one_text_in_so_many_is_recomputed_where_all_would_take_too_long(
     texts: list[Text], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights = sum(path.stat().st_size for path in TARGET.glob("*.safetensors"))
-    monkeypatch.setattr(whole_texts, "MAX_WORK", weights * sum(len(t.token_ids) for t in texts) / 3)
+    work = weights * sum(len(text.token_ids) for text in texts)
+    monkeypatch.setattr(dump_evidence, "MAX_WORK", work / 3)
     dump = modelopt(texts, tmp_path / "dump")
     found = import_dump("modelopt", dump, TARGET, tmp_path / "out").layout
     said = "3 of 8 texts were recomputed whole: 0 of their 264 positions hold other rows"
@@ -396,23 +367,13 @@ def test_one_text_in_so_many_is_recomputed_where_all_would_take_too_long(
     refused("modelopt", modelopt(stale(texts, 6), tmp_path / "stale"), tmp_path / "o", "-6.pt: at")
 
 
-def test_what_is_behind_the_answers_may_be_anything(texts: list[Text], tmp_path: Path) -> None:
-    """Padding, whose rows no trace takes."""
-    dump = specforge(texts[:2], tmp_path / "dump")
-    file = dump / "rows_0-2000" / "data_0.ckpt"
-    states = torch.load(file)["aux_hidden_state"].clone()
-    states[:, len(texts[0].token_ids) :] = torch.nan
-    change(file, aux_hidden_state=states)
-    assert len(import_dump("specforge", dump, TARGET, tmp_path / "out").traces) == 2
-
-
 # ---- text
 
 
 def test_text_that_the_target_did_not_write(texts: list[Text], tmp_path: Path) -> None:
     """Answers of a dataset: here prompts, which a file holds and no target said."""
-    dump = modelopt([dataclasses.replace(text, start=8) for text in texts], tmp_path / "dump")
-    message = "wrote none of the 8 answers: .*the text comes from a data set"
+    dump = modelopt([dataclasses.replace(t, start=8) for t in texts[:3]], tmp_path / "dump")
+    message = "wrote none of the 3 answers: .*the text comes from a data set"
     refused("modelopt", dump, tmp_path / "out", message)
 
 
@@ -422,29 +383,6 @@ def test_some_answers_of_others_are_counted(texts: list[Text], tmp_path: Path) -
     message = "the target did not write 2 of 8 answers greedily: .*Without them 6 answers remain"
     error = refused("modelopt", dump, tmp_path / "out", message)
     assert "--leave-out-off-policy" in error
-    report = import_dump("modelopt", dump, TARGET, tmp_path / "out", leave_out_off_policy=True)
-    assert report.num_off_policy == 2
-    assert [trace.id for trace in report.traces] == [
-        f"conversation-{i}" for i in range(8) if i not in (1, 5)
-    ]
-
-
-def test_tokens_of_another_tokenizer(texts: list[Text], tmp_path: Path) -> None:
-    """In the vocabulary, but other tokens than those that the states belong to."""
-    shuffled = torch.randperm(1023, generator=torch.Generator().manual_seed(0)) + 1
-    other = [dataclasses.replace(t, token_ids=shuffled[t.token_ids.clamp(max=1022)]) for t in texts]
-    dump = modelopt(other, tmp_path / "dump")
-    refused("modelopt", dump, tmp_path / "out", "none of the target's 4 layers")
-
-
-def test_tokens_of_another_tokenizer_where_the_target_is_not_run(
-    texts: list[Text], not_run: Path, tmp_path: Path
-) -> None:
-    """The draft still reads the features; the head does not say these tokens."""
-    dump = modelopt([dataclasses.replace(t, normed=t.normed.roll(40, 0)) for t in texts],
-                    tmp_path / "dump")  # fmt: skip
-    message = "wrote none of the 8 answers: .*the tokens are those of another tokenizer"
-    refused("modelopt", dump, tmp_path / "out", message, not_run, draft=PAIR / "draft")
 
 
 def test_answers_that_cannot_be_measured(texts: list[Text], tmp_path: Path) -> None:
@@ -452,9 +390,8 @@ def test_answers_that_cannot_be_measured(texts: list[Text], tmp_path: Path) -> N
     message = "whether the target wrote these answers: the dump has no last states"
     error = refused("specforge", dump, tmp_path / "out", message)
     assert "--greedy" in error
-    own = import_dump("specforge", dump, TARGET, tmp_path / "out", greedy=True)
-    assert own.layout.head is None
-    other = specforge_dflash([dataclasses.replace(t, start=8) for t in texts], tmp_path / "other")
+    others = [dataclasses.replace(text, start=8) for text in texts[:3]]
+    other = specforge_dflash(others, tmp_path / "other")
     message = "of the checked tokens are the target's argmax, expected 90%"
     refused("specforge", other, tmp_path / "o", message, greedy=True)
 
@@ -474,15 +411,12 @@ def test_masks_that_are_all_zero(texts: list[Text], tmp_path: Path) -> None:
     refused("angelslim", dump, tmp_path / "out", "no text of the dump has an")
 
 
-def test_rows_before_their_tokens(texts: list[Text], tmp_path: Path) -> None:
-    dump = modelopt([roll(text, -1) for text in texts], tmp_path / "dump")
+def test_rows_at_other_positions(texts: list[Text], tmp_path: Path) -> None:
+    dump = modelopt([roll(text, -1) for text in texts[:3]], tmp_path / "before")
     message = "belongs to the token after it, so the first token has no features"
     refused("modelopt", dump, tmp_path / "out", message)
-
-
-def test_aux_and_last_states_of_different_positions(texts: list[Text], tmp_path: Path) -> None:
-    late = [dataclasses.replace(t, normed=t.normed.roll(1, 0)) for t in texts]
-    dump = modelopt(late, tmp_path / "dump")
+    late = [dataclasses.replace(t, normed=t.normed.roll(1, 0)) for t in texts[:3]]
+    dump = modelopt(late, tmp_path / "late")
     message = r"aux features are shifted by \+0 against their tokens, the last states by -1"
     refused("modelopt", dump, tmp_path / "out", message)
 
@@ -491,7 +425,7 @@ def test_aux_and_last_states_of_different_positions(texts: list[Text], tmp_path:
 
 
 def test_rows_of_another_dataset(texts: list[Text], tmp_path: Path) -> None:
-    dump = speculators(texts, tmp_path / "dump")
+    dump = speculators(texts[:2], tmp_path / "dump")
     states = dump / "hidden_states"
     (states / "hs_0.safetensors").rename(states / "hs_x.safetensors")
     refused("speculators", dump, tmp_path / "out", r"hs_x\S+: expected hs_ROW.safetensors")
@@ -501,29 +435,25 @@ def test_rows_of_another_dataset(texts: list[Text], tmp_path: Path) -> None:
     refused("speculators", dump, tmp_path / "out", "lists no data files")
 
 
-def test_arrow_that_is_cut_off(texts: list[Text], tmp_path: Path) -> None:
-    dump = speculators(texts, tmp_path / "dump")
+def test_rows_that_cannot_be_read(
+    texts: list[Text], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dump = speculators(texts[:2], tmp_path / "dump")
     (arrow,) = dump.glob("*.arrow")
     arrow.write_bytes(arrow.read_bytes()[:600])
     refused("speculators", dump, tmp_path / "out", "cannot be read as Arrow rows")
-
-
-def test_without_pyarrow(
-    texts: list[Text], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dump = speculators(texts, tmp_path / "dump")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     refused("speculators", dump, tmp_path / "out", "needs pyarrow, which is not installed")
 
 
 def test_a_stack_of_one(texts: list[Text], tmp_path: Path) -> None:
-    dump = speculators(texts, tmp_path / "dump", ())
+    dump = speculators(texts[:2], tmp_path / "dump", ())
     refused("speculators", dump, tmp_path / "out", r"expected \[tokens, layers \+ 1, width\]")
 
 
-@pytest.mark.parametrize("name", ["specforge", "modelopt", "vllm"])
+@pytest.mark.parametrize("layout", ["modelopt", "vllm"])
 def test_damaged_bytes_give_an_error_of_ours_or_tensors(
-    name: Any, texts: list[Text], tmp_path: Path
+    layout: str, texts: list[Text], tmp_path: Path
 ) -> None:
     """A byte changed, the end cut off, bytes put in: what is read is whole or refused."""
     short = dataclasses.replace(
@@ -532,12 +462,12 @@ def test_damaged_bytes_give_an_error_of_ours_or_tensors(
         layers=tuple(layer[:6, :4].clone() for layer in texts[0].layers),
         normed=texts[0].normed[:6, :4].clone(),
     )
-    dump = BUILDERS[name]([short], tmp_path / "dump", (0, 1, 2))
-    files = [p for p in dump.rglob("*") if p.suffix in (".ckpt", ".pt", ".safetensors")]
-    (file,) = (p for p in files if "vocab" not in p.name)
+    name, build = BUILDERS[layout]
+    dump = build([short], tmp_path / "dump")
+    (file,) = (p for p in dump.rglob("*") if p.suffix in (".pt", ".safetensors"))
     whole, draw = file.read_bytes(), random.Random(0)
     refusals = 0
-    for _ in range(200):
+    for _ in range(100):
         at = draw.randrange(len(whole))
         middle = draw.choice((bytes([draw.randrange(256)]), b"", bytes(draw.randrange(9))))
         rest = b"" if draw.random() < 0.1 else whole[at + len(middle) :]
@@ -548,4 +478,4 @@ def test_damaged_bytes_give_an_error_of_ours_or_tensors(
             refusals += 1
         else:
             assert len(sample.token_ids) == len(sample.aux)
-    assert refusals > 50
+    assert refusals > 25

@@ -38,7 +38,7 @@ from draftquant.validate.foreign.foreign_measurement import object_in
 from draftquant.validate.golden.golden_acceptance import read_golden
 from draftquant.validate.measure.measurement_file import read_measurement
 from draftquant.validate.report.document import read_report
-from test_packaging import MODULES, parsed
+from test_packaging import MODULES, ROOT, parsed
 from tiny import Stored, edit_json, tiny_eagle3_llama, write_safetensors
 
 NEVER = 300  # seconds of what ends at once, if it ends at all
@@ -115,7 +115,8 @@ OURS = {"Checkpoint", "TraceFolder", "ShardFolder", "traces", "run.traces", "par
 def callers() -> dict[str, set[str]]:
     """Which modules call each of these methods, but for some of ours of the same name."""
     found: dict[str, set[str]] = {method: set() for method in HOMES}
-    for module in MODULES:
+    named = re.compile(rf"\.({'|'.join(HOMES)})\(")
+    for module in (one for one in MODULES if named.search((ROOT / one).read_text("utf-8"))):
         for node in ast.walk(parsed(module)):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
                 if node.func.attr not in HOMES:
@@ -182,6 +183,7 @@ def bounded(seconds: int = 10, megabytes: int = 500) -> Iterator[None]:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < megabytes * 1000
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("make", [fifo, endless, gigabyte])
 @pytest.mark.parametrize("file", DRAFT_FILES)
 def test_no_file_of_a_draft_blocks_or_fills_the_memory(
@@ -220,6 +222,7 @@ OTHER_FILES: dict[str, Callable[[Path], object]] = {
 }
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("make", [fifo, endless, gigabyte])
 @pytest.mark.parametrize("file", OTHER_FILES)
 def test_no_other_file_does(file: str, make: Callable[[Path], None], tmp_path: Path) -> None:
@@ -235,14 +238,15 @@ def test_no_other_file_does(file: str, make: Callable[[Path], None], tmp_path: P
 
 def test_doubled_names_of_a_header_are_found_at_once(tmp_path: Path) -> None:
     entry = '{"dtype":"F32","shape":[1],"data_offsets":[0,4]}'
-    names = [f'"{i:06d}":{entry}' for i in range(100_000)]
+    names = [f'"{i:06d}":{entry}' for i in range(20_000)]
     text = ("{" + ",".join([*names, names[-1]]) + "}").encode()
     (tmp_path / "x").write_bytes(len(text).to_bytes(8, "little") + text + bytes(4))
-    with bounded(), pytest.raises(CheckpointError, match="'099999' stands twice"):
+    with bounded(), pytest.raises(CheckpointError, match="'019999' stands twice"):
         read_header(tmp_path, "x")
 
 
-@pytest.mark.parametrize("unit", [b"[],", b"{},", b'{"a":0},', b'"\\u00e9",', b"1e5,", b"1234567,"])
+@pytest.mark.some(1)
+@pytest.mark.parametrize("unit", [b"[],", b'{"a":0},', b'"\\u00e9",', b"1234567,"])
 def test_a_header_as_large_as_may_be(unit: bytes, tmp_path: Path) -> None:
     text = b"[" + unit * ((MAX_HEADER_BYTES - 10) // len(unit)) + b"0]"
     (tmp_path / "x").write_bytes(len(text).to_bytes(8, "little") + text)
@@ -258,9 +262,8 @@ def test_a_header_that_is_too_large(tmp_path: Path) -> None:
         read_header(tmp_path, "x")
 
 
-@pytest.mark.parametrize(
-    ("text", "what"),
-    [
+def test_json_that_cannot_be_handled_later() -> None:
+    for text, what in (
         ("[" * 150 + "]" * 150, "more than 100 levels"),
         ("[" * 50_000, "not JSON"),
         ("9" * 5000, "not JSON"),
@@ -268,21 +271,14 @@ def test_a_header_that_is_too_large(tmp_path: Path) -> None:
         (r'"\ud800"', r"'\\ud800' is half a character"),
         (r'{"\uDFFF": 1}', r"'\\udfff' is half a character"),
         ("[" + "0," * 2_000_000 + "0]", "more than 2,000,000 values"),
-    ],
-    ids=["deep", "deeper", "digits", "number", "surrogate", "surrogate key", "many"],
-)
-def test_json_that_cannot_be_handled_later(text: str, what: str) -> None:
-    with bounded(), pytest.raises(JsonProblem, match=what):
-        parse_json(text)
-
-
-def test_json_of_pairs_of_surrogates_is_text() -> None:
+    ):
+        with bounded(), pytest.raises(JsonProblem, match=what):
+            parse_json(text)
     assert parse_json(r'"\ud83d\ude00"') == "\U0001f600"
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_recipes_that_are_none(tmp_path: Path) -> None:
+    for text in (
         "name: &a [1]\nrules: *a",
         "a: " + "[" * 30_000,
         "a: " + ":".join(["1"] * 30_000),
@@ -291,20 +287,16 @@ def test_json_of_pairs_of_surrogates_is_text() -> None:
         "a: .nan\nb: 1e400",
         '"\\ud800": 1',
         "a: 1\n" * 3000,
-        "a: 1\n" * 10_000,
-    ],
-    ids=["aliases", "deep", "base 60", "digits", "key", "floats", "surrogate", "many", "more"],
-)
-def test_recipes_that_are_none(text: str, tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text(text, encoding="utf-8")
-    with bounded(), pytest.raises(DraftQuantError, match=r"mine\.yaml") as caught:
-        load_recipe(tmp_path / "mine.yaml")
-    assert len(str(caught.value)) < 30_000
+    ):
+        (tmp_path / "mine.yaml").write_text(text, encoding="utf-8")
+        with bounded(), pytest.raises(DraftQuantError, match=r"mine\.yaml") as caught:
+            load_recipe(tmp_path / "mine.yaml")
+        assert len(str(caught.value)) < 30_000
 
 
 def test_prompts_of_any_number_of_bad_lines(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
-    path.write_text("{\n" * 1_000_000, encoding="utf-8")
+    path.write_text("{\n" * 200_000, encoding="utf-8")
     with bounded(), pytest.raises(PromptError, match="20 line"):
         read_prompts(path)
     path.write_text(" " * (16 * 2**20 + 1), encoding="utf-8")
@@ -377,7 +369,7 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 }  # fmt: skip
 
 
-@pytest.mark.some(6)
+@pytest.mark.some(3)
 @pytest.mark.parametrize("change", CHANGES)
 def test_no_command_prints_what_a_terminal_would_obey(
     change: str, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -396,16 +388,6 @@ def test_no_command_prints_what_a_terminal_would_obey(
         assert printed.out or printed.err
 
 
-def test_names_that_look_like_markup_are_printed_as_they_are(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = tiny_eagle3_llama(tmp_path / "d[red]:smile:")
-    assert main(["inspect", str(folder)]) == 0
-    assert "d[red]:smile:" in capsys.readouterr().out
-    assert main(["inspect", str(folder / "no[/]ne")]) == 2
-    assert "no[/]ne" in capsys.readouterr().err
-
-
 def test_a_folder_whose_name_is_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """In a UTF-8 locale; in another one it may be text."""
     shown = visible(os.fsdecode(b"\xff"))
@@ -418,8 +400,6 @@ def test_a_folder_whose_name_is_no_text(tmp_path: Path, capsys: pytest.CaptureFi
     assert f"out-{shown}: 7 linears quantized" in capsys.readouterr().out
     for arguments in (
         ["inspect", str(folder)],
-        ["inspect", str(out), "--json"],
-        ["verify", str(out), "--against", str(folder)],
         ["verify", str(out), "--against", str(folder), "--json"],
         ["dequantize", str(out), "--out", str(tmp_path / os.fsdecode(b"back-\xff"))],
     ):
@@ -432,30 +412,30 @@ def test_a_folder_whose_name_is_no_text(tmp_path: Path, capsys: pytest.CaptureFi
 # ---- mask_embedding.pt
 
 
-MASKS: dict[str, Callable[[], object]] = {
-    "float8": lambda: torch.zeros(64).to(torch.float8_e4m3fn),
-    "sparse": lambda: torch.zeros(64).to_sparse(),
-    "meta": lambda: torch.zeros(64, device="meta"),
-    "quantized": lambda: torch.quantize_per_tensor(torch.zeros(64), 0.1, 0, torch.qint8),
-    "complex": lambda: torch.zeros(64, dtype=torch.complex64),
-    "nested": lambda: torch.nested.nested_tensor([torch.zeros(32), torch.zeros(32)]),
-    "expanded": lambda: torch.zeros(1).expand(10**9),
-    "tensor for a token": lambda: {"embedding": torch.zeros(64), "mask_token_id": torch.zeros(3)},
-    "true for a token": lambda: {"embedding": torch.zeros(64), "mask_token_id": True},
-    "tensor for a flag": lambda: {"embedding": torch.zeros(64), "per_position": torch.ones(2)},
-    "text": lambda: {"embedding": "\x1b"},
-    "numbers": lambda: {1: 2},
-    "nothing": lambda: None,
-}
+MASKS: tuple[Callable[[], object], ...] = (
+    lambda: torch.zeros(64).to(torch.float8_e4m3fn),
+    lambda: torch.zeros(64).to_sparse(),
+    lambda: torch.zeros(64, device="meta"),
+    lambda: torch.quantize_per_tensor(torch.zeros(64), 0.1, 0, torch.qint8),
+    lambda: torch.zeros(64, dtype=torch.complex64),
+    lambda: torch.nested.nested_tensor([torch.zeros(32), torch.zeros(32)]),
+    lambda: torch.zeros(1).expand(10**9),
+    lambda: {"embedding": torch.zeros(64), "mask_token_id": torch.zeros(3)},
+    lambda: {"embedding": torch.zeros(64), "mask_token_id": True},
+    lambda: {"embedding": torch.zeros(64), "per_position": torch.ones(2)},
+    lambda: {"embedding": "\x1b"},
+    lambda: {1: 2},
+    lambda: None,
+)
 
 
 @pytest.mark.filterwarnings("ignore:.*(nested tensors|quantized tensor|TypedStorage)")
-@pytest.mark.parametrize("saved", MASKS)
-def test_mask_embeddings_that_are_no_vector(saved: str, tmp_path: Path) -> None:
-    torch.save(MASKS[saved](), tmp_path / "mask_embedding.pt")
-    with bounded(), pytest.raises(CheckpointError) as caught:
-        read_mask_embedding(tmp_path / "mask_embedding.pt", 64, 1)
-    assert is_safe(str(caught.value))
+def test_mask_embeddings_that_are_no_vector(tmp_path: Path) -> None:
+    for saved in MASKS:
+        torch.save(saved(), tmp_path / "mask_embedding.pt")
+        with bounded(), pytest.raises(CheckpointError) as caught:
+            read_mask_embedding(tmp_path / "mask_embedding.pt", 64, 1)
+        assert is_safe(str(caught.value))
 
 
 def test_a_mask_embedding_that_unpacks_to_a_gigabyte(tmp_path: Path) -> None:
@@ -487,7 +467,7 @@ def run(shell: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.some(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shell", "code", "reason"),
     [
@@ -526,6 +506,7 @@ def test_help_that_cannot_be_printed() -> None:
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm"])
 def test_the_launch_command_can_be_copied(
     engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

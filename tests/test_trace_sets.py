@@ -1,7 +1,6 @@
 """Splits and merges: nothing lost, nothing doubled, nothing on both sides that belongs together."""
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -92,16 +91,6 @@ def test_a_split_by_categories_takes_what_belongs_to_them_along(tmp_path: Path) 
     assert found.by_category == {"a": (1, 3), "b": (1, 0), "k": (3, 0), "x": (0, 3)}
 
 
-def test_a_category_that_nobody_has_or_that_all_have(tmp_path: Path) -> None:
-    traces = write(tmp_path / "t", plain(4))
-    with pytest.raises(TraceError, match="no prompt has the category 'b'") as caught:
-        split_traces(traces, tmp_path / "x", tmp_path / "y", categories=["b"])
-    assert "use some of: a" in str(caught.value)
-    with pytest.raises(TraceError, match=r"4 of its 4 prompts would be in .* with a wanted"):
-        split_traces(traces, tmp_path / "x", tmp_path / "y", categories=["a"])
-    assert not (tmp_path / "x").exists()
-
-
 def test_equal_seeds_give_equal_bytes(tmp_path: Path) -> None:
     traces = write(tmp_path / "t", plain(20))
     one, two, other = (
@@ -113,19 +102,7 @@ def test_equal_seeds_give_equal_bytes(tmp_path: Path) -> None:
     assert ids(one.first) != ids(other.first)
 
 
-def test_what_is_left_over_goes_to_the_largest_remainder(tmp_path: Path) -> None:
-    """Five of twelve: 2.9 of seven and 2.1 of five."""
-    traces = write(tmp_path / "t", [*plain(5, "b"), *plain(7, "a")])
-    traces = write(
-        tmp_path / "apart",
-        [make_trace(f"{t.id}", [*body(i * 4, 10), i, *body(i, 5)], t.category)
-         for i, t in enumerate(traces)],
-    )  # fmt: skip
-    report = split_traces(traces, tmp_path / "x", tmp_path / "y", count=5)
-    assert report.by_category == {"a": (3, 4), "b": (2, 3)}
-
-
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_declared_cluster_stays_together(seed: int, tmp_path: Path) -> None:
     """And is kept by the folders, and by a merge of them."""
     own = [
@@ -142,7 +119,7 @@ def test_a_declared_cluster_stays_together(seed: int, tmp_path: Path) -> None:
     assert (info.num_clusters, info.num_independent) == (1, 5)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(2))
 def test_what_belongs_together_stays_together(seed: int, tmp_path: Path) -> None:
     """Copies, whatever their category; near duplicates; turns of a conversation."""
     first = make_trace("talk/turn-1", body(3, 12))
@@ -182,24 +159,23 @@ def test_tables_go_to_both_sides(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("count", [0, 4, 9])
-def test_a_side_that_would_be_empty(count: int, tmp_path: Path) -> None:
+def test_splits_that_are_none(tmp_path: Path) -> None:
     traces = write(tmp_path / "t", plain(4))
-    with pytest.raises(TraceError, match="of its 4 prompts would be in") as caught:
-        split_traces(traces, tmp_path / "x", tmp_path / "y", count=count)
-    assert "4 groups" in str(caught.value)
-    assert not (tmp_path / "x").exists()
-
-
-def test_outputs_of_a_split(tmp_path: Path) -> None:
-    traces = write(tmp_path / "t", plain(4))
+    x, y = tmp_path / "x", tmp_path / "y"
+    for count in (0, 4, 9):
+        with pytest.raises(TraceError, match=r"of its 4 prompts would be in .*\n.*") as caught:
+            split_traces(traces, x, y, count=count)
+        assert "4 groups" in str(caught.value)
+    with pytest.raises(TraceError, match=r"no prompt has the category 'b'.*\n.*use some of: a"):
+        split_traces(traces, x, y, categories=["b"])
+    with pytest.raises(TraceError, match=r"4 of its 4 prompts would be in .* with a wanted"):
+        split_traces(traces, x, y, categories=["a"])
     with pytest.raises(TraceError, match="given twice"):
-        split_traces(traces, tmp_path / "x", tmp_path / "x", count=2)
-    with pytest.raises(OutputError, match="already exists"):
-        split_traces(traces, tmp_path / "x", tmp_path / "t", count=2)
-    with pytest.raises(OutputError, match="overlaps"):
-        split_traces(traces, tmp_path / "x", tmp_path / "t" / "y", count=2)
-    assert not (tmp_path / "x").exists()
+        split_traces(traces, x, x, count=2)
+    for second, what in ((tmp_path / "t", "already exists"), (tmp_path / "t" / "y", "overlaps")):
+        with pytest.raises(OutputError, match=what):
+            split_traces(traces, x, second, count=2)
+    assert not x.exists()
 
 
 # ---- merge
@@ -257,29 +233,18 @@ def test_tables_that_only_some_carry_are_dropped(tmp_path: Path) -> None:
     assert report.without_tables == (tmp_path / "q",)
 
 
-def other(tmp_path: Path, **changes: Any) -> TraceFolder:
-    return write(tmp_path / "other", [make_trace("z", body(44))], **changes)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"target": dataclasses.replace(TARGET, weights_sha256=None)}, "another target than"),
-        ({"features": dataclasses.replace(AUX, aux_layer_ids=(1, 3, 5))}, "another features than"),
-    ],
-)
-def test_folders_that_do_not_fit_together(
-    changes: dict[str, Any], message: str, tmp_path: Path
-) -> None:
+def test_folders_that_do_not_fit_together(tmp_path: Path) -> None:
     one = write(tmp_path / "one", plain(2))
-    with pytest.raises(TraceError, match=message):
-        merge_traces([one, other(tmp_path, **changes)], tmp_path / "m")
-    with pytest.raises(TraceError, match="the same traces are given twice"):
-        merge_traces([one, TraceFolder.open(tmp_path / "one")], tmp_path / "m")
-    with pytest.raises(TraceError, match="expected at least two folders"):
-        merge_traces([one], tmp_path / "m")
-    with pytest.raises(OutputError, match="already exists"):
-        merge_traces([one], tmp_path / "one")
+    for name, changes in (
+        ("target", {"target": dataclasses.replace(TARGET, weights_sha256=None)}),
+        ("features", {"features": dataclasses.replace(AUX, aux_layer_ids=(1, 3, 5))}),
+    ):
+        other = write(tmp_path / name, [make_trace("z", body(44))], **changes)
+        with pytest.raises(TraceError, match=f"another {name} than"):
+            merge_traces([one, other], tmp_path / "m")
+    for folders, what in (([one, one], "the same traces are given twice"), ([one], "at least two")):
+        with pytest.raises(TraceError, match=what):
+            merge_traces(folders, tmp_path / "m")
     assert not (tmp_path / "m").exists()
 
 
@@ -314,13 +279,3 @@ def test_info_counts(tmp_path: Path) -> None:
     assert info.known_top1 == 0
     assert info.head_agreement is None
     assert info.nbytes == sum(p.stat().st_size for p in (tmp_path / "t").glob("*.safetensors"))
-
-
-def test_a_conversation_that_is_no_hash(tmp_path: Path) -> None:
-    write(tmp_path / "t", [make_trace("a", body(3), conversation_sha256="b" * 64)])
-    path = tmp_path / "t" / "trace.json"
-    manifest = json.loads(path.read_text(encoding="utf-8"))
-    manifest["prompts"][0]["conversation_sha256"] = "x"
-    path.write_text(json.dumps(manifest), encoding="utf-8")
-    with pytest.raises(TraceError, match="conversation_sha256: expected 64 hex digits"):
-        TraceFolder.open(tmp_path / "t")

@@ -77,16 +77,18 @@ def test_the_file_says_what_the_docstring_says(folder: Path) -> None:
     manifest = json.loads((folder / "trace.json").read_text(encoding="utf-8"))
     assert set(manifest) == {"format", "version", "temperature", "target", "features",
                              "num_tokens", "prompts", "shards"}  # fmt: skip
-    assert (manifest["format"], manifest["version"]) == ("draftquant-trace", 1)
     assert manifest["features"]["aux_semantics"] == "post_layer"
-    file = "traces-00001.safetensors"
-    assert manifest["prompts"][1] == {"id": "b", "category": "code", "prompt_length": 1,
-                                      "num_tokens": 4, "file": file}  # fmt: skip
+    assert manifest["prompts"][1] == {
+        "id": "b", "category": "code", "prompt_length": 1, "num_tokens": 4,
+        "file": "traces-00001.safetensors",
+    }  # fmt: skip
     tensors = load_file(folder / "traces-00001.safetensors")
-    assert tensors["b.token_ids"].dtype == torch.int32
-    assert tensors["b.token_ids"].shape == (4,)
-    assert tensors["b.features"].shape == (3, WIDTH)
-    assert tensors["b.target_top1"].shape == (3,)
+    found = {name: (one.dtype, one.shape) for name, one in tensors.items() if name[:2] == "b."}
+    assert found == {
+        "b.token_ids": (torch.int32, (4,)),
+        "b.features": (torch.bfloat16, (3, WIDTH)),
+        "b.target_top1": (torch.int32, (3,)),
+    }
     assert len(tensors) == 9
 
 
@@ -157,15 +159,8 @@ Edit = Callable[[dict[str, Any]], object]
 BAD_MANIFESTS: dict[str, tuple[Edit, str]] = {
     "other format": (lambda m: m.update(format="zip"), "format: expected 'draftquant-trace'"),
     "newer version": (lambda m: m.update(version=2), "version: expected 1, got 2"),
-    "true is not 1": (lambda m: m.update(version=True), "version: expected 1, got True"),
     "sampled": (lambda m: m.update(temperature=1), "temperature: 1 contradicts sampling: None"),
-    "unknown key": (lambda m: m.update(note="x"), "note: unknown key"),
-    "missing key": (lambda m: m.pop("target"), "target: missing key"),
-    "tables no object": (lambda m: m.update(tables=[]), "tables: expected an object, got a list"),
     "nested unknown": (lambda m: m["target"].update(x=1), "target.x: unknown key"),
-    "mistyped": (lambda m: m["prompts"][0].update(num_tokens="10"), "expected int, got '10'"),
-    "float": (lambda m: m.update(num_tokens=27.0), "num_tokens: expected int"),
-    "not a list": (lambda m: m.update(prompts={}), "prompts: expected a list, got an object"),
     "before-layer ids": (
         lambda m: m["features"].update(aux_semantics="pre_layer"),
         "expected 'post_layer', got 'pre_layer'",
@@ -174,10 +169,6 @@ BAD_MANIFESTS: dict[str, tuple[Edit, str]] = {
     "ids beyond": (lambda m: m["features"].update(aux_layer_ids=[1, 3, 8]), "8 layers"),
     "width": (lambda m: m["features"].update(width=13), "13 cannot be 3 layers"),
     "fused without hash": (lambda m: m["features"].update(kind="fused"), "contradicts kind"),
-    "aux with hash": (
-        lambda m: m["features"].update(fusion_sha256="c" * 64),
-        "contradicts kind 'aux'",
-    ),
     "hash": (lambda m: m["target"].update(config_sha256="zz"), "64 hex digits"),
     "no prompts": (lambda m: m.update(prompts=[], num_tokens=0), "at least one"),
     "doubled id": (lambda m: m["prompts"][0].update(id="b"), "'b' is given twice"),
@@ -186,7 +177,6 @@ BAD_MANIFESTS: dict[str, tuple[Edit, str]] = {
         lambda m: m["shards"][0].update(file="../traces-00001.safetensors"),
         "expected traces-00001.safetensors",
     ),
-    "absolute": (lambda m: m["shards"][0].update(file="/etc/passwd"), "got '/etc/passwd'"),
     "unlisted shard": (
         lambda m: m["prompts"][0].update(file="traces-00002.safetensors"),
         "not listed in shards",
@@ -208,34 +198,26 @@ BAD_MANIFESTS: dict[str, tuple[Edit, str]] = {
 }
 
 
-@pytest.mark.parametrize("case", BAD_MANIFESTS)
-def test_a_manifest_that_lies_is_refused(folder: Path, case: str) -> None:
-    edit, message = BAD_MANIFESTS[case]
-    manifest = json.loads((folder / "trace.json").read_text(encoding="utf-8"))
-    edit(manifest)
-    (folder / "trace.json").write_text(json.dumps(manifest), encoding="utf-8")
-    with pytest.raises(TraceError, match=message) as caught:
-        TraceFolder.open(folder)
-    assert "fix: " in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [("[", "not JSON"), ("[]", "expected a JSON object"), ('{"a": 1, "a": 2}', "'a' given twice"),
-     ("[" * 100_000, "not JSON"), ("\xff", "not JSON")],
-)  # fmt: skip
-def test_trace_json_that_is_not_json(folder: Path, text: str, message: str) -> None:
-    (folder / "trace.json").write_text(text, encoding="utf-8")
-    with pytest.raises(TraceError, match=message):
-        TraceFolder.open(folder)
-
-
-def test_no_folder_and_bytes_that_are_no_text(tmp_path: Path, folder: Path) -> None:
+def test_a_manifest_that_lies_is_refused(folder: Path) -> None:
+    whole = (folder / "trace.json").read_text(encoding="utf-8")
+    for case, (edit, message) in BAD_MANIFESTS.items():
+        manifest = json.loads(whole)
+        edit(manifest)
+        (folder / "trace.json").write_text(json.dumps(manifest), encoding="utf-8")
+        with pytest.raises(TraceError, match=message) as caught:
+            TraceFolder.open(folder)
+        assert "fix: " in str(caught.value), case
+    for data, message in (
+        (b"[]", "expected a JSON object"),
+        (b'{"a": 1, "a": 2}', "'a' given twice"),
+        (b"[" * 100_000, "not JSON"),
+        (b"\xff\xfe", "cannot be read"),
+    ):
+        (folder / "trace.json").write_bytes(data)
+        with pytest.raises(TraceError, match=message):
+            TraceFolder.open(folder)
     with pytest.raises(TraceError, match="nothing: no such folder\n  fix: give a folder written"):
-        TraceFolder.open(tmp_path / "nothing")
-    (folder / "trace.json").write_bytes(b"\xff\xfe")
-    with pytest.raises(TraceError, match="cannot be read"):
-        TraceFolder.open(folder)
+        TraceFolder.open(folder.parent / "nothing")
 
 
 def test_changed_tensor_bytes_are_noticed(folder: Path) -> None:
@@ -246,6 +228,9 @@ def test_changed_tensor_bytes_are_noticed(folder: Path) -> None:
     traces = TraceFolder.open(folder)
     with pytest.raises(TraceError, match="sha256 differs"):
         next(iter(traces))
+    path.write_bytes(raw[:-1])
+    with pytest.raises(TraceError, match="bytes, got"):
+        TraceFolder.open(folder)
 
 
 @pytest.mark.parametrize("file", ["trace.json", "traces-00001.safetensors"])
@@ -258,13 +243,6 @@ def test_a_link_out_of_the_folder_is_not_followed(file: str, folder: Path, tmp_p
     with pytest.raises(TraceError, match="elsewhere, elsewhere") as caught:
         TraceFolder.open(folder)
     assert caught.value.where == str(path)
-
-
-def test_a_truncated_shard_is_noticed(folder: Path) -> None:
-    path = folder / "traces-00001.safetensors"
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(TraceError, match="bytes, got"):
-        TraceFolder.open(folder)
 
 
 def rewrite(folder: Path, name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> TraceFolder:
@@ -280,31 +258,28 @@ def rewrite(folder: Path, name: str, change: Callable[[torch.Tensor], torch.Tens
     return TraceFolder.open(folder)
 
 
-def test_a_sampled_trace_is_not_greedy(folder: Path) -> None:
-    def change(top1: torch.Tensor) -> torch.Tensor:
-        top1[2] = (top1[2] + 1) % 50
-        return top1
+def put(place: int, value: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    def change(tensor: torch.Tensor) -> torch.Tensor:
+        tensor.view(-1)[place] = value
+        return tensor
 
-    traces = rewrite(folder, "b.target_top1", change)
-    with pytest.raises(TraceError, match="prompt b: the trace is not greedy: token 3 is") as caught:
-        list(traces)
-    assert "fix: record at temperature 0" in str(caught.value)
+    return change
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "message"),
+    ("name", "change", "message"),
     [
-        ("b.token_ids", 50, r"token_ids: expected ids in \[0, 50\)"),
-        ("b.token_ids", -1, r"token_ids: expected ids in \[0, 50\)"),
-        ("b.target_top1", 2**31 - 1, r"target_top1: expected ids in \[-1, 50\)"),
-        ("b.features", float("nan"), "NaN or infinity"),
-        ("b.features", float("inf"), "NaN or infinity"),
+        (
+            "target_top1",
+            put(2, 49),
+            "b: the trace is not greedy: token 3 is .*\n.*at temperature 0",
+        ),
+        ("token_ids", put(0, 50), r"token_ids: expected ids in \[0, 50\)"),
+        ("token_ids", put(0, -1), r"token_ids: expected ids in \[0, 50\)"),
+        ("target_top1", put(0, 2**31 - 1), r"target_top1: expected ids in \[-1, 50\)"),
+        ("features", put(0, float("inf")), "NaN or infinity"),
     ],
 )
-def test_values_out_of_range(folder: Path, name: str, value: float, message: str) -> None:
-    def change(tensor: torch.Tensor) -> torch.Tensor:
-        tensor.view(-1)[0] = value
-        return tensor
-
+def test_values_that_no_trace_has(folder: Path, name: str, change: Any, message: str) -> None:
     with pytest.raises(TraceError, match=message):
-        list(rewrite(folder, name, change))
+        list(rewrite(folder, f"b.{name}", change))

@@ -173,14 +173,11 @@ def test_an_engine_that_dies_leaves_what_was_recorded(target: Path, tmp_path: Pa
     assert [request for request, _, _ in FakeLLM.asked] == ["3", "4"]
 
 
-def test_an_engine_that_does_not_start(target: Path, tmp_path: Path) -> None:
+def test_what_the_engine_refuses(target: Path, tmp_path: Path) -> None:
     source = Offline(arguments={"tensor_parallel_size": 8})
     with pytest.raises(TraceError, match="does not start: not so many GPUs here") as caught:
         record_with_vllm(plan(target), source, tmp_path / "out")
     assert "--engine-arg" in caught.value.fix
-
-
-def test_a_prompt_that_the_engine_refuses(target: Path, tmp_path: Path) -> None:
     refused = Prompt(id="no", category="a", token_ids=(END,))
     with pytest.raises(TraceError, match="prompt no: vLLM refuses it: not this one"):
         record_with_vllm(plan(target, prompts=[refused]), Offline(arguments={}), tmp_path / "out")

@@ -4,7 +4,7 @@ The real engine is started by experiments/served.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -83,8 +83,7 @@ def test_traces_hold_what_the_server_said(
     assert (manifest.target.name, manifest.target.num_layers) == ("target", 4)
     assert manifest.target.weights_sha256 is not None
     for trace, prompt in zip(traces, PROMPTS, strict=True):
-        count = len(prompt.token_ids)
-        last = prompt.token_ids[-1]
+        count, last = len(prompt.token_ids), prompt.token_ids[-1]
         assert (trace.id, trace.category, trace.prompt_length) == (
             prompt.id,
             prompt.category,
@@ -99,6 +98,10 @@ def test_traces_hold_what_the_server_said(
         assert trace.token_logprob is None
     assert list(running.shared.iterdir()) == []
     assert not (tmp_path / "out.recording").exists()
+    asked = running.asked[0]
+    assert (asked["temperature"], asked["top_p"], asked["top_k"]) == (0, 1.0, 0)
+    assert (asked["repetition_penalty"], asked["min_p"], asked["model"]) == (1, 0, "the-target")
+    assert not asked.keys() & {"seed", "logprobs"}
 
 
 def test_a_prompt_ends_with_the_end_of_text(
@@ -107,26 +110,15 @@ def test_a_prompt_ends_with_the_end_of_text(
     ending = Prompt(id="e", category="a", token_ids=(END - 2,))
     (trace,) = record(running, tmp_path / "out", plan(target, prompts=[ending]))
     assert trace.continuation == (END - 1, END)
-    on = plan(target, prompts=[ending], decoding=Decoding(ignore_eos=True))
-    traces = record_with_vllm(
-        on, Served(urls=[running.url], folder=running.shared), tmp_path / "on"
-    )
+    on = plan(target, prompts=[ending], decoding=Decoding(ignore_eos=True, logprobs=True))
+    traces = record(running, tmp_path / "on", on)
     (trace,) = traces
-    assert trace.continuation[:3] == (END - 1, END, 0)
-    assert len(trace.continuation) == 6
+    assert trace.continuation == (END - 1, END, 0, 1, 2, 3)
     assert traces.manifest.ignore_eos
-
-
-def test_greedy_requests_ask_for_nothing_else(
-    running: StatesServer, target: Path, tmp_path: Path
-) -> None:
-    record(running, tmp_path / "out", plan(target, prompts=PROMPTS[:1]))
-    (asked,) = running.asked
-    assert (asked["temperature"], asked["top_p"], asked["top_k"]) == (0, 1.0, 0)
-    assert (asked["repetition_penalty"], asked["min_p"]) == (1, 0)
-    assert asked["model"] == "the-target"
-    assert "seed" not in asked
-    assert "logprobs" not in asked
+    assert traces.manifest.logprobs is not None
+    assert traces.manifest.logprobs.kind == "raw"
+    assert trace.token_logprob is not None
+    assert trace.token_logprob.tolist() == [-0.5] * 6
 
 
 def test_drawn_tokens_have_their_logprobs(
@@ -149,17 +141,6 @@ def test_drawn_tokens_have_their_logprobs(
         assert top1 == list(trace.continuation)  # the most likely ones
     seeds = {tuple(body["prompt"]): body["seed"] for body in running.asked}
     assert seeds == {p.token_ids: prompt_seed(3, p.token_ids) for p in PROMPTS}
-
-
-def test_logprobs_of_greedy_text_are_kept_on_request(
-    running: StatesServer, target: Path, tmp_path: Path
-) -> None:
-    traces = record(running, tmp_path / "out", plan(target, decoding=Decoding(logprobs=True)))
-    assert traces.manifest.logprobs is not None
-    assert traces.manifest.logprobs.kind == "raw"
-    trace = next(iter(traces))
-    assert trace.token_logprob is not None
-    assert trace.token_logprob.tolist() == [-0.5] * 6
 
 
 def test_features_may_be_stored_as_the_drafts_fc_makes_them(
@@ -229,27 +210,20 @@ def other(running: StatesServer) -> Iterator[StatesServer]:
         yield found
 
 
-def test_servers_share_the_requests(
+def test_servers_share_the_requests_and_take_those_of_one_that_died(
     running: StatesServer, other: StatesServer, target: Path, tmp_path: Path
 ) -> None:
     alone = record(running, tmp_path / "one", plan(target))
     running.asked.clear()
-    both = Served(urls=[running.url, other.url], folder=running.shared)
+    said: list[str] = []
+    both = Served(urls=[running.url, other.url], folder=running.shared, on_warning=said.append)
     traces = record_with_vllm(plan(target), both, tmp_path / "two")
     assert running.asked
     assert other.asked
     assert len(running.asked) + len(other.asked) == len(PROMPTS)
-    assert traces.sha256 == alone.sha256
-
-
-def test_the_others_take_the_requests_of_a_server_that_died(
-    running: StatesServer, other: StatesServer, target: Path, tmp_path: Path
-) -> None:
-    alone = record(running, tmp_path / "one", plan(target))
-    said: list[str] = []
-    other.status = lambda number: 200 if number <= 1 else 0
-    both = Served(urls=[running.url, other.url], folder=running.shared, on_warning=said.append)
-    traces = record_with_vllm(plan(target), both, tmp_path / "two")
+    assert (traces.sha256, said) == (alone.sha256, [])
+    other.status = lambda _number: 0
+    traces = record_with_vllm(plan(target), both, tmp_path / "three")
     assert traces.sha256 == alone.sha256
     (warning,) = said
     assert warning.startswith(f"{other.url}: no answer after 5 attempt(s): RemoteProtocolError")
@@ -257,7 +231,7 @@ def test_the_others_take_the_requests_of_a_server_that_died(
     assert list(running.shared.iterdir()) == []
     running.status = lambda _number: 0
     with pytest.raises(ServerError, match="the answers so far are kept"):
-        record_with_vllm(plan(target), both, tmp_path / "three")
+        record_with_vllm(plan(target), both, tmp_path / "four")
 
 
 def test_servers_that_differ_are_refused(
@@ -271,14 +245,6 @@ def test_servers_that_differ_are_refused(
     twice = Served(urls=[running.url, f"{running.url}/v1"], folder=running.shared)
     with pytest.raises(TraceError, match=f"--server: {running.url} is given twice"):
         record_with_vllm(plan(target), twice, tmp_path / "out")
-
-
-def test_a_server_that_is_overloaded_is_asked_again(
-    running: StatesServer, target: Path, tmp_path: Path
-) -> None:
-    running.status = lambda number: 503 if number <= 4 else 200
-    assert len(record(running, tmp_path / "out", plan(target))) == len(PROMPTS)
-    assert len(running.asked) == len(PROMPTS) + 4
 
 
 def test_what_is_complete_needs_no_server(
@@ -295,39 +261,26 @@ def test_what_is_complete_needs_no_server(
     assert len(record(running, tmp_path / "out", plan(target))) == len(PROMPTS)
 
 
-@pytest.mark.parametrize(
-    ("changes", "difference"),
-    [
+def test_another_command_is_refused_with_the_difference(
+    running: StatesServer, target: Path, tmp_path: Path
+) -> None:
+    """How many requests are on their way is no difference."""
+    running.status = lambda number: 200 if number <= 2 else 400
+    with pytest.raises(ServerError, match=r"400 from .*the server says no"):
+        record(running, tmp_path / "out", plan(target, batch_size=1))
+    running.status = lambda _number: 200
+    running.asked.clear()
+    for changes, difference in (
         ({"max_new_tokens": 7}, "max_new_tokens: it was 6, now it is 7"),
         ({"aux_layer_ids": (0, 1)}, r"aux_layer_ids: it was \[0, 2\], now it is \[0, 1\]"),
         ({"decoding": Decoding(temperature=1)}, "decoding: it was {.*'temperature': 0"),
         ({"prompts": PROMPTS[:5]}, "num_prompts: it was 9, now it is 5"),
         ({"prompts": [*PROMPTS[1:], PROMPTS[0]]}, "prompts_sha256: it was"),
-    ],
-)
-def test_another_command_is_refused_with_the_difference(
-    running: StatesServer, target: Path, tmp_path: Path, changes: dict[str, Any], difference: str
-) -> None:
-    running.status = lambda number: 200 if number <= 2 else 400
-    with pytest.raises(ServerError, match=r"400 from .*the server says no"):
-        record(running, tmp_path / "out", plan(target, batch_size=1))
-    running.status = lambda _number: 200
-    with pytest.raises(OutputError, match="holds an unfinished recording") as caught:
-        record(running, tmp_path / "out", plan(target, **changes))
-    assert f"rm -r {tmp_path / 'out.recording'}" in str(caught.value)
-    with pytest.raises(OutputError, match=difference):
-        record(running, tmp_path / "out", plan(target, **changes))
-    assert len(record(running, tmp_path / "out", plan(target))) == len(PROMPTS)
-
-
-def test_another_number_of_requests_at_a_time_is_the_same_recording(
-    running: StatesServer, target: Path, tmp_path: Path
-) -> None:
-    running.status = lambda number: 200 if number <= 2 else 400
-    with pytest.raises(ServerError, match="400"):
-        record(running, tmp_path / "out", plan(target, batch_size=1))
-    running.status = lambda _number: 200
-    running.asked.clear()
+    ):
+        with pytest.raises(OutputError, match=difference) as caught:
+            record(running, tmp_path / "out", plan(target, **changes))
+        assert "holds an unfinished recording" in str(caught.value)
+        assert f"rm -r {tmp_path / 'out.recording'}" in str(caught.value)
     assert len(record(running, tmp_path / "out", plan(target))) == len(PROMPTS)
     assert len(running.asked) == len(PROMPTS) - 2
 
@@ -369,74 +322,50 @@ def test_what_was_kept_is_hostile_too(running: StatesServer, target: Path, tmp_p
 # ---- answers and files that are not what was asked for
 
 
-def _short(answer: dict[str, Any]) -> dict[str, Any]:
-    answer["choices"][0]["token_ids"].pop()
-    return answer
+Change = Callable[[dict[str, Any]], Any]
 
 
-def _ended(answer: dict[str, Any]) -> dict[str, Any]:
-    answer["choices"][0]["finish_reason"] = "abort"
-    return answer
+def edited(**entries: Any) -> Change:
+    """An answer whose choice is changed."""
+
+    def change(answer: dict[str, Any]) -> dict[str, Any]:
+        answer["choices"][0] |= entries
+        return answer
+
+    return change
 
 
-def _outside(answer: dict[str, Any]) -> dict[str, Any]:
-    answer["choices"][0]["token_ids"][0] = VOCAB
-    return answer
+def names(file: str) -> Change:
+    return lambda answer: answer | {"kv_transfer_params": {"draftquant_states": file}}
 
 
-def _few_logprobs(answer: dict[str, Any]) -> dict[str, Any]:
-    answer["choices"][0]["logprobs"]["token_logprobs"].pop()
-    return answer
-
-
-def _few_beside(answer: dict[str, Any]) -> dict[str, Any]:
-    answer["choices"][0]["logprobs"]["top_logprobs"][2] = {"token_id:7": -0.5}
-    return answer
-
-
-@pytest.mark.parametrize(
-    ("change", "found"),
-    [(_few_logprobs, r"got 5 and \[2, 2, 2, 2, 2, 2\]"), (_few_beside, r"got 6 and \[2, 2, 1, 2")],
-)
-def test_answers_without_the_logprobs(
-    running: StatesServer, target: Path, tmp_path: Path, change: Any, found: str
-) -> None:
-    running.change = change
-    asked = plan(target, decoding=Decoding(num_top_logprobs=2))
-    with pytest.raises(TraceError, match=f"log-probabilities of 6 tokens and of 2 .*{found}"):
-        record(running, tmp_path / "out", asked)
-
-
-def _elsewhere(answer: dict[str, Any]) -> dict[str, Any]:
-    answer["kv_transfer_params"] = {"draftquant_states": "../../etc/passwd.safetensors"}
-    return answer
-
-
-def _unwritten(answer: dict[str, Any]) -> dict[str, Any]:
-    answer["kv_transfer_params"] = {"draftquant_states": "none.safetensors"}
-    return answer
+BESIDE = {"token_id:7": -0.5, "token_id:8": -0.6}
+FEW = {"token_logprobs": [-0.5] * 5, "top_logprobs": [BESIDE] * 6}
+FEW_BESIDE = {"token_logprobs": [-0.5] * 6, "top_logprobs": [{"token_id:7": -0.5}] * 6}
 
 
 @pytest.mark.parametrize(
     ("change", "message", "fix"),
     [
-        (_short, "asked for 6 tokens, got 5 and 'length'", "--override-generation-config"),
-        (_ended, "the engine ended it with 'abort'", "own messages"),
-        (_outside, f"expected token ids in \\[0, {VOCAB}\\)", "serve the target"),
-        (_elsewhere, "to name a file of hidden states, got '../../etc", "--print-server-args"),
-        (_unwritten, r"did not appear within 0 seconds", "--shared"),
+        (edited(token_ids=[9] * 5), "asked for 6 tokens, got 5 and 'length'", "--override-gener"),
+        (edited(finish_reason="abort"), "the engine ended it with 'abort'", "own messages"),
+        (edited(token_ids=[VOCAB] * 6), "expected token ids in", "serve the target"),
+        (edited(logprobs=FEW), r"of 6 tokens and of 2 .*got 5 and \[2, 2, 2, 2, 2, 2\]", ""),
+        (edited(logprobs=FEW_BESIDE), r"of 6 tokens and of 2 .*got 6 and \[1, 1, 1", ""),
+        (names("../../etc/x.safetensors"), "to name a file of hidden states, got '../../etc",
+         "--print-server-args"),
+        (names("none.safetensors"), "did not appear within 0 seconds", "--shared"),
         (lambda answer: answer | {"kv_transfer_params": None}, "is not vLLM's: TypeError", "0.32"),
         (lambda _answer: {"choices": []}, "is not vLLM's: IndexError", "0.32"),
         (lambda _answer: [], r"expected a JSON object, got \[\]", "address of an engine's server"),
-        (lambda _answer: b"<html>", "its answer is not JSON", "the server's own messages"),
     ],
-)
+)  # fmt: skip
 def test_answers_that_are_none(
-    running: StatesServer, target: Path, tmp_path: Path, change: Any, message: str, fix: str
+    running: StatesServer, target: Path, tmp_path: Path, change: Change, message: str, fix: str
 ) -> None:
     running.change = change
     with pytest.raises((TraceError, ServerError), match=message) as caught:
-        record(running, tmp_path / "out", plan(target))
+        record(running, tmp_path / "out", plan(target, decoding=Decoding(num_top_logprobs=2)))
     assert fix in caught.value.fix
     assert not (tmp_path / "out").exists()
 
@@ -444,26 +373,6 @@ def test_answers_that_are_none(
 def _half(path: Path, token_ids: Any, layer_inputs: Any) -> None:
     write_file(path, token_ids, layer_inputs)
     path.write_bytes(path.read_bytes()[:-10])
-
-
-def _one_token_less(path: Path, token_ids: Any, layer_inputs: Any) -> None:
-    write_file(path, token_ids[:-1], layer_inputs)
-
-
-def _other_tokens(path: Path, token_ids: Any, layer_inputs: Any) -> None:
-    write_file(path, [*token_ids[:-1], 5], layer_inputs)
-
-
-def _one_layer_more(path: Path, token_ids: Any, layer_inputs: Any) -> None:
-    write_file(path, token_ids, (*layer_inputs, 4))
-
-
-def _other_layers(path: Path, token_ids: Any, _layer_inputs: Any) -> None:
-    write_file(path, token_ids, (2, 4))
-
-
-def _nameless(path: Path, token_ids: Any, layer_inputs: Any) -> None:
-    write_file(path, token_ids, layer_inputs, engine="")
 
 
 def _lost(path: Path, _token_ids: Any, _layer_inputs: Any) -> None:
@@ -474,12 +383,16 @@ def _lost(path: Path, _token_ids: Any, _layer_inputs: Any) -> None:
     ("write", "message", "fix"),
     [
         (_half, r"model|bytes|range|size", "its prompt is repeated"),
-        (_one_token_less, r"token_ids: expected I64 \[\d+\], got I64", "--print-server-args"),
-        (_other_tokens, "its tokens are not those of the request's answer", "of its own"),
-        (_one_layer_more, r"hidden_states: expected BF16 \[\d+, 2, 8\], got BF16 \[\d+, 3, 8\]",
-         "--print-server-args"),
-        (_other_layers, "expected the inputs of layers 1 3, got '2 4'", "--print-server-args"),
-        (_nameless, "expected the name of an engine, got ''", "--print-server-args"),
+        (lambda path, ids, layers: write_file(path, ids[:-1], layers),
+         r"token_ids: expected I64 \[\d+\], got I64", "--print-server-args"),
+        (lambda path, ids, layers: write_file(path, [*ids[:-1], 5], layers),
+         "its tokens are not those of the request's answer", "of its own"),
+        (lambda path, ids, layers: write_file(path, ids, (*layers, 4)),
+         r"hidden_states: expected BF16 \[\d+, 2, 8\], got BF16 \[\d+, 3, 8\]", "--print-server"),
+        (lambda path, ids, _layers: write_file(path, ids, (2, 4)),
+         "expected the inputs of layers 1 3, got '2 4'", "--print-server-args"),
+        (lambda path, ids, layers: write_file(path, ids, layers, engine=""),
+         "expected the name of an engine, got ''", "--print-server-args"),
         (_lost, "the engine lost its states: OSError: No space left", "own messages"),
     ],
 )  # fmt: skip
@@ -487,12 +400,13 @@ def test_files_that_are_not_of_the_answer(
     running: StatesServer, target: Path, tmp_path: Path, write: Any, message: str, fix: str
 ) -> None:
     running.write = write
+    few = plan(target, prompts=PROMPTS[:3])
     with pytest.raises(TraceError, match=message) as caught:
-        record(running, tmp_path / "out", plan(target))
+        record(running, tmp_path / "out", few)
     assert fix in caught.value.fix
     assert not (tmp_path / "out").exists()
     running.write = write_file
-    assert len(record(running, tmp_path / "out", plan(target))) == len(PROMPTS)
+    assert len(record(running, tmp_path / "out", few)) == 3
 
 
 # ---- refused before anything is asked
@@ -508,21 +422,22 @@ def test_a_server_with_too_short_a_context(
     assert running.asked == []
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
+def test_what_cannot_be_recorded(running: StatesServer, target: Path, tmp_path: Path) -> None:
+    far = [Prompt(id="x", category="a", token_ids=(VOCAB,))]
+    for changes, message in (
         ({"max_new_tokens": 56}, "at most 64 tokens with the continuation"),
-        ({"prompts": [Prompt(id="x", category="a", token_ids=(VOCAB,))]}, "token ids below 64"),
-        ({"prompts": []}, "expected at least one"),
+        ({"prompts": far}, "token ids below 64"),
         ({"max_new_tokens": 0}, "max_new_tokens: expected at least 1"),
         ({"batch_size": 0}, "batch_size: expected at least 1"),
-    ],
-)
-def test_prompts_that_do_not_fit_the_target(
-    target: Path, changes: dict[str, Any], message: str, tmp_path: Path
-) -> None:
-    with pytest.raises(TraceError, match=message):
-        plan(target, **changes).check(tmp_path / "out")
+    ):
+        with pytest.raises(TraceError, match=message):
+            plan(target, **changes).check(tmp_path / "out")
+    with pytest.raises(OutputError, match="already exists"):
+        record(running, tmp_path, plan(target))
+    running.models = lambda: {"data": []}  # type: ignore[method-assign]
+    with pytest.raises(TraceError, match="serves no model"):
+        record(running, tmp_path / "out", plan(target))
+    assert running.asked == []
 
 
 def test_no_server_and_no_folder(target: Path, tmp_path: Path) -> None:
@@ -540,20 +455,6 @@ def test_no_server_and_no_folder(target: Path, tmp_path: Path) -> None:
         with pytest.raises(ServerError, match=what):
             record_with_vllm(plan(target), Served(urls=[url], folder=shared), tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["shared", "target"]
-
-
-def test_a_server_of_nothing(running: StatesServer, target: Path, tmp_path: Path) -> None:
-    running.models = lambda: {"data": []}  # type: ignore[method-assign]
-    with pytest.raises(TraceError, match="serves no model"):
-        record(running, tmp_path / "out", plan(target))
-
-
-def test_an_output_that_exists_is_refused(
-    running: StatesServer, target: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(OutputError, match="already exists"):
-        record(running, tmp_path, plan(target))
-    assert running.asked == []
 
 
 def test_targets_whose_config_says_nothing(tmp_path: Path) -> None:
