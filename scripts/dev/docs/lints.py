@@ -30,10 +30,11 @@ def lints_page() -> str:
     """Every message of every lint."""
     found = sorted(messages())
     return page(
-        "Messages of the lints",
-        "These are the messages that `draftquant inspect` prints; … stands for a quotation from"
-        " the draft. [Lints](../lints.md) explains each lint in a line. `draftquant quantize"
-        " --fix-config` corrects those that are marked ✓, wherever only one value can be right.",
+        "Lints",
+        "A lint is a warning about a draft that is well-formed but that a trainer, vLLM 0.33 or"
+        " SGLang 0.5.23 reads otherwise than you may expect. `draftquant inspect` prints these"
+        " messages; … stands for a quotation from the draft. `draftquant quantize --fix-config`"
+        " corrects those that are marked ✓ in the output's config.json, never in the source.",
         table(
             ["lint", "level", "✓", "cause", "remedy"],
             (
