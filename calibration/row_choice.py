@@ -134,45 +134,31 @@ class RowOrder:
         return reached
 
 
-class _Queues:
-    """Puts candidates [n], by weight, into an order, one after the other."""
-
-    def __init__(self, said: TokenCounts, candidates: NDArray[np.int64], order: list[int]) -> None:
-        self._counts = said.by_category
-        self._totals = np.maximum(said.by_category.sum(axis=1), 1)
-        self._order = order
-        self._reached = said.by_category[:, order].sum(axis=1)
-        self._number = len(order) + len(candidates)
-        self._taken = set(order)
-        # By weight in all, then by what each category says of them; of equal ones by weight in all.
-        self._queues = [candidates.tolist()]
-        for own in said.by_category[:, candidates]:
-            best = np.argsort(-own, kind="stable")
-            self._queues.append(candidates[best[: np.count_nonzero(own)]].tolist())
-        for queue in self._queues:
-            queue.reverse()
-
-    def choose(self, floor: float) -> None:
-        total = int(self._totals.sum())
-        while len(self._order) < self._number:
-            shares = self._reached / self._totals
-            starved = np.flatnonzero(shares < floor * self._reached.sum() / total)
-            for category in starved[np.argsort(shares[starved], kind="stable")]:
-                if self._took(self._queues[1 + category]):
-                    break
-            else:
-                self._took(self._queues[0])
-
-    def _took(self, queue: list[int]) -> bool:
-        while queue and queue[-1] in self._taken:
-            queue.pop()
-        if not queue:  # what else a category says, the draft has no rows for
-            return False
-        token = queue.pop()
-        self._taken.add(token)
-        self._order.append(token)
-        self._reached = self._reached + self._counts[:, token]
-        return True
+def _put_in_order(
+    said: TokenCounts, candidates: NDArray[np.int64], order: list[int], floor: float
+) -> None:
+    """Put candidates [n], by weight, into an order, one after the other."""
+    counts = said.by_category
+    totals, reached = np.maximum(counts.sum(axis=1), 1), counts[:, order].sum(axis=1)
+    total, taken = int(totals.sum()), set(order)
+    # By weight in all, then by what each category says of them; of equal ones by weight in all.
+    queues = [candidates[::-1].tolist()]
+    for own in counts[:, candidates]:
+        best = np.argsort(-own, kind="stable")[: np.count_nonzero(own)]
+        queues.append(candidates[best][::-1].tolist())
+    for _ in candidates:
+        shares = reached / totals
+        starved = np.flatnonzero(shares < floor * reached.sum() / total)
+        by_share = starved[np.argsort(shares[starved], kind="stable")]
+        for queue in (*(queues[1 + category] for category in by_share), queues[0]):
+            while queue and queue[-1] in taken:
+                queue.pop()
+            if queue:  # what else a category says, the draft has no rows for
+                token = queue.pop()
+                break
+        taken.add(token)
+        order.append(token)
+        reached = reached + counts[:, token]
 
 
 # Crosswise: the prompts of a trace folder are dealt into parts, those that belong together into
@@ -212,7 +198,7 @@ class RowChooser:
         by_weight = np.lexsort((ids, -said.of_prompts, -other, -said.pooled))
         by_weight = by_weight[may_have_row[by_weight]]
         spoken = np.count_nonzero(said.pooled[by_weight])
-        _Queues(said, by_weight[:spoken], order).choose(self.floor)
+        _put_in_order(said, by_weight[:spoken], order, self.floor)
         order += by_weight[spoken:].tolist()
         token_ids = np.array(order, dtype=np.int64)
         ranks = np.full(self.vocab_size, len(token_ids), dtype=np.int64)

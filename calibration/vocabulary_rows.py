@@ -43,18 +43,14 @@ _TEXT = "text_config"  # where the config of a multimodal target has that of its
 
 def special_tokens(configs: Iterable[Mapping[str, Any]], vocab_size: int) -> tuple[int, ...]:
     """The ids that configs name, each once, of those that a vocabulary has."""
-    named = (token for config in configs for token in _named(config))
-    return tuple(dict.fromkeys(token for token in named if 0 <= token < vocab_size))
-
-
-def _named(config: Mapping[str, Any]) -> Iterator[int]:
-    section = config.get(_TEXT)
-    for each in (config, section if isinstance(section, Mapping) else {}):
-        for key in _KEYS:
-            found = each.get(key)
-            for token in found if isinstance(found, list) else [found]:
-                if type(token) is int:
-                    yield token
+    found: list[int] = []
+    for config in configs:
+        section = config.get(_TEXT)
+        for each in (config, section if isinstance(section, Mapping) else {}):
+            for named in map(each.get, _KEYS):
+                ids = named if isinstance(named, list) else [named]
+                found += [one for one in ids if type(one) is int and 0 <= one < vocab_size]
+    return tuple(dict.fromkeys(found))
 
 
 _GENERATION_FILE = "generation_config.json"

@@ -107,18 +107,3 @@ def _draft_chain(
         logits, hidden = draft.extend(torch.tensor([[drafted[-1]]]), hidden[:, -1:], position)
         drafted.append(draft.target_id(int(logits[0, -1].argmax())))
     return drafted
-
-
-@torch.no_grad()
-def greedy_decode(
-    model: PreTrainedModel, prompt: Sequence[int], num_tokens: int
-) -> tuple[int, ...]:
-    """The target alone, one token at a time."""
-    target = CachedTarget(model, ())
-    unread, committed = list(prompt), list(prompt)
-    while len(committed) < num_tokens:
-        ids = torch.tensor([unread])
-        logits = model(input_ids=ids, past_key_values=target.cache, use_cache=True).logits
-        unread = [int(logits[0, -1].argmax())]
-        committed += unread
-    return tuple(committed)

@@ -1,19 +1,29 @@
 """The proof that replay counts what an engine would: one step sequence, computed in two ways."""
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
-from draftquant.calibration.passes.draft_inputs import first_hidden
+import torch
+from draftquant.calibration.linear_inputs.static_scales import calibrated_scales
+from draftquant.calibration.passes.draft_inputs import DraftRun, first_hidden
 from draftquant.calibration.traces.prompt_trace import PromptTrace
 from draftquant.calibration.traces.trace_folder import TraceFolder
+from draftquant.quantize.drafts import read_draft
+from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.quantize.files.hub import DraftSource
+from draftquant.quantize.making.quantize_draft import quantize_draft
 from draftquant.quantize.numerics.number_formats import fp8_codes, fp8_scale
-from draftquant.quantize.stored.loading import LoadedDraft
+from draftquant.quantize.planning.quantization_plan import NOTHING_MEASURED, make_plan
+from draftquant.quantize.stored.loading import LoadedDraft, load_draft
+from draftquant.recipes import load_recipe
 from draftquant.validate.counting.acceptance_counts import AcceptanceCounts
 from draftquant.validate.counting.trace_replay import accepted_by_row, decoding_steps
-from engine_loop import speculative_decode
+from engine_loop import EngineRun, speculative_decode
 from proposing import draft_proposals
 from reference_draft import ReferenceDraft
 from torch import Tensor
-from transformers import PreTrainedModel
 
 RoundInput = Callable[[str, Tensor], Tensor]
 
@@ -34,6 +44,33 @@ def fp8_per_token(name: str, x: Tensor) -> Tensor:
     return fp8_rounded(x, fp8_scale(x.abs().amax(-1, keepdim=True)))
 
 
+def quantized_folder(
+    source: Path,
+    out: Path,
+    recipe: str,
+    traces: TraceFolder,
+    num_draft_tokens: int,
+    shared: Mapping[str, Tensor] | None = None,
+) -> RoundInput:
+    """Quantize a draft, its scales measured along traces; how kernels round the inputs of it."""
+    chosen = dataclasses.replace(load_recipe(recipe), backend="torch")
+    plan, found = make_plan(chosen, read_draft(Checkpoint.open(source))), NOTHING_MEASURED
+    if chosen.needs_input_scales:
+        draft = load_draft(source, dtype=torch.float64, shared=shared)
+        found = calibrated_scales(plan, DraftRun(draft, traces, num_draft_tokens))
+    quantize_draft(plan, out, source=DraftSource(folder=source), measured=found)
+    names = {step.row.canonical.removesuffix(".weight"): step.row.module for step in plan.quantized}
+
+    def statically(name: str, x: Tensor) -> Tensor:
+        if name not in names:
+            return x
+        return fp8_rounded(x, torch.tensor(found.input_scales[names[name]]))
+
+    if found.input_scales:
+        return statically
+    return fp8_per_token if chosen.activations else unrounded
+
+
 def replayed_steps(
     draft: LoadedDraft, traces: TraceFolder, trace: PromptTrace, num_draft_tokens: int
 ) -> list[int]:
@@ -50,21 +87,22 @@ def replayed_steps(
 def assert_replay_is_the_engine(
     draft: LoadedDraft,
     round_input: RoundInput,
-    model: PreTrainedModel,
+    model: Any,
     traces: TraceFolder,
     *,
     num_draft_tokens: int,
     num_prompts: int | None = None,
-    reference: type[ReferenceDraft] = ReferenceDraft,
+    reference: type[Any] = ReferenceDraft,
+    decode: Callable[..., EngineRun] = speculative_decode,
 ) -> AcceptanceCounts:
     """Decode each prompt online and compare step by step with replay and with the target alone.
 
-    `reference` is the independent draft of the online side.
+    `reference` is the independent draft of the online side, `decode` the loop over it.
     """
     histogram = [0] * (num_draft_tokens + 1)
     for trace in list(traces)[:num_prompts]:
         prompt = trace.token_ids[: trace.prompt_length].tolist()
-        run = speculative_decode(
+        run = decode(
             model,
             reference(draft.geometry, draft.weights, round_input),
             prompt,

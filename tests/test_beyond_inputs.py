@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from draftquant.calibration.linear_inputs.plan_inputs import MomentsAlongTraces
-from draftquant.calibration.linear_inputs.static_scales import calibrated_scales, measure_absmax
+from draftquant.calibration.linear_inputs.static_scales import measure_absmax
 from draftquant.calibration.passes.draft_inputs import DraftRun, check_trace_fits, first_hidden
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.traces.trace_folder import TraceFolder
@@ -16,13 +16,11 @@ from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.making.quantize_draft import quantize_draft
 from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
-from draftquant.quantize.verify import verify
-from draftquant.recipes.errors import CalibrationError, TraceError
+from draftquant.recipes.errors import TraceError
 from draftquant.scripts.cli import main
 from heads import beyond
-from mixes import FP8, FP8_STATIC
+from mixes import FP8
 from recorded import record_traces
-from safetensors.torch import load_file
 from tied_pair import prompt_tokens, save_draft, save_target
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -89,24 +87,6 @@ def test_moments_of_the_head(draft: LoadedDraft, traces: TraceFolder, tmp_path: 
     x = head_inputs(draft, traces)
     found = statistics.second_moments(["lm_head"])["lm_head"].mean
     torch.testing.assert_close(found, x.T @ x / len(x), rtol=1e-4, atol=1e-5)
-
-
-def test_a_static_recipe_stores_the_scales_of_both(folder: Path, tmp_path: Path) -> None:
-    recipe = beyond("static", FP8_STATIC, head=FP8_STATIC, fusion=FP8_STATIC, layout="modelopt")
-    draft = load_draft(folder / "draft")
-    plan = make_plan(recipe, read_draft(Checkpoint.open(folder / "draft")))
-    traces = TraceFolder.open(folder / "traces")
-    static = calibrated_scales(plan, DraftRun(draft, traces, K))
-    out = tmp_path / "out"
-    quantize_draft(plan, out, source=DraftSource(folder=folder / "draft"), measured=static)
-    tensors = load_file(out / "model.safetensors")
-    for module in ("fc", "lm_head"):
-        assert float(tensors[f"{module}.input_scale"]) == static.input_scales[module]
-    assert verify(out, folder / "draft").ok
-    fused = TraceFolder.open(folder / "fused")
-    with pytest.raises(CalibrationError, match="hold the outputs of this linear") as caught:
-        calibrated_scales(plan, DraftRun(draft, fused, K))
-    assert "record traces without --fused, or keep fc" in str(caught.value.fix)
 
 
 def test_a_quantized_fc_reads_no_fused_features(

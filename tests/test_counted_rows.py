@@ -123,20 +123,6 @@ def test_what_counts_is_the_same_and_the_rest_is_not_computed(
         assert run.rows["layers"] == all_rows["layers"]
 
 
-@pytest.mark.some(5)
-def test_the_largest_logits_by_parts_of_the_vocabulary(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (one, *_) = run.forward.passes(run.hidden, run.token_ids, rows=range(2, 36), num_draft_tokens=K)
-    hidden = one.hidden[:, :, 0].flatten(0, 1)
-    expected, ids = run.forward.logits(hidden).max(-1)
-    for widened, most in ((2**24, 2**26), (1, 2**26), (2**24, 7 * len(hidden)), (2**24, 1)):
-        monkeypatch.setattr(maths, "MAX_WIDENED", widened)
-        top, found = run.forward.largest_logits(hidden, most)
-        assert torch.equal(found, ids)
-        torch.testing.assert_close(top, expected, rtol=0, atol=1e-12)
-
-
 def test_of_equal_logits_the_first_and_of_nan_nothing_is_hidden() -> None:
     x, weight = torch.ones(3, 1), torch.tensor([[1.0], [2.0], [0.0], [2.0], [1.0]])
     x[1] = -1

@@ -16,7 +16,7 @@ from draftquant.calibration.passes import draft_inputs
 from draftquant.calibration.passes import memory as devices
 from draftquant.calibration.passes import proposals as counted_rows
 from draftquant.calibration.passes.draft_inputs import proposals_of_batch
-from draftquant.calibration.passes.memory import available_bytes, peak_bytes, resolve_device
+from draftquant.calibration.passes.memory import available_bytes, resolve_device
 from draftquant.calibration.traces.prompt_trace import PromptTrace
 from draftquant.quantize.stored.loading import LoadedDraft
 from draftquant.recipes.errors import DeviceError
@@ -60,10 +60,10 @@ def test_with_gpus_auto_is_the_first() -> None:
     assert "fix: give one of these, or auto" in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["", "gpu", "cuda:", "cuda:x", "cuda:-1", "cuda1", "cpu:0", "mps"])
-def test_other_names_are_none(name: str) -> None:
-    with pytest.raises(DeviceError, match=r"--device: expected auto, cpu, cuda or cuda:I"):
-        resolve_device(name)
+def test_other_names_are_none() -> None:
+    for name in ("", "gpu", "cuda:x", "cuda:-1", "cuda1", "cpu:0"):
+        with pytest.raises(DeviceError, match=r"--device: expected auto, cpu, cuda or cuda:I"):
+            resolve_device(name)
 
 
 # ---- memory
@@ -93,20 +93,6 @@ def test_memory_is_that_of_the_machine_and_of_its_container(
     assert available_bytes(CPU) == 0
     meminfo.unlink()
     assert available_bytes(CPU) is None
-
-
-def test_memory_of_a_gpu_is_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10 * device.index, 99))
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: device.index)
-    assert available_bytes(GPU) == 10
-    assert peak_bytes(GPU) == 1
-
-
-def test_the_peak_of_this_process_is_in_bytes() -> None:
-    before = peak_bytes(CPU)
-    assert 50 * 2**20 < before < 2**40
-    held = torch.ones(before // 4 + 2**24)  # more than was ever held
-    assert peak_bytes(CPU) >= held.nbytes
 
 
 # ---- a replay on a device that is not the CPU

@@ -10,7 +10,6 @@ from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.drafts.draft_cache import UNIT, CacheScales, scale_origin
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
-from draftquant.recipes.formats import AS_STORED, ServedForm
 from draftquant.scripts.cli import main
 from draftquant.validate.counting.replay_cache import Question
 from draftquant.validate.judging.candidate_origin import DraftFolder
@@ -100,11 +99,3 @@ def test_what_a_folder_declares_is_replayed_unless_told_otherwise(
     assert (replayed["kv_cache"], replayed["cache_scales"]) == ("fp8_e4m3", "stored")
     facts = folder_facts(str(out), DraftFolder.read(out))
     assert facts.kv_cache == "fp8_e4m3, stored scales"
-
-
-def test_a_served_form_is_named() -> None:
-    both = ServedForm(online_head="fp8", kv_cache="fp8_e4m3")
-    assert both.label("D") == "D, head fp8 online, KV cache fp8_e4m3"
-    assert both.changes
-    assert AS_STORED.label("D") == "D"
-    assert not AS_STORED.changes

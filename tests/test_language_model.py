@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +15,17 @@ from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.engines.engine_check import check_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
-from draftquant.quantize.lints.catalogue import find_lints
 from draftquant.quantize.making.quantize_draft import quantize_draft
 from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.verify import verify
 from draftquant.recipes import load_recipe
-from draftquant.recipes.errors import CheckpointError, PlanError, TraceError
+from draftquant.recipes.errors import CheckpointError
 from draftquant.validate.counting.trace_replay import accepted_by_row, decoding_steps, replay_drafts
 from proposing import draft_proposals
 from recorded import record_traces
 from reference_draft import transformers_in_float64
-from tied_pair import VOCAB, prompt_tokens, save_target
+from tied_pair import prompt_tokens, save_target
 from tiny import edit_json
 from tiny_llama import tiny_language_model
 from torch import Tensor
@@ -111,6 +109,7 @@ def proposals(draft: Any, traces: TraceFolder, trace: Any) -> Tensor:
     ).token_ids
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("kind", ["Llama", "Qwen2", "Qwen3", "tied"])
 def test_replay_is_decoding_with_transformers(kind: str, folder: Path, tmp_path: Path) -> None:
     path = save_draft(tmp_path / "draft", folder / "target", kind)
@@ -136,21 +135,7 @@ def test_the_target_drafting_for_itself_is_always_right(folder: Path) -> None:
     assert counted.counts.mean_acceptance_length == K + 1
 
 
-def test_another_vocabulary_is_refused(folder: Path, tmp_path: Path) -> None:
-    draft = load_draft(tiny_language_model(tmp_path / "draft", vocab=VOCAB + 8))
-    with pytest.raises(TraceError, match=f"has {VOCAB + 8} tokens, the target's {VOCAB}"):
-        replay_drafts([draft], TraceFolder.open(folder / "traces"), num_draft_tokens=K)
-
-
-def test_nothing_is_recorded_fused_with_it(folder: Path, tmp_path: Path) -> None:
-    draft = load_draft(tiny_language_model(tmp_path / "draft"))
-    prompts = [Prompt(id="p", category="a", token_ids=(1, 2, 3))]
-    with pytest.raises(TraceError, match="reads tokens only"):
-        record_traces(folder / "target", prompts, tmp_path / "t", max_new_tokens=4, fuse_with=draft)
-    assert not (tmp_path / "t").exists()
-
-
-@pytest.mark.parametrize("kind", ["Llama", "Qwen2", "Qwen3"])
+@pytest.mark.parametrize("kind", ["Qwen2", "Qwen3"])
 def test_it_is_quantized_and_verified(kind: str, tmp_path: Path) -> None:
     source = tiny_language_model(tmp_path / "draft", kind=kind, num_layers=2, tied=kind == "Qwen3")
     plan = make_plan(load_recipe("int4-channel"), read_draft(Checkpoint.open(source)))
@@ -160,10 +145,9 @@ def test_it_is_quantized_and_verified(kind: str, tmp_path: Path) -> None:
     assert len(load_draft(tmp_path / "out").quantized) == 14
 
 
-@pytest.mark.parametrize("kind", ["Llama", "Qwen2", "Qwen3"])
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
-def test_engines_load_it_as_any_model(kind: str, engine: Any, tmp_path: Path) -> None:
-    source = tiny_language_model(tmp_path / "draft", kind=kind, num_layers=2)
+def test_engines_load_it_as_any_model(engine: Any, tmp_path: Path) -> None:
+    source = tiny_language_model(tmp_path / "draft", kind="Qwen3", num_layers=2)
     answer = check_draft(source, engine=engine)
     assert answer.verdict == "LOADS"
     assert ("draft_model" if engine == "vllm" else "STANDALONE") in (answer.launch or "")
@@ -195,17 +179,6 @@ def test_a_tied_model_that_stores_its_head_reads_the_embedding(tmp_path: Path) -
     assert torch.allclose(draft.forward.logits(hidden), read)
 
 
-def test_its_tables_cannot_be_left_to_the_target(tmp_path: Path) -> None:
-    recipe = load_recipe("int4-channel")
-    rules = tuple(
-        replace(rule, action="drop", why=None) if rule.role == ("embedding",) else rule
-        for rule in recipe.rules
-    )
-    draft = read_draft(Checkpoint.open(tiny_language_model(tmp_path / "draft")))
-    with pytest.raises(PlanError, match="engines do not take this table of a language-model draft"):
-        make_plan(replace(recipe, rules=rules), draft)
-
-
 @pytest.mark.parametrize(
     ("kind", "config", "what"),
     [
@@ -222,10 +195,3 @@ def test_a_config_that_does_not_fit_is_refused(
     edit_json(folder / "config.json", **config)
     with pytest.raises(CheckpointError, match=what):
         read_draft(Checkpoint.open(folder))
-
-
-@pytest.mark.parametrize("kind", ["Llama", "Qwen3"])
-def test_no_lint_takes_it_for_another_draft(kind: str, tmp_path: Path) -> None:
-    """`--fix-config` would otherwise write the name of an EAGLE-3 head into its config.json."""
-    folder = tiny_language_model(tmp_path / "draft", kind=kind)
-    assert find_lints(read_draft(Checkpoint.open(folder))) == ()

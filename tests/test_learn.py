@@ -4,6 +4,7 @@ import dataclasses
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import draftquant.calibration.rounding.learn as learning_module
 import pytest
@@ -35,17 +36,18 @@ from draftquant.quantize.files.provenance_file import read_provenance
 from draftquant.quantize.making.quantize_draft import quantize_draft
 from draftquant.quantize.planning.quantization_plan import NOTHING_MEASURED, Measured, Plan
 from draftquant.quantize.verify import verify
-from draftquant.recipes import WeightFormat, load_recipe
-from draftquant.recipes.errors import BackendError, CalibrationError, OutputError
-from rounding_pairs import K, RoundingPair, learned_recipe, make_pair, scale_tensors
+from draftquant.recipes import Recipe, load_recipe
+from draftquant.recipes.errors import BackendError, CalibrationError
+from rounding_pairs import RoundingPair, learned_recipe, make_pair, scale_tensors
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 FEW = LearningSettings(steps=8, sequences=2, validate_every=2, warmup_steps=2)
+FIRST = LearningSettings(steps=1, sequences=1)
 RECIPES = {"int4": "int4-channel", "w4a8": "mi325x-w4a8", "nvfp4": "blackwell-nvfp4"}
 
 
-@pytest.fixture(scope="module", params=K)
+@pytest.fixture(scope="module", params=["llama", "dflash"])
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RoundingPair:
     return make_pair(tmp_path_factory.mktemp("pairs") / request.param, request.param)
 
@@ -160,7 +162,7 @@ def test_the_loss_falls_and_every_linear_learns(
     norms = latent_norms(plan, pair.loaded())
     first = {module: one.quantized().codes for module, one in latents.items()}
     settings = LearningSettings(
-        steps=25, sequences=4, validate_every=25, warmup_steps=2, learning_rate=0.03
+        steps=15, sequences=4, validate_every=15, warmup_steps=2, learning_rate=0.03
     )
     learning = learning_of(pair, plan, {**latents, **norms}, settings, tmp_path)
     before = total_divergence(pair, learning)
@@ -174,7 +176,7 @@ def test_the_loss_falls_and_every_linear_learns(
         assert norm.codes.any(), module  # by less than BF16 tells, here
 
 
-@pytest.mark.each_value
+@pytest.mark.some(1)
 @pytest.mark.parametrize("name", RECIPES.values(), ids=RECIPES)
 def test_the_folder_holds_what_was_judged(name: str, pair: RoundingPair, tmp_path: Path) -> None:
     plan = pair.plan(learned_recipe(name, norms="learned"))
@@ -241,8 +243,6 @@ def test_equal_runs_give_equal_bytes_whatever_the_order_of_prompts(
 ) -> None:
     plan = llama.plan(learned_recipe("int4-channel"))
     one = learn(llama, plan, tmp_path / "one")
-    two = learn(llama, plan, tmp_path / "two")
-    assert one == two
     assert one
     reversed_ = copy_traces([llama.traces], tmp_path / "reversed", list(llama.traces)[::-1])
     assert learn(llama, plan, tmp_path / "three", traces=reversed_) == one
@@ -262,8 +262,8 @@ def stop_after(step: int) -> Callable[[LearningProgress], None]:
     return look
 
 
-@pytest.mark.some(2)
-@pytest.mark.parametrize(("step", "save_seconds"), [(1, 0.0), (2, 0.0), (5, 0.0), (7, 1e9)])
+@pytest.mark.some(1)
+@pytest.mark.parametrize(("step", "save_seconds"), [(5, 0.0), (1, 0.0), (7, 1e9)])
 def test_a_run_that_was_cut_short_ends_as_if_it_had_not_been(
     step: int, save_seconds: float, pair: RoundingPair, tmp_path: Path
 ) -> None:
@@ -304,28 +304,6 @@ def test_what_is_learned_stays_until_the_folder_is_written(
     assert found == learn(llama, plan, tmp_path / "whole")
 
 
-def test_another_run_for_the_same_output_is_refused(llama: RoundingPair, tmp_path: Path) -> None:
-    plan = llama.plan(learned_recipe("int4-channel"))
-    with pytest.raises(Interrupted):
-        learn(llama, plan, tmp_path / "out", on_progress=stop_after(4))
-    longer = dataclasses.replace(FEW, steps=9)
-    with pytest.raises(OutputError, match="it holds an unfinished rounding") as caught:
-        learn(llama, plan, tmp_path / "out", longer)
-    assert any(line.startswith("  settings: it was ") for line in caught.value.details)
-    assert "another --out" in caught.value.fix
-    shutil.rmtree(tmp_path / "out.rounding")
-
-
-def test_two_runs_at_once_are_refused(llama: RoundingPair, tmp_path: Path) -> None:
-    plan = llama.plan(learned_recipe("int4-channel"))
-
-    def again(_progress: LearningProgress) -> None:
-        learn(llama, plan, tmp_path / "out")
-
-    with pytest.raises(OutputError, match="another process is rounding there"):
-        learn(llama, plan, tmp_path / "out", on_progress=again)
-
-
 def test_patience_ends_learning_and_the_best_step_is_kept(
     llama: RoundingPair, tmp_path: Path
 ) -> None:
@@ -349,12 +327,11 @@ def test_patience_ends_learning_and_the_best_step_is_kept(
     ]
 
 
-@pytest.mark.parametrize("name", ["blackwell-nvfp4"])
 def test_learning_starts_where_gptq_corrected_for_the_rounding_of_inputs_ends(
-    name: str, llama: RoundingPair, tmp_path: Path
+    llama: RoundingPair, tmp_path: Path
 ) -> None:
     """Measured on the prompts that are learned from: the others judge the start as well."""
-    plan = llama.plan(learned_recipe(name, input_correction="auto"))
+    plan = llama.plan(learned_recipe("blackwell-nvfp4", input_correction="auto"))
     still = LearningSettings(
         steps=1, sequences=1, learning_rate=1e-9, scale_learning_rate=1e-9, patience=1
     )
@@ -377,101 +354,36 @@ def test_learning_starts_where_gptq_corrected_for_the_rounding_of_inputs_ends(
     assert all(torch.equal(found[name], weight) for name, weight in wanted.items())
 
 
-def test_provenance_says_how(llama: RoundingPair, tmp_path: Path) -> None:
-    plan = llama.plan(learned_recipe("int4-channel"))
-    said: list[LearningProgress] = []
-    learn(llama, plan, tmp_path / "out", on_progress=said.append)
-    provenance = read_provenance(tmp_path / "out")
-    assert isinstance(provenance, QuantizedProvenance)
-    learned = provenance.learned
-    assert learned is not None
-    assert (learned.steps, learned.sequences, learned.seed) == (8, 2, 0)
-    assert learned.traces_sha256 == llama.traces.sha256
-    assert learned.num_draft_tokens == 3
-    assert learned.validation_prompts == 2  # a fifth of twelve
-    best = said[-1].best
-    assert (learned.kept_step, learned.acceptance_length) == (best.step, best.acceptance_length)
-    assert learned.overlap == best.overlap
-    assert learned.acceptance_length_unquantized == best.unquantized
+def edited(name: str, **changes: Any) -> Recipe:
+    return dataclasses.replace(learned_recipe(name), **changes)
 
 
-def refused(
-    llama: RoundingPair,
-    plan: Plan,
-    tmp_path: Path,
-    *,
-    k: int = 3,
-    traces: TraceFolder | None = None,
-) -> BackendError | CalibrationError:
-    with (
-        pytest.raises((BackendError, CalibrationError)) as caught,
-        learned_codes(plan, DraftRun(llama.loaded(), traces or llama.traces, k), tmp_path / "out"),
-    ):
-        pass
-    assert list(tmp_path.glob("*.rounding")) == []
-    error = caught.value
-    assert isinstance(error, BackendError | CalibrationError)
-    return error
+TWO_STAGES = dataclasses.replace(load_recipe("int4-channel").weights, first_stage="fp8_e4m3")
+REFUSED = {
+    "rounding to 8 bits loses too little": (learned_recipe("fp8-ptpc"), 3),
+    "two stages": (edited("mi325x-w4a8", weights=TWO_STAGES), 3),
+    "only draftquant's own backend (torch)": (edited("mi325x-w4a8", backend="quark"), 3),
+    "expected rounding: learned, got scale absmax": (load_recipe("int4-channel"), 3),
+    "expected at least 1, got 0": (learned_recipe("int4-channel"), 0),
+    "learning rounds the inputs under static scales": (learned_recipe("blackwell-nvfp4"), 3),
+    "expected at least 4 independent prompts": (learned_recipe("int4-channel"), 40),
+}
 
 
-FP8_FORMATS = ("fp8-ptpc", "mi325x-fp8", "blackwell-fp8")
-
-
-@pytest.mark.parametrize("name", FP8_FORMATS)
-def test_fp8_has_nothing_to_learn(name: str, llama: RoundingPair, tmp_path: Path) -> None:
-    error = refused(llama, llama.plan(learned_recipe(name)), tmp_path)
-    assert "rounding: learned is for formats of four bits" in error.what
-    assert "rounding to 8 bits loses too little" in error.what
-
-
-def test_two_stages_are_refused(llama: RoundingPair, tmp_path: Path) -> None:
-    two = WeightFormat(dtype="int4", granularity="channel", symmetric=True, first_stage="fp8_e4m3")
-    plan = llama.plan(learned_recipe("mi325x-w4a8", weights=two))
-    assert "two stages" in refused(llama, plan, tmp_path).what
-
-
-def test_vendors_do_not_learn(llama: RoundingPair, tmp_path: Path) -> None:
-    recipe = dataclasses.replace(learned_recipe("mi325x-w4a8"), backend="quark")
-    assert (
-        "only draftquant's own backend (torch)" in refused(llama, llama.plan(recipe), tmp_path).what
-    )
-
-
-def test_another_algorithm_is_refused(llama: RoundingPair, tmp_path: Path) -> None:
-    recipe = dataclasses.replace(load_recipe("int4-channel"), backend="torch")
-    error = refused(llama, llama.plan(recipe), tmp_path)
-    assert "expected rounding: learned, got scale absmax, rounding nearest" in error.what
-
-
-def test_a_block_that_the_draft_cannot_propose(llama: RoundingPair, tmp_path: Path) -> None:
-    plan = llama.plan(learned_recipe("int4-channel"))
-    assert "expected at least 1, got 0" in refused(llama, plan, tmp_path, k=0).what
-
-
-def test_static_scales_are_needed_before(llama: RoundingPair, tmp_path: Path) -> None:
-    error = refused(llama, llama.plan(learned_recipe("blackwell-nvfp4")), tmp_path)
-    assert "learning rounds the inputs under static scales" in error.what
-    assert "measured_inputs" in error.fix
-
-
-def test_too_few_prompts(llama: RoundingPair, tmp_path: Path) -> None:
-    few = copy_traces([llama.traces], tmp_path / "few", list(llama.traces)[:3])
-    plan = llama.plan(learned_recipe("int4-channel"))
-    error = refused(llama, plan, tmp_path, traces=few)
-    assert "expected at least 4 independent prompts" in error.what
-    assert "got 3" in error.what
-    assert "record more prompts" in error.fix
-
-
-def test_without_traces_there_are_no_codes(llama: RoundingPair, tmp_path: Path) -> None:
-    with pytest.raises(BackendError, match="rounding learned must know") as caught:
-        quantized(llama, llama.plan(learned_recipe("int4-channel")), tmp_path / "out", None)
-    assert "--traces" in caught.value.fix
-    assert not (tmp_path / "out").exists()
+def test_what_cannot_be_learned_is_refused_before(llama: RoundingPair, tmp_path: Path) -> None:
+    for what, (recipe, k) in REFUSED.items():
+        run = DraftRun(llama.loaded(), llama.traces, k)
+        with (
+            pytest.raises((BackendError, CalibrationError)) as caught,
+            learned_codes(llama.plan(recipe), run, tmp_path / "out"),
+        ):
+            pass
+        assert what in caught.value.what
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_codes_of_another_draft_are_refused(llama: RoundingPair, tmp_path: Path) -> None:
-    """Codes of a linear that has none, or of another shape."""
+    """Codes of another shape."""
     plan = llama.plan(learned_recipe("int4-channel"))
 
     class Odd:
@@ -484,8 +396,6 @@ def test_codes_of_another_draft_are_refused(llama: RoundingPair, tmp_path: Path)
     def use(found: LearnedCodes) -> None:
         with pytest.raises(BackendError, match=r"expected codes \[.*\], found were \[64, 48\]"):
             quantized(llama, plan, tmp_path / "odd", Odd(found))  # type: ignore[arg-type]
-        with pytest.raises(CalibrationError, match=r"no learned codes of layers\.9\.x"):
-            found.quantized("layers.9.x")
 
-    learn(llama, plan, tmp_path / "out", use=use)
+    learn(llama, plan, tmp_path / "out", FIRST, use=use)
     assert not (tmp_path / "odd").exists()

@@ -67,52 +67,6 @@ def test_a_draft_is_quantized_verified_and_told_of(
     assert record["learned"]["steps"] == 4
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (
-            ("--recipe", "int4-channel", "--algorithm", "learned"),
-            ("rounding learned must know the inputs", "--traces"),
-        ),
-        (
-            ("--recipe", "fp8-ptpc", "--algorithm", "learned", "TRACES"),
-            ("rounding: learned is for formats of four bits", "rounding: nearest"),
-        ),
-        (
-            ("--recipe", "mi325x-w4a8", "--algorithm", "learned", "--backend", "quark", "TRACES"),
-            ("backend quark", "only draftquant's own backend (torch)", "--backend torch"),
-        ),
-        (
-            ("--recipe", "int4-channel", "--algorithm", "learned", "-k", "40", "TRACES"),
-            ("expected at least 4 independent prompts", "longer than 40 tokens", "record more"),
-        ),
-    ],
-)
-def test_what_makes_no_sense_is_refused(
-    arguments: tuple[str, ...],
-    words: tuple[str, ...],
-    pair: RoundingPair,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert quantize(pair, tmp_path / "out", *arguments) == 2
-    said = " ".join(capsys.readouterr().err.split())
-    assert all(word in said for word in words), said
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_an_output_that_exists_is_refused_before_anything_is_learned(
-    pair: RoundingPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "out").mkdir()
-    arguments = ("--recipe", "int4-channel", "--algorithm", "learned", "TRACES")
-    assert quantize(pair, tmp_path / "out", *arguments) == 2
-    said = " ".join(capsys.readouterr().err.split())
-    assert "already exists" in said
-    assert "step 2 of 4" not in said
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
-
-
 # ---- a trained draft
 
 

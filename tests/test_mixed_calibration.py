@@ -14,7 +14,6 @@ from draftquant.quantize.making.quantize_draft import quantize_draft
 from draftquant.quantize.planning.quantization_plan import NOTHING_MEASURED, Measured
 from draftquant.quantize.verify import verify
 from draftquant.recipes import Algorithm, Recipe
-from draftquant.recipes.errors import BackendError
 from mixes import DOWN, FP8, FP8_STATIC, INT4_CHANNEL, NVFP4, mixed
 from rounding_pairs import K, RoundingPair, make_pair
 
@@ -48,12 +47,6 @@ def test_static_scales_are_those_of_the_format_of_each_linear(pair: RoundingPair
     assert {m for m in static.input_scales if m not in nvfp4.input_scales} == {
         s.row.module for s in plan.quantized if s.row.module.endswith("o_proj")
     }
-
-
-def test_formats_that_store_no_scale_of_the_input_get_none(pair: RoundingPair) -> None:
-    plan = pair.plan(mixed(INT4_CHANNEL, (FP8_STATIC, DOWN)))
-    static = pair.static(plan)
-    assert {module.rpartition(".")[2] for module in static.input_scales} == {"down_proj"}
 
 
 def test_inputs_are_rounded_by_the_format_of_each_linear(pair: RoundingPair) -> None:
@@ -128,19 +121,6 @@ def test_learning_moves_four_bits_beside_nearest_fp8(pair: RoundingPair, tmp_pat
     assert report.ok, report.faults
     stored = pair.loaded(out).weights
     assert all(torch.equal(stored[name], weight) for name, weight in others.items())
-
-
-def test_a_format_that_cannot_be_learned_as_the_recipes_own(
-    pair: RoundingPair, tmp_path: Path
-) -> None:
-    plan = pair.plan(by(mixed(FP8, (INT4_CHANNEL, DOWN)), LEARNED))
-    with (
-        pytest.raises(BackendError, match="learned is for formats of four bits"),
-        learned_codes(
-            plan, DraftRun(pair.loaded(), pair.traces, pair.num_draft_tokens), tmp_path / "out"
-        ),
-    ):
-        pass
 
 
 def _module(name: str) -> str:

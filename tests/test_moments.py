@@ -18,7 +18,6 @@ from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.drafts.passes import BlockForward
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
-from draftquant.recipes.errors import CalibrationError
 from recorded import record_traces
 from reference_draft import transformers_in_float64
 from torch import Tensor
@@ -26,7 +25,6 @@ from torch import Tensor
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 QKV = [f"layers.0.self_attn.{name}_proj" for name in "qkv"]
-O_PROJ = "layers.0.self_attn.o_proj"
 
 
 K = {"chain": 3, "block": 7}
@@ -183,20 +181,3 @@ def test_linears_that_read_the_same_share_a_file(
     assert k is v
     assert (q is k) is (kind == "chain")
     assert torch.equal(q.mean, k.mean) is (kind == "chain")
-
-
-def test_what_was_never_run_is_an_error(
-    kind: str, folder: Path, traces: TraceFolder, tmp_path: Path
-) -> None:
-    draft = loaded(folder, kind)
-    statistics = MomentsAlongTraces(DraftRun(draft, traces, K[kind]), spool=tmp_path)
-    with pytest.raises(CalibrationError, match=r"up_proj: the traces do not reach this linear"):
-        statistics.measure(["layers.9.mlp.up_proj"])
-
-
-def test_a_number_of_draft_tokens_that_cannot_be(
-    kind: str, folder: Path, traces: TraceFolder, tmp_path: Path
-) -> None:
-    statistics = MomentsAlongTraces(DraftRun(loaded(folder, kind), traces, 0), spool=tmp_path)
-    with pytest.raises(CalibrationError, match="expected at least 1, got 0"):
-        statistics.measure([O_PROJ])

@@ -39,31 +39,18 @@ FP8 = "{weights: {dtype: fp8_e4m3, granularity: channel, symmetric: true}, activ
 ROLES = "attention, mlp, kv_up, fusion, embedding, head, norm, vocabulary_map, mask, proposal"
 FAULTS = {
     "misspelled key": Fault("summary:", "sumary:", 3, "sumary: unknown key", "'summary'?"),
-    "misspelled inner key": Fault("dtype:", "dtyp:", 7, "weights.dtyp: unknown key", "'dtype'?"),
     "unknown key": Fault("gate:", "zzz:", 14, "zzz: unknown key", "use one of: schema_version"),
-    "merge key": Fault("gate:", "<<: {}\ngate:", 14, "<<: unknown key", "use one of:"),
     "number as key": Fault("gate:", "7: x\ngate:", 14, "7: unknown key", "use one of:"),
     "missing key": Fault("summary: a test\n", "", 1, "summary: missing key", "add 'summary:'"),
-    "missing inner key": Fault(
-        "dtype: int4, ", "", 7, "weights.dtype: missing key", "one of: int4, fp8_e4m3"
-    ),
-    "missing activations": Fault(
-        "activations: null\n", "", 1, "activations: missing key", "add 'activations:'"
-    ),
     "list for text": Fault("a test", "[a]", 3, "summary: expected text, got a list", "write text"),
     "number for text": Fault("a test", "7", 3, "summary: expected text, got 7", "quote it ('7')"),
-    "null for text": Fault("a test", "null", 3, "summary: expected text, got 'null'", "write text"),
     "date for text": Fault("a test", "2026-01-01", 3, "expected text, got 2026-01-01", "as a date"),
     "yes for a number": Fault(
         "layer: 7", "layer: yes", 13, "layer: expected a whole number, got 'yes'", "a whole number"
     ),
-    "fraction for a number": Fault("layer: 7", "layer: 7.0", 13, "got '7.0'", "a whole number"),
-    "text for a number": Fault("layer: 7", "layer: '7'", 13, "a whole number, got '7'", "write"),
     "hex without digits": Fault("layer: 7", "layer: 0x_", 13, "number, got '0x_'", "write"),
     "too many digits": Fault("layer: 7", "layer: " + "9" * 5000, 13, "a whole number", "write"),
     "zero": Fault("layer: 7", "layer: 0", 13, "layer: expected at least 1", "README"),
-    "number for a flag": Fault("symmetric: true", "symmetric: 1", 7, "true or false, got '1'", ""),
-    "blank text": Fault("a test", "", 3, "summary: expected text, got nothing", "write text"),
     "blank mapping": Fault("activations: null", "activations:", 8, "activations: blank", "null"),
     "unknown enum": Fault(
         "int4",
@@ -72,15 +59,9 @@ FAULTS = {
         "dtype: expected one of 'int4', 'fp8_e4m3', 'nvfp4', 'mxfp4', got 'int5'",
         "int4",
     ),
-    "list for an enum": Fault("backend: torch", "backend: [torch]", 5, "got a list", "use one of:"),
     "other version": Fault("version: 1", "version: 2", 1, "expected 1, got 2", "write 1"),
-    "version as text": Fault("version: 1", "version: '1'", 1, "schema_version: expected", "1"),
     "unknown role": Fault("role: norm", "role: nrm", 12, "rules[1].role[0]: expected", "'norm'?"),
-    "far role": Fault("role: norm", "role: zzz", 12, "got 'zzz'", f"use one of: {ROLES}"),
     "key twice": Fault("backend: torch", "name: other", 5, "name: key given twice", "keep one"),
-    "inner key twice": Fault(
-        "{policy: release}", "{policy: release, policy: release}", 14, "policy: key given", "one"
-    ),
     "list for a mapping": Fault(
         "{dtype: int4, granularity: channel, symmetric: true}",
         "[int4]",
@@ -88,46 +69,22 @@ FAULTS = {
         "weights: expected a mapping, got a list",
         "indent",
     ),
-    "text for a mapping": Fault("{policy: release}", "release", 14, "gate: expected a map", "ind"),
     "empty list": Fault("[attention, mlp]", "[]", 11, "rules[0].role: empty list", "fill the list"),
     "anchor": Fault("a test", "&a test", 3, "anchors and aliases are not allowed", "write the"),
-    "alias": Fault("a test", "*a", 3, "anchors and aliases are not allowed", "write the value out"),
     "tag": Fault("a test", "!!python/name:os.system x", 3, "tags are not allowed", "remove"),
-    "false tag": Fault("layer: 7", "layer: !!int seven", 13, "tags are not allowed", "remove"),
     "list as key": Fault("gate:", "? [a]\n: b\ngate:", 14, "a key is not a word", "quote the key"),
-    "list as inner key": Fault("release}", "release, ? [a] : b}", 14, "a key is not a word", "q"),
     "tab": Fault("gate:", "\tgate:", 14, "not YAML: found character '\\t'", "with spaces"),
-    "open bracket": Fault("release}", "release", 15, "not YAML: expected ',' or '}'", "correct"),
     "two documents": Fault("gate:", "---\ngate:", 14, "not YAML: but found another doc", "correct"),
     "keep without why": Fault(", why: small", "", 12, "rules[1]: why: it is missing", "README"),
-    "keep with an empty why": Fault("why: small", "why: ''", 12, "rules[1]: why: it is", "README"),
     "role and tensor": Fault(
         "role: norm", "role: norm, tensor: x", 12, "rules[1]: expected exactly one of", "README"
     ),
-    "neither": Fault("role: norm, ", "", 12, "exactly one of 'role' and 'tensor'", "README"),
     "role in two rules": Fault("role: norm", "role: mlp", 1, "role 'mlp' is claimed twice", "READ"),
     "nothing quantized": Fault("action: quantize", "action: keep, why: x", 1, "no rule quant", "R"),
     "int4 per tensor": Fault("channel", "tensor", 7, "weights: granularity: int4 needs", "README"),
     "group without a size": Fault("channel", "group", 7, "group_size: int4 per group needs", "RE"),
-    "size without groups": Fault(
-        "symmetric: true", "symmetric: true, group_size: 128", 7, "per channel needs none", "READ"
-    ),
     "other group size": Fault(
         "channel, ", "group, group_size: 100, ", 7, "needs 32 or 64 or 128", "README"
-    ),
-    "float16 scales of fp8": Fault(
-        "int4, granularity: channel",
-        "fp8_e4m3, scale_dtype: float16, granularity: channel",
-        7,
-        "scale_dtype: leave it out, because fp8_e4m3",
-        "README",
-    ),
-    "mxfp4 per token": Fault(
-        "activations: null",
-        "activations: {dtype: mxfp4, granularity: token, dynamic: true}",
-        8,
-        "activations: granularity: mxfp4 activations need 'group'",
-        "README",
     ),
     "asymmetric": Fault("symmetric: true", "symmetric: false", 7, "weights: symmetric: exp", "RE"),
     "static per token": Fault(
@@ -136,27 +93,6 @@ FAULTS = {
         8,
         "activations: dynamic: expected true: scales per token",
         "README",
-    ),
-    "dynamic per tensor": Fault(
-        "activations: null",
-        "activations: {dtype: fp8_e4m3, granularity: tensor, dynamic: true}",
-        8,
-        "activations: dynamic: expected false, because activation scales",
-        "README",
-    ),
-    "format of a kept tensor": Fault(
-        "action: keep",
-        f"action: keep, format: {FP8}",
-        12,
-        "rules[1]: format: leave it out",
-        "README",
-    ),
-    "format without activations": Fault(
-        "action: quantize",
-        "action: quantize, format: {weights: {dtype: int4, granularity: channel, symmetric: true}}",
-        11,
-        "rules[0].format.activations: missing key",
-        "add 'activations:'",
     ),
     "the recipe's own format": Fault(
         "action: quantize",
@@ -183,20 +119,17 @@ def saved(folder: Path, text: str, name: str = "mine") -> Path:
     return path
 
 
-def test_the_recipe_that_faults_are_put_into_is_good(tmp_path: Path) -> None:
+def test_faults_are_named_with_file_line_and_fix(tmp_path: Path) -> None:
     assert load_recipe(saved(tmp_path, GOOD)).name == "mine"
-
-
-@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS.keys())
-def test_fault_is_named_with_file_line_and_fix(fault: Fault, tmp_path: Path) -> None:
-    assert GOOD.count(fault.old) >= 1
-    path = saved(tmp_path, GOOD.replace(fault.old, fault.new, 1))
-    with pytest.raises(RecipeFileError) as caught:
-        load_recipe(path)
-    (problem,) = [p for p in caught.value.problems if fault.what in p.what]
-    assert (problem.file, problem.line) == (str(path), fault.line)
-    assert fault.fix in problem.fix
-    assert f"{path}:{fault.line}: {problem.what}\n  fix: {problem.fix}" in str(caught.value)
+    for fault in FAULTS.values():
+        assert GOOD.count(fault.old) >= 1
+        path = saved(tmp_path, GOOD.replace(fault.old, fault.new, 1))
+        with pytest.raises(RecipeFileError) as caught:
+            load_recipe(path)
+        (problem,) = [p for p in caught.value.problems if fault.what in p.what]
+        assert (problem.file, problem.line) == (str(path), fault.line)
+        assert fault.fix in problem.fix
+        assert f"{path}:{fault.line}: {problem.what}\n  fix: {problem.fix}" in str(caught.value)
 
 
 def test_faults_are_reported_together_in_the_order_of_lines(tmp_path: Path) -> None:
@@ -217,14 +150,12 @@ def test_faults_are_reported_together_in_the_order_of_lines(tmp_path: Path) -> N
     ("content", "what"),
     [
         (b"", "expected a mapping of recipe keys"),
-        (b"# nothing\n", "expected a mapping of recipe keys"),
-        (b"- a\n- b\n", "expected a mapping of recipe keys"),
         (b"just text\n", "expected a mapping of recipe keys"),
         (b"\x7fELF\x02\x01\x01\x00", "not YAML"),
         (b"name: caf\xe9\n", "cannot be read: 'utf-8' codec"),
         (b"[" * 2000 + b"]" * 2000, "nested too deeply"),
     ],
-    ids=["empty", "comment", "list", "text", "binary", "latin-1", "nested"],
+    ids=["empty", "text", "binary", "latin-1", "nested"],
 )
 def test_file_that_is_no_recipe(content: bytes, what: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
@@ -270,11 +201,8 @@ def test_unknown_name(name: str, fix: str) -> None:
     ("text", "what", "fix"),
     [
         ("extends: fp8-ptcp", "'fp8-ptcp': no built-in recipe", "did you mean 'fp8-ptpc'?"),
-        ("extends: absent.yaml", "'absent.yaml': no such recipe file", "check the path"),
-        ("extends:", "expected one recipe name", "name one recipe"),
         ("extends: [fp8-ptpc]", "expected one recipe name", "name one recipe"),
         ("extends: fp8-ptpc\nextends: int4-channel", "key given twice", "keep one"),
-        ("extends: mine.yaml", "'mine.yaml' extends another recipe itself", "one level"),
         ("extends: middle.yaml", "'middle.yaml' extends another recipe itself", "one level"),
     ],
 )
@@ -296,8 +224,7 @@ def test_faults_name_the_file_that_they_are_in(tmp_path: Path) -> None:
     assert places == [(str(base), 7), (str(path), 3)]
 
 
-@pytest.mark.parametrize("own", ["backend: quark\nbackend: torch", "gate: {policy: x, policy: y}"])
-def test_key_given_twice_is_found_in_a_recipe_that_extends(own: str, tmp_path: Path) -> None:
-    path = saved(tmp_path, f"extends: fp8-ptpc\nname: mine\n{own}\n")
+def test_key_given_twice_is_found_in_a_recipe_that_extends(tmp_path: Path) -> None:
+    path = saved(tmp_path, "extends: fp8-ptpc\nname: mine\ngate: {policy: x, policy: y}\n")
     with pytest.raises(RecipeFileError, match="key given twice\n  fix: keep one of the two"):
         load_recipe(path)

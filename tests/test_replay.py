@@ -29,10 +29,15 @@ from draftquant.validate.counting.trace_replay import (
 )
 from draftquant.validate.judging.judgement import judge
 from draftquant.validate.judging.policy import POLICIES
-from engine_loop import greedy_decode
 from recorded import record_traces
 from reference_draft import transformers_in_float64
-from replay_proof import RoundInput, assert_replay_is_the_engine, fp8_per_token, unrounded
+from replay_proof import (
+    RoundInput,
+    assert_replay_is_the_engine,
+    fp8_per_token,
+    quantized_folder,
+    unrounded,
+)
 from safetensors.torch import load_file, save_file
 from tied_pair import VOCAB, prompt_tokens, save_draft, save_target
 from torch import Tensor
@@ -93,29 +98,15 @@ def kinds(draft: LoadedDraft) -> dict[str, tuple[LoadedDraft, RoundInput]]:
 
 
 @pytest.mark.some(1)
-@pytest.mark.parametrize("kind", ["bf16", "fp8", "int4", "int4-a8"])
-def test_replay_equals_the_engine_on_a_tied_pair(folder: Path, kind: str) -> None:
+@pytest.mark.parametrize(("kind", "k"), [("int4-a8", 3), ("bf16", 3), ("fp8", 1), ("int4", 5)])
+def test_replay_equals_the_engine_on_a_tied_pair(folder: Path, kind: str, k: int) -> None:
     model = LlamaForCausalLM.from_pretrained(folder / "target", dtype=torch.float64)
     traces = TraceFolder.open(folder / "traces")
     draft, round_input = kinds(load_draft(folder / "draft", dtype=torch.float64))[kind]
-    counts = assert_replay_is_the_engine(draft, round_input, model, traces, num_draft_tokens=3)
+    counts = assert_replay_is_the_engine(draft, round_input, model, traces, num_draft_tokens=k)
     assert min(counts.histogram) > 0, "every number of accepted tokens has to occur"
-    (replay,) = replay_drafts([draft], traces, num_draft_tokens=3)
+    (replay,) = replay_drafts([draft], traces, num_draft_tokens=k)
     assert replay.counts == counts
-
-
-@pytest.mark.some(1)
-@pytest.mark.parametrize("num_draft_tokens", [1, 5])
-def test_replay_equals_the_engine_for_other_chain_lengths(
-    folder: Path, num_draft_tokens: int
-) -> None:
-    model = LlamaForCausalLM.from_pretrained(folder / "target", dtype=torch.float64)
-    traces = TraceFolder.open(folder / "traces")
-    draft, round_input = kinds(load_draft(folder / "draft", dtype=torch.float64))["int4"]
-    counts = assert_replay_is_the_engine(
-        draft, round_input, model, traces, num_draft_tokens=num_draft_tokens, num_prompts=6
-    )
-    assert min(counts.histogram) > 0
 
 
 def test_replay_equals_the_engine_with_a_pruned_vocabulary(folder: Path, tmp_path: Path) -> None:
@@ -129,9 +120,9 @@ def test_replay_equals_the_engine_with_a_pruned_vocabulary(folder: Path, tmp_pat
     traces = TraceFolder.open(folder / "traces")
     draft = load_draft(draft_folder, dtype=torch.float64)
     counts = assert_replay_is_the_engine(
-        draft, unrounded, model, traces, num_draft_tokens=3, num_prompts=6
+        draft, unrounded, model, traces, num_draft_tokens=3, num_prompts=3
     )
-    assert min(counts.histogram) > 0
+    assert counts.num_steps > 20
 
 
 @pytest.fixture(scope="module")
@@ -143,28 +134,23 @@ def pair_traces(tmp_path_factory: pytest.TempPathFactory) -> TraceFolder:
             PAIR / "target",
             prompts[:4],
             out,
-            max_new_tokens=96,
+            max_new_tokens=48,
             aux_layer_ids=(0, 1, 2),
             dtype="float64",
         )
 
 
 @pytest.mark.some(1)
-@pytest.mark.parametrize("kind", ["bf16", "fp8", "int4", "int4-a8"])
-def test_replay_equals_the_engine_on_a_trained_pair(pair_traces: TraceFolder, kind: str) -> None:
+@pytest.mark.parametrize("recipe", ["blackwell-fp8", "mi325x-w4a8", "int4-channel"])
+def test_a_quantized_folder_of_a_trained_pair_replays_as_the_engine_decodes(
+    recipe: str, pair_traces: TraceFolder, tmp_path: Path
+) -> None:
+    round_input = quantized_folder(PAIR / "draft", tmp_path / "out", recipe, pair_traces, 3)
+    draft = load_draft(tmp_path / "out", dtype=torch.float64)
+    assert len(draft.quantized) == 7
     model = LlamaForCausalLM.from_pretrained(PAIR / "target", dtype=torch.float64)
-    draft, round_input = kinds(load_draft(PAIR / "draft", dtype=torch.float64))[kind]
     counts = assert_replay_is_the_engine(draft, round_input, model, pair_traces, num_draft_tokens=3)
     assert min(counts.histogram) > 0
-    assert 1.5 < counts.mean_acceptance_length < 3.9
-
-
-def test_the_loop_is_lossless_against_plain_greedy_decoding(pair_traces: TraceFolder) -> None:
-    """The recorder, the loop and a plain token-by-token decode agree on the tokens."""
-    model = LlamaForCausalLM.from_pretrained(PAIR / "target", dtype=torch.float64)
-    trace = next(iter(pair_traces))
-    prompt = trace.token_ids[: trace.prompt_length].tolist()
-    assert greedy_decode(model, prompt, trace.num_tokens) == tuple(trace.token_ids.tolist())
 
 
 @pytest.mark.slow
@@ -288,7 +274,7 @@ def test_several_drafts_are_compared_with_the_first(pair_traces: TraceFolder) ->
     assert first.first_step.share == 1
     assert first.first_step.num_only_this_hits == first.first_step.num_only_reference_hits == 0
     agreement = second.first_step
-    assert agreement.num_rows == second.every_position.num_steps == 4 * (96 - 3)
+    assert agreement.num_rows == second.every_position.num_steps == 4 * (48 - 3)
     assert agreement.num_rows > agreement.num_equal > 0.5 * agreement.num_rows
     # McNemar's off-diagonal is the difference of the first-position hits.
     hits = [r.every_position.num_steps - r.every_position.histogram[0] for r in (first, second)]

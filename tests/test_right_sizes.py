@@ -8,10 +8,7 @@ import pytest
 import torch
 from draftquant.calibration.row_choice import RowOrder, TokenCounts, said_texts
 from draftquant.calibration.traces.trace_folder import TraceFolder
-from draftquant.quantize.files.hub import DraftSource
-from draftquant.quantize.files.provenance import VocabularyChoice
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
-from draftquant.quantize.vocabulary.cut_vocabulary import cut_vocabulary
 from draftquant.recipes.errors import ReplayError
 from draftquant.validate.comparison.right_sizes import right_sizes
 from draftquant.validate.counting.acceptance_counts import AcceptanceCounts
@@ -91,37 +88,6 @@ def test_counts_at_every_size_are_those_of_a_really_cut_draft(kind: str, tmp_pat
     assert accepted > 50
 
 
-WITH_HEAD: Mapping[str, Callable[[Path], Path]] = {
-    "chain": tiny_eagle3_llama,
-    "mla": tiny_eagle3_mla,
-    "d2t": lambda folder: tiny_eagle3_llama(folder, pruned_vocabulary=True),
-    "block": lambda folder: tiny_dflash(folder, num_layers=1, head=True),
-    "dspark": lambda folder: tiny_dspark(folder, num_layers=1, head=True),
-}
-
-
-@pytest.mark.some(2)
-@pytest.mark.parametrize("kind", WITH_HEAD)
-def test_counts_are_those_of_a_written_folder(kind: str, tmp_path: Path) -> None:
-    _, layers, k = KINDS[kind]
-    traces = write_said(tmp_path / "traces", layers=layers, prompts=5)
-    folder = WITH_HEAD[kind](tmp_path / "draft")
-    draft = load_draft(folder, dtype=torch.float64, shared=shared())
-    orders = orders_of(draft, traces)
-    found = right_sizes(draft, traces, orders, [(0, 1)] * len(traces), num_draft_tokens=k)
-    for number, size in ((0, 10), (1, 21), (0, draft.forward.num_logits - 1)):
-        ids = orders[number].first(size)
-        choice = VocabularyChoice(
-            method="a test", traces_sha256=traces.sha256, size=size, coverage_reached=0.5,
-            calibration_prompts=(),
-        )  # fmt: skip
-        out = tmp_path / f"cut-{size}"
-        cut_vocabulary(DraftSource(folder=folder), out, target_ids=ids, choice=choice)
-        written = load_draft(out, dtype=torch.float64, shared=shared())
-        assert written.forward.num_logits == size
-        assert [own[number].counts(size) for own in found] == replayed(written, traces, k)
-
-
 def test_equal_logits_go_to_the_lower_target_id_as_in_a_cut_draft(tmp_path: Path) -> None:
     """Rows that are equal bit by bit: products of a head with one entry in each row are exact."""
     traces = write_said(tmp_path / "traces")
@@ -154,21 +120,6 @@ def test_each_prompt_is_asked_about_its_own_orders_in_any_batch(tmp_path: Path) 
             assert own[0].counts(size) == all_orders[number % 2].counts(size)
     assert len(steps) == 3
     assert steps[-1][0] == steps[-1][1]
-
-
-def test_a_draft_that_rounds_by_the_whole_call_is_counted_prompt_by_prompt(tmp_path: Path) -> None:
-    """Nothing is left out of its passes; here it computes what the other one does."""
-    traces = write_said(tmp_path / "traces", prompts=3)
-    draft = load_draft(tiny_eagle3_llama(tmp_path / "draft"), dtype=torch.float64)
-    together = dataclasses.replace(draft, activations={"fc": "tensor-dynamic"})
-    assert not together.rounds_alone
-    orders = orders_of(draft, traces)
-    one, other = (
-        right_sizes(each, traces, orders, [(0,)] * 3, num_draft_tokens=3)
-        for each in (draft, together)
-    )
-    for size in (2, 9, 96):
-        assert [own[0].counts(size) for own in one] == [own[0].counts(size) for own in other]
 
 
 def test_more_tokens_than_the_draft_proposes_are_refused(tmp_path: Path) -> None:

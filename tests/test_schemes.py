@@ -11,12 +11,15 @@ from vendors import needs
 
 CHANNEL = ("fp8_e4m3", "channel", None)
 TOKEN = ("fp8_e4m3", "token", True)
-TENSOR_INPUT = ("fp8_e4m3", "tensor", False)
 BY_DTYPE = {("int", 4): "int4", ("float", 8): "fp8_e4m3", ("int", 8): "int8"}
 FP4 = {16: "nvfp4", 32: "mxfp4"}
-BY_HAND = {  # --qformat of ModelOpt's examples, and SGLang's method: neither is a config to import
+BY_HAND = {  # --qformat of ModelOpt's examples, SGLang's method, and Quark's templates
     "fp8_pc_pt": (CHANNEL, TOKEN),
     "w8a8_fp8": (CHANNEL, TOKEN),
+    "ptpc_fp8": (CHANNEL, TOKEN),
+    "int4_wo_128": (("int4", "group", 128), None),
+    "int4_wo_per_channel": (("int4", "channel", None), None),
+    "mxfp4_weight_only": (("mxfp4", "group", 32), None),
 }
 Numbers = tuple[Any, Any]
 
@@ -79,28 +82,6 @@ def of_modelopt(config: Any) -> Numbers:
     return weights, inputs
 
 
-def of_quark(scheme: Any) -> Numbers:
-    """The same of a scheme of Quark's templates."""
-
-    def dtype(spec: Any) -> str:
-        name = str(spec.dtype.value)
-        return FP4[spec.group_size] if name == "fp4" else name
-
-    config = scheme.config
-    # Of nvfp4 it is a list: the numbers, and their scales under one for the whole tensor.
-    weight, inputs = (
-        spec[0] if isinstance(spec, list) else spec
-        for spec in (config.weight, config.input_tensors)
-    )
-    assert weight.symmetric is not False
-    of_weight = str(weight.qscheme.value).replace("per_", "")
-    size = weight.group_size or None
-    # Quark calls it per channel along axis 1 where each token has its scale.
-    kinds = {"per_channel": "token", "per_group": "group", "per_tensor": "tensor"}
-    of_inputs = inputs and (dtype(inputs), kinds[str(inputs.qscheme.value)], inputs.is_dynamic)
-    return (dtype(weight), of_weight, size), of_inputs
-
-
 def presets() -> dict[str, Numbers]:
     from compressed_tensors.quantization.quant_scheme import PRESET_SCHEMES, QuantizationScheme
 
@@ -117,13 +98,6 @@ def configs() -> dict[str, Any]:
     return {spelled(name): getattr(mtq, name) for name in dir(mtq) if name.endswith("_CFG")}
 
 
-def templates() -> dict[str, Any]:
-    from quark.torch.quantization.config.template import QuantizationSchemeCollection
-
-    found: dict[str, Any] = QuantizationSchemeCollection()._schemes
-    return found
-
-
 def test_an_alias_is_the_preset_of_llm_compressor() -> None:
     pytest.importorskip("compressed_tensors")
     found = presets()
@@ -137,15 +111,6 @@ def test_an_alias_is_the_config_of_modelopt() -> None:
     found = {name: of_modelopt(made) for name, made in configs().items() if name in SAME}
     assert found == {scheme: ours(SAME[scheme]) for scheme in found}
     assert len(found) == 6
-
-
-@needs("quark")
-@pytest.mark.slow
-def test_an_alias_is_the_scheme_of_quark() -> None:
-    found = {name: of_quark(made) for name, made in templates().items() if name in SAME}
-    assert found == {scheme: ours(SAME[scheme]) for scheme in found}
-    fp4 = {"mxfp4", "nvfp4", "mxfp4_weight_only"}
-    assert found.keys() == {"ptpc_fp8", "int4_wo_128", "int4_wo_per_channel", *fp4}
 
 
 def test_what_no_package_here_defines_is_as_its_documentation_has_it() -> None:
@@ -167,33 +132,22 @@ def test_every_config_of_modelopt_for_whole_models_is_an_alias_or_has_a_hint() -
     assert whole <= SAME.keys() | DIFFERENT.keys()
 
 
-@needs("quark")
-@pytest.mark.slow
-def test_every_scheme_of_quark_with_a_format_that_others_have_is_an_alias_or_has_a_hint() -> None:
-    of_amd = ("amdfp4", "mx6", "mx9", "bfp16", "fp4_block16")
-    whole = {name for name in templates() if not name.startswith(of_amd)}
-    assert len(whole) > 15
-    assert whole <= SAME.keys() | DIFFERENT.keys()
-
-
 def test_no_name_has_two_meanings() -> None:
     assert not SAME.keys() & DIFFERENT.keys()
     assert not (SAME.keys() | DIFFERENT.keys()) & {*aliases(), *built_in_recipes()}
     assert set(SAME.values()) <= set(built_in_recipes())
 
 
-@pytest.mark.parametrize("name", ["FP8_DYNAMIC", "fp8_dynamic", "fp8-dynamic", "Fp8-Dynamic_CFG"])
-def test_the_case_and_the_ending_of_a_scheme_do_not_matter(name: str) -> None:
-    assert recipe_of_alias(name) == "fp8-ptpc"
-    assert load_recipe(name).name == "fp8-ptpc"
+def test_the_case_and_the_ending_of_a_scheme_do_not_matter() -> None:
+    for name in ("FP8_DYNAMIC", "fp8-dynamic", "Fp8-Dynamic_CFG"):
+        assert recipe_of_alias(name) == load_recipe(name).name == "fp8-ptpc"
 
 
-@pytest.mark.parametrize("scheme", DIFFERENT)
-def test_a_scheme_that_no_recipe_is_has_a_hint(scheme: str) -> None:
-    with pytest.raises(RecipeError, match="no built-in recipe has this name") as caught:
-        load_recipe(scheme.upper())
-    fix = caught.value.fix
-    assert fix.startswith(DIFFERENT[scheme])
-    named = re.findall(r"'([^']+)'", fix)
-    assert named
-    assert set(named) <= set(built_in_recipes())
+def test_a_scheme_that_no_recipe_is_has_a_hint() -> None:
+    for scheme, hint in DIFFERENT.items():
+        with pytest.raises(RecipeError, match="no built-in recipe has this name") as caught:
+            load_recipe(scheme.upper())
+        assert caught.value.fix.startswith(hint)
+        named = re.findall(r"'([^']+)'", caught.value.fix)
+        assert named
+        assert set(named) <= set(built_in_recipes())

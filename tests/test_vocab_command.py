@@ -8,12 +8,7 @@ from typing import Any
 import pytest
 from draftquant import api as dq
 from draftquant.recipes.errors import (
-    CalibrationError,
-    DraftQuantError,
     GateError,
-    OutputError,
-    ReplayError,
-    SettingsError,
 )
 from draftquant.scripts.cli import main
 from said_traces import write_said
@@ -71,41 +66,6 @@ def test_the_folder_accepts_what_the_curve_says(
     assert again.curve.coverage < 1
 
 
-def test_what_it_prints(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out, plot = tmp_path / "out", tmp_path / "c.svg"
-    assert main(ask(folder, "--coverage", "90%", "--out", str(out))) == 0
-    said = capsys.readouterr().out
-    assert "tokens (96 before)" in said
-    assert "verified" in said
-    assert "the worst category is c" in said
-    assert f"next: draftquant gate {folder / 'draft'} {out} --traces OTHERS" in said
-    again = str(tmp_path / "again")
-    of_the_cut = ["vocab", str(out), "--traces", str(folder / "others")]
-    assert main([*of_the_cut, "--size", "12", "--out", again]) == 0
-    assert f"next: draftquant gate WHOLE_DRAFT {again}" in capsys.readouterr().out
-    assert main(
-        ask(folder, "--curve", "--plot", str(plot), "--gpu", "b200", "--target-step-ms", "0.01")
-    ) == 0  # fmt: skip
-    said = " ".join(capsys.readouterr().out.split())
-    assert "crosswise in 5 parts" in said
-    assert "Off-domain: rows chosen by all categories but the prompt's" in said
-    assert "fastest on b200 at concurrency 1:" in said
-    assert "for traffic like none of the traces:" in said
-    assert plot.read_text(encoding="utf-8").startswith("<svg")
-    assert main(ask(folder, "--curve", "--sizes", "12")) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "give its time (--target-step-ms) for a recommended size" in said
-
-
-def test_a_report_in_brief(folder: Path, tmp_path: Path) -> None:
-    curve = dq.vocab(folder / "draft", folder / "traces", curve=True, sizes=[12, 48])
-    assert repr(curve).startswith("<VocabReport 2 sizes of 96 rows; at the least 12 rows")
-    written = dq.vocab(folder / "draft", folder / "traces", size=48, out=tmp_path / "out")
-    assert "held-out coverage" in repr(written)
-    assert written.cut is not None
-    assert written.cut.size == 48
-
-
 @pytest.mark.parametrize(
     ("words", "what", "fix"),
     [
@@ -114,22 +74,13 @@ def test_a_report_in_brief(folder: Path, tmp_path: Path) -> None:
         ("--size 24", "--out: is missing", "name the folder to create"),
         ("--curve --out o", "--out: the curve writes no rows", "--size N --out FOLDER"),
         ("--size 24 --out o --gpu h200", "--gpu: is of use for the curve only", "leave it out"),
-        ("--size 24 --out o --judge T", "--judge: is of use for the curve only", "ask for --curve"),
-        ("--size 24 --out o --concurrency 4", "--concurrency: is of use for the curve", "leave it"),
-        ("--size 24 --out o -k 2", "--num-draft-tokens: is of use for the curve only", "leave it"),
-        ("--size 24 --out o --batch-size 2", "--batch-size: is of use for the curve", "leave it"),
-        ("--size 0 --out o", "expected at least 1, got 0", "give at least 1"),
         ("--size 96 --out o", "fewer than the 96 rows", "--curve shows what sizes cost"),
         ("--curve --sizes 24,9", "--sizes: expected from 10", "ask for another size"),
-        ("--coverage 0 --out o", "above 0, up to 1, got 0", "for example 99.5%"),
         ("--coverage 101% --out o", "above 0, up to 1, got 1.01", "for example 99.5%"),
-        ("--coverage most --out o", "expected a share such as 0.01 or 1%", "see 'draftquant"),
         ("--curve --draft-sampling probabilistic", "probabilistic proposals", "draftquant replay"),
-        ("--curve --plot c.png", "expected a name ending in .svg", "for example c.svg"),
         ("--curve --counts none.json", "cannot be read: No such file", "write one JSON array"),
         ("--curve --judge TRACES", "12 of its 12 prompts are among those that choose", "other pr"),
         ("--curve --concurrency 0", "--concurrency: expected at least 1", "such as 1,8,64"),
-        ("--curve --gpu abacus", "abacus", "h200"),
     ],
 )
 def test_what_is_refused(
@@ -148,22 +99,3 @@ def test_what_is_refused(
     said = " ".join(capsys.readouterr().err.split())
     assert what in said
     assert fix in said
-
-
-def test_python_says_it_in_its_own_words(folder: Path, tmp_path: Path) -> None:
-    draft, traces = folder / "draft", folder / "traces"
-    with pytest.raises(SettingsError, match="one of size, coverage, curve is required"):
-        dq.vocab(draft, traces, curve=False)
-    with pytest.raises(SettingsError, match="not allowed with size"):
-        dq.vocab(draft, traces, size=24, coverage=0.9, out=tmp_path / "o")
-    with pytest.raises(ReplayError, match=r"vocab\(out=\): is missing"):
-        dq.vocab(draft, traces, size=24, curve=False)
-    with pytest.raises(CalibrationError, match=r"vocab\(size=\): expected from 10"):
-        dq.vocab(draft, traces, size=5, out=tmp_path / "o")
-    with pytest.raises(GateError, match="are among those that choose the rows"):
-        dq.vocab(draft, traces, curve=True, judge=traces)
-    with pytest.raises(OutputError, match="exists"):
-        dq.vocab(draft, traces, size=24, out=folder)
-    with pytest.raises(DraftQuantError, match="no such folder"):
-        dq.vocab(draft, tmp_path / "none", curve=True)
-    assert list(tmp_path.iterdir()) == []
