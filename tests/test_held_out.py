@@ -19,10 +19,8 @@ from draftquant.quantize.files.provenance import QuantizedProvenance
 from draftquant.quantize.files.provenance_file import read_provenance
 from draftquant.recipes.decode import encode
 from draftquant.recipes.errors import GateError
-from draftquant.scripts.cli import main
 from test_provenance import document
 from test_traces import AUX, TARGET, make_trace
-from tiny import tiny_eagle3_llama
 
 TRACES = [make_trace(f"p{i}", seed=i) for i in range(4)]
 SEEN = TRACES[1].prompt_sha256
@@ -81,6 +79,7 @@ CHANGES: dict[str, Callable[[list[int]], list[int]]] = {
 }
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("length", [48, 400])
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_prompt_that_calibrated_and_was_changed_a_little_is_refused(
@@ -155,14 +154,6 @@ def test_a_template_is_no_overlap(tmp_path: Path) -> None:
     assert check_held_out(calibrated_on(sides.second, tmp_path), sides.first) == ()
 
 
-def test_half_of_a_prompt_is_no_near_copy(tmp_path: Path) -> None:
-    calibration = [make_trace(f"p{i}", 400, seed=i) for i in range(6)]
-    candidate = calibrated_on(folder_of(calibration, tmp_path / "calibration"), tmp_path)
-    other = prompt_of(make_trace("other", 200, seed=99))
-    half = with_prompt(calibration[2], prompt_of(calibration[2])[:200] + other, id="half")
-    assert check_held_out(candidate, folder_of([half], tmp_path / "traces")) == ()
-
-
 @pytest.mark.parametrize("name", ["random", "of another first turn"])
 def test_another_conversation_hides_no_prompt(name: str, tmp_path: Path) -> None:
     """A hash that no first turn has is refused; under one that is there, the own hash is known."""
@@ -195,21 +186,13 @@ def test_later_turns_alone_are_accepted_where_they_begin_with_the_first(tmp_path
     assert check_held_out(None, traces) == ()
 
 
-def test_a_prompt_is_known_by_its_tokens() -> None:
-    assert prompt_sha256([1, 23]) != prompt_sha256([12, 3])
-    assert prompt_sha256([1, 23]) == (
-        "dec1a325b2aab707b526fa2b8a16aba9a9edba3ccb8de9df7b34f28fb85c1d0f"
-    )
-
-
-@pytest.mark.parametrize("name", ["p1", "renamed"])
-def test_a_prompt_that_calibrated_is_refused(name: str, tmp_path: Path) -> None:
+def test_a_prompt_that_calibrated_is_refused(tmp_path: Path) -> None:
     """Recorded again or renamed, alone or among others, with a longer continuation or another."""
-    again = dataclasses.replace(make_trace(name, new_tokens=9, seed=1))
+    again = dataclasses.replace(make_trace("renamed", new_tokens=9, seed=1))
     again.token_ids[: again.prompt_length] = TRACES[1].token_ids[:4]
     traces = folder_of([TRACES[0], again], tmp_path / "traces")
     candidate = record(tmp_path, calibration_prompts=[SEEN])
-    with pytest.raises(GateError, match=f"were used to calibrate the candidate: {name}"):
+    with pytest.raises(GateError, match="were used to calibrate the candidate: renamed"):
         check_held_out(candidate, traces)
 
 
@@ -220,24 +203,11 @@ def test_fresh_prompts_are_accepted(tmp_path: Path) -> None:
     assert check_held_out(None, traces) == ()
 
 
-def test_a_record_without_sketches_is_held_against_hashes_and_says_so(tmp_path: Path) -> None:
-    """Folders of earlier versions."""
-    traces = folder_of(TRACES[2:], tmp_path / "traces")
-    (warning,) = check_held_out(record(tmp_path, calibration_prompts=[SEEN]), traces)
-    assert "near copies of them among the gate's prompts are not noticed" in warning
-
-
-def test_four_are_counted_and_three_named(tmp_path: Path) -> None:
-    traces = folder_of(TRACES, tmp_path / "traces")
-    prompts = sorted(trace.prompt_sha256 for trace in TRACES)
-    with pytest.raises(
-        GateError, match=r"4 of its 4 prompts were used to calibrate .*: p0, p1, p2, \.\.\."
-    ):
-        check_held_out(record(tmp_path, calibration_prompts=prompts), traces)
-
-
 def test_a_record_without_prompts_says_so_or_names_the_traces(tmp_path: Path) -> None:
     """Folders of earlier versions."""
+    fresh = folder_of(TRACES[2:], tmp_path / "fresh")
+    (warning,) = check_held_out(record(tmp_path, calibration_prompts=[SEEN]), fresh)
+    assert "near copies of them among the gate's prompts are not noticed" in warning
     traces = folder_of(TRACES, tmp_path / "traces")
     old = record(tmp_path, input_scale_origin=f"traces sha256 {traces.sha256}, num_draft_tokens 3")
     with pytest.raises(GateError, match="on the same traces"):
@@ -246,27 +216,3 @@ def test_a_record_without_prompts_says_so_or_names_the_traces(tmp_path: Path) ->
         (warning,) = check_held_out(record(tmp_path, input_scale_origin=origin), traces)
         assert "does not record on which prompts" in warning
     assert check_held_out(record(tmp_path, input_scale_origin="--input-scale"), traces) == ()
-
-
-DAMAGED = {
-    "verify": ["verify", "OUT", "--against", "DRAFT"],
-    "inspect": ["inspect", "OUT"],
-    "dequantize": ["dequantize", "OUT", "--out", "NEW"],
-    "gate": ["gate", "DRAFT", "OUT", "--traces", "NEW"],
-}
-
-
-@pytest.mark.parametrize("command", DAMAGED)
-def test_no_command_goes_on_with_a_damaged_record(
-    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    draft, out, new = tiny_eagle3_llama(tmp_path / "draft"), tmp_path / "out", tmp_path / "new"
-    assert main(["quantize", str(draft), "--recipe", "fp8-ptpc", "--out", str(out)]) == 0
-    (out / "draftquant.json").write_text('{"format": "draftquant-provenance"}', encoding="utf-8")
-    capsys.readouterr()
-    names = {"OUT": str(out), "DRAFT": str(draft), "NEW": str(new)}
-    code = main([names.get(word, word) for word in DAMAGED[command]])
-    said = " ".join("".join(capsys.readouterr()).split())  # lines are wrapped
-    assert code == (1 if command == "verify" else 2)
-    assert "version: missing key" in said
-    assert not new.exists()

@@ -47,10 +47,6 @@ def test_each_group_counts_its_prompts_beyond_the_first() -> None:
     assert num_near_duplicates(texts(*group, body(100), (*body(100), 7))) == 5
 
 
-def test_other_prompts_between_two_alike_in_the_order_of_recording() -> None:
-    assert num_near_duplicates(texts(body(0), body(100), body(50), (*body(0, 19), 800))) == 1
-
-
 def test_a_template_makes_no_near_duplicates() -> None:
     prompts = [TEMPLATE + body(first, 8) for first in (0, 100, 200)]
     assert num_near_duplicates(texts(*prompts)) == 0
@@ -66,13 +62,6 @@ def test_a_category_of_ten_has_a_template_of_its_own() -> None:
     assert num_near_duplicates(texts(*first, *second)) == 18
     nine = texts(*first) + texts(*second[1:], category="b")
     assert num_near_duplicates(nine) == 8
-
-
-def test_alike_in_different_categories() -> None:
-    """Neither small nor large categories hide that two prompts begin alike."""
-    many = texts(*[TEMPLATE + body(first) for first in range(0, 400, 20)])
-    again = texts(TEMPLATE + body(0)[:-1], body(700), category="b")
-    assert num_near_duplicates(many + again) == 1
 
 
 def test_the_same_continuation_of_different_prompts() -> None:

@@ -1,6 +1,5 @@
 """Prompts in the forms of benchmarks and trainers."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,6 @@ import pytest
 from draftquant.calibration.prompts.prompt_file import read_prompts
 from draftquant.calibration.prompts.prompt_forms import read_form
 from draftquant.recipes.errors import LineProblem
-from draftquant.scripts.cli import main
 
 USER = {"role": "user", "content": "Hi"}
 PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"
@@ -71,10 +69,8 @@ def test_forms_of_others(
     assert form.of_others
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ({"turns": []}, "turns: expected at least one text of the user"),
+def test_what_is_no_form() -> None:
+    for line, message in (
         ({"turns": ["a", 1]}, "turns: expected at least one text of the user"),
         ({"turns": "a"}, "turns: expected at least one text of the user"),
         ({"prompt": {}}, "prompt: expected at least one text of the user"),
@@ -84,17 +80,13 @@ def test_forms_of_others(
         ({"conversations": []}, "objects with role and content"),
         ({"conversations": [{"from": "human"}]}, "an object with from and value"),
         ({"conversations": [{"role": "assistant", "content": "a"}]}, "the user has no turn"),
-        ({"turns": ["a"], "level": 3}, "forms: token_ids, text, messages, turns, conv"),
         ({"query": "a"}, "forms: token_ids, text, messages, turns, conversations, prompt, instr"),
         ({"question": 3}, "question: expected at least one text of the user"),
-        ({"instruction": " "}, "instruction: expected text, and text or nothing as input"),
         ({"instruction": "a", "input": 3}, "instruction: expected text, and text or nothing"),
         ({"id": "a"}, "expected one of token_ids, text, messages, turns, conversations, prompt"),
-    ],
-)
-def test_what_is_no_form(line: dict[str, Any], message: str) -> None:
-    with pytest.raises(LineProblem, match=message):
-        read_form(line)
+    ):
+        with pytest.raises(LineProblem, match=message):
+            read_form(line)
 
 
 def chat_target(folder: Path) -> Path:
@@ -112,25 +104,3 @@ def test_lines_without_an_id_are_numbered(tmp_path: Path) -> None:
     prompts = read_prompts(path, target=chat_target(tmp_path / "target"))
     assert [prompt.id for prompt in prompts] == ["line-1", "line-3"]
     assert prompts[0].token_ids != prompts[1].token_ids
-
-
-def test_record_says_what_it_leaves_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "question.jsonl"
-    lines = [{"question_id": i, "turns": [f"import os  # {i}", "and then?"][: 1 + i]}
-             for i in range(2)]  # fmt: skip
-    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
-    target, out = chat_target(tmp_path / "target"), tmp_path / "traces"
-    arguments = [
-        "--target",
-        str(target),
-        "--prompts",
-        str(path),
-        "--out",
-        str(out),
-        "--aux-layers",
-        "0,1,2",
-    ]
-    assert main(["record", *arguments, "--max-new-tokens", "4"]) == 0
-    said = capsys.readouterr()
-    assert "1 of 2 prompts have later turns of the user" in said.err
-    assert "2 traces" in said.out

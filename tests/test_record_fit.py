@@ -50,6 +50,7 @@ def prompt_file(folder: Path, *lengths: int, token: int = 1) -> Path:
     return path
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
     ("changes", "words"),
@@ -124,36 +125,17 @@ def test_prompts_of_another_vocabulary_are_refused_whatever_is_asked() -> None:
     assert "this target's tokenizer" in caught.value.fix
 
 
-def test_many_misfits_are_counted_and_not_all_named() -> None:
+def test_how_many_fit() -> None:
     with pytest.raises(TraceError) as caught:
         fitted_prompts([prompt(f"p{i}", *range(9)) for i in range(30)], SHAPE, 2)
     assert len(caught.value.details) == 21
     assert caught.value.details[-1].strip() == "and 10 more"
-
-
-def test_more_new_tokens_than_positions_is_no_fault_of_the_prompts() -> None:
     with pytest.raises(TraceError, match="--max-new-tokens: 8 new tokens leave no room"):
         fitted_prompts([prompt("p", 1)], SHAPE, 8, "skip")
-
-
-def test_none_left_is_refused() -> None:
     with pytest.raises(TraceError, match="all 1 are longer than 6 tokens"):
         fitted_prompts([prompt("p", *range(7))], SHAPE, 2, "skip")
-
-
-def test_a_target_without_limit_takes_any_length() -> None:
     endless = TargetShape(num_layers=2, vocab_size=10, hidden_size=4, max_positions=None)
     assert fitted_prompts([prompt("p", *[1] * 99)], endless, 99)[1] is None
-
-
-def test_one_prompt_that_is_too_long_is_one(
-    pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    places = ("--target", pair / "target", "--prompts", prompt_file(tmp_path, 5, 511))
-    given = ("--out", tmp_path / "out", "--max-new-tokens", "2", "--too-long", "skip")
-    assert main(["record", *map(str, (*places, *given))]) == 0
-    said = " ".join(capsys.readouterr().err.split())
-    assert "1 of 2 prompts is left out: with 2 new" in said
 
 
 @pytest.mark.parametrize("how", ["skip", "truncate"])

@@ -1,6 +1,5 @@
 """Groups that ids or categories suggest, and names that suggest none."""
 
-import pytest
 from draftquant.calibration.traces.near_duplicates import suggested_clusters
 
 SUGGESTING = {
@@ -20,13 +19,12 @@ SILENT = {
 }
 
 
-@pytest.mark.parametrize("name", SUGGESTING)
-def test_names_that_suggest_groups(name: str) -> None:
-    prompts, expected = SUGGESTING[name]
-    assert expected in suggested_clusters(prompts)
-    assert 'declare it as "cluster"' in suggested_clusters(prompts)
+def test_names_that_suggest_groups() -> None:
+    for prompts, expected in SUGGESTING.values():
+        assert expected in suggested_clusters(prompts)
+        assert 'declare it as "cluster"' in suggested_clusters(prompts)
 
 
-@pytest.mark.parametrize("name", SILENT)
-def test_names_that_suggest_nothing(name: str) -> None:
-    assert suggested_clusters(SILENT[name]) == ""
+def test_names_that_suggest_nothing() -> None:
+    for name, prompts in SILENT.items():
+        assert suggested_clusters(prompts) == "", name

@@ -9,7 +9,6 @@ import pytest
 import torch
 from draftquant.calibration.prompts.prompt_file import read_prompts
 from draftquant.calibration.recording import batch_plan as row_independence
-from draftquant.calibration.recording import target_model
 from draftquant.calibration.recording.target_model import (
     ON_CPU,
     Placement,
@@ -65,14 +64,6 @@ def test_half_of_it_is_really_on_the_disk(tmp_path: Path) -> None:
         assert input_device(model) == torch.device("cpu")
         assert [path.name.startswith(".offloaded-") for path in tmp_path.iterdir()] == [True]
     assert not list(tmp_path.iterdir())
-
-
-def test_an_offloaded_embedding_is_fed_from_the_cpu() -> None:
-    class Model:
-        def get_input_embeddings(self) -> nn.Embedding:
-            return nn.Embedding(2, 2, device="meta")
-
-    assert input_device(Model()) == torch.device("cpu")
 
 
 def test_without_accelerate_it_is_asked_for(
@@ -160,20 +151,3 @@ def test_record_on_a_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert main([*command, "--out", str(tmp_path / "no"), "--device", "cuda:9"]) == 2
     assert "--device: there is no cuda:9" in capsys.readouterr().err
     assert not (tmp_path / "no").exists()
-
-
-def test_calibrate_on_a_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    traces = recorded("eagle3-llama", tmp_path / "traces")
-    command = ["quantize", str(PAIRS / "eagle3-llama" / "draft"), "--recipe", "blackwell-fp8"]
-    command += ["--backend", "torch", "--traces", str(traces.folder)]
-    assert main([*command, "--out", str(tmp_path / "out"), "--device", "cpu"]) == 0
-    capsys.readouterr()
-    assert main([*command, "--out", str(tmp_path / "no"), "--device", "cuda:9"]) == 2
-    assert "--device: there is no cuda:9" in capsys.readouterr().err
-    assert not (tmp_path / "no").exists()
-
-
-def test_the_error_of_a_missing_package_names_the_extra() -> None:
-    project = (Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
-    assert 'accelerate = ["accelerate"]' in project
-    assert target_model.ON_CPU.device_map is None

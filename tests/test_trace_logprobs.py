@@ -14,7 +14,7 @@ from draftquant.calibration.traces.prompt_trace import PromptTrace
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.calibration.traces.writer import trace_output
 from draftquant.recipes.errors import TraceError
-from test_traces import AUX, TARGET, make_trace, rewrite
+from test_traces import AUX, TARGET, make_trace, put, rewrite
 
 SPEC = LogprobSpec(kind="processed", num_top=3)
 SAMPLING = Sampling(top_p=0.9, top_k=40, seed=7)
@@ -86,7 +86,6 @@ def test_a_greedy_trace_may_leave_the_argmax_of_prompts_open(tmp_path: Path) -> 
         ("processed", 0.6, SAMPLING, True),
         ("raw", 0.6, Sampling(), False),
         ("raw", 1, Sampling(top_p=0.9), False),
-        ("raw", 1, Sampling(top_k=5), False),
         ("raw", 1, Sampling(), True),
     ],
 )
@@ -103,12 +102,9 @@ def test_raw_log_probabilities_are_those_of_plain_sampling_only(
 LIES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "no sampling": (lambda m: m.pop("sampling"), "0.6 contradicts sampling: None"),
     "greedy": (lambda m: m.update(temperature=0), "temperature: 0 contradicts sampling"),
-    "cold": (lambda m: m.update(temperature=-1), "temperature: expected at least 0, got -1"),
     "top_p": (lambda m: m["sampling"].update(top_p=1.5), r"top_p: expected a share in \(0, 1\]"),
-    "top_k": (lambda m: m["sampling"].update(top_k=-1), "top_k: expected at least 0"),
     "num_top": (lambda m: m["logprobs"].update(num_top=51), "num_top: expected 0 to 50"),
     "no logprobs": (lambda m: m.pop("logprobs"), "logprobs: expected those of the sampled tokens"),
-    "other kind": (lambda m: m["logprobs"].update(kind="log2"), "logprobs.kind: expected"),
     "other width": (
         lambda m: m["logprobs"].update(num_top=2),
         r"top_logprobs: expected F32 \[6, 2",
@@ -117,15 +113,15 @@ LIES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
 }
 
 
-@pytest.mark.parametrize("lie", LIES)
-def test_a_manifest_that_lies_is_refused(tmp_path: Path, lie: str) -> None:
+def test_a_manifest_that_lies_is_refused(tmp_path: Path) -> None:
     folder = write(tmp_path / "traces", sampled_trace()).folder
-    change, message = LIES[lie]
-    manifest = json.loads((folder / "trace.json").read_text(encoding="utf-8"))
-    change(manifest)
-    (folder / "trace.json").write_text(json.dumps(manifest), encoding="utf-8")
-    with pytest.raises(TraceError, match=message):
-        TraceFolder.open(folder)
+    text = (folder / "trace.json").read_text(encoding="utf-8")
+    for change, message in LIES.values():
+        manifest = json.loads(text)
+        change(manifest)
+        (folder / "trace.json").write_text(json.dumps(manifest), encoding="utf-8")
+        with pytest.raises(TraceError, match=message):
+            TraceFolder.open(folder)
 
 
 @pytest.mark.parametrize(
@@ -136,17 +132,12 @@ def test_a_manifest_that_lies_is_refused(tmp_path: Path, lie: str) -> None:
         ("token_logprob", -float("inf"), "a token that was emitted has probability 0"),
         ("top_logprobs", 1.0, "top_logprobs: expected logarithms"),
         ("top_token_ids", 50, r"top_token_ids: expected ids in \[0, 50\)"),
-        ("top_token_ids", -1, r"top_token_ids: expected ids in \[0, 50\)"),
     ],
 )
 def test_values_out_of_range(tmp_path: Path, name: str, value: float, message: str) -> None:
-    def change(tensor: torch.Tensor) -> torch.Tensor:
-        tensor.view(-1)[0] = value
-        return tensor
-
     folder = write(tmp_path / "traces", sampled_trace()).folder
     with pytest.raises(TraceError, match=message):
-        list(rewrite(folder, f"a.{name}", change))
+        list(rewrite(folder, f"a.{name}", put(0, value)))
 
 
 def test_what_is_declared_has_to_be_there(tmp_path: Path) -> None:

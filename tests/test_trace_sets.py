@@ -70,9 +70,9 @@ def same(one: PromptTrace, other: PromptTrace) -> bool:
 
 def test_a_split_has_every_trace_once(tmp_path: Path) -> None:
     traces = write(tmp_path / "t", plain(12) + plain(6, "b"))
-    report = split_traces(traces, tmp_path / "x", tmp_path / "y", count=6)
-    assert report.by_category == {"a": (4, 8), "b": (2, 4)}
-    assert len(report.first) == 6
+    report = split_traces(traces, tmp_path / "x", tmp_path / "y", count=7)  # 4.7 and 2.3
+    assert report.by_category == {"a": (5, 7), "b": (2, 4)}
+    assert len(report.first) == 7
     assert sorted(ids(report.first) + ids(report.second)) == sorted(ids(traces))
     by_id = {trace.id: trace for trace in traces}
     for side in (report.first, report.second):
