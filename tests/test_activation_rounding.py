@@ -19,7 +19,7 @@ from draftquant.quantize.making.quantize_draft import quantize_draft
 from draftquant.quantize.planning.quantization_plan import Measured, make_plan
 from draftquant.quantize.stored.layouts.scheme import Activations
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
-from draftquant.quantize.stored.online_rounding import STATIC, InputRounding
+from draftquant.quantize.stored.online_rounding import InputRounding
 from draftquant.recipes import load_recipe
 from draftquant.recipes.errors import CheckpointError
 from foreign_nvfp4 import NVFP4, by_compressed_tensors, input_scales
@@ -103,10 +103,6 @@ def test_inputs_by_hand(case: str, dtype: torch.dtype) -> None:
     assert got.tolist() == [list(row) for row in expected]
 
 
-def test_every_format_is_in_the_table() -> None:
-    assert {how for how, *_ in GOLDEN.values()} | {"none"} == set(Activations.__args__)
-
-
 # ---- by definition
 
 E4M3 = sorted(
@@ -159,12 +155,6 @@ def test_inputs_by_definition(how: Activations) -> None:
     x = torch.randn((6, 200), generator=generator)
     x *= torch.logspace(-4, 1, 6)[:, None] * torch.rand((6, 200), generator=generator)
     assert rounded(how, scale, x).tolist() == defined(how, scale, x.numpy())
-
-
-@pytest.mark.parametrize("how", STATIC)
-def test_a_static_declaration_needs_its_scale(how: Activations) -> None:
-    with pytest.raises(ValueError, match="a static scale is declared and none is given"):
-        InputRounding({"q": how}, {}, None)
 
 
 # ---- folders

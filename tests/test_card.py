@@ -1,7 +1,6 @@
 """Model cards: what the Hub's own parser reads of them, and what hostile names do to them."""
 
 import dataclasses
-import hashlib
 import json
 import re
 import shutil
@@ -22,8 +21,6 @@ from draftquant.quantize.files.card_text import (
     table,
     without_ours,
 )
-from draftquant.quantize.files.provenance_file import read_provenance
-from draftquant.quantize.files.publish import write_provenance
 from draftquant.quantize.files.staging import replace_text
 from draftquant.quantize.verify.verification import verify
 from draftquant.recipes.errors import (
@@ -37,12 +34,10 @@ from draftquant.recipes.errors import (
 from draftquant.scripts.cli import main
 from draftquant.validate.measure.measurement_file import line_of
 from draftquant.validate.report import CardRequest
-from draftquant.validate.report.document import Header
 from draftquant.validate.report.model_card import check_served, model_card, read_gate, section
 from handmade_measurements import measurement
 from huggingface_hub import ModelCard
 from markdown_it import MarkdownIt
-from test_balance import unbalanced
 from test_hostile_files import bounded, endless, fifo, gigabyte
 from tiny import edit_json, tiny_eagle3_llama
 
@@ -96,19 +91,6 @@ def cells(text: str) -> list[list[str]]:
 # ---- what `quantize` writes
 
 
-def test_the_least_card(work: Path) -> None:
-    text = (work / "out" / "README.md").read_text(encoding="utf-8")
-    assert parsed(text) == {
-        "library_name": "draftquant",
-        "tags": ["speculative-decoding", "draft-model", "quantized", "draftquant",
-                 "eagle3-llama", "compressed-tensors"],
-    }  # fmt: skip
-    assert ["recipe", "int4-channel"] in cells(text)
-    assert ["tensors", "3,082,240 → 1,858,160 bytes (-39.7%)"] in cells(text)
-    assert ["quantized", "7 linears: attention 4, mlp 3"] in cells(text)
-    assert "**not measured**" in text
-
-
 def test_verify_demands_the_card_and_takes_any(out: Path) -> None:
     source = PAIR / "draft"
     (out / "README.md").write_text("another one", encoding="utf-8")
@@ -116,14 +98,6 @@ def test_verify_demands_the_card_and_takes_any(out: Path) -> None:
     (out / "README.md").unlink()
     (fault,) = verify(out, source).faults
     assert str(fault) == "README.md: expected the model card that was written, got none"
-
-
-def test_a_folder_of_before_needs_no_card(out: Path) -> None:
-    record = read_provenance(out)
-    assert record is not None
-    write_provenance(out, dataclasses.replace(record, card=False))
-    (out / "README.md").unlink()
-    assert verify(out, PAIR / "draft").ok
 
 
 def test_the_card_of_the_source_travels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -143,58 +117,7 @@ def test_the_card_of_the_source_travels(tmp_path: Path, capsys: pytest.CaptureFi
     assert fault.where == "README.md"
 
 
-def test_codes_that_are_written_again_get_a_new_card(out: Path, tmp_path: Path) -> None:
-    again, plain = tmp_path / "again", tmp_path / "plain"
-    layout = ["--layout", "quark", "--out", str(again)]
-    assert main(["transcode", str(out), *layout]) == 0
-    text = (again / "README.md").read_text(encoding="utf-8")
-    assert ["stored as", "quark"] in cells(text)
-    assert verify(again, PAIR / "draft").ok
-    assert main(["dequantize", str(out), "--out", str(plain)]) == 0
-    assert not (plain / "README.md").exists()
-    (out / "README.md").write_text(text + "\n# Mine\n", encoding="utf-8")
-    shutil.rmtree(plain)
-    assert main(["dequantize", str(out), "--out", str(plain)]) == 0
-    assert (plain / "README.md").read_text(encoding="utf-8").endswith("---\n\n# Mine\n")
-
-
 # ---- `draftquant card`
-
-
-def test_the_card_with_acceptance(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out, gate = work / "out", work / "gate.json"
-    arguments = ["card", str(out), "--gate", str(gate), *OUR_CARD, "--name", "me/int4"]
-    assert main([*arguments, "--json"]) == 0
-    text = json.loads(capsys.readouterr().out)["card"]
-    front = parsed(text)
-    assert front["base_model"] == "someone/draft"
-    assert (front["base_model_relation"], front["license"]) == ("quantized", "mit")
-    report = json.loads(gate.read_text(encoding="utf-8"))
-    rows = cells(text)
-    whole = next(row for row in rows if row[0] == "all")
-    assert whole[1:4] == [
-        "40",
-        f"{report['baseline']['mean_acceptance_length']:.4f}",
-        f"{report['candidate']['mean_acceptance_length']:.4f}",
-    ]
-    assert whole[4] == f"{report['relative_change']:+.2%}"
-    assert whole[-1] == report["verdict"]
-    assert {row[0] for row in rows} >= {each["category"] for each in report["categories"]}
-    assert ["vllm 0.33.0", "H100, H200, GH200 (sm90)", "LOADS", ""] in rows
-    assert '"model": "me/int4"' in text
-    assert "draftquant quantize draft --recipe int4-channel" in text
-    digest = hashlib.sha256((out / "model.safetensors").read_bytes()).hexdigest()
-    size = (out / "model.safetensors").stat().st_size
-    assert ["model.safetensors", f"{size:,}", digest] in rows
-    stored = [row for row in rows if len(row) == 4 and row[1] in ("BF16", "I32", "I64")]
-    assert sum(int(row[3].replace(",", "")) for row in stored) == 1_858_160
-    assert str(work) not in text
-
-
-def test_the_card_without_acceptance_says_so(work: Path) -> None:
-    text = model_card(work / "out", CardRequest(base_model="a/b", license="mit"))
-    assert "\n## Acceptance\n\nNot measured.\n" in text
-    assert "- Acceptance length, against the unquantized draft.\n" in text
 
 
 def test_writing_the_card_keeps_what_others_wrote(
@@ -310,29 +233,6 @@ def test_a_verdict_that_was_edited_is_no_card(
         assert main(command) == 2, command
         error = capsys.readouterr().err
         assert f"verdict: expected '{report['verdict']}', got 'PASS'" in error
-
-
-def test_a_joint_report(work: Path, tmp_path: Path) -> None:
-    """What replays say beside servers."""
-    report = json.loads((work / "gate.json").read_text(encoding="utf-8"))
-    names = {field.name for field in dataclasses.fields(Header)}
-    header = {key: value for key, value in report.items() if key in names}
-    one = {key: value for key, value in report.items() if key not in names}
-    candidate = one["background"]["candidate_sha256"]
-    assert one["verdict"] == "INCONCLUSIVE"
-    said = {"verdict": "INCONCLUSIVE", "reason": "r", "action": None, "exit_code": 3}
-    joint = said | {
-        "kind": "joint", "warnings": [], "served": None, "replayed": one, "noise": None,
-        "parity": [],
-    }  # fmt: skip
-    path = tmp_path / "gate.json"
-    path.write_text(json.dumps(header | joint), encoding="utf-8")
-    text = section("card_acceptance.md.j2", gate=read_gate(path, candidate))
-    said_first, *paragraphs = text.split("\n\n")
-    assert said_first == "Verdict of the gate: **INCONCLUSIVE**."
-    leads = [text.partition(" with target `target`")[0] for text in paragraphs
-             if " with target `target`, K = " in text]  # fmt: skip
-    assert leads == ["Replayed"]
 
 
 # ---- hostile text
@@ -466,20 +366,6 @@ def test_measurements_that_are_not_of_this_draft() -> None:
         check_served(measurement(ROUNDS, draft_sha256="abc"), "00")
     with pytest.raises(CardError, match="does not know which draft was served"):
         check_served(measurement(ROUNDS, draft_sha256=None), "00")
-
-
-def test_a_norm_that_was_divided_is_not_called_kept(tmp_path: Path) -> None:
-    draft = unbalanced(tmp_path / "draft", "llama", 1 / 64)
-    out = tmp_path / "out"
-    assert main(["quantize", str(draft), "--recipe", "int4-channel", "--out", str(out)]) == 0
-    least = (out / "README.md").read_text(encoding="utf-8")
-    full = model_card(out, REQUEST)
-    for text in (least, full):
-        assert ["divided, exactly", "1 tensor: norm 1"] in cells(text)
-        assert ["kept byte for byte", "6 tensors: embedding 1, fusion 1, head 1, norm 3"] in cells(
-            text
-        )
-    assert "multiplied by them, which changes no result: `" in full
 
 
 @pytest.mark.parametrize("make", [fifo, endless, gigabyte])

@@ -60,11 +60,6 @@ def test_single_file_and_shards_give_the_same_tensors(tmp_path: Path) -> None:
             assert (tensor.dtype, tensor.shape) == (stored.dtype, stored.shape)
 
 
-def test_single_file_may_have_any_name(draft: Path) -> None:
-    (draft / "model.safetensors").rename(draft / "pytorch_model.safetensors")
-    assert list(Checkpoint.open(draft).headers) == ["pytorch_model.safetensors"]
-
-
 # index
 
 
@@ -76,11 +71,6 @@ def test_shard_missing_from_the_index(sharded: Path) -> None:
 def test_index_names_a_missing_shard(sharded: Path) -> None:
     (sharded / SHARDS[1]).unlink()
     refused(sharded, f"names {SHARDS[1]!r}, which is not in the folder", "download the missing")
-
-
-def test_index_names_a_file_of_an_impossible_name(sharded: Path) -> None:
-    edit_map(sharded, d2t="a" * 300 + ".safetensors")
-    refused(sharded, "which is not in the folder", "download the missing shard")
 
 
 @pytest.mark.parametrize(
@@ -153,12 +143,6 @@ def test_config_that_is_absent(draft: Path) -> None:
     refused(draft, "no such file", f"copy the draft's config.json into {draft}")
 
 
-def test_config_that_is_a_folder(draft: Path) -> None:
-    (draft / "config.json").unlink()
-    (draft / "config.json").mkdir()
-    refused(draft, "not readable as JSON", "correct it, or download or export")
-
-
 # safetensors files of the folder
 
 
@@ -188,17 +172,6 @@ def test_a_pickle_alone_names_the_command_that_reads_it(tmp_path: Path) -> None:
         assert command in caught.value.fix
 
 
-def test_folder_without_weights(draft: Path) -> None:
-    (draft / "model.safetensors").unlink()
-    refused(draft, "no safetensors file", "download the weights too")
-
-
-def test_weights_that_are_a_folder(draft: Path) -> None:
-    (draft / "model.safetensors").unlink()
-    (draft / "model.safetensors").mkdir()
-    refused(draft, "cannot be read", "check the draft folder")
-
-
 @pytest.mark.parametrize(
     "read",
     [
@@ -218,12 +191,6 @@ def test_weights_that_vanish_behind_the_header(
         read(found)
 
 
-@pytest.mark.parametrize("name", ["absent", "file"])
-def test_no_folder(name: str, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("", encoding="utf-8")
-    refused(tmp_path / name, "no such folder", "give a draft folder or a Hub id")
-
-
 # side files
 
 
@@ -236,9 +203,3 @@ def test_side_files_are_everything_else(sharded: Path) -> None:
     tokenizer = {"tokenizer.json", "tokenizer/vocab.json", "tokenizer_config.json"}
     assert set(found) == tokenizer | {"mask_embedding.pt"}
     assert len(found) == 4
-
-
-def test_opening_changes_nothing(draft: Path) -> None:
-    before = {path.name: path.read_bytes() for path in draft.iterdir()}
-    Checkpoint.open(draft).side_files()
-    assert {path.name: path.read_bytes() for path in draft.iterdir()} == before

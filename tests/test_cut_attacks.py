@@ -155,16 +155,6 @@ def test_a_wrong_record_is_found(name: str, folders: tuple[Path, Path], tmp_path
     assert what in faults_of(verify(out, source))
 
 
-def test_config_and_files_are_the_sources(folders: tuple[Path, Path], tmp_path: Path) -> None:
-    source, good = folders
-    out = copy_of(good, tmp_path / "out")
-    edit_json(out / "config.json", rope_theta=1e6)
-    (out / "modeling.py").write_text("import os\n", encoding="utf-8")
-    found = faults_of(verify(out, source))
-    assert "config.json: rope_theta: expected 10000.0, got 1000000.0" in found
-    assert "modeling.py: expected no such file" in found
-
-
 def test_swapped_rows_of_a_quantized_head_are_found_against_both(tmp_path: Path) -> None:
     source = tiny_eagle3_llama(tmp_path / "draft")
     plan = make_plan(load_recipe("fp8-ptpc"), read_draft(Checkpoint.open(source)))

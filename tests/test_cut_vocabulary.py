@@ -7,23 +7,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuts import CHOICE, IDS, cut, target
+from cuts import IDS, cut, target
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.files.provenance import CutProvenance
-from draftquant.quantize.files.provenance_file import read_provenance
 from draftquant.quantize.lints.catalogue import find_lints
-from draftquant.quantize.stored.stored_draft import StoredDraft
 from draftquant.quantize.verify import verify
-from draftquant.quantize.vocabulary.cut_plan import plan_cut
-from draftquant.recipes.errors import CheckpointError, DraftQuantError, OutputError, PlanError
+from draftquant.recipes.errors import CheckpointError, DraftQuantError, PlanError
 from tiny import Stored, edit_json, read_tensors, tiny_eagle3_llama
 from tiny_dflash import tiny_dflash
 from tiny_dspark import tiny_dspark
 from tiny_llama import tiny_language_model
 from tiny_mla import tiny_eagle3_mla
 from tiny_mtp import tiny_deepseek_mtp
-from tiny_speculators import tiny_speculators_dflash, tiny_speculators_eagle3
 from verify_cases import edit
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -80,23 +75,6 @@ def test_kept_rows_keep_their_bytes_and_all_else_is_as_it_was(family: str, tmp_p
     assert (report.size, report.vocabulary, report.missing) == (len(ids), vocabulary, 0)
 
 
-@pytest.mark.parametrize("build", [tiny_speculators_eagle3, tiny_speculators_dflash])
-def test_the_speculators_layout_has_its_size_at_the_top(
-    build: Callable[[Path], Path], tmp_path: Path
-) -> None:
-    source, out = build(tmp_path / "draft"), tmp_path / "cut"
-    draft = read_draft(Checkpoint.open(source))
-    row = draft.row("d2t")
-    kept = range(0, draft.geometry.vocab_size, 2)
-    if row is not None:
-        kept = sorted(i + d for i, d in enumerate(integers(read_tensors(source)["d2t"])))[:12]
-    cut(source, out, list(kept)[:12])
-    config = json.loads((out / "config.json").read_text(encoding="utf-8"))
-    assert config["draft_vocab_size"] == 12
-    assert "draft_vocab_size" not in config["transformer_layer_config"]
-    assert verify(out, source).ok
-
-
 def test_rows_of_a_cut_draft_are_chosen_among_its_own(tmp_path: Path) -> None:
     source = tiny_eagle3_llama(tmp_path / "draft", pruned_vocabulary=True)
     before = read_tensors(source)
@@ -111,22 +89,6 @@ def test_rows_of_a_cut_draft_are_chosen_among_its_own(tmp_path: Path) -> None:
     assert (report.missing, report.size_before) == (len(asked) - len(kept), 48)
     assert f"{report.missing} of the {len(asked)} chosen tokens have no row" in report.warnings[0]
     assert verify(tmp_path / "cut", source).ok
-
-
-def test_the_record_says_why_these_rows(tmp_path: Path) -> None:
-    source = tiny_eagle3_llama(tmp_path / "draft")
-    cut(source, tmp_path / "once", argv=["draftquant", "vocab"])
-    cut(tmp_path / "once", tmp_path / "twice", IDS[:12])
-    record = read_provenance(tmp_path / "twice")
-    assert isinstance(record, CutProvenance)
-    assert [each.choice for each in record.cuts] == [CHOICE, CHOICE]
-    assert [str(each) for each in record.cuts] == ["vocabulary 20 of 96", "vocabulary 12 of 96"]
-    first = read_provenance(tmp_path / "once")
-    assert first is not None
-    assert record.source.digests == first.digests
-    assert verify(tmp_path / "twice", tmp_path / "once").ok
-    card = (tmp_path / "once" / "README.md").read_text(encoding="utf-8")
-    assert "vocabulary 20 of 96" in card
 
 
 def test_a_draft_without_a_head_is_given_rows_of_its_target(tmp_path: Path) -> None:
@@ -218,27 +180,3 @@ def test_what_cannot_be_cut(name: str, tmp_path: Path) -> None:
     assert what in caught.value.what
     assert caught.value.fix
     assert not (tmp_path / "cut").exists()
-
-
-def test_rows_that_a_cut_draft_lacks_leave_too_few(tmp_path: Path) -> None:
-    source = tiny_eagle3_llama(tmp_path / "draft", pruned_vocabulary=True)
-    own = {i + d for i, d in enumerate(integers(read_tensors(source)["d2t"]))}
-    strange = [i for i in range(96) if i not in own]
-    with pytest.raises(PlanError, match="48 of the asked tokens have none here"):
-        cut(source, tmp_path / "cut", strange)
-
-
-def test_an_output_that_exists_stays(tmp_path: Path) -> None:
-    source, out = tiny_eagle3_llama(tmp_path / "draft"), tmp_path / "cut"
-    out.mkdir()
-    with pytest.raises(OutputError):
-        cut(source, out)
-    assert not list(out.iterdir())
-
-
-def test_a_large_head_is_not_held_in_memory(tmp_path: Path) -> None:
-    """The plan holds maps alone; rows are gathered block by block."""
-    source = tiny_eagle3_llama(tmp_path / "draft")
-    plan = plan_cut(StoredDraft.read(Checkpoint.open(source)), IDS)
-    held = {name: len(data) for name, data in plan.contents.items() if isinstance(data, bytes)}
-    assert held == {"d2t": 8 * len(IDS), "t2d": 96}

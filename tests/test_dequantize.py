@@ -1,22 +1,17 @@
 """Dequantized folders: every bit is what the quantized one stands for, and errors leave nothing."""
 
 import dataclasses
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from draftquant.quantize.backends import get_backend
-from draftquant.quantize.converting import dequantize_draft as module
 from draftquant.quantize.converting.dequantize_draft import (
     DequantizeReport,
     dequantize_draft,
-    plan_dequantization,
 )
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
@@ -25,21 +20,17 @@ from draftquant.quantize.files.safetensors_header import FloatDtype
 from draftquant.quantize.making.quantize_draft import quantize_draft
 from draftquant.quantize.planning.quantization_plan import Measured, make_plan
 from draftquant.quantize.stored.loading import load_draft
-from draftquant.quantize.stored.stored_declaration import declared_scheme
 from draftquant.quantize.stored.stored_draft import StoredDraft
 from draftquant.quantize.verify.rewritten import verify_dequantized
 from draftquant.quantize.verify.scales import rounded_bytes
 from draftquant.recipes import Recipe, WeightFormat, load_recipe
-from draftquant.recipes.errors import CheckpointError, OutputError, VerifyError
+from draftquant.recipes.errors import CheckpointError
 from draftquant.recipes.schema import LayoutName
-from draftquant.scripts.cli import main
-from handmade import MADE, quantize_by_hand
 from test_formats import CASES, recipe
 from tiny import Stored, edit_json, fused_absmax, read_tensors, tiny_eagle3_llama, write_tensors
 from tiny_dflash import tiny_dflash
 from tiny_mla import tiny_eagle3_mla
 
-PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"
 STORAGE = {case[:2]: case for case in CASES}
 """Each layout with each weight format once, with the last of its activations: often static."""
 UP = "midlayer.mlp.up_proj"
@@ -89,10 +80,6 @@ def files(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found}
 
 
-def config_of(folder: Path) -> Any:
-    return json.loads((folder / "config.json").read_text(encoding="utf-8"))
-
-
 # ---- what is written
 
 
@@ -140,21 +127,6 @@ def test_every_layout_and_format_gives_the_weights_that_were_computed(
         assert (rounded == 0) == (dtype == "F32" or weights.dtype == "mxfp4")
 
 
-@pytest.mark.parametrize("name", sorted(MADE))
-def test_folders_made_elsewhere(name: str, tmp_path: Path) -> None:
-    whole_rows = MADE[name].granularity in ("channel", "tensor")  # the last word is not full
-    odd = {"intermediate": 100} if name.startswith("ct") and whole_rows else {}
-    source = tiny_eagle3_llama(tmp_path / "draft", pruned_vocabulary=True, **odd)
-    packed = quantize_by_hand(source, tmp_path / "packed", MADE[name])
-    dequantized(packed, tmp_path / "plain")
-    expected, found = load_draft(packed), load_draft(tmp_path / "plain")
-    for key, weight in expected.weights.items():
-        rounded = weight.bfloat16() if key.removesuffix(".weight") in expected.linears else weight
-        assert torch.equal(found.weights[key], rounded.to(weight.dtype))
-    recorded = json.loads((tmp_path / "plain" / "draftquant.json").read_text(encoding="utf-8"))
-    assert recorded["quantized_by"] is None
-
-
 FAMILIES: dict[str, Callable[[Path], Path]] = {
     "llama-sharded": lambda folder: tiny_eagle3_llama(
         folder, sharded=True, prefix="model.layers.0.", num_layers=2, pruned_vocabulary=True
@@ -193,30 +165,6 @@ def test_every_family_gets_its_folder_back(family: str, name: str, tmp_path: Pat
     assert set(plain.side_files()) == sides | {"draftquant.json"}
     assert report.bytes_after == plain.nbytes == original.nbytes
     assert read_draft(plain).family.name == read_draft(original).family.name
-
-
-def test_provenance_says_what_it_was_made_from(int4: Path, tmp_path: Path) -> None:
-    report = dequantized(int4, tmp_path / "plain")
-    recorded = json.loads((tmp_path / "plain" / "draftquant.json").read_text(encoding="utf-8"))
-    made_by = json.loads((int4 / "draftquant.json").read_text(encoding="utf-8"))
-    assert recorded["format"] == "draftquant-dequantized"
-    assert recorded["version"] == 1
-    assert recorded["source"]["tensor_digests"] == made_by["tensor_digests"]
-    assert "compressed-tensors int4 per channel" in recorded["source"]["scheme"]
-    assert recorded["quantized_by"] == made_by
-    assert recorded["rounding"]["rounded"] == report.rounded > 0
-    names = Checkpoint.open(tmp_path / "plain").tensors.keys()
-    assert recorded["tensor_digests"].keys() == names
-    dequantized(int4, tmp_path / "again")
-    assert files(tmp_path / "again") == files(tmp_path / "plain")
-
-
-def test_a_dequantized_draft_is_not_quantized_again(int4: Path, tmp_path: Path) -> None:
-    dequantized(int4, tmp_path / "plain")
-    with pytest.raises(CheckpointError, match="already the result of a quantization"):
-        quantized(tmp_path / "plain", tmp_path / "out", load_recipe("int4-channel"))
-    with pytest.raises(CheckpointError, match="nothing to dequantize"):
-        dequantized(tmp_path / "plain", tmp_path / "out")
 
 
 def test_a_shard_of_scales_alone_disappears(int4: Path, tmp_path: Path) -> None:
@@ -304,31 +252,6 @@ def test_verification_finds_what_is_wrong(case: str, int4: Path, tmp_path: Path)
     assert fault.where == where
 
 
-def test_a_wrong_index_is_found(tmp_path: Path) -> None:
-    source = tiny_eagle3_llama(tmp_path / "draft", sharded=True)
-    packed = quantized(source, tmp_path / "packed", load_recipe("int4-channel"))
-    dequantized(packed, tmp_path / "plain")
-    (tmp_path / "plain" / "draftquant.json").unlink()
-    index = tmp_path / "plain" / "model.safetensors.index.json"
-    edit_json(index, metadata={"total_size": 1})
-    stored = StoredDraft.read(Checkpoint.open(packed))
-    (fault,) = verify_dequantized(stored, tmp_path / "plain", "BF16").faults
-    assert "total_size" in fault.where
-
-
-def test_a_writer_that_truncates_is_not_published(
-    int4: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def truncated(product: Any, *_: object) -> torch.Tensor:
-        bits = torch.from_numpy(product).view(torch.int32)
-        return (bits & -65536).view(torch.float32).bfloat16()
-
-    monkeypatch.setattr(module, "rounded", truncated)
-    with pytest.raises(VerifyError, match=r"not published:\n.*rounded to BF16"):
-        dequantized(int4, tmp_path / "plain")
-    assert list(tmp_path.iterdir()) == []
-
-
 # ---- bad input
 
 
@@ -400,22 +323,6 @@ def test_bad_input_is_refused_and_leaves_nothing(case: str, int4: Path, tmp_path
     assert [path.name for path in tmp_path.iterdir()] == ["packed"]
 
 
-def test_mixed_dtypes_are_accepted_with_a_choice(int4: Path, tmp_path: Path) -> None:
-    packed = shutil.copytree(int4, tmp_path / "packed")
-    float32_norms(packed)
-    (packed / "draftquant.json").unlink()
-    assert dequantized(packed, tmp_path / "plain", "BF16").dtype == "BF16"
-    assert read_tensors(tmp_path / "plain")["norm.weight"].dtype == "F32"
-
-
-def test_a_declaration_without_a_quantized_linear(int4: Path, tmp_path: Path) -> None:
-    dequantized(int4, tmp_path / "plain")
-    declared = config_of(int4)["quantization_config"]
-    edit_json(tmp_path / "plain" / "config.json", quantization_config=declared)
-    with pytest.raises(CheckpointError, match="but stores no quantized linear"):
-        plan_dequantization(Checkpoint.open(tmp_path / "plain"))
-
-
 def test_zero_points_of_asymmetric_codes_are_refused(draft: Path, tmp_path: Path) -> None:
     suffix = "weight_zero_point"
     case = next(c for c in CASES if c[0] == "quark" and c[1].dtype == "int4")
@@ -441,66 +348,3 @@ def test_a_damaged_fp8_code_and_a_value_too_large_for_float16(tmp_path: Path) ->
         dequantized(packed, tmp_path / "plain")
     assert not (tmp_path / "plain").exists()
     assert dequantized(packed, tmp_path / "plain", "F32").rounded == 0
-
-
-def test_an_output_that_cannot_be_written(
-    int4: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "there").mkdir()
-    with pytest.raises(OutputError, match="already exists"):
-        dequantized(int4, tmp_path / "there")
-    with pytest.raises(OutputError, match="overlaps the source"):
-        dequantized(int4, int4 / "inside")
-    full = SimpleNamespace(free=1000)
-    monkeypatch.setattr("draftquant.quantize.files.staging.shutil.disk_usage", lambda _: full)
-    with pytest.raises(OutputError, match="1,000 free"):
-        dequantized(int4, tmp_path / "plain")
-    assert [path.name for path in tmp_path.iterdir()] == ["there"]
-    assert list((tmp_path / "there").iterdir()) == []
-
-
-# ---- acceptance and the command
-
-
-def test_replay_of_the_dequantized_folder_is_that_of_the_quantized_one(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    lines = (PAIR / "prompts.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
-    (tmp_path / "prompts.jsonl").write_text("".join(lines[:4]), encoding="utf-8")
-    traces, int4, exact, plain = (str(tmp_path / n) for n in ("traces", "int4", "f32", "bf16"))
-    record = ["record", "--target", str(PAIR / "target"), "--draft", str(PAIR / "draft")]
-    prompts = ["--prompts", str(tmp_path / "prompts.jsonl"), "--max-new-tokens", "48"]
-    assert main([*record, *prompts, "--out", traces]) == 0
-    assert main(["quantize", str(PAIR / "draft"), "--recipe", "int4-channel", "--out", int4]) == 0
-    assert main(["dequantize", int4, "--out", exact, "--dtype", "float32"]) == 0
-    assert "7 linears dequantized, 0 of" in capsys.readouterr().out
-    assert main(["dequantize", int4, "--out", plain, "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
-    assert report["dtype"] == "BF16"
-    assert 0 < report["rounded"] < report["elements"]
-    assert 0 < report["max_relative_difference"] <= 2**-8
-    folders = [str(PAIR / "draft"), int4, exact, plain]
-    assert main(["replay", *folders, "--traces", traces, "--json"]) == 0
-    bf16, packed, float32, rounded = json.loads(capsys.readouterr().out)
-    assert float32["prompts"] == packed["prompts"] != bf16["prompts"]
-    # BF16 moves a weight by 2^-8 of itself, INT4 by half a step in 7.5: proposals hardly change.
-    assert rounded["mean_acceptance_length"] == pytest.approx(
-        packed["mean_acceptance_length"], rel=0.02
-    )
-
-
-def test_the_command_refuses_bad_input_with_2(
-    int4: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["dequantize", str(PAIR / "draft"), "--out", str(tmp_path / "b")]) == 2
-    assert "declares no quantization_config\n  fix: " in capsys.readouterr().err
-    with pytest.raises(SystemExit) as exit_:
-        main(["dequantize", str(int4), "--out", str(tmp_path / "b"), "--dtype", "float16"])
-    assert exit_.value.code == 2
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_the_declared_scheme_is_gone(int4: Path, tmp_path: Path) -> None:
-    dequantized(int4, tmp_path / "plain")
-    assert declared_scheme(Checkpoint.open(int4)) is not None
-    assert declared_scheme(Checkpoint.open(tmp_path / "plain")) is None

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.files.digests import Digest, algorithm_of, has_identity, tensor_digests
+from draftquant.quantize.files.digests import Digest, algorithm_of, has_identity
 from draftquant.quantize.files.provenance_file import read_provenance
 from draftquant.quantize.verify import verify
-from draftquant.recipes.errors import CheckpointError
 from draftquant.scripts.cli import main
 from draftquant.validate.judging.candidate_origin import DraftFolder, check_folders
 from tiny import read_tensors, tiny_eagle3_llama, write_tensors
@@ -89,19 +88,3 @@ def test_what_is_made_of_it_goes_on_in_its_algorithm(old: Path, verb: str, tmp_p
     assert record.digests == record.tensor_digests == sha256_of(tmp_path / "made")
     assert record.tensor_sha256 == {}
     assert verb == "dequantize" or verify(tmp_path / "made", old / "draft").faults == ()
-
-
-def test_a_record_without_digests_is_none(old: Path, tmp_path: Path) -> None:
-    record = json.loads((old / "out" / "draftquant.json").read_text(encoding="utf-8"))
-    del record["tensor_sha256"]
-    (tmp_path / "draftquant.json").write_text(json.dumps(record), encoding="utf-8")
-    with pytest.raises(CheckpointError, match="tensor_digests: expected the digest of every"):
-        read_provenance(tmp_path)
-
-
-def test_every_tensor_is_digested_whole(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Block by block, whatever their size."""
-    checkpoint = Checkpoint.open(old / "draft")
-    whole = tensor_digests(checkpoint)
-    monkeypatch.setattr("draftquant.quantize.files.checkpoint.BLOCK_BYTES", 1000)
-    assert tensor_digests(checkpoint) == whole

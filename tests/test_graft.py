@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from draftquant.quantize.files import publish as linking
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import resolve_draft
 from draftquant.quantize.files.staging import write_text
-from draftquant.quantize.grafting.graft_layer import graft_layer, plan_graft
+from draftquant.quantize.grafting.graft_layer import plan_graft
 from draftquant.quantize.stored.stored_draft import StoredDraft
-from draftquant.recipes.errors import CheckpointError, OutputError
+from draftquant.recipes.errors import CheckpointError
 from draftquant.scripts.cli import main
-from tiny import Stored, edit_json, read_tensors
+from tiny import edit_json, read_tensors
 from tiny_mtp import tiny_mimo_mtp
 from tiny_target import FORMS, LAYERS, MTP, SIZES, quantized_target, tiny_target, write_shards
 
@@ -98,25 +97,6 @@ def of_linears(stored: StoredDraft) -> dict[str, str]:
     return {row.module: str(stored.scheme_of(row)).partition(";")[0] for row in rows}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_dropped_layer_comes_back_unquantized_from_the_original(
-    kind: str, folders: Path, tmp_path: Path
-) -> None:
-    target, out = folders / f"{kind}-ct-int4", tmp_path / "out"
-    assert config_of(target)["num_nextn_predict_layers"] == 0
-    assert graft(target, folders / kind, out, "--subtree", MTP[kind]) == 0
-    declared = config_of(out)["quantization_config"]
-    assert declared["config_groups"] == config_of(target)["quantization_config"][
-        "config_groups"
-    ] | {"group_0": declared["config_groups"]["group_0"]}
-    (pattern,) = set(declared["ignore"]) - set(config_of(target)["quantization_config"]["ignore"])
-    assert re.match(pattern[3:], f"{MTP[kind]}.self_attn.o_proj")
-    assert re.match(pattern[3:], "model.layers.1.self_attn.o_proj") is None
-    stored = StoredDraft.read(Checkpoint.open(out, subtree=MTP[kind]))
-    assert not stored.modules
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_taken_out_and_put_back_is_byte_identical(kind: str, folders: Path, tmp_path: Path) -> None:
     target, layer = folders / f"{kind}-ct-fp8", folders / f"{kind}-int4"
@@ -162,36 +142,6 @@ def test_other_ways_of_linking(how: str, folders: Path, tmp_path: Path) -> None:
         assert (out / path.name).is_symlink() == (how == "symbolic")
         assert (out / path.name).samefile(path) == (how == "symbolic")
     assert main(["verify", str(out), "--against", str(target), "--layer", str(layer)]) == 0
-
-
-@pytest.mark.slow
-def test_disk_without_hard_links_gets_copies(
-    folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_arguments: object, **_named: object) -> None:
-        raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr(linking.os, "link", refuse)
-    target = folders / "mimo-ct-fp8"
-    plan = plan_graft(target, resolve_draft(str(folders / "mimo-int4")))
-    report = graft_layer(plan, tmp_path / "out")
-    assert set(report.linked.values()) == {"copy"}
-    assert report.bytes_written > plan.linked_bytes
-
-
-@pytest.mark.slow
-def test_snapshot_of_the_hub_is_linked_by_its_blobs(folders: Path, tmp_path: Path) -> None:
-    source, repository = folders / "mimo-ct-fp8", tmp_path / "models--a--b"
-    snapshot, blobs = repository / "snapshots" / "1", repository / "blobs"
-    snapshot.mkdir(parents=True)
-    blobs.mkdir()
-    for i, path in enumerate(sorted(source.iterdir())):
-        (blobs / str(i)).write_bytes(path.read_bytes())
-        (snapshot / path.name).symlink_to(Path("..", "..", "blobs", str(i)))
-    assert graft(snapshot, folders / "mimo-int4", tmp_path / "out") == 0
-    for path in (tmp_path / "out").glob("model-*.safetensors"):
-        assert not path.is_symlink()
-        assert path.samefile(snapshot / path.name)
 
 
 def other_hidden(folders: Path, tmp_path: Path) -> list[str]:
@@ -335,18 +285,6 @@ def test_bad_input_is_refused_by_name(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.slow
-def test_outputs_that_exist_or_lie_inside_are_refused(folders: Path, tmp_path: Path) -> None:
-    target, layer = folders / "mimo-ct-fp8", folders / "mimo-int4"
-    plan = plan_graft(target, resolve_draft(str(layer)))
-    before = states(target)
-    for out, why in ((tmp_path, "already exists"), (target / "out", "overlaps"),
-                     (layer / "out", "overlaps")):  # fmt: skip
-        with pytest.raises(OutputError, match=why):
-            graft_layer(plan, out)
-    assert states(target) == before
-
-
 def test_excludes_of_the_target_that_mean_the_layer_are_narrowed(
     folders: Path, tmp_path: Path
 ) -> None:
@@ -368,21 +306,6 @@ def test_excludes_of_the_target_that_mean_the_layer_are_narrowed(
         assert excluded(f"{start}.eh_proj")
     assert excluded("model.layers.1.mlp.shared_experts.down_proj")
     assert not excluded("model.layers.1.self_attn.q_proj")
-
-
-def test_name_that_engines_read_differently_is_left_and_said(folders: Path, tmp_path: Path) -> None:
-    target = copied(folders / "mimo-ct-fp8", tmp_path)
-    declared = config_of(target)["quantization_config"]
-    edit_json(
-        target / "config.json",
-        quantization_config=declared | {"ignore": [*declared["ignore"], "o_proj"]},
-    )
-    plan = plan_graft(target, resolve_draft(str(folders / "mimo-int4")))
-    vllm, sglang = plan.checks
-    assert (vllm.verdict, sglang.verdict) == ("LOADS", "REFUSED")
-    assert "declare o_proj as quantized: an exclude matches" in str(sglang.remedy)
-    assert graft(target, folders / "mimo-int4", tmp_path / "out") == 0
-    assert "o_proj" in config_of(tmp_path / "out")["quantization_config"]["ignore"]
 
 
 WRONG: dict[str, Callable[[Path], object]] = {
@@ -433,22 +356,6 @@ def test_verify_finds(wrong: str, folders: Path, tmp_path: Path) -> None:
     WRONG[wrong](out)
     assert main(["verify", str(out), "--against", str(target)]) == 1
     assert states(target) == before
-
-
-@pytest.mark.slow
-def test_hundreds_of_shards_by_their_headers(folders: Path, tmp_path: Path) -> None:
-    target = tmp_path / "target"
-    target.mkdir()
-    config = config_of(folders / "mimo") | {"num_nextn_predict_layers": 0}
-    (target / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    plain = read_tensors(folders / "mimo")
-    own = {n: t for n, t in plain.items() if not n.startswith(f"{MTP['mimo']}.")}
-    own |= {f"model.other.{i:03}.weight": Stored("BF16", (1,), b"ab") for i in range(400)}
-    write_shards(target, own, 200)
-    out = tmp_path / "out"
-    assert graft(target, folders / "mimo-int4", out) == 0
-    assert len(list(out.glob("*.safetensors"))) == 201
-    assert all((out / path.name).samefile(path) for path in target.glob("*.safetensors"))
 
 
 def test_groups_of_the_target_by_name_are_asked_after_the_layers(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from draftquant.quantize.files.hub import DraftSource, resolve_draft
+from draftquant.quantize.files.hub import resolve_draft
 from draftquant.recipes.errors import CheckpointError, visible
 from tiny import tiny_eagle3_llama
 
@@ -139,23 +139,6 @@ def test_hub_that_does_not_answer(offline: bool, tmp_path: Path) -> None:
 
 
 # Without a network
-
-
-def test_folder(tmp_path: Path) -> None:
-    assert resolve_draft(str(tmp_path)) == DraftSource(folder=tmp_path)
-
-
-def test_folder_that_looks_like_a_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "owner" / "name").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path)
-    assert resolve_draft("owner/name") == DraftSource(folder=Path("owner/name"))
-
-
-def test_file(tmp_path: Path) -> None:
-    path = tmp_path / "model.safetensors"
-    path.write_text("", encoding="utf-8")
-    with pytest.raises(CheckpointError, match="is a file, not a draft folder\n  fix: give a draft"):
-        resolve_draft(str(path))
 
 
 @pytest.mark.parametrize(

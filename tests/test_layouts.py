@@ -77,18 +77,6 @@ def test_golden_words(row: list[int], interleaved: bool, offset: int, words: lis
     assert hexadecimal(packed) == [words]
 
 
-@pytest.mark.parametrize("interleaved", [False, True])
-@pytest.mark.parametrize("offset", [0, 8])
-def test_every_code_at_every_position(interleaved: bool, offset: int) -> None:
-    columns = (0, 2, 4, 6, 1, 3, 5, 7) if interleaved else range(8)
-    for nibble, column in enumerate(columns):
-        for code in range(-8, 8):
-            row = [-offset] * 8 if offset else [0] * 8  # all other nibbles are 0
-            row[column] = code
-            (word,) = int4_words(codes(row), interleaved=interleaved, offset=offset)[0].tolist()
-            assert word & 0xFFFFFFFF == ((code + offset) & 15) << 4 * nibble
-
-
 @pytest.mark.parametrize("columns", [1, 7, 8, 9, 64, 1001])
 def test_words_of_the_compressed_tensors_package(columns: int) -> None:
     random = torch.randint(-8, 8, (37, columns), generator=torch.Generator().manual_seed(columns))
@@ -101,14 +89,6 @@ def test_words_of_the_compressed_tensors_package(columns: int) -> None:
         used = 4 * (columns % 8)
         assert torch.equal(ours[:, :-1], theirs[:, :-1])
         assert not ((ours ^ theirs)[:, -1] & ((1 << used) - 1)).any()
-
-
-def test_packing_leaves_codes_alone_and_takes_views() -> None:
-    values = torch.arange(-8, 8, dtype=torch.int8).repeat(6, 2)
-    before = values.clone()
-    part = int4_words(values[::2, 8:24], interleaved=True, offset=8)
-    assert torch.equal(part, int4_words(values[::2, 8:24].clone(), interleaved=True, offset=8))
-    assert torch.equal(values, before)
 
 
 # compressed-tensors: its own classes read what we write
@@ -222,14 +202,6 @@ def test_our_fp8_blocks_are_the_preset_of_compressed_tensors() -> None:
 
 
 # Excludes; how they are spelled stands in declarations.json
-
-
-def test_prefixed_modules_are_not_prefixed_again() -> None:
-    declared = get_layout("quark").declare(load_recipe("mi325x-w4a8"), ["model.fc", "lm_head"])
-    assert declared["exclude"] == [
-        *("model.fc", "lm_head", "model.lm_head"),
-        *("re:.*fc$", "re:.*lm_head$"),
-    ]
 
 
 def matches(exclude: str, module: str) -> bool:

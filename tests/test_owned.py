@@ -112,17 +112,6 @@ def test_metadata_is_that_of_the_source(name: str, made: Path, out: Path) -> Non
     assert [fault.where for fault in report.faults] == wheres
 
 
-@pytest.mark.parametrize("foreign", [False, True])
-def test_only_other_tools_may_add_the_format(
-    foreign: bool, made: Path, out: Path, tmp_path: Path
-) -> None:
-    draft = Path(shutil.copytree(made / "draft", tmp_path / "draft"))
-    write_tensors(draft, read_tensors(draft), metadata={})
-    (out / "draftquant.json").unlink()
-    wheres = [fault.where for fault in verify(out, draft, foreign=foreign).faults]
-    assert wheres == ([] if foreign else ["draftquant.json"])
-
-
 def test_a_folder_without_a_record_is_of_another_tool_only_if_somebody_says_so(
     made: Path, out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -133,15 +122,6 @@ def test_a_folder_without_a_record_is_of_another_tool_only_if_somebody_says_so(
         capsys.readouterr().out.split()
     )
     assert main([*command, "--foreign"]) == 0
-
-
-def test_swapped_folders_are_nothing_to_verify(
-    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    copy = shutil.copytree(made / "draft", tmp_path / "copy")
-    assert main(["verify", str(copy), "--against", str(made / "draft")]) == 2
-    assert "nothing to verify" in capsys.readouterr().err
-    assert main(["verify", str(made / "draft"), "--against", str(made / "int4")]) == 2
 
 
 # ---- the record

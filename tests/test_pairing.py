@@ -20,8 +20,6 @@ from tiny import (
     write_tensors,
 )
 
-FOLDERS = ("draft", "other", "fp8", "int4", "plain", "foreign", "foreign-other")
-
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -87,12 +85,6 @@ def test_anything_else_is_refused(work: Path, baseline: str, candidate: str, mes
         check(work, baseline, candidate)
 
 
-def test_two_drafts_on_purpose(work: Path) -> None:
-    (warning,) = check(work, "draft", "other", unrelated=True)
-    assert "--unrelated" in warning
-    (warning,) = check(work, "fp8", "draft", unrelated=True)
-
-
 def test_without_a_record_the_verdict_says_so(work: Path) -> None:
     (warning,) = check(work, "draft", "foreign")
     assert warning.startswith("the candidate has no draftquant.json, so nothing shows which")
@@ -144,37 +136,3 @@ def test_weights_decide_where_there_is_no_record(work: Path, tmp_path: Path, nam
     named = r"was not quantized from the baseline: (layers\.0\.mlp\.up_proj|fc)\.weight"
     with pytest.raises(GateError, match=named):
         check(work, "draft", str(folder))
-
-
-def test_a_config_that_differs_is_said(work: Path, tmp_path: Path) -> None:
-    shutil.copytree(work / "fp8", tmp_path / "changed")
-    edit_json(tmp_path / "changed" / "config.json", rms_norm_eps=0.5)
-    (warning,) = check(work, "draft", str(tmp_path / "changed"))
-    assert "the two drafts have different values in config.json" in warning
-    assert "eps" in warning
-
-
-def test_identity_is_over_names_and_bytes(work: Path, tmp_path: Path) -> None:
-    assert DraftFolder.read(work / "fp8").sha256 == DraftFolder.read(work / "foreign").sha256
-    assert DraftFolder.read(work / "draft").sha256 != DraftFolder.read(work / "other").sha256
-    (tmp_path / "none").mkdir()
-    with pytest.raises(CheckpointError):
-        DraftFolder.read(tmp_path / "none")
-
-
-def test_gate_tells_the_command_line(work: Path, tmp_path: Path,
-                                     capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
-    arguments = ["--traces", str(tmp_path / "none")]
-    capsys.readouterr()
-    for baseline, candidate, said in (
-        ("fp8", "draft", "give the BF16 draft first"),
-        ("draft", "draft", "has the same tensors as the baseline"),
-        ("other", "fp8", "was not quantized from"),
-    ):
-        assert main(["gate", str(work / baseline), str(work / candidate), *arguments]) == 2
-        assert said in " ".join(capsys.readouterr().err.split())
-
-
-def test_the_record_is_the_one_that_quantize_writes(work: Path) -> None:
-    record = json.loads((work / "fp8" / "draftquant.json").read_text(encoding="utf-8"))
-    assert record["source"]["tensor_digests"] == DraftFolder.read(work / "draft").tensor_digests

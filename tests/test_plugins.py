@@ -73,11 +73,6 @@ def test_every_code_is_the_same_number_in_fp8(reordered: bool) -> None:
     assert torch.equal(found.to(torch.int8), codes())
 
 
-def test_another_order_is_another_weight() -> None:
-    words = int4_words(codes(), interleaved=True, offset=0)
-    assert not torch.equal(fp8_codes(words, reordered=False).to(torch.int8), codes())
-
-
 def test_only_int4_per_channel_under_fp8_is_taken() -> None:
     quark = [name for name in built_in_recipes() if load_recipe(name).layout == "quark"]
     taken = [name for name in quark if is_int4_per_channel(layer_config(name))]
@@ -100,11 +95,6 @@ def test_the_engine_is_told_what_an_fp8_folder_declares() -> None:
 def test_other_int4_is_left_to_the_engine(key: str, value: object) -> None:
     config = layer_config("mi325x-w4a8")
     config["weight"][key] = value
-    assert as_fp8(config) is config
-
-
-def test_without_activations_it_is_left_to_the_engine() -> None:
-    config = {**layer_config("mi325x-w4a8"), "input_tensors": None}
     assert as_fp8(config) is config
 
 

@@ -190,11 +190,6 @@ def test_what_somebody_writes_at_last_is_not_published(
     assert [path.name for path in tmp_path.iterdir()] == ["draft"]
 
 
-def test_without_provenance_there_is_no_record(source: Checkpoint, tmp_path: Path) -> None:
-    noting(source, tmp_path / "out", record=None).publish()
-    assert not (tmp_path / "out" / "draftquant.json").exists()
-
-
 @pytest.mark.parametrize("missing", [0, 1])
 def test_the_disk_must_hold_tensors_side_files_and_some_more(
     missing: int, source: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -211,13 +206,6 @@ def test_the_disk_must_hold_tensors_side_files_and_some_more(
     else:
         rewrite.publish()
         assert rewrite.seen == ORDER
-
-
-def test_an_output_in_the_source_is_refused_before_anything(source: Checkpoint) -> None:
-    rewrite = noting(source, source.folder / "out")
-    with pytest.raises(OutputError, match="overlaps the source"):
-        rewrite.publish()
-    assert rewrite.seen == []
 
 
 def test_ten_faults_are_named(tmp_path: Path) -> None:

@@ -75,11 +75,6 @@ def test_one_file_for_two_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         check_reports(places)  # type: ignore[arg-type]
 
 
-def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match=r"folder of this report file, .*none, does not exist"):
-        check_reports({"html": tmp_path / "none" / "a.html"})
-
-
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_all_reports_or_none(
     overwrite: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -2,12 +2,10 @@
 
 import os
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from draftquant.api import DraftQuantWarning
 from draftquant.api import clean as clean_from_python
 from draftquant.quantize.files.result_cache import ResultCache, user_cache
 from draftquant.scripts.cli import main
@@ -137,15 +135,6 @@ def test_what_cannot_be_written_is_a_warning(
     assert cache.read(KEY) == RESULT
 
 
-def test_a_cache_that_is_a_file_is_a_warning(tmp_path: Path, warnings: list[str]) -> None:
-    (tmp_path / "file").write_text("x", encoding="utf-8")
-    cache = ResultCache(folder=tmp_path / "file", on_warning=warnings.append)
-    assert cache.read(KEY) is None
-    cache.write(KEY, RESULT)
-    assert ["not used" in said or "not kept" in said for said in warnings] == [True, True]
-    assert (tmp_path / "file").read_text(encoding="utf-8") == "x"
-
-
 def test_a_pipe_under_the_name_of_an_entry_is_not_waited_for(
     cache: ResultCache, warnings: list[str]
 ) -> None:
@@ -259,25 +248,3 @@ def test_clean_lists_it_and_removes_it_when_asked(
     assert not cache.folder.exists()
     assert main(["clean"]) == 2
     assert "expected FOLDER or --cache, got neither" in capsys.readouterr().err
-
-
-def test_time_passes_for_nothing_but_the_order(cache: ResultCache, warnings: list[str]) -> None:
-    """An entry is as good with any times of its file."""
-    cache.write(KEY, RESULT)
-    for when in (0, time.time() + 1e6):
-        os.utime(entry(cache), (when, when))
-        assert cache.read(KEY) == RESULT
-    assert warnings == []
-
-
-def test_a_python_call_hears_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DRAFTQUANT_CACHE", "")
-    monkeypatch.delenv("DRAFTQUANT_CACHE")
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-
-    def homeless(_path: Path) -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.setattr(Path, "expanduser", homeless)
-    with pytest.warns(DraftQuantWarning, match="there is no cache"):
-        clean_from_python(tmp_path)

@@ -11,9 +11,7 @@ import pytest
 import torch
 from draftquant.quantize.backends import get_backend
 from draftquant.quantize.backends.quark_backend import _weight_spec, quark_process_state
-from draftquant.quantize.converting.dequantize_draft import dequantize_draft
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.engines.engine_check import check_draft
 from draftquant.quantize.files.checkpoint import PROVENANCE_FILE, Checkpoint
 from draftquant.quantize.files.hub import resolve_draft
 from draftquant.quantize.layouts import get_layout
@@ -21,14 +19,14 @@ from draftquant.quantize.making.quantize_draft import quantize_draft
 from draftquant.quantize.numerics.number_formats import FP8
 from draftquant.quantize.numerics.quantized_weight import int4_words
 from draftquant.quantize.planning.quantization_plan import make_plan
-from draftquant.quantize.stored.decoded_numbers import E4M3, unpack_int4
+from draftquant.quantize.stored.decoded_numbers import E4M3
 from draftquant.quantize.stored.layouts.scheme import DeclaredScheme
 from draftquant.quantize.stored.online_rounding import InputRounding
 from draftquant.quantize.stored.stored_declaration import declared_scheme
 from draftquant.quantize.stored.stored_draft import StoredDraft
 from draftquant.quantize.verify import verify
 from draftquant.quantize.verify.scales import e4m3_rounded
-from draftquant.recipes import ActivationFormat, RecipeError, WeightFormat, load_recipe
+from draftquant.recipes import WeightFormat, load_recipe
 from draftquant.recipes.errors import VerifyError
 from safetensors.torch import load_file
 from tiny import Stored, read_tensors, tiny_eagle3_llama, write_tensors
@@ -38,7 +36,6 @@ from vendors import needs
 TWO_STAGES = WeightFormat(
     dtype="int4", granularity="channel", symmetric=True, first_stage="fp8_e4m3"
 )
-PER_TOKEN = ActivationFormat(dtype="fp8_e4m3", granularity="token", dynamic=True)
 RECIPE = dataclasses.replace(load_recipe("mi325x-w4a8"), backend="torch", weights=TWO_STAGES)
 UP = "midlayer.mlp.up_proj"
 needs_quark = needs("quark")
@@ -69,17 +66,6 @@ def test_two_stages_by_hand() -> None:
     assert result.codes.tolist() == [[7, 0, 0, 0], [7, -8, 0, 3]]
 
 
-def test_the_largest_magnitude_may_be_given() -> None:
-    weight = gaussian(8, 16)
-    absmax = torch.tensor([[0.5]])
-    parts = [get_backend("torch").quantize(rows, TWO_STAGES, absmax) for rows in weight.split(3)]
-    whole = get_backend("torch").quantize(weight, TWO_STAGES, absmax)
-    assert whole.global_scale is not None
-    assert whole.global_scale.item() == np.float32(0.5) / np.float32(448)
-    assert torch.equal(torch.cat([part.codes for part in parts]), whole.codes)
-    assert torch.equal(torch.cat([part.scale for part in parts]), whole.scale)
-
-
 def test_fp8_rounding_of_the_reading_side_is_that_of_torch() -> None:
     """All values, all midpoints and their neighbours, and random numbers."""
     values = np.sort(E4M3[np.isfinite(E4M3)])
@@ -94,31 +80,6 @@ def test_fp8_rounding_of_the_reading_side_is_that_of_torch() -> None:
 
 
 # Recipes
-
-
-@pytest.mark.parametrize(
-    ("changes", "problem"),
-    [
-        ({"granularity": "group", "group_size": 128}, "first_stage: leave it out: only int4"),
-        ({"dtype": "fp8_e4m3"}, "first_stage: leave it out: only int4 per channel"),
-        ({"scale_dtype": "float16"}, "scale_dtype: leave it out, because the scales of two"),
-    ],
-)
-def test_impossible_two_stages(changes: dict[str, Any], problem: str) -> None:
-    found = dataclasses.replace(TWO_STAGES, **changes).problem()
-    assert found is not None
-    assert found.startswith(problem)
-
-
-def test_a_recipe_file_says_it_in_one_key(tmp_path: Path) -> None:
-    text = "extends: mi325x-w4a8\nname: two\nweights: {first_stage: fp8_e4m3}\n"
-    (tmp_path / "two.yaml").write_text(text, encoding="utf-8")
-    loaded = load_recipe(str(tmp_path / "two.yaml"))
-    assert loaded.weights == TWO_STAGES
-    assert str(loaded.weights) == "int4 per channel of fp8_e4m3 per tensor"
-    (tmp_path / "two.yaml").write_text(text.replace("fp8_e4m3", "int8"), encoding="utf-8")
-    with pytest.raises(RecipeError, match=r"weights\.first_stage: expected 'fp8_e4m3'"):
-        load_recipe(str(tmp_path / "two.yaml"))
 
 
 # Written and verified
@@ -152,27 +113,6 @@ def scheme_of(folder: Path) -> DeclaredScheme:
     scheme = declared_scheme(Checkpoint.open(folder))
     assert scheme is not None
     return scheme
-
-
-def test_what_is_stored(written: Path, draft: Path) -> None:
-    tensors = read_tensors(written)
-    rows, columns = read_tensors(draft)[f"{UP}.weight"].shape
-    forms = {
-        name.removeprefix(f"{UP}."): (tensor.dtype, tensor.shape)
-        for name, tensor in tensors.items()
-        if name.startswith(f"{UP}.")
-    }
-    assert forms == {
-        "weight": ("I32", (rows, columns // 8)),
-        "weight_scale": ("F32", ()),
-        "weight_scale_2": ("F32", (rows,)),
-        "weight_zero_point_2": ("I32", (rows // 8,)),
-    }
-    gate, up = (tensors[f"midlayer.mlp.{part}_proj.weight_scale"].data for part in ("gate", "up"))
-    assert gate == up  # one first stage for what engines fuse
-    assert str(scheme_of(written)) == (
-        "quark int4 per channel of fp8_e4m3 per tensor (reorder), activations token-dynamic"
-    )
 
 
 def test_it_verifies_with_and_without_provenance(written: Path, folder: Path, draft: Path) -> None:
@@ -221,71 +161,6 @@ def test_one_flipped_bit_is_found_without_provenance(
     faults = verify(folder, draft, foreign=True).faults
     assert name in {fault.where for fault in faults}
     assert all(fault.where.startswith("midlayer.mlp.") for fault in faults)
-
-
-def test_codes_of_the_weight_itself_are_found(folder: Path, written: Path, draft: Path) -> None:
-    """Codes must be the nearest to the FP8 value: those nearest to the weight differ in places.
-
-    Others may round to BF16 before FP8, and so get a neighbouring FP8 value; we do not.
-    """
-    tensors, source = read_tensors(folder), read_tensors(draft)[f"{UP}.weight"]
-    weight = torch.frombuffer(bytearray(source.data), dtype=torch.bfloat16).view(source.shape)
-    first = np.frombuffer(tensors[f"{UP}.weight_scale"].data, np.float32)[0]
-    second = np.frombuffer(tensors[f"{UP}.weight_scale_2"].data, np.float32)
-    scale = torch.from_numpy(second * first)[:, None]
-    codes = (weight.float() / scale).round().clamp(-8, 7).to(torch.int8)
-    words = np.frombuffer(tensors[f"{UP}.weight"].data, np.int32).reshape(len(second), -1)
-    stored = torch.from_numpy(unpack_int4(words, "reorder", offset=0))
-    different = int((stored != codes).sum())
-    assert 0 < different < codes.numel() // 10
-    data = int4_words(codes, interleaved=True, offset=0).numpy().tobytes()
-    change(folder, f"{UP}.weight", lambda old: old.__setitem__(slice(None), data))
-    (fault,) = verify(folder, draft, foreign=True).faults
-    assert fault.where == f"{UP}.weight"
-    (folder / PROVENANCE_FILE).write_bytes((written / PROVENANCE_FILE).read_bytes())
-    (own,) = (
-        fault
-        for fault in verify(folder, draft, foreign=True).faults
-        if fault.where == f"{UP}.weight"
-    )
-    assert 0 < int(fault.got.split()[0]) < int(own.got.split()[0]) == different
-
-
-def test_an_all_zero_row(draft: Path, tmp_path: Path) -> None:
-    tensors = read_tensors(draft)
-    weight = tensors[f"{UP}.weight"]
-    row = 2 * weight.shape[1]
-    tensors[f"{UP}.weight"] = weight._replace(data=bytes(row) + weight.data[row:])
-    source = tmp_path / "source"
-    source.mkdir()
-    (source / "config.json").write_bytes((draft / "config.json").read_bytes())
-    write_tensors(source, tensors, metadata={"format": "pt"})
-    plan = make_plan(RECIPE, read_draft(Checkpoint.open(source)))
-    out = tmp_path / "out"
-    quantize_draft(plan, out, source=resolve_draft(str(source)), allow_zero_rows=True)
-    assert verify(out, source, foreign=True).ok
-    scale = np.frombuffer(read_tensors(out)[f"{UP}.weight_scale_2"].data, np.float32)
-    assert scale[0] == 2.0**-23
-
-
-@pytest.mark.parametrize("engine", ["vllm", "sglang"])
-def test_engines_refuse_it_and_nothing_else_is_wrong(written: Path, engine: str) -> None:
-    """Its `weight_scale_2` is one per row: no scale of a whole matrix that parts must share."""
-    answer = check_draft(written, engine=engine, arch="sm90")
-    assert answer.verdict == "REFUSED"
-    assert [finding.stage for finding in answer.findings] == ["init"]
-
-
-def test_it_is_dequantized(written: Path, draft: Path, tmp_path: Path) -> None:
-    plain = tmp_path / "plain"
-    dequantize_draft(resolve_draft(str(written)), plain, dtype="F32")
-    tensors, stored = read_tensors(plain), read_tensors(written)
-    raw = read_tensors(draft)[f"{UP}.weight"]
-    weight = torch.frombuffer(bytearray(raw.data), dtype=torch.bfloat16).view(raw.shape)
-    first = float(np.frombuffer(stored[f"{UP}.weight_scale"].data, np.float32)[0])
-    ours = get_backend("torch").quantize(weight, TWO_STAGES, torch.tensor([[first * 448]]))
-    found = torch.frombuffer(bytearray(tensors[f"{UP}.weight"].data), dtype=torch.float32)
-    assert torch.equal(found.view(raw.shape), ours.dequantized())
 
 
 # Declared

@@ -61,20 +61,6 @@ def copy_of(made: dict[str, Path], tmp_path: Path) -> Callable[[str], Path]:
 # ---- correct folders
 
 
-@pytest.mark.parametrize("name", sorted(MADE))
-def test_a_correct_folder_passes(name: str, made: dict[str, Path], source: Path) -> None:
-    report = verify(made[name], source, foreign=True)
-    assert report.faults == ()
-    assert (report.kept, report.quantized) == (9, 7)
-    total = sum(len(t.data) for f in (source, made[name]) for t in read_tensors(f).values())
-    assert report.bytes_compared == total
-    limit = 0.03 if MADE[name].dtype == "fp8" else 0.15
-    for linear in report.linears:
-        assert 0.5 < linear.max_error <= 1
-        assert 0.01 < linear.relative_l2_error < limit
-    assert json.loads(json.dumps(report.to_mapping()))["ok"] is True
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -130,13 +116,6 @@ def test_hashes_are_those_of_the_bytes(made: dict[str, Path], source: Path) -> N
     ):
         tensors = read_tensors(folder)
         assert hashes == {n: f"blake3:{blake3(t.data).hexdigest()}" for n, t in tensors.items()}
-
-
-def test_progress_reaches_the_total(made: dict[str, Path], source: Path) -> None:
-    seen: list[tuple[int, int]] = []
-    verify(made["quark-int4"], source, lambda done, total: seen.append((done, total)), foreign=True)
-    assert seen == sorted(seen)
-    assert seen[-1][0] == seen[-1][1]
 
 
 def test_saturation_and_one_more_bf16_rounding_pass(source: Path, tmp_path: Path) -> None:
@@ -309,16 +288,6 @@ def sharded(tmp_path: Path) -> tuple[Path, Path]:
     return draft, quantize_by_hand(draft, tmp_path / "out", MADE["ct-int4"])
 
 
-def test_a_wrong_index_entry(sharded: tuple[Path, Path]) -> None:
-    draft, out = sharded
-    index = json.loads((out / INDEX_FILE).read_text(encoding="utf-8"))
-    files = sorted(set(index["weight_map"].values()))
-    entry = f"{Q}.weight_scale"
-    index["weight_map"][entry] = files[files.index(index["weight_map"][entry]) - 1]
-    (out / INDEX_FILE).write_text(json.dumps(index), encoding="utf-8")
-    assert_only_fault(verify(out, draft, foreign=True), INDEX_FILE, entry)
-
-
 @pytest.mark.parametrize("total", [1, None, "12", True])
 def test_a_wrong_total_size(sharded: tuple[Path, Path], total: object) -> None:
     draft, out = sharded
@@ -362,15 +331,6 @@ def test_a_truncated_file(copy_of: Callable[[str], Path], source: Path, cut: int
     (out / "model.safetensors").write_bytes(content[: max(9, len(content) - cut)])
     report = verify(out, source, foreign=True)
     assert_only_fault(report, "model.safetensors", "expected readable headers and declaration")
-
-
-def test_a_header_that_lies(copy_of: Callable[[str], Path], source: Path) -> None:
-    out = copy_of("quark-int4")
-    content = (out / "model.safetensors").read_bytes()
-    changed = content.replace(b'"dtype": "I32"', b'"dtype": "F16"', 1)
-    assert changed != content
-    (out / "model.safetensors").write_bytes(changed)
-    assert_only_fault(verify(out, source, foreign=True), "model.safetensors", "data_offsets give")
 
 
 def test_folders_that_are_no_input(made: dict[str, Path], source: Path, tmp_path: Path) -> None:
