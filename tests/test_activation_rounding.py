@@ -3,7 +3,6 @@
 The definitions here are in plain Python: every value a format has, and the nearest of them.
 """
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,20 +11,16 @@ import numpy as np
 import pytest
 import torch
 from draftquant.quantize.converting.transcode_draft import plan_transcoding, transcode_draft
-from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
-from draftquant.quantize.making.quantize_draft import quantize_draft
-from draftquant.quantize.planning.quantization_plan import Measured, make_plan
 from draftquant.quantize.stored.layouts.scheme import Activations
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.quantize.stored.online_rounding import InputRounding
-from draftquant.recipes import load_recipe
 from draftquant.recipes.errors import CheckpointError
 from foreign_nvfp4 import NVFP4, by_compressed_tensors, input_scales
 from safetensors.torch import load_file, save_file
 from tiny import tiny_eagle3_llama
 from torch import Tensor
+from verify_cases import quantized_folder as quantized
 
 Rows = Sequence[Sequence[float]]
 
@@ -182,16 +177,6 @@ def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
 STATIC_SCALE = 0.0021
 
 
-def quantized(draft: Path, out: Path, recipe: str) -> Path:
-    chosen = dataclasses.replace(load_recipe(recipe), backend="torch")
-    plan = make_plan(chosen, read_draft(Checkpoint.open(draft)))
-    scales = {step.row.module: STATIC_SCALE for step in plan.quantized}
-    quantize_draft(
-        plan, out, source=DraftSource(folder=draft), measured=Measured(input_scales=scales)
-    )
-    return out
-
-
 def transcoded(folder: Path, out: Path, layout: Any) -> Path:
     transcode_draft(plan_transcoding(DraftSource(folder=folder), layout, None), out)
     return out
@@ -216,7 +201,7 @@ def test_a_transcoded_folder_rounds_its_inputs_like_its_origin(
     recipe: str, layout: str, draft: Path, tmp_path: Path
 ) -> None:
     """Under a static scale that is no power of two."""
-    first = quantized(draft, tmp_path / "first", recipe)
+    first = quantized(draft, tmp_path / "first", recipe, scale=STATIC_SCALE)
     second = transcoded(first, tmp_path / "second", layout)
     x = inputs()
     before, after = (inputs_as_read(load_draft(each), x) for each in (first, second))
@@ -236,13 +221,14 @@ def edit_tensors(folder: Path, edits: dict[str, Tensor | None]) -> None:
     save_file(kept, path, metadata={"format": "pt"})
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("recipe", ["blackwell-nvfp4", "blackwell-fp8"])
 @pytest.mark.parametrize("layout", ["modelopt", "compressed-tensors"])
 @pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("nan"), None])
 def test_a_static_scale_that_is_none(
     recipe: str, layout: str, value: float | None, draft: Path, tmp_path: Path
 ) -> None:
-    folder = quantized(draft, tmp_path / "out", recipe)
+    folder = quantized(draft, tmp_path / "out", recipe, scale=STATIC_SCALE)
     if layout != "modelopt":
         folder = transcoded(folder, tmp_path / "second", layout)
     divides = recipe == "blackwell-nvfp4" and layout == "compressed-tensors"

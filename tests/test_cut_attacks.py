@@ -8,17 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 from cuts import IDS, cut
-from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.digests import tensor_digests
-from draftquant.quantize.files.hub import DraftSource
-from draftquant.quantize.making.quantize_draft import quantize_draft
-from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.quantize.verify import verify
-from draftquant.recipes import load_recipe
 from tiny import Stored, edit_json, read_tensors, tiny_eagle3_llama
 from tiny_dspark import tiny_dspark
-from verify_cases import Tensors, edit, faults_of, reseal
+from verify_cases import Tensors, edit, faults_of, quantized_folder, reseal
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 HEAD, SECOND = "lm_head.weight", "markov_head.markov_w2.weight"
@@ -157,9 +152,7 @@ def test_a_wrong_record_is_found(name: str, folders: tuple[Path, Path], tmp_path
 
 def test_swapped_rows_of_a_quantized_head_are_found_against_both(tmp_path: Path) -> None:
     source = tiny_eagle3_llama(tmp_path / "draft")
-    plan = make_plan(load_recipe("fp8-ptpc"), read_draft(Checkpoint.open(source)))
-    quantized, out = tmp_path / "quantized", tmp_path / "cut"
-    quantize_draft(plan, quantized, source=DraftSource(folder=source))
+    quantized, out = quantized_folder(source, tmp_path / "fp8", "fp8-ptpc"), tmp_path / "cut"
     cut(quantized, out)
     edit(out, lambda tensors: swapped(tensors, HEAD))
     digested(out)
@@ -170,9 +163,7 @@ def test_swapped_rows_of_a_quantized_head_are_found_against_both(tmp_path: Path)
 def test_who_calibrated_it_cannot_be_left_out(tmp_path: Path) -> None:
     """The record of the quantized folder is carried on as it was."""
     source = tiny_eagle3_llama(tmp_path / "draft")
-    plan = make_plan(load_recipe("fp8-ptpc"), read_draft(Checkpoint.open(source)))
-    quantized, out = tmp_path / "quantized", tmp_path / "cut"
-    quantize_draft(plan, quantized, source=DraftSource(folder=source))
+    quantized, out = quantized_folder(source, tmp_path / "fp8", "fp8-ptpc"), tmp_path / "cut"
     cut(quantized, out)
     content = json.loads((out / "draftquant.json").read_text(encoding="utf-8"))
     content["quantized_by"]["backend_versions"] = {}

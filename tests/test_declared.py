@@ -9,19 +9,14 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.layouts import get_layout
-from draftquant.quantize.making.quantize_draft import quantize_draft
-from draftquant.quantize.planning.quantization_plan import Measured, make_plan
 from draftquant.quantize.stored.layouts.scheme import OwnFormat
 from draftquant.quantize.verify import verify
 from draftquant.recipes import Recipe, WeightFormat, load_recipe
 from draftquant.recipes.formats import NUMBER_FORMATS, KvCacheFormat
 from draftquant.recipes.schema import LayoutName
 from tiny import tiny_eagle3_llama
-from verify_cases import ACTIVATIONS, assert_only_fault
+from verify_cases import ACTIVATIONS, assert_only_fault, quantized
 
 KEPT = ("embed_tokens", "fc", "lm_head")
 ONE = load_recipe("fp8-ptpc")
@@ -76,15 +71,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """draft/ and its folder by ModelOpt's layout, out/."""
     folder = tmp_path_factory.mktemp("declared")
     tiny_eagle3_llama(folder / "draft")
-    recipe = dataclasses.replace(load_recipe("blackwell-fp8"), backend="torch")
-    plan = make_plan(recipe, read_draft(Checkpoint.open(folder / "draft")))
-    scales = {step.row.module: 0.25 for step in plan.quantized}
-    quantize_draft(
-        plan,
-        folder / "out",
-        source=DraftSource(folder=folder / "draft"),
-        measured=Measured(input_scales=scales),
-    )
+    quantized(folder / "draft", folder / "out", "blackwell-fp8")
     return folder
 
 

@@ -1,6 +1,5 @@
 """Dequantized folders: every bit is what the quantized one stands for, and errors leave nothing."""
 
-import dataclasses
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -17,19 +16,18 @@ from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.files.safetensors_header import FloatDtype
-from draftquant.quantize.making.quantize_draft import quantize_draft
-from draftquant.quantize.planning.quantization_plan import Measured, make_plan
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.stored.stored_draft import StoredDraft
 from draftquant.quantize.verify.rewritten import verify_dequantized
 from draftquant.quantize.verify.scales import rounded_bytes
-from draftquant.recipes import Recipe, WeightFormat, load_recipe
+from draftquant.recipes import WeightFormat, load_recipe
 from draftquant.recipes.errors import CheckpointError
 from draftquant.recipes.schema import LayoutName
 from test_formats import CASES, recipe
 from tiny import Stored, edit_json, fused_absmax, read_tensors, tiny_eagle3_llama, write_tensors
 from tiny_dflash import tiny_dflash
 from tiny_mla import tiny_eagle3_mla
+from verify_cases import quantized_folder as quantized
 
 STORAGE = {case[:2]: case for case in CASES}
 """Each layout with each weight format once, with the last of its activations: often static."""
@@ -53,17 +51,6 @@ def int4(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return quantized(
         tiny_eagle3_llama(folder / "draft"), folder / "out", load_recipe("int4-channel")
     )
-
-
-def quantized(source: Path, out: Path, chosen: Recipe) -> Path:
-    chosen = dataclasses.replace(chosen, backend="torch")
-    plan = make_plan(chosen, read_draft(Checkpoint.open(source)))
-    modules = [step.row.tensor.name.removesuffix(".weight") for step in plan.quantized]
-    scales = dict.fromkeys(modules, 0.01) if chosen.needs_input_scales else {}
-    quantize_draft(
-        plan, out, source=DraftSource(folder=source), measured=Measured(input_scales=scales)
-    )
-    return out
 
 
 def dequantized(source: Path, out: Path, dtype: FloatDtype | None = None) -> DequantizeReport:

@@ -16,7 +16,6 @@ import pytest
 import torch
 from draftquant.quantize.backends.quark_backend import quark_process_state
 from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.verify import verify
 from draftquant.quantize.verify.audit import audit_checkpoint
 from safetensors.torch import save_file
@@ -249,34 +248,3 @@ def test_compressed_tensors(source: Path, tmp_path: Path, preset: str, scheme: s
         recorded = provenance_of(verify(out, source, foreign=True), "absmax")
         (out / "draftquant.json").write_text(json.dumps(recorded), encoding="utf-8")
         assert f"{LINEARS[0]}.weight_packed" in verified(out, source)
-
-
-MLP = "re:.*mlp.*"
-ATTENTION = "re:.*self_attn.*"
-
-
-@pytest.mark.parametrize(
-    "groups",
-    [
-        {"attention": ("FP8_DYNAMIC", [ATTENTION]), "mlp": ("W4A16", [MLP])},
-        {"group_0": ("W4A16", ["Linear"]), "group_1": ("FP8_DYNAMIC", [ATTENTION])},
-        {"group_0": ("FP8_DYNAMIC", [ATTENTION]), "rest": ("W4A16", ["Linear"])},
-    ],
-    ids=["named", "linear-first", "linear-last"],
-)
-def test_several_formats_of_compressed_tensors(
-    groups: Mapping[str, tuple[str, list[str]]], source: Path, tmp_path: Path
-) -> None:
-    """Groups of any names, in any order, of which one may be for every other linear."""
-    out = by_compressed_tensors(source, tmp_path / "out", groups)
-    declared = json.loads((out / "config.json").read_text(encoding="utf-8"))["quantization_config"]
-    assert declared["format"] == "mixed-precision"
-    scheme, faults = inspected(out)
-    assert "fp8_e4m3 per channel, activations token-dynamic" in scheme
-    assert "int4 per group of 128 (order), activations none" in scheme
-    assert faults == {FC}  # also where no target means it: SGLang refuses what none does
-    assert verified(out, source) == {FC}
-    loaded = load_draft(out)
-    rounded = {name for name, how in loaded.activations.items() if how == "token-dynamic"}
-    assert rounded == {f"layers.0.self_attn.{part}_proj" for part in "koqv"}
-    assert set(loaded.activations.values()) == {"token-dynamic", "none"}

@@ -7,19 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.files.hub import DraftSource
-from draftquant.quantize.making.quantize_draft import quantize_draft
-from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.stored.stored_declaration import declared_scheme
 from draftquant.quantize.verify import verify
-from draftquant.recipes import load_recipe
 from draftquant.recipes.errors import CheckpointError, DeclarationError
 from handmade import LINEARS
 from handmade_gptq import packed
 from tiny import Stored, edit_json, read_tensors, store, tiny_eagle3_llama, values_of, write_tensors
+from verify_cases import quantized_folder
 
 WEIGHTS = {"num_bits": 4, "type": "int", "symmetric": True, "dynamic": False,
            "strategy": "group", "group_size": 32}  # fmt: skip
@@ -85,9 +81,7 @@ def test_groups_of_any_size_are_read_to_the_last_bit(
 @pytest.mark.parametrize("zero", [8, 9])
 def test_symmetric_awq_of_auto_round_is_read(zero: int, source: Path, tmp_path: Path) -> None:
     """Where no zero points are declared, engines may look for none: those stored have to be 8."""
-    plan = make_plan(load_recipe("mi325x-int4-awq"), read_draft(Checkpoint.open(source)))
-    out = tmp_path / "out"
-    quantize_draft(plan, out, source=DraftSource(folder=source))
+    out = quantized_folder(source, tmp_path / "out", "mi325x-int4-awq")
     weights = load_draft(out).weights
     (out / "draftquant.json").unlink()
     config = json.loads((out / "config.json").read_text(encoding="utf-8"))

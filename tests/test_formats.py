@@ -10,10 +10,8 @@ import torch
 from draftquant.quantize.backends import get_backend
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.files.hub import resolve_draft
 from draftquant.quantize.layouts import get_layout
-from draftquant.quantize.making.quantize_draft import quantize_draft
-from draftquant.quantize.planning.quantization_plan import Measured, make_plan
+from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.quantize.stored.linear import StoredLinear
 from draftquant.quantize.stored.stored_declaration import declared_scheme
 from draftquant.quantize.verify import verify
@@ -24,6 +22,7 @@ from draftquant.recipes.schema import LayoutName
 from handmade import MADE, Made, quantize_by_hand
 from handmade_numbers import group_width
 from tiny import fused_absmax, read_tensors, tiny_eagle3_llama
+from verify_cases import quantized_folder
 
 BASE = load_recipe("fp8-ptpc")
 ONE_STAGE = tuple(
@@ -91,16 +90,11 @@ def test_what_is_written_verifies_and_decodes_to_what_was_computed(
     tmp_path: Path,
 ) -> None:
     chosen = recipe(layout, weights, inputs)
-    plan = make_plan(chosen, read_draft(Checkpoint.open(draft)))
-    modules = [step.row.tensor.name.removesuffix(".weight") for step in plan.quantized]
-    scales = dict.fromkeys(modules, 0.01) if chosen.needs_input_scales else {}
-    out = tmp_path / "out"
-    quantize_draft(
-        plan, out, source=resolve_draft(str(draft)), measured=Measured(input_scales=scales)
-    )
+    out = quantized_folder(draft, tmp_path / "out", chosen)
     report = verify(out, draft)
     assert report.ok, report.faults
-    assert report.quantized == len(modules) == 7
+    assert report.quantized == 7
+    modules = [linear.module for linear in report.linears]
 
     checkpoint = Checkpoint.open(out)
     scheme = declared_scheme(checkpoint)
@@ -159,14 +153,7 @@ def test_what_is_written_is_what_was_made_by_hand(
         options = {"hidden": 128, "intermediate": 384, "heads": 12, "kv_heads": 6, "head_dim": 32}
     source = tiny_eagle3_llama(tmp_path / "draft", **options)
     expected = read_tensors(quantize_by_hand(source, tmp_path / "by-hand", MADE[name], share=True))
-    plan = make_plan(recipe_of(MADE[name]), read_draft(Checkpoint.open(source)))
-    scales = {step.row.module: 0.05 for step in plan.quantized}
-    quantize_draft(
-        plan,
-        tmp_path / "out",
-        source=resolve_draft(str(source)),
-        measured=Measured(input_scales=scales if plan.recipe.needs_input_scales else {}),
-    )
+    quantized_folder(source, tmp_path / "out", recipe_of(MADE[name]), scale=0.05)
     written = read_tensors(tmp_path / "out")
     assert written.keys() == expected.keys()
     for tensor, stored in written.items():

@@ -20,31 +20,6 @@ MIXES = tuple(
     for name in ROWS
     if name.startswith("vllm ") and name.endswith(": layer")
 )
-WRONG = ("sglang mimo fp8-block + bf16: layer",)
-"""What `graft` says of it: SGLang cannot. It loads the layer's floats as codes."""
-METHODS = {
-    "int4": "CompressedTensorsWNA16",
-    "fp8": "CompressedTensorsW8A8Fp8",
-    "bf16": "UnquantizedLinearMethod",
-}
-
-
-def test_both_parts_of_every_mix_load_but_for_what_is_refused_by_name() -> None:
-    assert len(MIXES) == 29
-    for name, row in ROWS.items():
-        assert (row["verdict"] == "LOADS") == (name not in WRONG), name
-
-
-@pytest.mark.parametrize("engine", ["vllm", "sglang"])
-def test_target_and_layer_are_each_in_its_own_scheme(engine: str) -> None:
-    for mix in MIXES:
-        _kind, _, rest = mix.partition(" ")
-        form, _, layer = rest.partition(" + ")
-        if layer in METHODS and f"{engine} {mix}: layer" not in WRONG:
-            assert METHODS[layer] in ROWS[f"{engine} {mix}: layer"]["schemes"], mix
-        for known in ("int4", "fp8"):
-            if form == f"ct-{known}":
-                assert METHODS[known] in ROWS[f"{engine} {mix}: target"]["schemes"], mix
 
 
 @pytest.mark.slow

@@ -3,12 +3,9 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from io_faults import FailingDisk, Fault
-from publishers import FAILED, contents, exit_code, fork
 
 pytestmark = pytest.mark.slow
 
@@ -97,68 +94,5 @@ def test_failing_calls_leave_nothing_wrong(tmp_path: Path) -> None:
 # ---- the disk that fails
 
 
-def outcome(tmp_path: Path, use: Callable[[Path], None], at: int | None, fault: Fault) -> int:
-    """How a process ends that uses a file on a disk whose call `at` fails."""
-
-    def run() -> int:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        disk = FailingDisk(tmp_path, at=at, fault=fault)
-        disk.install()
-        try:
-            use(tmp_path / "file")
-        except OSError as exc:
-            return exc.errno or FAILED
-        return 100 + len(disk.seen)
-
-    return exit_code(fork(run))
-
-
 def write_text(path: Path) -> None:
     path.write_text("x" * 100, encoding="utf-8")
-
-
-def read_text(path: Path) -> None:
-    assert path.read_text(encoding="utf-8") == "y" * 100
-
-
-def write_at(path: Path) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT)
-    assert os.pwrite(descriptor, b"z" * 10, 0) == 10
-
-
-@pytest.mark.parametrize(
-    ("use", "at", "fault", "code"),
-    [
-        (write_text, None, "EIO", 102),  # create, write
-        (write_text, 0, "ENOSPC", 28),
-        (write_text, 1, "EIO", 5),
-        (write_text, 1, "short", 103),  # the rest is one write more
-        (read_text, 0, "EIO", 5),
-        (read_text, 1, "short", 104),  # open, half, the rest, end
-        (write_at, 1, "ENOSPC", 28),
-        (write_at, 1, "short", FAILED),
-    ],
-)
-def test_one_call_goes_wrong(
-    use: Callable[[Path], None], at: int | None, fault: Fault, code: int, tmp_path: Path
-) -> None:
-    (tmp_path / "file").write_text("y" * 100, encoding="utf-8")
-    assert outcome(tmp_path, use, at, fault) == code
-    if use is write_text and code > 100:
-        assert (tmp_path / "file").read_text(encoding="utf-8") == "x" * 100
-
-
-def test_other_folders_have_a_good_disk(tmp_path: Path) -> None:
-    def elsewhere(_path: Path) -> None:
-        write_text(tmp_path.parent / "elsewhere")
-
-    assert outcome(tmp_path, elsewhere, 0, "EIO") == 100
-
-
-def test_contents_are_of_every_file(tmp_path: Path) -> None:
-    (tmp_path / "deep").mkdir()
-    (tmp_path / "deep" / "file").write_text("a", encoding="utf-8")
-    before = contents(tmp_path)
-    assert list(before) == ["deep/file"]
-    (tmp_path / "deep" / "file").write_text("b", encoding="utf-8")
-    assert contents(tmp_path) != before

@@ -4,9 +4,6 @@ Quark and ModelOpt themselves are asked in test_vendor_layouts.py.
 """
 
 import dataclasses
-import fnmatch
-import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,18 +12,12 @@ from compressed_tensors.compressors.naive_quantized.base import FloatQuantizatio
 from compressed_tensors.compressors.pack_quantized.base import PackedQuantizationCompressor
 from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
 from compressed_tensors.quantization import QuantizationConfig, QuantizationScheme
-from compressed_tensors.quantization.quant_scheme import FP8_BLOCK as THEIR_FP8_BLOCK
-from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.safetensors_header import TensorInfo
 from draftquant.quantize.layouts import get_layout
 from draftquant.quantize.layouts.layout import Columns
 from draftquant.quantize.numerics.quantized_weight import QuantizedWeight, int4_words
-from draftquant.quantize.planning.quantization_plan import make_plan
-from draftquant.recipes import ActivationFormat, Recipe, WeightFormat, built_in_recipes, load_recipe
-from tiny import tiny_eagle3_llama
+from draftquant.recipes import ActivationFormat, Recipe, WeightFormat, load_recipe
 from torch import Tensor
-from wide import dimensions
 
 INT4 = WeightFormat(dtype="int4", granularity="channel", symmetric=True)
 FP8_CHANNEL = WeightFormat(dtype="fp8_e4m3", granularity="channel", symmetric=True)
@@ -191,60 +182,4 @@ def test_compressed_tensors_decompresses_fp8_blocks() -> None:
     assert torch.equal(found, block.dequantized())
 
 
-def test_our_fp8_blocks_are_the_preset_of_compressed_tensors() -> None:
-    declared = get_layout("compressed-tensors").declare(ct_recipe(FP8_BLOCK, PER_GROUP), ())
-    scheme = QuantizationConfig.model_validate(declared).config_groups["group_0"]
-    assert isinstance(scheme, QuantizationScheme)
-    assert scheme.weights == THEIR_FP8_BLOCK["weights"]
-    assert scheme.input_activations is not None
-    theirs = THEIR_FP8_BLOCK["input_activations"].model_dump() | {"observer": None}
-    assert scheme.input_activations.model_dump() | {"observer": None} == theirs
-
-
 # Excludes; how they are spelled stands in declarations.json
-
-
-def matches(exclude: str, module: str) -> bool:
-    """How vLLM 0.33 and SGLang 0.5.23 match: regex, wildcard, or (most generous) substring."""
-    if exclude.startswith("re:"):
-        return re.match(exclude[3:], module) is not None
-    return fnmatch.fnmatchcase(module, exclude) or exclude.strip("*") in module
-
-
-def runtime_names(on_disk: str) -> set[str]:
-    """Names of a quantized linear: on disk, canonical, vLLM (index 61), SGLang, fused."""
-    leaf = on_disk.rpartition(".")[2]
-    parent = "self_attn" if leaf[0] in "qkvo" and leaf != "kv_b_proj" else "mlp"
-    fused = {"q_proj": "qkv_proj", "k_proj": "qkv_proj", "v_proj": "qkv_proj"}
-    fused |= {"gate_proj": "gate_up_proj", "up_proj": "gate_up_proj"}
-    names = {on_disk}
-    for last in {leaf, fused.get(leaf, leaf)}:
-        names |= {f"{prefix}.{parent}.{last}" for prefix in ("layers.0", "model.layers.61")}
-        names |= {f"model.{parent}.{last}", f"model.{last}", last}
-    return names
-
-
-@pytest.mark.each_value
-@pytest.mark.parametrize("name", built_in_recipes())
-@pytest.mark.parametrize("prefix", ["midlayer.", "model.layers.0."])
-@pytest.mark.parametrize("shared", [True, False])
-def test_excludes_match_what_is_kept_and_nothing_that_is_quantized(
-    name: str, prefix: str, shared: bool, tmp_path: Path
-) -> None:
-    wide = dimensions("eagle3-llama", name)
-    folder = tiny_eagle3_llama(
-        tmp_path / "draft", prefix=prefix, embed=not shared, head=not shared, **wide
-    )
-    plan = make_plan(load_recipe(name), read_draft(Checkpoint.open(folder)))
-    declared = get_layout(plan.recipe.layout).declare(plan.recipe, plan.kept_modules())
-    keys = ("exclude", "ignore", "modules_to_not_convert")
-    excludes = next(declared[key] for key in keys if key in declared)
-    if plan.recipe.layout == "awq":  # engines look for these anywhere in a name
-        excludes = [f"*{part}*" for part in excludes]
-    quantized = {step.row.tensor.name.removesuffix(".weight") for step in plan.quantized}
-    for module in quantized:
-        for served in runtime_names(module):
-            assert not [e for e in excludes if matches(e, served)], module
-    plain = {"model.fc", "fc", "model.embed_tokens", "embed_tokens", "lm_head"}
-    for kept in plain - quantized:
-        assert [e for e in excludes if kept == e or (e[0] in "r*" and matches(e, kept))], kept

@@ -7,21 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.engines.engine_check import check_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.files.hub import resolve_draft
-from draftquant.quantize.making.quantize_draft import quantize_draft
-from draftquant.quantize.planning.quantization_plan import Measured, make_plan
 from draftquant.quantize.stored.layouts import HF_QUANT_CONFIG
 from draftquant.quantize.stored.layouts.scheme import DeclaredScheme
 from draftquant.quantize.stored.stored_declaration import declared_scheme
 from draftquant.quantize.verify import verify
 from draftquant.quantize.verify.audit import audit_checkpoint
-from draftquant.recipes import load_recipe
 from draftquant.recipes.errors import VerifyError
 from draftquant.scripts.cli import main
 from tiny import edit_json, read_tensors, tiny_eagle3_llama, write_tensors
+from verify_cases import quantized_folder
 
 RECIPES = ("blackwell-fp8", "blackwell-nvfp4")
 Folders = dict[str, Path]
@@ -35,18 +31,8 @@ def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def flat(draft: Path, tmp_path_factory: pytest.TempPathFactory) -> Folders:
     """What we write: the flat form in config.json, the nested one beside it."""
-    folders = {}
-    for name in RECIPES:
-        plan = make_plan(load_recipe(name), read_draft(Checkpoint.open(draft)))
-        modules = [step.row.tensor.name.removesuffix(".weight") for step in plan.quantized]
-        folders[name] = tmp_path_factory.mktemp("flat") / name
-        quantize_draft(
-            plan,
-            folders[name],
-            source=resolve_draft(str(draft)),
-            measured=Measured(input_scales=dict.fromkeys(modules, 0.01)),
-        )
-    return folders
+    folder = tmp_path_factory.mktemp("flat")
+    return {name: quantized_folder(draft, folder / name, name) for name in RECIPES}
 
 
 def nested(side: dict[str, Any]) -> dict[str, Any] | None:

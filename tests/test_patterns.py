@@ -61,10 +61,10 @@ PATTERNS = st.recursive(
 
 
 @pytest.mark.parametrize("pattern", REAL)
-@pytest.mark.parametrize("name", NAMES)
-def test_the_answer_is_that_of_re(pattern: str, name: str) -> None:
-    assert matches(pattern, name) == bool(re.match(pattern, name))
-    assert matches(pattern, name, whole=True) == bool(re.fullmatch(pattern, name))
+def test_the_answer_is_that_of_re(pattern: str) -> None:
+    for name in NAMES:
+        assert matches(pattern, name) == bool(re.match(pattern, name)), name
+        assert matches(pattern, name, whole=True) == bool(re.fullmatch(pattern, name)), name
 
 
 @given(PATTERNS, st.text("abc.-1\n", max_size=7))

@@ -228,76 +228,29 @@ def nested(levels: int) -> Any:
 
 Edit = Callable[[dict[str, Any]], object]
 FAULTS: dict[str, tuple[str, Edit, str]] = {
-    "no format": ("quantized", lambda d: d.pop("format"), "format: missing key"),
     "other format": (
         "quantized", lambda d: d.update(format="zip"),
         "format: expected 'draftquant-provenance' or 'draftquant-dequantized' or"
         " 'draftquant-repaired' or 'draftquant-cut' or 'draftquant-grafted', got 'zip'",
     ),
-    "a list for the format": ("quantized", lambda d: d.update(format=[1]), "got a list"),
-    "format of another kind": (
-        "quantized", lambda d: d.update(format="draftquant-repaired"),
-        "backend_versions: unknown key",
-    ),
     "newer version": ("quantized", lambda d: d.update(version=2), "version: expected 1, got 2"),
     "true is not 1": ("transcoded", lambda d: d.update(version=True), "version: expected 1, got T"),
-    "no version": ("dequantized", lambda d: d.pop("version"), "version: missing key"),
     "unknown key": ("whole", lambda d: d.update(note=1), "note: unknown key"),
     "missing key": ("whole", lambda d: d.pop("tensor_bytes"), "tensor_bytes: missing key"),
-    "missing null": ("dequantized", lambda d: d.pop("quantized_by"), "quantized_by: missing key"),
-    "null for text": ("transcoded", lambda d: d.update(draftquant=None), "expected str, got None"),
-    "text for a list": ("transcoded", lambda d: d.update(argv="x"), "argv: expected a list, got"),
-    "number in argv": ("transcoded", lambda d: d.update(argv=["a", 1]), "argv[1]: expected str,"),
     "hash": (
         "quantized", lambda d: d["source"]["tensor_digests"].update({"norm.weight": 1}),
         "source.tensor_digests.norm.weight: expected str, got 1",
-    ),
-    "hashes as a list": ("transcoded", lambda d: d.update(tensor_sha256=[]), "got a list"),
-    "fraction of a byte": (
-        "whole", lambda d: d["tensor_bytes"].update(after=5.0), "tensor_bytes.after: expected int",
     ),
     "NaN": (
         "whole", lambda d: d["input_scales"].update({"a.q_proj": float("nan")}),
         "input_scales.a.q_proj: expected a finite number, got nan",
     ),
-    "beyond all floats": (
-        "whole", lambda d: d["input_scales"].update({"a.q_proj": 10**400}),
-        "a whole number of more than 40 digits",
-    ),
-    "true for a scale": (
-        "whole", lambda d: d["input_scales"].update({"a.q_proj": True}), "number, got True",
-    ),
-    "half an exponent": (
-        "whole", lambda d: d["balanced"].update({"n": 1.5}), "balanced.n: expected int, got 1.5",
-    ),
     "scales of nowhere": (
         "whole", lambda d: d.pop("input_scale_origin"), "input_scale_origin: expected both or none",
-    ),
-    "origin of nothing": (
-        "whole", lambda d: d.pop("input_scales"), "input_scale_origin: expected both or none",
-    ),
-    "infinite change": (
-        "whole", lambda d: d["config_changes"].update(rope=[{"x": float("-inf")}]),
-        "config_changes.rope: expected finite numbers, got -inf",
     ),
     "deep change": (
         "whole", lambda d: d["config_changes"].update(rope=nested(50)),
         "config_changes.rope: nested more than 32 levels deep",
-    ),
-    "recipe as a name": (
-        "quantized", lambda d: d.update(recipe="fp8-ptpc"), "recipe: expected an object, got 'fp8",
-    ),
-    "recipe with an unknown dtype": (
-        "quantized", lambda d: d["recipe"]["weights"].update(dtype="int3"),
-        "recipe.weights.dtype: expected 'int4' or",
-    ),
-    "impossible recipe": (
-        "quantized", lambda d: d["recipe"]["weights"].update(granularity="group"),
-        "recipe.weights: granularity: fp8_e4m3 needs",
-    ),
-    "recipe whose rule is one name": (
-        "quantized", lambda d: d["recipe"]["rules"][1].update(role="norm"),
-        "recipe.rules[1].role: expected a list, got 'norm'",
     ),
     "another recipe": (
         "quantized", lambda d: d["recipe"].update(name="other"), "recipe_sha256: not that of the",
@@ -323,7 +276,6 @@ FAULTS: dict[str, tuple[str, Edit, str]] = {
         "cut", lambda d: d.update(quantized_by=document("whole")),
         "quantized_by: expected the record of the folder that was cut first",
     ),
-    "dtype": ("dequantized", lambda d: d.update(dtype="F64"), "dtype: expected 'BF16' or 'F16' or"),
     "made by a dequantized one": (
         "dequantized", lambda d: d.update(quantized_by=document("dequantized")),
         "quantized_by.format: expected 'draftquant-provenance' or 'draftquant-repaired' or"

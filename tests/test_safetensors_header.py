@@ -78,11 +78,10 @@ def test_file_without_tensors(tmp_path: Path) -> None:
     assert read_header(tmp_path, "x.safetensors").tensors == ()
 
 
-@pytest.mark.parametrize("size", range(len(GOLDEN)))
-def test_file_cut_at_any_byte(size: int, tmp_path: Path) -> None:
-    what = "does not fit a file" if size < 8 + len(GOLDEN_HEADER) else "truncated"
-    what = what if size else "the file is empty (0 bytes)"
-    refused(tmp_path, GOLDEN[:size], what)
+def test_file_cut_at_any_byte(tmp_path: Path) -> None:
+    for size in range(len(GOLDEN)):
+        what = "does not fit a file" if size < 8 + len(GOLDEN_HEADER) else "truncated"
+        refused(tmp_path, GOLDEN[:size], what if size else "the file is empty (0 bytes)")
 
 
 @pytest.mark.parametrize("length", [10**6, 10**8 + 1, 2**63, 2**64 - 1])
@@ -95,53 +94,28 @@ LIES = {
     "bytes after the data": (file_of({"a": entry()}, bytes(5)), "bytes that no tensor owns"),
     "beyond the file": (file_of({"a": entry(stop=400, shape=[100])}), "truncated"),
     "overlap": (file_of({"a": entry(), "b": entry()}), "overlaps the tensor before it"),
-    "partial overlap": (
-        file_of({"a": entry(0, 8, shape=[2]), "b": entry(4, 12, shape=[2])}, bytes(12)),
-        "overlaps the tensor before it",
-    ),
     "hole": (file_of({"a": entry(), "b": entry(8, 12)}, bytes(12)), "b: starts at byte"),
-    "hole at the start": (file_of({"a": entry(4, 8)}, bytes(8)), "leaves a hole"),
     "reversed": (file_of({"a": entry(4, 0)}), "data_offsets [4, 0] is not a byte range"),
-    "negative": (file_of({"a": entry(-4, 0)}), "data_offsets [-4, 0] is not"),
     "fraction": (file_of({"a": entry(0, 4.0)}), "data_offsets [0, 4.0] is not"),
-    "flag": (file_of({"a": entry(False, 4)}), "data_offsets [False, 4] is not"),
-    "huge offset": (file_of({"a": entry(0, 2**70)}), "is not a byte range"),
     "infinite offset": (file_of(b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,1e999]}}'), ""),
-    "one offset": (file_of({"a": entry() | {"data_offsets": [4]}}), "data_offsets [4] is not"),
-    "offsets as text": (file_of({"a": entry() | {"data_offsets": "04"}}), "is not a byte range"),
-    "negative size": (file_of({"a": entry(shape=[-1])}), "shape [-1] is not a list of natural"),
     "fractional size": (file_of({"a": entry(shape=[1.0])}), "shape [1.0] is not a list"),
-    "size as flag": (file_of({"a": entry(shape=[True])}), "shape [True] is not a list"),
-    "size as text": (file_of({"a": entry(shape="1")}), "shape '1' is not a list"),
-    "null shape": (file_of({"a": entry(shape=None)}), "shape None is not a list"),
     "huge size": (file_of({"a": entry(shape=[2**62])}), "needs 18446744073709551616 bytes"),
-    "huger size": (file_of({"a": entry(shape=[2**64])}), "is not a list of natural numbers"),
     "many axes": (file_of({"a": entry(shape=[2**62] * 10**5)}), "is not a list of natural"),
-    "size that wraps": (file_of({"a": entry(0, 0, shape=[2**32, 2**32])}, b""), "needs"),
     "shape and bytes": (file_of({"a": entry(shape=[2])}), "F32 [2] needs 8 bytes, data_offsets"),
     "unknown dtype": (file_of({"a": entry(dtype="F4")}), "a: dtype 'F4' is not one of BOOL"),
-    "small dtype": (file_of({"a": entry(dtype="f32")}), "dtype 'f32' is not one of"),
-    "dtype as list": (file_of({"a": entry(dtype=["F32"])}), "dtype ['F32'] is not one of"),
     "missing key": (file_of({"a": {"dtype": "F32", "shape": [1]}}), "a: expected exactly dtype"),
-    "further key": (file_of({"a": entry(strides=[1])}), "a: expected exactly dtype, shape and"),
     "entry as list": (file_of({"a": [0, 4]}), "a: expected exactly dtype, shape and"),
     "name twice": (file_of(b'{"a":1,"a":2}'), "'a' stands twice in the header"),
-    "key twice": (file_of(b'{"a":{"dtype":"F32","dtype":"U8"}}'), "'dtype' stands twice"),
-    "list": (file_of([]), "the header is not a JSON object"),
     "null": (file_of(None), "the header is not a JSON object"),
     "no JSON": (file_of(b"{'a': 1}"), "the header is not JSON"),
-    "empty header": (file_of(b""), "the header is not JSON"),
     "no UTF-8": (file_of(b'{"\xff": 1}'), "the header is not JSON"),
     "nested": (file_of(b"[" * 200_000), "the header is not JSON"),
     "digits": (file_of(b'{"a":' + b"9" * 5000 + b"}"), "the header is not JSON"),
-    "metadata as list": (file_of({"__metadata__": []}, b""), "__metadata__ is not a mapping"),
     "metadata of numbers": (file_of({"__metadata__": {"a": 1}}, b""), "__metadata__ is not"),
-    "null metadata": (file_of({"__metadata__": None}, b""), "__metadata__ is not a mapping"),
     "a pointer": (
         b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n",
         "is a pointer of Git LFS",
     ),
-    "a pickle": (b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.\x80", "does not fit a file"),
 }
 
 

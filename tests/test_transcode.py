@@ -14,13 +14,9 @@ from draftquant.quantize.converting.transcode_draft import (
     plan_transcoding,
     transcode_draft,
 )
-from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.files.provenance import QuantizedProvenance
 from draftquant.quantize.files.provenance_file import read_provenance
-from draftquant.quantize.making.quantize_draft import quantize_draft
-from draftquant.quantize.planning.quantization_plan import Measured, make_plan
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.verify.verification import verify
 from draftquant.recipes import Recipe, load_recipe
@@ -28,6 +24,7 @@ from draftquant.recipes.errors import CheckpointError, LayoutError, VerifyError
 from draftquant.recipes.schema import LayoutName
 from tiny import Stored, read_tensors, store, tiny_eagle3_llama, values_of, write_tensors
 from tiny_mla import tiny_eagle3_mla
+from verify_cases import quantized_folder as quantized
 
 NEGATIVE_ZERO = 0x80
 
@@ -56,18 +53,6 @@ def many_blocks(tmp_path_factory: pytest.TempPathFactory) -> Path:
             tensors[name] = store(values, "BF16")
     write_tensors(folder, tensors, sharded=True)
     return folder
-
-
-def quantized(draft: Path, out: Path, by: str | Recipe) -> Path:
-    chosen = load_recipe(by) if isinstance(by, str) else by
-    recipe = dataclasses.replace(chosen, backend="torch")
-    plan = make_plan(recipe, read_draft(Checkpoint.open(draft)))
-    scales = {step.row.module: 0.375 for step in plan.quantized}
-    needed = scales if chosen.needs_input_scales else {}
-    quantize_draft(
-        plan, out, source=DraftSource(folder=draft), measured=Measured(input_scales=needed)
-    )
-    return out
 
 
 def transcoded(

@@ -11,14 +11,10 @@ import pytest
 import torch
 from draftquant.quantize.backends import get_backend
 from draftquant.quantize.backends.quark_backend import _weight_spec, quark_process_state
-from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.files.checkpoint import PROVENANCE_FILE, Checkpoint
-from draftquant.quantize.files.hub import resolve_draft
 from draftquant.quantize.layouts import get_layout
-from draftquant.quantize.making.quantize_draft import quantize_draft
 from draftquant.quantize.numerics.number_formats import FP8
 from draftquant.quantize.numerics.quantized_weight import int4_words
-from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.quantize.stored.decoded_numbers import E4M3
 from draftquant.quantize.stored.layouts.scheme import DeclaredScheme
 from draftquant.quantize.stored.online_rounding import InputRounding
@@ -28,10 +24,10 @@ from draftquant.quantize.verify import verify
 from draftquant.quantize.verify.scales import e4m3_rounded
 from draftquant.recipes import WeightFormat, load_recipe
 from draftquant.recipes.errors import VerifyError
-from safetensors.torch import load_file
 from tiny import Stored, read_tensors, tiny_eagle3_llama, write_tensors
 from torch import Tensor
 from vendors import needs
+from verify_cases import quantized_folder
 
 TWO_STAGES = WeightFormat(
     dtype="int4", granularity="channel", symmetric=True, first_stage="fp8_e4m3"
@@ -93,9 +89,7 @@ def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def written(draft: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("two") / "out"
-    plan = make_plan(RECIPE, read_draft(Checkpoint.open(draft)))
-    quantize_draft(plan, out, source=resolve_draft(str(draft)))
-    return out
+    return quantized_folder(draft, out, RECIPE)
 
 
 @pytest.fixture
@@ -271,53 +265,6 @@ def test_what_quark_makes_of_a_bfloat16_draft_verifies(folder: Path, draft: Path
     assert changed >= 7
     report = verify(folder, draft, foreign=True)
     assert report.ok, report.faults
-
-
-@vendor
-def test_quark_from_file_to_file_gives_the_same_but_no_zero_points(
-    draft: Path, tmp_path: Path
-) -> None:
-    """From float32 weights; with BF16 ones it rounds to BF16 before FP8."""
-    source, out = tmp_path / "source", tmp_path / "out"
-    source.mkdir()
-    config = json.loads((draft / "config.json").read_text(encoding="utf-8"))
-    (source / "config.json").write_text(
-        json.dumps({**config, "torch_dtype": "float32"}), encoding="utf-8"
-    )
-    tensors = {
-        name: _as_float32(tensor) if tensor.dtype == "BF16" else tensor
-        for name, tensor in read_tensors(draft).items()
-    }
-    write_tensors(source, tensors, metadata={"format": "pt"})
-    with quark_process_state():
-        from quark.torch import ModelQuantizer
-        from quark.torch.quantization.config import config as quark
-
-        layer = quark.QLayerConfig(weight=_weight_spec(TWO_STAGES, "float"))
-        excluded = ["*embed_tokens*", "lm_head", "fc", "*norm*"]
-        ModelQuantizer(
-            quark.QConfig(global_quant_config=layer, exclude=excluded)
-        ).direct_quantize_checkpoint(
-            pretrained_model_path=str(source), save_path=str(out), device="cpu"
-        )
-    theirs = load_file(out / "model.safetensors")
-    modules = [name.removesuffix(".weight_scale_2") for name in theirs if name.endswith("_2")]
-    assert len(modules) == 7
-    for module in modules:
-        raw = tensors[f"{module}.weight"]
-        weight = torch.frombuffer(bytearray(raw.data), dtype=torch.float32).view(raw.shape)
-        ours = get_backend("torch").quantize(weight, TWO_STAGES)
-        words = int4_words(ours.codes, interleaved=True, offset=0)
-        assert torch.equal(theirs[f"{module}.weight"], words)
-        assert torch.equal(theirs[f"{module}.weight_scale"], ours.global_scale)
-        assert torch.equal(theirs[f"{module}.weight_scale_2"], ours.scale[:, 0])
-    missing = {f"{module}.weight_zero_point_2" for module in modules}
-    assert {fault.where for fault in verify(out, source, foreign=True).faults} >= missing
-
-
-def _as_float32(tensor: Stored) -> Stored:
-    values = torch.frombuffer(bytearray(tensor.data), dtype=torch.bfloat16).float()
-    return Stored("F32", tensor.shape, values.numpy().tobytes())
 
 
 @vendor

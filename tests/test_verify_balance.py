@@ -8,18 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.files.provenance import Method
-from draftquant.quantize.making.quantize_draft import quantize_draft
-from draftquant.quantize.planning.quantization_plan import Measured, make_plan
 from draftquant.quantize.verify import verify
 from draftquant.recipes import Algorithm, Recipe, WeightFormat, load_recipe
 from tiny import edit_json, read_tensors, store, tiny_eagle3_llama, values_of
 from tiny_dflash import tiny_dflash
 from tiny_mla import tiny_eagle3_mla
-from verify_cases import Tensors, assert_only_fault, edit, faults_of, flip_bit, reseal
+from verify_cases import Tensors, assert_only_fault, edit, faults_of, flip_bit, quantized, reseal
 
 NORM = "midlayer.input_layernorm.weight"
 OTHER_NORM = "midlayer.hidden_norm.weight"
@@ -62,14 +57,9 @@ def unbalanced(folder: Path, family: str, factor: float, **options: Any) -> Path
 
 def run(source: Path, out: Path, recipe: Recipe) -> Method:
     """Quantize, and forget what was recorded."""
-    plan = make_plan(recipe, read_draft(Checkpoint.open(source)))
-    modules = [step.row.module for step in plan.quantized]
-    scales = dict.fromkeys(modules, 0.3) if recipe.needs_input_scales else {}
-    report = quantize_draft(
-        plan, out, source=DraftSource(folder=source), measured=Measured(input_scales=scales)
-    )
+    method = quantized(source, out, recipe)
     (out / "draftquant.json").unlink()
-    return Method(recipe=recipe, input_scales=scales, balanced=report.balanced)
+    return method
 
 
 @pytest.fixture(scope="module")
@@ -166,27 +156,6 @@ def test_a_recipe_that_does_not_balance(made: tuple[Path, Method], source: Path)
     assert f"{NORM}: expected the source's bytes" in found
 
 
-def test_a_linear_behind_the_norm_that_is_kept(source: Path, tmp_path: Path) -> None:
-    """Then the norm must not change: what is kept reads it as it was."""
-    recipe = RECIPES["fp8"]
-    keep = replace(
-        recipe.rules[0],
-        role=(),
-        tensor=tuple(f"*.self_attn.{leaf}.weight" for leaf in CONCAT["llama"]),
-        action="keep",
-        why="for the test",
-    )
-    fewer = replace(recipe.expect, quantized_per_layer=4)
-    recipe = replace(recipe, rules=(*recipe.rules, keep), expect=fewer)
-    method = run(source, tmp_path / "out", recipe)
-    assert method.balanced == {}
-    assert verify(tmp_path / "out", source, method=method).ok
-    recorded = replace(method, balanced={NORM: 4})
-    found = faults_of(verify(tmp_path / "out", source, method=recorded))
-    assert "self_attn.q_proj, " in found
-    assert "read it and are kept" in found
-
-
 def test_a_draft_without_a_concat_input(tmp_path: Path) -> None:
     source = tiny_dflash(tmp_path / "source")
     method = run(source, tmp_path / "out", RECIPES["int4"])
@@ -198,8 +167,7 @@ def test_a_draft_without_a_concat_input(tmp_path: Path) -> None:
 
 def test_what_is_recorded_is_held_against_the_folder(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    plan = make_plan(RECIPES["int4"], read_draft(Checkpoint.open(source)))
-    quantize_draft(plan, out, source=DraftSource(folder=source))
+    quantized(source, out, RECIPES["int4"])
     assert verify(out, source).ok
     edit_json(out / "draftquant.json", balanced={NORM: 3})
     reseal(out)
