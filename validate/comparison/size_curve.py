@@ -9,7 +9,7 @@ categories. Both levels are found by max-t; over all prompts the bounds are thos
 at that level, which see a loss that a few prompts hold.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +23,7 @@ from ...recipes.brief import Brief
 from ..counting.draft_counts import PromptCounts
 from ..counting.paired_change import change_of_sums
 from ..judging.policy import in_percent
-from ..report.plots import Column, Interval, columns
+from ..report.plots import Interval, forest
 from ..report.svg import standalone
 from .right_sizes import RightSizes, right_sizes
 from .scopes import Contestant, CountedDrafts, Sample, count_drafts, samples_of, simultaneous
@@ -252,29 +252,23 @@ def drawing(curve: SizeCurve, name: str) -> str:
     series = ["rows chosen by all categories", "its worst category"]
     if curve.off_domain is not None:
         series += ["rows chosen by other categories", "its worst category"]
-    return standalone(
-        columns(
-            "sizes",
-            [_column(curve, place) for place in range(len(curve.sizes))],
-            series,
-            title=f"{name}: change of the acceptance length by rows of the head",
-            bounds=f"{in_percent(curve.confidence)} intervals that hold together",
-            foot="rows of the head; share of the held-out tokens that have one",
-        )
+    title = "change of the acceptance length by rows of the head, and the held-out tokens in them"
+    svg = forest(
+        "sizes",
+        [row for place in range(len(curve.sizes)) for row in _rows(curve, place)],
+        title=f"{name}: {title}",
+        bounds=f"{in_percent(curve.confidence)} intervals that hold together",
+        series=series,
     )
+    return standalone(svg)
 
 
-def _column(curve: SizeCurve, place: int) -> Column:
-    rows: list[Interval | None] = []
-    for way in filter(None, (curve.chosen, curve.off_domain)):
+def _rows(curve: SizeCurve, place: int) -> Iterator[Interval]:
+    """Of one size; bounds of a category of few prompts are wide, and would flatten everything."""
+    label = f"{curve.sizes[place]:,} ({curve.chosen.whole[place].coverage:.2%})"
+    for i, way in enumerate(filter(None, (curve.chosen, curve.off_domain))):
         one, worst = way.whole[place], way.worst(place)
-        rows.append(
-            Interval(
-                label=one.scope, estimate=one.relative_change, lower=one.lower, upper=one.upper
-            )
-        )
-        # Bounds of a category of few prompts are wide, and would flatten everything.
-        of_few = worst and Interval(label=worst.scope, estimate=worst.relative_change)
-        rows.append(of_few or None)
-    labels = (f"{curve.sizes[place]:,}", f"{curve.chosen.whole[place].coverage:.2%}")
-    return Column(labels=labels, rows=tuple(rows))
+        estimate, bounds = one.relative_change, {"lower": one.lower, "upper": one.upper}
+        yield Interval(label="" if i else label, estimate=estimate, series=2 * i, **bounds)
+        if worst is not None:
+            yield Interval(label="", estimate=worst.relative_change, series=2 * i + 1)

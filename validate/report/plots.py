@@ -121,81 +121,13 @@ def _in_figures(row: Interval) -> str:
     return f"{row.estimate:+.2%} ({row.lower:+.2%} to {row.upper:+.2%})"
 
 
-_AXIS, _EDGE, _HEIGHT, _LINE = 44.0, 10.0, 200.0, 14.0
-_APART = 13.0
-"""Between the series of a column."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
-    """One setting: lines below it, of which the first names it, and a row of each series."""
-
-    labels: tuple[str, ...]
-    rows: tuple[Interval | None, ...]
-
-
-def columns(
-    key: str,
-    settings: Sequence[Column],
-    series: Sequence[str],
-    *,
-    title: str,
-    bounds: str,
-    foot: str,
-) -> str:
-    """The element `svg`: settings from left to right, several series at each of them."""
-    top = 14.0 + 17 * len(series)
-    bottom = top + _HEIGHT
-    below = bottom + _LINE * (1 + max(len(one.labels) for one in settings))
-    described = " ".join((f"Lines are {bounds}.", *(_of_series(one, series) for one in settings)))
-    drawing = Drawing(key, below + 6, title=title, described=described)
-    up = Scale(*domain([row for one in settings for row in one.rows if row]), bottom, top)
-    _rungs(drawing, up, _AXIS, percent)
-    slot = (WIDTH - _AXIS - _EDGE) / len(settings)
-    for number, one in enumerate(settings):
-        middle = _AXIS + slot * (number + 0.5)
-        for place, row in enumerate(one.rows):
-            if row is not None:
-                _upright(drawing, up, row, middle + _APART * (place - (len(series) - 1) / 2), place)
-        for line, text in enumerate(one.labels):
-            look = "soft" if line else "strong"
-            drawing.text(middle, bottom + _LINE * (line + 1), text, look, "middle")
-    drawing.text(WIDTH - _EDGE, below, foot, "soft", "end")
-    for place, name in enumerate(series):
-        drawing.mark(MARKS[place % len(MARKS)], _AXIS, 8 + 17 * place, f"full {_colour(place)}")
-        drawing.text(_AXIS + 10, 12 + 17 * place, name)
-    return drawing.to_text()
-
-
-def _upright(drawing: Drawing, up: Scale, row: Interval, x: float, place: int) -> None:
-    if row.estimate is None:
-        return
-    if row.lower is not None and row.upper is not None:
-        ends = up.clipped(row.lower), up.clipped(row.upper)
-        drawing.line(x, ends[0], x, ends[1], f"span {_colour(place)}")
-        for end in ends:
-            drawing.line(x - 3, end, x + 3, end, f"span {_colour(place)}")
-    mark = MARKS[place % len(MARKS)]
-    drawing.mark(mark, x, up.clipped(row.estimate), f"full {_colour(place)}", 3.5)
+_EDGE = 10.0
 
 
 def _rungs(drawing: Drawing, up: Scale, left: float, written: Callable[[float], str]) -> None:
     for value in ticks(up.low, up.high):
         drawing.line(left, up(value), WIDTH - _EDGE, up(value), "grid" if value else "axis")
         drawing.text(left - 6, up(value) + 4, written(value), "soft", "end")
-
-
-def _colour(place: int) -> str:
-    return f"other-{place % 4 + 1}"
-
-
-def _of_series(one: Column, series: Sequence[str]) -> str:
-    known = [
-        f"{name} {_in_figures(row)}"
-        for name, row in zip(series, one.rows, strict=True)
-        if row is not None and row.estimate is not None
-    ]
-    return f"{', '.join(one.labels)}: {'; '.join(known)}."
 
 
 NAMES = ("BF16", "quantized")

@@ -32,7 +32,7 @@ from ..judging.judgement import GateReport, judge
 from ..judging.policy import Look, Policy, parse_look, resolve_policy
 from ..measure.measurement import Measurement
 from ..measure.measurement_file import read_measurement
-from ..parity.finding import Finding, ParityReport, read_parity
+from ..parity.finding import ParityReport, read_parity
 from ..report.document import Document, document_of, document_text, parse_report
 from ..report.facts import (
     DraftFacts,
@@ -53,12 +53,7 @@ from .report_pages import NOTHING, asked_for, golden_file, texts_of, write_pages
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What is judged beside traces, or instead of them.
-
-    Attributes:
-        runs: of the BF16 and of the quantized draft. again: the BF16 draft's, measured once more.
-        parity: reports of 'draftquant parity'.
-    """
+    """What is judged beside traces, or instead of them; `again` is the baseline once more."""
 
     runs: tuple[Measurement, Measurement] | ForeignPair | None
     again: Measurement | None
@@ -66,12 +61,7 @@ class Measured:
 
     @classmethod
     def read(cls, asked: GateRun) -> "Measured":
-        """Read the files that are asked for.
-
-        Raises:
-            GateError: a second measurement of the baseline is given beside files of another tool.
-            MeasureError: a measurement cannot be read. ParityError: a report of parity cannot.
-        """
+        """The files that are asked for; GateError: noise is asked of files of another tool."""
         runs: tuple[Measurement, Measurement] | ForeignPair | None = None
         again = None
         if asked.measured:
@@ -89,11 +79,6 @@ class Measured:
     def nothing(self) -> bool:
         """Traces alone are judged."""
         return self.runs is None and not self.parity
-
-    @property
-    def findings(self) -> tuple[Finding, ...]:
-        """Of all reports of parity."""
-        return tuple(one for report in self.parity for one in report.findings)
 
     @property
     def own(self) -> tuple[Measurement, ...]:
@@ -122,17 +107,7 @@ class Measured:
             yield f"whether the server of {name} ran the draft that is named ({name} does not say)"
 
     def check_parity(self, folders: Sequence[DraftFolder]) -> tuple[str, ...]:
-        """Each report of parity is of the drafts that are judged.
-
-        Args:
-            folders: that are named: baseline and candidate.
-
-        Returns:
-            What nothing verifies, in sentences without a full stop.
-
-        Raises:
-            GateError: a report is of another draft.
-        """
+        """What nothing verifies, in sentences; GateError: a report is of another draft."""
         known = {*map(draft_sha256, self.own), *(folder.sha256 for folder in folders)}
         warnings = []
         for report in self.parity:
@@ -167,12 +142,7 @@ _MEASURE_AGAIN = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftsJudged:
-    """Two drafts, and what was looked at before they are judged.
-
-    Attributes:
-        folders: baseline and candidate; none where none are named.
-        replays: of both; none where no traces were given.
-    """
+    """What was looked at of two drafts; no folders where none are named, no replays of servers."""
 
     folders: Sequence[DraftFolder]
     background: Background
@@ -348,7 +318,7 @@ def _judge(
         measured.runs,
         measured.again,
         replayed_alone,
-        measured.findings,
+        tuple(one for report in measured.parity for one in report.findings),
         policy,
         look=look,
         background=background,

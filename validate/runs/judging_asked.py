@@ -180,6 +180,7 @@ class ReplayRun(_ServedOtherwise, OnTraces):
         if self.golden is not None and len(self.drafts) != 1:
             fix = "replay the draft alone; its BF16 draft is not needed"
             raise GoldenError("--golden", f"is of one draft, got {len(self.drafts)}", fix=fix)
+        check_reports(given({"golden": self.golden}), overwrite=self.overwrite)
 
     @property
     @override
@@ -261,6 +262,7 @@ class MeasureRun(ChosenPrompts):
     @override
     def check(self) -> None:
         """One of the two is asked for, and it has what it needs."""
+        check_reports(given({"golden": self.golden}), overwrite=self.overwrite)
         if self.show is not None:
             return
         if self.served_as is not None and not self.draft:

@@ -1,31 +1,33 @@
 """`measure`, whole: plans what a server is asked, measures it, and writes golden acceptance."""
 
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ...calibration.prompts.prompt_file import PromptEncoder
 from ...calibration.prompts.prompt_source import chosen_prompts
 from ...calibration.recording.decoding import Decoding
 from ...calibration.server_client import KEY_VARIABLE, Patience
+from ...quantize.files.report_files import write_reports
 from ...quantize.files.staging import check_output
-from ...recipes.listener import Bar, Listener, beyond_kept
+from ...recipes.listener import Bar, beyond_kept
 from ...recipes.regular_file import optional_path
+from ..golden.golden_acceptance import golden_document
 from ..golden.golden_sources import golden_of_measurement
 from ..measure.measurement import Measurement
 from ..measure.measurement_file import read_measurement
 from ..measure.measuring import Plan, Progress, ServerAddress, measure
 from ..measure.server_answers import Ask, get_protocol
 from .judging_asked import MeasureRun
-from .report_pages import check_golden, draft_identity, write_golden
+from .report_pages import draft_identity
 
 
 def measured(asked: MeasureRun) -> Measurement:
     """Measure a server, or read an earlier measurement."""
-    check_golden(asked.golden, overwrite=asked.overwrite)
     found = _one_server(asked) if asked.show is None else read_measurement(Path(asked.show))
     if asked.golden is not None:
-        golden = golden_of_measurement(found)
-        write_golden(asked.golden, golden, overwrite=asked.overwrite)
+        golden = golden_document(golden_of_measurement(found))
+        write_reports({Path(asked.golden): golden}, overwrite=asked.overwrite)
     return found
 
 
@@ -43,7 +45,7 @@ def _one_server(asked: MeasureRun) -> Measurement:
     )
     plan = _plan(asked)
     with asked.listener.bar("measure", len(plan.prompts)) as bar:
-        teller = _Teller(bar, asked.listener, asked.concurrency)
+        teller = _teller(asked, bar)
         return measure(Path(out), server, get_protocol(engine), plan, on_progress=teller)
 
 
@@ -76,32 +78,30 @@ def _plan(asked: MeasureRun) -> Plan:
     )
 
 
-class _Teller:
+def _teller(asked: MeasureRun, bar: Bar) -> Callable[[Progress], None]:
     """Moves the bar, and says once what a user has to know."""
+    show, has_begun = beyond_kept(bar), False
 
-    def __init__(self, bar: Bar, listener: Listener, concurrency: int) -> None:
-        self._bar, self._listener = bar, listener
-        self._show, self._concurrency = beyond_kept(bar), concurrency
-        self._has_begun = False
-
-    def __call__(self, progress: Progress) -> None:
-        if not self._has_begun:
-            self._has_begun = True
-            self._say(progress)
+    def tell(progress: Progress) -> None:
+        nonlocal has_begun
+        if not has_begun:
+            has_begun = True
+            for note in _notes(progress, asked.concurrency):
+                asked.listener.note(note)
         if progress.counts is not None and progress.counts.num_steps:
-            self._bar.label(f"measure {progress.counts.mean_acceptance_length:.3f}")
-        self._show(progress.num_done, progress.num_prompts)
+            bar.label(f"measure {progress.counts.mean_acceptance_length:.3f}")
+        show(progress.num_done, progress.num_prompts)
 
-    def _say(self, progress: Progress) -> None:
-        setup = progress.setup
-        if progress.num_done:
-            cut = ", whose last line was cut off and is asked for again"
-            self._listener.note(
-                f"goes on with {progress.num_done} of {progress.num_prompts} requests that are kept"
-                + (cut if progress.dropped_line else "")
-            )
-        if setup.asked.concurrency < self._concurrency:
-            self._listener.note(
-                f"{setup.asked.concurrency} request(s) in flight, not {self._concurrency}: only the"
-                " server's counters tell what is accepted"
-            )
+    return tell
+
+
+def _notes(progress: Progress, concurrency: int) -> Iterator[str]:
+    if progress.num_done:
+        cut = ", whose last line was cut off and is asked for again"
+        kept = f"goes on with {progress.num_done} of {progress.num_prompts} requests that are kept"
+        yield kept + (cut if progress.dropped_line else "")
+    if (own := progress.setup.asked.concurrency) < concurrency:
+        yield (
+            f"{own} request(s) in flight, not {concurrency}: only the server's counters tell what"
+            " is accepted"
+        )

@@ -14,16 +14,16 @@ from ..comparison.scopes import Counted
 from ..comparison.sources import of_files, of_replays
 from ..counting.draft_counts import DraftReplay
 from ..counting.replaying import replay_in_groups, replay_loaded
+from ..golden.golden_acceptance import golden_document
 from ..golden.golden_sources import golden_of_replay
 from ..judging.candidate_origin import DraftFolder
 from ..report.facts import today
 from .judging_asked import CompareRun, ReplayRun
-from .report_pages import asked_for, check_golden, draft_identity, write_golden
+from .report_pages import asked_for, draft_identity
 
 
 def replay_asked(asked: ReplayRun) -> tuple[DraftReplay, ...]:
     """Replay drafts, and write the golden acceptance of a sole one."""
-    check_golden(asked.golden, overwrite=asked.overwrite)
     traces, folders, warnings = open_for_drafts(asked.traces, asked.drafts, asked.listener)
     for warning in warnings:
         asked.listener.warning(warning)
@@ -34,8 +34,8 @@ def replay_asked(asked: ReplayRun) -> tuple[DraftReplay, ...]:
     if asked.golden is not None:
         own = draft_identity(asked.drafts[0])
         named = dataclasses.replace(replays[0], name=own.draft)
-        golden = golden_of_replay(named, draft_sha256=own.draft_sha256)
-        write_golden(asked.golden, golden, overwrite=asked.overwrite)
+        golden = golden_document(golden_of_replay(named, draft_sha256=own.draft_sha256))
+        write_reports({Path(asked.golden): golden}, overwrite=asked.overwrite)
     return replays
 
 

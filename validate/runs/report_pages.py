@@ -10,10 +10,10 @@ from types import MappingProxyType
 from typing_extensions import override
 
 from ...quantize.files.hub import Reference, folder_of, recorded_argv
-from ...quantize.files.report_files import ReportFormat, append_text, check_reports, write_reports
+from ...quantize.files.report_files import append_text, write_reports
 from ...recipes.errors import visible
-from ...recipes.regular_file import AnyPath, read_text
-from ..golden.golden_acceptance import Golden, golden_document
+from ...recipes.regular_file import read_text
+from ..golden.golden_acceptance import golden_document
 from ..golden.golden_sources import golden_of_measurement, golden_of_report
 from ..judging.candidate_origin import DraftFolder
 from ..judging.published import Published, Texts
@@ -25,6 +25,7 @@ from ..report.report_texts import junit, markdown
 from .judging_asked import SUMMARY, ReportFiles, ReportRun
 
 NOTHING: Mapping[Path, str] = MappingProxyType({})
+_FORMS: Texts = {"html": page, "markdown": markdown, "junit": junit}
 _SHOWN = ("--json", "--github", "--overwrite", "--debug", "-q", "--quiet", "-v", "--verbose")
 
 
@@ -32,12 +33,10 @@ def write_pages(
     asked: ReportFiles, document: Document, beside: Mapping[Path, str] = NOTHING
 ) -> tuple[Path, ...]:
     """Write every report file that is asked for, and those beside; then tell GitHub."""
-    writers: Mapping[str, Callable[[Document], str]] = {
-        "html": page,
-        "markdown": markdown,
-        "junit": functools.partial(junit, inconclusive=asked.junit_inconclusive),
-    }
-    files = {**beside, **{path: writers[kind](document) for kind, path in asked.pages.items()}}
+    of_junit = {"inconclusive": asked.junit_inconclusive}
+    files = dict(beside)
+    for kind, path in asked.pages.items():
+        files[path] = _FORMS[kind](document, **(of_junit if kind == "junit" else {}))
     write_reports(files, overwrite=asked.overwrite)
     if asked.github:
         append_text(Path(os.environ[SUMMARY]), markdown(document) + "\n")
@@ -59,9 +58,7 @@ def golden_file(
 
 def texts_of(text: str) -> Texts:
     """What makes the files of a report, of the text of its JSON; it can be pickled."""
-    forms: Mapping[ReportFormat, Callable[..., str]]
-    forms = {"html": page, "markdown": markdown, "junit": junit}
-    made = {kind: functools.partial(_made, text, form) for kind, form in forms.items()}
+    made = {kind: functools.partial(_made, text, form) for kind, form in _FORMS.items()}
     return {"report": functools.partial(str, text), **made}
 
 
@@ -123,14 +120,3 @@ def draft_identity(reference: Reference, served_as: str | None = None) -> DraftI
         folder=folder.folder,
         served_as=served_as,
     )
-
-
-def check_golden(path: AnyPath | None, *, overwrite: bool) -> None:
-    """Refuse a place where golden acceptance cannot be written; raises as `check_reports`."""
-    if path is not None:
-        check_reports({"golden": Path(path)}, overwrite=overwrite)
-
-
-def write_golden(path: AnyPath, golden: Golden, *, overwrite: bool) -> None:
-    """Write golden acceptance; raises as `write_reports`."""
-    write_reports({Path(path): golden_document(golden)}, overwrite=overwrite)
