@@ -132,7 +132,7 @@ def _plain(checkpoint: Checkpoint) -> Inspection:
 
 
 def _quantized(checkpoint: Checkpoint) -> Inspection:
-    from .engines.exclude_findings import misread_excludes
+    from .engines.engine_check import misread_excludes
     from .lints.catalogue import find_lints
     from .verify import Fault, audit_checkpoint
 

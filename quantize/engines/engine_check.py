@@ -1,6 +1,6 @@
 """`check_draft`: one folder, one engine, one verdict."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Required, TypedDict, Unpack
@@ -30,8 +30,8 @@ from ..gpus import gpu_name, gpu_names
 from ..stored.layouts import HF_QUANT_CONFIG
 from ..stored.layouts.declaration_reader import OTHER_WAY, UNREAD_METHODS
 from ..stored.stored_declaration import quantized_looking
-from .built_linears import of_shapes
 from .config_rules import (
+    BIAS_KEYS,
     misread_layers,
     null_findings,
     remedy_of_fc,
@@ -42,16 +42,18 @@ from .contract import (
     ENGINE_NAMES,
     STAGES,
     VERDICTS,
-    Declaration,
     EngineCheck,
     EngineName,
     Layer,
+    Module,
     Question,
+    UnsureError,
     shown,
 )
-from .declared_forms import read_declaration
+from .declared_forms import Declaration, read_declaration
 from .engine import Engine, Serving
 from .engine_rows import explained
+from .excludes import scheme_of
 from .folder_findings import head_notes
 from .linear_findings import Walk
 from .versions import choose, known_versions, newest_engines
@@ -210,34 +212,60 @@ def _of_name(place: _Place, checkpoint: Checkpoint, answer: EngineCheck) -> Engi
     return _answer(place, [first._replace(remedy=remedy)])
 
 
-def _check_family(checkpoint: Checkpoint, place: _Place) -> EngineCheck:
-    """As the family says that reads the draft, in the order in which an engine looks at it."""
-    engine, arch = place.engine, place.arch or ""
-    written, config = checkpoint.config, engine.plain_config(checkpoint.config)
-    if isinstance(config, Finding):
-        return _answer(place, [config])
-    checkpoint = replace(checkpoint, config=config)
-    problem = engine.architecture_problem(config)
-    if problem is not None:
-        return _answer(place, [problem])
+def _as_read(
+    engine: Engine, checkpoint: Checkpoint, arch: str
+) -> tuple[Checkpoint, Declaration | None] | Finding:
+    """A folder whose config.json is the engine's, and its declaration as it is taken, or neither.
+
+    In the order in which an engine looks at them.
+    """
+    config = engine.plain_config(checkpoint.config)
+    problem = config if isinstance(config, Finding) else engine.architecture_problem(config)
+    if problem is not None or isinstance(config, Finding):
+        return problem or config
     if declared_architecture(config) not in engine.architectures:
-        declared = checkpoint.config.get("architectures")
-        return _unknown(place, f"Loading a draft of architectures {declared!r} was never executed")
-    checkpoint = replace(checkpoint, config=engine.as_declared(checkpoint.config))
-    declaration = read_declaration(checkpoint)
-    spelled = config.get("quantization_config")
+        what = f"a draft of architectures {config.get('architectures')!r}"
+        return Finding("unknown", f"Loading {what} was never executed", "try it in the server")
+    checkpoint = replace(checkpoint, config=engine.as_declared(config))
+    declaration, spelled = read_declaration(checkpoint), config.get("quantization_config")
     if declaration is not None and isinstance(spelled, Mapping):
         declaration = replace(declaration, spelled=str(spelled.get("quant_method")))
     taken = declaration and engine.taken(declaration, arch)
     if isinstance(taken, Finding):
-        return _answer(place, [taken])
-    declaration = taken
-    refused = _method_problem(engine, declaration, checkpoint)
-    if refused is not None:
-        return _answer(place, [refused])
-    if declaration is not None and declaration.method is None:
-        declaration = None  # the engine goes on as if nothing was declared
-    plain = replace(checkpoint, config=of_shapes(checkpoint.config, written))
+        return taken
+    if taken is not None and taken.method not in engine.methods:
+        refused = _method_problem(engine, taken.method, checkpoint)
+        return refused or (checkpoint, None)  # it goes on as if nothing was declared
+    return checkpoint, taken
+
+
+def _method_problem(engine: Engine, method: str | None, checkpoint: Checkpoint) -> Finding | None:
+    """What becomes of a declaration by a method that it has not, or by none."""
+    if method is None:
+        if engine.no_method is None:
+            return None
+        says_nothing = not quantized_looking(checkpoint.tensors.values())
+        add = "add quant_method, the name of the format, to quantization_config"
+        drop = "remove quantization_config: no tensor is stored quantized"
+        return Finding("config", engine.no_method, drop if says_nothing else add)
+    remedy = f"use a quant_method that {engine.title} has: {', '.join(sorted(engine.methods))}"
+    if method in UNREAD_METHODS:
+        remedy = OTHER_WAY.format(method)
+    if engine.unknown_method:
+        return Finding("config", engine.unknown_method.format(method), remedy)
+    text = f"What {engine.title} makes of the quant_method {method} was not read"
+    return Finding("unknown", text, remedy)
+
+
+def _check_family(checkpoint: Checkpoint, place: _Place) -> EngineCheck:
+    """As the family says that reads the draft."""
+    engine, arch, written = place.engine, place.arch or "", checkpoint.config
+    as_read = _as_read(engine, checkpoint, arch)
+    if isinstance(as_read, Finding):
+        return _answer(place, [as_read])
+    checkpoint, declaration = as_read
+    config = checkpoint.config
+    plain = replace(checkpoint, config=_of_shapes(checkpoint.config, written))
     family, read = read_config(plain, as_declared=True)
     own = engine.own(family.engine_traits)
     normed = read.normed_heads
@@ -285,7 +313,7 @@ def _check_family(checkpoint: Checkpoint, place: _Place) -> EngineCheck:
     serving = place.serving or Serving(draft=str(checkpoint.folder))
     serving = serving.with_cache(declaration.cache_dtype if declaration else None)
     launch = engine.launch(question, usual_draft_tokens(geometry), serving)
-    nulls = null_findings(engine, question, has_class=not is_speculators(written))
+    nulls = null_findings(question, has_class=not is_speculators(written))
     findings = [*nulls, *([problem] if problem else []), *findings]
     answer = _answer(place, findings, layers, launch or None)
     notes = [f"{text}: {layers_remedy}" for text in misread[1:] if text is not None]
@@ -294,11 +322,21 @@ def _check_family(checkpoint: Checkpoint, place: _Place) -> EngineCheck:
     return replace(answer, captures=captures, notes=tuple(notes))
 
 
+def _of_shapes(config: Mapping[str, Any], said: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The config.json without biases, which every family reads; `said`: as it was before.
+
+    Heads are rotated whole where it does not say: that is no matter of shapes.
+    """
+    kept = {key: value for key, value in config.items() if not (key in BIAS_KEYS and value is True)}
+    return {**kept, "partial_rotary_factor": said.get("partial_rotary_factor", 1.0)}
+
+
 def _absent_tables(engine: Engine, question: Question, family: Family) -> list[str]:
     names = question.tensor_names
     stored = {family.canonical_name(name).rpartition(".")[0] for name in names}
     tied = question.config.get("tie_word_embeddings") is True
-    own = {"lm_head"} if tied or engine.unshared_head(question) is not None else set()
+    unshared = engine.rule("unshared_head", question=question) is not None
+    own = {"lm_head"} if tied or unshared else set()
     return [said for table, said in engine.absent_tables.items() if table not in stored | own]
 
 
@@ -312,27 +350,6 @@ def _with_norms(engine: Engine, family: Family, geometry: Any, config: Mapping[s
         norm_before_fc=bool(before) and family.engine_traits.norm_before_fc,
         fc_norm=any(bool(config.get(key)) for key in engine.fc_norm_keys),
     )
-
-
-def _method_problem(
-    engine: Engine, declaration: Declaration | None, checkpoint: Checkpoint
-) -> Finding | None:
-    if declaration is None or declaration.method in engine.methods:
-        return None
-    if declaration.method is None:
-        if engine.no_method is None:
-            return None
-        says_nothing = not quantized_looking(checkpoint.tensors.values())
-        add = "add quant_method, the name of the format, to quantization_config"
-        drop = "remove quantization_config: no tensor is stored quantized"
-        return Finding("config", engine.no_method, drop if says_nothing else add)
-    remedy = f"use a quant_method that {engine.title} has: {', '.join(sorted(engine.methods))}"
-    if declaration.method in UNREAD_METHODS:
-        remedy = OTHER_WAY.format(declaration.method)
-    if engine.unknown_method:
-        return Finding("config", engine.unknown_method.format(declaration.method), remedy)
-    text = f"What {engine.title} makes of the quant_method {declaration.method} was not read"
-    return Finding("unknown", text, remedy)
 
 
 def _answer(
@@ -403,3 +420,69 @@ def _agreed(place: _Place, answers: Sequence[EngineCheck]) -> EngineCheck:
         remedy=finding.remedy,
         by_gpu=by_gpu,
     )
+
+
+# ---- Which linears engines take otherwise than they are stored, for what the excludes say
+# Of each engine, its newest known version is asked.
+
+
+def misread_excludes(
+    checkpoint: Checkpoint, *, target_layers: int | None
+) -> Mapping[EngineName, str]:
+    """Linears that an engine takes as quantized where floats are stored, or the other way round.
+
+    Of each such engine the first, and how many more. Fused linears with parts of both kinds are
+    left out: no exclude is right for them. Which engine has the scheme at all does not matter here.
+    """
+    family, _ = read_config(checkpoint)
+    names = quantized_looking(checkpoint.tensors.values())
+    quantized = {family.canonical_name(f"{n}.weight").removesuffix(".weight") for n in names}
+    found = {}
+    for engine in newest_engines():
+        question = _question(engine, checkpoint, target_layers)
+        modules = engine.modules(question) if question is not None else ()
+        told = [_misread(engine, question, m, quantized) for m in modules if question is not None]
+        if wrong := [text for text in told if text is not None]:
+            found[engine.name] = wrong[0] + (f", and {len(wrong) - 1} more" if wrong[1:] else "")
+    return found
+
+
+def _question(engine: Engine, checkpoint: Checkpoint, target_layers: int | None) -> Question | None:
+    """None where the engine refuses config.json or the declaration, or reads none."""
+    arch = engine.archs[0]  # no rule for excludes depends on the GPU
+    as_read = _as_read(engine, checkpoint, arch)
+    if isinstance(as_read, Finding) or as_read[1] is None or not as_read[1].groups:
+        return None
+    family, geometry = read_config(as_read[0])
+    return engine.question(
+        as_read[0],
+        family.engine_traits,
+        geometry,
+        declaration=as_read[1],
+        head_rows=None,
+        tp=1,
+        has_side_file=(checkpoint.folder / HF_QUANT_CONFIG).is_file(),
+        first_layer=target_layers,
+        arch=arch,
+    )
+
+
+def _misread(
+    engine: Engine, question: Question, module: Module, quantized: Collection[str]
+) -> str | None:
+    """How it takes the module, if that is known and not as it is stored."""
+    kinds = {part in quantized for part in module.parts}
+    if len(kinds) > 1 or module.leaf in engine.plain(question):
+        return None
+    try:
+        excluded = engine.is_excluded(question, module)
+        if not excluded and scheme_of(question, module) is None:
+            return None  # no target means it: whatever is excluded
+    except UnsureError:
+        return None
+    if isinstance(excluded, Finding) or excluded not in kinds:
+        return None
+    taken, stored = "quantized", "floats are stored"
+    if excluded:
+        taken, stored = "not quantized", "quantized values are stored"
+    return f"{engine.title} takes {shown(module.name)} as {taken}, where {stored}"

@@ -35,7 +35,7 @@ def version_rows() -> Iterator[dict[str, Any]]:
 
 
 def _frozen(key: str, value: Any) -> Any:
-    if key in ("methods", "registered"):
+    if key in ("methods", "mtp_types", "registered"):
         return frozenset(value.split())
     if key in ("models", "experts_by_name"):
         return frozenset(value)
@@ -102,12 +102,11 @@ def _filled(refused: Sequence[Any], signature: str) -> Finding:
     return Finding(stage, text, remedy)
 
 
-def first_rule(engine: EngineName, version: str, about: str, facts: Facts) -> Finding | None:
-    """What an engine says by the first row of rules.toml about them; None where no row does."""
+def all_rules(engine: EngineName, version: str, about: str, facts: Facts) -> Iterator[Finding]:
+    """What an engine says by the rows of rules.toml about them."""
     for row in data_file("rules")[about]:
         if _is_of(row, engine, version) and counts(row, facts):
-            return _finding(row["says"], facts)
-    return None
+            yield _finding(row["says"], facts)
 
 
 def _is_of(row: Mapping[str, Any], engine: EngineName, version: str) -> bool:

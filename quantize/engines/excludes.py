@@ -5,17 +5,16 @@ compressed-tensors' configs in vLLM 0.33.0 and SGLang 0.5.23; other declarations
 """
 
 import fnmatch
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from ...recipes.errors import short
-from ..drafts.config_reader import object_at
 from ..drafts.engine_traits import Finding
 from ..stored.layouts.module_patterns import PatternProblem, matches
 from ..stored.layouts.scheme import EVERY_LINEAR
 from ..stored.stored_declaration import WORDS_OF_CODES
 from .contract import Module, Question, UnsureError
-from .linear_scheme import LinearScheme
+from .declared_forms import LinearScheme
 
 SOME_PARTS = (
     "Detected some but not all shards of {} are quantized. All shards of fused layers to have the"
@@ -234,37 +233,3 @@ def _flat(names: Any) -> list[str]:
     if isinstance(names, str):
         return [names]
     return [each for name in names for each in _flat(name)] if isinstance(names, list) else []
-
-
-# ---- Transforms that compressed-tensors declares for the inputs and outputs of linears
-# Those of weights are in the stored values already. Source: `get_linear_transform_schemes` of vLLM
-# 0.33.0; SGLang 0.5.23 does not read the key.
-
-_ONLINE = ("input", "output")
-
-
-def _online(question: Question) -> Iterator[str]:
-    """Targets of those that are applied when the draft is served."""
-    for _, location, targets in transforms(question.keys):
-        if location in _ONLINE:
-            yield from (each for each in targets if isinstance(each, str))
-
-
-def transforms(declaration: Mapping[str, Any]) -> Iterator[tuple[str, object, list[Any]]]:
-    """Name of each transform, with each location and the targets there, of any JSON type."""
-    groups = object_at(object_at(declaration, "transform_config"), "config_groups")
-    for name in groups:
-        applied = object_at(groups, name).get("apply")
-        for each in applied if isinstance(applied, list) else []:
-            if isinstance(each, Mapping) and isinstance(each.get("targets"), list):
-                yield name, each.get("location"), each["targets"]
-
-
-def is_transformed(question: Question, name: str) -> bool:
-    """Whether what a linear of this name reads or writes is to be transformed."""
-    return any(exact_or_regex(each, name) or each == "Linear" for each in _online(question))
-
-
-def any_transform(question: Question) -> bool:
-    """Whether something is to be transformed when the draft is served."""
-    return any(True for _ in _online(question))

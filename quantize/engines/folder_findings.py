@@ -12,11 +12,11 @@ from ..drafts.family import TensorSpec
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
 from ..stored.stored_declaration import COMPANIONS
-from .built_linears import bias_findings, built_biases
+from .built_linears import ROUTED
+from .config_rules import BIAS_KEYS
 from .contract import CutHead, Question, Verdict
 from .engine import TRAITS, Engine
 from .engine_rows import said
-from .mtp_linears import ROUTED
 
 # ---- A head with rows for fewer tokens than the vocabulary
 # Loading and proposing were executed (`experiments/engines/RESULTS.md`). Draft id i stands for
@@ -66,12 +66,19 @@ def _cut_head(folder: Folder) -> Iterator[Finding]:
     )
     if not question.traits.prunes_vocabulary or question.own.shares_tables:
         return
-    yield from folder.engine.cut_head(question, head)
-    if not head.is_cut:
-        return
-    if head.mapped is None:
-        yield folder.say("no-map", built=head.built)
-    else:
+    built = head.built if head.is_declared else head.vocabulary
+    yield from folder.engine.rules(
+        "cut_head",
+        question=question,
+        head=head,
+        built=built,
+        is_absent=head.stored is None,
+        is_of_other_rows=head.stored not in (None, built),
+        has_map=head.mapped is not None,
+        has_other_map=head.mapped not in (None, built),
+        has_linears=bool(folder.engine.modules(question)),
+    )
+    if head.is_cut and head.mapped is not None:
         yield from _wrong_tokens(folder, head.vocabulary)
 
 
@@ -172,15 +179,15 @@ def folder_findings(folder: Folder) -> Iterator[Finding]:
     yield from _other_vocabulary(folder)
     yield from _cut_head(folder)
     yield from _later_norms(folder)
-    yield from bias_findings(engine, question, stored)
+    yield from _bias_findings(engine, question, stored)
     refused = question.own.refuses_absent_norm and question.declaration is None
     for name, spec in specs.items():
         module, _, suffix = name.rpartition(".")
         if spec.role == "norm" and not spec.optional and suffix not in stored.get(module, {}):
             yield said("refused-without-norm" if refused else "absent-norm", name=name)
     yield from _shared_tables(folder)
-    if "lm_head" not in stored and (unshared := engine.unshared_head(question)) is not None:
-        yield unshared
+    if "lm_head" not in stored:
+        yield from engine.rules("unshared_head", question=question)
     yield from _uneven_shards(question)
 
 
@@ -269,3 +276,31 @@ def strangers(engine: Engine, question: Question, tensor: TensorInfo) -> Iterato
 def no_such_name(name: str, remedy: str) -> Finding:
     """The error of an engine that refuses a tensor for which it has no parameter."""
     return said("no-such-name", name=name.replace("midlayer", "layers.0"), remedy=remedy)
+
+
+def built_biases(engine: Engine, question: Question) -> frozenset[str]:
+    """Leaves to which it gives a bias for what config.json says, beside the family's own."""
+    return frozenset().union(*(leaves or () for leaves in _asked(engine, question)))
+
+
+def _bias_findings(
+    engine: Engine, question: Question, stored: Mapping[str, Any]
+) -> Iterator[Finding]:
+    """Biases that are built and not stored, and keys of which nothing is known."""
+    if None in _asked(engine, question):
+        yield said("unread-biases")
+    built = built_biases(engine, question)
+    for module in engine.modules(question) if built else ():
+        for part in module.parts:
+            biased = part.rpartition(".")[2] in built
+            if biased and part in stored and "bias" not in stored[part]:
+                yield said("absent-bias", name=module.name, part=part)
+
+
+def _asked(engine: Engine, question: Question) -> list[frozenset[str] | None]:
+    built = engine.biases(question)
+    return [
+        leaves
+        for key, leaves in zip(BIAS_KEYS, built, strict=True)
+        if question.config.get(key) is True
+    ]

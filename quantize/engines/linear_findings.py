@@ -1,30 +1,35 @@
 """An engine's tables applied to a folder: every linear as it is built, and its tensors."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
-from ..drafts.engine_traits import Finding
+from ..drafts.engine_traits import MLA_DOWN, Finding
 from ..files.safetensors_header import TensorInfo
 from ..stored.layouts.scheme import FLOAT_DTYPES
 from ..stored.stored_declaration import COMPANIONS
 from .built_linears import (
-    built_biases,
+    GRAFT,
+    GRAFTED,
+    ROUTED,
+    built_as_floats,
+    first_prefix,
     fits,
     holds,
     never_fits,
+    of_other_layer,
     one_global_scale,
     other_shape,
     parameters,
     quantized_linear,
     refused_shape,
 )
-from .contract import Layer, Module, Scheme, UnsureError
-from .engine_rows import first_rule, said
-from .exclude_findings import float_experts, floats_into_codes
-from .excludes import NAMED_HEADS, scheme_of
-from .folder_findings import SHARED, Folder, Stored, folder_findings, no_such_name, strangers
-from .linear_scheme import LinearScheme
-from .mtp_linears import built_as_floats
+from .contract import Layer, Module, Question, Scheme, UnsureError
+from .declared_forms import LinearScheme
+from .engine import Engine
+from .engine_rows import concatenated, said
+from .excludes import NAMED_HEADS, gptq_by_rules, scheme_of
+from .folder_findings import SHARED, Folder, Stored, built_biases, folder_findings, strangers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +46,7 @@ class Walk(Folder):
             what = declared.problem or f"quant_method {declared.method}"
             return layers, [said("not-executed", what=what)]
         stored, findings = self.stored, list(folder_findings(self))
-        if (experts := float_experts(self.engine, self.question)) is not None:
-            findings.append(experts)
+        findings += filter(None, [_float_experts(self.engine, self.question)])
         rows = self._rows(findings)
         built: list[Scheme] = []
         for module in self.engine.modules(self.question):
@@ -93,39 +97,31 @@ class Walk(Folder):
 
     def _scheme(self, module: Module, findings: list[Finding]) -> LinearScheme | None:
         """As what the engine builds a module; None = as floats."""
-        if self.question.declaration is None or module.leaf in self.engine.plain(self.question):
+        question = self.question
+        if question.declaration is None or module.leaf in self.engine.plain(question):
             return None
-        scheme = None
         try:
-            excluded = self.engine.is_excluded(self.question, module)
-            scheme = scheme_of(self.question, module)
+            excluded = self.engine.is_excluded(question, module)
+            scheme = scheme_of(question, module)
         except UnsureError as exc:
             findings.append(said("unsure-exclude", why=str(exc)))
-            return self.question.declaration.groups[0].scheme
+            return question.declaration.groups[0].scheme
         if isinstance(excluded, Finding):
             findings.append(excluded)
         elif excluded:
             return None
-        elif (
-            scheme is None
-            and module.leaf not in SHARED
-            and (text := self.engine.no_target.get(self.question.method or ""))
-        ):
-            text = text.format(prefix=module.prefix)
-            findings.append(said("no-target", text=text, leaf=module.leaf))
+        elif scheme is None and module.leaf not in SHARED:
+            findings += self.engine.rules("no_target", question=question, module=module)
         return scheme
 
     def _plain(self, module: Module, parts: Stored) -> Iterator[Finding]:
         for part, tensors in parts.items():
-            shape = self._shape(part)
+            shape, weight = self._shape(part), tensors.get("weight")
             companions = [t.name for suffix, t in tensors.items() if suffix in COMPANIONS]
-            weight = tensors.get("weight")
-            codes = weight is not None and weight.dtype not in FLOAT_DTYPES
             if not tensors:
                 yield said("never-written", module=module, name=f"{part}.weight")
-            elif companions or codes:
-                refused = self.engine.codes_in_floats(self.question, module)
-                yield refused or self._codes_into_floats(module, companions, weight, shape)
+            elif companions or (weight is not None and weight.dtype not in FLOAT_DTYPES):
+                yield self._codes_into_floats(module, companions, weight, shape)
             elif weight is not None and weight.shape != shape:
                 yield self._other_shape(module, weight, shape)
 
@@ -150,39 +146,89 @@ class Walk(Folder):
         weight: TensorInfo | None,
         shape: tuple[int, int],
     ) -> Finding:
-        remedy = _declare(self, module)
-        if weight is not None and weight.shape != shape and self.engine.checks_shapes:
-            return refused_shape(weight, shape, remedy)
         name = companions[0] if companions else f"{module.name}.weight"
-        own = self.question.own
-        if companions and own.unknown_tensors == "refused":
-            return no_such_name(name, remedy)
-        if companions and (text := self.engine.stranger(self.question, name)):
-            return Finding("load", text, remedy)
-        names = {"module": module, "name": name, "remedy": remedy}
-        casts = own.floats_into_fp8 != "unknown"  # a refusal is one of the other direction
-        if casts and own.unknown_tensors == "dropped":
-            return self.say("drops-codes" if companions else "reads-codes", **names)
-        return self.say("codes-into-floats", **names)
+        remedy = _declare(self, module)
+        return self._in_place(
+            "codes", module, name, remedy, weight, shape, has_companions=bool(companions)
+        )
+
+    def _floats_into_codes(
+        self,
+        module: Module,
+        scheme: LinearScheme,
+        weight: TensorInfo,
+        shape: tuple[int, int],
+        *,
+        mixed: bool,
+    ) -> Finding:
+        """What the engine makes of a float weight of one part, which is to have [rows, columns]."""
+        codes = scheme.parts(*shape).get("weight")
+        return self._in_place(
+            "floats",
+            module,
+            weight.name,
+            _exclude(self.engine, self.question, module, mixed=mixed),
+            weight,
+            codes.shape if codes else weight.shape,
+            scheme=scheme,
+            mixed=mixed,
+            is_joined=module.leaf in MLA_DOWN.names,
+            has_codes=codes is not None,
+            dtype=codes and codes.dtypes[0],
+            packed=weight.shape[-1] // 2,
+            columns=weight.shape[-1],
+        )
+
+    def _in_place(
+        self,
+        about: str,
+        module: Module,
+        name: str,
+        remedy: str,
+        weight: TensorInfo | None,
+        shape: tuple[int, ...],
+        **facts: object,
+    ) -> Finding:
+        """What becomes of floats, or codes, where the engine expects the other, in this shape."""
+        question = self.question
+        groups = question.declaration.groups if question.declaration else ()
+        joined = [concatenated().get(group.scheme.signature) for group in groups]
+        other = weight is not None and weight.shape != shape and self.engine.checks_shapes
+        found = self.engine.rule(
+            about,
+            own=question.own,
+            module=module,
+            name=name,
+            in_engine=name.replace("midlayer", "layers.0"),
+            remedy=remedy,
+            stranger=self.engine.stranger(question, name),
+            concatenated=next(filter(None, joined), None),
+            weight=weight,
+            is_other_shape=other,
+            stored=str(list(weight.shape if weight else shape))[1:-1],
+            shape=str(list(shape))[1:-1],
+            **facts,
+        )
+        assert found is not None  # the last row is of every one
+        return found
 
     def _quantized(
         self, module: Module, parts: Stored, scheme: LinearScheme, row: Scheme
     ) -> Iterator[Finding]:
         """A module that the engine takes as quantized: each part stored so, nothing absent."""
         shapes = [self._shape(part) for part in parts]
-        mixed = {self._is_float(tensors) for tensors in parts.values() if tensors}
+        mixed = len({_is_float(tensors) for tensors in parts.values() if tensors}) > 1
         for (part, tensors), shape in zip(parts.items(), shapes, strict=True):
             if not tensors:
                 yield said("never-written", module=module, name=f"{part}.{scheme.suffix}")
-            elif self._is_float(tensors):
+            elif _is_float(tensors):
                 weight = tensors["weight"]
-                yield floats_into_codes(self, module, scheme, weight, shape, mixed=len(mixed) > 1)
+                yield self._floats_into_codes(module, scheme, weight, shape, mixed=mixed)
             else:
                 yield from self._parts(module, scheme, tensors, shape, row.not_read)
         shards = [self._shard(module, part) for part in parts]
         linear = quantized_linear(self.question, module, scheme, shards)
-        problem = first_rule(self.engine.name, self.engine.version, "linear", linear)
-        if problem is not None:
+        if (problem := self.engine.rule("linear", **linear)) is not None:
             yield problem
         if len(parts) > 1 and scheme.has_global_scale:
             yield from one_global_scale(self.checkpoint, module, parts, row)
@@ -221,10 +267,6 @@ class Walk(Folder):
         remedy = f"store {tensor.name} as {list(shape)}, not {list(tensor.shape)}"
         return Finding("load", self.engine.scale_shape, remedy)
 
-    def _is_float(self, tensors: Mapping[str, TensorInfo]) -> bool:
-        weight = tensors.get("weight")
-        return weight is not None and weight.dtype in FLOAT_DTYPES
-
     def _shape(self, part: str) -> tuple[int, int]:
         rows, columns = (dim.size for dim in self.specs[f"{part}.weight"].shape)
         return rows, columns
@@ -246,6 +288,14 @@ class Walk(Folder):
         return rows, columns
 
 
+def _is_float(tensors: Mapping[str, TensorInfo]) -> bool:
+    weight = tensors.get("weight")
+    return weight is not None and weight.dtype in FLOAT_DTYPES
+
+
+# ---- What to do: a declaration and what is stored disagree
+
+
 def _declare(walk: Walk, module: Module) -> str:
     """What makes the engine take a module for quantized, or that nothing does."""
     engine, declare = walk.engine, f"declare {module.leaf} as quantized"
@@ -259,3 +309,74 @@ def _declare(walk: Walk, module: Module) -> str:
     if module.leaf == "lm_head" and walk.question.method in NAMED_HEADS:
         return f"{declare}: no target names it, such as 're:.*lm_head$'"
     return f"{declare}: an exclude matches {module.prefix!r}"
+
+
+def _exclude(engine: Engine, question: Question, module: Module, *, mixed: bool) -> str:
+    unread = question.declaration and question.declaration.exclude_remedy
+    if unread:
+        return unread
+    if mixed:
+        return f"quantize all parts of {module.leaf} or none: they are fused"
+    return excluding(engine, question, module)
+
+
+def excluding(engine: Engine, question: Question, module: Module) -> str:
+    """What excludes a module: its own name, or those of its parts, if no other layer has them."""
+
+    def excluded(asked: Module, names: tuple[str, ...]) -> bool:
+        declared = question.declaration and replace(question.declaration, excludes=names)
+        with suppress(UnsureError):
+            answer = engine.is_excluded(replace(question, declaration=declared), asked)
+            return answer is True
+        return False
+
+    names: tuple[str, ...] = (module.prefix,)
+    shared = (twin := of_other_layer(question, module)) == module
+    if not excluded(module, ()):  # as by keys of another kind
+        names = next((n for n in (names, module.part_prefixes) if excluded(module, n)), names)
+        shared = shared or (twin is not None and excluded(twin, names))
+    if shared:
+        graft = f"{GRAFT}, and " if question.method in GRAFTED else ""
+        what = f"{engine.title} knows the layer's linears by names that others of the target have"
+        return f"{graft}serve it with another engine: {what}"
+    said = ", ".join(map(repr, names))
+    return f"exclude {module.leaf} so that {engine.title} matches it as {said}"
+
+
+# ---- Routed experts of an MTP layer that are stored as floats in a quantized target
+# Engines fuse them into one module, which is no linear: excludes mean it by rules of its own.
+# Executed: `experiments/engines/inside.py`.
+
+
+def _float_experts(engine: Engine, question: Question) -> Finding | None:
+    """What becomes of them; None where there are none, or where they are served as they are."""
+    served, declared = question.own.mtp, question.declaration
+    names = [n for n in question.tensor_names if ROUTED in n and n.endswith(".weight")]
+    codes = any(ROUTED in n and n.rpartition(".")[2] in COMPANIONS for n in question.tensor_names)
+    if served is None or not question.inside_target or declared is None or codes or not names:
+        return None
+    first = first_prefix(question, served)
+    single = [f"{first}{n[n.index('mlp.') : -len('.weight')]}" for n in names]
+    whole = single[0].partition(ROUTED)[0] + ROUTED.rstrip(".")
+
+    def excluded(name: str) -> bool:
+        asked = Module(name, name, (), "column")
+        if question.method == "gptq":  # never by lists: `auto_gptq.py:80` of vLLM
+            return gptq_by_rules(question, asked)
+        return engine.is_excluded(question, asked) is True
+
+    try:
+        by_whole, by_single = excluded(whole), set(map(excluded, single))
+    except UnsureError as exc:
+        return said("unsure-experts", why=str(exc))
+    listed = question.method in engine.experts_by_name and set(single) <= set(declared.excludes)
+    named = question.method in engine.experts_by_name - {"compressed-tensors"} and by_whole
+    if listed or named or (by_whole and by_single == {True}):
+        return None
+    remedy = excluding(engine, question, Module(whole, whole, (), "column"))
+    if remedy.startswith("exclude"):
+        remedy = f"exclude each expert of the layer by its name, and {whole!r}"
+        remedy += f"; or {GRAFT}" if question.method in GRAFTED else ""
+    known = question.method in GRAFTED and not (by_whole or True in by_single)
+    name = "float-experts" if known else "unread-experts"
+    return said(name, engine=engine.title, whole=whole, remedy=remedy)

@@ -18,16 +18,15 @@ from ..drafts.config_reader import object_at
 from ..drafts.engine_traits import GATE_UP, MLA_DOWN, QKV, Finding
 from ..drafts.recognition import is_speculators
 from ..files.safetensors_header import TensorInfo
-from . import mtp_linears as mtp
+from . import built_linears as built
 from .config_rules import NO_NAME, OF_LAYERS, as_class_reads, sglang_captures
-from .contract import Captures, CutHead, Declaration, Module, Question
+from .contract import Captures, Declaration, Module, Question
 from .engine import TRAITS, Engine, Serving, flag
-from .engine_rows import Facts, concatenated, first_rule, said
+from .engine_rows import Facts, said
 from .excludes import (
     QUANTIZED_HEADS,
     SOME_PARTS,
     Patterns,
-    any_transform,
     auto_round_in_sglang,
     by_parts,
     dotted_path,
@@ -127,13 +126,13 @@ class Sglang(Engine):
     @override
     def config_problem(self, question: Question) -> Finding | None:
         facts, own = self._facts(question), question.traits.sglang
-        problem = first_rule(self.name, self.version, "whole_head", facts) or own.problem(question)
-        problem = problem or first_rule(self.name, self.version, "dtype", facts)
+        problem = self.rule("whole_head", **facts) or own.problem(question)
+        problem = problem or self.rule("dtype", **facts)
         if problem is None and own.mtp is not None:
-            problem = mtp.sglang_problem(question, own.mtp)
-        problem = problem or first_rule(self.name, self.version, "whole_model", facts)
+            problem = built.sglang_problem(question, own.mtp)
+        problem = problem or self.rule("whole_model", **facts)
         problem = problem or own.problem_as_draft(question)
-        return problem or first_rule(self.name, self.version, "draft", facts)
+        return problem or self.rule("draft", **facts)
 
     def _facts(self, question: Question) -> Facts:
         """`has_draft_vocab_size`: a null key is there: the head is then the target's.
@@ -159,7 +158,6 @@ class Sglang(Engine):
             "too_many_layers": most is not None and question.num_layers > most,
             "has_draft_vocab_size": "draft_vocab_size" in config,
             "drops_head": not traits.drafts_blocks and question.is_tied and stored,
-            "transformed": any_transform(question),
         }
 
     def _as_draft(self, name: str) -> str:
@@ -279,21 +277,11 @@ class Sglang(Engine):
         return frozenset(leaves | {"fc"} if traits.sglang.plain_fc else leaves)
 
     @override
-    def codes_in_floats(self, question: Question, module: Module) -> Finding | None:
-        """The loader puts q_a and kv_a together before it looks who takes them."""
-        groups = question.declaration.groups if question.declaration else ()
-        errors = [concatenated().get(group.scheme.signature) for group in groups]
-        text = next(filter(None, errors), None)
-        if module.leaf != MLA_DOWN.sglang or text is None:
-            return None
-        return Finding("load", text, "use FP8 per channel with dynamic tokens: recipe fp8-ptpc")
-
-    @override
     def stranger(self, question: Question, name: str) -> str | None:
         """`qwen3.py:742` looks up a part of a fused linear unasked; for a bias it asks."""
         served = question.own.mtp
         if served is not None and served.no_parameter:  # `mimo_mtp.py`, load_weights
-            return served.no_parameter.format(name=mtp.in_engine(name, served.layer))
+            return served.no_parameter.format(name=built.in_engine(name, served.layer))
         module, _, suffix = name.rpartition(".")
         leaf = module.rpartition(".")[2]
         named = declared_architecture(question.config) == "Qwen3ForCausalLM"
@@ -302,30 +290,6 @@ class Sglang(Engine):
             return None
         fused = QKV if leaf in QKV.members else GATE_UP
         return f"KeyError: '{module.removesuffix(leaf)}{fused.sglang}.{suffix}'"
-
-    @override
-    def unshared_head(self, question: Question) -> Finding | None:
-        """`init_lm_head` of `eagle_worker_v2.py:357` asks for a null key."""
-        config = question.config
-        if question.traits.drafts_blocks or config.get("tie_word_embeddings"):
-            return None
-        return None if config.get("draft_vocab_size") is None else said("sglang-unshared-head")
-
-    @override
-    def cut_head(self, question: Question, head: CutHead) -> Iterator[Finding]:
-        """The head that it builds has as many rows as config.json declares; of null it is whole.
-
-        Loading and proposing executed; `llama_eagle3.py:303`, `kimi_k25_eagle3.py:351` and
-        `init_lm_head` of `eagle_worker_v2.py:336`.
-        """
-        if self.is_ordinary(question) or question.is_tied:
-            return
-        built = head.built if head.is_declared else head.vocabulary
-        if head.stored not in (None, built):
-            yield said("sglang-cut-head", built=built, stored=head.stored)
-        unlike = head.mapped not in (None, head.vocabulary)
-        if head.stored is None and not head.is_declared and unlike:
-            yield said("sglang-absent-cut-head", head=head)
 
     @override
     def cache_scale(self, question: Question, tensor: TensorInfo) -> bool | Finding | None:
@@ -346,7 +310,7 @@ class Sglang(Engine):
             return False
         if not names.search(tensor.name) or (question.traits.whole_model and not renames):
             return False
-        return tensor.numel == 1 or said("sglang-cache-scale", shape=list(tensor.shape))
+        return True if tensor.numel == 1 else None
 
 
 def _schemes(parts: tuple[str, ...]) -> str:

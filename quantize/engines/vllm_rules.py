@@ -20,19 +20,18 @@ from ..drafts.config_reader import object_at
 from ..drafts.engine_traits import QKV, UNSUPPORTED, EngineTraits, Finding
 from ..drafts.family import LAYER_CONFIG
 from ..files.safetensors_header import TensorInfo
-from . import mtp_linears as mtp
+from .built_linears import vllm_problem
 from .config_rules import NO_NAME, OF_LAYERS, as_class_reads, draft_traits, vllm_captures
 from .contract import (
     UNKNOWN_FIRST_LAYER,
     Captures,
-    CutHead,
-    Declaration,
     Module,
     Question,
     UnsureError,
 )
+from .declared_forms import Declaration, Group
 from .engine import TRAITS, Engine, Serving, flag
-from .engine_rows import Facts, first_rule, said
+from .engine_rows import Facts, said
 from .excludes import (
     QUANTIZED_HEADS,
     SOME_PARTS,
@@ -46,19 +45,10 @@ from .excludes import (
     substring_or_wildcard,
     whole_or_parts,
 )
-from .linear_scheme import Group
 
 _NOT_EXECUTED = frozenset().union(*(traits.vllm.not_executed for traits in TRAITS))
 """Other names of drafts that are registered, under methods and with tensors of their own."""
 _OF_MTP = re.compile(r"NextN$|MTP|^(?!.*(eagle|dflash|dspark)).*For(CausalLM|Conditional)", re.I)
-_REWRITTEN = re.compile(
-    r"(deepseek_(v3|v32|v4|v41|mtp)|glm_moe_dsa|glm5_next|dots3_note|pangu_ultra_moe|kimi_k3"
-    r"|ernie4_5_moe|ernie|nemotron_h(_puzzle)?|qwen3_next|qwen4_exp(_text)?|qwen3_5(_moe)?(_text)?"
-    r"|bailing_hybrid(_v3)?|exaone_moe|exaone4_5|intern_s2_preview|interns2_mobius|longcat_flash"
-    r"|step3p[57]|step5(_vl)?|hy_v[34]|inkling(_mm)?_model|gemma4(_unified)?_assistant"
-    r"|minimax_m3(_vl)?|mimo(_v2)?|glm4_moe(_lite)?|glm_ocr)(_mtp)?"
-)
-"""model_types for which it writes the name of an MTP layer: `config/speculative.py:711`."""
 _ATTRIBUTE = "AttributeError: 'SpeculatorsConfig' object has no attribute '{}'"
 _NEEDED = ("intermediate_size", "hidden_act", "rms_norm_eps")
 _NEEDED_BY_QWEN3 = ("max_position_embeddings", "num_key_value_heads")
@@ -78,8 +68,6 @@ _OF_ATTENTION = re.compile(
 )
 _BY_OUTPUTS = ("fp8", "quark")
 """Each quant_method that takes scales of the outputs of linears for those of the cache."""
-_PER_TENSOR = ("fp8", "modelopt", "quark")
-"""Each whose attention has one scale; compressed-tensors' may have one per head, others none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,18 +125,18 @@ class Vllm(Engine):
             return Finding("config", NO_NAME, "")
         if not name or name in self.architectures | self.registered | _NOT_EXECUTED:
             return None
-        if _OF_MTP.search(name) and _REWRITTEN.fullmatch(str(model_type)):
+        if _OF_MTP.search(name) and str(model_type).removesuffix("_mtp") in self.mtp_types:
             return None
         return Finding("config", UNSUPPORTED.format(name), "")
 
     @override
     def config_problem(self, question: Question) -> Finding | None:
         if question.own.mtp is not None:
-            return mtp.vllm_problem(question, question.own.mtp)
+            return vllm_problem(question, question.own.mtp)
         return (
             _rewritten(question.traits, question.config)
             or question.own.problem(question)
-            or first_rule(self.name, self.version, "config", _config_facts(question))
+            or self.rule("config", **_config_facts(question))
         )
 
     @override
@@ -263,35 +251,8 @@ class Vllm(Engine):
             return said("vllm-output-scales")
         if name.endswith("_zero_point"):  # symmetric: all zero, and never used
             return True
-        if method not in (*_PER_TENSOR, "compressed-tensors"):
-            return said("vllm-no-cache-scales", name=name, method=method)
-        strategy = object_at(question.keys, "kv_cache_scheme").get("strategy")
-        per_head = method == "compressed-tensors" and strategy == "attn_head"
-        shape = {"name": name, "shape": ", ".join(map(str, tensor.shape))}
-        if per_head and not name.endswith("q_scale"):
-            heads = question.config.get("num_key_value_heads", 0)
-            fits = tensor.numel in (1, heads)
-            return True if fits else said("vllm-cache-scale", **shape, wanted=heads)
-        if per_head or tensor.numel == 1:
-            return True
-        if method in _PER_TENSOR:
-            return said("vllm-scalar-cache-scale", tensor=tensor)
-        return said("vllm-cache-scale", **shape, wanted=1)
-
-    @override
-    def cut_head(self, _question: Question, head: CutHead) -> Iterator[Finding]:
-        """The head that it builds has as many rows as config.json declares.
-
-        Loading and proposing executed; `_should_share` of
-        `v1/worker/gpu/spec_decode/eagle/utils.py:24` and `llm_base_proposer.py:1513` put the
-        target's head in the place of one that is not stored, whatever its size.
-        """
-        if head.stored is None and head.is_cut:
-            yield said("vllm-absent-cut-head", head=head)
-        if head.stored in (None, head.built) or not head.is_declared:
-            return
-        unlike_map = head.mapped not in (None, head.built) and head.is_cut
-        yield said("vllm-cut-map" if unlike_map else "vllm-cut-head", head=head)
+        known = method in ("fp8", "modelopt", "quark", "compressed-tensors")
+        return True if known and tensor.numel == 1 else None
 
 
 def _config_facts(question: Question) -> Facts:

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from ...quantize.converting.dequantize_draft import DequantizeReport as DequantizeReport
     from ...quantize.converting.transcode_draft import TranscodeReport as TranscodeReport
     from ...quantize.engines.contract import EngineCheck as EngineCheck
-    from ...quantize.engines.listed_recipes import ListedRecipe as ListedRecipe
     from ...quantize.estimate.estimate_report import EstimateReport as EstimateReport
     from ...quantize.files.staging import CleanReport as CleanReport
     from ...quantize.grafting.graft_layer import GraftReport as GraftReport
     from ...quantize.inspection import Inspection as Inspection
     from ...quantize.inspection import PlanReport as PlanReport
+    from ...quantize.listed_recipes import ListedRecipe as ListedRecipe
     from ...quantize.making.quantize_draft import QuantizeReport as QuantizeReport
     from ...quantize.making.unpickle_draft import Unpickled as Unpickled
     from ...quantize.pairing.check_report import CheckReport as CheckReport

@@ -40,7 +40,7 @@ def recipes_list(settings: Listing) -> "tuple[reports.ListedRecipe, ...]":
         RecipeError: there is no family of this name.
         CheckpointError: there is no GPU of this name.
     """
-    from ...quantize.engines.listed_recipes import listed_recipes
+    from ...quantize.listed_recipes import listed_recipes
 
     return listed_recipes(settings)
 
@@ -94,7 +94,7 @@ def _show_list(listing: "Sequence[reports.ListedRecipe]", settings: Listing) -> 
 
 def _places(listed: "reports.ListedRecipe", asked: Listing) -> str:
     """Where the result loads, as far as it was asked, and where that is no use for speed."""
-    from ...quantize.engines.listed_recipes import places
+    from ...quantize.listed_recipes import places
 
     lines = [
         f"{place.engine}: {gpu_names(place.arch, asked.gpu)}{_families(place)}"
@@ -108,7 +108,7 @@ def _places(listed: "reports.ListedRecipe", asked: Listing) -> str:
 
 def _families(place: "LoadsOn") -> str:
     """Those that it does not load, which are fewer."""
-    from ...quantize.engines.listed_recipes import loaded_families
+    from ...quantize.listed_recipes import loaded_families
 
     absent = [name for name in loaded_families() if name not in place.family]
     return f" (not {', '.join(absent)})" if absent else ""

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from typing_extensions import override
 
-from ....recipes.formats import NUMBER_FORMATS
 from ....recipes.schema import Recipe, StoredLayoutName
 from .declaration_reader import INTEGERS_NO_MEANING, ObjectReader
 from .scheme import (
@@ -69,15 +68,14 @@ class StoredAwq(_PackedIntegers):
     def read(self, keys: ObjectReader) -> DeclaredScheme:
         # AutoAWQ's own file spells two keys otherwise
         keys.choice("w_bit" if keys.has("w_bit") and not keys.has("bits") else "bits", 4)
-        engine = keys.strictness == "engine"
         # AutoRound says false of symmetric values, and stores their zero points all the same.
-        zeros = keys.choice("zero_point", True, *(() if engine else (False,)))
-        keys.value("version", "gemm", "gemm", "GEMM")
+        zeros = keys.choice("zero_point", True, False)
+        if keys.strictness != "engine":  # files of GEMV are loaded as those of GEMM are
+            keys.value("version", "gemm", "gemm", "GEMM")
         check_integers(keys)
         keys.skip("sym")
         spelled = keys.has("q_group_size") and not keys.has("group_size")
-        sizes = NUMBER_FORMATS["int4"].sizes["group"] if engine else SIZES
-        size = keys.choice("q_group_size" if spelled else "group_size", -1, *sizes)
+        size = keys.choice("q_group_size" if spelled else "group_size", -1, *SIZES)
         numbers = _Numbers(bits=4, group_size=size, symmetric=True, ordered=False)
         return numbers.scheme(_Packing(layout=self if zeros else _SYMMETRIC, method="reorder"))
 

@@ -7,16 +7,16 @@ from typing import Any
 
 from typing_extensions import override
 
-from ...recipes import Recipe, aliases, built_in_recipes, load_recipe, to_mapping
-from ...recipes.brief import Brief
-from ...recipes.decode import nearest
-from ...recipes.errors import RecipeError
-from ...recipes.formats import NUMBER_FORMATS
-from ...recipes.schema import LoadsOn
-from ..asked import Listing
-from ..drafts import FAMILIES
-from ..gpus import GPUS, architecture, gpu_name, gpu_names
-from .versions import choose
+from ..recipes import Recipe, aliases, built_in_recipes, load_recipe, to_mapping
+from ..recipes.brief import Brief
+from ..recipes.decode import nearest
+from ..recipes.errors import RecipeError
+from ..recipes.formats import NUMBER_FORMATS
+from ..recipes.schema import LoadsOn
+from .asked import Listing
+from .drafts import FAMILIES
+from .engines.versions import choose
+from .gpus import GPUS, architecture, gpu_name, gpu_names
 
 
 @cache
