@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 from draftquant.quantize.engines import versions
-from draftquant.quantize.engines.contract import ENGINE_NAMES, Scheme
+from draftquant.quantize.engines.contract import ENGINE_NAMES, Scheme, data_file, version_rows
 from draftquant.quantize.engines.declared_forms import READERS
 from draftquant.quantize.engines.engine import Engine
 from draftquant.quantize.engines.engine_check import check_draft
-from draftquant.quantize.engines.engine_rows import data_file, version_rows
 from draftquant.quantize.engines.vllm_rules import Vllm
 from draftquant.recipes.schema import LayoutName
 from draftquant.scripts.cli import main

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from draftquant.quantize import engines
+from draftquant.quantize.engines.contract import explained, is_raw, meaning, meanings
 from draftquant.quantize.engines.engine_check import check_draft
-from draftquant.quantize.engines.engine_rows import explained, is_raw, meaning, meanings
 from draftquant.scripts.cli import main
 from reasons import own_text
 from tiny import tiny_eagle3_llama

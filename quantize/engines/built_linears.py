@@ -2,10 +2,9 @@
 
 Both engines name a parameter as its stored tensor, put the parts of a fused linear one below the
 other, and hold what each part has once in one element per part: executed with vLLM 0.33.0 and
-SGLang 0.5.23 (`experiments/engines/run.py` compares every shape). Biases of attention and MLP were
-executed with every combination of the engines' `biases` (`experiments/engines/kinds.py`), MTP layers of
-targets in a folder of their own by `experiments/engines/mtp.py`: the routed experts of a mixture are one
-fused module in both, `experts`; unquantized ones load.
+SGLang 0.5.23 (`experiments/engines/run.py` compares every shape), MTP layers of targets in a folder
+of their own by `experiments/engines/mtp.py`: the routed experts of a mixture are one fused module
+in both, `experts`; unquantized ones load.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,10 +26,8 @@ from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
 from ..stored.layouts.scheme import FP8_DTYPE
 from ..stored.stored_declaration import COMPANIONS
-from .contract import EngineName, Module, Parameter, Question, Scheme, UnsureError
+from .contract import EngineName, Facts, Module, Parameter, Question, Scheme, concatenated, said
 from .declared_forms import LinearScheme
-from .engine_rows import Facts, concatenated, said
-from .excludes import scheme_of
 
 # ---- The linears of one decoder layer as engines build them: fused, and split by shards
 
@@ -130,7 +127,7 @@ def vllm_problem(question: Question, served: MtpLayer) -> Finding | None:
     if problem is not None or question.declaration is None:
         return problem
     if question.inside_target:
-        return _experts_problem(question, served)
+        return _experts_problem(question)
     if served.declared is not None:
         return served.declared(question)
     stored = sorted(n for n in question.tensor_names if n.rpartition(".")[2] in COMPANIONS)
@@ -155,27 +152,16 @@ def sglang_problem(question: Question, served: MtpLayer) -> Finding | None:
     if question.declaration is None or not any(map(is_expert, question.tensor_names)):
         return None
     if question.inside_target:
-        return _experts_problem(question, served)
+        return _experts_problem(question)
     return said("experts-beside")
 
 
-def _experts_problem(question: Question, served: MtpLayer) -> Finding | None:
+def _experts_problem(question: Question) -> Finding | None:
     """Quantized experts of a layer in its target's folder that nobody has loaded in this format."""
-    stored = [
-        n for n in question.tensor_names if ROUTED in n and n.rpartition(".")[2] in COMPANIONS
-    ]
-    if not stored:
-        return None
-    module = min(stored).rpartition(".")[0]
-    path = module[module.index("mlp.") :]
-    asked = Module(module, f"{first_prefix(question, served)}{path}", (), "column")
-    try:
-        scheme = scheme_of(question, asked)
-    except UnsureError as exc:
-        return said("unsure-targets", why=str(exc))
-    if scheme is not None and scheme.signature in EXPERTS_LOADED:
-        return None
-    return said("experts-inside")
+    groups = question.declaration.groups if question.declaration else ()
+    stored = any(ROUTED in n and n.rpartition(".")[2] in COMPANIONS for n in question.tensor_names)
+    known = bool(groups) and {group.scheme.signature for group in groups} <= EXPERTS_LOADED
+    return said("experts-inside") if stored and not known else None
 
 
 def first_prefix(question: Question, served: MtpLayer, layer: int = 0) -> str:

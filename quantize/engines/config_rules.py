@@ -8,9 +8,8 @@ from ..drafts.architectures import declared_architecture
 from ..drafts.config_defaults import ClassDefaults, Source, absent_keys, class_defaults
 from ..drafts.config_reader import DEEPSEEK_TYPES, KEY, SECTION, layers_in_both_places, object_at
 from ..drafts.engine_traits import EngineTraits, Finding, Fusion
-from .contract import Capture, Captures, Question
+from .contract import Capture, Captures, Question, data_file, said
 from .engine import TRAITS
-from .engine_rows import data_file, said
 
 BIAS_KEYS = ("attention_bias", "mlp_bias")
 NO_NAME = "config.json has no architectures, by which engines choose the model"

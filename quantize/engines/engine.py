@@ -15,9 +15,18 @@ from ..drafts.engine_traits import Biases, EngineTraits, Finding, InEngine
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
 from .built_linears import built_as_floats, layer_linears, mtp_modules
-from .contract import TITLES, Captures, EngineName, Module, Question, Scheme
+from .contract import (
+    TITLES,
+    Captures,
+    EngineName,
+    Facts,
+    Module,
+    Question,
+    Scheme,
+    all_rules,
+    schemes_of,
+)
 from .declared_forms import Declaration, quantizes_outputs
-from .engine_rows import Facts, all_rules, schemes_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +100,6 @@ class Engine(ABC):
     absent_tables: Mapping[str, str] = field(default_factory=dict)
     absent_head: Mapping[str, str] = field(default_factory=dict)
     checks_shapes: bool = False
-    scale_shape: str = ""
 
     @property
     def title(self) -> str:

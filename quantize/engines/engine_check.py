@@ -48,11 +48,11 @@ from .contract import (
     Module,
     Question,
     UnsureError,
+    explained,
     shown,
 )
 from .declared_forms import Declaration, read_declaration
 from .engine import Engine, Serving
-from .engine_rows import explained
 from .excludes import scheme_of
 from .folder_findings import head_notes
 from .linear_findings import Walk

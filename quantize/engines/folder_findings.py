@@ -14,9 +14,8 @@ from ..files.safetensors_header import TensorInfo
 from ..stored.stored_declaration import COMPANIONS
 from .built_linears import ROUTED
 from .config_rules import BIAS_KEYS
-from .contract import CutHead, Question, Verdict
+from .contract import CutHead, Question, Verdict, said
 from .engine import TRAITS, Engine
-from .engine_rows import said
 
 # ---- A head with rows for fewer tokens than the vocabulary
 # Loading and proposing were executed (`experiments/engines/RESULTS.md`). Draft id i stands for
@@ -188,7 +187,7 @@ def folder_findings(folder: Folder) -> Iterator[Finding]:
     yield from _shared_tables(folder)
     if "lm_head" not in stored:
         yield from engine.rules("unshared_head", question=question)
-    yield from _uneven_shards(question)
+    yield from _uneven_shards(folder)
 
 
 def _shared_tables(folder: Folder) -> Iterator[Finding]:
@@ -206,21 +205,23 @@ def _shared_tables(folder: Folder) -> Iterator[Finding]:
             yield folder.say("shared-table", module=module)
 
 
-def _uneven_shards(question: Question) -> Iterator[Finding]:
+def _uneven_shards(folder: Folder) -> Iterator[Finding]:
     """Heads and inner widths that the shards cannot share."""
-    tp, heads = question.tp, question.config.get("num_attention_heads", 0)
-    if heads % tp and question.own.uneven_heads:
-        text = question.own.uneven_heads.format(heads=heads, tp=tp)
-        yield Finding("init", text, f"serve the draft on a number of GPUs that divides {heads}")
-        return
-    kept = question.config.get("num_key_value_heads")
+    config, tp, own = folder.question.config, folder.question.tp, folder.question.own
+    heads, width = config.get("num_attention_heads", 0), config.get("intermediate_size", 0)
+    kept = config.get("num_key_value_heads")
     kept = kept if type(kept) is int and kept > 0 else heads
-    if heads % tp:
-        yield said("cut-heads")
-    elif max(kept, tp) % min(kept or tp, tp):
-        yield said("cut-kv-heads")
-    elif (width := question.config.get("intermediate_size", 0)) % tp:
-        yield said("cut-width", width=width, tp=tp)
+    problem = folder.engine.rule(
+        "shards",
+        own_error=own.uneven_heads.format(heads=heads, tp=tp),
+        heads=heads,
+        heads_left=heads % tp,
+        kept_left=max(kept, tp) % min(kept or tp, tp),
+        width=width,
+        width_left=width % tp,
+        tp=tp,
+    )
+    yield from filter(None, [problem])
 
 
 def _other_vocabulary(folder: Folder) -> Iterator[Finding]:

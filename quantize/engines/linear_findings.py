@@ -24,10 +24,9 @@ from .built_linears import (
     quantized_linear,
     refused_shape,
 )
-from .contract import Layer, Module, Question, Scheme, UnsureError
+from .contract import Layer, Module, Question, Scheme, UnsureError, concatenated, said
 from .declared_forms import LinearScheme
 from .engine import Engine
-from .engine_rows import concatenated, said
 from .excludes import NAMED_HEADS, gptq_by_rules, scheme_of
 from .folder_findings import SHARED, Folder, Stored, built_biases, folder_findings, strangers
 
@@ -255,17 +254,10 @@ class Walk(Folder):
                 remedy = self._reshaped(module) or "quantize the draft again"
                 yield self._unlike(tensor, part.shape, remedy if never else None)
             elif len(tensor.shape) != len(part.shape) and tensor.numel > 1:
-                yield self._other_axes(tensor, part.shape)
+                yield other_shape(tensor, part.shape)  # scales [out] for [out, 1], or so
         for suffix, tensor in tensors.items():
             if suffix not in expected and suffix != "bias":
                 yield from strangers(self.engine, self.question, tensor)
-
-    def _other_axes(self, tensor: TensorInfo, shape: tuple[int, ...]) -> Finding:
-        """Scales [out] where the layout has [out, 1], or the other way round."""
-        if not self.engine.scale_shape:
-            return other_shape(tensor, shape)
-        remedy = f"store {tensor.name} as {list(shape)}, not {list(tensor.shape)}"
-        return Finding("load", self.engine.scale_shape, remedy)
 
     def _shape(self, part: str) -> tuple[int, int]:
         rows, columns = (dim.size for dim in self.specs[f"{part}.weight"].shape)

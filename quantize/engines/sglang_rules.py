@@ -20,9 +20,8 @@ from ..drafts.recognition import is_speculators
 from ..files.safetensors_header import TensorInfo
 from . import built_linears as built
 from .config_rules import NO_NAME, OF_LAYERS, as_class_reads, sglang_captures
-from .contract import Captures, Declaration, Module, Question
+from .contract import Captures, Declaration, Facts, Module, Question, said
 from .engine import TRAITS, Engine, Serving, flag
-from .engine_rows import Facts, said
 from .excludes import (
     QUANTIZED_HEADS,
     SOME_PARTS,

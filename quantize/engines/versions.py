@@ -12,9 +12,17 @@ from dataclasses import dataclass
 from typing_extensions import override
 
 from ..drafts.engine_traits import Finding
-from .contract import ENGINE_NAMES, EngineName, Module, Question, Scheme
+from .contract import (
+    ENGINE_NAMES,
+    EngineName,
+    Module,
+    Question,
+    Scheme,
+    said,
+    schemes_of,
+    version_rows,
+)
 from .engine import Engine, Serving, flag
-from .engine_rows import said, schemes_of, version_rows
 from .sglang_rules import Sglang
 from .vllm_rules import Vllm
 

@@ -25,13 +25,14 @@ from .config_rules import NO_NAME, OF_LAYERS, as_class_reads, draft_traits, vllm
 from .contract import (
     UNKNOWN_FIRST_LAYER,
     Captures,
+    Facts,
     Module,
     Question,
     UnsureError,
+    said,
 )
 from .declared_forms import Declaration, Group
 from .engine import TRAITS, Engine, Serving, flag
-from .engine_rows import Facts, said
 from .excludes import (
     QUANTIZED_HEADS,
     SOME_PARTS,
@@ -248,7 +249,7 @@ class Vllm(Engine):
         if not outputs and not _OF_ATTENTION.search(name):
             return False
         if outputs and not (question.traits.whole_model or question.traits.drafts_blocks):
-            return said("vllm-output-scales")
+            return None
         if name.endswith("_zero_point"):  # symmetric: all zero, and never used
             return True
         known = method in ("fp8", "modelopt", "quark", "compressed-tensors")
@@ -281,16 +282,12 @@ def _rewritten(traits: EngineTraits | None, config: Mapping[str, Any]) -> Findin
 
 def _speculators_config(config: Mapping[str, Any]) -> Mapping[str, Any] | Finding:
     """One of speculators as an ordinary config.json; unlike those of drafts it has no defaults."""
-    kind = config.get("speculators_model_type")
+    kind, layers = config.get("speculators_model_type"), config.get(LAYER_CONFIG)
     if kind not in tuple(_READ):  # of any JSON type
-        if kind == "mtp":
-            return said("vllm-speculators-mtp")
-        known = isinstance(kind, str)
+        known = isinstance(kind, str) and kind != "mtp"
         return said("vllm-speculators-other" if known else "vllm-speculators-no-kind", kind=kind)
-    layers = config.get(LAYER_CONFIG)
     if not isinstance(layers, Mapping):
-        save = "save the draft again with the speculators package"
-        return Finding("init", _ATTRIBUTE.format("vocab_size"), save)
+        return Finding("init", _ATTRIBUTE.format("vocab_size"), f"add {LAYER_CONFIG}")
     own = _READ[kind].read(config, layers)
     if isinstance(own, Finding):
         return own
@@ -298,10 +295,8 @@ def _speculators_config(config: Mapping[str, Any]) -> Mapping[str, Any] | Findin
     for key in (*(_NEEDED_BY_QWEN3 if qwen3 else ()), *_NEEDED):
         if key not in layers:
             return Finding("init", _ATTRIBUTE.format(key), f"add {key!r} to {LAYER_CONFIG}")
-    for key in _NEEDED_BY_QWEN3:
-        if layers.get(key, 0) is None:
-            text = f"TypeError: {key} is null in {LAYER_CONFIG}"
-            return Finding("init", text, f"give {key!r} its value")
+    if None in (layers.get(key, 0) for key in _NEEDED_BY_QWEN3):
+        return said("null-key", key=" or ".join(_NEEDED_BY_QWEN3))
     shared = {
         "draft_vocab_size": config.get("draft_vocab_size"),
         "quantization_config": config.get("quantization_config")

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..engines.contract import EngineName
-from ..engines.engine_rows import Facts
+from ..engines.contract import EngineName, Facts
 from ..files.checkpoint import Checkpoint, byte_blocks
 from ..stored.decoded_numbers import floats
 from .pair import Pair

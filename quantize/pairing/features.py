@@ -6,8 +6,7 @@ from typing import NamedTuple, Protocol
 from ..drafts.architectures import declared_architecture
 from ..drafts.geometry import MAP, Geometry
 from ..drafts.runtime_names import target_layers_named
-from ..engines.contract import TITLES, EngineCheck
-from ..engines.engine_rows import Facts, explained, refuses_target
+from ..engines.contract import TITLES, EngineCheck, Facts, explained, refuses_target
 from ..engines.versions import newest_engines
 from .pair import Pair, PairFinding
 

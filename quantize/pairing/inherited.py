@@ -15,10 +15,9 @@ from typing import Any
 
 from ...recipes.errors import CheckpointError
 from ..drafts.engine_traits import EngineTraits
-from ..engines.contract import EngineName
+from ..engines.contract import EngineName, Facts
 from ..engines.declared_forms import transforms
 from ..engines.engine_check import misread_excludes
-from ..engines.engine_rows import Facts
 from ..engines.folder_findings import CACHE_SCALE
 from ..stored.stored_declaration import raw_declaration
 from ..stored.stored_tables import HEAD

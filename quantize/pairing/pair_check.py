@@ -9,10 +9,9 @@ from ..drafts import read_config
 from ..drafts.config_reader import with_text_config
 from ..drafts.recognition import other_kind
 from ..drafts.runtime_names import target_layers_named
-from ..engines.contract import ENGINE_NAMES, TITLES, EngineName
+from ..engines.contract import ENGINE_NAMES, TITLES, EngineName, Facts
 from ..engines.engine import Serving
 from ..engines.engine_check import check_checkpoint, with_values
-from ..engines.engine_rows import Facts
 from ..files.checkpoint import Checkpoint
 from ..files.digests import not_finite
 from ..stored.layouts import HF_QUANT_CONFIG

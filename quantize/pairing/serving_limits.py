@@ -3,8 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..engines.contract import EngineName
-from ..engines.engine_rows import Facts
+from ..engines.contract import EngineName, Facts
 from .pair import Pair
 
 _FLAGS: Mapping[EngineName, str] = {"vllm": "--max-model-len", "sglang": "--context-length"}
