@@ -333,4 +333,6 @@ def _cut_block(module: Module, shapes: Sequence[tuple[int, int]], *, split: bool
     every = split and module.sharding == "column"
     checked = shapes if every else shapes[:-1]  # in one piece the last part may end in the middle
     small = next((rows for rows, _ in checked if rows % BLOCK), None)
-    return small and {"size": f"output_partition_size = {small}", "side": "block_n"}
+    if small is None:
+        return None
+    return {"size": f"output_partition_size = {small}", "side": "block_n"}

@@ -211,8 +211,6 @@ class Sglang(Engine):
         """Most ask for the parts of a fused linear, some whatever its class lists."""
         parts = question.names_of_parts(module)
         match layout:
-            case "w8a8_fp8" | "w8a8_int8":
-                return False
             case "gptq":
                 return gptq_by_rules(question, module)
             case "auto-round":
@@ -227,7 +225,7 @@ class Sglang(Engine):
                 always = module.leaf in (GATE_UP.sglang, MLA_DOWN.sglang)
                 parts = module.part_prefixes if always else parts
                 return whole_or_parts(exact_or_regex, patterns, module, parts, _schemes(parts))
-            case "fp8" | "blockwise_int8":
+            case "fp8":
                 return _dotted_parts(module, patterns)
             case "modelopt":
                 return _dotted_parts(module, patterns) or any(
