@@ -1,4 +1,4 @@
-"""The table of loading in docs/engines.md is what results.json and `check` say."""
+"""The table of loading in experiments/engines.md is what results.json and `check` say."""
 
 import sys
 from pathlib import Path

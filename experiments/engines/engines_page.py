@@ -1,4 +1,4 @@
-"""The table of docs/engines.md: recipes on families in engines, loaded and predicted.
+"""The table of experiments/engines.md: recipes on families in engines, loaded and predicted.
 
 `experiments/run engines_page` rewrites it from results.json and `check`.
 """
@@ -12,7 +12,7 @@ from typing import NamedTuple
 from draftquant.quantize.gpus import gpu_name
 
 HERE = Path(__file__).resolve().parent
-PAGE = HERE.parents[1] / "docs" / "engines.md"
+PAGE = HERE.parent / "engines.md"
 sys.path.insert(0, str(HERE.parents[1] / "tests"))  # tiny.py and its kin
 
 from cases import FAMILIES, Case, Workshop, recipe_cases  # noqa: E402

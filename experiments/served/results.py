@@ -1,4 +1,4 @@
-"""results.json, RESULTS.md and the table of docs/engines.md: what was served beside replay."""
+"""results.json, RESULTS.md and the table of experiments/engines.md: what was served beside replay."""
 
 import dataclasses
 import json
@@ -11,7 +11,7 @@ from served.rounds import Rounds, acceptance_length
 HERE = Path(__file__).resolve().parent
 JSON_FILE = HERE / "results.json"
 RESULTS_FILE = HERE / "RESULTS.md"
-PAGE = HERE.parents[1] / "docs" / "engines.md"
+PAGE = HERE.parent / "engines.md"
 _BEGIN = "<!-- written by experiments/served/run.py -->\n"
 _END = "<!-- end of what experiments/served/run.py writes -->\n"
 _INTRODUCTION = """# Drafts served by a real vLLM

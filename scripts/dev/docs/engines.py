@@ -14,7 +14,7 @@ def engines_page() -> str:
     return page(
         "Engines",
         "`draftquant check` knows these engines and versions. Any other version is UNKNOWN to it."
-        " The page on [engines](../engines.md) has what each did with real folders.",
+        " The page on [engines](../../experiments/engines.md) has what each did with real folders.",
         table(
             ["engine", "version", "GPUs", "GPUs with `--gpu`", "how it is known"],
             map(_version, known),

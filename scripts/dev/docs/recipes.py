@@ -37,7 +37,7 @@ def recipes_page() -> str:
         "## Where they load",
         "`draftquant check` says LOADS of the result, with nothing changed by hand, for these"
         " engines, GPUs and families. A GPU stands for all GPUs of its"
-        " [architecture](engines.md#gpus). The page on [engines](../engines.md) has what the"
+        " [architecture](engines.md#gpus). The page on [engines](../../experiments/engines.md) has what the"
         " engines really did, for all families.",
         table(["recipe", "engine", "GPUs", "families"], _loading(recipes)),
         "## Names of other tools",
