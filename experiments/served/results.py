@@ -1,4 +1,4 @@
-"""results.json, RESULTS.md and the table of experiments/engines.md: what was served beside replay."""
+"""results.json, RESULTS.md and the table of ../engines.md: what was served beside replay."""
 
 import dataclasses
 import json

@@ -37,8 +37,8 @@ def recipes_page() -> str:
         "## Where they load",
         "`draftquant check` says LOADS of the result, with nothing changed by hand, for these"
         " engines, GPUs and families. A GPU stands for all GPUs of its"
-        " [architecture](engines.md#gpus). The page on [engines](../../experiments/engines.md) has what the"
-        " engines really did, for all families.",
+        " [architecture](engines.md#gpus). [Engines](../../experiments/engines.md) has what they"
+        " really did, for all families.",
         table(["recipe", "engine", "GPUs", "families"], _loading(recipes)),
         "## Names of other tools",
         "`--recipe` also takes the name that a scheme has in llm-compressor, ModelOpt,"
