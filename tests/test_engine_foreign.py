@@ -1,7 +1,7 @@
 """What `check` says of folders that other tools made, beside what the engines did with them.
 
 A sample of experiments/engines/FOREIGN.md: one folder of each scheme of each tool, and of each
-format that `engines/foreign_mix.py` draws; headers only.
+format that `engines/foreign_mix.json` draws; headers only.
 """
 
 import copy
@@ -23,9 +23,9 @@ from draftquant.recipes import DraftQuantError
 ENGINES_FOLDER = Path(__file__).parents[1] / "experiments" / "engines"
 sys.path.append(str(ENGINES_FOLDER))  # its modules stand alone
 
-import foreign_sample  # noqa: E402
+import folder_rows  # noqa: E402
 
-ROWS = foreign_sample.read_sample()
+ROWS = folder_rows.read_rows()
 DRAWN = json.loads((ENGINES_FOLDER / "foreign_mix.json").read_text(encoding="utf-8"))
 
 
@@ -35,7 +35,7 @@ def test_check_says_what_the_engines_did(row: dict[str, Any], tmp_path: Path) ->
     unsure = ("UNKNOWN",) if row in DRAWN["rows"] else ()
     wrong = [
         f"{asked}: {said.verdict} ({said.error}), not {verdict}"
-        for asked, verdict, said in foreign_sample.predictions(row, tmp_path)
+        for asked, verdict, said in folder_rows.predictions(row, tmp_path)
         if said.verdict not in (verdict, *unsure)
     ]
     assert wrong == []
@@ -89,6 +89,6 @@ def test_a_declaration_of_any_shape_is_answered_or_refused(seed: int, tmp_path: 
         container, key = random.choice(list(places(declared)))
         container[key] = copy.deepcopy(random.choice(JUNK))
         with suppress(DraftQuantError):
-            said = [answer.verdict for *_, answer in foreign_sample.predictions(row, tmp_path)]
+            said = [answer.verdict for *_, answer in folder_rows.predictions(row, tmp_path)]
             assert said
             assert set(said) <= set(typing.get_args(Verdict))

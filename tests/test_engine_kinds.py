@@ -1,6 +1,6 @@
 """What `check` says of folders of other tools' kinds, beside what the engines did with them.
 
-The folders are imitated by hand (`engines/kinds.py`); `kinds.json` has their headers and what the
+The folders are imitated by hand (`engines/kinds.json`); `kinds.json` has their headers and what the
 engines' own loaders answered.
 """
 
@@ -28,9 +28,9 @@ from tiny_speculators import tiny_speculators_eagle3
 ENGINES_FOLDER = Path(__file__).parents[1] / "experiments" / "engines"
 sys.path.append(str(ENGINES_FOLDER))  # its modules stand alone
 
-import foreign_sample  # noqa: E402
+import folder_rows  # noqa: E402
 
-ROWS = foreign_sample.read_sample(ENGINES_FOLDER / "kinds.json")
+ROWS = folder_rows.read_rows(ENGINES_FOLDER / "kinds.json")
 IDS = "eagle_aux_hidden_state_layer_ids"
 ENGINES: tuple[EngineName, ...] = ("vllm", "sglang")
 TWO_WIDTHS = {"qwen2-head-dim", "qwen2-odd-heads"}
@@ -41,11 +41,11 @@ TWO_WIDTHS = {"qwen2-head-dim", "qwen2-odd-heads"}
 def test_check_says_what_the_engines_did(row: dict[str, Any], tmp_path: Path) -> None:
     if row["draft"] in TWO_WIDTHS:
         with pytest.raises(CheckpointError, match="does not read the key"):
-            list(foreign_sample.predictions(row, tmp_path))
+            list(folder_rows.predictions(row, tmp_path))
         return
     wrong = [
         f"{asked}: {said.verdict} ({said.error}), not {verdict}"
-        for asked, verdict, said in foreign_sample.predictions(row, tmp_path)
+        for asked, verdict, said in folder_rows.predictions(row, tmp_path)
         if said.verdict not in (verdict, "UNKNOWN")
     ]
     assert wrong == []
@@ -71,7 +71,7 @@ def test_names_decide_nothing_under_a_method_that_is_not_read(
     declared = {**row["config"]["quantization_config"], "quant_method": method, "lm_head": True}
     row = {**row, "config": {**row["config"], "quantization_config": declared}}
     row["answers"] = {"UNKNOWN": [f"{engine} sm90 1"]}
-    (_, _, said) = next(iter(foreign_sample.predictions(row, tmp_path)))
+    (_, _, said) = next(iter(folder_rows.predictions(row, tmp_path)))
     refused = method in ("gguf", "bitsandbytes")
     assert said.verdict == ("REFUSED" if refused else "UNKNOWN")
     assert "no module or parameter" not in (said.error or "")

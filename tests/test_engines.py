@@ -32,8 +32,8 @@ from tiny import read_tensors, tiny_eagle3_llama, write_tensors
 ENGINES_FOLDER = Path(__file__).parents[1] / "experiments" / "engines"
 sys.path.append(str(ENGINES_FOLDER))  # its modules stand alone
 
-from broken import BROKEN  # noqa: E402
 from cases import (  # noqa: E402
+    BROKEN,
     FAMILIES,
     NUM_TARGET_LAYERS,
     Workshop,
@@ -45,7 +45,6 @@ from cases import (  # noqa: E402
 )
 from cut_heads import CUT_HEADS, CutHead  # noqa: E402
 from draftquant.recipes import Recipe  # noqa: E402
-from edits import DOWN_PROJ  # noqa: E402
 from formats import FamilyName, all_formats, format_recipe  # noqa: E402
 from predictions import parameter_mismatches, predicted  # noqa: E402
 from results import (  # noqa: E402
@@ -67,6 +66,7 @@ OTHER_TEXT = {
 in the first of these whether the package humming-kernels is there, which vLLM's wheel asks for."""
 NOT_READ = ("cut--dflash2",)
 """Not read as drafts: `check` ends with 2, and no engine serves them as their heads say."""
+DOWN_PROJ = "midlayer.mlp.down_proj"
 FORMATS_OF = "eagle3-mla"  # the family in which the engines differ most
 
 
@@ -92,7 +92,7 @@ class Folders:
         self._workshop = workshop
         self._making: dict[str, Callable[[], object]] = {
             **{f"{name}--unquantized": partial(self._unquantized, name) for name in FAMILIES},
-            **{f"broken--{one.name}": partial(_broken, workshop, one) for one in BROKEN},
+            **{f"broken--{row['draft']}": partial(_broken, workshop, row) for row in BROKEN},
             **{_cut_name(one): partial(_cut, workshop, one) for one in CUT_HEADS},
             **{
                 f"{FORMATS_OF}--{recipe.name}": partial(
@@ -263,7 +263,7 @@ def test_results_can_be_written_from_themselves() -> None:
 
 
 def test_every_row_of_results_names_a_case_that_is_made(formats: list[Recipe]) -> None:
-    made = {f"broken--{broken.name}" for broken in BROKEN}
+    made = {f"broken--{row['draft']}" for row in BROKEN}
     made |= {_cut_name(one) for one in CUT_HEADS}
     made |= {f"{family}--{recipe.name}" for family in FAMILIES for recipe in formats}
     made |= {f"{family}--{name}" for family in FAMILIES for name in (*MIXES, KEPT_DOWN.name)}

@@ -74,6 +74,8 @@ def errors_that_were_recorded(value: Any) -> Iterator[str]:
     if isinstance(value, dict):
         if isinstance(value.get("error"), str):
             yield value["error"]
+        if isinstance(value.get("errors"), dict):
+            yield from value["errors"].values()
         value = list(value.values())
     for each in value if isinstance(value, list) else ():
         yield from errors_that_were_recorded(each)

@@ -1,7 +1,6 @@
 """`check` of names, ropes and missing fc, held against what the engines' own loaders did."""
 
 import functools
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,8 @@ from typing import Any
 import pytest
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.architectures import KNOWN_TO_BOTH, OTHER_NAMES
-from draftquant.quantize.engines.engine_check import check_draft
+from draftquant.quantize.engines.contract import EngineName
+from draftquant.quantize.engines.engine_check import check_checkpoint
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.lints.catalogue import config_changes, find_lints
 
@@ -17,10 +17,11 @@ sys.path.append(
     str(Path(__file__).resolve().parents[1] / "experiments" / "engines")
 )  # its modules stand alone
 
-from names import ENGINES, OUT, write_drafts
+from folder_rows import HERE, checkpoint_of, read_rows
 from reasons import own_text
 
-RECORDED: dict[str, dict[str, Any]] = json.loads(OUT.read_text(encoding="utf-8"))
+ROWS = {row["draft"]: row for row in read_rows(HERE / "names.json")}
+ENGINES: tuple[EngineName, ...] = ("vllm", "sglang")
 KEYS = ("num_key_value_heads", "head_dim")
 UNUSED_FC = "sglang no-fc"
 """It builds fc, and does not use it where the widths are equal: `llama_eagle3.py:240`."""
@@ -37,44 +38,33 @@ NOT_KNOWN = {
 """Of a class that changes keys, or fills in shapes that are not the stored ones."""
 
 
-@pytest.fixture(scope="module")
-def drafts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("names")
-    write_drafts(out)
-    return out
-
-
-def test_every_draft_was_asked_about(drafts: Path) -> None:
-    names = {path.name for path in drafts.iterdir()}
-    assert {key.partition(" ")[2] for key in RECORDED} == names
-    assert {key.partition(" ")[0] for key in RECORDED} == set(ENGINES)
-
-
-@pytest.mark.parametrize("key", RECORDED)
-def test_check_says_what_the_engine_did(key: str, drafts: Path) -> None:
-    engine, _, name = key.partition(" ")
-    said = check_draft(drafts / name, engine=engine, arch="sm90")  # type: ignore[arg-type]
-    expected = RECORDED[key]
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", ROWS)
+def test_check_says_what_the_engine_did(name: str, engine: EngineName, tmp_path: Path) -> None:
+    row, key = ROWS[name], f"{engine} {name}"
+    (executed,) = (said for said, asked in row["answers"].items() if f"{engine} sm90 1" in asked)
+    said = check_checkpoint(
+        checkpoint_of(row, tmp_path), engine=engine, arch="sm90", has_side_file=False
+    )
     if key == UNUSED_FC:
-        assert expected["unloaded"] == ["model.fc.weight"]
-        assert said.verdict == "LOADS"
+        assert (executed, said.verdict) == ("LOADS BUT WRONG", "LOADS")
         return
     if key == FAILS_LATER:
-        assert (expected["verdict"], said.verdict) == ("LOADS", "LOADS BUT WRONG")
+        assert (executed, said.verdict) == ("LOADS", "LOADS BUT WRONG")
         assert "captures no layer for an empty list" in str(said.error)
         return
     if key == NEEDS_MASK:
-        assert (expected["verdict"], said.verdict) == ("LOADS", "REFUSED")
+        assert (executed, said.verdict) == ("LOADS", "REFUSED")
         assert "Model config must specify `dflash_config.mask_token_id`" in str(said.error)
         return
     if said.verdict == "UNKNOWN":
         assert name in NOT_KNOWN
         return
-    assert said.verdict == expected["verdict"]
-    if expected["error"] is not None:
+    assert said.verdict == executed
+    if engine in row["errors"]:
         assert said.error is not None
         # vLLM quotes the name behind the "Eagle3" that it puts before it.
-        theirs = expected["error"].replace("Eagle3PEagle", "PEagle")
+        theirs = row["errors"][engine].replace("Eagle3PEagle", "PEagle")
         assert theirs.startswith(own_text(said.error)[:60])
 
 

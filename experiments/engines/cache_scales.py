@@ -5,27 +5,42 @@ The folders are those of `quantize --kv-cache unit`, in each layout that declare
 """
 
 import dataclasses
-import json
 import shutil
 import sys
 import tempfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1] / "tests"), str(HERE / "foreign")]
 
+import asking  # noqa: E402
+from asking import TARGET_FOLDER, write_target  # noqa: E402
 from draftquant.quantize.drafts import read_draft  # noqa: E402
 from draftquant.quantize.files.checkpoint import Checkpoint  # noqa: E402
 from draftquant.quantize.files.hub import resolve_draft  # noqa: E402
 from draftquant.quantize.making.quantize_draft import quantize_draft  # noqa: E402
 from draftquant.quantize.planning.quantization_plan import Measured, make_plan  # noqa: E402
 from draftquant.recipes import KvCacheFormat, load_recipe  # noqa: E402
-from drafts import TARGET_FOLDER, write_target  # noqa: E402
-from kinds import DRAFTS, ask  # noqa: E402
+from tiny import tiny_eagle3_llama  # noqa: E402
+from tiny_dflash import tiny_dflash  # noqa: E402
+from tiny_dspark import tiny_dspark  # noqa: E402
+from tiny_llama import tiny_language_model  # noqa: E402
 from tiny_mtp import tiny_mimo_mtp  # noqa: E402
 
 OUT = HERE / "cache_scales.json"
 ARCH = "sm90"
+_HEADS: dict[str, Any] = {"hidden": 256, "intermediate": 512, "vocab": 512, "heads": 4,
+                          "kv_heads": 2, "head_dim": 64}  # fmt: skip
+_TWO = {**_HEADS, "num_layers": 2}
+DRAFTS: Mapping[str, tuple[Callable[..., Path], dict[str, Any]]] = {
+    "e3": (tiny_eagle3_llama, {**_HEADS, "pruned_vocabulary": True}),
+    "dflash": (tiny_dflash, _TWO),
+    "dspark": (tiny_dspark, {**_TWO, "rank": 128}),
+    "lm": (tiny_language_model, _TWO),
+    "qwen3": (tiny_language_model, {**_TWO, "kind": "Qwen3"}),
+}
 FAMILIES = ("e3", "dflash", "dspark", "lm", "qwen3", "mimo")
 _RECIPES = {
     "compressed-tensors": load_recipe("fp8-ptpc"),
@@ -66,13 +81,12 @@ def main() -> int:
     rows = {}
     with tempfile.TemporaryDirectory() as made:
         folders = [write(case, Path(made)) for case in CASES]
-        for engine in ("vllm", "sglang"):
-            said = ask(Path(sys.argv[1]), folders, engine, ARCH)
+        for engine in asking.ENGINES:
+            said = asking.loaded(engine, folders, arch=ARCH)
             for case, outcome in zip(CASES, said, strict=True):
                 kept = {key: outcome[key] for key in ("verdict", "stage", "error", "unread")}
                 rows[f"{engine} {case}"] = kept
-    text = ",\n".join(f"{json.dumps(name)}: {json.dumps(row)}" for name, row in rows.items())
-    OUT.write_text("{\n" + text + "\n}\n", encoding="utf-8")
+    asking.write_table(OUT, rows)
     return 0
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from broken import BROKEN
-from cut_heads import CUT_HEADS, CutHead, target_ids
+from asking import NUM_TARGET_LAYERS, TARGET_FOLDER, write_target
+from cut_heads import CUT_HEADS, CutHead, edit_folder, target_ids
 from data_free import LAYERS_ALONE
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
@@ -23,25 +23,23 @@ from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.making.quantize_draft import quantize_draft
 from draftquant.quantize.planning.quantization_plan import Measured, make_plan
 from draftquant.recipes import DraftQuantError, Recipe, load_recipe
-from edits import Broken, Edit, Folder
-from formats import FamilyName, all_formats, format_recipe
+from folder_rows import Row, read_rows, write_folder
+from formats import FamilyName, all_formats
 from heads import BEYOND, HEAD, LOADED
 from mixes import KEPT_DOWN, MIXES
 from proposals import proposed
-from tiny import Stored, read_tensors, tiny_eagle3_llama, values_of, write_tensors
+from tiny import Stored, read_tensors, tiny_eagle3_llama, values_of
 from tiny_dflash import tiny_dflash
 from tiny_dspark import tiny_dspark
 from tiny_llama import tiny_language_model
-from tiny_mla import MODELOPT_EXTRAS, tiny_eagle3_mla
+from tiny_mla import tiny_eagle3_mla
 
 INPUT_SCALE = 0.01
 Kind = Literal["recipe", "format", "mixed", "beyond", "cut", "broken"]
 DTYPES = {"BF16": "bfloat16", "F16": "float16"}
 INDEX_FILE = "cases.json"
-TARGET_FOLDER = "target"
 
 VOCAB = 512
-NUM_TARGET_LAYERS = 8
 _SHAPE: dict[str, Any] = {"hidden": 256, "intermediate": 512, "vocab": VOCAB}
 # 512 rows of q, 256 of k and of v: each shard of two is whole blocks of 128.
 _HEADS: dict[str, Any] = {"heads": 8, "kv_heads": 4, "head_dim": 64}
@@ -63,6 +61,8 @@ _SOURCES: dict[FamilyName, tuple[Callable[..., Path], dict[str, Any]]] = {
     "language-model": (tiny_language_model, _SHAPE | _HEADS | {"num_layers": 2}),
 }
 FAMILIES = tuple(_SOURCES)
+BROKEN = read_rows(Path(__file__).resolve().parent / "broken.json")
+"""What other tools and hands make, each wrong in one way; and their right neighbours."""
 READS: dict[FamilyName, tuple[int, ...]] = {
     "eagle3-llama": (2, 4, 5),
     "eagle3-mla": (2, 4, 5),
@@ -271,7 +271,7 @@ def _cut(workshop: Workshop, cut: CutHead) -> Case:
     else:  # by kernels, which no loader runs
         workshop.quantize(source, BEYOND[cut.recipe], name)
         proposes = []
-    break_folder(workshop.out / name, source, cut.edit)
+    edit_folder(workshop.out / name, cut.edit)
     return Case(
         name=name,
         kind="cut",
@@ -290,51 +290,14 @@ def _floats(stored: Stored) -> torch.Tensor:
 
 def broken_cases(workshop: Workshop) -> list[Case]:
     """Every folder of `BROKEN`."""
-    return [_broken(workshop, broken) for broken in BROKEN]
+    return [_broken(workshop, row) for row in BROKEN]
 
 
-def _broken(workshop: Workshop, broken: Broken) -> Case:
-    name = f"broken--{broken.name}"
-    source = workshop.source(broken.family, **broken.source)
-    out = workshop.quantize(source, format_recipe(*broken.formats), name)
-    break_folder(out, source, broken.edit)
-    reads = broken.reads or READS[broken.family]
-    return Case(name=name, kind="broken", family=broken.family, what=broken.what, reads=reads)
-
-
-def break_folder(out: Path, source: Path, edit: Edit) -> None:
-    """Edit a quantized folder in place; `source` is what it was made from."""
-    config = json.loads((out / "config.json").read_text(encoding="utf-8"))
-    folder = Folder(out, config, read_tensors(out), read_tensors(source))
-    edit(folder)
-    (out / "config.json").write_text(json.dumps(folder.config, indent=2) + "\n", encoding="utf-8")
-    write_tensors(out, folder.tensors, metadata={"format": "pt"})
-
-
-def write_target(folder: Path) -> None:
-    """A config.json of a target that all three families can draft for: DeepSeek-V3's own."""
-    config: Mapping[str, Any] = {
-        "architectures": ["DeepseekV3ForCausalLM"],
-        "model_type": "deepseek_v3",
-        "hidden_act": "silu",
-        "hidden_size": _SHAPE["hidden"],
-        "intermediate_size": _SHAPE["intermediate"],
-        "max_position_embeddings": 2048,
-        "num_attention_heads": _MLA["heads"],
-        "num_hidden_layers": NUM_TARGET_LAYERS,
-        "num_key_value_heads": _MLA["heads"],
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0,
-        "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16",
-        "vocab_size": VOCAB,
-        **MODELOPT_EXTRAS,
-        **{key: value for key, value in _MLA.items() if key != "heads"},
-        "head_dim": _MLA["qk_rope_head_dim"],
-        "n_routed_experts": 8,
-    }
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+def _broken(workshop: Workshop, row: Row) -> Case:
+    name = f"broken--{row['draft']}"
+    write_folder(row, workshop.out / name)
+    reads = tuple(row.get("reads", READS[row["family"]]))
+    return Case(name=name, kind="broken", family=row["family"], what=row["what"], reads=reads)
 
 
 def read_cases(out: Path) -> list[Case]:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from edits import Edit, Folder, configure
 from heads import BEYOND
 from tiny import Stored, edit_json, read_tensors, store, tiny_eagle3_llama, write_tensors
 from tiny_dflash import tiny_dflash
@@ -37,6 +36,36 @@ _BF16 = {"torch_dtype": "bfloat16"}
 _LAYERS_OF_BLOCKS, _LAYERS_OF_EAGLE3 = (2, 4, 6), (2, 4, 5)
 
 Build = Callable[[Path], Path]
+
+
+@dataclass(slots=True)
+class Folder:
+    """A draft that is about to be edited."""
+
+    config: dict[str, Any]
+    tensors: dict[str, Stored]
+
+    def drop(self, *prefixes: str) -> None:
+        """Leave out every tensor whose name starts so."""
+        for name in [name for name in self.tensors if name.startswith(prefixes)]:
+            del self.tensors[name]
+
+
+Edit = Callable[[Folder], object]
+
+
+def edit_folder(place: Path, edit: Edit) -> None:
+    """Edit a draft in place."""
+    config = json.loads((place / "config.json").read_text(encoding="utf-8"))
+    folder = Folder(config, read_tensors(place))
+    edit(folder)
+    (place / "config.json").write_text(json.dumps(folder.config, indent=2) + "\n", "utf-8")
+    write_tensors(place, folder.tensors, metadata={"format": "pt"})
+
+
+def configure(key: str, value: object) -> Edit:
+    """Another value of a key of config.json."""
+    return lambda folder: folder.config.update({key: value})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,6 @@
 """Make folders with other tools, ask both engines, and hold `draftquant check` against them.
 
-Usage: `.venv/bin/python experiments/engines/foreign.py --engines .venv-engines/bin/python --tools
-.venv-tools/bin/python`. Writes foreign.json, FOREIGN.md and foreign_sample.json; `foreign/` makes
-the folders.
+Writes foreign.json, FOREIGN.md and foreign_sample.json; `foreign/` makes the folders.
 
 Exit status 1: `check` is wrong somewhere, or says UNKNOWN of 5 % of the answers or more.
 """
@@ -20,10 +18,10 @@ HERE = Path(__file__).resolve().parent
 MAKERS = HERE / "foreign"
 sys.path[:0] = [str(HERE.parents[1] / "tests"), str(MAKERS)]  # tiny.py and its kin
 
+import asking  # noqa: E402
 from draftquant.quantize.engines.engine_check import check_draft  # noqa: E402
 from drafts import write_drafts  # noqa: E402
-from foreign_results import Answer, is_good_enough, table, write_results  # noqa: E402
-from foreign_sample import NUM_TARGET_LAYERS, write_sample  # noqa: E402
+from foreign_results import Answer, is_good_enough, table, write_results, write_sample  # noqa: E402
 
 IN_TOOLS, IN_OURS = (
     ("llmcompressor", "oneshot", "autoawq"),
@@ -48,8 +46,6 @@ SHARDS = {1: 1, 2: 4, 4: 6, 8: 8}
 def main() -> int:
     """Run everything; see the module."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--engines", type=Path, required=True, help="python of .venv-engines")
-    parser.add_argument("--tools", type=Path, required=True, help="python of .venv-tools")
     parser.add_argument("--work", type=Path, help="folder to keep folders and raw output in")
     parser.add_argument("--out", type=Path, default=HERE, help="folder of the result table")
     parser.add_argument("--turn", type=int, default=0, help="which drafts each scheme is put on")
@@ -61,7 +57,7 @@ def main() -> int:
         work = arguments.work or Path(temporary)
         work.mkdir(parents=True, exist_ok=True)
         if not (arguments.reuse or arguments.reuse_answers):
-            _make(work, arguments.tools, arguments.turn)
+            _make(work, Path(os.environ["TOOLS_PYTHON"]), arguments.turn)
         folders = sorted(path.parent for path in work.glob("drafts/*/*--*/config.json"))
         answers = []
         for (engine, arch), every in PLATFORMS.items():
@@ -70,10 +66,14 @@ def main() -> int:
                 continue
             if not arguments.reuse_answers:
                 asked = folders[len(platform) % every :: every]
-                _ask(work, arguments.engines, asked, engine, arch)
+                _ask(work, asked, engine, arch)
             answers += _compared(work, platform)
         write_results(arguments.out, len(folders), answers)
-        write_sample(arguments.out, work / "drafts", [answer.outcome for answer in answers])
+        write_sample(
+            arguments.out / "foreign_sample.json",
+            work / "drafts",
+            [answer.outcome for answer in answers],
+        )
     print(table(answers))
     return 0 if is_good_enough(answers) else 1
 
@@ -98,21 +98,12 @@ def _make(work: Path, tools: Path, turn: int) -> None:
                 )
 
 
-def _ask(work: Path, python: Path, folders: Sequence[Path], engine: str, arch: str) -> None:
+def _ask(work: Path, folders: Sequence[Path], engine: str, arch: str) -> None:
     """What one engine does on one GPU, in all numbers of shards; a file per number."""
     for tp, every in SHARDS.items():
-        asked = folders[tp % every :: every]
-        command = [str(python), str(HERE / f"{engine}_loader.py"), "--arch", arch, "--tp", str(tp)]
-        done = subprocess.run(
-            [*command, *map(str, asked)], capture_output=True, text=True, check=False
-        )
-        lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-        print(f"{engine}-{arch}-tp{tp}: {len(lines)} of {len(asked)}", file=sys.stderr)
-        if done.returncode or len(lines) != len(asked):
-            raise RuntimeError(f"{engine} on {arch} did not answer:\n{done.stderr[-4000:]}")
-        (work / f"{engine}-{arch}-tp{tp}.jsonl").write_text(
-            "\n".join(lines) + "\n", encoding="utf-8"
-        )
+        said = asking.loaded(engine, folders[tp % every :: every], arch=arch, tp=tp)
+        lines = "".join(f"{json.dumps(outcome)}\n" for outcome in said)
+        (work / f"{engine}-{arch}-tp{tp}.jsonl").write_text(lines, encoding="utf-8")
 
 
 def _compared(work: Path, platform: str) -> Iterator[Answer]:
@@ -126,7 +117,7 @@ def _compared(work: Path, platform: str) -> Iterator[Answer]:
                 version=outcome["version"],
                 arch=outcome["arch"],
                 tp=outcome["tp"],
-                target_layers=NUM_TARGET_LAYERS,
+                target_layers=asking.NUM_TARGET_LAYERS,
             )
             yield Answer(outcome, said.verdict, said.error)
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from folder_rows import row_of, write_rows
+
 MOST_UNKNOWN = 0.05
 """Of all answers."""
 SERVED = ("LOADS", "LOADS BUT WRONG")
@@ -77,39 +79,26 @@ MI355X.
 """
 
 
-_MIX = """
-## Folders drawn at random
+def write_sample(file: Path, drafts: Path, outcomes: Sequence[Mapping[str, Any]]) -> None:
+    """One folder of each scheme of each tool, with as many kinds of answers as there are.
 
-`foreign_mix.py` draws 300 folders by a seed: formats, keys and tensors as other tools
-write them, imitated by hand, on drafts of twelve families in other dimensions, some with another
-structure. Each engine is asked on two of five GPUs (sm80, sm90, sm100, gfx942, gfx950) in 1 to 8
-shards. The rules were corrected by the folders of seed 1. Those of seed 2 were drawn and asked
-after that, and its answers are counted as they were before anything was corrected by them. What
-the simulated GPU cannot see (a scale that is served for other inputs) counts as wrong. What is left
-wrong of seed 1 are folders as no tool writes them (scales of the last group left out, MTP layers
-without experts), and answers that were asked before the loaders could see the fault.
-
-"""
-_MIX_COLUMNS = (
-    "right",
-    "UNKNOWN",
-    "wrong LOADS",
-    "wrong REFUSED",
-    "wrong LOADS BUT WRONG",
-    "not told",
-)
-
-
-def write_page(out: Path, text: str) -> None:
-    """FOREIGN.md: the folders that tools made, then those of `foreign_mix.json`."""
-    mix = json.loads((out / "foreign_mix.json").read_text(encoding="utf-8"))
-    rows = [f"| set | engine | answers | {' | '.join(_MIX_COLUMNS)} |", f"|{'---|' * 9}"]
-    for row in mix["counts"]:
-        cells = " | ".join(str(row["kinds"].get(column, 0)) for column in _MIX_COLUMNS)
-        total = sum(row["kinds"].values())
-        rows.append(f"| {row['set']} | {row['engine']} | {total} | {cells} |")
-    page = text.partition("\n## Folders drawn")[0] + _MIX + "\n".join(rows) + "\n"
-    (out / "FOREIGN.md").write_text(page, encoding="utf-8")
+    Args:
+        drafts: where the folders lie.
+        outcomes: of the loaders; those that could not tell are left out.
+    """
+    told: dict[str, list[Mapping[str, Any]]] = {}
+    for outcome in outcomes:
+        if outcome["verdict"] != "UNKNOWN":
+            told.setdefault(outcome["draft"], []).append(outcome)
+    by_scheme: dict[str, list[dict[str, Any]]] = {}
+    for draft in sorted(told):
+        row = row_of(drafts / draft, told[draft])
+        by_scheme.setdefault(draft.rpartition("/")[2], []).append(row)
+    best = (  # kinds of answers; of as many, the smallest draft
+        max(found, key=lambda row: (len(row["answers"]), -len(row["tensors"])))
+        for found in by_scheme.values()
+    )
+    write_rows(file, list(best))
 
 
 def write_results(out: Path, folders: int, answers: Sequence[Answer]) -> None:
@@ -118,7 +107,8 @@ def write_results(out: Path, folders: int, answers: Sequence[Answer]) -> None:
         dict.fromkeys(f"{a.outcome['engine']} {a.outcome['arch']}" for a in answers)
     )
     text = _INTRODUCTION.format(folders=folders, platforms=platforms) + table(answers) + "\n"
-    write_page(out, text)
+    drawn = (out / "FOREIGN.md").read_text(encoding="utf-8").partition("\n## Folders drawn")
+    (out / "FOREIGN.md").write_text(text + "".join(drawn[1:]), encoding="utf-8")
     kinds = Counter(
         (a.tool, a.outcome["engine"], a.outcome["arch"], a.outcome["tp"], a.kind) for a in answers
     )

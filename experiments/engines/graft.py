@@ -3,15 +3,14 @@
 docs/graft.md has the table, and `tests/test_graft_engines.py` holds predictions against it.
 """
 
-import json
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parents[1] / "tests"))
+sys.path[:0] = [str(HERE), str(HERE.parents[1] / "tests")]
 
+import asking  # noqa: E402
 from draftquant.scripts.cli import main as draftquant  # noqa: E402
 from tiny_target import LAYERS as TARGET_LAYERS  # noqa: E402
 from tiny_target import MTP, quantized_target, tiny_target  # noqa: E402
@@ -45,25 +44,21 @@ MIXES = {
 """Form of the target -> layers that are grafted into it; all others are refused by name."""
 NOT_MADE = ("glm", "modelopt fp8")
 """`quantize` refuses it: ModelOpt's wildcard for GLM's router, `*gate*`, means gate_proj too."""
-ARCH = "sm90"
 
 
 def main() -> int:
     """See the module."""
-    rows: dict[str, object] = {}
+    rows: dict[str, asking.Outcome] = {}
     with tempfile.TemporaryDirectory() as made:
         folders = [folder for kind in MTP for folder in grafts(Path(made), kind)]
-        for engine in ("vllm", "sglang"):
+        for engine in asking.ENGINES:
             for part in ("target", "layer"):
-                for row in loaded(sys.argv[1], engine, part, folders):
+                for row in asking.loaded(engine, folders, target=Path("/", part), loader="graft"):
                     name = str(row["draft"]).rpartition("/")[2]
                     rows[f"{engine} {name}: {part}"] = row
     keys = ("verdict", "stage", "error", "unloaded", "unread", "cast")
-    text = ",\n".join(
-        f"{json.dumps(name)}: {json.dumps({key: row[key] for key in keys} | _schemes(row))}"
-        for name, row in rows.items()
-    )
-    OUT.write_text("{\n" + text + "\n}\n", encoding="utf-8")
+    kept = {name: {key: row[key] for key in keys} | _schemes(row) for name, row in rows.items()}
+    asking.write_table(OUT, kept)
     return 0
 
 
@@ -110,15 +105,6 @@ def _schemes(row: dict[str, object]) -> dict[str, list[str]]:
         if not module.endswith(tables)
     }
     return {"schemes": sorted(name for name in found if not name.endswith("KVCacheMethod"))}
-
-
-def loaded(python: str, engine: str, part: str, folders: list[Path]) -> list[dict[str, object]]:
-    """What an engine's own loader says of the targets, or of their layers."""
-    command = [python, f"{engine}_graft.py", "--arch", ARCH, "--target", f"/{part}"]
-    done = subprocess.run(
-        [*command, *map(str, folders)], cwd=HERE, capture_output=True, text=True, check=True
-    )
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
 if __name__ == "__main__":

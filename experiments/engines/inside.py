@@ -4,7 +4,6 @@
 target's declaration, often with a list of what its class fuses.
 """
 
-import json
 import re
 import sys
 import tempfile
@@ -16,10 +15,10 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1] / "tests")]
 
+import asking  # noqa: E402
 import kind_formats as kinds  # noqa: E402
 import numpy as np  # noqa: E402
-from graft import loaded  # noqa: E402
-from mix_formats import quark_config, quark_spec  # noqa: E402
+from folder_rows import random_tensor  # noqa: E402
 from tiny import edit_json, read_tensors, write_tensors  # noqa: E402
 from tiny_mtp import tiny_glm4_moe_mtp, tiny_mimo_mtp, tiny_qwen3_next_mtp  # noqa: E402
 
@@ -44,9 +43,9 @@ FAMILIES: Mapping[str, tuple[Callable[[Path], Path], str]] = {
 }
 """Name -> builder, and the subtree."""
 _MODELOPT = {"quant_method": "modelopt", "producer": {"name": "modelopt", "version": "0.47.0"}}
-_QUARK = quark_config(
-    quark_spec("fp8_e4m3", "per_channel", ch_axis=0),
-    quark_spec("fp8_e4m3", "per_channel", ch_axis=1, is_dynamic=True),
+_QUARK = kinds.quark_config(
+    kinds.quark_spec("fp8_e4m3", "per_channel", ch_axis=0),
+    kinds.quark_spec("fp8_e4m3", "per_channel", ch_axis=1, is_dynamic=True),
     [],
 )
 _CT = kinds.declared_ct(
@@ -77,14 +76,14 @@ def _auto_round(names: Sequence[str]) -> dict[str, Any]:
 FORMATS: Mapping[str, tuple[kinds.Store, Callable[[Sequence[str]], dict[str, Any]]]] = {
     "quark": (_quark_fp8, _with("exclude", _QUARK)),
     "ct-fp8": (kinds.fp8_tokens, _with("ignore", _CT)),
-    "fp8-block": (kinds.fp8_blocks(), _with("modules_to_not_convert", kinds.declared_blocks())),
+    "fp8-block": (kinds.fp8_blocks, _with("modules_to_not_convert", kinds.declared_blocks())),
     "fp8": (kinds.fp8, _with("modules_to_not_convert", kinds.declared_fp8())),
     "modelopt-fp8": (kinds.fp8, _with("ignore", {**_MODELOPT, "quant_algo": "FP8"})),
     "modelopt-nvfp4": (
         kinds.modelopt_nvfp4,
         _with("ignore", {**_MODELOPT, "quant_algo": "NVFP4", "group_size": 16}),
     ),
-    "awq": (kinds.awq(), _with("modules_to_not_convert", kinds.declared_awq())),
+    "awq": (kinds.awq, _with("modules_to_not_convert", kinds.declared_awq())),
     "gptq": (kinds.gptq(), _gptq),
     "gptq-lists": (
         kinds.gptq(),
@@ -175,7 +174,7 @@ def write(folder: Path, family: str, form: str, case: str) -> None:
     found = {n: tensor for n, tensor in tensors.items() if n.removesuffix(".weight") not in chosen}
     for module in [*chosen, below]:
         for suffix, (dtype, shape) in stored(*shapes.get(module, (256, 512))).items():
-            found[f"{module}.{suffix}"] = kinds.random_tensor(rng, suffix, dtype, shape)
+            found[f"{module}.{suffix}"] = random_tensor(rng, suffix, dtype, shape)
     write_tensors(folder, found, metadata={"format": "pt"})
     more = {"vision_config": _VISION} if family == "qwen" else {}
     edit_json(folder / "config.json", quantization_config=declared(excluded), **more)
@@ -184,6 +183,7 @@ def write(folder: Path, family: str, form: str, case: str) -> None:
 def main() -> int:
     """See the module."""
     rows: dict[str, dict[str, list[object]]] = {}
+    layer: dict[str, Any] = {"target": Path("/layer"), "loader": "graft"}
     for family, forms, chosen in GRID:
         for form in forms:
             with tempfile.TemporaryDirectory() as made:
@@ -191,14 +191,13 @@ def main() -> int:
                 for folder in folders:
                     write(folder, family, form, folder.name)
                 told = [
-                    [row["verdict"] for row in loaded(sys.argv[1], engine, "layer", folders)]
-                    for engine in ("vllm", "sglang")
+                    [row["verdict"] for row in asking.loaded(engine, folders, **layer)]
+                    for engine in asking.ENGINES
                 ]
             rows.setdefault(f"{family} {form}", {}).update(
                 {case: list(both) for case, *both in zip(chosen, *told, strict=True)}
             )
-    lines = [f"{json.dumps(name)}: {json.dumps(row)}" for name, row in rows.items()]
-    OUT.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+    asking.write_table(OUT, rows)
     return 0
 
 

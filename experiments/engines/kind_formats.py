@@ -8,83 +8,33 @@ DeepSeek.
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-from tiny import Stored, store
-
 Shapes = Mapping[str, tuple[str, tuple[int, ...]]]
 """Suffix -> dtype and shape of one stored tensor of a linear."""
 Store = Callable[[int, int], Shapes]
 """Rows and columns of a linear -> its stored tensors."""
-_NUMPY = {"I32": np.int32, "I64": np.int64, "U8": np.uint8, "I8": np.int8, "F8_E4M3": np.uint8}
 
 
-def random_tensor(
-    rng: np.random.Generator, suffix: str, dtype: str, shape: tuple[int, ...]
-) -> Stored:
-    """Codes of any bits but those that mean NaN in FP8; scales that are small and positive."""
-    if dtype in ("BF16", "F16", "F32"):
-        one = np.full(shape, 0.01) if len(shape) < 2 and shape in ((), (1,)) else None
-        values = rng.uniform(0.005, 0.02, shape) if one is None else one
-        return store(np.asarray(values), dtype)
-    if suffix.endswith("g_idx"):
-        return Stored(dtype, shape, (np.arange(shape[0], dtype=np.int32) // 128).tobytes())
-    kind = _NUMPY[dtype]
-    if dtype == "F8_E4M3":
-        codes = rng.integers(0, 0x70, shape, dtype=np.uint8)
-    else:
-        info = np.iinfo(kind)
-        codes = rng.integers(info.min, info.max, shape, dtype=kind)
-    return Stored(dtype, shape, codes.astype(kind).tobytes())
-
-
-def gptq(*, bits: int = 4, size: int = 128, g_idx: bool = True, scales: str = "F16") -> Store:
+def gptq(*, g_idx: bool = True) -> Store:
     """GPTQModel, and auto-round in its `auto_gptq` packing (without g_idx)."""
 
     def shapes(rows: int, columns: int) -> Shapes:
-        groups = -(-columns // size) if size > 0 else 1
+        groups = -(-columns // 128)
         found = {
-            "qweight": ("I32", (columns * bits // 32, rows)),
-            "qzeros": ("I32", (groups, rows * bits // 32)),
-            "scales": (scales, (groups, rows)),
+            "qweight": ("I32", (columns // 8, rows)),
+            "qzeros": ("I32", (groups, rows // 8)),
+            "scales": ("F16", (groups, rows)),
         }
         return found | ({"g_idx": ("I32", (columns,))} if g_idx else {})
 
     return shapes
 
 
-def awq(*, size: int = 128) -> Store:
+def awq(rows: int, columns: int) -> Shapes:
     """AutoAWQ, and auto-round in its `auto_awq` packing."""
-
-    def shapes(rows: int, columns: int) -> Shapes:
-        return {
-            "qweight": ("I32", (columns, rows // 8)),
-            "qzeros": ("I32", (columns // size if size > 0 else 1, rows // 8)),
-            "scales": ("F16", (columns // size if size > 0 else 1, rows)),
-        }
-
-    return shapes
-
-
-def packed(*, bits: int = 4, size: int = 128) -> Store:
-    """compressed-tensors' pack-quantized integers."""
-
-    def shapes(rows: int, columns: int) -> Shapes:
-        groups = columns // size if size > 0 else 1
-        return {
-            "weight_packed": ("I32", (rows, columns * bits // 32)),
-            "weight_scale": ("BF16", (rows, groups)),
-            "weight_shape": ("I64", (2,)),
-        }
-
-    return shapes
-
-
-def int8(rows: int, columns: int) -> Shapes:
-    """compressed-tensors' W8A8 with an input scale of its own."""
     return {
-        "weight": ("I8", (rows, columns)),
-        "weight_scale": ("BF16", (rows, 1)),
-        "input_scale": ("BF16", (1,)),
+        "qweight": ("I32", (columns, rows // 8)),
+        "qzeros": ("I32", (columns // 128, rows // 8)),
+        "scales": ("F16", (columns // 128, rows)),
     }
 
 
@@ -102,28 +52,10 @@ def fp8_tokens(rows: int, columns: int) -> Shapes:
     return {"weight": ("F8_E4M3", (rows, columns)), "weight_scale": ("BF16", (rows, 1))}
 
 
-def fp8_blocks(suffix: str = "weight_scale_inv", dtype: str = "F32") -> Store:
+def fp8_blocks(rows: int, columns: int) -> Shapes:
     """One scale per block of 128 x 128, as DeepSeek's own."""
-
-    def shapes(rows: int, columns: int) -> Shapes:
-        blocks = (-(-rows // 128), -(-columns // 128))
-        return {"weight": ("F8_E4M3", (rows, columns)), suffix: (dtype, blocks)}
-
-    return shapes
-
-
-def nvfp4(*, inputs: bool = True) -> Store:
-    """compressed-tensors' NVFP4."""
-
-    def shapes(rows: int, columns: int) -> Shapes:
-        found = {
-            "weight_packed": ("U8", (rows, columns // 2)),
-            "weight_scale": ("F8_E4M3", (rows, columns // 16)),
-            "weight_global_scale": ("F32", (1,)),
-        }
-        return found | ({"input_global_scale": ("F32", (1,))} if inputs else {})
-
-    return shapes
+    blocks = (-(-rows // 128), -(-columns // 128))
+    return {"weight": ("F8_E4M3", (rows, columns)), "weight_scale_inv": ("F32", blocks)}
 
 
 def modelopt_nvfp4(rows: int, columns: int) -> Shapes:
@@ -134,10 +66,6 @@ def modelopt_nvfp4(rows: int, columns: int) -> Shapes:
         "weight_scale_2": ("F32", ()),
         "input_scale": ("F32", ()),
     }
-
-
-KEPT_FC = {"-:.*fc$": {}, "-:.*lm_head$": {}}
-KV_FP8 = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True, "dynamic": False}
 
 
 def declared_gptq(**changes: Any) -> dict[str, Any]:
@@ -227,3 +155,53 @@ def args(kind: str, bits: int, strategy: str, **more: Any) -> dict[str, Any]:
     """`QuantizationArgs` as it is written."""
     named = {"num_bits": bits, "type": kind, "strategy": strategy}
     return {**named, "symmetric": True, "dynamic": False, **more}
+
+
+def quark_config(weight: Any, inputs: Any, exclude: list[str], **more: Any) -> dict[str, Any]:
+    """As Quark exports it."""
+    return {
+        "quant_method": "quark",
+        "quant_mode": "eager_mode",
+        "export": {
+            "kv_cache_group": [],
+            "min_kv_scale": 0.0,
+            "pack_method": "reorder",
+            "weight_format": "real_quantized",
+            "weight_merge_groups": None,
+        },
+        "exclude": exclude,
+        "algo_config": None,
+        "softmax_quant_spec": None,
+        "global_quant_config": {
+            "weight": weight,
+            "input_tensors": inputs,
+            "output_tensors": None,
+            "bias": None,
+            "target_device": None,
+        },
+        "layer_quant_config": {},
+        "layer_type_quant_config": {},
+        "kv_cache_quant_config": {},
+        "version": "0.13",
+        **more,
+    }
+
+
+def quark_spec(dtype: str, scheme: str, **more: Any) -> dict[str, Any]:
+    """One QTensorConfig."""
+    return {
+        "dtype": dtype,
+        "qscheme": scheme,
+        "is_dynamic": False,
+        "symmetric": True,
+        "observer_cls": "PerTensorMinMaxObserver",
+        "scale_type": "float",
+        "round_method": "half_even",
+        "ch_axis": None,
+        "group_size": None,
+        "is_scale_quant": False,
+        "scale_format": None,
+        "scale_calculation_mode": None,
+        "mx_element_dtype": None,
+        **more,
+    }

@@ -4,9 +4,7 @@ The target that vLLM is
 given has the layer's own config.json, unquantized.
 """
 
-import json
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -14,8 +12,9 @@ from functools import partial
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parents[1] / "tests"))
+sys.path[:0] = [str(HERE), str(HERE.parents[1] / "tests")]
 
+import asking  # noqa: E402
 from draftquant.scripts.cli import main as draftquant  # noqa: E402
 from tiny_mtp import (  # noqa: E402
     tiny_deepseek_mtp,
@@ -63,25 +62,15 @@ def main() -> int:
                 return 1
             (folder / "target").mkdir()
             shutil.copy(plain / "config.json", folder / "target")
-            for engine in ("vllm", "sglang"):
+            drafts = [folder / "plain", folder / "quantized"]
+            for engine in asking.ENGINES:
                 rows |= {
                     f"{engine} {family} {found['draft']}": found
-                    for found in _loaded(sys.argv[1], engine, folder)
+                    for found in asking.loaded(engine, drafts, target=folder / "target")
                 }
     keys = ("verdict", "stage", "error", "schemes", "unloaded")
-    text = ",\n".join(
-        f"{json.dumps(name)}: {json.dumps({key: row[key] for key in keys})}"
-        for name, row in rows.items()
-    )
-    OUT.write_text("{\n" + text + "\n}\n", encoding="utf-8")
+    asking.write_table(OUT, {name: {key: row[key] for key in keys} for name, row in rows.items()})
     return 0
-
-
-def _loaded(python: str, engine: str, folder: Path) -> list[dict[str, object]]:
-    command = [python, f"{engine}_loader.py", "--arch", "sm90", "--target", str(folder / "target")]
-    drafts = [str(folder / "plain"), str(folder / "quantized")]
-    done = subprocess.run([*command, *drafts], cwd=HERE, capture_output=True, text=True, check=True)
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
 if __name__ == "__main__":

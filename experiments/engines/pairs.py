@@ -1,16 +1,17 @@
 """What each engine's own config classes make of a draft beside a target: `pairs.json`.
 
 `test_pair_engines.py` holds `check` to it.
-No weight is read: the configs alone decide dtype, quantization and length of a draft.
+No weight is read: the configs alone decide dtype, quantization and length of a draft. What is asked
+stands in the file too: `case` holds what each config changes, and the flags of the server.
 """
 
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+from asking import of_both, write_table
 
 OUT = Path(__file__).resolve().parent / "pairs.json"
 SIZES = {
@@ -23,60 +24,8 @@ TARGET = {**SIZES, "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 8
           "torch_dtype": "bfloat16"}  # fmt: skip
 DRAFT = {**SIZES, "architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1,
          "draft_vocab_size": 96, "torch_dtype": "bfloat16"}  # fmt: skip
-YARN = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 256}
-LINEAR = {"rope_type": "linear", "factor": 2.0}
-CT_FP8 = {
-    "quant_method": "compressed-tensors", "format": "float-quantized", "ignore": ["lm_head"],
-    "config_groups": {"group_0": {
-        "targets": ["Linear"],
-        "weights": {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True},
-        "input_activations": {"num_bits": 8, "type": "float", "strategy": "token",
-                              "symmetric": True, "dynamic": True},
-    }},
-}  # fmt: skip
-FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
-Case = dict[str, Any]
-CASES: dict[str, Case] = {
-    "plain": {},
-    "target in float16": {"target": {"torch_dtype": "float16"}},
-    "draft in float16": {"draft": {"torch_dtype": "float16"}},
-    "draft without a dtype": {"draft": {"torch_dtype": None}},
-    "draft in float32": {"draft": {"torch_dtype": "float32"}},
-    "--dtype float16": {"args": {"dtype": "float16"}},
-    "longer target": {"target": {"max_position_embeddings": 4096}},
-    "longer target, shorter service": {
-        "target": {"max_position_embeddings": 4096},
-        "args": {"context": 400},
-    },
-    "longer target, linear draft": {
-        "target": {"max_position_embeddings": 4096},
-        "draft": {"rope_scaling": LINEAR},
-    },
-    "target twice as long, linear draft": {
-        "target": {"max_position_embeddings": 1024},
-        "draft": {"rope_scaling": LINEAR},
-    },
-    "longer target, yarn draft": {
-        "target": {"max_position_embeddings": 4096},
-        "draft": {"rope_scaling": YARN},
-    },
-    "yarn target": {"target": {"rope_scaling": YARN}},
-    "--quantization awq": {"args": {"quantization": "awq", "dtype": "float16"}},
-    "--quantization fp8": {"args": {"quantization": "fp8"}},
-    "draft in FP8, --quantization w8a8_fp8": {
-        "draft": {"quantization_config": CT_FP8},
-        "args": {"quantization": "w8a8_fp8"},
-    },
-    "draft in FP8, --quantization modelopt_fp4": {
-        "draft": {"quantization_config": FP8},
-        "args": {"quantization": "modelopt_fp4"},
-    },
-    "draft in FP8, --quantization awq": {
-        "draft": {"quantization_config": FP8},
-        "args": {"quantization": "awq"},
-    },
-    "draft in FP8": {"draft": {"quantization_config": FP8}},
-    "target in FP8": {"target": {"quantization_config": FP8}},
+CASES: dict[str, dict[str, Any]] = {
+    name: row["case"] for name, row in json.loads(OUT.read_text(encoding="utf-8")).items()
 }
 
 
@@ -152,36 +101,14 @@ def _in_sglang(draft: str, target: str, args: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _install(engine: str) -> None:
-    if engine == "vllm":
-        os.environ.update(VLLM_TARGET_DEVICE="cpu", VLLM_LOGGING_LEVEL="ERROR")
-        import vllm_platform
-
-        vllm_platform.install("sm90")
-    else:
-        import sglang_platform
-
-        sglang_platform.install("sm90")
-
-
 def main() -> int:
     """See the module."""
-    if len(sys.argv) > 1:
-        _install(sys.argv[1])
-        print(json.dumps(of_engine(sys.argv[1])))
-        return 0
-    found = {}
-    for engine in ("vllm", "sglang"):
-        command = [sys.executable, __file__, engine]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        found[engine] = json.loads(done.stdout.splitlines()[-1])
-    rows = [
-        json.dumps(name)
-        + ": "
-        + json.dumps({"case": case, **{engine: found[engine][name] for engine in found}})
-        for name, case in CASES.items()
-    ]
-    OUT.write_text("{\n" + ",\n".join(rows) + "\n}\n", encoding="utf-8")
+    if found := of_both(__file__, of_engine):
+        rows = {
+            name: {"case": case, **{engine: found[engine][name] for engine in found}}
+            for name, case in CASES.items()
+        }
+        write_table(OUT, rows)
     return 0
 
 

@@ -4,11 +4,11 @@
 """
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+from asking import of_both
 
 OUT = Path(__file__).resolve().parent / "ropes.json"
 HEAD_DIM, THETA, MAX_POSITIONS = 16, 500.0, 2048
@@ -72,36 +72,15 @@ def _sglang(parameters: dict[str, Any]) -> Any:
     )
 
 
-def _install(engine: str) -> None:
-    if engine == "vllm":
-        os.environ.update(VLLM_TARGET_DEVICE="cpu", VLLM_LOGGING_LEVEL="ERROR")
-        import vllm_platform
-
-        vllm_platform.install("sm90")
-    else:
-        import sglang_platform
-
-        sglang_platform.install("sm90")
-        sglang_platform.publish_server_arguments(1)
-
-
 def main() -> int:
     """See the module."""
-    if len(sys.argv) > 1:
-        _install(sys.argv[1])
-        print(json.dumps(rotated(sys.argv[1])))
-        return 0
-    found = {}
-    for engine in ("vllm", "sglang"):
-        command = [sys.executable, __file__, engine]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        found[engine] = json.loads(done.stdout.splitlines()[-1])
     rows = [
         f'"{engine} {name}": {json.dumps(turned, separators=(",", ":"))}'
-        for engine, cases in found.items()
+        for engine, cases in (of_both(__file__, rotated) or {}).items()
         for name, turned in cases.items()
     ]
-    OUT.write_text("{\n" + ",\n".join(rows) + "\n}\n", encoding="utf-8")
+    if rows:
+        OUT.write_text("{\n" + ",\n".join(rows) + "\n}\n", encoding="utf-8")
     return 0
 
 

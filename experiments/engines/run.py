@@ -5,9 +5,7 @@ Afterwards `engines_page.py` writes the table of experiments/engines.md anew; a 
 """
 
 import argparse
-import json
 import os
-import subprocess
 import sys
 import tempfile
 import typing
@@ -20,6 +18,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1] / "tests"))  # tiny.py and its kin
 
+import asking  # noqa: E402
 from cases import FAMILIES, TARGET_FOLDER, Case, Kind, read_cases, write_cases  # noqa: E402
 from plugin import plugin_faults  # noqa: E402
 from predictions import find_mismatches  # noqa: E402
@@ -57,7 +56,6 @@ PLATFORMS = tuple(
 def main() -> int:
     """Run everything; see the module."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--python", type=Path, default=os.environ.get("ENGINES_PYTHON"))
     parser.add_argument("--work", type=Path, help="folder to keep cases and raw output in")
     parser.add_argument("--out", type=Path, default=HERE, help="folder of the result tables")
     parser.add_argument(
@@ -76,11 +74,11 @@ def main() -> int:
             write_cases(folders)
         cases = read_cases(folders)
         asked = [case for case in cases if arguments.only in (None, case.kind)]
-        outcomes = _ask_engines(arguments.python, folders, asked)
+        outcomes = _ask_engines(folders, asked)
         known = _known(cases, asked) if arguments.only else []
         write_results(arguments.out, cases, [*known, *outcomes])
         mismatches = find_mismatches(folders, outcomes)
-        ask = partial(_ask, arguments.python, folders)
+        ask = partial(_ask, folders)
         faults = [] if arguments.only else plugin_faults(ask, PLATFORMS)
     for line in (*mismatches, *faults):
         print(line)
@@ -89,10 +87,10 @@ def main() -> int:
     return 1 if mismatches or faults else 0
 
 
-def _ask_engines(python: Path, folders: Path, cases: Sequence[Case]) -> list[Outcome]:
+def _ask_engines(folders: Path, cases: Sequence[Case]) -> list[Outcome]:
     """Every platform in its own process, as many at a time as there are cores."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        answers = pool.map(lambda on: _ask(python, folders, _names(cases, on), on), PLATFORMS)
+        answers = pool.map(lambda on: _ask(folders, _names(cases, on), on), PLATFORMS)
         outcomes = [with_linears(outcome) for answer in answers for outcome in answer]
     asked = {case.name: case for case in cases}
     return [judged(outcome, asked[outcome["draft"]]) for outcome in outcomes]
@@ -108,21 +106,17 @@ def _names(cases: Sequence[Case], platform: Platform) -> list[str]:
     return [case.name for case in cases if case.refused is None and platform.tp in case.tp]
 
 
-def _ask(
-    python: Path, folders: Path, names: Sequence[str], platform: Platform, *options: str
-) -> list[Outcome]:
+def _ask(folders: Path, names: Sequence[str], platform: Platform, *options: str) -> list[Outcome]:
     """The loader's lines; `options` are those of its command line."""
-    drafts = [str(folders / name) for name in names]
-    script = HERE / f"{platform.engine}_loader.py"
-    options = ("--target", str(folders / TARGET_FOLDER), "--arch", platform.arch, *options)
-    command = [str(python), str(script), *options, "--tp", str(platform.tp), "--debug", *drafts]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    (folders.parent / f"{platform}.log").write_text(done.stderr, encoding="utf-8")
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    print(f"{platform}: {len(lines)} of {len(drafts)} drafts", file=sys.stderr)
-    if done.returncode or len(lines) != len(drafts):
-        raise RuntimeError(f"{platform} did not answer for every draft:\n{done.stderr[-4000:]}")
-    return [json.loads(line) for line in lines]
+    return asking.loaded(
+        platform.engine,
+        [folders / name for name in names],
+        arch=platform.arch,
+        tp=platform.tp,
+        target=folders / TARGET_FOLDER,
+        log=folders.parent / f"{platform}.log",
+        options=("--debug", *options),
+    )
 
 
 if __name__ == "__main__":

@@ -6,8 +6,10 @@ Usage: `VENV/bin/python sglang_loader.py --arch gfx942 --target TARGET DRAFT...`
 import json
 import os
 import re
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 os.environ.update(HF_HUB_OFFLINE="1", SGLANG_LOG_LEVEL="error")
 
@@ -29,9 +31,7 @@ def subject(draft: Path, target: Path, tp: int, rank: int) -> Subject:
     SGLang looks at the draft alone here, but for the layers that it captures; the dtype is the one
     that the draft's config.json says.
     """
-    from sglang.srt.configs.load_config import LoadConfig
     from sglang.srt.configs.model_config import ModelConfig
-    from sglang.srt.model_loader import loader
 
     served = json.loads((target / "config.json").read_text(encoding="utf-8"))
     num_target_layers = served.get("text_config", served)["num_hidden_layers"]
@@ -44,6 +44,26 @@ def subject(draft: Path, target: Path, tp: int, rank: int) -> Subject:
     sglang_platform.publish_server_arguments(tp)
     sglang_platform.become_rank(tp, rank)
     config = ModelConfig(str(draft), is_draft_model=True, quantization=None, dtype="auto")
+    build, load_folder = loading(config)
+    return Subject(
+        build=build,
+        load_folder=load_folder,
+        tensors=tensors,
+        needs_gpu=sglang_platform.needs_gpu,
+        unused=_UNUSED,
+        ignored=("transform_config",) if _is_transformed(draft) else (),
+        first=rank == 0,
+        # A block draft proposes by the target's head: `dflash_worker_v2.py:138`.
+        proposes=lambda model: sglang_proposals(model, algorithm) if algorithm and tp == 1 else [],
+        captures=lambda: sglang_captures(draft, config, num_target_layers) if reads else {},
+    )
+
+
+def loading(config: Any) -> tuple[Callable[[], nn.Module], Callable[[nn.Module], None]]:
+    """How SGLang builds a model of its config, and loads its folder."""
+    from sglang.srt.configs.load_config import LoadConfig
+    from sglang.srt.model_loader import loader
+
     load_config = LoadConfig()
     engine_loader = loader.DefaultModelLoader(load_config)
 
@@ -61,18 +81,7 @@ def subject(draft: Path, target: Path, tp: int, rank: int) -> Subject:
         engine_loader.load_weights_only(model, weights, torch.device("cpu"))
 
     loader._get_quantization_config(config, load_config)  # what it refuses, it refuses as a config
-    return Subject(
-        build=build,
-        load_folder=load_folder,
-        tensors=tensors,
-        needs_gpu=sglang_platform.needs_gpu,
-        unused=_UNUSED,
-        ignored=("transform_config",) if _is_transformed(draft) else (),
-        first=rank == 0,
-        # A block draft proposes by the target's head: `dflash_worker_v2.py:138`.
-        proposes=lambda model: sglang_proposals(model, algorithm) if algorithm and tp == 1 else [],
-        captures=lambda: sglang_captures(draft, config, num_target_layers) if reads else {},
-    )
+    return build, load_folder
 
 
 def _is_transformed(draft: Path) -> bool:
@@ -84,14 +93,19 @@ def _is_transformed(draft: Path) -> bool:
     return any(each["location"] in ("input", "output") for each in asked)
 
 
-if __name__ == "__main__":
+def run(of: Callable[[Path, Path, int, int], Subject]) -> None:
+    """The command line of a loader of such subjects."""
     main(
         Engine(
             name="sglang",
             version=version("sglang"),
             archs=sglang_platform.ARCHS,
             install=sglang_platform.install,
-            subject=subject,
+            subject=of,
             needs_gpu=sglang_platform.needs_gpu,
         )
     )
+
+
+if __name__ == "__main__":
+    run(subject)

@@ -4,11 +4,9 @@ Usage: `VENV/bin/python vllm_graft.py --arch sm90 FOLDER...`; two lines for each
 """
 
 from pathlib import Path
-from typing import Any
 
 import vllm_loader  # before vllm: it sets the environment
 import vllm_platform
-from loader import Engine, main
 from torch import nn
 from verdict import Subject
 from whole_folder import HEAD, parts_of
@@ -21,7 +19,7 @@ def subject(folder: Path, part: Path, tp: int, rank: int) -> Subject:
     from vllm.model_executor.model_loader.utils import initialize_model
     from vllm.utils.torch_utils import set_default_torch_dtype
 
-    config = _config(folder)
+    config = vllm_loader.speculating(folder, method="mtp", num_speculative_tokens=1)
     vllm_platform.become_rank(tp, rank)
     is_layer = part.name == "layer"
     served = config.speculative_config.draft_model_config if is_layer else config.model_config
@@ -49,51 +47,5 @@ def subject(folder: Path, part: Path, tp: int, rank: int) -> Subject:
     )
 
 
-def _config(folder: Path) -> Any:
-    """The engine's config of a target that drafts with its own MTP layer."""
-    from vllm.config import (
-        CacheConfig,
-        DeviceConfig,
-        LoadConfig,
-        ModelConfig,
-        ParallelConfig,
-        SpeculativeConfig,
-        VllmConfig,
-    )
-
-    served = ModelConfig(
-        model=str(folder),
-        tokenizer=str(folder),
-        skip_tokenizer_init=True,
-        dtype="bfloat16",
-        enforce_eager=True,
-        max_model_len=1024,
-    )
-    parallel = ParallelConfig()
-    speculative = SpeculativeConfig(
-        method="mtp",
-        num_speculative_tokens=1,
-        target_model_config=served,
-        target_parallel_config=parallel,
-    )
-    return VllmConfig(
-        model_config=served,
-        parallel_config=parallel,
-        speculative_config=speculative,
-        load_config=LoadConfig(use_tqdm_on_load=False),
-        cache_config=CacheConfig(block_size=16),
-        device_config=DeviceConfig("cpu"),
-    )
-
-
 if __name__ == "__main__":
-    main(
-        Engine(
-            name="vllm",
-            version=vllm_loader.version("vllm"),
-            archs=vllm_platform.ARCHS,
-            install=vllm_platform.install,
-            subject=subject,
-            needs_gpu=vllm_platform.needs_gpu,
-        )
-    )
+    vllm_loader.run(subject)

@@ -140,6 +140,25 @@ def _function(file: str, name: str) -> Callable[..., Any]:
 
 def _config(draft: Path, target: Path) -> Any:
     """The engine's config for this target and draft, in BF16 as the target is served."""
+    config = json.loads((draft / "config.json").read_text(encoding="utf-8"))
+    architecture, tensors = config["architectures"][0], read_tensors(draft)
+    method = method_of(architecture, tensors)
+    # The default where Triton is, without which V1 is taken, which refuses candidate selectors and
+    # DSpark.
+    os.environ.pop("VLLM_USE_V2_MODEL_RUNNER", None)
+    if "DFlash2" in architecture or method == "dspark":
+        os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1"
+    return speculating(
+        target,
+        model=str(draft),
+        method=method,
+        parallel_drafting="mask_hidden" in tensors,
+        num_speculative_tokens=3,
+    )
+
+
+def speculating(target: Path, **speculative: Any) -> Any:
+    """The engine's config of a target that is served with a draft."""
     from vllm.config import (
         CacheConfig,
         DeviceConfig,
@@ -150,9 +169,6 @@ def _config(draft: Path, target: Path) -> Any:
         VllmConfig,
     )
 
-    architecture = json.loads((draft / "config.json").read_text(encoding="utf-8"))["architectures"][
-        0
-    ]
     served = ModelConfig(
         model=str(target),
         tokenizer=str(target),
@@ -161,39 +177,32 @@ def _config(draft: Path, target: Path) -> Any:
         enforce_eager=True,
         max_model_len=1024,
     )
-    # The default where Triton is, without which V1 is taken, which refuses candidate selectors and
-    # DSpark.
-    os.environ.pop("VLLM_USE_V2_MODEL_RUNNER", None)
-    parallel, tensors = ParallelConfig(), read_tensors(draft)
-    method = method_of(architecture, tensors)
-    if "DFlash2" in architecture or method == "dspark":
-        os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1"
-    speculative = SpeculativeConfig(
-        model=str(draft),
-        method=method,
-        parallel_drafting="mask_hidden" in tensors,
-        num_speculative_tokens=3,
-        target_model_config=served,
-        target_parallel_config=parallel,
-    )
+    parallel = ParallelConfig()
     return VllmConfig(
         model_config=served,
         parallel_config=parallel,
-        speculative_config=speculative,
+        speculative_config=SpeculativeConfig(
+            target_model_config=served, target_parallel_config=parallel, **speculative
+        ),
         load_config=LoadConfig(use_tqdm_on_load=False),
         cache_config=CacheConfig(block_size=16),
         device_config=DeviceConfig("cpu"),
     )
 
 
-if __name__ == "__main__":
+def run(of: Callable[[Path, Path, int, int], Subject]) -> None:
+    """The command line of a loader of such subjects."""
     main(
         Engine(
             name="vllm",
             version=version("vllm"),
             archs=vllm_platform.ARCHS,
             install=vllm_platform.install,
-            subject=subject,
+            subject=of,
             needs_gpu=vllm_platform.needs_gpu,
         )
     )
+
+
+if __name__ == "__main__":
+    run(subject)

@@ -1,4 +1,4 @@
-"""Everything that runs on a GPU: beside the CPU, and how fast. See `./scripts/test --gpu`.
+"""Everything that runs on a GPU: beside the CPU, and how fast. `experiments/run gpu`.
 
 Each part is a process of its own: one that fails or takes too long costs only its own rows. Exit
 status: 0 all is as it must be; 1 something is not, or a part failed; 2 there is no such device.
@@ -28,7 +28,6 @@ SECONDS = 570.0
 PARTS = {
     "encoders": ("same", 60),
     "gptq": ("same", 60),
-    "draft_step": ("draft_step", 120),
     "gptq_rate": ("rates", 90),
     "verbs": ("same", 180),
     "learned_and_replayed": ("rates", 180),
@@ -39,7 +38,7 @@ PARTS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit status."""
-    parser = argparse.ArgumentParser(prog="./scripts/test --gpu", description=__doc__)
+    parser = argparse.ArgumentParser(prog="experiments/run gpu", description=__doc__)
     parser.add_argument("--device", default="cuda", help="cuda, cuda:I, or cpu to try the code")
     parser.add_argument("--tiny", action="store_true", help="shapes for a CPU")
     parser.add_argument("--only", nargs="*", choices=PARTS, default=list(PARTS))
@@ -104,7 +103,7 @@ def _heading(device: torch.device) -> str:
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
     return (
-        "# What a GPU computes, and how fast\n\nWritten by `./scripts/test --gpu`. Device:"
+        "# What a GPU computes, and how fast\n\nWritten by `experiments/run gpu`. Device:"
         f" {name}. PyTorch {torch.__version__}, Python {platform.python_version()}.\n\n"
     )
 

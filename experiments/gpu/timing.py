@@ -1,12 +1,10 @@
-"""Seconds of work on a device: CUDA graphs timed by events, or a plain clock on the CPU."""
+"""Seconds of work on a device."""
 
 import statistics
 import time
 from collections.abc import Callable
 
 import torch
-
-REPEATS = 20
 
 
 def synchronize(device: torch.device) -> None:
@@ -26,36 +24,6 @@ def seconds_of(work: Callable[[], object], device: torch.device, *, repeats: int
         synchronize(device)
         found.append(time.perf_counter() - start)
     return statistics.median(found)
-
-
-def kernel_seconds(work: Callable[[], object], device: torch.device) -> float:
-    """The median time of a call's kernels: on a GPU without what launching them takes.
-
-    The weights must be larger than the cache of the GPU: it is not cleared between calls.
-    """
-    if device.type != "cuda":
-        return seconds_of(work, device)
-    side = torch.cuda.Stream(device)
-    side.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(side):
-        for _ in range(3):  # what is chosen and allocated at first calls may not be captured
-            work()
-    torch.cuda.current_stream(device).wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
-    for _ in range(3):
-        graph.replay()
-    pairs = [
-        (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
-        for _ in range(REPEATS)
-    ]
-    for start, end in pairs:
-        start.record()
-        graph.replay()
-        end.record()
-    synchronize(device)
-    return statistics.median(start.elapsed_time(end) for start, end in pairs) / 1e3
 
 
 def gemm_rate(device: torch.device, dtype: torch.dtype, size: int) -> float:

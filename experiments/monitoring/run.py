@@ -1,8 +1,7 @@
 """Golden rules and dashboards under a real Prometheus; write RESULTS.md beside this file.
 
 Usage: `experiments/run monitoring --promtool promtool --prometheus prometheus`, where
-Debian's package `prometheus` has both. Grafana's dashboard is also decoded by its own model of
-dashboards where `--grafana PYTHON` names an interpreter that has grafana-foundation-sdk.
+Debian's package `prometheus` has both.
 
 Exit status 1: a rule is refused, alerts where it must not or does not where it must, or a query of
 the dashboard fails.
@@ -271,9 +270,8 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--promtool", required=True)
     parser.add_argument("--prometheus", required=True)
-    parser.add_argument("--grafana", help="interpreter that has grafana-foundation-sdk")
     options = parser.parse_args()
-    rows, decoded = [], "not run"
+    rows = []
     with tempfile.TemporaryDirectory() as temporary:
         work = Path(temporary)
         for engine in ENGINES:
@@ -287,10 +285,6 @@ def main() -> int:
                 of = ", by category" if by_category else ""
                 accepted = number[1] if number else "?"
                 rows.append(f"| {engine}{of} | {accepted} | {len(lives)} of {len(lives)} |")
-                if options.grafana:
-                    page = work / "dashboard.json"
-                    page.write_text(dashboard(engine, by_category=by_category), encoding="utf-8")
-                    decoded = ran(options.grafana, str(HERE / "decoded.py"), str(page)).strip()
         live = provisioned(options.prometheus, work)
         version = ran(options.prometheus, "--version").split()[2].rstrip(",")
     lives = "".join(
@@ -307,8 +301,7 @@ def main() -> int:
         f"{chr(10).join(rows)}\n\n| life | alerts |\n|---|---|\n{lives}\n"
         "Provisioned in a running Prometheus that scrapes counters which grow as golden says:\n\n"
         "| engine | rules | recorded acceptance length | queries of the dashboard with an answer |"
-        f" alerts |\n|---|---|---|---|---|\n{chr(10).join(live)}\n\n"
-        f"The dashboard, decoded by Grafana's own model of dashboards: {decoded}.\n"
+        f" alerts |\n|---|---|---|---|---|\n{chr(10).join(live)}\n"
     )
     (HERE / "RESULTS.md").write_text(text, encoding="utf-8")
     return 0

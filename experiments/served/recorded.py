@@ -123,32 +123,12 @@ def compared_row(family: str, dtype: str, found: Compared) -> str:
     )
 
 
-def document(
-    lines: Sequence[str],
-    speed: Sequence[str],
-    *,
-    few: int,
-    many: int,
-    gate: int,
-    new: int,
-    more: int,
-) -> str:
-    """RECORDED.md: the rows of both tables.
-
-    Args:
-        lines: of `compared_row`.
-        speed: one for each recorder.
-        few, many: prompts whose time was taken, with `more` new tokens each.
-        gate: prompts that were compared, with `new` new tokens each.
-    """
+def document(lines: Sequence[str], *, gate: int, new: int) -> str:
+    """RECORDED.md: the rows of `compared_row`, of `gate` prompts with `new` new tokens each."""
     columns = (
         *("target", "dtype", "equal texts", "positions"),
         "layer: largest difference, relative",
         *("log-probability", "evidence", "acceptance length"),
-    )
-    measured = (
-        *("recorder", f"{few} prompts, s", f"{many} prompts, s"),
-        *("tokens/s beyond the start", "peak RSS, MB"),
     )
     return f"""# Recorded by a real vLLM, beside transformers
 
@@ -166,13 +146,6 @@ BF16 draft in replay.
 
 A server that was started with the command of `--print-server-args` records the same bytes as the
 offline engine. If it is killed during a run and started again, it records what is missing.
-Prompts that are read in pieces (chunked prefill) have the same states. Sampled text (temperature
-0.8, top-p 0.9, top-k 40) has the log-probabilities that transformers computes for it.
-
-{_table(measured, speed)}
-
-The first target in BF16, {more} tokens a prompt, one thread, one recorder after the other; memory
-is that of all processes of a recorder together. Beyond the start: more prompts against the fewer.
 """
 
 

@@ -17,43 +17,24 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parents[1] / "tests")]
 
-import torch  # noqa: E402
-from draftquant.calibration.recording.decoding import Decoding, processed_logprobs  # noqa: E402
 from draftquant.calibration.traces.trace_folder import TraceFolder  # noqa: E402
 from served.drafts import ENGINE_ARGUMENTS, SERVED_PAIRS, Pair  # noqa: E402
 from served.recorded import Compared, compare, compared_row, document  # noqa: E402
 from served.serve import ENVIRONMENT  # noqa: E402
-from transformers import AutoModelForCausalLM  # noqa: E402
 
 RESULTS = HERE / "RECORDED.md"
 NUM_PROMPTS, MAX_NEW_TOKENS = 48, 64
-FEW, MANY = 16, 96  # prompts, for what is no question of statistics, and for speed
-MORE_TOKENS = 256  # of a prompt, for speed
+FEW = 16  # prompts, for what is no question of statistics
 PORT = 8817
 ENGINE = ("--engine", "vllm")
 MAX_RELATIVE = {"bfloat16": 0.02, "float32": 1e-4}
 """Of a layer's outputs; BF16 keeps 8 bits, and sums are taken in another order."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """One `draftquant record`.
-
-    Attributes:
-        seconds: of the whole command.
-        megabytes: peak of the resident memory of its processes together.
-    """
-
-    traces: TraceFolder
-    seconds: float
-    megabytes: float
 
 
 class Recorder:
@@ -67,7 +48,7 @@ class Recorder:
         lines = (
             (pair.folder / "prompts.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
         )
-        for count in (FEW, NUM_PROMPTS, MANY):
+        for count in (FEW, NUM_PROMPTS):
             (work / f"{count}.jsonl").write_text("".join(lines[:count]), encoding="utf-8")
 
     def command(self, python: Path | str, count: int, out: str, *options: str) -> list[str]:
@@ -80,16 +61,16 @@ class Recorder:
             *("--max-new-tokens", str(MAX_NEW_TOKENS), "--logprobs", *options),
         ]
 
-    def offline(self, count: int, out: str, *options: str) -> Run:
+    def offline(self, count: int, out: str, *options: str) -> TraceFolder:
         """By an engine of our own."""
         asked = (*ENGINE, *ENGINE_ARGUMENTS, *self.pair.recording)
         return self._run(self.command(self.engine, count, out, *asked, *options))
 
-    def transformers(self, count: int, out: str, *options: str) -> Run:
+    def transformers(self, count: int, out: str, *options: str) -> TraceFolder:
         """By transformers, in this interpreter's environment."""
         return self._run(self.command(sys.executable, count, out, *options))
 
-    def served(self, count: int, out: str, *options: str) -> Run:
+    def served(self, count: int, out: str, *options: str) -> TraceFolder:
         """By the server that `serving` has started."""
         url = ("--server", f"http://127.0.0.1:{PORT}", "--shared", str(self.shared))
         return self._run(self.command(sys.executable, count, out, *ENGINE, *url, *options))
@@ -119,19 +100,13 @@ class Recorder:
         finally:
             end(server)
 
-    def _run(self, command: Sequence[str]) -> Run:
-        began, peak = time.perf_counter(), 0.0
+    def _run(self, command: Sequence[str]) -> TraceFolder:
         with (self.work / "record.log").open("wb") as log:
             process = started(command, log)
-            while process.poll() is None:
-                peak = max(peak, _resident_megabytes(process.pid))
-                time.sleep(0.2)
-        if process.returncode:
+        if process.wait():
             said = (self.work / "record.log").read_text(encoding="utf-8")[-4000:]
             raise RuntimeError(f"{shlex.join(command)} ended with {process.returncode}:\n{said}")
-        out = Path(command[command.index("--out") + 1])
-        seconds = time.perf_counter() - began
-        return Run(traces=TraceFolder.open(out), seconds=seconds, megabytes=peak)
+        return TraceFolder.open(Path(command[command.index("--out") + 1]))
 
 
 def started(command: Sequence[str], log: IO[bytes]) -> "subprocess.Popen[bytes]":
@@ -167,16 +142,10 @@ def main() -> int:
                 failed += _check(pair, dtype, found)
                 print(lines[-1], flush=True)
         recorder = Recorder(SERVED_PAIRS[0], base / "server", options.python)
-        failed += _check_pieces(recorder)
         failed += _check_server(recorder)
-        failed += _check_sampled(recorder)
-        speed = _speed(recorder)
-    RESULTS.write_text(
-        document(
-            lines, speed, few=FEW, many=MANY, gate=NUM_PROMPTS, new=MAX_NEW_TOKENS, more=MORE_TOKENS
-        ),
-        encoding="utf-8",
-    )
+    once = RESULTS.read_text(encoding="utf-8").partition("\n## Asked once")[1:]
+    text = document(lines, gate=NUM_PROMPTS, new=MAX_NEW_TOKENS) + "".join(once)
+    RESULTS.write_text(text, encoding="utf-8")
     for problem in failed:
         print(problem)
     return 1 if failed else 0
@@ -184,8 +153,8 @@ def main() -> int:
 
 def _both(recorder: Recorder, dtype: str) -> Compared:
     dtyped = ("--dtype", dtype)
-    engine = recorder.offline(NUM_PROMPTS, f"vllm-{dtype}", *dtyped).traces
-    reference = recorder.transformers(NUM_PROMPTS, f"transformers-{dtype}", *dtyped).traces
+    engine = recorder.offline(NUM_PROMPTS, f"vllm-{dtype}", *dtyped)
+    reference = recorder.transformers(NUM_PROMPTS, f"transformers-{dtype}", *dtyped)
     return compare(engine, reference, recorder.pair.folder / "draft")
 
 
@@ -200,29 +169,11 @@ def _check(pair: Pair, dtype: str, found: Compared) -> Iterator[str]:
         yield f"{pair.family} {dtype}: replay gives {one:.3f} and {other:.3f}"
 
 
-def _check_pieces(recorder: Recorder) -> Iterator[str]:
-    """Prompts that the engine reads in pieces have the same states."""
-    dtyped = ("--dtype", "float32")
-    pieces = (
-        "--engine-arg",
-        "enable_chunked_prefill=true",
-        "--engine-arg",
-        "max_num_batched_tokens=72",
-    )
-    one = recorder.offline(FEW, "pieces", *dtyped, *pieces).traces
-    other = recorder.offline(
-        FEW, "in-one", *dtyped, "--engine-arg", "enable_chunked_prefill=false"
-    ).traces
-    found = compare(one, other, recorder.pair.folder / "draft")
-    if found.num_equal < FEW or any(layer.relative > 1e-5 for layer in found.layers):
-        yield f"prompts read in pieces: {found}"
-
-
 def _check_server(recorder: Recorder) -> Iterator[str]:
     """The server writes what the offline engine does, also where it dies and is started again."""
-    offline = recorder.offline(FEW, "offline").traces
+    offline = recorder.offline(FEW, "offline")
     with recorder.serving() as server:
-        if recorder.served(FEW, "served").traces.sha256 != offline.sha256:
+        if recorder.served(FEW, "served").sha256 != offline.sha256:
             yield "server and offline engine record different traces"
         out = recorder.work / "resumed"
         command = recorder.command(
@@ -239,61 +190,13 @@ def _check_server(recorder: Recorder) -> Iterator[str]:
     if client.returncode != 2 or "what was recorded is kept" not in said or out.exists():
         yield f"a server that dies: {client.returncode}, {said}"
     with recorder.serving():
-        resumed = recorder.served(NUM_PROMPTS, "resumed", "--batch-size", "4").traces
-        whole = recorder.served(NUM_PROMPTS, "whole", "--batch-size", "4").traces
+        resumed = recorder.served(NUM_PROMPTS, "resumed", "--batch-size", "4")
+        whole = recorder.served(NUM_PROMPTS, "whole", "--batch-size", "4")
     if not 5 <= count < NUM_PROMPTS or [t.id for t in resumed] != [t.id for t in whole]:
         yield f"resumed after {count} of {NUM_PROMPTS} prompts: other prompts"
     left = [*recorder.shared.iterdir()]
     if left:
         yield f"{len(left)} files are left in the shared folder"
-
-
-def _check_sampled(recorder: Recorder) -> Iterator[str]:
-    """Log-probabilities are those of the law that is asked for; the text is as likely as drawn."""
-    decoding = Decoding(temperature=0.8, top_p=0.9, top_k=40, seed=5)
-    options = ("--temperature", "0.8", "--top-p", "0.9", "--top-k", "40", "--seed", "5")
-    more = ("--dtype", "float32")
-    drawn = recorder.offline(NUM_PROMPTS, "drawn", *options, *more).traces
-    ours = recorder.transformers(NUM_PROMPTS, "drawn-ours", *options, *more).traces
-    target = AutoModelForCausalLM.from_pretrained(
-        recorder.pair.folder / "target", dtype=torch.float32
-    )
-    worst, means = 0.0, []
-    for traces in (drawn, ours):
-        logprobs = []
-        for trace in traces:
-            with torch.no_grad():
-                logits = target(input_ids=trace.token_ids[None, :-1]).logits[0]
-            law = processed_logprobs(logits[trace.prompt_length - 1 :], decoding)
-            emitted = trace.token_ids[trace.prompt_length :, None]
-            assert trace.token_logprob is not None
-            difference = (law.gather(1, emitted)[:, 0] - trace.token_logprob).abs()
-            logprobs.append(trace.token_logprob)
-            if traces is drawn:  # a token at the edge of top-p may be in or out
-                worst = max(worst, float(difference.median()))
-        means.append(torch.cat(logprobs))
-    if worst > 1e-3:
-        yield f"log-probabilities of drawn tokens differ by {worst}"
-    deviation = float((means[0].var() / len(means[0]) + means[1].var() / len(means[1])) ** 0.5)
-    away = float(means[0].mean() - means[1].mean()) / deviation
-    if abs(away) > 4:
-        yield f"drawn text is {away:.1f} deviations likelier than that of transformers"
-
-
-def _speed(recorder: Recorder) -> list[str]:
-    """Tokens per second beyond the start of each recorder, from two numbers of prompts."""
-    lines = []
-    for name, record in (("vLLM", recorder.offline), ("transformers", recorder.transformers)):
-        options = ("--dtype", "bfloat16", "--max-new-tokens", str(MORE_TOKENS))
-        few = record(FEW, f"speed-{name}-few", *options)
-        many = record(MANY, f"speed-{name}-many", *options)
-        tokens = many.traces.manifest.num_tokens - few.traces.manifest.num_tokens
-        rate = tokens / (many.seconds - few.seconds)
-        lines.append(
-            f"| {name} | {few.seconds:.1f} | {many.seconds:.1f} | {rate:,.0f}"
-            f" | {many.megabytes:,.0f} |"
-        )
-    return lines
 
 
 def wait_until_healthy(server: "subprocess.Popen[bytes]", log: Path) -> None:
@@ -307,17 +210,6 @@ def wait_until_healthy(server: "subprocess.Popen[bytes]", log: Path) -> None:
                 f"the server does not start:\n{log.read_text(encoding='utf-8')[-4000:]}"
             )
         time.sleep(0.3)
-
-
-def _resident_megabytes(group: int) -> float:
-    """Of all processes of a group."""
-    pages = 0
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError, ValueError, IndexError):
-            fields = stat.read_text(encoding="utf-8").rpartition(")")[2].split()
-            if int(fields[2]) == group or int(fields[3]) == group:
-                pages += int(fields[21])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def as_class_reads(config: Mapping[str, Any], engine: Source) -> Mapping[str, An
     """A draft's config.json with what the class of its model_type fills in, or why it is refused.
 
     That of MTP layers and whole models is given back as it is. Source: executed with keys left out,
-    for the types of `experiments/engines/names.py`.
+    for the types of `experiments/engines/names.json`.
     """
     traits, model_type = draft_traits(config), config.get("model_type")
     row = class_defaults(model_type, engine) if traits else None

@@ -149,7 +149,7 @@ def extra_heads(question: Question) -> frozenset[str]:
 
 # ---- Which linears GPTQ and AutoRound leave as floats, by keys of their own
 # Sources: `gptq_utils.py` and `inc/config_parser.py` of vLLM 0.33.0, `quantization/utils.py` and
-# `auto_round.py` of SGLang 0.5.23; executed (`experiments/engines/kinds.py`).
+# `auto_round.py` of SGLang 0.5.23; executed (`experiments/engines/kinds.json`).
 
 Patterns = tuple[str, ...]
 FOR_REGEX = frozenset("*+?^$()[]{}|\\")

@@ -238,7 +238,7 @@ class Vllm(Engine):
 
         Source: `get_cache_scale_mapper` of `base_config.py`, `fp8.py` and `quark.py`,
         `AutoWeightsLoader`, `KVCacheScaleParameter`, and `CompressedTensorsKVCacheMethod`; executed
-        (`experiments/engines/kinds.py`, `experiments/engines/foreign_mix.py`).
+        (`experiments/engines/kinds.json`, `experiments/engines/foreign_mix.json`).
         """
         method, name = question.method, tensor.name
         if method is None or question.is_latent:

@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from foreign_sample import NUM_TARGET_LAYERS
+from asking import TARGET_FOLDER, write_target
 from tiny import edit_json, tiny_eagle3_llama
 from tiny_dflash import tiny_dflash
-from tiny_mla import MODELOPT_EXTRAS, tiny_eagle3_mla
+from tiny_mla import tiny_eagle3_mla
 from tiny_speculators import Sizes, tiny_speculators_dflash, tiny_speculators_eagle3
 
-TARGET_FOLDER = "target"
 FLOAT16 = {"dtype": "F16", "config": {"torch_dtype": "float16"}}
 
 
@@ -96,34 +95,3 @@ def write_drafts(out: Path) -> None:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         config |= config.get("transformer_layer_config", {})
         write_target(place / TARGET_FOLDER, config["hidden_size"], config["vocab_size"])
-
-
-def write_target(folder: Path, hidden: int, vocab: int) -> None:
-    """A config.json of a target that drafts of all families fit: DeepSeek-V3's own."""
-    heads, nope, rope, value = 4, 128, 64, 128
-    config: Mapping[str, Any] = {
-        "architectures": ["DeepseekV3ForCausalLM"],
-        "model_type": "deepseek_v3",
-        "hidden_act": "silu",
-        "hidden_size": hidden,
-        "intermediate_size": 2 * hidden,
-        "kv_lora_rank": 128,
-        "max_position_embeddings": 2048,
-        "num_attention_heads": heads,
-        "num_hidden_layers": NUM_TARGET_LAYERS,
-        "num_key_value_heads": heads,
-        "q_lora_rank": 256,
-        "qk_nope_head_dim": nope,
-        "qk_rope_head_dim": rope,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0,
-        "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16",
-        "v_head_dim": value,
-        "vocab_size": vocab,
-        **MODELOPT_EXTRAS,
-        "head_dim": rope,
-        "n_routed_experts": 8,
-    }
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,241 @@
+"""Folders as rows: headers, config.json, and what engines did with them.
+
+kinds.json and names.json (by hand), foreign_sample.json (made by the tools) and foreign_mix.json
+(drawn by a seed) hold them, and everyday tests hold `check` against them without the engines. A
+loader minds names, dtypes and shapes, not codes: `experiments/run folder_rows [FILE...]` writes
+each folder again with random ones, asks the loaders, and prints every answer that is another one
+now, and every one that `check` does not give. `--write` keeps them; `--add FOLDER...` makes rows of
+other folders.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parents[1] / "tests"), str(HERE / "foreign")]
+
+import asking  # noqa: E402
+import numpy as np  # noqa: E402
+from draftquant.quantize.engines.contract import EngineCheck  # noqa: E402
+from draftquant.quantize.engines.engine_check import check_checkpoint  # noqa: E402
+from draftquant.quantize.files.checkpoint import Checkpoint  # noqa: E402
+from draftquant.quantize.files.safetensors_header import DTYPE_BYTES, TensorInfo  # noqa: E402
+from draftquant.recipes import DraftQuantError  # noqa: E402
+from tiny import Stored, store, write_tensors  # noqa: E402
+
+SAMPLE_FILE = HERE / "foreign_sample.json"
+FILES = (SAMPLE_FILE, HERE / "foreign_mix.json", HERE / "kinds.json", HERE / "names.json")
+SIDE_FILE = "hf_quant_config.json"
+PLATFORMS = ("vllm sm90 1", "sglang sm90 1", "sglang sm100 1", "sglang gfx942 1")
+_NO_MATTER = ("dtype", "tokenizer_class", "transformers_version")
+_SCALARS = ("weight_scale_2", "weight_global_scale")
+"""Of NVFP4: tensors of one number, whose values `check` reads."""
+Row = Mapping[str, Any]
+
+
+def read_rows(file: Path = SAMPLE_FILE) -> list[Row]:
+    """The rows of a file."""
+    found = json.loads(file.read_text(encoding="utf-8"))
+    rows: list[Row] = found["rows"] if isinstance(found, dict) else found
+    return rows
+
+
+def write_rows(file: Path, rows: Sequence[Row]) -> None:
+    """One line for each; foreign_mix.json keeps its counts."""
+    lines = ",\n".join(json.dumps(row, separators=(",", ":")) for row in rows)
+    text = f"[\n{lines}\n]"
+    old = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
+    if "counts" in old:
+        counts = ",\n".join(json.dumps(row) for row in old["counts"])
+        text = f'{{"counts": [\n{counts}\n], "rows": {text}}}'
+    file.write_text(text + "\n", encoding="utf-8")
+
+
+def row_of(folder: Path, outcomes: Sequence[Row] = (), **more: Any) -> dict[str, Any]:
+    """Headers of a folder, and what the engines that could tell did with it."""
+    checkpoint = Checkpoint.open(folder)
+    tensors = checkpoint.tensors.values()
+    side_file = folder / SIDE_FILE
+    return {
+        "draft": f"{folder.parent.name}/{folder.name}",
+        **more,
+        "config": {key: said for key, said in checkpoint.config.items() if key not in _NO_MATTER},
+        "side_file": json.loads(side_file.read_text("utf-8")) if side_file.is_file() else False,
+        "tensors": {tensor.name: [tensor.dtype, *tensor.shape] for tensor in tensors},
+        "values": {
+            tensor.name: (folder / tensor.file).read_bytes()[tensor.start : tensor.stop].hex()
+            for tensor in tensors
+            if tensor.name.endswith(_SCALARS)
+        },
+        **({"answers": _answers(outcomes)} if outcomes else {}),
+    }
+
+
+def _answers(outcomes: Sequence[Row]) -> dict[str, list[str]]:
+    answers: dict[str, list[str]] = {}
+    for outcome in outcomes:
+        if outcome["verdict"] != "UNKNOWN":
+            asked = f"{outcome['engine']} {outcome['arch']} {outcome['tp']}"
+            answers.setdefault(outcome["verdict"], []).append(asked)
+    return answers
+
+
+def checkpoint_of(row: Row, folder: Path) -> Checkpoint:
+    """The folder of a row as `check` opens it; `folder`: for the few values that are read."""
+    values = folder / "values"
+    values.write_bytes(bytes.fromhex("".join(row["values"].values())))
+    places = {name: 4 * i for i, name in enumerate(row["values"])}
+    tensors = {
+        name: TensorInfo(
+            name=name,
+            dtype=dtype,
+            shape=tuple(shape),
+            file=values.name,
+            start=places.get(name, 0),
+            stop=places.get(name, 0) + 4,
+        )
+        for name, (dtype, *shape) in row["tensors"].items()
+    }
+    return Checkpoint(folder=folder, config=row["config"], tensors=tensors, headers={}, index=None)
+
+
+def predictions(row: Row, folder: Path) -> Iterator[tuple[str, str, EngineCheck]]:
+    """What an engine was asked, what it did, and what `check` says."""
+    checkpoint = checkpoint_of(row, folder)
+    for verdict, questions in row["answers"].items():
+        for asked in questions:
+            engine, arch, tp = asked.split()
+            said = check_checkpoint(
+                checkpoint,
+                engine=engine,
+                arch=arch,
+                tp=int(tp),
+                target_layers=asking.NUM_TARGET_LAYERS,
+                has_side_file=bool(row["side_file"]),
+            )
+            yield f"{row['draft']}: {asked}", verdict, said
+
+
+def write_folder(row: Row, folder: Path) -> Path:
+    """The folder of a row, with random codes and scales; a map of tokens has those of the first."""
+    rng = np.random.default_rng(3)
+    tensors = {
+        name: Stored(dtype, tuple(shape), bytes.fromhex(row["values"][name]))
+        if name in row["values"]
+        else random_tensor(rng, name, dtype, tuple(shape), row["tensors"])
+        for name, (dtype, *shape) in row["tensors"].items()
+    }
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(row["config"], indent=2) + "\n", "utf-8")
+    if row["side_file"]:
+        said = {} if row["side_file"] is True else row["side_file"]
+        (folder / SIDE_FILE).write_text(json.dumps(said) + "\n", encoding="utf-8")
+    write_tensors(folder, tensors, metadata={"format": "pt"})
+    return folder
+
+
+def random_tensor(
+    rng: np.random.Generator,
+    name: str,
+    dtype: str,
+    shape: tuple[int, ...],
+    others: Mapping[str, Sequence[Any]] | None = None,
+) -> Stored:
+    """Codes of any bits but those that mean NaN in FP8; scales that are small and positive."""
+    if dtype in ("BF16", "F16", "F32"):
+        constant = shape in ((), (1,)) or name.endswith(("k_scale", "v_scale"))
+        values = np.full(shape, 0.01) if constant else rng.uniform(0.005, 0.02, shape)
+        return store(np.asarray(values), dtype)
+    size = int(np.prod(shape)) * DTYPE_BYTES[dtype]
+    if name.endswith("g_idx"):
+        return Stored(dtype, shape, (np.arange(shape[0], dtype=np.int32) // 128).tobytes())
+    if dtype == "BOOL":
+        kept = (others or {}).get("d2t", [dtype, *shape])[1]
+        return Stored(dtype, shape, (np.arange(shape[0]) < kept).tobytes())
+    if name == "d2t" or "zero_point" in name:
+        return Stored(dtype, shape, bytes(size))
+    low, high = {"F8_E4M3": (0, 0x70), "F8_E8M0": (110, 130)}.get(dtype, (0, 256))
+    return Stored(dtype, shape, rng.integers(low, high, size, dtype=np.uint8).tobytes())
+
+
+def write_target(row: Row, folder: Path) -> None:
+    """A target that the draft of a row fits; an MTP layer's has its own config.json."""
+    layers = {**row["config"], **(row["config"].get("transformer_layer_config") or {})}
+    if any("mtp" in name or "eh_proj" in name for name in row["tensors"]):
+        folder.mkdir()
+        said = {key: row["config"][key] for key in row["config"] if key != "quantization_config"}
+        (folder / "config.json").write_text(json.dumps(said) + "\n", encoding="utf-8")
+    else:
+        asking.write_target(folder, layers["hidden_size"], layers["vocab_size"])
+
+
+def asked_again(rows: Sequence[Row], work: Path) -> list[dict[str, Any]]:
+    """The rows with what the loaders say of them today, on the platforms of their answers."""
+    folders: dict[str, list[tuple[int, Path]]] = {}
+    for number, row in enumerate(rows):
+        folder = write_folder(row, work / str(number) / "draft")
+        write_target(row, folder.parent / asking.TARGET_FOLDER)
+        for asked in [a for said in row["answers"].values() for a in said] or PLATFORMS:
+            folders.setdefault(asked, []).append((number, folder))
+    told: list[list[Row]] = [[] for _ in rows]
+    for asked, found in sorted(folders.items()):
+        engine, arch, tp = asked.split()
+        outcomes = asking.loaded(engine, [folder for _, folder in found], arch=arch, tp=int(tp))
+        for (number, _), outcome in zip(found, outcomes, strict=True):
+            told[number].append(outcome)
+    return [{**row, **_said(said, row)} for row, said in zip(rows, told, strict=True)]
+
+
+def _said(outcomes: Sequence[Row], row: Row) -> dict[str, Any]:
+    """Answers, and where a row has them the engines' own errors."""
+    errors = {one["engine"]: one["error"] for one in outcomes if one["error"]}
+    found: dict[str, Any] = {"answers": _answers(outcomes)}
+    return found | ({"errors": errors} if "errors" in row else {})
+
+
+def differences(old: Sequence[Row], new: Sequence[Row], folder: Path) -> Iterator[str]:
+    """Answers that are others than they were, and those that `check` does not give."""
+    counts: Counter[str] = Counter()
+    for before, after in zip(old, new, strict=True):
+        was = {asked: verdict for verdict, said in before["answers"].items() for asked in said}
+        try:
+            for asked, verdict, said in predictions(after, folder):
+                known = was.get(asked.rpartition(": ")[2])
+                if known not in (None, verdict):
+                    yield f"{asked}: {verdict}, was {known}"
+                counts["right" if said.verdict == verdict else said.verdict] += 1
+                if said.verdict != verdict:
+                    yield f"{asked}: check says {said.verdict}, not {verdict}: {said.error}"
+        except DraftQuantError as exc:
+            yield f"{after['draft']}: check ends with 2: {exc.what}"
+    yield f"check: {dict(counts)}"
+
+
+def main() -> int:
+    """See the module."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("files", nargs="*", type=Path, help="all three, where none is named")
+    parser.add_argument("--only", default="", help="part of a row's name")
+    parser.add_argument("--add", nargs="+", default=[], type=Path, help="folders to add to a file")
+    parser.add_argument("--write", action="store_true", help="keep what is answered today")
+    given = parser.parse_args()
+    for file in given.files or FILES:
+        rows = [row for row in read_rows(file) if given.only in row["draft"]]
+        rows += [row_of(folder, answers={}) for folder in given.add]
+        with tempfile.TemporaryDirectory() as work:
+            again = asked_again(rows, Path(work))
+            print(*differences(rows, again, Path(work)), sep="\n")
+        if given.write:
+            others = [row for row in read_rows(file) if given.only not in row["draft"]]
+            write_rows(file, [*others, *again])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
