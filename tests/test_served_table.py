@@ -172,7 +172,7 @@ def test_a_cpu_keeps_fp8_towards_zero(tmp_path: Path) -> None:
 
 
 def test_the_scripts_of_a_served_run_import_what_there_is() -> None:
-    for name in ("run", "recording", "measuring"):
+    for name in ("run", "recording"):
         importlib.import_module(f"served.{name}")
 
 
