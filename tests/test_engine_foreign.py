@@ -1,7 +1,7 @@
 """What `check` says of folders that other tools made, beside what the engines did with them.
 
-A sample of experiments/engines/FOREIGN.md: one folder of each scheme of each tool, and of each
-format that `engines/foreign_mix.json` draws; headers only.
+A sample of experiments/engines/FOREIGN.md: one folder of each scheme of each tool; and folders
+that were drawn by a seed (foreign_mix.json); headers only.
 """
 
 import copy

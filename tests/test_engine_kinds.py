@@ -1,7 +1,7 @@
 """What `check` says of folders of other tools' kinds, beside what the engines did with them.
 
-The folders are imitated by hand (`engines/kinds.json`); `kinds.json` has their headers and what the
-engines' own loaders answered.
+The folders are imitated by hand; `engines/kinds.json` has their headers and what the engines' own
+loaders answered.
 """
 
 import dataclasses

@@ -22,20 +22,14 @@ from reasons import own_text
 
 ROWS = {row["draft"]: row for row in read_rows(HERE / "names.json")}
 ENGINES: tuple[EngineName, ...] = ("vllm", "sglang")
-KEYS = ("num_key_value_heads", "head_dim")
 UNUSED_FC = "sglang no-fc"
 """It builds fc, and does not use it where the widths are equal: `llama_eagle3.py:240`."""
 FAILS_LATER = "sglang no-layers"
 """It loads, and unpacks a tensor as a pair in its first forward: `llama.py:502,621`."""
 NEEDS_MASK = "vllm dflash-no-mask"
 """It loads, and its speculator is refused: `v1/worker/gpu/spec_decode/dflash/speculator.py:67`."""
-NOT_KNOWN = {
-    *(f"{form}-{kind}" for kind in ("falcon", "minicpm3") for form in ("type", "bare")),
-    *(f"{form}-{kind}" for kind in ("deepseek_v2", "qwen3_5_text") for form in ("type", "bare")),
-    *(f"{form}-longcat_flash" for form in ("type", "bare")),
-    *(f"type-{kind}-no-{key}" for kind in ("gpt_oss", "mistral", "qwen3") for key in KEYS),
-}
-"""Of a class that changes keys, or fills in shapes that are not the stored ones."""
+NOT_KNOWN = ("type-", "bare-", "dflash-type-", "rope-theta-null")
+"""Of a config class that may change keys, or fill in what the stored tensors are not."""
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -58,7 +52,7 @@ def test_check_says_what_the_engine_did(name: str, engine: EngineName, tmp_path:
         assert "Model config must specify `dflash_config.mask_token_id`" in str(said.error)
         return
     if said.verdict == "UNKNOWN":
-        assert name in NOT_KNOWN
+        assert name.startswith(NOT_KNOWN)
         return
     assert said.verdict == executed
     if engine in row["errors"]:

@@ -293,7 +293,7 @@ class Sglang(Engine):
         """Whatever it is called; what it does not read it drops.
 
         Source: `maybe_remap_kv_scale_name`, which `llama.py` alone calls for a draft, and the
-        methods of `RadixAttention`; executed (`experiments/engines/kinds.json`, `foreign_mix.json`).
+        methods of `RadixAttention`; executed (`engines/kinds.json`, `engines/foreign_mix.json`).
         """
         if tensor.name.endswith("_zero_point"):  # symmetric: all zero, and never used
             return True
