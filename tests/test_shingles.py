@@ -47,14 +47,6 @@ def test_a_sketch_is_the_64_smallest() -> None:
     assert largest_known(few) is None
 
 
-def test_overlap_is_of_the_shorter() -> None:
-    """25 shingles against 25 others, all of 185, and none of 25."""
-    overlaps = Overlaps([shingles(p) for p in (range(30, 70), range(200), range(500, 540))])
-    assert overlaps.with_sketch(shingles(range(40)), largest=None).tolist() == [0.0, 1.0, 0.0]
-    found = overlaps.with_sketch(shingles(range(40, 80)), largest=None)
-    assert found.tolist() == [15 / 25, 1.0, 0.0]
-
-
 def test_an_overlap_is_estimated_by_a_sample() -> None:
     """1,000 shingles, of which three quarters are in the other prompt: a sample of 64 shows it."""
     sketch = shingles(range(1015))[:64]

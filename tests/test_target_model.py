@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from draftquant.calibration.prompts.prompt_file import read_prompts
-from draftquant.calibration.recording import batch_plan as row_independence
 from draftquant.calibration.recording.target_model import (
     ON_CPU,
     Placement,
@@ -21,7 +20,7 @@ from draftquant.recipes.errors import TraceError
 from draftquant.scripts.cli import main
 from recorded import record_traces
 from tied_pair import save_target
-from torch import Tensor, nn
+from torch import nn
 from vendors import needs
 
 PAIRS = Path(__file__).parent / "pairs"
@@ -91,27 +90,6 @@ def test_a_target_that_does_not_fit_on_its_device(
     ):
         pass
     assert "spread it with --device-map auto, or record in a narrower --dtype" in str(caught.value)
-
-
-def test_features_leave_the_device_once_for_a_batch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However many tokens and layers there are; and flags of ended rows are looked at."""
-    moved: list[tuple[int, ...]] = []
-    original = Tensor.cpu
-
-    def noted(self: Tensor, *arguments: Any) -> Tensor:
-        moved.append(tuple(self.shape))
-        return original(self, *arguments)
-
-    monkeypatch.setattr(row_independence, "_TRIED", ((2, 1), (2, 1), (2, 1)))
-    monkeypatch.setattr(Tensor, "cpu", noted)
-    recorded("eagle3-llama", tmp_path / "out")
-    tokens = 3 * (48 + 8 - 1)
-    # The continuations, to see where they end; features, the argmax, the tokens that were chosen.
-    first = moved.index((3, 48 + 8))  # behind those of the trial, before those that write the file
-    assert moved[first : first + 4] == [(3, 48 + 8), (tokens, 3 * 256), (tokens,), (3 * 8,)]
-    assert sum(shape[-1:] == (3 * 256,) for shape in moved) == 1 + 2 * 2  # and of the trial
 
 
 def test_fused_features_are_those_of_a_compact_draft(tmp_path: Path) -> None:

@@ -126,7 +126,6 @@ def test_drawn_tokens_have_their_logprobs(
 ) -> None:
     decoding = Decoding(temperature=0.7, top_p=0.9, top_k=5, seed=3, num_top_logprobs=2)
     traces = record(running, tmp_path / "out", plan(target, decoding=decoding))
-    assert traces.manifest.temperature == 0.7
     assert traces.manifest.sampling == Sampling(top_p=0.9, top_k=5, seed=3)
     assert traces.manifest.logprobs == decoding.logprob_spec
     for trace in traces:
