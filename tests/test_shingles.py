@@ -1,5 +1,7 @@
 """Shingles and sketches: a fixed hash, and how much of a prompt is in another."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from draftquant.calibration.traces.near_duplicates import (
@@ -110,16 +112,14 @@ def test_a_prompt_that_is_hardly_more_than_a_template_keeps_all() -> None:
 
 @pytest.mark.parametrize("bad", ["", "1234567", "0123456G", "0" * 8 * 65])
 def test_what_is_no_sketch_is_refused(bad: str) -> None:
-    of_before = {"method": "64 minima of 16-token shingles, 1", "minima": {"a": ["01234567"]}}
-    now = {
+    sketches: dict[str, Any] = {
         "method": "64 minima of 4-token shingles, of 16-token ones of continuations, 2",
         "minima": {"a": ["01234567"]},
         "continuations": {"a": ["01234567"]},
     }
-    for sketches in (of_before, now):
-        mapping = {"sha256": ["a" * 64], "sketches": sketches}
-        assert encode(decode(SeenPrompts, mapping)) == mapping
-        for key in sketches.keys() - {"method"}:
-            damaged = mapping | {"sketches": sketches | {key: {"a": [bad]}}}
-            with pytest.raises(JsonProblem, match=rf"{key}\.a: expected 1 to 64 values"):
-                decode(SeenPrompts, damaged)
+    mapping = {"sha256": ["a" * 64], "sketches": sketches}
+    assert encode(decode(SeenPrompts, mapping)) == mapping
+    for key in sketches.keys() - {"method"}:
+        damaged = mapping | {"sketches": sketches | {key: {"a": [bad]}}}
+        with pytest.raises(JsonProblem, match=rf"{key}\.a: expected 1 to 64 values"):
+            decode(SeenPrompts, damaged)

@@ -26,9 +26,6 @@ from .near_duplicates import (
 )
 from .trace_folder import TraceFolder
 
-_OF_BEFORE = "64 minima of 16-token shingles, 1"
-_EARLIER = "the candidate's draftquant.json was written by an earlier version and"
-_GO = "among the gate's prompts are not noticed"
 _OTHERS = "record traces of other prompts for the gate"
 
 
@@ -44,15 +41,13 @@ def check_held_out(
     made = _made(candidate, cuts)
     for seen, what in made:
         _check_unseen(prompts, seen, what, traces)
-    said = _unsaid(candidate, traces) if candidate and not candidate.calibration_prompts else ()
-    methods = {seen.sketches and seen.sketches.method for seen, _ in made if seen.sha256}
-    if None in methods:
+    said = _unsaid(candidate) if candidate and not candidate.calibration_prompts else ()
+    if any(seen.sha256 and seen.sketches is None for seen, _ in made):
         said += (
-            f"{_EARLIER} has no sketches of the calibration prompts: near copies of them {_GO}",
+            "the candidate's draftquant.json was written by an earlier version and has no sketches"
+            " of the calibration prompts: near copies of them among the gate's prompts are not"
+            " noticed",
         )
-    elif _OF_BEFORE in methods:
-        changed = "prompts with a token changed in the middle"
-        said += (f"{_EARLIER} has no sketches of their continuations: {changed} {_GO}",)
     return said
 
 
@@ -117,9 +112,8 @@ def _check_unseen(
         raise _refused(traces.folder, "seen", ids, len(prompts), what=what, fix=others)
     if seen.sketches is None:
         return
-    width = WIDTH if seen.sketches.method == _OF_BEFORE else PROMPT_WIDTH
     for own, minima, of in (
-        (width, seen.sketches.minima, f"text ({width}"),
+        (PROMPT_WIDTH, seen.sketches.minima, f"text ({PROMPT_WIDTH}"),
         (None, seen.sketches.continuations, f"continuations ({WIDTH}"),
     ):
         shares = _overlaps([one.text.shingled(own) for one in prompts], minima)
@@ -154,14 +148,10 @@ def _refused(where: object, row: str, ids: Sequence[str], total: int, **facts: o
     return refused(GateError, where, __file__, row, named=named, **counts, **facts)
 
 
-def _unsaid(candidate: QuantizedProvenance, traces: TraceFolder) -> tuple[str, ...]:
-    """Folders of earlier versions name the trace folder, not its prompts."""
+def _unsaid(candidate: QuantizedProvenance) -> tuple[str, ...]:
     origin = candidate.input_scale_origin
     if origin in ("", "--input-scale"):
         return ()
-    if origin and traces.sha256 in origin:
-        what = "the candidate's input scales were calibrated on the same traces"
-        raise GateError(traces.folder, what, fix=_OTHERS)
     return (
         "the candidate's draftquant.json does not record on which prompts its input scales were"
         f" measured (it records {origin!r}), so the gate's prompts may be among them",

@@ -28,7 +28,7 @@ from .trace_folder import TraceFolder
 
 Values = NDArray[np.uint32]  # distinct hashes, ascending
 
-WIDTH = 16  # of continuations, and of prompts in the records of earlier versions
+WIDTH = 16  # of continuations
 PROMPT_WIDTH = 4
 SKETCH = 64
 _LEAST_SAMPLE = 8  # values of a sketch that is a sample: of fewer an overlap is no estimate

@@ -124,11 +124,7 @@ class GptqFactors:
 # (`calibration.traces.near_duplicates` computes them).
 
 _SKETCH = Spelled("(?:[0-9a-f]{8}){1,64}", "1 to 64 values of 8 hex digits")
-SketchMethod = Literal[
-    "64 minima of 16-token shingles, 1",
-    "64 minima of 4-token shingles, of 16-token ones of continuations, 2",
-]
-"""The first, of earlier versions, has none of continuations."""
+SketchMethod = Literal["64 minima of 4-token shingles, of 16-token ones of continuations, 2"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
