@@ -8,6 +8,7 @@ from draftquant.calibration.traces.near_duplicates import (
     alike_groups,
     independent_groups,
     num_near_duplicates,
+    suggested_clusters,
 )
 
 TEMPLATE = tuple(range(900, 1000))
@@ -93,3 +94,33 @@ def test_copies_are_not_near_duplicates() -> None:
     assert num_near_duplicates([]) == 0
     assert num_near_duplicates(texts(body(0))) == 0
     assert num_near_duplicates(texts(TEMPLATE, TEMPLATE + body(0), TEMPLATE + body(50))) == 0
+
+
+# ---- groups that ids or categories suggest
+
+SUGGESTING = {
+    "documents": ([(f"doc{d}-{i}", "all") for d in range(8) for i in range(5)], "8 groups (doc0, "),
+    "tasks": ([(f"task{t}/{i}", "few-shot") for t in "abc" for i in range(10)], "3 groups (taska"),
+    "categories": ([(f"p{i}", f"user {i // 4}") for i in range(40)], "10 groups (user 0, user 1"),
+}
+SILENT = {
+    "numbers": [(f"q-{i}", "all") for i in range(40)],
+    "a category each": [(f"{c}/{i}", c) for c in ("math", "code", "chat") for i in range(10)],
+    "a name each": [(f"n{i}-x", "all") for i in range(40)],
+    "two": [(f"{name}-{i}", "all") for name in "ab" for i in range(10)],
+    "one of each": [(f"doc{d}-1", "all") for d in range(20)],
+    "turns": [(f"{n}/turn-{t}", "all") for n in range(8) for t in (1, 2)],
+    "levels": [(f"p{i}", f"level {i % 2}") for i in range(40)],
+    "nothing": [],
+}
+
+
+def test_names_that_suggest_groups() -> None:
+    for prompts, expected in SUGGESTING.values():
+        assert expected in suggested_clusters(prompts)
+        assert 'declare it as "cluster"' in suggested_clusters(prompts)
+
+
+def test_names_that_suggest_nothing() -> None:
+    for name, prompts in SILENT.items():
+        assert suggested_clusters(prompts) == "", name

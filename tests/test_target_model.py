@@ -1,7 +1,6 @@
 """A target on one device, or spread with accelerate: the same traces, byte for byte."""
 
 import importlib.util
-import json
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from draftquant.calibration.recording.target_model import (
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.recipes.errors import TraceError
-from draftquant.scripts.cli import main
 from recorded import record_traces
 from tied_pair import save_target
 from torch import nn
@@ -104,28 +102,3 @@ def test_fused_features_are_those_of_a_compact_draft(tmp_path: Path) -> None:
             "eagle3-llama", tmp_path / "other", fuse_with=load_draft(folder, dtype=torch.bfloat16)
         )
     assert "load the draft in the dtype of the recording" in str(caught.value)
-
-
-# ---- on the command line
-
-
-def test_record_on_a_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pair = PAIRS / "eagle3-llama"
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text(
-        json.dumps({"id": "a", "category": "c", "token_ids": [1, 2, 3]}) + "\n", encoding="utf-8"
-    )
-    command = ["record", "--target", str(pair / "target"), "--prompts", str(prompts)]
-    command += ["--draft", str(pair / "draft"), "--max-new-tokens", "6"]
-    assert main([*command, "--out", str(tmp_path / "plain"), "--device", "cpu"]) == 0
-    assert main([*command, "--out", str(tmp_path / "fused"), "--fused"]) == 0
-    assert TraceFolder.open(tmp_path / "fused").manifest.features.kind == "fused"
-    # The target's weights are BF16, and so are its traces, unless they are asked for otherwise.
-    assert TraceFolder.open(tmp_path / "fused").manifest.features.dtype == "bfloat16"
-    assert TraceFolder.open(tmp_path / "plain").manifest.features.dtype == "bfloat16"
-    assert main([*command, "--out", str(tmp_path / "wide"), "--dtype", "float32"]) == 0
-    assert TraceFolder.open(tmp_path / "wide").manifest.features.dtype == "float32"
-    capsys.readouterr()
-    assert main([*command, "--out", str(tmp_path / "no"), "--device", "cuda:9"]) == 2
-    assert "--device: there is no cuda:9" in capsys.readouterr().err
-    assert not (tmp_path / "no").exists()

@@ -1,17 +1,13 @@
 """`draftquant traces`: its four verbs from the command line, what they print and how they end."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from draftquant.calibration.prompts.prompt_file import read_prompts
 from draftquant.calibration.traces.trace_folder import TraceFolder
-from draftquant.recipes.errors import SettingsError, TraceError
 from draftquant.scripts.cli import main
-from draftquant.scripts.verbs.traces import traces_info, traces_merge, traces_split
 from dumps import Text, make_texts, modelopt
 from recorded import record_traces
 from test_dumps import PAIR, TARGET
@@ -49,29 +45,6 @@ def test_import_says_what_it_found(
     assert any("recomputed by the target" in sentence for sentence in found["findings"])
 
 
-def test_info(recorded: TraceFolder, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["traces", "info", str(recorded.folder)]) == 0
-    said = capsys.readouterr().out
-    for part in (
-        "8 prompts, 704 tokens",
-        f"sha256 {recorded.sha256}",
-        "target target, 4 layers, vocabulary 1,024",
-        "recorded by transformers",
-        "features aux of layers [0, 1, 2] (counted after the layer), 768 wide, float32",
-        "greedy",
-        "8 independent prompts; besides them 0 copies, 0 later turns, 0 near duplicates",
-        "the head with its norm",
-        "argmax is known at 100% of the prompts' positions",
-    ):
-        assert part in said
-    assert main(["traces", "info", str(recorded.folder), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["num_prompts"], found["num_tokens"]) == (8, 704)
-    assert sum(one["num_prompts"] for one in found["categories"]) == 8
-    assert found["target"]["vocab_size"] == 1024
-    assert found["sha256"] == recorded.sha256
-
-
 def test_split_and_merge(
     recorded: TraceFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -91,32 +64,3 @@ def test_split_and_merge(
     assert "expected a share in (0, 1), got 1.5" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(arguments)
-
-
-def test_the_verbs_are_functions_too(recorded: TraceFolder, tmp_path: Path) -> None:
-    sides = (tmp_path / "calibration", tmp_path / "gate")
-    report = traces_split(recorded.folder, sides, fraction=0.25)
-    assert (len(report.first), len(report.second)) == (2, 6)
-    merged = traces_merge([*map(str, sides)], tmp_path / "m")
-    assert len(traces_info(merged.traces.folder).traces) == 8
-    with pytest.raises(SettingsError, match="one of fraction, count, categories is required"):
-        traces_split(recorded.folder, sides)
-    with pytest.raises(SettingsError, match=r"\(count=\): not allowed with fraction"):
-        traces_split(recorded.folder, sides, fraction=0.25, count=2)
-    with pytest.raises(SettingsError, match="expected 2 values, got 1"):
-        traces_split(recorded.folder, sides[:1], count=2)
-    with pytest.raises(TraceError, match="expected a share in"):
-        traces_split(recorded.folder, sides, fraction=2)
-
-
-@pytest.mark.parametrize("verb", [["import"]])
-def test_help_imports_no_torch(verb: list[str]) -> None:
-    code = (
-        "import sys\nfrom draftquant.scripts.cli import main\n"
-        "try: main(sys.argv[1:])\nexcept SystemExit as end: assert end.code == 0\n"
-        "assert 'torch' not in sys.modules"
-    )
-    command = (sys.executable, "-c", code, "traces", *verb, "--help")
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
-    assert "usage: draftquant traces" in run.stdout
