@@ -91,7 +91,8 @@ def _corpus() -> Path:
     digest = hashlib.sha256()
     for package in ("torch", "transformers"):
         digest.update(importlib.metadata.version(package).encode())
-    builders = sorted(Path(__file__).parent.glob("tiny*.py"))
+    here, made_by = Path(__file__).parent, ("ti[en]*.py", "[br]*_pair*.py")
+    builders = sorted(path for pattern in made_by for path in here.glob(pattern))
     product = [path for folder in _PRODUCT for path in sorted((ROOT / folder).rglob("*.*"))]
     for path in (Path(__file__), *builders, *product):
         if path.suffix in (".py", ".toml", ".yaml"):

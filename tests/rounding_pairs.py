@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import block_pair
+import corpus
 import tied_mla
 import tied_pair
 from draftquant.calibration.linear_inputs.static_scales import calibrated_scales
@@ -60,6 +61,12 @@ class RoundingPair:
         if not plan.recipe.needs_input_scales:
             return NOTHING_MEASURED
         return calibrated_scales(plan, DraftRun(self.loaded(), self.traces, self.num_draft_tokens))
+
+
+def shared_pair(family: str) -> RoundingPair:
+    """Target, draft and traces, which tests read and never change."""
+    place = corpus.made(f"rounding-{family}", lambda folder: make_pair(folder, family))
+    return RoundingPair(place, family)
 
 
 def make_pair(folder: Path, family: str, *, num_prompts: int = 12) -> RoundingPair:

@@ -21,7 +21,7 @@ from draftquant.scripts.cli import main
 from heads import beyond
 from mixes import FP8
 from recorded import record_traces
-from tied_pair import prompt_tokens, save_draft, save_target
+from tied_pair import prompt_tokens, tied
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -32,14 +32,13 @@ K = 3
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A target, a draft, and traces of both kinds."""
     folder = tmp_path_factory.mktemp("beyond")
-    save_target(folder / "target")
-    save_draft(folder / "draft", folder / "target")
+    for name in ("target", "draft", "traces"):
+        (folder / name).symlink_to(tied() / name)
     prompts = [
         Prompt(id=f"p{i}", category="a", token_ids=tokens)
         for i, tokens in enumerate(prompt_tokens(4, 8))
     ]
     draft = load_draft(folder / "draft")
-    record_traces(folder / "target", prompts, folder / "traces", max_new_tokens=16)
     record_traces(folder / "target", prompts, folder / "fused", max_new_tokens=16, fuse_with=draft)
     return folder
 

@@ -15,27 +15,19 @@ from draftquant.calibration.measured_cache import (
     octave_above,
 )
 from draftquant.calibration.passes.draft_inputs import DraftRun
-from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.drafts.draft_cache import UNIT, CacheRounding, CacheScales
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.recipes.errors import CalibrationError, CheckpointError, ForwardError
-from recorded import record_traces
-from tied_pair import prompt_tokens, save_draft, save_target
+from tied_pair import tied
 from torch import Tensor
 
 K = 3
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[LoadedDraft, TraceFolder]:
-    folder = tmp_path_factory.mktemp("cache")
-    save_draft(folder / "draft", save_target(folder / "target"))
-    prompts = [
-        Prompt(id=f"p{i}", category="a", token_ids=ids) for i, ids in enumerate(prompt_tokens(3, 9))
-    ]
-    record_traces(folder / "target", prompts, folder / "traces", max_new_tokens=16)
-    return load_draft(folder / "draft"), TraceFolder.open(folder / "traces")
+def pair() -> tuple[LoadedDraft, TraceFolder]:
+    return load_draft(tied() / "draft"), TraceFolder.open(tied() / "traces")
 
 
 def shrunk(draft: LoadedDraft, octaves: int) -> LoadedDraft:

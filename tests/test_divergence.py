@@ -20,7 +20,7 @@ from draftquant.calibration.traces.sets import copy_traces
 from draftquant.quantize.drafts.forward import DraftForward, checked_at_the_end, finite
 from draftquant.recipes.errors import ForwardError
 from proposing import draft_proposals
-from rounding_pairs import K, RoundingPair, make_pair
+from rounding_pairs import K, RoundingPair, shared_pair
 from torch import Tensor
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -29,10 +29,8 @@ WEIGHTS = LearningSettings(depth_decay=0.7, missed_weight=0.25)
 
 
 @pytest.fixture(scope="module", params=["llama", "dflash"])
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RoundingPair:
-    return make_pair(
-        tmp_path_factory.mktemp("pairs") / request.param, request.param, num_prompts=12
-    )
+def pair(request: pytest.FixtureRequest) -> RoundingPair:
+    return shared_pair(request.param)
 
 
 class Drafts:

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 from draftquant import api as dq
-from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.quantize.algorithms import InputMoments
 from draftquant.quantize.backends import get_backend
 from draftquant.quantize.numerics.quantized_weight import QuantizedWeight, code_values
@@ -17,8 +16,7 @@ from draftquant.recipes.errors import BackendError
 from draftquant.recipes.schema import ScaleChoice
 from draftquant.scripts.cli import main
 from gptq_textbook import gaussian, inputs, moments_of, textbook
-from recorded import record_traces
-from tied_pair import prompt_tokens, save_draft, save_target
+from tied_pair import tied
 from tiny import read_tensors
 from torch import Tensor
 from verify_cases import edit, flip_bit
@@ -128,14 +126,8 @@ def test_damping_rises_until_there_is_a_factor() -> None:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("gptq")
-    save_draft(folder / "draft", save_target(folder / "target"))
-    prompts = [
-        Prompt(id=f"p{i}", category="a", token_ids=ids) for i, ids in enumerate(prompt_tokens(4, 9))
-    ]
-    record_traces(folder / "target", prompts, folder / "traces", max_new_tokens=24)
-    return folder
+def folder() -> Path:
+    return tied()
 
 
 def quantize(folder: Path, out: Path, *arguments: str) -> int:

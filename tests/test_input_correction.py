@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.quantize.algorithms import InputMoments
 from draftquant.quantize.algorithms.algorithm import MOST_CHANGED
 from draftquant.quantize.verify import verify
@@ -20,8 +19,7 @@ from draftquant.recipes.errors import RecipeError
 from draftquant.recipes.schema import WeightFormat
 from draftquant.scripts.cli import main
 from gptq_textbook import gaussian, inputs, moments_of
-from recorded import record_traces
-from tied_pair import prompt_tokens, save_draft, save_target
+from tied_pair import tied
 from tiny import read_tensors
 from torch import Tensor
 from verify_cases import Tensors, edit
@@ -139,11 +137,8 @@ HASH_OF_0_2 = "9b798fa607c4df3cf4dcbac504769b76570a1850958f9f9e935a12d7c8e1c0f6"
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A draft, and beside it what NVFP4 with corrected weights makes of it."""
     folder = tmp_path_factory.mktemp("corrected")
-    save_draft(folder / "draft", save_target(folder / "target"))
-    prompts = [
-        Prompt(id=f"p{i}", category="a", token_ids=ids) for i, ids in enumerate(prompt_tokens(4, 9))
-    ]
-    record_traces(folder / "target", prompts, folder / "traces", max_new_tokens=24)
+    for name in ("draft", "traces"):
+        (folder / name).symlink_to(tied() / name)
     assert main([
         "quantize", str(folder / "draft"), "--recipe", "blackwell-nvfp4", "--algorithm", "gptq",
         "--traces", str(folder / "traces"), "--out", str(folder / "out"),

@@ -14,7 +14,6 @@ from draftquant.calibration.linear_inputs.static_scales import (
     stored_scale,
 )
 from draftquant.calibration.passes.draft_inputs import DraftRun
-from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
@@ -23,9 +22,8 @@ from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.recipes import ActivationFormat, Algorithm, load_recipe
 from draftquant.recipes.errors import CalibrationError, ForwardError, TraceError
-from recorded import record_traces
 from safetensors.torch import load_file, save_file
-from tied_pair import HIDDEN, prompt_tokens, save_draft, save_target
+from tied_pair import HIDDEN, save_draft, tied
 from torch import Tensor
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -35,16 +33,8 @@ MLP = "layers.0.mlp."
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("scales")
-    save_target(folder / "target")
-    save_draft(folder / "draft", folder / "target")
-    prompts = [
-        Prompt(id=f"p{i}", category="a", token_ids=tokens)
-        for i, tokens in enumerate(prompt_tokens(4, 8))
-    ]
-    record_traces(folder / "target", prompts, folder / "traces", max_new_tokens=24)
-    return folder
+def folder() -> Path:
+    return tied()
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from draftquant.calibration.measured_cache import measure_cache_scales
 from draftquant.calibration.passes.draft_inputs import DraftRun, batches_of
-from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.drafts.draft_cache import UNIT, CacheScales, scale_origin
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
@@ -14,22 +13,14 @@ from draftquant.scripts.cli import main
 from draftquant.validate.counting.replay_cache import Question
 from draftquant.validate.judging.candidate_origin import DraftFolder
 from draftquant.validate.report.facts import folder_facts
-from recorded import record_traces
-from tied_pair import prompt_tokens, save_draft, save_target
+from tied_pair import tied
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("kv-replay")
-    target = save_target(folder / "target")
-    save_draft(folder / "draft", target)
-    asked = [
-        Prompt(id=f"p{i}", category="a", token_ids=ids) for i, ids in enumerate(prompt_tokens(3, 7))
-    ]
-    record_traces(target, asked, folder / "traces", max_new_tokens=40)
-    return folder
+def folder() -> Path:
+    return tied()
 
 
 def test_what_is_replayed_and_judged_says_so(

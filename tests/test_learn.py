@@ -38,7 +38,7 @@ from draftquant.quantize.planning.quantization_plan import NOTHING_MEASURED, Mea
 from draftquant.quantize.verify import verify
 from draftquant.recipes import Recipe, load_recipe
 from draftquant.recipes.errors import BackendError, CalibrationError
-from rounding_pairs import RoundingPair, learned_recipe, make_pair, scale_tensors
+from rounding_pairs import RoundingPair, learned_recipe, scale_tensors, shared_pair
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -48,13 +48,13 @@ RECIPES = {"int4": "int4-channel", "w4a8": "mi325x-w4a8", "nvfp4": "blackwell-nv
 
 
 @pytest.fixture(scope="module", params=["llama", "dflash"])
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RoundingPair:
-    return make_pair(tmp_path_factory.mktemp("pairs") / request.param, request.param)
+def pair(request: pytest.FixtureRequest) -> RoundingPair:
+    return shared_pair(request.param)
 
 
 @pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> RoundingPair:
-    return make_pair(tmp_path_factory.mktemp("llama") / "llama", "llama")
+def llama() -> RoundingPair:
+    return shared_pair("llama")
 
 
 def learn(

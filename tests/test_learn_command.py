@@ -16,7 +16,7 @@ from draftquant.calibration.rounding.sequences import split_prompts
 from draftquant.quantize.verify import verify
 from draftquant.scripts.cli import main
 from recorded import record_traces
-from rounding_pairs import RoundingPair, learned_recipe, make_pair
+from rounding_pairs import RoundingPair, learned_recipe, shared_pair
 from test_learn import total_divergence
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
@@ -31,8 +31,8 @@ def _few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> RoundingPair:
-    return make_pair(tmp_path_factory.mktemp("command") / "llama", "llama")
+def pair() -> RoundingPair:
+    return shared_pair("llama")
 
 
 def quantize(pair: RoundingPair, out: Path, *arguments: str) -> int:

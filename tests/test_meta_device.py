@@ -6,7 +6,6 @@ GPU the first would wait, and the second fail.
 
 import dataclasses
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -26,7 +25,7 @@ from draftquant.quantize.stored.online_rounding import STATIC, InputRounding
 from draftquant.recipes import Recipe, built_in_recipes, load_recipe
 from draftquant.recipes.errors import BackendError
 from draftquant.recipes.schema import Algorithm
-from rounding_pairs import K, make_pair
+from rounding_pairs import K, shared_pair
 from test_passes import ACTIVATIONS
 from torch import Tensor
 
@@ -89,10 +88,8 @@ def test_inputs_are_rounded_where_they_are(how: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "dflash"])
-def test_a_step_of_learning_waits_for_nothing(
-    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pair, k = make_pair(tmp_path / "pair", family), K[family]
+def test_a_step_of_learning_waits_for_nothing(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair, k = shared_pair(family), K[family]
     draft, recipe = pair.loaded(), load_recipe("int4-channel")
     start = row_algorithm(dataclasses.replace(recipe.algorithm, scale="absmax", rounding="nearest"))
     latents = {

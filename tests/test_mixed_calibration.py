@@ -15,7 +15,7 @@ from draftquant.quantize.planning.quantization_plan import NOTHING_MEASURED, Mea
 from draftquant.quantize.verify import verify
 from draftquant.recipes import Algorithm, Recipe
 from mixes import DOWN, FP8, FP8_STATIC, INT4_CHANNEL, NVFP4, mixed
-from rounding_pairs import K, RoundingPair, make_pair
+from rounding_pairs import K, RoundingPair, shared_pair
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
@@ -27,8 +27,8 @@ DYNAMIC_DOWN = mixed(INT4_CHANNEL, (FP8, DOWN))
 
 
 @pytest.fixture(scope="module", params=K)
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RoundingPair:
-    return make_pair(tmp_path_factory.mktemp("pairs") / request.param, request.param)
+def pair(request: pytest.FixtureRequest) -> RoundingPair:
+    return shared_pair(request.param)
 
 
 def by(recipe: Recipe, algorithm: Algorithm) -> Recipe:

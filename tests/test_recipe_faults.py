@@ -36,7 +36,6 @@ class Fault(NamedTuple):
 
 
 FP8 = "{weights: {dtype: fp8_e4m3, granularity: channel, symmetric: true}, activations: null}"
-ROLES = "attention, mlp, kv_up, fusion, embedding, head, norm, vocabulary_map, mask, proposal"
 FAULTS = {
     "misspelled key": Fault("summary:", "sumary:", 3, "sumary: unknown key", "'summary'?"),
     "unknown key": Fault("gate:", "zzz:", 14, "zzz: unknown key", "use one of: schema_version"),
@@ -46,29 +45,21 @@ FAULTS = {
     "number for text": Fault("a test", "7", 3, "summary: expected text, got 7", "quote it ('7')"),
     "date for text": Fault("a test", "2026-01-01", 3, "expected text, got 2026-01-01", "as a date"),
     "yes for a number": Fault(
-        "layer: 7", "layer: yes", 13, "layer: expected a whole number, got 'yes'", "a whole number"
-    ),
+        "layer: 7", "layer: yes", 13, "layer: expected a whole number, got 'yes'",
+        "a whole number"),
     "hex without digits": Fault("layer: 7", "layer: 0x_", 13, "number, got '0x_'", "write"),
     "too many digits": Fault("layer: 7", "layer: " + "9" * 5000, 13, "a whole number", "write"),
     "zero": Fault("layer: 7", "layer: 0", 13, "layer: expected at least 1", "README"),
     "blank mapping": Fault("activations: null", "activations:", 8, "activations: blank", "null"),
     "unknown enum": Fault(
-        "int4",
-        "int5",
-        7,
-        "dtype: expected one of 'int4', 'fp8_e4m3', 'nvfp4', 'mxfp4', got 'int5'",
-        "int4",
-    ),
+        "int4", "int5", 7,
+        "dtype: expected one of 'int4', 'fp8_e4m3', 'nvfp4', 'mxfp4', got 'int5'", "int4"),
     "other version": Fault("version: 1", "version: 2", 1, "expected 1, got 2", "write 1"),
     "unknown role": Fault("role: norm", "role: nrm", 12, "rules[1].role[0]: expected", "'norm'?"),
     "key twice": Fault("backend: torch", "name: other", 5, "name: key given twice", "keep one"),
     "list for a mapping": Fault(
-        "{dtype: int4, granularity: channel, symmetric: true}",
-        "[int4]",
-        7,
-        "weights: expected a mapping, got a list",
-        "indent",
-    ),
+        "{dtype: int4, granularity: channel, symmetric: true}", "[int4]", 7,
+        "weights: expected a mapping, got a list", "indent"),
     "empty list": Fault("[attention, mlp]", "[]", 11, "rules[0].role: empty list", "fill the list"),
     "anchor": Fault("a test", "&a test", 3, "anchors and aliases are not allowed", "write the"),
     "tag": Fault("a test", "!!python/name:os.system x", 3, "tags are not allowed", "remove"),
@@ -77,40 +68,27 @@ FAULTS = {
     "two documents": Fault("gate:", "---\ngate:", 14, "not YAML: but found another doc", "correct"),
     "keep without why": Fault(", why: small", "", 12, "rules[1]: why: it is missing", "README"),
     "role and tensor": Fault(
-        "role: norm", "role: norm, tensor: x", 12, "rules[1]: expected exactly one of", "README"
-    ),
+        "role: norm", "role: norm, tensor: x", 12, "rules[1]: expected exactly one of", "README"),
     "role in two rules": Fault("role: norm", "role: mlp", 1, "role 'mlp' is claimed twice", "READ"),
     "nothing quantized": Fault("action: quantize", "action: keep, why: x", 1, "no rule quant", "R"),
     "int4 per tensor": Fault("channel", "tensor", 7, "weights: granularity: int4 needs", "README"),
     "group without a size": Fault("channel", "group", 7, "group_size: int4 per group needs", "RE"),
     "other group size": Fault(
-        "channel, ", "group, group_size: 100, ", 7, "needs 32 or 64 or 128", "README"
-    ),
+        "channel, ", "group, group_size: 100, ", 7, "needs 32 or 64 or 128", "README"),
     "asymmetric": Fault("symmetric: true", "symmetric: false", 7, "weights: symmetric: exp", "RE"),
     "static per token": Fault(
-        "activations: null",
-        "activations: {dtype: fp8_e4m3, granularity: token, dynamic: false}",
-        8,
-        "activations: dynamic: expected true: scales per token",
-        "README",
-    ),
+        "activations: null", "activations: {dtype: fp8_e4m3, granularity: token, dynamic: false}",
+        8, "activations: dynamic: expected true: scales per token", "README"),
     "the recipe's own format": Fault(
         "action: quantize",
         "action: quantize, format: {weights: {dtype: int4, granularity: channel, symmetric: true},"
         " activations: null}",
-        1,
-        "rules[0].format: leave it out",
-        "README",
-    ),
+        1, "rules[0].format: leave it out", "README"),
     "a format for every rule": Fault(
-        "action: quantize",
-        f"action: quantize, format: {FP8}",
-        1,
-        "weights: no rule uses it",
-        "README",
-    ),
+        "action: quantize", f"action: quantize, format: {FP8}", 1, "weights: no rule uses it",
+        "README"),
     "other name": Fault("name: mine", "name: other", 2, "name: expected 'mine', got", "name: mine"),
-}
+}  # fmt: skip
 
 
 def saved(folder: Path, text: str, name: str = "mine") -> Path:

@@ -39,7 +39,7 @@ from replay_proof import (
     unrounded,
 )
 from safetensors.torch import load_file, save_file
-from tied_pair import VOCAB, prompt_tokens, save_draft, save_target
+from tied_pair import VOCAB, save_draft, tied
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
@@ -54,19 +54,8 @@ FORMATS: dict[str, WeightFormat | None] = {
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("replay")
-    save_target(folder / "target")
-    save_draft(folder / "draft", folder / "target")
-    prompts = [
-        Prompt(id=f"p{i}", category="ab"[i % 2], token_ids=tokens)
-        for i, tokens in enumerate([*prompt_tokens(8, 12), *prompt_tokens(4, 1)])
-    ]
-    with transformers_in_float64():
-        record_traces(
-            folder / "target", prompts, folder / "traces", max_new_tokens=64, dtype="float64"
-        )
-    return folder
+def folder() -> Path:
+    return tied(float64=True)
 
 
 def rounded_weights(draft: LoadedDraft, weight_format: WeightFormat) -> dict[str, Tensor]:
@@ -307,7 +296,7 @@ def test_fused_traces_replay_like_aux_traces(folder: Path, tmp_path: Path) -> No
         for t in traces
     ]
     fused = record_traces(
-        folder / "target", prompts, tmp_path / "fused", max_new_tokens=64, fuse_with=draft,
+        folder / "target", prompts, tmp_path / "fused", max_new_tokens=48, fuse_with=draft,
         dtype="float64",
     )  # fmt: skip
     (from_aux,) = replay_drafts([draft], traces, num_draft_tokens=3)
@@ -322,8 +311,8 @@ def test_what_cannot_be_replayed(folder: Path, tmp_path: Path) -> None:
         replay_drafts([], traces, num_draft_tokens=3)
     with pytest.raises(ReplayError, match="num_draft_tokens: expected at least 1, got 0"):
         replay_drafts([draft], traces, num_draft_tokens=0)
-    with pytest.raises(ReplayError, match="no continuation is longer than num_draft_tokens = 64"):
-        replay_drafts([draft], traces, num_draft_tokens=64)
+    with pytest.raises(ReplayError, match="no continuation is longer than num_draft_tokens = 48"):
+        replay_drafts([draft], traces, num_draft_tokens=48)
     other = {"eagle_aux_hidden_state_layer_ids": [2, 4, 5]}
     shifted = load_draft(save_draft(tmp_path / "shifted", folder / "target", eagle_config=other))
     with pytest.raises(TraceError, match="the draft shifted cannot use them"):

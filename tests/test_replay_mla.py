@@ -11,38 +11,23 @@ from typing import Any
 
 import pytest
 import torch
-from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.scripts.cli import main
 from draftquant.validate.counting.trace_replay import replay_drafts
-from recorded import record_traces
-from reference_draft import ReferenceDraft, transformers_in_float64
+from reference_draft import ReferenceDraft
 from reference_mla import ReferenceMlaDraft
 from replay_proof import RoundInput, assert_replay_is_the_engine, quantized_folder, unrounded
 from tied_mla import save_mla_draft
-from tied_pair import prompt_tokens, save_draft, save_target
+from tied_pair import save_draft, tied
 from transformers import LlamaForCausalLM
 
 pytestmark = pytest.mark.usefixtures("float64_on_one_thread")
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("mla")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    save_target(folder / "target")
-    prompts = [
-        Prompt(id=f"p{i}", category="ab"[i % 2], token_ids=tokens)
-        for i, tokens in enumerate([*prompt_tokens(3, 12), *prompt_tokens(1, 1)])
-    ]
-    with transformers_in_float64():
-        record_traces(
-            folder / "target", prompts, folder / "traces", max_new_tokens=48, dtype="float64"
-        )
-    torch.set_num_threads(threads)
-    return folder
+def folder() -> Path:
+    return tied(float64=True)
 
 
 @pytest.fixture

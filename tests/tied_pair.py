@@ -8,10 +8,15 @@ target's head; so it is right about as often as the target's context does not ma
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import corpus
 import torch
+from draftquant.calibration.prompts.prompt_file import Prompt
+from recorded import record_traces
+from reference_draft import transformers_in_float64
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -155,3 +160,22 @@ def prompt_tokens(count: int, length: int, seed: int = 0) -> list[tuple[int, ...
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(1, VOCAB, (count, length), generator=generator)
     return [tuple(row) for row in ids.tolist()]
+
+
+def tied(*, float64: bool = False) -> Path:
+    """Target, draft and traces of it, which tests read and never change.
+
+    Four prompts of 9 tokens and 24 behind each; in float64 three of 12 and one of a token, and 48.
+    """
+    prompts = [*prompt_tokens(3, 12), *prompt_tokens(1, 1)] if float64 else prompt_tokens(4, 9)
+
+    def make(folder: Path) -> None:
+        save_draft(folder / "draft", save_target(folder / "target"))
+        asked = [Prompt(id=f"p{i}", category="a", token_ids=ids) for i, ids in enumerate(prompts)]
+        with transformers_in_float64() if float64 else nullcontext():
+            record_traces(
+                folder / "target", asked, folder / "traces",
+                max_new_tokens=48 if float64 else 24, dtype="float64" if float64 else "float32",
+            )  # fmt: skip
+
+    return corpus.made("tied-float64" if float64 else "tied", make)
