@@ -2,9 +2,8 @@
 
 import json
 import shutil
-from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from cuts import target
@@ -74,12 +73,6 @@ def test_one_command_gives_what_two_give(
     dq.gate(draft, one, traces=folder / "others", num_draft_tokens=3)
 
 
-class Case(NamedTuple):
-    words: str
-    what: str
-    fix: str
-
-
 def test_from_python_by_coverage_and_with_the_targets_head(folder: Path, tmp_path: Path) -> None:
     draft, model = tiny_dflash(tmp_path / "dflash"), target(tmp_path / "target")
     arguments: dict[str, Any] = {"traces": folder / "traces", "vocab_coverage": 0.9}
@@ -95,28 +88,6 @@ def test_from_python_by_coverage_and_with_the_targets_head(folder: Path, tmp_pat
     assert one.head_from is not None
     assert (one.size, one.head_from.tensor) == (cut.cut.size, "model.lm_head.weight")
     assert f"vocabulary {one.size} of 96" in repr(report)
-
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        Case("--vocab-size 24", "--vocab-size: rows are chosen by", "--traces TRACES"),
-        Case("--vocab-size 24 --vocab-coverage 0.9", "not allowed with", "leave one of the two"),
-        Case("--vocab-coverage 2 --traces TRACES", "a share in (0, 1]", "for example 99.5%"),
-        Case("--vocab-size 96 --traces TRACES", "--vocab-size: expected from 10", "vocab --curve"),
-    ],
-)
-def test_what_is_refused(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], case: Case
-) -> None:
-    words = case.words.replace("TRACES", str(folder / "traces")).split()
-    recipe = ("--recipe", "fp8-ptpc", "--out", tmp_path / "out")
-    with suppress(SystemExit):  # of the parser
-        assert main(["quantize", str(folder / "draft"), *map(str, recipe), *words]) == 2
-    said = " ".join(capsys.readouterr().err.split())
-    assert case.what in said
-    assert case.fix in said
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_recipe_that_does_not_fit_and_a_full_disk_come_before_anything_is_written(

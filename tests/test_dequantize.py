@@ -154,30 +154,6 @@ def test_every_family_gets_its_folder_back(family: str, name: str, tmp_path: Pat
     assert read_draft(plain).family.name == read_draft(original).family.name
 
 
-def test_a_shard_of_scales_alone_disappears(int4: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(int4, tmp_path / "packed")
-    tensors = read_tensors(folder)
-    (folder / "model.safetensors").unlink()
-    write_tensors(folder, dict(tensors), sharded=True, metadata={"format": "pt"})
-    from tiny import write_safetensors
-
-    scales = {n for n in tensors if n.endswith("_scale")}
-    shards = {
-        "model-00001-of-00002.safetensors": tensors.keys() - scales,
-        "model-00002-of-00002.safetensors": scales,
-    }
-    for file, names in shards.items():
-        write_safetensors(folder / file, {n: tensors[n] for n in sorted(names)}, {"format": "pt"})
-    edit_json(
-        folder / "model.safetensors.index.json",
-        weight_map={name: file for file, names in shards.items() for name in names},
-    )
-    dequantized(folder, tmp_path / "plain")
-    dequantized(int4, tmp_path / "single")
-    assert read_tensors(tmp_path / "plain") == read_tensors(tmp_path / "single")
-    assert list(Checkpoint.open(tmp_path / "plain").headers) == ["model-00001-of-00002.safetensors"]
-
-
 # ---- rounding and its verification
 
 

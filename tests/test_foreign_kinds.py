@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 from draftquant.quantize.verify import VerifyReport, verify
-from draftquant.scripts.cli import main
 from foreign_kinds import KINDS, PYTORCH, foreign
 from tiny import Stored, read_tensors, store, values_of, write_tensors
 from verify_cases import edit_declaration, faults_of
@@ -107,6 +106,7 @@ DAMAGES: dict[str, Callable[[Tensors], None]] = {
 }
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_damaged_folder_is_wrong(
@@ -168,11 +168,3 @@ def test_a_head_that_a_target_names_has_to_be_listed(
         out, lambda d: d["config_groups"]["group_0"].update(targets=["Linear", "lm_head"])
     )
     assert "config.json: lm_head: expected excluded" in faults_of(checked((source, out)))
-
-
-def test_the_command_says_the_rules(
-    made: Callable[[str], tuple[Path, Path]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    source, out = made("INT4 groups, absmax / 7")
-    assert main(["verify", str(out), "--against", str(source), "--foreign"]) == 0
-    assert "scales absmax / 7, nearest codes: 7 linear(s)\n" in capsys.readouterr().out

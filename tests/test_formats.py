@@ -136,6 +136,7 @@ def recipe_of(made: Made) -> Recipe:
     return recipe(made.layout, weights, inputs)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     "options",
     [{}, {"heads": 6, "kv_heads": 2, "head_dim": 48, "hidden": 96, "intermediate": 352}],

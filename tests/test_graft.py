@@ -16,8 +16,7 @@ from draftquant.quantize.stored.stored_draft import StoredDraft
 from draftquant.recipes.errors import CheckpointError
 from draftquant.scripts.cli import main
 from tiny import edit_json, read_tensors
-from tiny_mtp import tiny_mimo_mtp
-from tiny_target import FORMS, LAYERS, MTP, SIZES, quantized_target, tiny_target, write_shards
+from tiny_target import FORMS, MTP, quantized_target, tiny_target, write_shards
 
 INDEX = "model.safetensors.index.json"
 KINDS = tuple(MTP)
@@ -144,57 +143,6 @@ def test_other_ways_of_linking(how: str, folders: Path, tmp_path: Path) -> None:
     assert main(["verify", str(out), "--against", str(target), "--layer", str(layer)]) == 0
 
 
-def other_hidden(folders: Path, tmp_path: Path) -> list[str]:
-    edit_json(copied(folders / "mimo-ct-fp8", tmp_path) / "config.json", hidden_size=512)
-    return [str(tmp_path / "target"), str(folders / "mimo-int4")]
-
-
-def other_vocabulary(folders: Path, tmp_path: Path) -> list[str]:
-    edit_json(copied(folders / "mimo-ct-fp8", tmp_path) / "config.json", vocab_size=128)
-    return [str(tmp_path / "target"), str(folders / "mimo-int4")]
-
-
-def other_number(folders: Path, tmp_path: Path) -> list[str]:
-    edit_json(copied(folders / "glm-ct-fp8", tmp_path) / "config.json", num_hidden_layers=4)
-    return [str(tmp_path / "target"), str(folders / "glm-int4")]
-
-
-def other_family(folders: Path, _tmp_path: Path) -> list[str]:
-    return [str(folders / "glm-ct-fp8"), str(folders / "mimo-int4")]
-
-
-def lying_index(folders: Path, tmp_path: Path) -> list[str]:
-    path = copied(folders / "mimo-ct-fp8", tmp_path) / INDEX
-    index = json.loads(path.read_text(encoding="utf-8"))
-    first, *_ = index["weight_map"]
-    index["weight_map"][first] = "model-00003-of-00003.safetensors"
-    path.write_text(json.dumps(index), encoding="utf-8")
-    return [str(tmp_path / "target"), str(folders / "mimo-int4")]
-
-
-def missing_shard(folders: Path, tmp_path: Path) -> list[str]:
-    (copied(folders / "mimo-ct-fp8", tmp_path) / "model-00002-of-00003.safetensors").unlink()
-    return [str(tmp_path / "target"), str(folders / "mimo-int4")]
-
-
-def other_tool(folders: Path, _tmp_path: Path) -> list[str]:
-    return [str(folders / "mimo-quark-fp8"), str(folders / "mimo-int4")]
-
-
-def other_tables(folders: Path, tmp_path: Path) -> list[str]:
-    target = copied(folders / "mimo-bf16", tmp_path)
-    layer = folders / "mimo-with-tables"
-    if not layer.exists():
-        config = {"num_hidden_layers": LAYERS, "model_type": "qwen2"}
-        tiny_mimo_mtp(layer, config=config, seed=7, **SIZES)
-    return [str(target), str(layer)]
-
-
-def tied_to_another_embedding(folders: Path, tmp_path: Path) -> list[str]:
-    """The target has no head of its own; the layer's folder has one, which is not its embedding."""
-    return [str(tied(folders, tmp_path)), str(with_head(folders, tmp_path, "lm_head.weight"))]
-
-
 def tied(folders: Path, tmp_path: Path) -> Path:
     target = tmp_path / "target"
     target.mkdir()
@@ -235,16 +183,6 @@ def test_a_head_of_a_tied_target_is_held_against_its_embedding(
     assert "lm_head.weight of the layer's own folder: expected the target's" in shown
 
 
-def unknown_tool(folders: Path, tmp_path: Path) -> list[str]:
-    target = copied(folders / "mimo-bf16", tmp_path)
-    edit_json(target / "config.json", quantization_config={"quant_method": "gptq", "bits": 4})
-    return [str(target), str(folders / "mimo-int4")]
-
-
-def whole_model(folders: Path, _tmp_path: Path) -> list[str]:
-    return [str(folders / "mimo-ct-fp8"), str(folders / "mimo")]
-
-
 def copied(folder: Path, tmp_path: Path) -> Path:
     target = tmp_path / "target"
     target.mkdir()
@@ -253,34 +191,50 @@ def copied(folder: Path, tmp_path: Path) -> Path:
     return target
 
 
-BAD: dict[Callable[[Path, Path], list[str]], str] = {
-    other_hidden: "hidden_size: the layer has 256, the target",
-    other_vocabulary: "vocab_size: the layer has 96, the target",
-    other_number: "the layer is number 2; the target has 4 decoder layers",
-    other_family: "the layer is mimo-mtp",
-    lying_index: "expected in 'model-00003-of-00003.safetensors', found in",
-    missing_shard: "which is not in the folder",
-    other_tool: "the target's quant_method is 'quark', the layer's 'compressed-tensors'",
-    other_tables: "is not the target's",
-    tied_to_another_embedding: "lm_head.weight is not the target's",
-    unknown_tool: "the target's quant_method is 'gptq'",
-    whole_model: "--subtree model.mtp_layers.0",
+def other_index(folders: Path, tmp_path: Path) -> tuple[Path, Path]:
+    target = copied(folders / "mimo-ct-fp8", tmp_path)
+    index = json.loads((target / INDEX).read_text(encoding="utf-8"))
+    first, *_ = index["weight_map"]
+    edit_json(target / INDEX, weight_map=index["weight_map"] | {first: SHARD})
+    return target, folders / "mimo-int4"
+
+
+def declaring(target: str, **config: object) -> Callable[[Path, Path], tuple[Path, Path]]:
+    def made(folders: Path, tmp_path: Path) -> tuple[Path, Path]:
+        edit_json(copied(folders / f"mimo-{target}", tmp_path) / "config.json", **config)
+        return tmp_path / "target", folders / "mimo-int4"
+
+    return made
+
+
+SHARD = "model-00003-of-00003.safetensors"
+OTHER = {"quant_method": "gptq", "bits": 4}
+BAD: dict[str, Callable[[Path, Path], tuple[Path, Path]]] = {
+    "hidden_size: the layer has 256, the target": declaring("ct-fp8", hidden_size=512),
+    "vocab_size: the layer has 96, the target": declaring("ct-fp8", vocab_size=128),
+    "the target's quant_method is 'gptq'": declaring("bf16", quantization_config=OTHER),
+    "the layer is mimo-mtp": lambda f, _: (f / "glm-ct-fp8", f / "mimo-int4"),
+    f"expected in '{SHARD}', found in": other_index,
+    "the target's quant_method is 'quark', the layer's 'compressed-tensors'": (
+        lambda f, _: (f / "mimo-quark-fp8", f / "mimo-int4")
+    ),
+    "lm_head.weight is not the target's": (
+        lambda f, out: (tied(f, out), with_head(f, out, "lm_head.weight"))
+    ),
+    "--subtree model.mtp_layers.0": lambda f, _: (f / "mimo-ct-fp8", f / "mimo"),
 }
 
 
 @pytest.mark.some(4)
-@pytest.mark.parametrize("make", BAD, ids=lambda make: str(make.__name__))
+@pytest.mark.parametrize("what", BAD)
 def test_bad_input_is_refused_by_name(
-    make: Callable[[Path, Path], list[str]],
-    folders: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    what: str, folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    target, layer = make(folders, tmp_path)
+    target, layer = BAD[what](folders, tmp_path)
     capsys.readouterr()
-    assert graft(Path(target), Path(layer), tmp_path / "out") == 2
+    assert graft(target, layer, tmp_path / "out") == 2
     said = capsys.readouterr().err
-    assert BAD[make] in said
+    assert what in said
     assert "fix:" in said
     assert not (tmp_path / "out").exists()
 

@@ -16,7 +16,7 @@ from draftquant.quantize.verify import verify
 from draftquant.quantize.verify.audit import audit_checkpoint
 from draftquant.recipes.errors import VerifyError
 from draftquant.scripts.cli import main
-from tiny import edit_json, read_tensors, tiny_eagle3_llama, write_tensors
+from tiny import tiny_eagle3_llama
 from verify_cases import quantized_folder
 
 RECIPES = ("blackwell-fp8", "blackwell-nvfp4")
@@ -125,27 +125,6 @@ def test_a_nested_form_that_is_not_understood(fault: str, flat: Folders, tmp_pat
     assert "\n  fix: " in str(caught.value)
 
 
-def test_a_key_said_twice_is_not_understood(flat: Folders, tmp_path: Path) -> None:
-    """Inside and outside: engines take one or the other."""
-    folder = in_form(flat["blackwell-fp8"], nested_with_method, tmp_path / "other")
-    declared = json.loads((folder / "config.json").read_text(encoding="utf-8"))[
-        "quantization_config"
-    ]
-    edit_json(folder / "config.json", quantization_config={**declared, "quant_algo": "FP8"})
-    with pytest.raises(VerifyError, match=r"quantization_config\.quantization \(unknown key\)"):
-        scheme_of(folder)
-
-
-@pytest.mark.parametrize("content", [{}, {"quantization": []}, {"quantization": {}}])
-def test_a_side_file_alone_that_says_nothing(
-    content: dict[str, Any], flat: Folders, tmp_path: Path
-) -> None:
-    folder = in_form(flat["blackwell-fp8"], side_file_alone, tmp_path / "other")
-    (folder / HF_QUANT_CONFIG).write_text(json.dumps(content), encoding="utf-8")
-    with pytest.raises(VerifyError, match=rf"{HF_QUANT_CONFIG}: .*quant_algo: understood are"):
-        scheme_of(folder)
-
-
 NO_ALGORITHM = {"producer": {"name": "modelopt", "version": "0.35.0"},
                 "quantization": {"quant_algo": None, "kv_cache_quant_algo": None}}  # fmt: skip
 FLAT_NULL = {"quant_method": "modelopt", "quant_algo": None, "exclude_modules": ["lm_head"]}
@@ -184,23 +163,3 @@ def test_a_declaration_without_an_algorithm_is_that_of_a_bf16_draft(
     assert not (out / HF_QUANT_CONFIG).exists()
     assert main(["verify", str(out), "--against", str(folder)]) == 0
     assert main(["dequantize", str(folder), "--out", str(tmp_path / "plain")]) == 2
-
-
-@pytest.mark.parametrize("inputs", [{}, {"input_activations": None}])
-def test_nvfp4_whose_groups_have_no_activations_is_weight_only(
-    inputs: dict[str, Any], flat: Folders, tmp_path: Path
-) -> None:
-    """vLLM serves it so, SGLang looks for the input scales: executed."""
-    out = shutil.copytree(flat["blackwell-nvfp4"], tmp_path / "out")
-    config = json.loads((out / "config.json").read_text(encoding="utf-8"))
-    (group,) = config["quantization_config"]["config_groups"].values()
-    group.pop("input_activations")
-    group |= inputs
-    (out / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    tensors = {n: t for n, t in read_tensors(out).items() if not n.endswith("input_scale")}
-    write_tensors(out, tensors)
-    scheme = declared_scheme(Checkpoint.open(out))
-    assert scheme is not None
-    assert scheme.activations == "none"
-    assert check_draft(out, engine="vllm", arch="sm90").verdict == "LOADS"
-    assert check_draft(out, engine="sglang", arch="sm90").verdict == "LOADS BUT WRONG"

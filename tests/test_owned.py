@@ -39,6 +39,7 @@ FILES = (
 )  # fmt: skip
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("foreign", [False, True])
 @pytest.mark.parametrize("file", FILES)
 def test_a_file_that_nobody_owns(file: str, foreign: bool, made: Path, out: Path) -> None:

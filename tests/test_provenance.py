@@ -147,14 +147,8 @@ def document(kind: str) -> dict[str, Any]:
     documents["dequantized-of-cut"] = documents["dequantized"] | {
         "quantized_by": documents["cut-of-quantized"]
     }
-    documents["transcoded-again"] = dict(documents["transcoded"])
-    origin = documents["transcoded-again"].pop("transcoded_from")
-    documents["transcoded-again"] |= {"made_by": json.loads(MADE_BY), "transcoded_from": origin}
     documents["dequantized-of-ours"] = documents["dequantized"] | {
         "quantized_by": documents["whole"]
-    }
-    documents["dequantized-of-others"] = documents["dequantized"] | {
-        "quantized_by": documents["transcoded"]
     }
     return documents[kind]
 
@@ -168,10 +162,8 @@ KINDS = {
     "quantized": QuantizedProvenance,
     "whole": QuantizedProvenance,
     "transcoded": TranscodedProvenance,
-    "transcoded-again": TranscodedProvenance,
     "dequantized": DequantizedProvenance,
     "dequantized-of-ours": DequantizedProvenance,
-    "dequantized-of-others": DequantizedProvenance,
     "cut": CutProvenance,
     "quantized-of-cut": QuantizedProvenance,
     "cut-of-quantized": CutProvenance,

@@ -143,13 +143,10 @@ def flipped(staging: Path, file: str = "model.safetensors") -> None:
 
 MEDDLING: dict[str, tuple[Callable[[Path], object], str]] = {
     "a new file": (lambda s: (s / "evil.py").write_text("", encoding="utf-8"), "evil.py appeared"),
-    "a new folder": (lambda s: (s / "sub").mkdir(), "sub appeared"),
-    "a link": (lambda s: (s / "a").symlink_to("b"), "a appeared"),
     "more bytes": (
         lambda s: (s / "tokenizer.json").write_text("other", encoding="utf-8"),
         "tokenizer.json appeared",
     ),
-    "another time": (lambda s: os.utime(s / "nested" / "notes.txt", ns=(1, 1)), "nested/notes.txt"),
     "another file in its place": (rewritten, "model.safetensors appeared, changed or vanished"),
     "another last byte": (flipped, "model.safetensors appeared, changed or vanished"),
     "one file less": (lambda s: (s / "index.json").unlink(), "index.json appeared, changed"),
@@ -160,6 +157,7 @@ MEDDLING: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("when", ["verify", "confirm"])
 @pytest.mark.parametrize("name", MEDDLING)
 def test_what_somebody_writes_meanwhile_is_not_published(

@@ -5,21 +5,8 @@ import os
 from pathlib import Path
 
 import pytest
-from draftquant.quantize.files import report_files as report_files_module
 from draftquant.quantize.files.report_files import append_text, check_reports, write_reports
 from draftquant.recipes.errors import OutputError
-
-
-def test_names_that_fit_their_format(tmp_path: Path) -> None:
-    check_reports(
-        {
-            "report": tmp_path / "a.json",
-            "html": tmp_path / "a.HTM",
-            "markdown": tmp_path / "a.markdown",
-            "junit": tmp_path / "a.xml",
-            "plot": tmp_path / "a.svg",
-        }
-    )
 
 
 @pytest.mark.parametrize(
@@ -65,14 +52,6 @@ def test_what_is_no_report_file_is_never_replaced(tmp_path: Path) -> None:
     for name in ("folder.md", "link.md", "dangling.md"):
         with pytest.raises(OutputError, match="expected a file, got a folder, a link or a device"):
             check_reports({"markdown": tmp_path / name}, overwrite=True)
-
-
-def test_one_file_for_two_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "sub").mkdir()
-    monkeypatch.setattr(report_files_module, "ENDINGS", {"html": (".x",), "plot": (".x",)})
-    places = {"html": tmp_path / "a.x", "plot": tmp_path / "sub" / ".." / "a.x"}
-    with pytest.raises(OutputError, match="both --html and --plot name this file"):
-        check_reports(places)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("overwrite", [False, True])

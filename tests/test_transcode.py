@@ -233,17 +233,6 @@ def test_a_global_scale_that_its_stored_inverse_does_not_give_back(tmp_path: Pat
     assert "/ 2688, inverse of the inverse" in found[scale]
 
 
-def test_codes_of_another_tool_in_a_carrier(draft: Path, tmp_path: Path) -> None:
-    recipe = load_recipe("mi325x-w4a8")
-    first = quantized(draft, tmp_path / "first", recipe)
-    (first / "draftquant.json").unlink()
-    second = transcoded(first, tmp_path / "second", "compressed-tensors", "fp8_e4m3")
-    assert same_weights(first, second)
-    assert verify(second, draft).faults == ()
-    third = transcoded(second, tmp_path / "third", "quark", "none")
-    assert read_tensors(third) == read_tensors(first)
-
-
 # ---- bad input
 
 

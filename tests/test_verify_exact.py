@@ -63,31 +63,22 @@ HALVES = weights("int4", "group", 32, scale_dtype="float16")
 TOKEN, TENSOR = ACTIVATIONS["token-dynamic"], ACTIVATIONS["tensor-static"]
 CASES: dict[str, tuple[Any, WeightFormat, ActivationFormat | None]] = {
     "quark-int4": ("quark", INT4, None),
-    "quark-int4-group": ("quark", GROUPS, None),
     "quark-two-stages": ("quark", TWO_STAGES, TOKEN),
-    "quark-fp8": ("quark", ROWS, TOKEN),
     "quark-fp8-static": ("quark", MATRIX, TENSOR),
-    "quark-mxfp4": ("quark", MXFP4, None),
     "ct-int4": ("compressed-tensors", INT4, None),
     "ct-int4-group": ("compressed-tensors", GROUPS, None),
     "ct-int4-f16": ("compressed-tensors", HALVES, None),
     "ct-fp8": ("compressed-tensors", ROWS, TOKEN),
     "ct-fp8-static": ("compressed-tensors", MATRIX, TENSOR),
-    "ct-fp8-block": ("compressed-tensors", BLOCKS, ACTIVATIONS["group-dynamic"]),
     "ct-nvfp4": ("compressed-tensors", NVFP4, ACTIVATIONS["nvfp4"]),
     "ct-mxfp4": ("compressed-tensors", MXFP4, None),
     "modelopt-fp8": ("modelopt", MATRIX, TENSOR),
-    "modelopt-fp8-pcpt": ("modelopt", ROWS, TOKEN),
     "modelopt-nvfp4": ("modelopt", NVFP4, ACTIVATIONS["nvfp4"]),
-    "fp8-static": ("fp8", MATRIX, TENSOR),
     "fp8-block": ("fp8", BLOCKS, ACTIVATIONS["group-dynamic"]),
-    "awq": ("awq", HALVES, None),
 }
 STATIC = sorted(name for name, (_, _, inputs) in CASES.items() if inputs in
                 (TENSOR, ACTIVATIONS["nvfp4"]))  # fmt: skip
-MSE_CASES = sorted(
-    name for name, (_, w, _) in CASES.items() if w not in (MATRIX, BLOCKS, TWO_STAGES)
-)
+MSE_CASES = ("quark-int4", "ct-int4-group", "ct-fp8", "modelopt-nvfp4", "ct-mxfp4")
 
 
 @pytest.fixture(scope="module")
