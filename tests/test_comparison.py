@@ -233,18 +233,16 @@ def test_small_categories_are_shown_and_not_compared() -> None:
     assert report.scopes[2].against_first(report.names) == (None,)
 
 
-@pytest.mark.parametrize(
-    ("options", "what"),
-    [
+def test_options_that_do_not_fit(subtests: pytest.Subtests) -> None:
+    rows: list[tuple[dict[str, Any], str]] = [
         ({"traffic": {"x": 1.0}}, r"'x' has 0 distinct prompts, expected two or more\n.*: a, b"),
         ({"traffic": {"a": 0.5}}, "shares that add up to 1, got 0.5"),
         ({"traffic": {"a": 1.2, "b": -0.2}}, r"'a': expected a share in \(0, 1\], got 1.2"),
         ({"confidence": 1.0}, r"--confidence: expected a share in \(0.5, 1\)"),
-    ],
-)
-def test_options_that_do_not_fit(options: dict[str, Any], what: str) -> None:
-    with pytest.raises(CompareError, match=what):
-        compared(drafts([[2, 2, 4, 4], [3, 3, 3, 3]], [10] * 4, "aabb"), **options)
+    ]  # fmt: skip
+    for options, what in rows:
+        with subtests.test(str((options, what))), pytest.raises(CompareError, match=what):
+            compared(drafts([[2, 2, 4, 4], [3, 3, 3, 3]], [10] * 4, "aabb"), **options)
 
 
 # ---- who is compared

@@ -118,14 +118,18 @@ VERDICTS: dict[str, tuple[Callable[[], GateReport], str, tuple[str, ...]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", VERDICTS)
-def test_a_rung_of_the_ladder(name: str) -> None:
-    report, verdict, said = VERDICTS[name]
-    found = report()
-    assert (found.verdict, found.exit_code) == (verdict, {"PASS": 0, "FAIL": 1}.get(verdict, 3))
-    assert (found.action is None) == (verdict == "PASS")
-    for text in said:
-        assert text in f"{found.reason}\n{found.action}"
+def test_a_rung_of_the_ladder(subtests: pytest.Subtests) -> None:
+    for name in VERDICTS:
+        with subtests.test(name):
+            report, verdict, said = VERDICTS[name]
+            found = report()
+            assert (found.verdict, found.exit_code) == (
+                verdict,
+                {"PASS": 0, "FAIL": 1}.get(verdict, 3),
+            )
+            assert (found.action is None) == (verdict == "PASS")
+            for text in said:
+                assert text in f"{found.reason}\n{found.action}"
 
 
 BEYOND = {
@@ -134,12 +138,15 @@ BEYOND = {
 }
 
 
-@pytest.mark.parametrize("name", BEYOND)
-def test_what_is_plausible_ends_where_it_should(name: str) -> None:
+def test_what_is_plausible_ends_where_it_should(subtests: pytest.Subtests) -> None:
     """K = 3: 3.88 and 1.05 tokens a step; one token in a thousand steps beyond is anomalous."""
-    inside, beyond, expected = BEYOND[name]
-    assert of([inside] * 40, [inside] * 40, expected_baseline=expected).verdict == "PASS"
-    assert of([inside] * 40, [beyond] * 40, expected_baseline=expected).verdict == "ANOMALOUS"
+    for name in BEYOND:
+        with subtests.test(name):
+            inside, beyond, expected = BEYOND[name]
+            assert of([inside] * 40, [inside] * 40, expected_baseline=expected).verdict == "PASS"
+            assert (
+                of([inside] * 40, [beyond] * 40, expected_baseline=expected).verdict == "ANOMALOUS"
+            )
 
 
 def test_what_is_expected_holds_within_five_percent() -> None:
@@ -161,39 +168,36 @@ def test_a_working_baseline_is_at_least_so_long() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("count", "long", "warned"),
-    [(99, 1, True), (100, 1, False), (200, 8, True), (200, 2, False)],
-)
-def test_a_pass_says_that_few_prompts_hide_a_rare_loss(count: int, long: int, warned: bool) -> None:
+def test_a_pass_says_that_few_prompts_hide_a_rare_loss(subtests: pytest.Subtests) -> None:
     """By effective sample size too: of 200 prompts, one in ten of eight times the others' steps."""
-    sizes = [1 if i % 10 else long for i in range(count)]
-    baseline, candidate = (
-        [(a * n, b * n) for (a, b), n in zip(histograms, sizes, strict=True)]
-        for histograms in (spread(600, count), noisy(3, 4, count))
-    )
-    report = of(baseline, candidate)
-    assert report.verdict == "PASS"
-    assert ("do not exclude a loss that is confined" in report.reason) == warned
+    for count, long, warned in ((99, 1, True), (100, 1, False), (200, 8, True), (200, 2, False)):
+        with subtests.test(str((count, long, warned))):
+            sizes = [1 if i % 10 else long for i in range(count)]
+            baseline, candidate = (
+                [(a * n, b * n) for (a, b), n in zip(histograms, sizes, strict=True)]
+                for histograms in (spread(600, count), noisy(3, 4, count))
+            )
+            report = of(baseline, candidate)
+            assert report.verdict == "PASS"
+            assert ("do not exclude a loss that is confined" in report.reason) == warned
 
 
-@pytest.mark.parametrize(
-    ("known", "recipes"),
-    [
+def test_a_recipe_that_may_lose_less_is_named(subtests: pytest.Subtests) -> None:
+    rows: list[tuple[dict[str, Any], list[str]]] = [
         ({"algorithm_to_try": "gptq"}, ["RECIPE"]),
         ({"algorithm_to_try": "gptq", "recipes_to_try": ("x-gptq", "fp8")}, ["x-gptq", "fp8"]),
         ({"recipes_to_try": ("blackwell-nvfp4-learned", "blackwell-fp8-mla")},
          ["nvfp4-weights-gptq", "blackwell-fp8-mla", "blackwell-nvfp4-learned"]),
         ({"cut": True, "quantized": False}, []),
-    ],
-)  # fmt: skip
-def test_a_recipe_that_may_lose_less_is_named(known: dict[str, Any], recipes: list[str]) -> None:
-    _, *ways = (judged(17, 60, **known).action or "").splitlines()
-    named = [way.partition("--recipe ")[2].split()[0] for way in ways if "--recipe" in way]
-    assert named == recipes
-    assert ("--curve" in ways[0]) == ("cut" in known)
-    calibrated = [way for way in ways if "-gptq " in way or "-learned " in way]
-    assert all("--traces" in way for way in calibrated)
+    ]  # fmt: skip
+    for known, recipes in rows:
+        with subtests.test(str((known, recipes))):
+            _, *ways = (judged(17, 60, **known).action or "").splitlines()
+            named = [way.partition("--recipe ")[2].split()[0] for way in ways if "--recipe" in way]
+            assert named == recipes
+            assert ("--curve" in ways[0]) == ("cut" in known)
+            calibrated = [way for way in ways if "-gptq " in way or "-learned " in way]
+            assert all("--traces" in way for way in calibrated)
 
 
 def test_the_limit_is_exactly_the_margin() -> None:
@@ -239,19 +243,18 @@ def test_the_prompts_asked_for_are_those_that_the_change_needs() -> None:
     assert judged(0, 0, 29).required_num_prompts == thirty
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
+def test_different_things_are_not_compared(subtests: pytest.Subtests) -> None:
+    rows: list[tuple[dict[str, Any], str]] = [
         ({"traces": dataclasses.replace(FIGURES, sha256="1" * 64)}, "different traces"),
         ({"prompts": replay(BASELINE).prompts[::-1]}, "different prompts"),
         ({"prompts": replay([(400, 300, 300)] * 40).prompts, "num_draft_tokens": 2}, "1 and 2 tok"),
         ({"draft_sampling": "probabilistic"}, "in different ways (--draft-sampling)"),
-    ],
-)
-def test_different_things_are_not_compared(changes: dict[str, Any], message: str) -> None:
-    report = judge(replay(BASELINE), replay(BASELINE, **changes), RELEASE)
-    assert (report.verdict, report.change, report.categories) == ("ANOMALOUS", None, ())
-    assert message in report.reason
+    ]  # fmt: skip
+    for changes, message in rows:
+        with subtests.test(str((changes, message))):
+            report = judge(replay(BASELINE), replay(BASELINE, **changes), RELEASE)
+            assert (report.verdict, report.change, report.categories) == ("ANOMALOUS", None, ())
+            assert message in report.reason
 
 
 def test_the_two_drafts_are_not_mistaken_for_each_other() -> None:
@@ -295,23 +298,20 @@ def test_policies_and_what_overrides_them() -> None:
     assert resolve_policy("screening", unrecorded=True) == screening
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_impossible_policies(subtests: pytest.Subtests) -> None:
+    rows: list[tuple[dict[str, Any], str]] = [
         ({"name": "strict"}, "no policy 'strict'"),
         ({"max_relative_drop": 1.0}, "max_relative_drop: expected a share"),
         ({"confidence": 95}, "write 95 % as 0.95"),
         ({"min_prompts": 1}, "min_prompts: expected at least 2"),
-    ],
-)
-def test_impossible_policies(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(GateError, match=message):
-        resolve_policy(**({"name": "release"} | arguments))
+    ]  # fmt: skip
+    for arguments, message in rows:
+        with subtests.test(message), pytest.raises(GateError, match=message):
+            resolve_policy(**({"name": "release"} | arguments))
 
 
-@pytest.mark.parametrize(
-    ("policy", "said"),
-    [
+def test_whatever_is_looser_than_release_is_said(subtests: pytest.Subtests) -> None:
+    rows: list[tuple[Policy, tuple[str, ...]]] = [
         (dataclasses.replace(RELEASE, every_category_passes=True), ()),
         (resolve_policy("release", max_relative_drop=0.005, confidence=0.99, min_prompts=60), ()),
         (
@@ -323,9 +323,9 @@ def test_impossible_policies(arguments: dict[str, Any], message: str) -> None:
             ("confidence 0.9 (release: 0.95)", "min_prompts 29 (release: 30)",
              "record_required False (release: True)"),
         ),
-    ],
-)  # fmt: skip
-def test_whatever_is_looser_than_release_is_said(policy: Policy, said: tuple[str, ...]) -> None:
-    assert looser_than_release(policy) == said
-    warned = "the limits are looser than those of the policy 'release': " + ", ".join(said)
-    assert (warned in judged(3, 4, policy=policy).warnings) == bool(said)
+    ]  # fmt: skip
+    for policy, said in rows:
+        with subtests.test(str((policy, said))):
+            assert looser_than_release(policy) == said
+            warned = "the limits are looser than those of the policy 'release': " + ", ".join(said)
+            assert (warned in judged(3, 4, policy=policy).warnings) == bool(said)

@@ -60,19 +60,16 @@ def test_short_prompts_and_a_look_are_said(capsys: pytest.CaptureFixture[str]) -
     assert any(line.startswith("warning: this is planned interim analysis 2") for line in lines)
 
 
-@pytest.mark.parametrize(
-    ("recipe", "algorithm", "others"),
-    [
+def test_recipes_that_may_lose_less(subtests: pytest.Subtests) -> None:
+    rows: list[tuple[str, str | None, tuple[str, ...]]] = [
         ("int4-channel", "gptq", ("int4-channel-gptq", "fp8-ptpc")),
         ("int4-channel-gptq", None, ("fp8-ptpc",)),
         ("mi325x-w4a8", "gptq", ("mi325x-w4a8-gptq", "mi325x-fp8")),
         ("blackwell-nvfp4", "gptq", ("blackwell-nvfp4-learned", "blackwell-fp8-mla")),
         ("fp8-ptpc", None, ()),
-    ],
-)
-def test_recipes_that_may_lose_less(
-    recipe: str, algorithm: str | None, others: tuple[str, ...]
-) -> None:
-    made_by: Any = SimpleNamespace(recipe=load_recipe(recipe))
-    assert (_algorithm_to_try(made_by), _recipes_to_try(made_by)) == (algorithm, others)
-    assert (_algorithm_to_try(None), _recipes_to_try(None)) == (None, ())
+    ]  # fmt: skip
+    for recipe, algorithm, others in rows:
+        with subtests.test(str((recipe, algorithm, others))):
+            made_by: Any = SimpleNamespace(recipe=load_recipe(recipe))
+            assert (_algorithm_to_try(made_by), _recipes_to_try(made_by)) == (algorithm, others)
+            assert (_algorithm_to_try(None), _recipes_to_try(None)) == (None, ())

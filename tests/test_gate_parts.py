@@ -36,9 +36,9 @@ def of_b(drop: int, noise: int, *, count: int = 30, policy: Policy = RELEASE) ->
     return judge(baseline, replay(candidate, categories=names), policy)
 
 
-@pytest.mark.parametrize(
-    ("drop", "noise", "changes", "verdict", "of_part", "said"),
-    [
+def test_a_category_has_a_limit_of_its_own(subtests: pytest.Subtests) -> None:
+    """-4 % in a tenth of the prompts: the whole lost 0.4 %, and would pass."""
+    rows: list[tuple[int, int, dict[str, Any], str, str | None, str]] = [
         (64, 4, {}, "FAIL", "FAIL", "a category lost more than the limit of 3.00%: 'b' (30"),
         (64, 4, {"count": 29}, "INCONCLUSIVE", None, "fewer than 30 prompts lost more than 3.00%"),
         (64, 300, {"count": 29}, "PASS", None, ""),
@@ -48,19 +48,18 @@ def of_b(drop: int, noise: int, *, count: int = 30, policy: Policy = RELEASE) ->
         (55, 60, {"policy": EVERY}, "INCONCLUSIVE", "INCONCLUSIVE", "every category has to pass"),
         (3, 4, {"policy": EVERY}, "PASS", "PASS", ""),
         (64, 4, {"policy": EVERY}, "FAIL", "FAIL", "Calibrate on other prompts of 'b' too."),
-    ],
-)
-def test_a_category_has_a_limit_of_its_own(
-    drop: int, noise: int, changes: dict[str, Any], verdict: str, of_part: str | None, said: str
-) -> None:
-    """-4 % in a tenth of the prompts: the whole lost 0.4 %, and would pass."""
-    report = of_b(drop, noise, **changes)
-    assert (report.verdict, report.categories[1].outcome) == (verdict, of_part)
-    assert said in f"{report.reason}\n{report.action}"
-    unjudged = "1 category has fewer than 30 prompts and is not judged alone: b"
-    assert (unjudged in report.warnings) == (of_part is None)
-    chance = any("category 'b' lost more than its limit of 3%" in w for w in report.warnings)
-    assert chance == (of_part == "INCONCLUSIVE")
+    ]  # fmt: skip
+    for drop, noise, changes, verdict, of_part, said in rows:
+        with subtests.test(str((drop, noise, changes, verdict, of_part, said))):
+            report = of_b(drop, noise, **changes)
+            assert (report.verdict, report.categories[1].outcome) == (verdict, of_part)
+            assert said in f"{report.reason}\n{report.action}"
+            unjudged = "1 category has fewer than 30 prompts and is not judged alone: b"
+            assert (unjudged in report.warnings) == (of_part is None)
+            chance = any(
+                "category 'b' lost more than its limit of 3%" in w for w in report.warnings
+            )
+            assert chance == (of_part == "INCONCLUSIVE")
 
 
 def test_the_more_small_categories_the_surer_one_has_to_be() -> None:

@@ -111,20 +111,23 @@ VERDICTS: dict[str, tuple[Callable[[], Pair], str, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", VERDICTS)
-def test_a_verdict_on_two_measurements(name: str) -> None:
-    runs, verdict, said = VERDICTS[name]
-    report = judge_measured(*runs(), RELEASE)
-    assert (report.verdict, report.exit_code) == (verdict, {"PASS": 0, "FAIL": 1}.get(verdict, 3))
-    assert said in f"{report.reason}\n{report.action}"
-    assert report.background.candidate_sha256 == "b" * 64
-    mapping = json.loads(json.dumps(report.to_mapping(), allow_nan=False))
-    assert mapping["traces"] is mapping["first_step"] is mapping["draft_sampling"] is None
+def test_a_verdict_on_two_measurements(subtests: pytest.Subtests) -> None:
+    for name in VERDICTS:
+        with subtests.test(name):
+            runs, verdict, said = VERDICTS[name]
+            report = judge_measured(*runs(), RELEASE)
+            assert (report.verdict, report.exit_code) == (
+                verdict,
+                {"PASS": 0, "FAIL": 1}.get(verdict, 3),
+            )
+            assert said in f"{report.reason}\n{report.action}"
+            assert report.background.candidate_sha256 == "b" * 64
+            mapping = json.loads(json.dumps(report.to_mapping(), allow_nan=False))
+            assert mapping["traces"] is mapping["first_step"] is mapping["draft_sampling"] is None
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
+def test_runs_that_differ_in_what_must_be_alike_are_anomalous(subtests: pytest.Subtests) -> None:
+    rows: list[tuple[dict[str, Any], str]] = [
         ({"template_sha256": "d" * 64}, "chat template: None, dddd"),
         ({"engine": "sglang"}, "engine: vllm, sglang"),
         ({"version": "0.33.0"}, "engine version: 0.32.0, 0.33.0"),
@@ -134,15 +137,13 @@ def test_a_verdict_on_two_measurements(name: str) -> None:
         ({"max_new_tokens": 7}, "tokens asked for: 4000, 7"),
         ({"lossy": ("accept_threshold = 0.9",)}, "not have written (accept_threshold = 0.9)"),
         ({"count": 39}, "prompts: "),
-    ],
-)
-def test_runs_that_differ_in_what_must_be_alike_are_anomalous(
-    changes: dict[str, Any], message: str
-) -> None:
-    report = judge_measured(run(**A), run(1, **(B | changes)), RELEASE)
-    assert (report.verdict, report.change, report.categories) == ("ANOMALOUS", None, ())
-    assert message in report.reason
-    assert (report.action or "").startswith("Measure both drafts on the same prompts")
+    ]  # fmt: skip
+    for changes, message in rows:
+        with subtests.test(str((changes, message))):
+            report = judge_measured(run(**A), run(1, **(B | changes)), RELEASE)
+            assert (report.verdict, report.change, report.categories) == ("ANOMALOUS", None, ())
+            assert message in report.reason
+            assert (report.action or "").startswith("Measure both drafts on the same prompts")
 
 
 def without_a_draft() -> Measurement:
@@ -188,11 +189,12 @@ REFUSED: dict[str, tuple[Callable[[], Pair], Background, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_is_no_comparison_is_refused(name: str) -> None:
-    runs, background, said = REFUSED[name]
-    with pytest.raises(GateError, match=said):
-        judge_measured(*runs(), RELEASE, background=background)
+def test_what_is_no_comparison_is_refused(subtests: pytest.Subtests) -> None:
+    for name in REFUSED:
+        with subtests.test(name):
+            runs, background, said = REFUSED[name]
+            with pytest.raises(GateError, match=said):
+                judge_measured(*runs(), RELEASE, background=background)
 
 
 def test_what_is_meant_is_compared() -> None:
@@ -324,13 +326,14 @@ NOISE: dict[str, tuple[Callable[[], Pair], str, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", NOISE)
-def test_the_noise_of_a_server(name: str) -> None:
-    runs, verdict, said = NOISE[name]
-    noise = server_noise(*runs(), RELEASE)
-    assert noise.verdict == verdict
-    assert said in noise.reason
-    assert (noise.change is None) == (name in ("few", "another server"))
+def test_the_noise_of_a_server(subtests: pytest.Subtests) -> None:
+    for name in NOISE:
+        with subtests.test(name):
+            runs, verdict, said = NOISE[name]
+            noise = server_noise(*runs(), RELEASE)
+            assert noise.verdict == verdict
+            assert said in noise.reason
+            assert (noise.change is None) == (name in ("few", "another server"))
 
 
 def test_a_drift_is_what_chance_does_in_less_than_one_of_a_hundred_runs() -> None:

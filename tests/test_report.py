@@ -82,9 +82,8 @@ def said(text: str) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("text", "what"),
-    [
+def test_foreign_json(subtests: pytest.Subtests) -> None:
+    rows: list[tuple[str, str]] = [
         ("[1]", "expected a JSON object"),
         ("{", "not JSON"),
         ('{"a": 1}', "expected format 'draftquant gate', got None"),
@@ -93,10 +92,10 @@ def said(text: str) -> str:
         ('{"format": "draftquant gate", "schema_version": 3}', "expected schema_version 2, got 3"),
         ('{"format": "draftquant gate", "format": 1}', "key 'format' given twice"),
         (json.dumps(to_mapping(document(joint()).findings)), "fix: gate ... --parity r.json"),
-    ],
-)
-def test_foreign_json(text: str, what: str) -> None:
-    assert what in said(text)
+    ]  # fmt: skip
+    for text, what in rows:
+        with subtests.test(str((text, what))):
+            assert what in said(text)
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
@@ -200,12 +199,13 @@ OF_SEVERAL: tuple[tuple[Edit, str], ...] = (
 )
 
 
-@pytest.mark.parametrize("name", EDITED)
-def test_an_edited_report_is_refused(name: str) -> None:
-    edits, what = EDITED[name]
-    text = said(edited(two_categories(), *edits))
-    assert re.search(what, text), text
-    assert "fix: run the gate again with --report" in text
+def test_an_edited_report_is_refused(subtests: pytest.Subtests) -> None:
+    for name in EDITED:
+        with subtests.test(name):
+            edits, what = EDITED[name]
+            text = said(edited(two_categories(), *edits))
+            assert re.search(what, text), text
+            assert "fix: run the gate again with --report" in text
 
 
 def test_an_edited_report_of_several_is_refused() -> None:

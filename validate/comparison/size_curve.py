@@ -268,7 +268,12 @@ def _rows(curve: SizeCurve, place: int) -> Iterator[Interval]:
     label = f"{curve.sizes[place]:,} ({curve.chosen.whole[place].coverage:.2%})"
     for i, way in enumerate(filter(None, (curve.chosen, curve.off_domain))):
         one, worst = way.whole[place], way.worst(place)
-        estimate, bounds = one.relative_change, {"lower": one.lower, "upper": one.upper}
-        yield Interval(label="" if i else label, estimate=estimate, series=2 * i, **bounds)
+        yield Interval(
+            label="" if i else label,
+            estimate=one.relative_change,
+            lower=one.lower,
+            upper=one.upper,
+            series=2 * i,
+        )
         if worst is not None:
             yield Interval(label="", estimate=worst.relative_change, series=2 * i + 1)
