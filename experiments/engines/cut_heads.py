@@ -5,7 +5,7 @@ that a trainer, a tool or a hand gets wrong. Data, and the edits that make them.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ _BF16 = {"torch_dtype": "bfloat16"}
 _LAYERS_OF_BLOCKS, _LAYERS_OF_EAGLE3 = (2, 4, 6), (2, 4, 5)
 
 Build = Callable[[Path], Path]
+Layers = tuple[int, ...]
 
 
 @dataclass(slots=True)
@@ -63,12 +64,16 @@ def edit_folder(place: Path, edit: Edit) -> None:
     write_tensors(place, folder.tensors, metadata={"format": "pt"})
 
 
+def _as_built(_folder: Folder) -> None:
+    """Nothing."""
+
+
 def configure(key: str, value: object) -> Edit:
     """Another value of a key of config.json."""
     return lambda folder: folder.config.update({key: value})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class CutHead:
     """One folder.
 
@@ -85,7 +90,7 @@ class CutHead:
     name: str
     what: str
     build: Build
-    edit: Edit = lambda _folder: None
+    edit: Edit = _as_built
     recipe: str | None = None
     reads: tuple[int, ...] = _LAYERS_OF_EAGLE3
     tp: tuple[int, ...] = (1,)
@@ -260,133 +265,65 @@ _WRONG: Mapping[str, tuple[str, Edit]] = {
 }
 
 
-def _each(
-    family: str, build: Build, names: tuple[str, ...], reads: tuple[int, ...]
-) -> tuple[CutHead, ...]:
-    return tuple(
-        CutHead(
-            name=f"{family} {name}".rstrip(),
-            what=_WRONG[name][0],
-            build=build,
-            edit=_WRONG[name][1],
-            reads=reads,
-            tp=(1,) if name else (1, 2),
-        )
-        for name in names
-    )
+def _each(family: str, build: Build, names: Sequence[str], reads: Layers) -> Iterator[CutHead]:
+    for name in names:
+        what, edit = _WRONG[name]
+        tp = (1,) if name else (1, 2)
+        yield CutHead(f"{family} {name}".rstrip(), what, build, edit, None, reads, tp)
 
 
 def _quantized(
-    family: str, build: Build, recipes: tuple[str, ...], reads: tuple[int, ...]
-) -> tuple[CutHead, ...]:
-    return tuple(
-        CutHead(
-            name=f"{family} {name}",
-            what=f"quantized: {BEYOND[name].summary}",
-            build=build,
-            recipe=name,
-            reads=reads,
-            tp=(1, 2),
-        )
-        for name in recipes
-    )
+    family: str, build: Build, names: Sequence[str], reads: Layers, edit: Edit | None = None
+) -> Iterator[CutHead]:
+    for name in names:
+        said = "; has_own_lm_head: true" if edit else ""
+        what = f"quantized: {BEYOND[name].summary}{said}"
+        whole, tp = f"{family} {name}{' said' if edit else ''}", (1,) if edit else (1, 2)
+        yield CutHead(whole, what, build, edit or _as_built, name, reads, tp)
 
 
-_ALL = tuple(_WRONG)
-_HEAD_RECIPES = ("fp8-head", "int4-group128-head")
+_ALL, _HEAD_RECIPES = tuple(_WRONG), ("fp8-head", "int4-group128-head")
+_E, _B = _LAYERS_OF_EAGLE3, _LAYERS_OF_BLOCKS
+_NEITHER = "no lm_head, and draft_vocab_size null: SGLang takes the target's head then"
+_OF_SPECULATORS, _NO_HEAD = "in the layout of speculators", _drop("lm_head")
+_SPECULATORS: Mapping[str, tuple[Callable[..., Path], Build]] = {
+    "eagle3-llama": (tiny_speculators_eagle3, _eagle3),
+    "eagle3-qwen3": (_speculators_qwen3, _qwen3),
+    "p-eagle": (_speculators_peagle, _peagle),
+    "dflash": (tiny_speculators_dflash, _dflash),
+    "dspark": (_speculators_dspark, _dspark),
+}
+_IN_SPECULATORS = {name: _of_speculators(*both) for name, both in _SPECULATORS.items()}
+
+
+def _dflash2(folder: Path) -> Path:
+    return _dflash(folder, kind="dflash2")
+
+
 CUT_HEADS = (
-    *_each("eagle3-llama", _eagle3, _ALL, _LAYERS_OF_EAGLE3),
-    CutHead(
-        name="eagle3-llama no-head size-null",
-        what="no lm_head, and draft_vocab_size null: SGLang takes the target's head then",
-        build=_eagle3,
-        edit=_both(_drop("lm_head"), _NULL),
-    ),
-    CutHead(
-        name="eagle3-llama tied",
-        what="tie_word_embeddings is true beside a head of its own",
-        build=_eagle3,
-        edit=_TIED,
-    ),
-    *_quantized("eagle3-llama", _eagle3, _HEAD_RECIPES, _LAYERS_OF_EAGLE3),
-    CutHead(name="p-eagle", what="drafts in parallel", build=_peagle),
-    *_each("eagle3-qwen3", _qwen3, ("", "no-head", "no-d2t"), _LAYERS_OF_EAGLE3),
-    *_quantized("eagle3-qwen3", _qwen3, ("fp8-head",), _LAYERS_OF_EAGLE3),
-    *_each("eagle3-mla", _mla, _ALL, _LAYERS_OF_EAGLE3),
-    CutHead(
-        name="eagle3-mla no-head size-null",
-        what="no lm_head, and draft_vocab_size null: SGLang takes the target's head then",
-        build=_mla,
-        edit=_both(_drop("lm_head"), _NULL),
-    ),
-    *_quantized("eagle3-mla", _mla, _HEAD_RECIPES, _LAYERS_OF_EAGLE3),
-    *_each("dflash", _dflash, _ALL, _LAYERS_OF_BLOCKS),
-    CutHead(
-        name="dflash said",
-        what="has_own_lm_head: true",
-        build=_dflash,
-        edit=_SAID,
-        reads=_LAYERS_OF_BLOCKS,
-    ),
-    CutHead(
-        name="dflash no-head said",
-        what="has_own_lm_head: true, and no lm_head",
-        build=_dflash,
-        edit=_both(_drop("lm_head"), _SAID),
-        reads=_LAYERS_OF_BLOCKS,
-    ),
-    *_quantized("dflash", _dflash, _HEAD_RECIPES, _LAYERS_OF_BLOCKS),
-    *(
-        CutHead(
-            name=f"dflash {recipe} said",
-            what=f"quantized: {BEYOND[recipe].summary}; has_own_lm_head: true",
-            build=_dflash,
-            edit=_SAID,
-            recipe=recipe,
-            reads=_LAYERS_OF_BLOCKS,
-        )
-        for recipe in _HEAD_RECIPES
-    ),
-    CutHead(
-        name="dflash2",
-        what="a candidate selector, whose codebooks have a row for each token",
-        build=lambda folder: _dflash(folder, kind="dflash2"),
-        reads=_LAYERS_OF_BLOCKS,
-    ),
-    *_each("dspark", _dspark, _ALL, _LAYERS_OF_BLOCKS),
-    *_quantized("dspark", _dspark, ("fp8-head",), _LAYERS_OF_BLOCKS),
-    CutHead(
-        name="speculators eagle3-llama",
-        what="in the layout of speculators",
-        build=_of_speculators(tiny_speculators_eagle3, _eagle3),
-    ),
-    CutHead(
-        name="speculators eagle3-qwen3",
-        what="in the layout of speculators",
-        build=_of_speculators(_speculators_qwen3, _qwen3),
-    ),
-    CutHead(
-        name="speculators p-eagle",
-        what="in the layout of speculators",
-        build=_of_speculators(_speculators_peagle, _peagle),
-    ),
-    CutHead(
-        name="speculators dflash",
-        what="in the layout of speculators",
-        build=_of_speculators(tiny_speculators_dflash, _dflash),
-        reads=_LAYERS_OF_EAGLE3,
-    ),
-    CutHead(
-        name="speculators dflash no-head",
-        what="in the layout of speculators, without lm_head",
-        build=_of_speculators(tiny_speculators_dflash, _dflash),
-        edit=_drop("lm_head"),
-        reads=_LAYERS_OF_EAGLE3,
-    ),
-    CutHead(
-        name="speculators dspark",
-        what="in the layout of speculators",
-        build=_of_speculators(_speculators_dspark, _dspark),
-        reads=_LAYERS_OF_EAGLE3,
-    ),
-)
+    *_each("eagle3-llama", _eagle3, _ALL, _E),
+    CutHead("eagle3-llama no-head size-null", _NEITHER, _eagle3, _both(_NO_HEAD, _NULL)),
+    CutHead("eagle3-llama tied", "tie_word_embeddings is true beside a head of its own", _eagle3,
+            _TIED),
+    *_quantized("eagle3-llama", _eagle3, _HEAD_RECIPES, _E),
+    CutHead("p-eagle", "drafts in parallel", _peagle),
+    *_each("eagle3-qwen3", _qwen3, ("", "no-head", "no-d2t"), _E),
+    *_quantized("eagle3-qwen3", _qwen3, ("fp8-head",), _E),
+    *_each("eagle3-mla", _mla, _ALL, _E),
+    CutHead("eagle3-mla no-head size-null", _NEITHER, _mla, _both(_NO_HEAD, _NULL)),
+    *_quantized("eagle3-mla", _mla, _HEAD_RECIPES, _E),
+    *_each("dflash", _dflash, _ALL, _B),
+    CutHead("dflash said", "has_own_lm_head: true", _dflash, _SAID, reads=_B),
+    CutHead("dflash no-head said", "has_own_lm_head: true, and no lm_head", _dflash,
+            _both(_NO_HEAD, _SAID), reads=_B),
+    *_quantized("dflash", _dflash, _HEAD_RECIPES, _B),
+    *_quantized("dflash", _dflash, _HEAD_RECIPES, _B, _SAID),
+    CutHead("dflash2", "a candidate selector, whose codebooks have a row for each token", _dflash2,
+            reads=_B),
+    *_each("dspark", _dspark, _ALL, _B),
+    *_quantized("dspark", _dspark, ("fp8-head",), _B),
+    *(CutHead(f"speculators {name}", _OF_SPECULATORS, build)
+      for name, build in _IN_SPECULATORS.items()),
+    CutHead("speculators dflash no-head", f"{_OF_SPECULATORS}, without lm_head",
+            _IN_SPECULATORS["dflash"], _NO_HEAD),
+)  # fmt: skip

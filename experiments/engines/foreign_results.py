@@ -64,8 +64,8 @@ def table(answers: Sequence[Answer]) -> str:
 
 _INTRODUCTION = """# What `draftquant check` says about folders of other tools
 
-This page compares `check` with the engines on {folders} folders of other tools. `./scripts/test
---foreign` writes it: the tools' own code made the folders from tiny drafts in other dimensions,
+This page compares `check` with the engines on {folders} folders of other tools. `experiments/run
+foreign` writes it: the tools' own code made the folders from tiny drafts in other dimensions,
 with several layers and architecture names, and the engines' own classes loaded them on simulated
 GPUs ({platforms}) in 1 to 8 shards. sm80 is A100, sm90 H200, sm100 B200, gfx942 MI325X and gfx950
 MI355X.

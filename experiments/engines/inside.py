@@ -42,57 +42,38 @@ FAMILIES: Mapping[str, tuple[Callable[[Path], Path], str]] = {
     "glm": (partial(tiny_glm4_moe_mtp, number=2, config=_GLM, **_MIXTURE), "model.layers.2"),
 }
 """Name -> builder, and the subtree."""
-_MODELOPT = {"quant_method": "modelopt", "producer": {"name": "modelopt", "version": "0.47.0"}}
-_QUARK = kinds.quark_config(
-    kinds.quark_spec("fp8_e4m3", "per_channel", ch_axis=0),
-    kinds.quark_spec("fp8_e4m3", "per_channel", ch_axis=1, is_dynamic=True),
-    [],
-)
-_CT = kinds.declared_ct(
-    kinds.args("float", 8, "channel"),
-    kinds.args("float", 8, "token", dynamic=True),
-    "float-quantized",
-)
-
-
-def _quark_fp8(rows: int, columns: int) -> kinds.Shapes:
-    return {"weight": ("F8_E4M3", (rows, columns)), "weight_scale": ("F32", (rows,))}
-
-
-def _with(key: str, declared: Mapping[str, Any]) -> Callable[[Sequence[str]], dict[str, Any]]:
-    return lambda names: {**declared, key: ["lm_head", *names]}
 
 
 def _gptq(names: Sequence[str]) -> dict[str, Any]:
     said = (n.removeprefix("re:") if n.startswith("re:") else re.escape(n) for n in names)
-    return kinds.declared_gptq(dynamic={f"-:{name}": {} for name in said})
+    return {**kinds.GPTQ, "dynamic": {f"-:{name}": {} for name in said}}
 
 
 def _auto_round(names: Sequence[str]) -> dict[str, Any]:
     floats = {"bits": 16, "data_type": "float"}
-    return kinds.declared_auto_round(extra_config={n.removeprefix("re:"): floats for n in names})
+    return {**kinds.AUTO_ROUND, "extra_config": {n.removeprefix("re:"): floats for n in names}}
 
 
+_KEPT = "modules_to_not_convert"
+_FP8 = kinds.excluding({**kinds.MODELOPT, "quant_algo": "FP8"}, "ignore")
+_FP4 = kinds.excluding({**kinds.MODELOPT, "quant_algo": "NVFP4", "group_size": 16}, "ignore")
 FORMATS: Mapping[str, tuple[kinds.Store, Callable[[Sequence[str]], dict[str, Any]]]] = {
-    "quark": (_quark_fp8, _with("exclude", _QUARK)),
-    "ct-fp8": (kinds.fp8_tokens, _with("ignore", _CT)),
-    "fp8-block": (kinds.fp8_blocks, _with("modules_to_not_convert", kinds.declared_blocks())),
-    "fp8": (kinds.fp8, _with("modules_to_not_convert", kinds.declared_fp8())),
-    "modelopt-fp8": (kinds.fp8, _with("ignore", {**_MODELOPT, "quant_algo": "FP8"})),
-    "modelopt-nvfp4": (
-        kinds.modelopt_nvfp4,
-        _with("ignore", {**_MODELOPT, "quant_algo": "NVFP4", "group_size": 16}),
-    ),
-    "awq": (kinds.awq, _with("modules_to_not_convert", kinds.declared_awq())),
-    "gptq": (kinds.gptq(), _gptq),
+    "quark": (kinds.fp8_rows("F32"), kinds.excluding(kinds.QUARK, "exclude")),
+    "ct-fp8": (kinds.fp8_rows("BF16", 1), kinds.excluding(kinds.CT_FP8, "ignore")),
+    "fp8-block": (kinds.fp8_blocks, kinds.excluding(kinds.BLOCKS, _KEPT)),
+    "fp8": (kinds.fp8, kinds.excluding(kinds.FP8, _KEPT)),
+    "modelopt-fp8": (kinds.fp8, _FP8),
+    "modelopt-nvfp4": (kinds.modelopt_nvfp4, _FP4),
+    "awq": (kinds.awq, kinds.excluding(kinds.AWQ, _KEPT)),
+    "gptq": (kinds.gptq, _gptq),
     "gptq-lists": (
-        kinds.gptq(),
-        lambda names: kinds.declared_gptq(modules_in_block_to_quantize=[list(names)]),
+        kinds.gptq,
+        lambda names: {**kinds.GPTQ, "modules_in_block_to_quantize": [list(names)]},
     ),
-    "auto-round": (kinds.gptq(g_idx=False), _auto_round),
+    "auto-round": (kinds.auto_round, _auto_round),
     "auto-round-blocks": (
-        kinds.gptq(g_idx=False),
-        lambda names: kinds.declared_auto_round(block_name_to_quantize=",".join(names)),
+        kinds.auto_round,
+        lambda names: {**kinds.AUTO_ROUND, "block_name_to_quantize": ",".join(names)},
     ),
 }
 """Name -> how a linear is stored, and a quantization_config that excludes names; that of the lists
@@ -102,16 +83,16 @@ _NAMED = ("undeclared", "parts", "fused", "one part", "regex inside", "subtree*"
 _MORE = ("blocks", "subtree", "*subtree*", "regex subtree", "regex parts",
          "quantized, fc by regex", "mlp quantized, fused", "attention quantized",
          "quantized, excluded", "fc quantized", "quantized, fc undeclared")  # fmt: skip
-_FP8 = ("quark", "ct-fp8", "fp8-block", "modelopt-fp8")
+_IN_FP8 = ("quark", "ct-fp8", "fp8-block", "modelopt-fp8")
 _INTEGERS = ("awq", "gptq", "auto-round")
 _OTHERS = ("quark", "ct-fp8", "fp8", "modelopt-fp8", *_INTEGERS)
 GRID: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("qwen", (*_OTHERS, "modelopt-nvfp4"), _NAMED + _MORE),
     ("qwen", ("gptq-lists", "auto-round-blocks"), _NAMED),
     ("mimo", _OTHERS, (*_NAMED[:3], "run-time parts", *_NAMED[4:5], *_NAMED[6:])),
-    ("next", _FP8, (*_NAMED[:3], *_NAMED[4:8], "parts without experts", "attention quantized")),
+    ("next", _IN_FP8, (*_NAMED[:3], *_NAMED[4:8], "parts without experts", "attention quantized")),
     ("next", _INTEGERS, ("undeclared", "regex inside", "parts", "fused", "quantized")),
-    ("glm", _FP8, (*_NAMED[:2], "parts without experts", "leaves", "regex inside", "subtree",
+    ("glm", _IN_FP8, (*_NAMED[:2], "parts without experts", "leaves", "regex inside", "subtree",
                    "quantized")),
 )  # fmt: skip
 """Family, formats, cases."""

