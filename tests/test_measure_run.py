@@ -293,6 +293,10 @@ def test_another_plan_or_server_does_not_go_on(running: VLLMServer, tmp_path: Pa
             lambda lines: [lines[0], lines[1].replace('"p0', '"q0'), *lines[2:]],
             "prompt q0 is not one of",
         ),
+        (
+            lambda lines: [lines[0], lines[1].replace('"category": "a"', '"category": "b"')],
+            "prompt p0 is not one of",
+        ),
     ],
 )
 def test_what_is_kept_is_not_believed_unchecked(
@@ -333,7 +337,7 @@ def test_two_processes_do_not_share_a_file(running: VLLMServer, tmp_path: Path) 
 
     raised: list[bool] = []
     running.during = lambda server: second(server) if len(server.asked) == 2 else None
-    measured(running, tmp_path / "r")
+    measured(running, tmp_path / "r", SINGLE)
     assert raised == [True]
 
 

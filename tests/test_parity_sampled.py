@@ -87,7 +87,7 @@ class Scoring(Stand):
 
     def post(self, path: str, body: Object) -> list[Object]:
         if body.get("stream"):
-            return self.vllm.events(body, 1)[:-1]
+            return self.vllm.lines(path, body, 1)[:-1]
         if path == "/generate":
             assert body["logprob_start_len"] == 0
             entries: list[Any] = [[-t / 100, t, None] for t in body["input_ids"]]
@@ -273,6 +273,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main([*scoring, "0.1", "--json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)["findings"]
     assert (found["verdict"], found["estimate"]) == ("PASS", 0)
+    assert "its bounds clear the limit -0.1 and 0.1" in found["reason"]
     assert main([*scoring, "-1"]) == 2
     capsys.readouterr()
     assert main(command) == 2

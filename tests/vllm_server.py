@@ -4,16 +4,12 @@ Its target adds one to a token. Its draft is right about some of them, as `accep
 clock is wrong. The real engine is started by experiments/served.
 """
 
-import json
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler
 from typing import Any, Literal
 
-from local_http import listening
+from stand.server import Stand
+from stand.server import served as served
 
 VOCAB, END = 64, 63
 MODEL = "the-target"
@@ -44,20 +40,14 @@ def rounds_of(token_ids: list[int], num_draft_tokens: int) -> list[int]:
 
 
 @dataclass
-class VLLMServer:
+class VLLMServer(Stand):
     """What the server does, which tests change.
 
     Attributes:
         num_draft_tokens: K; None = it drafts nothing.
         metrics: level of the per-request metrics. counts: whether it has /metrics.
         config: what /server_info tells; None = it has none.
-        status: of an answer to the request with this number, from 1; 0 = the connection breaks.
-        change: of the events of an answer before they are sent, in a list that ends with [DONE].
-        during: called while a request runs.
-        seconds: that an answer takes.
-        headers: of every answer.
-        asked: the bodies of all completions that were asked for. most_running: of them at a time.
-        began: when each came, by the monotonic clock.
+        change: of the events of an answer to the request with this number, [DONE] at their end.
     """
 
     num_draft_tokens: int | None = 3
@@ -66,21 +56,10 @@ class VLLMServer:
     version: str = "0.32.0"
     models: Any = None
     config: dict[str, Any] | None = None
-    status: Callable[[int], int] = lambda _number: 200
-    change: Callable[[int, list[Any]], list[Any]] = lambda _number, events: events
-    during: Callable[["VLLMServer"], None] = lambda _server: None
-    seconds: float = 0.0
-    headers: dict[str, str] = field(default_factory=dict)
-    asked: list[dict[str, Any]] = field(default_factory=list)
-    began: list[float] = field(default_factory=list)
-    keys: set[str | None] = field(default_factory=set)
-    most_running: int = 0
-    running: int = 0
+    change: Callable[[int, list[Any]], list[Any]] = lambda _number, events: events  # type: ignore[assignment]
     finished: int = 0
     tokens: int = 0
     histogram: list[int] = field(default_factory=lambda: [0] * 16)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    url: str = ""
 
     @property
     def prompts(self) -> list[tuple[int, ...]]:
@@ -98,8 +77,9 @@ class VLLMServer:
             "/metrics": self._exposition() if self.counts else None,
         }.get(path)
 
-    def events(self, body: dict[str, Any], number: int) -> list[Any]:
+    def lines(self, path: str, body: dict[str, Any], number: int) -> list[Any]:
         """Of one answer; the counters have moved when the last is sent."""
+        del path
         text = continued(body["prompt"], body["max_tokens"], ignore_eos=body["ignore_eos"])
         most = self.num_draft_tokens
         steps = [0] * (len(text) - 1) if most is None else rounds_of(text, most)
@@ -171,69 +151,3 @@ class VLLMServer:
                 name = "spec_decode_num_accepted_tokens_per_pos_total"
                 counter(name, reached, f',position="{i}"')
         return "\n".join(lines) + "\n"
-
-
-@contextmanager
-def served(server: VLLMServer, port: int = 0) -> Iterator[VLLMServer]:
-    """The server at a port; 0 = a free one."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            server.keys.add(self.headers["Authorization"])
-            answer = server.get(self.path)
-            self._send(404 if answer is None else 200, answer)
-
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            with server.lock:
-                server.asked.append(body)
-                server.began.append(time.monotonic())
-                server.running += 1
-                server.most_running = max(server.most_running, server.running)
-                number = len(server.asked)
-            self._answer(body, number)
-
-        def _answer(self, body: dict[str, Any], number: int) -> None:
-            """The request has ended before the client knows it."""
-            status = server.status(number)
-            events = [] if status != 200 else server.events(body, number)
-            if status == 200:
-                server.during(server)
-                self._head(200, "text/event-stream")
-            with suppress(BrokenPipeError, ConnectionResetError):
-                for event in events[:-1]:
-                    time.sleep(server.seconds / len(events))
-                    self._write(event)
-            with server.lock:
-                server.running -= 1
-            if status == 0:
-                self.close_connection = True
-            elif status != 200:
-                self._send(status, {"error": "the server says no"})
-            elif events:
-                with suppress(BrokenPipeError, ConnectionResetError):
-                    self._write(events[-1])
-
-        def _write(self, event: Any) -> None:
-            data = event if isinstance(event, str) else json.dumps(event, ensure_ascii=False)
-            self.wfile.write(f"data: {data}\n\n".encode())
-
-        def _send(self, status: int, answer: Any) -> None:
-            text = answer if isinstance(answer, str) else json.dumps(answer)
-            self._head(status, "application/json")
-            with suppress(BrokenPipeError, ConnectionResetError):
-                self.wfile.write(text.encode())
-
-        def _head(self, status: int, kind: str) -> None:
-            self.send_response_only(status)
-            self.send_header("Content-Type", kind)
-            self.send_header("Date", "Thu, 01 Jan 1970 00:00:00 GMT")
-            for name, value in server.headers.items():
-                self.send_header(name, value)
-            self.end_headers()
-
-        def log_message(self, *_: Any) -> None:
-            """Quietly."""
-
-    with listening(Handler, port) as server.url:
-        yield server
