@@ -130,10 +130,11 @@ def test_a_command_beats_outside_of_phases_too_and_not_after_its_end(
 
 def wait_for_lines(capsys: pytest.CaptureFixture[str], count: int) -> list[str]:
     lines: list[str] = []
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 30
     while len(lines) < count and time.monotonic() < deadline:
         time.sleep(0.01)
         lines += said(capsys)
+    assert len(lines) >= count
     return lines
 
 
