@@ -162,20 +162,6 @@ def test_it_quantizes_verifies_checks_and_judges(first: tuple[Workspace, Run]) -
     assert own.startswith("::warning title=draftquant gate%3A INCONCLUSIVE::")
 
 
-def test_a_quantized_folder_is_judged_as_it_is(
-    workspace: Workspace, quantized: str, traces: Path
-) -> None:
-    given = {"quantized": quantized, "traces": str(traces), "num_draft_tokens": "3"}
-    run = workspace.run(name="k3", **given)
-    assert run.code == 1  # twelve prompts decide nothing, and that is no PASS
-    assert run.outputs["verdict"] == "INCONCLUSIVE"
-    assert [line.partition("::")[2][:5] for line in run.obeyed] == ["error"]
-    assert run.outputs["quantized"] == quantized
-    assert run.outputs["report"] == "draftquant/k3.json"
-    assert json.loads((workspace.folder / "draftquant/k3.json").read_text(encoding="utf-8"))
-    assert not (workspace.folder / "draftquant/quantized").exists()
-
-
 def test_the_commands_come_in_order(workspace: Workspace) -> None:
     run = workspace.ask(recipe="r.yaml", engine="vllm")
     assert run.code == 0, run.log
@@ -252,18 +238,6 @@ def test_it_installs_what_lies_beside_it(workspace: Workspace) -> None:
     assert first == [
         "-m", "pip", "install", "--quiet", "--constraint", f"{ROOT}/constraints.txt", str(ROOT),
     ]  # fmt: skip
-
-
-def test_a_draft_that_is_another_stops_before_the_verdict(
-    workspace: Workspace, quantized: str
-) -> None:
-    other = str(workspace.folder / COMMANDS[0])
-    Path(other).symlink_to(PAIR.parent / "eagle3-llama/draft")
-    run = workspace.run(draft=other, quantized=quantized)
-    assert run.code in (1, 2)
-    assert run.obeyed == []
-    assert not (workspace.folder / "draftquant/gate.json").exists()
-    assert run.outputs["verdict"] == ""
 
 
 @pytest.mark.parametrize(("inputs", "said"), [

@@ -135,7 +135,6 @@ class CommandParser(argparse.ArgumentParser):
         return found, extras
 
     def _decoded(self, form: Form[Any], found: argparse.Namespace) -> Any:
-        """The settings that the words say."""
         words = {n: getattr(found, n) for n in form.options if hasattr(found, n)}
         given = {n: (word,) if isinstance(word, str) else word for n, word in words.items()}
         try:

@@ -55,7 +55,6 @@ def card(settings: CardSettings) -> str:
 
 
 def _check_place(out: Path, folder: Path, *, overwrite: bool) -> None:
-    """Refuse a place where nothing can be written, or where something would be lost."""
     if not out.exists() or not overwrite:
         check_output(out)
     elif out.is_symlink() or not out.is_file():

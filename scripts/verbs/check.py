@@ -117,7 +117,6 @@ def _print(answer: "EngineCheck") -> None:
 
 
 def _print_pair(pair: "PairCheck") -> None:
-    """What holds in every engine, then each engine's verdict, reasons and command."""
     out = stdout()
     common = [finding for finding in pair.findings if finding.engine is None]
     if common:

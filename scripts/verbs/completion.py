@@ -49,7 +49,6 @@ def completion(settings: CompletionSettings) -> str:
 
 
 def _arguments_of(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """Of a parser and of all below it."""
     for action in parser._actions:
         yield action
         if isinstance(action.choices, Mapping):
@@ -58,7 +57,6 @@ def _arguments_of(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
 
 
 def _recipes() -> dict[str, str | dict[str, str]]:
-    """Names of recipes, and recipe files, as each shell completes them."""
     names = " ".join((*aliases(), *built_in_recipes()))
     function = "_draftquant_recipes"
     return {

@@ -30,7 +30,6 @@ def estimate(settings: Estimating) -> "reports.EstimateReport":
 
 
 def _show(report: EstimateReport, _settings: object) -> None:
-    """Tables, and what they assume."""
     out, draft = stdout(), report.draft
     out.line(
         (str(draft.checkpoint.folder), "bold"),
@@ -79,7 +78,6 @@ def _print_bytes(report: EstimateReport) -> None:
 def _print_by_gpu(
     report: EstimateReport, title: str, cell: Callable[[EstimateReport, Candidate, Machine], str]
 ) -> None:
-    """A row for each form of the draft, a column for each GPU."""
     names = tuple(machine.gpu.name for machine in report.machines)
     found = table(title, "draft", *names, right=names)
     for one in report.candidates:

@@ -36,7 +36,6 @@ def _mapping(found: "reports.GoldenText", _settings: object) -> dict[str, Any]:
 
 
 def _show(found: "reports.GoldenText", settings: GoldenRun) -> None:
-    """Print what was made, and on stderr what has to be known of it."""
     if not found.text:
         _print(found.golden)
     elif found.out is None:
@@ -48,7 +47,6 @@ def _show(found: "reports.GoldenText", settings: GoldenRun) -> None:
 
 
 def _print(golden: "Golden") -> None:
-    """One row for all prompts, for each category and for each context bin."""
     positions = [f"pos {i + 1}" for i in range(golden.num_draft_tokens)]
     numbers = ("acceptance length", "standard error", "prompts", "verify steps", *positions)
     where = "replayed" if golden.source == "replay" else f"{golden.source} {golden.source_version}"

@@ -123,7 +123,6 @@ Gaussian halves that are 4 apart (`concat.HARMFUL_RATIO`) give this share under 
 
 
 def _print_audit(found: "Audit", mapping: Mapping[str, Any], vocabulary: str | None) -> None:
-    """What the folder declares, a line per linear, then every fault."""
     out = stdout()
     layout = ", speculators layout" if mapping["speculators_layout"] else ""
     out.line(
@@ -197,7 +196,6 @@ def _number(value: float | None) -> str:
 
 
 def _print_halves(found: "Audit") -> None:
-    """The two halves of the concat input, where one scale covers both."""
     for linear in found.linears:
         halves = linear.codes.zero_halves if linear.codes else None
         if halves is None:

@@ -154,7 +154,6 @@ def _print_scores(one: "Finding") -> None:
 
 
 def _print_parts(findings: "Sequence[Finding]") -> None:
-    """By draft step and by category."""
     figures = [one.what for one in findings]
     found = table("By step and category", "of", *figures, right=(*figures,))
     parts = [(key, row[key]) for key in ("step", "category") for row in findings[0].details

@@ -49,7 +49,6 @@ def _say_beside(report: "reports.QuantizeReport", settings: Quantizing) -> None:
 
 
 def _show(report: "reports.QuantizeReport", settings: Quantizing) -> None:
-    """What was written, what verification found, and where it loads."""
     from ...quantize.engines.plan_verdicts import verdict_lines
 
     plan, out = report.plan, stdout()

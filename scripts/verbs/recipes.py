@@ -115,7 +115,6 @@ def _families(place: "LoadsOn") -> str:
 
 
 def _each(formats: Iterable[object]) -> str:
-    """Of a recipe's formats, its own first."""
     return "; ".join(dict.fromkeys(map(str, formats)))
 
 

@@ -37,7 +37,6 @@ def record(settings: RecordRun) -> "reports.TraceFolder | str":
 
 
 def _show(traces: "TraceFolder | str", _settings: object) -> None:
-    """What was written, or the command of a server."""
     if isinstance(traces, str):
         print_document(traces)
         return

@@ -91,7 +91,6 @@ def print_replays(replays: "Sequence[DraftReplay]") -> None:
 
 
 def _print_context_bins(replays: "Sequence[DraftReplay]") -> None:
-    """Print the acceptance length by context bin, where the verify steps lie in several."""
     from ...validate.counting.draft_counts import by_context
 
     by_draft = [by_context(one.prompts) for one in replays]

@@ -174,7 +174,6 @@ def _change(one: "SizeChange") -> tuple[str, str]:
 
 
 def _print_categories(curve: "SizeCurve") -> None:
-    """Both ways side by side, the change of the acceptance length."""
     if not curve.chosen.categories[0]:
         return
     sizes = tuple(f"{size:,}" for size in curve.sizes)

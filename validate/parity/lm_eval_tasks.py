@@ -191,7 +191,6 @@ def missing_samples(folder: Path, found: Mapping[str, TaskSamples]) -> str:
 
 
 def _results(path: Path) -> tuple[str, Mapping[str, Any]]:
-    """Text and content of results."""
     with reading(path, ParityError, "give the folder as lm_eval wrote it", "cannot be read: "):
         text = read_text(path)
         value = parse_json(text)

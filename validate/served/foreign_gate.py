@@ -68,7 +68,6 @@ def paired(first: ForeignMeasurement, second: ForeignMeasurement) -> ForeignMeas
 
 
 def _numbered(run: ForeignMeasurement) -> dict[tuple[str, int], ForeignRequest]:
-    """Every request by its prompt and by how often that prompt came before."""
     seen, found = Counter[str](), {}
     for request in run.requests:
         found[request.prompt_sha256, seen[request.prompt_sha256]] = request
