@@ -6,14 +6,12 @@ from typing import Any
 
 from draftquant.calibration.traces.prompt_trace import prompt_sha256
 from draftquant.validate.measure.measurement import (
-    Asked,
     Measurement,
     RequestRecord,
-    ServerIdentity,
-    Setup,
     Speculation,
     prompts_sha256,
 )
+from handmade_measurements import setup
 
 SPECULATION = Speculation(num_draft_tokens=3, method="eagle3")
 
@@ -39,16 +37,10 @@ def run(
     *,
     name: str = "run",
     speculation: Speculation | None = None,
-    version: str = "0.32.0",
-    **asked: Any,
+    **changes: Any,
 ) -> Measurement:
-    """A run of these records; `asked` are fields of `Asked`."""
-    sha256 = prompts_sha256((r.id, r.category, r.prompt_sha256) for r in records)
-    of_all = Asked(prompts_sha256=sha256, max_new_tokens=8, concurrency=4)
-    setup = Setup(
-        server=ServerIdentity(engine="vllm", version=version, model="m"),
-        speculation=speculation,
-        asked=dataclasses.replace(of_all, **asked),
-        draftquant="0",
-    )
-    return Measurement(name=name, setup=setup, records=tuple(records))
+    """A run of these records; `changes` as of `handmade_measurements.setup`."""
+    digest = prompts_sha256((r.id, r.category, r.prompt_sha256) for r in records)
+    asked = {"prompts_sha256": digest, "max_new_tokens": 8, "concurrency": 4}
+    made = dataclasses.replace(setup(**asked | changes), speculation=speculation)
+    return Measurement(name=name, setup=made, records=tuple(records))

@@ -2,10 +2,12 @@
 
 import html
 import pickle
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import corpus
 import pytest
 from draftquant import api as dq
 from draftquant.quantize.files.hub import command_line
@@ -21,16 +23,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("briefs")
-    lines = (PAIR / "prompts.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
-    (folder / "prompts.jsonl").write_text("".join(lines[:12]), encoding="utf-8")
-    dq.record(
-        PAIR / "target",
-        folder / "prompts.jsonl",
-        folder / "traces",
-        draft=PAIR / "draft",
-        max_new_tokens=32,
-    )
-    dq.quantize(PAIR / "draft", "fp8-ptpc", folder / "out")
+    (folder / "traces").symlink_to(corpus.traces("eagle3-llama"))
+    made = corpus.quantized("eagle3-llama", "fp8-ptpc", pair=True)
+    shutil.copytree(made, folder / "out")  # whose name is that of the draft
     return folder
 
 

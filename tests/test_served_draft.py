@@ -4,13 +4,12 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import corpus
 import pytest
 from draftquant.recipes.errors import MeasureError
-from draftquant.scripts.cli import main
 from draftquant.validate.measure.measurement import ServerIdentity, Speculation
 from draftquant.validate.measure.measuring import DraftIdentity, identified
 from draftquant.validate.runs.report_pages import draft_identity
-from tiny import tiny_eagle3_llama
 
 SERVER = ServerIdentity(
     engine="vllm",
@@ -24,8 +23,9 @@ SERVER = ServerIdentity(
 def drafts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """BF16, and quantized."""
     folder = tmp_path_factory.mktemp("drafts")
-    plain, int4 = tiny_eagle3_llama(folder / "bf16"), folder / "int4"
-    assert main(["quantize", str(plain), "--recipe", "int4-channel", "--out", str(int4)]) == 0
+    plain, int4 = folder / "bf16", folder / "int4"
+    shutil.copytree(corpus.draft("eagle3-llama"), plain)
+    shutil.copytree(corpus.quantized("eagle3-llama", "int4-channel"), int4)
     return plain, int4
 
 
