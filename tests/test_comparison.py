@@ -384,13 +384,16 @@ REFUSED: dict[str, tuple[Callable[[Path, Path], object], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_files_that_cannot_be_compared(name: str, tmp_path: Path) -> None:
-    paths = [tmp_path / "a.json", tmp_path / "b.json"]
-    write, what = REFUSED[name]
-    write(*paths)
-    with pytest.raises(DraftQuantError, match=what):
-        of_files([paths[0], *filter(Path.exists, paths[1:])])
+def test_files_that_cannot_be_compared(subtests: pytest.Subtests, tmp_path: Path) -> None:
+    for name in REFUSED:
+        with subtests.test(name):
+            folder = tmp_path / name
+            folder.mkdir()
+            paths = [folder / "a.json", folder / "b.json"]
+            write, what = REFUSED[name]
+            write(*paths)
+            with pytest.raises(DraftQuantError, match=what):
+                of_files([paths[0], *filter(Path.exists, paths[1:])])
 
 
 def test_steps_that_accept_nothing_and_are_left_out_are_missed(tmp_path: Path) -> None:

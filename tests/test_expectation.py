@@ -30,11 +30,11 @@ def random_acceptance(rows: int, depths: int, seed: int = 0) -> Tensor:
     return torch.rand((rows, depths), generator=torch.Generator().manual_seed(seed)).double()
 
 
-@pytest.mark.parametrize(("rows", "depths"), [(1, 1), (2, 7), (5, 2), (9, 3)])
-def test_expected_rounds_are_those_of_every_way_through(rows: int, depths: int) -> None:
-    outcomes = outcome_probabilities(random_acceptance(rows, depths))
-    counts = expected_steps(outcomes)
-    assert counts.histogram == pytest.approx(enumerated(outcomes.tolist()), abs=1e-12)
+def test_expected_steps_are_those_of_every_way_through() -> None:
+    for rows, depths in ((1, 1), (2, 7), (5, 2), (9, 3)):
+        outcomes = outcome_probabilities(random_acceptance(rows, depths))
+        found = expected_steps(outcomes).histogram
+        assert found == pytest.approx(enumerated(outcomes.tolist()), abs=1e-12)
 
 
 def test_certain_acceptance_counts_steps() -> None:

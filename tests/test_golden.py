@@ -86,9 +86,8 @@ def _figures(**changes: Any) -> dict[str, Any]:
     return {**found, "a": {**found["a"], **changes}}
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
+def test_what_does_not_follow_is_refused(subtests: pytest.Subtests, tmp_path: Path) -> None:
+    rows: list[tuple[dict[str, Any], str]] = [
         (
             {"categories": _figures(mean_acceptance_length=1.6)},
             "categories.a.mean_acceptance_length",
@@ -100,15 +99,13 @@ def _figures(**changes: Any) -> dict[str, Any]:
         ({"temperature": -1}, "temperature: expected at least 0"),
         ({"schema_version": 2}, "schema_version: expected 1"),
         ({"mean": 3}, "unknown key"),
-    ],
-)
-def test_what_does_not_follow_is_refused(
-    tmp_path: Path, changes: dict[str, Any], said: str
-) -> None:
-    with pytest.raises(GoldenError) as caught:
-        read_golden(written(tmp_path / "G.json", **changes))
-    assert said in str(caught.value)
-    assert "--golden" in str(caught.value)
+    ]
+    for changes, said in rows:
+        with subtests.test(f"{said}"):
+            with pytest.raises(GoldenError) as caught:
+                read_golden(written(tmp_path / "G.json", **changes))
+            assert said in str(caught.value)
+            assert "--golden" in str(caught.value)
 
 
 def test_a_measurement_gives_all_its_verify_steps_as_they_were_counted() -> None:

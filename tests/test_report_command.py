@@ -93,22 +93,22 @@ REFUSED: tuple[tuple[list[str], str], ...] = (
 )
 
 
-@pytest.mark.parametrize(("command", "what"), REFUSED)
 def test_outputs_are_refused_before_any_work(
-    command: list[str],
-    what: str,
+    subtests: pytest.Subtests,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The drafts and traces do not even exist."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
-    assert main(command) == 2
-    error = capsys.readouterr().err
-    assert what in error
-    assert "\n  fix: " in error
-    assert list(tmp_path.iterdir()) == []
+    for command, what in REFUSED:
+        with subtests.test(f"{what}"):
+            monkeypatch.chdir(tmp_path)
+            monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
+            assert main(command) == 2
+            error = capsys.readouterr().err
+            assert what in error
+            assert "\n  fix: " in error
+            assert list(tmp_path.iterdir()) == []
 
 
 def test_github_gets_a_summary_and_an_annotation(
