@@ -1,7 +1,7 @@
 """The report as a page: one file of HTML that loads nothing, runs nothing, and fits a phone."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
@@ -75,21 +75,6 @@ SIGNS = {"PASS": "✓", "FAIL": "✗", "INCONCLUSIVE": "?", "ANOMALOUS": "!"}
 _MOST_WORST = 10
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """One comparison as the page shows it; charts stand once on a page, the worst prompts first."""
-
-    title: str
-    comparison: GateReport
-    charts: tuple[tuple[str, Markup], ...]
-    worst: tuple[Lengths, ...]
-
-    @property
-    def told_positions(self) -> bool:
-        """Whether verify steps are known by the number of tokens that each accepted."""
-        return self.comparison.served is None or self.comparison.served.told_positions
-
-
 def page(document: Document) -> str:
     """The whole page."""
     comparisons, named = document.comparisons, document.header.drafts
@@ -151,20 +136,32 @@ def _of_one_depth(found: GateReport) -> GateReport:
 
 def _part(
     title: str, found: GateReport, charts_of: str, drawn: Sequence[tuple[str, GateReport]]
-) -> Part:
+) -> dict[str, object]:
+    """One comparison as the page shows it; charts stand once on a page, the worst prompts first."""
     found = _of_one_depth(found)
     prompts = tuple(map(_lengths, found.prompts))
+    told = found.served is None or found.served.told_positions
+    charts = _charts(found, told, prompts, drawn) if title == charts_of else ()
     lost = sorted((one for one in prompts if one.change < 0), key=lambda one: one.change)
-    part = Part(title=title, comparison=found, charts=(), worst=tuple(lost[:_MOST_WORST]))
-    charts = _charts(part, prompts, drawn) if title == charts_of else ()
-    return replace(part, charts=tuple((said, Markup(drawing)) for said, drawing in charts))
+    return {
+        "title": title,
+        "comparison": found,
+        "charts": [(said, Markup(drawing)) for said, drawing in charts],
+        "worst": lost[:_MOST_WORST],
+        "told_positions": told,
+    }
 
 
 def _charts(
-    part: Part, prompts: Sequence[Lengths], drawn: Sequence[tuple[str, GateReport]]
+    found: GateReport,
+    told: bool,
+    prompts: Sequence[Lengths],
+    drawn: Sequence[tuple[str, GateReport]],
 ) -> Iterator[tuple[str, str]]:
-    """Changes of all comparisons, all else of the one that decides; they fill both columns."""
-    found, told = part.comparison, part.told_positions
+    """Changes of all comparisons, all else of the one that decides; they fill both columns.
+
+    By position only where it is `told` how many tokens each verify step accepted.
+    """
     before, after = found.baseline, found.candidate
     if drawn:
         left_out = max(0, len(found.categories) - MOST_DRAWN)

@@ -206,19 +206,13 @@ def _engines(
 
 
 def _files(checkpoint: Checkpoint) -> list[tuple[str, str, str]]:
-    return [
-        (code(name), f"{(checkpoint.folder / name).stat().st_size:,}", code(digest))
-        for name, digest in file_sha256(checkpoint).items()
-    ]
-
-
-def file_sha256(checkpoint: Checkpoint) -> Mapping[str, str]:
-    """File -> its sha256, of the safetensors files."""
-    found = {}
+    rows = []
     for name in sorted(checkpoint.headers):
-        with open_stream(checkpoint.folder / name) as stream:
-            found[name] = hashlib.file_digest(stream, "sha256").hexdigest()
-    return found
+        path = checkpoint.folder / name
+        with open_stream(path) as stream:
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        rows.append((code(name), f"{path.stat().st_size:,}", code(digest)))
+    return rows
 
 
 def _by_dtype(checkpoint: Checkpoint, stored: StoredDraft) -> list[tuple[str, str, str, str]]:
