@@ -67,14 +67,14 @@ TRANSCODED = """{
   "argv": [],
   "source": {"hub_id": "owner/name", "revision": "abc"},
   "repairs": [],
-  "tensor_sha256": {"norm.weight": "11"},
+  "tensor_digests": {"norm.weight": "11"},
   "transcoded_from": {
     "hub_id": "owner/name",
     "revision": "abc",
     "layout": "awq",
     "weights": {"dtype": "int4", "granularity": "group", "symmetric": true, "group_size": 128},
     "scale_dtype": "F16",
-    "tensor_sha256": {"norm.weight": "00"}
+    "tensor_digests": {"norm.weight": "00"}
   }
 }"""
 DEQUANTIZED = """{
@@ -87,7 +87,7 @@ DEQUANTIZED = """{
     "revision": null,
     "family": "eagle3-mla",
     "scheme": "awq int4 per group of 128",
-    "tensor_sha256": {"norm.weight": "00"}
+    "tensor_digests": {"norm.weight": "00"}
   },
   "dtype": "BF16",
   "rounding": {"elements": 100, "rounded": 3, "max_relative_difference": 0.00390625},

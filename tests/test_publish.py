@@ -21,6 +21,7 @@ RECORD = GraftedProvenance(
     argv=(),
     layers=(),
     target={},
+    tensor_digests={},
     source=SourceFolder(hub_id=None, revision=None),
 )
 

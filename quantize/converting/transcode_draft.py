@@ -236,6 +236,7 @@ def _origin(
         layout=stored.scheme.layout.name if stored.scheme else found.layout,
         weights=before.weights if before else found.weights,
         scale_dtype=before.scale_dtype if before else _scale_dtype(stored, found.weights),
+        tensor_digests={},  # which verification finds
     )
 
 

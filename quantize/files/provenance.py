@@ -9,30 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Never
 
-from typing_extensions import override
-
 from ...recipes.decode import HEX_64, Spelled
 from ...recipes.schema import Recipe, StoredLayoutName, WeightFormat, recipe_sha256
 from .safetensors_header import FloatDtype
-
-
-class Digested:
-    """A record of tensors, each by the digest of its bytes, in 0.2 and before by SHA-256."""
-
-    __slots__ = ()
-    tensor_digests: Mapping[str, str]
-    tensor_sha256: Mapping[str, str]
-
-    @property
-    def digests(self) -> Mapping[str, str]:
-        """Of every tensor, as `Digest` spells them."""
-        return self.tensor_digests or self.tensor_sha256
-
-    def problem(self) -> str | None:
-        """What two keys say of one thing differently, or None."""
-        if bool(self.tensor_digests) == bool(self.tensor_sha256):
-            return "tensor_digests: expected the digest of every tensor"
-        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,26 +23,24 @@ class SourceFolder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SourceDraft(Digested, SourceFolder):
+class SourceDraft(SourceFolder):
     """The unquantized draft that was quantized, with the digest of each of its tensors."""
 
     family: str
-    tensor_digests: Mapping[str, str] = field(default_factory=dict)
-    tensor_sha256: Mapping[str, str] = field(default_factory=dict)
+    tensor_digests: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QuantizedSource(Digested, SourceFolder):
+class QuantizedSource(SourceFolder):
     """The quantized folder that was dequantized; `scheme` is what it declared."""
 
     family: str
     scheme: str
-    tensor_digests: Mapping[str, str] = field(default_factory=dict)
-    tensor_sha256: Mapping[str, str] = field(default_factory=dict)
+    tensor_digests: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TranscodedFrom(Digested, SourceFolder):
+class TranscodedFrom(SourceFolder):
     """The quantized folder whose codes and scales were written in another layout or carrier.
 
     Attributes:
@@ -74,8 +51,7 @@ class TranscodedFrom(Digested, SourceFolder):
     layout: StoredLayoutName
     weights: WeightFormat
     scale_dtype: str
-    tensor_digests: Mapping[str, str] = field(default_factory=dict)
-    tensor_sha256: Mapping[str, str] = field(default_factory=dict)
+    tensor_digests: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,7 +245,7 @@ class Rounding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QuantizedProvenance(Digested):
+class QuantizedProvenance:
     """Of a folder that `quantize` wrote.
 
     Attributes:
@@ -293,8 +269,7 @@ class QuantizedProvenance(Digested):
     source: SourceDraft
     recipe: Recipe
     recipe_sha256: str
-    tensor_digests: Mapping[str, str] = field(default_factory=dict)
-    tensor_sha256: Mapping[str, str] = field(default_factory=dict)
+    tensor_digests: Mapping[str, str]
     tensor_bytes: TensorBytes
     config_changes: Mapping[str, object] = field(default_factory=dict)
     dropped: Mapping[str, str] = field(default_factory=dict)
@@ -319,22 +294,20 @@ class QuantizedProvenance(Digested):
         """How the codes were found."""
         return Method(**{f.name: getattr(self, f.name) for f in dataclasses.fields(Method)})
 
-    @override
     def problem(self) -> str | None:
-        if problem := Digested.problem(self):  # no `super()` in a class that slots make anew
-            return problem
+        """What two keys say of one thing differently, or None."""
         if self.recipe_sha256 != recipe_sha256(self.recipe):
             return f"recipe_sha256: not that of the recipe: {self.recipe_sha256!r}"
         if bool(self.input_scales) != (self.input_scale_origin != ""):
             return "input_scales and input_scale_origin: expected both or none"
-        stored = self.dropped.keys() & self.digests.keys()
-        if stored or self.dropped.keys() - self.source.digests.keys():
+        stored = self.dropped.keys() & self.tensor_digests.keys()
+        if stored or self.dropped.keys() - self.source.tensor_digests.keys():
             return "dropped: expected tensors of source.tensor_digests that are not stored"
         return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TranscodedProvenance(Digested):
+class TranscodedProvenance:
     """Of a folder whose codes another tool found, and `transcode` wrote in another layout."""
 
     format: Literal["draftquant-repaired"] = "draftquant-repaired"
@@ -343,15 +316,14 @@ class TranscodedProvenance(Digested):
     argv: tuple[str, ...]
     source: SourceFolder
     repairs: tuple[Never, ...]
-    tensor_digests: Mapping[str, str] = field(default_factory=dict)
-    tensor_sha256: Mapping[str, str] = field(default_factory=dict)
+    tensor_digests: Mapping[str, str]
     made_by: MadeBy | None = None
     transcoded_from: TranscodedFrom
     sha256: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CutProvenance(Digested):
+class CutProvenance:
     """Of a folder that `vocab` wrote; each cut's `source` is what the one before it wrote."""
 
     format: Literal["draftquant-cut"] = "draftquant-cut"
@@ -359,8 +331,7 @@ class CutProvenance(Digested):
     draftquant: str
     argv: tuple[str, ...]
     cuts: tuple[VocabularyCut, ...]
-    tensor_digests: Mapping[str, str] = field(default_factory=dict)
-    tensor_sha256: Mapping[str, str] = field(default_factory=dict)
+    tensor_digests: Mapping[str, str]
     tensor_bytes: TensorBytes
     quantized_by: QuantizedProvenance | TranscodedProvenance | None = None
     sha256: str = ""
@@ -375,19 +346,18 @@ class CutProvenance(Digested):
         """The folder that it was made from."""
         return self.cut.source
 
-    @override
     def problem(self) -> str | None:
-        if problem := Digested.problem(self):
-            return problem
+        """What two keys say of one thing differently, or None."""
         if not self.cuts:
             return "cuts: expected at least one"
-        if self.quantized_by and self.quantized_by.digests != self.cuts[0].source.digests:
+        first, made = self.cuts[0].source.tensor_digests, self.quantized_by
+        if made and made.tensor_digests != first:
             return "quantized_by: expected the record of the folder that was cut first"
         return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DequantizedProvenance(Digested):
+class DequantizedProvenance:
     """Of a folder of plain weights that `dequantize` wrote."""
 
     format: Literal["draftquant-dequantized"] = "draftquant-dequantized"
@@ -397,15 +367,14 @@ class DequantizedProvenance(Digested):
     source: QuantizedSource
     dtype: FloatDtype
     rounding: Rounding
-    tensor_digests: Mapping[str, str] = field(default_factory=dict)
-    tensor_sha256: Mapping[str, str] = field(default_factory=dict)
+    tensor_digests: Mapping[str, str]
     tensor_bytes: TensorBytes
     quantized_by: QuantizedProvenance | TranscodedProvenance | CutProvenance | None
     sha256: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GraftedProvenance(Digested):
+class GraftedProvenance:
     """Of a target's folder into which `graft` put an MTP layer.
 
     Attributes:
@@ -422,8 +391,7 @@ class GraftedProvenance(Digested):
     replaced: tuple[str, ...] = ()
     target: Mapping[str, str]
     source: SourceFolder
-    tensor_digests: Mapping[str, str] = field(default_factory=dict)
-    tensor_sha256: Mapping[str, str] = field(default_factory=dict)
+    tensor_digests: Mapping[str, str]
     quantized_by: QuantizedProvenance | TranscodedProvenance | DequantizedProvenance | None = None
     sha256: str = ""
 

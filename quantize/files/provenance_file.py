@@ -102,7 +102,7 @@ def transcoded(
         source = records.SourceFolder(hub_id=origin.hub_id, revision=origin.revision)
         return records.TranscodedProvenance(source=source, repairs=(), **now)
     first = records.MadeBy(draftquant=recorded.draftquant, argv=recorded_argv(recorded.argv))
-    now |= {"tensor_sha256": {}, "made_by": recorded.made_by or first}
+    now["made_by"] = recorded.made_by or first
     if isinstance(recorded, records.QuantizedProvenance):
         nbytes = dataclasses.replace(recorded.tensor_bytes, after=bytes_after)
         now |= {"recipe": recipe, "recipe_sha256": recipe_sha256(recipe), "tensor_bytes": nbytes}
@@ -147,5 +147,5 @@ def sources_of(record: records.Provenance | None) -> Iterator[Mapping[str, str]]
     """The digests of every folder that it was made of in turn, the nearest one first."""
     for one in history(record):
         if isinstance(one, records.QuantizedProvenance | records.DequantizedProvenance):
-            yield one.source.digests
-        yield from (cut.source.digests for cut in reversed(getattr(one, "cuts", ())))
+            yield one.source.tensor_digests
+        yield from (cut.source.tensor_digests for cut in reversed(getattr(one, "cuts", ())))

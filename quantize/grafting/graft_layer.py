@@ -25,7 +25,6 @@ from ..files.checkpoint import (
     open_weights,
     read_json_object,
 )
-from ..files.digests import algorithm_of
 from ..files.hub import DraftSource, recorded_argv
 from ..files.provenance_file import check_recorded, check_seal, read_provenance
 from ..files.publish import (
@@ -439,12 +438,11 @@ class _Graft(Rewrite[GraftVerification]):
             plan.prefixes,
             layer=plan.stored.checkpoint,
             config_file=UNVERIFIED_CONFIG_FILE,
-            algorithm=algorithm_of(self.made_by.digests if self.made_by else {}),
         )
         fix = "run again; if it stays, report this"
         check_faults(self.out, plan.source.folder, found.faults, fix=fix)
         if self.made_by is not None:
-            check_recorded(plan.source.folder, self.made_by.digests, found.layer_digests)
+            check_recorded(plan.source.folder, self.made_by.tensor_digests, found.layer_digests)
         return found
 
     @override

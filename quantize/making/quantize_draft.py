@@ -244,7 +244,8 @@ class _Quantization(Rewrite[VerifyReport]):
     def provenance(self, found: VerifyReport) -> QuantizedProvenance:
         if self.cuts:
             record = read_provenance(self.folder)
-            check_recorded(self.folder, record.digests if record else {}, found.source_digests)
+            recorded = record.tensor_digests if record else {}
+            check_recorded(self.folder, recorded, found.source_digests)
         plan, measured = self.plan, self.measured
         return QuantizedProvenance(
             draftquant=package_version("draftquant"),

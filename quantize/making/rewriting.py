@@ -10,7 +10,6 @@ from typing_extensions import override
 
 from ...recipes.errors import CheckpointError, refused
 from ..files.checkpoint import CONFIG_FILE, UNVERIFIED_CONFIG_FILE, Checkpoint
-from ..files.digests import algorithm_of
 from ..files.provenance import Provenance
 from ..files.provenance_file import check_recorded
 from ..files.publish import Rewrite, config_and_index
@@ -87,7 +86,7 @@ class OutputRewrite(Rewrite[FoundT]):
 
     @abstractmethod
     def compared(self, staging: Path, **how: Any) -> FoundT:
-        """What was written, held against the source; `config_file` and `algorithm` of digests."""
+        """What was written, held against the source; `how`: its `config_file`."""
 
     @override
     def write_tensors(self, staging: Path) -> None:
@@ -106,10 +105,8 @@ class OutputRewrite(Rewrite[FoundT]):
 
     @override
     def verify(self, staging: Path) -> FoundT:
-        recorded = self.record.digests if self.record else {}
-        algorithm = algorithm_of(recorded)
-        found = self.compared(staging, config_file=UNVERIFIED_CONFIG_FILE, algorithm=algorithm)
+        found = self.compared(staging, config_file=UNVERIFIED_CONFIG_FILE)
         check_faults(self.out, self.folder, found.faults, fix=self.fix)
         if self.record is not None:
-            check_recorded(self.folder, recorded, found.source_digests)
+            check_recorded(self.folder, self.record.tensor_digests, found.source_digests)
         return found

@@ -20,7 +20,7 @@ from typing_extensions import override
 from ...recipes.brief import Brief, counted, megabytes
 from ...recipes.errors import VerifyError
 from ..files.checkpoint import Checkpoint, byte_blocks
-from ..files.digests import NEWEST, Algorithm, Digest, Finiteness, check_finite, tensor_digest
+from ..files.digests import Digest, Finiteness, check_finite, tensor_digest
 from ..files.safetensors_header import WORKERS, TensorInfo
 
 
@@ -238,11 +238,10 @@ def compare_all(
 
 @dataclass(frozen=True, slots=True)
 class Sides:
-    """What is compared: what must be, what is stored, and by which hash; who hears of bytes."""
+    """What is compared: what must be, what is stored; who hears of bytes."""
 
     source: Checkpoint
     output: Checkpoint
-    algorithm: Algorithm = NEWEST
     on_bytes: OnBytes = lambda _count: None
 
 
@@ -251,7 +250,7 @@ def hash_the_rest(sides: Sides, found: Compared) -> list[Fault]:
 
     def hashed(checkpoint: Checkpoint, tensor: TensorInfo) -> Compared:
         look = Finiteness(tensor.dtype, tensor.shape)
-        digest = tensor_digest(checkpoint, tensor, sides.algorithm, look.look)
+        digest = tensor_digest(checkpoint, tensor, look.look)
         sides.on_bytes(tensor.nbytes)
         faults = NotFinite.of(tensor.name, look.problem)
         return Compared(output_digests={tensor.name: digest}, faults=faults)
@@ -288,7 +287,7 @@ def matched(
 def compare_kept(sides: Sides, tensor: TensorInfo) -> Compared:
     """Byte equality of a tensor of the source and the one of the same name and shape."""
     source, output = sides.source, sides.output
-    digest, finiteness = Digest(sides.algorithm), Finiteness(tensor.dtype, tensor.shape)
+    digest, finiteness = Digest(), Finiteness(tensor.dtype, tensor.shape)
     other = digest  # one hash serves both tensors up to the first difference
     changed, first_change, done = 0, -1, 0
     blocks = byte_blocks(source, tensor), byte_blocks(output, output.tensors[tensor.name])

@@ -20,7 +20,7 @@ from ...recipes.errors import CheckpointError, VerifyError, refused
 from ..drafts import Draft, Row, read_config, read_draft
 from ..drafts.geometry import MAP, MASK, SIZE_KEY
 from ..files.checkpoint import CONFIG_FILE, Checkpoint
-from ..files.digests import NEWEST, Algorithm, algorithm_of, tensor_digest
+from ..files.digests import tensor_digest
 from ..files.provenance import CutProvenance, Provenance, QuantizedProvenance, TensorBytes
 from ..files.provenance_file import cuts_of, read_provenance, sealed
 from ..files.safetensors_header import DTYPE_BYTES, TensorInfo
@@ -245,9 +245,9 @@ def _source_faults(
     whole: Checkpoint, changed: Sequence[TensorInfo], quantized: QuantizedProvenance
 ) -> list[Fault]:
     """The draft is one of those that the folder was made of; the other tensors show it later."""
-    made_of = [*(cut.source.digests for cut in quantized.cuts), quantized.source.digests]
-    algorithm = algorithm_of(made_of[0])
-    found = {tensor.name: tensor_digest(whole, tensor, algorithm) for tensor in changed}
+    sources = (*(cut.source for cut in quantized.cuts), quantized.source)
+    made_of = [source.tensor_digests for source in sources]
+    found = {tensor.name: tensor_digest(whole, tensor) for tensor in changed}
     if any(all(said.get(n) == digest for n, digest in found.items()) for said in made_of):
         return []
     key = "source.tensor_digests (before the cut)"
@@ -264,10 +264,10 @@ def _cut_faults(
         "quantized_by.sha256": (sealed(quantized).sha256, quantized.sha256 or "none"),
     }
     modules = {name.removesuffix(".weight") for name in anew}
-    for name, digest in quantized.digests.items():
-        same = record.digests.get(name) == digest
+    for name, digest in quantized.tensor_digests.items():
+        same = record.tensor_digests.get(name) == digest
         if not same and name not in anew and name.rpartition(".")[0] not in modules:
-            said = f"{digest}, as before the cut", record.digests.get(name)
+            said = f"{digest}, as before the cut", record.tensor_digests.get(name)
             pairs[f"tensor_digests.{name}"] = said
     return recorded(pairs)
 
@@ -276,21 +276,19 @@ def _of_cut(
     record: CutProvenance, quantized: QuantizedProvenance, wanted: Checkpoint, anew: Collection[str]
 ) -> QuantizedProvenance:
     """The record that the folder would have, had the cut draft been quantized."""
-    algorithm = algorithm_of(quantized.source.digests)
     digests = {
-        name: tensor_digest(wanted, tensor, algorithm)
+        name: tensor_digest(wanted, tensor)
         if name in anew
-        else quantized.source.digests.get(name, "none")
+        else quantized.source.tensor_digests.get(name, "none")
         for name, tensor in wanted.tensors.items()
     }
     changes = {path: value for path, value in quantized.config_changes.items() if path != SIZE_KEY}
-    source = replace(quantized.source, tensor_digests=digests, tensor_sha256={})
+    source = replace(quantized.source, tensor_digests=digests)
     return sealed(
         replace(
             quantized,
             source=source,
-            tensor_digests=record.digests,
-            tensor_sha256={},
+            tensor_digests=record.tensor_digests,
             tensor_bytes=TensorBytes(before=wanted.nbytes, after=record.tensor_bytes.after),
             config_changes=changes,
         )
@@ -320,7 +318,6 @@ def verify_cut(
     target_ids: Sequence[int] | Ids | None = None,
     target: Path | None = None,
     config_file: str = CONFIG_FILE,
-    algorithm: Algorithm = NEWEST,
 ) -> VerifyReport:
     """Check every byte of a cut folder; a truncated or lying file of it is a fault as well.
 
@@ -343,14 +340,12 @@ def verify_cut(
     if faults:
         return _report(checkpoint, source, ids, Compared(faults=faults))
     tables = None if target is None or source.draft.row(HEAD) else StoredTables.find(target)
-    if record is not None:
-        algorithm = algorithm_of(record.digests)
     with cut_view(source, ids, tables) as wanted:
         lent = tables is None and HEAD not in wanted.tensors  # rows of a target not at hand
         unshown = lent and HEAD in checkpoint.tensors
         found = {n: t for n, t in checkpoint.tensors.items() if not (unshown and n == HEAD)}
         alike, faults = matched(wanted.tensors, found)
-        sides = Sides(wanted, checkpoint, algorithm)
+        sides = Sides(wanted, checkpoint)
         whole = compare_all(alike, partial(_compare, sides, ids))
     scheme = declared_scheme(checkpoint)
     whole.faults = [
@@ -419,7 +414,7 @@ def _size_faults(
     }
     said = cut.head_from
     if tables is not None:
-        digest = tensor_digest(tables.checkpoint, tables.lm_head, NEWEST)
+        digest = tensor_digest(tables.checkpoint, tables.lm_head)
         recorded_head = (said.tensor, said.digest) if said else None
         pairs["head_from"] = (tables.lm_head.name, digest), recorded_head
     elif unshown:

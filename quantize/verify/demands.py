@@ -78,9 +78,10 @@ def record_faults(
     record: Record | CutProvenance, draft: Draft, output: Checkpoint, found: Compared
 ) -> list[Fault]:
     """All that a record says of a folder and its source and that can be computed; and its seal."""
-    pairs = digest_pairs("tensor_digests", found.output_digests, record.digests)
+    pairs = digest_pairs("tensor_digests", found.output_digests, record.tensor_digests)
     if not isinstance(record, TranscodedProvenance):
-        pairs |= digest_pairs("source.tensor_digests", found.source_digests, record.source.digests)
+        of_source = found.source_digests, record.source.tensor_digests
+        pairs |= digest_pairs("source.tensor_digests", *of_source)
         pairs["source.family"] = draft.family.name, record.source.family
         pairs["tensor_bytes.before"] = draft.checkpoint.nbytes, record.tensor_bytes.before
         pairs["tensor_bytes.after"] = output.nbytes, record.tensor_bytes.after
@@ -325,7 +326,7 @@ def demands_of(
             rule=rule_of(used),
             carried=carried,
             scale_dtype=before.scale_dtype if before else scale_dtype,
-            from_inverse=before is not None and inverse in before.digests,
+            from_inverse=before is not None and inverse in before.tensor_digests,
         )
     return found
 

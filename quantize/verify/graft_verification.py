@@ -25,7 +25,7 @@ from ..files.checkpoint import (
     open_weights,
     pread_exactly,
 )
-from ..files.digests import NEWEST, Algorithm, Digest, tensor_digest
+from ..files.digests import Digest, tensor_digest
 from ..files.provenance import GraftedProvenance
 from ..files.provenance_file import sealed
 from ..files.safetensors_header import TensorInfo
@@ -109,7 +109,6 @@ def verify_graft(
     layer: Checkpoint | None = None,
     record: GraftedProvenance | None = None,
     config_file: str = CONFIG_FILE,
-    algorithm: Algorithm = NEWEST,
     on_progress: Callable[[int], None] = lambda _count: None,
 ) -> GraftVerification:
     """Compare every tensor, the config and the other files.
@@ -139,7 +138,7 @@ def verify_graft(
     same = {file for file in both if (before.folder / file).samefile(after.folder / file)}
     linked = {n for n, t in own.items() if t.file in same and after.tensors.get(n) == t}
     others = [tensor for name, tensor in own.items() if name not in linked]
-    sides = Sides(before, after, algorithm, progress.add)
+    sides = Sides(before, after, progress.add)
     of_target = compare_all(others, partial(_compare, sides))
     of_layer = _compare_layer(sides, grafted, layer)
     headers = _header_digests(after, before)
@@ -189,8 +188,7 @@ def _compare_layer(
 ) -> Compared:
     """Digests of the layer's tensors, each compared with its own folder's if there is one."""
     if layer is None:
-        after, algorithm = sides.output, sides.algorithm
-        digests = {n: tensor_digest(after, t, algorithm) for n, t in grafted.items()}
+        digests = {n: tensor_digest(sides.output, t) for n, t in grafted.items()}
         sides.on_bytes(sum(tensor.nbytes for tensor in grafted.values()))
         return Compared(output_digests=digests)
     starts = tuple({f"{name.partition('.')[0]}." for name in grafted})
@@ -224,7 +222,7 @@ def _header_digests(after: Checkpoint, before: Checkpoint) -> dict[str, str]:
 def _record_faults(
     record: GraftedProvenance, digests: Mapping[str, str], headers: Mapping[str, str]
 ) -> list[Fault]:
-    pairs = digest_pairs("tensor_digests", digests, record.digests)
+    pairs = digest_pairs("tensor_digests", digests, record.tensor_digests)
     faults = recorded(pairs | digest_pairs("target", headers, record.target))
     if sealed(record).sha256 != record.sha256:
         faults.append(Fault(f"{PROVENANCE_FILE}: sha256", "its seal", record.sha256))

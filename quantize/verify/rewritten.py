@@ -13,7 +13,7 @@ import numpy as np
 from ..drafts import Row, read_draft
 from ..drafts.draft_cache import UNIT
 from ..files.checkpoint import CONFIG_FILE, Checkpoint
-from ..files.digests import NEWEST, Algorithm, Digest, Finiteness, tensor_digest
+from ..files.digests import Digest, Finiteness, tensor_digest
 from ..files.safetensors_header import FloatDtype, TensorInfo
 from ..stored.decoded_numbers import Floats, floats, read_rows, stored_scalar
 from ..stored.layouts.scheme import INVERTED
@@ -40,7 +40,6 @@ def verify_transcoded(
     folder: Path,
     *,
     config_file: str = CONFIG_FILE,
-    algorithm: Algorithm = NEWEST,
 ) -> Compared:
     """Compare two quantized folders of one draft; CheckpointError where `folder` is no draft."""
     output = StoredDraft.read(Checkpoint.open(folder, config_file=config_file))
@@ -60,15 +59,15 @@ def verify_transcoded(
     def compare(tensor: TensorInfo) -> Compared:
         row, other = (rows[tensor.name] for rows in both)
         if not source.is_quantized(row):
-            return compare_kept(Sides(before, after, algorithm), tensor)
+            return compare_kept(Sides(before, after), tensor)
         found = Compared(faults=_code_faults(source, output, row, other))
         found.faults += _input_scale_faults(source, output, row.module)
-        found.source_digests = _digests(source, source.parts(row).values(), algorithm)
-        found.output_digests = _digests(output, output.parts(other).values(), algorithm)
+        found.source_digests = _digests(source, source.parts(row).values())
+        found.output_digests = _digests(output, output.parts(other).values())
         return found
 
     whole.add(compare_all((row.tensor for row in source.draft.rows), compare))
-    whole.add(_compare_caches(source, output, algorithm))
+    whole.add(_compare_caches(source, output))
     return replace(whole, **whole.digests)
 
 
@@ -78,7 +77,6 @@ def verify_dequantized(
     dtype: FloatDtype,
     *,
     config_file: str = CONFIG_FILE,
-    algorithm: Algorithm = NEWEST,
 ) -> Compared:
     """Check every bit of a dequantized folder, whose dequantized weights must be `dtype`."""
     output = Checkpoint.open(folder, config_file=config_file)
@@ -97,23 +95,23 @@ def verify_dequantized(
 
     def compare(tensor: TensorInfo) -> Compared:
         if not source.is_quantized(rows[tensor.name]):
-            return compare_kept(Sides(before, output, algorithm), tensor)
-        return _compare_decoded(source, output, dtype, algorithm, rows[tensor.name])
+            return compare_kept(Sides(before, output), tensor)
+        return _compare_decoded(source, output, dtype, rows[tensor.name])
 
     whole = compare_all(tensors, compare)
     scales = (tensor for _, _, tensor in source.cache_tensors)  # which plain weights have not
-    whole.source_digests |= _digests(source, scales, algorithm)
+    whole.source_digests |= _digests(source, scales)
     return replace(whole, **whole.digests)
 
 
-def _digests(side: StoredDraft, tensors: Iterable[TensorInfo], by: Algorithm) -> dict[str, str]:
-    return {one.name: tensor_digest(side.checkpoint, one, by) for one in tensors}
+def _digests(side: StoredDraft, tensors: Iterable[TensorInfo]) -> dict[str, str]:
+    return {one.name: tensor_digest(side.checkpoint, one) for one in tensors}
 
 
-def _compare_caches(source: StoredDraft, output: StoredDraft, algorithm: Algorithm) -> Compared:
+def _compare_caches(source: StoredDraft, output: StoredDraft) -> Compared:
     found = Compared(
-        source_digests=_digests(source, (one for _, _, one in source.cache_tensors), algorithm),
-        output_digests=_digests(output, (one for _, _, one in output.cache_tensors), algorithm),
+        source_digests=_digests(source, (one for _, _, one in source.cache_tensors)),
+        output_digests=_digests(output, (one for _, _, one in output.cache_tensors)),
     )
     layers = range(source.draft.geometry.num_layers)
     before, after = (
@@ -163,11 +161,11 @@ def _input_scale(side: StoredDraft, module: str) -> np.float32 | None:
 
 
 def _compare_decoded(
-    source: StoredDraft, output: Checkpoint, dtype: FloatDtype, algorithm: Algorithm, row: Row
+    source: StoredDraft, output: Checkpoint, dtype: FloatDtype, row: Row
 ) -> Compared:
     stored = output.tensors[row.tensor.name]
     linear = source.linear(row)
-    digest, finiteness = Digest(algorithm), Finiteness(dtype, stored.shape)
+    digest, finiteness = Digest(), Finiteness(dtype, stored.shape)
     rounded, wrong, largest = 0, 0, 0.0
     for rows in decoded_blocks(row.tensor):
         product = linear.decoded(rows).dequantized()
@@ -186,7 +184,7 @@ def _compare_decoded(
         max_relative_difference=largest,
     )  # fmt: skip
     return Compared(
-        source_digests=_digests(source, source.parts(row).values(), algorithm),
+        source_digests=_digests(source, source.parts(row).values()),
         output_digests={row.tensor.name: str(digest)},
         dequantized=[lost],
         faults=faults,

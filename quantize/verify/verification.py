@@ -21,7 +21,7 @@ from ..drafts import Draft, read_draft
 from ..drafts.recognition import refuse_other_kinds
 from ..files import provenance as records
 from ..files.checkpoint import CONFIG_FILE, Checkpoint
-from ..files.digests import NEWEST, algorithm_of, tensor_digest
+from ..files.digests import tensor_digest
 from ..files.hub import DraftSource, resolve_draft
 from ..files.provenance_file import read_provenance
 from ..files.safetensors_header import TensorInfo
@@ -144,8 +144,7 @@ class _Comparison:
         self.norms = ChangedNorms.of(method, draft, quantized) if method else ChangedNorms()
         total, tell = draft.checkpoint.nbytes + output.nbytes, self.on_progress
         self.progress = Progress(lambda _: tell(self.progress.done, total) if tell else None)
-        algorithm = algorithm_of(record.digests) if record is not None else NEWEST
-        self.sides = Sides(self.source, output, algorithm, self.progress.add)
+        self.sides = Sides(self.source, output, self.progress.add)
 
     def report(self) -> VerifyReport:
         sorting = self.sorting
@@ -223,7 +222,7 @@ class _Comparison:
             compared.faults += companion_faults(*of, symmetric=demand.rule.of_our_own)
         for part in parts.values():
             if part.name not in compared.output_digests:
-                digest = tensor_digest(self.output, part, self.sides.algorithm)
+                digest = tensor_digest(self.output, part)
                 compared.output_digests[part.name] = digest
                 self.progress.add(part.nbytes)
         return compared
@@ -306,7 +305,6 @@ def _compared_graft(asked: Verifying, record: records.GraftedProvenance) -> Graf
             record.layers,
             layer=layer,
             record=record,
-            algorithm=algorithm_of(record.digests),
             on_progress=bar.advance,
         )
 

@@ -18,7 +18,7 @@ from ...recipes.packages import package_version
 from ..files import provenance as records
 from ..files.card_text import CARD_FILE, is_ours, read_card, split_front
 from ..files.checkpoint import PROVENANCE_FILE, open_weights, pread_exactly
-from ..files.digests import NEWEST, tensor_digest
+from ..files.digests import tensor_digest
 from ..files.hub import DraftSource, recorded_argv
 from ..files.provenance_file import check_seal, quantization_of, read_provenance
 from ..files.publish import check_no_other_weights, publish
@@ -157,7 +157,7 @@ class _Cutting(OutputRewrite[VerifyReport]):
         plan, record, head_from = self.plan, self.record, None
         if plan.tables is not None:
             head = plan.tables.lm_head
-            digest = tensor_digest(plan.tables.checkpoint, head, NEWEST)
+            digest = tensor_digest(plan.tables.checkpoint, head)
             head_from = records.TargetHead(tensor=head.name, digest=digest)
         cut = records.VocabularyCut(
             source=records.SourceDraft(

@@ -14,13 +14,7 @@ from pathlib import Path
 import torch
 
 from ...quantize.files.checkpoint import Checkpoint
-from ...quantize.files.digests import (
-    NEWEST,
-    algorithm_of,
-    has_identity,
-    tensor_digests,
-    tensors_sha256,
-)
+from ...quantize.files.digests import tensor_digests, tensors_sha256
 from ...quantize.files.provenance import (
     CutProvenance,
     DequantizedProvenance,
@@ -70,10 +64,9 @@ class DraftFolder:
         checkpoint = Checkpoint.open(folder)
         record = read_provenance(folder)
         check_seal(folder, record)
-        algorithm = NEWEST if record is None else algorithm_of(record.digests)
-        digests = tensor_digests(checkpoint, algorithm)
-        if record is not None and record.digests != digests:
-            difference = _first(record.digests, digests)
+        digests = tensor_digests(checkpoint)
+        if record is not None and record.tensor_digests != digests:
+            difference = _first(record.tensor_digests, digests)
             raise refused(GateError, folder, __file__, "belongs-to-another", difference=difference)
         scheme = declared_scheme(checkpoint)
         made = record.quantized_by if isinstance(record, CutProvenance) else record
@@ -85,17 +78,6 @@ class DraftFolder:
         return cls(
             folder=folder, tensor_digests=digests, quantized=scheme is not None, record=record
         )
-
-    def digests_like(self, recorded: Mapping[str, str]) -> Mapping[str, str]:
-        """Of every tensor, in the algorithm of a record, which may be an older one."""
-        algorithm = algorithm_of(recorded)
-        if algorithm == algorithm_of(self.tensor_digests):
-            return self.tensor_digests
-        return tensor_digests(Checkpoint.open(self.folder), algorithm)
-
-    def is_identity(self, sha256: str) -> bool:
-        """Whether these are the tensors with this identity, in whatever algorithm."""
-        return sha256 == self.sha256 or has_identity(Checkpoint.open(self.folder), sha256)
 
     @property
     def sha256(self) -> str:
@@ -161,7 +143,7 @@ def check_loaded(
 def _check_candidate(baseline: DraftFolder, candidate: DraftFolder) -> None:
     made = isinstance(candidate.record, DequantizedProvenance | CutProvenance)
     if not candidate.quantized and not made:
-        same = candidate.tensor_digests == baseline.digests_like(candidate.tensor_digests)
+        same = candidate.tensor_digests == baseline.tensor_digests
         raise GateError(
             candidate.folder,
             "expected a quantized draft as the candidate, but this one declares no quantization"
@@ -171,9 +153,8 @@ def _check_candidate(baseline: DraftFolder, candidate: DraftFolder) -> None:
     if not candidate.is_recorded:
         return
     made_of = list(sources_of(candidate.record))
-    if not any(recorded == baseline.digests_like(recorded) for recorded in made_of):
-        recorded = made_of[-1]
-        difference = _first(recorded, baseline.digests_like(recorded))
+    if baseline.tensor_digests not in made_of:
+        difference = _first(made_of[-1], baseline.tensor_digests)
         what = f"was not quantized from {baseline.folder}: {difference}"
         fix = f"give the BF16 draft from which it was quantized; {_ON_PURPOSE}"
         raise GateError(candidate.folder, what, fix=fix)

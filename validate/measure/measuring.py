@@ -12,7 +12,7 @@ from ...calibration.prompts.prompt_file import Prompt
 from ...calibration.server_client import Patience, ServerClient
 from ...calibration.traces.prompt_trace import prompt_sha256
 from ...quantize.files.checkpoint import Checkpoint
-from ...quantize.files.digests import has_identity
+from ...quantize.files.digests import tensor_digests, tensors_sha256
 from ...quantize.files.staging import check_output
 from ...recipes.errors import CheckpointError, MeasureError, refused, short
 from ...recipes.packages import package_version
@@ -101,7 +101,7 @@ def _folder(named: str) -> Path | None:
 
 def _has_tensors(folder: Path, sha256: str) -> bool:
     try:
-        return has_identity(Checkpoint.open(folder), sha256)
+        return tensors_sha256(tensor_digests(Checkpoint.open(folder))) == sha256
     except CheckpointError:
         return False
 

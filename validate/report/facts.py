@@ -198,9 +198,8 @@ def environment() -> Mapping[str, str]:
 
 def _quantization(record: QuantizedProvenance) -> QuantizationFacts:
     recipe = record.recipe
-    changed = {
-        name for name, digest in record.source.digests.items() if record.digests.get(name) != digest
-    }
+    before, after = record.source.tensor_digests, record.tensor_digests
+    changed = {name for name, digest in before.items() if after.get(name) != digest}
     quantized = changed - record.dropped.keys() - record.method.changed_norms
     return QuantizationFacts(
         recipe=recipe.name,
@@ -215,7 +214,7 @@ def _quantization(record: QuantizedProvenance) -> QuantizationFacts:
             for one in recipe.rules
         ),
         num_quantized=len(quantized),
-        num_kept=len(record.source.digests) - len(quantized) - len(record.dropped),
+        num_kept=len(before) - len(quantized) - len(record.dropped),
         bytes_before=record.tensor_bytes.before,
         bytes_after=record.tensor_bytes.after,
         num_calibration_prompts=len(record.calibration_prompts),

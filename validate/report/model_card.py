@@ -19,7 +19,7 @@ from ...quantize.files.card_text import (
     table,
 )
 from ...quantize.files.checkpoint import PROVENANCE_FILE, Checkpoint
-from ...quantize.files.digests import algorithm_of, tensor_digests, tensors_sha256
+from ...quantize.files.digests import tensor_digests, tensors_sha256
 from ...quantize.files.hub import is_hub_id
 from ...quantize.files.provenance import DequantizedProvenance, Provenance, QuantizedProvenance
 from ...quantize.files.provenance_file import check_seal, quantization_of, read_provenance
@@ -115,8 +115,8 @@ def model_card(folder: Path, request: CardRequest) -> str:
     stored = StoredDraft.read(checkpoint)
     facts = CardFacts.of_folder(stored, record)
     front = _front_matter(facts, request)
-    said = recorded.digests if recorded is not None else {}
-    digests = tensor_digests(checkpoint, algorithm_of(said))
+    said = recorded.tensor_digests if recorded is not None else {}
+    digests = tensor_digests(checkpoint)
     if digests != said:
         what = f"its tensors are not those that {PROVENANCE_FILE} records"
         fix = "'draftquant verify' says which differ; quantize the draft again"

@@ -112,11 +112,7 @@ class Measured:
         warnings = []
         for report in self.parity:
             named = [digest for digest in report.drafts_sha256 if digest is not None]
-            strange = [
-                digest
-                for digest in named
-                if digest not in known and not any(one.is_identity(digest) for one in folders)
-            ]
+            strange = [digest for digest in named if digest not in known]
             # Where a measurement does not say whose it is, and no draft is named, it may be its.
             if strange and (folders or (self.own and None not in known)):
                 what = f"is of another draft than those that are judged (tensors {strange[0][:12]})"
