@@ -14,7 +14,9 @@ from draftquant.validate.judging.policy import (
     crossing_probability,
     parse_look,
 )
-from handmade_replays import BASELINE, RELEASE, noisy, replay
+from draftquant.validate.report.report_texts import markdown
+from handmade_replays import BASELINE, RELEASE, noisy, replay, spread
+from handmade_reports import document
 from scipy import stats
 
 # Jennison & Turnbull (2000), tables 2.1 and 2.3: two-sided 0.10 and 0.05, which are one-sided 0.05
@@ -103,3 +105,15 @@ def test_the_report_names_the_look_and_what_comes_next() -> None:
     ways = report.action.splitlines()
     assert "traces merge TRACES FRESH --out ALL" in ways[1]
     assert ways[2].endswith("--traces ALL --look 2/3 --spending pocock")
+
+
+def test_bounds_of_two_prompts_at_a_first_look_are_beyond_all_bounds_and_are_said() -> None:
+    """Student's quantile of one degree of freedom at 1 - 1e-7 is millions."""
+    rows = spread(600, 60), noisy(0, 4, 58) + noisy(100, 90, 2)
+    drafts = [replay(each, categories="a" * 58 + "bb") for each in rows]
+    report = judge(*drafts, RELEASE, look=parse_look("1/10", None))
+    assert report.categories[1].change is not None
+    assert report.categories[1].change.upper > 1000
+    read = document(report)
+    assert read.judgement == report
+    assert markdown(read)
