@@ -1,7 +1,6 @@
 """`graft`: a layer goes into its target's folder, and what was there stays, byte for byte."""
 
 import json
-import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -79,9 +78,6 @@ def test_target_and_layer_each_in_its_own_format(
     index = json.loads((out / INDEX).read_text(encoding="utf-8"))
     assert index["metadata"]["total_size"] == sum(len(t.data) for t in tensors.values())
     assert set(index["weight_map"]) == set(tensors)
-    added = index["metadata"]["total_parameters"] - 12345
-    plain = read_tensors(folders / kind)
-    assert added == sum(math.prod(t.shape) for n, t in plain.items() if n.startswith(starts))
     assert config_of(out)["num_nextn_predict_layers"] == 1
     against = ["verify", str(out), "--against", str(target)]
     assert main(against) == main([*against, "--layer", str(own)]) == 0
@@ -129,8 +125,6 @@ def test_shard_that_holds_a_part_of_a_replaced_layer_is_written_without_it(
     assert linked - same
     assert same
     assert main(["verify", str(out), "--against", str(target), "--layer", str(layer)]) == 0
-    index = json.loads((out / INDEX).read_text(encoding="utf-8"))
-    assert index["metadata"]["total_parameters"] == 12345
 
 
 @pytest.mark.parametrize("how", ["symbolic", "none"])

@@ -3,12 +3,14 @@
 import fnmatch
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...recipes.errors import LayoutError, refused
 from ..drafts.engine_traits import fused_names
 from ..stored.layouts.module_patterns import PatternProblem, matches
+from ..stored.layouts.scheme import DeclaredScheme
+from ..stored.stored_declaration import RawDeclaration, read_scheme
 from .grafted_layer import GraftedLayer
 
 _EXPERTS = ".experts."
@@ -22,20 +24,32 @@ class Merged:
     cannot: Mapping[str, str] = field(default_factory=dict)
 
 
-def merged_declaration(target: Mapping[str, Any] | None, layer: GraftedLayer) -> Merged | None:
+def merged_declaration(raw: RawDeclaration | None, layer: GraftedLayer) -> Merged | None:
     """One declaration for both; None where neither has a quantized linear."""
-    if target is None:
+    if raw is None:
         if layer.declared is None:
             return None
         if layer.method != _COMPRESSED_TENSORS:
             raise _refused("unquantized-target", layout=layer.method)
         return _in_groups(None, layer)
-    method = str(target.get("quant_method"))
+    method = str(raw.value.get("quant_method"))
     if method not in _BY_METHOD:
         raise _refused("unknown-method", method=method, known=", ".join(sorted(_BY_METHOD)))
     if layer.declared is not None and layer.method != method:
         raise _refused("two-methods", method=method, own=layer.method)
-    return _BY_METHOD[method](target, layer)
+    if layer.format is not None and method != _COMPRESSED_TENSORS:
+        _check_one_format(read_scheme(raw, strictness="engine"), layer.format, layer)
+    return _BY_METHOD[method](raw.value, layer)
+
+
+def _check_one_format(target: DeclaredScheme, own: DeclaredScheme, layer: GraftedLayer) -> None:
+    """Of a tool that declares one for all linears, and one for the KV cache."""
+    if own.kv_cache not in (None, target.kv_cache):
+        raise _refused("other-cache")
+    there, here = (replace(each, excludes=(), kv_cache=None) for each in (target, own))
+    if there != here:
+        facts = {"target": there, "layer": layer.scheme, "layout": layer.method}
+        raise _refused("other-format", **facts)
 
 
 def _refused(row: str, **facts: object) -> LayoutError:
@@ -187,26 +201,14 @@ def _free(name: str, taken: Collection[str]) -> str:
 # ---- ModelOpt: one algorithm for all linears, and wildcards of those that are floats
 
 _MODELOPT = "modelopt"
-_SEVERAL = "MIXED_PRECISION"
 _WILDCARDS = ("exclude_modules", "ignore")
-_ALGORITHM = ("quant_algo", "group_size")
 
 
 def _in_wildcards(target: Mapping[str, Any], layer: GraftedLayer) -> Merged:
-    algorithm = str(target.get("quant_algo"))
-    if layer.declared is not None:
-        same = all(target.get(key) == layer.declared.get(key) for key in _ALGORITHM)
-        if not same and algorithm != _SEVERAL:
-            facts = {"target": algorithm, "layout": _MODELOPT}
-            raise _refused("other-format", layer=layer.scheme, **facts)
     value = dict(target)
     for key in [key for key in _WILDCARDS if isinstance(target.get(key), list)] or _WILDCARDS[:1]:
         old = [str(entry) for entry in target.get(key) or ()]
         value[key] = list(dict.fromkeys([*_wildcards_left(old, layer), *_float_wildcards(layer)]))
-    if algorithm == _SEVERAL and layer.declared is not None:
-        own = {k: layer.declared[k] for k in _ALGORITHM if layer.declared.get(k) is not None}
-        named = dict.fromkeys(layer.quantized_names, own)
-        value["quantized_layers"] = {**(target.get("quantized_layers") or {}), **named}
     return Merged(value=value, cannot=_same_names(layer))
 
 
@@ -234,7 +236,6 @@ def _float_wildcards(layer: GraftedLayer) -> list[str]:
 
 _FP8 = "fp8"
 _FLOATS = ("ignored_layers", "modules_to_not_convert")
-_FP8_FORMAT = ("activation_scheme", "weight_block_size")
 _ROOTS = frozenset({"model", "mtp"})
 _NAMELESS = (
     "it gives this layer's linears no name of their own (self_attn.q_proj), and compares excludes"
@@ -247,11 +248,6 @@ def _in_list_of_floats(target: Mapping[str, Any], layer: GraftedLayer) -> Merged
 
     VLLM compares whole names, SGLang parts of names between dots (`is_layer_skipped` of both).
     """
-    declared = layer.declared
-    if declared is not None and any(target.get(k) != declared.get(k) for k in _FP8_FORMAT):
-        said = ", ".join(f"{key} {target.get(key)}" for key in _FP8_FORMAT)
-        facts = {"target": f"fp8 ({said})", "layout": _FP8}
-        raise _refused("other-format", layer=layer.scheme, **facts)
     keys = [key for key in _FLOATS if isinstance(target.get(key), list)] or [_FLOATS[1]]
     # Names that begin as no other linear's does, with the block of the routed experts for each.
     every = (name for module in layer.kept for name in layer.names.everywhere(module))
@@ -285,61 +281,19 @@ def _cannot(layer: GraftedLayer, excludes: list[str], names: set[str]) -> dict[s
     return found
 
 
-# ---- Quark: `layer_quant_config` has the layer's format by patterns, `exclude` its floats
+# ---- Quark: one format for all linears, and names or `re:` of those that are floats
 
 _QUARK = "quark"
-_SPEC = ("bias", "input_tensors", "output_tensors", "weight")
-_MEANT = ("dtype", "qscheme", "ch_axis", "group_size", "is_dynamic", "symmetric", "scale_format")
-"""Keys of a tensor's spec by which it is decoded; the others say how values were found."""
 
 
-def _in_layer_config(target: Mapping[str, Any], layer: GraftedLayer) -> Merged:
-    """The target's declaration with the layer in it.
-
-    The patterns are shell wildcards for whole names in both engines (`_find_matched_config`), the
-    first one that fits holds; excludes are names or `re:`.
-    """
-    wildcards = [f"{start}.*" for start in layer.names.beginnings]
-    others = target.get("layer_quant_config") or {}
-    own: dict[str, Any] = {}
-    if layer.declared is not None:
-        spec = _spec(layer.declared, wildcards)
-        _check_packing(target, layer.declared)
-        whole = target.get("global_quant_config") or {}
-        if any(_meant(spec[key]) != _meant(whole.get(key)) for key in _SPEC):
-            own = dict.fromkeys(wildcards, spec)
-        elif any(others):
-            own = {name: dict(target["global_quant_config"]) for name in wildcards}
-    left = {name: spec for name, spec in others.items() if name not in wildcards}
+def _in_exclude(target: Mapping[str, Any], layer: GraftedLayer) -> Merged:
     excludes = [*_excludes_without(target.get("exclude"), layer), *_float_patterns(layer)]
-    value = {**target, "exclude": excludes, "layer_quant_config": {**own, **left}}
-    return Merged(value=value, cannot=_same_names(layer))
-
-
-def _spec(declared: Mapping[str, Any], wildcards: list[str]) -> dict[str, Any]:
-    by_name = declared.get("layer_quant_config") or {}
-    of_layer = [by_name[name] for name in wildcards if name in by_name]
-    if by_name and not of_layer and declared.get("exclude") is None:
-        raise _refused("several-formats")
-    whole = of_layer[0] if of_layer else declared.get("global_quant_config") or {}
-    return {key: whole.get(key) for key in _SPEC}
-
-
-def _meant(spec: object) -> object:
-    if isinstance(spec, list):
-        return [_meant(stage) for stage in spec]
-    return {key: spec.get(key) for key in _MEANT} if isinstance(spec, Mapping) else spec
-
-
-def _check_packing(target: Mapping[str, Any], layer: Mapping[str, Any]) -> None:
-    packed = [(each.get("export") or {}).get("pack_method") for each in (target, layer)]
-    if packed[0] != packed[1]:
-        raise _refused("other-packing", target=packed[0], layer=packed[1])
+    return Merged(value={**target, "exclude": excludes}, cannot=_same_names(layer))
 
 
 _BY_METHOD: Mapping[str, Callable[[Mapping[str, Any], GraftedLayer], Merged]] = {
     _COMPRESSED_TENSORS: _in_groups,
     _MODELOPT: _in_wildcards,
     _FP8: _in_list_of_floats,
-    _QUARK: _in_layer_config,
+    _QUARK: _in_exclude,
 }

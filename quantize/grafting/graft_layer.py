@@ -10,7 +10,7 @@ from typing import Any
 from typing_extensions import override
 
 from ...recipes.brief import Brief, megabytes
-from ...recipes.errors import CheckpointError, DraftQuantError, LayoutError, refused
+from ...recipes.errors import CheckpointError, LayoutError, refused
 from ...recipes.packages import package_version
 from ..drafts.config_reader import with_text_config
 from ..engines.contract import EngineCheck
@@ -94,19 +94,14 @@ def _nested(declared: Mapping[str, Any], value: Mapping[str, Any]) -> dict[str, 
     inner = declared.get(_NESTED)
     if not isinstance(inner, Mapping):
         return {**declared}
-    own = {key: value[key] for key in (*inner, "quantized_layers") if key in value}
+    own = {key: value[key] for key in inner if key in value}
     return {**declared, _NESTED: {**inner, **own}}
 
 
-def _index_text(
-    target: Checkpoint, weight_map: Mapping[str, str], nbytes: int, parameters: int | None
-) -> str:
-    """The target's with the layer's files, and what it counts counted again; None = not known."""
-    metadata = dict((target.index or {}).get("metadata") or {})
-    metadata["total_size"] = nbytes
-    counted = metadata.pop("total_parameters", None)
-    if type(counted) is int and parameters is not None:
-        metadata["total_parameters"] = counted + parameters
+def _index_text(target: Checkpoint, weight_map: Mapping[str, str], nbytes: int) -> str:
+    """The target's with the layer's files, without a count of parameters: engines read none."""
+    metadata = {**((target.index or {}).get("metadata") or {}), "total_size": nbytes}
+    metadata.pop("total_parameters", None)
     index = {"metadata": metadata, "weight_map": dict(sorted(weight_map.items()))}
     return json_texts({INDEX_FILE: index})[INDEX_FILE]
 
@@ -202,14 +197,13 @@ def plan_graft(target: Path, source: DraftSource, *, replace: bool = False) -> G
     called = mtp.layer_names(stored.draft.family, prefixes, config, modules)
     layer = mtp.grafted_layer(stored, called)
     raw = raw_declaration(whole)
-    merged = merged_declaration(raw.value if raw else None, layer)
+    merged = merged_declaration(raw, layer)
     declared, side = _declared_documents(whole, config, raw, merged)
     shards = _shards(grafted, [file for file, header in rest.items() if header.tensors])
     index = _index_text(
         whole,
         {**stay, **{t.name: file for file, tensors in shards.items() for t in tensors}},
         nbytes=sum(t.nbytes for t in (*_tensors(rest), *grafted)),
-        parameters=_parameters(whole, stored, left_out, prefixes, replaced),
     )
     inside = Checkpoint(
         folder=target,
@@ -268,25 +262,6 @@ def _shards(
         f"{stem}-{i:05}-of-{len(parts):05}.safetensors": tuple(part)
         for i, part in enumerate(parts, start=1)
     }
-
-
-def _parameters(
-    target: Checkpoint,
-    stored: StoredDraft,
-    left_out: Collection[str],
-    prefixes: Collection[str],
-    replaced: Collection[str],
-) -> int | None:
-    """How many parameters more than the target's the output has; None = not known."""
-    own = [row for row in stored.draft.rows if row.tensor.name not in left_out]
-    added = sum(row.tensor.numel for row in own)
-    if not replaced:
-        return added
-    try:
-        before = Checkpoint.open(target.folder, subtree=",".join(prefixes), is_target=True)
-        return added - sum(row.tensor.numel for row in StoredDraft.look(before).draft.rows)
-    except DraftQuantError:
-        return None
 
 
 _METADATA = {"format": "pt"}

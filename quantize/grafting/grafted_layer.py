@@ -15,6 +15,7 @@ from ..files.checkpoint import CONFIG_FILE, Checkpoint, mtp_layers
 from ..files.digests import tensor_digest
 from ..files.hub import DraftSource
 from ..files.safetensors_header import TensorInfo
+from ..stored.layouts.scheme import DeclaredScheme
 from ..stored.stored_declaration import raw_declaration
 from ..stored.stored_draft import StoredDraft
 
@@ -102,7 +103,7 @@ class GraftedLayer:
     Attributes:
         declared: quantization_config of the layer's folder; None where no linear is quantized.
         quantized: modules on disk that are stored as codes. kept: of the other matrices.
-        scheme: the declared one for people; None where no linear is quantized.
+        scheme: the declared one for people, `format` for comparing; None where none is quantized.
     """
 
     declared: Mapping[str, Any] | None
@@ -110,6 +111,7 @@ class GraftedLayer:
     quantized: tuple[str, ...]
     kept: tuple[str, ...]
     scheme: str | None
+    format: DeclaredScheme | None
 
     @property
     def method(self) -> str | None:
@@ -137,6 +139,7 @@ def grafted_layer(stored: StoredDraft, names: LayerNames) -> GraftedLayer:
         quantized=quantized,
         kept=tuple(row.module for row in rows if not stored.is_quantized(row)),
         scheme="; ".join(schemes) if quantized else None,
+        format=stored.scheme if quantized else None,
     )
 
 
