@@ -1,7 +1,7 @@
 """A DSpark draft that chooses its tokens one after the other: the oracle of our forward maths.
 
 Its body is that of `reference_dflash.py`, made of transformers' modules; its heads are torch's own
-`Embedding`, `Linear` and, step by step, the recurrence of DSpark's paper. It shares no line with
+`Embedding` and `Linear`. It shares no line with
 `quantize/drafts`.
 """
 
@@ -32,35 +32,18 @@ class ReferenceDSpark:
         g = geometry
         self.w1 = nn.Embedding(g.vocab_size, g.markov_rank)
         self.w2 = nn.Linear(g.markov_rank, g.draft_vocab_size, bias=False)
-        inputs = g.hidden_size + g.markov_rank
-        self.gate = nn.Linear(inputs, g.markov_rank)
-        self.joint = nn.Linear(inputs + g.markov_rank, 3 * g.markov_rank)
-        for module, name in (
-            (self.w1, "markov_w1"),
-            (self.w2, "markov_w2"),
-            (self.gate, "gate_proj"),
-            (self.joint, "joint_proj"),
-        ):
-            prefix = f"markov_head.{name}."
-            own = {n.removeprefix(prefix): t for n, t in weights.items() if n.startswith(prefix)}
-            if own:
-                module.to(next(iter(own.values())).dtype).load_state_dict(own)
+        for module, name in ((self.w1, "markov_w1"), (self.w2, "markov_w2")):
+            own = weights[f"markov_head.{name}.weight"]
+            module.to(own.dtype).load_state_dict({"weight": own})
 
     @torch.no_grad()
     def steps(self, anchor: int, num_draft_tokens: int, choose: Choose) -> list[Tensor]:
         """Logits [draft vocabulary] of each step; `choose` makes of them the token that follows."""
         first = 0 if self.geometry.proposes_from_anchor else 1
         hidden = self.body.slots(anchor, num_draft_tokens - 1 + first)[first:]
-        state, token, found = torch.zeros_like(self.w1.weight[0]), anchor, []
+        token, found = anchor, []
         for h in hidden:
-            e = self.w1.weight[token]
-            if self.geometry.markov_head_type == "rnn":
-                gate, candidate, output = self.joint(torch.cat((state, e, h))).chunk(3)
-                keep = torch.sigmoid(gate)
-                state, e = keep * state + (1 - keep) * torch.tanh(candidate), torch.tanh(output)
-            elif self.geometry.markov_head_type == "gated":
-                e = torch.sigmoid(self.gate(torch.cat((h, e)))) * e
-            found.append(self.body.lm_head(h) + self.w2(e))
+            found.append(self.body.lm_head(h) + self.w2(self.w1.weight[token]))
             token = choose(found[-1])
         return found
 

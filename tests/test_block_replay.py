@@ -221,8 +221,6 @@ def test_static_scales_see_the_context_and_the_block(
     [
         ("dflash2", {}, ReferenceDFlash2),
         ("dspark", {"markov_head_type": "vanilla"}, ReferenceDSpark),
-        ("dspark", {"markov_head_type": "gated"}, ReferenceDSpark),
-        ("dspark", {"markov_head_type": "rnn"}, ReferenceDSpark),
     ],
 )
 def test_kin_of_dflash_replays_as_it_decodes(

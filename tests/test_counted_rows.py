@@ -41,7 +41,7 @@ KINDS: Mapping[str, Callable[[Path], Path]] = {
     "text": tiny_language_model,
     "dflash": tiny_dflash,
     "dflash2": lambda folder: tiny_dflash(folder, kind="dflash2"),
-    "dspark": lambda folder: tiny_dspark(folder, markov_head="rnn"),
+    "dspark": tiny_dspark,
 }
 
 

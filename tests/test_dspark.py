@@ -8,7 +8,7 @@ import pytest
 from draftquant.calibration.passes.proposals import num_draft_tokens_fault
 from draftquant.quantize.converting.dequantize_draft import dequantize_draft
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.drafts.families.dspark import MARKOV_HEADS, DSpark
+from draftquant.quantize.drafts.families.dspark import DSpark
 from draftquant.quantize.engines.engine_check import check_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
@@ -31,21 +31,16 @@ def refused(folder: Path, what: str, fix: str = "") -> None:
     assert fix in caught.value.fix
 
 
-@pytest.mark.parametrize("kind", MARKOV_HEADS)
 @pytest.mark.parametrize("layout", ["flat", "specforge", "logit_head"])
-def test_every_spelling_is_the_same_draft(layout: Layout, kind: Any, tmp_path: Path) -> None:
-    draft = read_draft(
-        Checkpoint.open(tiny_dspark(tmp_path / "d", layout=layout, markov_head=kind))
-    )
+def test_every_spelling_is_the_same_draft(layout: Layout, tmp_path: Path) -> None:
+    draft = read_draft(Checkpoint.open(tiny_dspark(tmp_path / "d", layout=layout)))
     assert draft.family.name == "dspark"
     own = {row.canonical for row in draft.rows if row.role == "proposal"}
-    gates = {"vanilla": (), "gated": ("gate_proj",), "rnn": ("joint_proj",)}[kind]
     assert own == {
         "markov_head.markov_w1.weight",
         "markov_head.markov_w2.weight",
         "confidence_head.proj.weight",
         "confidence_head.proj.bias",
-        *(f"markov_head.{gate}.{part}" for gate in gates for part in ("weight", "bias")),
     }
 
 
@@ -74,12 +69,8 @@ def test_the_anchor_proposes_unless_it_is_said_otherwise(tmp_path: Path) -> None
         ({"markov_rank": None}, "markov_rank: missing key"),
         ({"markov_rank": 0}, "markov_rank: expected a positive whole number, got 0"),
         ({"markov_rank": 24}, "(disagrees with "),
-        (
-            {"markov_head_type": "lstm"},
-            "markov_head_type: expected vanilla, gated, rnn, got 'lstm'",
-        ),
-        ({"markov_head_type": ["rnn"]}, "markov_head_type: expected vanilla, gated, rnn, got ['rn"),
-        ({"markov_head_type": "gated"}, "2 tensor(s) of dspark are missing: markov_head.gate"),
+        ({"markov_head_type": "gated"}, "markov_head_type: expected 'vanilla', got 'gated'"),
+        ({"markov_head_type": ["rnn"]}, "markov_head_type: expected 'vanilla', got ['rn"),
         ({"confidence_head_with_markov": False}, "expected shape [1, 64], got [1, 80]"),
         ({"confidence_head_with_markov": 1}, "confidence_head_with_markov: expected true or false"),
         ({"block_size": None}, "block_size: missing key"),
@@ -126,35 +117,21 @@ def test_a_mask_embedding_beside_it_is_read_by_no_engine(tmp_path: Path) -> None
         DSpark().side_weights(geometry, folder)
 
 
-@pytest.mark.parametrize("kind", ["vanilla", "rnn"])
 @pytest.mark.parametrize("recipe", ["fp8-ptpc", "int4-channel"])
-def test_it_is_quantized_verified_and_decoded(recipe: str, kind: Any, tmp_path: Path) -> None:
-    source = tiny_dspark(tmp_path / "d", markov_head=kind, num_layers=2)
+def test_it_is_quantized_verified_and_decoded(recipe: str, tmp_path: Path) -> None:
+    source = tiny_dspark(tmp_path / "d", num_layers=2)
     draft = read_draft(Checkpoint.open(source))
     plan = make_plan(load_recipe(recipe), draft, target_layers=8)
     quantize_draft(plan, tmp_path / "q", source=DraftSource(folder=source))
     kept, before = read_tensors(tmp_path / "q"), read_tensors(source)
     heads = [name for name in before if "_head." in name]
-    assert len(heads) == (4 if kind == "vanilla" else 6)
+    assert len(heads) == 4
     assert all(kept[name] == before[name] for name in heads)
     dequantize_draft(DraftSource(folder=tmp_path / "q"), tmp_path / "back")
     assert read_tensors(tmp_path / "back").keys() == before.keys()
     for engine in ("vllm", "sglang"):
         said = check_draft(tmp_path / "q", engine=engine, arch="sm90", target_layers=8)  # type: ignore[arg-type]
-        refuses = kind == "rnn" and engine == "vllm"
-        assert said.verdict == ("REFUSED" if refuses else "LOADS"), said.error
-
-
-def test_a_gate_beside_those_of_layers_is_excluded_alone(tmp_path: Path) -> None:
-    source = tiny_dspark(tmp_path / "d", markov_head="gated", **SMALL)
-    draft = read_draft(Checkpoint.open(source))
-    plan = make_plan(load_recipe("fp8-ptpc"), draft, target_layers=8)
-    quantize_draft(plan, tmp_path / "q", source=DraftSource(folder=source))
-    ignored = json.loads((tmp_path / "q/config.json").read_text(encoding="utf-8"))[
-        "quantization_config"
-    ]["ignore"]
-    assert "re:.*markov_head.gate_proj$" in ignored
-    assert "re:.*gate_proj$" not in ignored
+        assert said.verdict == "LOADS", said.error
 
 
 def test_its_head_is_quantized_by_no_recipe(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from draftquant.quantize.drafts.families.dspark import MARKOV_HEADS, DSpark, DSparkGeometry
+from draftquant.quantize.drafts.families.dspark import DSpark, DSparkGeometry
 from draftquant.quantize.drafts.passes import BlockAttention, BlockForward
 from dspark_case import CONFIG, K, features, geometry_of, tokens, weights_of
 from reference_draft import assert_close
@@ -42,19 +42,18 @@ def block_logits(forward: BlockForward, context: Tensor, block: list[int]) -> Te
     return forward.logits(hidden)[0]
 
 
-@pytest.mark.parametrize("kind", MARKOV_HEADS)
-def test_logits_are_those_of_the_trainers_own_module(kind: str) -> None:
-    geometry, _, forward = build(markov_head_type=kind)
+def test_logits_are_those_of_the_trainers_own_module() -> None:
+    geometry, _, forward = build()
     got = block_logits(forward, features(geometry), tokens())
-    assert_close(got[:, : len(TABLE[kind][0])], torch.tensor(TABLE[kind], dtype=torch.float64))
+    expected = torch.tensor(TABLE["vanilla"], dtype=torch.float64)
+    assert_close(got[:, : expected.shape[1]], expected)
 
 
 @pytest.mark.parametrize("changes", [{}, {"draft_vocab_size": 24}, {"sample_from_anchor": False}])
-@pytest.mark.parametrize("kind", MARKOV_HEADS)
 def test_logits_are_those_of_a_draft_that_chooses_token_by_token(
-    kind: str, changes: dict[str, Any]
+    changes: dict[str, Any],
 ) -> None:
-    geometry, weights, forward = build(markov_head_type=kind, **changes)
+    geometry, weights, forward = build(**changes)
     reference = ReferenceDSpark(geometry, weights)
     reference.extend(features(geometry))
     block = tokens()
@@ -63,10 +62,8 @@ def test_logits_are_those_of_a_draft_that_chooses_token_by_token(
     assert_close(block_logits(forward, features(geometry), block), torch.stack(expected))
 
 
-@pytest.mark.parametrize("kind", MARKOV_HEADS)
-def test_each_slot_reads_the_token_before_it(kind: str) -> None:
-    """A vanilla or gated head reads no other one, a recurrent one all that came before."""
-    geometry, _, forward = build(markov_head_type=kind)
+def test_each_slot_reads_the_token_before_it() -> None:
+    geometry, _, forward = build()
     plain, other = tokens(), tokens()
     other[2] += 1
     moved = (
@@ -79,12 +76,12 @@ def test_each_slot_reads_the_token_before_it(kind: str) -> None:
     )
     assert (moved[:2] == 0).all()
     assert moved[2] > 1e-4
-    assert bool((moved[3:] > 1e-6).all()) == (kind == "rnn")
+    assert (moved[3:] == 0).all()
 
 
 def test_blocks_of_a_trace_read_the_recorded_tokens() -> None:
     """`BlockForward.passes` gives every block the tokens behind its own anchor."""
-    geometry, _, forward = build(markov_head_type="rnn")
+    geometry, _, forward = build()
     context = features(geometry)
     ids = torch.arange(1, context.shape[1] + 2) * 7 % geometry.vocab_size
     rows = range(2, context.shape[1] - K)
@@ -114,7 +111,7 @@ def test_the_head_reads_normed_states_and_rounding_reaches_it() -> None:
 
 def test_passes_may_be_differentiated() -> None:
     """As learned rounding does: the gradient of one weight is the slope of the logits' sum."""
-    geometry, weights, _ = build(markov_head_type="rnn")
+    geometry, weights, _ = build()
     name = "layers.0.self_attn.v_proj.weight"
 
     def total(moved: float) -> Tensor:

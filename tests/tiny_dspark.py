@@ -10,12 +10,9 @@ from tiny import Stored, read_tensors, store, write_tensors
 from tiny_dflash import tiny_dflash
 
 Layout = Literal["flat", "specforge", "logit_head", "modelopt"]
-HeadKind = Literal["vanilla", "gated", "rnn"]
 _MODELOPT = {
-    **{
-        f"markov_head.{name}": name
-        for name in ("markov_w1", "markov_w2", "gate_proj", "joint_proj")
-    },
+    "markov_head.markov_w1": "markov_w1",
+    "markov_head.markov_w2": "markov_w2",
     "confidence_head.proj": "confidence_proj",
 }
 
@@ -25,7 +22,6 @@ def tiny_dspark(
     *,
     seed: int = 0,
     layout: Layout = "flat",
-    markov_head: HeadKind = "vanilla",
     rank: int = 16,
     confidence: bool = True,
     from_anchor: bool = True,
@@ -44,7 +40,6 @@ def tiny_dspark(
         layout: "flat" as DeepSpec publishes, with all keys at the top level; "specforge" with those
             of the heads in dflash_config; "logit_head" as that with its older names; "modelopt"
             as that with ModelOpt's names.
-        markov_head: its kind.
         rank: of the Markov head.
         confidence: with a confidence head.
         from_anchor: the anchor's slot proposes a token.
@@ -58,7 +53,7 @@ def tiny_dspark(
     keys = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     own = {
         "markov_rank": rank,
-        "markov_head_type": markov_head,
+        "markov_head_type": "vanilla",
         "enable_confidence_head": confidence,
         "confidence_head_with_markov": True,
     }
@@ -84,7 +79,7 @@ def tiny_dspark(
     tensors |= {
         _spelled(name, layout): noise(*shape)
         for name, shape in _shapes(
-            markov_head, rank, hidden, vocab, keys.get("draft_vocab_size") or vocab, confidence
+            rank, hidden, vocab, keys.get("draft_vocab_size") or vocab, confidence
         ).items()
     }
     for file in folder.glob("*.safetensors*"):
@@ -94,18 +89,12 @@ def tiny_dspark(
 
 
 def _shapes(
-    kind: HeadKind, rank: int, hidden: int, vocab: int, draft_vocab: int, confidence: bool
+    rank: int, hidden: int, vocab: int, draft_vocab: int, confidence: bool
 ) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {
         "markov_head.markov_w1.weight": (vocab, rank),
         "markov_head.markov_w2.weight": (draft_vocab, rank),
     }
-    if kind == "gated":
-        shapes["markov_head.gate_proj.weight"] = (rank, hidden + rank)
-        shapes["markov_head.gate_proj.bias"] = (rank,)
-    if kind == "rnn":
-        shapes["markov_head.joint_proj.weight"] = (3 * rank, hidden + 2 * rank)
-        shapes["markov_head.joint_proj.bias"] = (3 * rank,)
     if confidence:
         shapes["confidence_head.proj.weight"] = (1, hidden + rank)
         shapes["confidence_head.proj.bias"] = (1,)

@@ -1,17 +1,17 @@
 """DSpark: a DFlash draft whose logits are corrected by the token before each of them.
 
 Sources: `qwen3_dspark.py`, `spec_decode/dspark/speculator.py` and `config/speculative.py:1535` of
-vLLM 0.33.0, which builds Markov heads of the kind "vanilla" alone; `models/dspark.py` and
-`dspark_config.py` of SGLang 0.5.23; SpecForge `modeling/draft/dspark.py`; exports of SpecForge,
-ModelOpt and DeepSpec. Loading was executed (`experiments/engines/RESULTS.md`), whose error texts
-these are. Drafts of this name with other bodies (DeepSeek-V4, Gemma 4, Kimi K3's latent attention,
-MiniMax, LFM2, Muse) are others, which `architectures` names.
+vLLM 0.33.0, which builds Markov heads of the kind "vanilla" alone, that of all published drafts;
+`models/dspark.py` and `dspark_config.py` of SGLang 0.5.23; SpecForge `modeling/draft/dspark.py`;
+exports of SpecForge, ModelOpt and DeepSpec. Loading was executed (`experiments/engines/RESULTS.md`),
+whose error texts these are. Drafts of this name with other bodies (DeepSeek-V4, Gemma 4, Kimi K3's
+latent attention, MiniMax, LFM2, Muse) are others, which `architectures` names.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 from typing_extensions import override
 
@@ -20,24 +20,20 @@ from .. import engine_traits as traits
 from ..architectures import declared_architecture
 from ..config_reader import ConfigReader, Served, object_at, refusal
 from ..family import Dim, Draft, Lint, SpeculatorsForm, TensorSpec, Weights, told
-from ..maths import Product, Tensor, embedding, linear, torch
+from ..maths import Product, Tensor, embedding, torch
 from ..shared.block_layers import DFlashForward, DFlashGeometry
 from ..shared.layers import dims
 from . import dflash
 from .dflash import DFlash, block_keys
 
 _ARCHITECTURES = frozenset({"Qwen3DSparkModel", "DSparkDraftModel"})
-_FLAT = ("confidence_proj.", "gate_proj.", "joint_proj.", "markov_w1.", "markov_w2.")
+_FLAT = ("confidence_proj.", "markov_w1.", "markov_w2.")
 """How ModelOpt's exports begin the names of the heads, in the order in which vLLM meets them."""
 _HEAD_KEYS = (
     "markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov",
 )  # fmt: skip
 _SPECULATORS_KEYS = ("mask_token_id", "block_size", *_HEAD_KEYS)
-_MODULES = (
-    "markov_head", "confidence_head", r"markov_w\d", "gate_proj", "joint_proj", "confidence_proj",
-)  # fmt: skip
-_GATES = {"gated": "gate_up_proj", "rnn": "joint_proj"}
-"""Kind of a Markov head -> its linear, as vLLM's loader spells it."""
+_MODULES = ("markov_head", "confidence_head", r"markov_w\d", "confidence_proj")
 
 
 def _in_vllm(draft: traits.ServedDraft) -> traits.Finding | None:
@@ -53,8 +49,6 @@ def _in_vllm(draft: traits.ServedDraft) -> traits.Finding | None:
         return traits.engine_error("dspark-model-type", kind=config.get("model_type"))
     if config.get("markov_rank") is None:
         return traits.engine_error("dspark-rank")
-    if (kind := config.get("markov_head_type")) in tuple(_GATES):  # of any JSON type
-        return traits.engine_error("dspark-gate", gate=_GATES[kind])
     return _cut(draft) or _other_confidence(draft)
 
 
@@ -151,10 +145,6 @@ ENGINE_TRAITS = replace(
 )
 
 
-MarkovHead = Literal["vanilla", "gated", "rnn"]
-MARKOV_HEADS: tuple[MarkovHead, ...] = get_args(MarkovHead)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DSparkGeometry(DFlashGeometry):
     """Config of a DSpark draft: a DFlash body, a Markov head, perhaps a confidence head.
@@ -164,7 +154,6 @@ class DSparkGeometry(DFlashGeometry):
     """
 
     markov_rank: int
-    markov_head_type: MarkovHead
     confidence_width: int
 
 
@@ -175,13 +164,7 @@ class DSparkForward(DFlashForward):
     """One DSpark draft.
 
     With h_j the normed hidden state of what proposes token j, and e_j the row of markov_w1 of the
-    token before it, logits_j = lm_head h_j + markov_w2 s_j, where s_j is
-
-        vanilla  e_j
-        gated    sigmoid(gate_proj [h_j; e_j]) * e_j
-        rnn      tanh(output), with (gate, candidate, output) = joint_proj [state; e_j; h_j] and the
-                 next state sigmoid(gate) * state + (1 - sigmoid(gate)) * tanh(candidate), first 0
-
+    token before it, logits_j = lm_head h_j + markov_w2 e_j.
     The confidence head shortens steps in engines that are told to; it changes no proposal.
     """
 
@@ -189,16 +172,10 @@ class DSparkForward(DFlashForward):
 
     @override
     def proposing(self, x: Tensor, token_ids: Tensor) -> Tensor:
-        # [h_j; s_j], [A, K, W + r].
+        # [h_j; e_j], [A, K, W + r].
         h = self.norm("norm", super().proposing(x, token_ids))
         e = embedding(token_ids[:, :-1], self.weights[f"{_HEAD}markov_w1.weight"], h.dtype)
-        if self.geometry.markov_head_type != "rnn":
-            return torch.cat((h, self._correction(h, e, e)[0]), dim=-1)
-        state, found = torch.zeros_like(e[:, 0]), []
-        for h_j, e_j in zip(h.unbind(1), e.unbind(1), strict=True):
-            s_j, state = self._correction(h_j, e_j, state)
-            found.append(s_j)
-        return torch.cat((h, torch.stack(found, dim=1)), dim=-1)
+        return torch.cat((h, e), dim=-1)
 
     @override
     def products(self, hidden: Tensor) -> Sequence[Product]:
@@ -210,21 +187,6 @@ class DSparkForward(DFlashForward):
     def head_input(self, hidden: Tensor) -> Tensor:
         # What comes is normed already.
         return self.on_input("lm_head", hidden[..., : self.geometry.hidden_size])
-
-    def _correction(self, h: Tensor, e: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """s_j [..., r] of h_j [..., W] and e_j [..., r], and the state for the next one."""
-        if self.geometry.markov_head_type == "vanilla":
-            return e, state
-        if self.geometry.markov_head_type == "gated":
-            return self._affine("gate_proj", torch.cat((h, e), dim=-1)).sigmoid() * e, state
-        joint = self._affine("joint_proj", torch.cat((state, e, h), dim=-1))
-        gate, candidate, output = joint.chunk(3, dim=-1)
-        state = gate.sigmoid() * state + (1 - gate.sigmoid()) * candidate.tanh()
-        return output.tanh(), state
-
-    def _affine(self, name: str, x: Tensor) -> Tensor:
-        weight, bias = (self.weights[f"{_HEAD}{name}.{part}"] for part in ("weight", "bias"))
-        return linear(x, weight).to(x.dtype) + bias.to(x.dtype)
 
 
 def nested_keys(draft: Draft) -> Iterator[Lint]:
@@ -272,15 +234,15 @@ class DSpark(DFlash):
     prefixes = (
         *DFlash.prefixes,
         ("logit_head.", ""),  # SpecForge, in its early exports
-        # ModelOpt; its gate_proj no exclude could tell from those of layers.
+        # ModelOpt
         ("markov_w1.", "markov_head.markov_w1."),
         ("markov_w2.", "markov_head.markov_w2."),
-        ("joint_proj.", "markov_head.joint_proj."),
         ("confidence_proj.", "confidence_head.proj."),
     )
     served: Served = {  # noqa: RUF012 - likewise
         **{key: value for key, value in DFlash.served.items() if key not in _OF_OTHERS},
         "projector_type": ("dspark", "a draft of another kind"),
+        "markov_head_type": ("vanilla", "a Markov head that vLLM does not build"),
         "dspark_config": (None, "SGLang alone reads it, not the keys beside it"),
         "dspark_draft_topk": (None, "vLLM corrects that many tokens and rules all others out"),
         "logit_scale": (1, "vLLM alone multiplies the logits by it"),
@@ -295,15 +257,11 @@ class DSpark(DFlash):
         options.positive("block_size")  # SGLang drafts 7 tokens without it, vLLM refuses
         common = self.common_keys(keys)
         rank = options.positive("markov_rank")
-        kind: Any = options.config.get("markov_head_type")
-        kind = "vanilla" if kind is None else kind
-        keys.check(kind in MARKOV_HEADS, "dspark-head", known=", ".join(MARKOV_HEADS), got=kind)
         with_markov = options.flag("confidence_head_with_markov", True)
         return DSparkGeometry(
             **common,
             proposes_from_anchor=_proposes_from_anchor(keys, options),
             markov_rank=rank,
-            markov_head_type=kind,
             confidence_width=common["hidden_size"] + (rank if with_markov else 0),
         )
 
@@ -316,7 +274,6 @@ class DSpark(DFlash):
         shapes: dict[str, tuple[Dim, ...]] = {
             "markov_head.markov_w1.weight": (vocab, rank),
             "markov_head.markov_w2.weight": (own, rank),
-            **_gates(g),
             "confidence_head.proj.weight": (one, width),
             "confidence_head.proj.bias": (one,),
         }
@@ -336,19 +293,6 @@ class DSpark(DFlash):
         if path.exists():
             raise refusal(path, "dspark-mask-embedding")
         return {}
-
-
-def _gates(g: DSparkGeometry) -> dict[str, tuple[Dim, ...]]:
-    shapes = {
-        "gated": ("gate_proj", g.markov_rank, g.hidden_size + g.markov_rank),
-        "rnn": ("joint_proj", 3 * g.markov_rank, g.hidden_size + 2 * g.markov_rank),
-    }
-    if g.markov_head_type not in shapes:
-        return {}
-    name, rows, columns = shapes[g.markov_head_type]
-    out = Dim(rows, "markov_rank, markov_head_type")
-    inputs = Dim(columns, "hidden_size, markov_rank, markov_head_type")
-    return {f"markov_head.{name}.weight": (out, inputs), f"markov_head.{name}.bias": (out,)}
 
 
 def _proposes_from_anchor(keys: ConfigReader, options: ConfigReader) -> bool:
