@@ -126,16 +126,15 @@ def test_what_counts_is_the_same_and_the_rest_is_not_computed(
 def test_of_equal_logits_the_first_and_of_nan_nothing_is_hidden() -> None:
     x, weight = torch.ones(3, 1), torch.tensor([[1.0], [2.0], [0.0], [2.0], [1.0]])
     x[1] = -1
-    bias = torch.tensor([0.0, 0.0, 0.0, 0.0, 1.0])
     for most in (15, 6, 3):
-        top, ids = maths.largest_of([(x, weight, None)], most)
+        top, ids = maths.largest_of([(x, weight)], most)
         assert (top.tolist(), ids.tolist()) == ([2, 0, 2], [1, 2, 1])
-        top, ids = maths.largest_of([(x, weight, None), (x, weight, bias)], most)
+        top, ids = maths.largest_of([(x, weight), (x, weight)], most)
         assert (top.tolist(), ids.tolist()) == ([4, 0, 4], [1, 2, 1])
         for at in range(5):
             broken = weight.clone()
             broken[at] = math.nan
-            assert maths.largest_of([(x, broken, None)], most)[0].isnan().all()
+            assert maths.largest_of([(x, broken)], most)[0].isnan().all()
 
 
 def test_a_draft_that_draws_stops_where_it_cannot_propose(tmp_path: Path) -> None:

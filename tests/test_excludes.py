@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.engine_traits import fused_names
-from draftquant.quantize.drafts.runtime_names import numbered_name
 from draftquant.quantize.engines.contract import EngineCheck
 from draftquant.quantize.engines.engine_check import check_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
@@ -200,7 +199,6 @@ def test_names() -> None:
     assert fused_names("q_proj") == ("qkv_proj",)
     assert fused_names("midlayer.mlp.up_proj") == ("midlayer.mlp.gate_up_proj",)
     assert fused_names("layers.0.self_attn.o_proj") == ()
-    assert numbered_name("layers.2.mlp.down_proj", 61) == "model.layers.63.mlp.down_proj"
 
 
 # The commands

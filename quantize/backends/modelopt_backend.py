@@ -16,9 +16,7 @@ from typing_extensions import override
 from ...recipes.errors import BackendError, refused
 from ...recipes.schema import Algorithm, BackendName, WeightFormat
 from ..algorithms.algorithm import Absmax, Moments
-from ..numerics.number_formats import fp8_codes, fp8_scale
 from ..numerics.quantized_weight import QuantizedWeight, fp4_codes_of_bytes
-from .backend import TorchBackend
 from .vendor import (
     OURS,
     VendorBackend,
@@ -31,6 +29,7 @@ from .vendor import (
 
 TESTED_SERIES = "0.47.*"
 SMALLEST_NORMAL = torch.finfo(torch.float32).tiny
+"""ModelOpt 0.47 gives codes that are NaN, or a scale far too large, below it."""
 _CALIBRATIONS: Mapping[tuple[str, str], Mapping[str, Any]] = {
     ("absmax", "nearest"): {"method": "max"},
     # The factors that a recipe calls mse; ModelOpt's own go on to 4: the largest codes stay unused.
@@ -80,22 +79,22 @@ class ModelOptBackend(VendorBackend):
         covered = with_absmax(self.name, weight, weights, absmax)
         largest = rows.amax(dim=0, keepdim=True) if absmax is None else absmax
         self.check(weights)
-        inputs = gptq_inputs(moments) if self._gptq else None
+        whole = weights.number.global_scale or weights.granularity == "tensor"
         where = f"backend modelopt, weight {list(weight.shape)} {weight.dtype}"
+        if (least := float(largest if whole else rows.amin())) < SMALLEST_NORMAL:
+            raise refused(BackendError, where, __file__, "modelopt-vanishing", got=least, ours=OURS)
+        inputs = gptq_inputs(moments) if self._gptq else None
         with _failing(where), torch.no_grad(), process_state():
             packed = _run_modelopt(covered, weights, self._algorithm, inputs)
         codes, scale = packed.weight.data[: len(weight)], packed.weight_scale
         if weights.number.global_scale:
-            if largest < SMALLEST_NORMAL:
-                return TorchBackend().quantize(weight, weights, absmax)
             return QuantizedWeight(
                 codes=fp4_codes_of_bytes(codes),
                 scale=scale[: len(weight)],
                 global_scale=packed.weight_scale_2,
                 group_size=weights.group_size,
             )
-        whole = weights.granularity == "tensor"
-        return _with_vanishing_rows(weight, largest if whole else rows, codes, scale.reshape(-1, 1))
+        return QuantizedWeight(codes=codes, scale=scale.reshape(-1, 1))
 
 
 def _problem(algorithm: Algorithm, weights: WeightFormat) -> str | None:
@@ -151,21 +150,3 @@ def _attributes(weights: WeightFormat, rows: int) -> dict[str, Any]:
     # With a single row both granularities are one scale, and the per-channel export fails.
     axis = 0 if weights.granularity == "channel" and rows > 1 else None
     return {"num_bits": (4, 3), "axis": axis}
-
-
-def _with_vanishing_rows(
-    weight: Tensor, absmax: Tensor, codes: Tensor, scale: Tensor
-) -> QuantizedWeight:
-    """Rows below ModelOpt's range are rounded with our own numerics.
-
-    ModelOpt 0.47 gives scale 0 and NaN codes for an all-zero weight per tensor, and floors the
-    absmax of a channel at 2^-126, so that a row of subnormal numbers gets a scale far too large.
-    """
-    vanishing = absmax < SMALLEST_NORMAL
-    rows = vanishing.expand(weight.shape[0], 1).flatten()
-    if rows.any():
-        ours = fp8_scale(absmax)
-        scale = torch.where(vanishing, ours, scale)
-        row_scale = ours.expand(weight.shape[0], 1)[rows]
-        codes.view(torch.uint8)[rows] = fp8_codes(weight[rows], row_scale).view(torch.uint8)
-    return QuantizedWeight(codes=codes, scale=scale)

@@ -40,7 +40,7 @@ from ..making.execute import store_linear
 from ..making.folder_card import renewed_card
 from ..making.rewriting import OutputPlan, OutputRewrite, quantized_source, side_files_without_codes
 from ..numerics.quantized_weight import TORCH_DTYPES, QuantizedWeight, carried
-from ..planning.outputs import OutputTensors, cache_outputs, cache_scale, copied
+from ..planning.outputs import OutputTensors, cache_outputs, copied
 from ..stored.decoded_numbers import blocks_of, stored_scalar
 from ..stored.layouts.scheme import FLOAT_DTYPES
 from ..stored.linear import StoredLinear, global_scale, input_groups, stored_scales, zero_points
@@ -307,7 +307,7 @@ class _Transcoding(OutputRewrite[Compared]):
         plan, row = self.plan, output.row
         cached = [tensor for tensor in output.stored if tensor.name in plan.cache_scales]
         for tensor in cached:
-            file.write(tensor.name, cache_scale(tensor, plan.cache_scales[tensor.name]))
+            file.write(tensor.name, torch.full(tensor.shape, plan.cache_scales[tensor.name]))
         if not cached:
             blocks = _recoded_blocks(plan.source, row, plan.recipe)
             input_scale = _stored_input_scale(plan.source, row, plan.recipe)

@@ -238,7 +238,11 @@ class ModulesForward(DraftForward):
 
     def products(self, hidden: Tensor) -> Sequence[Product]:
         """Whose sum the logits of hidden states [..., W] are."""
-        return [(self.head_input(hidden), self.weights["lm_head.weight"], None)]
+        return [(self.head_input(hidden), self.head())]
+
+    def head(self) -> Tensor:
+        """The weight that gives logits."""
+        return self.weights["lm_head.weight"]
 
     @override
     def head_input(self, hidden: Tensor) -> Tensor:
@@ -255,13 +259,13 @@ class ModulesForward(DraftForward):
 
     def linear(self, name: str, x: Tensor) -> Tensor:
         """[..., in_features] -> [..., out_features]; `OnInput` sees the input first."""
-        product = self.kept_linear(name, self.on_input(name, x)).to(x.dtype)
-        bias = self.weights.get(f"{name}.bias")
-        return product if bias is None else product + bias
+        return self.kept_linear(name, self.on_input(name, x)).to(x.dtype)
 
     def kept_linear(self, name: str, x: Tensor) -> Tensor:
-        """Its product alone: nothing observes or rounds the input."""
-        return linear(x, self.weights[f"{name}.weight"])
+        """The same, in the dtype of the product, but nothing observes or rounds the input."""
+        product = linear(x, self.weights[f"{name}.weight"])
+        bias = self.weights.get(f"{name}.bias")
+        return product if bias is None else product + bias.to(product.dtype)
 
     def norm(self, name: str, x: Tensor) -> Tensor:
         """RMS norm over the last axis, with the draft's own epsilon."""

@@ -43,13 +43,13 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
 
-Product = tuple[Tensor, Tensor, Tensor | None]
-"""Inputs [..., in_features], a weight [out_features, in_features] and a bias: x weight^T + bias."""
+Product = tuple[Tensor, Tensor]
+"""Inputs [..., in_features] and a weight [out_features, in_features]: x weight^T."""
 
 
 def sum_of(products: Sequence[Product]) -> Tensor:
     """The sum of products of as many outputs, [..., out_features]."""
-    found = [with_bias(linear(x, weight), bias) for x, weight, bias in products]
+    found = [linear(x, weight) for x, weight in products]
     return sum(found[1:], start=found[0])
 
 
@@ -59,13 +59,12 @@ def largest_of(products: Sequence[Product], most: int) -> tuple[Tensor, Tensor]:
     `most` outputs of n rows are held at once at most, those of one column excepted, so that a
     narrow weight is widened once.
     """
-    count, width = len(products[0][0]), max(weight.shape[1] for _, weight, _ in products)
+    count, width = len(products[0][0]), max(weight.shape[1] for _, weight in products)
     outputs = len(products[0][1])
     step = max(1, min(MAX_WIDENED // width, most // max(1, count)))
     top = ids = torch.empty(0)
     for start in range(0, outputs, step):
-        at = slice(start, start + step)
-        parts = [(x, w[at], None if b is None else b[at]) for x, w, b in products]
+        parts = [(x, weight[start : start + step]) for x, weight in products]
         values, places = sum_of(parts).max(-1)
         if start == 0:
             top, ids = values, places
@@ -74,11 +73,6 @@ def largest_of(products: Sequence[Product], most: int) -> tuple[Tensor, Tensor]:
         ids = torch.where(larger & ~top.isnan(), places + start, ids)
         top = torch.where(larger, values, top)
     return top, ids
-
-
-def with_bias(product: Tensor, bias: Tensor | None) -> Tensor:
-    """The sum of both in the dtype of the product; None = no bias."""
-    return product if bias is None else product + bias.to(product.dtype)
 
 
 def embedding(token_ids: Tensor, table: Tensor, dtype: "torch.dtype") -> Tensor:

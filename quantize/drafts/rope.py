@@ -132,25 +132,12 @@ def _scaling(keys: ConfigReader) -> Yarn | Scaling | None:
         )
     if kind == "yarn":
         return _yarn(keys)
-    known = isinstance(kind, str) and kind in _DISPUTED
-    why = _DISPUTED[str(kind)] if known else "draftquant does not know its formula"
-    return Unreplayed.of(keys.where, "rope-type", kind=short(kind), why=why)
+    return Unreplayed.of(keys.where, "rope-type", kind=short(kind))
 
 
 _PLAIN = (None, "default", "mrope")
 """Of mrope the three positions of a token of text are equal, so that it turns by one angle as in
 plain rope; traces hold text only (vLLM `mrope.py`, SGLang `llama_eagle3.py:121-125`)."""
-_BY_LENGTH = (
-    "vLLM 0.33 chooses its factors by the server's context length"
-    " (phi3_long_rope_scaled_rope.py:54), SGLang 0.5.23 by positions"
-)
-_DISPUTED = {
-    "longrope": _BY_LENGTH,
-    "su": _BY_LENGTH,
-    "dynamic": "vLLM 0.33 serves the plain base (dynamic_ntk_scaling_rope.py:51), SGLang 0.5.23 a"
-    " larger one (rope_variant.py:882)",
-}
-"""Rope type -> in what engines disagree about it."""
 
 
 def _yarn(keys: ConfigReader) -> Yarn:

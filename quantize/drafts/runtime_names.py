@@ -14,12 +14,6 @@ from .engine_traits import fused_names
 from .family import Draft, Family, Row
 
 
-def numbered_name(canonical: str, first_layer: int) -> str:
-    """The name in vLLM of a module of a decoder layer, `layers.0.mlp.up_proj`."""
-    _, layer, path = canonical.split(".", 2)
-    return f"model.layers.{first_layer + int(layer)}.{path}"
-
-
 def first_layer(family: Family, target_layers: int | None) -> int | None:
     """Number in vLLM of a draft's first layer; None = it follows from the target, not known."""
     return 0 if family.served_root else target_layers
@@ -47,7 +41,8 @@ def excluded_modules(
     names |= {draft.family.served_name(name) for name in names}
     first = first_layer(draft.family, target_layers) if whole_names else None
     if first is not None:
-        names |= {numbered_name(module, first) for module in modules_in_layers(kept)}
+        numbered = (module.split(".", 2) for module in modules_in_layers(kept))
+        names |= {f"model.layers.{first + int(layer)}.{path}" for _, layer, path in numbered}
     names |= {fused for name in names for fused in fused_names(name)} | unnamed
     if whole_names and draft.family.served_root:
         names |= {f"{draft.family.served_root}{name}" for name in names}

@@ -37,7 +37,6 @@ class CardFacts:
 
     family: str
     hub_id: str | None
-    revision: str | None
     recipe: Recipe
     bytes_before: int
     bytes_after: int
@@ -56,7 +55,6 @@ class CardFacts:
         return cls(
             family=plan.draft.family.name,
             hub_id=source.hub_id,
-            revision=source.revision,
             recipe=plan.recipe,
             bytes_before=plan.bytes_before,
             bytes_after=plan.bytes_after,
@@ -76,7 +74,6 @@ class CardFacts:
         return cls(
             family=record.source.family,
             hub_id=record.source.hub_id,
-            revision=record.source.revision,
             recipe=record.recipe,
             bytes_before=record.tensor_bytes.before,
             bytes_after=record.tensor_bytes.after,

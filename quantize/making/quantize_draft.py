@@ -23,7 +23,7 @@ from ..files.provenance_file import check_recorded, read_provenance
 from ..files.publish import Rewrite, config_and_index, json_texts, publish
 from ..layouts import get_layout
 from ..lints.catalogue import fixed_config, output_changes
-from ..planning.outputs import cache_scale, checked_cache_scales, files_of, opened
+from ..planning.outputs import checked_cache_scales, files_of, opened
 from ..planning.quantization_plan import NOTHING_MEASURED, Measured, Plan, Step
 from ..verify import VerifyReport, check_faults, verify
 from .folder_card import CardFacts, least_card
@@ -202,7 +202,9 @@ class _Quantization(Rewrite[VerifyReport]):
         kept = [step for step in rest if step.row.tensor.name not in changed]
         sides = plan.draft.checkpoint, staging
         with opened(*sides, plan.outputs, kept=kept) as run:
-            from .execute import CPU, execute  # torch is imported while the kernel copies
+            import torch  # while the kernel copies
+
+            from .execute import CPU, execute
 
             check_backends(plan.recipe)
             backend = get_backend(plan.recipe.backend, plan.recipe.algorithm)
@@ -223,7 +225,7 @@ class _Quantization(Rewrite[VerifyReport]):
             cached = [(each.row.tensor.file, one) for each in plan.cache for one in each.stored]
             scales = self.method.cache_scales.values()
             for (file, tensor), scale in zip(cached, scales, strict=True):
-                run.files[file].write(tensor.name, cache_scale(tensor, scale))
+                run.files[file].write(tensor.name, torch.full(tensor.shape, scale))
 
     @override
     def verify(self, staging: Path) -> VerifyReport:

@@ -4,7 +4,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from typing_extensions import override
 
@@ -26,7 +26,7 @@ from ..planning.outputs import (
 )
 from ..stored.stored_declaration import declared_scheme
 from ..stored.stored_draft import StoredDraft
-from ..verify import Fault, check_faults
+from ..verify import Compared, VerifyReport, check_faults
 
 
 def quantized_source(checkpoint: Checkpoint, verb: str) -> StoredDraft:
@@ -60,14 +60,7 @@ class OutputPlan:
         return config_and_index(self.source.checkpoint, config, files, self.bytes_after)
 
 
-class _Found(Protocol):
-    @property
-    def faults(self) -> Sequence[Fault]: ...
-    @property
-    def source_digests(self) -> Mapping[str, str]: ...
-
-
-FoundT = TypeVar("FoundT", bound=_Found)
+FoundT = TypeVar("FoundT", Compared, VerifyReport)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from ...recipes.errors import PASS_TRACES, BackendError, refused
 from ...recipes.schema import Recipe
@@ -16,9 +16,6 @@ from ..files.safetensors_file import SafetensorsFile, open_files
 from ..files.safetensors_header import WORKERS, StoredTensor
 from ..layouts import get_layout
 from ..stored.layouts import HF_QUANT_CONFIG
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 ONLY_OF_CODES = frozenset({PROVENANCE_FILE, HF_QUANT_CONFIG})
 """Side files of a quantized folder that say nothing true about what is made of it."""
@@ -173,10 +170,3 @@ def checked_cache_scales(
                 raise refused(BackendError, where, __file__, "cache-scale", got=list(values))
             found[name] = float(np.float32(values[0]))
     return found
-
-
-def cache_scale(tensor: StoredTensor, scale: float) -> "Tensor":
-    """A scale of the KV cache as it is stored."""
-    import torch
-
-    return torch.full(tensor.shape, scale, dtype=torch.float32)

@@ -181,7 +181,7 @@ class DSparkForward(DFlashForward):
     def products(self, hidden: Tensor) -> Sequence[Product]:
         corrections = hidden[..., self.geometry.hidden_size :]
         head = self.weights[f"{_HEAD}markov_w2.weight"]
-        return [*super().products(hidden), (corrections, head, None)]
+        return [*super().products(hidden), (corrections, head)]
 
     @override
     def head_input(self, hidden: Tensor) -> Tensor:

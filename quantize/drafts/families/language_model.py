@@ -7,7 +7,7 @@ queries, keys and values) and Qwen3's (normed heads) way: `llama.py`, `qwen2.py`
 vLLM 0.33 and SGLang 0.5.23.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from ..config_reader import ConfigReader, Served
 from ..family import Family, TensorSpec
 from ..forward import Attend
 from ..geometry import RotatedGeometry, last_state
-from ..maths import Product, Tensor, embedding
+from ..maths import Tensor, embedding
 from ..passes import TextForward
 from ..shared import layers as decoder
 
@@ -83,10 +83,9 @@ class LanguageModelForward(decoder.LayersForward, TextForward):
     """The layers of a language model, over the embedding."""
 
     @override
-    def products(self, hidden: Tensor) -> Sequence[Product]:
+    def head(self) -> Tensor:
         # A tied head is the embedding.
-        head = self.weights.get("lm_head.weight", self.weights["embed_tokens.weight"])
-        return [(self.head_input(hidden), head, None)]
+        return self.weights.get("lm_head.weight", self.weights["embed_tokens.weight"])
 
     @override
     def step(self, token_ids: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:

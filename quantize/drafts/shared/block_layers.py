@@ -5,7 +5,6 @@ Sources: vLLM 0.33 `qwen3_dflash.py`, SGLang 0.5.23 `dflash.py`, z-lab `dflash/m
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeGuard
 
 from typing_extensions import override
 
@@ -151,31 +150,17 @@ def read_mask_embedding(path: Path, hidden_size: int, mask_token_id: int) -> Ten
     if isinstance(state, dict):
         token = state.get("mask_token_id", mask_token_id)
         if type(token) is not int or token != mask_token_id:
-            raise wrong(f"expected mask_token_id {mask_token_id}, got {_described(token)}")
+            raise wrong(f"expected mask_token_id {mask_token_id}, got {short(str(token))}")
         if state.get("per_position") is not None and state["per_position"] is not False:
             raise wrong("one embedding per position, which no engine serves")
         state = state.get("embedding")
-    if not _is_plain(state):
-        raise wrong(f"expected a floating-point 'embedding', got {_described(state)}")
+    is_plain = isinstance(state, torch.Tensor) and state.layout is torch.strided
+    is_plain = is_plain and not (state.is_nested or state.is_meta)
+    if not (is_plain and state.is_floating_point() and state.dtype.itemsize > 1):  # no FP8
+        raise wrong(f"expected a floating-point 'embedding', got {type(state).__name__}")
     if state.numel() != hidden_size:
         raise wrong(f"expected {hidden_size} values, got shape {list(state.shape)}")
     if not bool(torch.isfinite(state).all()):
         raise wrong("holds NaN or infinity")
-    return state.detach().reshape(-1)
-
-
-def _is_plain(state: object) -> TypeGuard[Tensor]:
-    return (
-        type(state) in (torch.Tensor, torch.nn.Parameter)
-        and isinstance(state, torch.Tensor)
-        and state.dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-        and state.layout is torch.strided
-        and not state.is_nested
-        and state.device.type == "cpu"
-    )
-
-
-def _described(value: object) -> str:
-    if isinstance(value, torch.Tensor):
-        return f"{type(value).__name__} of {value.dtype}, {value.layout}, {value.device}"
-    return short(value) if isinstance(value, int | str) else type(value).__name__
+    vector: Tensor = state.detach().reshape(-1)
+    return vector

@@ -27,7 +27,7 @@ from ..engine_traits import INPUTS, EngineTraits, InSglang, InVllm, MtpLayer
 from ..family import Dim, Family, TensorSpec, Weights
 from ..forward import Attend, DraftForward, OnInput
 from ..geometry import RotatedGeometry, TokenLimit, last_state
-from ..maths import Product, Tensor, embedding, linear, rms_norm, torch, with_bias
+from ..maths import Tensor, embedding, rms_norm, torch
 from ..passes import ChainForward, StagedForward
 from . import layers as decoder
 from .mixture import Mixture, mixture_mlp, mixture_shapes
@@ -239,25 +239,14 @@ class MtpForward(decoder.LayersForward, ChainForward):
         return mixture_mlp(mixture, f"layers.{number}.mlp.", z, self)
 
     @override
-    def products(self, hidden: Tensor) -> Sequence[Product]:
-        head = self._table("lm_head")
-        bias = self.weights.get(f"{head}.bias")
-        return [(self.head_input(hidden), self.weights[f"{head}.weight"], bias)]
+    def head(self) -> Tensor:
+        return self.weights[f"{self._table('lm_head')}.weight"]
 
     @override
     def head_input(self, hidden: Tensor) -> Tensor:
         fed_back = self.family.feeds_back_normed
         normed = hidden if fed_back else self.norm(self._around("norm"), hidden)
         return self.on_input(self._table("lm_head"), normed)
-
-    @override
-    def linear(self, name: str, x: Tensor) -> Tensor:
-        return self.kept_linear(name, self.on_input(name, x)).to(x.dtype)
-
-    @override
-    def kept_linear(self, name: str, x: Tensor) -> Tensor:
-        product = linear(x, self.weights[f"{name}.weight"])
-        return with_bias(product, self.weights.get(f"{name}.bias"))
 
     @override
     def norm(self, name: str, x: Tensor) -> Tensor:
