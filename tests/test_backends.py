@@ -1,7 +1,6 @@
 """Vendor backends from outside: lazy imports, early failures, refused weights, a clean process."""
 
 import contextlib
-import dataclasses
 import importlib.metadata
 import io
 import logging
@@ -18,15 +17,8 @@ import pytest
 import torch
 from draftquant.quantize.backends import get_backend
 from draftquant.quantize.backends import quark_backend as quark_import
-from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.files.hub import DraftSource
-from draftquant.quantize.making.quantize_draft import quantize_draft
-from draftquant.quantize.planning.quantization_plan import make_plan
-from draftquant.recipes import load_recipe
 from draftquant.recipes.errors import BackendError
 from draftquant.recipes.schema import BackendName, WeightFormat
-from tiny import tiny_eagle3_llama
 from vendors import needs
 
 INT4 = WeightFormat(dtype="int4", granularity="channel", symmetric=True)
@@ -42,30 +34,6 @@ VENDORS = [
 ]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", VENDORS)
-def test_a_run_tells_that_a_toolkit_is_loaded(name: BackendName, tmp_path: Path) -> None:
-    """It takes longer than all the rest of a small draft."""
-    folder = tiny_eagle3_llama(tmp_path / "draft")
-    recipe = dataclasses.replace(load_recipe("fp8-ptpc"), backend=name)
-    told: list[str] = []
-    quantize_draft(
-        make_plan(recipe, read_draft(Checkpoint.open(folder))),
-        tmp_path / "out",
-        source=DraftSource(folder=folder),
-        on_stage=told.append,
-    )
-    assert told == ["write", "start", "write", "verify", "sync"]
-    assert any(module.startswith(f"{name}.torch") for module in sys.modules)
-
-
-def test_torch_has_nothing_to_load() -> None:
-    backend = get_backend("torch")
-    before = set(sys.modules)
-    backend.start()
-    assert set(sys.modules) == before
-
-
 def report_version(monkeypatch: pytest.MonkeyPatch, distribution: str, version: str | None) -> None:
     real = importlib.metadata.version
 
@@ -77,15 +45,6 @@ def report_version(monkeypatch: pytest.MonkeyPatch, distribution: str, version: 
         return version
 
     monkeypatch.setattr(importlib.metadata, "version", reported)
-
-
-def hide_programs(monkeypatch: pytest.MonkeyPatch, *hidden: str) -> None:
-    real = shutil.which
-
-    def which(cmd: str, mode: int = os.F_OK | os.X_OK, path: str | None = None) -> str | None:
-        return None if cmd in hidden else real(cmd, mode, path)
-
-    monkeypatch.setattr(shutil, "which", which)
 
 
 def install_scripts_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,14 +96,6 @@ def test_untested_version_is_refused(
         get_backend(name).check(FP8_TENSOR)
 
 
-def test_modelopt_refuses_int4_and_names_who_can(monkeypatch: pytest.MonkeyPatch) -> None:
-    report_version(monkeypatch, "nvidia-modelopt", "0.47.0")
-    with pytest.raises(BackendError, match="got int4 per channel") as caught:
-        get_backend("modelopt").check(INT4)
-    assert "--backend quark" in caught.value.fix
-    assert "backend: torch" in caught.value.fix
-
-
 REFUSED_FORMATS: list[tuple[BackendName, WeightFormat, str]] = [
     ("modelopt", WeightFormat(dtype="mxfp4", granularity="group", group_size=32, symmetric=True),
      "got mxfp4 per group of 32"),
@@ -170,36 +121,6 @@ def test_formats_that_a_toolkit_does_not_compute_are_refused(
     assert "backend: torch" in caught.value.fix
 
 
-def test_quark_refuses_a_format_that_no_layout_stores(monkeypatch: pytest.MonkeyPatch) -> None:
-    report_version(monkeypatch, "amd-quark", "0.13")
-    per_tensor = WeightFormat(dtype="int4", granularity="tensor", symmetric=True)
-    with pytest.raises(BackendError, match="int4 needs 'channel'"):
-        get_backend("quark").check(per_tensor)
-
-
-def test_quark_without_any_ninja_fails_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    report_version(monkeypatch, "amd-quark", "0.13")
-    hide_programs(monkeypatch, "ninja")
-    with pytest.raises(BackendError, match="needs 'ninja' at every import") as caught:
-        get_backend("quark").check(INT4)
-    assert "pip install ninja" in caught.value.fix
-
-
-def test_quark_finds_the_ninja_of_a_venv_that_is_not_activated(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    scripts, empty = tmp_path / "scripts", tmp_path / "empty"
-    for folder in (scripts, empty):
-        folder.mkdir()
-    (scripts / "ninja").touch(mode=0o755)
-    report_version(monkeypatch, "amd-quark", "0.13")
-    monkeypatch.setenv("PATH", str(empty))
-    monkeypatch.setenv("CXX", sys.executable)
-    install_scripts_in(scripts, monkeypatch)
-    get_backend("quark").check(INT4)
-    assert os.environ["PATH"] == str(empty)
-
-
 def test_quark_needs_a_compiler_only_until_its_extension_is_built(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -217,16 +138,6 @@ def test_quark_needs_a_compiler_only_until_its_extension_is_built(
     built.parent.mkdir(parents=True)
     built.touch()
     get_backend("quark").check(INT4)
-
-
-IMPORT_QUARK = """
-import sys
-from torch.utils.file_baton import FileBaton
-FileBaton.wait = lambda _: sys.exit("waits for ever")
-from draftquant.quantize.backends.quark_backend import quark_process_state
-with quark_process_state():
-    import quark.torch
-"""
 
 
 def test_the_lock_file_of_a_build_that_was_killed_is_removed(tmp_path: Path) -> None:
@@ -250,34 +161,6 @@ def test_quarks_search_parses_only_files_that_name_what_it_seeks() -> None:
     assert other["found"] == [1, 1]
     exec(script, quark)
     assert quark["found"] == [1, 1]
-
-
-@pytest.mark.slow
-@pytest.mark.vendor
-@needs("quark")
-@pytest.mark.usefixtures("quark_imported")
-def test_quark_knows_the_experts_that_a_whole_search_finds() -> None:
-    from quark.torch.utils.llm.module_replacement import PREPROCESS_REGISTRY, quark_experts
-
-    found = quark_experts._find_decorated_experts_classes()
-    assert len(found) > 50
-    assert set(found) <= set(PREPROCESS_REGISTRY)
-
-
-@pytest.mark.slow
-@pytest.mark.vendor
-@needs("quark")
-def test_a_build_that_was_killed_does_not_block_the_next_import(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """torch waits for ever for the lock file that a killed process left in its build folder."""
-    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    folder = quark_import.extension_folder() / quark_import.EXTENSION
-    folder.mkdir(parents=True)
-    (folder / "lock").touch()
-    subprocess.run([sys.executable, "-c", IMPORT_QUARK], check=True)
-    assert (folder / f"{quark_import.EXTENSION}.so").is_file()
-    assert not (folder / "lock").exists()
 
 
 def test_a_build_folder_that_cannot_be_made_is_named(
@@ -393,17 +276,6 @@ def test_first_use_leaves_the_process_as_it_was(
 
 
 @pytest.mark.parametrize("name", VENDORS)
-def test_later_use_is_silent_on_both_streams(
-    name: BackendName, capfd: pytest.CaptureFixture[str]
-) -> None:
-    backend = get_backend(name)
-    backend.quantize(torch.eye(8), FP8_TENSOR)
-    capfd.readouterr()
-    backend.quantize(torch.zeros(8, 8), FP8_CHANNEL)
-    assert capfd.readouterr() == ("", "")
-
-
-@pytest.mark.parametrize("name", VENDORS)
 def test_toolkit_failure_becomes_a_backend_error(
     name: BackendName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -414,10 +286,3 @@ def test_toolkit_failure_becomes_a_backend_error(
         get_backend(name).quantize(torch.ones(8, 8, device="meta"), FP8_TENSOR)
     assert caught.value.__cause__ is not None
     assert "backend: torch" in caught.value.fix
-
-
-@pytest.mark.parametrize("name", VENDORS)
-def test_versions_name_the_toolkit(name: BackendName) -> None:
-    versions = get_backend(name).versions()
-    assert versions[DISTRIBUTIONS[name]] == importlib.metadata.version(DISTRIBUTIONS[name])
-    assert versions["torch"] == torch.__version__

@@ -1,6 +1,5 @@
 """Balancing the concat input: exact, only where it helps, and what it wins."""
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -16,12 +15,10 @@ from draftquant.quantize.making.execute import divide_norm, multiply_columns
 from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.stored.stored_draft import StoredDraft
-from draftquant.quantize.verify import verify
-from draftquant.recipes import Algorithm, load_recipe
+from draftquant.recipes import load_recipe
 from draftquant.recipes.errors import BackendError
 from draftquant.scripts.cli import main
 from tiny import read_tensors, store, tiny_eagle3_llama, values_of, write_tensors
-from tiny_dflash import tiny_dflash
 from tiny_mla import tiny_eagle3_mla
 
 HIDDEN = 64
@@ -82,15 +79,6 @@ def test_halves_16_apart_keep_both(recipe: str, family: str, tmp_path: Path) -> 
     arguments = ["quantize", str(source), "--recipe", str(off), "--out", str(tmp_path / "plain")]
     assert main([*arguments, "--backend", "torch"]) == 0
     assert small_half_error(source, tmp_path / "plain", family) > 0.9
-
-
-@pytest.mark.parametrize("factor", [1.0, 0.4, 2.5])
-def test_halves_less_than_4_apart_are_left(factor: float, tmp_path: Path) -> None:
-    source = unbalanced(tmp_path / "draft", "llama", factor)
-    out = tmp_path / "out"
-    assert main(["quantize", str(source), "--recipe", "int4-channel", "--out", str(out)]) == 0
-    assert "balanced" not in json.loads((out / "draftquant.json").read_text(encoding="utf-8"))
-    assert read_tensors(out)[NORM] == read_tensors(source)[NORM]
 
 
 def test_a_small_hidden_half_is_balanced_the_other_way(tmp_path: Path) -> None:
@@ -170,51 +158,9 @@ def test_only_the_first_half_is_multiplied() -> None:
     assert rows.tolist() == [[8, 16, 3, 4], [40, 48, 7, 8]]
 
 
-def test_nan_is_left_for_the_check_of_the_weight(tmp_path: Path) -> None:
-    source = unbalanced(tmp_path / "draft", "llama", 1 / 16)
-    tensors = read_tensors(source)
-    name = "midlayer.self_attn.v_proj.weight"
-    values = values_of(tensors[name]).copy()
-    values[1, 3] = np.nan
-    tensors[name] = store(values, "BF16")
-    write_tensors(source, tensors)
-    with pytest.raises(BackendError, match="row 1 holds NaN or inf"):
-        quantize(source, tmp_path / "out")
-
-
 def quantize(source: Path, out: Path) -> None:
     from draftquant.quantize.files.hub import DraftSource
     from draftquant.quantize.making.quantize_draft import quantize_draft
 
     plan = make_plan(load_recipe("int4-channel"), draft_of(source))
     quantize_draft(plan, out, source=DraftSource(folder=source))
-
-
-def test_the_plan_says_which_norm_changes(tmp_path: Path) -> None:
-    llama = make_plan(load_recipe("int4-channel"), draft_of(tiny_eagle3_llama(tmp_path / "llama")))
-    assert [s.row.tensor.name for s in llama.steps if s.action == "transform"] == [NORM]
-    assert llama.bytes_after == sum(step.bytes_after for step in llama.steps)
-    fp8 = make_plan(load_recipe("fp8-ptpc"), llama.draft)
-    assert not [step for step in fp8.steps if step.action == "transform"]
-    dflash = make_plan(load_recipe("int4-channel"), draft_of(tiny_dflash(tmp_path / "dflash")))
-    assert not [step for step in dflash.steps if step.action == "transform"]  # no concat input
-
-
-def test_every_backend_may_balance(tmp_path: Path) -> None:
-    """Quark sees the balanced weight: the same codes as ours."""
-    source = unbalanced(tmp_path / "draft", "llama", 1 / 16)
-    for backend in ("quark", "torch"):
-        arguments = ["--recipe", "mi325x-w4a8", "--backend", backend]
-        out = str(tmp_path / backend)
-        assert main(["quantize", str(source), *arguments, "--out", out]) == 0
-    assert read_tensors(tmp_path / "quark") == read_tensors(tmp_path / "torch")
-    assert verify(tmp_path / "quark", source).ok
-
-
-def test_the_recipe_says_so() -> None:
-    assert load_recipe("int4-channel").algorithm == Algorithm(
-        scale="absmax", rounding="nearest", balance_concat="auto"
-    )
-    assert load_recipe("fp8-ptpc").algorithm.balance_concat == "off"
-    plain = dataclasses.replace(load_recipe("int4-channel").algorithm, balance_concat="off")
-    assert str(plain) == "scale absmax, rounding nearest"

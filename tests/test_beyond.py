@@ -8,19 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from draftquant.quantize.algorithms import InputMoments
 from draftquant.quantize.backends import get_backend
-from draftquant.quantize.converting.dequantize_draft import dequantize_draft
-from draftquant.quantize.converting.transcode_draft import plan_transcoding, transcode_draft
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.estimate.draft_step import draft_round, planned_weights
-from draftquant.quantize.estimate.work import VerifyStep
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
-from draftquant.quantize.files.provenance import GptqFactors
 from draftquant.quantize.making.quantize_draft import quantize_draft
 from draftquant.quantize.planning.quantization_plan import Measured, Plan, make_plan
-from draftquant.quantize.stored.loading import LoadedDraft, load_draft
+from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.verify import verify
 from draftquant.quantize.verify.audit import audit_checkpoint
 from draftquant.recipes import Recipe, load_recipe
@@ -175,34 +169,6 @@ def test_the_declaration_names_a_head_of_the_usual_format(source: Path, tmp_path
                                   "re:.*embed_tokens$", "re:.*fc$"]  # fmt: skip
 
 
-def test_modelopt_excludes_what_is_kept_alone(source: Path, tmp_path: Path) -> None:
-    quantized(source, BEYOND["modelopt-fp8-head"], tmp_path / "out")
-    declared = declaration(tmp_path / "out")
-    assert declared["exclude_modules"] == declared["ignore"] == ["*embed_tokens*", "*fc*"]
-    side = json.loads((tmp_path / "out" / "hf_quant_config.json").read_text(encoding="utf-8"))
-    assert side["quantization"]["exclude_modules"] == ["*embed_tokens*", "*fc*"]
-
-
-def test_an_fc_of_another_name_is_not_excluded_as_fc(tmp_path: Path) -> None:
-    """Engines know TorchSpec's context_proj as fc."""
-    arguments = dict(spelling="torchspec", **WIDE["dflash"])
-    source = tiny_dflash(tmp_path / "draft", **arguments)
-    rules = tuple(
-        dataclasses.replace(r, action="quantize", why=None) if r.role == ("fusion",) else r
-        for r in load_recipe("fp8-ptpc").rules
-    )
-    recipe = dataclasses.replace(load_recipe("fp8-ptpc"), rules=rules)
-    plan = make_plan(recipe, read_draft(Checkpoint.open(source)))
-    assert "context_proj.weight" in {step.row.tensor.name for step in plan.quantized}
-    assert not any("fc" in name or "context" in name for name in plan.kept_modules())
-
-
-def test_expect_counts_layers_alone(source: Path) -> None:
-    plan = planned(source, BEYOND["int4-head-and-fc"])
-    assert len(plan.quantized) == 9
-    assert plan.recipe.expect.quantized_per_layer == 7
-
-
 def test_verify_sees_a_bit_of_the_head_and_a_target_that_is_gone(
     source: Path, tmp_path: Path
 ) -> None:
@@ -218,73 +184,6 @@ def test_verify_sees_a_bit_of_the_head_and_a_target_that_is_gone(
     assert verify(out, source).ok
     edit_declaration(out, lambda declared: declared["config_groups"].pop("group_1"))
     assert "config_groups.group_1" in faults_of(verify(out, source))
-
-
-def test_a_head_that_is_not_in_the_recipe_is_a_fault(source: Path, tmp_path: Path) -> None:
-    quantized(source, BEYOND["fp8-head"], tmp_path / "with")
-    quantized(source, load_recipe("fp8-ptpc"), tmp_path / "out")
-    head = {k: v for k, v in read_tensors(tmp_path / "with").items() if k.startswith("lm_head")}
-    edit(tmp_path / "out", lambda tensors: tensors.update(head))
-    said = faults_of(verify(tmp_path / "out", source))
-    assert "lm_head: expected kept (recipe fp8-ptpc), got quantized" in said
-
-
-def test_dequantized_and_transcoded(source: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    quantized(source, BEYOND["fp8-head"], out)
-    dequantize_draft(DraftSource(folder=out), tmp_path / "plain", dtype="F32")
-    plain, loaded = load_draft(tmp_path / "plain"), load_draft(out)
-    assert torch.equal(plain.weights["lm_head.weight"], loaded.weights["lm_head.weight"])
-
-    plan = plan_transcoding(DraftSource(folder=out), "modelopt")
-    transcode_draft(plan, tmp_path / "modelopt")
-    transcode_draft(
-        plan_transcoding(DraftSource(folder=tmp_path / "modelopt"), "compressed-tensors"),
-        tmp_path / "back",
-    )
-    for other in ("modelopt", "back"):
-        assert verify(tmp_path / other, source).ok
-    assert declaration(tmp_path / "back") == declaration(out)
-    with pytest.raises(LayoutError, match="engines do not load a quantized head") as caught:
-        plan_transcoding(DraftSource(folder=out), "quark")
-    assert "compressed-tensors" in str(caught.value.fix)
-
-
-def test_folders_of_several_formats_are_not_transcoded(source: Path, tmp_path: Path) -> None:
-    quantized(source, BEYOND["int4-group128-head"], tmp_path / "out")
-    with pytest.raises(LayoutError, match="expected one format for all linears"):
-        plan_transcoding(DraftSource(folder=tmp_path / "out"), "quark")
-
-
-def test_a_group_for_every_linear_that_names_the_head_too(source: Path, tmp_path: Path) -> None:
-    """As other tools write it: one group, two targets."""
-    out = tmp_path / "out"
-    quantized(source, BEYOND["fp8-head"], out)
-    ours = load_draft(out)
-
-    def one_group(declared: dict[str, Any]) -> None:
-        del declared["config_groups"]["group_1"]
-        declared["config_groups"]["group_0"]["targets"] = ["Linear", "re:.*lm_head"]
-
-    edit_declaration(out, one_group)
-    (out / "draftquant.json").unlink()
-    theirs = load_draft(out)
-    assert theirs.quantized == ours.quantized
-    assert torch.equal(theirs.weights["lm_head.weight"], ours.weights["lm_head.weight"])
-    assert verify(out, source, foreign=True).ok
-
-
-def test_the_head_is_read_in_fewer_bytes(source: Path) -> None:
-    draft = read_draft(Checkpoint.open(source))
-
-    def head_bytes(recipe: Recipe) -> float:
-        weights = planned_weights(make_plan(recipe, draft))
-        step = draft_round(draft, weights, VerifyStep(3, 8)).step
-        return step.nbytes(1, "head")
-
-    assert head_bytes(load_recipe("fp8-ptpc")) == 128 * 128 * 2
-    assert head_bytes(BEYOND["fp8-head"]) == 128 * 128 + 128 * 4
-    assert head_bytes(BEYOND["int4-group128-head"]) == 128 * 128 // 2 + 128 * 2 + 16
 
 
 # What is refused.
@@ -305,14 +204,6 @@ def test_a_layout_in_which_no_engine_reads_a_head(layout: Any, sources: Mapping[
     source = sources[f"eagle3-llama {'F16' if layout == 'awq' else 'BF16'}"]
     recipe = beyond("head", own, head=own, layout=layout)
     refused(source, recipe, "do not load a quantized head", "modelopt or compressed-tensors")
-
-
-def test_a_head_in_blocks(source: Path) -> None:
-    weights = dataclasses.replace(FP8.weights, granularity="block", group_size=128)
-    group = dataclasses.replace(FP8.activations, granularity="group")  # type: ignore[type-var]
-    blocks = dataclasses.replace(FP8, weights=weights, activations=group)
-    refused(source, beyond("blocks", FP8, head=blocks), "scales per block", "per channel")
-    assert planned(source, beyond("blocks", FP8, fusion=blocks)).quantized
 
 
 def test_a_head_that_config_json_ties(tmp_path: Path) -> None:
@@ -346,17 +237,6 @@ def test_a_draft_without_a_head(tmp_path: Path) -> None:
     refused(source, recipe, "the draft has the target's", "optional: true")
 
 
-@pytest.mark.parametrize("part", ["head", "fusion"])
-def test_codes_that_are_learned(part: str, source: Path) -> None:
-    recipe = beyond("learned", INT4, **{part: INT4})  # type: ignore[arg-type]
-    algorithm = dataclasses.replace(recipe.algorithm, scale="mse", rounding="learned")
-    recipe = dataclasses.replace(recipe, algorithm=algorithm)
-    said = "rounding learned compares drafts between fc and the head"
-    refused(source, recipe, said, "keep")
-    fp8 = beyond("learned", INT4, **{part: FP8})  # type: ignore[arg-type]
-    refused(source, dataclasses.replace(fp8, algorithm=algorithm), said, "keep")
-
-
 def test_gptq_of_fc(source: Path) -> None:
     recipe = beyond("gptq", INT4, fusion=INT4)
     algorithm = dataclasses.replace(recipe.algorithm, scale="mse", rounding="gptq")
@@ -364,63 +244,3 @@ def test_gptq_of_fc(source: Path) -> None:
     refused(source, recipe, "second moments of all 384 features", "eight bits")
     fp8 = dataclasses.replace(beyond("gptq", INT4, fusion=FP8), algorithm=algorithm)
     assert planned(source, fp8).quantized  # of eight bits nearest codes are as good
-
-
-def moments_of(rows: torch.Tensor) -> InputMoments:
-    return InputMoments(rows.T @ rows / len(rows), torch.device("cpu"))
-
-
-def test_gptq_of_a_head_comes_closer_in_outputs(source: Path, tmp_path: Path) -> None:
-    recipe = beyond("gptq", INT4, head=INT4)
-    algorithm = dataclasses.replace(recipe.algorithm, scale="mse", rounding="gptq")
-    recipe = dataclasses.replace(recipe, algorithm=algorithm)
-    generator = torch.Generator().manual_seed(1)
-    mixing = torch.randn(256, 256, generator=generator)
-    inputs = {width: torch.randn(512, width, generator=generator) @ mixing[:width, :width]
-              for width in (128, 256)}  # fmt: skip
-    asked = []
-
-    class Statistics:
-        def measure(self, modules: Any) -> None:
-            asked.extend(modules)
-
-        too_few: Mapping[str, int] = {}
-        factors = GptqFactors(dtype="float32")
-
-        def second_moments(self, modules: Any) -> Mapping[str, InputMoments]:
-            widths = {m: 256 if m.endswith(("q_proj", "k_proj", "v_proj", "down_proj")) else 128
-                      for m in modules}  # fmt: skip
-            return {module: moments_of(inputs[width]) for module, width in widths.items()}
-
-    quantized(source, recipe, tmp_path / "gptq", statistics=Statistics())
-    quantized(source, beyond("near", INT4, head=INT4), tmp_path / "near")
-    assert "lm_head" in asked
-    exact = load_draft(source).weights["lm_head.weight"]
-
-    def error(folder: str) -> float:
-        difference = load_draft(tmp_path / folder).weights["lm_head.weight"] - exact
-        return float((inputs[128] @ difference.T).square().mean())
-
-    assert error("gptq") < 0.8 * error("near")
-    assert verify(tmp_path / "gptq", source).ok
-
-
-def test_of_a_foreign_head_the_gate_asks_where_it_points(source: Path, tmp_path: Path) -> None:
-    from draftquant.recipes.errors import GateError
-    from draftquant.validate.judging.candidate_origin import DraftFolder, check_loaded
-
-    out = tmp_path / "out"
-    quantized(source, BEYOND["fp8-head"], out)
-    (out / "draftquant.json").unlink()
-    folder, baseline = DraftFolder.read(out), load_draft(source)
-    assert check_loaded(baseline, load_draft(out), folder) == ()
-
-    candidate = load_draft(out)
-    weights = dict(candidate.weights)
-    weights["lm_head.weight"] = weights["lm_head.weight"].flip(0)
-    with pytest.raises(GateError, match=r"lm_head.weight has a cosine of"):
-        check_loaded(baseline, _with(candidate, weights), folder)
-
-
-def _with(draft: LoadedDraft, weights: Mapping[str, torch.Tensor]) -> LoadedDraft:
-    return dataclasses.replace(draft, weights=weights)

@@ -7,12 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuts import CHOICE
 from draftquant.quantize.converting.transcode_draft import plan_transcoding, transcode_draft
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.drafts.draft_cache import UNIT, CacheScales, scale_origin
-from draftquant.quantize.engines.engine_check import check_draft
-from draftquant.quantize.engines.plan_verdicts import planned_verdicts
+from draftquant.quantize.drafts.draft_cache import CacheScales
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import resolve_draft
 from draftquant.quantize.making.quantize_draft import quantize_draft
@@ -20,17 +17,12 @@ from draftquant.quantize.planning.quantization_plan import Measured, make_plan
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.stored.stored_draft import StoredDraft
 from draftquant.quantize.verify import verify
-from draftquant.quantize.verify.audit import audit_checkpoint
-from draftquant.quantize.vocabulary.cut_vocabulary import cut_vocabulary
-from draftquant.recipes import KvCacheFormat, Recipe, WeightFormat, load_recipe
+from draftquant.recipes import KvCacheFormat, Recipe, load_recipe
 from draftquant.recipes.errors import CheckpointError, DraftQuantError, PlanError
-from draftquant.recipes.formats import KvCacheScales, ServedForm
+from draftquant.recipes.formats import KvCacheScales
 from draftquant.recipes.schema import LayoutName
 from draftquant.scripts.cli import main
-from draftquant.validate.judging.candidate_origin import DraftFolder
-from draftquant.validate.report.facts import folder_facts
 from tiny import edit_json, read_tensors, store, tiny_eagle3_llama, write_tensors
-from tiny_dflash import tiny_dflash
 from tiny_llama import tiny_language_model
 from tiny_mla import tiny_eagle3_mla
 
@@ -128,22 +120,6 @@ def test_declarations_are_those_of_the_tools(source: Path, tmp_path: Path) -> No
         assert {**linear, "output_tensors": None} == quark["global_quant_config"]
 
 
-def test_a_loaded_draft_rounds_its_cache_as_the_folder_declares(folder: Path, source: Path) -> None:
-    scales = {0: CacheScales(k=(float(np.float32(K)),), v=(V,))}
-    assert load_draft(folder).cache_scales == scales
-    assert load_draft(folder, kv_cache="fp8_e4m3").cache_scales == scales  # engines read them too
-    assert load_draft(source).cache_scales == {}
-    assert load_draft(source, kv_cache="fp8_e4m3").cache_scales == {0: UNIT}
-
-
-def test_a_folder_without_a_cache_says_nothing_of_one(source: Path, tmp_path: Path) -> None:
-    out = quantized(source, OWN, tmp_path / "out")
-    assert of_cache(out) == {}
-    assert StoredDraft.read(Checkpoint.open(out)).kv_cache() is None
-    assert "cache_scales" not in read_json(out / "draftquant.json")
-    assert "kv_cache" not in read_json(out / "draftquant.json")["recipe"]
-
-
 def test_unit_scales_need_no_traces_and_are_stored(source: Path, tmp_path: Path) -> None:
     out = quantized(source, cached(OWN, "unit"), tmp_path / "out")
     assert {value for _, _, value in of_cache(out).values()} == {1.0}
@@ -167,18 +143,6 @@ def test_a_scale_that_is_no_positive_number_is_not_written(
     measured = Measured(cache_scales={0: CacheScales(k=(wrong,), v=(1.0,))})
     with pytest.raises(DraftQuantError, match=r"midlayer\.self_attn\.k: expected one positive"):
         quantize_draft(plan, tmp_path / "out", source=resolve_draft(str(source)), measured=measured)
-
-
-def test_layers_have_scales_of_their_own(tmp_path: Path) -> None:
-    source = tiny_dflash(tmp_path / "source", num_layers=2)
-    out = quantized(source, cached(OWN), tmp_path / "out")
-    assert {name: value for name, (_, _, value) in of_cache(out).items()} == {
-        "layers.0.self_attn.attn.k_scale": np.float32(K),
-        "layers.0.self_attn.attn.v_scale": np.float32(V),
-        "layers.1.self_attn.attn.k_scale": np.float32(K),
-        "layers.1.self_attn.attn.v_scale": np.float32(V + 1),
-    }
-    assert verify(out, source).ok
 
 
 @pytest.mark.parametrize(
@@ -206,49 +170,6 @@ def test_a_layout_that_declares_no_cache_is_refused(source: Path) -> None:
     assert "compressed-tensors" in str(caught.value)
 
 
-def test_the_plan_says_what_it_stores_and_what_it_needs(
-    source: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    plan = make_plan(cached(OWN), read_draft(Checkpoint.open(source)))
-    assert plan.to_mapping()["kv_cache"] == {"dtype": "fp8_e4m3", "scales": "measured"}
-    assert plan.overhead()["k_scale"] == plan.overhead()["v_scale"] == 4
-    without = make_plan(OWN, read_draft(Checkpoint.open(source)))
-    assert plan.bytes_after == without.bytes_after + 8
-    assert main(["plan", str(source), "--recipe", "fp8-ptpc", "--kv-cache", "absmax"]) == 0
-    said = "KV cache in fp8_e4m3: the scales of keys and values of 1 layer(s) (absmax) need"
-    assert said in " ".join(capsys.readouterr().out.split())
-
-
-@pytest.mark.parametrize("layout", ["quark", "compressed-tensors"])
-def test_what_is_said_before_quantizing_is_what_is_said_of_the_folder(
-    layout: str, source: Path, tmp_path: Path
-) -> None:
-    """The scales that are going to be stored are looked at too."""
-    recipe = cached(RECIPES[layout])
-    plan = make_plan(recipe, read_draft(Checkpoint.open(source)))
-    out = quantized(source, recipe, tmp_path / "out")
-    before = planned_verdicts(plan)
-    after = [check_draft(out, engine=one.engine, arch=one.arch) for one in before]
-    assert [(one.title, one.verdict, one.findings) for one in before] == [
-        (one.title, one.verdict, one.findings) for one in after
-    ]
-
-
-def test_inspect_names_the_scales(
-    folder: Path, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["inspect", str(folder)]) == 0
-    said = capsys.readouterr().out
-    assert "KV cache of layer 0: k_scale 0.05; v_scale 0.25" in said
-    assert "nobody measured" not in said
-    unit = quantized(source, cached(OWN, "unit"), tmp_path / "unit")
-    assert main(["inspect", str(unit)]) == 0
-    assert "all 1: nobody measured them" in capsys.readouterr().out
-    bad = changed(folder, tmp_path / "bad", 0.0)
-    faults = audit_checkpoint(Checkpoint.open(bad)).faults
-    assert [f.expected for f in faults] == ["a positive, finite scale"]
-
-
 # what is made of such a folder
 
 
@@ -268,31 +189,6 @@ def test_transcoding_carries_scales_to_another_layout_and_back(
     assert verify(out, source).ok
 
 
-def test_transcoding_another_tools_folder_carries_its_scales(folder: Path, tmp_path: Path) -> None:
-    foreign, out = changed(folder, tmp_path / "foreign", K), tmp_path / "out"
-    (foreign / "draftquant.json").unlink()
-    tensors = read_tensors(foreign)  # as llm-compressor spells them
-    for part in "kv":
-        scale = tensors.pop(f"midlayer.self_attn.attn.{part}_scale")
-        tensors[f"midlayer.self_attn.{part}_scale"] = scale
-    write_tensors(foreign, tensors, metadata={"format": "pt"})
-    transcode_draft(plan_transcoding(resolve_draft(str(foreign)), "quark"), out)
-    cache = StoredDraft.read(Checkpoint.open(out)).kv_cache()
-    assert cache == StoredDraft.read(Checkpoint.open(foreign)).kv_cache()
-    assert "midlayer.self_attn.attn.v_scale" in of_cache(out)
-
-
-def test_transcoding_to_a_layout_without_a_cache_is_refused(source: Path, tmp_path: Path) -> None:
-    recipe = dataclasses.replace(
-        load_recipe("int4-group128"),
-        kv_cache=KvCacheFormat(dtype="fp8_e4m3", scales="unit"),
-        weights=WeightFormat(dtype="int4", granularity="group", group_size=32, symmetric=True),
-    )
-    out = quantized(source, recipe, tmp_path / "out")
-    with pytest.raises(DraftQuantError, match="layout awq: declares no KV cache"):
-        plan_transcoding(resolve_draft(str(out)), "awq")
-
-
 def test_dequantizing_drops_scales_by_name(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -303,16 +199,6 @@ def test_dequantizing_drops_scales_by_name(
     assert "midlayer.self_attn.attn.k_scale" in said
     assert of_cache(out) == {}
     assert "quantization_config" not in read_json(out / "config.json")
-
-
-def test_a_cut_vocabulary_keeps_scales(folder: Path, source: Path, tmp_path: Path) -> None:
-    ids, out = list(range(0, 96, 2)), tmp_path / "out"
-    cut_vocabulary(resolve_draft(str(folder)), out, target_ids=ids, choice=CHOICE)
-    assert of_cache(out) == of_cache(folder)
-    cache = StoredDraft.read(Checkpoint.open(out)).kv_cache()
-    assert cache == StoredDraft.read(Checkpoint.open(folder)).kv_cache()
-    assert verify(out, folder).ok
-    assert verify(out, source).ok
 
 
 # verification
@@ -369,18 +255,6 @@ def test_verify_finds_scales_that_nothing_declares(
     assert any(f.got == "none" and "KV cache" in f.expected for f in faults)
 
 
-def test_verify_finds_a_scale_of_no_layer(folder: Path, source: Path, tmp_path: Path) -> None:
-    out = changed(folder, tmp_path / "out", K)
-    tensors = read_tensors(out)
-    tensors["layers.7.self_attn.attn.k_scale"] = store(np.ones(1), "F32")
-    write_tensors(out, tensors, metadata={"format": "pt"})
-    faults = verify(out, source).faults
-    assert any(
-        (f.where, f.expected) == ("layers.7.self_attn.attn.k_scale", "no such tensor")
-        for f in faults
-    )
-
-
 def test_scales_of_heads_that_are_not_there_are_refused(
     folder: Path, source: Path, tmp_path: Path
 ) -> None:
@@ -418,22 +292,3 @@ def test_scales_that_kernels_take_for_zero_are_refused(
     assert main(["dequantize", str(out), "--out", str(tmp_path / "plain")]) == 2
     assert "a scale of the KV cache: expected a scale of at least" in capsys.readouterr().err
     assert not (tmp_path / "plain").exists()
-
-
-def test_scales_that_nothing_declares_are_those_that_an_option_turns_on(
-    folder: Path, tmp_path: Path
-) -> None:
-    """Of a quantized folder; the attention of a plain one has none, so that they are 1 there."""
-    out = changed(folder, tmp_path / "out", K)
-    config = read_json(out / "config.json")
-    declared = {**config["quantization_config"], "kv_cache_scheme": None}
-    edit_json(out / "config.json", quantization_config=declared)
-    (out / "draftquant.json").unlink()
-    stored = StoredDraft.read(Checkpoint.open(out))
-    assert stored.served_cache(None) == {}
-    assert scale_origin(stored.served_cache("fp8_e4m3")) == "stored"
-    facts = folder_facts("out", DraftFolder.read(out), ServedForm(kv_cache="fp8_e4m3"))
-    assert facts.kv_cache == "fp8_e4m3, stored scales"
-    assert load_draft(out, kv_cache="fp8_e4m3").cache_scales[0].k == pytest.approx((K,))
-    plain = dataclasses.replace(stored, scheme=None)
-    assert scale_origin(plain.served_cache("fp8_e4m3")) == "unit"

@@ -52,16 +52,6 @@ def test_ratio_by_hand(tmp_path: Path) -> None:
         assert ratio.num_rows == len(rows)
 
 
-def test_zero_embedding_half(tmp_path: Path) -> None:
-    found = ratios(tmp_path / "draft", embedding=0)
-    assert [(ratio.ratio, ratio.harmful) for ratio in found] == [(float("inf"), True)] * len(QKV)
-
-
-def test_zero_hidden_half(tmp_path: Path) -> None:
-    found = ratios(tmp_path / "draft", hidden=0)
-    assert [(ratio.ratio, ratio.harmful) for ratio in found] == [(0, True)] * len(QKV)
-
-
 @pytest.mark.parametrize(
     ("ratio", "harmful"), [(4.0, True), (3.996, False), (0.25, True), (0.2503, False)]
 )
@@ -73,14 +63,3 @@ def test_only_layer_0_and_only_what_reads_the_concat_input(tmp_path: Path) -> No
     """With eight heads of 16 o_proj is twice as wide as hidden too, but reads attention output."""
     found = ratios(tmp_path / "draft", heads=8, num_layers=2)
     assert [r.name for r in found] == QKV
-
-
-def test_rows_are_sampled(tmp_path: Path) -> None:
-    found = ratios(tmp_path / "draft", heads=32, head_dim=16)
-    assert {r.name: r.num_rows for r in found} == dict(zip(QKV, (32, 256, 32), strict=True))
-
-
-def test_sharded_draft(tmp_path: Path) -> None:
-    single = half_ratios(read_draft(Checkpoint.open(tiny_eagle3_llama(tmp_path / "single"))))
-    folder = tiny_eagle3_llama(tmp_path / "sharded", sharded=True)
-    assert half_ratios(read_draft(Checkpoint.open(folder))) == single

@@ -78,13 +78,6 @@ def test_a_class_is_asked_again(name: str) -> None:
     assert row(classes(None)[name]) == LITERAL[name]
 
 
-@pytest.mark.slow
-def test_every_class_is_asked_again() -> None:
-    """What transformers says of a type that needs another package depends on that package."""
-    found = {name: row(config_class) for name, config_class in classes(None).items()}
-    assert found == ROWS["transformers"]["types"]
-
-
 def test_absent_keys_are_the_class_s_and_given_ones_stay() -> None:
     config = {"model_type": "gpt_oss", "num_hidden_layers": 3, "head_dim": 32}
     assert as_read(config) == {
@@ -108,15 +101,6 @@ def test_what_is_not_known_is_told_apart() -> None:
     assert class_defaults("kimi_k2") == class_defaults("deepseek_v3", "sglang")
 
 
-@pytest.mark.parametrize("engine", ["vllm", "sglang"])
-def test_a_type_of_which_no_draft_was_loaded_is_unknown(tmp_path: Path, engine: Any) -> None:
-    """Executed: vLLM refuses such a draft of GPT-2, whose class calls hidden_size n_embd."""
-    config = {"model_type": "gpt2", "hidden_act": "silu"}
-    draft = tiny_eagle3_llama(tmp_path / "draft", config=config)
-    found = check_draft(draft, engine=engine, arch="sm90")
-    assert (found.verdict, "gpt2 was never executed" in str(found.error)) == ("UNKNOWN", True)
-
-
 def test_geometry_replay_and_lints_take_the_class(tmp_path: Path) -> None:
     draft = oss(tmp_path / "draft", layer_types=["full_attention"])
     rope = read_draft(Checkpoint.open(draft)).geometry.rope
@@ -136,19 +120,6 @@ def test_geometry_replay_and_lints_take_the_class(tmp_path: Path) -> None:
     assert isinstance(part.scaling, Unreplayed)
     same = tiny_eagle3_llama(tmp_path / "same", config={"model_type": "mistral"})
     assert "model-type" not in lints_of(same)
-
-
-def test_a_shape_that_the_class_fills_in_is_told_as_such(tmp_path: Path) -> None:
-    draft = tiny_eagle3_llama(tmp_path / "draft", config={"model_type": "qwen3"})
-    keys = json.loads((draft / "config.json").read_text(encoding="utf-8"))
-    del keys["head_dim"]
-    (draft / "config.json").write_text(json.dumps(keys), encoding="utf-8")
-    with pytest.raises(CheckpointError) as caught:
-        read_draft(Checkpoint.open(draft))
-    assert "config.json has none: model_type qwen3 gives head_dim 128" in str(caught.value)
-    assert "or correct model_type" in str(caught.value)
-    edit_json(draft / "config.json", model_type="llama", head_dim=16)
-    assert read_draft(Checkpoint.open(draft)).geometry.num_layers == 1
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])

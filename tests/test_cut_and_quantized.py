@@ -6,9 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cuts import IDS, cut, target
-from draftquant.quantize.converting.dequantize_draft import dequantize_draft
-from draftquant.quantize.converting.transcode_draft import plan_transcoding
+from cuts import cut, target
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.digests import tensor_digests
@@ -31,7 +29,6 @@ from tiny_dspark import tiny_dspark
 from verify_cases import edit, flip_bit
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-HEAD = "lm_head.weight"
 
 
 def with_head(recipe: Recipe) -> Recipe:
@@ -116,21 +113,6 @@ def test_rows_that_share_their_scales_are_cut_first(name: str, tmp_path: Path) -
     with pytest.raises(LayoutError) as caught:
         cut(quantized, tmp_path / "cut")
     assert caught.value.fix == "cut first, then quantize"
-
-
-def test_of_a_cut_draft_plain_weights_can_be_made(tmp_path: Path) -> None:
-    source = tiny_eagle3_llama(tmp_path / "draft")
-    quantized = quantize(source, tmp_path / "quantized", load_recipe("fp8-ptpc"))
-    cut(quantized, tmp_path / "cut")
-    dequantize_draft(DraftSource(folder=tmp_path / "cut"), tmp_path / "plain")
-    record = read_provenance(tmp_path / "plain")
-    assert [str(each) for each in cuts_of(record)] == ["vocabulary 20 of 96"]
-    assert quantization_of(record) is not None
-    with pytest.raises(CheckpointError, match="dequantized, and its vocabulary cannot be cut"):
-        cut(tmp_path / "plain", tmp_path / "again", IDS[:12])
-    with pytest.raises(CheckpointError, match="its vocabulary was cut") as caught:
-        plan_transcoding(DraftSource(folder=tmp_path / "cut"), "quark")
-    assert caught.value.fix == "transcode first, then cut"
 
 
 def test_a_cut_source_that_changed_is_not_quantized(tmp_path: Path) -> None:

@@ -26,16 +26,6 @@ from torch.testing import assert_close
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 DRAFTED = json.loads(OUT.read_text(encoding="utf-8"))
-SELECTOR = {
-    "candidate_selector.predecessor_codebook",
-    "candidate_selector.successor_codebook",
-    "candidate_selector.hidden_projection.weight",
-}
-CONVOLUTIONS = {
-    f"layers.0.{conv}.{name}"
-    for conv in ("attention_conv", "mlp_conv")
-    for name in ("base_kernel", "kernel_projection.weight")
-}
 
 
 def refused(folder: Path, what: str, fix: str = "") -> None:
@@ -60,15 +50,6 @@ def own_keys(folder: Path, **keys: Any) -> None:
 # What is read
 
 
-@pytest.mark.parametrize("spelling", ["z-lab", "model", "dflash_module"])
-def test_its_own_tensors_have_a_role_of_their_own(spelling: Any, tmp_path: Path) -> None:
-    folder = tiny_dflash(tmp_path / "draft", kind="dflash2", spelling=spelling, num_layers=1)
-    found, own = read_draft(Checkpoint.open(folder)), SELECTOR | CONVOLUTIONS
-    assert found.family.name == "dflash2"
-    assert {row.canonical for row in found.rows if row.role == "proposal"} == own
-    assert len(found.rows) == len(own) + 14
-
-
 def test_geometry_of_dflash2(tmp_path: Path) -> None:
     folder = tiny_dflash(tmp_path / "draft", kind="dflash2", num_layers=1)
     own_keys(folder, output_multiplier=0.5, final_logit_softcapping=30, input_embedding_scale=2)
@@ -82,54 +63,6 @@ def test_geometry_of_dflash2(tmp_path: Path) -> None:
     again = read_draft(Checkpoint.open(folder)).geometry
     assert isinstance(again, DFlash2Geometry)
     assert again.final_logit_softcapping is None
-
-
-def test_an_alias_of_sglang_is_dflash2(tmp_path: Path) -> None:
-    folder = tiny_dflash(tmp_path / "draft", kind="dflash2", num_layers=1)
-    edit_json(folder / "config.json", architectures=["MiniMaxDFlash2DraftModel"])
-    assert read_draft(Checkpoint.open(folder)).family.name == "dflash2"
-
-
-@pytest.mark.parametrize(
-    ("keys", "what"),
-    [
-        ({"conv_kernel_size": None}, "conv_kernel_size: missing key"),
-        ({"conv_kernel_size": 0}, "conv_kernel_size: expected a positive whole number"),
-        ({"conv_group_size": 24}, "conv_group_size: expected a divisor of hidden_size"),
-        ({"selector_rank": None}, "selector_rank: missing key"),
-        ({"selector_top_k": 97}, "selector_top_k: expected at most vocab_size 96"),
-        ({"output_multiplier": -1}, "output_multiplier: expected a positive number"),
-        ({"final_logit_softcapping": -3}, "final_logit_softcapping: expected a pos"),
-        ({"markov_rank": 8}, "markov_rank: expected 0, got 8: a DSpark draft"),
-    ],
-)
-def test_keys_that_are_wrong_are_named(keys: dict[str, Any], what: str, tmp_path: Path) -> None:
-    folder = tiny_dflash(tmp_path / "draft", kind="dflash2", num_layers=1)
-    own_keys(folder, **keys)
-    refused(folder, what)
-
-
-def test_another_vocabulary_is_refused(tmp_path: Path) -> None:
-    folder = tiny_dflash(tmp_path / "draft", kind="dflash2", num_layers=1)
-    edit_json(folder / "config.json", draft_vocab_size=48)
-    refused(folder, "draft_vocab_size: expected vocab_size 96, got 48", "no engine serves")
-
-
-def test_a_config_of_another_kind_is_refused_by_both_names(tmp_path: Path) -> None:
-    """Plain DFlash's config beside its tensors, and its own beside plain DFlash's."""
-    folder = tiny_dflash(tmp_path / "draft", kind="dflash2", num_layers=1)
-    plain = tiny_dflash(tmp_path / "plain", num_layers=1)
-    own, other = ((each / "config.json").read_text(encoding="utf-8") for each in (folder, plain))
-    (folder / "config.json").write_text(other, encoding="utf-8")
-    refused(
-        folder,
-        "config.json declares dflash, but the tensors are those of dflash2",
-        "use the config",
-    )
-    (plain / "config.json").write_text(own, encoding="utf-8")
-    refused(
-        plain, "config.json declares dflash2, but the tensors are those of dflash", "use the config"
-    )
 
 
 def in_speculators_layout(folder: Path) -> dict[str, Any]:
@@ -174,12 +107,6 @@ def test_dflash2_of_speculators_is_the_same_as_its_plain_twin(tmp_path: Path) ->
     edit_json(folder / "config.json", selector_rank=None)
     assert "KeyError: 'selector_rank'" in str(check_draft(folder, engine="vllm", arch="sm90").error)
     refused(folder, "selector_rank: missing key", "add 'selector_rank'")
-
-
-def test_a_convolution_of_another_width_is_refused(tmp_path: Path) -> None:
-    folder = tiny_dflash(tmp_path / "draft", kind="dflash2", num_layers=1)
-    own_keys(folder, conv_kernel_size=3)
-    refused(folder, "layers.0.attention_conv.base_kernel: expected shape [2, 3, 64]")
 
 
 # What is noted
@@ -280,8 +207,3 @@ def test_a_convolution_sums_what_its_taps_say() -> None:
                     expected[a, slot, channel] += coefficient * x[a, slot - tap, channel]
     assert_close(grouped_conv(x, base, added), expected)
     assert_close(grouped_conv(x[:, :1], base, added[:, :1]), expected[:, :1])
-
-
-def test_the_cases_are_those_of_the_record() -> None:
-    assert DRAFTED.keys() == CASES.keys()
-    assert OWN_KEYS["dflash"] == {}

@@ -10,13 +10,9 @@ import pytest
 import torch
 from draftquant import api as dq
 from draftquant.calibration.traces.target_tables import TargetTables
-from draftquant.quantize.converting.dequantize_draft import dequantize_draft
-from draftquant.quantize.converting.transcode_draft import plan_transcoding, transcode_draft
 from draftquant.quantize.drafts import Draft, read_draft
 from draftquant.quantize.engines.contract import TITLES
 from draftquant.quantize.engines.engine_check import check_draft
-from draftquant.quantize.estimate.draft_step import draft_round, planned_weights
-from draftquant.quantize.estimate.work import VerifyStep
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.making import preparing
@@ -104,34 +100,6 @@ def test_a_target_may_call_it_otherwise(prefix: str, source: Path, tmp_path: Pat
     assert report.dropped == {EMBEDDING: f"{prefix}{EMBEDDING}"}
 
 
-def test_a_shard_of_dropped_tables_alone_is_not_written(target: Path, tmp_path: Path) -> None:
-    source = tiny_eagle3_llama(tmp_path / "sharded", sharded=True)
-    index = json.loads((source / "model.safetensors.index.json").read_text(encoding="utf-8"))
-    file = "model-00003-of-00003.safetensors"
-    names = {name: shard for name, shard in index["weight_map"].items() if name != EMBEDDING}
-    tensors = read_tensors(source)
-    write_alone(source / file, EMBEDDING, tensors[EMBEDDING])
-    for shard in set(names.values()):
-        write_some(source / shard, {n: tensors[n] for n, where in names.items() if where == shard})
-    index["weight_map"] = {**names, EMBEDDING: file}
-    (source / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
-    quantized(source, dropping("embedding"), tmp_path / "out", target)
-    assert not (tmp_path / "out" / file).exists()
-    assert verify(tmp_path / "out", source, target=target).ok
-
-
-def write_alone(path: Path, name: str, tensor: Stored) -> None:
-    write_some(path, {name: tensor})
-
-
-def write_some(path: Path, tensors: dict[str, Stored]) -> None:
-    folder = path.parent / "one"
-    folder.mkdir()
-    write_tensors(folder, tensors, metadata={"format": "pt"})
-    (folder / "model.safetensors").rename(path)
-    folder.rmdir()
-
-
 @pytest.mark.parametrize("make", [tiny_eagle3_llama, tiny_eagle3_mla])
 def test_without_its_head_config_json_says_so_to_sglang(
     make: Callable[..., Path], tmp_path: Path
@@ -161,14 +129,6 @@ def test_without_its_head_config_json_says_so_to_sglang(
     assert not any("lm_head" in note for note in answer.notes)
 
 
-def test_all_lints_and_what_dropping_asks_for(source: Path, target: Path, tmp_path: Path) -> None:
-    edit_json(source / "config.json", rope_theta=None, rope_parameters={"rope_theta": 10000.0})
-    recipe, out = dropping("head"), tmp_path / "out"
-    report = quantized(source, recipe, out, target, fix_config=True)
-    assert report.config_changes["draft_vocab_size"] is None
-    assert verify(out, source).ok
-
-
 # Shown, or refused.
 
 
@@ -186,15 +146,6 @@ def test_one_value_that_differs(row: int, source: Path, target: Path, tmp_path: 
     assert EMBEDDING in str(caught.value)
     assert "keep it" in str(caught.value.fix)
     assert not (tmp_path / "out").exists()
-
-
-def test_zeros_of_another_sign_are_other_bytes(source: Path, target: Path, tmp_path: Path) -> None:
-    zero = Stored("BF16", (96, 64), bytes(96 * TWO_BYTES))
-    edit(source, lambda tensors: tensors.update({EMBEDDING: zero}))
-    negative = flip_bit(zero, 15)
-    edit(target, lambda tensors: tensors.update({f"model.{EMBEDDING}": negative}))
-    with pytest.raises(CheckpointError, match="row 0 differs"):
-        quantized(source, dropping("embedding"), tmp_path / "out", target)
 
 
 def test_a_table_of_another_form(source: Path, target: Path, tmp_path: Path) -> None:
@@ -229,23 +180,6 @@ def test_a_role_that_no_engine_takes_from_the_target(role: Role, tmp_path: Path)
         load_recipe(str(tmp_path / "mine.yaml"))
 
 
-@pytest.mark.parametrize(
-    ("rule", "what"),
-    [
-        ("{role: embedding, action: drop}", "where engines get the dropped tensor from"),
-        (
-            "{role: embedding, action: drop, why: x, format: {weights: {dtype: fp8_e4m3,"
-            " granularity: channel, symmetric: true}, activations: null}}",
-            "a dropped tensor is not stored",
-        ),
-    ],
-)
-def test_a_rule_that_says_too_little_or_too_much(rule: str, what: str, tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text(recipe_text(rule), encoding="utf-8")
-    with pytest.raises(RecipeError, match=what):
-        load_recipe(str(tmp_path / "mine.yaml"))
-
-
 def recipe_text(rule: str) -> str:
     from draftquant.recipes import library
 
@@ -254,13 +188,6 @@ def recipe_text(rule: str) -> str:
     at = next(i for i, line in enumerate(lines) if line.startswith("rules:"))
     lines.insert(at + 1, f"  - {rule}")
     return "\n".join(lines).replace("name: fp8-ptpc", "name: mine") + "\n"
-
-
-def test_a_pattern_that_drops_a_linear(source: Path) -> None:
-    base = load_recipe("fp8-ptpc")
-    rules = (*base.rules, Rule(tensor=("*.o_proj.weight",), action="drop", why="x"))
-    with pytest.raises(PlanError, match=r"role attention\) cannot be dropped"):
-        make_plan(dataclasses.replace(base, rules=rules), read_draft(Checkpoint.open(source)))
 
 
 # Verified, read, written anew.
@@ -283,12 +210,6 @@ def test_verify_knows_it_from_the_record(source: Path, target: Path, out: Path) 
     assert "row 0 differs" in said
 
 
-def test_verify_sees_a_table_that_came_back(source: Path, out: Path) -> None:
-    table = read_tensors(source)[EMBEDDING]
-    edit(out, lambda tensors: tensors.update({EMBEDDING: table}))
-    assert f"{EMBEDDING}: expected no such tensor" in faults_of(verify(out, source))
-
-
 @pytest.mark.parametrize("recorded", [{}, {HEAD: HEAD}])
 def test_verify_sees_another_record(recorded: dict[str, str], source: Path, out: Path) -> None:
     record = json.loads((out / "draftquant.json").read_text(encoding="utf-8"))
@@ -297,13 +218,6 @@ def test_verify_sees_another_record(recorded: dict[str, str], source: Path, out:
     )
     reseal(out)
     assert "draftquant.json" in faults_of(verify(out, source))
-
-
-def test_without_a_record_an_absent_table_is_a_fault(source: Path, out: Path) -> None:
-    (out / "draftquant.json").unlink()
-    assert f"{EMBEDDING}: expected BF16 [96, 64], got none" in faults_of(
-        verify(out, source, foreign=True)
-    )
 
 
 def test_replay_reads_the_targets_table(
@@ -317,26 +231,6 @@ def test_replay_reads_the_targets_table(
     assert loaded.weights.keys() == whole.weights.keys()
     assert all(torch.equal(loaded.weights[name], whole.weights[name]) for name in whole.weights)
     assert check_folders(DraftFolder.read(source), DraftFolder.read(out)) == ()
-
-
-def test_dequantized_and_transcoded(source: Path, target: Path, out: Path, tmp_path: Path) -> None:
-    dequantize_draft(DraftSource(folder=out), tmp_path / "plain")
-    assert EMBEDDING not in read_tensors(tmp_path / "plain")
-    baseline = DraftFolder.read(source)
-    assert check_folders(baseline, DraftFolder.read(tmp_path / "plain")) == ()
-    transcode_draft(plan_transcoding(DraftSource(folder=out), "modelopt"), tmp_path / "other")
-    assert verify(tmp_path / "other", source, target=target).dropped_shown
-
-
-def test_the_head_that_is_read_is_the_targets(source: Path) -> None:
-    draft = read_draft(Checkpoint.open(source))
-    plan = make_plan(dropping("embedding", "head"), draft)
-    whole = make_plan(load_recipe("fp8-ptpc"), draft)
-    steps = [
-        draft_round(draft, planned_weights(each), VerifyStep(3, 8)).step for each in (plan, whole)
-    ]
-    assert steps[0].nbytes(1) == steps[1].nbytes(1)
-    assert whole.bytes_after - plan.bytes_after == 2 * 96 * TWO_BYTES
 
 
 def test_a_table_is_compared_with_the_targets_once(

@@ -4,14 +4,12 @@ Published drafts are headers without data; K = 3 and 4,096 positions of context 
 """
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from draftquant.quantize.drafts import Draft, read_draft
-from draftquant.quantize.engines.plan_verdicts import planned_verdicts
 from draftquant.quantize.estimate.draft_step import (
     checked_num_draft_tokens,
     draft_round,
@@ -20,21 +18,19 @@ from draftquant.quantize.estimate.draft_step import (
     planned_weights,
     usual_context,
 )
-from draftquant.quantize.estimate.estimate_report import Candidate, EstimateReport, candidates_of
 from draftquant.quantize.estimate.work import (
     Machine,
     Pass,
     Round,
     VerifyStep,
-    Work,
     break_even_loss,
     cache_works,
 )
 from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.gpus import GPUS, USUAL_GPUS, named_gpu
+from draftquant.quantize.gpus import GPUS, USUAL_GPUS
 from draftquant.quantize.planning.quantization_plan import Plan, make_plan
 from draftquant.recipes import built_in_recipes, load_recipe, to_mapping
-from draftquant.recipes.errors import EstimateError, LayoutError
+from draftquant.recipes.errors import EstimateError
 from draftquant.recipes.formats import FP8_CACHE
 from draftquant.scripts.cli import main
 from draftquant.scripts.dev.real_shapes.drafts import REAL_DRAFTS
@@ -43,7 +39,6 @@ from hypothesis import strategies as st
 from test_real_shapes import write_headers
 from tiny import tiny_eagle3_llama
 from tiny_dflash import tiny_dflash
-from tiny_mla import tiny_eagle3_mla
 
 PAIRS = Path(__file__).parent / "pairs"
 HEAD = 163840 * 7168 * 2
@@ -110,14 +105,6 @@ def test_int4_per_channel_on_it_by_hand(drafts: dict[str, Draft]) -> None:
     assert whole.step.nbytes(1, "head") == HEAD
 
 
-def test_only_rows_and_the_cache_grow_with_concurrency(drafts: dict[str, Draft]) -> None:
-    step = round_of(drafts[LLAMA]).step
-    one, many = parts(step), parts(step, 64)
-    assert {part for part in one if many[part] != one[part]} == {"embedding", "kv_cache"}
-    assert many["kv_cache"] == 64 * one["kv_cache"]
-    assert many["embedding"] == 64 * one["embedding"]
-
-
 def test_mla_reads_one_latent_row_per_position(drafts: dict[str, Draft]) -> None:
     whole = round_of(drafts["kimi-k2.5-eagle3-mla"])
     assert whole.step.nbytes(1, "kv_cache") == 4096 * (512 + 64) * 2
@@ -181,14 +168,6 @@ def test_a_cache_in_fp8_is_half_of_it(drafts: dict[str, Draft]) -> None:
         assert wide.nbytes(1, "kv_cache") == 2 * narrow.nbytes(1, "kv_cache") == 9 * row * 2
 
 
-def test_a_shorter_block_computes_less_and_reads_the_same_weights(drafts: dict[str, Draft]) -> None:
-    full, short = (round_of(drafts["kimi-linear-dflash"], k=k) for k in (15, 7))
-    for part in ("attention", "mlp", "head"):
-        assert full.step.nbytes(1, part) == short.step.nbytes(1, part)
-    heads = [next(w for w in one.step.works if w.part == "head") for one in (full, short)]
-    assert [w.sequence_flops for w in heads] == [2 * 163840 * 2304 * k for k in (15, 7)]
-
-
 def test_a_sliding_layer_reads_its_window(tmp_path: Path) -> None:
     sliding = ["sliding_attention", "full_attention"]
     config = {"layer_types": sliding, "sliding_window": 100}
@@ -207,13 +186,6 @@ def test_a_pruned_vocabulary_is_looked_up_by_the_row(tmp_path: Path) -> None:
     assert step.nbytes(1, "head") == 48 * 64 * 2
 
 
-def test_the_norms_of_features_are_read_once_a_round(tmp_path: Path) -> None:
-    folder = tiny_eagle3_mla(tmp_path / "draft", fc_norm=True)
-    whole = round_of(read_draft(Checkpoint.open(folder)))
-    assert whole.passes[0].nbytes(1, "norm") == 3 * 64 * 2
-    assert whole.step.nbytes(1, "norm") == 2 * (4 * 64 + 48 + 136)  # of q_a and kv_a too
-
-
 @pytest.mark.parametrize("name", REAL_DRAFTS)
 @pytest.mark.parametrize("recipe", built_in_recipes())
 def test_what_is_read_is_what_the_plan_stores(
@@ -229,19 +201,6 @@ def test_what_is_read_is_what_the_plan_stores(
         features += 2 * 2304  # hidden_norm
     embedding = HEAD if draft.row("embed_tokens.weight") else 0
     assert step + features == plan.bytes_after - embedding
-
-
-def test_one_draft_token_is_one_step(drafts: dict[str, Draft]) -> None:
-    whole = round_of(drafts[LLAMA], k=1)
-    assert [one.name for one in whole.passes] == ["features", "first step"]
-    assert whole.step.name == "first step"
-
-
-def test_the_default_number_of_draft_tokens(drafts: dict[str, Draft]) -> None:
-    chain, block = drafts[LLAMA].geometry, drafts["kimi-linear-dflash"].geometry
-    assert checked_num_draft_tokens(chain, None) == 3
-    assert checked_num_draft_tokens(block, None) == 15
-    assert checked_num_draft_tokens(chain, 40) == 40
 
 
 # ---- shards
@@ -282,29 +241,10 @@ def test_few_tokens_take_the_time_of_reading(drafts: dict[str, Draft]) -> None:
     assert half.work_seconds(head, 1) == pytest.approx(2 * HEAD / 3.35e12)
 
 
-def test_many_tokens_take_the_time_of_computing(drafts: dict[str, Draft]) -> None:
-    head = next(w for w in round_of(drafts[LLAMA]).step.works if w.part == "head")
-    computing = 512 * 2 * 163840 * 7168 / 989.5e12
-    assert computing > HEAD / 3.35e12
-    assert H100.work_seconds(head, 512) == pytest.approx(computing)
-
-
 def mlp_seconds(machine: Machine, whole: Round, concurrency: int) -> float:
     return sum(
         machine.work_seconds(w, concurrency) for w in whole.passes[1].works if w.part == "mlp"
     )
-
-
-def test_weights_alone_gain_nothing_where_computing_takes_longer(drafts: dict[str, Draft]) -> None:
-    """W4A16 is widened to 16 bits; FP8 and W4A8 multiply twice as fast."""
-    plain, w4a16, w4a8, fp8 = (
-        round_of(drafts[LLAMA], recipe)
-        for recipe in (None, "int4-channel", "mi325x-w4a8", "fp8-ptpc")
-    )
-    few, many = ([mlp_seconds(H100, one, c) for one in (plain, w4a16, w4a8, fp8)] for c in (1, 512))
-    assert few[1] < few[2] < few[3] < few[0]
-    assert many[1] == pytest.approx(many[0])
-    assert many[2] == many[3] == pytest.approx(many[0] * 989.5 / 1979)
 
 
 @pytest.mark.parametrize(
@@ -375,67 +315,6 @@ def test_break_even_by_hand() -> None:
     assert break_even_loss(8, 10, 30) < 0
 
 
-@given(
-    baseline=st.floats(1e-6, 1.0),
-    candidate=st.floats(1e-6, 1.0),
-    verify=st.floats(1e-6, 1.0),
-    length=st.floats(1.0, 16.0),
-)
-def test_at_break_even_both_drafts_are_equally_fast(
-    baseline: float, candidate: float, verify: float, length: float
-) -> None:
-    loss = break_even_loss(baseline, candidate, verify)
-    speed = length / (baseline + verify)
-    assert length * (1 - loss) / (candidate + verify) == pytest.approx(speed)
-    assert (loss > 0) == (candidate < baseline)
-
-
-def estimate_of(draft: Draft, recipes: Sequence[str]) -> tuple[Candidate, ...]:
-    plans = [planned(draft, recipe) for recipe in recipes]
-    return candidates_of(draft, plans, VerifyStep(3, 4096))
-
-
-def test_break_even_of_an_estimate(drafts: dict[str, Draft]) -> None:
-    plain, fp8 = estimate_of(drafts[LLAMA], ["fp8-ptpc"])
-    report = EstimateReport(
-        draft=drafts[LLAMA],
-        num_draft_tokens=3,
-        context=4096,
-        tp=1,
-        concurrency=8,
-        candidates=(plain, fp8),
-        loaded_by={},
-        refused={},
-        machines=(H100,),
-        verify_seconds=0.02,
-    )
-    before, after = (H100.round_seconds(one.round, 8) for one in (plain, fp8))
-    assert report.break_even(fp8, H100) == (before - after) / (before + 0.02)
-    assert report.break_even(plain, H100) == 0
-    assert replace(report, verify_seconds=None).break_even(fp8, H100) is None
-
-
-@pytest.mark.parametrize(
-    ("name", "parameters"),
-    [
-        (LLAMA, 3_178_262_528),
-        ("kimi-k2.5-eagle3-mla", 3_015_604_224),
-        ("nvidia-kimi-k2.6-eagle3", 1_841_199_104),
-    ],
-)
-def test_stored_bytes_of_a_draft_as_it_is(
-    drafts: dict[str, Draft], name: str, parameters: int
-) -> None:
-    (plain,) = estimate_of(drafts[name], [])
-    assert (plain.name, plain.stored_bytes) == ("BF16", drafts[name].checkpoint.nbytes)
-    assert plain.stored_bytes >= 2 * parameters
-
-
-def test_two_recipes_of_one_name(drafts: dict[str, Draft]) -> None:
-    with pytest.raises(EstimateError, match="--recipe: two forms are called fp8-ptpc"):
-        estimate_of(drafts[LLAMA], ["fp8-ptpc", "fp8-ptpc"])
-
-
 # ---- hardware
 
 
@@ -450,32 +329,6 @@ def test_every_gpu_is_whole() -> None:
         for precision, peak in gpu.peaks.items():
             assert peak == pytest.approx(faster[precision] * gpu.peaks["bf16"], rel=0.03)
     assert set(USUAL_GPUS) < set(GPUS)
-
-
-@pytest.mark.parametrize(
-    ("said", "name"),
-    [("H100", "h100"), ("H100 SXM", "h100"), ("MI-325X", "mi325x"), ("GB300", "gb300")],
-)
-def test_gpus_as_people_say_them(said: str, name: str) -> None:
-    assert named_gpu(said) is GPUS[name]
-
-
-def test_unknown_gpus() -> None:
-    with pytest.raises(EstimateError, match="no GPU in the table is called 'h10'") as caught:
-        named_gpu("h10")
-    assert caught.value.fix == "did you mean h100?"
-    with pytest.raises(EstimateError) as caught:
-        named_gpu("abacus")
-    assert caught.value.fix == f"use one of: {', '.join(GPUS)}"
-
-
-def test_verdicts_on_one_gpu_ask_the_engines_that_know_it(drafts: dict[str, Draft]) -> None:
-    plan = planned(drafts[LLAMA], "mi355-mxfp4")
-    verdicts = planned_verdicts(plan, arch="gfx950")
-    assert [(one.engine, one.arch, one.verdict) for one in verdicts] == [
-        ("sglang", "gfx950", "LOADS")
-    ]
-    assert planned_verdicts(plan, arch="sm42") == ()
 
 
 # ---- wrong numbers
@@ -502,13 +355,6 @@ def test_a_family_whose_cache_is_not_known() -> None:
         cache_works(Other(), context=1, own_positions=0, queries=1, tp=1)  # type: ignore[arg-type]
 
 
-def test_a_pass_counts_its_parts() -> None:
-    works = (Work(part="mlp", weight_bytes=10), Work(part="kv_cache", sequence_bytes=3))
-    once = Pass(name="step", works=works, repeats=2)
-    assert (once.nbytes(5), once.nbytes(5, "mlp"), once.nbytes(5, "kv_cache")) == (25, 10, 15)
-    assert Round(passes=(once,)).nbytes(5) == 50
-
-
 # ---- the command
 
 
@@ -518,16 +364,6 @@ def run_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, A
     assert output.err == ""
     found: dict[str, Any] = json.loads(output.out)
     return found
-
-
-def test_a_recipe_that_was_asked_for_must_fit(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    draft = str(tiny_eagle3_llama(tmp_path / "draft"))
-    assert main(["estimate", draft, "--recipe", "int4-group128"]) == 2
-    assert "needs a multiple of 128 inputs" in capsys.readouterr().err
-    with pytest.raises(LayoutError):
-        main(["estimate", draft, "--recipe", "int4-group128", "--debug"])
 
 
 def test_json_of_a_small_pair(capsys: pytest.CaptureFixture[str]) -> None:
@@ -561,17 +397,6 @@ def test_json_of_a_small_pair(capsys: pytest.CaptureFixture[str]) -> None:
     assert lost["loss"] == pytest.approx(gained / (before["round_seconds"] + 0.0025))
 
 
-def test_every_shipped_recipe_that_fits_is_estimated(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = run_json(capsys, str(tiny_eagle3_llama(tmp_path / "draft")))  # 64 and 96 inputs
-    names = [one["name"] for one in found["drafts"]][1:]
-    assert sorted([*names, *found["not_planned"]]) == list(built_in_recipes())
-    assert "needs a multiple of 128 inputs" in found["not_planned"]["int4-group128"]
-    assert [one["gpu"] for one in found["drafts"][0]["times"]] == list(USUAL_GPUS)
-    assert all(one["break_even"] == [] for one in found["drafts"])
-
-
 def test_the_cache_of_a_recipe_is_read_in_its_format(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -584,44 +409,6 @@ def test_the_cache_of_a_recipe_is_read_in_its_format(
     wide, narrow = (one["round_bytes"] for one in found["drafts"][1:])
     assert wide.pop("kv_cache") == 2 * narrow.pop("kv_cache")
     assert wide == narrow
-
-
-def test_the_report_says_what_it_rests_on(
-    drafts: dict[str, Draft], capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = str(drafts[LLAMA].checkpoint.folder)
-    arguments = ["estimate", folder, "--gpu", "h200", "--recipe", "mi325x-w4a8", "--tp", "8"]
-    assert main([*arguments, "--recipe", "int4-channel", "--target-step-ms", "14"]) == 0
-    out = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert "3,178,262,528 parameters; K = 3, context 4,096, tp 8" in out
-    assert "† no stock engine is known to load it there" in out
-    assert "beside a verify step of 14 ms at concurrency 1" in out
-    assert "BF16 no gain mi325x-w4a8 0.73% † int4-channel 0.73%" in out
-    assert "fc and a first step over the 4 positions of each sequence that were verified" in out
-    assert "KV cache 4,096 positions of each sequence" in out
-    assert "at 75% of the data sheet" in out
-    assert f"h200: 4.8 TB/s; TFLOPS bf16 990, fp8 1,979 ({GPUS['h200'].source})" in out
-
-
-def test_without_a_target_the_rest_is_printed_and_what_is_needed(
-    drafts: dict[str, Draft], capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = str(drafts["kimi-linear-dflash"].checkpoint.folder)
-    assert main(["estimate", folder, "--recipe", "fp8-ptpc"]) == 0
-    out = capsys.readouterr().out
-    assert "Roofline: draft step / all drafting in µs" in out
-    assert "needs the target's measured verify step: --target-step-ms" in out
-    assert "Break-even:" not in out
-    assert "then one pass over a block, with the target's head in BF16\n" in out
-
-
-def test_a_draft_that_cannot_gain_says_so(
-    drafts: dict[str, Draft], capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = str(drafts[LLAMA].checkpoint.folder)
-    slow = ["--gpu", "mi325x", "--recipe", "mi355-mxfp4", "--target-step-ms", "20"]
-    assert main(["estimate", folder, *slow]) == 0
-    assert "slower by" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.drafts.engine_traits import fused_names
 from draftquant.quantize.engines.contract import EngineCheck
 from draftquant.quantize.engines.engine_check import check_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.planning.quantization_plan import Plan, make_plan
 from draftquant.quantize.verify import verify
 from draftquant.recipes import Expectation, Recipe, Rule, load_recipe
-from draftquant.recipes.errors import CheckpointError, PlanError
+from draftquant.recipes.errors import PlanError
 from draftquant.scripts.cli import main
 from tiny import edit_json
 from tiny_mla import tiny_eagle3_mla
@@ -120,21 +119,6 @@ def test_plain_fp8_on_mla_needs_the_number_of_target_layers(tmp_path: Path) -> N
     assert mla_plan(folder, load_recipe("fp8-ptpc")).target_layers is None  # has patterns
 
 
-def test_the_number_in_config_json_is_taken(tmp_path: Path) -> None:
-    folder = tiny_eagle3_mla(tmp_path / "draft", config={"num_target_layers": 61}, num_layers=2)
-    kept = mla_plan(folder, FP8_STATIC).kept_modules()
-    assert {f"model.layers.{n}.self_attn.kv_b_proj" for n in (61, 62)} <= set(kept)
-    with pytest.raises(CheckpointError, match=r"names a target of 61 .* --target-layers 60"):
-        mla_plan(folder, FP8_STATIC, 60)
-
-
-def test_excludes_that_are_patterns_carry_no_number(tmp_path: Path) -> None:
-    folder = tiny_eagle3_mla(tmp_path / "draft")
-    recipe = load_recipe("fp8-ptpc")
-    with_number = mla_plan(folder, recipe, 61).kept_modules()
-    assert with_number == mla_plan(folder, recipe).kept_modules()
-
-
 @pytest.mark.parametrize("layer", [0, 1])
 def test_verify_finds_a_missing_number(workshop: Workshop, layer: int) -> None:
     source = workshop.source("eagle3-mla", num_layers=2)
@@ -150,18 +134,6 @@ def test_verify_finds_a_missing_number(workshop: Workshop, layer: int) -> None:
     assert re.fullmatch(r"config.json: model\.layers\.\d+\.self_attn\.kv_b_proj", fault.where)
     assert fault.expected == "excluded: it is kept"
     assert on_vllm(folder, NUM_TARGET_LAYERS).verdict == "LOADS BUT WRONG"
-
-
-def test_verify_finds_the_number_of_a_quantized_linear(workshop: Workshop) -> None:
-    source = workshop.source("eagle3-mla")
-    folder = workshop.quantize(source, FP8_STATIC, "too-many")
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    name = f"model.layers.{NUM_TARGET_LAYERS}.self_attn.fused_qkv_a_proj"
-    for key in ("ignored_layers", "modules_to_not_convert"):
-        config["quantization_config"][key].append(name)
-    edit_json(folder / "config.json", quantization_config=config["quantization_config"])
-    found = {fault.where: fault.expected for fault in verify(folder, source).faults}
-    assert found == {f"config.json: {name}": "not excluded: it is quantized"}
 
 
 # Patterns: what they match besides
@@ -193,12 +165,6 @@ def test_verify_finds_a_fused_name_that_is_not_excluded(workshop: Workshop) -> N
     where = {fault.where for fault in verify(folder, source).faults}
     assert where == {"config.json: model.layers.61.self_attn.fused_qkv_a_proj"}
     assert on_vllm(folder, None).verdict != "LOADS"
-
-
-def test_names() -> None:
-    assert fused_names("q_proj") == ("qkv_proj",)
-    assert fused_names("midlayer.mlp.up_proj") == ("midlayer.mlp.gate_up_proj",)
-    assert fused_names("layers.0.self_attn.o_proj") == ()
 
 
 # The commands

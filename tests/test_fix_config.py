@@ -82,26 +82,6 @@ def test_the_flag_fixes_the_output_only_and_says_so(
     assert main(["verify", str(tmp_path / "out"), "--against", str(draft)]) == 0
 
 
-def test_what_no_flag_can_fix_is_still_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    draft = tiny_eagle3_llama(tmp_path / "draft", config={"norm_before_residual": True} | LAYERS)
-    assert quantize(draft, tmp_path / "out", "--fix-config")[KEY] == [2, 4, 5]
-    stderr = capsys.readouterr().err
-    assert "lints: norm-before-residual; see" in stderr
-    assert "--fix-config" not in stderr
-    assert "config_changes" not in json.loads(
-        (tmp_path / "out" / "draftquant.json").read_text(encoding="utf-8")
-    )
-
-
-def test_two_runs_with_the_flag_give_the_same_config(draft: Path, tmp_path: Path) -> None:
-    quantize(draft, tmp_path / "one", "--fix-config")
-    quantize(draft, tmp_path / "two", "--fix-config")
-    one, two = ((tmp_path / name / "config.json").read_bytes() for name in ("one", "two"))
-    assert one == two
-
-
 def no_change(_config: dict[str, Any]) -> None:
     return
 
@@ -200,32 +180,6 @@ def test_a_folder_without_provenance_may_be_fixed(draft: Path, tmp_path: Path) -
 
 
 # What `inspect` and the other commands say
-
-
-def test_inspect_prints_cause_and_remedy(draft: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", str(draft), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)["lints"]
-    assert [(lint["name"], lint["level"], lint["fix"]) for lint in found] == [
-        ("aux-layer-ids", "warning", LAYERS),
-        ("draft-vocab-size-missing", "warning", SIZE),
-        ("embed-tokens", "note", {}),
-    ]
-    assert main(["inspect", str(draft)]) == 0
-    shown = capsys.readouterr().out
-    assert "warning aux-layer-ids (quantize --fix-config corrects it in the output)\n" in shown
-    assert "note embed-tokens\n" in shown
-    for lint in found:
-        assert f"  cause: {lint['cause']}\n  remedy: {lint['remedy']}\n" in shown
-
-
-def test_inspect_says_that_a_draft_is_clean(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    draft = tiny_eagle3_llama(tmp_path / "draft", embed=False, config=LAYERS)
-    assert main(["inspect", str(draft)]) == 0
-    assert "no lints: trainers and engines are not known" in capsys.readouterr().out
-    assert main(["inspect", str(draft), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["lints"] == []
 
 
 @pytest.mark.parametrize("command", ["inspect", "plan", "quantize"])

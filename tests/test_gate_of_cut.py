@@ -90,19 +90,3 @@ def test_prompts_that_chose_the_rows_judge_nothing(
     assert "2 of its 2 prompts were used to choose the rows of the candidate's head (vocab)" in (
         " ".join(capsys.readouterr().err.split())
     )
-
-
-def test_inspect_says_the_size(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("cut", "fp8-cut"):
-        assert main(["inspect", str(work / name)]) == 0
-        assert "vocabulary 20 of 96" in capsys.readouterr().out
-
-
-def test_a_card_says_the_size(work: Path) -> None:
-    for name in ("cut-fp8", "fp8-cut"):
-        arguments = ["--license", "mit", "--out", str(work / f"{name}.md")]
-        assert main(["card", str(work / name), *arguments]) == 0
-        text = (work / f"{name}.md").read_text(encoding="utf-8")
-        assert "base_model: someone/draft\n" in text
-        assert "vocabulary 20 of 96" in text
-        assert "Vocabulary 20 of 96, by frequency on 2 prompts." in text

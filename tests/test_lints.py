@@ -123,11 +123,6 @@ def test_a_clean_draft_has_no_lints(name: str, tmp_path: Path) -> None:
     assert found_in(CLEAN[name](tmp_path / "draft")) == {}
 
 
-def test_the_speculators_layout_alone_is_a_note(tmp_path: Path) -> None:
-    found = found_in(speculators_eagle3(tmp_path / "eagle3"))
-    assert [(lint.name, lint.level) for lint in found.values()] == [("speculators-layout", "note")]
-
-
 # One trigger per lint, or several. What a draft in the speculators layout has besides is left out.
 
 
@@ -405,36 +400,6 @@ def computed(draft: Draft) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("build", "fix"),
-    [
-        (lambda to: llama(to, {KEY: None}), {KEY: [2, 4, 5]}),
-        (lambda to: llama(to, {SECTION: None}), {f"{SECTION}.{KEY}": [1, 3, 4]}),
-        (lambda to: llama(to, {SECTION: {KEY: [2, 4, 5]}}), {f"{SECTION}.{KEY}": [1, 3, 4]}),
-        (
-            lambda to: mla(to, {KEY: None, SECTION: {KEY: [2, 4, 5]}}),
-            {KEY: [2, 4, 5], f"{SECTION}.{KEY}": [1, 3, 4]},
-        ),
-        (  # SGLang adds one for DeepSeek targets only where the list begins with 1
-            lambda to: mla(to, {KEY: [3, 5, 6], SECTION: {KEY: [2, 4, 5]}}),
-            {f"{SECTION}.{KEY}": [3, 5, 6]},
-        ),
-    ],
-)
-def test_portable_aux_layer_ids(
-    build: Callable[[Path], Path], fix: dict[str, Any], tmp_path: Path
-) -> None:
-    assert found_in(build(tmp_path / "draft"))["aux-layer-ids"].fix == fix
-
-
-def test_a_fix_keeps_the_other_keys_of_a_section() -> None:
-    config = {"a": 1, SECTION: {"use_aux_hidden_state": True, KEY: [2]}, "b": None}
-    fixed = fixed_config(config, {f"{SECTION}.{KEY}": [1], "c.d": False, "a": 2})
-    section = {"use_aux_hidden_state": True, KEY: [1]}
-    assert fixed == {"a": 2, SECTION: section, "b": None, "c": {"d": False}}
-    assert config[SECTION] == {"use_aux_hidden_state": True, KEY: [2]}
-
-
 def test_fixes_of_several_lints_add_up(tmp_path: Path) -> None:
     folder = llama(tmp_path / "draft", {KEY: None, "draft_vocab_size": None, "dtype": "float16"})
     changes = config_changes(find_lints(draft_of(folder)))
@@ -465,14 +430,6 @@ def test_d2t_out_of_range(d2t: Stored, what: str, fix: str, tmp_path: Path) -> N
         assert fix in caught.value.what + caught.value.fix
 
 
-def test_d2t_of_either_width_up_to_the_last_id(tmp_path: Path) -> None:
-    narrow = Stored("I32", (3,), np.array([1, 1, 9], "<i4").tobytes())
-    check_vocabulary_map(draft_of(pruned(tmp_path / "narrow", narrow)))
-    outside = narrow._replace(data=np.array([1, 1, 10], "<i4").tobytes())
-    with pytest.raises(CheckpointError, match="outside the vocabulary of 12"):
-        check_vocabulary_map(draft_of(pruned(tmp_path / "outside", outside)))
-
-
 @pytest.mark.parametrize("key", ["norm_before_residul", "norm_before_residuals"])
 def test_a_key_that_is_nearly_one(tmp_path: Path, key: str) -> None:
     folder = set_keys(tiny_eagle3_llama(tmp_path / "d"), norm_before_residual=ABSENT, **{key: True})
@@ -490,10 +447,3 @@ def test_keys_of_published_drafts_are_no_misspellings() -> None:
     assert len(configs) > 60
     for config in configs:
         assert [near_key(key, config) for key in config if near_key(key, config)] == []
-
-
-def test_a_required_key_that_is_nearly_there(tmp_path: Path) -> None:
-    folder = set_keys(tiny_eagle3_llama(tmp_path / "d"), hidden_size=ABSENT, hiden_size=64)
-    with pytest.raises(CheckpointError, match="hidden_size: missing key") as caught:
-        draft_of(folder)
-    assert caught.value.fix == "rename 'hiden_size' to 'hidden_size'"

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import shutil
 from pathlib import Path
 from typing import get_args
 
@@ -15,13 +14,10 @@ from draftquant.quantize.engines.plan_verdicts import planned_verdicts
 from draftquant.quantize.engines.versions import choose
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
-from draftquant.quantize.gpus import GPUS, architecture, gpu_name
 from draftquant.quantize.making.quantize_draft import quantize_draft
 from draftquant.quantize.planning.quantization_plan import Measured, make_plan
 from draftquant.recipes import built_in_recipes, load_recipe
-from draftquant.recipes.errors import CheckpointError
 from draftquant.scripts.cli import main
-from tiny import edit_json
 
 PAIRS = Path(__file__).parent / "pairs"
 FAMILIES = {"eagle3-llama": 4, "eagle3-mla": 5, "dflash": 4}
@@ -62,37 +58,6 @@ def test_the_result_loads_where_the_recipe_says_and_nowhere_else(
     assert loading == promised
 
 
-@pytest.mark.parametrize(
-    ("said", "arch"),
-    [("mi325x", "gfx942"), ("MI300X", "gfx942"), ("mi355x", "gfx950"), ("H100", "sm90"),
-     ("h200", "sm90"), ("B200", "sm100"), ("sm90", "sm90"), ("gfx942", "gfx942")],
-)  # fmt: skip
-def test_gpus_by_the_names_that_people_say(said: str, arch: str) -> None:
-    assert architecture(said) == arch
-
-
-@pytest.mark.parametrize(
-    ("said", "hint"), [("h10", "h100"), ("mi325", "mi325x"), ("sm9", "sm90"), ("tpu", "mi300x")]
-)
-def test_a_gpu_that_nobody_knows(said: str, hint: str) -> None:
-    with pytest.raises(CheckpointError, match=rf"not know the GPU '{said}'\n  fix: .*{hint}.*sm90"):
-        architecture(said)
-    assert said not in GPUS
-
-
-@pytest.mark.parametrize(
-    ("gpu", "asked", "written"),
-    [("sm90", None, "H200 (sm90)"), ("h100", None, "H100 (sm90)"), ("sm90", "h100", "H100 (sm90)"),
-     ("sm100", "h100", "B200 (sm100)"), ("gfx942", None, "MI325X (gfx942)"),
-     ("gfx942", "MI-300X", "MI300X (gfx942)"), ("gfx950", None, "MI355X (gfx950)"),
-     ("sm80", None, "A100 (sm80)"), ("sm120", None, "sm120"), (None, None, "any GPU")],
-)  # fmt: skip
-def test_gpus_are_written_as_people_call_them(
-    gpu: str | None, asked: str | None, written: str
-) -> None:
-    assert gpu_name(gpu, asked) == written
-
-
 def test_plan_and_quantize_say_who_loads_the_result(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -116,25 +81,6 @@ def test_plan_and_quantize_say_who_loads_the_result(
     verdicts = {(e["engine"], e["arch"]): e["verdict"] for e in json.loads(output.out)["engines"]}
     assert verdicts["sglang", "gfx942"] == verdicts["vllm", "sm90"] == "LOADS"
     assert "no known engine" not in output.err
-
-
-def test_what_is_said_is_of_config_json_as_it_will_be_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    draft = tmp_path / "draft"  # which names its layers where no runner of vLLM reads them right
-    shutil.copytree(PAIRS / "eagle3-llama" / "draft", draft)
-    edit_json(draft / "config.json", eagle_aux_hidden_state_layer_ids=None)
-
-    def said(*options: str) -> str:
-        arguments = ["--recipe", "mi325x-w4a8-fp8", "--backend", "torch", "--json", *options]
-        assert main(["quantize", str(draft), *arguments]) == 0
-        engines = json.loads(capsys.readouterr().out)["engines"]
-        hopper = [e for e in engines if (e["engine"], e["arch"]) == ("vllm", "sm90")]
-        (verdict,) = {e["verdict"] for e in hopper}
-        return str(verdict)
-
-    assert said("--out", str(tmp_path / "as-it-is")) == "LOADS BUT WRONG"
-    assert said("--out", str(tmp_path / "fixed"), "--fix-config") == "LOADS"
 
 
 def test_recipes_are_listed_by_engine_gpu_and_family(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,5 @@
 """Folders whose linears have several formats: written, declared, verified, decoded, replayed."""
 
-import dataclasses
-import json
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,11 +10,9 @@ import torch
 from compressed_tensors.quantization import QuantizationConfig
 from compressed_tensors.utils import is_match
 from draftquant.quantize.backends import get_backend
-from draftquant.quantize.converting.dequantize_draft import dequantize_draft
-from draftquant.quantize.converting.transcode_draft import plan_transcoding
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.engine_traits import fused_group
-from draftquant.quantize.files.checkpoint import CONFIG_FILE, Checkpoint
+from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import resolve_draft
 from draftquant.quantize.making.quantize_draft import quantize_draft
 from draftquant.quantize.planning.quantization_plan import Measured, Plan, make_plan
@@ -25,13 +21,11 @@ from draftquant.quantize.stored.stored_draft import StoredDraft
 from draftquant.quantize.verify.audit import audit_checkpoint
 from draftquant.quantize.verify.verification import verify
 from draftquant.recipes import Recipe
-from draftquant.recipes.errors import CheckpointError, DraftQuantError, LayoutError, VerifyError
-from draftquant.recipes.schema import BackendName
-from mixes import DOWN, FP8, INT4, INT4_CHANNEL, MIXES, mixed
+from draftquant.recipes.errors import CheckpointError, VerifyError
+from mixes import MIXES
 from tiny import read_tensors, tiny_eagle3_llama
 from tiny_dflash import tiny_dflash
 from tiny_mla import tiny_eagle3_mla
-from vendors import needs
 from verify_cases import edit, edit_declaration, faults_of, flip_bit, reseal
 from wide import WIDE
 
@@ -116,39 +110,6 @@ def test_every_linear_is_stored_in_its_own_format(
         torch.testing.assert_close(decoded, expected, rtol=rtol, atol=0)
 
 
-@pytest.mark.parametrize(
-    ("patterns", "groups"), [(("*.dwon_proj.weight",), 1), (("*_proj.weight",), 2)]
-)
-def test_a_format_that_no_linear_has(
-    patterns: tuple[str, ...], groups: int, sources: Mapping[str, Path], tmp_path: Path
-) -> None:
-    """That of a rule which claims nothing, or the recipe's own."""
-    recipe = mixed(INT4, (FP8, patterns))
-    rules = tuple(dataclasses.replace(rule, optional=True) for rule in recipe.rules)
-    recipe = dataclasses.replace(recipe, rules=rules)
-    source, out = sources["eagle3-llama"], tmp_path / "out"
-    plan = quantized(source, recipe, out)
-    assert len(plan.declared()["config_groups"]) == groups
-    report = verify(out, source)
-    assert report.ok, report.faults
-    forms = {plan.format_of(step) for step in plan.quantized}
-    assert forms == ({INT4} if groups == 1 else {FP8})
-    expected = {"none"} if groups == 1 else {"token-dynamic"}
-    assert set(load_draft(out).activations.values()) == expected
-
-
-def test_the_declaration_by_hand(folder: Path) -> None:
-    declared = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))["quantization_config"]
-    assert declared["format"] == "mixed-precision"
-    groups = declared["config_groups"]
-    assert [(g["format"], g["targets"]) for g in groups.values()] == [
-        ("nvfp4-pack-quantized", ["Linear"]),
-        ("float-quantized", ["re:.*down_proj$"]),
-    ]
-    assert groups["group_1"]["input_activations"]["dynamic"] is False
-    assert groups["group_1"]["weights"]["strategy"] == "tensor"
-
-
 def test_fused_linears_are_targeted_by_the_names_of_engines_too(
     sources: Mapping[str, Path],
 ) -> None:
@@ -190,20 +151,6 @@ def test_compressed_tensors_reads_the_same_format_for_every_linear(
         assert (scheme.input_activations is None) == (plan.format_of(step).activations is None)
 
 
-def test_inputs_are_rounded_by_the_format_of_their_linear(folder: Path) -> None:
-    loaded = load_draft(folder)
-    assert loaded.activations["layers.0.mlp.down_proj"] == "tensor-static"
-    others = {how for name, how in loaded.activations.items() if "down" not in name}
-    assert others == {"nvfp4"}
-    assert loaded.rounds_alone
-
-
-def test_dequantized_it_is_the_same_draft(folder: Path, tmp_path: Path) -> None:
-    dequantize_draft(resolve_draft(str(folder)), tmp_path / "plain", dtype="F32")
-    plain, mixed = load_draft(tmp_path / "plain"), load_draft(folder)
-    assert all(torch.equal(plain.weights[key], weight) for key, weight in mixed.weights.items())
-
-
 @pytest.mark.parametrize("module", ["midlayer.mlp.down_proj", "midlayer.self_attn.q_proj"])
 def test_one_flipped_bit_is_found_whatever_the_format(
     module: str, folder: Path, sources: Mapping[str, Path], tmp_path: Path
@@ -217,24 +164,6 @@ def test_one_flipped_bit_is_found_whatever_the_format(
     assert f"{name}: expected" in faults_of(report)
     wrong = {fault.where for fault in report.faults if "proj" in fault.where}
     assert wrong == {name, f"draftquant.json: tensor_digests.{name}"}
-
-
-def test_the_other_format_in_the_declaration_is_found(
-    folder: Path, sources: Mapping[str, Path], tmp_path: Path
-) -> None:
-    """Also where the tensors of both look alike: static or not shows in one stored scale."""
-    out = copied(folder, tmp_path)
-
-    def change(declared: dict[str, Any]) -> None:
-        declared["config_groups"]["group_1"]["targets"] = ["re:.*up_proj$"]
-
-    edit_declaration(out, change)
-    report = verify(out, sources["eagle3-llama"])
-    faults = faults_of(report)
-    assert "midlayer.mlp.down_proj: expected weights fp8_e4m3 of recipe" in faults
-    assert "config_groups.group_1.targets" in faults
-    with pytest.raises(CheckpointError, match=r"down_proj\.weight_packed: compressed"):
-        load_draft(out)
 
 
 def test_a_linear_that_no_group_means_is_refused(
@@ -310,71 +239,6 @@ def test_names_decide_before_the_class_and_in_order(folder: Path, tmp_path: Path
     before, after = load_draft(folder), load_draft(out)
     assert after.activations == before.activations
     assert all(torch.equal(before.weights[key], weight) for key, weight in after.weights.items())
-
-
-def test_plain_data_names_the_other_formats(folder: Path) -> None:
-    found = audit_checkpoint(Checkpoint.open(folder)).to_mapping()["declared"]
-    assert (found["weight_dtype"], found["targets"]) == ("nvfp4", ("Linear",))
-    (other,) = found["others"]
-    assert (other["weight_dtype"], other["targets"]) == ("fp8_e4m3", ("re:.*down_proj$",))
-    assert other["layout"] == found["layout"] == "compressed-tensors"
-    json.dumps(found)
-
-
-def test_fused_linears_of_several_formats_are_a_fault(folder: Path, tmp_path: Path) -> None:
-    out = copied(folder, tmp_path)
-
-    def change(declared: dict[str, Any]) -> None:
-        declared["config_groups"]["group_1"]["targets"].append("re:.*q_proj$")
-
-    edit_declaration(out, change)
-    (fault,) = (f for f in audit_checkpoint(Checkpoint.open(out)).faults if "fused" in f.expected)
-    assert fault.where == ", ".join(f"midlayer.self_attn.{part}_proj" for part in "kqv")
-    assert fault.expected == "one format for fused linears"
-
-
-def test_it_is_not_transcoded(folder: Path) -> None:
-    with pytest.raises(LayoutError, match="expected one format for all linears, got several"):
-        plan_transcoding(resolve_draft(str(folder)), "modelopt")
-
-
-@pytest.mark.vendor
-@pytest.mark.filterwarnings("ignore")  # the toolkits' own
-@pytest.mark.parametrize(
-    ("backend", "recipe"),
-    [
-        pytest.param("modelopt", MIXES["nvfp4-static-fp8-down"], marks=needs("modelopt")),
-        pytest.param("quark", mixed(INT4_CHANNEL, (FP8, DOWN)), marks=needs("quark")),
-    ],
-)
-def test_toolkits_compute_each_linear_in_its_format(
-    backend: BackendName, recipe: Recipe, sources: Mapping[str, Path], tmp_path: Path
-) -> None:
-    """Bit for bit what our own numerics give."""
-    source = sources["eagle3-llama"]
-    quantized(source, recipe, tmp_path / "torch")
-    quantized(source, dataclasses.replace(recipe, backend=backend), tmp_path / backend)
-    ours, theirs = (read_tensors(tmp_path / name) for name in ("torch", backend))
-    assert ours == theirs
-
-
-@pytest.mark.parametrize("scales", [{}, {"midlayer.self_attn.q_proj": 1.0}])
-def test_static_scales_are_needed_by_the_linears_of_that_format_alone(
-    scales: dict[str, float], sources: Mapping[str, Path], tmp_path: Path
-) -> None:
-    recipe = dataclasses.replace(
-        MIXES["nvfp4-static-fp8-down"], weights=INT4.weights, activations=None
-    )
-    source = sources["eagle3-llama"]
-    plan = planned(source, recipe)
-    with pytest.raises(DraftQuantError, match=r"missing: midlayer\.mlp\.down_proj$|down_proj\n"):
-        quantize_draft(
-            plan,
-            tmp_path / "out",
-            source=resolve_draft(str(source)),
-            measured=Measured(input_scales=scales),
-        )
-    assert not (tmp_path / "out").exists()
 
 
 def copied(folder: Path, tmp_path: Path) -> Path:

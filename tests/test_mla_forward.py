@@ -15,8 +15,6 @@ from draftquant.quantize.drafts.passes import ChainForward
 from draftquant.quantize.drafts.rope import rope_frequencies
 from draftquant.quantize.drafts.shared.eagle3 import Eagle3Geometry
 from draftquant.quantize.drafts.shared.layers import MlaAttention, served_rope, softmax_mscale
-from plain_attention import softmax_attention
-from proposing import draft_proposals
 from reference_draft import CachedAttention, assert_close, check_extend_and_chain, random_weights
 from reference_mla import ReferenceMlaDraft
 from torch import Tensor
@@ -164,12 +162,6 @@ def test_factors_of_yarn_by_hand(keys: dict[str, Any], on_cos_and_sin: float, m:
     assert math.isclose(MlaAttention(geometry).scale, 20**-0.5 * m**2, rel_tol=1e-14)
 
 
-def test_kimi_softmax_scale_by_hand() -> None:
-    """0.072169 * 1.41589^2 = 0.14468 for heads of 128 + 64 and a factor of 64."""
-    geometry = read(qk_nope_head_dim=128, qk_rope_head_dim=64, rope_scaling=KIMI)
-    assert math.isclose(MlaAttention(geometry).scale, 0.1446796, rel_tol=1e-6)
-
-
 def test_the_ramp_is_rounded_whatever_truncate_says() -> None:
     plain, untruncated = (
         read(rope_theta=100.0, rope_scaling=YARN | extra) for extra in ({}, {"truncate": False})
@@ -180,26 +172,6 @@ def test_the_ramp_is_rounded_whatever_truncate_says() -> None:
 
 
 # Its place in the chain
-
-
-def test_values_may_be_narrower_or_wider_than_keys() -> None:
-    for case, width in (("plain-rope", 10), ("wide-values", 40)):
-        _, _, forward = build(case)
-        seen: list[tuple[int, ...]] = []
-
-        def attend(
-            _layer: int,
-            q: Tensor,
-            k: Tensor,
-            v: Tensor,
-            scale: float,
-            seen: list[tuple[int, ...]] = seen,
-        ) -> Tensor:
-            seen.extend(tuple(t.shape) for t in (q, k, v))
-            return softmax_attention(q, k, v, scale, torch.ones(3, 3, dtype=torch.bool).tril())
-
-        forward.step(torch.arange(3)[None], hidden_rows(3), torch.arange(3), attend)
-        assert seen == [(1, 4, 3, 20), (1, 4, 3, 20), (1, 4, 3, width)]
 
 
 def test_on_input_sees_each_linear_that_may_be_quantized_once() -> None:
@@ -222,69 +194,3 @@ def test_on_input_sees_each_linear_that_may_be_quantized_once() -> None:
     }
     assert seen == linears
     assert len(linears) == 2 * 7
-
-
-def test_what_on_input_returns_is_multiplied() -> None:
-    """A zero latent under kv_a leaves values and keys zero: the same as kv_a_proj = 0."""
-    geometry, weights, _ = build("plain-rope")
-    name = "layers.0.self_attn.kv_a_proj_with_mqa"
-    forward = Eagle3Mla().forward(
-        geometry, weights, lambda module, x: torch.zeros_like(x) if module == name else x
-    )
-    silent = weights | {f"{name}.weight": torch.zeros_like(weights[f"{name}.weight"])}
-    tokens, hidden = torch.arange(4)[None], hidden_rows(4)
-    got = forward.logits(forward.step(tokens, hidden, torch.arange(4), CachedAttention()))
-    assert_close(got, ReferenceMlaDraft(geometry, silent).extend(tokens, hidden, 0)[0])
-    full, _ = ReferenceMlaDraft(geometry, weights).extend(tokens, hidden, 0)
-    assert (got - full).abs().max() > 1e-3
-
-
-@pytest.mark.parametrize("block_rows", [1, 7, 256])
-def test_every_row_is_a_chain_of_its_own(block_rows: int) -> None:
-    """Two layers, random weights: all rows at once against a chain with a latent cache each."""
-    geometry, weights, forward = build("two-layers")
-    generator = torch.Generator().manual_seed(0)
-    token_ids = torch.randint(geometry.vocab_size, (16,), generator=generator)
-    hidden = torch.randn((15, 32), generator=generator, dtype=torch.float64)
-    num_draft_tokens, first_row = 4, 3
-    predicted = draft_proposals(
-        forward,
-        hidden,
-        token_ids,
-        first_row=first_row,
-        num_draft_tokens=num_draft_tokens,
-        block_rows=block_rows,
-    ).token_ids
-    for row in range(len(predicted)):
-        reference = ReferenceMlaDraft(geometry, weights)
-        t = first_row + row
-        logits, fed = reference.extend(token_ids[None, 1 : t + 2], hidden[None, : t + 1], 0)
-        for depth in range(num_draft_tokens):
-            assert int(predicted[row, depth]) == int(logits[0, -1].argmax())
-            position = t + 1 + depth
-            logits, fed = reference.extend(
-                token_ids[None, None, position + 1], fed[:, -1:], position
-            )
-
-
-def test_bfloat16_stays_close_to_float64() -> None:
-    """Same rounding points as transformers in bfloat16, up to the order of sums.
-
-    bfloat16 has 8 significant bits; a few roundings of 2^-9 relative on logits up to 10 stay under
-    0.25, an order of magnitude under the spread of the logits.
-    """
-    geometry = read()
-    weights = random_weights(geometry, family=Eagle3Mla())
-    low = {name: tensor.bfloat16() for name, tensor in weights.items()}
-    forward = Eagle3Mla().forward(geometry, low, lambda _name, x: x)
-    exact = Eagle3Mla().forward(
-        geometry, {n: t.double() for n, t in low.items()}, lambda _name, x: x
-    )
-    tokens, positions = torch.arange(8)[None], torch.arange(8)
-    hidden = hidden_rows(8).bfloat16()
-    fed = forward.step(tokens, hidden, positions, CachedAttention())
-    got = forward.logits(fed)
-    expected = exact.logits(exact.step(tokens, hidden.double(), positions, CachedAttention()))
-    assert got.dtype == fed.dtype == torch.bfloat16
-    assert expected.std() > 1
-    assert (got - expected).abs().max() < 0.25

@@ -17,7 +17,6 @@ from draftquant.recipes.errors import PlanError
 from draftquant.recipes.schema import BackendName
 from tiny import read_tensors, write_tensors
 from tiny_mla import tiny_eagle3_mla
-from vendors import needs
 from wide import dimensions
 
 QUANTIZED = {
@@ -78,32 +77,6 @@ def test_every_recipe_on_every_variant(tmp_path: Path, recipe: str, variant: str
     _assert_roles_are_kept(source, tmp_path / "out")
 
 
-@pytest.mark.vendor
-@pytest.mark.parametrize(
-    ("recipe", "backend"),
-    [
-        pytest.param(recipe, backend, marks=needs(backend))
-        for recipe, backend in (
-            ("mi325x-w4a8", "quark"),
-            ("mi355-mxfp4", "quark"),
-            ("blackwell-fp8", "modelopt"),
-            ("blackwell-nvfp4", "modelopt"),
-        )
-    ],
-)
-@pytest.mark.parametrize("modelopt", [False, True])
-def test_the_vendors_compute_the_same_files(
-    tmp_path: Path, recipe: str, backend: BackendName, modelopt: bool
-) -> None:
-    source = tiny_eagle3_mla(
-        tmp_path / "draft", modelopt=modelopt, **dimensions("eagle3-mla", recipe)
-    )
-    assert quantized(source, recipe, tmp_path / "vendor", backend=backend).verification.ok
-    assert quantized(source, recipe, tmp_path / "torch").verification.ok
-    assert read_tensors(tmp_path / "vendor") == read_tensors(tmp_path / "torch")
-    _assert_roles_are_kept(source, tmp_path / "vendor")
-
-
 def _assert_roles_are_kept(source: Path, out: Path) -> None:
     before, after = read_tensors(source), read_tensors(out)
     quantized = {row.tensor.name for row in read(source).rows if row.role in ("attention", "mlp")}
@@ -113,18 +86,6 @@ def _assert_roles_are_kept(source: Path, out: Path) -> None:
     leaves = {".".join(name.split(".")[-3:-1]) for name in quantized}
     assert leaves == QUANTIZED
     assert sum(name.endswith("kv_b_proj.weight") for name in after) == layers
-
-
-def test_kv_b_proj_cannot_be_quantized(draft: Path) -> None:
-    recipe = load_recipe("fp8-ptpc")
-    rules = tuple(
-        dataclasses.replace(r, action="quantize") if "kv_up" in r.role else r for r in recipe.rules
-    )
-    chosen = dataclasses.replace(recipe, rules=rules, expect=Expectation(quantized_per_layer=8))
-    with pytest.raises(
-        PlanError, match=r"kv_b_proj.weight \(role kv_up, shape \[224, 136\]\) cann"
-    ):
-        make_plan(chosen, read(draft))
 
 
 @pytest.mark.parametrize("kept", ["q_a_proj", "kv_a_proj_with_mqa"])

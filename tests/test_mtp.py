@@ -137,14 +137,6 @@ def test_quantize_verify_inspect_dequantize(
     assert {"gate_proj", "up_proj", "down_proj", "o_proj"} < leaves
 
 
-def test_experts_are_one_line_of_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source = tiny_deepseek_mtp(tmp_path / "draft", experts=8)
-    assert main(["plan", str(source), "--recipe", "fp8-ptpc"]) == 0
-    out = capsys.readouterr().out
-    assert out.count("mlp.experts.") == 3
-    assert "model.layers.3.mlp.experts.*.down_proj.weight (x8)" in out
-
-
 def test_subtree_is_the_layer_alone(tmp_path: Path) -> None:
     target = tiny_deepseek_mtp(tmp_path / "target", inside_target=True)
     alone, out = tiny_deepseek_mtp(tmp_path / "alone"), tmp_path / "out"
@@ -189,56 +181,9 @@ def test_absent_subtree_names_the_layers_that_are_there(tmp_path: Path) -> None:
     assert "this folder has no MTP layer" in caught.value.fix
 
 
-def test_whole_target_is_told_to_name_its_layer(tmp_path: Path) -> None:
-    target = tiny_mimo_mtp(tmp_path / "target", inside_target=True)
-    with pytest.raises(CheckpointError, match=r"whose layer is model\.mtp_layers\.0") as caught:
-        read_draft(Checkpoint.open(target))
-    assert "--subtree model.mtp_layers.0" in caught.value.fix
-
-
 def test_subtree_of_a_hub_id_is_refused() -> None:
     with pytest.raises(CheckpointError, match="all its shards would be downloaded"):
         resolve_draft("deepseek-ai/DeepSeek-V3", "model.layers.61")
-
-
-def test_quantized_target_is_dequantized_by_its_subtree(tmp_path: Path) -> None:
-    source, out = tiny_mimo_mtp(tmp_path / "draft"), tmp_path / "target"
-    assert main(["quantize", str(source), "--recipe", "fp8-ptpc", "--out", str(out)]) == 0
-    subtree, again = ["--subtree", "model.mtp_layers.0"], tmp_path / "again"
-    quantize = ["quantize", str(out), *subtree, "--recipe", "fp8-ptpc", "--out", str(again)]
-    assert main(quantize) == 2
-    assert not again.exists()
-    assert main(["dequantize", str(out), *subtree, "--out", str(again)]) == 0
-    assert "lm_head.weight" not in read_tensors(again)
-
-
-@pytest.mark.parametrize(
-    ("family", "changes", "said"),
-    [
-        ("mimo-mtp", {"num_nextn_predict_layers": 3}, "num_nextn_predict_layers: expected 1"),
-        ("mimo-mtp", {"use_sliding_window": True}, "use_sliding_window: expected false"),
-        ("mimo-mtp", {"hidden_act": "gelu"}, "hidden_act: expected 'silu'"),
-        ("deepseek-mtp", {"scoring_func": "softmax"}, "scoring_func: expected 'sigmoid'"),
-        ("deepseek-mtp", {"topk_method": "greedy"}, "topk_method: expected 'noaux_tc'"),
-        ("deepseek-mtp", {"topk_group": 3}, "cannot be chosen from 3 of 2 groups"),
-        ("deepseek-mtp", {"topk_group": 1, "num_experts_per_tok": 3}, "3 of 4 experts cannot be"),
-        ("deepseek-mtp", {"qk_rope_head_dim": 7}, "qk_rope_head_dim: expected an even number"),
-        ("glm4-moe-mtp", {"partial_rotary_factor": 1.5}, "expected at most 1, got 1.5"),
-        ("glm4-moe-mtp", {"n_routed_experts": 8}, "of glm4-moe-mtp are missing|disagrees"),
-    ],
-)
-def test_bad_configs(family: str, changes: dict[str, Any], said: str, tmp_path: Path) -> None:
-    folder = BUILDERS[family](tmp_path / "draft")
-    edit_json(folder / "config.json", **changes)
-    with pytest.raises(CheckpointError, match=said):
-        read_draft(Checkpoint.open(folder))
-
-
-def test_tensors_of_two_families_are_refused(tmp_path: Path) -> None:
-    folder = tiny_deepseek_mtp(tmp_path / "draft")
-    edit_json(folder / "config.json", architectures=["Glm4MoeForCausalLM"])
-    with pytest.raises(CheckpointError, match="glm4-moe-mtp, but the tensors are those of deep"):
-        read_draft(Checkpoint.open(folder))
 
 
 def test_router_and_experts_are_refused_what_they_cannot(tmp_path: Path) -> None:
@@ -267,12 +212,6 @@ def test_vllm_serves_it_unquantized_and_refuses_its_declaration(
     assert refused.verdict == "REFUSED"
     assert "weight_scale'" in (refused.error or "")
     assert "draftquant graft TARGET LAYER" in (refused.remedy or "")
-
-
-def test_mimos_own_model_type_needs_its_code(tmp_path: Path) -> None:
-    refused = check_draft(tiny_mimo_mtp(tmp_path / "draft"), engine="vllm")
-    assert refused.verdict == "REFUSED"
-    assert "model type `mimo`" in (refused.error or "")
 
 
 def test_deepseek_without_topk_method(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ without its gradient, a row too many) moves it by more than 1e-4.
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -228,18 +228,6 @@ def test_gradients_are_the_slopes_of_the_loss(case: Case) -> None:
     assert torch.autograd.gradcheck(loss, flat.requires_grad_(), fast_mode=True)
 
 
-def test_one_linear_alone_may_train(case: Case) -> None:
-    """Keys that need no gradient beside queries that do: nothing they share is overwritten."""
-    leaf = "q_b_proj" if case.family.name == "eagle3-mla" else "q_proj"
-    name = f"layers.0.self_attn.{leaf}.weight"
-    every, alone = case.trainable(), case.weights[name].clone().requires_grad_()
-    for weights in (every, case.weights | {name: alone}):
-        forward = case.forward(weights)
-        torch.autograd.backward(all_hidden(forward, case, range(9), 2).square().sum())
-    assert alone.grad is not None
-    torch.testing.assert_close(alone.grad, every[name].grad)
-
-
 @pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
 def test_blocks_of_rows_change_rounding_only(case: Case, rows: range) -> None:
     forward = case.forward()
@@ -267,16 +255,6 @@ def test_predictions_are_the_argmax_of_the_passes(case: Case, block_rows: int) -
         ).token_ids
         assert torch.equal(predicted, expected[sequence])
     assert len(expected.unique()) > 5
-
-
-def test_a_shorter_sequence_may_be_padded_behind(case: Case) -> None:
-    forward, rows = case.forward(), range(2, 6)
-    before = all_hidden(forward, case, rows, 256)
-    features, token_ids = case.features.clone(), case.token_ids.clone()
-    features[0, rows.stop :] = 3.0
-    token_ids[0, rows.stop + K :] = 0
-    padded = dataclasses.replace(case, features=features, token_ids=token_ids)
-    assert torch.equal(all_hidden(forward, padded, rows, 256), before)
 
 
 def test_no_rows_give_no_pass_and_run_nothing(case: Case) -> None:
@@ -330,40 +308,3 @@ def test_rounding_of_inputs_lets_gradients_straight_through(activations: Any) ->
     assert torch.equal(x.grad, towards)
     assert torch.equal(got, rounded("layers.0.self_attn.q_proj", x.detach()))
     assert torch.equal(got, x) == (activations == "none")
-
-
-@pytest.mark.parametrize(
-    ("draft", "activations"),
-    [*((draft, "none") for draft in DRAFTS), *(("llama", kind) for kind in ACTIVATIONS[1:])],
-)
-def test_nothing_is_made_on_another_device(draft: str, activations: Any) -> None:
-    """Whatever is made without a device lands on meta here, where no value is, and cannot mix."""
-    case = case_of(draft)
-
-    def run() -> Iterator[Tensor]:
-        forward = case.forward(on_input=rounding_of_case)
-        hidden = forward.fuse(case.features)
-        yield all_hidden_on(case.features.device, forward, hidden, case)
-        yield draft_proposals(
-            forward, hidden[0], case.token_ids[0], first_row=2, num_draft_tokens=K, block_rows=4
-        ).token_ids
-
-    rounding_of_case = rounding(activations, case)
-    expected = list(run())
-    with torch.device("meta"):
-        assert torch.arange(3).is_meta
-        got = list(run())
-    for ours, theirs in zip(got, expected, strict=True):
-        assert ours.device == case.features.device
-        assert torch.equal(ours, theirs)
-
-
-def all_hidden_on(
-    device: torch.device, forward: DraftForward, hidden: Tensor, case: Case
-) -> Tensor:
-    passes = forward.passes(
-        hidden, case.token_ids, rows=range(1, 9, 2), num_draft_tokens=K, block_rows=4
-    )
-    every = [one.hidden.flatten() for one in passes]
-    assert {part.device for part in every} == {device}
-    return torch.cat(every)

@@ -15,10 +15,9 @@ from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.verify import verify
 from draftquant.recipes import load_recipe
-from draftquant.recipes.errors import CheckpointError
 from proposing import draft_proposals
 from reference_draft import ReferenceDraft
-from tiny import edit_json, read_tensors, tiny_eagle3_llama, write_tensors
+from tiny import edit_json, tiny_eagle3_llama
 from tiny_llama import with_mask_hidden
 
 pytestmark = pytest.mark.usefixtures("float64_on_one_thread")
@@ -66,53 +65,12 @@ def speculators(folder: Path, **changes: Any) -> Path:
 # ---- names
 
 
-@pytest.mark.parametrize(
-    "architecture",
-    ["LlamaForCausalLMEagle3", "PEagleDraftModel", "PeagleLlamaForCausalLM", "LlamaForCausalLM"],
-)
-def test_a_mask_beside_eagle3_makes_it_parallel(architecture: str, tmp_path: Path) -> None:
-    folder = peagle(tmp_path / "draft", config={"architectures": [architecture]})
-    geometry = geometry_of(folder)
-    assert geometry.parallel
-    assert geometry.mask_token_id == MASK
-    assert not geometry_of(tiny_eagle3_llama(tmp_path / "plain")).parallel
-
-
 def test_the_layout_of_speculators_says_the_same(tmp_path: Path) -> None:
     geometry = geometry_of(speculators(tmp_path / "draft"))
     assert geometry.parallel
     assert geometry.mask_token_id == MASK
     assert not geometry.norm_before_residual  # which is true for its EAGLE-3
     assert geometry.aux_layer_ids == (1, 3, 4)
-
-
-def test_without_its_mask_the_draft_is_incomplete(tmp_path: Path) -> None:
-    folder = tiny_eagle3_llama(tmp_path / "draft", config={"architectures": ["PEagleDraftModel"]})
-    with pytest.raises(CheckpointError, match="missing: mask_hidden"):
-        read_draft(Checkpoint.open(folder))
-
-
-@pytest.mark.parametrize("token", [96, -1, True, "7"])
-def test_a_mask_outside_the_vocabulary_is_refused(token: object, tmp_path: Path) -> None:
-    folder = peagle(tmp_path / "draft")
-    edit_json(folder / "config.json", mask_token_id=token)
-    with pytest.raises(CheckpointError, match="expected a token of the vocabulary of 96"):
-        read_draft(Checkpoint.open(folder))
-
-
-def test_only_replay_needs_the_mask_token(tmp_path: Path) -> None:
-    folder = peagle(tmp_path / "draft")
-    edit_json(folder / "config.json", mask_token_id=None)
-    assert geometry_of(folder).mask_token_id is None
-    with pytest.raises(CheckpointError, match="mask_token_id: missing key"):
-        load_draft(folder)
-
-
-def test_a_mask_of_another_width_is_refused(tmp_path: Path) -> None:
-    folder = tiny_eagle3_llama(tmp_path / "draft")
-    with_mask_hidden(folder, num_features=64)
-    with pytest.raises(CheckpointError, match=r"expected shape \[1, 1, 192\], got \[1, 1, 64\]"):
-        read_draft(Checkpoint.open(folder))
 
 
 # ---- one pass
@@ -136,28 +94,6 @@ def test_all_tokens_of_a_round_are_those_of_the_engines_pass(tmp_path: Path) -> 
         states = torch.cat((hidden[: row + 1], mask.expand(K - 1, -1)))
         logits, _ = reference.extend(read[None], states[None], 0)
         assert found[i].tolist() == logits[0, -K:].argmax(-1).tolist()
-
-
-def test_without_the_mask_other_tokens_are_drafted(tmp_path: Path) -> None:
-    parallel = load_draft(peagle(tmp_path / "draft"), dtype=torch.float64)
-    chain = peagle(tmp_path / "chain")
-    tensors = read_tensors(chain)
-    del tensors["mask_hidden"]
-    write_tensors(chain, tensors)
-    tokens = torch.arange(20)
-    features = torch.randn(19, 192, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    first, second = (
-        draft_proposals(
-            one.forward,
-            one.forward.fuse(features[None])[0],
-            tokens,
-            first_row=3,
-            num_draft_tokens=K,
-        ).token_ids
-        for one in (parallel, load_draft(chain, dtype=torch.float64))
-    )
-    assert torch.equal(first[:, 0], second[:, 0])
-    assert not torch.equal(first, second)
 
 
 # ---- commands

@@ -16,7 +16,6 @@ import torch
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.maths import rotate
 from draftquant.quantize.drafts.rope import (
-    DEFAULT_THETA,
     RopeConfig,
     Unreplayed,
     read_rope,
@@ -30,7 +29,7 @@ from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.recipes import load_recipe
 from draftquant.recipes.errors import CheckpointError
-from tiny import edit_json, tiny_eagle3_llama
+from tiny import tiny_eagle3_llama
 from tiny_dflash import tiny_dflash
 from tiny_mla import tiny_eagle3_mla
 
@@ -66,13 +65,6 @@ def test_each_scaling_turns_queries_otherwise_than_plain_rope(name: str) -> None
     assert (turned(read(CASES[name])) - turned(read(None))).abs().max() > 0.01
 
 
-def test_engines_disagree_about_dynamic_scaling_so_replay_refuses() -> None:
-    ours, theirs = (torch.tensor(RECORDED[f"{e} {DISPUTED}"]) for e in ("vllm", "sglang"))
-    assert (ours - theirs).abs().max() > 0.01
-    with pytest.raises(CheckpointError, match=r"'dynamic': vLLM 0\.33 serves"):
-        turned(read(CASES[DISPUTED]))
-
-
 @pytest.mark.parametrize("kind", ["llama3", "linear", "yarn"])
 def test_frequencies_are_those_of_transformers(kind: str) -> None:
     from transformers import LlamaConfig
@@ -87,17 +79,6 @@ def test_frequencies_are_those_of_transformers(kind: str) -> None:
 
 
 # What is read of config.json
-
-
-def test_without_a_base_it_is_that_of_the_engines() -> None:
-    assert read_rope({}, "c").theta == DEFAULT_THETA
-    assert read_rope({"rope_parameters": {"rope_type": "default"}}, "c").theta == DEFAULT_THETA
-    assert read_rope({"rope_parameters": {"rope_theta": 7.0}}, "c").theta == 7.0
-
-
-@pytest.mark.parametrize("section", [{"type": "mrope", "mrope_section": [2, 1, 1]}, {}, None])
-def test_plain_rope_by_other_names(section: dict[str, Any] | None) -> None:
-    assert read(section) == RopeConfig(theta=THETA, yarn=None)
 
 
 @pytest.mark.parametrize(
@@ -123,21 +104,6 @@ def test_a_part_of_each_head() -> None:
     assert isinstance(scaling, Unreplayed)
     assert scaling.what.startswith("partial_rotary_factor 0.75 is not replayed")
     assert read(None, partial_rotary_factor=1.0).scaling is None
-
-
-@pytest.mark.parametrize(
-    ("section", "what"),
-    [
-        ({"type": "llama3", "factor": 8.0}, "low_freq_factor: missing key"),
-        ({"type": "linear"}, "factor: missing key"),
-        ({"type": "linear", "factor": -1}, "factor: expected a positive number, got -1"),
-        ({"type": "dynamic", "alpha": "x"}, "alpha: expected a positive number, got 'x'"),
-    ],
-)
-def test_a_scaling_without_its_keys_is_an_error(section: dict[str, Any], what: str) -> None:
-    with pytest.raises(CheckpointError) as caught:
-        read(section)
-    assert caught.value.what.startswith(what)
 
 
 # What needs no rope
@@ -171,10 +137,3 @@ def test_latent_attention_is_served_with_yarn_whatever_the_type(tmp_path: Path) 
     assert read_draft(Checkpoint.open(folder)).rows
     with pytest.raises(CheckpointError, match="expected 'default' or 'yarn': engines take any"):
         load_draft(folder)
-
-
-def test_a_replayed_scaling_changes_what_a_draft_computes(tmp_path: Path) -> None:
-    folder = tiny_eagle3_llama(tmp_path / "draft")
-    plain = load_draft(folder)
-    edit_json(folder / "config.json", rope_scaling={"rope_type": "linear", "factor": 2.0})
-    assert load_draft(folder).geometry.rope != plain.geometry.rope

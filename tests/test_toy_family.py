@@ -17,7 +17,7 @@ from draftquant.quantize.drafts import families, read_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.scripts.cli import main
 from safetensors.torch import load_file, save_file
-from test_packaging import MODULES, ROOT, parsed
+from test_packaging import MODULES, parsed
 from tied_pair import HIDDEN, VOCAB, prompt_tokens, save_target
 
 TOYS = Path(__file__).parent / "toy_families"
@@ -156,11 +156,3 @@ def literals() -> dict[str, list[str]]:
 
 def test_nothing_but_its_module_names_a_family() -> None:
     assert literals() == {}
-
-
-def test_the_reader_of_literals_sees_them() -> None:
-    """Each family's own module has its name."""
-    for family in families.FAMILIES:
-        names = Path(sys.modules[type(family).__module__].__file__ or "").relative_to(ROOT)
-        texts = [n.value for n in ast.walk(parsed(names)) if isinstance(n, ast.Constant)]
-        assert family.name in texts

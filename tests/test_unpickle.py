@@ -1,7 +1,5 @@
 """Pickled drafts as safetensors, by the command that the error names."""
 
-import json
-import pickle
 import resource
 import shlex
 from pathlib import Path
@@ -13,7 +11,7 @@ from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.safetensors_file import SafetensorsFile
 from draftquant.quantize.making.unpickle_draft import unpickle_draft
-from draftquant.recipes.errors import CheckpointError, OutputError, VerifyError
+from draftquant.recipes.errors import CheckpointError, VerifyError
 from draftquant.scripts.cli import main
 from tiny import Stored, read_tensors, tiny_eagle3_llama
 
@@ -62,15 +60,6 @@ def test_the_command_of_the_error_makes_the_same_draft(
         "tokenizer.json",
     ]
     assert read_draft(Checkpoint.open(out)).rows
-
-
-def test_json_says_what_was_read(
-    pickled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["unpickle", str(pickled), "--out", str(tmp_path / "out"), "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert said["files"] == ["pytorch_model.bin"]
-    assert (said["tensors"], said["out"]) == (16, str(tmp_path / "out"))
 
 
 def test_shards_and_the_mask_embedding(pickled: Path, plain: Path, tmp_path: Path) -> None:
@@ -147,19 +136,6 @@ def test_views_stand_for_no_more_than_is_stored(
     assert not (tmp_path / "out").exists()
 
 
-def test_tied_tensors_and_parts_of_one_are_read(pickled: Path, tmp_path: Path) -> None:
-    torch.save(shared(8), pickled / "pytorch_model.bin")
-    unpickle_draft(pickled, tmp_path / "out")
-    written = read_tensors(tmp_path / "out")
-    assert [len(written[str(number)].data) for number in range(2)] == [3996, 4000]
-
-
-def test_a_bare_pickle(pickled: Path, tmp_path: Path) -> None:
-    (pickled / "pytorch_model.bin").write_bytes(pickle.dumps({"a": Harmful()}))
-    with pytest.raises(CheckpointError, match="not readable as tensors"):
-        unpickle_draft(pickled, tmp_path / "out")
-
-
 def test_one_name_in_two_files(pickled: Path, tmp_path: Path) -> None:
     torch.save({"fc.weight": torch.zeros(1)}, pickled / "optimizer.pt")
     with pytest.raises(CheckpointError, match=r"fc.weight also stands in another of the files"):
@@ -177,15 +153,6 @@ def test_there_is_nothing_to_convert(plain: Path, pickled: Path, tmp_path: Path)
     (pickled / "config.json").unlink()
     with pytest.raises(CheckpointError, match=r"copy the draft's config.json into"):
         unpickle_draft(pickled, tmp_path / "out")
-
-
-def test_nothing_existing_is_overwritten(pickled: Path, plain: Path) -> None:
-    before = (plain / "model.safetensors").read_bytes()
-    with pytest.raises(OutputError, match="already exists"):
-        unpickle_draft(pickled, plain)
-    assert (plain / "model.safetensors").read_bytes() == before
-    with pytest.raises(OutputError):
-        unpickle_draft(pickled, pickled / "inside")
 
 
 @pytest.mark.parametrize("file", ["notes.txt", "pytorch_model.bin", "config.json"])

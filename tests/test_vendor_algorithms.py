@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 import torch
 from draftquant.quantize.algorithms import InputMoments
-from draftquant.quantize.algorithms.algorithm import DAMPINGS
 from draftquant.quantize.backends import get_backend
-from draftquant.quantize.numerics.quantized_weight import QuantizedWeight, code_values
+from draftquant.quantize.numerics.quantized_weight import code_values
 from draftquant.quantize.verify import verify
 from draftquant.recipes import Algorithm, WeightFormat
 from draftquant.recipes.errors import BackendError
@@ -17,7 +16,6 @@ from draftquant.recipes.schema import BackendName
 from draftquant.scripts.cli import main
 from gptq_textbook import gaussian, inputs, moments_of, textbook
 from rounding_pairs import make_pair
-from test_vendor_differential import EDGES, in_whole_groups
 from torch import Tensor
 from vendors import needs
 
@@ -47,31 +45,7 @@ GPTQ_FORMATS = [
 ]
 
 
-def output_error(found: QuantizedWeight, w: Tensor, x: Tensor) -> float:
-    return float(((found.dequantized() - w.float()) @ x.T).square().sum())
-
-
 # ---- inputs that stand for moments
-
-
-def test_inputs_have_the_damped_moments() -> None:
-    moments = moments_of(inputs(96))
-    rows = moments.as_inputs
-    assert rows.shape == (96, 96)
-    assert rows.dtype == torch.float32
-    wanted = moments.mean + DAMPINGS[0] * moments.squares.mean() * torch.eye(96)
-    scale = wanted.diagonal().sqrt()
-    error = (rows.T @ rows / len(rows) - wanted) / scale[:, None] / scale
-    assert error.abs().max() < 1e-5
-    assert moments.as_inputs is rows
-
-
-@pytest.mark.parametrize("number", [0, 1, 5])
-def test_fewer_inputs_than_features_still_have_a_factor(number: int) -> None:
-    x = inputs(64)[:number]
-    rows = InputMoments(x.T @ x / max(1, number)).as_inputs
-    assert rows.isfinite().all()
-    assert (rows.square().sum(dim=0) > 0).all()  # Quark zeroes the columns of inputs that are 0
 
 
 # ---- GPTQ
@@ -101,75 +75,6 @@ def test_codes_are_those_of_the_textbook(
     assert (code_values(found.codes) == code_values(other)).float().mean() < 0.95
 
 
-@pytest.mark.parametrize(("name", "weights"), GPTQ_FORMATS)
-def test_outputs_come_closer(name: BackendName, weights: WeightFormat) -> None:
-    w, x = gaussian(32, 96).bfloat16(), inputs(96)
-    found = get_backend(name, GPTQ).quantize(w, weights, None, moments_of(x))
-    nearest = get_backend("torch").quantize(w, weights)
-    assert output_error(found, w, x) < 0.5 * output_error(nearest, w, x)
-
-
-@pytest.mark.vendor
-@needs("quark")
-@pytest.mark.parametrize("weights", [INT4, INT4_GROUPS, MXFP4], ids=str)
-def test_quark_finds_the_codes_of_our_own_gptq(weights: WeightFormat) -> None:
-    w, x = gaussian(24, 160).bfloat16(), inputs(160)
-    theirs, ours = (
-        get_backend(name, GPTQ).quantize(w, weights, None, moments_of(x))
-        for name in ("quark", "torch")
-    )
-    assert (code_values(theirs.codes) == code_values(ours.codes)).float().mean() > 0.99
-
-
-@pytest.mark.each_value
-@pytest.mark.parametrize("edge", EDGES)
-@pytest.mark.parametrize(("name", "weights"), GPTQ_FORMATS)
-def test_scales_of_edge_values_are_those_of_absmax(
-    name: BackendName, weights: WeightFormat, edge: str
-) -> None:
-    w = in_whole_groups(EDGES[edge](torch.bfloat16).bfloat16().contiguous(), weights)
-    x = inputs(w.shape[1])
-    found = get_backend(name, GPTQ).quantize(w, weights, None, moments_of(x))
-    nearest = get_backend("torch").quantize(w, weights)
-    assert torch.equal(found.scale, nearest.scale)
-    assert code_values(found.codes).isfinite().all()
-
-
-@pytest.mark.parametrize(("name", "weights"), GPTQ_FORMATS)
-def test_an_input_that_is_never_read_does_not_zero_its_weights(
-    name: BackendName, weights: WeightFormat
-) -> None:
-    """Quark's own treatment of a column whose inputs were all zero; the next prompt may read it."""
-    w, x = gaussian(16, 64).bfloat16(), inputs(64)
-    x[:, 5] = 0
-    found = get_backend(name, GPTQ).quantize(w, weights, None, moments_of(x))
-    nearest = get_backend("torch").quantize(w, weights)
-    same = code_values(found.codes[:, 5]) == code_values(nearest.codes[:, 5])
-    # ModelOpt takes it in its turn: its own damping makes up for others there, if hardly.
-    assert same.all() if name == "quark" else same.float().mean() > 0.9
-    assert (code_values(found.codes[:, 5]) != 0).float().mean() > 0.7
-
-
-@pytest.mark.parametrize("name", ["quark", "modelopt"])
-def test_an_absmax_of_fused_weights_is_covered(name: BackendName) -> None:
-    pytest.importorskip(name)
-    w, x = gaussian(16, 64).bfloat16(), inputs(64)
-    absmax = (w.abs().amax().float() * 1.7).reshape(1, 1)
-    found = get_backend(name, GPTQ).quantize(w, FP8_TENSOR, absmax, moments_of(x))
-    assert found.codes.shape == w.shape
-    assert torch.equal(found.scale, get_backend("torch").quantize(w, FP8_TENSOR, absmax).scale)
-
-
-@pytest.mark.parametrize("name", ["quark", "modelopt"])
-def test_gptq_asks_for_moments(name: BackendName) -> None:
-    pytest.importorskip(name)
-    backend = get_backend(name, GPTQ)
-    assert backend.needs == "second_moments"
-    with pytest.raises(TypeError, match="needs the second moments"):
-        backend.quantize(gaussian(8, 32), FP8_CHANNEL)
-    assert get_backend(name).needs == "none"
-
-
 # ---- ModelOpt's search
 
 
@@ -193,17 +98,6 @@ def test_modelopt_finds_the_best_of_the_recipes_factors(dtype: torch.dtype) -> N
     assert (ratio <= 1).all()
     ours = get_backend("torch", MSE).quantize(w, FP8_CHANNEL)
     assert torch.allclose(lost(ours.scale), lost(found.scale), rtol=1e-4)
-
-
-@pytest.mark.vendor
-@needs("modelopt")
-@pytest.mark.parametrize("edge", EDGES)
-def test_modelopts_search_of_edge_values(edge: str) -> None:
-    w = EDGES[edge](torch.bfloat16).bfloat16().contiguous()
-    found = get_backend("modelopt", MSE).quantize(w, FP8_CHANNEL)
-    absmax = get_backend("torch").quantize(w, FP8_CHANNEL).scale
-    assert ((found.scale >= absmax * 0.25) & (found.scale <= absmax)).all()
-    assert found.dequantized().isfinite().all()
 
 
 # ---- what a toolkit's algorithm cannot do

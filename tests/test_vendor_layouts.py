@@ -14,10 +14,8 @@ from draftquant.quantize.backends.quark_backend import _weight_spec, quark_proce
 from draftquant.quantize.files.safetensors_header import TensorInfo
 from draftquant.quantize.layouts import get_layout
 from draftquant.quantize.layouts.layout import Columns
-from draftquant.quantize.numerics.number_formats import fp8_codes, fp8_scale
-from draftquant.quantize.numerics.quantized_weight import fp4_bytes, int4_words
+from draftquant.quantize.numerics.quantized_weight import int4_words
 from draftquant.recipes import ActivationFormat, WeightFormat, load_recipe
-from safetensors.torch import load_file
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 from vendors import needs
@@ -203,62 +201,6 @@ def test_modelopt_exports_the_same_nvfp4(dtype: torch.dtype) -> None:
     names = ("weight", "weight_scale", "weight_scale_2")
     ours = stored_by_us("blackwell-nvfp4", NVFP4, weight)
     assert_same_bytes(ours, {name: theirs[name] for name in names})
-
-
-FUSED = (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-         ("mlp.gate_proj", "mlp.up_proj"), ("self_attn.o_proj",), ("mlp.down_proj",))  # fmt: skip
-
-
-def exported_by_modelopt(preset: str, folder: Path) -> dict[str, Tensor]:
-    """The tensors of ModelOpt's own export of the tiny model."""
-    import modelopt.torch.quantization as mtq
-    from modelopt.torch.export import export_hf_checkpoint
-
-    def calibrate(model: torch.nn.Module) -> None:
-        model(torch.zeros(1, 4, dtype=torch.long))
-
-    model = mtq.quantize(tiny_model(), getattr(mtq, preset), calibrate)
-    export_hf_checkpoint(model, export_dir=folder)
-    return load_file(folder / "model.safetensors")
-
-
-@needs_modelopt
-@pytest.mark.parametrize("leaves", FUSED, ids=str)
-def test_modelopt_gives_fused_nvfp4_linears_one_global_scale_as_we_do(
-    leaves: tuple[str, ...], tmp_path: Path
-) -> None:
-    theirs = exported_by_modelopt("NVFP4_DEFAULT_CFG", tmp_path)
-    modules = [f"model.layers.0.{leaf}" for leaf in leaves]
-    weights = {module: tiny_model().get_submodule(module).weight.detach() for module in modules}
-    absmax = max(w.abs().amax().float().reshape(1, 1) for w in weights.values())
-    for module, weight in weights.items():
-        ours = get_backend("torch").quantize(weight, NVFP4, absmax)
-        stored = {
-            "weight": fp4_bytes(ours.codes),
-            "weight_scale": ours.scale,
-            "weight_scale_2": ours.global_scale,
-        }
-        assert_same_bytes(stored, {name: theirs[f"{module}.{name}"] for name in stored})
-
-
-@needs_modelopt
-def test_modelopt_leaves_one_fp8_scale_for_fused_linears_to_the_engine(tmp_path: Path) -> None:
-    """Engines round its codes again, to the largest scale; ours stay as they were verified."""
-    theirs = exported_by_modelopt("FP8_DEFAULT_CFG", tmp_path)
-    modules = [f"model.layers.0.{leaf}" for leaf in FUSED[0]]
-    weights = {module: tiny_model().get_submodule(module).weight.detach() for module in modules}
-    absmax = max(w.abs().amax().float().reshape(1, 1) for w in weights.values())
-    served_twice = 0
-    for module, weight in weights.items():
-        own = get_backend("torch").quantize(weight, FP8_TENSOR)
-        assert torch.equal(own.scale.reshape(()), theirs[f"{module}.weight_scale"])
-        ours = get_backend("torch").quantize(weight, FP8_TENSOR, absmax)
-        for quantized in (own, ours):  # vLLM 0.33 `requantize_with_max_scale`
-            served = fp8_codes(quantized.dequantized(), fp8_scale(absmax)).float()
-            changed = int((served != ours.codes.float()).sum())
-            served_twice += changed if quantized is own else 0
-            assert quantized is own or changed == 0
-    assert served_twice > 0
 
 
 @needs_modelopt

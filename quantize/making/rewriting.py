@@ -60,7 +60,7 @@ class OutputPlan:
         return config_and_index(self.source.checkpoint, config, files, self.bytes_after)
 
 
-FoundT = TypeVar("FoundT", Compared, VerifyReport)
+FoundT = TypeVar("FoundT", bound=Compared | VerifyReport)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,469 @@
+"""What families read: every spelling of names and keys is one draft, with its roles and numbers."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from draftquant.calibration.passes.draft_inputs import check_reads_layers
+from draftquant.calibration.passes.proposals import num_draft_tokens_fault
+from draftquant.calibration.recording.target_shape import TargetShape, chosen_layers, feature_spec
+from draftquant.quantize.drafts import Draft, read_draft
+from draftquant.quantize.drafts.architectures import declared_architecture
+from draftquant.quantize.drafts.config_reader import KEY, SECTION, read_aux_layer_ids
+from draftquant.quantize.drafts.families import FAMILIES
+from draftquant.quantize.drafts.geometry import GroupedAttention, LatentAttention
+from draftquant.quantize.drafts.rope import RopeConfig, Yarn
+from draftquant.quantize.drafts.shared.block_layers import DFlashGeometry
+from draftquant.quantize.drafts.shared.eagle3 import Eagle3Geometry
+from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.quantize.stored.loading import load_draft
+from draftquant.recipes.errors import CheckpointError, TraceError
+from draftquant.scripts.cli import main
+from tiny import Stored, change, edit_json, read_tensors, tiny_eagle3_llama, write_tensors
+from tiny_dflash import tiny_dflash
+from tiny_dspark import tiny_dspark
+from tiny_llama import with_mask_hidden
+from tiny_mla import MODELOPT_EXTRAS, tiny_eagle3_mla
+from tiny_speculators import BUILD, tiny_speculators_dflash, tiny_speculators_eagle3
+
+MLP = dict.fromkeys(("gate_proj", "up_proj", "down_proj"), "mlp")
+NORMS = dict.fromkeys(("input_layernorm", "post_attention_layernorm"), "norm")
+GROUPED = dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj"), "attention")
+LATENT = {
+    **dict.fromkeys(("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj"), "attention"),
+    **dict.fromkeys(("q_a_layernorm", "kv_a_layernorm"), "norm"),
+    "kv_b_proj": "kv_up",
+}
+NORMED = GROUPED | dict.fromkeys(("q_norm", "k_norm"), "norm")
+TABLES = {"embed_tokens.weight": "embedding", "lm_head.weight": "head"}
+MAPS = {"d2t": "vocabulary_map", "t2d": "vocabulary_map"}
+FUSED = {"fc.weight": "fusion", "norm.weight": "norm"}
+
+
+def read(folder: Path) -> Draft:
+    return read_draft(Checkpoint.open(folder))
+
+
+def layers_of(attention: Mapping[str, str], count: int) -> dict[str, str]:
+    """The roles of decoder layers by canonical name."""
+    one = {f"self_attn.{name}": role for name, role in attention.items()}
+    one |= {f"mlp.{name}": role for name, role in MLP.items()} | NORMS
+    return {f"layers.{i}.{name}.weight": r for i in range(count) for name, r in one.items()}
+
+
+def has_roles(folder: Path, expected: Mapping[str, str], num_layers: int) -> Draft:
+    found = read(folder)
+    assert {row.canonical: row.role for row in found.rows} == expected
+    assert [row.tensor.name for row in found.rows] == sorted(read_tensors(folder))
+    assert len(found.fused_groups()) == 2 * num_layers
+    return found
+
+
+@pytest.mark.parametrize("build", [tiny_eagle3_llama, tiny_eagle3_mla])
+@pytest.mark.parametrize(
+    ("prefix", "layers", "tables", "pruned"),
+    [
+        ("midlayer.", 1, True, False),
+        ("layers.0.", 2, False, True),
+        ("model.layers.0.", 1, True, True),
+        ("model.midlayer.", 2, True, False),
+    ],
+)
+def test_names_of_eagle3(
+    build: Callable[..., Path], prefix: str, layers: int, tables: bool, pruned: bool, tmp_path: Path
+) -> None:
+    shape = {"prefix": prefix, "num_layers": layers, "pruned_vocabulary": pruned}
+    folder = build(tmp_path / "draft", embed=tables, head=tables, **shape)
+    attention = GROUPED if build is tiny_eagle3_llama else LATENT
+    expected = {**FUSED, **(TABLES if tables else {}), **(MAPS if pruned else {})}
+    expected |= layers_of(attention, layers) | {"layers.0.hidden_norm.weight": "norm"}
+    found = has_roles(folder, expected, layers)
+    first = next(name for name in attention if name.startswith("q"))
+    row = found.row(f"layers.0.self_attn.{first}.weight")
+    assert row is not None
+    assert row.tensor.name == f"{prefix}self_attn.{first}.weight"
+
+
+@pytest.mark.parametrize(
+    "spelling", ["z-lab", "model", "draft_model", "dflash_module", "encoder", "torchspec"]
+)
+@pytest.mark.parametrize("tables", [False, True])
+def test_names_of_dflash(spelling: Any, tables: bool, tmp_path: Path) -> None:
+    folder = tiny_dflash(
+        tmp_path / "draft", spelling=spelling, num_layers=3, embed=tables, head=tables
+    )
+    expected = {**FUSED, "hidden_norm.weight": "norm", **(TABLES if tables else {})}
+    found = has_roles(folder, expected | layers_of(NORMED, 3), 3)
+    assert found.geometry.aux_layer_ids == (1, 3, 5)
+
+
+@pytest.mark.parametrize("kind", ["dflash2", "flat", "specforge", "logit_head", "modelopt"])
+def test_what_proposals_add_to_dflash(kind: Any, tmp_path: Path) -> None:
+    if kind == "dflash2":
+        own = {f"candidate_selector.{name}" for name in (
+            "predecessor_codebook", "successor_codebook", "hidden_projection.weight")}  # fmt: skip
+        own |= {
+            f"layers.0.{conv}.{name}"
+            for conv in ("attention_conv", "mlp_conv")
+            for name in ("base_kernel", "kernel_projection.weight")
+        }
+        folder = tiny_dflash(tmp_path / "draft", kind="dflash2", num_layers=1)
+    else:
+        own = {f"markov_head.markov_w{i}.weight" for i in (1, 2)}
+        own |= {"confidence_head.proj.weight", "confidence_head.proj.bias"}
+        folder = tiny_dspark(tmp_path / "draft", layout=kind, num_layers=1)
+    found = read(folder)
+    assert found.family.name == ("dflash2" if kind == "dflash2" else "dspark")
+    assert {row.canonical for row in found.rows if row.role == "proposal"} == own
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "LlamaForCausalLM",
+        "Eagle3LlamaForCausalLM",
+        "Eagle3MiniMaxM2ForCausalLM",
+        "EAGLE3LlamaForCausalLM",
+        "CosyVoice3Eagle3LlamaForCausalLM",
+    ],
+)
+def test_other_names_of_the_same_draft(name: str, tmp_path: Path) -> None:
+    folder = tiny_eagle3_llama(tmp_path / "draft")
+    plain = read(folder)
+    edit_json(folder / "config.json", architectures=[name])
+    named = read(folder)
+    assert (named.family, named.geometry, named.rows) == (plain.family, plain.geometry, plain.rows)
+
+
+def test_the_number_of_layers_of_the_target_is_read_as_one(tmp_path: Path) -> None:
+    folder = tiny_eagle3_llama(tmp_path / "draft")
+    edit_json(folder / "config.json", num_hidden_layers=36)
+    assert read(folder).geometry.num_layers == 1
+
+
+@pytest.mark.parametrize(
+    ("architectures", "name"),
+    [(["A"], "A"), (["A", "B"], ""), ([], ""), ("A", ""), (None, ""), ([1], "")],
+)
+def test_only_one_name_is_the_declared_architecture(architectures: object, name: str) -> None:
+    assert declared_architecture({"architectures": architectures}) == name
+
+
+# ---- geometry
+
+EAGLE3: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_layers": 1,
+    "num_attention_heads": 4,
+    "vocab_size": 96,
+    "draft_vocab_size": 96,
+    "target_hidden_size": 64,
+    "num_aux_layers": 3,
+    "aux_layer_ids": (1, 3, 4),
+    "norm_before_residual": False,
+    "norm_before_fc": False,
+    "fc_norm": False,
+    "norm_output": False,
+}
+HEADS = GroupedAttention(num_key_value_heads=2, head_dim=16, rotary_dim=16)
+
+
+def test_geometry_of_eagle3(tmp_path: Path) -> None:
+    rope = RopeConfig(theta=10000.0, yarn=None)
+    expected = Eagle3Geometry(**EAGLE3, attention=HEADS, rms_norm_eps=1e-6, rope=rope)
+    folder = tiny_eagle3_llama(tmp_path / "draft")
+    assert read(folder).geometry == expected
+    keys = ("head_dim", "draft_vocab_size", "eagle_config")
+    edit_json(folder / "config.json", **dict.fromkeys(keys))
+    assert read(folder).geometry == dataclasses.replace(expected, aux_layer_ids=None)
+
+
+def test_geometry_of_latent_attention(tmp_path: Path) -> None:
+    yarn = Yarn(
+        factor=64.0, original_max_positions=4096, beta_fast=1.0, beta_slow=1.0, mscale=1.0,
+        mscale_all_dim=1.0, attention_factor=None,
+    )  # fmt: skip
+    attention = LatentAttention(
+        q_lora_rank=48, kv_lora_rank=136, qk_nope_head_dim=24, qk_rope_head_dim=16,
+        v_head_dim=32, rope_interleave=True,
+    )  # fmt: skip
+    rope = RopeConfig(theta=50000.0, yarn=yarn)
+    expected = Eagle3Geometry(**EAGLE3, attention=attention, rms_norm_eps=1e-5, rope=rope)
+    folder = tiny_eagle3_mla(tmp_path / "draft", architecture="Eagle3DeepseekV3ForCausalLM")
+    assert read(folder).geometry == expected
+    scaling = json.loads((folder / "config.json").read_text(encoding="utf-8"))["rope_scaling"]
+    edit_json(folder / "config.json", rope_scaling=scaling | {"attention_factor": 1.0})
+    with pytest.raises(CheckpointError, match="attention_factor: expected none, as engines dis"):
+        load_draft(folder)  # alone: to read, plan and quantize it nothing is rotated
+    assert read(folder).geometry.num_layers == 1
+
+
+def test_an_export_of_modelopt(tmp_path: Path) -> None:
+    """No embed_tokens, no `draft_vocab_size`; experts that are in the config alone."""
+    folder = tiny_eagle3_mla(tmp_path / "draft", modelopt=True)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    assert MODELOPT_EXTRAS.items() <= config.items()
+    found = read(folder)
+    assert (found.family.name, len(found.rows)) == ("eagle3-mla", 16)
+    assert found.geometry.draft_vocab_size == found.geometry.vocab_size == 96
+
+
+def test_options_of_eagle_3_1(tmp_path: Path) -> None:
+    options = {"fc_norm": True, "norm_output": True, "norm_before_fc": True}
+    found: Any = read(tiny_eagle3_mla(tmp_path / "draft", **options))
+    assert all(getattr(found.geometry, name) for name in options)
+    assert len(found.rows) == 17 + 3 + 1
+
+
+def test_geometry_of_dflash(tmp_path: Path) -> None:
+    assert read(tiny_dflash(tmp_path / "draft", num_layers=2)).geometry == DFlashGeometry(
+        hidden_size=64,
+        intermediate_size=96,
+        num_layers=2,
+        num_attention_heads=4,
+        attention=GroupedAttention(num_key_value_heads=2, head_dim=32, rotary_dim=32, qk_norm=True),
+        vocab_size=96,
+        draft_vocab_size=96,
+        target_hidden_size=64,
+        num_aux_layers=3,
+        aux_layer_ids=(1, 3, 5),
+        rms_norm_eps=1e-6,
+        rope=RopeConfig(theta=10000.0, yarn=None),
+        block_size=8,
+        mask_token_id=95,
+        layer_types=("full_attention", "full_attention"),
+        sliding_window=None,
+        causal=None,
+    )
+
+
+def test_keys_of_dflash_config_go_before_the_top_level(tmp_path: Path) -> None:
+    folder = tiny_dflash(tmp_path / "draft", num_layers=2)
+    nested = {"block_size": 4, "mask_token_id": 3, "target_layer_ids": [0, 2, 6]}
+    edit_json(folder / "config.json", dflash_config=nested, mask_token_id=5, target_layer_ids=[1])
+    found: Any = read(folder).geometry
+    assert (found.block_size, found.mask_token_id, found.aux_layer_ids) == (4, 3, (0, 2, 6))
+    edit_json(folder / "config.json", dflash_config={**nested, "block_size": None})
+    assert read(folder).geometry.block_size == 8
+    edit_json(folder / "config.json", block_size=None)
+    assert read(folder).geometry.block_size == 16  # as in SGLang
+
+
+OWN = {"mask_token_id": 95, "target_layer_ids": [1, 3, 5]}
+SLIDING = ["sliding_attention"] * 2
+
+
+@pytest.mark.parametrize(
+    ("keys", "causal", "window"),
+    [
+        ({}, [False, False], None),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, [False, True], 16),
+        ({"dflash_config": {**OWN, "causal": True}}, [True, True], None),
+        ({"dflash_config": {**OWN, "causal": True}, "is_causal": False}, [False, False], None),
+        ({"layer_types": SLIDING, "dflash_config": {**OWN, "causal": False}}, [False] * 2, 16),
+        ({"layer_types": SLIDING, "dflash_config": {**OWN, "swa_window_size": 8}}, [True] * 2, 8),
+    ],
+)
+def test_causality_and_window(
+    keys: dict[str, Any], causal: list[bool], window: int | None, tmp_path: Path
+) -> None:
+    folder = tiny_dflash(tmp_path / "draft", num_layers=2)
+    edit_json(folder / "config.json", sliding_window=16, **keys)
+    found: Any = read(folder).geometry
+    assert [found.is_causal(i) for i in range(2)] == causal
+    assert found.sliding_window == window
+
+
+def test_the_anchor_proposes_unless_it_is_said_otherwise(tmp_path: Path) -> None:
+    for from_anchor, most in ((True, 8), (False, 7)):
+        folder = tiny_dspark(tmp_path / str(most), from_anchor=from_anchor, num_layers=1)
+        geometry = read(folder).geometry
+        assert geometry.most_draft_tokens == most
+        assert num_draft_tokens_fault(geometry, most) is None
+        fault = num_draft_tokens_fault(geometry, most + 1)
+        assert fault is not None
+        assert ("the first of them is given" in fault[0]) == (not from_anchor)
+
+
+def test_a_mask_beside_eagle3_makes_it_parallel(tmp_path: Path) -> None:
+    folder = with_mask_hidden(tiny_eagle3_llama(tmp_path / "draft"))
+    for name in ("LlamaForCausalLMEagle3", "PEagleDraftModel", "LlamaForCausalLM"):
+        edit_json(folder / "config.json", architectures=[name])
+        geometry: Any = read(folder).geometry
+        assert (geometry.parallel, geometry.mask_token_id) == (True, 7)
+    edit_json(folder / "config.json", mask_token_id=None)
+    assert read(folder).geometry.mask_token_id is None
+    with pytest.raises(CheckpointError, match="mask_token_id: missing key"):
+        load_draft(folder)
+
+
+@pytest.mark.parametrize("kind", ["type", "rope_type"])
+@pytest.mark.parametrize("modern", [True, False])
+def test_yarn_in_every_spelling(kind: str, modern: bool, tmp_path: Path) -> None:
+    folder = tiny_eagle3_llama(tmp_path / "draft")
+    yarn = {kind: "yarn", "factor": 64, "original_max_position_embeddings": 4096, "mscale": 1}
+    if modern:
+        edit_json(
+            folder / "config.json", rope_theta=None, rope_parameters=yarn | {"rope_theta": 5e4}
+        )
+    else:
+        edit_json(folder / "config.json", rope_theta=5e4, rope_scaling=yarn)
+    rope = read(folder).geometry.rope
+    assert rope is not None
+    assert rope.yarn is not None
+    assert (rope.theta, rope.yarn.factor, rope.yarn.original_max_positions) == (5e4, 64.0, 4096)
+    assert (rope.yarn.beta_fast, rope.yarn.mscale, rope.yarn.mscale_all_dim) == (32.0, 1.0, None)
+
+
+# ---- layers of the target, in two places and two conventions
+
+
+@pytest.mark.parametrize(
+    ("top", "nested", "model_type", "after", "spelling"),
+    [
+        (None, None, "llama", None, "default"),
+        (None, [2, 30, 58], "llama", (2, 30, 58), "nested"),
+        (None, [1, 29, 57], "kimi_k2", (1, 29, 57), "nested"),
+        (None, [2, 30, 58], "kimi_k2", (1, 29, 57), "nested-inputs"),
+        (None, [2, 30, 58], "deepseek_v3", (1, 29, 57), "nested-inputs"),
+        ([2, 30, 58], None, "llama", (1, 29, 57), "top"),
+        ([2, 30, 58], [1, 29, 57], "kimi_k2", (1, 29, 57), "portable"),
+        ([2, 30, 58], [2, 30, 58], "kimi_k2", (1, 29, 57), "equal"),
+        ([2, 30, 58], [1, 29, 56], "llama", None, "one more, or equal"),
+        ([0, 1, 2], None, "llama", None, "the input of layer 0 is the embedding"),
+        (None, [32, 1, 17], "llama", None, "the order in which layers run"),
+    ],
+)
+def test_which_layers_are_read(
+    top: list[int] | None,
+    nested: list[int] | None,
+    model_type: str,
+    after: tuple[int, ...] | None,
+    spelling: str,
+) -> None:
+    config = {"model_type": model_type, KEY: top, SECTION: {KEY: nested}}
+    if " " not in spelling:
+        found = read_aux_layer_ids(config, "config.json")
+        assert (found.after, found.spelling) == (after, spelling)
+        return
+    with pytest.raises(CheckpointError) as caught:
+        read_aux_layer_ids(config, "draft/config.json")
+    assert caught.value.where.startswith("draft/config.json")
+    assert spelling in f"{caught.value.what} {caught.value.fix}"
+
+
+# ---- drafts without fc
+
+LAST_STATE = {"use_aux_hidden_state": False, KEY: []}
+
+
+def test_a_draft_that_reads_the_last_hidden_state_has_no_fc(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tiny_eagle3_llama(tmp_path / "draft", config={SECTION: LAST_STATE, "fc_norm": True})
+    with pytest.raises(CheckpointError, match=r"fc.weight: no tensor of eagle3-"):
+        read(folder)
+    change(folder, fc__weight=None)
+    geometry: Any = read(folder).geometry
+    assert (geometry.fuses, geometry.fc_norm, geometry.aux_layer_ids) == (False, False, None)
+    assert main(["inspect", str(folder)]) == 0
+    assert "reads the target's last hidden state, behind its final norm" in capsys.readouterr().out
+    out = str(tmp_path / "out")
+    assert main(["quantize", str(folder), "--recipe", "int4-channel", "--out", out]) == 0
+    assert main(["verify", out, "--against", str(folder)]) == 0
+
+
+def test_recording_for_a_last_hidden_state(tmp_path: Path) -> None:
+    folder = tiny_eagle3_llama(tmp_path / "draft", config={SECTION: LAST_STATE})
+    change(folder, fc__weight=None)
+    loaded = load_draft(folder)
+    rows = torch.randn(1, 5, 64)
+    assert torch.equal(loaded.forward.fuse(rows), rows)
+    shape = TargetShape(num_layers=8, vocab_size=96, hidden_size=64, max_positions=None)
+    assert chosen_layers(None, loaded, shape) == (7,)
+    spec = feature_spec(shape, (7,), loaded, "float32")
+    assert (spec.kind, spec.width, spec.fusion_sha256) == ("fused", 64, loaded.fusion_sha256)
+    with pytest.raises(TraceError, match="reads the target's last hidden state, and no layers"):
+        chosen_layers([1, 3, 4], loaded, shape)
+    with pytest.raises(TraceError, match=r"it reads 64 values in torch\.float32, but the target"):
+        feature_spec(dataclasses.replace(shape, hidden_size=32), (7,), loaded, "float32")
+    with pytest.raises(TraceError, match="it has no fc that fuses layers: it reads the target's"):
+        check_reads_layers(loaded)
+
+
+# ---- the layout of speculators: executed with speculators 0.9.0 and vLLM 0.33
+
+
+@pytest.mark.parametrize("architecture", ["Eagle3Speculator", "Eagle3DraftModel"])
+def test_eagle3_of_speculators_is_the_same_as_its_plain_twin(
+    architecture: str, tmp_path: Path
+) -> None:
+    config = {"norm_before_residual": True}
+    shape = {"prefix": "layers.0.", "pruned_vocabulary": True, "config": config}
+    expected = read(tiny_eagle3_llama(tmp_path / "plain", **shape))
+    own = {"architectures": [architecture]}
+    found = read(tiny_speculators_eagle3(tmp_path / "draft", config=own))
+    assert (found.family, found.geometry) == (expected.family, expected.geometry)
+    assert [r.canonical for r in found.rows] == [r.canonical for r in expected.rows]
+
+
+def test_qwen3_layers_of_speculators_have_normed_queries_and_keys(tmp_path: Path) -> None:
+    found = read(tiny_speculators_eagle3(tmp_path / "draft", layer_type="qwen3", num_layers=2))
+    assert found.geometry.normed_heads
+    assert sum(row.canonical.endswith("_norm.weight") for row in found.rows) == 5
+    assert sum(row.role == "attention" for row in found.rows) == 8
+
+
+@pytest.mark.parametrize(("key", "causal"), [(None, False), (False, True), (True, False)])
+def test_dflash_of_speculators_is_as_causal_as_vllm_serves_it(
+    key: bool | None, causal: bool, tmp_path: Path
+) -> None:
+    """Executed on vLLM 0.33: `update_dflash`, then `_dflash_layer_causal` of a full layer."""
+    folder = tiny_speculators_dflash(tmp_path / "d", config={"sliding_window_non_causal": key})
+    geometry: Any = read(folder).geometry
+    assert [geometry.is_causal(i) for i in range(2)] == [causal, causal]
+    assert (geometry.aux_layer_ids, geometry.block_size) == ((1, 3, 4), 8)
+
+
+@pytest.mark.parametrize(("key", "expected"), [(None, True), (False, False)])
+def test_a_missing_norm_before_residual_is_what_vllm_serves(
+    key: bool | None, expected: bool, tmp_path: Path
+) -> None:
+    config = {"norm_before_residual": key, "eagle_aux_hidden_state_layer_ids": None}
+    geometry: Any = read(tiny_speculators_eagle3(tmp_path / "draft", config=config)).geometry
+    assert geometry.norm_before_residual is expected
+    assert (geometry.aux_layer_ids, geometry.num_aux_layers) == (None, 3)
+
+
+def test_options_of_speculators_stand_at_the_top(tmp_path: Path) -> None:
+    options = {"fc_norm": True, "norm_output": True, "target_hidden_size": 32, KEY: [1, 6]}
+    folder = tiny_speculators_eagle3(tmp_path / "draft", config=options)
+    row = Stored("BF16", (32,), bytes(64))
+    changed = {f"fc_norm.{i}.weight": row for i in range(2)}
+    changed["fc.weight"] = Stored("BF16", (64, 64), bytes(64 * 64 * 2))
+    write_tensors(folder, read_tensors(folder) | changed)
+    geometry: Any = read(folder).geometry
+    assert (geometry.fc_norm, geometry.norm_output, geometry.norm_before_fc) == (True, True, False)
+    assert (geometry.target_hidden_size, geometry.aux_layer_ids) == (32, (0, 5))
+
+
+@pytest.mark.parametrize("build", BUILD)
+def test_inspect_names_the_layout(
+    build: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = BUILD[build](tmp_path / "draft")
+    assert main(["inspect", str(folder), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["speculators_layout"] is True
+
+
+def test_the_families_page_names_every_family() -> None:
+    page = (Path(__file__).parent.parent / "docs/families.md").read_text(encoding="utf-8")
+    what, commands = page.partition("\n## Commands\n")[::2]
+    for family in FAMILIES:
+        assert f"\n| `{family.name}` |" in what
+        assert f"`{family.name}`" in commands
