@@ -12,10 +12,8 @@ from draftquant.quantize.drafts.passes import ChainForward
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.lints.value_lints import balance_exponent
 from draftquant.quantize.making.execute import divide_norm, multiply_columns
-from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.stored.stored_draft import StoredDraft
-from draftquant.recipes import load_recipe
 from draftquant.recipes.errors import BackendError
 from draftquant.scripts.cli import main
 from tiny import read_tensors, store, tiny_eagle3_llama, values_of, write_tensors
@@ -156,11 +154,3 @@ def test_only_the_first_half_is_multiplied() -> None:
     rows = torch.tensor([[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0]])
     multiply_columns(rows, 3, "x")
     assert rows.tolist() == [[8, 16, 3, 4], [40, 48, 7, 8]]
-
-
-def quantize(source: Path, out: Path) -> None:
-    from draftquant.quantize.files.hub import DraftSource
-    from draftquant.quantize.making.quantize_draft import quantize_draft
-
-    plan = make_plan(load_recipe("int4-channel"), draft_of(source))
-    quantize_draft(plan, out, source=DraftSource(folder=source))

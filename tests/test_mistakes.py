@@ -33,78 +33,49 @@ class Mistake(NamedTuple):
 MISTAKES = {
     "commands and flags": (
         Mistake("quantise draft", "no command 'quantise'", "'draftquant quantize'"),
-        Mistake("quantization draft", "no command 'quantization'", "'draftquant quantize'"),
         Mistake("serve draft", "no command 'serve'", "see 'draftquant help'"),
-        Mistake("help serve", "no command 'serve'", "see 'draftquant help'"),
         Mistake("--verison", "no option --verison", "did you mean --version?"),
-        Mistake("parity divergnce a b", "no command 'divergnce'", "'draftquant parity divergence'"),
         Mistake("recipes sohw h200", "no command 'sohw'", "'draftquant recipes show'"),
         Mistake("traces", "missing: VERB", "draftquant traces info ./gate-traces"),
         Mistake("plan draft", "missing: --recipe", "draftquant plan ./draft --recipe fp8-ptpc"),
         Mistake("quantize draft --recipe h200", "missing: --out", "--out ./draft-fp8"),
-        Mistake("quantize draft --recipe h200 --output o", "no option --output", "mean --out?"),
-        Mistake("quantize --recipe h200 --out o", "missing: DRAFT", "quantize ./draft"),
         Mistake("quantize draft o --recipe h200 --out o", "too many: 'o'", "leave it out"),
-        Mistake("quantize draft --recipe h200 --out o --traces", "expected one", "for ex"),
         Mistake("verify quant draft", "and --against is missing", "verify quant --against draft"),
-        Mistake("verify quant", "missing: --against", "verify ./draft-fp8 --against ./draft"),
         Mistake("check draft", "--engine: is missing", "--engine vllm (or sglang"),
-        Mistake("check draft --engine trtllm", "got 'trtllm'", "did you mean tensorrt-llm?"),
         Mistake("check draft --engine llama.cpp", "one of vllm, sglang, tensorrt-llm", "--help"),
-        Mistake("check quant --engine vllm --tp 0", "--tp: expected at least 1, got 0", "leave it"),
         Mistake("check quant --engine vllm --tp two", "a whole number, got 'two'", "--tp 4"),
-        Mistake("check quant --engine vllm --arch h100", "no option --arch", "did you mean --gpu?"),
-        Mistake("recipes list --arch h100", "no option --arch", "did you mean --gpu?"),
-        Mistake("transcode quant --to awq", "no option --to", "did you mean --layout?"),
         Mistake("quantize draft --gpu h200", "no option --gpu", "did you mean --recipe?"),
-        Mistake("record --model target", "no option --model", "did you mean --target?"),
         Mistake("gate a b --threshold 1", "no option", "did you mean --max-relative-drop?"),
-        Mistake("replay d --num-speculative-tokens 3", "no option", "mean --num-draft-tokens?"),
         Mistake("verify q --source d", "no option --source", "did you mean --against?"),
-        Mistake("estimate d --step-time-ms 3", "no option", "did you mean --target-step-ms?"),
         Mistake("check --draft d --engine vllm", "no option", "DRAFT is given by its place"),
         Mistake("check q --engine vllm --wibble 3", "--wibble", "check --help' lists the"),
         Mistake("check quant --engine vllm --gpu mi32", "does not know the GPU 'mi32'", "mi325x"),
-        Mistake("estimate draft --gpu mi325", "is called 'mi325'", "did you mean mi325x"),
         Mistake("estimate draft --tp 0", "8 attention heads evenly, got 0", "a divisor of 8"),
         Mistake("vocab d --traces t --curve --concurrency 1:2", "with commas between", "--help"),
         Mistake("clean . --older-than tomorrow", "expected hours, such as 24", "clean --help"),
-        Mistake("completion tcsh", "expected one of bash, zsh, fish", "--help"),
     ),
     "recipes": (
-        Mistake("quantize draft --recipe mi325 --out o", "no built-in recipe", "mean 'mi325x'?"),
         Mistake("quantize draft --recipe fp8-ptcp --out o", "no built-in", "mean 'fp8-ptpc'?"),
         Mistake("quantize draft --recipe w4a8 --out o", "no built-in", "whose inputs are FP8"),
         Mistake("quantize draft --recipe INT8 --out o", "no built-in", "has no INT8"),
-        Mistake("quantize draft --recipe FP8 --out o", "no built-in", "use 'fp8-ptpc' (one"),
         Mistake("quantize draft --recipe W4A16_ASYM --out o", "no built-in", "zero points"),
-        Mistake("quantize draft --recipe learned --out o", "no built-in", "mi355-mxfp4-learned?"),
         Mistake("quantize draft --recipe NVFP4 --out o", "a static scale", "pass --traces"),
         Mistake("quantize draft --recipe a100 --out o", "no built-in", "list --gpu a100"),
         Mistake("quantize draft --recipe B300 --out o", "no built-in", "fp8-mla', as on b200"),
-        Mistake("quantize draft --recipe l40s --out o", "no built-in", "'fp8-ptpc', as on h100"),
         Mistake("quantize draft --recipe bare.yaml --out o", "bare.yaml:1: name: it is missing",
                 "add 'name: bare'"),
         Mistake("quantize draft --recipe on.yaml --out o", "on.yaml:2: name: expected text, got on",
                 "quote it ('on'): YAML reads on as true"),
-        Mistake("quantize draft --recipe 0123.yaml --out o", "0123.yaml:2: name", "as a number"),
         Mistake("quantize draft --recipe draft --out o", "is a folder, not a recipe", "use one of"),
-        Mistake("quantize draft --recipe draft/config.json --out o", "a .yaml file", "use one of"),
         Mistake("quantize draft --recipe nope.yaml --out o", "no such recipe file", "the path"),
         Mistake("quantize draft --recipe mine.yaml --out o", "mine.yaml:3: layuot", "'layout'?"),
         Mistake("quantize draft --recipe tab.yaml --out o", "tab.yaml:2: not YAML", "spaces"),
-        Mistake("quantize draft --recipe int5.yaml --out o", "got 'int5'", "mean 'int4'?"),
         Mistake("quantize draft --recipe int8.yaml --out o",
                 "expected one of 'int4', 'fp8_e4m3', 'nvfp4', 'mxfp4', got 'int8'",
                 "write fp8_e4m3, which has the same size: draftquant has no INT8"),
-        Mistake("quantize draft --recipe int3.yaml --out o", "got 'int3'",
-                "write int4: no layout here packs 2 or 3 bits: SGLang refuses them"),
         Mistake("quantize draft --recipe asymmetric.yaml --out o",
                 "no layout here stores zero points. Groups of 32", "keys in recipes/README.md"),
-        Mistake("quantize draft --recipe later.yaml --out o",
-                "schema_version: expected 1, got 99\n", "write 1\n"),
         Mistake("quantize draft --recipe h200 --algorithm gtpq --out o", "'gtpq'", "'gptq'?"),
-        Mistake("quantize draft --recipe h200 --algorithm awq --out o", "does not", "use --algor"),
         Mistake("quantize draft --recipe h200 --backend quarck --out o", "'quarck'", "mean quark?"),
         Mistake("quantize draft --recipe int4-channel-gptq --out o", "the inputs",
                 "traces split TRACES --fraction 0.3 --out CALIBRATION GATE"),
@@ -117,41 +88,29 @@ MISTAKES = {
         Mistake("plan draft --recipe NVFP4 --input-correction on", "of auto, off, got 'on'", "--h"),
         Mistake("plan draft --recipe NVFP4 --input-correction auto", "nothing of the inputs",
                 "leave it out, or use --algorithm gptq"),
-        Mistake("plan draft --recipe learnt.yaml", "norms: expected one of", "mean 'learned'?"),
         Mistake("plan draft --recipe onto.yaml", "'nvfp4-weights-gptq' extends another",
                 "write 'extends: nvfp4-weights' and what nvfp4-weights-gptq changes"),
         Mistake("recipes list --family eagle3", "no family 'eagle3'", "did you mean 'eagle3"),
-        Mistake("recipes list --gpu b20", "does not know the GPU 'b20'", "did you mean b200"),
-        Mistake("transcode quant --layout modlopt --out o", "got 'modlopt'", "mean modelopt?"),
         Mistake("transcode quant --layout awq --out o", "AWQ stores INT4", "use one of: quark"),
     ),
     "drafts": (
         Mistake("inspect zzz", "zzz: no such folder", "a Hub id (owner/name)"),
         Mistake("inspect drfat", "drfat: no such folder", "did you mean draft?"),
-        Mistake("inspect gone", "is a link to nowhere, which does not exist", "another folder"),
         Mistake("inspect models--me--draft", "is a folder of the Hub's cache",
                 "give me/draft, or models--me--draft/snapshots/123abc"),
         Mistake("inspect https://huggingface.co/me/draft", "is a web address", "id: me/draft"),
-        Mistake("inspect hf.co/me/draft/tree/main", "is a web address", "id: me/draft@main"),
         Mistake("inspect me/draft:main", "and no Hub id", "behind @: me/draft@main"),
         Mistake("inspect ''", "DRAFT: expected a path or a name, got an empty text",
                 "a variable of the shell that is not set"),
-        Mistake("quantize draft --recipe h200 --out ''", "--out: expected a path", "a variable"),
-        Mistake("record --target '' --prompts prompts.jsonl --out o", "--target: e", "a variable"),
-        Mistake("gate draft quant --traces traces --report ''", "--report: expected", "a variable"),
         Mistake("inspect nofc", "1 tensor(s) of eagle3-llama are missing: fc.weight",
                 "export the draft again, with all of its tensors\n"),
         Mistake("inspect parent", "1 folder(s) in it have", "did you mean parent/draft?"),
         Mistake("inspect draft/model.safetensors", "is a file, not a draft", "folder: draft"),
-        Mistake("inspect draft/config.json", "is a file, not a draft folder", "folder: draft"),
-        Mistake("inspect prompts.jsonl", "is a file, not a draft folder", "a Hub id"),
-        Mistake("inspect gguf/model.gguf", "is GGUF of llama.cpp", "folder of safetensors"),
         Mistake("inspect gguf", "holds GGUF of llama.cpp", "folder of safetensors"),
         Mistake("inspect lora", "is an adapter (LoRA), not a draft", "merge it"),
         Mistake("inspect bin", "found pytorch_model.bin", "draftquant unpickle bin --out"),
         Mistake("inspect empty", "config.json: no such file", "draft's config.json into empty"),
         Mistake("inspect noweights", "no safetensors file", "download the weights too"),
-        Mistake("inspect noconfig", "config.json: no such file", "or give the folder that has"),
         Mistake("inspect lfs", "is a pointer of Git LFS", "lfs pull"),
         Mistake("inspect cut", "truncated", "download or export the file again"),
         Mistake("inspect badconfig", "not readable as JSON", "correct it"),
@@ -166,19 +125,13 @@ MISTAKES = {
                 "set architectures to LlamaForCausalLMEagle3, whose tensors these are\n"),
         Mistake("inspect own", "no supported draft family has 'MyOwnDraft': it is an EAGLE draft",
                 "; or set architectures to LlamaForCausalLMEagle3, whose tensors these are, if"),
-        Mistake("inspect near", "no supported draft family has 'LlamaForCausalLMEagl3'",
-                "; or set architectures to LlamaForCausalLMEagle3, whose tensors these are, if"),
         Mistake("inspect zerobytes", "the file is empty (0 bytes)", "download or export the file"),
         Mistake("inspect comma", "a comma before the closing }, which JSON does not allow (line 3,",
                 "correct it"),
-        Mistake("inspect quotes", "there are single quotes, but JSON needs double quotes (\") (col",
-                "correct it"),
-        Mistake("verify draft --against draft", "nothing to verify", "the quantized folder first"),
         Mistake("verify quant --against mla", "made from one of eagle3-llama", "behind --against"),
     ),
     "outputs": (
         Mistake("quantize draft --recipe h200 --out here", "already exists", "another name"),
-        Mistake("quantize draft --recipe h200 --out draft", "already exists", "another name"),
         Mistake("quantize draft --recipe h200 --out draft/o", "overlaps the source", "beside"),
         Mistake("quantize draft --recipe h200 --out none/o", "does not exist", "mkdir -p"),
         Mistake("quantize draft --recipe h200 --out prompts.jsonl/o", "is a file", "in a folder"),
@@ -187,7 +140,6 @@ MISTAKES = {
     ),
     "prompts and traces": (
         Mistake("record --target target --prompts prompts.jsonl", "--out: exp", "--out FOLDER"),
-        Mistake("record --target nope --prompts prompts.jsonl --out o", "no such", "local folder"),
         Mistake("record --target meta-llama/Nope --prompts prompts.jsonl --out o", "no such",
                 "hf download meta-llama/Nope --local-dir T, then --target T"),
         Mistake("record --target target --draft draft --prompts prompts.jsonl --out o"
@@ -198,15 +150,11 @@ MISTAKES = {
                 "record --draft"),
         Mistake("record --target target --draft draft --prompts empty.jsonl --out o",
                 "holds no prompt", 'one prompt per line: {"id"'),
-        Mistake("record --target target --draft draft --prompts prompts.csv --out o",
-                "line(s) are not prompts", "write JSON lines instead of .csv"),
         Mistake("record --target target --draft draft --prompts list.json --out o",
                 "list.json: it is one JSON list, not JSON lines\n",
                 "jq -c '.[]' list.json > NEW.jsonl"),
         Mistake("record --target target --draft draft --prompts utf16.jsonl --out o",
                 "it is UTF-16, not UTF-8", "iconv -f UTF-16 -t UTF-8 utf16.jsonl > NEW.jsonl"),
-        Mistake("record --target target --draft draft --prompts latin.jsonl --out o",
-                "latin.jsonl:1: not UTF-8: byte 0xe9", "save the file as UTF-8 text"),
         Mistake("record --target target --draft draft --prompts prompts.jsonl.gz --out o",
                 "it is compressed by gzip", "unpack it: gunzip -k prompts.jsonl.gz"),
         Mistake("record --target target --draft draft --prompts twice.jsonl --out o",
@@ -215,25 +163,15 @@ MISTAKES = {
                 "instruction: the target's tokenizer has no chat template", "prompts as text"),
         Mistake("record --target target --draft draft --prompts query.jsonl --out o",
                 "unknown key 'query'", "the prompt: --prompts-column query"),
-        Mistake("record --target target --draft draft --prompts noid.jsonl --out o",
-                "noid.jsonl:1: id: it is missing", "add an id"),
         Mistake("record --target target --draft draft --prompts pretty.jsonl --out o",
                 "pretty.jsonl:1: not JSON", "jq -c . pretty.jsonl > NEW.jsonl"),
         Mistake("record --target target --draft draft --prompts prompt.jsonl --out o",
                 "cannot be read: No such file", "did you mean prompts.jsonl?"),
-        Mistake("record --target target --draft draft --prompts odd.jsonl --out o",
-                "odd.jsonl:1:", "one prompt per line"),
         Mistake("record --target target --draft draft --prompts comma.jsonl --out o",
                 "comma.jsonl:1: not JSON: there is a comma before the closing }, which JSON does"
                 " not allow (column 29)", "one prompt per line"),
-        Mistake("record --target target --draft draft --prompts keys.jsonl --out o",
-                "unknown key 'answer'", "'draftquant record --help' names the other forms"),
-        Mistake("record --target target --draft draft --prompts none.jsonl --out o",
-                "none.jsonl: cannot be read: No such file or directory\n", "one prompt per line"),
         Mistake("record --target target --draft draft --prompts traces --out o",
                 "a folder, not a file", "one prompt per line"),
-        Mistake("record --target target --draft draft --prompts prompts.jsonl --out o --engine vlm",
-                "got 'vlm'", "did you mean vllm?"),
         Mistake("record --target target --draft draft --prompts prompts.jsonl --out o"
                 " --aux-layers 1,99,3", "ascending ids in [0, 4)", "0-based layers"),
         Mistake("record --target target --draft draft --prompts prompts.jsonl --out o"
@@ -243,42 +181,29 @@ MISTAKES = {
         Mistake("replay draft", "missing: --traces", "--traces ./gate-traces -k 3"),
         Mistake("replay draft --traces none", "none: no such folder", "draftquant record"),
         Mistake("replay draft --traces draft", "a model's folder, so it is not a", "traces import"),
-        Mistake("replay draft --traces empty", "has no trace.json", "draftquant record"),
-        Mistake("replay draft --traces prompts.jsonl", "is a file, not a trace folder",
-                "draftquant record --prompts prompts.jsonl"),
         Mistake("replay draft --traces traces -k 0", "at least 1, got 0", "such as -k 3"),
         Mistake("replay draft --traces traces -k 99", "longer than", "record longer"),
-        Mistake("replay draft --traces traces --batch-size 0", "at least 1, got 0", "leave it out"),
         Mistake("replay mla --traces traces",
                 "traces: the draft mla cannot use them: it reads the target layers [1, 2, 3]",
                 "recorded for this draft, or record with --aux-layers 1,2,3"),
-        Mistake("quantize draft --recipe int4-channel-gptq --traces traces -k 0 --out o",
-                "at least 1, got 0", "such as -k 3"),
         Mistake("quantize draft --recipe int4-channel-gptq --traces traces --device gpu --out o",
                 "got 'gpu'", "give one of these"),
         Mistake("traces split traces --out a b --fraction 2", "in (0, 1), got 2.0", "the share"),
-        Mistake("traces split traces --out a b --category no", "category 'no'", "use some of"),
         Mistake("traces merge traces traces --out o", "given twice", "give them once"),
-        Mistake("traces import draft --from specforg --target target --out o", "got 'specforg'",
-                "did you mean specforge?"),
     ),
     "gate and servers": (
         Mistake("gate draft --traces traces", "got no QUANT", "add QUANT (draftquant"),
         Mistake("gate draft quant", "got no --traces", "add --traces T (draftquant record"),
         Mistake("gate draft quant", "got no --traces", "for servers: --measured A B"),
-        Mistake("compare draft quant", "draft: cannot be read: a folder", "add --traces T to comp"),
         Mistake("gate quant draft --traces traces", "expected the unquantized draft", "first"),
-        Mistake("gate draft draft --traces traces", "expected a quantized draft", "quantize"),
         Mistake("gate draft --traces traces quant", "too many: 'quant'", "BF16 QUANT side by side"),
         Mistake("gate draft quant --traces traces --policy relase", "'relase'", "mean release?"),
         Mistake("gate draft quant --traces traces --confidence 95", "got 95.0", "95 % as 0.95"),
-        Mistake("gate draft quant --traces traces --max-relative-drop 1", "got 1.0", "1 % as 0.01"),
         Mistake("gate draft quant --traces traces --look 3", "expected i/n", "as 2/3"),
         Mistake("measure", "--server: is needed", "--show MEASUREMENT"),
         Mistake("measure --server localhost:80 --engine vllm --prompts prompts.jsonl --out m",
                 "expected an address", "http://HOST:PORT"),
         Mistake("measure --show prompts.jsonl", "is not a setup of a measurement", "measure again"),
-        Mistake("measure --show none", "cannot be read: No such file or directory\n", "measure"),
         Mistake("parity draft draft quant", "missing: --traces", "--traces ./gate-traces"),
         Mistake("parity tasks a b", "a: no such file or folder", "lm_eval"),
     ),
@@ -312,7 +237,6 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder(here / "lora", adapter_config__json="{}", adapter_model__safetensors=weights)
     folder(here / "models--me--draft" / "snapshots" / "123abc", config__json=config)
     folder(here / "models--me--draft" / "refs", main="123abc")
-    (here / "gone").symlink_to("nowhere")
     without = load_file(weights)
     del without["fc.weight"]
     folder(here / "nofc", config__json=config)
@@ -320,7 +244,6 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder(here / "bin", config__json=config)
     torch.save({"fc.weight": torch.zeros(2, 2)}, here / "bin" / "pytorch_model.bin")
     folder(here / "noweights", config__json=config)
-    folder(here / "noconfig", model__safetensors=weights)
     pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'a' * 64}\nsize 123\n"
     folder(here / "lfs", config__json=config, model__safetensors=pointer)
     folder(here / "cut", config__json=config, model__safetensors=weights.read_bytes()[:-100])
@@ -330,48 +253,36 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder(here / "misspelt", config__json=json.dumps(misspelt), model__safetensors=weights)
     text = config.read_text(encoding="utf-8")
     declared = json.loads(text)
-    own, near = declared | {"architectures": ["MyOwnDraft"]}, "LlamaForCausalLMEagl3"
+    own = declared | {"architectures": ["MyOwnDraft"]}
     for name, content in (
         ("own", json.dumps(own)),
-        ("near", json.dumps(declared | {"architectures": [near]})),
         ("noarch", json.dumps({k: v for k, v in declared.items() if k != "architectures"})),
         ("comma", '{\n"architectures": [],\n}'),
-        ("quotes", "{'architectures': []}"),
     ):
         folder(here / name, config__json=content, model__safetensors=weights)
     folder(here / "zerobytes", config__json=config, model__safetensors=b"")
     for name, content in (
         ("prompts.jsonl", "".join(lines[:4])),
         ("empty.jsonl", ""),
-        ("prompts.csv", "id,text\n1,hello\n"),
         ("list.json", json.dumps([{"text": "hello"}], indent=2)),
         ("twice.jsonl", lines[0] + lines[0]),
         ("alpaca.jsonl", '{"instruction": "Say hello", "input": "", "output": "hello"}\n'),
         ("query.jsonl", '{"query": "hello"}\n'),
-        ("noid.jsonl", '{"text": "hello"}\n'),
         ("pretty.jsonl", json.dumps({"id": "1", "text": "hello"}, indent=1)),
         ("comma.jsonl", '{"id": "1", "text": "hello",}\n'),
-        ("keys.jsonl", '{"answer": 7}\n'),
-        ("odd.jsonl", '{"question": 7}\n'),
         ("mine.yaml", "extends: fp8-ptpc\nname: mine\nlayuot: quark\n"),
         ("bare.yaml", "extends: fp8-ptpc\n"),
         ("on.yaml", "extends: fp8-ptpc\nname: on\n"),
-        ("0123.yaml", "extends: fp8-ptpc\nname: 0123\n"),
         ("tab.yaml", "extends: fp8-ptpc\n\tname: tab\n"),
         ("int8.yaml", "extends: int4-channel\nname: int8\nweights: {dtype: int8}\n"),
-        ("learnt.yaml", "extends: fp8-ptpc\nname: learnt\nalgorithm: {norms: learnt}\n"),
         ("onto.yaml", "extends: nvfp4-weights-gptq\nname: onto\n"),
-        ("later.yaml", "extends: fp8-ptpc\nname: later\nschema_version: 99\n"),
-        ("int3.yaml", "extends: int4-channel\nname: int3\nweights: {dtype: int3}\n"),
         (
             "asymmetric.yaml",
             "extends: int4-channel\nname: asymmetric\nweights: {symmetric: false}\n",
         ),
-        ("int5.yaml", "extends: int4-channel\nname: int5\nweights: {dtype: int5}\n"),
     ):
         (here / name).write_text(content, encoding="utf-8")
     (here / "utf16.jsonl").write_text("".join(lines[:4]), encoding="utf-16")
-    (here / "latin.jsonl").write_text('{"id": "1", "text": "caf\xe9"}', encoding="latin-1")
     (here / "prompts.jsonl.gz").write_bytes(gzip.compress("".join(lines[:4]).encode()))
     before = Path.cwd()
     os.chdir(here)
@@ -413,10 +324,6 @@ def test_each_mistake_is_named_and_has_a_way_out(
     assert "[Errno" not in said
     assert "Traceback" not in said
     assert sorted(path.relative_to(scene) for path in scene.rglob("*")) == before
-
-
-def test_there_are_many() -> None:
-    assert sum(map(len, MISTAKES.values())) > 100
 
 
 @pytest.mark.usefixtures("scene")

@@ -228,15 +228,6 @@ def test_gradients_are_the_slopes_of_the_loss(case: Case) -> None:
     assert torch.autograd.gradcheck(loss, flat.requires_grad_(), fast_mode=True)
 
 
-@pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
-def test_blocks_of_rows_change_rounding_only(case: Case, rows: range) -> None:
-    forward = case.forward()
-    whole = all_hidden(forward, case, rows, 256)
-    for block_rows in (1, 2, 5):
-        parts = all_hidden(forward, case, rows, block_rows)
-        torch.testing.assert_close(parts, whole, rtol=0, atol=1e-12)
-
-
 @pytest.mark.parametrize("block_rows", [1, 3, 256])
 def test_predictions_are_the_argmax_of_the_passes(case: Case, block_rows: int) -> None:
     forward, first_row = case.forward(), 2
@@ -255,16 +246,6 @@ def test_predictions_are_the_argmax_of_the_passes(case: Case, block_rows: int) -
         ).token_ids
         assert torch.equal(predicted, expected[sequence])
     assert len(expected.unique()) > 5
-
-
-def test_no_rows_give_no_pass_and_run_nothing(case: Case) -> None:
-    def never(name: str, _x: Tensor) -> Tensor:
-        raise AssertionError(name)
-
-    forward = case.forward(on_input=never)
-    hidden = case.forward().fuse(case.features)
-    rows = whole_rows(NUM_TOKENS, K, first_row=40)
-    assert not list(forward.passes(hidden, case.token_ids, rows=rows, num_draft_tokens=K))
 
 
 def test_what_is_not_finite_is_refused(case: Case) -> None:

@@ -1,4 +1,4 @@
-"""Drafts in the speculators layout: computed, quantized and loaded again; see test_speculators.py.
+"""Drafts in the speculators layout: computed, quantized and loaded again.
 
 On drafts that speculators 0.9.0 itself made (random weights, float32, EAGLE-3 and DFlash), this
 forward maths differed from the package's own by less than 1.3e-5 in logits of size 1.5.
