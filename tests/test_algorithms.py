@@ -118,16 +118,3 @@ def test_fp4_is_never_clipped(weights: WeightFormat) -> None:
     assert (mse.scale.float() >= absmax.scale.float()).all()
     if weights is MXFP4:
         assert torch.equal(mse.codes, absmax.codes)
-
-
-@pytest.mark.parametrize("weights", SEARCHED.values(), ids=SEARCHED)
-def test_blocks_of_rows_give_the_codes_of_the_whole(weights: WeightFormat) -> None:
-    w = gaussian()
-    absmax = w.abs().amax().float().reshape(1, 1)
-    backend = get_backend("torch", MSE)
-    whole = backend.quantize(w, weights, absmax)
-    parts = [backend.quantize(rows, weights, absmax) for rows in w.split(8)]
-    assert torch.equal(
-        whole.codes.view(torch.uint8), torch.cat([p.codes.view(torch.uint8) for p in parts])
-    )
-    assert torch.equal(whole.scale.float(), torch.cat([p.scale.float() for p in parts]))

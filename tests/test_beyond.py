@@ -122,41 +122,6 @@ def test_a_folder_is_verified_audited_and_decoded(
         assert not torch.equal(found, exact)
 
 
-@pytest.mark.parametrize("name", ["fp8-head", "int4-group128-head", "fp8-fc", "int4-fc"])
-@pytest.mark.parametrize("family", BUILDERS)
-def test_replay_multiplies_the_decoded_weight_by_inputs_as_declared(
-    family: str, name: str, sources: Mapping[str, Path], tmp_path: Path
-) -> None:
-    """The maths of the unquantized draft over the decoded weights, its inputs rounded by hand."""
-    source, out = sources[f"{family} BF16"], tmp_path / "out"
-    quantized(source, BEYOND[name], out)
-    loaded = load_draft(out)
-
-    def rounded(module: str, x: torch.Tensor) -> torch.Tensor:
-        if loaded.activations.get(module) != "token-dynamic":
-            return x
-        scale = x.abs().amax(-1, keepdim=True) / 448
-        return (x / scale).to(torch.float8_e4m3fn).float() * scale
-
-    by_hand = loaded.family.forward(loaded.geometry, loaded.weights, rounded)
-    geometry = loaded.geometry
-    generator = torch.Generator().manual_seed(0)
-    width = geometry.num_aux_layers * geometry.target_hidden_size
-    features = torch.randn(1, 5, width, generator=generator)
-    hidden = torch.randn(1, 5, geometry.hidden_size, generator=generator)
-    torch.testing.assert_close(loaded.forward.fuse(features), by_hand.fuse(features))
-    torch.testing.assert_close(loaded.forward.logits(hidden), by_hand.logits(hidden))
-    part = "fc" if name.endswith("fc") else "lm_head"
-    assert part in loaded.quantized
-    bf16 = load_draft(source).forward
-    both = (
-        (loaded.forward.fuse(features), bf16.fuse(features)),
-        (loaded.forward.logits(hidden), bf16.logits(hidden)),
-    )
-    fused_differs, logits_differ = ((a - b).abs().max() > 1e-4 for a, b in both)
-    assert (bool(fused_differs), bool(logits_differ)) == (part == "fc", part == "lm_head")
-
-
 def test_the_declaration_names_a_head_of_the_usual_format(source: Path, tmp_path: Path) -> None:
     quantized(source, BEYOND["fp8-head"], tmp_path / "out")
     declared = declaration(tmp_path / "out")

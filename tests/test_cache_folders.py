@@ -163,13 +163,6 @@ def test_a_draft_whose_scales_no_engine_reads_is_refused_by_name(tmp_path: Path)
         make_plan(cached(OWN, "unit"), read_draft(Checkpoint.open(latent)))
 
 
-def test_a_layout_that_declares_no_cache_is_refused(source: Path) -> None:
-    awq = cached(load_recipe("mi325x-int4-awq"), "unit")
-    with pytest.raises(DraftQuantError, match="layout awq: declares no KV cache") as caught:
-        make_plan(awq, read_draft(Checkpoint.open(source)))
-    assert "compressed-tensors" in str(caught.value)
-
-
 # what is made of such a folder
 
 
@@ -243,16 +236,6 @@ def test_verify_finds_another_scale_and_one_that_is_missing(
     absent = verify(changed(folder, tmp_path / "absent", None, "v"), source).faults
     where = [f.where for f in absent if f.expected == "a scale of the KV cache"]
     assert where == ["midlayer.self_attn: v_scale"]
-
-
-def test_verify_finds_scales_that_nothing_declares(
-    folder: Path, source: Path, tmp_path: Path
-) -> None:
-    out = changed(folder, tmp_path / "out", K)
-    declared = {**read_json(out / "config.json")["quantization_config"], "kv_cache_scheme": None}
-    edit_json(out / "config.json", quantization_config=declared)
-    faults = verify(out, source).faults
-    assert any(f.got == "none" and "KV cache" in f.expected for f in faults)
 
 
 def test_scales_of_heads_that_are_not_there_are_refused(

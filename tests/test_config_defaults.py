@@ -143,20 +143,6 @@ def test_fix_config_writes_llama_and_keeps_what_is_computed(tmp_path: Path, engi
     assert check_draft(draft, engine=engine, arch="sm90").verdict == "LOADS"
 
 
-def test_a_sliding_layer_is_refused_by_replay_alone(tmp_path: Path) -> None:
-    config = {"layer_types": ["sliding_attention"], "sliding_window": 64}
-    draft = tiny_eagle3_llama(tmp_path / "draft", config=config)
-    read = read_draft(Checkpoint.open(draft))
-    assert read.geometry.window_of(0) == 64
-    assert "vLLM 0.33 serves a window of 64 positions" in lints_of(draft)["eagle3-sliding"].cause
-    with pytest.raises(CheckpointError, match="serves a window of 64 positions"):
-        read.family.forward(read.geometry, {}, lambda _name, x: x)
-    with pytest.warns(dq.DraftQuantWarning):
-        assert dq.quantize(draft, "int4-channel", tmp_path / "out").verification.ok
-    edit_json(draft / "config.json", sliding_window=None)
-    assert read_draft(Checkpoint.open(draft)).geometry.window_of(0) is None
-
-
 def test_a_mask_that_is_not_said_is_needed_by_forward_passes_alone(tmp_path: Path) -> None:
     draft = tiny_dflash(tmp_path / "draft")
     nested = json.loads((draft / "config.json").read_text(encoding="utf-8"))["dflash_config"]

@@ -17,7 +17,7 @@ from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.lints.catalogue import find_lints
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.recipes.errors import CheckpointError
-from engines.blocks import CASES, NUM_CONTEXT, NUM_DRAFT_TOKENS, OUT, draft, features
+from engines.blocks import CASES, NUM_CONTEXT, OUT, draft, features
 from tiny import edit_json
 from tiny_dflash import OWN_KEYS, tiny_dflash
 from torch import Tensor
@@ -169,19 +169,6 @@ def test_blocks_are_those_of_sglangs_own_modules(case: str, tmp_path: Path) -> N
             assert sorted(map(int, scores)) == offered
             expected = torch.tensor([scores[str(token)] for token in offered])
             assert_close(slot[offered], expected, atol=2e-4, rtol=0)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_a_slot_reads_the_tokens_before_it_and_no_other(case: str, tmp_path: Path) -> None:
-    forward = load_draft(draft(tmp_path / "draft", case)).forward
-    assert isinstance(forward, BlockForward)
-    tokens = [17, *range(30, 30 + NUM_DRAFT_TOKENS)]
-    before = block(forward, tokens)
-    for place in range(1, len(tokens)):
-        changed = block(forward, [*tokens[:place], 9, *tokens[place + 1 :]])
-        assert torch.equal(changed[:place], before[:place])
-        if place < NUM_DRAFT_TOKENS:
-            assert not torch.equal(changed[place], before[place])
 
 
 def test_scores_of_dflash2_are_finite_and_those_of_its_candidates(tmp_path: Path) -> None:

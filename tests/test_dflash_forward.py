@@ -182,20 +182,3 @@ def test_on_input_sees_context_and_block_and_its_result_is_used() -> None:
     assert_close(got, reference.propose(17, 3))
     unhalved = DFlash().forward(geometry, weights, lambda _name, x: x)
     assert (got - block_logits(unhalved, features, 17, 3)).abs().max() > 1e-4
-
-
-def test_rounding_reaches_context_and_block() -> None:
-    """Rounding of one linear's input changes the logits through the context alone as well."""
-    geometry, weights, plain = build("mha")
-
-    def rounded(rows: int) -> BlockForward:
-        def coarse(name: str, x: Tensor) -> Tensor:
-            chosen = name == "layers.0.self_attn.v_proj" and x.shape[1] == rows
-            return (x * 2).round() / 2 if chosen else x
-
-        return DFlash().forward(geometry, weights, coarse)
-
-    features = features_of(geometry, 7)
-    exact = block_logits(plain, features, 17, 3)
-    for rows in (7, 4):
-        assert (block_logits(rounded(rows), features, 17, 3) - exact).abs().max() > 1e-4

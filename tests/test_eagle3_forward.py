@@ -110,20 +110,6 @@ def test_the_reference_notices_each_option() -> None:
         assert (logits - expected).abs().max() > 1e-3, option
 
 
-def test_positions_shift_the_rope() -> None:
-    """Rope is relative: moving all rows changes nothing, moving one row does."""
-    geometry, _, forward = build("mha")
-    hidden = torch.randn(1, 5, geometry.hidden_size, dtype=torch.float64)
-    tokens = torch.arange(5)[None]
-
-    def logits(positions: list[int]) -> Tensor:
-        fed = forward.step(tokens, hidden, torch.tensor(positions), CachedAttention())
-        return forward.logits(fed)
-
-    assert_close(logits([0, 1, 2, 3, 4]), logits([7, 8, 9, 10, 11]))
-    assert (logits([0, 1, 2, 3, 4]) - logits([0, 1, 2, 3, 5])).abs().max() > 1e-3
-
-
 def test_on_input_sees_each_linear_once_and_its_result_is_used() -> None:
     geometry, weights, _ = build("two-layers")
     seen: list[tuple[str, tuple[int, ...]]] = []

@@ -4,19 +4,16 @@ Published drafts are headers without data; K = 3 and 4,096 positions of context 
 """
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from draftquant.quantize.drafts import Draft, read_draft
 from draftquant.quantize.estimate.draft_step import (
-    checked_num_draft_tokens,
     draft_round,
     multiplied_as,
     plain_weights,
     planned_weights,
-    usual_context,
 )
 from draftquant.quantize.estimate.work import (
     Machine,
@@ -24,12 +21,11 @@ from draftquant.quantize.estimate.work import (
     Round,
     VerifyStep,
     break_even_loss,
-    cache_works,
 )
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.gpus import GPUS, USUAL_GPUS
 from draftquant.quantize.planning.quantization_plan import Plan, make_plan
-from draftquant.recipes import built_in_recipes, load_recipe, to_mapping
+from draftquant.recipes import built_in_recipes, load_recipe
 from draftquant.recipes.errors import EstimateError
 from draftquant.recipes.formats import FP8_CACHE
 from draftquant.scripts.cli import main
@@ -44,7 +40,6 @@ PAIRS = Path(__file__).parent / "pairs"
 HEAD = 163840 * 7168 * 2
 """Of the Kimi heads: BF16, full vocabulary. embed_tokens is as large."""
 LLAMA = "kimi-k2.5-eagle3"
-H100 = Machine(gpu=GPUS["h100"], efficiency=1.0)
 
 
 @pytest.fixture(scope="module")
@@ -221,24 +216,7 @@ def test_two_gpus_share_what_engines_share(drafts: dict[str, Draft]) -> None:
     }
 
 
-def test_keys_are_copied_to_gpus_beyond_their_heads(tmp_path: Path) -> None:
-    draft = read_draft(Checkpoint.open(tiny_eagle3_llama(tmp_path / "draft")))  # 4 heads, 2 of keys
-    step = round_of(draft, tp=4).step
-    assert {(w.byte_shards, w.flop_shards) for w in step.works if w.part == "attention"} == {
-        (4, 4),
-        (2, 2),
-    }
-    assert [(w.byte_shards, w.flop_shards) for w in step.works if w.part == "kv_cache"] == [(2, 4)]
-
-
 # ---- roofline
-
-
-def test_few_tokens_take_the_time_of_reading(drafts: dict[str, Draft]) -> None:
-    head = next(w for w in round_of(drafts[LLAMA]).step.works if w.part == "head")
-    assert H100.work_seconds(head, 1) == pytest.approx(HEAD / 3.35e12)  # 701 us
-    half = Machine(gpu=GPUS["h100"], efficiency=0.5)
-    assert half.work_seconds(head, 1) == pytest.approx(2 * HEAD / 3.35e12)
 
 
 def mlp_seconds(machine: Machine, whole: Round, concurrency: int) -> float:
@@ -334,25 +312,10 @@ def test_every_gpu_is_whole() -> None:
 # ---- wrong numbers
 
 
-def test_draft_tokens_that_no_engine_drafts(drafts: dict[str, Draft]) -> None:
-    with pytest.raises(EstimateError, match="expected at most 15, got 16: the draft fills blocks"):
-        checked_num_draft_tokens(drafts["kimi-linear-dflash"].geometry, 16)
-
-
 def test_shards_that_cannot_be(drafts: dict[str, Draft]) -> None:
     for tp in (0, 3):
         with pytest.raises(EstimateError, match=f"share 64 attention heads evenly, got {tp}"):
             round_of(drafts[LLAMA], tp=tp)
-
-
-def test_a_family_whose_cache_is_not_known() -> None:
-    @dataclass(frozen=True)
-    class Other:
-        num_layers: int = 1
-        attention: None = None
-
-    with pytest.raises(EstimateError, match="Other: it is unknown how much of a KV cache"):
-        cache_works(Other(), context=1, own_positions=0, queries=1, tp=1)  # type: ignore[arg-type]
 
 
 # ---- the command
@@ -397,20 +360,6 @@ def test_json_of_a_small_pair(capsys: pytest.CaptureFixture[str]) -> None:
     assert lost["loss"] == pytest.approx(gained / (before["round_seconds"] + 0.0025))
 
 
-def test_the_cache_of_a_recipe_is_read_in_its_format(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    keys = {**to_mapping(load_recipe("fp8-ptpc")), "name": "narrow"}
-    keys["kv_cache"] = {"dtype": FP8_CACHE, "scales": "unit"}
-    path = tmp_path / "narrow.yaml"
-    path.write_text(json.dumps(keys), encoding="utf-8")
-    draft = str(PAIRS / "eagle3-llama" / "draft")
-    found = run_json(capsys, draft, "--recipe", "fp8-ptpc", "--recipe", str(path))
-    wide, narrow = (one["round_bytes"] for one in found["drafts"][1:])
-    assert wide.pop("kv_cache") == 2 * narrow.pop("kv_cache")
-    assert wide == narrow
-
-
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
@@ -438,15 +387,6 @@ def test_bad_input_exits_with_2(
     assert output.out == ""
     assert what in output.err
     assert "\n  fix: " in output.err
-
-
-def test_the_usual_context_is_what_the_draft_can_hold() -> None:
-    """A multimodal one too; nothing sensible is no limit."""
-    for limit, context in ((1024, 1024), (131072, 4096), (None, 4096), ("many", 4096), (0, 4096)):
-        assert usual_context({"max_position_embeddings": limit}) == context
-    assert usual_context({"max_position_embeddings": True}) == 4096
-    assert usual_context({"text_config": {"max_position_embeddings": 300}}) == 300
-    assert usual_context({}) == 4096
 
 
 @pytest.mark.parametrize(("given", "context"), [((), 512), (("--context", "4096"), 4096)])

@@ -125,16 +125,3 @@ def test_a_wrong_run_is_refused(
     drafting = write_run(tmp_path / "other.json", 8500.0, drafts=True, **changes)
     with pytest.raises(EstimateError, match=words):
         estimated(runs["target"], f"BF16={drafting}")
-
-
-@pytest.mark.parametrize("text", ["", "{}", "[1]", "[{}]", "[[]]", "null", "\x00"])
-def test_a_file_of_something_else_is_refused(text: str, tmp_path: Path) -> None:
-    (tmp_path / "x.json").write_text(text)
-    with pytest.raises(EstimateError, match=r"bench forward|JSON|got 0 of 0"):
-        estimated(f"target={tmp_path / 'x.json'}")
-
-
-@pytest.mark.parametrize("given", ["target", "nvfp4=x.json", "=x.json", "target="])
-def test_a_name_of_no_form_of_this_draft_is_refused(given: str) -> None:
-    with pytest.raises(EstimateError, match="expected NAME=FILE with a name of target, BF16"):
-        estimated(given)

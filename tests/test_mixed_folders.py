@@ -21,7 +21,7 @@ from draftquant.quantize.stored.stored_draft import StoredDraft
 from draftquant.quantize.verify.audit import audit_checkpoint
 from draftquant.quantize.verify.verification import verify
 from draftquant.recipes import Recipe
-from draftquant.recipes.errors import CheckpointError, VerifyError
+from draftquant.recipes.errors import VerifyError
 from mixes import MIXES
 from tiny import read_tensors, tiny_eagle3_llama
 from tiny_dflash import tiny_dflash
@@ -110,27 +110,6 @@ def test_every_linear_is_stored_in_its_own_format(
         torch.testing.assert_close(decoded, expected, rtol=rtol, atol=0)
 
 
-def test_fused_linears_are_targeted_by_the_names_of_engines_too(
-    sources: Mapping[str, Path],
-) -> None:
-    targets = {
-        family: set(planned(sources[family], MIXES["nvfp4-fp8-qkv"]).declared()["config_groups"]
-                    ["group_1"]["targets"])
-        for family in BUILDERS
-    }  # fmt: skip
-    qkv = {f"re:.*{name}$" for name in ("q_proj", "k_proj", "v_proj", "qkv_proj")}
-    assert targets["eagle3-llama"] == targets["dflash"] == qkv
-    assert targets["eagle3-mla"] == {
-        f"re:.*{name}$"
-        for name in (
-            "q_a_proj",
-            "kv_a_proj_with_mqa",
-            "fused_qkv_a_proj",
-            "fused_qkv_a_proj_with_mqa",
-        )
-    }
-
-
 @pytest.mark.parametrize("name", MIXES)
 def test_compressed_tensors_reads_the_same_format_for_every_linear(
     name: str, sources: Mapping[str, Path]
@@ -166,28 +145,6 @@ def test_one_flipped_bit_is_found_whatever_the_format(
     assert wrong == {name, f"draftquant.json: tensor_digests.{name}"}
 
 
-def test_a_linear_that_no_group_means_is_refused(
-    folder: Path, sources: Mapping[str, Path], tmp_path: Path
-) -> None:
-    out = copied(folder, tmp_path)
-
-    def change(declared: dict[str, Any]) -> None:
-        declared["config_groups"]["group_0"]["targets"] = ["re:.*self_attn.*"]
-
-    edit_declaration(out, change)
-    with pytest.raises(CheckpointError, match=r"mlp\.gate_proj is stored quantized, but nothing"):
-        load_draft(out)
-    found = audit_checkpoint(Checkpoint.open(out)).faults
-    assert [str(f) for f in found if "mlp" in f.where] == [
-        f"config.json: quantization_config, midlayer.mlp.{part}_proj: expected a group that targets"
-        " it, got none"
-        for part in ("gate", "up")
-    ]
-    assert "midlayer.mlp.gate_proj: expected a group for it" in faults_of(
-        verify(out, sources["eagle3-llama"])
-    )
-
-
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
@@ -221,24 +178,6 @@ def test_groups_that_are_not_understood_are_refused(
     edit_declaration(out, change)
     with pytest.raises(VerifyError, match=message):
         load_draft(out)
-
-
-def test_names_decide_before_the_class_and_in_order(folder: Path, tmp_path: Path) -> None:
-    """As in both engines, wherever the group of every other linear stands."""
-    out = copied(folder, tmp_path)
-
-    def change(declared: dict[str, Any]) -> None:
-        groups = declared["config_groups"]
-        declared["config_groups"] = {
-            "down": groups["group_1"],
-            "again": {**groups["group_0"], "targets": ["re:.*down_proj$", "re:.*up_proj$"]},
-            "rest": groups["group_0"],
-        }
-
-    edit_declaration(out, change)
-    before, after = load_draft(folder), load_draft(out)
-    assert after.activations == before.activations
-    assert all(torch.equal(before.weights[key], weight) for key, weight in after.weights.items())
 
 
 def copied(folder: Path, tmp_path: Path) -> Path:

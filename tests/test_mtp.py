@@ -14,7 +14,6 @@ import pytest
 import torch
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.shared.mixture import Mixture, routed
-from draftquant.quantize.engines.engine_check import check_draft
 from draftquant.quantize.estimate.estimate_report import candidates_of
 from draftquant.quantize.estimate.work import VerifyStep
 from draftquant.quantize.files.checkpoint import Checkpoint
@@ -192,33 +191,3 @@ def test_router_and_experts_are_refused_what_they_cannot(tmp_path: Path) -> None
         make_plan(load_recipe("mi355-mxfp4-learned"), draft)
     with pytest.raises(EstimateError, match="drafts with experts"):
         candidates_of(draft, (), VerifyStep(3, 100))
-
-
-@pytest.mark.some(2)
-@pytest.mark.parametrize("family", BUILDERS)
-def test_vllm_serves_it_unquantized_and_refuses_its_declaration(
-    family: str, tmp_path: Path
-) -> None:
-    """Executed with vLLM 0.33's own loader: `experiments/engines/mtp.py`."""
-    config = {"model_type": "qwen2"} if family == "mimo-mtp" else {}
-    source = BUILDERS[family](tmp_path / "draft", tables=False, config=config)
-    plain = check_draft(source, engine="vllm")
-    assert (plain.verdict, plain.error) == ("LOADS", None)
-    assert plain.launch is not None
-    assert '"method": "mtp"' in plain.launch
-    out = tmp_path / "out"
-    assert main(["quantize", str(source), "--recipe", "fp8-ptpc", "--out", str(out)]) == 0
-    refused = check_draft(out, engine="vllm")
-    assert refused.verdict == "REFUSED"
-    assert "weight_scale'" in (refused.error or "")
-    assert "draftquant graft TARGET LAYER" in (refused.remedy or "")
-
-
-def test_deepseek_without_topk_method(tmp_path: Path) -> None:
-    folder = tiny_deepseek_mtp(tmp_path / "draft")
-    keys = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    del keys["topk_method"]
-    (folder / "config.json").write_text(json.dumps(keys), encoding="utf-8")
-    refused = check_draft(folder, engine="vllm")
-    assert refused.verdict == "REFUSED"
-    assert "e_score_correction_bias" in (refused.error or "")

@@ -84,20 +84,6 @@ def test_bad_configs(experts: int, changes: dict[str, Any], said: str, tmp_path:
         read_draft(Checkpoint.open(folder))
 
 
-def test_specforges_layer_without_a_gate_is_refused(tmp_path: Path) -> None:
-    folder = tiny_qwen3_next_mtp(tmp_path / "draft", experts=0)
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))["text_config"]
-    flat = {**config, "architectures": ["Qwen3_5MTPDraftModel"], "model_type": "qwen3"}
-    (folder / "config.json").write_text(json.dumps(flat), encoding="utf-8")
-    assert read_draft(Checkpoint.open(folder)).family.name == "qwen3-next-mtp"
-    del flat["attn_output_gate"]
-    (folder / "config.json").write_text(json.dumps(flat), encoding="utf-8")
-    with pytest.raises(
-        CheckpointError, match=r"attn_output_gate: expected True, got False.*SpecForge names no key"
-    ):
-        read_draft(Checkpoint.open(folder))
-
-
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_qwen3_next_without_experts_is_refused_by_engines(
     engine: EngineName, tmp_path: Path

@@ -21,16 +21,9 @@ from draftquant.quantize.drafts.rope import (
     read_rope,
     rope_frequencies,
 )
-from draftquant.quantize.engines.engine_check import check_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.files.hub import DraftSource
-from draftquant.quantize.making.quantize_draft import quantize_draft
-from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.quantize.stored.loading import load_draft
-from draftquant.recipes import load_recipe
 from draftquant.recipes.errors import CheckpointError
-from tiny import tiny_eagle3_llama
-from tiny_dflash import tiny_dflash
 from tiny_mla import tiny_eagle3_mla
 
 sys.path.append(
@@ -58,11 +51,6 @@ def turned(rope: RopeConfig) -> torch.Tensor:
 def test_replay_rotates_as_the_engine_does(engine: str, name: str) -> None:
     expected = torch.tensor(RECORDED[f"{engine} {name}"], dtype=torch.float64)
     assert (turned(read(CASES[name])) - expected).abs().max() < TOLERANCE
-
-
-@pytest.mark.parametrize("name", ["llama3", "linear", "dynamic-alpha", "yarn"])
-def test_each_scaling_turns_queries_otherwise_than_plain_rope(name: str) -> None:
-    assert (turned(read(CASES[name])) - turned(read(None))).abs().max() > 0.01
 
 
 @pytest.mark.parametrize("kind", ["llama3", "linear", "yarn"])
@@ -107,29 +95,6 @@ def test_a_part_of_each_head() -> None:
 
 
 # What needs no rope
-
-
-UNREPLAYED = {"rope_type": "longrope", "factor": 4.0}
-BUILDERS = {"eagle3-llama": tiny_eagle3_llama, "eagle3-mla": tiny_eagle3_mla, "dflash": tiny_dflash}
-
-
-@pytest.mark.parametrize("family", list(BUILDERS))
-def test_only_replay_minds_an_unknown_rope(family: str, tmp_path: Path) -> None:
-    builder: Any = BUILDERS[family]
-    folder = builder(tmp_path / "draft", config={"rope_scaling": UNREPLAYED})
-    draft = read_draft(Checkpoint.open(folder))
-    plan = make_plan(load_recipe("fp8-ptpc"), draft)
-    report = quantize_draft(plan, tmp_path / "out", source=DraftSource(folder=folder))
-    assert report
-    for engine in ("vllm", "sglang"):
-        assert check_draft(folder, engine=engine).layers  # type: ignore[arg-type]
-    shared = {
-        "embed_tokens.weight": torch.zeros(draft.geometry.vocab_size, draft.geometry.hidden_size),
-        "lm_head.weight": torch.zeros(draft.geometry.vocab_size, draft.geometry.hidden_size),
-    }
-    for each in (folder, tmp_path / "out"):
-        with pytest.raises(CheckpointError, match="replay does not compute rope type 'longrope'"):
-            load_draft(each, shared=shared)
 
 
 def test_latent_attention_is_served_with_yarn_whatever_the_type(tmp_path: Path) -> None:

@@ -3,9 +3,10 @@
 Sources: `qwen3_dspark.py`, `spec_decode/dspark/speculator.py` and `config/speculative.py:1535` of
 vLLM 0.33.0, which builds Markov heads of the kind "vanilla" alone, that of all published drafts;
 `models/dspark.py` and `dspark_config.py` of SGLang 0.5.23; SpecForge `modeling/draft/dspark.py`;
-exports of SpecForge, ModelOpt and DeepSpec. Loading was executed (`experiments/engines/RESULTS.md`),
-whose error texts these are. Drafts of this name with other bodies (DeepSeek-V4, Gemma 4, Kimi K3's
-latent attention, MiniMax, LFM2, Muse) are others, which `architectures` names.
+exports of SpecForge, ModelOpt and DeepSpec. Loading was executed
+(`experiments/engines/RESULTS.md`), whose error texts these are. Drafts of this name with other
+bodies (DeepSeek-V4, Gemma 4, Kimi K3's latent attention, MiniMax, LFM2, Muse) are others, which
+`architectures` names.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
