@@ -10,17 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from by_recipe import quantized
 from draftquant.quantize.backends import get_backend
-from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.files.hub import DraftSource
-from draftquant.quantize.making.quantize_draft import quantize_draft
 from draftquant.quantize.numerics.number_formats import fp4_values
 from draftquant.quantize.numerics.quantized_weight import QuantizedWeight
-from draftquant.quantize.planning.quantization_plan import Measured, make_plan
 from draftquant.quantize.stored.stored_declaration import looks_quantized
 from draftquant.quantize.verify.audit import Audit, LinearAudit, audit_checkpoint
-from draftquant.recipes import ActivationFormat, Recipe, WeightFormat
+from draftquant.recipes import ActivationFormat, WeightFormat
 from draftquant.recipes.schema import LayoutName
 from handmade import MADE, quantize_by_hand
 from test_formats import CASES, recipe
@@ -53,17 +50,6 @@ def assert_only_fault(folder: Path, *parts: str) -> None:
     assert len(faults) == 1, faults
     for part in parts:
         assert part in faults[0]
-
-
-def quantized(source: Path, out: Path, chosen: Recipe) -> Path:
-    chosen = dataclasses.replace(chosen, backend="torch")
-    plan = make_plan(chosen, read_draft(Checkpoint.open(source)))
-    modules = [step.row.tensor.name.removesuffix(".weight") for step in plan.quantized]
-    scales = dict.fromkeys(modules, 0.01) if chosen.needs_input_scales else {}
-    quantize_draft(
-        plan, out, source=DraftSource(folder=source), measured=Measured(input_scales=scales)
-    )
-    return out
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +120,7 @@ def test_every_layout_and_format_gives_the_figures_that_were_computed(
     tmp_path: Path,
 ) -> None:
     chosen = recipe(layout, weights, inputs)
-    out = quantized(draft, tmp_path / "out", chosen)
+    out = quantized(draft, chosen, tmp_path / "out", scale=0.01).out
     found = audited(out)
     assert found.faults == ()
     assert found.scheme is not None
@@ -352,7 +338,7 @@ def test_codes_that_use_less_than_half_of_the_range_everywhere(
     """Scales half as large, with codes twice as large, would hold the very same weights."""
     groups = WeightFormat(dtype="int4", granularity="group", group_size=128, symmetric=True)
     scaled = dataclasses.replace(groups, scale_dtype="float16")
-    out = quantized(draft, tmp_path / "out", recipe(layout, scaled, None))
+    out = quantized(draft, recipe(layout, scaled, None), tmp_path / "out").out
     assert faults_of(out) == []
     suffix = {"awq": "qweight", "compressed-tensors": "weight_packed"}.get(layout, "weight")
     zero = 0x0 if layout == "quark" else 0x8  # the nibble of code 0

@@ -190,6 +190,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("case", REFUSED)
 @pytest.mark.parametrize("weights", [INT4, FP8_TENSOR, FP8_CHANNEL], ids=str)
 @pytest.mark.parametrize("name", ["quark", "modelopt"])

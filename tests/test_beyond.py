@@ -8,12 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from by_recipe import planned, quantized
 from draftquant.quantize.backends import get_backend
-from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.files.hub import DraftSource
-from draftquant.quantize.making.quantize_draft import quantize_draft
-from draftquant.quantize.planning.quantization_plan import Measured, Plan, make_plan
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.verify import verify
 from draftquant.quantize.verify.audit import audit_checkpoint
@@ -34,7 +31,6 @@ BUILDERS: Mapping[str, Any] = {
     "eagle3-mla": tiny_eagle3_mla,
     "dflash": tiny_dflash,
 }
-SCALE = 0.01
 
 
 @pytest.fixture(scope="module")
@@ -55,26 +51,6 @@ def source(sources: Mapping[str, Path]) -> Path:
     return sources["eagle3-llama BF16"]
 
 
-def planned(source: Path, recipe: Recipe) -> Plan:
-    return make_plan(recipe, read_draft(Checkpoint.open(source)), target_layers=8)
-
-
-def quantized(source: Path, recipe: Recipe, out: Path, **measured: Any) -> Plan:
-    plan = planned(source, recipe)
-    scales = {step.row.module: SCALE for step in plan.quantized}
-    quantize_draft(
-        plan,
-        out,
-        source=DraftSource(folder=source),
-        measured=Measured(
-            input_scales=scales if recipe.needs_input_scales else {},
-            input_scale_origin="constant",
-            **measured,
-        ),
-    )
-    return plan
-
-
 def declaration(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))[
         "quantization_config"
@@ -91,7 +67,7 @@ def test_a_folder_is_verified_audited_and_decoded(
     recipe = BEYOND[name]
     source = sources[f"{family} {'F16' if recipe.layout == 'awq' else 'BF16'}"]
     out = tmp_path / "out"
-    plan = quantized(source, recipe, out)
+    plan = quantized(source, recipe, out, target_layers=8).plan
     beyond_layers = [s.row for s in plan.quantized if s.row.role in ("head", "fusion")]
     assert {row.role for row in beyond_layers} == {
         role for role, pattern in (("head", HEAD), ("fusion", FUSION))

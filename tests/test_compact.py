@@ -1,6 +1,5 @@
 """Drafts held as narrow as they are stored, once where they are equal, and run in BF16."""
 
-import dataclasses
 import shutil
 from pathlib import Path
 from typing import Any
@@ -8,15 +7,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
-from draftquant.quantize.drafts import maths, read_draft
+from by_recipe import quantized
+from draftquant.quantize.drafts import maths
 from draftquant.quantize.drafts.maths import linear
-from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.files.hub import DraftSource
-from draftquant.quantize.making.quantize_draft import quantize_draft
-from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.quantize.stored import loading as stored_weights
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
-from draftquant.recipes import load_recipe
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -37,11 +32,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], P
         source = PAIRS / family / "draft"
         made[family, ""] = source
         for name in [recipe for of, recipe in CASES if of == family and recipe]:
-            recipe = dataclasses.replace(load_recipe(name), backend="torch")
-            out = root / f"{family}-{name}"
-            plan = make_plan(recipe, read_draft(Checkpoint.open(source)))
-            quantize_draft(plan, out, source=DraftSource(folder=source))
-            made[family, name] = out
+            made[family, name] = quantized(source, name, root / f"{family}-{name}").out
     return made
 
 

@@ -8,16 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from by_recipe import planned, quantized
 from draftquant import api as dq
 from draftquant.calibration.traces.target_tables import TargetTables
-from draftquant.quantize.drafts import Draft, read_draft
+from draftquant.quantize.drafts import Draft
 from draftquant.quantize.engines.contract import TITLES
 from draftquant.quantize.engines.engine_check import check_draft
-from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.making import preparing
-from draftquant.quantize.making.quantize_draft import QuantizeReport, quantize_draft
-from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.verify import verify
 from draftquant.recipes import Recipe, RecipeError, Rule, load_recipe
@@ -64,19 +61,11 @@ def target(source: Path, tmp_path: Path) -> Path:
     return target_of(source, tmp_path / "target")
 
 
-def quantized(
-    source: Path, recipe: Recipe, out: Path, target: Path | None, **arguments: Any
-) -> QuantizeReport:
-    plan = make_plan(recipe, read_draft(Checkpoint.open(source)))
-    where = DraftSource(folder=source)
-    return quantize_draft(plan, out, source=where, target=target, **arguments)
-
-
 def test_a_table_is_left_out_and_the_rest_is_as_ever(
     source: Path, target: Path, tmp_path: Path
 ) -> None:
-    report = quantized(source, dropping("embedding"), tmp_path / "out", target)
-    quantized(source, load_recipe("fp8-ptpc"), tmp_path / "whole", None)
+    report = quantized(source, dropping("embedding"), tmp_path / "out", target=target)
+    quantized(source, "fp8-ptpc", tmp_path / "whole")
     assert report.dropped == {EMBEDDING: f"model.{EMBEDDING}"}
     assert report.verification.dropped == (EMBEDDING,)
     whole = read_tensors(tmp_path / "whole")
@@ -96,7 +85,7 @@ def test_a_table_is_left_out_and_the_rest_is_as_ever(
 @pytest.mark.parametrize("prefix", ["model.", "language_model.model.", ""])
 def test_a_target_may_call_it_otherwise(prefix: str, source: Path, tmp_path: Path) -> None:
     target = target_of(source, tmp_path / "target", prefix=prefix)
-    report = quantized(source, dropping("embedding"), tmp_path / "out", target)
+    report = quantized(source, dropping("embedding"), tmp_path / "out", target=target)
     assert report.dropped == {EMBEDDING: f"{prefix}{EMBEDDING}"}
 
 
@@ -109,7 +98,7 @@ def test_without_its_head_config_json_says_so_to_sglang(
     config = {"draft_vocab_size": 96}
     source = make(tmp_path / "draft", config=config, **arguments)
     target = target_of(source, tmp_path / "target")
-    report = quantized(source, dropping("embedding", "head"), tmp_path / "out", target)
+    report = quantized(source, dropping("embedding", "head"), tmp_path / "out", target=target)
     assert report.config_changes == {"draft_vocab_size": None}
     out = tmp_path / "out"
     assert json.loads((out / "config.json").read_text(encoding="utf-8"))["draft_vocab_size"] is None
@@ -142,7 +131,7 @@ def test_one_value_that_differs(row: int, source: Path, target: Path, tmp_path: 
     with pytest.raises(
         CheckpointError, match=f"row {row} differs from that of the target"
     ) as caught:
-        quantized(source, dropping("embedding"), tmp_path / "out", target)
+        quantized(source, dropping("embedding"), tmp_path / "out", target=target)
     assert EMBEDDING in str(caught.value)
     assert "keep it" in str(caught.value.fix)
     assert not (tmp_path / "out").exists()
@@ -152,24 +141,24 @@ def test_a_table_of_another_form(source: Path, target: Path, tmp_path: Path) -> 
     small = Stored("BF16", (80, 64), bytes(80 * TWO_BYTES))
     edit(target, lambda tensors: tensors.update({f"model.{EMBEDDING}": small, HEAD: small}))
     with pytest.raises(CheckpointError, match=r"\[96, 64\], the target's .* BF16 \[80, 64\]"):
-        quantized(source, dropping("embedding"), tmp_path / "out", target)
+        quantized(source, dropping("embedding"), tmp_path / "out", target=target)
 
 
 def test_no_target(source: Path, tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="it cannot be proven that") as caught:
-        quantized(source, dropping("embedding"), tmp_path / "out", None)
+        quantized(source, dropping("embedding"), tmp_path / "out")
     assert "--target M" in str(caught.value.fix)
     with pytest.raises(CheckpointError, match="no such folder"):
-        quantized(source, dropping("embedding"), tmp_path / "out", tmp_path / "nowhere")
+        quantized(source, dropping("embedding"), tmp_path / "out", target=tmp_path / "nowhere")
 
 
 def test_a_pruned_head(tmp_path: Path) -> None:
     """Rows of the target's head, which no engine picks for a draft without its own."""
     source = tiny_eagle3_llama(tmp_path / "draft", pruned_vocabulary=True)
     with pytest.raises(PlanError, match="48 of 96 rows, and engines cannot take") as caught:
-        make_plan(dropping("head"), read_draft(Checkpoint.open(source)))
+        planned(source, dropping("head"))
     assert "may be quantized" in str(caught.value.fix)
-    assert make_plan(dropping("embedding"), read_draft(Checkpoint.open(source))).dropped
+    assert planned(source, dropping("embedding")).dropped
 
 
 @pytest.mark.parametrize("role", ["attention", "fusion", "norm", "vocabulary_map", "mask"])
@@ -195,7 +184,7 @@ def recipe_text(rule: str) -> str:
 
 @pytest.fixture
 def out(source: Path, target: Path, tmp_path: Path) -> Path:
-    quantized(source, dropping("embedding"), tmp_path / "out", target)
+    quantized(source, dropping("embedding"), tmp_path / "out", target=target)
     return tmp_path / "out"
 
 
@@ -225,7 +214,7 @@ def test_replay_reads_the_targets_table(
 ) -> None:
     with pytest.raises(CheckpointError, match="which it shares with the target"):
         load_draft(out)
-    quantized(source, load_recipe("fp8-ptpc"), tmp_path / "whole", None)
+    quantized(source, "fp8-ptpc", tmp_path / "whole")
     loaded = load_draft(out, shared=TargetTables.find(target).shared())
     whole = load_draft(tmp_path / "whole")
     assert loaded.weights.keys() == whole.weights.keys()

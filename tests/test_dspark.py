@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from by_recipe import quantized
 from draftquant.quantize.converting.dequantize_draft import dequantize_draft
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.families.dspark import DSpark
 from draftquant.quantize.engines.engine_check import check_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
-from draftquant.quantize.making.quantize_draft import quantize_draft
 from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.recipes import load_recipe
 from draftquant.recipes.errors import CheckpointError, PlanError
@@ -40,9 +40,7 @@ def test_a_mask_embedding_beside_it_is_read_by_no_engine(tmp_path: Path) -> None
 @pytest.mark.parametrize("recipe", ["fp8-ptpc", "int4-channel"])
 def test_it_is_quantized_verified_and_decoded(recipe: str, tmp_path: Path) -> None:
     source = tiny_dspark(tmp_path / "d", num_layers=2)
-    draft = read_draft(Checkpoint.open(source))
-    plan = make_plan(load_recipe(recipe), draft, target_layers=8)
-    quantize_draft(plan, tmp_path / "q", source=DraftSource(folder=source))
+    quantized(source, recipe, tmp_path / "q", target_layers=8)
     kept, before = read_tensors(tmp_path / "q"), read_tensors(source)
     heads = [name for name in before if "_head." in name]
     assert len(heads) == 4

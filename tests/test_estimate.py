@@ -181,6 +181,7 @@ def test_a_pruned_vocabulary_is_looked_up_by_the_row(tmp_path: Path) -> None:
     assert step.nbytes(1, "head") == 48 * 64 * 2
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", REAL_DRAFTS)
 @pytest.mark.parametrize("recipe", built_in_recipes())
 def test_what_is_read_is_what_the_plan_stores(

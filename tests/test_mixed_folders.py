@@ -7,20 +7,17 @@ from typing import Any
 
 import pytest
 import torch
+from by_recipe import planned, quantized
 from compressed_tensors.quantization import QuantizationConfig
 from compressed_tensors.utils import is_match
 from draftquant.quantize.backends import get_backend
-from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.engine_traits import fused_group
 from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.files.hub import resolve_draft
-from draftquant.quantize.making.quantize_draft import quantize_draft
-from draftquant.quantize.planning.quantization_plan import Measured, Plan, make_plan
+from draftquant.quantize.planning.quantization_plan import Plan
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.stored.stored_draft import StoredDraft
 from draftquant.quantize.verify.audit import audit_checkpoint
 from draftquant.quantize.verify.verification import verify
-from draftquant.recipes import Recipe
 from draftquant.recipes.errors import VerifyError
 from mixes import MIXES
 from tiny import read_tensors, tiny_eagle3_llama
@@ -40,28 +37,10 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     return {name: make(folder / name, **WIDE[name]) for name, make in BUILDERS.items()}
 
 
-def planned(source: Path, recipe: Recipe) -> Plan:
-    return make_plan(recipe, read_draft(Checkpoint.open(source)))
-
-
-def quantized(source: Path, recipe: Recipe, out: Path) -> Plan:
-    plan = planned(source, recipe)
-    scales = dict.fromkeys((step.row.module for step in plan.quantized), 0.01)
-    quantize_draft(
-        plan,
-        out,
-        source=resolve_draft(str(source)),
-        measured=Measured(
-            input_scales=scales if recipe.needs_input_scales else {}, input_scale_origin="constant"
-        ),
-    )
-    return plan
-
-
 @pytest.fixture(scope="module")
 def folder(sources: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("mixed") / "out"
-    quantized(sources["eagle3-llama"], MIXES["nvfp4-static-fp8-down"], out)
+    quantized(sources["eagle3-llama"], MIXES["nvfp4-static-fp8-down"], out, scale=0.01)
     return out
 
 
@@ -93,7 +72,7 @@ def test_every_linear_is_stored_in_its_own_format(
     family: str, name: str, sources: Mapping[str, Path], tmp_path: Path
 ) -> None:
     source, out = sources[family], tmp_path / "out"
-    plan = quantized(source, MIXES[name], out)
+    plan = quantized(source, MIXES[name], out, scale=0.01).plan
     forms = {str(plan.format_of(step)) for step in plan.quantized}
     assert len(forms) == len(MIXES[name].formats)
 

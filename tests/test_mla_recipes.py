@@ -1,19 +1,14 @@
 """Every built-in recipe on EAGLE-3 MLA drafts, from the plan to verification."""
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
+from by_recipe import quantized
 from data_free import LAYERS_ALONE
 from draftquant.quantize.drafts import Draft, read_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.files.hub import DraftSource
-from draftquant.quantize.making.quantize_draft import QuantizeReport, quantize_draft
-from draftquant.quantize.planning.quantization_plan import Measured, make_plan
 from draftquant.quantize.verify import verify
-from draftquant.recipes import load_recipe
-from draftquant.recipes.schema import BackendName
 from tiny import read_tensors, write_tensors
 from tiny_mla import tiny_eagle3_mla
 from wide import dimensions
@@ -36,19 +31,6 @@ def read(folder: Path) -> Draft:
 @pytest.fixture
 def draft(tmp_path: Path) -> Path:
     return tiny_eagle3_mla(tmp_path / "draft")
-
-
-def quantized(
-    folder: Path, recipe: str, out: Path, *, backend: BackendName = "torch"
-) -> QuantizeReport:
-    chosen = dataclasses.replace(load_recipe(recipe), backend=backend)
-    plan = make_plan(chosen, read(folder))
-    scales = dict[str, float]()
-    if chosen.needs_input_scales:
-        scales = {s.row.tensor.name.removesuffix(".weight"): 0.25 for s in plan.quantized}
-    return quantize_draft(
-        plan, out, source=DraftSource(folder=folder), measured=Measured(input_scales=scales)
-    )
 
 
 VARIANTS: dict[str, dict[str, Any]] = {

@@ -5,16 +5,13 @@ from typing import Any
 
 import pytest
 import torch
+from by_recipe import quantized
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.shared.eagle3 import Eagle3Geometry
 from draftquant.quantize.engines.engine_check import check_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.files.hub import DraftSource
-from draftquant.quantize.making.quantize_draft import quantize_draft
-from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.verify import verify
-from draftquant.recipes import load_recipe
 from proposing import draft_proposals
 from reference_draft import ReferenceDraft
 from tiny import edit_json, tiny_eagle3_llama
@@ -101,9 +98,7 @@ def test_all_tokens_of_a_round_are_those_of_the_engines_pass(tmp_path: Path) -> 
 
 def test_it_is_quantized_and_verified(tmp_path: Path) -> None:
     folder = peagle(tmp_path / "draft")
-    plan = make_plan(load_recipe("int4-channel"), read_draft(Checkpoint.open(folder)))
-    assert len(plan.quantized) == 14
-    quantize_draft(plan, tmp_path / "out", source=DraftSource(folder=folder))
+    assert len(quantized(folder, "int4-channel", tmp_path / "out").plan.quantized) == 14
     assert not verify(tmp_path / "out", folder).faults
     assert load_draft(tmp_path / "out").geometry.parallel
 

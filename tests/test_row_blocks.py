@@ -10,14 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from blake3 import blake3
+from by_recipe import quantized
 from data_free import DATA_FREE
 from draftquant.quantize.converting.dequantize_draft import dequantize_draft
-from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.making import execute
-from draftquant.quantize.making.quantize_draft import quantize_draft
-from draftquant.quantize.planning.quantization_plan import Measured, make_plan
 from draftquant.quantize.verify import verify
 from draftquant.recipes import Recipe, load_recipe
 from draftquant.recipes.errors import BackendError
@@ -72,16 +69,9 @@ def other_forms() -> dict[str, Recipe]:
 RECIPES = other_forms()
 
 
-def quantized(source: Path, recipe: Recipe, out: Path) -> dict[str, bytes]:
-    chosen = dataclasses.replace(recipe, backend="torch")
-    plan = make_plan(chosen, read_draft(Checkpoint.open(source)))
-    scales = {step.row.module: 0.25 for step in plan.quantized}
-    quantize_draft(
-        plan,
-        out,
-        source=DraftSource(folder=source),
-        measured=Measured(input_scales=scales if chosen.needs_input_scales else {}),
-    )
+def files(source: Path, recipe: Recipe, out: Path) -> dict[str, bytes]:
+    """Those of a folder quantized by a recipe."""
+    quantized(source, recipe, out)
     return {path.name: path.read_bytes() for path in out.iterdir()}
 
 
@@ -90,12 +80,12 @@ def quantized(source: Path, recipe: Recipe, out: Path) -> dict[str, bytes]:
 def test_blocks_of_rows_give_the_bytes_of_whole_weights(
     name: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = quantized(source, RECIPES[name], tmp_path / "whole")
+    whole = files(source, RECIPES[name], tmp_path / "whole")
     monkeypatch.setattr(execute, "BLOCK_BYTES", 1)  # 128 rows, the fewest
-    assert quantized(source, RECIPES[name], tmp_path / "blocks") == whole
+    assert files(source, RECIPES[name], tmp_path / "blocks") == whole
     # 192 rows of 128 inputs would fit, but are no whole blocks: 128 again.
     monkeypatch.setattr(execute, "BLOCK_BYTES", 192 * 128 * 2)
-    assert quantized(source, RECIPES[name], tmp_path / "ragged") == whole
+    assert files(source, RECIPES[name], tmp_path / "ragged") == whole
 
 
 @pytest.mark.parametrize(
@@ -124,7 +114,7 @@ def test_a_damaged_row_of_a_later_block_is_named(
     changed = data[:start] + value + data[start + len(value) :]
     write_tensors(draft, tensors | {f"{UP}.weight": Stored("BF16", (384, 128), changed)})
     with pytest.raises(BackendError, match=rf"{UP}.weight: {message}"):
-        quantized(draft, RECIPES[name], tmp_path / "out")
+        files(draft, RECIPES[name], tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

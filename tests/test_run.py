@@ -12,15 +12,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from by_recipe import planned, quantized
 from data_free import DATA_FREE
-from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.making import execute
-from draftquant.quantize.making.quantize_draft import QuantizeReport, quantize_draft
-from draftquant.quantize.planning.quantization_plan import Measured, Plan, make_plan
+from draftquant.quantize.making.quantize_draft import quantize_draft
+from draftquant.quantize.planning.quantization_plan import Measured
 from draftquant.quantize.verify import verify
-from draftquant.recipes import load_recipe
 from draftquant.recipes.errors import BackendError, OutputError, VerifyError
 from draftquant.recipes.schema import BackendName
 from draftquant.scripts.cli import main
@@ -28,29 +27,6 @@ from tiny import Stored, read_tensors, tiny_eagle3_llama, write_tensors
 from wide import dimensions
 
 Q_PROJ = "midlayer.self_attn.q_proj.weight"
-
-
-def plan_of(folder: Path, recipe: str, backend: BackendName = "torch") -> Plan:
-    import dataclasses
-
-    chosen = dataclasses.replace(load_recipe(recipe), backend=backend)
-    return make_plan(chosen, read_draft(Checkpoint.open(folder)))
-
-
-def quantized(
-    folder: Path, recipe: str, out: Path, *, backend: BackendName = "torch", zeros: bool = False
-) -> QuantizeReport:
-    plan = plan_of(folder, recipe, backend)
-    scales = dict[str, float]()
-    if plan.recipe.needs_input_scales:
-        scales = {s.row.tensor.name.removesuffix(".weight"): 0.25 for s in plan.quantized}
-    return quantize_draft(
-        plan,
-        out,
-        source=DraftSource(folder=folder),
-        measured=Measured(input_scales=scales),
-        allow_zero_rows=zeros,
-    )
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -183,7 +159,7 @@ def test_all_zero_rows_are_refused_unless_allowed(tmp_path: Path, recipe: str) -
     damage(source, Q_PROJ, bytes(2 * row_bytes(source)), at=5 * row_bytes(source))
     with pytest.raises(BackendError, match=r"2 all-zero row\(s\) from row 5[^$]*--allow-zero-rows"):
         quantized(source, recipe, tmp_path / "out")
-    assert quantized(source, recipe, tmp_path / "out", zeros=True).verification.ok
+    assert quantized(source, recipe, tmp_path / "out", allow_zero_rows=True).verification.ok
 
 
 def test_the_option_that_allows_zero_rows(
@@ -229,13 +205,13 @@ def test_an_existing_output_is_never_touched(tmp_path: Path) -> None:
 
 
 def test_a_static_recipe_without_scales_names_the_ways_out(tmp_path: Path) -> None:
-    plan = plan_of(tiny_eagle3_llama(tmp_path / "draft"), "blackwell-fp8")
+    plan = planned(tiny_eagle3_llama(tmp_path / "draft"), "blackwell-fp8")
     with pytest.raises(BackendError, match=r"--traces.*fp8-ptpc.*--input-scale 1\.0"):
         quantize_draft(plan, tmp_path / "out", source=DraftSource(folder=tmp_path / "draft"))
 
 
 def test_scales_for_a_dynamic_recipe_are_refused(tmp_path: Path) -> None:
-    plan = plan_of(tiny_eagle3_llama(tmp_path / "draft"), "fp8-ptpc")
+    plan = planned(tiny_eagle3_llama(tmp_path / "draft"), "fp8-ptpc")
     source = DraftSource(folder=tmp_path / "draft")
     with pytest.raises(BackendError, match="not static"):
         quantize_draft(

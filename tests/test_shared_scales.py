@@ -1,18 +1,13 @@
 """One scale for linears that engines fuse: what is written, what `verify` says of other ones."""
 
-import dataclasses
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from by_recipe import quantized
 from draftquant.quantize.backends import get_backend
-from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.files.hub import resolve_draft
-from draftquant.quantize.making.quantize_draft import quantize_draft
 from draftquant.quantize.numerics.quantized_weight import fp4_bytes
-from draftquant.quantize.planning.quantization_plan import Measured, make_plan
 from draftquant.quantize.verify import verify
 from draftquant.recipes import load_recipe
 from tiny import (
@@ -36,22 +31,14 @@ def source(tmp_path: Path) -> Path:
     return tiny_eagle3_llama(tmp_path / "draft")
 
 
-def quantized(source: Path, name: str) -> Path:
-    recipe = dataclasses.replace(load_recipe(name), backend="torch")
-    plan = make_plan(recipe, read_draft(Checkpoint.open(source)))
-    modules = [step.row.tensor.name.removesuffix(".weight") for step in plan.quantized]
-    out = source.parent / name
-    scales = dict.fromkeys(modules, 0.01)
-    quantize_draft(
-        plan, out, source=resolve_draft(str(source)), measured=Measured(input_scales=scales)
-    )
-    return out
+def made(source: Path, name: str) -> Path:
+    return quantized(source, name, source.parent / name, scale=0.01).out
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_fused_linears_share_the_scale_of_their_largest_weight(source: Path, name: str) -> None:
     (suffix, divisor), before = FORMATS[name], read_tensors(source)
-    after = read_tensors(quantized(source, name))
+    after = read_tensors(made(source, name))
     scales = {
         tensor.removesuffix(f".{suffix}"): values_of(stored).item()
         for tensor, stored in after.items()
@@ -86,7 +73,7 @@ def stored_bytes(tensor: torch.Tensor, dtype: str) -> Stored:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_scale_of_its_own_is_a_fault_in_what_we_wrote(source: Path, name: str) -> None:
-    out = quantized(source, name)
+    out = made(source, name)
     with_own_scale(out, source, name)
     found = faults_of(verify(out, source, foreign=True))
     assert f"{K}.{FORMATS[name][0]}: expected absmax of midlayer.self_attn." in found
@@ -96,7 +83,7 @@ def test_a_scale_of_its_own_is_a_fault_in_what_we_wrote(source: Path, name: str)
 def test_engines_round_fp8_of_others_again_but_serve_their_nvfp4_wrongly(
     source: Path, name: str
 ) -> None:
-    out = quantized(source, name)
+    out = made(source, name)
     with_own_scale(out, source, name)
     (out / "draftquant.json").unlink()  # somebody else's folder
     report = verify(out, source, foreign=True)
