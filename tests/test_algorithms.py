@@ -118,3 +118,12 @@ def test_fp4_is_never_clipped(weights: WeightFormat) -> None:
     assert (mse.scale.float() >= absmax.scale.float()).all()
     if weights is MXFP4:
         assert torch.equal(mse.codes, absmax.codes)
+
+
+def test_zero_rows_keep_their_absmax_scale() -> None:
+    w = gaussian()
+    w[3] = 0
+    for weights in SEARCHED.values():
+        absmax, mse = quantized(ABSMAX, weights, w), quantized(MSE, weights, w)
+        assert torch.equal(absmax.scale[3].float(), mse.scale[3].float())
+        assert (mse.dequantized()[3] == 0).all()

@@ -233,6 +233,18 @@ def test_bad_input_is_refused_by_name(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_layer_of_another_format_is_refused_where_one_is_declared_for_all(
+    folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target, layer, out = folders / "mimo-quark-fp8", tmp_path / "layer", tmp_path / "out"
+    quantize = ["quantize", str(folders / "mimo"), "--subtree", MTP["mimo"], "--backend", "torch"]
+    assert main([*quantize, "--recipe", "mi325x-w4a8", "--quiet", "--out", str(layer)]) == 0
+    capsys.readouterr()
+    assert graft(target, layer, out) == 2
+    assert "quark fp8" in capsys.readouterr().err
+    assert not out.exists()
+
+
 def test_excludes_of_the_target_that_mean_the_layer_are_narrowed(
     folders: Path, tmp_path: Path
 ) -> None:

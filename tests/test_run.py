@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from data_free import DATA_FREE
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.making import execute
+from draftquant.quantize.making.preparing import checked_scales
 from draftquant.quantize.making.quantize_draft import quantize_draft
 from draftquant.quantize.planning.quantization_plan import Measured
 from draftquant.quantize.verify import verify
@@ -208,6 +210,15 @@ def test_a_static_recipe_without_scales_names_the_ways_out(tmp_path: Path) -> No
     plan = planned(tiny_eagle3_llama(tmp_path / "draft"), "blackwell-fp8")
     with pytest.raises(BackendError, match=r"--traces.*fp8-ptpc.*--input-scale 1\.0"):
         quantize_draft(plan, tmp_path / "out", source=DraftSource(folder=tmp_path / "draft"))
+
+
+def test_every_linear_needs_its_static_scale(tmp_path: Path) -> None:
+    plan = planned(tiny_eagle3_llama(tmp_path / "draft"), "blackwell-fp8")
+    modules = [step.row.module for step in plan.quantized]
+    for left_out in modules:
+        given = {module: 0.25 for module in modules if module != left_out}
+        with pytest.raises(BackendError, match=rf"Missing: {re.escape(left_out)}\n"):
+            checked_scales(plan, given)
 
 
 def test_scales_for_a_dynamic_recipe_are_refused(tmp_path: Path) -> None:
