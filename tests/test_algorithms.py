@@ -8,20 +8,16 @@ from draftquant.quantize.backends import get_backend
 from draftquant.quantize.numerics.number_formats import fp4_codes, fp4_values
 from draftquant.quantize.numerics.quantized_weight import QuantizedWeight
 from draftquant.recipes import Algorithm, WeightFormat
+from weight_formats import FP8_CHANNEL, INT4, INT4_GROUPS, MXFP4, NVFP4
 
 ABSMAX = Algorithm(scale="absmax", rounding="nearest")
 MSE = Algorithm(scale="mse", rounding="nearest")
-INT4 = WeightFormat(dtype="int4", granularity="channel", symmetric=True)
-INT4_GROUPS = WeightFormat(dtype="int4", granularity="group", symmetric=True, group_size=32)
 INT4_F16 = WeightFormat(
     dtype="int4", granularity="group", symmetric=True, group_size=32, scale_dtype="float16"
 )
-FP8 = WeightFormat(dtype="fp8_e4m3", granularity="channel", symmetric=True)
-NVFP4 = WeightFormat(dtype="nvfp4", granularity="group", symmetric=True, group_size=16)
-MXFP4 = WeightFormat(dtype="mxfp4", granularity="group", symmetric=True, group_size=32)
 SEARCHED = {
-    "int4": INT4, "int4-groups": INT4_GROUPS, "int4-f16": INT4_F16, "fp8": FP8, "nvfp4": NVFP4,
-    "mxfp4": MXFP4,
+    "int4": INT4, "int4-groups": INT4_GROUPS, "int4-f16": INT4_F16, "fp8": FP8_CHANNEL,
+    "nvfp4": NVFP4, "mxfp4": MXFP4,
 }  # fmt: skip
 
 
@@ -85,7 +81,7 @@ def importance(columns: int) -> InputMoments:
 
 @pytest.mark.parametrize("weighted", [False, True], ids=["alike", "by-inputs"])
 def test_no_nvfp4_scale_that_can_be_stored_is_better(weighted: bool) -> None:
-    """Of all 126 positive numbers of FP8 those from 1 to 1.5 of the absmax scale."""
+    """Of all 126 positive numbers of FP8_CHANNEL those from 1 to 1.5 of the absmax scale."""
     w = gaussian(8, 64, seed=5)
     w[0, :16] = 2.0**-20  # the smallest scale there is
     moments = importance(64) if weighted else None

@@ -19,7 +19,8 @@ from draftquant.quantize.stored.stored_declaration import looks_quantized
 from draftquant.quantize.verify.audit import Audit, LinearAudit, audit_checkpoint
 from draftquant.recipes import ActivationFormat, WeightFormat
 from draftquant.recipes.schema import LayoutName
-from handmade import MADE, quantize_by_hand
+from handmade import MADE, by_hand, quantize_by_hand, stored_parts
+from handmade_numbers import Rounded, code_values, codes_under, e4m3_values, nearest_e4m3
 from test_formats import CASES, recipe
 from tiny import Stored, fused_absmax, read_tensors, store, tiny_eagle3_llama, values_of
 from verify_cases import ATTENTION, Q, Tensors, edit, edit_declaration, flip_bit, set_scale
@@ -168,6 +169,38 @@ def test_every_layout_and_format_gives_the_figures_that_were_computed(
 
 
 # ---- figures in plain numpy
+
+
+@pytest.mark.parametrize(
+    ("name", "factor", "below"),
+    [
+        ("ct-int4", 1.2, 6),  # 7.5 / 1.2 = 6.25
+        ("quark-fp8", 1.06, 416),  # 448 / 1.06 = 423, between 416 and 448
+        ("modelopt-nvfp4", 1.5, 4),  # 6 / 1.5, the scale rounded to E4M3
+        ("quark-mxfp4", 2, 3),  # from [3.5, 7) to [1.75, 3.5)
+    ],
+)
+def test_scales_fit_whose_largest_code_is_the_top_one(
+    copy_of: Copy, source: Path, name: str, factor: float, below: int
+) -> None:
+    """Every second row has scales too large, under which the next smaller code is the largest."""
+    out, made = copy_of(name), MADE[name]
+    weight, largest = read_tensors(source)[f"{Q}.weight"], fused_absmax(read_tensors(source), Q)
+    right = by_hand(weight, made, 2 * largest)  # NVFP4: half of 448 is the largest scale
+    scale = right.scale.copy()
+    scale[::2] *= np.float32(factor)
+    if made.dtype == "nvfp4":
+        scale = e4m3_values(nearest_e4m3(scale), scale.shape)
+    scale = values_of(store(scale, "BF16")) if made.dtype == "int4" else scale
+    w = values_of(weight)
+    codes = codes_under(w, made.dtype, made.granularity, scale, right.whole)
+    parts = stored_parts(Rounded(codes, scale, right.whole), "BF16", made)
+    edit(out, lambda tensors: tensors.update({f"{Q}.{s}": part for s, part in parts.items()}))
+    found = linear_of(audited(out)).codes
+    assert found is not None
+    assert found.scales_fit == 0.5
+    values = code_values(made.dtype)  # without minus zero
+    assert max(abs(values.get(int(code), 0)) for code in np.unique(codes[::2])) == below
 
 
 @pytest.mark.parametrize("name", MADE)

@@ -20,10 +20,8 @@ from draftquant.quantize.backends import quark_backend as quark_import
 from draftquant.recipes.errors import BackendError
 from draftquant.recipes.schema import BackendName, WeightFormat
 from vendors import needs
+from weight_formats import FP8_CHANNEL, FP8_TENSOR, INT4, NVFP4
 
-INT4 = WeightFormat(dtype="int4", granularity="channel", symmetric=True)
-FP8_TENSOR = WeightFormat(dtype="fp8_e4m3", granularity="tensor", symmetric=True)
-FP8_CHANNEL = WeightFormat(dtype="fp8_e4m3", granularity="channel", symmetric=True)
 DISTRIBUTIONS = {"quark": "amd-quark", "modelopt": "nvidia-modelopt"}
 INSTALLED_BY = {
     "quark": "pip install amd-quark==0.13 ninja",
@@ -208,7 +206,6 @@ def test_an_absmax_for_rows_with_scales_of_their_own_is_refused(name: BackendNam
         get_backend(name).quantize(torch.ones(2, 8), FP8_CHANNEL, torch.tensor([[2.0]]))
 
 
-NVFP4 = WeightFormat(dtype="nvfp4", granularity="group", group_size=16, symmetric=True)
 WITH_ABSMAX = [("quark", FP8_TENSOR), ("modelopt", FP8_TENSOR), ("modelopt", NVFP4)]
 
 

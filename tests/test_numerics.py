@@ -23,10 +23,8 @@ from draftquant.quantize.stored.online_rounding import _fp4
 from draftquant.recipes.formats import WeightDtype
 from draftquant.recipes.schema import WeightFormat
 from torch import Tensor
+from weight_formats import FP8_CHANNEL, FP8_TENSOR, INT4
 
-INT4 = WeightFormat(dtype="int4", granularity="channel", symmetric=True)
-FP8_TENSOR = WeightFormat(dtype="fp8_e4m3", granularity="tensor", symmetric=True)
-FP8_CHANNEL = WeightFormat(dtype="fp8_e4m3", granularity="channel", symmetric=True)
 FORMATS = [INT4, FP8_TENSOR, FP8_CHANNEL]
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 

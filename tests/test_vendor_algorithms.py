@@ -18,20 +18,12 @@ from gptq_textbook import gaussian, inputs, moments_of, textbook
 from rounding_pairs import make_pair
 from torch import Tensor
 from vendors import needs
+from weight_formats import FP8_CHANNEL, FP8_TENSOR, INT4, INT4_GROUPS, MXFP4, NVFP4, TWO_STAGES
 
 pytestmark = pytest.mark.slow
 
 GPTQ = Algorithm(scale="absmax", rounding="gptq")
 MSE = Algorithm(scale="mse", rounding="nearest")
-INT4 = WeightFormat(dtype="int4", granularity="channel", symmetric=True)
-INT4_GROUPS = WeightFormat(dtype="int4", granularity="group", group_size=32, symmetric=True)
-FP8_CHANNEL = WeightFormat(dtype="fp8_e4m3", granularity="channel", symmetric=True)
-FP8_TENSOR = WeightFormat(dtype="fp8_e4m3", granularity="tensor", symmetric=True)
-MXFP4 = WeightFormat(dtype="mxfp4", granularity="group", group_size=32, symmetric=True)
-NVFP4 = WeightFormat(dtype="nvfp4", granularity="group", group_size=16, symmetric=True)
-TWO_STAGES = WeightFormat(
-    dtype="int4", granularity="channel", symmetric=True, first_stage="fp8_e4m3"
-)
 
 
 def case(name: BackendName, weights: WeightFormat) -> Any:

@@ -15,19 +15,12 @@ from draftquant.recipes.errors import BackendError
 from draftquant.recipes.schema import BackendName, WeightFormat
 from torch import Tensor, nn
 from vendors import needs
+from weight_formats import FP8_CHANNEL, FP8_TENSOR, INT4, MXFP4, NVFP4, TWO_STAGES
 
-INT4 = WeightFormat(dtype="int4", granularity="channel", symmetric=True)
-FP8_TENSOR = WeightFormat(dtype="fp8_e4m3", granularity="tensor", symmetric=True)
-FP8_CHANNEL = WeightFormat(dtype="fp8_e4m3", granularity="channel", symmetric=True)
 INT4_GROUPS = [
     WeightFormat(dtype="int4", granularity="group", group_size=size, symmetric=True)
     for size in (32, 64, 128)
 ]
-NVFP4 = WeightFormat(dtype="nvfp4", granularity="group", group_size=16, symmetric=True)
-MXFP4 = WeightFormat(dtype="mxfp4", granularity="group", group_size=32, symmetric=True)
-TWO_STAGES = WeightFormat(
-    dtype="int4", granularity="channel", symmetric=True, first_stage="fp8_e4m3"
-)
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 REORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 

@@ -19,13 +19,8 @@ from draftquant.recipes import ActivationFormat, WeightFormat, load_recipe
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 from vendors import needs
+from weight_formats import FP8_CHANNEL, FP8_TENSOR, INT4, INT4_GROUPS, MXFP4, NVFP4
 
-INT4 = WeightFormat(dtype="int4", granularity="channel", symmetric=True)
-FP8_CHANNEL = WeightFormat(dtype="fp8_e4m3", granularity="channel", symmetric=True)
-FP8_TENSOR = WeightFormat(dtype="fp8_e4m3", granularity="tensor", symmetric=True)
-INT4_GROUP = WeightFormat(dtype="int4", granularity="group", group_size=32, symmetric=True)
-NVFP4 = WeightFormat(dtype="nvfp4", granularity="group", group_size=16, symmetric=True)
-MXFP4 = WeightFormat(dtype="mxfp4", granularity="group", group_size=32, symmetric=True)
 PER_TOKEN = ActivationFormat(dtype="fp8_e4m3", granularity="token", dynamic=True)
 STATIC = ActivationFormat(dtype="fp8_e4m3", granularity="tensor", dynamic=False)
 
@@ -100,7 +95,7 @@ def assert_same_bytes(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> Non
 @needs_quark
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(
-    ("recipe", "weights"), [("mi325x-w4a8", INT4_GROUP), ("mi355-mxfp4", MXFP4)]
+    ("recipe", "weights"), [("mi325x-w4a8", INT4_GROUPS), ("mi355-mxfp4", MXFP4)]
 )
 def test_quark_exports_the_same_groups(
     recipe: str, weights: WeightFormat, dtype: torch.dtype
@@ -121,7 +116,7 @@ def test_quark_exports_the_same_groups(
         frozen = quantizer.freeze(quantizer.quantize_model(torch.nn.Sequential(linear), None))[0]
         exported = QParamsLinear(frozen, custom_mode="quark", pack_method="reorder")
     theirs = {"weight": exported.weight.data, "weight_scale": exported.weight_quantizer.scale}
-    if weights == INT4_GROUP:
+    if weights == INT4_GROUPS:
         theirs["weight_zero_point"] = exported.weight_quantizer.zero_point
     assert_same_bytes(stored_by_us(recipe, weights, weight), theirs)
 
