@@ -188,16 +188,11 @@ REFUSED = {
 }
 
 
-@pytest.mark.each_value
-@pytest.mark.parametrize("case", REFUSED)
-@pytest.mark.parametrize("weights", [INT4, FP8_TENSOR, FP8_CHANNEL], ids=str)
 @pytest.mark.parametrize("name", ["quark", "modelopt"])
-def test_unusable_weight_is_refused_before_the_toolkit_sees_it(
-    name: BackendName, weights: WeightFormat, case: str
-) -> None:
-    weight, absmax, message = REFUSED[case]
-    with pytest.raises(BackendError, match=message):
-        get_backend(name).quantize(weight, weights, absmax)
+def test_unusable_weight_is_refused_before_the_toolkit_sees_it(name: BackendName) -> None:
+    for weight, absmax, message in REFUSED.values():
+        with pytest.raises(BackendError, match=message):
+            get_backend(name).quantize(weight, FP8_TENSOR, absmax)
 
 
 @pytest.mark.parametrize("name", ["quark", "modelopt"])

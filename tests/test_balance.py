@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from draftquant.quantize.drafts import Draft, read_draft
 from draftquant.quantize.drafts.passes import ChainForward
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.lints.value_lints import balance_exponent
@@ -36,10 +35,6 @@ def unbalanced(folder: Path, family: str, factor: float, **options: Any) -> Path
         tensors[name] = store(values, options.get("dtype", "BF16"))
     write_tensors(folder, tensors)
     return folder
-
-
-def draft_of(folder: Path) -> Draft:
-    return read_draft(Checkpoint.open(folder))
 
 
 def small_half_error(source: Path, out: Path, family: str) -> float:
@@ -148,9 +143,3 @@ def test_what_the_dtype_cannot_hold_is_an_error() -> None:
     large = torch.tensor([[40000.0, 1.0]], dtype=torch.float16)
     with pytest.raises(BackendError, match=r"by 2\^1 exactly in torch.float16"):
         multiply_columns(large, 1, "x")
-
-
-def test_only_the_first_half_is_multiplied() -> None:
-    rows = torch.tensor([[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0]])
-    multiply_columns(rows, 3, "x")
-    assert rows.tolist() == [[8, 16, 3, 4], [40, 48, 7, 8]]

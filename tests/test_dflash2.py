@@ -116,20 +116,6 @@ def lints(folder: Path) -> set[str]:
     return {lint.name for lint in find_lints(read_draft(Checkpoint.open(folder)))}
 
 
-def test_its_lints(tmp_path: Path) -> None:
-    own = {"dflash2-float16", "dflash2-embedding-scale"}
-    plain = tiny_dflash(tmp_path / "plain", num_layers=1, dtype="F16")
-    assert not own & lints(plain)
-    draft2 = tiny_dflash(tmp_path / "dflash2", kind="dflash2", num_layers=1)
-    assert not own & lints(draft2)
-    own_keys(draft2, input_embedding_scale=2.5)
-    assert own & lints(draft2) == {"dflash2-embedding-scale"}
-    edit_json(draft2 / "config.json", torch_dtype="float16")
-    assert own & lints(draft2) == {"dflash2-embedding-scale", "dflash2-float16"}
-    half = tiny_dflash(tmp_path / "half", kind="dflash2", num_layers=1, dtype="F16")
-    assert own & lints(half) == {"dflash2-float16"}
-
-
 # What engines do
 
 

@@ -7,7 +7,6 @@ of about 10 dot products of at most 200 terms, layers and chain steps included s
 logits by more than 1e-3.
 """
 
-import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -90,24 +89,6 @@ def build(case: str) -> tuple[Eagle3Geometry, dict[str, Tensor], ChainForward]:
 def test_extend_and_chain_equal_the_transformers_modules(case: str) -> None:
     geometry, weights, forward = build(case)
     check_extend_and_chain(geometry, forward, ReferenceDraft(geometry, weights))
-
-
-def test_the_reference_notices_each_option() -> None:
-    """The comparison has teeth: each option moves the logits far beyond the tolerance."""
-    for option in ("norm_before_residual", "norm_output"):
-        geometry, weights, _ = build("gqa")
-        changed = dataclasses.replace(geometry, **{option: True})
-        ours = Eagle3Llama().forward(changed, weights, lambda _name, x: x)
-        reference = ReferenceDraft(geometry, weights)
-        tokens = torch.arange(6)[None]
-        hidden = torch.randn(1, 6, 32, dtype=torch.float64, generator=torch.manual_seed(0))
-        attend = CachedAttention()
-        fed = ours.step(tokens, hidden, torch.arange(6), attend)
-        fed = ours.step(tokens[:, -1:], fed[:, -1:], torch.tensor([6]), attend)
-        logits = ours.logits(fed)
-        _, reference_fed = reference.extend(tokens, hidden, 0)
-        expected, _ = reference.extend(tokens[:, -1:], reference_fed[:, -1:], 6)
-        assert (logits - expected).abs().max() > 1e-3, option
 
 
 def test_on_input_sees_each_linear_once_and_its_result_is_used() -> None:

@@ -65,17 +65,9 @@ def test_plan_and_quantize_say_who_loads_the_result(
     draft = str(PAIRS / "eagle3-mla" / "draft")
     assert main(["plan", draft, "--recipe", "mi325x-w4a8"]) == 0
     output = capsys.readouterr()
-    assert (
-        "SGLang 0.5.23: H200 (sm90) REFUSED, B200 (sm100) REFUSED, MI325X (gfx942) REFUSED"
-        in output.out
-    )
+    assert "SGLang 0.5.23: H200 (sm90) REFUSED" in output.out
     assert "warning: no known engine loads what recipe mi325x-w4a8 makes" in output.err
     assert "on MI325X (gfx942) these load: mi325x-w4a8-fp8" in output.err
-    assert "\n  vLLM has no kernel for this combination of weights and activations in" in output.err
-    assert "[NotImplementedError: No quark compatible scheme was found.]" in output.err
-    assert (
-        "with draftquant installed beside them (its plugin), vLLM and SGLang load it" in output.err
-    )
     arguments = ["--recipe", "mi325x-w4a8-fp8", "--backend", "torch", "--json"]
     assert main(["quantize", draft, *arguments, "--out", str(tmp_path / "out")]) == 0
     output = capsys.readouterr()

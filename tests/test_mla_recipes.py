@@ -9,7 +9,7 @@ from data_free import LAYERS_ALONE
 from draftquant.quantize.drafts import Draft, read_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.verify import verify
-from tiny import read_tensors, write_tensors
+from tiny import read_tensors
 from tiny_mla import tiny_eagle3_mla
 from wide import dimensions
 
@@ -67,17 +67,3 @@ def _assert_roles_are_kept(source: Path, out: Path) -> None:
     leaves = {".".join(name.split(".")[-3:-1]) for name in quantized}
     assert leaves == QUANTIZED
     assert sum(name.endswith("kv_b_proj.weight") for name in after) == layers
-
-
-def test_a_changed_kv_b_proj_fails_verification(draft: Path, tmp_path: Path) -> None:
-    """Its bytes are held against the source's, like those of everything that is kept."""
-    quantized(draft, "fp8-ptpc", tmp_path / "out")
-    name = "midlayer.self_attn.kv_b_proj.weight"
-    tensors = read_tensors(tmp_path / "out")
-    data = bytearray(tensors[name].data)
-    data[100] ^= 1
-    tensors[name] = tensors[name]._replace(data=bytes(data))
-    write_tensors(tmp_path / "out", tensors, metadata={"format": "pt"})
-    report = verify(tmp_path / "out", draft)
-    assert not report.ok
-    assert any(name in fault.where for fault in report.faults)

@@ -19,6 +19,10 @@ sys.path.append(
 
 from folder_rows import HERE, checkpoint_of, read_rows
 from reasons import own_text
+from tiny import edit_json, tiny_eagle3_llama
+from tiny_dflash import tiny_dflash
+from tiny_dspark import tiny_dspark
+from tiny_mla import tiny_eagle3_mla
 
 ROWS = {row["draft"]: row for row in read_rows(HERE / "names.json")}
 ENGINES: tuple[EngineName, ...] = ("vllm", "sglang")
@@ -62,24 +66,17 @@ def test_check_says_what_the_engine_did(name: str, engine: EngineName, tmp_path:
         assert theirs.startswith(own_text(said.error)[:60])
 
 
-@pytest.mark.parametrize(
-    "name", [n for n, wanted in OTHER_NAMES.items() if wanted in KNOWN_TO_BOTH]
-)
-def test_fix_config_writes_the_name_that_both_engines_have(name: str, tmp_path: Path) -> None:
-    from tiny import edit_json, tiny_eagle3_llama
-    from tiny_dflash import tiny_dflash
-    from tiny_dspark import tiny_dspark
-    from tiny_mla import tiny_eagle3_mla
-
-    wanted = OTHER_NAMES[name]
-    builder: Any = {
+def test_fix_config_writes_the_name_that_both_engines_have(tmp_path: Path) -> None:
+    builders: dict[str, Any] = {
         "LlamaForCausalLMEagle3": tiny_eagle3_llama,
         "Eagle3DeepseekV2ForCausalLM": tiny_eagle3_mla,
         "DFlashDraftModel": tiny_dflash,
         "Qwen3DSparkModel": tiny_dspark,
         "DFlash2DraftModel": functools.partial(tiny_dflash, kind="dflash2"),
-    }[wanted]
-    folder = builder(tmp_path / "draft")
-    edit_json(folder / "config.json", architectures=[name])
-    changes = config_changes(find_lints(read_draft(Checkpoint.open(folder))))
-    assert changes["architectures"] == [wanted]
+    }
+    folders = {wanted: make(tmp_path / wanted) for wanted, make in builders.items()}
+    for name, wanted in OTHER_NAMES.items():
+        if wanted in KNOWN_TO_BOTH:
+            edit_json(folders[wanted] / "config.json", architectures=[name])
+            draft = read_draft(Checkpoint.open(folders[wanted]))
+            assert config_changes(find_lints(draft))["architectures"] == [wanted]

@@ -82,6 +82,7 @@ def test_blocks_of_rows_give_the_bytes_of_whole_weights(
 ) -> None:
     whole = files(source, RECIPES[name], tmp_path / "whole")
     monkeypatch.setattr(execute, "BLOCK_BYTES", 1)  # 128 rows, the fewest
+    monkeypatch.setattr(execute, "WRITE_BYTES", 1)
     assert files(source, RECIPES[name], tmp_path / "blocks") == whole
     # 192 rows of 128 inputs would fit, but are no whole blocks: 128 again.
     monkeypatch.setattr(execute, "BLOCK_BYTES", 192 * 128 * 2)
