@@ -1,6 +1,6 @@
 """DSpark's forward maths against the trainer's own module, and an independent draft.
 
-`dspark_maths.json` holds what SpecForge's `DSparkDraftModel` computes (`engines/dspark_maths.py`);
+`dspark_maths.json` holds what SpecForge's own `DSparkDraftModel` computes;
 the independent draft chooses token by token. Tolerance: see test_dflash_forward.py; a Markov head
 adds some ten products of the same size.
 """
