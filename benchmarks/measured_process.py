@@ -75,15 +75,7 @@ def run_measured(*command: str) -> Taken:
 
 
 def draftquant(*arguments: str, judged: tuple[int, ...] = (0,)) -> Taken:
-    """Run a command of draftquant.
-
-    Args:
-        arguments: of the command line.
-        judged: exit codes that are results.
-
-    Raises:
-        BenchError: it failed; with its last lines.
-    """
+    """Run a command of draftquant."""
     taken = run_measured(sys.executable, "-m", "draftquant", *arguments)
     if taken.status not in judged:
         fix = "use another WORKDIR"

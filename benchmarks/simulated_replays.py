@@ -144,17 +144,7 @@ def record(
     loss: Loss = "even",
     group: int = 1,
 ) -> Recorded:
-    """Distinct prompts, drawn from a population in which the candidate changed by `change`.
-
-    Args:
-        generator: of all random numbers.
-        num_prompts: N.
-        change: relative change of the pooled acceptance length over the whole population.
-        length_spread: of the logarithm of the rounds per prompt.
-        category: of all of them.
-        loss: who loses.
-        group: prompts that share one effect more, of twice the deviation that a loss of 1 % is.
-    """
+    """Distinct prompts, drawn from a population in which the candidate changed by `change`."""
     drawn = _prompts(generator, num_prompts, length_spread, loss, group)
     rounds, accepted = drawn.rounds, drawn.accepted
     shift = drawn.shift + true_shift(change, length_spread, loss, group) * drawn.weight
@@ -169,11 +159,7 @@ def record(
 
 
 def over_contexts(recorded: Sequence[Recorded]) -> Recorded:
-    """The same prompts at several lengths: what each has in a context bin, the shortest first.
-
-    Args:
-        recorded: of each bin; a prompt with no rounds there has zeros.
-    """
+    """The same prompts at several lengths: what each has in a context bin, the shortest first."""
     first = recorded[0]
     pairs = zip(
         np.stack([one.baseline for one in recorded], axis=1),

@@ -15,11 +15,7 @@ from .generate import write_real_shape_draft
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line.
-
-    Returns:
-        0 when the draft was written, 2 when it was not.
-    """
+    """Run the command line."""
     parser = argparse.ArgumentParser(
         prog="draftquant.scripts.dev.real_shapes",
         description="Write a draft of real size with random weights.",

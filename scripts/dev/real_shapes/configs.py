@@ -19,8 +19,7 @@ INITIALIZER_RANGE = 0.02
 def llama_config(divide: int) -> Config:
     """TorchSpec's Llama head for Kimi-K2.5; no eagle_config: aux layers are the engines' default.
 
-    Args:
-        divide: widths, heads and vocabulary become this many times smaller; head widths stay.
+    Widths, heads and vocabulary become `divide` times smaller; head widths stay.
     """
     heads, vocab = 64 // divide, 163840 // divide
     return {
@@ -57,7 +56,6 @@ def torchspec_mla_config(divide: int, *, aux_layer_ids: Sequence[int]) -> Config
     """TorchSpec's MLA head for Kimi-K2.5 and K2.6.
 
     Args:
-        divide: as in `llama_config`, and the latent ranks.
         aux_layer_ids: [1, 29, 57], counted by the layer's output; `convert_to_hf.py --vllm` counts
             the same layers by input: [2, 30, 58].
     """
@@ -72,11 +70,7 @@ def torchspec_mla_config(divide: int, *, aux_layer_ids: Sequence[int]) -> Config
 
 
 def modelopt_mla_config(divide: int) -> Config:
-    """ModelOpt's kimik2 template: no draft_vocab_size, and keys of experts that are not there.
-
-    Args:
-        divide: as in `torchspec_mla_config`.
-    """
+    """ModelOpt's kimik2 template: no draft_vocab_size, and keys of experts that are not there."""
     vocab = 163840 // divide
     filled = {
         **_mla_widths(divide),
@@ -138,9 +132,6 @@ def dflash_config(divide: int) -> Config:
 
     32 heads of 72 are what the target's own config says; the published byte total allows no more
     than a few other head counts.
-
-    Args:
-        divide: as in `llama_config`.
     """
     heads, vocab = 32 // divide, 163840 // divide
     return {

@@ -33,11 +33,7 @@ class RealDraft:
     shapes: Callable[[Config], Shapes]
 
     def config(self, divide: int = 1) -> Config:
-        """config.json, with widths, heads, ranks and vocabulary `divide` times smaller.
-
-        Raises:
-            DraftQuantError: `divide` is not one of `divisors`.
-        """
+        """config.json, with widths, heads, ranks and vocabulary `divide` times smaller."""
         if divide not in self.divisors:
             possible = ", ".join(map(str, self.divisors))
             what = f"expected one of {possible} for {self.repository}, got {divide}"

@@ -41,17 +41,6 @@ def write_real_shape_draft(
 
     Drawing three billion normals takes minutes; repeating one tile is as fast as the disk and takes
     no memory beyond the tile. Equal arguments give equal bytes.
-
-    Args:
-        folder: to create.
-        draft: one of `REAL_DRAFTS`.
-        seed: of the tile.
-        scale: multiplies the standard deviation of the linears, which is 0.02; norms stay near 1.
-        divide: see `RealDraft.config`.
-
-    Raises:
-        DraftQuantError: this draft cannot be divided so.
-        OutputError: the folder exists, or cannot be written.
     """
     config = REAL_DRAFTS[draft].config(divide)
     tensors = stored_tensors(REAL_DRAFTS[draft].shapes(config))

@@ -58,16 +58,7 @@ class TraceSize:
 
 
 def write_traces(draft: Path, out: Path, size: TraceSize) -> None:
-    """Write a trace folder that fits a draft of random weights: a chain with embedding and head.
-
-    Args:
-        draft: folder from `write_real_shape_draft`.
-        out: folder to create.
-        size: of the text.
-
-    Raises:
-        DraftQuantError: a folder is not as expected, or `out` exists.
-    """
+    """Write a trace folder that fits a draft of random weights: a chain with embedding and head."""
     stored = StoredDraft.read(Checkpoint.open(draft))
     geometry = stored.draft.geometry
     identity = TargetIdentity(

@@ -13,8 +13,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .corpus import standard_library
-from .draft_kinds import DFLASH, DFLASH2, DSPARK, EAGLE3_LLAMA, EAGLE3_MLA, MIMO_MTP, PEAGLE
-from .mtp_kinds import GLM4_MOE_MTP
+from .draft_kinds import (
+    DFLASH,
+    DFLASH2,
+    DSPARK,
+    EAGLE3_LLAMA,
+    EAGLE3_MLA,
+    GLM4_MOE_MTP,
+    MIMO_MTP,
+    PEAGLE,
+)
 from .optimisation import Schedule
 from .pair import Family, PairPlan, train_pair
 from .target import TargetSize
@@ -61,11 +69,7 @@ FAMILIES = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line.
-
-    Returns:
-        0 when the pair was written, 2 when the output exists already.
-    """
+    """Run the command line."""
     parser = argparse.ArgumentParser(
         prog="draftquant.scripts.dev.training", description="Train a target and its draft."
     )

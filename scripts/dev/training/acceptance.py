@@ -38,15 +38,8 @@ def replay(draft: Draft, traces: Traces, *, num_draft_tokens: int) -> Acceptance
     """Decode every trace speculatively and count what the target accepts.
 
     A chain's later steps matter only while its earlier tokens were right, that is, equal to the
-    recorded ones; so feeding the recorded tokens gives exactly the tokens of a live chain.
-
-    Args:
-        draft: the draft to score.
-        traces: greedy continuations of the target.
-        num_draft_tokens: tokens proposed per step, K.
-
-    Returns:
-        Pooled counts; steps too near the end of a trace to score in full are not counted.
+    recorded ones; so feeding the recorded tokens gives exactly the tokens of a live chain. Steps
+    too near the end of a trace to score in full are not counted.
     """
     proposals = draft.proposals(traces, num_draft_tokens)
     return counted(accepted_by_row(traces, proposals), num_draft_tokens=num_draft_tokens)
@@ -57,7 +50,6 @@ def counted(accepted: Tensor, *, num_draft_tokens: int) -> AcceptanceCounts:
 
     Args:
         accepted: [N, R] of `accepted_by_row`.
-        num_draft_tokens: tokens proposed per step, K.
     """
     num_steps = 0
     by_position = [0] * num_draft_tokens
@@ -75,7 +67,6 @@ def accepted_by_row(traces: Traces, proposals: Tensor) -> Tensor:
     """Draft tokens that the target would accept, if a step started at each row.
 
     Args:
-        traces: greedy continuations of the target.
         proposals: [N, R, K], what was drafted from each of `scored_rows`.
 
     Returns:
@@ -95,7 +86,6 @@ def repeated_ngram_share(continuations: Tensor, *, order: int = 8) -> float:
 
     Args:
         continuations: [N, num_new_tokens] int64, without the prompts.
-        order: tokens per n-gram.
 
     Returns:
         Pooled over all continuations, in [0, 1).

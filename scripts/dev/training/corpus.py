@@ -90,11 +90,7 @@ def train_tokenizer(texts: Sequence[str], vocab_size: int) -> PreTrainedTokenize
     """Train a byte-level BPE tokenizer.
 
     Args:
-        texts: training texts.
         vocab_size: number of tokens, the end-of-text token (id 0) and 256 bytes included.
-
-    Returns:
-        A tokenizer that `transformers.AutoTokenizer` can load once saved.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -135,9 +131,6 @@ def sample_windows(
 
     Args:
         stream: [num_tokens] int64.
-        count: number of windows.
-        length: tokens per window.
-        generator: the only source of randomness.
 
     Returns:
         [count, length] int64.
@@ -160,20 +153,6 @@ def held_out_prompts(
 
     A prompt starts at a line, re-encodes to its own token ids, and its text occurs in no training
     file (standard-library modules copy passages from each other).
-
-    Args:
-        files: the whole corpus.
-        split: "gate" or "calibration".
-        tokenizer: the target's tokenizer.
-        count: prompts wanted.
-        length: tokens per prompt.
-        seed: decides at which lines prompts start.
-
-    Returns:
-        `count` different prompts.
-
-    Raises:
-        ValueError: the split's files are too short for that many prompts.
     """
     training_text = "\n".join(file.text for file in files if file.split == "training")
     candidates = [

@@ -168,8 +168,6 @@ def predicted(per_token: Tensor, rows: range, depth: int) -> Tensor:
 
     Args:
         per_token: [N, T, ...], token ids for example.
-        rows: R evenly spaced rows.
-        depth: draft step, 0 is the first.
 
     Returns:
         [N, R, ...].
@@ -191,14 +189,6 @@ def distillation_loss(
 
     loss = sum_j decay^j * mean_t( -sum_v p_target(v | tokens <= t+1+j) log p_draft_j(v | row t) ),
     divided by sum_j decay^j.
-
-    Args:
-        draft: the draft in training.
-        traces: a batch of the target's own continuations.
-        rows: rows to train on.
-        target_head: maps final hidden states to the target's logits.
-        num_draft_tokens: depths of the training-time test.
-        decay: weight of each depth relative to the one before.
 
     Returns:
         Scalar float32.
@@ -232,19 +222,6 @@ def train_draft(
 
     A step trains on every row_stride-th row, the next step on the rows one further: where a row
     costs a draft much, as many rows of more sequences teach it more than neighbours would.
-
-    Args:
-        draft: freshly initialised draft.
-        traces: training traces.
-        target_head: the target's lm_head.
-        schedule: steps, batch size and learning rate.
-        num_draft_tokens: depths of the training-time test.
-        row_stride: distance of the rows of one step.
-        decay: weight of each depth relative to the one before.
-        seed: decides the order of the traces.
-
-    Returns:
-        Mean loss per report interval.
     """
     generator = torch.Generator().manual_seed(seed)
     num_traces = len(traces.token_ids)
@@ -269,16 +246,7 @@ def train_draft(
 
 
 def ship_draft(draft: Draft, config: Mapping[str, Any], folder: Path) -> Draft:
-    """Write a draft in BF16 and read it back, so that its figures are those of what ships.
-
-    Args:
-        draft: trained draft.
-        config: its config.json.
-        folder: created; holds config.json and model.safetensors.
-
-    Returns:
-        The shipped draft.
-    """
+    """Write a draft in BF16 and read it back, so that its figures are those of what ships."""
     folder.mkdir()
     published = {name: weight.to(torch.bfloat16) for name, weight in draft.published().items()}
     save_file(published, folder / "model.safetensors", metadata={"format": "pt"})

@@ -2,13 +2,34 @@
 
 from typing import Any
 
-from ....quantize.drafts.families import dflash, dflash2, dspark, eagle3_llama, eagle3_mla, mimo_mtp
+from ....quantize.drafts.families import (
+    dflash,
+    dflash2,
+    dspark,
+    eagle3_llama,
+    eagle3_mla,
+    glm4_moe_mtp,
+    mimo_mtp,
+)
 from .corpus import END_OF_TEXT_ID
 from .draft import DraftKind
 from .target import INITIALIZER_RANGE, TargetSize
 from .target_kinds import KV_LORA_RANK, QK_ROPE_HEAD_DIM
 
 _TOKENS = {"bos_token_id": END_OF_TEXT_ID, "eos_token_id": END_OF_TEXT_ID}
+
+
+def _usual(target: TargetSize, *, attention_bias: bool = False) -> dict[str, Any]:
+    """What configs of transformers have, in the order that they have it."""
+    return {
+        "rope_theta": target.rope_theta,
+        "rope_scaling": None,
+        "attention_bias": attention_bias,
+        "attention_dropout": 0.0,
+        "hidden_act": "silu",
+        "initializer_range": INITIALIZER_RANGE,
+        **_TOKENS,
+    }
 
 
 def _eagle3_llama(target: TargetSize) -> dict[str, Any]:
@@ -27,13 +48,7 @@ def _eagle3_llama(target: TargetSize) -> dict[str, Any]:
         "vocab_size": target.vocab_size,
         "draft_vocab_size": target.vocab_size,
         "max_position_embeddings": target.max_position_embeddings,
-        "rope_theta": target.rope_theta,
-        "rope_scaling": None,
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "hidden_act": "silu",
-        "initializer_range": INITIALIZER_RANGE,
-        **_TOKENS,
+        **_usual(target),
         "tie_word_embeddings": False,
         "use_cache": True,
         "torch_dtype": "bfloat16",
@@ -122,13 +137,7 @@ def _dflash(target: TargetSize) -> dict[str, Any]:
         "vocab_size": target.vocab_size,
         "max_position_embeddings": target.max_position_embeddings,
         "max_window_layers": num_layers,
-        "rope_theta": target.rope_theta,
-        "rope_scaling": None,
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "hidden_act": "silu",
-        "initializer_range": INITIALIZER_RANGE,
-        **_TOKENS,
+        **_usual(target),
         "sliding_window": None,
         "use_sliding_window": False,
         "tie_word_embeddings": False,
@@ -189,15 +198,45 @@ def _mimo_mtp(target: TargetSize) -> dict[str, Any]:
         "rms_norm_eps": target.rms_norm_eps,
         "vocab_size": target.vocab_size,
         "max_position_embeddings": target.max_position_embeddings,
-        "rope_theta": target.rope_theta,
-        "rope_scaling": None,
-        "attention_bias": True,
-        "attention_dropout": 0.0,
-        "hidden_act": "silu",
-        "initializer_range": INITIALIZER_RANGE,
-        **_TOKENS,
+        **_usual(target, attention_bias=True),
         "sliding_window": None,
         "use_sliding_window": False,
+        "tie_word_embeddings": False,
+        "use_cache": True,
+        "torch_dtype": "bfloat16",
+    }
+
+
+def _glm4_moe_mtp(target: TargetSize) -> dict[str, Any]:
+    """GLM's MTP layer in a folder of its own: a token sees two of eight experts and a shared one.
+
+    Sizes, norms and rotary base are the target's, whose config engines build the layer from.
+    """
+    return {
+        "architectures": ["Glm4MoeForCausalLM"],
+        "model_type": "glm4_moe",
+        "hidden_size": target.hidden_size,
+        "intermediate_size": target.intermediate_size,
+        "moe_intermediate_size": 128,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "n_shared_experts": 1,
+        "n_group": 1,
+        "topk_group": 1,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 1.0,
+        "first_k_dense_replace": 1,
+        "num_hidden_layers": target.num_hidden_layers,
+        "num_nextn_predict_layers": 1,
+        "num_attention_heads": target.num_attention_heads,
+        "num_key_value_heads": target.num_key_value_heads,
+        "head_dim": target.head_dim,
+        "partial_rotary_factor": 0.5,
+        "use_qk_norm": False,
+        "rms_norm_eps": target.rms_norm_eps,
+        "vocab_size": target.vocab_size,
+        "max_position_embeddings": target.max_position_embeddings,
+        **_usual(target),
         "tie_word_embeddings": False,
         "use_cache": True,
         "torch_dtype": "bfloat16",
@@ -214,11 +253,7 @@ def _peagle(target: TargetSize) -> dict[str, Any]:
     }
 
 
-PEAGLE = DraftKind(
-    family=eagle3_llama.FAMILY,
-    config=_peagle,
-    ships_tables=True,
-)
+PEAGLE = DraftKind(family=eagle3_llama.FAMILY, config=_peagle, ships_tables=True)
 EAGLE3_LLAMA = DraftKind(
     family=eagle3_llama.FAMILY,
     config=_eagle3_llama,
@@ -240,4 +275,14 @@ MIMO_MTP = DraftKind(
     config=_mimo_mtp,
     first_layer=_MIMO,
     outside={canonical: f"{_MIMO}{module}" for module, canonical in mimo_mtp.FAMILY.outer.items()},
+)
+_GLM = "model.layers.4."  # behind the four of the small target
+GLM4_MOE_MTP = DraftKind(
+    family=glm4_moe_mtp.FAMILY,
+    config=_glm4_moe_mtp,
+    first_layer=_GLM,
+    ships_tables=False,
+    outside={
+        canonical: f"{_GLM}{module}" for module, canonical in glm4_moe_mtp.FAMILY.outer.items()
+    },
 )

@@ -46,12 +46,6 @@ def minimise(
 
     Args:
         loss_of_step: draws a batch and returns its loss, a scalar float32 tensor.
-        parameters: what to train, where it requires gradients.
-        schedule: length and learning rate.
-        label: name of the model in the progress lines.
-
-    Returns:
-        Mean loss of each report interval, in order.
     """
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     optimizer = torch.optim.AdamW(

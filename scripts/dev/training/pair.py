@@ -6,9 +6,9 @@ This module orders the phases and writes the folder; each phase is a module besi
 import json
 import platform
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import tokenizers
@@ -29,7 +29,6 @@ from .corpus import (
 )
 from .draft import Draft, DraftKind, fresh_draft, ship_draft, train_draft
 from .optimisation import Schedule
-from .rounding import fp8_per_channel, int4_per_channel, rounded
 from .selection import SelectedPrompts, select_prompts
 from .target import (
     TargetKind,
@@ -128,21 +127,12 @@ def train_pair(
     seed: int,
     shipped_target: Path | None = None,
 ) -> Mapping[str, object]:
-    """Train a target and its draft and write the pair.
+    """Train a target and its draft and write the pair; returns what training.json holds.
+
+    One seed gives one pair on one machine.
 
     Args:
-        family: the draft's family.
-        plan: sizes and lengths.
-        files: the corpus, all splits.
-        out: folder to create; its parent exists or is created too.
-        seed: decides weights, windows and prompts; one seed gives one pair on one machine.
         shipped_target: the target/ of another pair of the same plan; None = train one.
-
-    Returns:
-        What training.json holds.
-
-    Raises:
-        FileExistsError: `out` exists already.
     """
     torch.set_num_threads(plan.num_threads)
     torch.use_deterministic_algorithms(True)
@@ -295,8 +285,8 @@ def _figures(draft: Draft, traces: Traces, plan: PairPlan) -> dict[str, object]:
     """Acceptance of the shipped draft, and of two roundings of it, on the gate prompts."""
     drafts = {
         "bf16": draft,
-        "int4_per_channel_absmax": rounded(draft, int4_per_channel),
-        "fp8_per_channel": rounded(draft, fp8_per_channel),
+        "int4_per_channel_absmax": _rounded(draft, _int4_per_channel),
+        "fp8_per_channel": _rounded(draft, _fp8_per_channel),
     }
     figures: dict[str, object] = {
         "num_prompts": len(traces.token_ids),
@@ -316,6 +306,32 @@ def _figures(draft: Draft, traces: Traces, plan: PairPlan) -> dict[str, object]:
             **asdict(counts),
         }
     return figures
+
+
+def _rounded(draft: Draft, round_trip: Callable[[Tensor], Tensor]) -> Draft:
+    """The draft with attention and MLP projections that went through `round_trip`."""
+    rounded = {name: round_trip(draft.weights[name]) for name in draft.quantized_weights()}
+    return replace(draft, weights={**draft.weights, **rounded})
+
+
+def _int4_per_channel(weight: Tensor) -> Tensor:
+    """INT4 absmax: scale[o] = max_i |w[o, i]| / 7.5, codes = clamp(round(w / scale), -8, 7).
+
+    Args:
+        weight: [out_features, in_features] float32.
+    """
+    scale = weight.abs().amax(dim=1, keepdim=True) / 7.5
+    return (weight / scale).round().clamp(-8, 7) * scale
+
+
+def _fp8_per_channel(weight: Tensor) -> Tensor:
+    """FP8 E4M3: scale[o] = max_i |w[o, i]| / 448.
+
+    Args:
+        weight: [out_features, in_features] float32.
+    """
+    scale = weight.abs().amax(dim=1, keepdim=True) / torch.finfo(torch.float8_e4m3fn).max
+    return (weight / scale).to(torch.float8_e4m3fn).float() * scale
 
 
 def _versions() -> dict[str, str]:

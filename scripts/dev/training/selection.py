@@ -44,17 +44,7 @@ def select_prompts(
     """Continue every candidate and keep the first `count` whose continuation does not loop.
 
     Args:
-        target: the shipped target.
-        candidates: held-out prompts of equal length.
-        count: prompts wanted.
-        num_new_tokens: greedy tokens after every prompt.
         max_repeated_8gram_share: limit per continuation, in [0, 1].
-
-    Returns:
-        The selected prompts, in the candidates' order.
-
-    Raises:
-        ValueError: too few candidates stay under the limit.
     """
     prompt_token_ids = torch.tensor([prompt.token_ids for prompt in candidates])
     token_ids = greedy_continuations(target, prompt_token_ids, num_new_tokens=num_new_tokens)

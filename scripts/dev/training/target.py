@@ -100,12 +100,7 @@ def train_target(
     """Train a target from scratch on windows of a token stream.
 
     Args:
-        kind: architecture of the model.
-        size: shape of the model.
         stream: [num_tokens] int64 training text.
-        schedule: steps, batch size and learning rate.
-        sequence_length: tokens per window.
-        seed: decides the initial weights and the windows.
 
     Returns:
         The float32 model and the mean loss per report interval.
@@ -175,10 +170,7 @@ def greedy_continuations(
     """Continue every prompt greedily.
 
     Args:
-        target: the shipped target.
         prompts: [N, prompt_length] int64.
-        num_new_tokens: tokens to add.
-        batch_size: sequences decoded together.
 
     Returns:
         [N, prompt_length + num_new_tokens] int64.
@@ -210,15 +202,9 @@ def record_traces(
     """Run the target over finished sequences and keep what a draft sees.
 
     Args:
-        target: the shipped target.
         token_ids: [N, T] int64.
-        prompt_length: tokens of the prompt in every sequence.
         aux_layer_ids: layers whose output is kept, ascending; 0 is the first decoder layer. None =
             the last hidden state, behind the final norm.
-        batch_size: sequences read together.
-
-    Returns:
-        Traces of the N sequences.
     """
     features: list[Tensor] = []
     final_hidden: list[Tensor] = []
