@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from draftquant.quantize.drafts import read_draft
@@ -17,7 +18,6 @@ from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.lints.catalogue import find_lints
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.recipes.errors import CheckpointError
-from engines.blocks import CASES, NUM_CONTEXT, OUT, draft, features
 from tiny import edit_json
 from tiny_dflash import OWN_KEYS, tiny_dflash
 from torch import Tensor
@@ -25,7 +25,16 @@ from torch.testing import assert_close
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-DRAFTED = json.loads(OUT.read_text(encoding="utf-8"))
+EXECUTED = Path(__file__).parents[1] / "experiments" / "engines" / "blocks.json"
+DRAFTED = json.loads(EXECUTED.read_text(encoding="utf-8"))
+"""What SGLang 0.5.23's own modules drafted behind each anchor, and the scores of its candidates."""
+NUM_CONTEXT = 9
+CASES: dict[str, dict[str, Any]] = {
+    "dflash2": {},
+    "dflash2-scaled": {
+        "output_multiplier": 0.5, "final_logit_softcapping": 3.0, "selector_top_k": 4,
+    },
+}  # fmt: skip
 
 
 def refused(folder: Path, what: str, fix: str = "") -> None:
@@ -132,6 +141,17 @@ def test_check_says_what_the_engines_own_loaders_did(engine: Any, tmp_path: Path
 
 
 # What is computed
+
+
+def draft(folder: Path, case: str) -> Path:
+    """The draft of a case, with an embedding and a head, which SGLang takes from the target."""
+    made = {"num_layers": 2, "embed": True, "head": True, "dtype": "F32"}
+    return tiny_dflash(folder, kind="dflash2", own=CASES[case] or None, **made)
+
+
+def features() -> Any:
+    """[NUM_CONTEXT, 3 * hidden], what the draft reads of the target."""
+    return np.random.default_rng(1).standard_normal((NUM_CONTEXT, 3 * 64), dtype=np.float32)
 
 
 def block(forward: BlockForward, token_ids: list[int]) -> Tensor:

@@ -45,29 +45,28 @@ def vllm_captures(speculative_config: Any) -> Captured:
 
     Their modules import kernels, which are not there: each function is compiled alone.
     """
-    second = _vllm_function(
+    second = function_of(
         "gpu/spec_decode/eagle/eagle3_utils.py", "get_eagle3_aux_layers_from_config"
     )
-    first = _vllm_function("gpu_model_runner.py", "_get_eagle3_aux_layers_from_config")
+    first = function_of("gpu_model_runner.py", "_get_eagle3_aux_layers_from_config")
     if speculative_config.method == "dspark":  # of V2 alone
         return {"V2": _listed(second(speculative_config))}
     runner = SimpleNamespace(speculative_config=speculative_config)
     return {"V2": _listed(second(speculative_config)), "V1": _listed(first(runner))}
 
 
-def _vllm_function(path: str, name: str) -> Callable[..., Any]:
-    """A function of a module below `vllm/v1/worker`."""
+def function_of(file: str, name: str, **known: Any) -> Callable[..., Any]:
+    """A function of a module of vLLM below `v1/worker`, without what imports kernels around it."""
     import vllm
 
-    source = Path(vllm.__file__).parent / "v1" / "worker" / path
+    source = Path(vllm.__file__).parent / "v1" / "worker" / file
     tree = ast.parse(source.read_text(encoding="utf-8"))
     (found,) = (
         node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == name
     )
     alone = ast.Module([ast.parse("from __future__ import annotations").body[0], found], [])
-    namespace: dict[str, Any] = {}
-    exec(compile(alone, source, "exec"), namespace)
-    function: Callable[..., Any] = namespace[name]
+    exec(compile(alone, source, "exec"), known)  # what the engine runs
+    function: Callable[..., Any] = known[name]
     return function
 
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import torch
 from asking import NUM_TARGET_LAYERS, TARGET_FOLDER, write_target
-from cut_heads import CUT_HEADS, CutHead, edit_folder, target_ids
+from cut_heads import CUT_HEADS, HEADS, MLA, CutHead, edit_folder, target_ids
 from data_free import LAYERS_ALONE
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
@@ -39,36 +39,20 @@ Kind = Literal["recipe", "format", "mixed", "beyond", "cut", "broken"]
 DTYPES = {"BF16": "bfloat16", "F16": "float16"}
 INDEX_FILE = "cases.json"
 
-VOCAB = 512
-_SHAPE: dict[str, Any] = {"hidden": 256, "intermediate": 512, "vocab": VOCAB}
-# 512 rows of q, 256 of k and of v: each shard of two is whole blocks of 128.
-_HEADS: dict[str, Any] = {"heads": 8, "kv_heads": 4, "head_dim": 64}
-# As in the published drafts, kv_a_proj_with_mqa alone is not whole blocks of 128: 192 rows for 576.
-_MLA: dict[str, Any] = {
-    "heads": 4,
-    "q_lora_rank": 256,
-    "kv_lora_rank": 128,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-}
 _SOURCES: dict[FamilyName, tuple[Callable[..., Path], dict[str, Any]]] = {
-    "eagle3-llama": (tiny_eagle3_llama, _SHAPE | _HEADS | {"pruned_vocabulary": True}),
-    "eagle3-mla": (tiny_eagle3_mla, _SHAPE | _MLA),
-    "dflash": (tiny_dflash, _SHAPE | _HEADS | {"num_layers": 2}),
-    "dflash2": (tiny_dflash, _SHAPE | _HEADS | {"num_layers": 2, "kind": "dflash2"}),
-    "dspark": (tiny_dspark, _SHAPE | _HEADS | {"num_layers": 2, "rank": 128}),
-    "language-model": (tiny_language_model, _SHAPE | _HEADS | {"num_layers": 2}),
+    "eagle3-llama": (tiny_eagle3_llama, {**HEADS, "pruned_vocabulary": True}),
+    "eagle3-mla": (tiny_eagle3_mla, MLA),
+    "dflash": (tiny_dflash, {**HEADS, "num_layers": 2}),
+    "dflash2": (tiny_dflash, {**HEADS, "num_layers": 2, "kind": "dflash2"}),
+    "dspark": (tiny_dspark, {**HEADS, "num_layers": 2, "rank": 128}),
+    "language-model": (tiny_language_model, {**HEADS, "num_layers": 2}),
 }
 FAMILIES = tuple(_SOURCES)
 BROKEN = read_rows(Path(__file__).resolve().parent / "broken.json")
 """What other tools and hands make, each wrong in one way; and their right neighbours."""
 READS: dict[FamilyName, tuple[int, ...]] = {
-    "eagle3-llama": (2, 4, 5),
-    "eagle3-mla": (2, 4, 5),
-    "dflash": (2, 4, 6),
-    "dflash2": (2, 4, 6),
-    "dspark": (2, 4, 6),
+    **dict.fromkeys(("eagle3-llama", "eagle3-mla"), (2, 4, 5)),
+    **dict.fromkeys(("dflash", "dflash2", "dspark"), (2, 4, 6)),
     "language-model": (),
 }
 """The target's layers whose inputs the drafts read; of EAGLE-3 the default for 8 layers."""

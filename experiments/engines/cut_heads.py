@@ -20,18 +20,15 @@ from tiny_mla import tiny_eagle3_mla
 from tiny_speculators import tiny_speculators_dflash, tiny_speculators_eagle3
 
 _HIDDEN, VOCAB, ROWS = 256, 512, 256
-_SHAPE: dict[str, Any] = {"hidden": _HIDDEN, "intermediate": 512, "vocab": VOCAB}
-_HEADS: dict[str, Any] = {**_SHAPE, "heads": 8, "kv_heads": 4, "head_dim": 64}
-_MLA: dict[str, Any] = {
-    **_SHAPE,
-    "heads": 4,
-    "q_lora_rank": 256,
-    "kv_lora_rank": 128,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-}
-_BLOCKS: dict[str, Any] = {**_HEADS, "num_layers": 2}
+SHAPE: dict[str, Any] = {"hidden": _HIDDEN, "intermediate": 512, "vocab": VOCAB}
+# 512 rows of q, 256 of k and of v: each shard of two is whole blocks of 128.
+HEADS: dict[str, Any] = {**SHAPE, "heads": 8, "kv_heads": 4, "head_dim": 64}
+# As in the published drafts, kv_a_proj_with_mqa alone is not whole blocks of 128: 192 rows for 576.
+MLA: dict[str, Any] = {
+    **SHAPE, "heads": 4, "q_lora_rank": 256, "kv_lora_rank": 128, "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64, "v_head_dim": 128,
+}  # fmt: skip
+_BLOCKS: dict[str, Any] = {**HEADS, "num_layers": 2}
 _BF16 = {"torch_dtype": "bfloat16"}
 _LAYERS_OF_BLOCKS, _LAYERS_OF_EAGLE3 = (2, 4, 6), (2, 4, 5)
 
@@ -97,7 +94,7 @@ class CutHead:
 
 
 def _eagle3(folder: Path, **changes: Any) -> Path:
-    return tiny_eagle3_llama(folder, **_HEADS, pruned_vocabulary=True, **changes)
+    return tiny_eagle3_llama(folder, **HEADS, pruned_vocabulary=True, **changes)
 
 
 def _peagle(folder: Path) -> Path:
@@ -113,7 +110,7 @@ def _qwen3(folder: Path) -> Path:
 
 
 def _mla(folder: Path) -> Path:
-    return tiny_eagle3_mla(folder, **_MLA, pruned_vocabulary=True)
+    return tiny_eagle3_mla(folder, **MLA, pruned_vocabulary=True)
 
 
 def _dflash(folder: Path, **changes: Any) -> Path:

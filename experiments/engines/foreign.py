@@ -24,7 +24,7 @@ from drafts import write_drafts  # noqa: E402
 from foreign_results import Answer, is_good_enough, table, write_results, write_sample  # noqa: E402
 
 IN_TOOLS, IN_OURS = (
-    ("llmcompressor", "oneshot", "autoawq"),
+    ("llmcompressor", "oneshot"),
     ("compressed_tensors", "modelopt", "quark"),
 )
 """Makers, by the environment that their tool is in."""

@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from folder_rows import row_of, write_rows
+from folder_rows import read_rows, row_of, write_rows
 
 MOST_UNKNOWN = 0.05
 """Of all answers."""
-SERVED = ("LOADS", "LOADS BUT WRONG")
 
 
 class Answer(NamedTuple):
@@ -82,6 +81,8 @@ MI355X.
 def write_sample(file: Path, drafts: Path, outcomes: Sequence[Mapping[str, Any]]) -> None:
     """One folder of each scheme of each tool, with as many kinds of answers as there are.
 
+    Those of tools that made none stay: AutoAWQ's, which nobody maintains.
+
     Args:
         drafts: where the folders lie.
         outcomes: of the loaders; those that could not tell are left out.
@@ -98,7 +99,12 @@ def write_sample(file: Path, drafts: Path, outcomes: Sequence[Mapping[str, Any]]
         max(found, key=lambda row: (len(row["answers"]), -len(row["tensors"])))
         for found in by_scheme.values()
     )
-    write_rows(file, list(best))
+    found = list(best)
+    tools = tuple(f"{row['draft'].rpartition('/')[2].partition('--')[0]}--" for row in found)
+    others = [
+        row for row in read_rows(file) if not row["draft"].rpartition("/")[2].startswith(tools)
+    ]
+    write_rows(file, [*others, *found])
 
 
 def write_results(out: Path, folders: int, answers: Sequence[Answer]) -> None:

@@ -20,27 +20,11 @@ CUDA_CAPABILITIES = {"sm80": (8, 0), "sm90": (9, 0), "sm100": (10, 0)}
 ROCM_CAPABILITIES = {"gfx942": (9, 4), "gfx950": (9, 5)}
 ARCHS = (*CUDA_CAPABILITIES, *ROCM_CAPABILITIES)
 # Packages of kernels: SGLang imports them on a GPU, and calls them when it serves.
-_KERNEL_PACKAGES = frozenset(
-    {
-        "IPython",
-        "aiter",
-        "cuda",
-        "cutlass",
-        "deep_ep",
-        "deep_gemm",
-        "flash_mla",
-        "flashinfer",
-        "humming",
-        "mooncake",
-        "nvshmem",
-        "sgl_deep_gemm",
-        "sgl_kernel",
-        "tilelang",
-        "torch_memory_saver",
-        "torchvision",
-        "triton",
-    }
-)
+_KERNEL_PACKAGES = frozenset({
+    "IPython", "aiter", "cuda", "cutlass", "deep_ep", "deep_gemm", "flash_mla", "flashinfer",
+    "humming", "mooncake", "nvshmem", "sgl_deep_gemm", "sgl_kernel", "tilelang",
+    "torch_memory_saver", "torchvision", "triton",
+})  # fmt: skip
 # Arithmetic of theirs that SGLang needs to choose a kernel.
 _ARITHMETIC = {"cutlass.cute.ceil_div": lambda a, b: -(-a // b)}
 # What kernels of linear attention, which Qwen3-Next imports, look up a module of torch by.

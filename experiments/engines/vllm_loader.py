@@ -3,7 +3,6 @@
 Usage: `VENV/bin/python vllm_loader.py --arch sm90 --target TARGET DRAFT...`.
 """
 
-import ast
 import json
 import os
 import re
@@ -23,13 +22,13 @@ os.environ.update(
 
 import torch
 import vllm_platform
-from captures import Captured, method_of, reads_layers, vllm_captures
+from captures import Captured, function_of, method_of, reads_layers, vllm_captures
 from loader import Engine, main
 from proposals import vllm_proposals
 from torch import nn
 from verdict import Steps, Subject, read_tensors
 
-_SHARING = "v1/worker/gpu/spec_decode/eagle/utils.py"
+_SHARING = "gpu/spec_decode/eagle/utils.py"
 _UNUSED = re.compile(r"[.]layers[.][1-9][0-9]*[.]hidden_norm[.]")
 """Layers after the first of `llama_eagle3.py` and `deepseek_eagle3.py` build and skip it."""
 
@@ -119,23 +118,9 @@ def _head_step(model: nn.Module, dtype: torch.dtype) -> Steps:
         return {}
     table = torch.empty(model.config.vocab_size, model.config.hidden_size, dtype=dtype)
     targets = SimpleNamespace(weight=table)
-    should_share = _function(_SHARING, "_should_share")
+    should_share = function_of(_SHARING, "_should_share", torch=torch, nn=nn)
     head = getattr(model, "lm_head", None)  # a borrowed one is not built
     return {"lm_head": partial(should_share, model, "has_own_lm_head", head, targets)}
-
-
-def _function(file: str, name: str) -> Callable[..., Any]:
-    """A function of vLLM's own source, of a module that needs Triton to be imported."""
-    import vllm
-
-    tree = ast.parse((Path(vllm.__file__).parent / file).read_text(encoding="utf-8"))
-    tree.body = [
-        node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name
-    ]
-    found: dict[str, Any] = {"torch": torch, "nn": nn}
-    exec(compile(tree, file, "exec"), found)  # what the engine runs
-    function: Callable[..., Any] = found[name]
-    return function
 
 
 def _config(draft: Path, target: Path) -> Any:

@@ -1,8 +1,9 @@
 """How fast the slow stages are on a device: GPTQ, a step of learning, replay, recording."""
 
 import functools
+import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -26,13 +27,37 @@ from draftquant.scripts.dev.real_shapes.generate import write_real_shape_draft
 from draftquant.scripts.dev.real_shapes.traces import TraceSize, write_traces
 from gpu.rows import Row, Run
 from gpu.same import synthetic_moments
-from gpu.timing import gemm_rate, seconds_of, synchronize
 from recorded import record_traces
 
 from benchmarks.replay import timed_replay
 
 DRAFT = "kimi-k2.5-eagle3"
 TABLE = "How fast"
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until everything that was queued is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def seconds_of(work: Callable[[], object], device: torch.device, *, repeats: int = 3) -> float:
+    """The median time of a call, by the host's clock, after one that is not counted."""
+    work()
+    found = []
+    for _ in range(repeats):
+        synchronize(device)
+        start = time.perf_counter()
+        work()
+        synchronize(device)
+        found.append(time.perf_counter() - start)
+    return statistics.median(found)
+
+
+def gemm_rate(device: torch.device, dtype: torch.dtype, size: int) -> float:
+    """Floating-point operations per second of a large product, as this machine does it now."""
+    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    return float(2 * size**3 / seconds_of(lambda: a @ b, device, repeats=5))
 
 
 def _row(what: str, figure: str, beside: str = "") -> Row:

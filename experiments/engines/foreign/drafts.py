@@ -50,7 +50,6 @@ def _dflash(hidden: int, intermediate: int, heads: int, kv_heads: int, **more: A
 
 
 _PRUNED = {"pruned_vocabulary": True}
-_QWEN3 = {"architectures": ["Eagle3Qwen3ForCausalLM"], "model_type": "qwen3"}
 _ANGELSLIM = {"architectures": ["Eagle3LlamaForCausalLM"]}
 DRAFTS: Mapping[str, Draft] = {
     "llama-384": _llama(384, 640, 6, 2, **_PRUNED),
