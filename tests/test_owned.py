@@ -14,7 +14,7 @@ from draftquant.quantize.verify import verify
 from draftquant.quantize.verify.rewritten import verify_dequantized
 from draftquant.recipes.errors import CheckpointError
 from draftquant.scripts.cli import main
-from tiny import read_tensors, tiny_eagle3_llama, write_tensors
+from tiny import edit_json, read_tensors, tiny_eagle3_llama, write_tensors
 from verify_cases import assert_only_fault, reseal
 
 
@@ -158,13 +158,12 @@ def test_an_edited_record_is_a_fault(name: str, made: Path, out: Path) -> None:
     assert resealed.ok == (key == "sha256")  # what can be computed again needs no seal
 
 
+@pytest.mark.parametrize("verb", ["dequantize", "transcode --layout quark"])
 def test_nothing_is_made_from_an_edited_record(
-    out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    verb: str, out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    content = json.loads((out / "draftquant.json").read_text(encoding="utf-8"))
-    content["argv"] = ["me"]
-    (out / "draftquant.json").write_text(json.dumps(content), encoding="utf-8")
-    assert main(["dequantize", str(out), "--out", str(tmp_path / "made")]) == 2
+    edit_json(out / "draftquant.json", argv=["me"])
+    assert main([*verb.split(), str(out), "--out", str(tmp_path / "made")]) == 2
     assert "draftquant.json: sha256: not that of the other keys" in capsys.readouterr().err
     assert not (tmp_path / "made").exists()
 

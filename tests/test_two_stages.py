@@ -17,9 +17,7 @@ from draftquant.quantize.numerics.number_formats import FP8
 from draftquant.quantize.numerics.quantized_weight import int4_words
 from draftquant.quantize.stored.decoded_numbers import E4M3
 from draftquant.quantize.stored.layouts.scheme import DeclaredScheme
-from draftquant.quantize.stored.online_rounding import InputRounding
 from draftquant.quantize.stored.stored_declaration import declared_scheme
-from draftquant.quantize.stored.stored_draft import StoredDraft
 from draftquant.quantize.verify import verify
 from draftquant.quantize.verify.scales import e4m3_rounded
 from draftquant.recipes import WeightFormat, load_recipe
@@ -189,20 +187,6 @@ def test_declared_stages(case: str, folder: Path) -> None:
     with pytest.raises(VerifyError) as caught:
         scheme_of(folder)
     assert message in str(caught.value)
-
-
-def test_one_scale_for_all_tokens_computed_when_served(folder: Path) -> None:
-    """The activations of AMD's own scheme."""
-    config, _ = specs(folder)
-    inputs = config["quantization_config"]["global_quant_config"]["input_tensors"]
-    inputs.update(qscheme="per_tensor", ch_axis=None)
-    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    assert scheme_of(folder).activations == "tensor-dynamic"
-    assert not StoredDraft.read(Checkpoint.open(folder)).rounds_alone
-    rounding = InputRounding({"q": "tensor-dynamic"}, {}, None)
-    x = torch.tensor([[[448.0, 17.0], [2.0**-11, -19.0]]])
-    assert rounding("q", x).tolist() == [[[448.0, 16.0], [0.0, -20.0]]]
-    assert rounding("fc", x) is x
 
 
 # Quark itself
