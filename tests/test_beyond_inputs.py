@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from draftquant.calibration.linear_inputs.plan_inputs import MomentsAlongTraces
-from draftquant.calibration.linear_inputs.static_scales import measure_absmax
+from draftquant.calibration.linear_inputs.static_scales import calibrated_scales, measure_absmax
 from draftquant.calibration.passes.draft_inputs import DraftRun, check_trace_fits, first_hidden
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.traces.trace_folder import TraceFolder
@@ -16,11 +16,13 @@ from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.making.quantize_draft import quantize_draft
 from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
-from draftquant.recipes.errors import TraceError
+from draftquant.quantize.verify import verify
+from draftquant.recipes.errors import CalibrationError, TraceError
 from draftquant.scripts.cli import main
 from heads import beyond
-from mixes import FP8
+from mixes import FP8, FP8_STATIC
 from recorded import record_traces
+from safetensors.torch import load_file
 from tied_pair import prompt_tokens, tied
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -103,3 +105,21 @@ def test_a_quantized_fc_reads_no_fused_features(
     command = ["gate", str(folder / "draft"), str(out), "--traces", str(folder / "fused")]
     assert main([*command, "--policy", "screening"]) == 2
     assert "its fc is quantized" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_static_recipe_stores_the_scales_of_both(folder: Path, tmp_path: Path) -> None:
+    recipe = beyond("static", FP8_STATIC, head=FP8_STATIC, fusion=FP8_STATIC, layout="modelopt")
+    draft = load_draft(folder / "draft")
+    plan = make_plan(recipe, read_draft(Checkpoint.open(folder / "draft")))
+    traces = TraceFolder.open(folder / "traces")
+    static = calibrated_scales(plan, DraftRun(draft, traces, K))
+    out = tmp_path / "out"
+    quantize_draft(plan, out, source=DraftSource(folder=folder / "draft"), measured=static)
+    tensors = load_file(out / "model.safetensors")
+    for module in ("fc", "lm_head"):
+        assert float(tensors[f"{module}.input_scale"]) == static.input_scales[module]
+    assert verify(out, folder / "draft").ok
+    fused = TraceFolder.open(folder / "fused")
+    with pytest.raises(CalibrationError, match="hold the outputs of this linear") as caught:
+        calibrated_scales(plan, DraftRun(draft, fused, K))
+    assert "record traces without --fused, or keep fc" in str(caught.value.fix)

@@ -8,6 +8,7 @@ import torch
 from draftquant.calibration.rounding.latents import (
     LatentOptimiser,
     LatentWeight,
+    learning_rate_share,
 )
 from draftquant.calibration.rounding.learned_state import (
     KeptRounding,
@@ -197,3 +198,15 @@ def test_learning_ends_with_its_steps_or_its_patience() -> None:
     assert is_over([*looks, seen(30, 2.7)], settings)
     assert not is_over([*looks, seen(30, 2.8)], settings)
     assert is_over([*looks, seen(30, 2.8), seen(50, 2.9)], settings)
+
+
+def test_the_learning_rate_rises_and_falls() -> None:
+    settings = LearningSettings(steps=100, warmup_steps=10)
+    shares = [learning_rate_share(step, settings) for step in range(100)]
+    assert shares[0] == pytest.approx(0.1)
+    assert max(shares) == shares[9]
+    assert shares[9] == pytest.approx(0.98, abs=0.01)
+    assert shares[50] == pytest.approx(0.5)
+    assert shares[9:] == sorted(shares[9:], reverse=True)
+    assert shares[-1] == 0.01
+    assert learning_rate_share(0, LearningSettings(steps=1, warmup_steps=0)) == 1.0

@@ -17,7 +17,7 @@ from draftquant.calibration.rounding.sequences import (
 )
 from draftquant.calibration.traces.manifest import TraceEntry
 from draftquant.calibration.traces.trace_folder import TraceFolder
-from test_trace_sets import plain, write
+from test_trace_sets import body, make_trace, plain, write
 
 K = 3
 
@@ -91,3 +91,13 @@ def test_prompts_run_together_where_rows_lie_on_one_grid_and_lengths_are_alike()
         [0], [1, 3], [2], [4, 6], [5]
     ]  # fmt: skip
     assert [len(batch) for batch in run_together(entries, grids, max_tokens=1)] == [1] * 7
+
+
+def test_copies_stay_together(tmp_path: Path) -> None:
+    prompts = [
+        t for i in range(6) for t in (make_trace(f"a{i}", body(i)), make_trace(f"b{i}", body(i)))
+    ]
+    found = split(write(tmp_path / "t", prompts))
+    assert {name[1:] for name in names(found.held_back)}.isdisjoint(
+        {name[1:] for name in names(found.learned)}
+    )

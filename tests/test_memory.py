@@ -183,3 +183,9 @@ def test_too_little_memory_ends_before_anything_is_loaded(
     monkeypatch.setattr(memory, "available_bytes", lambda _: 1000)
     assert main(["gate", str(PAIR / "draft"), str(int4), "--traces", str(traces.folder)]) == 2
     assert "replay needs 0." in capsys.readouterr().err
+
+
+def test_tables_that_a_draft_lacks_are_the_targets(tmp_path: Path) -> None:
+    found = estimate([PAIRS / "dflash" / "draft"], traces_of(tmp_path / "t"), num_draft_tokens=None)
+    assert found.tables == 2 * VOCAB * WIDTH * 2
+    assert "tables of the target 0.00 GB" in found.line()

@@ -175,3 +175,11 @@ def test_what_is_replayed_and_judged_says_so(
     assert report["drafts"]["baseline"]["quantization"] == "none"
     assert any('"draft_lm_head_quantization": "nvfp4"' in one for one in report["warnings"])
     assert main(["gate", draft, draft, *given[:2]]) == 2
+
+
+def test_groups_of_16(tmp_path: Path) -> None:
+    folder = tiny_eagle3_llama(tmp_path / "draft", hidden=72)
+    shared = own_tables(folder)
+    assert load_draft(folder, shared=shared, online_head="fp8").quantized
+    with pytest.raises(CheckpointError, match="groups of 16 inputs, and the head has 72"):
+        load_draft(folder, shared=shared, online_head="nvfp4")

@@ -404,3 +404,36 @@ def test_a_killed_worker_changes_no_verdict(
 def _without_argv(text: str) -> object:
     """A report but for the command that made it."""
     return json.loads(text) | {"argv": None}
+
+
+def test_a_gpu_for_each_task_where_the_device_is_one(
+    ray: FakeRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: "H100")
+    ray._nodes = [{"Alive": True, "Resources": {"CPU": 8.0, "GPU": 1.0}}]
+    with ray_tasks("auto", torch.device("cuda:1"), squares) as placed:
+        assert list(placed([2])) == [4]
+    assert ray.asked["num_gpus"] == 1
+
+
+def test_a_task_that_is_lost_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = use(monkeypatch, FakeRay())
+    ray._dies = type("WorkerCrashedError", (ray.exceptions.RayError,), {})()
+    with pytest.raises(ClusterError, match="a batch was lost 4 times: WorkerCrashedError"):
+        computed([1])
+
+
+@pytest.mark.parametrize(
+    ("without", "more", "says"),
+    [
+        ("--fixed-batches", "", "--ray: needs fixed batches"),
+        ("--fixed-batches", "--engine vllm", "--ray: divides what transformers records; vllm"),
+        ("", "--device-map auto", "--ray: gives each task one device"),
+    ],
+)
+def test_what_ray_does_not_divide(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], without: str, more: str, says: str
+) -> None:
+    words = [word for word in recording(tmp_path, "x", "--ray", "local") if word != without]
+    assert main([*words, *more.split()]) == 2
+    assert says in capsys.readouterr().err
