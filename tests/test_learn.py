@@ -1,6 +1,7 @@
 """Learned codes of tiny drafts of every family: they change, the loss falls, the best are kept."""
 
 import dataclasses
+import json
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import draftquant.calibration.rounding.learn as learning_module
 import pytest
 import torch
+from draftquant.calibration import quantizing
 from draftquant.calibration.linear_inputs.plan_inputs import measured_inputs, served_rounding
 from draftquant.calibration.passes.draft_inputs import DraftRun
 from draftquant.calibration.rounding.latents import Latent
@@ -38,6 +40,7 @@ from draftquant.quantize.planning.quantization_plan import NOTHING_MEASURED, Mea
 from draftquant.quantize.verify import verify
 from draftquant.recipes import Recipe, load_recipe
 from draftquant.recipes.errors import BackendError, CalibrationError
+from draftquant.scripts.cli import main
 from rounding_pairs import RoundingPair, learned_recipe, scale_tensors, shared_pair
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -399,3 +402,36 @@ def test_codes_of_another_draft_are_refused(llama: RoundingPair, tmp_path: Path)
 
     learn(llama, plan, tmp_path / "out", FIRST, use=use)
     assert not (tmp_path / "odd").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["int4-channel", "blackwell-nvfp4"])
+def test_the_command_quantizes_verifies_and_tells(
+    recipe: str,
+    llama: RoundingPair,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    few = LearningSettings(steps=4, sequences=2, validate_every=2)
+    monkeypatch.setattr(quantizing, "LearningSettings", lambda: few)
+    traces = ("--traces", str(llama.folder / "traces"))
+    command = ["quantize", str(llama.draft_folder), "--recipe", recipe, "--algorithm", "learned"]
+    assert main([*command, *traces, "--out", str(tmp_path / "a")]) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "step 2 of 4, loss 0.0" in said
+    assert "on 2 prompts held back" in said
+    assert "learned rounding from 12 prompts, of which about 20% are held back" in said
+    assert ("input scales from 12 traces" in said) is (recipe == "blackwell-nvfp4")
+    assert main([*command, *traces, "--out", str(tmp_path / "b")]) == 0
+    for file in (tmp_path / "a").iterdir():
+        assert file.read_bytes() == (tmp_path / "b" / file.name).read_bytes(), file.name
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+    report = verify(tmp_path / "a", llama.draft_folder)
+    assert report.ok, report.faults
+    record = json.loads((tmp_path / "a" / "draftquant.json").read_text(encoding="utf-8"))
+    assert record["recipe"]["algorithm"]["rounding"] == "learned"
+    assert record["recipe"]["algorithm"]["scale"] == "mse"
+    assert record["recipe"]["backend"] == "torch"
+    assert len(record["calibration_prompts"]) == 12  # those that were held back too
+    assert record["learned"]["steps"] == 4

@@ -127,26 +127,6 @@ def test_what_does_not_fit_is_refused(
     assert "available" not in unknown.line()
 
 
-def test_the_line_of_a_real_pair() -> None:
-    """Two drafts of 3.2 G parameters, INT4: 6.36 GB, and 2.70 GB of weights in float32 beside."""
-    found = MemoryEstimate(
-        device=CPU,
-        drafts=(
-            memory.DraftMemory(name="kimi", own=6_356_582_400, common=0),
-            memory.DraftMemory(name="int4", own=2_701_131_776, common=5_006_000_000),
-        ),
-        tables=0,
-        reading=268_435_456,
-        passes=870_000_000,
-        max_tokens=4096,
-        available=21_780_000_000,
-    )
-    assert found.line() == (
-        "memory on cpu: 9.93 GB at most of 21.78 GB available: weights kimi 6.36 GB,"
-        " int4 2.70 GB beside 5.01 GB of the first's; passes 0.87 GB"
-    )
-
-
 # ---- on the command line
 
 

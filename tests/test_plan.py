@@ -97,9 +97,6 @@ REFUSED: dict[str, tuple[tuple[Rule, ...], int, str]] = {
     "norm.weight (role norm, shape": (
         (QUANTIZE, OTHERS, NORM), 7, "quantize roles attention, mlp, fusion, head only"
     ),
-    "but the rules quantize only midlayer.": (
-        (QUANTIZE, OTHERS, keep("*.k_proj.weight")), 6, "all of them or none"
-    ),
     "expect: 6 quantized linears in each of 1 layer(s) make 6, but the rules quantize 7": (
         (QUANTIZE, OTHERS), 6, "correct the rules or 'expect'"
     ),
@@ -110,6 +107,12 @@ REFUSED: dict[str, tuple[tuple[Rule, ...], int, str]] = {
 def test_rules_that_do_not_fit_are_refused(what: str, draft: Draft) -> None:
     rules, count, fix = REFUSED[what]
     refused(recipe(*rules, count=count), draft, what, fix)
+
+
+def test_part_of_a_fused_linear(draft: Draft) -> None:
+    for kept in ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"):
+        chosen = recipe(QUANTIZE, OTHERS, keep(f"*.{kept}.weight"), count=6)
+        refused(chosen, draft, "but the rules quantize only midlayer.", "all of them or none")
 
 
 def test_what_is_optional_or_whole_may_be_kept(draft: Draft) -> None:

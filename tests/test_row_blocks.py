@@ -137,18 +137,6 @@ def awq(large: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return quantize_by_hand(large, tmp_path_factory.mktemp("large") / "awq", MADE["awq"])
 
 
-def test_transposed_codes_are_decoded_where_a_block_ends_within_a_word(
-    awq: Path, large: Path
-) -> None:
-    report = verify(awq, large, foreign=True)
-    assert report.faults == ()
-    found = {linear.module: linear.relative_l2_error for linear in report.linears}
-    for module, error in found.items():
-        weight, plain = read_tensors(large)[f"{module}.weight"], by_hand_values(large, module)
-        w = values_of(weight).astype(np.float64)
-        assert error == pytest.approx(np.linalg.norm(w - plain) / np.linalg.norm(w), rel=1e-5)
-
-
 def by_hand_values(source: Path, module: str) -> np.ndarray:
     """Code * scale of AWQ in float32, the product rounded once."""
     made = MADE["awq"]

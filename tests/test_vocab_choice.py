@@ -24,10 +24,9 @@ from draftquant.calibration.vocabulary_rows import (
     special_tokens,
 )
 from draftquant.quantize.files.hub import resolve_draft
-from draftquant.recipes.errors import CalibrationError, PlanError
+from draftquant.recipes.errors import CalibrationError
 from said_traces import VOCAB, write_said
 from tiny import edit_json, tiny_eagle3_llama
-from tiny_dflash import tiny_dflash
 
 
 @pytest.fixture(scope="module")
@@ -169,18 +168,6 @@ def test_traces_that_say_nothing(folder: Path, tmp_path: Path) -> None:
     only = traces.only([entry for entry in traces.manifest.prompts if entry.num_tokens == 10][-1:])
     with pytest.raises(CalibrationError, match="says nothing that a draft is to propose"):
         choosing_of(resolve_draft(str(folder / "draft")), only, target=None, counts=None)
-
-
-def test_a_family_whose_vocabulary_is_never_cut(tmp_path: Path) -> None:
-    write_said(tmp_path / "traces", prompts=2)
-    draft = tiny_dflash(tmp_path / "draft", kind="dflash2", num_layers=1)
-    with pytest.raises(PlanError, match="the vocabulary of dflash2 cannot be cut"):
-        choosing_of(
-            resolve_draft(str(draft)),
-            TraceFolder.open(tmp_path / "traces"),
-            target=None,
-            counts=None,
-        )
 
 
 def test_special_tokens_of_all_configs() -> None:
