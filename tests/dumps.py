@@ -24,16 +24,22 @@ from transformers import AutoModelForCausalLM
 
 @dataclass(frozen=True)
 class Text:
-    """One text: tokens [N], how many are the prompt, outputs of the layers and the last norm."""
+    """One text: tokens [N], how many are the prompt, outputs of the layers and the last norm.
+
+    `stop`: where the mask ends; None = with the text.
+    """
 
     token_ids: Tensor
     start: int
     layers: tuple[Tensor, ...]
     normed: Tensor
+    stop: int | None = None
 
     @property
     def mask(self) -> Tensor:
-        return (torch.arange(len(self.token_ids)) >= self.start).long()
+        mask = torch.zeros_like(self.token_ids)
+        mask[self.start : self.stop] = 1
+        return mask
 
     def aux(self, layers: Sequence[int]) -> Tensor:
         return torch.cat([self.layers[i] for i in layers], dim=-1)

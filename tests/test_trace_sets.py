@@ -69,7 +69,7 @@ def same(one: PromptTrace, other: PromptTrace) -> bool:
 
 
 def test_a_split_has_every_trace_once(tmp_path: Path) -> None:
-    others = [make_trace(f"b{i}", body(i + 30), "b") for i in range(6)]
+    others = [make_trace(f"zz{i}", body(i + 30), "b") for i in range(6)]
     traces = write(tmp_path / "t", plain(12) + others)
     report = split_traces(traces, tmp_path / "x", tmp_path / "y", count=7)  # 4.7 and 2.3
     assert report.by_category == {"a": (5, 7), "b": (2, 4)}
