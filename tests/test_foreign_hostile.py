@@ -66,17 +66,16 @@ CUT: dict[str, tuple[str, Change, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CUT)
-def test_a_request_that_was_cut_is_refused(name: str, tmp_path: Path) -> None:
-    kind, change, said = CUT[name]
-    source = {
-        "answers": lambda: ANSWERS,
-        "aiperf": lambda: aiperf(tmp_path / "a"),
-        "sglang": lambda: handmade.sglang(tmp_path / "s.log", "bf16"),
-    }[kind]()
-    place = tmp_path / "cut.jsonl" if kind == "answers" else source
-    with pytest.raises(MeasureError, match=said):
-        read_foreign(changed(source, place, change))
+def test_a_request_that_was_cut_is_refused(subtests: pytest.Subtests, tmp_path: Path) -> None:
+    sources = {
+        "answers": ANSWERS,
+        "aiperf": aiperf(tmp_path / "a"),
+        "sglang": handmade.sglang(tmp_path / "s.log", "bf16"),
+    }
+    for name, (kind, change, said) in CUT.items():
+        place = tmp_path / "cut.jsonl" if kind == "answers" else sources[kind]
+        with subtests.test(name), pytest.raises(MeasureError, match=said):
+            read_foreign(changed(sources[kind], place, change))
 
 
 def test_no_k_is_so_large_that_reading_takes_for_ever(tmp_path: Path) -> None:

