@@ -1,7 +1,7 @@
-"""What `check` says of folders that other tools made, beside what the engines did with them.
+"""What `check` says of folders of other tools, beside what the engines did with them.
 
-A sample of experiments/engines/FOREIGN.md: one folder of each scheme of each tool; and folders
-that were drawn by a seed (foreign_mix.json); headers only.
+Of experiments/engines/FOREIGN.md one folder of each scheme of each tool, folders that were drawn by
+a seed (foreign_mix.json), and kinds that are imitated by hand (kinds.json); headers only.
 """
 
 import copy
@@ -25,47 +25,48 @@ sys.path.append(str(ENGINES_FOLDER))  # its modules stand alone
 
 import folder_rows  # noqa: E402
 
-ROWS = folder_rows.read_rows()
 DRAWN = json.loads((ENGINES_FOLDER / "foreign_mix.json").read_text(encoding="utf-8"))
+TWO_WIDTHS = {"qwen2-head-dim", "qwen2-odd-heads"}
+"""Drafts that are none: the two engines read two widths of a head."""
+KINDS = folder_rows.read_rows(ENGINES_FOLDER / "kinds.json")
+SETS = {
+    "made by tools": (folder_rows.read_rows(), 0),
+    "drawn at random": (DRAWN["rows"], 53),
+    "imitated by hand": ([row for row in KINDS if row["draft"] not in TWO_WIDTHS], 18),
+}
+"""Rows, and of how many answers `check` says that it does not know: of none that a tool made."""
 
 
-@pytest.mark.parametrize("row", [*ROWS, *DRAWN["rows"]], ids=lambda row: row["draft"])
-def test_check_says_what_the_engines_did(row: dict[str, Any], tmp_path: Path) -> None:
-    """Of what no tool wrote it may say that it does not know."""
-    unsure = ("UNKNOWN",) if row in DRAWN["rows"] else ()
-    wrong = [
-        f"{asked}: {said.verdict} ({said.error}), not {verdict}"
-        for asked, verdict, said in folder_rows.predictions(row, tmp_path)
-        if said.verdict not in (verdict, *unsure)
-    ]
+@pytest.mark.parametrize("name", SETS)
+def test_check_says_what_the_engines_did(name: str, tmp_path: Path) -> None:
+    rows, unknown = SETS[name]
+    counts, wrong = Counter[str](), list[str]()
+    for asked, verdict, said in (a for row in rows for a in folder_rows.predictions(row, tmp_path)):
+        if said.verdict in (verdict, "UNKNOWN"):
+            counts["right" if said.verdict == verdict else "UNKNOWN"] += 1
+        else:
+            wrong.append(f"{asked}: {said.verdict} ({said.error}), not {verdict}")
     assert wrong == []
+    assert counts["UNKNOWN"] <= unknown
+    line = f"| {name} | {counts.total()} | {counts['right']} | {counts['UNKNOWN']} | 0 |"
+    assert line in (ENGINES_FOLDER / "FOREIGN.md").read_text(encoding="utf-8")
 
 
-def test_the_sample_has_every_tool_and_every_answer() -> None:
-    tools = {row["draft"].rpartition("/")[2].partition("--")[0] for row in ROWS}
-    assert tools == {
-        "autoawq",
-        "compressed-tensors",
-        "llm-compressor",
-        "modelopt",
-        "oneshot",
-        "quark",
-    }
-    answers = Counter({verdict for row in ROWS for verdict in row["answers"]})
-    assert answers.keys() == {"LOADS", "LOADS BUT WRONG", "REFUSED"}
-
-
-def test_the_drawn_folders_ask_both_engines_on_every_gpu() -> None:
-    asked = {
-        tuple(each.split()[:2])
-        for row in DRAWN["rows"]
-        for questions in row["answers"].values()
-        for each in questions
-    }
+def test_the_sets_ask_both_engines_on_every_gpu() -> None:
+    for rows, _ in SETS.values():
+        told = [
+            (verdict, asked.split()[0], asked.split()[1])
+            for row in rows
+            for verdict, questions in row["answers"].items()
+            for asked in questions
+        ]
+        assert {verdict for verdict, *_ in told} == {"LOADS", "LOADS BUT WRONG", "REFUSED"}
+        assert {engine for _, engine, _ in told} == {"vllm", "sglang"}
     gpus = ("sm80", "sm90", "sm100", "gfx942", "gfx950")
-    assert asked == set(itertools.product(("vllm", "sglang"), gpus))
-    verdicts = {verdict for row in DRAWN["rows"] for verdict in row["answers"]}
-    assert verdicts == {"LOADS", "LOADS BUT WRONG", "REFUSED"}
+    asked = [
+        each.split()[:2] for row in DRAWN["rows"] for q in row["answers"].values() for each in q
+    ]
+    assert set(map(tuple, asked)) == set(itertools.product(("vllm", "sglang"), gpus))
 
 
 JUNK: tuple[Any, ...] = (None, True, -1, 0, 1.5, "", "x", [], {}, [None], {"a": 1}, [{}, {}])
@@ -80,15 +81,27 @@ def places(value: Any) -> Iterator[tuple[Any, Any]]:
             yield from places(value[key])
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_a_declaration_of_any_shape_is_answered_or_refused(seed: int, tmp_path: Path) -> None:
-    random = Random(seed)
-    row = copy.deepcopy(random.choice([row for row in ROWS if len(row["answers"]) == 1]))
-    for _ in range(5):
-        declared = row["config"].get("quantization_config") or row["config"]
-        container, key = random.choice(list(places(declared)))
-        container[key] = copy.deepcopy(random.choice(JUNK))
-        with suppress(DraftQuantError):
-            said = [answer.verdict for *_, answer in folder_rows.predictions(row, tmp_path)]
-            assert said
-            assert set(said) <= set(typing.get_args(Verdict))
+def test_a_declaration_of_any_shape_is_answered_or_refused(tmp_path: Path) -> None:
+    small = [row for row in SETS["made by tools"][0] if len(row["answers"]) == 1]
+    for seed in range(10):
+        random = Random(seed)
+        row = copy.deepcopy(random.choice(small))
+        for _ in range(5):
+            declared = row["config"].get("quantization_config") or row["config"]
+            container, key = random.choice(list(places(declared)))
+            container[key] = copy.deepcopy(random.choice(JUNK))
+            with suppress(DraftQuantError):
+                said = [one.verdict for *_, one in folder_rows.predictions(row, tmp_path)]
+                assert said
+                assert set(said) <= set(typing.get_args(Verdict))
+
+
+@pytest.mark.parametrize("method", ["gguf", "bitsandbytes", "gptq"])
+def test_names_decide_nothing_under_a_method_that_is_not_read(method: str, tmp_path: Path) -> None:
+    row = next(row for row in KINDS if row["draft"] == "lm-gptq")
+    declared = {**row["config"]["quantization_config"], "quant_method": method, "sym": "maybe"}
+    answers = {"UNKNOWN": [f"{engine} sm90 1" for engine in ("vllm", "sglang")]}
+    row = {**row, "config": {**row["config"], "quantization_config": declared}, "answers": answers}
+    for _, _, said in folder_rows.predictions(row, tmp_path):
+        assert said.verdict == ("UNKNOWN" if method == "gptq" else "REFUSED")
+        assert "no module or parameter" not in (said.error or "")

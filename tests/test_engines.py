@@ -4,7 +4,6 @@ The truth is `engines/results.json`: loading executed with the engines' own clas
 """
 
 import json
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -16,16 +15,10 @@ import pytest
 from draftquant.quantize.engines.contract import ENGINE_NAMES, EngineCheck, EngineName, UnsureError
 from draftquant.quantize.engines.engine_check import check_draft
 from draftquant.quantize.engines.excludes import (
-    dotted_path,
     exact_or_regex,
-    star_on_parts,
-    substring_or_wildcard,
-    suffix_or_regex,
 )
 from draftquant.recipes.errors import CheckpointError
 from draftquant.scripts.cli import main
-from heads import LOADED
-from mixes import KEPT_DOWN, MIXES
 from reasons import own_text
 from tiny import read_tensors, tiny_eagle3_llama, write_tensors
 
@@ -48,14 +41,10 @@ from draftquant.recipes import Recipe  # noqa: E402
 from formats import FamilyName, all_formats, format_recipe  # noqa: E402
 from predictions import parameter_mismatches, predicted  # noqa: E402
 from results import (  # noqa: E402
-    JSON_FILE,
     Outcome,
-    _as_json,
     read_outcomes,
-    recorded_outcomes,
 )
 
-WITHOUT_ALIAS = ("broken--qkv-kept-without-alias", "broken--qkv-kept-quark-without-alias")
 OTHER_TEXT = {
     "broken--group-splits-shard",
     "broken--mla-quark-exclude-bare",
@@ -170,27 +159,6 @@ def test_linears_have_the_shapes_that_the_engines_built(
     assert len(served) > 400
 
 
-@pytest.mark.slow
-def test_a_parameter_of_another_shape_or_name_is_a_mismatch(
-    answers: list[tuple[Outcome, EngineCheck]],
-) -> None:
-    outcome, answer = next(
-        (outcome, answer)
-        for outcome, answer in answers
-        if outcome["draft"] == "broken--vocabulary-padded" and outcome["tp"] == 2
-    )
-    linears = dict(outcome["linears"])
-    head, other = linears.pop("lm_head"), {"weight": [96, 255]}
-    for changed, name in (
-        (linears, "lm_head.weight is [96, 256] in check, None in the engine"),
-        ({**linears, "lm_head": other}, "lm_head.weight is [96, 256] in check, [96, 255] in"),
-        ({**linears, "lm_head": {**head, "bias": [96]}}, "lm_head.bias is None in check, [96] in"),
-        ({**linears, "lm_head": head, "model.gate": other}, "model.gate.weight is None in check"),
-    ):
-        (found,) = parameter_mismatches({**outcome, "linears": changed}, answer)
-        assert name in found
-
-
 @pytest.mark.parametrize("name", ["broken--kv-head-in-each-shard", "broken--vocabulary-padded"])
 def test_shards_of_heads_have_the_shapes_that_engines_built(folders: Folders, name: str) -> None:
     """What a shard holds whole, and what it is filled up to: on every GPU, in 1 and 2 shards."""
@@ -240,107 +208,28 @@ def test_heads_that_do_not_reach_the_proposals(folders: Folders, name: str) -> N
     assert text in (answer.error or "")
 
 
-def test_heads_that_do_reach_them() -> None:
-    """The proposals of the engine were those of the stored rows, each under its target id."""
-    right = "those of its head"
-    reached = {
-        (one["engine"], one["draft"]) for one in read_outcomes() if one.get("proposals") == right
-    }
-    served = {name for engine, name in reached if engine == "vllm"}
-    families = ("eagle3-llama", "eagle3-qwen3", "eagle3-mla", "p-eagle", "dflash", "dspark")
-    layouts = [f"speculators-{kind}" for kind in (*families[:2], *families[3:])]
-    assert {f"cut--{name}" for name in (*families, *layouts)} <= served
-    assert {("sglang", f"cut--{name}") for name in ("eagle3-llama", "eagle3-mla")} <= reached
-
-
-def test_results_stay_small() -> None:
-    assert JSON_FILE.stat().st_size < 900_000
-
-
-def test_results_can_be_written_from_themselves() -> None:
-    """So `run.py --only` leaves what it does not ask about as it is."""
-    assert _as_json(list(recorded_outcomes())) == JSON_FILE.read_text(encoding="utf-8")
-
-
-def test_every_row_of_results_names_a_case_that_is_made(formats: list[Recipe]) -> None:
-    made = {f"broken--{row['draft']}" for row in BROKEN}
-    made |= {_cut_name(one) for one in CUT_HEADS}
-    made |= {f"{family}--{recipe.name}" for family in FAMILIES for recipe in formats}
-    made |= {f"{family}--{name}" for family in FAMILIES for name in (*MIXES, KEPT_DOWN.name)}
-    made |= {f"{family}--{name}" for family in FAMILIES for name in LOADED}
-    made |= {f"dflash--{name}-said" for name in LOADED}
-    recipes = {path.stem for path in Path(__file__).parents[1].glob("recipes/*.yaml")}
-    made |= {f"{family}--{name}" for family in FAMILIES for name in (*recipes, "unquantized")}
-    assert {outcome["draft"] for outcome in read_outcomes()} <= made
-
-
 @pytest.mark.parametrize(
-    ("name", "small"),
+    ("name", "asked", "verdict", "text"),
     [
-        ("fp8-block-split-inputs", "input_size_per_partition = 192"),
-        ("ct-fp8-block-split-rows", "output_partition_size = 192"),
+        ("fp8-block-split-inputs", "vllm sm90 1", "LOADS", ""),
+        ("fp8-block-split-inputs", "vllm sm90 2", "REFUSED", "input_size_per_partition = 192"),
+        ("ct-fp8-block-split-rows", "sglang sm90 2", "REFUSED", "output_partition_size = 192"),
+        ("qkv-kept-without-alias", "vllm sm90 1", "LOADS BUT WRONG", "from BF16 to F8_E4M3"),
+        ("qkv-kept-quark-without-alias", "sglang gfx942 1", "LOADS BUT WRONG", "BF16 to F8_E4M3"),
     ],
 )
-def test_blocks_are_not_split_by_shards(folders: Folders, name: str, small: str) -> None:
-    folder, layers = folders / f"broken--{name}", NUM_TARGET_LAYERS
-    for engine in ("vllm", "sglang"):
-        one = check_draft(folder, engine=engine, tp=1, target_layers=layers)
-        two = check_draft(folder, engine=engine, tp=2, target_layers=layers)
-        assert one.verdict == "LOADS"
-        assert two.verdict == "REFUSED"
-        assert small in (two.error or "")
-
-
-@pytest.mark.parametrize("name", WITHOUT_ALIAS)
-def test_fused_parts_without_their_alias_are_cast(folders: Folders, name: str) -> None:
-    for engine, arch in (("vllm", "sm90"), ("sglang", "gfx942")):
-        answer = check_draft(folders / name, engine=engine, arch=arch)
-        assert answer.verdict == "LOADS BUT WRONG"
-        assert "q_proj.weight from BF16 to F8_E4M3" in (answer.error or "")
-
-
-def test_transposed_scales_are_not_taken(folders: Folders, tmp_path: Path) -> None:
-    """As Quark 0.13 stores INT4 groups from file to file: vLLM 0.33 refuses them on copying."""
-    folder = tmp_path / "draft"
-    shutil.copytree(folders / f"{FORMATS_OF}--quark-int4-group128-weights-only", folder)
-    tensors = read_tensors(folder)
-    scale = tensors[f"{DOWN_PROJ}.weight_scale"]
-    tensors[f"{DOWN_PROJ}.weight_scale"] = scale._replace(shape=scale.shape[::-1])
-    assert check_draft(folder, engine="vllm", arch="sm90").verdict == "LOADS"
-    write_tensors(folder, tensors)
-    answer = check_draft(folder, engine="vllm", arch="sm90")
-    assert answer.verdict == "REFUSED"
-    assert "weight_scale is [256, 4], its parameter [4, 256]" in (answer.error or "")
-
-
-@pytest.mark.parametrize("engine", ["vllm", "sglang"])
-def test_parameters_have_the_shapes_that_the_engines_built(folders: Folders, engine: str) -> None:
-    """As both built them in two shards; the head of 100 rows is filled up to 128."""
-
-    def built(name: str, module: str) -> list[tuple[str, tuple[int, ...]]]:
-        answer = check_draft(folders / name, engine=engine, arch="sm90", tp=2)
-        (layer,) = (layer for layer in answer.layers if layer.module.endswith(module))
-        return [(parameter.name, parameter.shape) for parameter in layer.parameters]
-
-    qkv_a = "fused_qkv_a_proj" if engine == "vllm" else "fused_qkv_a_proj_with_mqa"
-    ptpc = f"{FORMATS_OF}--compressed-tensors-fp8-channel-fp8-token"
-    assert built(ptpc, qkv_a) == [("weight", (448, 512)), ("weight_scale", (448, 1))]
-    assert built(ptpc, "q_b_proj") == [("weight", (384, 256)), ("weight_scale", (384, 1))]
-    assert built(ptpc, "o_proj") == [("weight", (256, 256)), ("weight_scale", (256, 1))]
-    assert built(ptpc, "kv_b_proj") == [("weight", (512, 128))]
-    blocks = f"{FORMATS_OF}--fp8-fp8-block-fp8-group"
-    assert built(blocks, "gate_up_proj") == [("weight", (512, 256)), ("weight_scale_inv", (4, 2))]
-    awq = f"{FORMATS_OF}--awq-int4-group128-float16-weights-only"
-    assert built(awq, "gate_up_proj") == [
-        ("qweight", (256, 64)), ("qzeros", (2, 64)), ("scales", (2, 512)),
-    ]  # fmt: skip
-
-
-def test_the_head_is_filled_up_to_whole_pieces(tmp_path: Path) -> None:
-    draft = tiny_eagle3_llama(tmp_path / "d", vocab=200, pruned_vocabulary=True)
-    for tp, rows in ((1, 128), (2, 64)):
-        head = check_draft(draft, engine="vllm", arch="sm90", tp=tp).layers[-1]
-        assert (head.module, head.parameters[0].shape[0]) == ("lm_head", rows)
+def test_broken_folders(name: str, asked: str, verdict: str, text: str, folders: Folders) -> None:
+    """Everyday, of those that are slow above."""
+    engine, arch, tp = asked.split()
+    answer = check_draft(
+        folders / f"broken--{name}",
+        engine=engine,  # type: ignore[arg-type]
+        arch=arch,
+        tp=int(tp),
+        target_layers=NUM_TARGET_LAYERS,
+    )
+    assert answer.verdict == verdict
+    assert text in (answer.error or "")
 
 
 def test_layers_without_a_known_number_are_named_so(folders: Folders) -> None:
@@ -370,50 +259,9 @@ def test_layers_name_what_fills_them(folders: Folders) -> None:
     assert not layers["model.fc"].quantized
 
 
-@pytest.mark.parametrize(
-    ("rule", "pattern", "name", "expected"),
-    [
-        (exact_or_regex, "model.fc", "model.fc", True),
-        (exact_or_regex, "fc", "model.fc", False),
-        (exact_or_regex, "*fc*", "model.fc", False),
-        (exact_or_regex, "re:.*fc$", "model.fc", True),
-        (exact_or_regex, "re:fc", "model.fc", False),
-        (suffix_or_regex, "fc", "model.fc", True),
-        (suffix_or_regex, "c", "model.fc", False),
-        (substring_or_wildcard, "fc", "model.fc", True),
-        (substring_or_wildcard, "*fc*", "model.fc", True),
-        (substring_or_wildcard, "re:.*fc$", "model.fc", False),
-        (dotted_path, "fc", "model.fc", True),
-        (dotted_path, "mlp.gate", "model.mlp.gate_up_proj", False),
-        (star_on_parts, "o_*", "model.self_attn.o_proj", True),
-        (star_on_parts, "re:.*fc$", "model.fc", False),
-    ],
-)
-def test_exclude_rules(rule: Any, pattern: str, name: str, expected: bool) -> None:
-    assert rule(pattern, name) is expected
-
-
 def test_a_broken_regular_expression_is_unsure() -> None:
     with pytest.raises(UnsureError, match="no regular expression"):
         exact_or_regex("re:(", "model.fc")
-
-
-@pytest.mark.parametrize("engine", ["vllm", "sglang"])
-def test_launch_of_an_unquantized_draft(tmp_path: Path, engine: str) -> None:
-    answer = check_draft(tiny_eagle3_llama(tmp_path / "d", pruned_vocabulary=True), engine=engine)
-    assert answer.verdict == "LOADS"
-    flag = "--speculative-draft-model-quantization unquant"
-    assert (flag in (answer.launch or "")) == (engine == "sglang")
-    assert str(tmp_path / "d") in (answer.launch or "")
-
-
-def test_launch_keeps_sglang_from_giving_a_quantized_draft_the_method_of_the_target(
-    folders: Folders,
-) -> None:
-    quantized = folders / f"{FORMATS_OF}--compressed-tensors-fp8-channel-fp8-token"
-    answer = check_draft(quantized, engine="sglang", arch="sm90")
-    assert answer.verdict == "LOADS"
-    assert "--speculative-draft-model-quantization unquant" in (answer.launch or "")
 
 
 @pytest.mark.parametrize(
@@ -427,8 +275,7 @@ def test_what_was_not_executed_is_unknown(tmp_path: Path, asked: dict[str, Any],
     assert why in " ".join(finding.text for finding in answer.findings)
 
 
-@pytest.mark.parametrize("tp", [3, 8, 16])
-@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@pytest.mark.parametrize(("engine", "tp"), [("vllm", 3), ("sglang", 8)])
 def test_heads_that_the_shards_cannot_share_are_refused(
     engine: EngineName, tp: int, tmp_path: Path
 ) -> None:
@@ -440,21 +287,6 @@ def test_heads_that_the_shards_cannot_share_are_refused(
     assert "divides 4" in (answer.remedy or "")
 
 
-@pytest.mark.parametrize("engine", ["vllm", "sglang"])
-def test_a_pruned_head_without_its_map_is_served_wrongly(
-    engine: EngineName, tmp_path: Path
-) -> None:
-    """SGLang loads it without a word: tokens of the head are then taken for the target's."""
-    draft = tiny_eagle3_llama(tmp_path / "d", pruned_vocabulary=True)
-    tensors = read_tensors(draft)
-    write_tensors(
-        draft, {n: t for n, t in tensors.items() if n not in ("d2t", "t2d")}, sharded=False
-    )
-    answer = check_draft(draft, engine=engine, arch="sm90")
-    assert answer.verdict == "LOADS BUT WRONG"
-    assert "d2t" in (answer.error or "")
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -463,18 +295,17 @@ def test_a_pruned_head_without_its_map_is_served_wrongly(
         {"quant_method": "fp8", "activation_scheme": 7},
     ],
 )
-@pytest.mark.parametrize("engine", sorted(ENGINE_NAMES))
 def test_declarations_that_are_not_understood_are_unknown(
-    tmp_path: Path, change: dict[str, Any], engine: str
+    tmp_path: Path, change: dict[str, Any]
 ) -> None:
     draft = tiny_eagle3_llama(
         tmp_path / "d", pruned_vocabulary=True, config={"quantization_config": change}
     )
-    answer = check_draft(draft, engine=engine, arch="sm90")
-    assert answer.verdict == "UNKNOWN"
+    verdicts = {check_draft(draft, engine=each, arch="sm90").verdict for each in ENGINE_NAMES}
+    assert verdicts == {"UNKNOWN"}
 
 
-@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@pytest.mark.parametrize("engine", ["vllm"])
 def test_a_scheme_in_no_table_is_unknown(workshop: Workshop, engine: str) -> None:
     recipe = format_recipe("compressed-tensors", "fp8-channel", "fp8-token")
     folder = workshop.quantize(workshop.source("eagle3-llama"), recipe, f"renamed-{engine}")
@@ -521,7 +352,7 @@ def test_a_layer_number_of_the_target_is_unknown(workshop: Workshop) -> None:
     assert check_draft(folder, engine="sglang", arch="sm90", target_layers=61).verdict == "LOADS"
 
 
-@pytest.mark.parametrize("layers", [0, -1, True, 61.0])
+@pytest.mark.parametrize("layers", [0, True])
 def test_target_layers_is_a_number_of_layers(tmp_path: Path, layers: int) -> None:
     draft = tiny_eagle3_llama(tmp_path / "d", pruned_vocabulary=True)
     with pytest.raises(CheckpointError, match="expected a whole number of at least 1") as caught:
@@ -544,29 +375,10 @@ def test_target_layers_agrees_with_config(tmp_path: Path) -> None:
 NO_INPUTS = "TypeError: 'NoneType' object is not subscriptable"
 READ_IN_TENSORRT_LLM = {
     ("compressed-tensors", "int4-group128", "weights-only"): ("REFUSED", NO_INPUTS),
-    ("compressed-tensors", "int4-group128", "fp8-token"): (
-        "REFUSED",
-        "ValueError: Unsupported quant_bits: 4. Supported: 8 (FP8) or 4 (NVFP4).",
-    ),
-    ("compressed-tensors", "fp8-tensor", "fp8-static"): (
-        "REFUSED",
-        "ValueError: Unsupported weights_quant_strategy: tensor."
-        " Supported strategies: 'channel', 'block'.",
-    ),
-    ("compressed-tensors", "fp8-channel", "fp8-static"): (
-        "REFUSED",
-        "ValueError: Unsupported inputs_quant_strategy: tensor.",
-    ),
-    ("compressed-tensors", "fp8-channel", "fp8-token"): ("UNKNOWN", "FP8_PER_CHANNEL_PER_TOKEN"),
-    ("modelopt", "fp8-tensor", "fp8-static"): ("UNKNOWN", "reads this declaration as FP8,"),
+    ("compressed-tensors", "fp8-channel", "fp8-static"): ("REFUSED", "inputs_quant_strategy: tens"),
     ("modelopt", "nvfp4", "nvfp4"): ("UNKNOWN", "reads this declaration as NVFP4,"),
     ("quark", "fp8-channel", "fp8-token"): ("LOADS BUT WRONG", "plain numbers without"),
-    ("fp8", "fp8-tensor", "fp8-token"): ("LOADS BUT WRONG", "plain numbers without"),
-    ("fp8", "fp8-tensor", "fp8-static"): ("UNKNOWN", "FP8_BLOCK_SCALES"),
-    ("quark", "int4-group128", "weights-only"): (
-        "UNKNOWN",
-        "quant_method quark in this form was not read",
-    ),
+    ("quark", "int4-group128", "weights-only"): ("UNKNOWN", "quark in this form was not read"),
 }
 
 
@@ -589,7 +401,7 @@ def test_what_was_read_of_tensorrt_llm(
     assert "trtllm-serve TARGET --tp_size 1 --config draft.yaml" in (answer.launch or "")
 
 
-@pytest.mark.parametrize("family", ["eagle3-mla", "dflash"])
+@pytest.mark.parametrize("family", ["dflash"])
 def test_loading_of_other_families_was_not_read(workshop: Workshop, family: FamilyName) -> None:
     recipe = format_recipe("quark", "fp8-channel", "fp8-token")
     folder = workshop.quantize(workshop.source(family), recipe, f"trt-{family}")
@@ -662,14 +474,6 @@ def test_the_command(
     out = capsys.readouterr().out
     for part in parts:
         assert part in out
-
-
-def test_the_command_in_json(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = str(folders / "broken--quark-exclude-bare")
-    assert main(["check", folder, "--engine", "vllm", "--json"]) == 1
-    answer = json.loads(capsys.readouterr().out)
-    assert answer["verdict"] == "LOADS BUT WRONG"
-    assert answer["findings"][0]["remedy"] == answer["remedy"]
 
 
 def test_check_imports_no_torch(folders: Folders) -> None:

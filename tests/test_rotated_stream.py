@@ -6,12 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from asked_pairs import check_pair
 from draftquant import api as dq
 from draftquant.quantize.pairing.inherited import rotated_by
 from draftquant.recipes.errors import DraftQuantWarning
-from safetensors.torch import load_file, save_file
 
 PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"
 R1 = {
@@ -77,59 +75,6 @@ def test_check_says_that_acceptance_falls(tmp_path: Path) -> None:
     assert "transform R1 of its transform_config" in found.text
     assert "acceptance falls to almost nothing" in found.text
     assert "the target that it was trained on" in found.remedy
-
-
-def rotate(source: Path, folder: Path) -> None:
-    """The target with norms folded into what follows them, and a random rotation of its stream."""
-    shutil.copytree(source, folder)
-    weights = {k: v.double() for k, v in load_file(source / "model.safetensors").items()}
-    width = weights["model.norm.weight"].numel()
-    random = torch.randn(width, width, generator=torch.Generator().manual_seed(0)).double()
-    rotation, _ = torch.linalg.qr(random)
-    reads = {
-        "input_layernorm": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-        "post_attention_layernorm": ("mlp.gate_proj", "mlp.up_proj"),
-    }
-    norms = [name for name in weights if name.endswith("norm.weight")]
-    for name in norms:
-        layer, _, norm = name.removesuffix(".weight").rpartition(".")
-        read = [f"{layer}.{each}" for each in reads.get(norm, ())] or ["lm_head"]
-        for linear in read:
-            scaled = weights[f"{linear}.weight"] * weights[name]
-            weights[f"{linear}.weight"] = scaled @ rotation
-        weights[name] = torch.ones_like(weights[name])
-    for name, weight in weights.items():
-        if name.endswith(("o_proj.weight", "down_proj.weight")):
-            weights[name] = rotation.T @ weight
-        elif name == "model.embed_tokens.weight":
-            weights[name] = weight @ rotation
-    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
-    (folder / "config.json").write_text(json.dumps({**config, "dtype": "float32"}))
-    single = {name: weight.float().contiguous() for name, weight in weights.items()}
-    save_file(single, folder / "model.safetensors", metadata={"format": "pt"})
-
-
-@pytest.mark.slow
-def test_the_same_target_rotated_accepts_almost_nothing(tmp_path: Path) -> None:
-    rotate(PAIR / "target", tmp_path / "rotated")
-    lengths, answers = {}, {}
-    for name, target in (("plain", PAIR / "target"), ("rotated", tmp_path / "rotated")):
-        out = tmp_path / f"traces-{name}"
-        traces = dq.record(
-            target,
-            PAIR / "prompts.jsonl",
-            out,
-            draft=PAIR / "draft",
-            num_prompts=6,
-            max_new_tokens=48,
-            dtype="float32",
-        )
-        answers[name] = [list(trace.token_ids) for trace in traces]
-        lengths[name] = dq.replay([PAIR / "draft"], out)[0].counts.mean_acceptance_length
-    same = sum(a == b for a, b in zip(*answers.values(), strict=True))
-    assert same >= 5  # the target says what it said
-    assert lengths["plain"] > 2
-    assert lengths["rotated"] < 1 + 0.2 * (lengths["plain"] - 1)
 
 
 def test_record_warns_of_a_rotated_target(tmp_path: Path) -> None:
