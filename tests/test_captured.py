@@ -83,13 +83,6 @@ def test_ids_are_a_set_to_engines() -> None:
     assert misread_layers(second, [0, 1, 3], 8) is not None
 
 
-def test_the_default_of_another_target_is_wrong() -> None:
-    (second, _) = vllm_captures(config(nested=DEFAULT))
-    said = misread_layers(second, DEFAULT, 12)
-    assert said is not None
-    assert "layers [2, 6, 9], its default" in said
-
-
 def test_ids_that_are_no_targets_default_are_wrong_whatever_the_target() -> None:
     (second, _) = vllm_captures(config(nested=OTHER))
     said = misread_layers(second, OTHER, None)
@@ -115,14 +108,6 @@ def test_check_says_which_runner_reads_what(tmp_path: Path) -> None:
     assert inputs(both.captures) == [(1, 2, 3), (1, 2, 3)]
 
 
-def test_a_default_loads_with_a_note_on_the_other_runner(tmp_path: Path) -> None:
-    answer = check_draft(
-        draft(tmp_path / "a", DEFAULT), engine="vllm", arch="sm90", target_layers=8
-    )
-    assert answer.verdict == "LOADS"
-    assert len(answer.notes) == 1
-
-
 def test_ids_at_the_top_only_are_not_read_by_sglang(tmp_path: Path) -> None:
     folder = tiny_eagle3_llama(tmp_path / "a", config={"eagle_config": {}, KEY: [1, 2, 3]})
     assert check_draft(folder, engine="vllm", arch="sm90").verdict == "LOADS"
@@ -138,6 +123,7 @@ def test_a_dflash_draft_is_captured_as_it_says(tmp_path: Path) -> None:
     answer = check_draft(folder, engine="vllm", arch="sm90")
     assert answer.verdict == "LOADS"
     assert "V1 model runner" in answer.notes[0]
+    assert answer.notes[0].endswith("of a block draft stand in dflash_config.target_layer_ids")
 
 
 def test_what_is_to_be_written_is_read_in_both_places(tmp_path: Path) -> None:
@@ -153,13 +139,6 @@ def test_what_is_to_be_written_is_read_in_both_places(tmp_path: Path) -> None:
         assert (corrected.verdict, corrected.notes) == ("LOADS", ())
 
 
-def test_a_dflash_draft_says_its_layers_in_one_place(tmp_path: Path) -> None:
-    folder = tiny_dflash(tmp_path / "a")
-    edit_json(folder / "config.json", eagle_config={"use_aux_hidden_state": True})
-    answer = check_draft(folder, engine="vllm", arch="sm90")
-    assert answer.notes[0].endswith("of a block draft stand in dflash_config.target_layer_ids")
-
-
 def test_no_layers_are_the_default_ones(tmp_path: Path) -> None:
     answer = check_draft(draft(tmp_path / "a", []), engine="sglang", arch="sm90")
     assert answer.error == "SGLang captures no layer for an empty list, and fails when it serves"
@@ -168,7 +147,7 @@ def test_no_layers_are_the_default_ones(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("count", ["3", 3.0, -1, 10**12])
+@pytest.mark.parametrize("count", ["3", 10**12])
 def test_a_number_of_layers_that_is_none_is_refused(count: Any, tmp_path: Path) -> None:
     own = {"num_aux_hidden_states": count, "fc_norm": True}
     folder = tiny_eagle3_llama(tmp_path / "a", config=own)

@@ -74,9 +74,7 @@ def written(folder: Path, config: Mapping[str, object]) -> Path:
 KINDS: Mapping[str, tuple[Build, str]] = {
     "gates": (made(tiny_dflash, "layers.0.self_attn.g_proj.weight"), "dflash with gates"),
     "DFlash with experts": (made(tiny_dflash, f"layers.0.{EXPERT}"), "dflash with a mixture"),
-    "DSpark with experts": (made(tiny_dspark, f"layers.0.{EXPERT}"), "dspark with a mixture"),
     "MLX": (by_mlx(tiny_dflash, quantization=MLX, quantization_config=MLX), "MLX"),
-    "experts": (made(tiny_eagle3_llama, f"midlayer.{EXPERT}"), "eagle3-llama with a mixture"),
     "MLA": (made(tiny_dflash, LATENT, name="DeepseekDFlashDraftModel"), "DFlash with latent"),
     "a mode": (made(tiny_dflash, LATENT, kv_lora_rank=64), "dflash with latent attention (MLA)"),
     "DFlare": (made(tiny_dflash, name="DFlareDraftModel"), "it is DFlare"),
@@ -85,7 +83,6 @@ KINDS: Mapping[str, tuple[Build, str]] = {
     "Nemotron": (
         made(tiny_eagle3_llama, name="NemotronHMTPModel", model_type="nemotron_h"), "Nemotron-H",
     ),
-    "MLX of old": (by_mlx(tiny_eagle3_llama, quantization=MLX), "MLX"),
     "MLX undeclared": (by_mlx(tiny_eagle3_llama), "MLX"),
 }  # fmt: skip
 REFUSED: Mapping[str, EngineName] = {"MTP": "vllm", "MLA": "vllm", "DFlare": "sglang"}
@@ -166,15 +163,12 @@ FOLLOWED: Mapping[str, Callable[..., None]] = {
 LLAMA, DFLASH = tiny_eagle3_llama, tiny_dflash
 MISTAKES: Mapping[str, Build] = {
     "P-EAGLE's name": made(LLAMA, name="PeagleLlamaForCausalLM"),
-    "P-EAGLE's other name": made(LLAMA, name="PEagleDraftModel"),
     "P-EAGLE": made(lambda at: with_mask_hidden(LLAMA(at)), name="PeagleLlamaForCausalLM",
                     mask_token_id=5),
-    "P-EAGLE's name of Qwen3": made(LLAMA, name="PeagleQwen3ForCausalLM"),
     "EAGLE-1's name": made(LLAMA, name="LlamaForCausalLMEagle"),
     "Qwen3's name": made(LLAMA, name="Eagle3Qwen3ForCausalLM"),
     "Qwen3's model's name": made(LLAMA, name="Qwen3ForCausalLM"),
     "Qwen3's layers, named so": made(LLAMA, *HEAD_NORMS, name="Qwen3ForCausalLM"),
-    "Qwen3's layers, named Llama": made(LLAMA, *HEAD_NORMS),
     "MLA, named Llama": made(tiny_eagle3_mla, name="LlamaForCausalLMEagle3"),
     "MLA, named as a model": made(tiny_eagle3_mla, name="DeepseekV3ForCausalLM",
                                   model_type="kimi_k2"),
@@ -182,10 +176,8 @@ MISTAKES: Mapping[str, Build] = {
     "DSpark, named DFlash": made(tiny_dspark, name="DFlashDraftModel"),
     "TorchSpec's model_type": made(DFLASH, model_type="dflash"),
     "no name": made(LLAMA, name=None),
-    "no name of DFlash": made(DFLASH, name=None),
     "nested": nested(),
     "nested, named outside": nested("architectures", architectures=["LlamaForCausalLMEagle3"]),
-    "nested, named inside and outside": nested(architectures=["LlamaForCausalLMEagle3"]),
     "nested without a name": nested("architectures"),
     "eagle": made(LLAMA, model_type="eagle"),
     "MLX, and nothing packed": made(DFLASH, quantization_config=MLX),
@@ -198,7 +190,7 @@ MISTAKES: Mapping[str, Build] = {
 }  # fmt: skip
 
 
-@pytest.mark.some(8)
+@pytest.mark.some(6)
 @pytest.mark.parametrize("first", ENGINE_NAMES[:2])
 @pytest.mark.parametrize("case", MISTAKES)
 def test_a_remedy_that_is_followed_helps(case: str, first: EngineName, tmp_path: Path) -> None:

@@ -92,13 +92,9 @@ class Engine(ABC):
     aliases: Mapping[str, str] = field(default_factory=dict)
     needed: Mapping[str, list[list[str]]] = field(default_factory=dict)
     other_keys: tuple[str, ...] = ()
-    unknown_method: str = ""
-    no_method: str | None = None
     experts_by_name: frozenset[str] = frozenset()
     later_norm: str = ""
-    embedding_rows: str = ""
     absent_tables: Mapping[str, str] = field(default_factory=dict)
-    absent_head: Mapping[str, str] = field(default_factory=dict)
     checks_shapes: bool = False
 
     @property

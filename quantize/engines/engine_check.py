@@ -241,20 +241,11 @@ def _as_read(
 
 def _method_problem(engine: Engine, method: str | None, checkpoint: Checkpoint) -> Finding | None:
     """What becomes of a declaration by a method that it has not, or by none."""
-    if method is None:
-        if engine.no_method is None:
-            return None
-        says_nothing = not quantized_looking(checkpoint.tensors.values())
-        add = "add quant_method, the name of the format, to quantization_config"
-        drop = "remove quantization_config: no tensor is stored quantized"
-        return Finding("config", engine.no_method, drop if says_nothing else add)
     remedy = f"use a quant_method that {engine.title} has: {', '.join(sorted(engine.methods))}"
     if method in UNREAD_METHODS:
         remedy = OTHER_WAY.format(method)
-    if engine.unknown_method:
-        return Finding("config", engine.unknown_method.format(method), remedy)
-    text = f"What {engine.title} makes of the quant_method {method} was not read"
-    return Finding("unknown", text, remedy)
+    says_nothing = not quantized_looking(checkpoint.tensors.values())
+    return engine.rule("method", method=method, says_nothing=says_nothing, remedy=remedy)
 
 
 def _check_family(checkpoint: Checkpoint, place: _Place) -> EngineCheck:

@@ -196,13 +196,14 @@ def _shared_tables(folder: Folder) -> Iterator[Finding]:
         return
     whole = question.head_rows in (None, question.config.get("vocab_size"))
     pruned = "d2t" in stored.get("", {}) or not whole
-    if pruned:
-        yield folder.say("shared-cut-head")
     for module in SHARED:
-        if module in stored and COMPANIONS & stored[module].keys():
-            yield folder.say("shared-quantized", module=module)
-        elif module in stored and not pruned:
-            yield folder.say("shared-table", module=module)
+        yield from folder.engine.rules(
+            "shared",
+            module=module,
+            is_pruned=pruned,
+            is_stored=module in stored,
+            is_quantized=bool(COMPANIONS & stored.get(module, {}).keys()),
+        )
 
 
 def _uneven_shards(folder: Folder) -> Iterator[Finding]:
@@ -225,12 +226,10 @@ def _uneven_shards(folder: Folder) -> Iterator[Finding]:
 
 
 def _other_vocabulary(folder: Folder) -> Iterator[Finding]:
-    vocab, error = folder.geometry.vocab_size, folder.engine.embedding_rows
-    embedding = folder.stored.get("embed_tokens", {}).get("weight")
-    rows = embedding.shape[0] if embedding is not None and embedding.shape else vocab
-    if rows != vocab and error and not folder.question.own.shares_tables:
-        text = error.format(rows=rows, vocab=vocab)
-        yield Finding("load", text, f"export the draft with its {vocab} embeddings")
+    vocab, embedding = folder.geometry.vocab_size, folder.stored.get("embed_tokens", {})
+    rows = _rows(embedding, ("weight",)) or vocab
+    if rows != vocab and not folder.question.own.shares_tables:
+        yield from folder.engine.rules("vocabulary", rows=rows, vocab=vocab)
 
 
 def _later_norms(folder: Folder) -> Iterator[Finding]:
@@ -264,19 +263,16 @@ def strangers(engine: Engine, question: Question, tensor: TensorInfo) -> Iterato
             return
         remedy = f"remove {name}: without it an FP8 KV cache is served with a scale of 1"
     dropped = name.startswith(question.own.dropped)
-    dropped = dropped or question.own.unknown_tensors == "dropped"
-    silent = name.endswith((".bias", ".input_zero_point"))
-    if silent or (dropped and engine.stranger(question, name) is None):
-        yield said("dropped", engine=engine.title, name=name, remedy=remedy)
-    elif (refused := engine.stranger(question, name)) is not None:
-        yield Finding("load", refused, remedy)
-    else:
-        yield no_such_name(name, remedy)
-
-
-def no_such_name(name: str, remedy: str) -> Finding:
-    """The error of an engine that refuses a tensor for which it has no parameter."""
-    return said("no-such-name", name=name.replace("midlayer", "layers.0"), remedy=remedy)
+    problem = engine.rule(
+        "stranger",
+        name=name,
+        in_engine=name.replace("midlayer", "layers.0"),
+        is_silent=name.endswith((".bias", ".input_zero_point")),
+        is_dropped=dropped or question.own.unknown_tensors == "dropped",
+        refused=engine.stranger(question, name),
+        remedy=remedy,
+    )
+    yield from filter(None, [problem])
 
 
 def built_biases(engine: Engine, question: Question) -> frozenset[str]:

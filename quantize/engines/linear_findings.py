@@ -54,10 +54,9 @@ class Walk(Folder):
                 continue
             parts = {part: stored.get(part, {}) for part in module.parts}
             if module.leaf in SHARED and not any(parts.values()):
-                # a head that is the target's, and whose scales are looked for before it is
-                absent = self._scheme(module, []) if self.engine.absent_head else None
-                if absent and (text := self.engine.absent_head.get(absent.signature)):
-                    findings.append(Finding("after load", text, f"exclude {module.leaf}"))
+                absent = self._scheme(module, [])
+                signature = absent.signature if absent else ""
+                findings += self.engine.rules("absent_head", signature=signature)
                 continue
             scheme = self._scheme(module, findings)
             row = rows.get(scheme.signature) if scheme else None
