@@ -253,7 +253,9 @@ class Walk(Folder):
                 remedy = self._reshaped(module) or "quantize the draft again"
                 yield self._unlike(tensor, part.shape, remedy if never else None)
             elif len(tensor.shape) != len(part.shape) and tensor.numel > 1:
-                yield other_shape(tensor, part.shape)  # scales [out] for [out, 1], or so
+                wanted, stored = list(part.shape), list(tensor.shape)
+                names = {"name": tensor.name, "wanted": wanted, "stored": stored}
+                yield self.engine.rule("axes", **names) or other_shape(tensor, part.shape)
         for suffix, tensor in tensors.items():
             if suffix not in expected and suffix != "bias":
                 yield from strangers(self.engine, self.question, tensor)
