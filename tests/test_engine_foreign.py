@@ -48,8 +48,9 @@ def test_check_says_what_the_engines_did(name: str, tmp_path: Path) -> None:
             wrong.append(f"{asked}: {said.verdict} ({said.error}), not {verdict}")
     assert wrong == []
     assert counts["UNKNOWN"] <= unknown
-    line = f"| {name} | {counts.total()} | {counts['right']} | {counts['UNKNOWN']} | 0 |"
-    assert line in (ENGINES_FOLDER / "FOREIGN.md").read_text(encoding="utf-8")
+    page = (ENGINES_FOLDER / "FOREIGN.md").read_text(encoding="utf-8")
+    (row,) = [line for line in page.splitlines() if line.startswith(f"| {name} |")]
+    assert row.endswith(f"| {counts['UNKNOWN']} | 0 |")
 
 
 def test_the_sets_ask_both_engines_on_every_gpu() -> None:
