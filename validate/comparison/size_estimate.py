@@ -174,7 +174,6 @@ def size_speeds(
 def _speed(
     size: int, changes: Sequence[float], drafting: float, whole: float, verify: float | None
 ) -> SizeSpeed:
-    """By the change of the acceptance length, its lower and its upper bound."""
     speed_up, lower, upper = (
         None if verify is None else (1 + change) * (whole + verify) / (drafting + verify) - 1
         for change in changes

@@ -69,7 +69,6 @@ def vocabulary_as_asked(asked: VocabRun) -> VocabReport:
 
 
 def _curve(choosing: Choosing, asked: VocabRun) -> VocabReport:
-    """The curve, by one replay as it is asked, and what it is worth in time."""
     traces, judge = choosing.traces, None
     sizes = _sizes(asked, choosing)
     serving = _serving(asked)
@@ -114,7 +113,6 @@ def _sizes(asked: VocabRun, choosing: Choosing) -> tuple[int, ...]:
 
 
 def _serving(asked: VocabRun) -> Serving:
-    """Checked before anything is replayed."""
     concurrencies = checked_concurrencies(asked.concurrency)
     names = dict.fromkeys(named_gpu(name).name for name in asked.gpus or (USUAL_GPU,))
     times = asked.target_step_ms

@@ -214,7 +214,8 @@ def read_bench_serve(path: Path) -> ForeignMeasurement:
     result = object_in(path)
     where = str(path)
     with reading(where, FIXES["bench_serve"]):
-        events = [_num_events(one, place) for place, one in enumerate(items(result, "itls"))]
+        named = {f"itls[{place}]": one for place, one in enumerate(items(result, "itls"))}
+        events = [len(items(named, key)) for key in named]
         tokens = wholes(result, "output_lens")
         prompts = wholes(result, "input_lens")
         texts = [string({"text": one}, "text") for one in items(result, "generated_texts")]
@@ -275,9 +276,3 @@ def _num_draft_tokens(result: Fields) -> int:
             f" {short(rates)}: the server drafts nothing, or /metrics cannot be read"
         )
     return len(rates)
-
-
-def _num_events(value: object, place: int) -> int:
-    if not isinstance(value, list):
-        raise AnswerProblem(f"itls[{place}]: expected a list of seconds, got {short(value)}")
-    return len(value)

@@ -109,6 +109,5 @@ def _panel(row: Mapping[str, Any], words: Mapping[str, Any], top: int) -> dict[s
 
 
 def _dashed(prefix: str) -> dict[str, Any]:
-    """What is constant is drawn with dashes."""
     dashes = {"id": "custom.lineStyle", "value": {"fill": "dash", "dash": [10, 10]}}
     return {"matcher": {"id": "byRegexp", "options": f"^{prefix}"}, "properties": [dashes]}

@@ -100,7 +100,6 @@ def report_warnings(evidence: Evidence) -> Iterator[str]:
 
 
 def _wider_of_two(evidence: Evidence) -> Iterator[str]:
-    """Of the bounds with and without declared clusters: which count."""
     change = evidence.change
     if change and evidence.declared:
         own = change_of(evidence.prompts, change.confidence)
@@ -357,7 +356,6 @@ def judge_counts(
 
 
 def _check_expected(expected: float | None, num_draft_tokens: int) -> None:
-    """Refuse what `--expect-baseline` says (GateError) if it is no acceptance length."""
     if expected is not None and not 1 < expected <= num_draft_tokens + 1:
         longest = f"(1, {num_draft_tokens + 1}] for K = {num_draft_tokens}"
         what = f"expected a mean acceptance length in {longest}, got {expected}"

@@ -24,7 +24,7 @@ from ..counting.acceptance_counts import AcceptanceCounts, estimand, pooled
 from ..counting.draft_counts import CountedDraft, PromptCounts, TextFigures
 from ..judging.figures import ROUNDING, DraftFigures, differences
 from ..judging.judgement import GateReport, counted, judge_counts
-from ..judging.policy import REPLAYED, Wording
+from ..judging.policy import REPLAYED
 from ..parity.finding import Finding
 from ..served.foreign_gate import FOREIGN
 from ..served.joint_report import JointReport, joint_report
@@ -69,13 +69,16 @@ def _compare(found: GateReport) -> GateReport:
         incomparable = found.reason.removesuffix(_INCOMPARABLE)
     elif not found.prompts and not found.num_short_prompts:
         raise _EditedError("prompts: expected one at least")
+    wording = REPLAYED
+    if found.served is not None:
+        wording = SERVED if found.served.tool is None else FOREIGN
     report = judge_counts(
         _draft(found, of_candidate=False),
         _draft(found, of_candidate=True),
         found.policy,
         incomparable=incomparable,
         estimand=_estimand(found),
-        wording=_wording(found),
+        wording=wording,
         look=found.look,
         background=found.background,
     )
@@ -87,12 +90,6 @@ def _compare(found: GateReport) -> GateReport:
         for one, read in ((report.baseline, found.baseline), (report.candidate, found.candidate))
     )
     return dataclasses.replace(report, baseline=own, candidate=other)
-
-
-def _wording(found: GateReport) -> Wording:
-    if found.served is None:
-        return REPLAYED
-    return SERVED if found.served.tool is None else FOREIGN
 
 
 def _compared(found: GateReport, again: GateReport) -> GateReport:

@@ -191,7 +191,6 @@ def _front_matter(facts: CardFacts, request: CardRequest) -> dict[str, object]:
 def _engines(
     checkpoint: Checkpoint, name: str
 ) -> tuple[list[tuple[str, ...]], Mapping[str, Sequence[str]]]:
-    """A row for each engine and GPU; and by the command that serves it, where it does."""
     rows: list[tuple[str, ...]] = []
     commands = defaultdict[str, list[str]](list)
     for found in engine_checks(checkpoint, name):

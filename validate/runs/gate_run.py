@@ -222,7 +222,6 @@ def _policy_warnings(candidate: QuantizedProvenance | None, policy: str) -> tupl
 
 
 def _served_warnings(form: ServedForm) -> tuple[str, ...]:
-    """The folder alone is not what was judged."""
     found = []
     if form.online_head is not None:
         found.append(
@@ -240,7 +239,6 @@ def _served_warnings(form: ServedForm) -> tuple[str, ...]:
 
 
 def _algorithm_to_try(candidate: QuantizedProvenance | None) -> str | None:
-    """What may round the candidate's four bits better than it was done."""
     if candidate is None or candidate.recipe.algorithm.rounding != "nearest":
         return None
     return None if candidate.recipe.weights.number.is_fp8 else "gptq"
@@ -302,7 +300,6 @@ def judged(asked: GateRun) -> Judged:
 def _judge(
     drafts: DraftsJudged, measured: Measured, policy: Policy, look: Look | None
 ) -> GateReport | JointReport:
-    """The verdict on replays or on measurements alone, or the worst of all that is given."""
     background, replayed_alone = drafts.background, None
     if drafts.replays:
         baseline, candidate = drafts.replays
@@ -325,7 +322,6 @@ def _judge(
 def _drafts_and_engines(
     asked: GateRun, measured: Measured, drafts: DraftsJudged
 ) -> tuple[Drafts, tuple[EngineFacts, ...]]:
-    """Who was judged, and what engines do with the candidate; none where no folder is at hand."""
     if drafts.folders and (drafts.replays or not any(measured.not_tied())):
         names = [str(name) for name in asked.references]
         found = drafts_of(names, drafts.folders, asked.served_forms(len(names)))

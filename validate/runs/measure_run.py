@@ -79,7 +79,6 @@ def _plan(asked: MeasureRun) -> Plan:
 
 
 def _teller(asked: MeasureRun, bar: Bar) -> Callable[[Progress], None]:
-    """Moves the bar, and says once what a user has to know."""
     show, has_begun = beyond_kept(bar), False
 
     def tell(progress: Progress) -> None:

@@ -117,7 +117,6 @@ def sampled_found(asked: SampledRun) -> Findings:
 
 
 def _scorer(asked: SampledRun, engine: str, bar: Bar) -> Scorer:
-    """Whoever scores: the target itself, or a server of it."""
     target = optional_path(asked.target)
     if target is not None:
         device, dtype = resolve_device(asked.device), getattr(torch, asked.dtype)

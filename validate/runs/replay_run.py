@@ -58,7 +58,6 @@ def compared(asked: CompareRun) -> ComparisonReport:
 
 
 def _counted(asked: CompareRun) -> Counted:
-    """What is compared; without traces the files say it."""
     if asked.traces is None:
         return of_files([Path(path) for path in asked.drafts])
     traces, folders, warnings = open_for_drafts(asked.traces, asked.drafts, asked.listener)
