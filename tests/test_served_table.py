@@ -11,7 +11,7 @@ from draftquant.quantize.drafts.draft_cache import CacheScales
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.scripts.cli import main
 from served import cpu, results
-from served.cpu_cache import on_cpu, towards_zero
+from served.cpu import on_cpu, towards_zero
 from served.drafts import SERVED_PAIRS, UNIT_CACHE, UNQUANTIZED, WITH_PLUGIN_AND_CACHE
 from served.every_position import EveryPosition, noise
 from served.rounds import Rounds, compare

@@ -6,7 +6,6 @@ which it would refuse the real one, also in two tensor-parallel shards.
 """
 
 import dataclasses
-import json
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -37,7 +36,6 @@ from tiny_mla import tiny_eagle3_mla
 INPUT_SCALE = 0.01
 Kind = Literal["recipe", "format", "mixed", "beyond", "cut", "broken"]
 DTYPES = {"BF16": "bfloat16", "F16": "float16"}
-INDEX_FILE = "cases.json"
 
 _SOURCES: dict[FamilyName, tuple[Callable[..., Path], dict[str, Any]]] = {
     "eagle3-llama": (tiny_eagle3_llama, {**HEADS, "pruned_vocabulary": True}),
@@ -58,7 +56,7 @@ READS: dict[FamilyName, tuple[int, ...]] = {
 """The target's layers whose inputs the drafts read; of EAGLE-3 the default for 8 layers."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Case:
     """One draft folder.
 
@@ -88,24 +86,12 @@ class Case:
 
 
 def write_cases(out: Path) -> list[Case]:
-    """Write all folders, the target's config and an index of them.
-
-    Args:
-        out: created; its parent must exist.
-    """
+    """Write all folders and the target's config; `out` is created."""
     out.mkdir()
     write_target(out / TARGET_FOLDER)
     workshop = Workshop(out)
-    cases = [
-        *recipe_cases(workshop),
-        *format_cases(workshop),
-        *mixed_cases(workshop),
-        *beyond_cases(workshop),
-        *cut_cases(workshop),
-        *broken_cases(workshop),
-    ]
-    index = [dataclasses.asdict(case) for case in cases]
-    (out / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    kinds = (recipe_cases, format_cases, mixed_cases, beyond_cases, cut_cases, broken_cases)
+    cases = [case for make in kinds for case in make(workshop)]
     shutil.rmtree(workshop.sources)
     return cases
 
@@ -152,15 +138,8 @@ def recipe_cases(workshop: Workshop) -> list[Case]:
     for family in FAMILIES:
         name = f"{family}--unquantized"
         shutil.copytree(workshop.source(family), workshop.out / name)
-        cases.append(
-            Case(
-                name=name,
-                kind="recipe",
-                family=family,
-                what="BF16, as it was trained",
-                reads=READS[family],
-            )
-        )
+        what = "BF16, as it was trained"
+        cases.append(Case(name, "recipe", family, what, reads=READS[family]))
     recipes = [load_recipe(name) for name in LAYERS_ALONE]
     return cases + [
         _quantized(workshop, "recipe", family, recipe) for family in FAMILIES for recipe in recipes
@@ -219,14 +198,7 @@ def _quantized(
     **changes: Any,
 ) -> Case:
     name = f"{family}--{recipe.name}"
-    case = Case(
-        name=name,
-        kind=kind,
-        family=family,
-        recipe=recipe.name,
-        what=recipe.summary,
-        reads=READS[family],
-    )
+    case = Case(name, kind, family, recipe.summary, recipe.name, reads=READS[family])
     # AWQ stores float16: its drafts are made from float16 ones, and served in float16.
     dtype = "F16" if recipe.layout == "awq" else "BF16"
     keys = {"torch_dtype": DTYPES[dtype], **(config or {})}
@@ -282,12 +254,3 @@ def _broken(workshop: Workshop, row: Row) -> Case:
     write_folder(row, workshop.out / name)
     reads = tuple(row.get("reads", READS[row["family"]]))
     return Case(name=name, kind="broken", family=row["family"], what=row["what"], reads=reads)
-
-
-def read_cases(out: Path) -> list[Case]:
-    """The index that `write_cases` left."""
-    index = json.loads((out / INDEX_FILE).read_text(encoding="utf-8"))
-    return [
-        Case(**{key: tuple(of) if isinstance(of, list) else of for key, of in entry.items()})
-        for entry in index
-    ]

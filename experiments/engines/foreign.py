@@ -50,23 +50,17 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=HERE, help="folder of the result table")
     parser.add_argument("--turn", type=int, default=0, help="which drafts each scheme is put on")
     parser.add_argument("--reuse", action="store_true", help="the folders that --work holds")
-    parser.add_argument("--reuse-answers", action="store_true", help="what engines said before")
-    parser.add_argument("--platform", nargs="*", help="only these, such as vllm-sm90")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         work = arguments.work or Path(temporary)
         work.mkdir(parents=True, exist_ok=True)
-        if not (arguments.reuse or arguments.reuse_answers):
+        if not arguments.reuse:
             _make(work, Path(os.environ["TOOLS_PYTHON"]), arguments.turn)
         folders = sorted(path.parent for path in work.glob("drafts/*/*--*/config.json"))
         answers = []
         for (engine, arch), every in PLATFORMS.items():
             platform = f"{engine}-{arch}"
-            if arguments.platform and platform not in arguments.platform:
-                continue
-            if not arguments.reuse_answers:
-                asked = folders[len(platform) % every :: every]
-                _ask(work, asked, engine, arch)
+            _ask(work, folders[len(platform) % every :: every], engine, arch)
             answers += _compared(work, platform)
         write_results(arguments.out, len(folders), answers)
         write_sample(

@@ -1,6 +1,7 @@
 """Every pair of formats that a layout can store, by name; recipes are some of them."""
 
 import dataclasses
+import functools
 import itertools
 from typing import Literal
 
@@ -12,24 +13,19 @@ FamilyName = Literal[
     "eagle3-llama", "eagle3-mla", "dflash", "dflash2", "dspark", "language-model",
 ]  # fmt: skip
 LAYOUTS: tuple[LayoutName, ...] = ("quark", "modelopt", "compressed-tensors", "fp8", "awq")
+_weights = functools.partial(WeightFormat, symmetric=True)
 WEIGHTS = {
-    "int4-channel": WeightFormat(dtype="int4", granularity="channel", symmetric=True),
-    "int4-of-fp8": WeightFormat(
-        dtype="int4", granularity="channel", symmetric=True, first_stage="fp8_e4m3"
+    "int4-channel": _weights(dtype="int4", granularity="channel"),
+    "int4-of-fp8": _weights(dtype="int4", granularity="channel", first_stage="fp8_e4m3"),
+    "int4-group128": _weights(dtype="int4", granularity="group", group_size=128),
+    "int4-group128-float16": _weights(
+        dtype="int4", granularity="group", group_size=128, scale_dtype="float16"
     ),
-    "int4-group128": WeightFormat(
-        dtype="int4", granularity="group", group_size=128, symmetric=True
-    ),
-    "int4-group128-float16": WeightFormat(
-        dtype="int4", granularity="group", group_size=128, symmetric=True, scale_dtype="float16"
-    ),
-    "fp8-channel": WeightFormat(dtype="fp8_e4m3", granularity="channel", symmetric=True),
-    "fp8-tensor": WeightFormat(dtype="fp8_e4m3", granularity="tensor", symmetric=True),
-    "fp8-block": WeightFormat(
-        dtype="fp8_e4m3", granularity="block", group_size=128, symmetric=True
-    ),
-    "nvfp4": WeightFormat(dtype="nvfp4", granularity="group", group_size=16, symmetric=True),
-    "mxfp4": WeightFormat(dtype="mxfp4", granularity="group", group_size=32, symmetric=True),
+    "fp8-channel": _weights(dtype="fp8_e4m3", granularity="channel"),
+    "fp8-tensor": _weights(dtype="fp8_e4m3", granularity="tensor"),
+    "fp8-block": _weights(dtype="fp8_e4m3", granularity="block", group_size=128),
+    "nvfp4": _weights(dtype="nvfp4", granularity="group", group_size=16),
+    "mxfp4": _weights(dtype="mxfp4", granularity="group", group_size=32),
 }
 ACTIVATIONS = {
     "weights-only": None,

@@ -15,28 +15,24 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1] / "tests")]
 
 import asking  # noqa: E402
+import tiny_mtp as tiny  # noqa: E402
 from draftquant.scripts.cli import main as draftquant  # noqa: E402
-from tiny_mtp import (  # noqa: E402
-    tiny_deepseek_mtp,
-    tiny_glm4_moe_mtp,
-    tiny_mimo_mtp,
-    tiny_qwen3_next_mtp,
-    tiny_step3p5_mtp,
-)
 
 OUT = HERE / "mtp.json"
 RECIPE = "fp8-ptpc"
 BUILDERS: dict[str, Callable[..., Path]] = {
-    "mimo-mtp": partial(tiny_mimo_mtp, config={"model_type": "qwen2"}),
-    "deepseek-mtp": tiny_deepseek_mtp,
-    "glm4-moe-mtp": tiny_glm4_moe_mtp,
-    "qwen3-next-mtp": tiny_qwen3_next_mtp,
-    "qwen3.5-mtp": partial(tiny_qwen3_next_mtp, experts=0),
-    "deepseek-mtp of 3": partial(tiny_deepseek_mtp, modules=3),
-    "glm4-moe-mtp of 3": partial(tiny_glm4_moe_mtp, modules=3),
-    "step3p5-mtp": partial(tiny_step3p5_mtp, number=45),  # SGLang builds layer 45 of any target
-    "step3p5-mtp in Quark's layout": partial(tiny_step3p5_mtp, number=45),
-    "step3p5-mtp in ModelOpt's layout": partial(tiny_step3p5_mtp, number=45),
+    "mimo-mtp": partial(tiny.tiny_mimo_mtp, config={"model_type": "qwen2"}),
+    "deepseek-mtp": tiny.tiny_deepseek_mtp,
+    "glm4-moe-mtp": tiny.tiny_glm4_moe_mtp,
+    "qwen3-next-mtp": tiny.tiny_qwen3_next_mtp,
+    "qwen3.5-mtp": partial(tiny.tiny_qwen3_next_mtp, experts=0),
+    "deepseek-mtp of 3": partial(tiny.tiny_deepseek_mtp, modules=3),
+    "glm4-moe-mtp of 3": partial(tiny.tiny_glm4_moe_mtp, modules=3),
+    "step3p5-mtp": partial(
+        tiny.tiny_step3p5_mtp, number=45
+    ),  # SGLang builds layer 45 of any target
+    "step3p5-mtp in Quark's layout": partial(tiny.tiny_step3p5_mtp, number=45),
+    "step3p5-mtp in ModelOpt's layout": partial(tiny.tiny_step3p5_mtp, number=45),
 }
 RECIPES = {
     "step3p5-mtp in Quark's layout": ["mi325x-fp8", "--backend", "torch"],

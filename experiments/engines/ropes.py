@@ -14,6 +14,8 @@ OUT = Path(__file__).resolve().parent / "ropes.json"
 HEAD_DIM, THETA, MAX_POSITIONS = 16, 500.0, 2048
 POSITIONS = [0, 1, 7, 100, 500]
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 64}
+YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}
+MROPE = {"rope_type": "default", "mrope_section": [4, 2, 2]}
 CASES: dict[str, dict[str, Any]] = {
     "default": {"rope_type": "default"},
     "llama3": {**LLAMA3, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
@@ -21,13 +23,9 @@ CASES: dict[str, dict[str, Any]] = {
     "linear": {"rope_type": "linear", "factor": 4.0},
     "dynamic-alpha": {"rope_type": "dynamic", "alpha": 1000.0, "factor": 1.0},
     "dynamic-factor": {"rope_type": "dynamic", "factor": 4.0},
-    "mrope": {"rope_type": "default", "mrope_section": [4, 2, 2]},
-    "mrope-interleaved": {
-        "rope_type": "default",
-        "mrope_section": [4, 2, 2],
-        "mrope_interleaved": True,
-    },
-    "yarn": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64},
+    "mrope": MROPE,
+    "mrope-interleaved": {**MROPE, "mrope_interleaved": True},
+    "yarn": YARN,
 }
 
 

@@ -8,6 +8,7 @@ the dashboard fails.
 """
 
 import argparse
+import itertools
 import json
 import re
 import subprocess
@@ -234,11 +235,10 @@ def asked(path: str, **given: str) -> Any:
 
 def provisioned(program: str, work: Path) -> list[str]:
     """Rows of a live Prometheus: rules by health, recorded acceptance, queries of the dashboard."""
-    rows = []
-    for engine in ENGINES:
-        for by_category in (False, True):
-            rows.append(_live(program, work, engine, by_category=by_category))
-    return rows
+    asked_of = itertools.product(ENGINES, (False, True))
+    return [
+        _live(program, work, engine, by_category=by_category) for engine, by_category in asked_of
+    ]
 
 
 def _live(program: str, work: Path, engine: EngineName, *, by_category: bool) -> str:

@@ -29,7 +29,7 @@ the first request: there those drafts are served dequantized, the same quantized
 weights, and marked "as BF16".
 
 vLLM on a CPU rounds keys and values to FP8 towards zero, GPUs to the nearest value. Where the cache
-is in FP8, replay rounds here as the CPU does (`cpu_cache.py`).
+is in FP8, replay rounds here as the CPU does (`cpu.py`).
 """
 
 

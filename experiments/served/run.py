@@ -23,8 +23,12 @@ import torch  # noqa: E402
 from draftquant.calibration.traces.trace_folder import TraceFolder  # noqa: E402
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft  # noqa: E402
 from draftquant.recipes.formats import KvCacheDtype  # noqa: E402
-from served.cpu import NOTE, has_int4_product, needs_it  # noqa: E402
-from served.cpu_cache import on_cpu  # noqa: E402
+from served.cpu import (  # noqa: E402
+    NOTE,
+    has_int4_product,
+    needs_it,
+    on_cpu,
+)
 from served.drafts import (  # noqa: E402
     MAX_NEW_TOKENS,
     SERVED_PAIRS,
