@@ -220,9 +220,10 @@ def _as_read(
     In the order in which an engine looks at them.
     """
     config = engine.plain_config(checkpoint.config)
-    problem = config if isinstance(config, Finding) else engine.architecture_problem(config)
-    if problem is not None or isinstance(config, Finding):
-        return problem or config
+    if isinstance(config, Finding):
+        return config
+    if (problem := engine.architecture_problem(config)) is not None:
+        return problem
     if declared_architecture(config) not in engine.architectures:
         what = f"a draft of architectures {config.get('architectures')!r}"
         return Finding("unknown", f"Loading {what} was never executed", "try it in the server")

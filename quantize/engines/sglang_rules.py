@@ -20,7 +20,8 @@ from ..drafts.recognition import is_speculators
 from ..files.safetensors_header import TensorInfo
 from . import built_linears as built
 from .config_rules import NO_NAME, OF_LAYERS, as_class_reads, sglang_captures
-from .contract import Captures, Declaration, Facts, Module, Question, said
+from .contract import Captures, Facts, Module, Question, said
+from .declared_forms import Declaration
 from .engine import TRAITS, Engine, Serving, flag
 from .excludes import (
     QUANTIZED_HEADS,
