@@ -121,52 +121,44 @@ def test_the_command_says_and_prints_the_pair(capsys: pytest.CaptureFixture[str]
     assert document["tensor_parallel"] == [1, 2, 4, 8]
 
 
-@pytest.mark.parametrize(
-    ("words", "what"),
-    [
-        ("--tp two", "expected a whole number above 0 of at most 12 digits, got 'two'"),
-        (f"--tp {'9' * 5000}", "--tensor-parallel-size: expected a whole number above 0"),
-        ("--max-model-len 0k", "--max-model-len: expected a whole number above 0"),
-        ("--dtype bogus", "--dtype: expected one that engines take (auto, half, float16"),
-        ("--dtype", "--dtype has no value"),
-        ("--speculative-config {", "not readable as JSON"),
-        ("--hf-overrides 3", "expected a JSON object, got 3"),
-        ("'", "are no words of a shell"),
-    ],
-)
-def test_words_that_are_not_understood(words: str, what: str) -> None:
-    with pytest.raises(CheckpointError) as caught:
-        check_pair(LLAMA / "draft", LLAMA / "target", target_args=words)
-    assert what in str(caught.value)
-    for tp, what in (
-        (2, "--tp is 2, and --target-args says 4"),
-        (1, "--tp is 1, and"),
-        (0, "at least 1"),
-    ):
+WORDS = {
+    "--tp two": "expected a whole number above 0 of at most 12 digits, got 'two'",
+    f"--tp {'9' * 5000}": "--tensor-parallel-size: expected a whole number above 0",
+    "--max-model-len 0k": "--max-model-len: expected a whole number above 0",
+    "--dtype bogus": "--dtype: expected one that engines take (auto, half, float16",
+    "--dtype": "--dtype has no value",
+    "--speculative-config {": "not readable as JSON",
+    "--hf-overrides 3": "expected a JSON object, got 3",
+    "'": "are no words of a shell",
+}
+
+
+def test_words_that_are_not_understood() -> None:
+    for words, what in WORDS.items():
+        with pytest.raises(CheckpointError) as caught:
+            check_pair(LLAMA / "draft", LLAMA / "target", target_args=words)
+        assert what in str(caught.value)
+    for tp, what in ((2, "--tp is 2, and --target-args says 4"), (0, "at least 1")):
         with pytest.raises(CheckpointError, match=what):
             check_pair(LLAMA / "draft", LLAMA / "target", tp=tp, target_args="-tp 4")
 
 
-@pytest.mark.parametrize(
-    ("changes", "what"),
-    [
-        ({"num_attention_heads": "4"}, "num_attention_heads: expected a whole number of at"),
-        ({"num_attention_heads": 0}, "num_attention_heads: expected a whole number of at"),
-        ({"num_key_value_heads": True}, "num_key_value_heads: expected a whole number"),
-        ({"intermediate_size": -64}, "intermediate_size: expected a whole number of at least 0"),
-        ({"quantization_config": "x"}, "quantization_config: expected an object, got 'x'"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": float("inf")}}, "rope scaling factor"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 10**39}}, "rope scaling factor"),
-        ({"rope_parameters": {"rope_theta": float("nan")}}, "rope theta"),
-        ({"max_position_embeddings": 10**39}, "max_position_embeddings: expected a number up to"),
-    ],
-)
-def test_a_target_of_no_model_is_bad_input(
-    changes: dict[str, Any], what: str, tmp_path: Path
-) -> None:
-    with pytest.raises(CheckpointError, match=r"config\.json") as caught:
-        check_pair(LLAMA / "draft", other_target(tmp_path / "target", **changes))
-    assert what in str(caught.value)
+NO_MODELS: list[tuple[dict[str, Any], str]] = [
+    ({"num_attention_heads": "4"}, "num_attention_heads: expected a whole number of at"),
+    ({"num_key_value_heads": True}, "num_key_value_heads: expected a whole number"),
+    ({"intermediate_size": -64}, "intermediate_size: expected a whole number of at least 0"),
+    ({"quantization_config": "x"}, "quantization_config: expected an object, got 'x'"),
+    ({"rope_scaling": {"rope_type": "yarn", "factor": float("inf")}}, "rope scaling factor"),
+    ({"rope_parameters": {"rope_theta": float("nan")}}, "rope theta"),
+    ({"max_position_embeddings": 10**39}, "max_position_embeddings: expected a number up to"),
+]
+
+
+def test_a_target_of_no_model_is_bad_input(tmp_path: Path) -> None:
+    for number, (changes, what) in enumerate(NO_MODELS):
+        with pytest.raises(CheckpointError, match=r"config\.json") as caught:
+            check_pair(LLAMA / "draft", other_target(tmp_path / f"{number}", **changes))
+        assert what in str(caught.value)
 
 
 def test_what_belongs_together_is_asked_for() -> None:

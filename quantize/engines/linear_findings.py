@@ -119,7 +119,10 @@ class Walk(Folder):
             if not tensors:
                 yield said("never-written", module=module, name=f"{part}.weight")
             elif companions or (weight is not None and weight.dtype not in FLOAT_DTYPES):
-                yield self._codes_into_floats(module, companions, weight, shape)
+                name, remedy = f"{module.name}.weight", _declare(self, module)
+                facts = {"has_companions": bool(companions)}
+                name = companions[0] if companions else name
+                yield self._in_place("codes", module, name, remedy, weight, shape, **facts)
             elif weight is not None and weight.shape != shape:
                 yield self._other_shape(module, weight, shape)
 
@@ -137,19 +140,6 @@ class Walk(Folder):
     def _reshaped(self, module: Module) -> str:
         return self.fc_remedy if module.leaf == "fc" else ""
 
-    def _codes_into_floats(
-        self,
-        module: Module,
-        companions: list[str],
-        weight: TensorInfo | None,
-        shape: tuple[int, int],
-    ) -> Finding:
-        name = companions[0] if companions else f"{module.name}.weight"
-        remedy = _declare(self, module)
-        return self._in_place(
-            "codes", module, name, remedy, weight, shape, has_companions=bool(companions)
-        )
-
     def _floats_into_codes(
         self,
         module: Module,
@@ -161,6 +151,7 @@ class Walk(Folder):
     ) -> Finding:
         """What the engine makes of a float weight of one part, which is to have [rows, columns]."""
         codes = scheme.parts(*shape).get("weight")
+        columns = weight.shape[-1] if weight.shape else 0
         return self._in_place(
             "floats",
             module,
@@ -173,8 +164,8 @@ class Walk(Folder):
             is_joined=module.leaf in MLA_DOWN.names,
             has_codes=codes is not None,
             dtype=codes and codes.dtypes[0],
-            packed=weight.shape[-1] // 2,
-            columns=weight.shape[-1],
+            packed=columns // 2,
+            columns=columns,
         )
 
     def _in_place(
