@@ -4,17 +4,13 @@ import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from by_recipe import planned, quantized
-from draftquant import api as dq
 from draftquant.calibration.traces.target_tables import TargetTables
-from draftquant.quantize.drafts import Draft
 from draftquant.quantize.engines.contract import TITLES
 from draftquant.quantize.engines.engine_check import check_draft
-from draftquant.quantize.making import preparing
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.verify import verify
 from draftquant.recipes import Recipe, RecipeError, Rule, load_recipe
@@ -220,24 +216,6 @@ def test_replay_reads_the_targets_table(
     assert loaded.weights.keys() == whole.weights.keys()
     assert all(torch.equal(loaded.weights[name], whole.weights[name]) for name in whole.weights)
     assert check_folders(DraftFolder.read(source), DraftFolder.read(out)) == ()
-
-
-def test_a_table_is_compared_with_the_targets_once(
-    source: Path, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Both are read whole for it, and tables are large."""
-    calls: list[Draft] = []
-    proven = preparing.prove_dropped
-
-    def counted(draft: Draft, *arguments: Any) -> dict[str, str]:
-        calls.append(draft)
-        return proven(draft, *arguments)
-
-    monkeypatch.setattr(preparing, "prove_dropped", counted)
-    with pytest.warns(dq.DraftQuantWarning):
-        report = dq.quantize(source, dropping("embedding"), tmp_path / "out", target=target)
-    assert report.dropped == {EMBEDDING: f"model.{EMBEDDING}"}
-    assert len(calls) == 1
 
 
 def test_the_commands(

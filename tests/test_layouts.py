@@ -180,6 +180,3 @@ def test_compressed_tensors_decompresses_fp8_blocks() -> None:
     scheme = config.config_groups["group_0"]
     found = FloatQuantizationCompressor.decompress(stored, scheme)["weight"]
     assert torch.equal(found, block.dequantized())
-
-
-# Excludes; how they are spelled stands in declarations.json

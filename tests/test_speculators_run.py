@@ -88,6 +88,3 @@ def causal_attention(_layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float)
     rows, total = q.shape[2], k.shape[2]
     visible = torch.ones(rows, total, dtype=torch.bool).tril(total - rows)
     return softmax_attention(q, k, v, scale, visible)
-
-
-# What is written
