@@ -204,6 +204,7 @@ def test_an_absmax_for_rows_with_scales_of_their_own_is_refused(name: BackendNam
 WITH_ABSMAX = [("quark", FP8_TENSOR), ("modelopt", FP8_TENSOR), ("modelopt", NVFP4)]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("name_and_weights", WITH_ABSMAX, ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize("factor", [1.0, 1.7, 40.0])

@@ -309,9 +309,6 @@ def test_every_gpu_is_whole() -> None:
     assert set(USUAL_GPUS) < set(GPUS)
 
 
-# ---- wrong numbers
-
-
 # ---- the command
 
 

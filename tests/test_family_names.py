@@ -63,6 +63,7 @@ def has_roles(folder: Path, expected: Mapping[str, str], num_layers: int) -> Dra
     return found
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("build", [tiny_eagle3_llama, tiny_eagle3_mla])
 @pytest.mark.parametrize(
     ("prefix", "layers", "tables", "pruned"),
@@ -88,6 +89,7 @@ def test_names_of_eagle3(
     assert row.tensor.name == f"{prefix}self_attn.{first}.weight"
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     "spelling", ["z-lab", "model", "draft_model", "dflash_module", "encoder", "torchspec"]
 )

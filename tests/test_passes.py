@@ -228,14 +228,13 @@ def test_gradients_are_the_slopes_of_the_loss(case: Case) -> None:
     assert torch.autograd.gradcheck(loss, flat.requires_grad_(), fast_mode=True)
 
 
-@pytest.mark.parametrize("block_rows", [1, 3, 256])
-def test_predictions_are_the_argmax_of_the_passes(case: Case, block_rows: int) -> None:
+def test_predictions_are_the_argmax_of_the_passes(case: Case) -> None:
     forward, first_row = case.forward(), 2
     rows = whole_rows(NUM_TOKENS, K, first_row=first_row)
     assert rows == range(2, 9)
     logits = forward.logits(all_hidden(forward, case, rows, 256))
     expected = forward.to_target(logits.argmax(-1))
-    for sequence in range(2):
+    for sequence, block_rows in itertools.product(range(2), (1, 3, 256)):
         predicted = draft_proposals(
             forward,
             forward.fuse(case.features)[sequence],

@@ -46,11 +46,11 @@ def turned(rope: RopeConfig) -> torch.Tensor:
     return rotate(queries, torch.tensor(POSITIONS), rope)[0, 0]
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name != DISPUTED])
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
-def test_replay_rotates_as_the_engine_does(engine: str, name: str) -> None:
-    expected = torch.tensor(RECORDED[f"{engine} {name}"], dtype=torch.float64)
-    assert (turned(read(CASES[name])) - expected).abs().max() < TOLERANCE
+def test_replay_rotates_as_the_engine_does(engine: str) -> None:
+    for name in CASES.keys() - {DISPUTED}:
+        expected = torch.tensor(RECORDED[f"{engine} {name}"], dtype=torch.float64)
+        assert (turned(read(CASES[name])) - expected).abs().max() < TOLERANCE, name
 
 
 @pytest.mark.parametrize("kind", ["llama3", "linear", "yarn"])

@@ -43,6 +43,7 @@ class ReferenceQwen3Draft(ReferenceDraft):
         return layer
 
 
+@pytest.mark.each_value
 @pytest.mark.usefixtures("float64_on_one_thread")
 @pytest.mark.parametrize("num_layers", [1, 2])
 @pytest.mark.parametrize("rope", [{}, YARN], ids=["plain-rope", "yarn"])

@@ -37,9 +37,6 @@ GPTQ_FORMATS = [
 ]
 
 
-# ---- inputs that stand for moments
-
-
 # ---- GPTQ
 
 

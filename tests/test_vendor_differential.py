@@ -173,6 +173,7 @@ def test_weight_larger_than_one_block(name: BackendName, weights: WeightFormat) 
     assert_equal_to_torch(name, weights, gaussian(2100, 8192).to(torch.bfloat16))
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(("name", "weights"), VENDOR_FORMATS)
 def test_strided_view_of_a_larger_buffer(name: BackendName, weights: WeightFormat) -> None:
     buffer = gaussian(64, 256).to(torch.bfloat16)
@@ -211,6 +212,7 @@ def exported_by_quark(weight: Tensor) -> Any:
 @pytest.mark.vendor
 @needs("quark")
 @pytest.mark.usefixtures("quark_imported")
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     "shape", ["q", "k or v, GQA", "gate or up", "down", "kv_a, MLA", "Nx8", "one column"]
