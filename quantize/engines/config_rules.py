@@ -13,7 +13,6 @@ from .engine import TRAITS
 
 BIAS_KEYS = ("attention_bias", "mlp_bias")
 NO_NAME = "config.json has no architectures, by which engines choose the model"
-OF_LAYERS = "set model_type to that of the draft's layers, such as llama"
 _WHOLE_HEADS = ("llama",)
 """model_type of which each head has hidden_size / num_attention_heads elements by default."""
 _OWN_TYPES = {name: remedy for traits in TRAITS for name, remedy in traits.own_types.items()}

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..drafts import FAMILIES
-from ..drafts.config_reader import with_text_config
+from ..drafts.architectures import nested_eagle_keys
+from ..drafts.config_reader import object_at, with_text_config
 from ..drafts.engine_traits import Biases, EngineTraits, Finding, InEngine
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
@@ -155,6 +156,17 @@ class Engine(ABC):
     def plain_config(self, config: Mapping[str, Any]) -> Mapping[str, Any] | Finding:
         """A config.json of any layout as the ordinary one that it is taken for, or the error."""
         return config
+
+    def form_problem(self, config: Mapping[str, Any], *, of_speculators: bool) -> Finding | None:
+        """Its error for a form of config.json, whatever the draft is."""
+        lacks_heads = "num_attention_heads" not in object_at(config, "text_config")
+        return self.rule(
+            "form",
+            model_type=config.get("model_type"),
+            of_speculators=of_speculators,
+            is_nested=nested_eagle_keys(config) is not None,
+            lacks_heads="text_config" in config and lacks_heads,
+        )
 
     def architecture_problem(self, _config: Mapping[str, Any]) -> Finding | None:
         """Its error for a name that it has not, whose remedy the tensors tell."""

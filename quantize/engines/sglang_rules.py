@@ -13,13 +13,12 @@ from typing import Any
 
 from typing_extensions import override
 
-from ..drafts.architectures import OTHER_NAMES, declared_architecture, nested_eagle_keys
-from ..drafts.config_reader import object_at
+from ..drafts.architectures import OTHER_NAMES, declared_architecture
 from ..drafts.engine_traits import GATE_UP, MLA_DOWN, QKV, Finding
 from ..drafts.recognition import is_speculators
 from ..files.safetensors_header import TensorInfo
 from . import built_linears as built
-from .config_rules import NO_NAME, OF_LAYERS, as_class_reads, sglang_captures
+from .config_rules import NO_NAME, as_class_reads, sglang_captures
 from .contract import Captures, Facts, Module, Question, said
 from .declared_forms import Declaration
 from .engine import TRAITS, Engine, Serving, flag
@@ -42,7 +41,6 @@ _CONFIGS = {"kimi_k2": "_KimiK2ConfigAlias", "deepseek_v3": "DeepseekV3Config"}
 _OF_MTP = frozenset().union(
     *(traits.sglang.architectures for traits in TRAITS if traits.sglang.mtp is not None)
 )
-_PLAIN = "write an ordinary config.json, or serve a draft of speculators with vLLM"
 _OF_DRAFTS = re.compile(
     r"(?!Mistral).*(eagle|dflash|dspark|medusa|speculator|draft)", re.IGNORECASE
 )
@@ -100,19 +98,8 @@ class Sglang(Engine):
     @override
     def plain_config(self, config: Mapping[str, Any]) -> Mapping[str, Any] | Finding:
         """Every config.json needs a model_type; the layout of speculators is none that it knows."""
-        model_type = config.get("model_type")
-        if model_type is None:
-            remedy = _PLAIN if is_speculators(config) else OF_LAYERS
-            return said("sglang-no-model-type", remedy=remedy)
-        if str(model_type).startswith("speculator") or model_type == "eagle":
-            remedy = _PLAIN
-            if model_type == "eagle":
-                remedy = OF_LAYERS if nested_eagle_keys(config) is None else ""
-            return said("sglang-model-type", model_type=model_type, remedy=remedy)
-        inner = object_at(config, "text_config")
-        if "text_config" in config and "num_attention_heads" not in inner:
-            return said("sglang-text-config")
-        return as_class_reads(config, "sglang")
+        problem = self.form_problem(config, of_speculators=is_speculators(config))
+        return problem or as_class_reads(config, "sglang")
 
     @override
     def architecture_problem(self, config: Mapping[str, Any]) -> Finding | None:

@@ -18,7 +18,6 @@ from .contract import (
     Module,
     Question,
     Scheme,
-    said,
     schemes_of,
     version_rows,
 )
@@ -50,20 +49,19 @@ class TensorRtLlm(Engine):
     def config_problem(self, question: Question) -> Finding | None:
         """All that is known of a draft: what its declaration is read as."""
         declared = question.declaration
-        if declared is None:
-            return said("tensorrt-llm-unread")
-        if question.has_side_file and declared.method != "modelopt":
-            return said("tensorrt-llm-side-file")
+        method = declared.method if declared else None
         row = schemes_of(self.name, self.version).get(question.signature, {}).get("*")
-        if row is None:
-            return said("tensorrt-llm-method", method=declared.method)
-        if row.problem is not None:
+        hidden = question.has_side_file and method != "modelopt"
+        if declared is not None and not hidden and row is not None and row.problem is not None:
             return row.problem
-        if row.name != "none":
-            return said("tensorrt-llm-taken", name=row.name)
-        read = question.traits.tensorrt_llm.read
-        name = "tensorrt-llm-plain" if read else "tensorrt-llm-plain-unread"
-        return said(name, method=declared.method)
+        return self.rule(
+            "config",
+            question=question,
+            is_declared=declared is not None,
+            is_hidden=hidden,
+            method=method,
+            taken=row.name if row else "",
+        )
 
     @override
     def row(self, signature: str, arch: str) -> Scheme | None:

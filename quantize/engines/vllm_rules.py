@@ -21,7 +21,7 @@ from ..drafts.engine_traits import QKV, UNSUPPORTED, EngineTraits, Finding
 from ..drafts.family import LAYER_CONFIG
 from ..files.safetensors_header import TensorInfo
 from .built_linears import vllm_problem
-from .config_rules import NO_NAME, OF_LAYERS, as_class_reads, draft_traits, vllm_captures
+from .config_rules import NO_NAME, as_class_reads, draft_traits, vllm_captures
 from .contract import (
     UNKNOWN_FIRST_LAYER,
     Captures,
@@ -102,9 +102,9 @@ class Vllm(Engine):
 
     @override
     def plain_config(self, config: Mapping[str, Any]) -> Mapping[str, Any] | Finding:
-        model_type = config.get("model_type")
-        if model_type is None and config.get("speculators_config") is None:
-            return said("vllm-no-model-type", remedy=OF_LAYERS)
+        model_type, own = config.get("model_type"), config.get("speculators_config")
+        if (problem := self.form_problem(config, of_speculators=own is not None)) is not None:
+            return problem
         if model_type == "eagle":
             return config  # which `architecture_problem` reads
         if model_type not in (None, "speculators"):
@@ -116,10 +116,7 @@ class Vllm(Engine):
         """No other name is registered, alone or behind the "Eagle" or "Eagle3" of `EAGLEConfig`."""
         name, model_type = declared_architecture(config), config.get("model_type")
         if model_type == "eagle":  # which reads the keys below "model", and is EAGLE-1 by default
-            nested = nested_eagle_keys(config)
-            if nested is None:
-                return said("vllm-no-eagle-model", remedy=OF_LAYERS)
-            name = declared_architecture(nested)
+            name = declared_architecture(nested_eagle_keys(config) or {})
             text = UNSUPPORTED.format(f"Eagle{name}") if name else NO_NAME
             return Finding("config", text, "")
         if not config.get("architectures"):
