@@ -1,19 +1,35 @@
-"""`check_pair`: a draft, its target, and what each engine does with the two."""
+"""What engines do with a draft, alone or beside its target, as it is asked."""
 
-from collections.abc import Iterator, Sequence
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from typing_extensions import override
+
+from ...recipes.brief import Brief
 from ...recipes.packages import counts, rows_beside
 from ..asked import Checking
 from ..drafts import read_config
 from ..drafts.config_reader import with_text_config
 from ..drafts.recognition import other_kind
 from ..drafts.runtime_names import target_layers_named
-from ..engines.contract import ENGINE_NAMES, TITLES, EngineName, Facts
+from ..engines.contract import (
+    ENGINE_NAMES,
+    EXIT_CODES,
+    TITLES,
+    EngineCheck,
+    EngineName,
+    Facts,
+    Verdict,
+)
 from ..engines.engine import Serving
-from ..engines.engine_check import check_checkpoint, with_values
+from ..engines.engine_check import check_checkpoint, check_draft, with_values
 from ..files.checkpoint import Checkpoint
 from ..files.digests import not_finite
+from ..files.hub import resolve_draft, resolve_target
+from ..gpus import architecture
 from ..stored.layouts import HF_QUANT_CONFIG
 from . import dtypes, features, inherited, serving_limits
 from .pair import (
@@ -26,6 +42,66 @@ from .pair import (
     tensor_parallel_size,
 )
 from .target import Target, Tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class CheckReport(Brief):
+    """What an engine does with a draft.
+
+    Attributes:
+        answer: the engine's answer.
+        pair: what the engines do with the draft beside its target; None without `target=`.
+    """
+
+    answer: EngineCheck
+    pair: PairCheck | None = None
+
+    @property
+    def verdict(self) -> Verdict:
+        """LOADS, LOADS BUT WRONG, REFUSED or UNKNOWN: of the pair, where a target is given."""
+        return self.pair.verdict if self.pair is not None else self.answer.verdict
+
+    @property
+    def remedy(self) -> str | None:
+        """What to do where it does not load, None where it does."""
+        return self.pair.remedy if self.pair is not None else self.answer.remedy
+
+    @property
+    def exit_code(self) -> int:
+        """0 LOADS, 1 LOADS BUT WRONG or REFUSED, 3 UNKNOWN."""
+        return EXIT_CODES[self.verdict]
+
+    def to_mapping(self) -> dict[str, Any]:
+        """What `--json` prints."""
+        if self.pair is not None:
+            return self.pair.to_mapping()
+        findings = [finding._asdict() for finding in self.answer.findings]
+        return {**dataclasses.asdict(self.answer), "findings": findings}
+
+    @override
+    def brief(self) -> Mapping[str, object]:
+        return self.pair.brief() if self.pair is not None else self.answer.brief()
+
+
+def check_as_asked(asked: Checking, largest_feature: Callable[[], float | None]) -> CheckReport:
+    """The answer for the draft alone, in the first engine that is asked, and for the pair."""
+    folder = resolve_draft(str(asked.draft), asked.subtree).folder
+    arch = architecture(asked.gpu) if asked.gpu else None
+    if asked.target is not None:
+        target = resolve_target(str(asked.target))
+        pair = check_pair(folder, target, asked, arch=arch, largest_feature=largest_feature())
+        return CheckReport(answer=pair.engines[0].answer, pair=pair)
+    assert asked.engine is not None  # refused by who asks
+    answer = check_draft(
+        folder,
+        engine=asked.engine,
+        version=asked.version,
+        arch=arch,
+        tp=asked.tp or 1,
+        target_layers=asked.target_layers,
+        asked=asked.gpu,
+    )
+    return CheckReport(answer=answer)
 
 
 def check_pair(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ...quantize.listed_recipes import ListedRecipe as ListedRecipe
     from ...quantize.making.quantize_draft import QuantizeReport as QuantizeReport
     from ...quantize.making.unpickle_draft import Unpickled as Unpickled
-    from ...quantize.pairing.check_report import CheckReport as CheckReport
+    from ...quantize.pairing.pair_check import CheckReport as CheckReport
     from ...quantize.verify.comparison import VerifyReport as VerifyReport
     from ...quantize.verify.verification import Verification as Verification
     from ...validate.comparison.draft_comparison import ComparisonReport as ComparisonReport

@@ -38,7 +38,7 @@ def check(settings: Checking) -> "reports.CheckReport":
     Raises:
         CheckpointError: the folder holds no draft, or there is no engine or GPU of this name.
     """
-    from ...quantize.pairing.check_report import check_as_asked
+    from ...quantize.pairing.pair_check import check_as_asked
 
     return check_as_asked(settings, partial(_largest_feature, settings.traces))
 
