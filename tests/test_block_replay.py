@@ -215,7 +215,7 @@ def test_static_scales_see_the_context_and_the_block(
 # ---- drafts that choose their tokens one after the other
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("kind", "own", "reference"),
     [

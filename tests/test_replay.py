@@ -109,7 +109,7 @@ def test_replay_equals_the_engine_with_a_pruned_vocabulary(folder: Path, tmp_pat
     traces = TraceFolder.open(folder / "traces")
     draft = load_draft(draft_folder, dtype=torch.float64)
     counts = assert_replay_is_the_engine(
-        draft, unrounded, model, traces, num_draft_tokens=3, num_prompts=3
+        draft, unrounded, model, traces, num_draft_tokens=3, num_prompts=2
     )
     assert counts.num_steps > 20
 
@@ -138,8 +138,10 @@ def test_a_quantized_folder_of_a_trained_pair_replays_as_the_engine_decodes(
     draft = load_draft(tmp_path / "out", dtype=torch.float64)
     assert len(draft.quantized) == 7
     model = LlamaForCausalLM.from_pretrained(PAIR / "target", dtype=torch.float64)
-    counts = assert_replay_is_the_engine(draft, round_input, model, pair_traces, num_draft_tokens=3)
-    assert min(counts.histogram) > 0
+    counts = assert_replay_is_the_engine(
+        draft, round_input, model, pair_traces, num_draft_tokens=3, num_prompts=2
+    )
+    assert counts.num_steps > 20
 
 
 @pytest.mark.slow
@@ -183,7 +185,7 @@ def test_copies_and_near_duplicates_reach_the_gate(tmp_path: Path) -> None:
         for i, ids in enumerate([*[first] * 4, second, *near, *own])
     ]
     traces = record_traces(
-        PAIR / "target", prompts, tmp_path / "traces", max_new_tokens=48, aux_layer_ids=(0, 1, 2)
+        PAIR / "target", prompts, tmp_path / "traces", max_new_tokens=40, aux_layer_ids=(0, 1, 2)
     )
     made = kinds(load_draft(PAIR / "draft"))
     replays = replay_drafts([made["bf16"][0], made["int4"][0]], traces, num_draft_tokens=3)

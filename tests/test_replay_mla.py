@@ -74,7 +74,7 @@ def test_replay_equals_the_engine(
     prove(draft, model, traces, reference=reference)
 
 
-@pytest.mark.some(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

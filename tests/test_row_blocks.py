@@ -67,6 +67,7 @@ def other_forms() -> dict[str, Recipe]:
 
 
 RECIPES = other_forms()
+EVERYDAY = ("mi325x-int4-awq", "mi325x-w4a8", "fp8-blocks", "fp8-matrix", "blackwell-nvfp4")
 
 
 def files(source: Path, recipe: Recipe, out: Path) -> dict[str, bytes]:
@@ -75,8 +76,9 @@ def files(source: Path, recipe: Recipe, out: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in out.iterdir()}
 
 
-@pytest.mark.some(5)
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize(
+    "name", [n if n in EVERYDAY else pytest.param(n, marks=pytest.mark.slow) for n in RECIPES]
+)
 def test_blocks_of_rows_give_the_bytes_of_whole_weights(
     name: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,6 @@ are those of transformers. `python tests/sampled_loop.py` compares on more promp
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from draftquant.calibration.prompts.prompt_file import Prompt, read_prompts
@@ -17,10 +16,7 @@ from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.recipes.errors import ReplayError
 from draftquant.scripts.cli import main
-from draftquant.validate.counting.draft_counts import DraftReplay
 from draftquant.validate.counting.trace_replay import replay_drafts
-from draftquant.validate.judging.judgement import judge
-from draftquant.validate.judging.policy import POLICIES
 from recorded import record_traces
 from sampled_loop import PAIRS, REFERENCES, Sampled, compare, difference, loaded_pair
 
@@ -47,10 +43,10 @@ def test_expected_rounds_are_those_of_a_loop_that_draws(pair: str, how: Sampled)
         draft,
         reference,
         model,
-        prompts[:12],
+        prompts[:8],
         how,
         num_draft_tokens=num_draft_tokens,
-        num_new_tokens=32,
+        num_new_tokens=28,
         seed=1,
     )
     for pairs in (found.rounds, found.accepted):
@@ -112,21 +108,6 @@ def test_what_traces_do_not_say_is_not_made_up(
     with pytest.raises(ReplayError, match="holds raw log-probabilities") as caught:
         replay_drafts([draft], other, num_draft_tokens=3, draft_sampling="probabilistic")
     assert "logprobs_mode processed_logprobs" in str(caught.value)
-
-
-def judged(replays: tuple[DraftReplay, ...]) -> Any:
-    policy = dataclasses.replace(POLICIES["release"], min_prompts=10)
-    return judge(replays[0], replays[1], policy)
-
-
-def test_two_ways_of_proposing_are_not_compared(sampled: TraceFolder, draft: LoadedDraft) -> None:
-    replays = tuple(
-        replay_drafts([draft], sampled, num_draft_tokens=3, draft_sampling=how)[0]
-        for how in ("greedy", "probabilistic")
-    )
-    report = judged(replays)
-    assert report.verdict == "ANOMALOUS"
-    assert "chose their proposals in different ways" in report.reason
 
 
 def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
