@@ -156,6 +156,21 @@ def test_a_recipe_that_does_not_balance(made: tuple[Path, Method], source: Path)
     assert f"{NORM}: expected the source's bytes" in found
 
 
+def test_a_linear_behind_the_norm_that_is_kept(source: Path, tmp_path: Path) -> None:
+    """Then the norm must not change: what is kept reads it as it was."""
+    recipe = RECIPES["fp8"]
+    names = tuple(f"*.self_attn.{leaf}.weight" for leaf in CONCAT["llama"])
+    keep = replace(recipe.rules[0], role=(), tensor=names, action="keep", why="for the test")
+    fewer = replace(recipe.expect, quantized_per_layer=4)
+    recipe = replace(recipe, rules=(*recipe.rules, keep), expect=fewer)
+    method = run(source, tmp_path / "out", recipe)
+    assert method.balanced == {}
+    assert verify(tmp_path / "out", source, method=method).ok
+    found = faults_of(verify(tmp_path / "out", source, method=replace(method, balanced={NORM: 4})))
+    assert "self_attn.q_proj, " in found
+    assert "read it and are kept" in found
+
+
 def test_a_draft_without_a_concat_input(tmp_path: Path) -> None:
     source = tiny_dflash(tmp_path / "source")
     method = run(source, tmp_path / "out", RECIPES["int4"])
