@@ -13,7 +13,7 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
               ["draftquant", "quantize", "eagle"]),
     "value of an option": (["--traces", "../secret/t", "--traces=/secret/t2"],
                            ["--traces", "t", "--traces=t2"]),
-    "out and report": (["a", "--out", "/x/o", "--report=/r", "--json", "--report", "r", "--out=o"],
+    "out and report": (["a", "--out", "/x/o", "--report=/r", "--json", "--plot", "p", "--out=o"],
                        ["a", "--json"]),
     "shortened out": (["--ou", "/x/o", "--o=/y", "--rep", "/z", "--json"], ["--json"]),
     "what begins alike": (["--recipe", "r", "--re", "x", "--tp", "2", "--target", "/a/m"],

@@ -1,5 +1,6 @@
 """Decoding and declarations, held against torch, compressed-tensors and numbers worked by hand."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -214,6 +215,30 @@ def test_exclude_patterns(
     )
     assert all(scheme.is_excluded(name) for name in excluded)
     assert not any(scheme.is_excluded(name) for name in not_excluded)
+
+
+def of_targets(*targets: str) -> DeclaredScheme:
+    groups = [
+        DeclaredScheme(
+            layout=LAYOUTS["compressed-tensors"],
+            weight_dtype="fp8_e4m3",
+            granularity="channel",
+            targets=(target,),
+        )
+        for target in targets
+    ]
+    return dataclasses.replace(groups[0], others=tuple(groups[1:]))
+
+
+def test_names_are_looked_for_before_what_is_for_every_other_linear() -> None:
+    """Whatever the order of the groups; a linear that no group means has no scheme."""
+    for targets in (("Linear", "re:.*attn.*"), ("re:.*attn.*", "Linear")):
+        scheme = of_targets(*targets)
+        for name, target in (("attn.q", "re:.*attn.*"), ("mlp.up", "Linear")):
+            found = scheme.of(name)
+            assert found is not None
+            assert found.targets == (target,)
+    assert of_targets("re:.*attn.*", "fc").of("mlp.up") is None
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from draftquant.quantize.verify import verify
 from draftquant.quantize.verify.audit import audit_checkpoint
 from draftquant.recipes.errors import VerifyError
 from draftquant.scripts.cli import main
-from tiny import tiny_eagle3_llama
-from verify_cases import quantized_folder
+from tiny import read_tensors, tiny_eagle3_llama, write_tensors
+from verify_cases import edit_declaration, quantized_folder
 
 RECIPES = ("blackwell-fp8", "blackwell-nvfp4")
 Folders = dict[str, Path]
@@ -163,3 +163,16 @@ def test_a_declaration_without_an_algorithm_is_that_of_a_bf16_draft(
     assert not (out / HF_QUANT_CONFIG).exists()
     assert main(["verify", str(out), "--against", str(folder)]) == 0
     assert main(["dequantize", str(folder), "--out", str(tmp_path / "plain")]) == 2
+
+
+def test_nvfp4_whose_groups_have_no_activations_is_weight_only(
+    flat: Folders, tmp_path: Path
+) -> None:
+    """vLLM serves it so, SGLang looks for the input scales: executed."""
+    out = Path(shutil.copytree(flat["blackwell-nvfp4"], tmp_path / "out"))
+    edit_declaration(out, lambda d: d["config_groups"]["group_0"].pop("input_activations"))
+    tensors = {n: t for n, t in read_tensors(out).items() if not n.endswith("input_scale")}
+    write_tensors(out, tensors)
+    assert scheme_of(out).activations == "none"
+    assert check_draft(out, engine="vllm", arch="sm90").verdict == "LOADS"
+    assert check_draft(out, engine="sglang", arch="sm90").verdict == "LOADS BUT WRONG"
