@@ -14,7 +14,7 @@ from draftquant.validate.judging.policy import (
     crossing_probability,
     parse_look,
 )
-from draftquant.validate.report.report_texts import markdown
+from draftquant.validate.report.html_report import page
 from handmade_replays import BASELINE, RELEASE, noisy, replay, spread
 from handmade_reports import document
 from scipy import stats
@@ -116,4 +116,4 @@ def test_bounds_of_two_prompts_at_a_first_look_are_beyond_all_bounds_and_are_sai
     assert report.categories[1].change.upper > 1000
     read = document(report)
     assert read.judgement == report
-    assert markdown(read)
+    assert page(read)
