@@ -341,6 +341,17 @@ def test_answers_that_are_not_sglangs(sglang: SGLangStand) -> None:
         assert f"{sglang.url}: prompt {PROMPTS[0].id}" in problem
 
 
+def with_a_first_step_of_several(events: list[Object]) -> list[Object]:
+    """Each token after it is a step."""
+    ids = [token for event in events[:-1] for token in event["choices"][0]["token_ids"]]
+    chunks = [ids[:2], *([token] for token in ids[2:])]
+    told = [events[0]["choices"][0] | {"token_ids": chunk} for chunk in chunks]
+    told[-1] |= {"finish_reason": "length"}
+    averages = [{"avg_decoded_tokens_per_iter": (n + 1) / n} for n in range(1, len(told) + 1)]
+    made = zip(told, averages, strict=True)
+    return [*(events[0] | {"choices": [one | average]} for one, average in made), events[-1]]
+
+
 NOT_TENSORRT_LLMS: tuple[tuple[Change, str], ...] = (
     (choices(2, avg_decoded_tokens_per_iter=None), "avg_decoded_tokens_per_iter: expected a numb"),
     (choices(2, avg_decoded_tokens_per_iter=1.234), "1.234 is no average of"),
@@ -349,6 +360,7 @@ NOT_TENSORRT_LLMS: tuple[tuple[Change, str], ...] = (
     (choices(-2, finish_reason="odd"), "finish_reason: expected stop or length, got 'odd'"),
     (lambda events: [events[0], events[-1]], "completion_tokens: 32, but 1 token_ids came"),
     (lambda _events: [], "its stream has no token"),
+    (with_a_first_step_of_several, "tokens, expected 1, then at most 4 each"),
     (lambda events: [*events, {"choices": []}], "usage: expected an object, got None"),
 )  # fmt: skip
 
