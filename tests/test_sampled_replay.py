@@ -43,10 +43,10 @@ def test_expected_rounds_are_those_of_a_loop_that_draws(pair: str, how: Sampled)
         draft,
         reference,
         model,
-        prompts[:8],
+        prompts[:12],
         how,
         num_draft_tokens=num_draft_tokens,
-        num_new_tokens=28,
+        num_new_tokens=40,
         seed=1,
     )
     for pairs in (found.rounds, found.accepted):
