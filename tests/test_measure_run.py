@@ -353,7 +353,7 @@ def test_a_run_without_an_answer_leaves_nothing(running: VLLMServer, tmp_path: P
 
 def test_a_server_whose_draft_changes(running: VLLMServer, tmp_path: Path) -> None:
     def longer(server: VLLMServer) -> None:
-        if len(server.asked) == 5:
+        if len(server.asked) >= 3:  # several are under way at a time
             server.num_draft_tokens = 4
 
     running.during = longer

@@ -173,15 +173,15 @@ def test_what_families_share_knows_no_family() -> None:
 # ---- how large the house is: a line here may only be lowered (ARCHITECTURE.md, "Sums")
 
 SUMS = {
-    "product lines": 69_735,
-    "product modules": 355,
-    "product modules below 80 lines": 14,
+    "product lines": 68_007,
+    "product modules": 350,
+    "product modules below 80 lines": 13,
     "product folders": 47,
-    "lines of scripts": 5_474,
-    "developers' tools, lines": 5_964,
-    "lines of tests": 88_822,
+    "lines of scripts": 5_420,
+    "developers' tools, lines": 5_785,
+    "lines of tests": 67_530,
     "verbs": 25,
-    "words of pages by hand": 60_301,
+    "words of pages by hand": 30_541,
 }
 SLACK = 0.01
 """Share by which a sum may fall before its line here has to follow."""

@@ -169,14 +169,21 @@ def _understood(found: RawDeclaration, method: str) -> dict[str, Any]:
         return {"problem": problem}
 
 
+_OF_ONE_FORMAT = frozenset({"auto-round"})
+"""Layouts of which engines were asked with one format for all linears."""
+_BEFORE: Mapping[tuple[str, object], str] = {("auto-round", "reorder"): "awq-"}
+_BEHIND = {("awq", True): "="}
+"""What the name of a dtype has before it, by packing, and behind it, where symmetry is declared."""
+
+
 def of_declared(scheme: DeclaredScheme) -> LinearScheme:
     """What this package decodes, as engines take it: scales in any float dtype."""
     layout = scheme.layout
-    packed_as_awq = layout.name == "auto-round" and scheme.pack_method == "reorder"
-    if layout.name == "auto-round" and (scheme.others or scheme.version):
+    if layout.name in _OF_ONE_FORMAT and (scheme.others or scheme.version):
         not_read("extra_config", "linears of another format")
-    dtype = ("awq-" if packed_as_awq else "") + scheme.weight_dtype.removesuffix("_e4m3")
-    dtype += "=" if layout.name == "awq" and layout.declares_symmetry else ""
+    before = _BEFORE.get((layout.name, scheme.pack_method), "")
+    dtype = before + scheme.weight_dtype.removesuffix("_e4m3")
+    dtype += _BEHIND.get((layout.name, layout.declares_symmetry), "")
     names = [layout.name, dtype + ("+" if scheme.asymmetric else "")]
     granularity = "ordered" if scheme.ordered else scheme.granularity
     if scheme.weight_dtype not in _ONE_GRANULARITY:
@@ -185,7 +192,7 @@ def of_declared(scheme: DeclaredScheme) -> LinearScheme:
     return LinearScheme(
         layout=layout.name,
         signature=" ".join([*names, scheme.activations]),
-        weight_dtype="awq-int4" if packed_as_awq else scheme.weight_dtype,
+        weight_dtype=before + scheme.weight_dtype,
         granularity=granularity,
         group_size=scheme.group_size,
         first_stage=scheme.first_stage is not None,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from ....recipes.errors import CheckpointError, short
+from ....recipes.errors import CheckpointError
 from ..family import Weights
 from ..forward import Attend, OnInput
 from ..geometry import RotatedGeometry, TokenLimit, needed_mask
@@ -150,13 +150,17 @@ def read_mask_embedding(path: Path, hidden_size: int, mask_token_id: int) -> Ten
     if isinstance(state, dict):
         token = state.get("mask_token_id", mask_token_id)
         if type(token) is not int or token != mask_token_id:
-            raise wrong(f"expected mask_token_id {mask_token_id}, got {short(str(token))}")
+            told = token if isinstance(token, int) else type(token).__name__
+            raise wrong(f"expected mask_token_id {mask_token_id}, got {told}")
         if state.get("per_position") is not None and state["per_position"] is not False:
             raise wrong("one embedding per position, which no engine serves")
         state = state.get("embedding")
-    is_plain = isinstance(state, torch.Tensor) and state.layout is torch.strided
-    is_plain = is_plain and not (state.is_nested or state.is_meta)
-    if not (is_plain and state.is_floating_point() and state.dtype.itemsize > 1):  # no FP8
+    if (
+        not isinstance(state, torch.Tensor)
+        or state.layout is not torch.strided
+        or (state.is_nested or state.is_meta)
+        or not (state.is_floating_point() and state.dtype.itemsize > 1)  # no FP8
+    ):
         raise wrong(f"expected a floating-point 'embedding', got {type(state).__name__}")
     if state.numel() != hidden_size:
         raise wrong(f"expected {hidden_size} values, got shape {list(state.shape)}")
