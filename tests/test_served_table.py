@@ -1,4 +1,4 @@
-"""The table of served drafts in experiments/engines.md, and how rounds are compared."""
+"""The table of served drafts in experiments/served, and how rounds are compared."""
 
 import dataclasses
 import importlib
