@@ -165,7 +165,7 @@ def test_the_loss_falls_and_every_linear_learns(
     norms = latent_norms(plan, pair.loaded())
     first = {module: one.quantized().codes for module, one in latents.items()}
     settings = LearningSettings(
-        steps=15, sequences=4, validate_every=15, warmup_steps=2, learning_rate=0.03
+        steps=25, sequences=4, validate_every=25, warmup_steps=2, learning_rate=0.03
     )
     learning = learning_of(pair, plan, {**latents, **norms}, settings, tmp_path)
     before = total_divergence(pair, learning)

@@ -1,4 +1,4 @@
-"""What a type checker sees of the public module, in the lines that README shows."""
+"""What a type checker sees of the public module, in the lines that a page of docs shows."""
 
 import json
 import re
@@ -26,8 +26,8 @@ def errors_in(code: str, folder: Path) -> list[str]:
     return [one["message"].partition("\n")[0] for one in found if one["severity"] == "error"]
 
 
-def test_the_lines_of_readme_have_types(tmp_path: Path) -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_the_lines_of_the_page_have_types(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "publish.md").read_text(encoding="utf-8")
     snippets = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     assert snippets
     for code in snippets:
