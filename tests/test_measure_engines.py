@@ -333,12 +333,16 @@ NOT_SGLANGS: tuple[tuple[Change, str], ...] = (
 )  # fmt: skip
 
 
-def test_answers_that_are_not_sglangs(sglang: SGLangStand) -> None:
-    for change, what in NOT_SGLANGS:
-        sglang.change = change
-        problem = refused(sglang)
+def refuses_each(stand: Stand, changes: tuple[tuple[Change, str], ...]) -> None:
+    for change, what in changes:
+        stand.change = change
+        problem = refused(stand)
         assert what in problem
-        assert f"{sglang.url}: prompt {PROMPTS[0].id}" in problem
+        assert f"{stand.url}: prompt {PROMPTS[0].id}" in problem
+
+
+def test_answers_that_are_not_sglangs(sglang: SGLangStand) -> None:
+    refuses_each(sglang, NOT_SGLANGS)
 
 
 def with_a_first_step_of_several(events: list[Object]) -> list[Object]:
@@ -366,11 +370,7 @@ NOT_TENSORRT_LLMS: tuple[tuple[Change, str], ...] = (
 
 
 def test_answers_that_are_not_tensorrt_llms(trtllm: TensorRTLLMStand) -> None:
-    for change, what in NOT_TENSORRT_LLMS:
-        trtllm.change = change
-        problem = refused(trtllm)
-        assert what in problem
-        assert f"{trtllm.url}: prompt {PROMPTS[0].id}" in problem
+    refuses_each(trtllm, NOT_TENSORRT_LLMS)
 
 
 def top(**fields: Any) -> Change:

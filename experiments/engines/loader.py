@@ -9,7 +9,9 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import torch
 from verdict import Outcome, Subject, examine
@@ -38,6 +40,20 @@ class Engine:
     install: Callable[[str], None]
     subject: Callable[[Path, Path, int, int], Subject]
     needs_gpu: Callable[[Exception], bool]
+
+
+def run(name: str, platform: Any, subject: Callable[[Path, Path, int, int], Subject]) -> None:
+    """The command line of a loader of such subjects, on GPUs that the module `platform` fakes."""
+    main(
+        Engine(
+            name=name,
+            version=version(name),
+            archs=platform.ARCHS,
+            install=platform.install,
+            subject=subject,
+            needs_gpu=platform.needs_gpu,
+        )
+    )
 
 
 def main(engine: Engine) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import sglang_loader  # before sglang: it sets the environment
 import sglang_platform
+from loader import run
 from verdict import Subject
 from whole_folder import HEAD, parts_of
 
@@ -31,4 +32,4 @@ def subject(folder: Path, part: Path, tp: int, rank: int) -> Subject:
 
 
 if __name__ == "__main__":
-    sglang_loader.run(subject)
+    run("sglang", sglang_platform, subject)

@@ -7,7 +7,6 @@ import json
 import os
 import re
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ os.environ.update(HF_HUB_OFFLINE="1", SGLANG_LOG_LEVEL="error")
 import sglang_platform
 import torch
 from captures import method_of, reads_layers, sglang_captures
-from loader import Engine, main
+from loader import run
 from proposals import sglang_proposals
 from torch import nn
 from verdict import Subject, read_tensors
@@ -93,19 +92,5 @@ def _is_transformed(draft: Path) -> bool:
     return any(each["location"] in ("input", "output") for each in asked)
 
 
-def run(of: Callable[[Path, Path, int, int], Subject]) -> None:
-    """The command line of a loader of such subjects."""
-    main(
-        Engine(
-            name="sglang",
-            version=version("sglang"),
-            archs=sglang_platform.ARCHS,
-            install=sglang_platform.install,
-            subject=of,
-            needs_gpu=sglang_platform.needs_gpu,
-        )
-    )
-
-
 if __name__ == "__main__":
-    run(subject)
+    run("sglang", sglang_platform, subject)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import vllm_loader  # before vllm: it sets the environment
 import vllm_platform
+from loader import run
 from torch import nn
 from verdict import Subject
 from whole_folder import HEAD, parts_of
@@ -48,4 +49,4 @@ def subject(folder: Path, part: Path, tp: int, rank: int) -> Subject:
 
 
 if __name__ == "__main__":
-    vllm_loader.run(subject)
+    run("vllm", vllm_platform, subject)

@@ -6,9 +6,7 @@ Usage: `VENV/bin/python vllm_loader.py --arch sm90 --target TARGET DRAFT...`.
 import json
 import os
 import re
-from collections.abc import Callable
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +21,7 @@ os.environ.update(
 import torch
 import vllm_platform
 from captures import Captured, function_of, method_of, reads_layers, vllm_captures
-from loader import Engine, main
+from loader import run
 from proposals import vllm_proposals
 from torch import nn
 from verdict import Steps, Subject, read_tensors
@@ -175,19 +173,5 @@ def speculating(target: Path, **speculative: Any) -> Any:
     )
 
 
-def run(of: Callable[[Path, Path, int, int], Subject]) -> None:
-    """The command line of a loader of such subjects."""
-    main(
-        Engine(
-            name="vllm",
-            version=version("vllm"),
-            archs=vllm_platform.ARCHS,
-            install=vllm_platform.install,
-            subject=of,
-            needs_gpu=vllm_platform.needs_gpu,
-        )
-    )
-
-
 if __name__ == "__main__":
-    run(subject)
+    run("vllm", vllm_platform, subject)
