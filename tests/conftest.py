@@ -14,6 +14,8 @@ from everyday import (  # noqa: F401 - hooks
 )
 from hypothesis import HealthCheck, Phase, settings
 
+pytest_plugins = ["workers"]
+
 os.environ["DRAFTQUANT_CACHE"] = ""  # nothing of one test, or of the tester, reaches another
 
 settings.register_profile(

@@ -1,5 +1,8 @@
 """The everyday tests: how cases are chosen, and that all of them together stay short."""
 
+import os
+import subprocess
+import sys
 import tomllib
 from collections import Counter
 from pathlib import Path
@@ -44,3 +47,29 @@ def test_everyday_tests_are_short() -> None:
     files = {path.name for path in HERE.glob("test_*.py")}
     unknown = files - measured["everyday"].keys() - measured["slow"].keys()
     assert sum(measured["everyday"].values()) + UNMEASURED * len(unknown) <= BUDGET, sorted(unknown)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "said"),
+    [
+        ("pass", 0, "4 passed"),
+        ("assert value != 3", 1, "test_2.py::test_each[3]"),
+        ("assert value != 3 or os._exit(9)", 1, "a worker ended with 9"),
+    ],
+)
+def test_workers_say_what_one_process_would(
+    body: str, status: int, said: str, tmp_path: Path
+) -> None:
+    for file in (1, 2):
+        (tmp_path / f"test_{file}.py").write_text(
+            "import os, pytest\n"
+            f"@pytest.mark.parametrize('value', [{2 * file - 1}, {2 * file}])\n"
+            f"def test_each(value, tmp_path):\n    print(tmp_path)\n    {body}\n",
+            encoding="utf-8",
+        )
+    command = [sys.executable, "-m", "pytest", "-q", "-rf", "-p", "workers", "--workers", "2", "."]
+    path = {"PYTHONPATH": str(HERE), "PYTEST_DEBUG_TEMPROOT": str(tmp_path)}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=os.environ | path, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, said in done.stdout) == (status, True), done.stdout + done.stderr
