@@ -38,18 +38,12 @@ class Fault(NamedTuple):
 FP8 = "{weights: {dtype: fp8_e4m3, granularity: channel, symmetric: true}, activations: null}"
 FAULTS = {
     "misspelled key": Fault("summary:", "sumary:", 3, "sumary: unknown key", "'summary'?"),
-    "unknown key": Fault("gate:", "zzz:", 14, "zzz: unknown key", "use one of: schema_version"),
-    "number as key": Fault("gate:", "7: x\ngate:", 14, "7: unknown key", "use one of:"),
     "missing key": Fault("summary: a test\n", "", 1, "summary: missing key", "add 'summary:'"),
     "list for text": Fault("a test", "[a]", 3, "summary: expected text, got a list", "write text"),
-    "number for text": Fault("a test", "7", 3, "summary: expected text, got 7", "quote it ('7')"),
-    "date for text": Fault("a test", "2026-01-01", 3, "expected text, got 2026-01-01", "as a date"),
     "yes for a number": Fault(
         "layer: 7", "layer: yes", 13, "layer: expected a whole number, got 'yes'",
         "a whole number"),
-    "hex without digits": Fault("layer: 7", "layer: 0x_", 13, "number, got '0x_'", "write"),
     "too many digits": Fault("layer: 7", "layer: " + "9" * 5000, 13, "a whole number", "write"),
-    "zero": Fault("layer: 7", "layer: 0", 13, "layer: expected at least 1", "README"),
     "blank mapping": Fault("activations: null", "activations:", 8, "activations: blank", "null"),
     "unknown enum": Fault(
         "int4", "int5", 7,
@@ -57,28 +51,15 @@ FAULTS = {
     "other version": Fault("version: 1", "version: 2", 1, "expected 1, got 2", "write 1"),
     "unknown role": Fault("role: norm", "role: nrm", 12, "rules[1].role[0]: expected", "'norm'?"),
     "key twice": Fault("backend: torch", "name: other", 5, "name: key given twice", "keep one"),
-    "list for a mapping": Fault(
-        "{dtype: int4, granularity: channel, symmetric: true}", "[int4]", 7,
-        "weights: expected a mapping, got a list", "indent"),
     "empty list": Fault("[attention, mlp]", "[]", 11, "rules[0].role: empty list", "fill the list"),
     "anchor": Fault("a test", "&a test", 3, "anchors and aliases are not allowed", "write the"),
     "tag": Fault("a test", "!!python/name:os.system x", 3, "tags are not allowed", "remove"),
-    "list as key": Fault("gate:", "? [a]\n: b\ngate:", 14, "a key is not a word", "quote the key"),
-    "tab": Fault("gate:", "\tgate:", 14, "not YAML: found character '\\t'", "with spaces"),
     "two documents": Fault("gate:", "---\ngate:", 14, "not YAML: but found another doc", "correct"),
-    "keep without why": Fault(", why: small", "", 12, "rules[1]: why: it is missing", "README"),
     "role and tensor": Fault(
         "role: norm", "role: norm, tensor: x", 12, "rules[1]: expected exactly one of", "README"),
     "role in two rules": Fault("role: norm", "role: mlp", 1, "role 'mlp' is claimed twice", "READ"),
-    "nothing quantized": Fault("action: quantize", "action: keep, why: x", 1, "no rule quant", "R"),
     "int4 per tensor": Fault("channel", "tensor", 7, "weights: granularity: int4 needs", "README"),
     "group without a size": Fault("channel", "group", 7, "group_size: int4 per group needs", "RE"),
-    "other group size": Fault(
-        "channel, ", "group, group_size: 100, ", 7, "needs 32 or 64 or 128", "README"),
-    "asymmetric": Fault("symmetric: true", "symmetric: false", 7, "weights: symmetric: exp", "RE"),
-    "static per token": Fault(
-        "activations: null", "activations: {dtype: fp8_e4m3, granularity: token, dynamic: false}",
-        8, "activations: dynamic: expected true: scales per token", "README"),
     "the recipe's own format": Fault(
         "action: quantize",
         "action: quantize, format: {weights: {dtype: int4, granularity: channel, symmetric: true},"
@@ -124,85 +105,48 @@ def test_faults_are_reported_together_in_the_order_of_lines(tmp_path: Path) -> N
 # Files that are no recipe at all
 
 
+# extends
+
+
 @pytest.mark.parametrize(
     ("content", "what"),
     [
-        (b"", "expected a mapping of recipe keys"),
         (b"just text\n", "expected a mapping of recipe keys"),
         (b"\x7fELF\x02\x01\x01\x00", "not YAML"),
         (b"name: caf\xe9\n", "cannot be read: 'utf-8' codec"),
         (b"[" * 2000 + b"]" * 2000, "nested too deeply"),
+        (b"extends: fp8-ptcp\nname: mine\n", "did you mean 'fp8-ptpc'?"),
+        (b"extends: [fp8-ptpc]\nname: mine\n", "expected one recipe name"),
+        (b"extends: middle.yaml\nname: mine\n", "'middle.yaml' extends another recipe itself"),
+        (b"extends: fp8-ptpc\nname: mine\ngate: {policy: x, policy: y}\n", "given twice\n  fix: "),
+        (b"extends: base.yaml\nname: mine\nbackend: trch\n", "base.yaml:7: weights.dtype: exp"),
     ],
-    ids=["empty", "text", "binary", "latin-1", "nested"],
+    ids=range(9),
 )
 def test_file_that_is_no_recipe(content: bytes, what: str, tmp_path: Path) -> None:
+    saved(tmp_path, "extends: fp8-ptpc\nname: middle\n", "middle")
+    saved(tmp_path, GOOD.replace("int4", "int5").replace("mine", "base"), "base")
     path = tmp_path / "mine.yaml"
     path.write_bytes(content)
     with pytest.raises(RecipeError, match=r"\n  fix: ") as caught:
         load_recipe(path)
-    assert str(caught.value).startswith(str(path))
-    assert what in caught.value.what
+    assert str(path) in str(caught.value)
+    assert what in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("absent.yaml", "no such recipe file\n  fix: check the path"),
-        ("folder.yaml", "is a folder, not a recipe\n  fix: use one of"),
-        ("recipe.json", "expected a .yaml file\n  fix: use one of"),
+        ("{here}/absent.yaml", "no such recipe file\n  fix: check the path"),
+        ("{here}/folder.yaml", "is a folder, not a recipe\n  fix: use one of"),
+        ("{here}/recipe.json", "expected a .yaml file\n  fix: use one of"),
+        ("fp8-ptcp", "did you mean 'fp8-ptpc'"),
+        ("zzz", "^zzz: no built-in recipe has this name\n  fix: use one of: blackwell-fp8, "),
+        ("Learned", "did you mean one of: blackwell-nvfp4-learned"),
     ],
 )
-def test_path_without_a_recipe(name: str, said: str, tmp_path: Path) -> None:
+def test_name_without_a_recipe(name: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "folder.yaml").mkdir()
     (tmp_path / "recipe.json").write_text("{}", encoding="utf-8")
     with pytest.raises(RecipeError, match=said):
-        load_recipe(tmp_path / name)
-
-
-@pytest.mark.parametrize(
-    ("name", "fix"),
-    [
-        ("fp8-ptcp", "did you mean 'fp8-ptpc'"),
-        ("zzz", "use one of: blackwell-fp8, blackwell-fp8-mla, "),
-    ],
-)
-def test_unknown_name(name: str, fix: str) -> None:
-    with pytest.raises(RecipeError, match=f"^{name}: no built-in recipe has this name") as caught:
-        load_recipe(name)
-    assert fix in caught.value.fix
-
-
-# extends
-
-
-@pytest.mark.parametrize(
-    ("text", "what", "fix"),
-    [
-        ("extends: fp8-ptcp", "'fp8-ptcp': no built-in recipe", "did you mean 'fp8-ptpc'?"),
-        ("extends: [fp8-ptpc]", "expected one recipe name", "name one recipe"),
-        ("extends: fp8-ptpc\nextends: int4-channel", "key given twice", "keep one"),
-        ("extends: middle.yaml", "'middle.yaml' extends another recipe itself", "one level"),
-    ],
-)
-def test_extends_of_something_else(text: str, what: str, fix: str, tmp_path: Path) -> None:
-    saved(tmp_path, "extends: fp8-ptpc\nname: middle\n", "middle")
-    path = saved(tmp_path, f"name: mine\n{text}\n")
-    with pytest.raises(RecipeFileError) as caught:
-        load_recipe(path)
-    assert str(caught.value).startswith(f"{path}:2: extends: {what}")
-    assert fix in caught.value.fix
-
-
-def test_faults_name_the_file_that_they_are_in(tmp_path: Path) -> None:
-    base = saved(tmp_path, GOOD.replace("int4", "int5").replace("mine", "base"), "base")
-    path = saved(tmp_path, "extends: base.yaml\nname: mine\nbackend: trch\n")
-    with pytest.raises(RecipeFileError) as caught:
-        load_recipe(path)
-    places = [(p.file, p.line) for p in caught.value.problems]
-    assert places == [(str(base), 7), (str(path), 3)]
-
-
-def test_key_given_twice_is_found_in_a_recipe_that_extends(tmp_path: Path) -> None:
-    path = saved(tmp_path, "extends: fp8-ptpc\nname: mine\ngate: {policy: x, policy: y}\n")
-    with pytest.raises(RecipeFileError, match="key given twice\n  fix: keep one of the two"):
-        load_recipe(path)
+        load_recipe(name.format(here=tmp_path))

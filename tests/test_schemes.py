@@ -82,54 +82,38 @@ def of_modelopt(config: Any) -> Numbers:
     return weights, inputs
 
 
-def presets() -> dict[str, Numbers]:
+def test_an_alias_is_the_preset_of_llm_compressor_and_every_other_preset_has_a_hint() -> None:
+    pytest.importorskip("compressed_tensors")
     from compressed_tensors.quantization.quant_scheme import PRESET_SCHEMES, QuantizationScheme
 
-    same = {name: made for name, made in PRESET_SCHEMES.items() if spelled(name) in SAME}
-    return {
+    found = {
         spelled(name): of_compressed_tensors(QuantizationScheme(targets=[], **made))
-        for name, made in same.items()
+        for name, made in PRESET_SCHEMES.items()
+        if spelled(name) in SAME
     }
-
-
-def configs() -> dict[str, Any]:
-    import modelopt.torch.quantization as mtq
-
-    return {spelled(name): getattr(mtq, name) for name in dir(mtq) if name.endswith("_CFG")}
-
-
-def test_an_alias_is_the_preset_of_llm_compressor() -> None:
-    pytest.importorskip("compressed_tensors")
-    found = presets()
     assert found == {scheme: ours(SAME[scheme]) for scheme in found}
     fp4 = {"nvfp4", "mxfp4", "nvfp4a16", "mxfp4a16"}
     assert found.keys() == {"fp8_dynamic", "w4a16", *fp4}
+    assert {*map(spelled, PRESET_SCHEMES)} - {"unquantized"} <= SAME.keys() | DIFFERENT.keys()
 
 
+@pytest.mark.slow
 @needs("modelopt")
-def test_an_alias_is_the_config_of_modelopt() -> None:
-    found = {name: of_modelopt(made) for name, made in configs().items() if name in SAME}
+def test_an_alias_is_the_config_of_modelopt_and_every_other_config_has_a_hint() -> None:
+    import modelopt.torch.quantization as mtq
+
+    configs = {spelled(name): getattr(mtq, name) for name in dir(mtq) if name.endswith("_CFG")}
+    found = {name: of_modelopt(made) for name, made in configs.items() if name in SAME}
     assert found == {scheme: ours(SAME[scheme]) for scheme in found}
     assert len(found) == 6
+    parts = ("mlp", "experts", "mamba", "kv", "four_over_six", "w4a4")
+    whole = {name for name in configs if not any(part in name for part in parts)}
+    assert len(whole) > 15
+    assert whole <= SAME.keys() | DIFFERENT.keys()
 
 
 def test_what_no_package_here_defines_is_as_its_documentation_has_it() -> None:
     assert {scheme: ours(SAME[scheme]) for scheme in BY_HAND} == BY_HAND
-
-
-def test_every_preset_of_llm_compressor_is_an_alias_or_has_a_hint() -> None:
-    pytest.importorskip("compressed_tensors")
-    from compressed_tensors.quantization.quant_scheme import PRESET_SCHEMES
-
-    assert {*map(spelled, PRESET_SCHEMES)} - {"unquantized"} <= SAME.keys() | DIFFERENT.keys()
-
-
-@needs("modelopt")
-def test_every_config_of_modelopt_for_whole_models_is_an_alias_or_has_a_hint() -> None:
-    parts = ("mlp", "experts", "mamba", "kv", "four_over_six", "w4a4")
-    whole = {name for name in configs() if not any(part in name for part in parts)}
-    assert len(whole) > 15
-    assert whole <= SAME.keys() | DIFFERENT.keys()
 
 
 def test_no_name_has_two_meanings() -> None:
