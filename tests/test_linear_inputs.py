@@ -1,0 +1,277 @@
+"""What linears read along traces: absmax for static scales, and second moments for GPTQ.
+
+Against every input written down, in float64.
+"""
+
+import dataclasses
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import corpus
+import pytest
+import torch
+from draftquant.calibration.linear_inputs import plan_inputs as second_moments
+from draftquant.calibration.linear_inputs import static_scales as trace_runs
+from draftquant.calibration.linear_inputs.plan_inputs import BLOCK_ROW_STRIDE, MomentsAlongTraces
+from draftquant.calibration.linear_inputs.static_scales import (
+    calibrated_scales,
+    constant_scales,
+    measure_absmax,
+    run_over_traces,
+    stored_scale,
+)
+from draftquant.calibration.passes.draft_inputs import DraftRun, first_hidden
+from draftquant.calibration.traces.trace_folder import TraceFolder
+from draftquant.quantize.drafts import read_draft
+from draftquant.quantize.drafts.forward import whole_rows
+from draftquant.quantize.drafts.passes import BlockForward
+from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.quantize.making.preparing import balanced_norms
+from draftquant.quantize.planning.quantization_plan import make_plan
+from draftquant.quantize.stored.loading import LoadedDraft, load_draft
+from draftquant.recipes import ActivationFormat, Algorithm, load_recipe
+from draftquant.recipes.errors import BackendError, CalibrationError, ForwardError, TraceError
+from rounding_pairs import RoundingPair, shared_pair
+from safetensors.torch import load_file, save_file
+from tied_pair import HIDDEN, save_draft, tied
+from torch import Tensor
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+ATTENTION = "layers.0.self_attn."
+MLP = "layers.0.mlp."
+
+
+# ---- second moments
+
+
+@pytest.fixture(scope="module", params=["llama", "dflash"])
+def pair(request: pytest.FixtureRequest) -> RoundingPair:
+    return shared_pair(request.param)
+
+
+def written_down(
+    pair: RoundingPair, rounding: Callable[[Tensor], Tensor]
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """All inputs of every linear, rounded and before, one below the other, [n, in] float64."""
+    draft, seen = pair.loaded(), dict[str, list[Tensor]]()
+
+    def note(name: str, x: Tensor) -> Tensor:
+        both = torch.stack([rounding(x), x]).reshape(2, -1, x.shape[-1]).double()
+        seen.setdefault(name, []).append(both)
+        return rounding(x)
+
+    forward = draft.family.forward(draft.geometry, draft.weights, note)
+    stride = BLOCK_ROW_STRIDE if isinstance(forward, BlockForward) else 1
+    run_over_traces(forward, run_of(pair), row_stride=stride)
+    return {name: (*torch.cat(parts, dim=1),) for name, parts in seen.items()}  # type: ignore[misc]
+
+
+def run_of(pair: RoundingPair) -> DraftRun:
+    return DraftRun(pair.loaded(), pair.traces, pair.num_draft_tokens)
+
+
+def coarse(x: Tensor) -> Tensor:
+    """A rounding that shows: to multiples of 1/8."""
+    return (x * 8).round() / 8
+
+
+def test_moments_are_the_mean_over_all_inputs(
+    pair: RoundingPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several products of each matrix, each of several strips."""
+    monkeypatch.setattr(second_moments, "_ROWS", 16)
+    monkeypatch.setattr(second_moments, "_STRIP", 12)
+    run = run_of(pair)
+    corrected = run.draft.linears
+    statistics = MomentsAlongTraces(
+        run, spool=tmp_path, rounding=lambda _name, x: coarse(x), corrected=corrected
+    )
+    statistics.measure([*run.draft.linears, "fc", "lm_head"])
+    for name, (x, before) in written_down(pair, coarse).items():
+        exact = x.T @ x / len(x)
+        moments = statistics.second_moments([name])[name]
+        found = moments.mean.double()
+        assert found.shape == (x.shape[1], x.shape[1])
+        assert (found - exact).abs().max() <= 1e-5 * exact.abs().max(), name
+        assert torch.equal(found, found.T)
+        if name not in run.draft.linears:
+            assert moments.lost is None
+            continue
+        exact = (before - x).T @ x / len(x)
+        assert moments.lost is not None
+        assert (moments.lost.double() - exact).abs().max() <= 1e-5 * exact.abs().max(), name
+
+
+def test_what_does_not_fit_at_once_begins_a_new_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two matrices of a width at a time: five make three runs, not one each after the first two."""
+    draft = shared_pair("dflash").loaded()
+    names = list(dict.fromkeys(second_moments._leaders(draft, list(draft.linears)).values()))[:5]
+    monkeypatch.setattr(second_moments, "_columns", lambda *_: 8)
+    monkeypatch.setattr(second_moments, "BYTES_AT_ONCE", 2 * 4 * 8**2)
+    assert [len(group) for group in second_moments._groups(draft, names, ())] == [2, 2, 1]
+
+
+def test_prompts_of_equal_lengths_run_together(
+    pair: RoundingPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches, plain = list[int](), trace_runs.first_hidden_of_batch
+
+    def counted(draft: LoadedDraft, traces: TraceFolder, prompts: Any, forward: Any) -> Tensor:
+        batches.append(len(prompts))
+        return plain(draft, traces, prompts, forward)
+
+    monkeypatch.setattr(trace_runs, "first_hidden_of_batch", counted)
+    length = max(entry.num_tokens for entry in pair.traces.manifest.prompts)
+    found = []
+    for together in (1, 2):
+        monkeypatch.setattr(trace_runs, "MAX_TOKENS", together * length)
+        batches.clear()
+        found.append(written_down(pair, torch.clone))
+        assert set(batches) == {together}
+    for name, (alone, _) in found[0].items():
+        both, _ = found[1][name]
+        exact = alone.T @ alone
+        assert len(both) == len(alone)
+        assert (both.T @ both - exact).abs().max() <= 1e-5 * exact.abs().max()
+
+
+# ---- static scales
+
+
+@pytest.fixture
+def draft() -> LoadedDraft:
+    return load_draft(tied() / "draft")
+
+
+@pytest.fixture
+def traces() -> TraceFolder:
+    return TraceFolder.open(tied() / "traces")
+
+
+def test_every_linear_has_a_scale_and_fused_ones_share_it(
+    draft: LoadedDraft, traces: TraceFolder
+) -> None:
+    """NVFP4 stores that of its groups: six, the largest FP4, times 448, the largest FP8 scale."""
+    largest = measure_absmax(DraftRun(draft, traces, 3))
+    assert sorted(largest) == sorted(draft.linears)
+    assert len({largest[ATTENTION + name] for name in ("q_proj", "k_proj", "v_proj")}) == 1
+    assert largest[MLP + "gate_proj"] == largest[MLP + "up_proj"]
+    assert len(set(largest.values())) == 4
+    fp8 = ActivationFormat(dtype="fp8_e4m3", granularity="tensor", dynamic=False)
+    nvfp4 = ActivationFormat(dtype="nvfp4", granularity="group", dynamic=True)
+    for absmax in largest.values():
+        for form, most in ((fp8, 448), (nvfp4, 2688)):
+            scale = stored_scale(absmax, form)
+            assert absmax / most <= scale < 2 * absmax / most
+            assert math.frexp(scale)[0] == 0.5  # a power of two
+    assert stored_scale(0.0, fp8) == 1
+
+
+def test_absmax_by_an_observer_of_ones_own(draft: LoadedDraft, traces: TraceFolder) -> None:
+    """K = 1 is one ordinary pass over each sequence: checked with plain causal attention."""
+    seen: dict[str, float] = {}
+
+    def observe(name: str, x: torch.Tensor) -> torch.Tensor:
+        seen[name] = max(seen.get(name, 0.0), float(x.abs().max()))
+        return x
+
+    def attend(
+        _layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
+    ) -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, is_causal=True, scale=scale, enable_gqa=True
+        )
+
+    forward = draft.family.forward(draft.geometry, draft.weights, observe)
+    for trace in traces:
+        rows = trace.num_tokens - 2
+        hidden = forward.fuse(trace.features[None, :rows])
+        forward.step(trace.token_ids[None, 1 : rows + 1], hidden, torch.arange(rows), attend)
+    measured = measure_absmax(DraftRun(draft, traces, 1))
+    for name, absmax in measured.items():
+        assert absmax == pytest.approx(seen[name], rel=1e-5)  # float32, other order of sums
+
+
+def test_no_data_or_broken_data(tmp_path: Path, draft: LoadedDraft, traces: TraceFolder) -> None:
+    with pytest.raises(CalibrationError, match="num_draft_tokens: expected at least 1, got 0"):
+        measure_absmax(DraftRun(draft, traces, 0))
+    with pytest.raises(CalibrationError, match="do not reach this linear: no continuation is"):
+        measure_absmax(DraftRun(draft, traces, 40))
+    broken = load_draft(save_draft(tmp_path / "draft", tied() / "target"))
+    broken.weights["layers.0.mlp.up_proj.weight"][0, 0] = torch.nan  # no folder with it is loaded
+    with pytest.raises(ForwardError, match="NaN or infinite"):
+        measure_absmax(DraftRun(broken, traces, 2))
+    other = {"eagle_aux_hidden_state_layer_ids": [2, 4, 5]}
+    shifted = load_draft(save_draft(tmp_path / "ids", tied() / "target", eagle_config=other))
+    with pytest.raises(TraceError, match="cannot use them"):
+        measure_absmax(DraftRun(shifted, traces, 2))
+
+
+def test_scales_of_a_balanced_draft_are_those_of_its_own_inputs(
+    traces: TraceFolder, tmp_path: Path
+) -> None:
+    """Halves 64 apart: the embedding half reaches q, k and v divided by 64."""
+    tensors = load_file(tied() / "draft" / "model.safetensors")
+    for name in ("q_proj", "k_proj", "v_proj"):
+        tensors[f"midlayer.self_attn.{name}.weight"][:, :HIDDEN] /= 64
+    tensors["midlayer.input_layernorm.weight"] *= 64  # large inputs, which one scale must not cover
+    shutil.copytree(tied() / "draft", tmp_path / "draft")
+    save_file(tensors, tmp_path / "draft" / "model.safetensors")
+    recipe = dataclasses.replace(
+        load_recipe("blackwell-fp8"),
+        algorithm=Algorithm(scale="absmax", rounding="nearest", balance_concat="auto"),
+    )
+    plan = make_plan(recipe, read_draft(Checkpoint.open(tmp_path / "draft")))
+    draft = load_draft(tmp_path / "draft")
+    (exponent,) = balanced_norms(plan).values()
+    assert exponent >= 4
+    halves = [0.0, 0.0]
+
+    def look(name: str, x: Tensor) -> Tensor:
+        if name == ATTENTION + "q_proj":
+            for i, half in enumerate(x.split(HIDDEN, dim=-1)):
+                halves[i] = max(halves[i], float(half.abs().max()))
+        return x
+
+    forward = draft.family.forward(draft.geometry, draft.weights, look)
+    run_over_traces(forward, DraftRun(draft, traces, 3))
+    scales = calibrated_scales(plan, DraftRun(draft, traces, 3)).input_scales
+    wanted = max(halves[0] / 2**exponent, halves[1]) / 448
+    assert scales["midlayer.self_attn.q_proj"] == 2.0 ** math.ceil(math.log2(wanted))
+    assert wanted < 0.5 * max(halves) / 448  # the source's own inputs would give another scale
+
+
+def test_scales_cover_all_that_fc_and_the_head_read(
+    draft: LoadedDraft, traces: TraceFolder
+) -> None:
+    """The head: of all rows at all depths, normed by hand."""
+    scales = measure_absmax(DraftRun(draft, traces, 3), others=["fc", "lm_head"])
+    features = max(float(trace.features.abs().max()) for trace in traces)
+    assert scales["fc"] == pytest.approx(features, rel=1e-6)
+    rows = []
+    for trace in traces:
+        passes = draft.forward.passes(
+            first_hidden(draft, traces, trace)[None],
+            trace.token_ids[None],
+            rows=whole_rows(trace.num_tokens, 3, first_row=trace.prompt_length - 1),
+            num_draft_tokens=3,
+        )
+        rows += [one.hidden.flatten(0, -2) for one in passes]
+    hidden = torch.cat(rows).detach()
+    normed = hidden / (hidden.square().mean(-1, keepdim=True) + draft.geometry.rms_norm_eps).sqrt()
+    largest = float((normed * draft.weights["norm.weight"]).abs().max())
+    assert scales["lm_head"] == pytest.approx(largest, rel=1e-5)
+
+
+def test_a_constant_scale_goes_to_every_quantized_linear() -> None:
+    draft = read_draft(Checkpoint.open(corpus.draft("eagle3-mla")))
+    plan = make_plan(load_recipe("blackwell-fp8-mla"), draft)
+    found = constant_scales(plan, 0.5)
+    assert found.input_scales == dict.fromkeys((step.row.module for step in plan.quantized), 0.5)
+    for wrong in (0.0, float("inf"), float("nan")):
+        with pytest.raises(BackendError, match=r"--input-scale: expected a positive number, got"):
+            constant_scales(plan, wrong)
