@@ -53,7 +53,7 @@ def record_asked(asked: RecordRun) -> TraceFolder | str:
     if asked.print_server_args:
         assert asked.shared is not None  # see `RecordRun.check`
         return EngineSetup(plan, Path(asked.shared), dict(asked.engine_args or {})).command()
-    assert asked.out is not None  # likewise
+    assert asked.out is not None  # as above
     unit: Unit = "items" if asked.engine == "vllm" else "work"
     turns = itertools.count(1)
     with ExitStack() as stack:

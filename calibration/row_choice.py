@@ -2,7 +2,7 @@
 
 Tokens come by how often the target said them, all categories together; but while the coverage of
 some category lies below `floor` times that of all, the next token is the one which that category
-says most. Tokens that were never said stand behind: by general counts of some other text where
+says most. Tokens that were never said come last: by general counts of some other text where
 there are some, then by how often they stand in prompts, then by id (ids of a BPE tokenizer are in
 the order of its merges). These break ties alone (docs/vocabulary.md has the figures).
 """

@@ -31,7 +31,7 @@ class Gpu:
     def widens_fp4(self) -> bool:
         """Kernels widen FP4 weights as they read them (vLLM 0.33: Marlin, on CUDA).
 
-        Else such a format is emulated: its weights are written out in 16 bits and read again
+        Otherwise the format is emulated: its weights are written out in 16 bits and read again
         (`EmulationNvFp4LinearKernel`, `EmulationMxfp4LinearKernel`, on ROCm).
         """
         return not self.arch.startswith("gfx")

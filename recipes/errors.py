@@ -49,7 +49,7 @@ ErrorT = TypeVar("ErrorT", bound=DraftQuantError)
 
 
 def refused(kind: type[ErrorT], where: object, module: str, row: str, /, **facts: object) -> ErrorT:
-    """An error in the words of refusals.toml beside a module of ours (its `__file__`).
+    """An error in the words of refusals.toml beside a module of draftquant (its `__file__`).
 
     `fix` is a fact where the row has none.
     """
@@ -135,7 +135,7 @@ class ForwardError(DraftQuantError):
 
 
 class EstimateError(DraftQuantError):
-    """Speed cannot be estimated: of an unknown GPU, of such a target, or of such a number."""
+    """Speed cannot be estimated: the GPU, the target or a number is unknown."""
 
 
 class TraceError(DraftQuantError):

@@ -41,7 +41,7 @@ def lazy_names(module: str) -> tuple[list[str], Callable[[str], Any]]:
 
 
 def table_beside(module: str, name: str = "") -> dict[str, Any]:
-    """The rows, in TOML, beside a module of ours (its `__file__`), under its name or another."""
+    """The rows, in TOML, beside a module (its `__file__`), under its name or another."""
     import tomllib
 
     path = Path(module).with_suffix(".toml")

@@ -396,7 +396,7 @@ class Recipe(Brief):
         )
 
     def of(self, rule: Rule) -> "Recipe":
-        """The recipe as it holds for the tensors of one of its rules: `in_format` of theirs."""
+        """The recipe as it holds for the tensors of one of its rules, in that rule's format."""
         return self.in_format(rule.format or self._own_format)
 
     @property

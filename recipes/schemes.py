@@ -23,7 +23,7 @@ FIRST_RECIPES: Mapping[str, str] = _ROWS["first_recipes"]
 LIKE: Mapping[str, str] = _ROWS["like"]
 """GPU on which no engine was executed -> one of these with the same number formats."""
 OTHER_GPUS = ("a100", "gfx942", "gfx950", "sm80", "sm90", "sm100")
-"""Of which none is the one to begin with."""
+"""Schemes that no user should begin with."""
 SAME: Mapping[str, str] = _ROWS["same"]
 """Scheme -> the recipe with the same number formats of weights and inputs."""
 DIFFERENT: Mapping[str, str] = {

@@ -1,7 +1,9 @@
 """Words of the pages: the glossary has every term of the program, and no page has house slang."""
 
+import ast
 import re
 import typing
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -36,6 +38,16 @@ BANNED = {
     r"what (a|the) (linear|draft) (really )?reads": "the linear's inputs",
 }
 """What no page says, outside of code -> what it says instead."""
+HOUSE = {
+    r"\bbehind (it|its|the|an?|each|this|that|them)\b": "after",
+    r"\bsuch an?\b": "this, that, like it",
+    r"\bof which (no|none|each|all|the)\b": "a sentence with a subject",
+    r"\blikewise\b": "too, as above",
+    r"\bof (theirs|ours)\b": "their, our",
+    r"\bis believed\b": "is used, is trusted",
+    r"\bwhat is not said\b": "the other keys",
+}
+"""What neither a page nor a docstring says -> what it says instead."""
 
 
 def prose(page: Path) -> str:
@@ -50,13 +62,27 @@ def prose(page: Path) -> str:
     "page", sorted({*PAGES} - {GLOSSARY}), ids=lambda page: page.relative_to(ROOT).as_posix()
 )
 def test_a_page_is_in_plain_words(page: Path) -> None:
-    text = re.sub(r"\s+", " ", prose(page))
+    assert list(slang(prose(page), BANNED | HOUSE)) == []
+
+
+@pytest.mark.parametrize("package", ["recipes", "quantize", "calibration", "validate", "scripts"])
+def test_a_docstring_is_in_plain_words(package: str) -> None:
     found = [
-        f"{text[max(match.start() - 30, 0) : match.end() + 20]!r}: say {better!r}"
-        for word, better in BANNED.items()
-        for match in re.finditer(word, text, re.IGNORECASE)
+        f"{module.relative_to(ROOT)}: {said}"
+        for module in sorted((ROOT / package).rglob("*.py"))
+        for node in ast.walk(ast.parse(module.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        for said in slang(str(node.value.value), HOUSE)
     ]
     assert found == []
+
+
+def slang(text: str, words: dict[str, str]) -> Iterator[str]:
+    """Where a text has one of the words, and what to say instead."""
+    text = re.sub(r"\s+", " ", text)
+    for word, better in words.items():
+        for match in re.finditer(word, text, re.IGNORECASE):
+            yield f"{text[max(match.start() - 30, 0) : match.end() + 20]!r}: say {better!r}"
 
 
 def test_a_banned_word_is_found_in_prose_and_not_in_code(tmp_path: Path) -> None:

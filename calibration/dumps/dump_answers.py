@@ -2,7 +2,7 @@
 
 A run of the loss mask is an answer, whatever stands between two of them. argmax(head(norm?(h))) is
 the next token wherever the target chose it. Tried are last states as they are and through the last
-norm, each as the state of the token of its row, of the one before and of the one behind it; the
+norm, each as the state of the token of its row, of the one before and of the one after it; the
 reading with which most answers are reproduced is the dump's.
 """
 

@@ -232,7 +232,7 @@ class WholeTexts:
         self._refused: list[tuple[Path, str]] = []
 
     def add(self, sample: Sample, stop: int) -> None:
-        """Take in the next text, of which the tokens before `stop` are used."""
+        """Take in the next text; its tokens before `stop` are used."""
         counts = self._counts
         counts.num_seen += 1
         if (counts.num_seen - 1) % self._every:

@@ -2,7 +2,7 @@
 
 `specforge`: `rows_0-2000/data_0.ckpt`, or `.ckpt.gz` with --compress. eagle3 and p-eagle have
 aux_hidden_state [1, N, 3 W]; of dflash and dspark hidden_states [1, N, m W] are the aux ones. Texts
-are captured in batches and padded behind with token 0 up to the longest, without a word in the
+are captured in batches and padded at the end with token 0 up to the longest, without a word in the
 file: the loss mask is 0 there. Source: sgl-project/SpecForge a6b6b02, specforge/data/utils.py,
 specforge/algorithms/*/providers.py, scripts/prepare_hidden_states.py.
 

@@ -1,4 +1,4 @@
-"""How a dump is to be read, settled by a few of its texts. Nothing is believed."""
+"""How a dump is to be read, settled by a few of its texts. Nothing is taken on trust."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -136,7 +136,7 @@ def _form(sample: Sample) -> str:
 
 
 def check_finite(sample: Sample, stop: int, width: int, layer_ids: Sequence[int]) -> None:
-    """Check that the states of the tokens before `stop` are numbers; behind it may lie padding."""
+    """Check that the states of the tokens before `stop` are numbers; after it may lie padding."""
     for what, states in (("aux", sample.aux), ("last", sample.last)):
         if states is None or bool(torch.isfinite(states[:stop]).all()):
             continue

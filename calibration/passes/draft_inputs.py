@@ -103,7 +103,7 @@ class DraftRun:
 
 
 def rows_along(text: TraceEntry | PromptTrace, num_draft_tokens: int) -> range:
-    """The rows of a continuation behind which so many tokens stand."""
+    """The rows of a continuation after which so many tokens stand."""
     return whole_rows(text.num_tokens, num_draft_tokens, first_row=text.prompt_length - 1)
 
 
@@ -259,7 +259,7 @@ def batches_of(
 def work_of(entries: Sequence[TraceEntry], num_draft_tokens: int) -> int:
     """Positions that a draft computes along prompts that go through it together, for progress.
 
-    Every prompt is as long as the longest; behind each token of its continuation stand K - 1 more.
+    Every prompt is as long as the longest; after each token of its continuation stand K - 1 more.
     """
     tokens = max(entry.num_tokens for entry in entries)
     rows = tokens - min(entry.prompt_length for entry in entries)
@@ -292,12 +292,12 @@ def proposals_of_batch(
 ) -> list[Proposals]:
     """What a draft proposes along several prompts, on the CPU.
 
-    Up to the first proposal of a row that is not accepted, that is: what would come behind it does
+    Up to the first proposal of a row that is not accepted, that is: what would come after it does
     not count, and is left out wherever no other row needs it. One scale for the inputs of a whole
-    call needs all of them, so such a draft (not `rounds_alone`) is given one prompt.
+    call needs all of them, so a draft that is not `rounds_alone` is given one prompt.
 
-    Prompts are filled up behind with their own last token and features: nothing looks ahead, and
-    what is filled up is finite wherever the prompt is.
+    Prompts are padded with their own last token and features: nothing looks ahead, and padding is
+    finite wherever the prompt is.
     """
     own = [rows_along(trace, num_draft_tokens) for trace in batch]
     rows = range(min(one.start for one in own), max(one.stop for one in own))

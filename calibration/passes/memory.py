@@ -201,7 +201,7 @@ class MemoryEstimate:
         return self.beside_first(largest)
 
     def groups(self, most: int) -> list[range]:
-        """Numbers of the drafts behind the first that fit beside it together, `most` at a time.
+        """Numbers of the drafts after the first that fit beside it together, `most` at a time.
 
         A draft that does not fit even alone is a group of its own; `in_turn` tells.
         """

@@ -1,7 +1,7 @@
 """What a draft proposes along a trace, and how much it can propose.
 
 What counts of a row are its proposals up to the first wrong one. A caller that counts says which
-rows it counts, and then nothing behind a wrong proposal is computed that others do not need.
+rows it counts, and then nothing after a wrong proposal is computed that others do not need.
 """
 
 from collections.abc import Callable, Sequence
@@ -153,8 +153,8 @@ def batch_proposals(
     """What a draft proposes from the same R rows of several sequences, [B, R, K] each.
 
     `hidden` [B, N - 1, W] are the draft's rows of the target's features, `token_ids` [B, N] int64:
-    nothing looks ahead, so shorter sequences may be padded behind. Without a temperature, above 0,
-    its most likely tokens alone are asked for. Of the rows that are `counted`, proposals count up
+    nothing looks ahead, so shorter sequences may be padded at the end. Without a temperature above
+    0 its most likely tokens alone are asked for. Of the rows that are `counted`, proposals count up
     to the first one that can never be accepted; None = every proposal of every row.
     """
     shape = (len(token_ids), len(rows), num_draft_tokens)

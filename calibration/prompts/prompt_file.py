@@ -1,4 +1,4 @@
-"""Prompt files: JSON lines, or the rows of a parquet file, in a form of ours or of others.
+"""Prompt files: JSON lines, or the rows of a parquet file, in our own form or in others.
 
     {"id": "a", "category": "code", "token_ids": [1, 2, 3]}
     {"id": "b", "category": "code", "text": "def f("}
@@ -119,7 +119,7 @@ Line = bytes | Mapping[str, Any]  # of a JSON lines file, or a row of a parquet 
 class Prompt:
     """One prompt, at least one token.
 
-    `later_turns` are texts of the user that stand behind it in the file. A text that goes on has a
+    `later_turns` are texts of the user that stand after it in the file. A text that goes on has a
     `conversation_sha256`, as a `PromptTrace` has.
     """
 

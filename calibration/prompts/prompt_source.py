@@ -1,7 +1,7 @@
 """Prompts by what a user names: a file, or a data set of the Hub, fetched or in the local cache.
 
 huggingface_hub brings the files, as it does for drafts: what `hf download --repo-type dataset` has
-left is found without a network. The package `datasets` reads them, and runs no code of theirs.
+left is found without a network. The package `datasets` reads them, and runs none of their code.
 """
 
 import contextlib
@@ -103,7 +103,7 @@ def _fetched(name: str, revision: str) -> Path:
 def _quiet(datasets: Any, reference: str) -> Iterator[None]:
     """Without bars, since our own counts prompts, and without what cards lack.
 
-    What `datasets` raises of files that it cannot read is an error of ours.
+    What `datasets` raises for files that it cannot read, as a draftquant error.
     """
     from huggingface_hub.utils import logging
 

@@ -109,7 +109,7 @@ def _difference(found: Sequence[PromptTrace], alone: Sequence[PromptTrace]) -> s
     for one, own in zip(found, alone, strict=True):
         count = min(len(one.features), len(own.features))
         equal = (one.token_ids[:count] == own.token_ids[:count]).long().cumprod(0)
-        count = int(equal.sum())  # behind a tie that falls otherwise, the texts are others
+        count = int(equal.sum())  # after a tie that falls otherwise, the texts are others
         expected = own.features[:count].double()
         apart = float((one.features[:count].double() - expected).norm() / expected.norm())
         if not apart <= _MAX_APART.get(own.features.dtype, _MAX_APART_ROUNDED):

@@ -226,12 +226,12 @@ class KeptRows:
             self._write(row, entry, features[i : i + 1])
 
     def chose(self, rows: Tensor, at: Tensor, chosen: Chosen) -> None:
-        """Keep the tokens that were chosen behind these entries."""
+        """Keep the tokens that were chosen after these entries."""
         for name, found in chosen.items():
             self._kept[name][rows, at] = found
 
     def continuations(self, rows: Sequence[int]) -> Tensor:
-        """[B, longest]: the tokens that were chosen, on the CPU; valid behind a prompt alone."""
+        """[B, longest]: the tokens that were chosen, on the CPU; valid only after a prompt."""
         return self._kept["token_ids"][torch.tensor(rows)].cpu()
 
     def leave(self, rows: Sequence[int], entries: Sequence[slice]) -> list[dict[str, Tensor]]:

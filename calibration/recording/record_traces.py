@@ -85,7 +85,7 @@ class HeldTraces:
         """Hold one."""
         names = [each.name for each in dataclasses.fields(trace)]
         given = {name: getattr(trace, name) for name in names}
-        # Tensors of prompts that ended together share memory, all of which each would travel with.
+        # Tensors of prompts that ended together share memory; each would travel with all of it.
         own: dict[str, Any] = {n: x.clone() for n, x in given.items() if isinstance(x, Tensor)}
         self.traces.append((position, dataclasses.replace(trace, **own)))
 

@@ -26,7 +26,7 @@ def unheld_layer(cache: DynamicCache) -> str | None:
 
 
 def takes_padding(cache: DynamicCache) -> bool:
-    """Whether every layer can be read behind padding: recurrent states would take it in."""
+    """Whether every layer can be read past padding: recurrent states would take it in."""
     return all(_has_columns(type(layer)) for layer in cache.layers)
 
 

@@ -143,7 +143,7 @@ class Ran:
 
 
 class RecordedTarget:
-    """The target with hooks behind its aux layers; hooks are removed on leaving the block."""
+    """The target with hooks after its aux layers; hooks are removed on leaving the block."""
 
     def __init__(
         self, model: Any, layers: nn.ModuleList, aux_layer_ids: Sequence[int], *, last_state: bool

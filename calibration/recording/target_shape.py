@@ -142,7 +142,7 @@ def chosen_layers(
 ) -> tuple[int, ...]:
     """The layers to record: those asked for, else the draft's, else EAGLE-3's defaults.
 
-    Of a draft without fc the last one, behind which comes the state that it reads.
+    Of a draft without fc the last one, after which comes the state that it reads.
     """
     if draft is not None and not draft.geometry.reads_features:
         raise refused(TraceError, f"draft {draft.name}", __file__, "reads-tokens")
@@ -169,7 +169,7 @@ def feature_spec(
 ) -> FeatureSpec:
     """What is stored of these layers: their outputs, or what the draft's fc makes of them.
 
-    Of a draft without fc it is the target's last hidden state, behind its final norm.
+    Of a draft without fc it is the target's last hidden state, after its final norm.
     """
     width = len(ids) * shape.hidden_size
     if draft is None:
@@ -295,7 +295,7 @@ class RecordingPlan:
 
     @property
     def reads_last_state(self) -> bool:
-        """Whether the draft reads the state behind the norm before the target's head."""
+        """Whether the draft reads the state after the norm before the target's head."""
         return self.fuse_with is not None and not self.fuse_with.geometry.reads_layers
 
     @property

@@ -2,7 +2,7 @@
 
 Beside every code stands a number in units of codes, its latent, which the optimiser moves; what is
 multiplied is the code that it rounds to. The gradient goes through the rounding as if there were
-none (the straight-through estimator of Bengio, Léonard and Courville 2013), and likewise for
+none (the straight-through estimator of Bengio, Léonard and Courville 2013), and in the same way for
 scales, whose logarithms are moved.
 """
 

@@ -99,7 +99,7 @@ class Learning:
         save_seconds: float,
         on_progress: Callable[[LearningProgress], None],
     ) -> tuple[Validation, ...]:
-        """All steps that are left after what is kept, of which the best one's codes are kept."""
+        """Run the steps that are left; keep the codes of the best one."""
         settings = self._settings
         if validations:
             kept = self._kept.tensors(self._optimiser.tensors())
@@ -193,7 +193,7 @@ class Learning:
             yield batch, self._reader.read([entries[i] for i in batch], [rows[i] for i in batch])
 
     def served(self) -> dict[str, Tensor]:
-        """The linears that learn as they stand, by tensor name, with a graph behind them."""
+        """The linears that learn as they stand, by tensor name, with an autograd graph."""
         return {f"{name}.weight": x.dequantized() for name, x in self._latents.items()}
 
     def forward(self, served: Mapping[str, Tensor]) -> DraftForward:
@@ -208,7 +208,7 @@ class Learning:
 
 
 ROUNDING = ".rounding"
-"""Behind the name of the output: where what is learned for it lies until that is complete."""
+"""After the name of the output: where what is learned for it lies until that is complete."""
 SAVE_SECONDS = 60.0  # between two states, at least: at real shape one takes 8 GB
 
 

@@ -47,7 +47,7 @@ class LearningSettings:
     scale_learning_rate: float = 1e-3
     warmup_steps: int = 10  # over which both rates rise; a cosine takes them down to nothing
     depth_decay: float = 0.8
-    missed_weight: float = 0.1  # of depths behind one at which the unquantized draft is wrong
+    missed_weight: float = 0.1  # of depths after one at which the unquantized draft is wrong
     validate_every: int = 10
     patience: int = 15  # looks without a better one, then it stops
     max_overlap_drop: float = 0.005

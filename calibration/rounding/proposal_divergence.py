@@ -1,7 +1,7 @@
 """How far a draft's proposals are from those of the unquantized draft, and the gradient of that.
 
 Logits are never held for more than some rows: a loss and its gradient with respect to the hidden
-states are computed part by part, and only hidden states have a graph behind them.
+states are computed part by part, and only hidden states have an autograd graph.
 """
 
 from collections.abc import Callable, Iterator, Sequence

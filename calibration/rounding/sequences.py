@@ -31,7 +31,7 @@ _FILLED_UP = 1.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearningSequences:
-    """Some traces as a draft reads them together, the shorter ones filled up behind."""
+    """Some traces as a draft reads them together, the shorter ones filled up at the end."""
 
     hidden: Tensor  # [B, N - 1, W], on the draft's device as token ids
     token_ids: Tensor  # [B, N] int64

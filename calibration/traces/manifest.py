@@ -228,7 +228,7 @@ class TraceManifest:
         format: kind of the file. version: version of the format.
         temperature: temperature of the continuations; 0 means greedy.
         sampling: how tokens were drawn; None for greedy continuations.
-        ignore_eos: whether continuations go on behind the target's end-of-text tokens.
+        ignore_eos: whether continuations go on after the target's end-of-text tokens.
         recorded_by: engine and version; None for transformers.
         target: the target that was recorded. features: what is stored for each position.
         logprobs: None if none are recorded; sampled traces have them.

@@ -272,7 +272,7 @@ def _alike(distinct: Mapping[tuple[int, ...], PromptText]) -> Iterator[Alike]:
 
 
 def _alike_in_shingles(distinct: Mapping[tuple[int, ...], PromptText]) -> Iterator[Alike]:
-    """Pairs of which the shorter is in the other, by the sketch of one and all shingles of both."""
+    """Pairs whose shorter prompt is in the longer: a sketch of one, all shingles of both."""
     texts = list(distinct.values())
     prompts = [text.shingled(PROMPT_WIDTH) for text in texts]
     templates = Templates(prompts)

@@ -1,4 +1,4 @@
-"""Recording from a real vLLM, in this process or behind a URL.
+"""Recording from a real vLLM, in this process or at a URL.
 
 Only the engine loads `connector` and `scheduler`, by the names that `kept_recording` gives it.
 """

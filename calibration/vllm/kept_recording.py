@@ -161,7 +161,7 @@ def plan_json(plan: RecordingPlan, identity: TargetIdentity) -> dict[str, Any]:
     }
 
 
-RECORDING = ".recording"  # behind the name of the output
+RECORDING = ".recording"  # after the name of the output
 _PLAN_FILE = "recording.json"
 _WAIT = 120.0  # seconds, for a file that an answer names
 _POLL = 0.02

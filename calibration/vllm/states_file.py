@@ -37,7 +37,7 @@ def layer_inputs(aux_layer_ids: Sequence[int]) -> tuple[int, ...]:
     """The ids by which vLLM knows the outputs of these layers.
 
     Ours count layers by their outputs, vLLM's by their inputs: what layer i gives is the input of
-    layer i + 1, and behind the last layer, before the final norm, that of none.
+    layer i + 1, and after the last layer, before the final norm, that of none.
     """
     return tuple(i + 1 for i in aux_layer_ids)
 

@@ -49,7 +49,7 @@ class LastNorm:
     eps: float
 
     def __call__(self, states: Tensor) -> Tensor:
-        """States [n, W] behind it, in their own dtype."""
+        """States [n, W] after it, in their own dtype."""
         x = states.float()
         root = (x.square().mean(dim=-1, keepdim=True) + self.eps).rsqrt()
         return (x * root * self.scale).to(states.dtype)

@@ -3,7 +3,7 @@
 The error of a linear's outputs over inputs x is the trace of E H Eᵀ, with E what rounding adds to
 the weight and H the mean of x xᵀ. With H = L Lᵀ, L lower triangular, it is the sum over columns c
 of ((E L)_c)^2: from the last column to the first, column c is rounded to make (E L)_c small, given
-the errors of the columns behind it. Scales are fixed beforehand. Errors reach the columns in three
+the errors of the columns after it. Scales are fixed beforehand. Errors reach the columns in three
 steps, so that nearly all of the work is in products of matrices.
 
 Source: Frantar et al., arXiv 2210.17323; in this form Chee et al., arXiv 2307.13304, theorem 6.
@@ -22,7 +22,7 @@ from ..numerics.quantized_weight import QuantizedWeight
 from .algorithm import Absmax, Algorithm, InputMoments, Moments, Need, RowAlgorithm, threads
 
 _BLOCK, _PANEL = 256, 16
-"""Columns between two products with all errors behind, and between two within a block. Measured on
+"""Columns between two products with all errors, and between two within a block. Measured on
 7168 x 1024 and 14336 x 2304; 128 takes a sixth more, panels of 8 and 32 as much."""
 _ONE = torch.ones(())
 
@@ -64,7 +64,7 @@ def _compensated(
     order, factor = feedback.order, feedback.factor
     served = served_scale(scales.scale, scales.global_scale).to(order.device).T
     groups = order // (scales.group_size or len(order))
-    # Weights, and behind the columns in turn the errors of those that are rounded.
+    # Weights, and after the columns in turn the errors of those that are rounded.
     columns = weight.T.index_select(0, order)
     codes = torch.empty_like(columns, dtype=scales.codes.dtype)
     for stop in range(len(order), 0, -_BLOCK):
@@ -87,7 +87,7 @@ def _round_block(
     """Round columns from the last to the first, panel by panel; all in place.
 
     Args:
-        wanted: [columns, rows], what each is to be, given the errors behind the block; becomes what
+        wanted: [columns, rows], what each is to be, given the errors after the block; becomes what
             each was to be given all errors, in steps.
         columns: [columns, rows], the weights; become the errors.
         taps: [columns, columns], lower triangular, ones on the diagonal.

@@ -56,7 +56,7 @@ class VendorBackend(Backend):
 
 @contextlib.contextmanager
 def toolkit_errors(toolkit: str, where: str, *, fix: str) -> Iterator[None]:
-    """What a toolkit raises, as an error of ours."""
+    """What a toolkit raises, as a draftquant error."""
     try:
         yield
     except TOOLKIT_ERRORS as exc:

@@ -171,7 +171,7 @@ def _recipe(
 ) -> Recipe:
     """The recipe of the folder; of another tool's, one that says no more than its formats.
 
-    Such a folder may have a layout that is only read: then it is of the wanted `layout` at once.
+    The folder may have a layout that is only read: it then has the wanted `layout` at once.
     """
     scheme = stored.scheme
     if scheme is None or not stored.modules:

@@ -5,7 +5,7 @@ name of an ordinary model; `EntryClass` of SGLang 0.5.23; TensorRT-LLM; the trai
 tells of a kind, tensors do.
 
 Kimi-Linear's config.json says `num_nextn_predict_layers` 0, which vLLM 0.33 and SGLang 0.5.23 take
-for its default (`configs/kimi_linear.py:49`, `:55`); no class of theirs serves such a layer. Of
+for its default (`configs/kimi_linear.py:49`, `:55`); none of its classes serves that layer. Of
 MiMo-V2's three layers vLLM serves the first alone, fed with its own output (`mimo_v2_mtp.py:37`),
 SGLang all, each fed with the target's state (`multi_layer_eagle_worker_v2.py:196`).
 """

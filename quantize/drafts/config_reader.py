@@ -209,7 +209,7 @@ def layers_in_both_places(
 
 
 def reads_aux_layers(config: Mapping[str, Any], where: object) -> bool:
-    """False if the draft reads the target's last hidden state, behind the final norm, and no fc.
+    """False if the draft reads the target's last hidden state, after the final norm, and no fc.
 
     `use_aux_hidden_state: false` is ModelOpt's default; both engines then hand over that state.
     Source: vLLM 0.33 `llama_eagle3.py:180-183,401`, `gpu_model_runner.py:653`; SGLang 0.5.23

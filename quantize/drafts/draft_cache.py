@@ -85,7 +85,7 @@ class CacheSite:
 
 
 def cache_sites(draft: Draft) -> tuple[CacheSite, ...]:
-    """One for each layer; refused where engines read no scales of such a draft's cache."""
+    """One for each layer; refused where engines read no scales of the draft's cache."""
     layers = cached_layers((row.canonical for row in draft.rows), draft.checkpoint.folder)
     family = draft.family
     reason = family.no_cache_scales

@@ -139,7 +139,7 @@ class Fusion:
     """How an engine's class sizes fc, which reads the hidden states of so many layers.
 
     Attributes:
-        counted_by: keys of config.json of which the first that says something, a number or a list,
+        counted_by: keys of config.json; the first one that holds something, a number or a list,
             says how many: 3 where none does. () = as many as the draft names.
         counts_empty: an empty list is no layers, not nothing said.
         null_width: its error for a target_hidden_size that is null; "" = then it is hidden_size.

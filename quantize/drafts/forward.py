@@ -75,7 +75,7 @@ class DraftForward(ABC):
         self._target_ids = target_ids(weights.get("d2t"))
 
     def caching(self, on_cache: OnCache) -> Self:
-        """The same maths over the same weights, with keys and values read from such a cache."""
+        """The same maths over the same weights, with keys and values read from that cache."""
         found = copy(self)
         found.on_cache = on_cache
         return found
@@ -147,7 +147,7 @@ class Drafting:
 
     Attributes:
         hidden: [B, N - 1, W], from `fuse`, from position 0 on.
-        token_ids: [B, N] int64. Nothing looks ahead, so shorter sequences may be padded behind.
+        token_ids: [B, N] int64. Nothing looks ahead, so shorter sequences may be padded at the end.
         rows: whose chains or blocks are drafted, each with all its K predictions inside the trace
             (`whole_rows`); other rows are context only.
         num_draft_tokens: K, at least 1 and no more than the draft can propose.

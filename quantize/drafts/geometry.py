@@ -35,7 +35,7 @@ class GroupedAttention:
         rotary_dim: so many of the first elements of a head are rotated.
         qk_norm: each head's query and key is normed before it is rotated, as in Qwen3.
         input_bias: q, k and v have biases, as in Qwen2. output_bias: o has one.
-        gate: the sigmoid of what multiplies the output: "elements", which q_proj gives behind the
+        gate: the sigmoid of what multiplies the output: "elements", which q_proj gives after the
             query of each head (Qwen3-Next); "heads", one number of g_proj for each (Step-3.5).
     """
 
@@ -112,7 +112,7 @@ class Geometry:
 
     @property
     def reads_layers(self) -> bool:
-        """False for a draft that reads the target's last hidden state, behind the final norm.
+        """False for a draft that reads the target's last hidden state, after the final norm.
 
         Traces hold that state as "fused" features, of no fc.
         """
@@ -125,7 +125,7 @@ class Geometry:
 
     @property
     def parallel(self) -> bool:
-        """True where all tokens of a chain are drafted in one pass, behind mask tokens."""
+        """True where all tokens of a chain are drafted in one pass, after mask tokens."""
         return False
 
     @property
@@ -149,7 +149,7 @@ class RotatedGeometry(Geometry):
 def last_state(sizes: dict[str, Any]) -> dict[str, Any]:
     """Sizes of a chain over the target's whole vocabulary and width, without an fc over layers.
 
-    It reads the target's last hidden state, behind the final norm, or its tokens alone.
+    It reads the target's last hidden state, after the final norm, or its tokens alone.
     """
     return {
         **sizes,

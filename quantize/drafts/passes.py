@@ -148,8 +148,8 @@ def _attend(
 ) -> Tensor:
     """Softmax over the context keys of rows <= t and the row's own chain keys, in float32 or wider.
 
-    Of q [B, H, T, D]; the context's keys are those of the rows 0, 1, ..., block after block, of
-    which the last holds `rows`; `own` are those of the T rows, per deeper step.
+    Of q [B, H, T, D]; the context's keys are those of the rows 0, 1, ..., block after block; the
+    last one holds `rows`; `own` are those of the T rows, per deeper step.
     """
     dtype, wide = q.dtype, torch.promote_types(q.dtype, torch.float32)
     q = q.to(wide)
@@ -288,11 +288,11 @@ class BlockForward(DraftForward):
 
     @abstractmethod
     def block(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """Draft the tokens behind A anchors, each in a block of its own.
+        """Draft the tokens after A anchors, each in a block of its own.
 
         Args:
             token_ids: [A, 1 + K] int64, target vocabulary: the last committed token of each block,
-                its anchor, and the K tokens recorded behind it. A draft that chooses its tokens one
+                its anchor, and the K tokens recorded after it. A draft that chooses its tokens one
                 after the other reads, for slot j, those before it: they are what it chose itself
                 wherever slot j counts. Others read the anchor alone.
             positions: [A] int64, where the anchors stand.

@@ -6,7 +6,7 @@ draft is what vLLM would serve. SGLang 0.5.23 does not read this layout.
 
 Sources: `config.py` of `eagle3`, `peagle`, `dflash`, `dspark` and `mtp` in speculators 0.9.0, which
 has no dflash2 yet; `transformers_utils/configs/speculators/algos.py` of vLLM 0.33, which has no
-mtp: such a layer is served inside its target, where the package's `scripts/stitch_mtp.py` puts it.
+mtp: the layer is served inside its target, where the package's `scripts/stitch_mtp.py` puts it.
 """
 
 import difflib

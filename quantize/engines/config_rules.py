@@ -14,7 +14,7 @@ from .engine import TRAITS
 BIAS_KEYS = ("attention_bias", "mlp_bias")
 NO_NAME = "config.json has no architectures, by which engines choose the model"
 _WHOLE_HEADS = ("llama",)
-"""model_type of which each head has hidden_size / num_attention_heads elements by default."""
+"""Each model_type whose heads have hidden_size / num_attention_heads elements by default."""
 _OWN_TYPES = {name: remedy for traits in TRAITS for name, remedy in traits.own_types.items()}
 _OF_MTP = frozenset().union(
     *(own.architectures for t in TRAITS if t.is_mtp for own in (t.vllm, t.sglang))
@@ -26,7 +26,7 @@ _OF_DRAFTS = {
     for own in (traits.vllm, traits.sglang)
     for name in own.architectures - _OF_MTP
 }
-"""Architecture that drafts have and no MTP layer -> what engines are told of such a draft."""
+"""Architecture that drafts have and no MTP layer -> what engines are told of that draft."""
 _OF_HEADS = frozenset({"head_dim", "num_key_value_heads"})
 """Keys that nobody reads of a latent attention."""
 _TYPES = data_file("versions")["types"]

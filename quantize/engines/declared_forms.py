@@ -173,7 +173,7 @@ _OF_ONE_FORMAT = frozenset({"auto-round"})
 """Layouts of which engines were asked with one format for all linears."""
 _BEFORE: Mapping[tuple[str, object], str] = {("auto-round", "reorder"): "awq-"}
 _BEHIND = {("awq", True): "="}
-"""What the name of a dtype has before it, by packing, and behind it, where symmetry is declared."""
+"""What the name of a dtype has before it, by packing, and after it, where symmetry is declared."""
 
 
 def of_declared(scheme: DeclaredScheme) -> LinearScheme:

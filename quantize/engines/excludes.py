@@ -90,7 +90,7 @@ def whole_or_parts(
 def by_parts(
     matched: Matching, patterns: Collection[str], module: Module, parts: Iterable[str], error: str
 ) -> bool | Finding:
-    """By these names, of which all are excluded or none."""
+    """By these names; either all of them are excluded or none."""
     found = {any(matched(pattern, name) for pattern in patterns) for name in parts}
     return one_answer(found, module, error)
 

@@ -113,7 +113,7 @@ class Vllm(Engine):
 
     @override
     def architecture_problem(self, config: Mapping[str, Any]) -> Finding | None:
-        """No other name is registered, alone or behind the "Eagle" or "Eagle3" of `EAGLEConfig`."""
+        """No other name is registered, alone or after the "Eagle" or "Eagle3" of `EAGLEConfig`."""
         name, model_type = declared_architecture(config), config.get("model_type")
         if model_type == "eagle":  # which reads the keys below "model", and is EAGLE-1 by default
             name = declared_architecture(nested_eagle_keys(config) or {})

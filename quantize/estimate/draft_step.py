@@ -77,7 +77,7 @@ def usual_context(config: Mapping[str, Any]) -> int:
 
 
 def checked_num_draft_tokens(geometry: Geometry, asked: int | None) -> int:
-    """K: as asked, else a chain of 3 or the whole block behind its anchor."""
+    """K: as asked, else a chain of 3 or the whole block after its anchor."""
     limit = geometry.token_limit
     if asked is not None and limit is not None and asked > limit.tokens:
         what = f"expected at most {limit.tokens}, got {asked}: {limit.why}"

@@ -59,7 +59,7 @@ def is_ours(card: str) -> bool:
 
 
 def around(card: str) -> tuple[str, str]:
-    """What others wrote before and behind our part, front matter left out."""
+    """What others wrote before and after our part, front matter left out."""
     _, text = split_front(card)
     if not is_ours(text):
         return "", text
@@ -68,7 +68,7 @@ def around(card: str) -> tuple[str, str]:
 
 
 def without_ours(card: str) -> str:
-    """What others wrote, with the front matter if anything is left to stand behind it."""
+    """What others wrote, with the front matter if anything is left to stand after it."""
     if not is_ours(card):
         return card
     text = "".join(around(card))

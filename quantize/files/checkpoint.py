@@ -90,7 +90,7 @@ def names_below(subtree: str, names: Collection[str], folder: Path) -> frozenset
 INDEX_FILE = "model.safetensors.index.json"
 CONFIG_FILE = "config.json"
 UNVERIFIED = ".unverified"
-"""Behind the name of the last file: what is staged looks like nothing that could be loaded."""
+"""After the name of the last file: what is staged looks like nothing that could be loaded."""
 UNVERIFIED_CONFIG_FILE = CONFIG_FILE + UNVERIFIED  # in staging: no engine takes it for a checkpoint
 PROVENANCE_FILE = "draftquant.json"
 BLOCK_BYTES = 1 << 20
@@ -102,7 +102,7 @@ class Checkpoint:
     """One draft folder.
 
     Attributes:
-        tensors: by name, sorted; experts that are stacked in one tensor one by one.
+        tensors: by name, sorted; each expert of a stacked tensor has its own entry.
         headers: by file. index: the parsed model.safetensors.index.json, None for a single file.
         subtree: only tensors below this prefix, or these with commas between them, are looked at;
             config.json is that of the model which they are a part of. None = it is whole.

@@ -86,7 +86,7 @@ def _load(stream: IO[bytes], size: int, most_bytes: int | None) -> Any:
 
 
 def _check_views(loaded: Any) -> None:
-    """Refuse tensors longer than their storage: such a view costs nothing to save."""
+    """Refuse tensors longer than their storage: a view like that costs nothing to save."""
     seen: set[int] = set()  # lists may hold one another, or themselves
     stands_for: dict[int, int] = {}
     waiting = [loaded]
@@ -111,7 +111,7 @@ def _check_views(loaded: Any) -> None:
 
 
 # Rows of a file are a tensor that takes no memory of its own. What was looked at counts as resident
-# until it is given back with `release`; `row_blocks` does that behind each block.
+# until it is given back with `release`; `row_blocks` does that after each block.
 
 BLOCK_ROWS = 4096
 """Rows that are looked at together."""

@@ -18,7 +18,7 @@ _EXPERTS = ".experts."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Merged:
-    """One quantization_config for both; in `cannot`, why an engine cannot take such a layer."""
+    """One quantization_config for both; in `cannot`, why an engine cannot take the layer."""
 
     value: dict[str, Any]
     cannot: Mapping[str, str] = field(default_factory=dict)

@@ -197,7 +197,7 @@ def check_tables(
         if mine.dtype != whole.dtype and mine.shape == whole.shape:
             continue  # the target's is quantized, and the layer's was not
         if whole.name.rpartition(".")[2] != _WEIGHT:
-            continue  # likewise, and packed
+            continue  # as above, and packed
         if mine.shape != whole.shape or tensor_digest(own, mine) != tensor_digest(target, whole):
             facts = {"name": name, "here": _said(mine), "there": _said(whole), "other": whole.name}
             raise refused(CheckpointError, own.folder, __file__, "other-table", **facts)

@@ -55,7 +55,7 @@ ONE_FORMAT = "declares one format for all linears"
 
 
 def _place(suffix: str) -> int:
-    """In a file shapes and zero points stand behind scales, and scales of inputs behind all."""
+    """In a file shapes and zero points stand after scales, and scales of inputs after all."""
     return 2 if suffix.startswith("input") else suffix.startswith(("weight_shape", "weight_zero"))
 
 

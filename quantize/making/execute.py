@@ -96,7 +96,7 @@ def execute(
     """Write what is not copied into the safetensors files of a plan, and wait for what is.
 
     Args:
-        exponents: of balanced norms and of the linears behind them: on-disk module -> k of 2^k.
+        exponents: of balanced norms and of the linears after them: on-disk module -> k of 2^k.
         device: where codes are computed and packed, unless a vendor's toolkit computes them.
     """
     with workers() as pool:

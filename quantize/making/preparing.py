@@ -112,7 +112,7 @@ def balanced_norms(plan: Plan) -> dict[str, int]:
 
 
 def balance_exponents(plan: Plan, balanced: Mapping[str, int]) -> dict[str, int]:
-    """Of balanced norms and of the linears behind them: on-disk module name -> k of 2^k."""
+    """Of balanced norms and of the linears after them: on-disk module name -> k of 2^k."""
     exponents = {name.removesuffix(".weight"): k for name, k in balanced.items()}
     if plan.balanced is not None and exponents:
         _, linears = plan.balanced

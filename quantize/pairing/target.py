@@ -1,6 +1,6 @@
 """A target as a draft meets it: what its config.json, its headers and its side files say.
 
-Of a target whose weights are not there (a Hub id, of which the JSON files alone are fetched) the
+For a target without weights (a Hub id, whose JSON files alone are fetched) the
 names stand in its index.
 """
 

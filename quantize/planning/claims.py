@@ -31,7 +31,7 @@ def claims(recipe: Recipe, draft: Draft) -> tuple[int, ...]:
 def changed_norms(recipe: Recipe, draft: Draft, claimed: Sequence[int]) -> dict[str, NormAction]:
     """What becomes of the norms that do not stay as they are, by canonical names.
 
-    The norm before the concat input is transformed if the linears behind it are quantized; norms
+    The norm before the concat input is transformed if the linears after it are quantized; norms
     learn where the recipe says so, that one too.
     """
     chosen = zip(draft.rows, claimed, strict=True)
@@ -99,7 +99,7 @@ def _problems(recipe: Recipe, rule: Rule, draft: Draft, row: Row) -> Problems:
 
 
 def _quantized_problems(recipe: Recipe, rule: Rule, draft: Draft, row: Row) -> Problems:
-    """Fc and the head stand before and behind what algorithms look at."""
+    """Fc and the head stand before and after what algorithms look at."""
     if row.role not in QUANTIZABLE or len(row.tensor.shape) != 2:
         reason = _NEVER_CODES.get(row.role, "it is not a linear")
         shape, roles = list(row.tensor.shape), ", ".join(QUANTIZABLE)

@@ -74,7 +74,7 @@ class Plan:
 
     @property
     def balanced(self) -> tuple[Step, tuple[Step, ...]] | None:
-        """The norm to be transformed and the linears behind it; None where there is none."""
+        """The norm to be transformed and the linears after it; None where there is none."""
         concat = self.draft.family.concat(self.draft.geometry)
         if concat is None or self.recipe.algorithm.balance_concat == "off":
             return None

@@ -97,7 +97,7 @@ def read_whole(checkpoint: Checkpoint, tensor: TensorInfo) -> Bytes:
 
 
 def read_integers(checkpoint: Checkpoint, tensor: TensorInfo) -> npt.NDArray[np.int64]:
-    """The elements of a tensor of one of the dtypes `INTEGERS`, one behind the other."""
+    """The elements of a tensor of one of the dtypes `INTEGERS`, one after the other."""
     return read_whole(checkpoint, tensor).view(INTEGERS[tensor.dtype]).astype(np.int64)
 
 

@@ -2,7 +2,7 @@
 
 vLLM 0.33 quantizes a head while it loads a draft (`draft_lm_head_quantization`): a copy of the
 target's head that the draft shares, on each process its own rows; for a draft with a head of its
-own it refuses to start. Nothing of it stands in a folder; what such a head multiplies by is
+own it refuses to start. Nothing of it stands in a folder; what that head multiplies by is
 computed here in vLLM's order of operations.
 
 Source: `layers/quantization/online/lm_head.py`, `online/fp8.py`, `config/speculative.py:1953` and

@@ -115,7 +115,7 @@ class StoredDraft:
     Attributes:
         modules: on-disk names of the linears that are stored quantized.
         draft: every quantized linear is one row `NAME.weight` of its unquantized shape, in the file
-            of its codes; dtype and byte range of such a row mean nothing.
+            of its codes; dtype and byte range of that row mean nothing.
     """
 
     checkpoint: Checkpoint

@@ -236,7 +236,7 @@ def config_faults(draft: Draft, output: Checkpoint, changes: Config | None) -> l
 def different_keys(
     wanted: Config, found: Config, *, but: Collection[str] = (_DECLARATION,)
 ) -> list[Fault]:
-    """The keys of config.json, but for some, of which the values differ."""
+    """The keys of config.json whose values differ, but for some."""
     keys = sorted((wanted.keys() | found.keys()) - set(but))
     pairs = {key: (said_of(wanted, key), said_of(found, key)) for key in keys}
     return differing(f"{CONFIG_FILE}: ", pairs)

@@ -109,7 +109,7 @@ def cut_view(source: StoredDraft, ids: Ids, tables: StoredTables | None) -> Iter
 def _written(
     stream: BinaryIO, name: str, dtype: str, blocks: Iterator[Bytes], shape: tuple[int, ...]
 ) -> TensorInfo:
-    """A tensor behind the others of an open file, whose absolute path stands for it."""
+    """A tensor after the others of an open file, whose absolute path stands for it."""
     start = stream.tell()
     for block in blocks:
         stream.write(block.data)

@@ -61,7 +61,7 @@ def print_error(exc: BaseException, *, as_json: bool = False) -> None:
 
 
 def print_document(text: str) -> None:
-    """Print text of ours that has lines of its own, such as YAML."""
+    """Print our own text that has several lines, such as YAML."""
     for line in text.splitlines():
         RESULTS.write(visible(line) + "\n")
 

@@ -23,7 +23,7 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
         needed.sort(key=lambda each: bool(each.option_strings))
         del groups
         if usage is None and prefix is None:
-            # argparse puts positional arguments behind options, where commas of nargs="+" end.
+            # argparse puts positional arguments after options, where commas of nargs="+" end.
             parts = [self._format_needed(each) for each in needed]
             usage = " ".join(["%(prog)s", *parts, "[options]"])
             if any(each.nargs == argparse.PARSER for each in needed):

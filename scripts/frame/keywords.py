@@ -19,7 +19,7 @@ from .settings import Form
 _OPTION = r"(?<![\w-])(?:--[a-z][a-z0-9-]*|-[a-z])(?![\w-])"
 _TOKEN = r"(?:\.\.\.|'[^' ]*'|[^\s;:()'\"]*[^\s,;:()'\".])"
 _VALUE = re.compile(r"\.\.\.|[A-Z][A-Z0-9_,]*|-?[0-9.]+\S*|\S*[/=~]\S*|\S+\.[a-z]+|auto|\d[\d,]*")
-"""What stands behind an option and is its value rather than the next word of the sentence."""
+"""What stands after an option and is its value rather than the next word of the sentence."""
 
 
 class Keyword(NamedTuple):
@@ -32,7 +32,7 @@ class Keyword(NamedTuple):
     choices: tuple[str, ...]
 
     def argument(self, words: list[str]) -> str:
-        """`tp=2`, of the words behind the option, from which it takes its value."""
+        """`tp=2`, of the words after the option, from which it takes its value."""
         if self.is_switch:
             return f"{self.name}=True"
         taken = list[str]()
@@ -170,7 +170,7 @@ def _all_keywords() -> Mapping[str, Keyword]:
 
 @functools.cache
 def _command() -> re.Pattern[str]:
-    """Commands, and the words behind them that may be their arguments."""
+    """Commands, and the words after them that may be their arguments."""
     names = sorted({*_spelled(_verbs())}, key=len, reverse=True)
     verbs = "|".join(map(re.escape, names))
     return re.compile(

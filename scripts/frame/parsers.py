@@ -315,7 +315,7 @@ COMMON = {names[-1].strip("-"): False for names, _ in _FLAGS}
 
 
 def add_common_options(parser: CommandParser) -> None:
-    """The common options, which count before and behind the name of a command."""
+    """The common options, which count before and after the name of a command."""
     parser.group_options()
     group = parser.add_argument_group()
     parser._action_groups.remove(group)  # help says them in short

@@ -17,7 +17,7 @@ from rich.text import Text
 from ...recipes.errors import visible
 from .streams import discard
 
-_PIPED_WIDTH = 160  # a pipe has no width: wide enough for most tables of ours
+_PIPED_WIDTH = 160  # a pipe has no width: wide enough for most tables of draftquant
 _BORDERS = 3
 """Characters that each column has beside its cells; the table has one more."""
 Part = str | tuple[str, str]

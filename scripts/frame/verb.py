@@ -38,7 +38,7 @@ class Verb(Protocol[P, R_co]):
 
     @property
     def form(self) -> Form[Any]:
-        """What it is asked, of which the parser of the command is made."""
+        """What it is asked; the command's parser is made from it."""
 
     @property
     def run(self) -> "Callable[[Any], R_co]":
@@ -93,7 +93,7 @@ def verb(
         parameters = [
             each.replace(annotation=kinds[each.name]) for each in signature.parameters.values()
         ]
-        parameters.sort(key=lambda each: each.name == "listener")  # stands behind what is asked for
+        parameters.sort(key=lambda each: each.name == "listener")  # stands after what is asked for
         function.__name__, function.__qualname__, function.__module__ = name, name, run.__module__
         function.__doc__ = documented(run, options)
         function.__annotations__ = {

@@ -29,7 +29,7 @@ def vocab(settings: VocabRun) -> "reports.VocabReport":
 
     Raises:
         DraftQuantError: the draft, the traces or the counts cannot be read, do not belong together,
-            or the vocabulary of such a draft cannot be cut.
+            or the vocabulary of this kind of draft cannot be cut.
     """
     from ...validate.comparison.vocabulary_curve import vocabulary_as_asked
 

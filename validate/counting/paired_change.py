@@ -138,7 +138,7 @@ class PairedChange:
         return relative(self.lower), relative(self.upper)
 
     def num_prompts_for(self, effective: int) -> int:
-        """Prompts like these that have such an effective sample size."""
+        """Prompts like these that have this effective sample size."""
         return math.ceil(effective * self.num_prompts / self.effective_num_prompts)
 
     def widened(self, other: "PairedChange") -> "PairedChange":
@@ -236,7 +236,7 @@ def required_prompts(
     """Prompts with which a draft like this one would pass with probability `power`.
 
     N = ((z_confidence + z_power) * sd / (theta - log(1 - max_relative_drop)))^2, rounded up, and at
-    least as many as are `min_prompts` in effect. What makes N a range is theta.
+    least an effective `min_prompts`. What makes N a range is theta.
     """
     z = float(stats.norm.ppf(change.confidence) + stats.norm.ppf(power))
     least = change.num_prompts_for(min_prompts)

@@ -207,7 +207,7 @@ def _output_ids(line: Fields) -> str | None:
 def read_bench_serve(path: Path) -> ForeignMeasurement:
     """All requests of `vllm bench serve --save-result --save-detailed`, in their order.
 
-    It has no verify steps, but a time in `itls` for every event behind the first. An event is one
+    It has no verify steps, but a time in `itls` for every event after the first. An event is one
     verify step, unless the server sent two together: none were, if the sum is that of the server's
     counters (benchmarks/serve.py, benchmarks/lib/endpoint_request_func.py), else MeasureError.
     """

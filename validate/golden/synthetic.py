@@ -1,7 +1,7 @@
 """Golden acceptance as engines simulate it: load tests without the draft's weights, or on any text.
 
 Engines run draft and verification as ever, and then overrule what is accepted: their text is not
-the target's, and neither quality nor acceptance may be measured on such a server.
+the target's, and neither quality nor acceptance may be measured on that server.
 """
 
 import json

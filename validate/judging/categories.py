@@ -41,7 +41,7 @@ class CategoryFigures:
 
     `outcome` is None where the prompts are too few to judge it. `certainly_lost`: even its upper
     bound lies beyond the limit, at the confidence with which one honest draft in twenty would have
-    such a part at its very limit; or it fails without declared clusters.
+    a part at its very limit; or it fails without declared clusters.
     """
 
     category: str

@@ -1,4 +1,4 @@
-"""From evidence to a verdict: a ladder of rules, of which the first that applies decides.
+"""From evidence to a verdict: a ladder of rules; the first one that applies decides.
 
 PASS          the lower bound of the change clears the margin, and no part of it fails
 FAIL          the upper bound lies beyond the margin, or that of a part beyond its own

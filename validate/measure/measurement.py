@@ -1,6 +1,6 @@
 """A measurement: which server was asked for what, and what every request got.
 
-Times are of the client's monotonic clock: no clock of a server is believed.
+Times are of the client's monotonic clock: no server's clock is used.
 """
 
 import hashlib
@@ -133,7 +133,7 @@ class RequestRecord(PromptKey):
 
     @property
     def time_per_output_token(self) -> float | None:
-        """Seconds per token behind the first; None where that is not known."""
+        """Seconds per token after the first; None where that is not known."""
         if self.time_to_first_token is None or len(self.token_ids) < 2:
             return None
         return (self.latency - self.time_to_first_token) / (len(self.token_ids) - 1)

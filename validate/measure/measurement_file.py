@@ -96,7 +96,7 @@ def _decoded(kind: type, line: bytes, where: str) -> Any:
 
 
 MEASURING = ".measuring"
-"""Behind the name of the output."""
+"""After the name of the output."""
 
 
 class KeptRecords:
@@ -165,7 +165,7 @@ class KeptRecords:
             self._append(line_of(self._setup))
 
     def _append(self, line: str) -> None:
-        """Write a line; behind one that is cut off nothing may follow."""
+        """Write a line; after one that is cut off nothing may follow."""
         if self._is_broken:
             raise OutputError(self.path, "cannot be written, as before", fix="free some space")
         data = memoryview(line.encode())

@@ -92,7 +92,7 @@ def _told_by(named: str | None, draft: DraftIdentity) -> ToldBy | None:
 
 
 def _folder(named: str) -> Path | None:
-    """What is meant, where this machine has such a folder; the server may be another one."""
+    """What is meant, where this machine has that folder; the server may run elsewhere."""
     try:
         return Path(named) if Path(named).is_dir() else None
     except OSError:  # too long for a path

@@ -246,7 +246,7 @@ class Completion:
 
 
 STREAM = {"stream": True, "stream_options": {"include_usage": True}}
-"""vLLM's metrics ride on the event behind the last token, which only this asks for."""
+"""vLLM's metrics ride on the event after the last token, which only this asks for."""
 
 
 def sampling(ask: Ask, most: str, least: str, number: type = float) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 Read in the sources of 1.0 to 1.3 (paths below `tensorrt_llm`; functions, as lines move). No answer
 holds a histogram, but every event of a stream tells how many steps it stands for, prefill's too. A
-token behind the end of the output is dropped before it is told, so a verify step is known only if
+token after the end of the output is dropped before it is told, so a verify step is known only if
 K + 1 tokens of output stood still to be written when it began: of these alone the histogram is,
 which biases nothing, as that depends on the position alone. Told nowhere are relaxed acceptance
 (`use_relaxed_acceptance_for_thinking`), which is lossy, and `max_concurrency` and

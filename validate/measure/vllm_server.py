@@ -331,7 +331,7 @@ async def counted_steps(
 async def _idle(client: ServerClient, before: ServerCounters | None = None) -> ServerCounters:
     """The counters when nothing runs, and after `before` with one more request that finished.
 
-    What an attempt of ours has left ends soon; the last token may be sent before it is counted.
+    What our own attempt has left ends soon; the last token may be sent before it is counted.
     """
     for _ in range(_PATIENCE):
         counters = await read_counters(client)

@@ -49,7 +49,7 @@ class Finding:
     details: tuple[Mapping[str, object], ...] = ()
 
     def problem(self) -> str:
-        """What no check of ours says; empty for what one may say."""
+        """What none of our checks says; empty for what one may say."""
         if self.verdict in ("PASS", "FAIL") and self.threshold is None:
             return f"verdict {self.verdict} without a threshold"
         if (self.lower is None) != (self.confidence is None):

@@ -95,7 +95,7 @@ def page(document: Document) -> str:
 
 
 def render(template: str, *loaders: PackageLoader, **values: Any) -> str:
-    """A page of ours: text that comes from files is escaped, and made visible."""
+    """Our own page: text that comes from files is escaped, and made visible."""
     own = PackageLoader(__package__, "")
     environment = Environment(
         loader=ChoiceLoader([*loaders, own]),

@@ -106,7 +106,7 @@ def model_card(folder: Path, request: CardRequest) -> str:
     """The text of README.md. Every tensor is read, and has to be the one that was recorded.
 
     What somebody wrote into README.md beside our part stays, and so does the card that came from
-    the source, behind ours.
+    the source, after ours.
     """
     checkpoint = Checkpoint.open(folder)
     recorded = read_provenance(folder)

@@ -1,7 +1,7 @@
 """The report as Markdown, which one pastes into a pull request, and as JUnit's XML, for every CI.
 
 The suite of JUnit is green exactly where the job is. What the policy leaves open is skipped; and
-where an INCONCLUSIVE verdict fails no job, so is every case that is not passed under such a
+where an INCONCLUSIVE verdict fails no job, so is every case that is not passed under that
 verdict.
 """
 
@@ -55,7 +55,7 @@ def markdown(document: Document) -> str:
 
 
 def plain_text(template: str, filters: Mapping[str, Callable[..., str]], **values: Any) -> str:
-    """A text by a template of ours, in which foreign text passes one of the filters."""
+    """A text by one of our templates, in which foreign text passes one of the filters."""
     environment = Environment(
         loader=PackageLoader(__package__, ""),
         autoescape=False,

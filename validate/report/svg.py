@@ -110,7 +110,7 @@ class Drawing:
             pattern = ElementTree.Element("pattern", {"id": name, **size, **turned})
             ends = {"x1": "0", "y1": "0", "x2": "0", "y2": "5", "class": "hatch"}
             ElementTree.SubElement(pattern, "line", ends)
-            self._root.insert(2, pattern)  # behind title and description
+            self._root.insert(2, pattern)  # after title and description
         return name
 
     def _drawn(self, tag: str, look: str, **attributes: float | str) -> ElementTree.Element:
@@ -129,7 +129,7 @@ def _points(points: Sequence[tuple[float, float]]) -> str:
 
 
 def _number(value: float) -> str:
-    """Two digits behind the point: equal drawings are equal files."""
+    """Two digits after the point: equal drawings are equal files."""
     return f"{value:.2f}".rstrip("0").rstrip(".")
 
 

@@ -193,7 +193,7 @@ class DSparkForward(DFlashForward):
 def nested_keys(draft: Draft) -> Iterator[Lint]:
     """Source: vLLM 0.33 `qwen3_dspark.py:212`, SGLang 0.5.23 `dspark.py:384`, both executed.
 
-    SpecForge trains from such a file, and its export moves the keys
+    SpecForge trains from this file, and its export moves the keys
     (`scripts/gates/normalize_dflash_export.py`).
     """
     config = draft.checkpoint.config

@@ -2,7 +2,7 @@
 
 `model.layers.45` to `47` of the released folder: attention within a window, with a gate for each
 head, and a dense MLP. vLLM 0.33 serves Step3p5ForCausalLM as `Step3p5MTP`
-(`config/speculative.py:1041`), SGLang 0.5.23 likewise (`model_config.py:1097`). In both, module i
+(`config/speculative.py:1041`), SGLang 0.5.23 too (`model_config.py:1097`). In both, module i
 drafts token i + 1 and reads what module i - 1 gave before its last norm, the first one what the
 target's last layer gave before the final norm (`step3p5.py`, `compute_logits`); neither zeroes the
 embedding at position 0. Norms multiply by 1 + weight (`GemmaRMSNorm`).

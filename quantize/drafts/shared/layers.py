@@ -309,7 +309,7 @@ class LayersForward(ModulesForward):
         return self.attention.output(number, y, positions, attend, self)
 
     def mlp(self, number: int, z: Tensor) -> Tensor:
-        """What stands behind the attention of a layer, a gated MLP."""
+        """What stands after the attention of a layer, a gated MLP."""
         return gated_mlp(f"layers.{number}.mlp.", z, self)
 
 

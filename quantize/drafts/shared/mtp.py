@@ -1,6 +1,6 @@
 """Multi-token prediction (MTP, NextN) layers: what all their families share.
 
-One decoder layer that a target was trained with. It reads the target's last hidden state, behind
+One decoder layer that a target was trained with. It reads the target's last hidden state, after
 the final norm, and the next token's embedding: each normed, concatenated, and mapped to one row by
 a linear that we call fc. Further draft tokens come of the same layer, fed with its own output; or,
 of several modules, from the next one, fed with what the one before gave.
@@ -109,7 +109,7 @@ class Mtp(Family):
     masks_first: ClassVar[bool] = True
     """The embedding at position 0 is taken for zeros."""
     feeds_back_normed: ClassVar[bool]
-    """The next step reads the layer's output behind its last norm, as the head does."""
+    """The next step reads the layer's output after its last norm, as the head does."""
     zero_centred: ClassVar[bool] = False
     """Norms multiply by 1 + weight."""
 

@@ -171,7 +171,7 @@ class DeclaredScheme:
 
     @property
     def transposed(self) -> bool:
-        """True if scales are stored [groups, out], and codes likewise."""
+        """True if scales are stored [groups, out], and codes as well."""
         return self.layout.transposed(self)
 
     @property

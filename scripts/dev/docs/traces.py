@@ -84,7 +84,7 @@ def attributes(cls: type) -> Mapping[str, str]:
 
 
 def _inner(description: str, fields: list[str]) -> list[tuple[str, str]]:
-    """Fields that are described behind another one: "layers. vocab_size: token ids lie in"."""
+    """Fields that are described after another one: "layers. vocab_size: token ids lie in"."""
     pieces = re.split(rf"\. ({'|'.join(fields)}): ", description)
     return list(zip(pieces[1::2], pieces[2::2], strict=True))
 

@@ -3,7 +3,7 @@
 No target of that width fits this purpose, so features are made to suit the chain of the draft, and
 a share of what it proposes is right. A feature says the next token but one: the row of the head of
 that token, sent back through fc, under noise whose strength differs by position as margins of real
-drafts do. The text repeats tokens for a while, so that the tokens behind have something to follow
+drafts do. The text repeats tokens for a while, so that the tokens after have something to follow
 from.
 """
 

@@ -46,7 +46,7 @@ def replay(draft: Draft, traces: Traces, *, num_draft_tokens: int) -> Acceptance
 
 
 def counted(accepted: Tensor, *, num_draft_tokens: int) -> AcceptanceCounts:
-    """Walk from step to step: the next one starts behind the accepted tokens and the bonus token.
+    """Walk from step to step: the next one starts after the accepted tokens and the bonus token.
 
     Args:
         accepted: [N, R] of `accepted_by_row`.

@@ -61,7 +61,7 @@ class DraftKind:
         return self.outside.get(module, module) + canonical.removeprefix(module)
 
     def geometry(self, target_size: TargetSize) -> Geometry:
-        """What shapes and maths of a draft over such a target follow from."""
+        """What shapes and maths of a draft over the target follow from."""
         return self.family.read_geometry(self.config(target_size), "config.json")
 
 

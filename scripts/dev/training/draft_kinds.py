@@ -276,7 +276,7 @@ MIMO_MTP = DraftKind(
     first_layer=_MIMO,
     outside={canonical: f"{_MIMO}{module}" for module, canonical in mimo_mtp.FAMILY.outer.items()},
 )
-_GLM = "model.layers.4."  # behind the four of the small target
+_GLM = "model.layers.4."  # after the four of the small target
 GLM4_MOE_MTP = DraftKind(
     family=glm4_moe_mtp.FAMILY,
     config=_glm4_moe_mtp,

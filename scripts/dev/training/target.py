@@ -59,7 +59,7 @@ class TargetKind:
 
 
 LATENT_SCALE = 1 / 8
-"""Of the norm before a wide latent, at first. The linear behind it has 512 inputs: a step of Adam,
+"""Of the norm before a wide latent, at first. The linear after it has 512 inputs: a step of Adam,
 which moves them all alike, would change its outputs eight times as much as with 64, and the target
 learns nothing for a hundred steps."""
 
@@ -204,7 +204,7 @@ def record_traces(
     Args:
         token_ids: [N, T] int64.
         aux_layer_ids: layers whose output is kept, ascending; 0 is the first decoder layer. None =
-            the last hidden state, behind the final norm.
+            the last hidden state, after the final norm.
     """
     features: list[Tensor] = []
     final_hidden: list[Tensor] = []
