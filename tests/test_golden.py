@@ -86,7 +86,7 @@ def _figures(**changes: Any) -> dict[str, Any]:
     return {**found, "a": {**found["a"], **changes}}
 
 
-def test_what_does_not_follow_is_refused(subtests: pytest.Subtests, tmp_path: Path) -> None:
+def test_what_does_not_follow_is_refused(tmp_path: Path) -> None:
     rows: list[tuple[dict[str, Any], str]] = [
         (
             {"categories": _figures(mean_acceptance_length=1.6)},
@@ -101,11 +101,10 @@ def test_what_does_not_follow_is_refused(subtests: pytest.Subtests, tmp_path: Pa
         ({"mean": 3}, "unknown key"),
     ]
     for changes, said in rows:
-        with subtests.test(f"{said}"):
-            with pytest.raises(GoldenError) as caught:
-                read_golden(written(tmp_path / "G.json", **changes))
-            assert said in str(caught.value)
-            assert "--golden" in str(caught.value)
+        with pytest.raises(GoldenError) as caught:
+            read_golden(written(tmp_path / "G.json", **changes))
+        assert said in str(caught.value)
+        assert "--golden" in str(caught.value)
 
 
 def test_a_measurement_gives_all_its_verify_steps_as_they_were_counted() -> None:

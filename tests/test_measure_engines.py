@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from draftquant.calibration.prompts.prompt_file import read_prompts
 from draftquant.calibration.recording.decoding import Decoding
 from draftquant.calibration.server_client import Event, Reply
 from draftquant.recipes.errors import MeasureError, ServerError
@@ -30,7 +29,6 @@ from stand.asking import (
     replayed,
     shared_decoder,
 )
-from stand.decoder import PAIRS, Decoder
 from stand.server import Fault, Object, Stand, served
 from stand.sglang import SGLangStand
 from stand.tensorrt_llm import TensorRTLLMStand
@@ -111,7 +109,7 @@ def test_counts_are_those_of_replay(stand: Engine, replayed: Replayed, usual: bo
         stand.config_info = usual
     answers = complete(stand)
     for answer, token_ids, rounds in zip(answers, replayed.token_ids, replayed.rounds, strict=True):
-        assert answer.token_ids == token_ids
+        assert (answer.token_ids, answer.ended) == (token_ids, "length")
         expected = known(stand, rounds, len(token_ids))
         assert len(rounds) - len(expected) <= 1
         assert answer.accepted is not None
@@ -121,20 +119,11 @@ def test_counts_are_those_of_replay(stand: Engine, replayed: Replayed, usual: bo
         assert len(left) <= (3 if stand.engine == "sglang" else 0)
         assert answer.histogram == tuple(answer.accepted.count(j) for j in range(4))
         assert 0 <= answer.num_cut_rounds <= (0 if stand.engine == "sglang" else 3)
-        assert answer.drafted is None
-        assert answer.time_to_first_token is not None
-        assert 0 < answer.time_to_first_token <= answer.latency
-    assert {a.ended for a in answers} == {"length"}
+        assert 0 < (answer.time_to_first_token or 0) <= answer.latency
     probes = int(not usual and stand.engine == "tensorrt-llm")
     assert len(stand.asked) == len(PROMPTS) + probes
     assert {"/perf_metrics", "/model_info"}.isdisjoint(stand.got)
     assert stand.got.count("/metrics") == probes  # SGLang's gauges lie
-
-
-def test_one_token_needs_no_round(stand: Engine) -> None:
-    (answer,) = complete(stand, FIRST, ask(max_new_tokens=1))
-    assert (answer.histogram, answer.accepted) == ((0, 0, 0, 0), ())
-    assert (answer.num_draft_tokens, len(answer.token_ids)) == (None, 1)
 
 
 @pytest.mark.parametrize("keeps_stop", [True, False])
@@ -222,24 +211,17 @@ def test_a_run_goes_through_a_storm(stand: Engine, replayed: Replayed, tmp_path:
     taken = measure(tmp_path / "run.jsonl", address, get_protocol(stand.engine), plan)
     assert len(stand.asked) == len(PROMPTS) + plan.num_warm_up + len(storm)
     assert read_measurement(tmp_path / "run.jsonl").records == taken.records
-    for record, token_ids, rounds in zip(
-        taken.records, replayed.token_ids, replayed.rounds, strict=True
-    ):
-        assert record.token_ids == token_ids
-        assert record.accepted is not None
+    assert [one.token_ids for one in taken.records] == replayed.token_ids
+    for one, rounds in zip(taken.records, replayed.rounds, strict=True):
         expected = known(stand, rounds, NUM_TOKENS)
-        assert record.accepted[: len(expected)] == expected
-        if stand.engine == "tensorrt-llm":
-            written = 1 + sum(record.accepted) + len(record.accepted)
-            assert (written < len(token_ids)) is (record.num_cut_rounds > 0)
-            assert len(token_ids) - written <= 3
+        assert (one.accepted or ())[: len(expected)] == expected
     for number in (-1, 4):
         cut = dataclasses.replace(taken.records[0], num_cut_rounds=number)
         assert "num_cut_rounds: expected 0 to K" in (record_problem(cut, taken.setup) or "")
 
 
 def test_no_value_breaks_a_reader(stand: Engine) -> None:
-    """Every field of a stream's events in turn, with every kind of value."""
+    """Every field of a stream's events in turn, with every third of the kinds of values."""
     prompt, asked = {"input_ids": [1, 2]}, {"temperature": 0, "ignore_eos": True}
     if stand.engine == "sglang":
         body = {**prompt, "sampling_params": asked | {"max_new_tokens": 8}, "stream": True,
@@ -250,7 +232,7 @@ def test_no_value_breaks_a_reader(stand: Engine) -> None:
                 "stream_options": {"include_usage": True}, "logprobs": 2}  # fmt: skip
         made = stand.post("/v1/completions", body)
     good = [Event(0.1 * i, event) for i, event in enumerate(made, 1)]
-    for events in itertools.chain([good], broken(good)):
+    for events in itertools.chain([good], itertools.islice(broken(good), 0, None, 3)):
         reply = Reply(events=tuple(events), num_attempts=1)
         with suppress(*() if events is good else (AnswerProblem, MeasureError)):
             if stand.engine == "sglang":
@@ -439,23 +421,6 @@ def test_servers_that_cannot_be_measured(sglang: SGLangStand, trtllm: TensorRTLL
 # ---- SGLang alone
 
 
-def test_a_block_draft_is_counted_alike(tmp_path: Path) -> None:
-    """DFlash: eight tokens are verified in a round, seven of which are drafted."""
-    prompts = read_prompts(PAIRS / "dflash" / "prompts.jsonl")[:2]
-    by_replay = Replayed(tmp_path, "dflash", prompts, 7)
-    info = {"speculative_algorithm": "DFLASH", "speculative_num_steps": 1}
-    with served(SGLangStand(decoder=Decoder("dflash", num_draft_tokens=7), info=info)) as made:
-        _, speculation = identify(made)
-        answers = complete(made, prompts)
-    assert speculation is not None
-    assert (speculation.num_draft_tokens, speculation.method) == (7, "DFLASH")
-    for answer, ids, rounds in zip(answers, by_replay.token_ids, by_replay.rounds, strict=True):
-        assert answer.token_ids == ids
-        assert answer.accepted is not None
-        assert answer.accepted[: len(rounds)] == rounds
-        assert len(rounds) > 3
-
-
 def test_counts_by_older_names_and_of_rounds_that_nobody_fetched_apart(sglang: SGLangStand) -> None:
     apart = complete(sglang)
     sglang.old_names, sglang.fetched = True, 3
@@ -473,32 +438,29 @@ def test_long_answers_are_not_repeated_in_every_event(sglang: SGLangStand) -> No
     assert [body.get("stream", False) for body in sglang.asked] == [False, True]
 
 
-@pytest.mark.parametrize(("info", "told"), [
-    ({"speculative_accept_threshold_single": 0.9}, ["accept_threshold_single = 0.9"]),
-    ({"internal_states": [{"env_vars": {"SGLANG_SIMULATE_ACC_LEN": "3.5"}}, 7]},
-     ["SGLANG_SIMULATE_ACC_LEN = '3.5'"]),
-    ({"internal_states": None, "speculative_accept_threshold_acc": 1}, []),
-])  # fmt: skip
-def test_lossy_settings_are_told(sglang: SGLangStand, info: Object, told: list[str]) -> None:
-    sglang.info = info
-    _, speculation = identify(sglang)
-    assert speculation is not None
-    assert [name.removeprefix("speculative_") for name in speculation.lossy] == told
+def test_lossy_settings_are_told(sglang: SGLangStand) -> None:
+    simulated = {"env_vars": {"SGLANG_SIMULATE_ACC_LEN": "3.5"}}
+    for info, told in (
+        ({"speculative_accept_threshold_single": 0.9}, ["accept_threshold_single = 0.9"]),
+        ({"internal_states": [simulated, 7]}, ["SGLANG_SIMULATE_ACC_LEN = '3.5'"]),
+        ({"internal_states": None, "speculative_accept_threshold_acc": 1}, []),
+    ):
+        sglang.info = info
+        _, speculation = identify(sglang)
+        assert speculation is not None
+        assert [name.removeprefix("speculative_") for name in speculation.lossy] == told
 
 
-@pytest.mark.parametrize(("info", "refuses"), [
-    ({"device": "cpu"}, True),
-    ({"attention_backend": "aiter"}, True),
-    ({"attention_backend": "aiter", "speculative_use_rejection_sampling": True}, False),
-])  # fmt: skip
-def test_draws_are_not_measured_where_verification_is_greedy(
-    sglang: SGLangStand, info: Object, refuses: bool
-) -> None:
-    sglang.info = info
-    problem = refused(sglang, ask(decoding=Decoding(temperature=1)))
-    assert ("verifies greedily at any temperature" in problem) is refuses
-    assert ("this stand decodes greedily" in problem) is not refuses
-    assert complete(sglang, FIRST)[0].histogram is not None
+def test_draws_are_not_measured_where_verification_is_greedy(sglang: SGLangStand) -> None:
+    aiter = {"attention_backend": "aiter"}
+    for info, refuses in (
+        ({"device": "cpu"}, True), (aiter, True),
+        (aiter | {"speculative_use_rejection_sampling": True}, False),
+    ):  # fmt: skip
+        sglang.info = info
+        problem = refused(sglang, ask(decoding=Decoding(temperature=1)))
+        assert ("verifies greedily at any temperature" in problem) is refuses
+        assert ("this stand decodes greedily" in problem) is not refuses
 
 
 def test_a_request_that_was_put_back_writes_a_token_without_a_round(sglang: SGLangStand) -> None:
@@ -521,17 +483,14 @@ def test_an_abort_inside_a_stream_is_asked_again(sglang: SGLangStand) -> None:
 # ---- TensorRT-LLM alone
 
 
-@pytest.mark.parametrize(("told", "what"), [
-    (None, "expected a number of tokens"), ("three", "expected a number of tokens"),
-    ("٣", "expected a number of tokens"), ("10000", "expected a number of tokens"),
-    ("0", "expected 1 to 1,024 drafted tokens"), ("1025", "expected 1 to 1,024 drafted tokens"),
-])  # fmt: skip
-def test_a_number_of_drafted_tokens_that_is_none(
-    trtllm: TensorRTLLMStand, told: str | None, what: str
-) -> None:
-    trtllm.labels = {"spec_num_tokens": told, "spec_draft_model": r"/models/{a} \"b\", c"}
-    with pytest.raises(MeasureError, match=f"spec_num_tokens: {what}"):
-        identify(trtllm)
+def test_a_number_of_drafted_tokens_that_is_none(trtllm: TensorRTLLMStand) -> None:
+    for told, what in (
+        (None, "a number of tokens"), ("three", "a number of tokens"), ("٣", "a number of tokens"),
+        ("10000", "a number of tokens"), ("0", "1 to 1,024 draf"), ("1025", "1 to 1,024 draf"),
+    ):  # fmt: skip
+        trtllm.labels = {"spec_num_tokens": told, "spec_draft_model": r"/models/{a} \"b\", c"}
+        with pytest.raises(MeasureError, match=f"spec_num_tokens: expected {what}"):
+            identify(trtllm)
 
 
 def test_logprobs_are_not_kept_while_drafting(trtllm: TensorRTLLMStand) -> None:

@@ -4,19 +4,28 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import corpus
 import pytest
 from draftquant.recipes.errors import GateError
+from draftquant.scripts.cli import main
 from draftquant.validate.judging.advice import Background
 from draftquant.validate.judging.judgement import judge
-from draftquant.validate.judging.policy import Look
 from draftquant.validate.measure.measurement import Measurement
-from draftquant.validate.parity.finding import Finding
-from draftquant.validate.served.common_steps import num_unwritten
+from draftquant.validate.measure.measurement_file import line_of
+from draftquant.validate.parity.finding import Finding, write_findings
+from draftquant.validate.served.common_steps import (
+    PAIRED_NOISE,
+    PairedOutputs,
+    num_unwritten,
+    pair_outputs,
+    step_starts,
+)
 from draftquant.validate.served.joint_report import joint_report
 from draftquant.validate.served.served_gate import judge_measured, server_noise
-from handmade_measurements import alternating, measurement
+from handmade_measurements import alternating, measurement, record
 from handmade_replays import RELEASE, noisy, replay, spread
 
 A, B = {"draft_sha256": "a" * 64}, {"draft_sha256": "b" * 64}
@@ -34,12 +43,12 @@ def run(drop: int = 0, noise: int = 0, count: int = 40, **changes: Any) -> Measu
 def thinned(one: Measurement, every: int, most: int = 40) -> Measurement:
     """The same outputs, of which every so-many-th step that accepts nothing is not told."""
     records = []
-    for record in one.records[:most]:
-        zeros = [i for i, accepted in enumerate(record.accepted or ()) if not accepted]
+    for own in one.records[:most]:
+        zeros = [i for i, accepted in enumerate(own.accepted or ()) if not accepted]
         left_out = set(zeros[::every])
-        kept = tuple(a for i, a in enumerate(record.accepted or ()) if i not in left_out)
+        kept = tuple(a for i, a in enumerate(own.accepted or ()) if i not in left_out)
         counted = (kept.count(0), kept.count(1))
-        records.append(dataclasses.replace(record, accepted=kept, histogram=counted))
+        records.append(dataclasses.replace(own, accepted=kept, histogram=counted))
     return dataclasses.replace(one, records=(*records, *one.records[most:]))
 
 
@@ -111,22 +120,17 @@ VERDICTS: dict[str, tuple[Callable[[], Pair], str, str]] = {
 }  # fmt: skip
 
 
-def test_a_verdict_on_two_measurements(subtests: pytest.Subtests) -> None:
-    for name in VERDICTS:
-        with subtests.test(name):
-            runs, verdict, said = VERDICTS[name]
-            report = judge_measured(*runs(), RELEASE)
-            assert (report.verdict, report.exit_code) == (
-                verdict,
-                {"PASS": 0, "FAIL": 1}.get(verdict, 3),
-            )
-            assert said in f"{report.reason}\n{report.action}"
-            assert report.background.candidate_sha256 == "b" * 64
-            mapping = json.loads(json.dumps(report.to_mapping(), allow_nan=False))
-            assert mapping["traces"] is mapping["first_step"] is mapping["draft_sampling"] is None
+def test_a_verdict_on_two_measurements() -> None:
+    for name, (runs, verdict, said) in VERDICTS.items():
+        report = judge_measured(*runs(), RELEASE)
+        code = {"PASS": 0, "FAIL": 1}.get(verdict, 3)
+        assert (name, report.verdict, report.exit_code) == (name, verdict, code)
+        assert said in f"{report.reason}\n{report.action}"
+    mapping = json.loads(json.dumps(report.to_mapping(), allow_nan=False))
+    assert mapping["traces"] is mapping["first_step"] is mapping["draft_sampling"] is None
 
 
-def test_runs_that_differ_in_what_must_be_alike_are_anomalous(subtests: pytest.Subtests) -> None:
+def test_runs_that_differ_in_what_must_be_alike_are_anomalous() -> None:
     rows: list[tuple[dict[str, Any], str]] = [
         ({"template_sha256": "d" * 64}, "chat template: None, dddd"),
         ({"engine": "sglang"}, "engine: vllm, sglang"),
@@ -139,11 +143,10 @@ def test_runs_that_differ_in_what_must_be_alike_are_anomalous(subtests: pytest.S
         ({"count": 39}, "prompts: "),
     ]  # fmt: skip
     for changes, message in rows:
-        with subtests.test(str((changes, message))):
-            report = judge_measured(run(**A), run(1, **(B | changes)), RELEASE)
-            assert (report.verdict, report.change, report.categories) == ("ANOMALOUS", None, ())
-            assert message in report.reason
-            assert (report.action or "").startswith("Measure both drafts on the same prompts")
+        report = judge_measured(run(**A), run(1, **(B | changes)), RELEASE)
+        assert (report.verdict, report.change, report.categories) == ("ANOMALOUS", None, ())
+        assert message in report.reason
+        assert (report.action or "").startswith("Measure both drafts on the same prompts")
 
 
 def without_a_draft() -> Measurement:
@@ -189,15 +192,10 @@ REFUSED: dict[str, tuple[Callable[[], Pair], Background, str]] = {
 }  # fmt: skip
 
 
-def test_what_is_no_comparison_is_refused(subtests: pytest.Subtests) -> None:
-    for name in REFUSED:
-        with subtests.test(name):
-            runs, background, said = REFUSED[name]
-            with pytest.raises(GateError, match=said):
-                judge_measured(*runs(), RELEASE, background=background)
-
-
-def test_what_is_meant_is_compared() -> None:
+def test_what_is_no_comparison_is_refused_and_what_is_meant_is_compared() -> None:
+    for runs, background, said in REFUSED.values():
+        with pytest.raises(GateError, match=said):
+            judge_measured(*runs(), RELEASE, background=background)
     wrong = run(name="wrong", **B, **INT4)
     for pair in ((run(**A), run(0, 1, **A)), (run(**A, **PLAIN), wrong)):
         assert judge_measured(*pair, RELEASE, background=UNRELATED).verdict == "PASS"
@@ -211,22 +209,15 @@ def test_what_is_meant_is_compared() -> None:
 
 def test_equal_texts_are_judged_as_their_replay_would_be() -> None:
     """Steps that all lie in one text: the same counts, so the same bounds to the last bit."""
-    rounds = [[alternating(200, 80 + i % 5 + drop) for i in range(40)] for drop in (0, 3)]
     served = []
-    for steps, digest in zip(rounds, (A, B), strict=True):
-        one = measurement([[*accepted, 0] for accepted in steps], **digest)
-        texts = [tuple(10_000 * i + j for j in range(400)) for i in range(40)]
-        filled = [(*accepted, *(0,) * (399 - sum(accepted) - len(accepted))) for accepted in steps]
-        records = tuple(
-            dataclasses.replace(
-                record,
-                token_ids=text,
-                accepted=accepted,
-                histogram=(accepted.count(0), accepted.count(1)),
-            )
-            for record, text, accepted in zip(one.records, texts, filled, strict=True)
-        )
-        served.append(dataclasses.replace(one, records=records))
+    for drop, digest in ((0, A), (3, B)):
+        rounds, told = [alternating(200, 80 + i % 5 + drop) for i in range(40)], []
+        for i, steps in enumerate(rounds):
+            filled = (*steps, *(0,) * (399 - sum(steps) - len(steps)))
+            counted = (filled.count(0), filled.count(1))
+            text = tuple(10_000 * i + j for j in range(400))
+            told.append({"token_ids": text, "accepted": filled, "histogram": counted})
+        served.append(measurement(rounds, of_record=told, **digest))
     report = judge_measured(*served, RELEASE)
     # K = 1: the last step drafts the last token of the text, so that all of them count.
     replays = (replay([r.histogram for r in one.records if r.histogram]) for one in served)
@@ -236,6 +227,51 @@ def test_equal_texts_are_judged_as_their_replay_would_be() -> None:
     assert report.baseline.histogram == replayed.baseline.histogram
     assert report.change == replayed.change
     assert (report.verdict, report.reason) == (replayed.verdict, replayed.reason)
+
+
+def pair_of(baseline: list[int], candidate: list[int], **candidates: Any) -> PairedOutputs:
+    one, other = (record(steps, num_draft_tokens=2) for steps in (baseline, candidate))
+    return pair_outputs(one, dataclasses.replace(other, **candidates), 2, greedy=True)
+
+
+def test_rounds_of_equal_outputs_are_counted_by_the_rule_of_replay() -> None:
+    """Rounds behind 1, 4, 5, 8 tokens of 9: what the last one drafts reaches behind the end."""
+    text = record([2, 0, 2, 0], num_draft_tokens=2).token_ids
+    pair = pair_of([2, 0, 2, 0], [0, 1, 2, 0, 0], token_ids=text)
+    assert (pair.identical, pair.baseline.rest.histogram) == (True, (1, 0, 0))
+    own, other = pair.weighted()
+    assert own.histogram == (1, 0, 2)  # 8 + 2 > 9
+    assert other.histogram == (2, 1, 1)  # behind 1, 2, 4, 7 tokens; that behind 8 is not
+    pair = pair_of([2, 0, 1], [2, 0, 1], accepted=None)  # they have no place
+    assert (pair.placed, pair.baseline.common.num_steps) == (False, 0)
+
+
+def test_weights_are_those_of_places_by_hand() -> None:
+    """12 tokens each, 8 common: n = 10 rows, c = 6 of them common, r = 4."""
+    text = record([2, 2, 1, 2], num_draft_tokens=2).token_ids
+    pair = pair_of([2, 2, 1, 2], [2, 0, 1, 0, 2, 0], token_ids=(*text[:8], *range(900, 904)))
+    assert (pair.num_common, pair.identical, pair.placed) == (8, False, True)
+    assert pair.baseline.common.histogram == (0, 0, 2)  # behind 1 and 4
+    assert pair.candidate.common.histogram == (1, 1, 1)  # behind 1, 4, 5
+    divisor = 6 + PAIRED_NOISE * 4
+    common, rest = 1 + 4 / divisor, 1 - 6 / divisor
+    own, other = pair.weighted()
+    assert own.histogram == pytest.approx((0, rest, 2 * common + rest))
+    assert other.histogram == pytest.approx((common + 2 * rest, common, common + rest))
+
+
+def test_rounds_have_places_where_they_wrote_the_output() -> None:
+    """vLLM counts what a last round accepted beyond the end; TensorRT-LLM leaves that round out."""
+    one = record([2, 0, 2], num_draft_tokens=2)  # writes tokens 1 .. 7
+    left_out: dict[str, Any] = {"accepted": (2, 0)}
+    for changes, starts in (
+        ({}, [1, 4, 5]), ({"accepted": ()}, None), ({"token_ids": one.token_ids[:4]}, None),
+        ({"token_ids": one.token_ids[:6]}, [1, 4, 5]),
+        (left_out | {"token_ids": one.token_ids[:7]}, None),
+        (left_out | {"token_ids": one.token_ids[:7], "num_cut_rounds": 1}, [1, 4]),
+        (left_out | {"num_cut_rounds": 1}, None),  # 3 tokens; cut rounds have at most K
+    ):  # fmt: skip
+        assert step_starts(dataclasses.replace(one, **changes), 2) == starts
 
 
 def test_what_the_end_of_an_output_leaves_open_is_no_step_without_a_draft() -> None:
@@ -264,17 +300,6 @@ def test_servers_that_were_started_differently_are_named() -> None:
     assert "model_config.quantization: None, fp8" in report.reason
 
 
-def test_categories_and_looks_are_as_for_traces() -> None:
-    split = judge_measured(run(categories="ab", **A), run(1, categories="ab", **B), RELEASE)
-    assert [found.category for found in split.categories] == ["a", "b"]
-    look = Look(number=1, total=2, spending="pocock")
-    early = judge_measured(run(**A), run(1, 2, **B), RELEASE, look=look)
-    assert early.change is not None
-    assert early.served is not None
-    assert early.served.whole_change is not None
-    assert early.served.whole_change.confidence == early.change.confidence > RELEASE.confidence
-
-
 def test_what_a_reader_has_to_know() -> None:
     fewer = {"drafted": (*(0,) * 20, *(1,) * 180), "accepted": (*(0,) * 20, *(1,) * 180),
              "histogram": (20, 180)}  # fmt: skip
@@ -299,16 +324,15 @@ def test_what_a_reader_has_to_know() -> None:
 
 def test_drawn_text_is_compared_whole_and_known_by_its_probability() -> None:
     drawn = {"temperature": 0.8, "top_p": 0.95, "top_k": 40}
-    likely = [{"token_logprob": (math.log(0.5),) * 10}] * 40
-    runs = [run(drop, of_record=likely, **drawn, **d) for drop, d in ((0, A), (1, B))]
-    report = judge_measured(*runs, RELEASE)
-    assert report.estimand.startswith("sampled (temperature 0.8, top-p 0.95, top-k 40) spec")
-    assert report.served is not None
-    assert report.served.estimator == "whole outputs"
     hard = dataclasses.replace(RELEASE, min_step_acceptance=0.99)  # only half of it is needed here
-    assert judge_measured(*runs, hard).verdict == "PASS"
-    sure = [run(drop, **drawn, **d) for drop, d in ((0, A), (1, B))]
-    assert judge_measured(*sure, hard).verdict == "ANOMALOUS"
+    for told, verdict in (((math.log(0.5),) * 10, "PASS"), (None, "ANOMALOUS")):
+        records = [{"token_logprob": told}] * 40
+        runs = [run(drop, of_record=records, **drawn, **d) for drop, d in ((0, A), (1, B))]
+        report = judge_measured(*runs, hard)
+        assert report.verdict == verdict
+        assert report.estimand.startswith("sampled (temperature 0.8, top-p 0.95, top-k 40) spec")
+        assert report.served is not None
+        assert report.served.estimator == "whole outputs"
 
 
 # ---- The server's noise, and all judgements together
@@ -326,14 +350,12 @@ NOISE: dict[str, tuple[Callable[[], Pair], str, str]] = {
 }  # fmt: skip
 
 
-def test_the_noise_of_a_server(subtests: pytest.Subtests) -> None:
-    for name in NOISE:
-        with subtests.test(name):
-            runs, verdict, said = NOISE[name]
-            noise = server_noise(*runs(), RELEASE)
-            assert noise.verdict == verdict
-            assert said in noise.reason
-            assert (noise.change is None) == (name in ("few", "another server"))
+def test_the_noise_of_a_server() -> None:
+    for name, (runs, verdict, said) in NOISE.items():
+        noise = server_noise(*runs(), RELEASE)
+        assert (name, noise.verdict) == (name, verdict)
+        assert said in noise.reason
+        assert (noise.change is None) == (name in ("few", "another server"))
 
 
 def test_a_drift_is_what_chance_does_in_less_than_one_of_a_hundred_runs() -> None:
@@ -349,25 +371,19 @@ def test_a_drift_is_what_chance_does_in_less_than_one_of_a_hundred_runs() -> Non
         server_noise(run(**A), run(0, 1, **B), RELEASE)
 
 
-def finding(**changes: Any) -> Finding:
-    made = Finding(
-        check="task", what="gsm8k", estimate=-0.1, threshold=None, verdict="INCONCLUSIVE",
-        reason="No threshold.",
-    )  # fmt: skip
-    return dataclasses.replace(made, **changes)
-
-
 def test_the_worst_of_all_counts() -> None:
     passed = judge_measured(run(**A), run(0, 1, **B), RELEASE)
     failed = judge(replay(spread(600)), replay(noisy(64, 4)), RELEASE)
     assert (passed.verdict, failed.verdict) == ("PASS", "FAIL")
     noise = server_noise(run(**A), run(0, 1, **A), RELEASE)
     unsteady = server_noise(run(**A), run(4, 1, **A), RELEASE)
-    good = finding(threshold=0.0, verdict="PASS")
+    found = Finding(check="task", what="gsm8k", estimate=-0.1, threshold=None,
+                    verdict="INCONCLUSIVE", reason="No threshold.")  # fmt: skip
+    good = dataclasses.replace(found, threshold=0.0, verdict="PASS")
     for parts, verdict, code in (
         ({"served": passed, "noise": noise, "parity": (good,)}, "PASS", 0),
-        ({"served": passed, "parity": (finding(), good)}, "INCONCLUSIVE", 3),
-        ({"served": passed, "parity": (finding(),), "replayed": failed}, "FAIL", 1),
+        ({"served": passed, "parity": (found, good)}, "INCONCLUSIVE", 3),
+        ({"served": passed, "parity": (found,), "replayed": failed}, "FAIL", 1),
         ({"served": passed, "noise": unsteady, "replayed": failed}, "ANOMALOUS", 3),
         ({"replayed": failed, "parity": (good,)}, "FAIL", 1),
     ):
@@ -391,3 +407,83 @@ def test_a_replay_beside_it_is_held_against_what_was_served() -> None:
         replayed = judge(*map(replay, drafts), RELEASE)
         warnings = joint_report(served=passed, replayed=replayed).warnings
         assert any(said in warning for warning in warnings), said
+
+
+# ---- on the command line
+
+
+def write(path: Path, drop: int = 0, **changes: Any) -> str:
+    one = run(drop, **({"name": path.name} | changes))
+    path.write_text(line_of(one.setup) + "".join(map(line_of, one.records)), encoding="utf-8")
+    return str(path)
+
+
+def test_two_runs_are_judged_without_traces_or_drafts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gate = ["gate", "--measured", write(tmp_path / "a", **A), write(tmp_path / "b", 1)]
+    assert main(gate) == 0
+    shown = capsys.readouterr().out
+    for said in (
+        "Served by vllm 0.32.0, K = 1, 40 prompts", "compared by weighted verify steps",
+        "by whole outputs: ", "PASS: With 95% confidence the drop is smaller than",
+        "target target, baseline a (aaaaaaaaaaaa), candidate b (not known)",
+    ):  # fmt: skip
+        assert said in shown
+    assert main([*gate, "--max-relative-drop", "0.001"]) == 1
+    capsys.readouterr()
+    changes = []
+    for look in ([], ["--look", "1/2"], ["--look", "1/2", "--spending", "pocock"]):
+        assert main([*gate, "--json", *look]) == 0
+        told = json.loads(capsys.readouterr().out)
+        changes.append(told["change"]["confidence"])
+        assert told["served"]["whole_change"]["confidence"] == changes[-1]
+    assert changes[0] == 0.95 < changes[2] < changes[1]
+    assert told["look"] == {"number": 1, "total": 2, "spending": "pocock"}
+    (tmp_path / "a").write_text("".join((tmp_path / "a").read_text("utf-8").splitlines(True)[:-1]))
+    assert main(gate) == 2
+    assert str(tmp_path / "a") in capsys.readouterr().err
+
+
+def test_every_category_passes_only_where_that_is_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Category b is open: half of it loses, -3.3 % with bounds -4.3 and -2.3 %, limit -3 %."""
+    lost = [alternating(200, 80 + i % 5 + 20 * (i % 4 == 3)) for i in range(64)]
+    one = measurement(lost, name="b", categories="ab")
+    (tmp_path / "b").write_text("".join(map(line_of, (one.setup, *one.records))), encoding="utf-8")
+    baseline = write(tmp_path / "a", count=64, categories="ab")
+    gate = ["gate", "--measured", baseline, str(tmp_path / "b"), "--max-relative-drop", "0.029"]
+    assert main(gate) == 0
+    assert "INCONCLUSIVE" in capsys.readouterr().out  # of the category
+    assert main([*gate, "--every-category-passes"]) == 3
+    said = " ".join(capsys.readouterr().out.split())
+    assert "is larger than 3.00%: 'b' (32 prompts) changed by" in said
+
+
+def test_noise_parity_and_a_replay_enter_the_verdict(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = ["--measured", write(tmp_path / "a"), write(tmp_path / "b", 1)]
+    again = ["--baseline-again", write(tmp_path / "again")]
+    assert main(["gate", *runs, *again]) == 0
+    shown = capsys.readouterr().out
+    assert "The baseline measured again" in shown
+    assert "server noise: PASS. The server's noise is smaller than the limit of 1.00%" in shown
+    assert main(["gate", *runs, "--baseline-again", write(tmp_path / "other", 8)]) == 3
+    capsys.readouterr()
+    found = Finding(check="task", what="gsm8k", estimate=-0.2, threshold=-0.02, verdict="FAIL",
+                    reason="Too much was lost.")  # fmt: skip
+    write_findings(tmp_path / "parity.json", [found])
+    parity = ["--parity", str(tmp_path / "parity.json"), "--json"]
+    assert main(["gate", *runs, *again, *parity]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert (told["verdict"], told["served"]["verdict"]) == ("FAIL", "PASS")
+    assert (told["parity"][0]["what"], told["noise"]["verdict"]) == ("gsm8k", "PASS")
+    int4 = corpus.quantized("eagle3-llama", "int4-channel", pair=True)
+    drafts = [str(corpus.PAIRS / "eagle3-llama" / "draft"), str(int4)]
+    traces = ["--traces", str(corpus.traces("eagle3-llama")), "--min-prompts", "2"]
+    assert main(["gate", *drafts, *traces, *runs, "--json"]) in (0, 1, 3)
+    told = json.loads(capsys.readouterr().out)
+    assert told["replayed"]["candidate"]["name"] == int4.name
+    assert told["served"]["relative_change"] != told["replayed"]["relative_change"]

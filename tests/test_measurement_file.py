@@ -77,22 +77,15 @@ def edited(folder: Path, line: int, key: str, value: object) -> Path:
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
+    """With speculation and log-probabilities, and without."""
     assert read_measurement(write(tmp_path)) == Measurement(name="r", setup=SETUP, records=RECORDS)
-
-
-def test_without_speculation_or_log_probabilities(tmp_path: Path) -> None:
     none: dict[str, Any] = dict.fromkeys(
         ("histogram", "accepted", "drafted", "token_logprob", "top_gap", "time_to_first_token")
     )
     records = tuple(replace(record, **none) for record in RECORDS)
-    asked = replace(SETUP.asked, num_top_logprobs=0)
-    setup = replace(SETUP, speculation=None, asked=asked)
+    setup = replace(SETUP, speculation=None, asked=replace(SETUP.asked, num_top_logprobs=0))
     found = read_measurement(write(tmp_path, setup, records))
-    assert (found.setup, found.records) == (setup, records)
-    assert found.records[0].counts is None
-
-
-def test_ascii_alone_is_written() -> None:
+    assert (found.setup, found.records, found.records[0].counts) == (setup, records, None)
     assert line_of(replace(RECORDS[0], id="\u00e9\u2028")).isascii()
 
 
@@ -138,15 +131,14 @@ def test_what_cannot_be_is_refused_with_its_line(tmp_path: Path) -> None:
 
 
 def test_what_was_not_asked_for_is_refused(tmp_path: Path) -> None:
-    path = edited(tmp_path, 1, "asked.num_top_logprobs", 0)
-    with pytest.raises(MeasureError, match="token_logprob: expected none, because none were asked"):
-        read_measurement(path)
-    path = edited(tmp_path, 1, "speculation", None)
-    with pytest.raises(MeasureError, match="histogram: expected none, because the server uses"):
-        read_measurement(path)
+    for key, value, problem in (
+        ("asked.num_top_logprobs", 0, "token_logprob: expected none, because none were asked"),
+        ("speculation", None, "histogram: expected none, because the server uses"),
+    ):
+        with pytest.raises(MeasureError, match=problem):
+            read_measurement(edited(tmp_path, 1, key, value))
     stopped = tuple(replace(record, ended="stop") for record in RECORDS)
-    asked = replace(SETUP.asked, ignore_eos=True)
-    path = write(tmp_path, replace(SETUP, asked=asked), stopped)  # type: ignore[arg-type]
+    path = write(tmp_path, replace(SETUP, asked=replace(SETUP.asked, ignore_eos=True)), stopped)
     with pytest.raises(MeasureError, match="asked for 3 tokens whatever they are, got 3 and 'st"):
         read_measurement(path)
 
@@ -166,33 +158,25 @@ LINES: tuple[tuple[Callable[[list[str]], list[str]], str], ...] = (
 )  # fmt: skip
 
 
-def test_files_that_are_no_measurement(tmp_path: Path) -> None:
+def test_files_that_are_no_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for change, problem in LINES:
         path = write(tmp_path)
         lines = change(path.read_text(encoding="utf-8").splitlines())
         path.write_text("\n".join(lines), encoding="utf-8")
         with pytest.raises(MeasureError, match=problem):
             read_measurement(path)
-
-
-def test_a_file_of_bytes(tmp_path: Path) -> None:
-    (tmp_path / "r").write_bytes(b"\xff\xfe")
-    with pytest.raises(MeasureError, match="r:1: is not a setup"):
-        read_measurement(tmp_path / "r")
-    with pytest.raises(MeasureError, match=r"cannot be read: .*No such file"):
-        read_measurement(tmp_path / "none")
-    with pytest.raises(MeasureError, match="a folder, not a file"):
-        read_measurement(tmp_path)
-
-
-@pytest.mark.parametrize(("bound", "most"), [("_LONGEST_LINE", 300), ("_MOST_BYTES", 700)])
-def test_files_are_of_bounded_size(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: str, most: int
-) -> None:
+    path.write_bytes(b"\xff\xfe")
+    for place, problem in (
+        (path, "r:1: is not a setup"), (tmp_path, "a folder, not a file"),
+        (tmp_path / "none", "cannot be read: .*No such file"),
+    ):  # fmt: skip
+        with pytest.raises(MeasureError, match=problem):
+            read_measurement(place)
     path = write(tmp_path)
-    monkeypatch.setattr(measurement_file, bound, most)
-    with pytest.raises(MeasureError, match=rf"r:\d: more than {most} bytes, which no measurement"):
-        read_measurement(path)
+    for bound, most in (("_MOST_BYTES", 700), ("_LONGEST_LINE", 300)):
+        monkeypatch.setattr(measurement_file, bound, most)
+        with pytest.raises(MeasureError, match=rf"r:\d: more than {most} bytes, which no measure"):
+            read_measurement(path)
 
 
 def test_the_identity_of_prompts_is_theirs_and_their_order() -> None:

@@ -1,16 +1,29 @@
-"""The divergence audit on outputs made by hand: each kind of difference, and what it means."""
+"""The divergence audit on outputs made by hand, and the findings that all checks write."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from draftquant.recipes.errors import ParityError
+from draftquant.scripts.cli import main
+from draftquant.scripts.verbs.parity import _show
 from draftquant.validate.measure.measurement import Measurement
+from draftquant.validate.measure.measurement_file import line_of
 from draftquant.validate.parity.divergence_findings import LEAST_NOISE, audit, divergence_findings
-from draftquant.validate.parity.finding import Finding
+from draftquant.validate.parity.finding import (
+    Finding,
+    Findings,
+    read_parity,
+    to_mapping,
+    write_findings,
+)
+from draftquant.validate.parity.lm_eval_tasks import read_samples
 from handmade_runs import SPECULATION, record, run
 from scipy import stats
+from test_hostile_files import bounded, endless, fifo, gigabyte
 
 TEXT = (5, 6, 7, 8)
 GAPS = (3.0, 0.1, 0.2, 2.0)
@@ -44,55 +57,42 @@ def test_equal_outputs_pass() -> None:
     assert found.details[0]["tokens"] == 120
 
 
-@pytest.mark.parametrize(
-    ("output", "ended", "position", "explained"),
-    [
+def test_a_first_difference() -> None:
+    for output, ended, position, explained in (
         ((5, 9, 9, 9), "length", 1, True),  # a gap of 0.1
         ((5, 6, 9, 9), "length", 2, True),  # of 0.2
         ((9, 6, 7, 8), "length", 0, False),  # of 3
-        ((5, 6, 7, 9), "length", 3, False),  # of 2
         ((5,), "stop", 1, True),  # the end of the text was as likely
         ((5, 6, 7), "stop", 3, False),
         ((5,), "length", 1, False),  # noise cuts nothing off
         ((5, 6, 7, 8, 9), "length", 4, False),  # nor does it add
         (TEXT, "stop", 4, False),
-    ],
-)
-def test_a_first_difference(
-    output: Sequence[int], ended: str, position: int, explained: bool
-) -> None:
-    found = audit(plain(2), speculative({1: output}, 2, ended), max_gap=0.25)
-    (one,) = found.divergences
-    assert (one.id, one.category, one.position, one.explained) == ("p1", "b", position, explained)
-    assert one.gap == (GAPS[position] if position < 4 else None)
-    assert found.identity_rate == 0.5
-    assert found.num_tokens == 4 + position + 1
-    judged = only(plain(30), [speculative({1: output}, 30, ended)])
-    assert judged.verdict == ("PASS" if explained else "FAIL")
-    assert judged.estimate == (0 if explained else 1)
-    if not explained:
-        assert f"prompt p1 at output token {position}" in judged.reason
+    ):
+        found = audit(plain(2), speculative({1: output}, 2, ended), max_gap=0.25)
+        (one,) = found.divergences
+        assert (one.id, one.category, one.position) == ("p1", "b", position)
+        assert (one.explained, found.identity_rate) == (explained, 0.5)
+        assert one.gap == (GAPS[position] if position < 4 else None)
+        assert found.num_tokens == 4 + position + 1
+        judged = only(plain(30), [speculative({1: output}, 30, ended)])
+        assert judged.verdict == ("PASS" if explained else "FAIL")
+        assert explained or f"prompt p1 at output token {position}" in judged.reason
+    for max_gap, verdict in ((0.2, "PASS"), (0.19, "FAIL"), (0, "FAIL")):
+        found_ = only(plain(), [speculative({3: (5, 6, 9, 9)})], max_gap=max_gap)
+        assert found_.verdict == verdict
 
 
-def test_the_limit_of_noise() -> None:
-    run_ = speculative({3: (5, 6, 9, 9)})
-    assert only(plain(), [run_], max_gap=0.2).verdict == "PASS"
-    assert only(plain(), [run_], max_gap=0.19).verdict == "FAIL"
-    assert only(plain(), [run_], max_gap=0).verdict == "FAIL"
+def again(outputs: Sequence[Sequence[int]], count: int = 30) -> Measurement:
+    """A second plain run, in which the first prompts have these outputs."""
+    texts = [*outputs, *[TEXT] * (count - len(outputs))]
+    records = [record(i, text) for i, text in enumerate(texts)]
+    return run(records, name="again", concurrency=16)
 
 
 def test_a_second_plain_run_says_what_noise_is() -> None:
     base = run([record(i, TEXT, top_gap=(3.0, 0.02, 0.15, 0.4)) for i in range(30)], name="plain")
-
-    def noisy(count: int, output: Sequence[int]) -> Measurement:
-        return run(
-            [record(i, output if i < count else TEXT) for i in range(30)],
-            name="again",
-            concurrency=16,
-        )
-
-    small, large, few = noisy(5, (5, 9)), noisy(5, (5, 6, 7, 9)), noisy(4, (5, 9))
-    for again, max_gap, verdicts in (
+    small, large, few = again([(5, 9)] * 5), again([(5, 6, 7, 9)] * 5), again([(5, 9)] * 4)
+    for second, max_gap, verdicts in (
         (None, 0.25, ("PASS", "PASS", "FAIL")),
         (few, 0.25, ("PASS", "PASS", "FAIL")),
         (small, LEAST_NOISE, ("PASS", "FAIL", "FAIL")),  # twice 0.02 is less
@@ -100,13 +100,17 @@ def test_a_second_plain_run_says_what_noise_is() -> None:
     ):
         for position, verdict in enumerate(verdicts, start=1):
             one = speculative({4: (*TEXT[:position], 9)})
-            judged = divergence_findings(base, [one], plain_again=again)[0]
+            judged = divergence_findings(base, [one], plain_again=second)[0]
             assert judged.verdict == verdict, judged.reason
             assert judged.details[0]["max_gap"] == max_gap
     _, hazard = divergence_findings(base, [speculative({4: (5, 9)})], plain_again=few)
     assert hazard.verdict == "INCONCLUSIVE"
     assert "no threshold was given (--max-hazard-ratio)" in hazard.reason
     assert hazard.estimate == pytest.approx((1 / 118) / (4 / 112))
+    wild = again([TEXT, TEXT, (9, 9, 9, 9)])
+    judged, _ = divergence_findings(plain(), [speculative({})], plain_again=wild)
+    assert judged.verdict == "ANOMALOUS"
+    assert "two plain runs diverge from each other (again)" in judged.reason
 
 
 def test_a_near_tie_explains_no_third_token() -> None:
@@ -121,45 +125,26 @@ def test_a_near_tie_explains_no_third_token() -> None:
         assert found.details[1]["drop"] == pytest.approx(-1.0 - logprob)
 
 
-def test_a_plain_run_that_is_not_itself_says_nothing() -> None:
-    wild = run(
-        [record(i, (9, 9, 9, 9) if i == 2 else TEXT) for i in range(30)],
-        name="again",
-        concurrency=16,
-    )
-    judged, _ = divergence_findings(plain(), [speculative({})], plain_again=wild)
-    assert judged.verdict == "ANOMALOUS"
-    assert "two plain runs diverge from each other (again)" in judged.reason
-
-
 def test_hazards_are_compared_exactly() -> None:
     """The bounds are where the tails of the binomial have 5 %."""
-    again = run(
-        [record(i, (5, 9, 9, 9) if i < 2 else TEXT) for i in range(60)],
-        name="again",
-        concurrency=16,
-    )
-    often = speculative({i: (5, 9, 9, 9) for i in range(12)}, 60)
-    _, found = divergence_findings(plain(60), [often], plain_again=again, max_hazard_ratio=1.5)
+    often, none = speculative({i: (5, 9, 9, 9) for i in range(12)}, 60), speculative({}, 60)
+
+    def hazard(one: Measurement, second: Measurement, ratio: float) -> Finding:
+        found = divergence_findings(plain(60), [one], plain_again=second, max_hazard_ratio=ratio)
+        return found[1]
+
+    twice, never = again([(5, 9, 9, 9)] * 2, 60), again([], 60)
+    found = hazard(often, twice, 1.5)
     ours, theirs = 12 * 2 + 48 * 4, 2 * 2 + 58 * 4
     assert found.estimate == pytest.approx((12 / ours) / (2 / theirs))
-    assert found.lower is not None
-    assert found.upper is not None
-    low, high = (x * ours / (x * ours + theirs) for x in (found.lower, found.upper))
+    low, high = (x * ours / (x * ours + theirs) for x in (found.lower or 0, found.upper or 0))
     assert stats.binom.sf(11, 14, low) == pytest.approx(0.05)
     assert stats.binom.cdf(12, 14, high) == pytest.approx(0.05)
-    assert found.verdict == "FAIL"
-    loose = divergence_findings(plain(60), [often], plain_again=again, max_hazard_ratio=50)
-    assert loose[1].verdict == "PASS"
-    between = divergence_findings(plain(60), [often], plain_again=again, max_hazard_ratio=5)
-    assert between[1].verdict == "INCONCLUSIVE"
-    never = run([record(i, TEXT) for i in range(60)], name="again", concurrency=16)
-    none = divergence_findings(
-        plain(60), [speculative({}, 60)], plain_again=never, max_hazard_ratio=1
-    )
-    assert none[1].verdict == "PASS"
-    some = divergence_findings(plain(60), [often], plain_again=never, max_hazard_ratio=1)
-    assert (some[1].verdict, some[1].estimate, some[1].upper) == ("FAIL", None, None)
+    verdicts = [found.verdict, hazard(often, twice, 50).verdict, hazard(often, twice, 5).verdict]
+    assert verdicts == ["FAIL", "PASS", "INCONCLUSIVE"]
+    assert hazard(none, never, 1).verdict == "PASS"
+    some = hazard(often, never, 1)
+    assert (some.verdict, some.estimate, some.upper) == ("FAIL", None, None)
 
 
 def test_too_few_prompts_pass_nothing_but_fail() -> None:
@@ -172,23 +157,18 @@ def test_too_few_prompts_pass_nothing_but_fail() -> None:
     assert only(plain(4), [speculative({1: (9,)}, 4)]).verdict == "FAIL"
 
 
-def test_lossy_acceptance_is_no_parity() -> None:
+def test_lossy_acceptance_is_no_parity_and_every_run_is_judged() -> None:
     lossy = replace(SPECULATION, lossy=("rejection_sample_method = fly",))
     one = run(plain().records, speculation=lossy)
-    found = only(plain(), [one])
-    assert found.verdict == "ANOMALOUS"
-    assert "rejection_sample_method = fly" in found.reason
-
-
-def test_every_speculative_run_is_judged() -> None:
-    found = divergence_findings(plain(), [speculative({}), speculative({0: (9,)})])
-    assert [one.verdict for one in found] == ["PASS", "FAIL"]
+    found = divergence_findings(plain(), [speculative({}), speculative({0: (9,)}), one])
+    assert [each.verdict for each in found] == ["PASS", "FAIL", "ANOMALOUS"]
+    assert "rejection_sample_method = fly" in found[2].reason
 
 
 OTHER = plain(concurrency=9)
 
 
-@pytest.mark.parametrize(("first", "second", "options", "what"), [
+APART: tuple[tuple[Measurement, Measurement, dict[str, Any], str], ...] = (
     (plain(temperature=0.7), speculative({}, temperature=0.7), {}, "drawn at temperature 0.7"),
     (plain(), speculative({}, temperature=1.0), {}, "temperature: 0, 1.0"),
     (plain(30), speculative({}, 29), {}, "prompts: "),
@@ -205,18 +185,98 @@ OTHER = plain(concurrency=9)
     (plain(), speculative({}), {"max_hazard_ratio": 0.0, "plain_again": OTHER}, "more than 0"),
     (plain(), speculative({}), {"plain_again": plain()}, "4 requests in flight, as many as plain"),
     (plain(), speculative({}), {"min_prompts": 0}, "--min-prompts: expected at least"),
-])  # fmt: skip
-def test_runs_that_cannot_be_compared(
-    first: Measurement, second: Measurement, options: dict[str, Any], what: str
-) -> None:
-    with pytest.raises(ParityError, match=what):
-        divergence_findings(first, [second], **options)
+)  # fmt: skip
 
 
-def test_other_prompts_under_the_same_hash() -> None:
-    """A file is checked when it is read; what is made in memory, here."""
-    base = plain(3)
+def test_runs_that_cannot_be_compared() -> None:
+    for first, second, options, what in APART:
+        with pytest.raises(ParityError, match=what):
+            divergence_findings(first, [second], **options)
+    base = plain(3)  # other prompts under the same hash
     other = run([record(i, TEXT) for i in (0, 1, 5)], speculation=SPECULATION)
     setup = replace(other.setup, asked=base.setup.asked)
     with pytest.raises(ParityError, match="2 prompt"):
         divergence_findings(base, [replace(other, setup=setup)])
+
+
+FOUND = Finding(
+    check="task", what="gsm8k exact_match", estimate=-0.002, lower=-0.006, upper=0.001,
+    confidence=0.95, threshold=0.01, verdict="PASS", reason="because",
+    details=({"items": 1319, "discordant": [3, 5], "nested": {"p": 0.72}},),
+)  # fmt: skip
+COUNT = Finding(check="divergence", what="q", estimate=3, threshold=None, verdict="INCONCLUSIVE",
+                reason="no threshold")  # fmt: skip
+
+
+def test_findings_are_read_as_they_were_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_findings(tmp_path / "f.json", [FOUND, COUNT])
+    assert read_parity(tmp_path / "f.json").findings == (FOUND, COUNT)
+    _show(Findings(findings=(FOUND,)), None)
+    printed = capsys.readouterr().out
+    names = [printed.index(name) for name in ("lower bound", "upper bound", "threshold")]
+    (row,) = [line for line in printed.splitlines() if "gsm8k" in line and "0.01" in line]
+    figures = [row.index(figure) for figure in ("-0.006", " 0.001", " 0.01 ")]
+    assert (names, figures) == (sorted(names), sorted(figures))
+
+
+def test_what_no_check_says_is_refused(tmp_path: Path) -> None:
+    path, document = tmp_path / "f.json", json.loads(json.dumps(to_mapping([FOUND])))
+    (one,) = document["findings"]
+    for text, what in (
+        ({"threshold": None}, r"findings\[0\]: verdict PASS without a threshold"),
+        ({"lower": None}, "bounds and their confidence stand together"),
+        ({"upper": None}, "one bound without the other"),
+        ({"confidence": 95.0}, r"expected a share in \(0.5, 1\), got 95.0"),
+        ({"verdict": "GOOD"}, "verdict: expected 'PASS' or"),
+        ("{", "not JSON"),
+        (json.dumps(document | {"findings": []}), "at least one"),
+        (json.dumps(document | {"format_version": 2}), "format_version"),
+    ):
+        if isinstance(text, dict):
+            text = json.dumps(document | {"findings": [one | text]})
+        path.write_text(text, encoding="utf-8")
+        with pytest.raises(ParityError, match=what) as caught:
+            read_parity(path)
+        assert "fix: give what 'draftquant parity' --report wrote" in str(caught.value)
+    with pytest.raises(ParityError, match="No such file"):
+        read_parity(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize("make", [fifo, endless, gigabyte])
+def test_no_file_blocks_or_fills_the_memory(make: Callable[[Path], None], tmp_path: Path) -> None:
+    samples = "samples_gsm8k_2026-11-22T12-01-02.345678.jsonl"
+    for name, read in (("findings.json", read_parity), (samples, read_samples)):
+        make(tmp_path / name)
+        with bounded(seconds=20, megabytes=100), pytest.raises(ParityError) as caught:
+            read(tmp_path / name)  # type: ignore[operator]
+        assert str(tmp_path / name) in caught.value.where
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One wrong token in 30 prompts; a report is written whatever the verdict."""
+    told = {"top_gap": (3.0,) * 8, "token_logprob": (-0.1,) * 8}
+    for name, rounds, wrong in (
+        ("plain", None, ()), ("right", (7, 0, 0, 0), ()), ("wrong", (7, 0, 0, 0), (7,)),
+    ):  # fmt: skip
+        texts = [(0, 1, 9, 3, 4, 5, 6, 7) if i in wrong else range(8) for i in range(30)]
+        records = [record(i, text, histogram=rounds, **told) for i, text in enumerate(texts)]
+        one = run(records, speculation=SPECULATION if rounds else None, num_top_logprobs=2)
+        lines = map(line_of, (one.setup, *one.records))
+        (tmp_path / name).write_text("".join(lines), encoding="utf-8")
+    command = ["parity", "divergence", str(tmp_path / "plain")]
+    right, report = str(tmp_path / "right"), tmp_path / "report.json"
+    assert main([*command, right]) == 0
+    both = [*command, right, str(tmp_path / "wrong"), "--report"]
+    assert main([*both, str(report)]) == 1
+    printed = capsys.readouterr().out
+    assert "FAIL: wrong: unexplained divergences: 29 of 30 outputs are identical" in printed
+    assert "prompt p7 at output token 2 (a gap of 3.000)" in printed
+    assert report.is_file()
+    assert main([*both, str(report)]) == 2
+    error = capsys.readouterr().err
+    assert "this report file already exists\n  fix: pass --overwrite to replace it" in error
+    assert main([*both, str(report), "--overwrite"]) == 1
+    assert main([*both, str(tmp_path / "none" / "report.json")]) == 2
+    assert main([*command, right, "--min-prompts", "31"]) == 3

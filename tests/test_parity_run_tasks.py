@@ -1,7 +1,4 @@
-"""lm_eval is started, told everything, believed nothing: with a script in its place.
-
-The script says what lm_eval 0.4.13 would, and fails in its ways.
-"""
+"""lm_eval is started, told everything, believed nothing: with a script of its words instead."""
 
 import json
 import sys
@@ -104,36 +101,20 @@ def test_what_lm_eval_is_told(
     assert key == "secret"
     assert "secret" not in " ".join(options)
     assert json.loads(given(options, "--model_args")) == {
-        "model": MODEL,
-        "base_url": f"{server.url}/v1/completions",
-        "num_concurrent": 8,
-        "max_retries": 5,
-        "timeout": 600,
-        "max_length": 4096,
-        "seed": 7,
-        "tokenizer": str(TARGET.absolute()),
-        "tokenizer_backend": "huggingface",
-    }
+        "model": MODEL, "base_url": f"{server.url}/v1/completions", "num_concurrent": 8,
+        "max_retries": 5, "timeout": 600, "max_length": 4096, "seed": 7,
+        "tokenizer": str(TARGET.absolute()), "tokenizer_backend": "huggingface",
+    }  # fmt: skip
     expected = {
-        "--model": "local-completions",
-        "--tasks": "gsm8k",
-        "--seed": "7",
-        "--limit": "3",
-        "--num_fewshot": "2",
-        "--gen_kwargs": "temperature=0.5",
-        "--include_path": str(tmp_path),
+        "--model": "local-completions", "--tasks": "gsm8k", "--seed": "7", "--limit": "3",
+        "--num_fewshot": "2", "--gen_kwargs": "temperature=0.5", "--include_path": str(tmp_path),
         "--batch_size": "1",
-    }
+    }  # fmt: skip
     assert {name: given(options, name) for name in expected} == expected
     assert {"--log_samples", "--confirm_run_unsafe_code"} < set(options)
     assert "--apply_chat_template" not in options
-
-
-def test_messages_go_to_the_chat_interface(
-    server: VLLMServer, lm_eval: LmEval, tmp_path: Path
-) -> None:
     run = asked(server, server=f"{server.url}/v1/", chat=True, tokenizer=None)
-    ran(run, tmp_path / "out", lm_eval.command)
+    ran(run, tmp_path / "chat", lm_eval.command)
     options, _ = lm_eval.seen
     model = json.loads(given(options, "--model_args"))
     assert model["base_url"] == f"{server.url}/v1/chat/completions"
@@ -161,25 +142,25 @@ def test_a_run_that_was_cut_off_goes_on(
     assert not answers.exists()
 
 
-@pytest.mark.parametrize(("changes", "what"), [
-    ({"saves": False}, "it is not there"),
-    ({"results": {"n-samples": {"gsm8k": {"effective": 3}, "arc": {"effective": 5}}}},
-     "arc has samples of 0 items of 5"),
-    ({"results": {"n-samples": {"gsm8k": {"effective": 4}}}}, "'none' has samples of 3 items of 4"),
-    ({"results": {}}, "does not say how many items were evaluated"),
-    ({"results": {"n-samples": {"gsm8k": None}}}, "of 3 items of None"),
-    ({"samples": {}}, "holds no samples_TASK_DATE"),
-])  # fmt: skip
 def test_what_lm_eval_did_not_save_is_missed(
-    changes: dict[str, Any], what: str, server: VLLMServer, lm_eval: LmEval, tmp_path: Path
+    server: VLLMServer, lm_eval: LmEval, tmp_path: Path
 ) -> None:
-    lm_eval.told(**changes)
-    with pytest.raises(ParityError, match=what):
+    for counts, what in (
+        (None, "does not say how many items were evaluated"),
+        ({"gsm8k": {"effective": 3}, "arc": {"effective": 5}}, "arc has samples of 0 items of 5"),
+        ({"gsm8k": {"effective": 4}}, "'none' has samples of 3 items of 4"),
+        ({"gsm8k": None}, "of 3 items of None"),
+    ):
+        lm_eval.told(results={"n-samples": counts} if counts else {})
+        with pytest.raises(ParityError, match=what):
+            ran(asked(server), tmp_path / "out", lm_eval.command)
+        assert not (tmp_path / "out").exists()
+    lm_eval.told(saves=False)
+    with pytest.raises(ParityError, match="it is not there"):
         ran(asked(server), tmp_path / "out", lm_eval.command)
-    assert not (tmp_path / "out").exists()
 
 
-def test_bad_options(server: VLLMServer, lm_eval: LmEval, tmp_path: Path) -> None:
+def test_bad_options(server: VLLMServer, tmp_path: Path) -> None:
     for changes, what in (
         ({"concurrency": 0}, "--concurrency: expected at least 1"),
         ({"num_fewshot": -1}, "--num-fewshot: expected at least 0"),
@@ -189,19 +170,13 @@ def test_bad_options(server: VLLMServer, lm_eval: LmEval, tmp_path: Path) -> Non
         ({"tokenizer": Path("/none")}, "--tokenizer: /none is no folder"),
         ({"include_path": Path("/none")}, "--include-path: /none is no folder"),
         ({"model": "other"}, "expected a server of other, got one of the-target"),
+        ({"lm_eval": "no-such-lm-eval"}, r"pip install 'lm_eval\[api\]==0.4.13'; or"),
+        ({"lm_eval": ""}, r"pip install 'lm_eval\[api\]==0.4.13'; or"),
+        ({"lm_eval": "'"}, "cannot be read as a command: No closing quotation"),
     ):
+        run: Any = {"out": tmp_path / "out", "lm_eval": sys.executable} | changes
         with pytest.raises(ParityError, match=what):
-            ran(asked(server, **changes), tmp_path / "out", lm_eval.command)
-
-
-def test_programs_that_are_none(server: VLLMServer, tmp_path: Path) -> None:
-    for command, what in (
-        ("no-such-lm-eval", r"pip install 'lm_eval\[api\]==0.4.13'; or"),
-        ("", r"pip install 'lm_eval\[api\]==0.4.13'; or"),
-        ("'", "cannot be read as a command: No closing quotation"),
-    ):
-        with pytest.raises(ParityError, match=what):
-            ran(asked(server), tmp_path / "out", command)
+            run_tasks(asked(server, **run))
     gone = asked(server, server="http://127.0.0.1:9", timeout=1)
     with pytest.raises(ServerError, match="no answer after 3 attempt"):
         ran(gone, tmp_path / "out", sys.executable)
@@ -215,8 +190,7 @@ def test_the_command(
     command += ["--lm-eval", lm_eval.command]
     assert main(command) == 0
     assert "gsm8k: items 3 (none): " in capsys.readouterr().out
-    other = [*command, "--out", str(tmp_path / "json"), "--json"]
-    assert main(other) == 0
+    assert main([*command, "--out", str(tmp_path / "json"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["gsm8k"]["items"] == {"none": 3}
     assert main(command) == 2
     assert "already exists" in capsys.readouterr().err

@@ -1,17 +1,26 @@
-"""Task scores of two servers, from files as lm_eval writes them."""
+"""Task scores of two servers, from files as lm_eval writes them, and bounds of proportions."""
 
+import itertools
 import json
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from draftquant.recipes.errors import ParityError
 from draftquant.scripts.cli import main
+from draftquant.validate.counting.paired_change import pooled_mean
 from draftquant.validate.parity.finding import Finding
 from draftquant.validate.parity.lm_eval_tasks import read_samples
-from draftquant.validate.parity.task_findings import task_findings
+from draftquant.validate.parity.task_findings import (
+    Discordance,
+    items_needed,
+    mcnemar,
+    score_bounds,
+    task_findings,
+)
 from scipy import stats
 
 DATE = "2026-11-22T12-01-02.345678"
@@ -57,29 +66,86 @@ def right(count: int, wrong: Sequence[int] = ()) -> list[dict[str, Any]]:
     return [sample(i, 0.0 if i in wrong else 1.0) for i in range(count)]
 
 
-def test_only_discordant_items_count(tmp_path: Path) -> None:
+def counted(n: int, b: int, c: int) -> Discordance:
+    return Discordance(num_items=n, only_first=b, only_second=c)
+
+
+def test_mcnemar_is_the_sum_over_all_outcomes() -> None:
+    """Every way in which b + c fair coins fall, at least as unlikely as this one."""
+    for b, c in ((0, 0), (0, 5), (1, 5), (10, 3), (7, 7), (40, 60)):
+        masses = stats.binom.pmf(np.arange(b + c + 1), b + c, 0.5)
+        expected = masses[masses <= masses[b] * (1 + 1e-9)].sum()
+        assert mcnemar(counted(1000, b, c)) == pytest.approx(expected)
+
+
+def test_score_intervals() -> None:
+    """Tango 1998: -0.059 to 0.118 for one discordant of 44 pairs. None is no certainty."""
+    lower, upper = score_bounds(counted(44, 0, 1), 0.975)
+    assert (round(lower, 4), round(upper, 4)) == (-0.0594, 0.1181)
+    z = stats.norm.ppf(0.95)
+    for n in (1, 7, 1319):
+        expected = z**2 / (n + z**2)
+        assert score_bounds(counted(n, 0, 0), 0.95) == pytest.approx((-expected, expected), 1e-6)
+    for n, b, c in itertools.product((1, 5, 40), (0, 1, 5, 40), (0, 1, 5)):
+        if b + c <= n:
+            one, other = counted(n, b, c), counted(n, c, b)
+            lower, upper = score_bounds(one, 0.9)
+            assert -1 <= lower <= one.difference <= upper <= 1
+            assert score_bounds(other, 0.9) == pytest.approx((-upper, -lower), abs=1e-9)
+            assert (lower == -1) == (b == n)
+
+
+def test_coverage_by_enumeration() -> None:
+    """A server that loses the whole margin passes in at most 5.6 %; by Wald's interval up to 60 %.
+
+    The largest of n = 50 to 1319, shares 1 to 15 % and margins 0.5 to 5 % is 5.4 %.
+    """
+    n, share, margin = 40, 0.06, 0.05
+    worse, better = (share + margin) / 2, (share - margin) / 2
+    most = int(stats.binom.ppf(1 - 1e-5, n, worse)) + 1
+    passed = 0.0
+    for b, c in itertools.product(range(most + 1), repeat=2):
+        mass = stats.multinomial.pmf([n - b - c, b, c], n, [1 - share, worse, better])
+        passed += mass * (score_bounds(counted(n, b, c), 0.95)[0] > -margin)
+    assert passed <= 0.056
+
+
+def test_items_that_a_proof_needs() -> None:
+    """For a margin of 1 %, 1,237 items at 2 % discordance, 3,710 at 6 %; of 2 %, 310 and 928."""
+    for margin, share, needed in ((0.01, 0.02, 1237), (0.01, 0.06, 3710), (0.02, 0.02, 310),
+                                  (0.02, 0.06, 928)):  # fmt: skip
+        assert items_needed(share, 0.0, margin, confidence=0.95) == needed
+    assert items_needed(0.02, -0.01, 0.01, confidence=0.95) is None
+
+
+def test_counts_are_weights_and_one_cluster_has_no_spread() -> None:
+    sums, counts = np.array([1.0, 6.0, 3.0]), np.array([10.0, 20.0, 30.0])
+    found = pooled_mean(sums, counts, confidence=0.9)
+    assert found.estimate == pytest.approx(10 / 60)
+    pseudo = [3 * 10 / 60 - 2 * x for x in (9 / 50, 4 / 40, 7 / 30)]  # without each
+    error = stats.t.ppf(0.9, 60**2 / 1400 - 1) * stats.sem(pseudo)
+    assert found.upper - found.estimate == pytest.approx(error)
+    one = pooled_mean([3.0], [6.0], confidence=0.95)
+    assert (one.lower, one.estimate, one.upper, one.has_spread) == (0.5, 0.5, 0.5, False)
+    with pytest.raises(ValueError, match="counts above 0"):
+        pooled_mean([1.0, 2.0], [1.0, 0.0], confidence=0.95)
+
+
+def test_only_discordant_items_count_and_bounds_decide(tmp_path: Path) -> None:
     (found,) = compare(tmp_path, right(400, [0, 1, 2]), right(400, [2, 3]), 0.02)
     assert found.what == "gsm8k exact_match, gain"
     assert found.estimate == pytest.approx(1 / 400)
     assert found.details[0] == {
-        "items": 400,
-        "first": pytest.approx(397 / 400),
-        "second": pytest.approx(398 / 400),
-        "only_first_right": 1,
-        "only_second_right": 2,
+        "items": 400, "first": pytest.approx(397 / 400), "second": pytest.approx(398 / 400),
+        "only_first_right": 1, "only_second_right": 2,
         "mcnemar_p": pytest.approx(stats.binomtest(1, 3).pvalue),
-    }
+    }  # fmt: skip
     assert (found.verdict, found.threshold) == ("PASS", -0.02)
-
-
-def test_the_margin_decides_by_bounds(tmp_path: Path) -> None:
-    first, second = right(300), right(300, range(6))  # 2 % lost
-    for i, (margin, verdict) in enumerate(
-        [(None, "INCONCLUSIVE"), (0.005, "FAIL"), (0.02, "INCONCLUSIVE"), (0.05, "PASS")]
-    ):
-        (found,) = compare(tmp_path / str(i), first, second, margin)
+    for margin, verdict in (
+        (None, "INCONCLUSIVE"), (0.005, "FAIL"), (0.05, "PASS"), (0.02, "INCONCLUSIVE"),
+    ):  # fmt: skip
+        (found,) = compare(tmp_path, right(300), right(300, range(6)), margin)  # 2 % lost
         assert found.verdict == verdict, found.reason
-    (found,) = compare(tmp_path / "more", first, second, 0.02)
     assert "about 310 items would settle it" in found.reason
 
 
@@ -127,7 +193,7 @@ def told(tmp_path: Path, name: str, direction: object, metric: str = "err") -> P
 LOWER, HIGHER = ["--lower-is-better", "err"], ["--higher-is-better", "err"]
 
 
-@pytest.mark.parametrize(("first", "second", "options", "metric", "code"), [
+BETTER: tuple[tuple[object, object, list[str], str, int | str], ...] = (
     (False, None, [], "err", 1),
     (None, False, [], "err", 1),
     (None, None, LOWER, "err", 1),
@@ -139,24 +205,18 @@ LOWER, HIGHER = ["--lower-is-better", "err"], ["--higher-is-better", "err"]
     (False, True, [], "err", "two places disagree on whether higher is better"),
     (None, True, LOWER, "err", "two places disagree on whether higher is better"),
     (None, None, [*LOWER, *HIGHER], "err", "two places disagree"),
-])  # fmt: skip
+)
+
+
 def test_which_way_is_better_is_said_or_known_and_never_guessed(
-    first: object,
-    second: object,
-    options: list[str],
-    metric: str,
-    code: int | str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folders = [
-        str(told(tmp_path, name, said, metric))
-        for name, said in zip("ab", (first, second), strict=True)
-    ]
-    found = main(["parity", "tasks", *folders, "--max-score-drop", "0.1", *options])
-    assert found == (2 if isinstance(code, str) else code)
-    if isinstance(code, str):
-        assert code in capsys.readouterr().err
+    for number, (first, second, options, metric, code) in enumerate(BETTER):
+        place, both = tmp_path / str(number), zip("ab", (first, second), strict=True)
+        folders = [str(told(place, name, said, metric)) for name, said in both]
+        found = main(["parity", "tasks", *folders, "--max-score-drop", "0.1", *options])
+        error = capsys.readouterr().err
+        assert code in error if isinstance(code, str) else code == found
 
 
 def test_results_that_cannot_be_read(tmp_path: Path) -> None:
@@ -170,20 +230,17 @@ def test_results_that_cannot_be_read(tmp_path: Path) -> None:
         read_samples(folder)
 
 
-def test_an_item_that_lacks_a_metric_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_item_that_lacks_a_metric_is_refused(tmp_path: Path) -> None:
     """A loss in exact_match was not judged where one item had no such score."""
     both = {"metrics": ["exact_match", "f1"], "f1": 1.0}
-    first = [sample(i, 1.0, **both) for i in range(400)]
-    second = [sample(i, float(i > 27), **both) for i in range(400)]
-    folders = [str(write(tmp_path / "a", first)), str(write(tmp_path / "b", second))]
-    assert main(["parity", "tasks", *folders, "--max-score-drop", "0.02"]) == 1
+    first = [sample(i, 1.0, **both) for i in range(40)]
+    second = [sample(i, float(i > 27), **both) for i in range(40)]
+    assert [one.verdict for one in compare(tmp_path, first, second, 0.1)] == ["FAIL", "PASS"]
     for spoilt in ({"exact_match": None}, {"metrics": ["f1"]}):
-        write(tmp_path / "b", [*second[:17], second[17] | spoilt, *second[18:]])
-        assert main(["parity", "tasks", *folders, "--max-score-drop", "0.02"]) == 2
-        error = capsys.readouterr().err
-        assert "doc_id 17 has no number as exact_match, which 799 of the 800" in error
+        lines = [*second[:17], second[17] | spoilt, *second[18:]]
+        what = "doc_id 17 has no number as exact_match, which 79 of the 80"
+        with pytest.raises(ParityError, match=what):
+            compare(tmp_path, first, lines, 0.1)
 
 
 def test_one_run_is_not_compared_with_itself(
@@ -202,22 +259,18 @@ def test_one_run_is_not_compared_with_itself(
     assert "no results_DATE.json beside both" in capsys.readouterr().err
 
 
-def test_copies_of_an_item_count_once(tmp_path: Path) -> None:
+def test_copies_of_an_item_count_once_and_what_is_no_number_does_not(tmp_path: Path) -> None:
     copies = [sample(i, float(i > 1), doc_hash="d", prompt_hash="p", arguments={})
               for i in range(100)]  # fmt: skip
     (found,) = compare(tmp_path, copies, copies, 0.5)
-    assert found.details[0]["items"] == 1
-    assert found.verdict == "INCONCLUSIVE"
+    assert (found.details[0]["items"], found.verdict) == (1, "INCONCLUSIVE")
     assert "expected at least 30 items" in found.reason
-
-
-def test_metrics_that_are_no_number_are_left_out(tmp_path: Path) -> None:
     lines = [sample(i, 1.0, metrics=["exact_match", "bleu"], bleu=["a", "b"]) for i in range(40)]
     (found,) = compare(tmp_path, lines, lines, 0.1)
     assert found.what == "gsm8k exact_match, gain"
     bare = [sample(i, ["a", "b"], "bleu") for i in range(40)]
     with pytest.raises(ParityError, match="no metric is one number per item"):
-        compare(tmp_path / "bare", bare, bare)
+        compare(tmp_path, bare, bare)
 
 
 Edit = Callable[[list[Any]], Any]

@@ -53,7 +53,7 @@ def score_bounds(found: Discordance, confidence: float) -> tuple[float, float]:
     p being the likeliest share of items that only the first has right, given d: p = (sqrt(B^2 - 8 n
     C) - B) / (4 n), B = (2 n + b - c) d - b - c, C = -b d (1 - d). Where nothing is discordant the
     bounds are -+ z^2 / (n + z^2), not nothing. Coverage by enumeration:
-    tests/test_parity_proportions.py.
+    tests/test_parity_tasks.py.
     """
     z = float(stats.norm.ppf(confidence))
     edge = 1 - 1e-12  # at -1 and 1 the score is 0 / 0
