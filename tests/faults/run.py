@@ -1,28 +1,35 @@
 """Faults of one line, each of which the tests must catch: `./scripts/test --faults [NAME...]`.
 
 The faults are data (*.toml beside this file). Each is applied to a copy of the tree, never to the
-tree itself, and the tests that are to catch it are run there; the one that fails must pass without
-the fault. Exit code 0: all are caught; 1: one survives, or cannot be judged.
+tree itself, and the tests that are to catch it are run there, in a fork of a process that has
+imported torch; the tests that fail must pass without the faults. Exit code 0: all are caught; 1:
+one survives, or cannot be judged.
 """
 
 import argparse
+import multiprocessing
 import os
 import shutil
-import subprocess
+import signal
 import sys
 import tempfile
 import time
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from typing import Literal
+
+import pytest
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 LIMIT_SECONDS = 600  # of one run of tests: a fault may never end
-_FAILED = 1  # pytest: tests ran, and some failed
+FORK = multiprocessing.get_context("fork")
 Verdict = Literal["caught", "SURVIVED", "does not apply", "cannot tell"]
+Found = tuple[Verdict, str]
+"""With the first test that failed, or what there is to say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,43 +70,23 @@ class Scratch:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        ignored = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "dist")
+        ignored = shutil.ignore_patterns(".*", "*.egg-info", "build", "dist")
         shutil.copytree(ROOT, root, ignore=ignored, dirs_exist_ok=True)
-        installed = root / ".package"
-        shutil.copytree(ROOT / ".package", installed, symlinks=True)
-        self._environment = os.environ | {
-            "PYTHONPATH": str(installed),
-            "PYTHONDONTWRITEBYTECODE": "1",  # two versions of a file within a second look alike
-            "DRAFTQUANT_REQUIRE_VENDORS": "1",
-        }
-        self._check_imports()
+        shutil.copytree(ROOT / ".package", root / ".package", symlinks=True)
+        self._said = root / "pytest.out"
 
-    def _check_imports(self) -> None:
-        """An installed draftquant must not hide the copy."""
-        script = "import draftquant.quantize; print(draftquant.quantize.__file__)"
-        command = [sys.executable, "-P", "-c", script]
-        found = subprocess.run(
-            command, env=self._environment, capture_output=True, text=True, check=True
-        )
-        if not Path(found.stdout.strip()).is_relative_to(self.root):
-            raise SystemExit(f"tests in {self.root} would import {found.stdout.strip()}")
-
-    def run(self, tests: Sequence[str]) -> subprocess.CompletedProcess[str] | None:
-        """Run tests until one fails; None where they do not end."""
-        pytest = Path(sys.executable).with_name("pytest")
-        command = [pytest, "-x", "-q", "-p", "no:cacheprovider", *tests]
-        try:
-            return subprocess.run(
-                command,
-                cwd=self.root,
-                env=self._environment,
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=LIMIT_SECONDS,
-            )
-        except subprocess.TimeoutExpired:
-            return None
+    def run(self, tests: Sequence[str]) -> tuple[int | None, list[str]]:
+        """Run tests until one fails: pytest's exit code, None where they do not end; who failed."""
+        process = FORK.Process(target=run_pytest, args=(self.root, self._said, tests))
+        process.start()
+        process.join(LIMIT_SECONDS)
+        if process.exitcode is None and process.pid is not None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.join()
+            return None, []
+        lines = self._said.read_text(encoding="utf-8", errors="replace").splitlines()
+        failed = [line.split()[1] for line in lines if line.startswith(("FAILED ", "ERROR "))]
+        return process.exitcode, failed
 
     def verdict(self, fault: Fault) -> tuple[Verdict, str]:
         """Apply a fault, run its tests, take it back; with what there is to say."""
@@ -107,48 +94,96 @@ class Scratch:
         if problem is not None:
             return "does not apply", problem
         path = self.root / fault.file
-        right = path.read_text(encoding="utf-8")
+        right, times = path.read_text(encoding="utf-8"), path.stat()
         path.write_text(right.replace(fault.text, fault.replacement), encoding="utf-8")
         try:
-            result = self.run([f"tests/{test}" for test in fault.tests])
+            status, failed = self.run([f"tests/{test}" for test in fault.tests])
         finally:
             path.write_text(right, encoding="utf-8")
-        if result is None:
+            os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))  # its bytecode holds again
+        if status is None:
             return "caught", "the tests did not end"
-        if result.returncode == 0:
+        if status == pytest.ExitCode.OK:
             return "SURVIVED", fault.harm
-        failed = [line for line in result.stdout.splitlines() if line.startswith("FAILED ")]
-        if result.returncode != _FAILED or not failed:
-            return "cannot tell", f"pytest ended with {result.returncode}: {result.stdout[-500:]}"
-        test = failed[0].removeprefix("FAILED ").partition(" - ")[0]
-        again = self.run([test])
-        if again is None or again.returncode:
-            return "cannot tell", f"{test} fails without the fault too"
-        return "caught", test
+        if status != pytest.ExitCode.TESTS_FAILED or not failed:
+            said = self._said.read_text(encoding="utf-8", errors="replace")
+            return "cannot tell", f"pytest ended with {status}: {said[-500:]}"
+        return "caught", failed[0]
+
+
+def run_pytest(root: Path, said: Path, tests: Sequence[str]) -> None:
+    """In a process of its own: run tests in a copy of the tree, and exit with pytest's code."""
+    os.setpgid(0, 0)
+    output = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.chdir(root)
+    packages = str(root / ".package")
+    os.environ |= {
+        "PYTHONPATH": packages,
+        "PYTHONDONTWRITEBYTECODE": "1",  # two versions of a file within a second look alike
+        "DRAFTQUANT_REQUIRE_VENDORS": "1",
+    }
+    sys.dont_write_bytecode = True
+    sys.path[:0] = [packages]
+    import draftquant.quantize
+
+    if not Path(draftquant.quantize.__file__).is_relative_to(root):
+        raise SystemExit(f"tests in {root} would import {draftquant.quantize.__file__}")
+    raise SystemExit(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests]))
+
+
+def judge(folder: Path, faults: SimpleQueue[Fault | None], found: SimpleQueue[Found]) -> None:
+    """Judge one fault after the other in one copy of the tree."""
+    scratch = Scratch(folder)
+    while (fault := faults.get()) is not None:
+        start = time.monotonic()
+        verdict, detail = scratch.verdict(fault)
+        seconds = time.monotonic() - start
+        print(f"{verdict:14} {fault.name:44} {seconds:5.1f} s  {detail}", flush=True)
+        found.put((verdict, detail))
 
 
 def main() -> int:
     """Judge all faults, or those named."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Faults that tests must catch.")
     parser.add_argument("names", nargs="*", help="faults; all without any")
     names = parser.parse_args().names
     faults = read_faults()
     unknown = sorted(set(names) - {fault.name for fault in faults})
     if unknown:
         parser.error(f"no fault {unknown[0]!r}")
+    import torch  # noqa: F401 - every fork has it
+    import transformers  # noqa: F401
+
     chosen = [fault for fault in faults if not names or fault.name in names]
     with tempfile.TemporaryDirectory(prefix="faults-") as folder:
-        scratch = Scratch(Path(folder))
-        found = [_judged(scratch, fault) for fault in chosen]
-    print(f"{found.count('caught')} of {len(found)} faults caught")
-    return int(any(verdict != "caught" for verdict in found))
+        found = judged_by_each_core(chosen, Path(folder))
+        caught = {test for verdict, test in found if verdict == "caught" and "::" in test}
+        status, failed = Scratch(Path(folder) / "right").run(sorted(caught)) if caught else (0, [])
+    print(f"{sum(verdict == 'caught' for verdict, _ in found)} of {len(found)} faults caught")
+    if status:
+        print(f"without the faults pytest ends with {status}: {' '.join(failed)}")
+    return int(bool(status) or any(verdict != "caught" for verdict, _ in found))
 
 
-def _judged(scratch: Scratch, fault: Fault) -> Verdict:
-    start = time.monotonic()
-    verdict, detail = scratch.verdict(fault)
-    print(f"{verdict:14} {fault.name:36} {time.monotonic() - start:5.1f} s  {detail}", flush=True)
-    return verdict
+def judged_by_each_core(chosen: Sequence[Fault], folder: Path) -> list[Found]:
+    """What became of each fault, in any order; a copy of the tree for each core."""
+    cores = min(os.cpu_count() or 1, len(chosen))
+    faults: SimpleQueue[Fault | None] = FORK.SimpleQueue()
+    found: SimpleQueue[Found] = FORK.SimpleQueue()
+    judges = [
+        FORK.Process(target=judge, args=(folder / str(core), faults, found))
+        for core in range(cores)
+    ]
+    for process in judges:
+        process.start()
+    for fault in (*chosen, *[None] * cores):
+        faults.put(fault)
+    results = [found.get() for _ in chosen]
+    for process in judges:
+        process.join()
+    return results
 
 
 if __name__ == "__main__":
