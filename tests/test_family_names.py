@@ -463,8 +463,8 @@ def test_inspect_names_the_layout(
     assert json.loads(capsys.readouterr().out)["speculators_layout"] is True
 
 
-def test_the_families_page_names_every_family() -> None:
-    page = (Path(__file__).parent.parent / "docs/families.md").read_text(encoding="utf-8")
+def test_the_page_of_limits_names_every_family() -> None:
+    page = (Path(__file__).parent.parent / "docs/limits.md").read_text(encoding="utf-8")
     what, commands = page.partition("\n## Commands\n")[::2]
     for family in FAMILIES:
         assert f"\n| `{family.name}` |" in what

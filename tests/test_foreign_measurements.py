@@ -18,7 +18,7 @@ from draftquant.validate.foreign.foreign_formats import (
 )
 from handmade_foreign import FOREIGN
 
-DOCS = Path(__file__).parents[1] / "docs" / "foreign-numbers.md"
+DOCS = Path(__file__).parents[1] / "docs" / "servers.md"
 REAL = {
     "aiperf": "aiperf-{}/profile_export.jsonl",
     "guidellm": "guidellm-{}.json",

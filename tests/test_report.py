@@ -240,24 +240,16 @@ def keys_of(hint: Any) -> Iterator[str]:
         yield from keys_of(inner)
 
 
-OF_TRACES = {"config_sha256", "weights_sha256", "num_layers", "vocab_size", "top_p", "top_k",
-             "seed", "repeats", "constant", "misplaced", "share"}  # fmt: skip
-"""Keys of trace.json and of what the traces say of themselves."""
-
-
 def words(text: str) -> set[str]:
     return {word for span in re.findall(r"`([^`]+)`", text) for word in re.findall(r"\w+", span)}
 
 
-def test_every_key_is_documented_and_no_other() -> None:
-    text = (ROOT / "docs" / "report-format.md").read_text(encoding="utf-8")
+def test_every_key_is_documented() -> None:
+    text = (ROOT / "docs" / "reference" / "report.md").read_text(encoding="utf-8")
     section = text.partition("## What `replay --json` prints")[2]
     of_replay = {f.name for k in (ReplayedDraft, ReplayedPrompt) for f in dataclasses.fields(k)}
     assert of_replay - words(section) == set()
     kinds = (Header, GateReport, JointReport)
-    keys = {key for kind in kinds for key in keys_of(kind)} - OF_TRACES
-    assert keys - words(text) == set()
-    cells = re.findall(r"^\| (`.+?) \|", text, re.MULTILINE)
-    assert {word for cell in cells for word in re.findall(r"`(\w+)`", cell)} - keys == set()
+    assert {key for kind in kinds for key in keys_of(kind)} - words(text) == set()
     assert f"`schema_version` is {document_module.SCHEMA_VERSION}." in text
     assert f'`"{document_module.FORMAT}"`' in text

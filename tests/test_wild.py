@@ -78,11 +78,11 @@ def test_the_table_is_what_the_commands_say(name: str, tmp_path: Path) -> None:
     assert cells(WRITTEN, name) == cells(table([found]), name)
 
 
-def test_the_page_of_families_says_the_figures_of_the_table() -> None:
+def test_the_page_of_limits_says_the_figures_of_the_table() -> None:
     said = WRITTEN.partition("\n\n")[2].partition("\n\n")[0]
     count, planned, quantized, replayed, decided, named = re.findall(r"\d+", said)
     page = " ".join(
-        (TABLE_FILE.parents[2] / "docs" / "families.md").read_text(encoding="utf-8").split()
+        (TABLE_FILE.parents[2] / "docs" / "limits.md").read_text(encoding="utf-8").split()
     )
     assert planned == quantized
     assert f"Of {count} published configs" in page

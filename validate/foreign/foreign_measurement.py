@@ -159,7 +159,7 @@ def with_copies_together(
 _MOST_BYTES = 512 * 2**20  # of a file of lines
 _LONGEST_LINE = 64 * 2**20  # bytes, of a document too: 10,000 requests of GuideLLM have 54 MB
 FIXES: Mapping[str, str] = table_beside(__file__, "fixes")
-PAGE = "docs/foreign-numbers.md says what is read of each tool, and how it is run for that"
+PAGE = "docs/servers.md says what is read of each tool, and how it is run for that"
 ONE_A_LINE = "write each object on one line: jq -c 'arrays[], objects' FILE > FILE.jsonl"
 
 

@@ -31,7 +31,7 @@ from .measurement import (
 _LONGEST_LINE = 64 * 2**20  # bytes; 100,000 tokens with log-probabilities have 6 MB
 _MOST_BYTES = 2 * 2**30  # 10,000 prompts of 2,000 tokens with log-probabilities have 1.2 GB
 _OURS = (
-    "give what `draftquant measure` wrote, or measure again; docs/foreign-numbers.md says which"
+    "give what `draftquant measure` wrote, or measure again; docs/servers.md says which"
     " files of other tools are read"
 )
 

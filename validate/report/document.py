@@ -1,4 +1,4 @@
-"""The report of the gate as a JSON document (docs/report-format.md), and one strict reading of it.
+"""The report of the gate as a JSON document (docs/reference/report.md), and its strict reading.
 
 What is read is judged again: the histograms of every prompt, the policy, the look and the
 background are taken as written; so is what no counts show. All else has to follow. Sentences are

@@ -7,6 +7,7 @@ from .engines import engines_page
 from .lints import lints_page
 from .python import python_page
 from .recipes import formats_page, recipes_page
+from .report import report_page
 from .traces import traces_page
 
 PAGES: Mapping[str, Callable[[], str]] = {
@@ -16,5 +17,6 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "reference/formats.md": formats_page,
     "reference/lints.md": lints_page,
     "reference/engines.md": engines_page,
+    "reference/report.md": report_page,
     "reference/traces.md": traces_page,
 }
