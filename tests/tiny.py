@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from draft_shapes import Shapes, eagle3
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -25,25 +26,94 @@ class Stored(NamedTuple):
     data: bytes
 
 
-def tiny_eagle3_llama(
-    folder: Path,
+class Drawn:
+    """Random tensors of one dtype, in the order in which they are asked for."""
+
+    def __init__(self, seed: int, dtype: str = "BF16") -> None:
+        self.rng, self.dtype = np.random.default_rng(seed), dtype
+
+    def normal(self, *shape: int) -> FloatArray:
+        return self.rng.standard_normal(shape, dtype=np.float32)
+
+    def tensors(self, shapes: Shapes, *, vocab: int = 0, around: int = 1) -> dict[str, Stored]:
+        """Linears and biases near 0, norms near `around`, and a random half of the vocabulary."""
+        found: dict[str, Stored] = {}
+        kept = np.empty(0)
+        for name, shape in shapes.items():
+            if name == "d2t":
+                kept = np.sort(self.rng.permutation(vocab)[: shape[0]])
+                found[name] = Stored("I64", shape, (kept - np.arange(shape[0])).tobytes())
+            elif name == "t2d":
+                found[name] = Stored("BOOL", shape, np.isin(np.arange(vocab), kept).tobytes())
+            elif name.endswith("correction_bias"):
+                found[name] = store(0.1 * self.normal(*shape), "F32")
+            elif name.endswith("base_kernel"):
+                found[name] = store(self.normal(*shape) / 4 + [[[1]], [[0]]], self.dtype)
+            elif len(shape) == 1 and not name.endswith(".bias"):
+                found[name] = store(around + 0.1 * self.normal(*shape), self.dtype)
+            else:
+                found[name] = store(self.normal(*shape) / shape[-1] ** 0.5, self.dtype)
+        return found
+
+
+def size_keys(
     *,
-    seed: int = 0,
     hidden: int = 64,
     intermediate: int = 96,
     num_layers: int = 1,
     heads: int = 4,
     kv_heads: int = 2,
-    head_dim: int = 16,
+    head_dim: int | None = 16,
     vocab: int = 96,
+    dtype: str = "BF16",
+) -> dict[str, Any]:
+    """The keys of config.json that every kind of draft has."""
+    return {
+        "head_dim": head_dim,
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_attention_heads": heads,
+        "num_hidden_layers": num_layers,
+        "num_key_value_heads": kv_heads,
+        "rms_norm_eps": 1e-06,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+        "torch_dtype": {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}[dtype],
+        "vocab_size": vocab,
+    }
+
+
+def publish(
+    folder: Path,
+    keys: Mapping[str, Any],
+    tensors: Mapping[str, Stored],
+    *,
+    sharded: bool = False,
+    tokenizer: bool = True,
+) -> Path:
+    """config.json, weights, and two tokenizer files."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(keys, indent=2) + "\n", encoding="utf-8")
+    if tokenizer:
+        (folder / "tokenizer.json").write_text('{"version": "1.0"}\n', encoding="utf-8")
+        (folder / "tokenizer_config.json").write_text("{}\n", encoding="utf-8")
+    write_tensors(folder, tensors, sharded=sharded, metadata={"format": "pt"})
+    return folder
+
+
+def tiny_eagle3_llama(
+    folder: Path,
+    *,
+    seed: int = 0,
     prefix: str = "midlayer.",
     sharded: bool = False,
     embed: bool = True,
     head: bool = True,
     pruned_vocabulary: bool = False,
+    normed: bool = False,
     dtype: str = "BF16",
-    metadata: Mapping[str, str] | None = None,
     config: Mapping[str, Any] | None = None,
+    **sizes: int,
 ) -> Path:
     """Write a tiny EAGLE-3 Llama draft: config.json, weights and two tokenizer files.
 
@@ -54,70 +124,29 @@ def tiny_eagle3_llama(
         sharded: two shards and an index.
         embed: with embed_tokens. head: with lm_head.
         pruned_vocabulary: half of the vocabulary, with d2t and t2d.
+        normed: with q_norm and k_norm.
         dtype: "BF16", "F16" or "F32", of every weight.
-        metadata: `__metadata__` of every file, {"format": "pt"} if not given.
         config: overrides of config.json.
+        sizes: see `size_keys`.
     """
-    rng = np.random.default_rng(seed)
-    draft_vocab = vocab // 2 if pruned_vocabulary else vocab
-    keys = {
+    keys = size_keys(dtype=dtype, **sizes)
+    vocab = keys["vocab_size"]
+    keys |= {
         "architectures": ["LlamaForCausalLMEagle3"],
-        "draft_vocab_size": draft_vocab,
+        "draft_vocab_size": vocab // 2 if pruned_vocabulary else vocab,
         "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 4]},
-        "head_dim": head_dim,
-        "hidden_size": hidden,
-        "intermediate_size": intermediate,
         "model_type": "llama",
-        "num_attention_heads": heads,
-        "num_hidden_layers": num_layers,
-        "num_key_value_heads": kv_heads,
-        "rms_norm_eps": 1e-06,
-        "rope_theta": 10000.0,
-        "tie_word_embeddings": False,
-        "torch_dtype": {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}[dtype],
-        "vocab_size": vocab,
-        **(config or {}),
     }
-    outer = "model." if prefix.startswith("model.") else ""
+    cut = pruned_vocabulary
+    has = optional(embed_tokens=embed, lm_head=head, d2t=cut, t2d=cut, qk_norm=normed)
+    shapes = eagle3(keys, has, prefix)
+    tensors = Drawn(seed, dtype).tensors(shapes, vocab=vocab)
+    return publish(folder, keys | dict(config or {}), tensors, sharded=sharded)
 
-    def weight(*shape: int) -> Stored:
-        return store(rng.standard_normal(shape, dtype=np.float32) / shape[-1] ** 0.5, dtype)
 
-    def norm() -> Stored:
-        return store(1 + 0.1 * rng.standard_normal(hidden, dtype=np.float32), dtype)
-
-    tensors = {f"{outer}fc.weight": weight(hidden, 3 * hidden), f"{outer}norm.weight": norm()}
-    if embed:
-        tensors[f"{outer}embed_tokens.weight"] = weight(vocab, hidden)
-    if head:
-        tensors["lm_head.weight"] = weight(draft_vocab, hidden)
-    if pruned_vocabulary:
-        kept = np.sort(rng.permutation(vocab)[:draft_vocab])
-        tensors["d2t"] = Stored("I64", (draft_vocab,), (kept - np.arange(draft_vocab)).tobytes())
-        tensors["t2d"] = Stored("BOOL", (vocab,), np.isin(np.arange(vocab), kept).tobytes())
-    for i in range(num_layers):
-        layer = prefix if i == 0 else f"{outer}layers.{i}."
-        wide = 2 * hidden if i == 0 else hidden
-        queries, keys_width = heads * head_dim, kv_heads * head_dim
-        tensors |= {
-            f"{layer}self_attn.q_proj.weight": weight(queries, wide),
-            f"{layer}self_attn.k_proj.weight": weight(keys_width, wide),
-            f"{layer}self_attn.v_proj.weight": weight(keys_width, wide),
-            f"{layer}self_attn.o_proj.weight": weight(hidden, queries),
-            f"{layer}mlp.gate_proj.weight": weight(intermediate, hidden),
-            f"{layer}mlp.up_proj.weight": weight(intermediate, hidden),
-            f"{layer}mlp.down_proj.weight": weight(hidden, intermediate),
-            f"{layer}input_layernorm.weight": norm(),
-            f"{layer}post_attention_layernorm.weight": norm(),
-        }
-        if i == 0:
-            tensors[f"{layer}hidden_norm.weight"] = norm()
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(keys, indent=2) + "\n", encoding="utf-8")
-    (folder / "tokenizer.json").write_text('{"version": "1.0"}\n', encoding="utf-8")
-    (folder / "tokenizer_config.json").write_text("{}\n", encoding="utf-8")
-    write_tensors(folder, tensors, sharded=sharded, metadata=metadata or {"format": "pt"})
-    return folder
+def optional(**asked: bool) -> set[str]:
+    """The names of those that are asked for."""
+    return {name for name, is_asked in asked.items() if is_asked}
 
 
 def store(values: npt.NDArray[Any], dtype: str) -> Stored:

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-from tiny import Stored, read_tensors, store, write_tensors
+from draft_shapes import dspark
+from tiny import SINGLE_FILE, Drawn, read_tensors, write_tensors
 from tiny_dflash import tiny_dflash
 
 Layout = Literal["flat", "specforge", "logit_head", "modelopt"]
@@ -25,8 +25,6 @@ def tiny_dspark(
     rank: int = 16,
     confidence: bool = True,
     from_anchor: bool = True,
-    hidden: int = 64,
-    vocab: int = 96,
     dtype: str = "BF16",
     sharded: bool = False,
     config: Mapping[str, Any] | None = None,
@@ -34,23 +32,18 @@ def tiny_dspark(
 ) -> Path:
     """Write a tiny DSpark draft: config.json, weights and side files.
 
-    Args:
-        folder: created; its parent must exist.
-        seed: of the weights.
+    Args: see `tiny_dflash`, and
+
         layout: "flat" as DeepSpec publishes, with all keys at the top level; "specforge" with those
             of the heads in dflash_config; "logit_head" as that with its older names; "modelopt"
             as that with ModelOpt's names.
         rank: of the Markov head.
         confidence: with a confidence head.
         from_anchor: the anchor's slot proposes a token.
-        hidden: width. vocab: tokens of the target.
-        dtype: of every weight.
-        sharded: see `tiny_dflash`.
-        config: overrides of config.json.
-        body: other arguments of `tiny_dflash`.
     """
-    tiny_dflash(folder, seed=seed, hidden=hidden, vocab=vocab, dtype=dtype, **body)
+    tiny_dflash(folder, seed=seed, dtype=dtype, **body)
     keys = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    shapes = dspark(keys, rank) | {"confidence_head.proj.bias": (1,)}
     own = {
         "markov_rank": rank,
         "markov_head_type": "vanilla",
@@ -67,38 +60,14 @@ def tiny_dspark(
         keys["dflash_config"]["shift_label"] = True
     if not from_anchor:
         keys["sample_from_anchor"] = False
-    keys |= config or {}
-    (folder / "config.json").write_text(json.dumps(keys, indent=2) + "\n", encoding="utf-8")
-
-    rng = np.random.default_rng(seed + 1)
-
-    def noise(*shape: int) -> Stored:
-        return store(rng.standard_normal(shape, dtype=np.float32) / shape[-1] ** 0.5, dtype)
-
+    (folder / "config.json").write_text(json.dumps(keys | dict(config or {}), indent=2) + "\n")
     tensors = read_tensors(folder)
-    tensors |= {
-        _spelled(name, layout): noise(*shape)
-        for name, shape in _shapes(
-            rank, hidden, vocab, keys.get("draft_vocab_size") or vocab, confidence
-        ).items()
-    }
-    for file in folder.glob("*.safetensors*"):
-        file.unlink()
+    for name, tensor in Drawn(seed + 1, dtype).tensors(shapes).items():
+        if confidence or not name.startswith("confidence"):
+            tensors[_spelled(name, layout)] = tensor
+    (folder / SINGLE_FILE).unlink()
     write_tensors(folder, tensors, sharded=sharded, metadata={"format": "pt"})
     return folder
-
-
-def _shapes(
-    rank: int, hidden: int, vocab: int, draft_vocab: int, confidence: bool
-) -> dict[str, tuple[int, ...]]:
-    shapes: dict[str, tuple[int, ...]] = {
-        "markov_head.markov_w1.weight": (vocab, rank),
-        "markov_head.markov_w2.weight": (draft_vocab, rank),
-    }
-    if confidence:
-        shapes["confidence_head.proj.weight"] = (1, hidden + rank)
-        shapes["confidence_head.proj.bias"] = (1,)
-    return shapes
 
 
 def _spelled(name: str, layout: Layout) -> str:

@@ -9,29 +9,26 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-from tiny import Stored, read_tensors, store, tiny_eagle3_llama, write_tensors
+from tiny import tiny_eagle3_llama
+from tiny_dflash import tiny_dflash
 
 YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}
-HEADS, KV_HEADS, VOCAB, DRAFT_VOCAB = 4, 2, 96, 48
+VOCAB, DRAFT_VOCAB = 96, 48
 
 
 class Sizes(NamedTuple):
     """Of a draft; `WIDE` has whole groups of 128 inputs in every linear that recipes quantize."""
 
-    hidden: int
-    intermediate: int
-    head_dim: int
-
-
-SMALL, WIDE = Sizes(64, 96, 16), Sizes(128, 256, 32)
+    hidden: int = 64
+    intermediate: int = 96
+    head_dim: int = 16
 
 
 def tiny_speculators_eagle3(
     folder: Path,
     *,
     seed: int = 0,
-    sizes: Sizes = SMALL,
+    sizes: Sizes = Sizes(),  # noqa: B008 - it never changes
     layer_type: str = "llama",
     num_layers: int = 1,
     embed: bool = True,
@@ -52,6 +49,7 @@ def tiny_speculators_eagle3(
         num_layers=num_layers,
         embed=embed,
         pruned_vocabulary=True,
+        normed=layer_type == "qwen3",
         **sizes._asdict(),
     )
     own = _own_config("eagle3", "Eagle3Speculator", num_draft_tokens=3) | {
@@ -62,19 +60,14 @@ def tiny_speculators_eagle3(
         "norm_before_residual": True,
         "norm_output": False,
     }
-    _write_config(folder, own | dict(config or {}), _layers(layer_type, num_layers, layers, sizes))
-    added: dict[str, Stored] = {}
-    if layer_type == "qwen3":
-        added = _head_norms(np.random.default_rng(seed + 1), num_layers, sizes)
-    write_tensors(folder, read_tensors(folder) | added, metadata={"format": "pt"})
-    return folder
+    return _configured(folder, own, config, layer_type, layers)
 
 
 def tiny_speculators_dflash(
     folder: Path,
     *,
     seed: int = 0,
-    sizes: Sizes = SMALL,
+    sizes: Sizes = Sizes(),  # noqa: B008
     num_layers: int = 2,
     embed: bool = True,
     pruned_vocabulary: bool = True,
@@ -89,39 +82,10 @@ def tiny_speculators_dflash(
         pruned_vocabulary: half of the vocabulary, with d2t, t2d and lm_head; the whole one has none
             of these three.
     """
-    rng = np.random.default_rng(seed)
-
-    def weight(*shape: int) -> Stored:
-        return store(rng.standard_normal(shape, dtype=np.float32) / shape[-1] ** 0.5, "BF16")
-
-    def norm() -> Stored:
-        return store(1 + 0.1 * rng.standard_normal(sizes.hidden, dtype=np.float32), "BF16")
-
-    queries, keys = HEADS * sizes.head_dim, KV_HEADS * sizes.head_dim
-    tensors = {
-        "fc.weight": weight(sizes.hidden, 3 * sizes.hidden),
-        "hidden_norm.weight": norm(),
-        "norm.weight": norm(),
-    } | _head_norms(rng, num_layers, sizes)
-    for i in range(num_layers):
-        tensors |= {
-            f"layers.{i}.self_attn.q_proj.weight": weight(queries, sizes.hidden),
-            f"layers.{i}.self_attn.k_proj.weight": weight(keys, sizes.hidden),
-            f"layers.{i}.self_attn.v_proj.weight": weight(keys, sizes.hidden),
-            f"layers.{i}.self_attn.o_proj.weight": weight(sizes.hidden, queries),
-            f"layers.{i}.mlp.gate_proj.weight": weight(sizes.intermediate, sizes.hidden),
-            f"layers.{i}.mlp.up_proj.weight": weight(sizes.intermediate, sizes.hidden),
-            f"layers.{i}.mlp.down_proj.weight": weight(sizes.hidden, sizes.intermediate),
-            f"layers.{i}.input_layernorm.weight": norm(),
-            f"layers.{i}.post_attention_layernorm.weight": norm(),
-        }
-    if embed:
-        tensors["embed_tokens.weight"] = weight(VOCAB, sizes.hidden)
-    if pruned_vocabulary:
-        kept = np.sort(rng.permutation(VOCAB)[:DRAFT_VOCAB])
-        tensors["lm_head.weight"] = weight(DRAFT_VOCAB, sizes.hidden)
-        tensors["d2t"] = Stored("I64", (DRAFT_VOCAB,), (kept - np.arange(DRAFT_VOCAB)).tobytes())
-        tensors["t2d"] = Stored("BOOL", (VOCAB,), np.isin(np.arange(VOCAB), kept).tobytes())
+    cut, counts = pruned_vocabulary, {"num_layers": num_layers, **sizes._asdict()}
+    tiny_dflash(folder, seed=seed, embed=embed, pruned_vocabulary=cut, **counts)
+    for name in ("README.md", "dflash.py"):
+        (folder / name).unlink()
     own = _own_config("dflash", "DFlashSpeculator", num_draft_tokens=7) | {
         "aux_hidden_state_layer_ids": [2, 4, 5],
         "block_size": 8,
@@ -130,10 +94,7 @@ def tiny_speculators_dflash(
         "sample_from_anchor": False,
         "sliding_window_non_causal": False,
     }
-    folder.mkdir()
-    _write_config(folder, own | dict(config or {}), _layers("qwen3", num_layers, layers, sizes))
-    write_tensors(folder, tensors, metadata={"format": "pt"})
-    return folder
+    return _configured(folder, own, config, "qwen3", layers)
 
 
 BUILD: dict[str, Callable[..., Path]] = {
@@ -170,46 +131,34 @@ def _own_config(kind: str, architecture: str, *, num_draft_tokens: int) -> dict[
     }
 
 
-def _layers(
-    model_type: str, num_layers: int, changes: Mapping[str, Any] | None, sizes: Sizes
-) -> Mapping[str, Any]:
-    """The keys of transformer_layer_config."""
-    keys = {
+def _configured(
+    folder: Path,
+    own: Mapping[str, Any],
+    config: Mapping[str, Any] | None,
+    layer_type: str,
+    layers: Mapping[str, Any] | None,
+) -> Path:
+    """A key changed to None is left out, but for those that the package itself saves as null."""
+    was = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    counts = ("head_dim", "hidden_size", "intermediate_size", "num_attention_heads")
+    keys = {key: was[key] for key in (*counts, "num_hidden_layers", "num_key_value_heads")} | {
         "attention_bias": False,
-        "head_dim": sizes.head_dim,
         "hidden_act": "silu",
-        "hidden_size": sizes.hidden,
-        "intermediate_size": sizes.intermediate,
         "max_position_embeddings": 512,
-        "model_type": model_type,
-        "num_attention_heads": HEADS,
-        "num_hidden_layers": num_layers,
-        "num_key_value_heads": KV_HEADS,
+        "model_type": layer_type,
         "rms_norm_eps": 1e-06,
         "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
         "tie_word_embeddings": False,
         "vocab_size": VOCAB,
     }
-    if model_type == "qwen3":
-        keys["layer_types"] = ["full_attention"] * num_layers
-    return keys | dict(changes or {})
-
-
-def _head_norms(rng: np.random.Generator, num_layers: int, sizes: Sizes) -> dict[str, Stored]:
-    """q_norm and k_norm of every layer."""
-    return {
-        f"layers.{i}.self_attn.{name}.weight": store(
-            1 + 0.1 * rng.standard_normal(sizes.head_dim, dtype=np.float32), "BF16"
-        )
-        for i in range(num_layers)
-        for name in ("q_norm", "k_norm")
+    if layer_type == "qwen3":
+        keys["layer_types"] = ["full_attention"] * keys["num_hidden_layers"]
+    kept = {key: value for key, value in {**own, **(config or {})}.items() if value is not None}
+    kept = {
+        "target_hidden_size": None,
+        **kept,
+        "transformer_layer_config": keys | dict(layers or {}),
     }
-
-
-def _write_config(folder: Path, own: Mapping[str, Any], layers: Mapping[str, Any]) -> None:
-    """A key changed to None is left out, but for those that the package itself saves as null."""
-    kept = {key: value for key, value in own.items() if value is not None}
-    keys = {"target_hidden_size": None, **kept, "transformer_layer_config": dict(layers)}
-    (folder / "config.json").write_text(
-        json.dumps(keys, indent=2, sort_keys=True) + "\n", encoding="utf-8"
-    )
+    text = json.dumps(kept, indent=2, sort_keys=True) + "\n"
+    (folder / "config.json").write_text(text, encoding="utf-8")
+    return folder
