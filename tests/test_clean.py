@@ -61,23 +61,18 @@ def start_of(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
 
 
-def test_a_number_given_twice_is_another_process(tmp_path: Path) -> None:
+def test_a_number_given_twice_is_another_process_and_one_that_nobody_waits_for_is_dead(
+    tmp_path: Path,
+) -> None:
     stranger = left_by(tmp_path, "out", os.getpid(), start=int(start_of(os.getpid())) - 1)
     (found,) = find_staging(tmp_path)
     assert (found.path, found.is_live) == (stranger, False)
-
-
-def test_a_process_that_nobody_waited_for_is_dead(tmp_path: Path) -> None:
-    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    left_by(tmp_path, "out", process.pid, start=int(start_of(process.pid)))
-    assert find_staging(tmp_path)[0].is_live
+    process = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
+    left_by(tmp_path / "of", "out", process.pid, start=int(start_of(process.pid)))
+    assert find_staging(tmp_path / "of")[0].is_live
     process.kill()
-    while (
-        Path(f"/proc/{process.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
-        != "Z"
-    ):
-        time.sleep(0.01)
-    assert not find_staging(tmp_path)[0].is_live
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert not find_staging(tmp_path / "of")[0].is_live
     process.communicate()
 
 
@@ -109,14 +104,12 @@ def test_other_machines_need_an_age(dead: int, tmp_path: Path) -> None:
     assert names(tmp_path) == {old.name, new.name}
     assert main(["clean", str(tmp_path), "--older-than", "1"]) == 0
     assert names(tmp_path) == {new.name}
-    (new / "model.safetensors").write_bytes(b"")
     os.utime(new, (0, 0))  # a file in it is younger
     assert main(["clean", str(tmp_path), "--older-than", "1"]) == 0
     assert names(tmp_path) == {new.name}
 
 
 def test_no_folder(tmp_path: Path) -> None:
-    assert main(["clean", str(tmp_path / "absent")]) == 2
     with pytest.raises(OutputError, match="no such folder"):
         main(["clean", str(tmp_path / "absent"), "--debug"])
 
@@ -124,55 +117,38 @@ def test_no_folder(tmp_path: Path) -> None:
 # ---- signals
 
 SLEEPER = """
-import sys, time
+import os, signal, sys, time
 from draftquant.quantize.files.staging import staged_output
 from draftquant.scripts import cli
 from draftquant.scripts.verbs import clean
 from pathlib import Path
 def run(options):
-    with staged_output(Path(options.settings.folder) / "out") as staging:
-        (staging / "file").write_text("")
-        print("staged", flush=True)
-        time.sleep(1 if "brief" in sys.argv else 60)
+    with staged_output(Path(options.settings.folder) / "out"):
+        os.kill(os.getpid(), int(number))
+        time.sleep(0 if ignored else 60)
     return 0
 clean.run = run
-sys.exit(cli.main(["clean", sys.argv[1]]))
+for number, ignored in (each.split() for each in sys.argv[2:]):
+    folder = Path(sys.argv[1]) / number / ignored
+    folder.mkdir(parents=True)
+    ignored = ignored == "ignored"
+    if not (child := os.fork()):  # whatever the parent of a run ignores, as nohup does
+        usual = signal.default_int_handler if int(number) == signal.SIGINT else signal.SIG_DFL
+        signal.signal(int(number), signal.SIG_IGN if ignored else usual)
+        os._exit(cli.main(["clean", str(folder)]))
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), len(list(folder.iterdir())))
 """
 
 
-def signalled(number: signal.Signals, folder: Path, *options: str, ignored: bool = False) -> int:
-    def inherit() -> None:
-        """Whatever the parent of the tests ignores, as nohup does."""
-        signal.signal(number, signal.SIG_IGN if ignored else signal.SIG_DFL)
-
-    process = subprocess.Popen(
-        [sys.executable, "-c", SLEEPER, str(folder), *options],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        preexec_fn=inherit,
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"staged\n"
-    process.send_signal(number)
-    process.stdout.close()
-    return process.wait()
-
-
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)]
-)
-def test_a_signal_leaves_nothing(number: signal.Signals, code: int, tmp_path: Path) -> None:
-    assert signalled(number, tmp_path) == code
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-def test_a_signal_that_the_parent_ignores_stays_ignored(
-    number: signal.Signals, tmp_path: Path
+def test_a_signal_leaves_nothing_and_one_that_the_parent_ignores_stays_ignored(
+    tmp_path: Path,
 ) -> None:
-    """As below nohup."""
-    assert signalled(number, tmp_path, "brief", ignored=True) == 0
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    """A run that is ended by one has its exit code; one below nohup writes its output."""
+    numbers = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+    cases = [f"{int(number)} {how}" for number in numbers for how in ("ends", "ignored")]
+    command = [sys.executable, "-c", SLEEPER, str(tmp_path), *cases]
+    run = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    assert run.stdout.splitlines() == ["143 0", "0 1", "129 0", "0 1", "130 0", "0 1"]
 
 
 def test_a_signal_that_a_library_turned_into_another_error(

@@ -1,9 +1,9 @@
 """What the command line calls `--num-draft-tokens` is `num_draft_tokens=` for who calls Python."""
 
-import ast
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from draftquant import api as dq
@@ -45,27 +45,22 @@ def test_options_and_commands_in_the_words_of_python() -> None:
     assert said == list(SAID)
 
 
-def messages() -> list[str]:
+def messages() -> set[str]:
     """Every text in the source that names an option, but for docstrings."""
-    found = []
+    found = set[str]()
     for house in ("recipes", "quantize", "calibration", "validate", "scripts/verbs"):
-        for path in sorted((ROOT / house).rglob("*.py")):
-            tree = ast.parse(path.read_text(encoding="utf-8"))
-            own = {
-                id(node.body[0].value)
-                for node in ast.walk(tree)
-                if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
-                and isinstance(node.body[0], ast.Expr)
-            }
-            found += [
-                node.value
-                for node in ast.walk(tree)
-                if isinstance(node, ast.Constant)
-                and isinstance(node.value, str)
-                and id(node) not in own
-                and FLAG.search(node.value)
-            ]
+        for text in (path.read_text(encoding="utf-8") for path in (ROOT / house).rglob("*.py")):
+            if FLAG.search(text):
+                found |= {*texts_of(compile(text, "", "exec", optimize=2).co_consts)}
     return found
+
+
+def texts_of(constants: Any) -> Iterator[str]:
+    for each in constants:
+        if isinstance(each, str) and FLAG.search(each):
+            yield each
+        elif not isinstance(each, str):
+            yield from texts_of(getattr(each, "co_consts", each if isinstance(each, tuple | frozenset) else ()))
 
 
 def test_no_option_of_ours_is_left_in_any_message() -> None:
