@@ -111,7 +111,9 @@ def dflash(c: Config, has: Collection[str], *, features: int, own: Config | None
     found |= {"hidden_norm.weight": (hidden,), "norm.weight": (hidden,)} | tables(c, has)
     for i in range(c["num_hidden_layers"]):
         found |= named(f"layers.{i}.", attention(c, hidden, normed=True) | mlp(c))
-        for conv in ("attention_conv", "mlp_conv") if own else ():
+        if not own:
+            continue
+        for conv in ("attention_conv", "mlp_conv"):
             taps, name = own["conv_kernel_size"], f"layers.{i}.{conv}"
             added = 2 * taps * hidden // own["conv_group_size"]
             found[f"{name}.base_kernel"] = (2, taps, hidden)

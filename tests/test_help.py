@@ -7,8 +7,8 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from draftquant.scripts.cli import COMMANDS, every_parser, main
-from draftquant.scripts.command_table import EXAMPLES, GROUPS
+from draftquant.scripts.cli import every_parser, main
+from draftquant.scripts.command_table import COMMANDS, EXAMPLES, GROUPS
 from draftquant.scripts.frame.help_text import COMMON, NEEDED, RARE
 from draftquant.scripts.frame.help_text import GROUPS as OPTION_GROUPS
 from draftquant.scripts.frame.parsers import CommandParser, UsageError

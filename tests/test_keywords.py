@@ -60,7 +60,9 @@ def texts_of(constants: Any) -> Iterator[str]:
         if isinstance(each, str) and FLAG.search(each):
             yield each
         elif not isinstance(each, str):
-            yield from texts_of(getattr(each, "co_consts", each if isinstance(each, tuple | frozenset) else ()))
+            yield from texts_of(
+                getattr(each, "co_consts", each if isinstance(each, tuple | frozenset) else ())
+            )
 
 
 def test_no_option_of_ours_is_left_in_any_message() -> None:

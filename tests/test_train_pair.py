@@ -1,39 +1,43 @@
-"""The trainer of the shipped pairs: layout, splits, reproducibility, and the loss it lowers."""
+"""The trainer of the shipped pairs: splits, reproducibility, its loss, and the pairs themselves."""
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 import torch
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.planning.quantization_plan import make_plan
-from draftquant.recipes import load_recipe
 from draftquant.scripts.dev.training.__main__ import FAMILIES
-from draftquant.scripts.dev.training.acceptance import (
-    accepted_by_row,
-    counted,
-)
+from draftquant.scripts.dev.training.acceptance import accepted_by_row, counted, replay
 from draftquant.scripts.dev.training.corpus import SourceFile, standard_library
 from draftquant.scripts.dev.training.draft import (
     Draft,
     distillation_loss,
     fresh_draft,
     scored_rows,
+    shipped_draft,
     train_draft,
 )
 from draftquant.scripts.dev.training.optimisation import Schedule
 from draftquant.scripts.dev.training.pair import PairPlan, train_pair
-from draftquant.scripts.dev.training.target import TargetSize, Traces, output_head
+from draftquant.scripts.dev.training.target import (
+    TargetSize,
+    Traces,
+    greedy_continuations,
+    output_head,
+    record_traces,
+)
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 pytestmark = pytest.mark.slow
 
+PAIRS = Path(__file__).parent / "pairs"
 NAMES = ("dflash", "eagle3-llama", "eagle3-mla")
+NUM_REPLAYED = 16
 TINY_SIZE = TargetSize(
     vocab_size=320,
     hidden_size=64,
@@ -61,13 +65,10 @@ TINY_PLAN = PairPlan(
 @pytest.fixture(scope="module", autouse=True)
 def torch_settings() -> Iterator[None]:
     """The trainer fixes torch's threads and algorithms; other test modules keep theirs."""
-    num_threads, deterministic = (
-        torch.get_num_threads(),
-        torch.are_deterministic_algorithms_enabled(),
-    )
+    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     torch.set_num_threads(TINY_PLAN.num_threads)
     yield
-    torch.set_num_threads(num_threads)
+    torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(deterministic)
 
 
@@ -106,90 +107,77 @@ def traces() -> Traces:
 
 
 @pytest.fixture
-def draft(name: str, pair: Path) -> Draft:
-    target = AutoModelForCausalLM.from_pretrained(pair / "target", dtype=torch.float32)
+def target(pair: Path) -> PreTrainedModel:
+    model = AutoModelForCausalLM.from_pretrained(pair / "target", dtype=torch.float32)
+    output_head(model).weight.data *= 10  # untrained, it tells no token from another
+    return model
+
+
+@pytest.fixture
+def draft(name: str, target: PreTrainedModel) -> Draft:
+    """Of weights that it may share with the target."""
     torch.manual_seed(0)
     return fresh_draft(FAMILIES[name].draft_kind, target, TINY_SIZE)
 
 
-def read_prompts(path: Path) -> list[dict[str, object]]:
+def read_lines(path: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def folder_bytes(folder: Path) -> dict[str, bytes]:
-    return {
-        path.relative_to(folder).as_posix(): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name != "training.json"
-    }
-
-
-def test_a_trained_draft_is_one_of_its_family_in_bf16(name: str, pair: Path) -> None:
+def test_a_trained_pair_is_one_of_its_family_with_prompts_of_no_training_text(
+    name: str, pair: Path, files: tuple[SourceFile, ...]
+) -> None:
     draft = read_draft(Checkpoint.open(pair / "draft"))
     assert draft.family.name == name
     assert {row.tensor.dtype for row in draft.rows} == {"BF16"}
-    plan = make_plan(load_recipe("int4-channel"), draft)
-    assert len(plan.quantized) == (21 if name == "dflash" else 7)
-
-
-def test_target_folder_loads_and_its_tokenizer_reproduces_every_prompt(
-    name: str, pair: Path
-) -> None:
     tokenizer = AutoTokenizer.from_pretrained(pair / "target")
-    target = AutoModelForCausalLM.from_pretrained(pair / "target")
-    assert target.config.model_type == FAMILIES[name].target_kind.name
-    assert target.dtype == torch.bfloat16
-    for prompt in read_prompts(pair / "prompts.jsonl") + read_prompts(pair / "calibration.jsonl"):
-        assert tokenizer.encode(prompt["text"]) == prompt["token_ids"]
-        assert len(tokenizer.encode(prompt["text"])) == TINY_PLAN.prompt_length
-
-
-def test_prompts_are_disjoint_and_not_in_training_text(
-    pair: Path, files: tuple[SourceFile, ...]
-) -> None:
-    gate = read_prompts(pair / "prompts.jsonl")
-    calibration = read_prompts(pair / "calibration.jsonl")
-    assert (len(gate), len(calibration)) == (6, 5)
     splits = {file.name: file.split for file in files}
-    assert {splits[str(prompt["id"]).rpartition(":")[0]] for prompt in gate} == {"gate"}
-    assert {splits[str(prompt["id"]).rpartition(":")[0]] for prompt in calibration} == {
-        "calibration"
-    }
-    texts = [str(prompt["text"]) for prompt in gate + calibration]
+    training = "\n".join(file.text for file in files if file.split == "training")
+    texts = []
+    for split, count in (("prompts", 6), ("calibration", 5)):
+        prompts = read_lines(pair / f"{split}.jsonl")
+        assert len(prompts) == count
+        for prompt in prompts:
+            texts.append(str(prompt["text"]))
+            assert tokenizer.encode(texts[-1]) == prompt["token_ids"]
+            found = splits[str(prompt["id"]).rpartition(":")[0]]
+            assert found == split.replace("prompts", "gate")
+            assert texts[-1] not in training
     assert len(set(texts)) == len(texts)
-    training_text = "\n".join(file.text for file in files if file.split == "training")
-    assert not any(text in training_text for text in texts)
 
 
-def test_same_seed_gives_same_bytes_and_another_seed_does_not(
-    name: str, pair: Path, files: tuple[SourceFile, ...], tmp_path: Path
+@pytest.mark.parametrize("name", ["dflash"], scope="module")
+def test_same_seed_gives_same_bytes_and_a_target_can_be_that_of_another_pair(
+    pair: Path, files: tuple[SourceFile, ...], tmp_path: Path
 ) -> None:
-    family = FAMILIES[name]
-    train_pair(family, TINY_PLAN, files, tmp_path / "again", seed=0)
-    train_pair(family, TINY_PLAN, files, tmp_path / "other", seed=1)
-    first, again, other = map(folder_bytes, (pair, tmp_path / "again", tmp_path / "other"))
-    assert first == again
-    assert first["draft/model.safetensors"] != other["draft/model.safetensors"]
+    def weights(folder: Path) -> bytes:
+        return (folder / "model.safetensors").read_bytes()
+
+    for out, seed in (("again", 0), ("other", 1)):
+        train_pair(FAMILIES["dflash"], TINY_PLAN, files, tmp_path / out, seed=seed)
+    assert weights(pair / "draft") == weights(tmp_path / "again/draft")
+    assert weights(pair / "draft") != weights(tmp_path / "other/draft")
+    out = tmp_path / "dspark"
+    train_pair(FAMILIES["dspark"], TINY_PLAN, files, out, seed=0, shipped_target=pair / "target")
+    assert weights(out / "target") == weights(pair / "target")
+    own = load_file(out / "draft" / "model.safetensors")
+    assert not any(name.startswith(("confidence_head.", "embed_tokens.")) for name in own)
+    assert own["markov_head.markov_w1.weight"].shape == (TINY_SIZE.vocab_size, 32)
 
 
-def live_chain(draft: Draft, traces: Traces, row: int, num_draft_tokens: int) -> list[int]:
-    """Draft from one row of sequence 0 as an engine does: feed back what was drafted."""
-    token_ids, chain = traces.token_ids[:1].clone(), list[int]()
-    for depth in range(num_draft_tokens):
+def test_accepted_counts_equal_a_chain_that_feeds_back_what_was_drafted(
+    draft: Draft, traces: Traces
+) -> None:
+    row, chain, token_ids = 2, list[int](), traces.token_ids[:1].clone()
+    start = scored_rows(traces, 3)[row] + 2
+    for depth in range(3):
         live = replace(traces, token_ids=token_ids, features=traces.features[:1])
-        chain.append(int(draft.proposals(live, num_draft_tokens)[0, row, depth]))
-        position = scored_rows(traces, num_draft_tokens)[row] + 2 + depth
-        token_ids[0, position] = chain[-1]
-    return chain
-
-
-def test_accepted_counts_equal_a_live_chain(draft: Draft, traces: Traces) -> None:
-    chain = live_chain(draft, traces, row=2, num_draft_tokens=3)
-    start = scored_rows(traces, 3)[2] + 2
+        chain.append(int(draft.proposals(live, 3)[0, row, depth]))
+        token_ids[0, start + depth] = chain[-1]
     traces.token_ids[0, start : start + 3] = torch.tensor(chain)
-    assert accepted_by_row(traces, draft.proposals(traces, 3))[0, 2] == 3
+    assert accepted_by_row(traces, draft.proposals(traces, 3))[0, row] == 3
     traces.token_ids[0, start + 1] = (chain[1] + 1) % TINY_SIZE.vocab_size
-    assert accepted_by_row(traces, draft.proposals(traces, 3))[0, 2] == 1
+    assert accepted_by_row(traces, draft.proposals(traces, 3))[0, row] == 1
 
 
 def logits_of(draft: Draft, traces: Traces, rows: range) -> Tensor:
@@ -201,11 +189,9 @@ def logits_of(draft: Draft, traces: Traces, rows: range) -> Tensor:
 def test_chain_does_not_see_the_future(draft: Draft, traces: Traces) -> None:
     rows, row = scored_rows(traces, 3), 2
     before = logits_of(draft, traces, rows)
-    token = rows[row]
-    features = traces.features.clone()
-    features[:, token + 1 :] += 1
-    token_ids = traces.token_ids.clone()
-    token_ids[:, token + 4 :] = 0
+    features, token_ids = traces.features.clone(), traces.token_ids.clone()
+    features[:, rows[row] + 1 :] += 1
+    token_ids[:, rows[row] + 4 :] = 0
     after = logits_of(draft, replace(traces, features=features, token_ids=token_ids), rows)
     for depth in range(3):
         assert torch.equal(before[:, row, depth], after[:, row, depth])
@@ -216,57 +202,62 @@ def test_the_walk_goes_from_step_to_step_and_pools() -> None:
     # Steps start at rows 0, 3, 5, 7, 8 and 9 of 10, in both sequences.
     accepted = torch.tensor([[2, 0, 0, 1, 0, 1, 2, 0, 0, 0]] * 2)
     counts = counted(accepted, num_draft_tokens=2)
-    assert counts.num_steps == 2 * 6
-    assert counts.num_accepted_by_position == (2 * 3, 2 * 1)
-    assert counts.mean_acceptance_length() == pytest.approx(1 + 4 / 6)
+    assert (counts.num_steps, counts.num_accepted_by_position) == (2 * 6, (2 * 3, 2 * 1))
 
 
 def test_training_approaches_the_entropy_of_the_target(
-    name: str, pair: Path, traces: Traces
+    target: PreTrainedModel, draft: Draft, traces: Traces
 ) -> None:
-    target = AutoModelForCausalLM.from_pretrained(pair / "target", dtype=torch.float32)
     head = output_head(target)
-    head.weight.data *= 10  # untrained, it tells no token from another
-    torch.manual_seed(0)
-    draft = fresh_draft(FAMILIES[name].draft_kind, target, TINY_SIZE)
+    how = {"num_draft_tokens": 3, "decay": 0.8}
 
     def loss() -> float:
-        return distillation_loss(
-            draft, traces, scored_rows(traces, 3), head, num_draft_tokens=3, decay=0.8
-        ).item()
+        return distillation_loss(draft, traces, scored_rows(traces, 3), head, **how).item()
 
-    before = loss()
-    train_draft(
-        draft,
-        traces,
-        head,
-        Schedule(num_steps=60, batch_size=2, max_learning_rate=1e-2),
-        num_draft_tokens=3,
-        row_stride=1,
-        decay=0.8,
-        seed=0,
-    )
+    before, schedule = loss(), Schedule(num_steps=60, batch_size=2, max_learning_rate=1e-2)
+    train_draft(draft, traces, head, schedule, row_stride=1, seed=0, **how)
     log_probabilities = head(traces.final_hidden).log_softmax(dim=-1)
     entropy = -(log_probabilities.exp() * log_probabilities).sum(dim=-1).mean().item()
     # Of what separates an untrained draft from the entropy, most must go: rows are memorised.
     assert loss() - entropy < 0.3 * (before - entropy)
 
 
-@pytest.mark.parametrize("name", ["dflash"], scope="module")
-def test_a_draft_over_the_target_of_another_pair(
-    pair: Path, files: tuple[SourceFile, ...], tmp_path: Path
-) -> None:
-    out = tmp_path / "dspark"
-    report = train_pair(
-        FAMILIES["dspark"], TINY_PLAN, files, out, seed=0, shipped_target=pair / "target"
+def test_a_shipped_pair_is_what_the_trainer_writes_and_as_good_as_it_says(name: str) -> None:
+    family, folder = FAMILIES[name], PAIRS / name
+    plan = family.plan
+    said = json.loads((folder / "training.json").read_text(encoding="utf-8"))
+    written = (folder / "draft" / "config.json").read_text(encoding="utf-8")
+    assert written == json.dumps(family.draft_kind.config(plan.target), indent=2) + "\n"
+    assert said["plan"]["target"] == asdict(plan.target)
+    target = AutoModelForCausalLM.from_pretrained(folder / "target", dtype=torch.float32).eval()
+    draft = shipped_draft(fresh_draft(family.draft_kind, target, plan.target), folder / "draft")
+    stored = load_file(folder / "draft" / "model.safetensors")
+    shapes = {tensor: weight.shape for tensor, weight in draft.published().items()}
+    assert shapes == {tensor: weight.shape for tensor, weight in stored.items()}
+
+    lines = read_lines(folder / "prompts.jsonl")[:NUM_REPLAYED]
+    prompts = torch.tensor([line["token_ids"] for line in lines])
+    recorded = record_traces(
+        target,
+        greedy_continuations(target, prompts, num_new_tokens=plan.num_new_tokens),
+        prompt_length=plan.prompt_length,
+        aux_layer_ids=draft.geometry.aux_layer_ids or (),
     )
-    for name in ("model.safetensors", "config.json"):
-        copied = (out / "target" / name).read_bytes()
-        assert copied == (pair / "target" / name).read_bytes()
-    own = load_file(out / "draft" / "model.safetensors")
-    assert not any(name.startswith(("confidence_head.", "embed_tokens.")) for name in own)
-    assert own["markov_head.markov_w1.weight"].shape == (TINY_SIZE.vocab_size, 32)
-    assert (
-        report["prompts"]
-        == json.loads((pair / "training.json").read_text(encoding="utf-8"))["prompts"]
+    counts = replay(draft, recorded, num_draft_tokens=plan.num_draft_tokens)
+    figures = said["figures"]
+    # A prompt's own mean length has a standard deviation below 0.1 K over the 96 prompts, so the
+    # mean over 16 of them lies within 4 * 0.1 K / sqrt(16) of the figure, which pools all.
+    assert counts.mean_acceptance_length() == pytest.approx(
+        figures["bf16"]["mean_acceptance_length"], abs=0.1 * plan.num_draft_tokens
     )
+    for path in filter(Path.is_file, folder.rglob("*")):
+        assert str(Path.home()).encode() not in path.read_bytes(), path
+    kinds = ("bf16", "int4_per_channel_absmax", "fp8_per_channel")
+    bf16, int4, fp8 = (figures[kind]["mean_acceptance_length"] for kind in kinds)
+    assert figures["num_prompts"] >= 64
+    assert bf16 > 2.5
+    # DFlash mostly fails where its later slots cannot know better: rounding costs it less. INT4 of
+    # the MLA draft is right where BF16 is wrong as often as the other way round (pairs/README.md).
+    most = {"eagle3-llama": 0.99, "dflash": 0.995, "eagle3-mla": 1.01}[name]
+    assert 0.95 < int4 / bf16 < most
+    assert abs(fp8 / bf16 - 1) < 0.005
