@@ -1,17 +1,15 @@
-"""Kill runs at random moments, and look at what they leave.
+"""Kill quantize, dequantize and record at random moments, and look at what they leave.
 
-Over quantize, dequantize and record. After SIGKILL the output is absent or complete,
-beside it lies nothing but the staging folder of the dead process, which does not look like what it
-was to become, the source is unchanged, and the next run succeeds and removes that folder. After
-SIGTERM, SIGHUP and SIGINT nothing is left at all.
+After SIGKILL the output is absent or complete, beside it lies nothing but the staging folder of
+the dead process, which looks unlike what it was to become, the source is unchanged, and the next
+run succeeds and removes that folder. After SIGTERM, SIGHUP and SIGINT nothing is left at all.
 """
 
 import os
 import random
 import signal
 import time
-from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from draftquant.quantize.files.staging import find_staging
@@ -19,18 +17,6 @@ from publishers import FAILED, Publisher, contents, exit_code, make_publishers, 
 
 SOFT_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 _LATEST = 1.05  # of the duration of an undisturbed run
-
-
-@dataclass(slots=True, kw_only=True)
-class Kills:
-    """What was found; `problems` says what should not be.
-
-    Attributes:
-        outcomes: by command and by what was left.
-    """
-
-    outcomes: dict[str, Counter[str]] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +31,9 @@ class _Undisturbed:
 
 def kill_runs(
     work: Path, *, kills: int, signals: int, seed: int, divide: int, new_tokens: int
-) -> Kills:
-    """Kill runs in a new folder `work`; see the module."""
-    chance, found = random.Random(seed), Kills()
+) -> tuple[int, list[str]]:
+    """Kill runs in a new folder `work`: how many, and what should not be."""
+    chance, problems = random.Random(seed), list[str]()
     log = work.with_suffix(".log")
     publishers = make_publishers(work, divide=divide, log=log, new_tokens=new_tokens)
     undisturbed = {one.name: _undisturbed(one, log) for one in publishers}
@@ -56,15 +42,12 @@ def kill_runs(
         publisher = publishers[turn % len(publishers)]
         whole = undisturbed[publisher.name]
         delay = chance.uniform(0, _LATEST * whole.seconds)
-        seen = found.outcomes.setdefault(f"{publisher.name}, {number.name}", Counter())
-        seen["runs"] += 1
-        problems = _kill(publisher, whole, number, delay, log, seen)
-        found.problems += [
+        problems += [
             f"{publisher.name}, {number.name} after {delay:.3f} s: {problem}"
-            for problem in problems
+            for problem in _kill(publisher, whole, number, delay, log)
         ]
         publisher.remove()
-    return found
+    return len(rounds), problems
 
 
 def _undisturbed(publisher: Publisher, log: Path) -> _Undisturbed:
@@ -82,12 +65,7 @@ def _undisturbed(publisher: Publisher, log: Path) -> _Undisturbed:
 
 
 def _kill(
-    publisher: Publisher,
-    whole: _Undisturbed,
-    number: signal.Signals,
-    delay: float,
-    log: Path,
-    seen: Counter[str],
+    publisher: Publisher, whole: _Undisturbed, number: signal.Signals, delay: float, log: Path
 ) -> list[str]:
     """Kill one run, and look."""
     pid = publisher.start(quiet(log))
@@ -95,26 +73,20 @@ def _kill(
     os.kill(pid, number)  # not yet waited for, so the number is still its own
     code = exit_code(pid)
     problems = [] if code != FAILED else ["a traceback"]
-    if publisher.out.exists():
-        seen["published whole"] += 1
-        if contents(publisher.out) != whole.published:
-            problems.append("the output is not whole")
+    if publisher.out.exists() and contents(publisher.out) != whole.published:
+        problems.append("the output is not whole")
     beside = [path for path in publisher.out.parent.iterdir() if path != publisher.out]
     staged = [one for one in find_staging(publisher.out.parent) if one.path in beside]
     if len(staged) != len(beside):
         problems.append(f"beside the output: {', '.join(path.name for path in beside)}")
     for staging in staged:
-        seen["staging left"] += 1
         if staging.is_live or staging.out != publisher.out.name:
             problems.append(f"{staging.path.name} does not say that its process is dead")
-        if (staging.path / publisher.last).exists():
-            seen["staging left, verified and whole"] += 1
-            if contents(staging.path) != whole.published:
-                problems.append(f"{publisher.last} in a staging folder that is not whole")
+        last = staging.path / publisher.last
+        if last.exists() and contents(staging.path) != whole.published:
+            problems.append(f"{publisher.last} in a staging folder that is not whole")
     if number != signal.SIGKILL and staged:
         problems.append("a staging folder is left")
-    if not beside and not publisher.out.exists():
-        seen["nothing left"] += 1
     if contents(publisher.source) != whole.source:
         problems.append("the source changed")
     return problems + _next_run(publisher, whole, log)

@@ -1,6 +1,6 @@
 """Balancing the concat input: exact, only where it helps, and what it wins."""
 
-import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,11 @@ from draftquant.quantize.lints.value_lints import balance_exponent
 from draftquant.quantize.making.execute import divide_norm, multiply_columns
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.stored.stored_draft import StoredDraft
+from draftquant.recipes import load_recipe
 from draftquant.recipes.errors import BackendError
-from draftquant.scripts.cli import main
 from tiny import read_tensors, store, tiny_eagle3_llama, values_of, write_tensors
 from tiny_mla import tiny_eagle3_mla
+from verify_cases import quantized_folder
 
 HIDDEN = 64
 NORM = "midlayer.input_layernorm.weight"
@@ -32,8 +33,8 @@ def unbalanced(folder: Path, family: str, factor: float, **options: Any) -> Path
         name = f"midlayer.self_attn.{leaf}.weight"
         values = values_of(tensors[name]).copy()
         values[:, :HIDDEN] *= factor
-        tensors[name] = store(values, options.get("dtype", "BF16"))
-    write_tensors(folder, tensors)
+        tensors[name] = store(values, "BF16")
+    write_tensors(folder, tensors, metadata={"format": "pt"})
     return folder
 
 
@@ -52,40 +53,17 @@ def small_half_error(source: Path, out: Path, family: str) -> float:
     return float((lost / total) ** 0.5)
 
 
-@pytest.mark.each_value
-@pytest.mark.parametrize("family", BUILDERS)
-@pytest.mark.parametrize("recipe", ["int4-channel", "mi325x-w4a8"])
-def test_halves_16_apart_keep_both(recipe: str, family: str, tmp_path: Path) -> None:
-    source = unbalanced(tmp_path / "draft", family, 1 / 16)
-    arguments = ["quantize", str(source), "--recipe", recipe, "--out", str(tmp_path / "out")]
-    assert main([*arguments, "--backend", "torch"]) == 0
-    assert json.loads((tmp_path / "out/draftquant.json").read_text(encoding="utf-8"))[
-        "balanced"
-    ] == {NORM: 4}
-    assert small_half_error(source, tmp_path / "out", family) < 0.25
-    assert main(["verify", str(tmp_path / "out"), "--against", str(source)]) == 0
-    off = tmp_path / "unbalanced.yaml"
-    off.write_text(
-        f"extends: {recipe}\nname: unbalanced\nalgorithm: {{balance_concat: off}}\n",
-        encoding="utf-8",
-    )
-    arguments = ["quantize", str(source), "--recipe", str(off), "--out", str(tmp_path / "plain")]
-    assert main([*arguments, "--backend", "torch"]) == 0
-    assert small_half_error(source, tmp_path / "plain", family) > 0.9
+def test_halves_16_apart_keep_both(tmp_path: Path) -> None:
+    source, on = unbalanced(tmp_path / "draft", "mla", 1 / 16), load_recipe("mi325x-w4a8")
+    off = replace(on, algorithm=replace(on.algorithm, balance_concat="off"))
+    for recipe, least, most in ((on, 0, 0.25), (off, 0.9, 1.1)):
+        out = quantized_folder(source, tmp_path / str(most), recipe)
+        assert least < small_half_error(source, out, "mla") < most
 
 
-def test_a_small_hidden_half_is_balanced_the_other_way(tmp_path: Path) -> None:
-    source, out = unbalanced(tmp_path / "draft", "llama", 16), tmp_path / "out"
-    assert main(["quantize", str(source), "--recipe", "int4-channel", "--out", str(out)]) == 0
-    assert json.loads((out / "draftquant.json").read_text(encoding="utf-8"))["balanced"] == {
-        NORM: -4
-    }
-    before, after = (values_of(read_tensors(folder)[NORM]) for folder in (source, out))
-    assert (after == before * 16).all()
-
-
-@pytest.mark.parametrize("family", BUILDERS)
-@pytest.mark.parametrize("option", ["norm_output", "norm_before_residual"])
+@pytest.mark.parametrize(
+    ("family", "option"), [("llama", "norm_output"), ("mla", "norm_before_residual")]
+)
 def test_the_balanced_draft_computes_the_same_bits(
     family: str, option: str, tmp_path: Path
 ) -> None:

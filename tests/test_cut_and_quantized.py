@@ -56,10 +56,8 @@ def same_folders(a: Path, b: Path) -> None:
 
 
 RECIPES: dict[str, Recipe] = {
-    "fp8, head kept": load_recipe("fp8-ptpc"),
     "int4 per group, head kept": load_recipe("int4-group128"),
     "fp8 per channel, head too": with_head(load_recipe("fp8-ptpc")),
-    "int4 per channel, head too": with_head(load_recipe("int4-channel")),
 }
 DRAFTS: dict[str, Callable[[Path], Path]] = {
     "eagle3": lambda folder: tiny_eagle3_llama(
@@ -69,9 +67,7 @@ DRAFTS: dict[str, Callable[[Path], Path]] = {
 }
 
 
-@pytest.mark.some(3)
-@pytest.mark.parametrize("name", RECIPES)
-@pytest.mark.parametrize("draft", DRAFTS)
+@pytest.mark.parametrize(("draft", "name"), list(zip(("dspark", "eagle3"), RECIPES, strict=True)))
 def test_either_order_gives_equal_bytes_and_whole_records(
     draft: str, name: str, tmp_path: Path
 ) -> None:
@@ -115,19 +111,13 @@ def test_rows_that_share_their_scales_are_cut_first(name: str, tmp_path: Path) -
     assert caught.value.fix == "cut first, then quantize"
 
 
-def test_a_cut_source_that_changed_is_not_quantized(tmp_path: Path) -> None:
-    source = tiny_eagle3_llama(tmp_path / "draft")
-    cut(source, tmp_path / "cut")
-    edit(tmp_path / "cut", lambda t: t.update({"fc.weight": flip_bit(t["fc.weight"], 3)}))
-    with pytest.raises(CheckpointError, match=r"fc\.weight: not the bytes whose digest"):
-        quantize(tmp_path / "cut", tmp_path / "out", load_recipe("fp8-ptpc"))
-    assert not (tmp_path / "out").exists()
-
-
 def test_rows_of_the_targets_head_in_either_order(tmp_path: Path) -> None:
     source, model = tiny_dflash(tmp_path / "draft"), target(tmp_path / "target")
     cut(source, tmp_path / "cut", target=model)
     cut_first = quantize(tmp_path / "cut", tmp_path / "a", load_recipe("fp8-ptpc"))
+    edit(tmp_path / "cut", lambda t: t.update({"norm.weight": flip_bit(t["norm.weight"], 3)}))
+    with pytest.raises(CheckpointError, match=r"norm\.weight: not the bytes whose digest"):
+        quantize(tmp_path / "cut", tmp_path / "out", load_recipe("fp8-ptpc"))
     quantized = quantize(source, tmp_path / "quantized", load_recipe("fp8-ptpc"))
     cut(quantized, tmp_path / "b", target=model)
     same_folders(cut_first, tmp_path / "b")

@@ -73,23 +73,6 @@ def test_one_command_gives_what_two_give(
     dq.gate(draft, one, traces=folder / "others", num_draft_tokens=3)
 
 
-def test_from_python_by_coverage_and_with_the_targets_head(folder: Path, tmp_path: Path) -> None:
-    draft, model = tiny_dflash(tmp_path / "dflash"), target(tmp_path / "target")
-    arguments: dict[str, Any] = {"traces": folder / "traces", "vocab_coverage": 0.9}
-    with pytest.raises(DraftQuantError, match="stores no head") as caught:
-        dq.quantize(draft, "fp8-ptpc", tmp_path / "out", **arguments)
-    assert "target=M" in str(caught.value.fix)
-    report = dq.quantize(draft, "fp8-ptpc", tmp_path / "out", target=model, **arguments)
-    cut = dq.vocab(draft, folder / "traces", coverage=0.9, out=tmp_path / "cut", target=model)
-    dq.quantize(tmp_path / "cut", "fp8-ptpc", tmp_path / "two")
-    same(tmp_path / "out", tmp_path / "two")
-    assert cut.cut is not None
-    (one,) = report.cuts
-    assert one.head_from is not None
-    assert (one.size, one.head_from.tensor) == (cut.cut.size, "model.lm_head.weight")
-    assert f"vocabulary {one.size} of 96" in repr(report)
-
-
 def test_a_recipe_that_does_not_fit_and_a_full_disk_come_before_anything_is_written(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,3 +111,15 @@ def test_what_a_killed_run_left_is_hidden_and_goes(folder: Path, tmp_path: Path)
     (dead / "draft").mkdir(parents=True)  # as if by a process that is not there any more
     (dead / "draft" / "config.json").write_text("{}")
     assert list(dq.clean(tmp_path).removed) == [dead.name]
+
+
+def test_by_coverage_and_with_the_targets_head(folder: Path, tmp_path: Path) -> None:
+    draft, model = tiny_dflash(tmp_path / "dflash"), target(tmp_path / "target")
+    asked: dict[str, Any] = {"target": model, "out": tmp_path / "out"}
+    cut = dq.vocab(draft, folder / "traces", coverage=0.9, target=model, out=tmp_path / "cut").cut
+    (one,) = dq.quantize(
+        draft, "fp8-ptpc", traces=folder / "traces", vocab_coverage=0.9, **asked
+    ).cuts
+    assert cut is not None
+    assert one.head_from is not None
+    assert (one.size, one.head_from.tensor) == (cut.size, "model.lm_head.weight")

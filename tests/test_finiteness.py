@@ -41,14 +41,13 @@ def test_every_pattern(dtype: str) -> None:
         assert found.problem == (None if other is None else said)
 
 
-NOT_FINITE = {"BF16": b"\x80\xff", "F16": b"\x01\x7c", "F32": b"\0\0\x80\x7f", "F8_E4M3": b"\xff",
-              "U8": b"\xff"}  # fmt: skip
+NOT_FINITE = {"BF16": b"\x80\xff", "F16": b"\x01\x7c", "F32": b"\0\0\x80\x7f"}
 
 
 def broken(folder: Path, name: str) -> None:
     def change(tensors: Tensors) -> None:
         one: Stored = tensors[name]
-        bits = NOT_FINITE[one.dtype]
+        bits = NOT_FINITE.get(one.dtype, b"\xff")
         tensors[name] = one._replace(data=one.data[: -len(bits)] + bits)
 
     edit(folder, change)
@@ -61,10 +60,8 @@ def says(capsys: pytest.CaptureFixture[str], code: int, *words: object) -> str:
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["norm.weight", "fc.weight", "embed_tokens.weight", "lm_head.weight",
-     "midlayer.hidden_norm.weight", "midlayer.input_layernorm.weight", f"{Q}.weight"],
-)  # fmt: skip
+    "name", ["lm_head.weight", "midlayer.input_layernorm.weight", f"{Q}.weight"]
+)
 def test_a_tensor_of_a_draft(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     draft = unbalanced(tmp_path / "draft", "llama", 1 / 16)
     made, new = tmp_path / "made", tmp_path / "new"
@@ -87,21 +84,15 @@ def test_a_tensor_of_a_draft(name: str, tmp_path: Path, capsys: pytest.CaptureFi
 
 PARTS = {  # how a folder is made, a tensor of a linear or of the draft, and another layout
     ("ct-fp8", "weight", "quark"),
-    ("ct-fp8", "weight_scale", "quark"),
-    ("modelopt-fp8", "weight", "quark"),
-    ("modelopt-fp8", "weight_scale", "quark"),
     ("modelopt-fp8", "input_scale", "quark"),
-    ("modelopt-nvfp4", "weight_scale", "compressed-tensors"),
     ("modelopt-nvfp4", "weight_scale_2", "compressed-tensors"),
     ("ct-nvfp4", "weight_global_scale", "modelopt"),
     ("quark-mxfp4", "weight_scale", "compressed-tensors"),
     ("awq", "scales", "compressed-tensors"),
-    ("ct-int4", "weight_scale", "quark"),
     ("ct-int4", "norm.weight", "quark"),
 }
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize(("made", "part", "layout"), sorted(PARTS))
 def test_a_tensor_of_a_quantized_folder(
     made: str, part: str, layout: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

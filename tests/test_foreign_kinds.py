@@ -85,11 +85,6 @@ def one_wrong_scale(tensors: Tensors) -> None:
     tensors[name] = store(scale, tensors[name].dtype)
 
 
-def every_scale_doubled(tensors: Tensors) -> None:
-    name = of_up(tensors, SCALES)
-    tensors[name] = store(values_of(tensors[name]) * 2, tensors[name].dtype)
-
-
 def scales_of_other_rows(tensors: Tensors) -> None:
     name = of_up(tensors, SCALES)
     scale = values_of(tensors[name])
@@ -101,14 +96,11 @@ DAMAGES: dict[str, Callable[[Tensors], None]] = {
     "a wrong code": wrong_code,
     "swapped nibbles": swapped_nibbles,
     "a wrong scale": one_wrong_scale,
-    "wrong scales": every_scale_doubled,
     "scales of other rows": scales_of_other_rows,
 }
 
 
-FIRST, *LATER = DAMAGES
-CASES = [*((kind, FIRST) for kind in KINDS),
-         *((kind, LATER[i % len(LATER)]) for i, kind in enumerate(KINDS))]  # fmt: skip
+CASES = [(kind, tuple(DAMAGES)[i % 4]) for i, kind in enumerate(KINDS)]
 
 
 @pytest.mark.parametrize(("kind", "damage"), CASES)
@@ -133,12 +125,11 @@ def copied(pair: tuple[Path, Path], tmp_path: Path) -> tuple[Path, Path]:
     return pair[0], Path(shutil.copytree(pair[1], tmp_path / "out"))
 
 
-@pytest.mark.parametrize("kind", ["FP8 dynamic, EAGLE-3", "plain fp8 per tensor, language model"])
 def test_a_quantized_embedding_is_wrong(
-    kind: str, made: Callable[[str], tuple[Path, Path]], tmp_path: Path
+    made: Callable[[str], tuple[Path, Path]], tmp_path: Path
 ) -> None:
     """No engine would read it."""
-    source, out = copied(made(kind), tmp_path)
+    source, out = copied(made("FP8 dynamic, EAGLE-3"), tmp_path)
     tensors = read_tensors(out)
     name = next(name for name in tensors if "embed_tokens" in name)
     module, values = name.removesuffix(".weight"), values_of(tensors[name])
@@ -160,14 +151,4 @@ def test_a_head_of_modelopt_has_to_be_listed(
     content: dict[str, Any] = json.loads(side.read_text(encoding="utf-8"))
     content["quantization"]["exclude_modules"] = ["fc", "model.fc"]
     side.write_text(json.dumps(content), encoding="utf-8")
-    assert "config.json: lm_head: expected excluded" in faults_of(checked((source, out)))
-
-
-def test_a_head_that_a_target_names_has_to_be_listed(
-    made: Callable[[str], tuple[Path, Path]], tmp_path: Path
-) -> None:
-    source, out = copied(made("FP8 dynamic, EAGLE-3"), tmp_path)
-    edit_declaration(
-        out, lambda d: d["config_groups"]["group_0"].update(targets=["Linear", "lm_head"])
-    )
     assert "config.json: lm_head: expected excluded" in faults_of(checked((source, out)))

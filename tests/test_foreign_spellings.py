@@ -1,7 +1,6 @@
 """Folders of other tools that say the same otherwise: FP8's scales and blocks, files saved anew."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +80,6 @@ def fp8_folder(
         ((128, 128), "F32", True, ()),
         ((128, 128), "F8_E8M0", True, ()),
         ((128, 128), "BF16", False, ()),
-        ((64, 64), "F32", False, ()),
         ((1, 128), "F32", False, ()),
         (None, "F32", False, (1,)),
     ],
@@ -97,11 +95,8 @@ def test_fp8_is_decoded_as_it_is_declared(
 ) -> None:
     declared = {"scale_fmt": "ue8m0"} if powers else {}
     out = fp8_folder(source, tmp_path / "out", block, dtype, powers=powers, shape=shape, **declared)
-    faults = [f for f in verify(out, source, foreign=True).faults if "config.json" not in f.where]
-    assert faults == []
-    assert [
-        f for f in audit_checkpoint(Checkpoint.open(out)).faults if "config.json" not in f.where
-    ] == []
+    for found in (verify(out, source, foreign=True), audit_checkpoint(Checkpoint.open(out))):
+        assert [f for f in found.faults if "config.json" not in f.where] == []
     plain = values_of(read_tensors(source)[f"{UP}.weight"])
     loaded = load_draft(out).weights["layers.0.mlp.up_proj.weight"].numpy()
     assert np.abs(loaded - plain).max() < np.abs(plain).max() / 14
@@ -118,8 +113,10 @@ def test_a_power_of_two_that_is_not_the_next_one(source: Path, tmp_path: Path) -
     assert any("weight_scale_inv" in f.where for f in verify(out, source, foreign=True).faults)
 
 
-def negative(out: Path) -> None:
+def test_scales_may_be_negative(source: Path, tmp_path: Path) -> None:
     """AutoRound's symmetric scales have the sign that puts the largest weight at -8."""
+    out = gptq_folder(source, tmp_path / "out")
+    before = load_draft(out).weights["layers.0.mlp.up_proj.weight"].numpy()
     tensors = read_tensors(out)
     scales = tensors[f"{UP}.scales"]
     tensors[f"{UP}.scales"] = store(-values_of(scales), "F16")
@@ -131,34 +128,16 @@ def negative(out: Path) -> None:
     tensors[f"{UP}.qweight"] = qweight._replace(data=np.asarray(mirrored, "<u4").tobytes())
     write_tensors(out, tensors, metadata={"format": "pt"})
 
-
-def test_scales_may_be_negative(source: Path, tmp_path: Path) -> None:
-    out = gptq_folder(source, tmp_path / "out")
-    before = load_draft(out).weights["layers.0.mlp.up_proj.weight"].numpy()
-    negative(out)
     after = load_draft(out).weights["layers.0.mlp.up_proj.weight"].numpy()
     assert np.mean(before != after) < 0.1
     assert verify(out, source, foreign=True).faults == ()
     assert audit_checkpoint(Checkpoint.open(out)).faults == ()
 
 
-def _of_tokenizer(out: Path) -> None:
+def test_what_tools_save_anew_is_no_fault(source: Path, tmp_path: Path) -> None:
+    out = gptq_folder(source, tmp_path / "out")
     edit_json(out / "tokenizer_config.json", saved_by="another version")
-
-
-def _records(out: Path) -> None:
     for file in ("quantize_config.json", "generation_config.json", "special_tokens_map.json"):
         (out / file).write_text("{}", encoding="utf-8")
-
-
-def _no_metadata(out: Path) -> None:
     write_tensors(out, read_tensors(out), metadata={})
-
-
-@pytest.mark.parametrize("change", [_of_tokenizer, _records, _no_metadata])
-def test_what_tools_save_anew_is_no_fault(
-    change: Callable[[Path], None], source: Path, tmp_path: Path
-) -> None:
-    out = gptq_folder(source, tmp_path / "out")
-    change(out)
     assert verify(out, source, foreign=True).faults == ()

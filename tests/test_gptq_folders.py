@@ -16,7 +16,8 @@ from draftquant.quantize.verify import verify
 from draftquant.quantize.verify.audit import audit_checkpoint
 from draftquant.recipes.errors import LayoutError
 from handmade_gptq import gptq_folder
-from tiny import Stored, read_tensors, tiny_eagle3_llama, values_of, write_tensors
+from tiny import read_tensors, tiny_eagle3_llama, values_of
+from verify_cases import edit
 
 UP = "midlayer.mlp.up_proj"
 
@@ -30,9 +31,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 KINDS: list[dict[str, Any]] = [
     {},
     {"sym": False, "desc_act": True},
-    {"sym": False, "group_size": -1, "checkpoint_format": "gptq_v2"},
     {"bits": 3, "desc_act": True},
-    {"bits": 8, "sym": False},
     {"bits": 2, "sym": False, "checkpoint_format": "gptq_v2"},
 ]
 
@@ -53,40 +52,24 @@ def test_a_sound_folder(kind: dict[str, Any], source: Path, tmp_path: Path) -> N
     )
 
 
-def changed(out: Path, suffix: str, change: Any) -> Path:
-    tensors = read_tensors(out)
-    tensor = tensors[f"{UP}.{suffix}"]
-    dtype = {"I32": "<i4", "F16": "<f2"}[tensor.dtype]
-    array = np.frombuffer(tensor.data, dtype).reshape(tensor.shape).copy()
-    change(array)
-    tensors[f"{UP}.{suffix}"] = Stored(tensor.dtype, tensor.shape, array.tobytes())
-    write_tensors(out, tensors, metadata={"format": "pt"})
-    return out
-
-
-def _flip(words: Any) -> None:
-    words[0, 0] ^= 4
-
-
-def _double(scales: Any) -> None:
-    scales[:] *= 4
-
-
-def _next(groups: Any) -> None:
-    groups[:] = np.roll(groups, 1)
-
-
-def _other(words: Any) -> None:
-    words[:] = words[:, ::-1]
-
-
 @pytest.mark.parametrize(
     ("suffix", "change"),
-    [("qweight", _flip), ("scales", _double), ("g_idx", _next), ("qzeros", _other)],
+    [
+        ("qweight", lambda words: np.bitwise_xor.at(words, (0, 0), 4)),
+        ("scales", lambda scales: np.multiply(scales, 4, out=scales)),
+        ("g_idx", lambda groups: np.copyto(groups, np.roll(groups, 1))),
+        ("qzeros", lambda words: np.copyto(words, words[:, ::-1].copy())),
+    ],
 )
 def test_a_damaged_folder(suffix: str, change: Any, source: Path, tmp_path: Path) -> None:
     out = gptq_folder(source, tmp_path / "out", sym=False, desc_act=True)
-    faults = verify(changed(out, suffix, change), source, foreign=True).faults
+    tensor = read_tensors(out)[f"{UP}.{suffix}"]
+    dtype = {"I32": "<i4", "F16": "<f2"}[tensor.dtype]
+    array = np.frombuffer(tensor.data, dtype).reshape(tensor.shape).copy()
+    change(array)
+    damaged = tensor._replace(data=array.tobytes())
+    edit(out, lambda tensors: tensors.update({f"{UP}.{suffix}": damaged}))
+    faults = verify(out, source, foreign=True).faults
     assert faults
     assert all(fault.where.startswith(UP) for fault in faults)
 
@@ -95,7 +78,6 @@ def test_a_damaged_folder(suffix: str, change: Any, source: Path, tmp_path: Path
     ("rules", "kept"),
     [
         (("+:.*up_proj", "-:.*mlp.*"), {"gate_proj", "down_proj"}),
-        ((".*up_proj", ".*gate_proj", "-:.*mlp.*"), {"down_proj"}),
         (("-:.*mlp.*", "+:.*up_proj"), {"up_proj", "gate_proj", "down_proj"}),
     ],
 )
@@ -121,7 +103,6 @@ def test_the_first_rule_of_dynamic_decides(
         ({}, None, "its layout gptq is read, but not written\n  fix: name the layout"),
         ({"sym": False}, "compressed-tensors", "_proj: asymmetric codes: no layout"),
         ({"desc_act": True}, "awq", "_proj: inputs in the order of their activations: no layout"),
-        ({"bits": 8}, "compressed-tensors", "int8 per group of 32: no layout that draftquant"),
         ({"group_size": 16}, "compressed-tensors", "int4 per group of 16: no layout"),
     ],
 )

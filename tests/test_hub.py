@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -97,44 +96,23 @@ except CheckpointError as exc:
     )
 
 
-@pytest.mark.parametrize("revision", ["", "@v1"])
-def test_download_pins_the_commit(revision: str, endpoint: str, tmp_path: Path) -> None:
+def test_download_pins_the_commit(endpoint: str, tmp_path: Path) -> None:
     Hub.asked.clear()
-    run = resolved(f"{REPOSITORY}{revision}", tmp_path / "cache", HF_ENDPOINT=endpoint)
+    run = resolved(f"{REPOSITORY}@v1", tmp_path / "cache", HF_ENDPOINT=endpoint)
     assert run.returncode == 0, run.stderr
-    named = revision.removeprefix("@") or "main"
-    assert f"/api/models/{REPOSITORY}/revision/{named}" in Hub.asked
+    assert f"/api/models/{REPOSITORY}/revision/v1" in Hub.asked
     folder, hub_id, commit = run.stdout.split()
     assert (hub_id, commit) == (REPOSITORY, COMMIT)
     served = {path.name: path.read_bytes() for path in (tmp_path / "served").iterdir()}
     assert {path.name: path.read_bytes() for path in Path(folder).iterdir()} == served
 
 
-def closed_port() -> int:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        return int(server.getsockname()[1])
-
-
-def test_repository_that_the_hub_does_not_have(endpoint: str, tmp_path: Path) -> None:
-    run = resolved("someone/else", tmp_path / "cache", HF_ENDPOINT=endpoint)
+def test_no_network(tmp_path: Path) -> None:
+    run = resolved(REPOSITORY, tmp_path / "cache", HF_HUB_OFFLINE="1")
     assert run.returncode == 1
-    assert "someone/else: there is no such folder, and the Hub did not deliver it: " in run.stderr
-    assert "404" in run.stderr
-    assert "\n  fix: check the spelling and the network" in run.stderr
-
-
-@pytest.mark.parametrize("offline", [True, False])
-def test_hub_that_does_not_answer(offline: bool, tmp_path: Path) -> None:
-    environment = {"HF_ENDPOINT": f"http://127.0.0.1:{closed_port()}"}
-    if offline:
-        environment = {"HF_HUB_OFFLINE": "1"}
-    run = resolved(REPOSITORY, tmp_path / "cache", **environment)
-    assert run.returncode == 1
-    why = "HF_HUB_OFFLINE forbids a download: " if offline else "the Hub did not deliver it: "
-    assert run.stderr.startswith(f"{REPOSITORY}: there is no such folder, and {why}")
-    fix = "unset HF_HUB_OFFLINE and check the" if offline else "check the spelling and the network"
-    assert f"\n  fix: {fix}" in run.stderr
+    why = "there is no such folder, and HF_HUB_OFFLINE forbids a download: "
+    assert run.stderr.startswith(f"{REPOSITORY}: {why}")
+    assert "\n  fix: unset HF_HUB_OFFLINE and check the" in run.stderr
     assert "Traceback" not in run.stderr
 
 
@@ -143,7 +121,7 @@ def test_hub_that_does_not_answer(offline: bool, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "reference",
-    ["nonsense", "a/b/c", "/absent/folder", "owner/", "owner/name@", "../x", "a b/c", "\n"],
+    ["nonsense", "a/b/c", "/absent/folder", "owner/name@", "../x", "a b/c", "\n"],
 )
 def test_neither_folder_nor_hub_id(
     reference: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -49,14 +49,8 @@ COUNTING = [0, 1, 2, 3, 4, 5, 6, 7]
         (COUNTING, True, 0, ["75316420"]),  # columns 0 2 4 6 1 3 5 7, lowest nibble first
         (COUNTING, False, 8, ["fedcba98"]),
         (COUNTING, True, 8, ["fdb9eca8"]),
-        ([-1] * 8, False, 0, ["ffffffff"]),
-        ([-1] * 8, True, 0, ["ffffffff"]),
-        ([-1] * 8, False, 8, ["77777777"]),
-        ([-8] * 8, False, 0, ["88888888"]),
-        ([-8] * 8, False, 8, ["00000000"]),
         ([7, -8] * 4, False, 0, ["87878787"]),
         ([7, -8] * 4, True, 0, ["88887777"]),
-        ([1, 2, 3], False, 0, ["00000321"]),
         ([1, 2, 3], True, 0, ["00020031"]),
         ([1, 2, 3], False, 8, ["88888ba9"]),  # padded with code 0
         ([*COUNTING, -1], False, 0, ["76543210", "0000000f"]),
@@ -68,7 +62,7 @@ def test_golden_words(row: list[int], interleaved: bool, offset: int, words: lis
     assert hexadecimal(packed) == [words]
 
 
-@pytest.mark.parametrize("columns", [1, 7, 8, 9, 64, 1001])
+@pytest.mark.parametrize("columns", [7, 64, 1001])
 def test_words_of_the_compressed_tensors_package(columns: int) -> None:
     random = torch.randint(-8, 8, (37, columns), generator=torch.Generator().manual_seed(columns))
     values = random.to(torch.int8)
@@ -136,47 +130,31 @@ def encoded(layout: str, recipe: Recipe, block: QuantizedWeight) -> dict[str, Te
     }
 
 
-def test_compressed_tensors_decompresses_int4() -> None:
+@pytest.mark.parametrize(
+    ("weights", "inputs", "scales", "suffixes"),
+    [
+        (INT4, None, (172, 1), {"weight_packed", "weight_scale", "weight_shape"}),
+        (FP8_CHANNEL, PER_TOKEN, (172, 1), {"weight", "weight_scale"}),
+        (FP8_TENSOR, PER_TOKEN, (1, 1), {"weight", "weight_scale"}),
+        # two blocks of rows, of which the second has 44, and three of inputs
+        (FP8_BLOCK, PER_GROUP, (2, 3), {"weight", "weight_scale"}),
+    ],
+    ids=str,
+)
+def test_compressed_tensors_decompresses_what_we_store(
+    weights: WeightFormat, inputs: Any, scales: tuple[int, int], suffixes: set[str]
+) -> None:
     generator = torch.Generator().manual_seed(0)
-    values = torch.randint(-8, 8, (16, 67), generator=generator).to(torch.int8)
-    scale = torch.rand(16, 1, generator=generator).to(torch.bfloat16)
-    recipe = ct_recipe(INT4, None)
-    stored = encoded("compressed-tensors", recipe, QuantizedWeight(codes=values, scale=scale))
-    assert stored.keys() == {"weight_packed", "weight_scale", "weight_shape"}
-    config = QuantizationConfig.model_validate(get_layout("compressed-tensors").declare(recipe, ()))
-    scheme = config.config_groups["group_0"]
-    found = PackedQuantizationCompressor.decompress(stored, scheme)["weight"]
-    assert torch.equal(found, values.to(torch.bfloat16) * scale)
-
-
-@pytest.mark.parametrize("weights", [FP8_CHANNEL, FP8_TENSOR], ids=str)
-def test_compressed_tensors_decompresses_fp8(weights: WeightFormat) -> None:
-    generator = torch.Generator().manual_seed(0)
-    values = (torch.randn(16, 67, generator=generator) * 100).to(torch.float8_e4m3fn)
-    rows = 16 if weights.granularity == "channel" else 1
-    scale = torch.rand(rows, 1, generator=generator)
-    recipe = ct_recipe(weights, PER_TOKEN)
-    stored = encoded("compressed-tensors", recipe, QuantizedWeight(codes=values, scale=scale))
-    assert stored.keys() == {"weight", "weight_scale"}
-    config = QuantizationConfig.model_validate(get_layout("compressed-tensors").declare(recipe, ()))
-    scheme = config.config_groups["group_0"]
-    found = FloatQuantizationCompressor.decompress(stored, scheme)["weight"]
-    assert torch.equal(found, values.float() * scale)
-
-
-def test_compressed_tensors_decompresses_fp8_blocks() -> None:
-    """Two blocks of rows, of which the second has 44, and three of inputs."""
-    generator = torch.Generator().manual_seed(0)
+    scale = torch.rand(scales, generator=generator)
     values = (torch.randn(172, 384, generator=generator) * 100).to(torch.float8_e4m3fn)
-    scale = torch.rand(2, 3, generator=generator)
-    block = QuantizedWeight(codes=values, scale=scale, group_size=128)
-    recipe = ct_recipe(FP8_BLOCK, PER_GROUP)
+    compressor: Any = FloatQuantizationCompressor
+    if weights == INT4:
+        compressor, scale = PackedQuantizationCompressor, scale.to(torch.bfloat16)
+        values = torch.randint(-8, 8, (172, 67), generator=generator).to(torch.int8)
+    block = QuantizedWeight(codes=values, scale=scale, group_size=weights.group_size)
+    recipe = ct_recipe(weights, inputs)
     stored = encoded("compressed-tensors", recipe, block)
-    assert {name: tensor.shape for name, tensor in stored.items()} == {
-        "weight": (172, 384),
-        "weight_scale": (2, 3),
-    }
+    assert stored.keys() == suffixes
     config = QuantizationConfig.model_validate(get_layout("compressed-tensors").declare(recipe, ()))
-    scheme = config.config_groups["group_0"]
-    found = FloatQuantizationCompressor.decompress(stored, scheme)["weight"]
-    assert torch.equal(found, block.dequantized())
+    found = compressor.decompress(stored, config.config_groups["group_0"])["weight"]
+    assert torch.equal(found, block.dequantized().to(found.dtype))

@@ -128,17 +128,6 @@ def test_the_nearest_are_right_and_any_other_is_named(name: str) -> None:
             assert f"1 other(s), first at row {place[0]}, column {place[1]}:" in fault.got
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_wrong_codes_of_both_blocks_are_counted_and_the_first_is_named(name: str) -> None:
-    case = CASES[name]
-    w = weight(448 if case.number.is_fp8 else 6)
-    codes = right_codes(case, w)
-    codes[2, 5], codes[6, 1], codes[9, 60] = (codes[at] ^ 1 for at in ((2, 5), (6, 1), (9, 60)))
-    judge = judged(case, w, codes)
-    assert judge.wrong == 3
-    assert "3 other(s), first at row 2, column 5:" in judge.faults("w")[0].got
-
-
 @pytest.mark.parametrize("name", ["int4", "int4-group", "int4-quark", "nvfp4", "mxfp4"])
 def test_no_code_is_the_nearest_to_what_is_no_number(name: str) -> None:
     case = CASES[name]

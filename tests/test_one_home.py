@@ -1,20 +1,11 @@
-"""What stands in one place: reading a layout, number formats, fused linears, declarations."""
+"""What stands in one place: layouts are asked for by the layouts, families by their traits."""
 
 import ast
-import json
 import re
-import typing
 from pathlib import Path
 
-import pytest
 from draftquant.quantize.drafts import FAMILIES
-from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.stored.layouts import LAYOUTS
-from draftquant.quantize.stored.layouts.declaration_reader import Strictness
-from draftquant.quantize.stored.stored_declaration import declared_scheme
-from draftquant.recipes.errors import VerifyError
-from handmade import MADE, quantize_by_hand
-from tiny import tiny_eagle3_llama
 
 ROOT = Path(__file__).parents[1]
 LAYOUT_ROOMS = ("quantize/layouts/", "quantize/stored/layouts/")
@@ -62,45 +53,3 @@ def test_engines_ask_traits_and_name_no_family() -> None:
         if (found := names & texts_in(path.read_text(encoding="utf-8")))
     }
     assert named == {}
-
-
-# ---- one reader of declarations
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_eagle3_llama(tmp_path_factory.mktemp("one-home") / "source")
-
-
-def understood(folder: Path) -> set[Strictness]:
-    """How strictly a declaration may be read without an error."""
-    found = set()
-    for strictness in typing.get_args(Strictness):
-        try:
-            declared_scheme(Checkpoint.open(folder), strictness=strictness)
-        except VerifyError:
-            continue
-        found.add(strictness)
-    return found
-
-
-@pytest.mark.parametrize(
-    ("made", "edit", "as_strictly_as"),
-    [
-        ("quark-int4", {}, {"folder", "declaration", "engine"}),
-        ("quark-int4", {"exclude": ["re:(fc"]}, {"engine"}),
-        ("quark-int4", {"exclude": "fc"}, set()),
-        ("quark-int4", {"surprise": 1}, set()),
-        ("modelopt-fp8", {"ignore": ["other"]}, set()),
-        ("modelopt-fp8", {"ignore": ["a"], "exclude_modules": ["a"]},
-         {"declaration", "engine"}),
-    ],
-)  # fmt: skip
-def test_strictness_of_reading(
-    source: Path, tmp_path: Path, made: str, edit: dict[str, object], as_strictly_as: set[str]
-) -> None:
-    out = quantize_by_hand(source, tmp_path / "out", MADE[made])
-    config = json.loads((out / "config.json").read_text(encoding="utf-8"))
-    config["quantization_config"] |= edit
-    (out / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    assert understood(out) == as_strictly_as

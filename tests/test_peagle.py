@@ -5,13 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from by_recipe import quantized
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.shared.eagle3 import Eagle3Geometry
 from draftquant.quantize.engines.engine_check import check_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.stored.loading import load_draft
-from draftquant.quantize.verify import verify
 from proposing import draft_proposals
 from reference_draft import ReferenceDraft
 from tiny import edit_json, tiny_eagle3_llama
@@ -96,13 +94,6 @@ def test_all_tokens_of_a_round_are_those_of_the_engines_pass(tmp_path: Path) -> 
 # ---- commands
 
 
-def test_it_is_quantized_and_verified(tmp_path: Path) -> None:
-    folder = peagle(tmp_path / "draft")
-    assert len(quantized(folder, "int4-channel", tmp_path / "out").plan.quantized) == 14
-    assert not verify(tmp_path / "out", folder).faults
-    assert load_draft(tmp_path / "out").geometry.parallel
-
-
 def test_check_says_what_the_engines_did(tmp_path: Path) -> None:
     """Each of these was loaded by vLLM 0.33.0's and SGLang 0.5.23's own loaders."""
     folder = peagle(tmp_path / "draft")
@@ -116,11 +107,3 @@ def test_check_says_what_the_engines_did(tmp_path: Path) -> None:
         edit_json(folder / "config.json", architectures=[name])
         assert check_draft(folder, engine="vllm").verdict == "REFUSED"
         assert check_draft(folder, engine="sglang").verdict == "REFUSED"
-
-
-def test_vllm_needs_a_mask_token(tmp_path: Path) -> None:
-    folder = peagle(tmp_path / "draft")
-    edit_json(folder / "config.json", mask_token_id=None)
-    answer = check_draft(folder, engine="vllm")
-    assert answer.verdict == "REFUSED"
-    assert "For parallel drafting, the draft model config must have" in (answer.error or "")

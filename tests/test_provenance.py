@@ -159,14 +159,11 @@ def stored(folder: Path, content: object) -> Path:
 
 
 KINDS = {
-    "quantized": QuantizedProvenance,
     "whole": QuantizedProvenance,
     "transcoded": TranscodedProvenance,
-    "dequantized": DequantizedProvenance,
     "dequantized-of-ours": DequantizedProvenance,
     "cut": CutProvenance,
     "quantized-of-cut": QuantizedProvenance,
-    "cut-of-quantized": CutProvenance,
     "dequantized-of-cut": DequantizedProvenance,
 }
 
@@ -184,10 +181,6 @@ def test_what_is_read_is_written_again_byte_for_byte(kind: str, tmp_path: Path) 
     assert (tmp_path / "draftquant.json").read_bytes() == before
 
 
-def nested(levels: int) -> Any:
-    return [nested(levels - 1)] if levels else 1
-
-
 Edit = Callable[[dict[str, Any]], object]
 FAULTS: dict[str, tuple[str, Edit, str]] = {
     "other format": (
@@ -195,8 +188,6 @@ FAULTS: dict[str, tuple[str, Edit, str]] = {
         "format: expected 'draftquant-provenance' or 'draftquant-dequantized' or"
         " 'draftquant-repaired' or 'draftquant-cut' or 'draftquant-grafted', got 'zip'",
     ),
-    "newer version": ("quantized", lambda d: d.update(version=2), "version: expected 1, got 2"),
-    "true is not 1": ("transcoded", lambda d: d.update(version=True), "version: expected 1, got T"),
     "unknown key": ("whole", lambda d: d.update(note=1), "note: unknown key"),
     "missing key": ("whole", lambda d: d.pop("tensor_bytes"), "tensor_bytes: missing key"),
     "hash": (
@@ -210,10 +201,6 @@ FAULTS: dict[str, tuple[str, Edit, str]] = {
     "scales of nowhere": (
         "whole", lambda d: d.pop("input_scale_origin"), "input_scale_origin: expected both or none",
     ),
-    "deep change": (
-        "whole", lambda d: d["config_changes"].update(rope=nested(50)),
-        "config_changes.rope: nested more than 32 levels deep",
-    ),
     "another recipe": (
         "quantized", lambda d: d["recipe"].update(name="other"), "recipe_sha256: not that of the",
     ),
@@ -222,17 +209,9 @@ FAULTS: dict[str, tuple[str, Edit, str]] = {
         "cut", lambda d: d["cuts"][0].update(size=11),
         "cuts[0]: expected 0 < size <= size_before <= vocabulary, got 11, 10, 20",
     ),
-    "a cut by nothing": (
-        "cut", lambda d: d["cuts"][0]["choice"].pop("size"),
-        "cuts[0].choice: size and coverage: expected one of the two",
-    ),
     "a coverage in percent": (
         "cut", lambda d: d["cuts"][0]["choice"].update(coverage_reached=98),
         "cuts[0].choice: coverage and coverage_reached: expected shares from 0 to 1",
-    ),
-    "prompts by name": (
-        "cut", lambda d: d["cuts"][0]["choice"].update(calibration_prompts=["mine"]),
-        "cuts[0].choice.calibration_prompts: expected 64 hex digits each",
     ),
     "cut of another folder": (
         "cut", lambda d: d.update(quantized_by=document("whole")),
@@ -250,33 +229,15 @@ FAULTS: dict[str, tuple[str, Edit, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_is_named_with_its_key(name: str, tmp_path: Path) -> None:
-    kind, edit, what = FAULTS[name]
-    content = document(kind)
-    edit(content)
-    with pytest.raises(CheckpointError) as caught:
-        read_provenance(stored(tmp_path, content))
-    assert caught.value.where == str(tmp_path / "draftquant.json")
-    assert what in caught.value.what
-    assert "the version of draftquant that wrote it" in caught.value.fix
-
-
-REPAIRED = "repairs: the folder records that config.json was repaired"
+LAST = ", which draftquant 0.2.0 was the last to read"
 EARLIER: dict[str, tuple[str, Edit, str]] = {
-    "repaired": ("transcoded", lambda d: d.update(repairs=["x"]), REPAIRED),
-    "repaired, cut, and dequantized": (
-        "dequantized-of-cut", lambda d: d["quantized_by"]["quantized_by"].update(repairs=["x"]),
-        REPAIRED,
+    "repaired": (
+        "transcoded", lambda d: d.update(repairs=["x"]),
+        "repairs: the folder records that config.json was repaired",
     ),
     "fine-tuned": (
         "dequantized", lambda d: d.update(format="draftquant-tuned"),
         "format: the folder records that it was fine-tuned (retune)",
-    ),
-    "quantized and fine-tuned, then dequantized": (
-        "dequantized-of-ours",
-        lambda d: d["quantized_by"]["recipe"]["algorithm"].update(rounding="retuned"),
-        "recipe.algorithm.rounding: the folder records that it was fine-tuned (retune)",
     ),
     "by a recipe that was searched for": (
         "quantized", lambda d: d["recipe"].update(chosen_on={"sha256": ["0" * 64]}),
@@ -285,32 +246,34 @@ EARLIER: dict[str, tuple[str, Edit, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", EARLIER)
-def test_what_only_an_earlier_version_reads_names_that_version(name: str, tmp_path: Path) -> None:
-    kind, edit, what = EARLIER[name]
+@pytest.mark.parametrize("name", [*FAULTS, *EARLIER])
+def test_a_fault_is_named_with_its_key(name: str, tmp_path: Path) -> None:
+    kind, edit, what = (FAULTS | EARLIER)[name]
     content = document(kind)
     edit(content)
     with pytest.raises(CheckpointError) as caught:
         read_provenance(stored(tmp_path, content))
     assert caught.value.where == str(tmp_path / "draftquant.json")
-    assert caught.value.what == f"{what}, which draftquant 0.2.0 was the last to read"
-    assert "use draftquant 0.2.0 with this folder" in caught.value.fix
-
-
-@pytest.mark.parametrize(
-    ("content", "what"),
-    [
-        (b"", "not JSON: Expecting value"),
-        (b"[]", "expected a JSON object, got a list"),
-        (b'{"format": 1, "format": 1}', "not JSON: key 'format' given twice"),
-        (b"[" * 100_000, "not JSON"),
-        (b'{"version": ' + b"9" * 5000 + b"}", "not JSON"),
-        (b"\xff", "cannot be read: 'utf-8' codec"),
-    ],
-    ids=["empty", "list", "doubled", "nested", "digits", "no text"],
-)
-def test_a_file_that_is_no_record(content: bytes, what: str, tmp_path: Path) -> None:
-    (tmp_path / "draftquant.json").write_bytes(content)
-    with pytest.raises(CheckpointError) as caught:
-        read_provenance(tmp_path)
     assert what in caught.value.what
+    fix = "the version of draftquant that wrote it"
+    if name in EARLIER:
+        assert caught.value.what == f"{what}{LAST}"
+        fix = "use draftquant 0.2.0 with this folder"
+    assert fix in caught.value.fix
+
+
+NO_RECORD = {
+    b"[]": "expected a JSON object, got a list",
+    b'{"format": 1, "format": 1}': "not JSON: key 'format' given twice",
+    b"[" * 100_000: "not JSON",
+    b'{"version": ' + b"9" * 5000 + b"}": "not JSON",
+    b"\xff": "cannot be read: 'utf-8' codec",
+}
+
+
+def test_a_file_that_is_no_record(tmp_path: Path) -> None:
+    for content, what in NO_RECORD.items():
+        (tmp_path / "draftquant.json").write_bytes(content)
+        with pytest.raises(CheckpointError) as caught:
+            read_provenance(tmp_path)
+        assert what in caught.value.what

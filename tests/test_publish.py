@@ -113,13 +113,12 @@ def test_steps_in_their_order(source: Checkpoint, tmp_path: Path) -> None:
     assert (tmp_path / "out" / "config.json").read_text(encoding="utf-8") == "[]\n"
 
 
-@pytest.mark.parametrize("failing", ["write", "verify", "provenance", "confirm"])
-def test_a_step_that_fails_leaves_nothing(failing: str, source: Checkpoint, tmp_path: Path) -> None:
-    rewrite = noting(source, tmp_path / "out", failing=failing)
-    with pytest.raises(VerifyError, match=f"{failing}: failed"):
-        rewrite.publish()
-    assert rewrite.seen[-1].startswith(failing)
-    assert [path.name for path in tmp_path.iterdir()] == ["draft"]
+def test_a_step_that_fails_leaves_nothing(source: Checkpoint, tmp_path: Path) -> None:
+    for failing in ("write", "verify", "provenance", "confirm"):
+        rewrite = noting(source, tmp_path / "out", failing=failing)
+        with pytest.raises(VerifyError, match=f"{failing}: failed"):
+            rewrite.publish()
+        assert [path.name for path in tmp_path.iterdir()] == ["draft"]
 
 
 def rewritten(staging: Path) -> None:
@@ -142,37 +141,27 @@ def flipped(staging: Path, file: str = "model.safetensors") -> None:
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
-MEDDLING: dict[str, tuple[Callable[[Path], object], str]] = {
-    "a new file": (lambda s: (s / "evil.py").write_text("", encoding="utf-8"), "evil.py appeared"),
-    "more bytes": (
-        lambda s: (s / "tokenizer.json").write_text("other", encoding="utf-8"),
-        "tokenizer.json appeared",
-    ),
-    "another file in its place": (rewritten, "model.safetensors appeared, changed or vanished"),
-    "another last byte": (flipped, "model.safetensors appeared, changed or vanished"),
-    "one file less": (lambda s: (s / "index.json").unlink(), "index.json appeared, changed"),
-    "config.json": (
-        lambda s: (s / "config.json").write_text("{}", encoding="utf-8"),
-        "config.json appeared",
-    ),
-}
+MEDDLING: list[tuple[str, Callable[[Path], object], str]] = [
+    ("verify", lambda s: (s / "evil.py").write_text("", encoding="utf-8"), "evil.py"),
+    ("confirm", rewritten, "model.safetensors"),
+    ("verify", flipped, "model.safetensors"),
+    ("confirm", lambda s: (s / "index.json").unlink(), "index.json"),
+    ("verify", lambda s: (s / "config.json").write_text("{}", encoding="utf-8"), "config.json"),
+]
 
 
-@pytest.mark.each_value
-@pytest.mark.parametrize("when", ["verify", "confirm"])
-@pytest.mark.parametrize("name", MEDDLING)
+@pytest.mark.parametrize(("when", "meddle", "what"), MEDDLING)
 def test_what_somebody_writes_meanwhile_is_not_published(
-    name: str, when: str, source: Checkpoint, tmp_path: Path
+    when: str, meddle: Callable[[Path], object], what: str, source: Checkpoint, tmp_path: Path
 ) -> None:
-    meddle, what = MEDDLING[name]
     rewrite = noting(source, tmp_path / "out", meddle={when: meddle})
     with pytest.raises(OutputError, match="while the folder was verified") as caught:
         rewrite.publish()
-    assert what in caught.value.what
+    assert caught.value.what.startswith(f"{what} appeared")
     assert [path.name for path in tmp_path.iterdir()] == ["draft"]
 
 
-@pytest.mark.parametrize("file", ["model.safetensors", "draftquant.json", "nested/notes.txt"])
+@pytest.mark.parametrize("file", ["draftquant.json", "nested/notes.txt"])
 def test_what_somebody_writes_at_last_is_not_published(
     file: str, source: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,29 +178,26 @@ def test_what_somebody_writes_at_last_is_not_published(
     assert [path.name for path in tmp_path.iterdir()] == ["draft"]
 
 
-@pytest.mark.parametrize("missing", [0, 1])
 def test_the_disk_must_hold_tensors_side_files_and_some_more(
-    missing: int, source: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sizes = [(source.folder / file).stat().st_size for file in ("nested/notes.txt",
-                                                                "tokenizer.json")]  # fmt: skip
-    free = SimpleNamespace(free=7 + sum(sizes) + SPARE_BYTES - missing)
+    sizes = (
+        source.folder.joinpath(f).stat().st_size for f in ("nested/notes.txt", "tokenizer.json")
+    )
+    needed = 7 + sum(sizes) + SPARE_BYTES
+    free = SimpleNamespace(free=needed - 1)
     monkeypatch.setattr("draftquant.quantize.files.staging.shutil.disk_usage", lambda _: free)
     rewrite = noting(source, tmp_path / "out")
-    if missing:
-        with pytest.raises(OutputError, match=f"needs {free.free + 1:,} bytes"):
-            rewrite.publish()
-        assert rewrite.seen == []
-    else:
+    with pytest.raises(OutputError, match=f"needs {needed:,} bytes"):
         rewrite.publish()
-        assert rewrite.seen == ORDER
+    assert rewrite.seen == []
+    free.free = needed
+    rewrite.publish()
 
 
 def test_ten_faults_are_named(tmp_path: Path) -> None:
     check_faults(tmp_path, tmp_path, (), fix="none")
     faults = [Fault(f"fault {i}", "a", "b") for i in range(12)]
-    with pytest.raises(VerifyError, match="not published") as caught:
+    with pytest.raises(VerifyError, match=r"not published[^$]*fault 9") as caught:
         check_faults(tmp_path, tmp_path, faults, fix="report it")
-    assert "fault 9" in str(caught.value)
     assert "fault 10" not in str(caught.value)
-    assert caught.value.fix == "report it"

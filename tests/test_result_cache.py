@@ -1,7 +1,6 @@
 """The cache of results: what was written whole by this user is read, and nothing else."""
 
 import os
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -51,15 +50,12 @@ def flipped(content: bytes, place: int) -> bytes:
     ("edit", "why"),
     [
         (lambda content: flipped(content, -2), "edited, cut short, or written by somebody else"),
-        (lambda content: flipped(content, content.index(b'"K": 3') + 5), "edited, cut short"),
-        (lambda content: flipped(content, 25), "edited, cut short"),
         (lambda content: content[:-1], "edited, cut short"),
-        (lambda content: content[:100], "edited, cut short"),
         (lambda content: content + b"\n", "edited, cut short"),
         (lambda content: content.replace(b"cache 1", b"cache 2", 1), "no entry of this version"),
         (lambda _content: b"", "no entry of this version"),
     ],
-    ids=["result", "key", "code", "last byte", "cut in the key", "longer", "version", "empty"],
+    ids=["result", "last byte", "longer", "version", "empty"],
 )
 def test_an_edited_entry_is_refused(
     edit: Callable[[bytes], bytes], why: str, cache: ResultCache, warnings: list[str]
@@ -86,18 +82,14 @@ def test_an_entry_under_another_name_is_refused(cache: ResultCache, warnings: li
     assert cache.read(KEY) is cache.read(OTHER) is None
     assert all("answers another question than its name says" in said for said in warnings)
     assert len(warnings) == 2
-
-
-def test_an_entry_of_another_user_is_refused(
-    cache: ResultCache, tmp_path: Path, warnings: list[str]
-) -> None:
-    """Whoever knows the format and the key, but not the secret."""
-    forger = ResultCache(folder=tmp_path / "forger", on_warning=warnings.append)
+    forger = ResultCache(folder=first.parents[1] / "forger", on_warning=warnings.append)
     forger.write(KEY, b"forged")
-    cache.write(KEY, RESULT)
-    entry(cache).write_bytes(entry(forger).read_bytes())
-    assert cache.read(KEY) is None
-    assert "written by somebody else" in warnings[0]
+    first.write_bytes(entry(forger).read_bytes())
+    second.unlink()
+    os.mkfifo(second)
+    assert cache.read(KEY) is cache.read(OTHER) is None
+    assert "written by somebody else" in warnings[2]
+    assert "a FIFO, not a file" in warnings[3]
 
 
 @pytest.mark.parametrize("damage", ["readable by others", "cut short"])
@@ -135,17 +127,6 @@ def test_what_cannot_be_written_is_a_warning(
     assert cache.read(KEY) == RESULT
 
 
-def test_a_pipe_under_the_name_of_an_entry_is_not_waited_for(
-    cache: ResultCache, warnings: list[str]
-) -> None:
-    cache.write(KEY, RESULT)
-    path = entry(cache)
-    path.unlink()
-    os.mkfifo(path)
-    assert cache.read(KEY) is None
-    assert "a FIFO, not a file" in warnings[0]
-
-
 def test_the_least_used_entries_make_room(tmp_path: Path, warnings: list[str]) -> None:
     cache = ResultCache(folder=tmp_path, on_warning=warnings.append, max_bytes=3500)
     (tmp_path / "mine.txt").write_text("not the cache's", encoding="utf-8")
@@ -166,26 +147,6 @@ def test_the_least_used_entries_make_room(tmp_path: Path, warnings: list[str]) -
     assert (tmp_path / ".new-running1").exists()
     assert (tmp_path / "mine.txt").exists()
     assert warnings == []
-
-
-def test_runs_at_the_same_time(cache: ResultCache, warnings: list[str]) -> None:
-    """Several write one entry and others; readers see a whole one or none."""
-    seen: list[bytes | None] = []
-
-    def run(number: int) -> None:
-        for turn in range(10):
-            cache.write(KEY, bytes([number]) * 5000)
-            cache.write({"own": number, "turn": turn % 2}, b"x")
-            seen.append(cache.read(KEY))
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert warnings == []
-    assert all(one is not None and len(one) == 5000 and len(set(one)) == 1 for one in seen)
-    assert len(list(cache.folder.iterdir())) == 1 + 4 * 2 + 1
 
 
 def test_where_it_lies(
@@ -240,9 +201,6 @@ def test_clean_lists_it_and_removes_it_when_asked(
     assert {path.name for path in cache.folder.iterdir()} == strangers
     for name in strangers:
         (cache.folder / name).unlink()
-    (cache.folder / "secret").write_text("of the user, and longer than the cache's own is")
-    assert main(["clean", "--cache"]) == 0
-    (cache.folder / "secret").unlink()
     cache.write(KEY, RESULT)
     assert clean_from_python(cache=True).removed
     assert not cache.folder.exists()

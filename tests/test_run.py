@@ -3,28 +3,25 @@
 import json
 import os
 import re
-import signal
-import subprocess
-import sys
-import textwrap
-import time
+import resource
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from by_recipe import planned, quantized
-from data_free import DATA_FREE
+from data_free import LAYERS_ALONE
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.making.preparing import checked_scales
 from draftquant.quantize.making.quantize_draft import quantize_draft
-from draftquant.quantize.planning.quantization_plan import Measured
 from draftquant.quantize.verify import verify
-from draftquant.recipes.errors import BackendError, OutputError, VerifyError
+from draftquant.recipes.errors import BackendError, VerifyError
 from draftquant.recipes.schema import BackendName
 from draftquant.scripts.cli import main
 from tiny import Stored, read_tensors, tiny_eagle3_llama, write_tensors
+from tiny_mla import tiny_eagle3_mla
 from wide import dimensions
 
 Q_PROJ = "midlayer.self_attn.q_proj.weight"
@@ -35,27 +32,28 @@ def files(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found}
 
 
-VARIANTS = {
-    "midlayer": {},
-    "layers-0": {"prefix": "layers.0."},
-    "model-prefix": {"prefix": "model.layers.0."},
-    "sharded": {"sharded": True},
-    "no-embedding-no-head": {"embed": False, "head": False},
-    "pruned-vocabulary": {"pruned_vocabulary": True},
-    "two-layers": {"num_layers": 2},
-    "float16": {"dtype": "F16"},
-    "float32": {"dtype": "F32"},
-}
+LLAMA, MLA = "eagle3-llama", "eagle3-mla"
+BUILDERS = {LLAMA: tiny_eagle3_llama, MLA: tiny_eagle3_mla}
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    (LLAMA, {}),
+    (LLAMA, {"prefix": "layers.0.", "sharded": True, "num_layers": 2}),
+    (LLAMA, {"prefix": "model.layers.0.", "embed": False, "head": False}),
+    (LLAMA, {"pruned_vocabulary": True, "dtype": "F32"}),
+    (LLAMA, {"dtype": "F16"}),
+    (MLA, {"prefix": "layers.0.", "num_layers": 3}),
+    (MLA, {"modelopt": True, "dtype": "F16"}),
+    (MLA, {"prefix": "model.layers.0.", "sharded": True, "fc_norm": True, "norm_output": True}),
+    (MLA, {"pruned_vocabulary": True, "embed": False, "head": False}),
+]
+CASES = [(recipe, *VARIANTS[i % len(VARIANTS)]) for i, recipe in enumerate(LAYERS_ALONE)]
 
 
-@pytest.mark.each_value
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("recipe", DATA_FREE)
-def test_every_recipe_on_every_variant_is_written_and_verified(
-    tmp_path: Path, recipe: str, variant: str
+@pytest.mark.parametrize(("recipe", "family", "variant"), CASES)
+def test_a_recipe_on_a_variant_is_written_and_verified(
+    recipe: str, family: str, variant: dict[str, Any], tmp_path: Path
 ) -> None:
-    wide = dimensions("eagle3-llama", recipe)
-    source = tiny_eagle3_llama(tmp_path / "draft", **VARIANTS[variant] | wide)
+    """Of every layer seven linears are quantized, kv_b_proj is not; all else stays as it was."""
+    source = BUILDERS[family](tmp_path / "draft", **variant | dimensions(family, recipe))
     before = files(source)
     report = quantized(source, recipe, tmp_path / "out")
     assert report.verification.ok
@@ -66,6 +64,10 @@ def test_every_recipe_on_every_variant_is_written_and_verified(
         report.plan.bytes_after
     )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["draft", "out"]
+    stored = {name for name, t in read_tensors(source).items()
+              if read_tensors(tmp_path / "out").get(name) != t}  # fmt: skip
+    assert len(stored) == 7 * variant.get("num_layers", 1)
+    assert all("_proj" in name and "kv_b_proj" not in name for name in stored)
 
 
 @pytest.mark.vendor
@@ -75,14 +77,11 @@ def test_every_recipe_on_every_variant_is_written_and_verified(
         ("mi325x-w4a8", "quark"),
         ("mi325x-w4a8-fp8", "quark"),
         ("int4-channel", "quark"),
-        ("fp8-ptpc", "quark"),
         ("blackwell-fp8", "quark"),
         ("fp8-ptpc", "modelopt"),
         ("blackwell-fp8", "modelopt"),
-        ("mi325x-fp8", "quark"),
         ("int4-group128", "quark"),
         ("mi355-mxfp4", "quark"),
-        ("blackwell-fp8-mla", "modelopt"),
         ("blackwell-nvfp4", "modelopt"),
     ],
 )
@@ -134,8 +133,6 @@ def damage(folder: Path, name: str, value: bytes, *, at: int) -> None:
         ("fp8-ptpc", b"\xc0\x7f", 0),
         ("int4-group128", b"\x80\x7f", 3),
         ("mi355-mxfp4", b"\x80\xff", 63),
-        ("blackwell-fp8", b"\xc0\x7f", 63),
-        ("nvfp4-weights", b"\x80\x7f", 0),
     ],
     ids=str,
 )
@@ -149,7 +146,7 @@ def test_nan_and_inf_name_tensor_and_row(
     assert [path.name for path in tmp_path.iterdir()] == ["draft"]
 
 
-@pytest.mark.parametrize("recipe", ["fp8-ptpc", "int4-channel", "mi355-mxfp4"])
+@pytest.mark.parametrize("recipe", ["int4-channel", "mi355-mxfp4"])
 def test_all_zero_rows_are_refused_unless_allowed(
     tmp_path: Path, recipe: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -185,37 +182,15 @@ def test_torch_has_as_many_threads_as_before(tmp_path: Path) -> None:
         torch.set_num_threads(before)
 
 
-def test_an_existing_output_is_never_touched(tmp_path: Path) -> None:
-    source = tiny_eagle3_llama(tmp_path / "draft")
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "notes.txt").write_text("mine", encoding="utf-8")
-    with pytest.raises(OutputError, match=r"out: it already exists"):
-        quantized(source, "int4-channel", tmp_path / "out")
-    assert files(tmp_path / "out") == {"notes.txt": b"mine"}
-
-
-def test_a_static_recipe_without_scales_names_the_ways_out(tmp_path: Path) -> None:
+def test_every_linear_needs_its_static_scale(tmp_path: Path) -> None:
     plan = planned(tiny_eagle3_llama(tmp_path / "draft"), "blackwell-fp8")
     with pytest.raises(BackendError, match=r"--traces.*fp8-ptpc.*--input-scale 1\.0"):
         quantize_draft(plan, tmp_path / "out", source=DraftSource(folder=tmp_path / "draft"))
-
-
-def test_every_linear_needs_its_static_scale(tmp_path: Path) -> None:
-    plan = planned(tiny_eagle3_llama(tmp_path / "draft"), "blackwell-fp8")
     modules = [step.row.module for step in plan.quantized]
     for left_out in modules:
         given = {module: 0.25 for module in modules if module != left_out}
         with pytest.raises(BackendError, match=rf"Missing: {re.escape(left_out)}\n"):
             checked_scales(plan, given)
-
-
-def test_scales_for_a_dynamic_recipe_are_refused(tmp_path: Path) -> None:
-    plan = planned(tiny_eagle3_llama(tmp_path / "draft"), "fp8-ptpc")
-    source = DraftSource(folder=tmp_path / "draft")
-    with pytest.raises(BackendError, match="not static"):
-        quantize_draft(
-            plan, tmp_path / "out", source=source, measured=Measured(input_scales={"x": 1.0})
-        )
 
 
 def test_what_fails_verification_is_not_published(
@@ -232,56 +207,19 @@ def test_what_fails_verification_is_not_published(
     assert [path.name for path in tmp_path.iterdir()] == ["draft"]
 
 
-def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
+def test_a_full_disk_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The kernel refuses the file size, as it refuses a full disk: when space is reserved."""
-    tiny_eagle3_llama(tmp_path / "draft")
-    script = """
-        import resource, signal, sys
-        from draftquant.scripts.cli import main
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))
-        sys.exit(main(["quantize", "draft", "--recipe", "int4-channel", "--out", "out"]))
-    """
-    run = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 2
-    assert "out: cannot be written: File too large" in run.stderr
-    assert "nothing was kept" in run.stderr
+    draft = str(tiny_eagle3_llama(tmp_path / "draft"))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    open_before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, before[1]))
+    try:
+        code = main(["quantize", draft, "--recipe", "int4-channel", "--out", f"{tmp_path}/out"])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    said = capsys.readouterr().err
+    assert code == 2
+    assert "out: cannot be written: File too large" in said
+    assert "nothing was kept" in said
     assert [path.name for path in tmp_path.iterdir()] == ["draft"]
-
-
-@pytest.mark.some(1)
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["term", "kill"])
-def test_a_killed_run_publishes_nothing(tmp_path: Path, number: signal.Signals) -> None:
-    tiny_eagle3_llama(tmp_path / "draft")
-    script = """
-        import sys, time
-        from draftquant.quantize.files import publish
-        from draftquant.scripts.cli import main
-        publish.copy_side_files = lambda *_: (print("written", flush=True), time.sleep(60))
-        sys.exit(main(["quantize", "draft", "--recipe", "int4-channel", "--out", "out"]))
-    """
-    with subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(script)],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "written\n"
-        time.sleep(0.1)
-        os.kill(process.pid, number)
-        process.wait()
-    assert not (tmp_path / "out").exists()
-    left = [path for path in tmp_path.iterdir() if path.name != "draft"]
-    if number == signal.SIGTERM:
-        assert left == []
-    else:  # nothing that looks like a checkpoint: no config.json beside the weights
-        assert all(path.name.startswith(".out.") for path in left)
-        assert not any((path / "config.json").exists() for path in left)
+    assert len(os.listdir("/proc/self/fd")) == open_before  # noqa: PTH208

@@ -66,16 +66,13 @@ def test_file_of_the_safetensors_library(tmp_path: Path) -> None:
         "fp8": ("F8_E4M3", (3,)),
         "flags": ("BOOL", (1,)),
     }
+    (tmp_path / "none.safetensors").write_bytes(file_of({}, b""))
+    assert read_header(tmp_path, "none.safetensors").tensors == ()
     # One without bytes begins where the next begins, and may be named after it.
     entries = {"full": entry(0, 4), "empty": entry(0, 0, shape=[0])}
     (tmp_path / "y.safetensors").write_bytes(file_of(entries))
     assert [t.name for t in read_header(tmp_path, "y.safetensors").tensors] == ["empty", "full"]
     assert header.metadata == {"format": "pt"}
-
-
-def test_file_without_tensors(tmp_path: Path) -> None:
-    (tmp_path / "x.safetensors").write_bytes(file_of({}, b""))
-    assert read_header(tmp_path, "x.safetensors").tensors == ()
 
 
 def test_file_cut_at_any_byte(tmp_path: Path) -> None:
@@ -84,33 +81,25 @@ def test_file_cut_at_any_byte(tmp_path: Path) -> None:
         refused(tmp_path, GOLDEN[:size], what if size else "the file is empty (0 bytes)")
 
 
-@pytest.mark.parametrize("length", [10**6, 10**8 + 1, 2**63, 2**64 - 1])
-def test_length_that_lies(length: int, tmp_path: Path) -> None:
-    content = length.to_bytes(8, "little") + GOLDEN[8:]
-    refused(tmp_path, content, f"header of {length} bytes does not fit")
+def test_length_that_lies(tmp_path: Path) -> None:
+    for length in (10**6, 10**8 + 1, 2**63, 2**64 - 1):
+        content = length.to_bytes(8, "little") + GOLDEN[8:]
+        refused(tmp_path, content, f"header of {length} bytes does not fit")
 
 
 LIES = {
     "bytes after the data": (file_of({"a": entry()}, bytes(5)), "bytes that no tensor owns"),
     "beyond the file": (file_of({"a": entry(stop=400, shape=[100])}), "truncated"),
     "overlap": (file_of({"a": entry(), "b": entry()}), "overlaps the tensor before it"),
-    "hole": (file_of({"a": entry(), "b": entry(8, 12)}, bytes(12)), "b: starts at byte"),
     "reversed": (file_of({"a": entry(4, 0)}), "data_offsets [4, 0] is not a byte range"),
-    "fraction": (file_of({"a": entry(0, 4.0)}), "data_offsets [0, 4.0] is not"),
     "infinite offset": (file_of(b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,1e999]}}'), ""),
-    "fractional size": (file_of({"a": entry(shape=[1.0])}), "shape [1.0] is not a list"),
     "huge size": (file_of({"a": entry(shape=[2**62])}), "needs 18446744073709551616 bytes"),
-    "many axes": (file_of({"a": entry(shape=[2**62] * 10**5)}), "is not a list of natural"),
     "shape and bytes": (file_of({"a": entry(shape=[2])}), "F32 [2] needs 8 bytes, data_offsets"),
     "unknown dtype": (file_of({"a": entry(dtype="F4")}), "a: dtype 'F4' is not one of BOOL"),
     "missing key": (file_of({"a": {"dtype": "F32", "shape": [1]}}), "a: expected exactly dtype"),
-    "entry as list": (file_of({"a": [0, 4]}), "a: expected exactly dtype, shape and"),
     "name twice": (file_of(b'{"a":1,"a":2}'), "'a' stands twice in the header"),
-    "null": (file_of(None), "the header is not a JSON object"),
     "no JSON": (file_of(b"{'a': 1}"), "the header is not JSON"),
-    "no UTF-8": (file_of(b'{"\xff": 1}'), "the header is not JSON"),
     "nested": (file_of(b"[" * 200_000), "the header is not JSON"),
-    "digits": (file_of(b'{"a":' + b"9" * 5000 + b"}"), "the header is not JSON"),
     "metadata of numbers": (file_of({"__metadata__": {"a": 1}}, b""), "__metadata__ is not"),
     "a pointer": (
         b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n",

@@ -19,12 +19,10 @@ from draftquant.quantize.files.provenance_file import read_provenance
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.verify.verification import verify
 from draftquant.recipes import Recipe, load_recipe
-from draftquant.recipes.errors import CheckpointError, LayoutError, VerifyError
+from draftquant.recipes.errors import LayoutError, VerifyError
 from draftquant.recipes.schema import LayoutName
 from tiny import Stored, read_tensors, store, tiny_eagle3_llama, values_of, write_tensors
 from verify_cases import quantized_folder as quantized
-
-NEGATIVE_ZERO = 0x80
 
 
 @pytest.fixture(scope="module")
@@ -102,73 +100,43 @@ def blocks_of_128(layout: LayoutName) -> Recipe:
 # ---- carried codes
 
 
-@pytest.mark.parametrize(
-    ("value", "what"),
-    [(NEGATIVE_ZERO, "values nearest"), (0x39, "values nearest"), (0x51, "values nearest")],
-    ids=["-0", "1.125", "9"],
-)
-def test_verify_sees_every_other_code(value: int, what: str, draft: Path, tmp_path: Path) -> None:
+def test_verify_sees_every_other_code(draft: Path, tmp_path: Path) -> None:
     out = quantized(draft, tmp_path / "out", "mi325x-w4a8-fp8")
     tensors = read_tensors(out)
     name = next(name for name, t in tensors.items() if t.dtype == "F8_E4M3")
-    data = bytearray(tensors[name].data)
-    data[data.index(0)] = value
-    tensors[name] = Stored("F8_E4M3", tensors[name].shape, bytes(data))
-    write_tensors(out, tensors, sharded=True)
-    faults = [str(fault) for fault in verify(out, draft).faults]
-    assert any(what in fault and name in fault for fault in faults)
+    for value in (0x80, 0x39, 0x51):  # -0, 1.125, 9
+        data = bytearray(tensors[name].data)
+        data[data.index(0)] = value
+        changed = tensors | {name: tensors[name]._replace(data=bytes(data))}
+        write_tensors(out, changed, sharded=True)
+        faults = [str(fault) for fault in verify(out, draft).faults]
+        assert any("values nearest" in fault and name in fault for fault in faults)
 
 
 # ---- from one layout into another
 
 PAIRS: list[tuple[str | Recipe, LayoutName, CarrierChoice | None]] = [
-    ("mi325x-w4a8", "quark", "fp8_e4m3"),
     ("mi325x-w4a8", "compressed-tensors", "fp8_e4m3"),
-    ("mi325x-w4a8-fp8", "quark", "none"),
-    ("mi325x-w4a8-fp8", "compressed-tensors", None),
-    ("int4-channel", "quark", None),
-    (grouped(None), "quark", None),
     (grouped(None), "awq", None),
     (grouped("float16"), "awq", None),
-    ("blackwell-fp8", "compressed-tensors", None),
     ("blackwell-fp8", "quark", None),
-    ("blackwell-fp8", "fp8", None),
-    ("fp8-ptpc", "quark", None),
-]
-IN_GROUPS_AND_BLOCKS: list[tuple[str | Recipe, LayoutName, CarrierChoice | None]] = [
     (nvfp4("modelopt"), "compressed-tensors", None),
     (nvfp4("compressed-tensors"), "modelopt", None),
-    (nvfp4("modelopt", inputs=False), "compressed-tensors", None),
     (blocks_of_128("fp8"), "compressed-tensors", None),
-    (blocks_of_128("compressed-tensors"), "fp8", None),
 ]
 
 
-def name_of(case: Any) -> str:
-    recipe, layout, carrier = case
-    if isinstance(recipe, Recipe):
-        recipe = f"{recipe.layout}-{recipe.weights}"
-    return f"{recipe}-{layout}-{carrier}"
-
-
-@pytest.mark.each_value
-@pytest.mark.parametrize("case", [*PAIRS, *IN_GROUPS_AND_BLOCKS], ids=name_of)
+@pytest.mark.parametrize("case", PAIRS)
 def test_there_and_back_in_many_blocks(
     case: Any, many_blocks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where rows are no whole blocks."""
-    monkeypatch.setattr(transcoding, "_BLOCK", 1)  # 128 rows, the fewest
-    there_and_back(case, many_blocks, tmp_path)
-
-
-def there_and_back(case: Any, draft: Path, tmp_path: Path) -> None:
     """The weights, the record and verification stay; back in the first layout the bytes do too."""
+    monkeypatch.setattr(transcoding, "_BLOCK", 1)  # 128 rows, the fewest
     recipe, layout, carrier = case
-    first = quantized(draft, tmp_path / "first", recipe)
+    first = quantized(many_blocks, tmp_path / "first", recipe)
     second = transcoded(first, tmp_path / "second", layout, carrier)
     assert same_weights(first, second)
-    report = verify(second, draft)
-    assert report.faults == ()
+    assert verify(second, many_blocks).faults == ()
     before, after = record(first), record(second)
     assert after.transcoded_from is not None
     assert after.transcoded_from.tensor_digests == before.tensor_digests
@@ -180,7 +148,6 @@ def there_and_back(case: Any, draft: Path, tmp_path: Path) -> None:
     assert read_tensors(third) == read_tensors(first)
     config = json.loads((third / "config.json").read_text(encoding="utf-8"))
     assert config == json.loads((first / "config.json").read_text(encoding="utf-8"))
-    assert verify(third, draft).faults == ()
 
 
 def test_a_global_scale_that_its_stored_inverse_does_not_give_back(tmp_path: Path) -> None:
@@ -219,7 +186,6 @@ def test_a_global_scale_that_its_stored_inverse_does_not_give_back(tmp_path: Pat
     [
         ("int4-channel", "awq", None, "AWQ stores INT4 groups only.*\n  fix: use one of: quark"),
         ("fp8-ptpc", "compressed-tensors", "fp8_e4m3", "only int4 per channel fits"),
-        ("blackwell-fp8", "awq", None, "AWQ stores INT4 groups only"),
     ],
 )
 def test_a_layout_that_cannot_hold_the_codes(
@@ -249,16 +215,4 @@ def test_scales_that_a_layout_would_round(draft: Path, tmp_path: Path) -> None:
         LayoutError, match=r"q_proj: scales: 1 of \d+ are not exact in torch.float16"
     ):
         transcoded(first, tmp_path / "second", "awq")
-    assert not (tmp_path / "second").exists()
-
-
-def test_a_folder_that_is_not_what_it_records(draft: Path, tmp_path: Path) -> None:
-    first = quantized(draft, tmp_path / "first", "int4-channel")
-    tensors = read_tensors(first)
-    name = next(name for name in tensors if name.endswith("weight_packed"))
-    data = bytes([tensors[name].data[0] ^ 1]) + tensors[name].data[1:]
-    tensors[name] = Stored("I32", tensors[name].shape, data)
-    write_tensors(first, tensors, sharded=True)
-    with pytest.raises(CheckpointError, match=f"{name}: not the bytes whose digest was recorded"):
-        transcoded(first, tmp_path / "second", "quark")
     assert not (tmp_path / "second").exists()

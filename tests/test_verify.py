@@ -1,17 +1,14 @@
-"""`verify` of whole folders: correct ones pass in every layout; declarations, files, headers."""
+"""`verify` of whole folders: declarations, files, headers, and one changed tensor."""
 
-import json
 import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from draftquant.quantize.stored.layouts import LAYOUTS
 from draftquant.quantize.verify import verify
 from draftquant.recipes.errors import CheckpointError
 from handmade import MADE, encode, quantize_by_hand
-from handmade_declarations import EXCLUDES
 from tiny import (
     INDEX_FILE,
     Stored,
@@ -31,9 +28,6 @@ from verify_cases import (
     faults_of,
     flip_bit,
     method_of,
-    provenance_of,
-    recipe_of,
-    reseal,
     set_scale,
 )
 
@@ -58,19 +52,6 @@ def copy_of(made: dict[str, Path], tmp_path: Path) -> Callable[[str], Path]:
     return copy
 
 
-# ---- correct folders
-
-
-@pytest.mark.parametrize("foreign", [True, False])
-def test_an_unquantized_copy_is_nothing_to_verify(
-    foreign: bool, source: Path, tmp_path: Path
-) -> None:
-    copy = Path(shutil.copytree(source, tmp_path / "copy"))
-    with pytest.raises(CheckpointError, match="nothing to verify") as caught:
-        verify(copy, source, foreign=foreign)
-    assert caught.value.where == str(copy)
-
-
 # ---- declarations
 
 
@@ -78,11 +59,8 @@ def test_an_unquantized_copy_is_nothing_to_verify(
     ("stored", "declared"),
     [
         ("quark-int4", "quark-fp8"),
-        ("quark-fp8", "quark-fp8-static"),
         ("quark-int4", "ct-int4"),
-        ("ct-int4", "quark-int4"),
         ("ct-fp8", "ct-fp8-static"),
-        ("modelopt-fp8", "ct-fp8-static"),
     ],
 )
 def test_a_config_that_declares_another_scheme(
@@ -96,49 +74,30 @@ def test_a_config_that_declares_another_scheme(
     assert sum(Q in fault.where for fault in report.faults) >= 1, faults_of(report)
 
 
-def test_a_declaration_that_is_not_understood(copy_of: Callable[[str], Path], source: Path) -> None:
-    out = copy_of("quark-int4")
-    edit_declaration(out, lambda d: d.update(quant_method="other"))
-    assert_only_fault(verify(out, source, foreign=True), "config.json", "understood are 'quark' or")
-
-
-EXCLUDE_KEYS = {"quark-int4": "exclude", "ct-int4": "ignore"}
-
-
-@pytest.mark.parametrize("name", sorted(EXCLUDE_KEYS))
 @pytest.mark.parametrize(
-    ("patterns", "missing"),
+    ("name", "patterns", "missing"),
     [
-        (["model.fc", "lm_head", "re:.*embed_tokens$"], ["fc"]),
-        (["fc", "lm_head", "re:.*embed_tokens$"], ["model.fc"]),
+        ("quark-int4", ["model.fc", "lm_head", "re:.*embed_tokens$"], ["fc"]),
+        ("ct-int4", ["fc", "lm_head", "re:.*embed_tokens$"], ["model.fc"]),
+        # a head by the rules of these two, and an embedding, which is no linear
+        ("quark-int4", ["re:.*fc$", "re:.*embed_tokens$"], []),
+        ("ct-int4", ["re:.*fc$", "lm_head"], []),
     ],
 )
 def test_excludes_that_miss_a_kept_module(
     copy_of: Callable[[str], Path], source: Path, name: str, patterns: list[str], missing: list[str]
 ) -> None:
-    out = copy_of(name)
-    edit_declaration(out, lambda d: d.__setitem__(EXCLUDE_KEYS[name], patterns))
-    report = verify(out, source, foreign=True)
-    assert [fault.where for fault in report.faults] == [f"config.json: {m}" for m in missing]
-    assert "expected excluded: it is kept" in faults_of(report)
-
-
-@pytest.mark.parametrize("name", sorted(EXCLUDE_KEYS))
-@pytest.mark.parametrize("patterns", [["re:.*fc$", "re:.*embed_tokens$"], ["re:.*fc$", "lm_head"]])
-def test_excludes_need_not_name_what_engines_never_round(
-    copy_of: Callable[[str], Path], source: Path, name: str, patterns: list[str]
-) -> None:
-    """A head by the rules of these two, and an embedding, which is no linear."""
-    out = copy_of(name)
-    edit_declaration(out, lambda d: d.__setitem__(EXCLUDE_KEYS[name], patterns))
-    assert verify(out, source, foreign=True).ok
+    out, key = copy_of(name), "exclude" if name == "quark-int4" else "ignore"
+    edit_declaration(out, lambda d: d.update({key: patterns}))
+    faults = verify(out, source, foreign=True).faults
+    assert [fault.where for fault in faults] == [f"config.json: {m}" for m in missing]
+    assert all("expected excluded: it is kept" in str(fault) for fault in faults)
 
 
 @pytest.mark.parametrize(
     "pattern",
-    ["re:.*q_proj", f"{Q}", f"model.{Q}", "model.qkv_proj", "model.self_attn.qkv_proj",
-     "model.layers.0.self_attn.q_proj", "re:model.*", r"re:model\.layers\.\d+\.self_attn"],
-)  # fmt: skip
+    ["re:.*q_proj", f"model.{Q}", "model.self_attn.qkv_proj", r"re:model\.layers\.\d+\.self_attn"],
+)
 def test_excludes_that_match_a_quantized_module(
     copy_of: Callable[[str], Path], source: Path, pattern: str
 ) -> None:
@@ -147,19 +106,6 @@ def test_excludes_that_match_a_quantized_module(
     found = faults_of(verify(out, source, foreign=True))
     assert "expected not excluded: it is quantized" in found
     assert "q_proj" in found or "qkv_proj" in found
-
-
-def test_the_excludes_that_modelopt_itself_writes(
-    copy_of: Callable[[str], Path], source: Path
-) -> None:
-    """`model*` matches every layer under its runtime name: engines would quantize nothing."""
-    out, excludes = copy_of("modelopt-fp8"), ["fc", "lm_head", "embed_tokens", "model*"]
-    edit_declaration(out, lambda d: d.update(ignore=excludes, exclude_modules=excludes))
-    nested = {"quant_algo": "FP8", "kv_cache_quant_algo": None, "exclude_modules": excludes}
-    edit_json(out / "hf_quant_config.json", quantization=nested)
-    report = verify(out, source, foreign=True)
-    assert len(report.faults) == 7
-    assert "expected not excluded: it is quantized" in faults_of(report)
 
 
 # ---- other files
@@ -176,15 +122,9 @@ def test_changed_missing_and_extra_config_keys(
     }
     found = {fault.where: str(fault) for fault in verify(out, source, foreign=True).faults}
     assert found == computed  # other tools write keys of their own, and drop what is the default
-    found = {fault.where: str(fault) for fault in verify(out, source, method=method_of(out)).faults}
-    assert (
-        found.items()
-        >= {
-            **computed,
-            "config.json: new": "config.json: new: expected no such key, got 1",
-            "config.json: rope_theta": "config.json: rope_theta: expected 10000.0, got no such key",
-        }.items()
-    )
+    found = faults_of(verify(out, source, method=method_of(out)))
+    assert "config.json: new: expected no such key, got 1" in found
+    assert "config.json: rope_theta: expected 10000.0, got no such key" in found
 
 
 def test_side_files(copy_of: Callable[[str], Path], source: Path) -> None:
@@ -205,37 +145,12 @@ def sharded(tmp_path: Path) -> tuple[Path, Path]:
     return draft, quantize_by_hand(draft, tmp_path / "out", MADE["ct-int4"])
 
 
-@pytest.mark.parametrize("total", [1, None, "12", True])
-def test_a_wrong_total_size(sharded: tuple[Path, Path], total: object) -> None:
-    draft, out = sharded
-    edit_json(out / INDEX_FILE, metadata={"total_size": total})
-    assert_only_fault(verify(out, draft, foreign=True), "metadata.total_size", f"got {total!r}")
-
-
-def test_recorded_hashes_must_agree(copy_of: Callable[[str], Path], source: Path) -> None:
-    out = copy_of("quark-fp8")
-    recipe = recipe_of(out)
-    declared = LAYOUTS["quark"].declaration(recipe, EXCLUDES)
-    edit_declaration(out, lambda d: (d.clear(), d.update(declared)))
-    report = verify(out, source, foreign=True)
-    recorded = provenance_of(report, "absmax")
-    (out / "draftquant.json").write_text(json.dumps(recorded), encoding="utf-8")
-    assert verify(out, source, foreign=True).ok
-    recorded["source"]["tensor_digests"]["fc.weight"] = "0" * 64
-    del recorded["tensor_digests"]["norm.weight"]
-    recorded["tensor_digests"]["of.another.run"] = "0" * 64
-    (out / "draftquant.json").write_text(json.dumps(recorded), encoding="utf-8")
-    reseal(out)
-    found = [fault.where for fault in verify(out, source, foreign=True).faults]
-    assert found == ["draftquant.json: tensor_digests.norm.weight",
-                     "draftquant.json: tensor_digests.of.another.run",
-                     "draftquant.json: source.tensor_digests.fc.weight"]  # fmt: skip
-    (out / "draftquant.json").write_text("{}", encoding="utf-8")
-    assert_only_fault(verify(out, source, foreign=True), "draftquant.json", "format: missing key")
-    (out / "draftquant.json").write_text("not JSON", encoding="utf-8")
-    assert_only_fault(
-        verify(out, source, foreign=True), "draftquant.json", "not JSON: Expecting value"
-    )
+def test_a_wrong_total_size(tmp_path: Path) -> None:
+    draft = tiny_eagle3_llama(tmp_path / "source", sharded=True)
+    out = quantize_by_hand(draft, tmp_path / "out", MADE["ct-int4"])
+    for total in (1, None, "12", True):
+        edit_json(out / INDEX_FILE, metadata={"total_size": total})
+        assert_only_fault(verify(out, draft, foreign=True), "metadata.total_size", f"got {total!r}")
 
 
 # ---- tensors
@@ -264,7 +179,7 @@ INPUT = "midlayer.mlp.down_proj.input_scale"  # not fused with anything
 CHANGES: list[tuple[str, Callable[[Tensors], object], str, str]] = [
     *(("quark-int4", put(name, lambda t, bit=bit: flip_bit(t, bit)), name,
        f"1 different byte(s), first at byte {bit // 8}")
-      for name in ("fc.weight", "norm.weight", "d2t", "t2d") for bit in (0, 77)),
+      for name, bit in (("fc.weight", 0), ("norm.weight", 77), ("d2t", 0), ("t2d", 77))),
     ("ct-int4", lambda t: t.update({"extra.weight": t["norm.weight"]}), "extra.weight",
      "expected no such tensor"),
     *(("quark-fp8", without(name), name, "got none")
@@ -272,8 +187,8 @@ CHANGES: list[tuple[str, Callable[[Tensors], object], str, str]] = [
     ("quark-int4", put("embed_tokens.weight", turned), "embed_tokens.weight",
      "expected BF16 [96, 64] (kept), got BF16 [64, 96]"),
     *((name, scaled(value), SCALE, f"1 other(s), first {value} at row 0")
-      for name in ("quark-int4", "ct-fp8", "modelopt-fp8")
-      for value in (math.nan, math.inf, 0.0, -0.5)),
+      for name, value in (("quark-int4", math.nan), ("quark-int4", math.inf), ("ct-fp8", 0.0),
+                          ("modelopt-fp8", -0.5))),
     ("quark-int4", scaled(2.0**-24), SCALE, "finite scales > 0 and >= 1.1920928955078125e-07"),
     ("ct-int4", put(SCALE, lambda t: store(values_of(t), "F32")), SCALE,
      "expected BF16 or F16 [64, 1] (compressed-tensors int4"),
@@ -303,13 +218,12 @@ def test_a_changed_tensor(
     assert_only_fault(verify(out, source, foreign=True), where, what)
 
 
-@pytest.mark.parametrize("name", ["quark-int4", "ct-fp8", "modelopt-fp8"])
 @pytest.mark.parametrize(
-    ("module", "said"),
+    ("name", "module", "said"),
     [
-        ("fc", "expected not excluded: it is quantized"),
-        ("lm_head", "expected not excluded: it is quantized"),
-        ("embed_tokens", "is never quantized, got a quantized weight"),
+        ("quark-int4", "fc", "expected not excluded: it is quantized"),
+        ("modelopt-fp8", "lm_head", "expected not excluded: it is quantized"),
+        ("ct-fp8", "embed_tokens", "is never quantized, got a quantized weight"),
     ],
 )
 def test_a_module_that_is_not_declared_as_quantized_or_must_never_be(
@@ -347,21 +261,9 @@ def test_wide_scales_of_quark(copy_of: Callable[[str], Path], source: Path) -> N
     """Quark 0.13 from file to file stores scales in F32, a folder of ours never does."""
     out = copy_of("quark-int4")
     edit(out, put(SCALE, lambda t: store(values_of(t), "F32")))
-    report = verify(out, source, foreign=True)
-    assert report.ok
-    (out / "draftquant.json").write_text(
-        json.dumps(provenance_of(report, "absmax")), encoding="utf-8"
-    )
-    assert_only_fault(verify(out, source, foreign=True), SCALE, "expected BF16 [64] (quark int4")
-
-
-def test_codes_are_compared_without_their_zero_points(
-    copy_of: Callable[[str], Path], source: Path
-) -> None:
-    out = copy_of("quark-int4")
-    edit(out, lambda t: (t.pop(ZEROS), t.update({f"{Q}.weight": flip_bit(t[f"{Q}.weight"], 3)})))
-    wheres = {fault.where for fault in verify(out, source, foreign=True).faults}
-    assert wheres >= {ZEROS, f"{Q}.weight"}
+    assert verify(out, source, foreign=True).ok
+    faults = verify(out, source, method=method_of(out)).faults
+    assert "expected BF16 [64] (quark int4" in {f.where: str(f) for f in faults}[SCALE]
 
 
 def test_fused_linears_share_the_scale_of_their_input(
@@ -381,6 +283,9 @@ def test_fused_linears_share_the_scale_of_their_input(
 def test_folders_that_are_no_input(made: dict[str, Path], source: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="it holds no config"):
         verify(tmp_path, source, foreign=True)
+    copy = Path(shutil.copytree(source, tmp_path / "copy"))
+    with pytest.raises(CheckpointError, match="nothing to verify"):
+        verify(copy, source)
     with pytest.raises(CheckpointError, match="no such folder"):
         verify(made["quark-int4"], tmp_path / "absent", foreign=True)
     with pytest.raises(CheckpointError, match="give the floating-point draft"):

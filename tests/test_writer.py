@@ -1,23 +1,21 @@
-"""Writing safetensors files: golden bytes, order, alignment, copies, and disks that are full."""
+"""Writing safetensors files: golden bytes, order, alignment, copies."""
 
 import errno
 import os
-import resource
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
-from draftquant.quantize.files.safetensors_file import COPY_BYTES, SafetensorsFile
+from draftquant.quantize.files.safetensors_file import SafetensorsFile
 from draftquant.quantize.files.safetensors_header import (
     DTYPE_BYTES,
     StoredTensor,
     TensorInfo,
     read_header,
 )
-from draftquant.quantize.files.staging import staged_output
-from draftquant.recipes.errors import CheckpointError, OutputError
+from draftquant.recipes.errors import CheckpointError
 from safetensors import safe_open
 
 A = StoredTensor(name="a", dtype="BF16", shape=(1, 2))
@@ -52,16 +50,8 @@ def padded(header: bytes) -> bytes:
 def test_golden_bytes(tmp_path: Path) -> None:
     content = write_all(tmp_path / "x.safetensors", [A, B, C])
     assert content == padded(GOLDEN_HEADER) + GOLDEN_DATA
-
-
-def test_safetensors_library_reads_it(tmp_path: Path) -> None:
-    write_all(tmp_path / "x.safetensors", [A, B, C])
     with safe_open(tmp_path / "x.safetensors", "pt") as file:
-        assert file.metadata() == {"format": "pt"}
-        for name, value in VALUES.items():
-            found = file.get_tensor(name)
-            assert found.dtype == value.dtype
-            assert torch.equal(found.view(torch.uint8), value.view(torch.uint8))
+        assert all(str(file.get_tensor(n)) == str(value) for n, value in VALUES.items())
 
 
 def test_every_tensor_is_aligned(tmp_path: Path) -> None:
@@ -110,28 +100,21 @@ def copying(folder: Path, content: bytes, *, claimed: int | None = None) -> Iter
         os.close(descriptor)
 
 
+def without_the_kernel(monkeypatch: pytest.MonkeyPatch, error: int = errno.EXDEV) -> None:
+    def unsupported(*_arguments: object) -> int:
+        raise OSError(error, "unsupported")
+
+    monkeypatch.setattr(os, "copy_file_range", unsupported)
+
+
 @pytest.mark.parametrize("error", [None, errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP])
 def test_copy_is_byte_equal(
     error: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def unsupported(*_arguments: object) -> int:
-        raise OSError(error, "unsupported")
-
     if error is not None:
-        monkeypatch.setattr(os, "copy_file_range", unsupported)
-    content = os.urandom(COPY_BYTES + 12345)
-    with copying(tmp_path, content) as copied:
-        assert copied == content[5:]
-
-
-def test_copy_goes_on_after_short_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = os.copy_file_range
-
-    def short(source: int, target: int, count: int, start: int, to: int) -> int:
-        return real(source, target, min(count, 1000), start, to)
-
-    monkeypatch.setattr(os, "copy_file_range", short)
-    content = os.urandom(4096)
+        without_the_kernel(monkeypatch, error)
+    monkeypatch.setattr("draftquant.quantize.files.safetensors_file.COPY_BYTES", 4096)
+    content = os.urandom(3 * 4096 + 123)
     with copying(tmp_path, content) as copied:
         assert copied == content[5:]
 
@@ -141,12 +124,8 @@ def test_a_copy_leaves_its_neighbours_alone(
     kernel: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The source goes on behind the tensor; so does the output."""
-
-    def unsupported(*_arguments: object) -> int:
-        raise OSError(errno.EXDEV, "unsupported")
-
     if not kernel:
-        monkeypatch.setattr(os, "copy_file_range", unsupported)
+        without_the_kernel(monkeypatch)
     (tmp_path / "source").write_bytes(bytes(range(100)))
     tensor = TensorInfo(name="b", dtype="U8", shape=(7,), file="source", start=20, stop=27)
     stored = [StoredTensor(name=name, dtype="U8", shape=(7,)) for name in "abc"]
@@ -164,42 +143,10 @@ def test_a_copy_leaves_its_neighbours_alone(
 
 @pytest.mark.parametrize("kernel", [True, False])
 def test_source_that_shrank(kernel: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def unsupported(*_arguments: object) -> int:
-        raise OSError(errno.EXDEV, "unsupported")
-
     if not kernel:
-        monkeypatch.setattr(os, "copy_file_range", unsupported)
+        without_the_kernel(monkeypatch)
     with (
         pytest.raises(CheckpointError, match="ends inside x\n  fix: run again: the file changed"),
         copying(tmp_path, bytes(100), claimed=200),
     ):
         pytest.fail("copied")
-
-
-# Full disks
-
-
-@contextmanager
-def largest_file(nbytes: int) -> Iterator[None]:
-    """The kernel refuses to let a file of this process grow beyond this size (Python: EFBIG)."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-def test_full_disk_leaves_nothing(tmp_path: Path) -> None:
-    big = StoredTensor(name="x", dtype="U8", shape=(1 << 20,))
-    open_before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
-    with (
-        largest_file(1 << 16),
-        pytest.raises(OutputError, match="out: cannot be written: File too large") as caught,
-        staged_output(tmp_path / "out") as staging,
-        SafetensorsFile(staging / "model.safetensors", [big], {}),
-    ):
-        pytest.fail("reserved")
-    assert "nothing was kept" in caught.value.fix
-    assert list(tmp_path.iterdir()) == []
-    assert len(os.listdir("/proc/self/fd")) == open_before  # noqa: PTH208

@@ -14,11 +14,7 @@ from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.files.provenance import (
     Method,
-    QuantizedProvenance,
-    SourceDraft,
-    TensorBytes,
 )
-from draftquant.quantize.files.provenance_file import sealed
 from draftquant.quantize.making.quantize_draft import quantize_draft
 from draftquant.quantize.planning.quantization_plan import Measured, make_plan
 from draftquant.quantize.stored.stored_declaration import declared_scheme
@@ -29,19 +25,13 @@ from draftquant.recipes import (
     Recipe,
     WeightFormat,
     load_recipe,
-    recipe_sha256,
 )
-from draftquant.recipes.decode import encode
-from handmade_numbers import nearest_e4m3
 from tiny import INDEX_FILE, Stored, read_tensors, store, values_of, write_tensors
 
 BASE = load_recipe("fp8-ptpc")
 ATTENTION = "midlayer.self_attn."
 Q = f"{ATTENTION}q_proj"
 Tensors = dict[str, Stored]
-INT4 = ("quark-int4", "quark-int4-order", "ct-int4")
-FP8 = ("quark-fp8", "quark-fp8-static", "ct-fp8", "ct-fp8-static", "modelopt-fp8",
-       "modelopt-fp8-pcpt")  # fmt: skip
 ACTIVATIONS = {
     "none": None,
     "token-dynamic": ActivationFormat(dtype="fp8_e4m3", granularity="token", dynamic=True),
@@ -80,11 +70,6 @@ def set_scale(tensor: Stored, value: float) -> Stored:
         bits[0] = 0x7FC0 if math.isnan(value) else 0x7F80
         return tensor._replace(data=bits.tobytes())
     return store(values, tensor.dtype)
-
-
-def codes_name(tensors: Tensors, module: str = Q) -> str:
-    packed = f"{module}.weight_packed"
-    return packed if packed in tensors else f"{module}.weight"
 
 
 def faults_of(report: VerifyReport) -> str:
@@ -129,37 +114,6 @@ def method_of(folder: Path, scale: Literal["absmax", "mse"] = "absmax") -> Metho
     return Method(recipe=recipe_of(folder, scale), input_scales=input_scales_of(folder))
 
 
-def provenance_of(report: VerifyReport, scale: Literal["absmax", "mse"]) -> dict[str, Any]:
-    """What draftquant.json would record of this folder, had this package quantized it."""
-    method = method_of(Path(report.output), scale)
-    recipe = method.recipe
-    after = Checkpoint.open(Path(report.output)).nbytes
-    recorded: dict[str, Any] = encode(
-        sealed(
-            QuantizedProvenance(
-                draftquant="0.1.0",
-                backend_versions={},
-                argv=(),
-                source=SourceDraft(
-                    hub_id=None,
-                    revision=None,
-                    family="eagle3-llama",
-                    tensor_digests=report.source_digests,
-                ),
-                recipe=recipe,
-                recipe_sha256=recipe_sha256(recipe),
-                tensor_digests=report.output_digests,
-                tensor_bytes=TensorBytes(
-                    before=Checkpoint.open(Path(report.source)).nbytes, after=after
-                ),
-                input_scales=method.input_scales,
-                input_scale_origin="by hand" if method.input_scales else "",
-            )
-        )
-    )
-    return recorded
-
-
 def quantized(
     source: Path, out: Path, recipe: str | Recipe, *, scale: float = 0.375, **options: Any
 ) -> Method:
@@ -193,7 +147,3 @@ def assert_only_fault(report: VerifyReport, where: str, what: str) -> None:
     assert len(report.faults) == 1, faults_of(report)
     assert report.faults[0].where.endswith(where)
     assert what in str(report.faults[0])
-
-
-def codes_of(divided: Stored) -> Stored:
-    return Stored("F8_E4M3", divided.shape, nearest_e4m3(values_of(divided)))

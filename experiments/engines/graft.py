@@ -1,6 +1,6 @@
 """What each engine's own loader makes of targets with a grafted layer, both parts: `graft.json`.
 
-docs/mtp.md has the table, and `tests/test_graft_engines.py` holds predictions against it.
+docs/mtp.md has the table, and `tests/test_graft.py` holds predictions against it.
 """
 
 import sys
