@@ -86,7 +86,7 @@ def test_replay_equals_the_engine(
     assert replay.counts == counts
 
 
-@pytest.mark.parametrize(("block_rows", "max_scores"), [(1, 2000), (256, 2**24)])
+@pytest.mark.parametrize(("block_rows", "max_scores"), [(15, 1), (256, 2**24)])
 def test_every_row_is_a_block_of_its_own(
     block_rows: int, max_scores: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

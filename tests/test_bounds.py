@@ -13,7 +13,6 @@ from draftquant.recipes.decode import (
     CONFIDENCE,
     HEX_64,
     SHARE,
-    SHARE_OR_ALL,
     Bounds,
     problem_of,
 )
@@ -27,7 +26,6 @@ from draftquant.recipes.strict_json import JsonProblem, decode
         (AT_LEAST_1, (1, 10**400), (0, math.inf, math.nan), "expected at least 1, got "),
         (ABOVE_0, (1e-300,), (0, -1.0, math.inf), "expected more than 0, got "),
         (SHARE, (0.5,), (0, 1.0), "expected a share in (0, 1), got "),
-        (SHARE_OR_ALL, (1,), (0, 1.1), "expected a share in (0, 1], got "),
         (CONFIDENCE, (0.95,), (0.5, 1), "expected a share in (0.5, 1), got "),
     ],
 )
@@ -60,7 +58,6 @@ class Bounded:
     ("given", "problem"),
     [
         ({"count": 0}, "count: expected at least 1, got 0"),
-        ({"count": 1, "digest": "zz"}, "digest: expected 64 hex digits, got 'zz'"),
         ({"count": 1, "tokens": [3, -2]}, "tokens[1]: expected at least 0, got -2"),
         ({"count": 1, "shares": {"a": 2.5}}, "shares.a: expected a share in (0, 1), got 2.5"),
         ({"count": 1, "inner": {"k": 2000}}, "inner.k: expected 1 to 1,024, got 2000"),

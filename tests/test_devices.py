@@ -1,7 +1,8 @@
-"""Devices by name, their memory, and that no tensor of a replay is made elsewhere.
+"""Devices by name, their memory, and that nothing of a replay or of learning is made elsewhere.
 
-Where no GPU is at hand, fake tensors on the device "meta" stand for one: torch refuses to mix them
-with those of the CPU, as it does with a GPU's. (A fake "cuda" cannot be sliced without CUDA.)
+Where no GPU is at hand, tensors of torch's device "meta" stand for one. They have no values: to
+read one, or to mix them with tensors of the CPU, is an error; on a GPU the first would wait, and
+the second fail.
 """
 
 import dataclasses
@@ -17,104 +18,97 @@ from draftquant.calibration.passes import memory as devices
 from draftquant.calibration.passes import proposals as counted_rows
 from draftquant.calibration.passes.draft_inputs import proposals_of_batch
 from draftquant.calibration.passes.memory import available_bytes, resolve_device
+from draftquant.calibration.rounding import proposal_divergence as divergence
+from draftquant.calibration.rounding.latents import LatentWeight
+from draftquant.calibration.rounding.learned_state import LearningSettings
+from draftquant.calibration.rounding.proposal_divergence import backward_of_divergence
+from draftquant.calibration.rounding.sequences import LearningSequences
 from draftquant.calibration.traces.prompt_trace import PromptTrace
+from draftquant.quantize.algorithms import InputMoments, row_algorithm
+from draftquant.quantize.algorithms.algorithm import Feedback
+from draftquant.quantize.backends import get_backend
+from draftquant.quantize.drafts import forward as draft_forward
+from draftquant.quantize.layouts import get_layout
+from draftquant.quantize.layouts.layout import Columns
+from draftquant.quantize.numerics.number_formats import _values_on
 from draftquant.quantize.stored.loading import LoadedDraft
+from draftquant.quantize.stored.online_rounding import STATIC, InputRounding
+from draftquant.recipes import load_recipe
 from draftquant.recipes.errors import DeviceError
-from test_passes import ACTIVATIONS, DRAFTS, K, case_of, rounding
+from draftquant.recipes.schema import Algorithm
+from rounding_pairs import K as DEPTHS
+from rounding_pairs import shared_pair
+from test_passes import ACTIVATIONS, K, case_of, rounding
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-pytestmark = pytest.mark.slow
-
 CPU = torch.device("cpu")
-GPU = torch.device("cuda", 1)
-OTHER = torch.device("meta")
+META = torch.device("meta")
 
 
-# ---- by name
+@pytest.fixture(autouse=True)
+def no_table_of_the_meta_device() -> Iterator[None]:
+    yield
+    _values_on.cache_clear()
 
 
-def test_without_a_gpu_auto_is_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+# ---- by name, and their memory
+
+
+def test_devices_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("", "gpu", "cuda:x", "cuda:-1", "cpu:0"):
+        with pytest.raises(DeviceError, match=r"--device: expected auto, cpu, cuda or cuda:I"):
+            resolve_device(name)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert resolve_device("auto") == resolve_device("cpu") == CPU
-    for name in ("cuda", "cuda:0"):
-        with pytest.raises(DeviceError, match=f"there is no {name}: torch .* sees the CPU only"):
-            resolve_device(name)
-
-
-@pytest.fixture
-def _two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DeviceError, match=r"there is no cuda:0: torch .* sees the CPU only"):
+        resolve_device("cuda:0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda i: f"H{i}00")
-
-
-@pytest.mark.usefixtures("_two_gpus")
-def test_with_gpus_auto_is_the_first() -> None:
     assert resolve_device("auto") == resolve_device("cuda") == torch.device("cuda:0")
-    assert resolve_device("cuda:1") == GPU
+    assert resolve_device("cuda:1") == torch.device("cuda", 1)
     assert resolve_device("cpu") == CPU
-    with pytest.raises(DeviceError) as caught:
+    with pytest.raises(DeviceError, match=r"torch sees cpu, cuda:0 \(H000\), cuda:1 \(H100\)"):
         resolve_device("cuda:2")
-    assert "torch sees cpu, cuda:0 (H000), cuda:1 (H100)" in str(caught.value)
-    assert "fix: give one of these, or auto" in str(caught.value)
-
-
-def test_other_names_are_none() -> None:
-    for name in ("", "gpu", "cuda:x", "cuda:-1", "cuda1", "cpu:0"):
-        with pytest.raises(DeviceError, match=r"--device: expected auto, cpu, cuda or cuda:I"):
-            resolve_device(name)
-
-
-# ---- memory
 
 
 def test_memory_is_that_of_the_machine_and_of_its_container(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    meminfo = tmp_path / "meminfo"
+    meminfo, group = tmp_path / "meminfo", tmp_path / "group"
     meminfo.write_text("MemTotal:  9000 kB\nMemAvailable:    5000 kB\n", encoding="utf-8")
     monkeypatch.setattr(devices, "_MEMINFO", meminfo)
-    group = tmp_path / "group"
     monkeypatch.setattr(devices, "_CGROUPS", ((group, "memory.max", "memory.current", ""),))
     assert available_bytes(CPU) == 5000 * 1024
     group.mkdir()
-    (group / "memory.max").write_text("max\n", encoding="utf-8")
     (group / "memory.current").write_text("3000000\n", encoding="utf-8")
-    (group / "memory.stat").write_text(
-        "anon 7\nactive_file 1000\ninactive_file 200\n", encoding="utf-8"
-    )
-    assert available_bytes(CPU) == 5000 * 1024
-    (group / "memory.max").write_text("4000000\n", encoding="utf-8")
-    assert available_bytes(CPU) == 1_000_000 + 1200
-    (group / "memory.max").write_text(
-        "2000000\n", encoding="utf-8"
-    )  # lowered while more was in use
-    assert available_bytes(CPU) == 0
+    stat = "anon 7\nactive_file 1000\ninactive_file 200\n"
+    (group / "memory.stat").write_text(stat, encoding="utf-8")
+    for most, left in (
+        ("max", 5000 * 1024),
+        ("4000000", 1_000_000 + 1200),
+        ("2000000", 0),  # lowered while more was in use
+    ):
+        (group / "memory.max").write_text(f"{most}\n", encoding="utf-8")
+        assert available_bytes(CPU) == left
     meminfo.unlink()
     assert available_bytes(CPU) is None
 
 
-# ---- a replay on a device that is not the CPU
+# ---- a replay
 
 
 @pytest.fixture
 def _no_values(monkeypatch: pytest.MonkeyPatch) -> None:
     """What looks at values, which fake tensors have none of: every other row goes on."""
-    for module in ("quantize.drafts.forward",):
-        monkeypatch.setattr(f"draftquant.{module}.finite", lambda values, *_: values)
+    monkeypatch.setattr("draftquant.quantize.drafts.forward.finite", lambda values, *_: values)
     monkeypatch.setattr(draft_inputs, "_check_embedded", lambda *_: None)
     monkeypatch.setattr(counted_rows, "_read", lambda flags: np.arange(len(flags)) % 3 < 2)
 
 
-@pytest.fixture
-def fake() -> Iterator[FakeTensorMode]:
-    with FakeTensorMode() as mode:
-        yield mode
-
-
 def on_other(case: Any, on_input: Any, mode: FakeTensorMode) -> LoadedDraft:
-    weights = {name: mode.from_tensor(w).to(OTHER) for name, w in case.weights.items()}
+    weights = {name: mode.from_tensor(w).to(META) for name, w in case.weights.items()}
     return LoadedDraft(
         name="fake",
         family=case.family,
@@ -126,7 +120,7 @@ def on_other(case: Any, on_input: Any, mode: FakeTensorMode) -> LoadedDraft:
         forward=case.family.forward(case.geometry, weights, on_input),
         fusion_sha256="",
         dtype=torch.float32,
-        device=OTHER,
+        device=META,
     )
 
 
@@ -153,28 +147,22 @@ def traces_of(case: Any, mode: FakeTensorMode) -> tuple[Any, list[PromptTrace]]:
     return Traces, batch
 
 
-@pytest.mark.each_value
+@pytest.mark.slow
 @pytest.mark.usefixtures("_no_values")
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize(
     ("draft", "activations"),
     # Fake tensors cannot make the table of FP4 values; test_passes holds that one.
-    [
-        *((draft, "none") for draft in DRAFTS),
-        *(("llama", kind) for kind in ACTIVATIONS[1:] if "fp4" not in kind),
-    ],
+    [("llama", "none"), ("mla", "token-dynamic"), ("dflash", "tensor-static")],
 )
-def test_a_replay_computes_where_the_draft_is(
-    draft: str, activations: Any, dtype: torch.dtype
-) -> None:
+def test_a_replay_computes_where_the_draft_is(draft: str, activations: Any) -> None:
     case, seen = case_of(draft), set[torch.device]()
-    narrow = {n: w.to(dtype) if w.is_floating_point() else w for n, w in case.weights.items()}
+    narrow = {n: w.bfloat16() if w.is_floating_point() else w for n, w in case.weights.items()}
     case = dataclasses.replace(case, weights=narrow)
 
     with FakeTensorMode() as mode:
         rounded = rounding(activations, case)
         rounded._scales = {
-            name: None if scale is None else scale.to(OTHER)
+            name: None if scale is None else scale.to(META)
             for name, scale in rounded._scales.items()
         }
 
@@ -183,18 +171,94 @@ def test_a_replay_computes_where_the_draft_is(
             return rounded(name, x)
 
         traces, batch = traces_of(case, mode)
-        found = proposals_of_batch(on_other(case, observe, mode), traces, batch, num_draft_tokens=K)
+        placed = on_other(case, observe, mode)
+        found = proposals_of_batch(placed, traces, batch, num_draft_tokens=K)
         shapes = [(tuple(one.token_ids.shape), one.token_ids.device) for one in found]
-    assert seen == {OTHER}
-    # N - 1 - K - (P - 1) rows of N = 13 and 10 tokens, with the results back on the CPU.
-    assert shapes == [((8, K), CPU), ((4, K), CPU)]
+        assert seen == {META}
+        # N - 1 - K - (P - 1) rows of N = 13 and 10 tokens, with the results back on the CPU.
+        assert shapes == [((8, K), CPU), ((4, K), CPU)]
+        placed.weights["fc.weight"] = placed.weights["fc.weight"].cpu()  # type: ignore[index]
+        with pytest.raises(RuntimeError, match=r"same device, but found .* meta and cpu"):
+            proposals_of_batch(placed, traces, batch, num_draft_tokens=K)
 
 
-@pytest.mark.usefixtures("_no_values")
-def test_fake_tensors_refuse_what_a_gpu_would(fake: FakeTensorMode) -> None:
-    case = case_of("llama")
-    draft = on_other(case, lambda _name, x: x, fake)
-    traces, batch = traces_of(case, fake)
-    draft.weights["fc.weight"] = draft.weights["fc.weight"].cpu()  # type: ignore[index]
-    with pytest.raises(RuntimeError, match=r"same device, but found .* meta and cpu"):
-        proposals_of_batch(draft, traces, batch, num_draft_tokens=K)
+# ---- quantizing and learning
+
+
+def moments() -> InputMoments:
+    """Whose factor, for which the host does wait, is there."""
+    found = InputMoments(torch.empty(128, 128, device=META), META)
+    found._feedback = Feedback(
+        order=torch.empty(128, dtype=torch.int64, device=META),
+        factor=torch.empty(128, 128, device=META),
+    )
+    return found
+
+
+@pytest.mark.parametrize(
+    ("scale", "rounding", "recipes"),
+    [
+        ("absmax", "nearest", ("int4-channel", "mi325x-w4a8", "blackwell-nvfp4", "mxfp4-weights",
+                               "blackwell-fp8", "mi325x-int4-awq")),
+        pytest.param(
+            "absmax", "gptq", ("int4-channel", "blackwell-nvfp4"), marks=pytest.mark.slow
+        ),
+    ],
+)  # fmt: skip
+def test_codes_are_computed_and_packed_where_the_weight_is(
+    scale: Any, rounding: Any, recipes: tuple[str, ...]
+) -> None:
+    backend = get_backend("torch", Algorithm(scale=scale, rounding=rounding))
+    weight = torch.empty(128, 128, dtype=torch.bfloat16, device=META)
+    for recipe in map(load_recipe, recipes):
+        absmax = torch.empty(1, 1, device=META) if recipe.weights.scales_whole_matrix else None
+        needed = moments() if backend.needs == "second_moments" else None
+        block = backend.quantize(weight, recipe.weights, absmax, needed)
+        for data in get_layout(recipe.layout).encode_rows("a", block, recipe.weights).values():
+            assert (data.tensor if isinstance(data, Columns) else data).device == META
+
+
+@pytest.mark.parametrize("how", ACTIVATIONS)
+def test_inputs_are_rounded_where_they_are(how: str) -> None:
+    scales = {"q": torch.empty((), device=META)} if how in STATIC else {}
+    rounding = InputRounding({"q": how}, scales, None)  # type: ignore[dict-item]
+    assert rounding("q", torch.empty(2, 3, 128, device=META)).device == META
+
+
+@pytest.mark.slow
+def test_a_step_of_learning_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair, k = shared_pair("dflash"), DEPTHS["dflash"]
+    draft, recipe = pair.loaded(), load_recipe("int4-channel")
+    start = row_algorithm(dataclasses.replace(recipe.algorithm, scale="absmax", rounding="nearest"))
+    latents = {
+        name: LatentWeight(
+            draft.weights[f"{name}.weight"], recipe.weights, start, absmax=None, device=META
+        )
+        for name in draft.linears
+    }
+
+    def over(own: dict[str, Tensor]) -> draft_forward.DraftForward:
+        weights = {name: weight.to(META) for name, weight in draft.weights.items()} | own
+        return draft.family.forward(draft.geometry, weights, lambda _name, x: x)
+
+    rows = (range(6, 12), range(8, 14))
+    sequences = LearningSequences(
+        hidden=torch.empty(2, 27, draft.geometry.hidden_size, device=META),
+        token_ids=torch.empty(2, 28, dtype=torch.int64, device=META),
+        rows=range(6, 14),
+        own=rows,
+    )
+    checks: list[draft_forward._Check] = []
+    monkeypatch.setattr(draft_forward, "_raise_first", checks.extend)
+    monkeypatch.setattr(divergence, "_wide", lambda head, hidden: head(hidden))  # no autocast there
+    served = {f"{name}.weight": one.dequantized() for name, one in latents.items()}
+    loss = backward_of_divergence(
+        over(served), over({}), sequences,
+        num_draft_tokens=k, settings=LearningSettings(), share=0.5,
+    )  # fmt: skip
+    assert loss.device == META
+    for one in latents.values():
+        assert one.codes.grad is not None
+        one.keep_within_reach()
+    assert checks
+    assert all(fine.device == META for fine, _, _ in checks)

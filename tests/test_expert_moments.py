@@ -1,8 +1,6 @@
 """GPTQ of experts: moments of the tokens routed to each, in groups, and nearest for the few."""
 
 import json
-import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,16 +13,11 @@ from draftquant.calibration.linear_inputs.static_scales import run_over_traces
 from draftquant.calibration.passes.draft_inputs import DraftRun
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.traces.trace_folder import TraceFolder
-from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.shared.mixture import is_expert
-from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
-from draftquant.recipes import load_recipe
-from draftquant.recipes.errors import PlanError
-from draftquant.recipes.schema import Algorithm
 from draftquant.scripts.cli import main
 from recorded import record_traces
+from safetensors.torch import load_file
 from tiny import read_tensors, store, write_tensors
 from tiny_mtp import tiny_glm4_moe_mtp
 from torch import Tensor
@@ -115,7 +108,9 @@ def test_moments_of_an_expert_are_those_of_its_tokens(
     order = [name.removesuffix(".weight") for name in draft.family.tensor_specs(draft.geometry)]
     for name in sorted(draft.linears, key=order.index):
         found, x = statistics.second_moments([name]), inputs.get(name, torch.empty(0, 1))
-        assert max_experts_on_disk(tmp_path) * 4 <= max(bytes_at_once, 4 * 64**2)
+        files = [path for path in tmp_path.iterdir() if ".experts." in path.name]
+        on_disk = sum(path.stat().st_size - 128 for path in files)
+        assert on_disk <= max(bytes_at_once, 4 * 64**2)
         if name not in found:
             assert is_expert(name)
             assert statistics.too_few[name] == len(x)
@@ -125,15 +120,7 @@ def test_moments_of_an_expert_are_those_of_its_tokens(
             continue
         exact = x.T @ x / len(x)
         assert (found[name].mean.double() - exact).abs().max() <= 1e-5 * exact.abs().max(), name
-    assert_the_least_is_enough(statistics, draft, monkeypatch)
-    assert 0 < few < len([name for name in draft.linears if is_expert(name)])
-    assert (runs > 1) is (bytes_at_once < 1 << 30)
-
-
-def assert_the_least_is_enough(
-    statistics: MomentsAlongTraces, draft: LoadedDraft, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Exactly as many tokens as are asked for are not too few; one less is."""
+    # Exactly as many tokens as are asked for are not too few; one less is.
     name, count = max(statistics.too_few.items(), key=lambda item: item[1])
     width = draft.weights[f"{name}.weight"].shape[1]
     assert width & (width - 1) == 0, "so that the quotient is exact"
@@ -141,74 +128,31 @@ def assert_the_least_is_enough(
     assert name not in statistics.too_few
     monkeypatch.setattr(moments, "LEAST_PER_COLUMN", (count + 1) / width)
     assert statistics.too_few[name] == count
-
-
-def max_experts_on_disk(spool: Path) -> int:
-    """Elements of the experts' matrices that lie in the spool."""
-    files = [path for path in spool.iterdir() if ".experts." in path.name]
-    return sum((path.stat().st_size - 128) // 4 for path in files)
-
-
-@pytest.fixture(scope="module")
-def rounded(folder: Path) -> Path:
-    """The draft by GPTQ."""
-    traced = ["--traces", str(folder / "traces"), "--num-draft-tokens", str(K)]
-    quantize = ["quantize", str(folder / "draft"), "--out", str(folder / "out")]
-    assert main([*quantize, "--recipe", "int4-channel-gptq", *traced]) == 0
-    return folder / "out"
+    assert 0 < few < len([name for name in draft.linears if is_expert(name)])
+    assert (runs > 1) is (bytes_at_once < 1 << 30)
 
 
 def test_experts_that_few_reach_are_nearest_and_named(
-    folder: Path, rounded: Path, tmp_path: Path
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    record = json.loads((rounded / "draftquant.json").read_text(encoding="utf-8"))
+    traced = ["--traces", str(folder / "traces"), "--num-draft-tokens", str(K)]
+    quantize = ["quantize", str(folder / "draft"), "--recipe", "int4-channel", "--algorithm"]
+    out, plain = tmp_path / "gptq", tmp_path / "mse"
+    assert main([*quantize, "gptq", "--out", str(out), *traced]) == 0
+    assert main([*quantize, "mse", "--out", str(plain)]) == 0
+    record = json.loads((out / "draftquant.json").read_text(encoding="utf-8"))
     few = record["few_inputs"]
     assert few
     assert all(".experts." in name for name in few)
-    assert main(["verify", str(rounded), "--against", str(folder / "draft")]) == 0
-    plain = tmp_path / "plain"
-    same = ["quantize", str(folder / "draft"), "--out", str(plain), "--recipe", "int4-channel"]
-    assert main([*same, "--algorithm", "mse"]) == 0
-    codes, nearest = packed(rounded), packed(plain)
-    assert {name for name in codes if torch.equal(codes[name], nearest[name])} == set(few)
-
-
-def packed(folder: Path) -> dict[str, Tensor]:
-    """Codes by module, as they are stored."""
-    from safetensors.torch import load_file
-
-    tensors = load_file(folder / "model.safetensors")
-    return {
-        name.removesuffix(".weight_packed"): tensor
-        for name, tensor in tensors.items()
-        if name.endswith(".weight_packed")
-    }
-
-
-def test_verify_holds_those_that_are_named_to_nearest(
-    folder: Path, rounded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = Path(shutil.copytree(rounded, tmp_path / "out"))
-    record = json.loads((out / "draftquant.json").read_text(encoding="utf-8"))
-    reached = next(
-        name.removesuffix(".weight_packed")
-        for name in record["tensor_digests"]
-        if ".experts." in name
-        and name.endswith("weight_packed")
-        and name.removesuffix(".weight_packed") not in record["few_inputs"]
-    )
-    record["few_inputs"][reached] = 1
+    codes, nearest = (load_file(made / "model.safetensors") for made in (out, plain))
+    packed = [name for name in codes if name.endswith(".weight_packed")]
+    same = {name for name in packed if torch.equal(codes[name], nearest[name])}
+    assert same == {f"{name}.weight_packed" for name in few}
+    # verify holds those that are named to nearest
+    reached = min(name for name in packed if ".experts." in name and name not in same)
+    few[reached.removesuffix(".weight_packed")] = 1
     (out / "draftquant.json").write_text(json.dumps(record), encoding="utf-8")
     reseal(out)
     capsys.readouterr()
     assert main(["verify", str(out), "--against", str(folder / "draft")]) == 1
     assert reached in capsys.readouterr().out
-
-
-def test_learned_codes_of_experts_are_refused(folder: Path) -> None:
-    draft = read_draft(Checkpoint.open(folder / "draft"))
-    learned = replace(
-        load_recipe("int4-channel"), algorithm=Algorithm(scale="absmax", rounding="learned")
-    )
-    with pytest.raises(PlanError, match="gradients and optimizer states of all experts"):
-        make_plan(learned, draft)

@@ -1,14 +1,21 @@
-"""Features that are not those of the tokens beside them are seen, without target and draft."""
+"""Features that are not those of the tokens beside them are seen: by the tokens, by a head."""
 
 import dataclasses
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
+from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.traces import trace_info as feature_evidence
 from draftquant.calibration.traces.prompt_trace import PromptTrace
-from draftquant.calibration.traces.trace_info import FeatureEvidence, FeatureTally
+from draftquant.calibration.traces.target_tables import FINAL_NORM, SharedTables, TargetTables
+from draftquant.calibration.traces.trace_folder import TraceEntry, TraceFolder
+from draftquant.calibration.traces.trace_info import FeatureEvidence, FeatureTally, head_agreement
+from draftquant.quantize.stored.stored_tables import HEAD
+from recorded import record_traces
+from tied_pair import NUM_LAYERS, prompt_tokens, save_target
 from torch import Tensor
 
 VOCAB, WIDTH, PROMPTS, TOKENS = 40, 96, 6, 200
@@ -62,6 +69,7 @@ def late(features: Tensor, start: int) -> Tensor:
 
 OTHERS: tuple[tuple[Callable[[int, Tensor], Tensor], str], ...] = (
     (lambda _, f: torch.zeros_like(f), "are all equal"),
+    (lambda i, f: torch.full_like(f, float(i)), "do not belong to the tokens"),
     (lambda i, _: traces()[(i + 1) % PROMPTS].features, "do not belong to the tokens"),
     (lambda _, f: f.flip(0), "do not belong to the tokens"),
     (lambda _, f: f.roll(1, 0), r"shifted by -1 against their tokens"),
@@ -79,22 +87,14 @@ def test_others_are_named() -> None:
         assert re.search(problem, found)
 
 
-def test_a_constant_within_each_prompt_is_not_constant() -> None:
-    found = evidence(lambda i, f: torch.full_like(f, float(i)))
-    assert not found.constant
-    assert found.fault() is not None
-
-
-def test_too_little_text_says_nothing() -> None:
+def test_too_little_text_says_nothing_and_of_much_some_is_held(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every second one of 6, then of these every second: 0 and 4."""
     found = evidence(lambda _, f: f.flip(0), count=2)
     assert found.repeats < 500
     assert (found.checked, found.fault()) == (False, None)
-    nothing = FeatureTally().evidence()
-    assert nothing.repeats == 0
-
-
-def test_of_many_prompts_some_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every second one of 6, then of these every second: 0 and 4."""
+    assert FeatureTally().evidence().repeats == 0
     monkeypatch.setattr(feature_evidence, "MOST_ROWS", 2 * (TOKENS - 1))
     found = evidence(lambda i, f: f if i in (0, 4) else f.flip(0))
     assert found.repeats < 500
@@ -102,9 +102,54 @@ def test_of_many_prompts_some_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_elements_that_never_vary_do_not_count() -> None:
-    def half_dead(_: int, features: Tensor) -> Tensor:
-        return torch.cat([features[:, :48], torch.full_like(features[:, 48:], 7.0)], dim=1)
-
-    whole, half = evidence(lambda _, f: f), evidence(half_dead)
+    whole, half = (
+        evidence(lambda _, f: f),
+        evidence(lambda _, f: torch.cat([f[:, :48], torch.full_like(f[:, 48:], 7.0)], dim=1)),
+    )
     assert half.share[0] == pytest.approx(whole.share[0], abs=0.05)
     assert half.fault() is None
+
+
+# ---- the target's head on the recorded last layer
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_target(tmp_path_factory.mktemp("head") / "target")
+
+
+def recorded(target: Path, out: Path, last_layer: int) -> TraceFolder:
+    prompts = [
+        Prompt(id=f"p{i}", category="a", token_ids=ids) for i, ids in enumerate(prompt_tokens(4, 9))
+    ]
+    layers = (0, 1, last_layer)
+    return record_traces(
+        target, prompts, out, max_new_tokens=20, aux_layer_ids=layers, table_ids=()
+    )
+
+
+def test_the_head_reproduces_what_was_recorded_or_not(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = recorded(target, tmp_path / "traces", NUM_LAYERS - 1)
+    tables, load = read.tables(), TraceFolder.load
+    assert head_agreement(read, tables) == 1.0
+    assert head_agreement(read, TargetTables.find(target).shared()) == 1.0
+    # norms of one plus the weight are tried
+    gemma = SharedTables({HEAD: lambda: tables[HEAD], FINAL_NORM: lambda: tables[FINAL_NORM] - 1})
+    assert head_agreement(read, gemma) == 1.0
+    other = TargetTables.find(save_target(tmp_path / "other", seed=1)).shared()
+    assert (head_agreement(read, other) or 1) < 0.5
+    # nothing is said where something is not at hand
+    assert head_agreement(read, SharedTables({HEAD: lambda: tables[HEAD]})) is None
+    before_last = recorded(target, tmp_path / "before", NUM_LAYERS - 2)
+    assert head_agreement(before_last, before_last.tables()) is None
+
+    def late(self: TraceFolder, entry: TraceEntry) -> PromptTrace:
+        trace = load(self, entry)
+        return dataclasses.replace(trace, features=trace.features.roll(1, 0))
+
+    monkeypatch.setattr(TraceFolder, "load", late)
+    agreement = head_agreement(read, tables)
+    assert agreement is not None
+    assert agreement < 0.5

@@ -60,43 +60,41 @@ def run(path: Path, drop: int, draft_sha256: str | None) -> Path:
     return path
 
 
+@pytest.fixture
+def runs(hashes: Mapping[str, str], tmp_path: Path) -> list[Path]:
+    """Of the two drafts."""
+    return [run(tmp_path / "a", 0, hashes["bf16"]), run(tmp_path / "b", 1, hashes["fp8"])]
+
+
 def judged(work: Path, runs: list[Path], *options: Path, **more: Any) -> Any:
     return gate(work / "bf16", work / "fp8", measured=runs, parity=options, **more)
 
 
-def test_measurements_of_these_drafts_pass(
-    work: Path, hashes: Mapping[str, str], tmp_path: Path
+def test_measurements_of_these_drafts_pass_and_of_others_decide_nothing(
+    work: Path, hashes: Mapping[str, str], runs: list[Path], tmp_path: Path
 ) -> None:
-    runs = [run(tmp_path / "a", 0, hashes["bf16"]), run(tmp_path / "b", 1, hashes["fp8"])]
     report = judged(work, runs, report=tmp_path / "r.json")
     assert report.verdict == "PASS"
     assert report.background.candidate_sha256 == hashes["fp8"]
-    written = (tmp_path / "r.json").read_text(encoding="utf-8")
-    assert '"name": "fp8"' in written
-    assert '"family": "eagle3-llama"' in written
-
-
-@pytest.mark.parametrize("own", [("other", "fp8"), ("bf16", "other"), ("fp8", "bf16")])
-def test_measurements_of_other_drafts_decide_nothing(
-    own: tuple[str, str], work: Path, hashes: Mapping[str, str], tmp_path: Path
-) -> None:
-    runs = [run(tmp_path / name, at, hashes[name]) for at, name in enumerate(own)]
-    with pytest.raises(GateError, match="was served with another draft: expected tensors"):
-        judged(work, runs)
+    assert '"family": "eagle3-llama"' in (tmp_path / "r.json").read_text(encoding="utf-8")
+    other = run(tmp_path / "other", 0, hashes["other"])
+    for wrong in ([other, runs[1]], [runs[0], other], runs[::-1]):
+        with pytest.raises(GateError, match="was served with another draft: expected tensors"):
+            judged(work, wrong)
+    with pytest.raises(GateError, match="was not quantized from"):
+        gate(work / "other", work / "fp8", measured=[other, runs[1]])
+    with pytest.raises(GateError, match="got no candidate="):
+        gate(work / "bf16", measured=runs)
 
 
 @pytest.mark.parametrize("unsaid", [0, 1])
 def test_measurements_that_do_not_say_whose_they_are_release_no_draft(
-    unsaid: int, work: Path, hashes: Mapping[str, str], tmp_path: Path
+    unsaid: int, work: Path, runs: list[Path]
 ) -> None:
-    own = [hashes["bf16"], hashes["fp8"]]
-    runs = [
-        run(tmp_path / name, at, None if at == unsaid else own[at]) for at, name in enumerate("ab")
-    ]
+    run(runs[unsaid], unsaid, None)
     report = judged(work, runs)
     assert (report.verdict, report.exit_code) == ("INCONCLUSIVE", 3)
-    name = "ab"[unsaid]
-    assert f"whether the server of {name} ran the draft that is named" in report.reason
+    assert f"whether the server of {'ab'[unsaid]} ran the draft that is named" in report.reason
     assert "draftquant measure --draft" in (report.action or "")
     assert gate(measured=runs).verdict == "PASS"  # of two servers, and of no draft by its name
 
@@ -108,47 +106,29 @@ def test_another_tools_files_release_no_draft_by_its_name(work: Path) -> None:
     assert "ran the draft that is named" in "".join(report.background.not_compared)
 
 
-def test_a_named_draft_is_the_baseline_quantized(
-    work: Path, hashes: Mapping[str, str], tmp_path: Path
+def test_parity_says_whose_it_is_and_of_other_drafts_is_refused(
+    work: Path, hashes: Mapping[str, str], runs: list[Path], tmp_path: Path
 ) -> None:
-    runs = [run(tmp_path / "a", 0, hashes["other"]), run(tmp_path / "b", 1, hashes["fp8"])]
-    with pytest.raises(GateError, match="was not quantized from"):
-        gate(work / "other", work / "fp8", measured=runs)
-    with pytest.raises(GateError, match="got no candidate="):
-        gate(work / "bf16", measured=runs)
-
-
-@pytest.mark.parametrize("own", [("other",), ("bf16", "other"), (None, "other")])
-def test_parity_of_other_drafts_is_refused(
-    own: tuple[str | None, ...], work: Path, hashes: Mapping[str, str], tmp_path: Path
-) -> None:
-    runs = [run(tmp_path / "a", 0, hashes["bf16"]), run(tmp_path / "b", 1, hashes["fp8"])]
-    parity = tmp_path / "parity.json"
-    named = [name and hashes[name] for name in own]
-    write_findings(parity, [FOUND], drafts_sha256=named)
-    refused = f"is of another draft than those that are judged \\(tensors {hashes['other'][:12]}"
-    with pytest.raises(GateError, match=refused):
-        judged(work, runs, parity)
-    with pytest.raises(GateError, match=refused):
-        gate(measured=runs, parity=[parity])
-
-
-def test_parity_says_whose_it_is(work: Path, hashes: Mapping[str, str], tmp_path: Path) -> None:
-    runs = [run(tmp_path / "a", 0, hashes["bf16"]), run(tmp_path / "b", 1, hashes["fp8"])]
-    told, untold = tmp_path / "told.json", tmp_path / "untold.json"
+    told, untold, parity = (tmp_path / f"{name}.json" for name in ("told", "untold", "parity"))
+    for own in (("other",), (None, "other")):
+        named = [name and hashes[name] for name in own]
+        write_findings(parity, [FOUND], overwrite=True, drafts_sha256=named)
+        refused = "is of another draft than those that are judged \\(tensors "
+        with pytest.raises(GateError, match=refused + hashes["other"][:12]):
+            judged(work, runs, parity)
+        with pytest.raises(GateError, match=refused):
+            gate(measured=runs, parity=[parity])
     write_findings(told, [FOUND], drafts_sha256=[hashes["bf16"], hashes["fp8"]])
     write_findings(untold, [FOUND])
     warning = "nothing shows that the findings of untold.json are about the drafts"
-    assert not any(warning in one for one in judged(work, runs, told).warnings)
     found = judged(work, runs, told, untold)
     assert (found.verdict, [warning in one for one in found.warnings].count(True)) == ("PASS", 1)
 
 
 def test_what_is_known_of_named_drafts_is_that_of_their_folders(
-    work: Path, hashes: Mapping[str, str], tmp_path: Path
+    work: Path, runs: list[Path], tmp_path: Path
 ) -> None:
     """No record, calibration on these prompts: as where traces are given."""
-    runs = [run(tmp_path / "a", 0, hashes["bf16"]), run(tmp_path / "b", 1, hashes["fp8"])]
     assert judged(work, runs, expect_baseline=1.6).background.expected_baseline == 1.6
     own = tmp_path / "fp8"
     shutil.copytree(work / "fp8", own)

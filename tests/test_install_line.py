@@ -37,19 +37,6 @@ def installed(
     monkeypatch.setattr("importlib.metadata.distribution", found)
 
 
-def test_an_extra_is_named_by_its_packages_however_draftquant_came(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clone = {"url": f"file://{tmp_path}", "dir_info": {"editable": True}}
-    wheel = {"url": f"file://{tmp_path}/a-1-py3-none-any.whl", "archive_info": {}}
-    for number, said in enumerate((clone, wheel, None)):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        installed(folder, monkeypatch, said)
-        assert install_line("quark") == "pip install amd-quark==0.13 ninja"
-        assert install_line("zstd") == "pip install zstandard"
-
-
 def test_draftquant_itself_comes_from_where_it_came(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -75,14 +62,10 @@ def test_draftquant_itself_comes_from_where_it_came(
         folder.mkdir()
         installed(folder, monkeypatch, said)
         assert install_itself() == f"pip install --no-deps {expected}"
-
-
-def test_an_installation_that_is_older_than_the_extra_is_repeated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+        assert install_line("quark") == "pip install amd-quark==0.13 ninja"
     said = {"url": f"file://{tmp_path}", "dir_info": {"editable": True}}
     installed(tmp_path, monkeypatch, said)
-    assert install_line("newer") == f"pip install '{tmp_path}[newer]'"
+    assert install_line("newer") == f"pip install '{tmp_path}[newer]'"  # than the installation
 
 
 def test_code_that_was_never_installed_has_a_name_for_its_clone(

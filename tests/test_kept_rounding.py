@@ -1,6 +1,13 @@
-"""States and codes on the disk: replaced whole, and damage is told; which step is the best."""
+"""The parts of learned rounding: latents, the prompts that are learned from, what is kept of a run.
 
+Latents are bit for bit the codes that they stand for; whole conversations are learned from or held
+back; states on the disk are replaced whole, and damage is told; which step is the best.
+"""
+
+import dataclasses
+import math
 import random
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -9,6 +16,7 @@ from draftquant.calibration.rounding.latents import (
     LatentOptimiser,
     LatentWeight,
     learning_rate_share,
+    straight_through,
 )
 from draftquant.calibration.rounding.learned_state import (
     KeptRounding,
@@ -17,18 +25,206 @@ from draftquant.calibration.rounding.learned_state import (
     best_of,
     is_over,
 )
+from draftquant.calibration.rounding.sequences import (
+    MAX_SLOTS,
+    MAX_VALIDATION_SLOTS,
+    chosen_prompts,
+    run_together,
+    split_prompts,
+    training_rows,
+    validation_rows,
+)
+from draftquant.calibration.traces.manifest import TraceEntry
+from draftquant.quantize.algorithms import get_algorithm
+from draftquant.quantize.numerics.number_formats import FP8_MAX, SMALLEST_E4M3, SMALLEST_SCALE
+from draftquant.recipes import Algorithm, WeightFormat
 from draftquant.recipes.errors import CalibrationError
-from test_latent_weight import FORMATS, latent
+from test_algorithms import INT4, INT4_F16, INT4_GROUPS, MXFP4, NVFP4, gaussian
+from test_trace_sets import body, make_trace, plain, write
 
 STATE = "state.safetensors"
+FORMATS = {
+    "int4": INT4, "int4-groups": INT4_GROUPS, "int4-f16": INT4_F16, "nvfp4": NVFP4, "mxfp4": MXFP4,
+}  # fmt: skip
+MSE = get_algorithm(Algorithm(scale="mse", rounding="nearest"))
+LARGEST = torch.tensor([[6.0]])
+"""Of the weight and of those that engines fuse with it."""
+each_format = pytest.mark.parametrize("weights", FORMATS.values(), ids=FORMATS)
+
+
+# ---- latents
+
+
+def latent(weights: WeightFormat) -> LatentWeight:
+    cpu = torch.device("cpu")
+    return LatentWeight(gaussian(), weights, MSE, absmax=LARGEST, device=cpu)
+
+
+def moved(weights: WeightFormat) -> LatentWeight:
+    """Latents and scales moved at random, as by many steps."""
+    one = latent(weights)
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        one.codes += torch.randn(one.codes.shape, generator=generator)
+        if one.log_scales is not None:
+            one.log_scales += 0.3 * torch.randn(one.log_scales.shape, generator=generator)
+    return one
+
+
+@each_format
+def test_latents_are_the_codes_and_scales_that_they_stand_for(weights: WeightFormat) -> None:
+    """First those of the algorithm, then what is multiplied is what is stored."""
+    first = latent(weights).quantized()
+    wanted = MSE.quantize(gaussian(), weights, absmax=LARGEST, moments=None)
+    assert torch.equal(first.codes, wanted.codes)
+    assert first.scale.dtype == wanted.scale.dtype
+    assert torch.equal(first.dequantized(), wanted.dequantized())
+    one = moved(weights)
+    stored = one.quantized()
+    assert torch.equal(one.dequantized(), stored.dequantized())
+    assert (stored.codes != first.codes).float().mean() > 0.3
+    changed = not torch.equal(stored.scale.float(), first.scale.float())
+    assert changed is (weights.dtype != "mxfp4")
+
+
+@each_format
+def test_gradients_go_through_both_roundings(weights: WeightFormat) -> None:
+    """Of sum(G * code * scale): G * scale for a code, sum of G * code * free scale for its log."""
+    one = moved(weights)
+    gradient = gaussian(seed=3).float()
+    (one.dequantized() * gradient).sum().backward()
+    stored = one.quantized()
+    # Codes whose value is 1: of INT4 the number itself, of FP4 the third one.
+    third = 1 if stored.codes.dtype == torch.int8 else 2
+    ones = dataclasses.replace(stored, codes=torch.full_like(stored.codes, third))
+    scale = ones.dequantized()
+    torch.testing.assert_close(one.codes.grad, gradient * scale, rtol=1e-6, atol=0)
+    if one.log_scales is None:
+        return
+    assert one.log_scales.grad is not None
+    values = stored.dequantized() / scale
+    first = latent(weights).quantized()
+    free = first.scale.float() * one.log_scales.detach().exp()
+    if first.global_scale is not None:
+        free = free * first.global_scale
+    wanted = (gradient * values).view(*free.shape, -1).sum(-1) * free
+    torch.testing.assert_close(one.log_scales.grad, wanted, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("weights", "power", "wanted"),
+    [(INT4, -60.0, SMALLEST_SCALE), (NVFP4, -60.0, SMALLEST_E4M3), (NVFP4, 60.0, FP8_MAX)],
+)
+def test_scales_stay_such_as_can_be_stored(
+    weights: WeightFormat, power: float, wanted: float
+) -> None:
+    one = latent(weights)
+    with torch.no_grad():
+        assert one.log_scales is not None
+        one.log_scales += power
+    assert (one.quantized().scale.float() == wanted).all()
+    assert torch.equal(one.dequantized(), one.quantized().dequantized())
+
+
+@pytest.mark.parametrize(("weights", "low", "high"), [(INT4, -8.5, 7.5), (NVFP4, -7, 7)])
+def test_latents_beyond_the_last_code_come_back(
+    weights: WeightFormat, low: float, high: float
+) -> None:
+    one = latent(weights)
+    with torch.no_grad():
+        one.codes[0], one.codes[1] = 100.0, -100.0
+    one.keep_within_reach()
+    assert (one.codes[0] == high).all()
+    assert (one.codes[1] == low).all()
+
+
+def test_straight_through_is_exact() -> None:
+    """Adding a difference to a value would round it: 1e8 + 1 is 1e8 in float32."""
+    free = torch.tensor([1e8, -3.7, 0.1], requires_grad=True)
+    value = torch.tensor([1.0, -4.0, 1 / 3])
+    found = straight_through(value, free)
+    assert torch.equal(found, value)
+    found.backward(torch.tensor([2.0, math.pi, -1.0]))
+    assert torch.equal(free.grad, torch.tensor([2.0, math.pi, -1.0]))
+
+
+# ---- what is learned from, and what is held back
+
+K = 3
+
+
+def test_a_fifth_of_the_prompts_is_held_back_whatever_their_order_and_names(
+    tmp_path: Path,
+) -> None:
+    prompts = plain(20)
+    renamed = [dataclasses.replace(trace, id=f"x{trace.id}") for trace in prompts]
+    found = []
+    for name, each in (("one", prompts), ("other", prompts[::-1]), ("third", renamed)):
+        split = split_prompts(write(tmp_path / name, each), K, share=0.2, seed=0)
+        assert (len(split.learned), len(split.held_back)) == (16, 4)
+        found.append(
+            [[e.id.removeprefix("x") for e in s] for s in (split.learned, split.held_back)]
+        )
+    assert found[0] == found[1] == found[2]
+    assert {*found[0][0], *found[0][1]} == {f"a{i}" for i in range(20)}
+    copies = [make_trace(f"{n}{i}", body(i)) for i in range(6) for n in "ab"]
+    split = split_prompts(write(tmp_path / "copies", copies), K, share=0.2, seed=0)
+    held_back = {entry.id[1:] for entry in split.held_back}
+    assert held_back.isdisjoint({entry.id[1:] for entry in split.learned})
+
+
+def test_every_prompt_comes_once_before_one_comes_again(tmp_path: Path) -> None:
+    prompts = write(tmp_path / "t", plain(7)).manifest.prompts
+    seen = [e.id for step in range(7) for e in chosen_prompts(prompts, step, count=3, seed=0)]
+    for epoch in range(3):
+        assert Counter(seen[7 * epoch : 7 * epoch + 7]) == Counter(e.id for e in prompts)
+    assert seen[:7] != seen[7:14]
+    other = [e.id for step in range(7) for e in chosen_prompts(prompts, step, count=3, seed=1)]
+    assert other != seen
+
+
+def entry(num_tokens: int) -> TraceEntry:
+    return TraceEntry(id="x", category="a", prompt_length=10, num_tokens=num_tokens, file="f")
+
+
+@pytest.mark.parametrize(("num_tokens", "per_row"), [(14, 8), (142, 1), (5000, 8)])
+def test_rows_are_evenly_spaced_and_few(num_tokens: int, per_row: int) -> None:
+    first, last = 9, num_tokens - 1 - K  # rows 9 .. last - 1 have all K predictions
+    whole = last - first
+    starts = set()
+    for draw in range(40):
+        rows = training_rows(entry(num_tokens), K, per_row, f"0:{draw}:0")
+        assert 1 <= len(rows) * per_row <= max(MAX_SLOTS, per_row)
+        assert first <= rows[0] < first + rows.step
+        assert rows[-1] < last
+        assert rows[-1] + rows.step >= last  # none is left out at the end
+        starts.add(rows[0])
+    assert (len(starts) > 1) is (whole * per_row > MAX_SLOTS)
+    looked = validation_rows(entry(num_tokens), K, per_row)
+    assert looked[0] == first
+    assert len(looked) * per_row <= MAX_VALIDATION_SLOTS
+    if whole * per_row <= MAX_VALIDATION_SLOTS:
+        assert looked == range(first, last)
+
+
+def test_prompts_run_together_where_rows_lie_on_one_grid_and_lengths_are_alike() -> None:
+    entries = [entry(n) for n in (100, 90, 300, 85, 80, 110, 95)]
+    grids = [range(9, 60), range(9, 50), range(9, 200), range(9, 40), range(10, 50, 2),
+             range(11, 80, 2), range(12, 60, 2)]  # fmt: skip
+    found = run_together(entries, grids, max_tokens=300)
+    assert sorted(map(sorted, found)) == [[0, 1, 3], [2], [4, 6], [5]]
+    assert sorted(map(sorted, run_together(entries, grids, max_tokens=200))) == [
+        [0], [1, 3], [2], [4, 6], [5]
+    ]  # fmt: skip
+    assert [len(batch) for batch in run_together(entries, grids, max_tokens=1)] == [1] * 7
+
+
+# ---- states on the disk
 
 
 def seen(step: int, length: float, overlap: float = 0.9) -> Validation:
     """Four prompts alike, so that every difference tells."""
-    accepted = (round(100 * (length - 1)),) * 4
-    return Validation(
-        step=step, rows=(100,) * 4, accepted=accepted, overlap=overlap, unquantized=3.0
-    )
+    return look(step, (round(100 * (length - 1)),) * 4, overlap, unquantized=3.0)
 
 
 @pytest.fixture
@@ -53,23 +249,17 @@ def test_a_state_comes_back_as_it_was(kept: KeptRounding, tmp_path: Path) -> Non
 def test_codes_come_back_as_they_were(name: str, kept: KeptRounding) -> None:
     weights = FORMATS[name]
     latents = {f"layers.{i}.x": latent(weights) for i in (1, 10)}
-    kept.save_codes(20, {module: one.parts() for module, one in latents.items()})
+    parts = {module: dict(one.parts()) for module, one in latents.items()}
+    kept.save_codes(20, parts)
     for module, one in latents.items():
-        wanted = one.quantized()
-        found = kept.codes(20, module, weights.group_size)
+        wanted, found = one.quantized(), kept.codes(20, module, weights.group_size)
         assert torch.equal(found.codes, wanted.codes)
-        assert found.scale.dtype == wanted.scale.dtype
         assert torch.equal(found.dequantized(), wanted.dequantized())
-    with pytest.raises(CalibrationError, match=r"no learned codes of layers\.1"):
-        kept.codes(20, "layers.1", weights.group_size)
-
-
-def test_codes_without_scales_are_no_linear(kept: KeptRounding) -> None:
-    parts = dict(latent(FORMATS["int4"]).parts())
-    del parts["scale"]
-    kept.save_codes(20, {"x": parts})
-    with pytest.raises(CalibrationError, match="no learned codes of x"):
-        kept.codes(20, "x", None)
+    del parts["layers.1.x"]["scale"]
+    kept.save_codes(30, parts)
+    for missing in ("layers.1", "layers.1.x"):
+        with pytest.raises(CalibrationError, match=rf"no learned codes of {missing}"):
+            kept.codes(30, missing, weights.group_size)
 
 
 def test_what_a_killed_run_left_unfinished_is_replaced(kept: KeptRounding, tmp_path: Path) -> None:
@@ -104,9 +294,6 @@ def test_damage_is_told(kept: KeptRounding, tmp_path: Path) -> None:
         kept.validations()
 
 
-# ---- the optimiser
-
-
 def test_an_optimiser_goes_on_where_it_was() -> None:
     name = "int4"
     settings = LearningSettings(steps=6, warmup_steps=2)
@@ -138,14 +325,19 @@ def test_an_optimiser_goes_on_where_it_was() -> None:
 # ---- which step is kept
 
 
+def look(
+    step: int, accepted: tuple[int, ...], overlap: float = 0.9, unquantized: float = 4.0
+) -> Validation:
+    """Of a hundred rows of each prompt."""
+    rows = (100,) * len(accepted)
+    return Validation(
+        step=step, rows=rows, accepted=accepted, overlap=overlap, unquantized=unquantized
+    )
+
+
 def test_acceptance_decides_as_far_as_the_prompts_tell() -> None:
     """Sums of 8 more of 1000; by 2 in each prompt, or by 62 in one and by 18 less in the others."""
     settings = LearningSettings()
-
-    def look(step: int, accepted: tuple[int, ...], overlap: float) -> Validation:
-        return Validation(
-            step=step, rows=(100,) * 4, accepted=accepted, overlap=overlap, unquantized=4.0
-        )
 
     first = look(0, (250, 250, 250, 250), 0.92)
     steady = look(10, (252, 252, 252, 252), 0.918)
@@ -163,50 +355,33 @@ def test_the_best_is_the_last_look_or_was_the_best_before() -> None:
     draw = random.Random(0)
     settings = LearningSettings(max_overlap_drop=0.02)
     changes = 0
-    for _ in range(200):
+    for _ in range(60):
         looks: list[Validation] = []
         before = None
         for step in range(12):
             accepted = tuple(draw.randrange(240, 261) for _ in range(4))
-            looks.append(
-                Validation(
-                    step=step,
-                    rows=(100,) * 4,
-                    accepted=accepted,
-                    overlap=0.9 + 0.02 * draw.random(),
-                    unquantized=4.0,
-                )
-            )
+            looks.append(look(step, accepted, 0.9 + 0.02 * draw.random()))
             best = best_of(looks, settings)
             assert before is None or best in (before, looks[-1])
             changes += best is looks[-1]
             before = best
-    assert changes > 400  # of 2400 looks
+    assert changes > 120  # of 720 looks
 
 
-def test_overlap_must_hardly_fall() -> None:
+def test_overlap_must_hardly_fall_and_learning_ends_with_its_patience() -> None:
     settings = LearningSettings(max_overlap_drop=0.01)
     looks = [seen(0, 2.5, 0.9), seen(10, 2.9, 0.889), seen(20, 2.6, 0.8901)]
     assert best_of(looks, settings).step == 20
     assert best_of(looks[:2], settings).step == 0
-
-
-def test_learning_ends_with_its_steps_or_its_patience() -> None:
     settings = LearningSettings(steps=50, patience=2)
     looks = [seen(0, 2.5), seen(10, 2.75), seen(20, 2.7)]
     assert not is_over(looks, settings)
     assert is_over([*looks, seen(30, 2.7)], settings)
     assert not is_over([*looks, seen(30, 2.8)], settings)
     assert is_over([*looks, seen(30, 2.8), seen(50, 2.9)], settings)
-
-
-def test_the_learning_rate_rises_and_falls() -> None:
     settings = LearningSettings(steps=100, warmup_steps=10)
     shares = [learning_rate_share(step, settings) for step in range(100)]
     assert shares[0] == pytest.approx(0.1)
-    assert max(shares) == shares[9]
-    assert shares[9] == pytest.approx(0.98, abs=0.01)
+    assert max(shares) == shares[9] == pytest.approx(0.98, abs=0.01)
     assert shares[50] == pytest.approx(0.5)
     assert shares[9:] == sorted(shares[9:], reverse=True)
-    assert shares[-1] == 0.01
-    assert learning_rate_share(0, LearningSettings(steps=1, warmup_steps=0)) == 1.0

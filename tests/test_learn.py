@@ -17,6 +17,7 @@ from draftquant.calibration.rounding.learn import (
     first_latents,
     latent_norms,
     learned_codes,
+    nearest_weights,
 )
 from draftquant.calibration.rounding.learned_state import (
     KeptRounding,
@@ -38,6 +39,7 @@ from draftquant.quantize.planning.quantization_plan import NOTHING_MEASURED, Mea
 from draftquant.quantize.verify import verify
 from draftquant.recipes import Recipe, load_recipe
 from draftquant.recipes.errors import BackendError, CalibrationError
+from mixes import DOWN, FP8, INT4_CHANNEL, mixed
 from rounding_pairs import RoundingPair, learned_recipe, scale_tensors, shared_pair
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -327,3 +329,23 @@ def test_what_cannot_be_learned_is_refused_before(llama: RoundingPair, tmp_path:
             pass
         assert what in caught.value.what
     assert list(tmp_path.iterdir()) == []
+
+
+def test_of_several_formats_each_linear_has_its_own(llama: RoundingPair, tmp_path: Path) -> None:
+    """Four bits are learned, FP8 beside them is nearest, and inputs are rounded where asked."""
+    algorithm = learned_recipe("int4-channel").algorithm
+    recipe = dataclasses.replace(mixed(INT4_CHANNEL, (FP8, DOWN)), algorithm=algorithm)
+    plan, draft = llama.plan(recipe), llama.loaded()
+    rounding = served_rounding(plan, NOTHING_MEASURED, torch.device("cpu"))
+    x = torch.linspace(-1, 1, 64).reshape(1, 64)
+    for step in plan.quantized:
+        name = step.row.canonical.removesuffix(".weight")
+        assert torch.equal(rounding(name, x), x) != name.endswith("down_proj"), name
+    latents, others = first_latents(plan, draft), nearest_weights(plan, draft)
+    assert {*others} == {"layers.0.mlp.down_proj.weight"}
+    assert len(latents) == 6
+    learn(llama, plan, tmp_path / "out")
+    report = verify(tmp_path / "out", llama.draft_folder)
+    assert report.ok, report.faults
+    stored = llama.loaded(tmp_path / "out").weights
+    assert all(torch.equal(stored[name], weight) for name, weight in others.items())

@@ -1,6 +1,5 @@
 """Long texts: features are written as they come and read by blocks; nothing else changes."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from draftquant.calibration.recording import decoding as kept_rows
 from draftquant.calibration.traces import trace_folder
 from draftquant.quantize.files import torch_file as mapped_rows
 from draftquant.quantize.files.torch_file import SpooledRows, release, row_blocks
-from draftquant.scripts.cli import main as draftquant
 from recorded import record_traces
 from test_recording_together import NEW, alike, made, prompts
 
@@ -63,24 +61,3 @@ def test_a_text_that_counts_as_long_is_recorded_alike(tmp_path: Path) -> None:
         assert [one.features.dtype for one in read] == [one.features.dtype for one in whole]
     names = {path.name for path in (tmp_path / "streamed").iterdir()}
     assert names == {path.name for path in (tmp_path / "whole").iterdir()}
-
-
-@pytest.mark.slow
-def test_replay_by_blocks_counts_alike(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lines = (PAIR / "prompts.jsonl").read_text().splitlines()[:4]
-    (tmp_path / "prompts.jsonl").write_text("\n".join(lines))
-    recorded = ["--target", str(PAIR / "target"), "--draft", str(PAIR / "draft"),
-                "--prompts", str(tmp_path / "prompts.jsonl"), "--max-new-tokens", "40"]  # fmt: skip
-    assert draftquant(["record", *recorded, "--out", str(tmp_path / "traces"), "--quiet"]) == 0
-    asked = ["replay", str(PAIR / "draft"), "--traces", str(tmp_path / "traces"), "--no-cache",
-             "--batch-size", "1", "--json", "--quiet"]  # fmt: skip
-    capsys.readouterr()
-    assert draftquant(asked) == 0
-    whole = json.loads(capsys.readouterr().out)
-    as_if_long(monkeypatch)
-    assert draftquant(asked) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found[0]["mean_acceptance_length"] == whole[0]["mean_acceptance_length"]
-    assert found[0]["survival"] == whole[0]["survival"]
