@@ -6,26 +6,36 @@ enlarge by less than a hundred: 1e-5. A wrong order of the concat moves logits b
 """
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from by_recipe import quantized
+from draftquant.quantize.converting.dequantize_draft import dequantize_draft
 from draftquant.quantize.drafts import read_draft
+from draftquant.quantize.drafts.geometry import GroupedAttention
+from draftquant.quantize.drafts.rope import RopeConfig
+from draftquant.quantize.drafts.shared.layers import LlamaAttention
 from draftquant.quantize.drafts.shared.mixture import Mixture, routed
+from draftquant.quantize.engines.engine_check import check_draft
 from draftquant.quantize.estimate.estimate_report import candidates_of
 from draftquant.quantize.estimate.work import VerifyStep
 from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.files.hub import resolve_draft
+from draftquant.quantize.files.hub import DraftSource, resolve_draft
 from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.stored.stored_draft import StoredDraft
+from draftquant.quantize.stored.stored_tables import EMBEDDING, HEAD
+from draftquant.quantize.verify import verify
 from draftquant.recipes import load_recipe
 from draftquant.recipes.errors import CheckpointError, EstimateError, PlanError
 from draftquant.scripts.cli import main
 from reference_mtp import ReferenceMtp
-from tiny import edit_json, read_tensors, write_tensors
+from tiny import Stored, edit_json, read_tensors, write_tensors
 from tiny_mtp import tiny_deepseek_mtp, tiny_glm4_moe_mtp, tiny_mimo_mtp, tiny_qwen3_next_mtp
 
 BUILDERS: dict[str, Callable[..., Path]] = {
@@ -35,29 +45,23 @@ BUILDERS: dict[str, Callable[..., Path]] = {
     "qwen3-next-mtp": tiny_qwen3_next_mtp,
 }
 TOLERANCE = 1e-5
-DENSE: dict[str, tuple[str, dict[str, Any]]] = {
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mimo": ("mimo-mtp", {}),
     "deepseek-dense": ("deepseek-mtp", {"experts": 0}),
     "qwen3.5": ("qwen3-next-mtp", {"experts": 0}),
-}
-MIXED: dict[str, tuple[str, dict[str, Any]]] = {
-    "deepseek": ("deepseek-mtp", {}),
     "deepseek-many": ("deepseek-mtp", {"experts": 8, "config": {"num_experts_per_tok": 3}}),
-    "qwen3-next": ("qwen3-next-mtp", {}),
     "qwen3-next-many": ("qwen3-next-mtp", {"experts": 8, "config": {"norm_topk_prob": False}}),
     "glm": ("glm4-moe-mtp", {}),
-    "glm-unnormalised": ("glm4-moe-mtp", {"config": {"norm_topk_prob": False}}),
 }
 
 
 @pytest.mark.usefixtures("float64_on_one_thread")
-@pytest.mark.parametrize("case", [*DENSE, *MIXED])
+@pytest.mark.parametrize("case", CASES)
 def test_chain_is_that_of_transformers_layers(case: str, tmp_path: Path) -> None:
-    family, changes = {**DENSE, **MIXED}[case]
+    family, changes = CASES[case]
     folder = BUILDERS[family](tmp_path / "draft", dtype="F32", **changes)
     draft = load_draft(folder, dtype=torch.float64)
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    reference = ReferenceMtp(family, config, draft.weights)
+    reference = ReferenceMtp(family, config_of(folder), draft.weights)
     generator = torch.Generator().manual_seed(0)
     token_ids = torch.randint(0, draft.geometry.vocab_size, (12,), generator=generator)
     states = torch.randn(11, draft.geometry.hidden_size, generator=generator, dtype=torch.float64)
@@ -73,6 +77,10 @@ def test_chain_is_that_of_transformers_layers(case: str, tmp_path: Path) -> None
                 torch.testing.assert_close(ours, theirs, rtol=0, atol=TOLERANCE)
                 compared += 1
     assert compared == 5 * 3
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / "config.json").read_text(encoding="utf-8")))
 
 
 @pytest.mark.usefixtures("float64_on_one_thread")
@@ -114,41 +122,38 @@ def test_routing_by_hand() -> None:
     assert chosen == pytest.approx({0: 2 * 0.9526, 1: 2 * 0.0474}, abs=1e-3)
 
 
-@pytest.mark.each_value
-@pytest.mark.parametrize("family", BUILDERS)
-@pytest.mark.parametrize("recipe", ["int4-channel", "fp8-ptpc", "mi325x-w4a8", "mi355-mxfp4"])
-def test_quantize_verify_inspect_dequantize(
-    family: str, recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def made(source: Path, out: Path, recipe: str) -> dict[str, Stored]:
+    """Tensors of the quantized folder, which is verified."""
+    quantized(source, recipe, out)
+    assert verify(out, source).ok
+    return read_tensors(out)
+
+
+@pytest.mark.parametrize(
+    ("family", "recipe"), [("glm4-moe-mtp", "mi325x-w4a8"), ("qwen3-next-mtp", "mxfp4-weights")]
+)
+def test_experts_are_quantized_and_routers_kept(family: str, recipe: str, tmp_path: Path) -> None:
     source, out = BUILDERS[family](tmp_path / "draft"), tmp_path / "out"
-    assert main(["quantize", str(source), "--recipe", recipe, "--out", str(out)]) == 0
-    assert main(["verify", str(out), "--against", str(source)]) == 0
-    assert main(["inspect", str(out)]) == 0
-    assert main(["dequantize", str(out), "--out", str(tmp_path / "plain")]) == 0
-    assert "\nerror:" not in capsys.readouterr().err
-    before, after = read_tensors(source), read_tensors(out)
-    kept = ("input_proj", "eh_proj", "mlp.gate.", "norm", "bias", "embed_tokens", "head")
+    before, after = read_tensors(source), made(source, out, recipe)
+    dequantize_draft(DraftSource(folder=out), tmp_path / "plain")
+    kept = ("mtp.fc", "eh_proj", "mlp.gate.", "norm", "bias", "embed_tokens", "head")
     for name, tensor in before.items():
         if any(part in name for part in kept):
             assert after[name] == tensor, name
-    stored = StoredDraft.read(Checkpoint.open(out))
-    leaves = {module.rpartition(".")[2] for module in stored.modules}
+    leaves = {m.rpartition(".")[2] for m in StoredDraft.read(Checkpoint.open(out)).modules}
     assert {"gate_proj", "up_proj", "down_proj", "o_proj"} < leaves
 
 
 def test_subtree_is_the_layer_alone(tmp_path: Path) -> None:
     target = tiny_deepseek_mtp(tmp_path / "target", inside_target=True)
-    alone, out = tiny_deepseek_mtp(tmp_path / "alone"), tmp_path / "out"
-    subtree = ["--subtree", "model.layers.3"]
-    assert main(["inspect", str(target), *subtree]) == 0
-    assert main(["plan", str(target), *subtree, "--recipe", "int4-channel"]) == 0
-    quantize = ["quantize", str(target), *subtree, "--recipe", "int4-channel"]
-    assert main([*quantize, "--out", str(out)]) == 0
-    assert main(["verify", str(out), "--against", str(target), *subtree]) == 0
-    same = ["quantize", str(alone), "--recipe", "int4-channel", "--out", str(tmp_path / "same")]
-    assert main(same) == 0
-    assert read_tensors(out) == read_tensors(tmp_path / "same")
-    assert all(name.startswith("model.layers.3.") for name in read_tensors(out))
+    alone = tiny_deepseek_mtp(tmp_path / "alone")
+    out, subtree = str(tmp_path / "out"), ["--subtree", "model.layers.3"]
+    argv = ["quantize", str(target), "--recipe", "fp8-ptpc", "--out", out, *subtree]
+    assert main(argv) == 0
+    assert main(["verify", out, "--against", str(target), *subtree]) == 0
+    found = read_tensors(tmp_path / "out")
+    assert found == made(alone, tmp_path / "same", "fp8-ptpc")
+    assert all(name.startswith("model.layers.3.") for name in found)
 
 
 def test_only_shards_of_the_subtree_are_needed(tmp_path: Path) -> None:
@@ -191,3 +196,127 @@ def test_router_and_experts_are_refused_what_they_cannot(tmp_path: Path) -> None
         make_plan(load_recipe("mi355-mxfp4-learned"), draft)
     with pytest.raises(EstimateError, match="drafts with experts"):
         candidates_of(draft, (), VerifyStep(3, 100))
+
+
+# ---- Qwen3-Next and Qwen3.5
+
+
+class Identity:
+    """Linears that give their input twice, or as it is."""
+
+    def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat((x, x), dim=-1) if name.endswith("q_proj") else x
+
+    def on_cache(self, _layer: int, keys: Any, values: Any) -> Any:
+        return keys, values
+
+
+def test_gate_stands_behind_each_heads_query() -> None:
+    rope = RopeConfig(theta=10000.0, yarn=None)
+    own = GroupedAttention(num_key_value_heads=1, head_dim=2, rotary_dim=2, gate="elements")
+    attention = LlamaAttention(SimpleNamespace(attention=own, rope=rope))
+    x = torch.tensor([[[1.0, 3.0, -2.0, -2.0]]])  # q_proj gives two heads' query 1 3, gate -2 -2
+    found = attention.project(0, x, torch.tensor([0]), Identity())
+    assert found.q.tolist() == [[[[1.0, 3.0]], [[1.0, 3.0]]]]
+    assert found.v.transpose(1, 2).flatten(2).tolist() == x.tolist()
+    torch.testing.assert_close(found.gate, torch.full((1, 1, 4), 1 / (1 + math.e**2)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("experts", "changes", "said"),
+    [
+        (0, {"attn_output_gate": False}, "attn_output_gate: expected True, got False"),
+        (0, {"mtp_num_hidden_layers": 2}, "mtp_num_hidden_layers: expected 1"),
+        (0, {"attention_bias": True}, "attention_bias: expected False"),
+        (0, {"hidden_size": None}, "text_config: hidden_size: missing key"),
+        (4, {"num_experts_per_tok": 5}, "num_experts_per_tok: expected at most num_experts, 4"),
+        (4, {"shared_expert_intermediate_size": 32}, "disagrees with the width of the shared"),
+        (4, {"mlp_only_layers": [0]}, "mlp.experts.0.down_proj.weight: no tensor of qwen3-next"),
+    ],
+)
+def test_bad_configs(experts: int, changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+    folder = tiny_qwen3_next_mtp(tmp_path / "draft", experts=experts, config=changes)
+    with pytest.raises(CheckpointError, match=said):
+        read_draft(Checkpoint.open(folder))
+
+
+def stacked_like(folder: Path, tensors: dict[str, Stored]) -> None:
+    """The folder with its experts in two tensors, as Qwen3.5's MoE layers are released."""
+    own = {name: tensor for name, tensor in tensors.items() if ".experts." not in name}
+    prefix, count = "mtp.layers.0.mlp.experts.", 4
+
+    def stack(*leaves: str) -> Stored:
+        parts = [tensors[f"{prefix}{i}.{leaf}.weight"] for i in range(count) for leaf in leaves]
+        rows, columns = parts[0].shape
+        shape = (count, len(leaves) * rows, columns)
+        return Stored(parts[0].dtype, shape, b"".join(part.data for part in parts))
+
+    own[f"{prefix}gate_up_proj"] = stack("gate_proj", "up_proj")
+    own[f"{prefix}down_proj"] = stack("down_proj")
+    write_tensors(folder, own, metadata={"format": "pt"})
+
+
+@pytest.mark.slow
+def test_stacked_experts_are_read_one_by_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And `verify` reads them: another expert's bytes are another source."""
+    apart, stacked = (tiny_qwen3_next_mtp(tmp_path / name) for name in ("apart", "stacked"))
+    stacked_like(stacked, read_tensors(apart))
+    out = tmp_path / "stacked-out"
+    found = made(stacked, out, "fp8-ptpc")
+    assert found == made(apart, tmp_path / "apart-out", "fp8-ptpc")
+    ours, theirs = load_draft(stacked).weights, load_draft(apart).weights
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], weight) for name, weight in theirs.items())
+    tensors, name = read_tensors(stacked), "mtp.layers.0.mlp.experts.down_proj"
+    data, half = tensors[name].data, len(tensors[name].data) // 2
+    changed = data[:half] + bytes(128) + data[half + 128 :]
+    write_tensors(
+        stacked, tensors | {name: tensors[name]._replace(data=changed)}, metadata={"format": "pt"}
+    )
+    capsys.readouterr()
+    assert main(["verify", str(out), "--against", str(stacked)]) == 1
+    assert "mlp.experts.2.down_proj" in capsys.readouterr().out
+
+
+_SPELLED = {
+    "mtp.fc.": "mtp_layers.0.input_proj.",
+    "mtp.norm.": "mtp_layers.0.final_layernorm.",
+    "mtp.pre_fc_norm_hidden.": "mtp_layers.0.hidden_layernorm.",
+    "mtp.pre_fc_norm_embedding.": "mtp_layers.0.token_layernorm.",
+    "mtp.layers.0.": "mtp_layers.0.",
+}
+
+
+def as_speculators_spells(name: str) -> str:
+    return next((name.replace(a, b) for a, b in _SPELLED.items() if name.startswith(a)), name)
+
+
+@pytest.mark.slow
+def test_speculators_layout_of_the_same_layer(tmp_path: Path) -> None:
+    """As speculators' converter saves it, experts stacked."""
+    plain = tiny_qwen3_next_mtp(tmp_path / "plain")
+    same = tiny_qwen3_next_mtp(tmp_path / "same", tables=False)
+    stacked_like(same, read_tensors(same))
+    renamed = {as_speculators_spells(name): t for name, t in read_tensors(same).items()}
+    write_tensors(same, renamed, metadata={"format": "pt"})
+    layers = config_of(same)
+    layers = layers.get("text_config", layers)
+    own = ("architectures", "torch_dtype")
+    keys = {
+        "architectures": ["MTPDraftModel"], "speculators_model_type": "mtp",
+        "num_nextn_predict_layers": 1, "speculators_config": {"algorithm": "mtp"},
+        "transformer_layer_config": {k: v for k, v in layers.items() if k not in own},
+    }  # fmt: skip
+    (same / "config.json").write_text(json.dumps(keys), encoding="utf-8")
+    ours, theirs = (read_draft(Checkpoint.open(folder)) for folder in (same, plain))
+    shapes = {row.canonical: row.tensor.shape for row in theirs.rows}
+    assert {row.canonical: row.tensor.shape for row in ours.rows} == {
+        n: s for n, s in shapes.items() if n not in (EMBEDDING, HEAD)
+    }
+    assert ours.geometry == theirs.geometry
+    made(same, tmp_path / "out", "fp8-ptpc")
+    answer = check_draft(same, engine="vllm")
+    assert (answer.verdict, "Expected one of" in (answer.error or "")) == ("REFUSED", True)
