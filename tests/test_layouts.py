@@ -1,6 +1,6 @@
 """Layouts: golden words and JSON, excludes as engines match them, compressed-tensors' own reader.
 
-Quark and ModelOpt themselves are asked in test_vendor_layouts.py.
+Quark and ModelOpt themselves are asked in test_vendors.py.
 """
 
 import dataclasses

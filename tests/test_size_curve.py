@@ -31,7 +31,7 @@ from draftquant.validate.counting.acceptance_counts import pooled
 from draftquant.validate.counting.paired_change import paired_change
 from draftquant.validate.counting.trace_replay import replay_drafts
 from said_traces import VOCAB, write_said
-from test_real_shapes import write_headers
+from test_estimate import write_headers
 from tiny import tiny_eagle3_llama
 from tiny_mtp import tiny_deepseek_mtp
 from tiny_speculators import tiny_speculators_eagle3
