@@ -3,23 +3,20 @@
 `os.fsync` and `os.rename` are watched. A file counts as synced if it was after its last change.
 """
 
-import dataclasses
 import os
-import shutil
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from by_recipe import quantized
 from draftquant.calibration.recording.decoding import GREEDY
 from draftquant.calibration.traces.writer import trace_output
 from draftquant.quantize.converting.dequantize_draft import dequantize_draft
-from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
-from draftquant.quantize.making.quantize_draft import quantize_draft
-from draftquant.quantize.planning.quantization_plan import Measured, make_plan
-from draftquant.recipes import load_recipe
+from draftquant.quantize.files.publish import Flushing
+from draftquant.recipes.errors import OutputError
 from test_traces import AUX, TARGET, TRACES
 from tiny import edit_json, tiny_eagle3_llama
 
@@ -80,18 +77,9 @@ def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def quantized(draft: Path, out: Path) -> None:
-    recipe = dataclasses.replace(load_recipe("blackwell-fp8"), backend="torch")
-    plan = make_plan(recipe, read_draft(Checkpoint.open(draft)))
-    scales = {step.row.module: 0.25 for step in plan.quantized}
-    quantize_draft(
-        plan, out, source=DraftSource(folder=draft), measured=Measured(input_scales=scales)
-    )
-
-
 def test_a_quantized_draft(draft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with watched(tmp_path / "out", monkeypatch) as disk:
-        quantized(draft, tmp_path / "out")
+        quantized(draft, "blackwell-fp8", tmp_path / "out")
     assert {"deep", "hf_quant_config.json", "draftquant.json", "config.json"} <= {
         path.name for path in (tmp_path / "out").iterdir()
     }
@@ -99,7 +87,7 @@ def test_a_quantized_draft(draft: Path, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_dequantized_draft(draft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    quantized(draft, tmp_path / "packed")
+    quantized(draft, "blackwell-fp8", tmp_path / "packed")
     with watched(tmp_path / "out", monkeypatch) as disk:
         dequantize_draft(DraftSource(folder=tmp_path / "packed"), tmp_path / "out")
     assert lost(tmp_path / "out", disk) == set()
@@ -120,9 +108,42 @@ def test_this_test_sees_what_was_not_synced(
     draft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with watched(tmp_path / "out", monkeypatch) as disk:
-        quantized(draft, tmp_path / "out")
+        quantized(draft, "blackwell-fp8", tmp_path / "out")
     edit_json(tmp_path / "out" / "config.json", rms_norm_eps=1)
-    shutil.rmtree(tmp_path / "out" / "deep" / "deeper")
-    assert lost(tmp_path / "out", disk) == {"config.json", "deep"}
     disk.synced.clear()
-    assert lost(tmp_path / "out", disk) == {"config.json", "deep", ".."}
+    assert lost(tmp_path / "out", disk) == {"config.json", ".."}
+
+
+# ---- while it is written
+
+
+def _fail(*_arguments: object) -> None:
+    raise OSError(5, "Input/output error")
+
+
+def test_a_file_is_synced_while_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And an early error is told where all is waited for: the kernel tells it once."""
+    seen = threading.Event()
+
+    def failing(_descriptor: int) -> None:
+        seen.set()
+        _fail()
+
+    monkeypatch.setattr(os, "fdatasync", failing)
+    with Flushing(tmp_path) as disk:
+        (tmp_path / "file").write_bytes(b"x")
+        assert seen.wait(10)
+        disk.finish()
+        with pytest.raises(OSError, match="Input/output error"):
+            disk.wait()
+
+
+def test_a_disk_that_fails_during_verification_publishes_nothing(
+    draft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Flushing, "_sync", _fail)
+    with pytest.raises(OutputError, match="Input/output error"):
+        quantized(draft, "int4-channel", tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []

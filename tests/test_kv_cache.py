@@ -1,7 +1,9 @@
 """A draft's keys and values in an FP8 cache: what is rounded, how, and what a draft sees of it."""
 
 import dataclasses
-from collections.abc import Mapping
+import json
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,17 +18,13 @@ from draftquant.recipes.errors import CheckpointError
 from test_passes import DRAFTS, ROWS, Case, all_hidden, case_of
 from torch import Tensor
 
+sys.path.append(str(Path(__file__).parents[1] / "experiments" / "engines"))
+
+import kv_cache
+
+RECORDED = json.loads(kv_cache.RESULTS.read_text(encoding="utf-8"))
 pytestmark = pytest.mark.usefixtures("float64_on_one_thread")
 case = pytest.fixture(params=DRAFTS)(lambda request: case_of(request.param))
-
-ROWS_HERE = ROWS["strided"]
-
-
-def hidden_of(case: Case, scales: Mapping[int, CacheScales] | None) -> Tensor:
-    forward = case.forward()
-    if scales is not None:
-        forward = forward.caching(CacheRounding(scales))
-    return all_hidden(forward, case, ROWS_HERE, 4)
 
 
 # ---- one number
@@ -44,6 +42,18 @@ def test_a_number_is_kept_as_e4m3_times_its_scale() -> None:
         given = torch.tensor([x * scale for x in KEPT])
         found = as_kept(given, torch.tensor(scale))
         assert found.tolist() == [kept * scale for kept in KEPT.values()]
+
+
+@pytest.mark.parametrize("scale", kv_cache.SCALES)
+def test_sglang_keeps_what_replay_says(scale: float) -> None:
+    """Its own code on a CPU; under scales that are no powers of two it rounds to BF16 first."""
+    given, codes = kv_cache.numbers(), torch.tensor(RECORDED[str(scale)]["sglang"])
+    kept = codes.to(torch.uint8).view(torch.float8_e4m3fn).float() + 0.0  # zeros have no sign
+    quotients = (given.float() / torch.tensor(scale)).to(torch.bfloat16).float()
+    assert torch.equal(kept, as_kept(quotients, torch.tensor(1.0)) + 0.0)
+    other = kept != as_kept(given.float(), torch.tensor(scale)) / scale + 0.0
+    power_of_two = torch.frexp(torch.tensor(scale))[0] == 0.5
+    assert other.double().mean() < (0.06 if not power_of_two else 1e-9)
 
 
 def test_a_scale_may_be_that_of_a_head() -> None:
@@ -68,6 +78,19 @@ def test_gradients_go_straight_through() -> None:
 # ---- a draft
 
 
+def test_a_cache_that_changes_nothing_changes_no_bit(case: Case) -> None:
+    plain, same, rounded = (
+        all_hidden(forward, case, ROWS["strided"], 4)
+        for forward in (
+            case.forward(),
+            case.forward().caching(lambda _layer, keys, values: (keys, values)),
+            case.forward().caching(CacheRounding({0: UNIT, 1: UNIT})),
+        )
+    )
+    assert torch.equal(same, plain)
+    assert not torch.equal(rounded, plain)
+
+
 def test_every_key_and_value_goes_through_the_cache(case: Case) -> None:
     """Of the context, of deeper steps and of a block's own slots; MLA keeps one entry a token."""
     seen: list[tuple[int, torch.Size, torch.Size]] = []
@@ -77,7 +100,7 @@ def test_every_key_and_value_goes_through_the_cache(case: Case) -> None:
         return torch.zeros_like(keys), torch.zeros_like(values)
 
     forward = case.forward().caching(watch)
-    found = all_hidden(forward, case, ROWS_HERE, 4)
+    found = all_hidden(forward, case, ROWS["strided"], 4)
     assert {layer for layer, _, _ in seen} == {0, 1} == set(cached_layers(case.weights, "draft"))
     latent = case.family.name == "eagle3-mla"
     heads, width, values = (1, 12, 0) if latent else (2, 8, 8)
@@ -85,23 +108,10 @@ def test_every_key_and_value_goes_through_the_cache(case: Case) -> None:
         assert (k[0], k[2], v[0], v[2]) == (heads, width, heads, values)
     # What is read is what came back: with no value left, nothing of the tokens before is.
     tokens = case.token_ids.clone()
-    tokens[:, : ROWS_HERE[0]] = (tokens[:, : ROWS_HERE[0]] + 1) % 40
+    tokens[:, : ROWS["strided"][0]] = (tokens[:, : ROWS["strided"][0]] + 1) % 40
     other = dataclasses.replace(case, token_ids=tokens)
-    assert torch.equal(all_hidden(forward, other, ROWS_HERE, 4), found)
-    assert not torch.equal(all_hidden(case.forward(), other, ROWS_HERE, 4), found)
-
-
-def test_a_cache_that_changes_nothing_changes_no_bit(case: Case) -> None:
-    plain = all_hidden(case.forward(), case, ROWS_HERE, 4)
-    same = case.forward().caching(lambda _layer, keys, values: (keys, values))
-    assert torch.equal(all_hidden(same, case, ROWS_HERE, 4), plain)
-    assert not torch.equal(hidden_of(case, {0: UNIT, 1: UNIT}), plain)
-
-
-def test_the_block_size_of_a_replay_does_not_matter(case: Case) -> None:
-    forward = case.forward().caching(CacheRounding({0: UNIT, 1: UNIT}))
-    one, other = (all_hidden(forward, case, ROWS_HERE, rows) for rows in (4, 256))
-    assert torch.allclose(one, other, rtol=1e-9, atol=1e-12)
+    assert torch.equal(all_hidden(forward, other, ROWS["strided"], 4), found)
+    assert not torch.equal(all_hidden(case.forward(), other, ROWS["strided"], 4), found)
 
 
 def test_a_draft_without_attention_has_no_cache() -> None:
