@@ -4,7 +4,6 @@
 kind that is there. And no module but a family's own names a family.
 """
 
-import ast
 import json
 import sys
 from collections.abc import Iterator
@@ -13,11 +12,11 @@ from typing import Any
 
 import pytest
 import torch
-from draftquant.quantize.drafts import families, read_draft
-from draftquant.quantize.files.checkpoint import Checkpoint
+from by_recipe import quantized
+from draftquant.quantize.drafts import families
 from draftquant.scripts.cli import main
 from safetensors.torch import load_file, save_file
-from test_packaging import MODULES, parsed
+from test_packaging import MODULES, ROOT
 from tied_pair import HIDDEN, VOCAB, prompt_tokens, save_target
 
 TOYS = Path(__file__).parent / "toy_families"
@@ -64,16 +63,10 @@ def pair(toy: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     stored = {name: weight.to(torch.bfloat16) for name, weight in weights.items()}
     save_file(stored, draft / "model.safetensors")
     config = {
-        "architectures": ["ToyForCausalLM"],
-        "model_type": "llama",
-        "hidden_size": HIDDEN,
-        "intermediate_size": INNER,
-        "num_hidden_layers": 1,
-        "vocab_size": VOCAB,
-        "aux_layer_ids": LAYERS,
-        "rms_norm_eps": 1e-6,
-        "torch_dtype": "bfloat16",
-    }
+        "architectures": ["ToyForCausalLM"], "model_type": "llama", "hidden_size": HIDDEN,
+        "intermediate_size": INNER, "num_hidden_layers": 1, "vocab_size": VOCAB,
+        "aux_layer_ids": LAYERS, "rms_norm_eps": 1e-6, "torch_dtype": "bfloat16",
+    }  # fmt: skip
     (draft / "config.json").write_text(json.dumps(config), encoding="utf-8")
     lines = [
         json.dumps({"id": f"p{i}", "category": "a", "token_ids": list(tokens)}) + "\n"
@@ -86,73 +79,40 @@ def pair(toy: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def said(capsys: pytest.CaptureFixture[str], *words: object, code: int = 0) -> Any:
+def said(capsys: pytest.CaptureFixture[str], *words: object) -> Any:
     """What a command prints as JSON."""
     capsys.readouterr()
-    assert main([*map(str, words), "--json"]) == code
+    assert main([*map(str, words), "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 
 
-@pytest.fixture(scope="module")
-def out(pair: Path) -> Path:
-    """The toy draft in FP8."""
-    folder = pair / "out"
-    argv = ["quantize", str(pair / "draft"), "--recipe", "fp8-ptpc", "--out", str(folder)]
-    assert main(argv) == 0
-    return folder
-
-
-def test_a_family_is_one_module() -> None:
+def test_it_goes_all_the_way(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By its own passes, quantized too; some tokens of it are right."""
     for family in (*families.FAMILIES, *families.discover()):
         assert vars(sys.modules[type(family).__module__])["FAMILY"] is family
-
-
-def test_it_is_read_and_planned(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    draft = read_draft(Checkpoint.open(pair / "draft"))
-    assert draft.family.name == "toy"
-    assert said(capsys, "inspect", pair / "draft")["family"] == "toy"
-    plan = said(capsys, "plan", pair / "draft", "--recipe", "fp8-ptpc")
+    draft, out = pair / "draft", pair / "out"
+    assert said(capsys, "inspect", draft)["family"] == "toy"
+    plan = said(capsys, "plan", draft, "--recipe", "fp8-ptpc")
     assert [step["action"] for step in plan["tensors"]].count("quantize") == 3
-
-
-def test_it_is_quantized_and_verified(
-    pair: Path, out: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = said(capsys, "verify", out, "--against", pair / "draft")
-    assert found["ok"] is True
-    assert found["quantized"] == 3
-
-
-def test_it_is_replayed(pair: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """By its own passes, the quantized one too; some tokens of it are right."""
-    for folder in (pair / "draft", out):
+    quantized(draft, "fp8-ptpc", out)
+    found = said(capsys, "verify", out, "--against", draft)
+    assert (found["ok"], found["quantized"]) == (True, 3)
+    for folder in (draft, out):
         (found,) = said(capsys, "replay", folder, "--traces", pair / "traces")
         assert 1.5 < found["mean_acceptance_length"] < 4
-
-
-def test_engines_say_that_they_do_not_know_it(
-    out: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
     for engine in ("vllm", "sglang"):
         assert main(["check", str(out), "--engine", engine]) != 0
         assert "['ToyForCausalLM']" in capsys.readouterr().out
 
 
-# ---- nobody else knows a family by its name
-
-
-def literals() -> dict[str, list[str]]:
-    """Module -> the names of families that stand in it as texts of their own."""
-    names = {family.name for family in families.FAMILIES}
-    found: dict[str, list[str]] = {}
-    for module in MODULES:
-        if module.as_posix().startswith(("quantize/drafts/families/", "scripts/dev/")):
-            continue
-        for node in ast.walk(parsed(module)):
-            if isinstance(node, ast.Constant) and node.value in tuple(names):
-                found.setdefault(module.as_posix(), []).append(f"{node.lineno}: {node.value}")
-    return found
-
-
 def test_nothing_but_its_module_names_a_family() -> None:
-    assert literals() == {}
+    """As a text of its own."""
+    names = {family.name for family in families.FAMILIES}
+    found = []
+    for module in MODULES:
+        place = module.as_posix()
+        own = place.startswith(("quantize/drafts/families/", "scripts/dev/"))
+        text = "" if own else (ROOT / module).read_text(encoding="utf-8")
+        if any(f'"{name}"' in text for name in names):
+            found.append(place)
+    assert found == []
