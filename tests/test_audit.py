@@ -18,7 +18,8 @@ from draftquant.quantize.stored.stored_declaration import looks_quantized
 from draftquant.quantize.verify.audit import Audit, LinearAudit, audit_checkpoint
 from draftquant.recipes import ActivationFormat, WeightFormat
 from draftquant.recipes.schema import LayoutName
-from handmade import MADE, quantize_by_hand
+from handmade import MADE, by_hand, quantize_by_hand, stored_parts
+from handmade_numbers import Rounded, codes_under
 from test_formats import CASES, recipe
 from tiny import Stored, fused_absmax, read_tensors, store, tiny_eagle3_llama, values_of
 from verify_cases import ATTENTION, Q, Tensors, edit, edit_declaration, flip_bit, set_scale
@@ -265,3 +266,24 @@ def test_codes_that_use_less_than_half_of_the_range_everywhere(
     assert_only_fault(out, f"{name}: expected codes up to 7", "got none beyond 3 in the whole")
     edit(out, replaced(name, lambda t: t._replace(data=t.data[:-1] + bytes([zero + 4]))))
     assert faults_of(out) == []  # one code of 4
+
+
+def test_fp4_codes_up_to_half_of_the_largest(copy_of: Copy) -> None:
+    out = copy_of("modelopt-nvfp4")
+    edit(out, replaced(f"{Q}.weight", lambda t: t._replace(data=b"\x55" * len(t.data))))
+    assert_only_fault(out, f"{Q}.weight: expected codes up to 6", "got none beyond 3 in the whole")
+
+
+def test_scales_fit_whose_largest_code_is_the_top_one(copy_of: Copy, source: Path) -> None:
+    """Every second row has a scale too large, under which the next smaller code is the largest."""
+    out, made = copy_of("quark-fp8"), MADE["quark-fp8"]
+    weight, largest = read_tensors(source)[f"{Q}.weight"], fused_absmax(read_tensors(source), Q)
+    right = by_hand(weight, made, largest)
+    scale = right.scale.copy()
+    scale[::2] *= np.float32(1.06)  # 448 / 1.06 = 423, between 416 and 448
+    codes = codes_under(values_of(weight), made.dtype, made.granularity, scale, right.whole)
+    parts = stored_parts(Rounded(codes, scale, right.whole), "BF16", made)
+    edit(out, lambda tensors: tensors.update({f"{Q}.{s}": part for s, part in parts.items()}))
+    found = linear_of(audited(out)).codes
+    assert found is not None
+    assert found.scales_fit == 0.5

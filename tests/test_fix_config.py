@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 from draftquant import api as dq
-from draftquant.quantize.drafts.config_reader import KEY, SECTION
+from draftquant.quantize.drafts.config_reader import KEY
 from draftquant.quantize.lints.catalogue import fixed_config
 from draftquant.quantize.verify import verify
 from draftquant.scripts.cli import main
-from tiny import Stored, edit_json, read_tensors, tiny_eagle3_llama, write_tensors
+from tiny import edit_json, tiny_eagle3_llama
 from verify_cases import reseal
 
 LAYERS = {KEY: [2, 4, 5]}
@@ -87,15 +87,6 @@ def no_change(_config: dict[str, Any]) -> None:
 
 
 BREAKS: dict[str, tuple[Callable[[dict[str, Any]], Any], Any, list[tuple[str, str, str]]]] = {
-    "correct": (no_change, ALL, []),
-    "one of two fixes": (
-        lambda c: c.update(draft_vocab_size=None), ALL,
-        [("config.json: draft_vocab_size", "96", "null")],
-    ),
-    "another value": (
-        lambda c: c.update(draft_vocab_size=95), ALL,
-        [("config.json: draft_vocab_size", "96", "95")],
-    ),
     "a value of another type": (
         lambda c: c.update(draft_vocab_size=96.0), ALL,
         [("config.json: draft_vocab_size", "96", "96.0")],
@@ -104,19 +95,10 @@ BREAKS: dict[str, tuple[Callable[[dict[str, Any]], Any], Any, list[tuple[str, st
         lambda c: c.update(rope_theta=50000.0), ALL,
         [("config.json: rope_theta", "10000.0", "50000.0")],
     ),
-    "a nested change that no lint asks for": (
-        lambda c: c[SECTION].update({KEY: [0, 3, 4]}), ALL,
-        [(f"config.json: {SECTION}", f'{{"{KEY}": [1, 3, 4]}}', f'{{"{KEY}": [0, 3, 4]}}')],
-    ),
     "recorded, not made": (
         lambda c: (c.pop(KEY), c.update(draft_vocab_size=None)), ALL,
         [("config.json: draft_vocab_size", "96", "null"),
          (f"config.json: {KEY}", "[2, 4, 5]", "no such key")],
-    ),
-    "made, not recorded": (
-        no_change, None,
-        [("config.json: draft_vocab_size", "null", "96"),
-         (f"config.json: {KEY}", "no such key", "[2, 4, 5]")],
     ),
     "another one recorded": (
         no_change, {"torch_dtype": "float16"},
@@ -148,9 +130,7 @@ def test_verify_accepts_these_changes_and_no_others(name: str, draft: Path, tmp_
     assert faults(out, draft) == expected
 
 
-@pytest.mark.parametrize("options", [(), ("--fix-config",)])
 def test_quantize_does_not_publish_what_nobody_asked_for(
-    options: tuple[str, ...],
     draft: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -165,7 +145,7 @@ def test_quantize_does_not_publish_what_nobody_asked_for(
         sys.modules["draftquant.quantize.making.quantize_draft"], "fixed_config", damaged
     )
     out = tmp_path / "out"
-    assert main(["quantize", str(draft), *RECIPE, "--out", str(out), *options]) == 1
+    assert main(["quantize", str(draft), *RECIPE, "--out", str(out)]) == 1
     assert "config.json: rms_norm_eps: expected 1e-06, got 0.5" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["draft"]
 
@@ -177,24 +157,3 @@ def test_a_folder_without_provenance_may_be_fixed(draft: Path, tmp_path: Path) -
     assert faults(out, draft, foreign=True) == []
     edit_json(out / "config.json", rope_theta=50000.0)
     assert faults(out, draft, foreign=True) == [("config.json: rope_theta", "10000.0", "50000.0")]
-
-
-# What `inspect` and the other commands say
-
-
-@pytest.mark.parametrize("command", ["inspect", "plan", "quantize"])
-def test_d2t_out_of_range_stops_before_anything_is_written(
-    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    draft = tiny_eagle3_llama(tmp_path / "draft", pruned_vocabulary=True)
-    tensors = read_tensors(draft)
-    beyond = (96).to_bytes(8, "little")
-    tensors["d2t"] = Stored("I64", (48,), beyond + tensors["d2t"].data[8:])
-    write_tensors(draft, tensors)
-    options = {"inspect": (), "plan": RECIPE, "quantize": (*RECIPE, "--out", str(tmp_path / "o"))}
-    assert main([command, str(draft), *options[command]]) == 2
-    output = capsys.readouterr()
-    assert "d2t[0] = 96 makes draft id 0 target id 96, outside the vocabulary of 96" in output.err
-    assert "fix: export the draft again" in output.err
-    assert output.out == ""
-    assert [path.name for path in tmp_path.iterdir()] == ["draft"]
