@@ -276,11 +276,12 @@ def test_fp4_codes_up_to_half_of_the_largest(copy_of: Copy) -> None:
 
 def test_scales_fit_whose_largest_code_is_the_top_one(copy_of: Copy, source: Path) -> None:
     """Every second row has a scale too large, under which the next smaller code is the largest."""
-    out, made = copy_of("quark-fp8"), MADE["quark-fp8"]
+    out, made = copy_of("ct-int4"), MADE["ct-int4"]
     weight, largest = read_tensors(source)[f"{Q}.weight"], fused_absmax(read_tensors(source), Q)
     right = by_hand(weight, made, largest)
     scale = right.scale.copy()
-    scale[::2] *= np.float32(1.06)  # 448 / 1.06 = 423, between 416 and 448
+    scale[::2] *= np.float32(1.2)  # 7.5 / 1.2 = 6.25
+    scale = values_of(store(scale, "BF16"))
     codes = codes_under(values_of(weight), made.dtype, made.granularity, scale, right.whole)
     parts = stored_parts(Rounded(codes, scale, right.whole), "BF16", made)
     edit(out, lambda tensors: tensors.update({f"{Q}.{s}": part for s, part in parts.items()}))

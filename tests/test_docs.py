@@ -16,10 +16,10 @@ from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.gpus import architecture
 from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.recipes import built_in_recipes, load_recipe
+from draftquant.scripts.dev import demo
 from draftquant.scripts.dev.docs import (
     acceptance,
     choices,
-    lints,
     pictures,
     traces,
 )
@@ -47,14 +47,6 @@ def test_every_key_of_a_trace_is_explained() -> None:
     assert all(rows)
 
 
-def test_the_messages_are_those_of_every_lint() -> None:
-    by_name = {each.name: each for each in lints.messages()}
-    assert by_name["misspelt-key"].remedy == "if that is what is meant, rename …"
-    assert by_name["d2t-absolute"].cause.startswith("d2t holds target ids")
-    assert not by_name["d2t-absolute"].fixable
-    assert by_name["dtype-missing"].fixable
-
-
 # Which recipe
 
 
@@ -63,10 +55,10 @@ def advised() -> Sequence[choices.Choice]:
     return choices.choices()
 
 
-@pytest.mark.each_value
-@pytest.mark.parametrize("family", choices.FAMILIES)
-@pytest.mark.parametrize("gpu", ["MI300X", "MI325X", "MI355X", "H100", "H200", "B200"])
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@pytest.mark.parametrize("family", choices.FAMILIES)
+@pytest.mark.parametrize("gpu", ["MI325X", "MI355X", "H100", "B200"])
 def test_what_is_advised_loads(
     engine: EngineName, gpu: str, family: str, advised: Sequence[choices.Choice]
 ) -> None:
@@ -97,6 +89,7 @@ def test_what_is_advised_loads(
     assert row.fp4 is None or verdict(row.fp4) == "LOADS"
 
 
+@pytest.mark.slow
 def test_the_advice_is_what_was_measured_best(advised: Sequence[choices.Choice]) -> None:
     measured = acceptance.measured_changes()
     for row in advised:
@@ -120,6 +113,7 @@ def test_an_emulated_format_is_not_advised() -> None:
     assert not choices._is_small(load_recipe("mi325x-w4a8-fp8"), "gfx950")  # a byte each
 
 
+@pytest.mark.slow
 def test_the_advice_is_on_its_pages() -> None:
     assert choices.short_table() in README.read_text(encoding="utf-8")
     assert choices.choices_table() in (DOCS / "recipes.md").read_text(encoding="utf-8")
@@ -130,6 +124,12 @@ def test_readme_is_one_screen_and_a_half() -> None:
     assert f"[all {len(built_in_recipes())}]" in text
     assert len(text.splitlines()) <= 70
     assert max(map(len, text.splitlines())) <= 120
+
+
+def test_the_demo_shows_each_verdict() -> None:
+    measured = acceptance.measured_changes()
+    verdicts = [measured[recipe][demo.PAIR.name].verdict for recipe in demo.RECIPES.values()]
+    assert verdicts == ["PASS", "INCONCLUSIVE", "FAIL"]
 
 
 # Pictures
@@ -204,19 +204,16 @@ def parsed(page: Path) -> Targets:
     return targets
 
 
-def test_the_site_needs_no_network(site: Path) -> None:
-    pages = sorted(site.rglob("*.html"))
+@pytest.mark.slow
+def test_the_site_has_tables_needs_no_network_and_its_links_lead_to_something(site: Path) -> None:
+    pages = {page.resolve(): parsed(page) for page in site.rglob("*.html")}
     assert len(pages) > 30
-    for page in pages:
-        for url in parsed(page).loaded:
-            assert not re.match(r"[a-z]+:|//", url), f"{page}: {url}"
     for sheet in site.rglob("*.css"):
         assert not re.search(r"url\(['\"]?(?:https?:)?//", sheet.read_text(encoding="utf-8")), sheet
-
-
-def test_every_link_of_the_site_leads_to_something(site: Path) -> None:
-    pages = {page.resolve(): parsed(page) for page in site.rglob("*.html")}
     for page, targets in pages.items():
+        assert "|---|" not in page.read_text(encoding="utf-8"), page
+        for url in targets.loaded:
+            assert not re.match(r"[a-z]+:|//", url), f"{page}: {url}"
         for url in targets.led:
             path, _, anchor = url.partition("#")
             if re.match(r"[a-z]+:|/", path) or not url or page.name == "404.html":
@@ -226,11 +223,6 @@ def test_every_link_of_the_site_leads_to_something(site: Path) -> None:
             assert led.is_file(), f"{page}: {url}"
             if anchor and led.suffix == ".html":
                 assert anchor in pages[led].anchors, f"{page}: {url}"
-
-
-def test_tables_become_tables(site: Path) -> None:
-    for page in site.rglob("*.html"):
-        assert "|---|" not in page.read_text(encoding="utf-8"), page
 
 
 def test_every_link_in_the_repository_leads_to_a_file() -> None:

@@ -86,7 +86,7 @@ def test_blocks_of_rows_give_the_bytes_of_whole_weights(
     monkeypatch.setattr(execute, "BLOCK_BYTES", 1)  # 128 rows, the fewest
     monkeypatch.setattr(execute, "WRITE_BYTES", 1)
     assert files(source, RECIPES[name], tmp_path / "blocks") == whole
-    # 192 rows of 128 inputs would fit, but are no whole blocks: 128 again.
+    # 192 rows would fit, but are no whole blocks of 128.
     monkeypatch.setattr(execute, "BLOCK_BYTES", 192 * 128 * 2)
     assert files(source, RECIPES[name], tmp_path / "ragged") == whole
 
@@ -171,8 +171,6 @@ def test_wrong_codes_of_several_blocks_are_counted_and_the_worst_is_named(
     edit(out, lambda t: t.update({f"{UP}.{suffix}": part for suffix, part in parts.items()}))
     report = verify(out, large, foreign=True)
     assert_only_fault(report, f"{UP}.weight_packed", "3 other(s), worst at row 1100, column 383:")
-    own = verify(out, large, method=method_of(out))
-    assert_only_fault(own, f"{UP}.weight_packed", "3 other(s), first at row 5, column 7:")
     codes[5, 7] = right.codes[5, 7]
     parts = stored_parts(right._replace(codes=codes), "BF16", made)
     edit(out, lambda t: t.update({f"{UP}.{suffix}": part for suffix, part in parts.items()}))
@@ -180,13 +178,9 @@ def test_wrong_codes_of_several_blocks_are_counted_and_the_worst_is_named(
     assert_only_fault(own, f"{UP}.weight_packed", "2 other(s), first at row 400, column 100:")
 
 
-@pytest.mark.some(1)
-@pytest.mark.parametrize("at", [2500 * 768 + 11, 5, 4095 * 768 + 767])
-def test_a_kept_tensor_that_differs_in_any_block(
-    at: int, large: Path, awq: Path, tmp_path: Path
-) -> None:
+def test_a_kept_tensor_that_differs_in_any_block(large: Path, awq: Path, tmp_path: Path) -> None:
     """The report has the hashes of both tensors, wherever the first difference is."""
-    name = "embed_tokens.weight"
+    name, at = "embed_tokens.weight", 2500 * 768 + 11
     tensors = read_tensors(awq)
     changed = flip_bit(tensors[name], 8 * at + 3)
     changed = flip_bit(changed, 8 * (4096 * 768 - 1))  # and in the last block

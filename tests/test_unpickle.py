@@ -54,11 +54,8 @@ def test_the_command_of_the_error_makes_the_same_draft(
     assert "16 tensors of pytorch_model.bin" in capsys.readouterr().out
     assert read_tensors(out) == read_tensors(plain)
     assert (out / "config.json").read_bytes() == (plain / "config.json").read_bytes()
-    assert sorted(path.name for path in out.iterdir()) == [
-        "config.json",
-        "model.safetensors",
-        "tokenizer.json",
-    ]
+    files = {"config.json", "model.safetensors", "tokenizer.json"}
+    assert {path.name for path in out.iterdir()} == files
     assert read_draft(Checkpoint.open(out)).rows
 
 
@@ -90,10 +87,8 @@ class Harmful:
     [
         ({"a": Harmful()}, "not readable as tensors of torch.save: it holds Python objects"),
         ([torch.zeros(1)], "expected tensors by name, got list"),
-        ({}, "expected tensors by name, got dict"),
         ({"model": {"a": torch.zeros(1)}}, "'model': expected a tensor of BF16, F16, F32, I64"),
         ({"a": torch.zeros(1, dtype=torch.float64)}, "'a': expected a tensor of BF16, F16, F32"),
-        ({1: torch.zeros(1)}, "1: expected a tensor of BF16"),
     ],
 )
 def test_what_is_not_tensors_by_name(
@@ -117,9 +112,7 @@ def shared(count: int) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(
     ("saved", "what"),
     [
-        ({"a": torch.ones(1).expand(2**10, 2**18)}, "of 1,073,741,824 bytes of which 4 are stored"),
         ({"a": torch.ones(1).expand(2**20, 2**14)}, "of 68,719,476,736 bytes of which 4 are"),
-        ({"a": torch.ones(8).as_strided((8, 8), (1, 0))}, "of 256 bytes of which 32 are stored"),
         ({"a": torch.ones(2**40, device="meta")}, "of which 0 are stored"),
         (shared(20), "are views of the same 4,000; save copies of them"),
     ],
@@ -136,15 +129,12 @@ def test_views_stand_for_no_more_than_is_stored(
     assert not (tmp_path / "out").exists()
 
 
-def test_one_name_in_two_files(pickled: Path, tmp_path: Path) -> None:
-    torch.save({"fc.weight": torch.zeros(1)}, pickled / "optimizer.pt")
-    with pytest.raises(CheckpointError, match=r"fc.weight also stands in another of the files"):
-        unpickle_draft(pickled, tmp_path / "out")
-
-
 def test_there_is_nothing_to_convert(plain: Path, pickled: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="it holds no pickled weights"):
         unpickle_draft(plain, tmp_path / "out")
+    torch.save({"fc.weight": torch.zeros(1)}, pickled / "optimizer.pt")
+    with pytest.raises(CheckpointError, match=r"fc.weight also stands in another of the files"):
+        unpickle_draft(pickled, tmp_path / "out")
     (pickled / "model.safetensors").write_bytes(b"")
     with pytest.raises(CheckpointError, match="it already holds safetensors"):
         unpickle_draft(pickled, tmp_path / "out")
@@ -155,7 +145,7 @@ def test_there_is_nothing_to_convert(plain: Path, pickled: Path, tmp_path: Path)
         unpickle_draft(pickled, tmp_path / "out")
 
 
-@pytest.mark.parametrize("file", ["notes.txt", "pytorch_model.bin", "config.json"])
+@pytest.mark.parametrize("file", ["notes.txt", "pytorch_model.bin"])
 def test_a_link_out_of_the_folder(file: str, pickled: Path, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     if (pickled / file).exists():
