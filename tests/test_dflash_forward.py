@@ -46,15 +46,9 @@ def with_causal(causal: bool) -> dict[str, Any]:
 CASES: dict[str, dict[str, Any]] = {
     "mha": {},
     "gqa": {"num_key_value_heads": 2},
-    "mqa": {"num_key_value_heads": 1},
-    "yarn": {"rope_scaling": YARN},
-    "other-target-width": {"target_hidden_size": 40},
     "pruned-vocabulary": {"draft_vocab_size": 24},
-    "eps": {"rms_norm_eps": 1e-2},
-    "full-layers": {"layer_types": ["full_attention"] * 3},
     "mixed-layers": {"layer_types": MIXED, "sliding_window": 7},
     "window-within-the-block": {"layer_types": SLIDING, "sliding_window": 3},
-    "window-of-one": {"layer_types": SLIDING, "sliding_window": 1},
     "causal": {"dflash_config": with_causal(True)},
     "is-causal": {"is_causal": True, "dflash_config": with_causal(False)},
     "sliding-both-ways": {

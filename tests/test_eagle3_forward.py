@@ -7,24 +7,30 @@ of about 10 dot products of at most 200 terms, layers and chain steps included s
 logits by more than 1e-3.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from draftquant.quantize.drafts.families.eagle3_llama import Eagle3Llama
 from draftquant.quantize.drafts.passes import ChainForward
+from draftquant.quantize.drafts.recognition import plain_config
 from draftquant.quantize.drafts.rope import RopeConfig, Yarn, rope_frequencies
 from draftquant.quantize.drafts.shared.eagle3 import Eagle3Geometry
 from reference_draft import (
     CachedAttention,
     ReferenceDraft,
+    add_norms,
     assert_close,
     check_extend_and_chain,
+    common_config,
     random_weights,
-    transformers_in_float64,
+    widen,
 )
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import Qwen3Config
+from transformers.models.qwen3 import modeling_qwen3
+
+pytestmark = pytest.mark.usefixtures("float64_on_one_thread")
 
 CONFIG: dict[str, Any] = {
     "hidden_size": 32,
@@ -46,10 +52,8 @@ YARN = {
 }
 CASES: dict[str, dict[str, Any]] = {
     "mha": {},
-    "gqa": {"num_key_value_heads": 2},
     "mqa": {"num_key_value_heads": 1},
     "yarn": {"rope_scaling": YARN},
-    "yarn-mscale": {"rope_scaling": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}},
     "yarn-attention-factor": {"rope_scaling": YARN | {"attention_factor": 1.3}},
     "yarn-untruncated": {"rope_scaling": YARN | {"truncate": False}},
     # No pair turns even once within 4 (1) positions: the ramp is empty (reversed).
@@ -59,23 +63,12 @@ CASES: dict[str, dict[str, Any]] = {
         "rope_theta": 10.0,
         "rope_scaling": YARN | {"original_max_position_embeddings": 1000},
     },
-    "kimi-rope": {"rope_theta": 50000.0, "rope_scaling": YARN | {"factor": 64.0}},
     "norm-before-residual": {"norm_before_residual": True},
-    "norm-output": {"norm_output": True},
     "norm-before-fc": {"norm_before_fc": True},
-    "fc-norm": {"fc_norm": True},
     "eagle-3.1": {"fc_norm": True, "norm_output": True, "num_key_value_heads": 2},
     "pruned-vocabulary": {"draft_vocab_size": 24},
     "two-layers": {"num_hidden_layers": 2, "num_key_value_heads": 2},
-    "other-target-width": {"target_hidden_size": 40},
-    "eps": {"rms_norm_eps": 1e-2},
 }
-
-
-@pytest.fixture(autouse=True)
-def _float64() -> Iterator[None]:
-    with transformers_in_float64():
-        yield
 
 
 def build(case: str) -> tuple[Eagle3Geometry, dict[str, Tensor], ChainForward]:
@@ -89,6 +82,45 @@ def build(case: str) -> tuple[Eagle3Geometry, dict[str, Tensor], ChainForward]:
 def test_extend_and_chain_equal_the_transformers_modules(case: str) -> None:
     geometry, weights, forward = build(case)
     check_extend_and_chain(geometry, forward, ReferenceDraft(geometry, weights))
+
+
+class ReferenceQwen3Draft(ReferenceDraft):
+    """See `ReferenceDraft`: attention and MLP are those of `transformers.models.qwen3`."""
+
+    def make_config(self, g: Eagle3Geometry) -> Qwen3Config:  # type: ignore[override]
+        return Qwen3Config(
+            **common_config(g),
+            num_key_value_heads=g.attention.num_key_value_heads,
+            head_dim=g.attention.head_dim,
+        )
+
+    def make_layer(self, config: Any, index: int) -> nn.Module:
+        layer = nn.Module()
+        layer.self_attn = modeling_qwen3.Qwen3Attention(config, index)
+        layer.mlp = modeling_qwen3.Qwen3MLP(config)
+        add_norms(layer, config, index)
+        if index == 0:
+            widen(layer.self_attn, "q_proj", "k_proj", "v_proj")
+        return layer
+
+
+@pytest.mark.parametrize("layer_type", ["llama", "qwen3"])
+def test_layers_of_speculators_equal_the_transformers_modules(layer_type: str) -> None:
+    layers = {key: value for key, value in CONFIG.items() if key != "rope_theta"} | {
+        "model_type": layer_type, "num_hidden_layers": 2, "num_key_value_heads": 2,
+        "rope_parameters": YARN | {"rope_theta": 10000.0},
+    }  # fmt: skip
+    config = {
+        "architectures": ["Eagle3Speculator"], "speculators_model_type": "eagle3",
+        "transformer_layer_config": layers, "norm_before_residual": False,
+    }  # fmt: skip
+    family = Eagle3Llama()
+    geometry = family.read_geometry(plain_config(config, "config.json"), "config.json")
+    assert geometry.normed_heads == (layer_type == "qwen3")
+    weights = random_weights(geometry)
+    reference = {"llama": ReferenceDraft, "qwen3": ReferenceQwen3Draft}[layer_type]
+    forward = family.forward(geometry, weights, lambda _name, x: x)
+    check_extend_and_chain(geometry, forward, reference(geometry, weights))
 
 
 def test_on_input_sees_each_linear_once_and_its_result_is_used() -> None:
@@ -129,14 +161,9 @@ def test_on_input_sees_each_linear_once_and_its_result_is_used() -> None:
 def test_the_ramp_of_yarn_by_hand(original: int, slow: list[float]) -> None:
     """Eight dimensions, base 10: pair i turns 10^(-i/4) radians per position, or a quarter."""
     yarn = Yarn(
-        factor=4.0,
-        original_max_positions=original,
-        beta_fast=32.0,
-        beta_slow=1.0,
-        mscale=None,
-        mscale_all_dim=None,
-        attention_factor=None,
-    )
+        factor=4.0, original_max_positions=original, beta_fast=32.0, beta_slow=1.0, mscale=None,
+        mscale_all_dim=None, attention_factor=None,
+    )  # fmt: skip
     frequencies, _ = rope_frequencies(RopeConfig(theta=10.0, yarn=yarn), 8)
     expected = [10 ** (-i / 4) * (1 - share + share / 4) for i, share in enumerate(slow)]
     torch.testing.assert_close(frequencies, torch.tensor(expected, dtype=torch.float64))
