@@ -6,17 +6,13 @@ The truth is `engines/results.json`: loading executed with the engines' own clas
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from draftquant.quantize.engines.contract import EngineCheck, EngineName, UnsureError
+from draftquant.quantize.engines.contract import EngineName, UnsureError
 from draftquant.quantize.engines.engine_check import check_draft
-from draftquant.quantize.engines.excludes import (
-    exact_or_regex,
-)
+from draftquant.quantize.engines.excludes import exact_or_regex
 from draftquant.recipes.errors import CheckpointError
 from draftquant.scripts.cli import main
 from reasons import own_text
@@ -25,38 +21,15 @@ from tiny import read_tensors, tiny_eagle3_llama, write_tensors
 ENGINES_FOLDER = Path(__file__).parents[1] / "experiments" / "engines"
 sys.path.append(str(ENGINES_FOLDER))  # its modules stand alone
 
-from cases import (  # noqa: E402
-    BROKEN,
-    FAMILIES,
-    NUM_TARGET_LAYERS,
-    Workshop,
-    _broken,
-    _cut,
-    _quantized,
-    beyond_cases,
-    mixed_cases,
-)
-from cut_heads import CUT_HEADS, CutHead  # noqa: E402
-from draftquant.recipes import Recipe  # noqa: E402
-from formats import FamilyName, all_formats, format_recipe  # noqa: E402
-from predictions import parameter_mismatches, predicted  # noqa: E402
-from results import (  # noqa: E402
-    Outcome,
-    read_outcomes,
-)
+from cases import FAMILIES, Workshop, _quantized, beyond_cases, mixed_cases  # noqa: E402
+from folder_rows import FILES, read_rows, write_folder  # noqa: E402
+from formats import all_formats, format_recipe  # noqa: E402
+from predictions import find_mismatches, predicted  # noqa: E402
+from results import read_outcomes  # noqa: E402
 
-OTHER_TEXT = {
-    "broken--group-splits-shard",
-    "broken--mla-quark-exclude-bare",
-    "eagle3-mla--modelopt-nvfp4-head",
-    "dflash--modelopt-nvfp4-head",
-}
-"""Several things are wrong: which of them an engine meets first follows the order of tensors, and
-in the first of these whether the package humming-kernels is there, which vLLM's wheel asks for."""
-NOT_READ = ("cut--dflash2",)
-"""Not read as drafts: `check` ends with 2, and no engine serves them as their heads say."""
-DOWN_PROJ = "midlayer.mlp.down_proj"
-FORMATS_OF = "eagle3-mla"  # the family in which the engines differ most
+OTHER_TEXT = {"eagle3-mla--modelopt-nvfp4-head", "dflash--modelopt-nvfp4-head"}
+"""Several things are wrong: which of them an engine meets first follows the order of tensors."""
+BROKEN = {row["draft"]: row for row in read_rows(FILES["broken on purpose"])}
 
 
 @pytest.fixture(scope="module")
@@ -65,177 +38,31 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
     return Workshop(out)
 
 
-@pytest.fixture(scope="module")
-def formats() -> list[Recipe]:
-    return all_formats()
-
-
-def _cut_name(one: CutHead) -> str:
-    return f"cut--{one.name.replace(' ', '-')}"
-
-
-class Folders:
-    """Unquantized drafts, broken folders, formats of one family: each made when it is asked for."""
-
-    def __init__(self, workshop: Workshop, formats: Sequence[Recipe]) -> None:
-        self._workshop = workshop
-        self._making: dict[str, Callable[[], object]] = {
-            **{f"{name}--unquantized": partial(self._unquantized, name) for name in FAMILIES},
-            **{f"broken--{row['draft']}": partial(_broken, workshop, row) for row in BROKEN},
-            **{_cut_name(one): partial(_cut, workshop, one) for one in CUT_HEADS},
-            **{
-                f"{FORMATS_OF}--{recipe.name}": partial(
-                    _quantized, workshop, "format", FORMATS_OF, recipe
-                )
-                for recipe in formats
-            },
-        }
-
-    def __truediv__(self, name: str) -> Path:
-        making = self._making.pop(name, None)
-        if making is not None:
-            making()
-        return self._workshop.out / name
-
-    @cached_property
-    def whole(self) -> Path:
-        """The folder of all of them, and of mixed drafts of all families."""
-        for making in self._making.values():
-            making()
-        self._making.clear()
-        mixed_cases(self._workshop)
-        beyond_cases(self._workshop)
-        return self._workshop.out
-
-    def _unquantized(self, family: FamilyName) -> None:
-        source = self._workshop.source(family)
-        source.rename(self._workshop.out / f"{family}--unquantized")
-
-
-@pytest.fixture(scope="module")
-def folders(workshop: Workshop, formats: list[Recipe]) -> Folders:
-    return Folders(workshop, formats)
-
-
-@pytest.fixture(scope="module")
-def answers(folders: Folders) -> list[tuple[Outcome, EngineCheck]]:
-    """Every outcome of the truth whose folder is made, and what `check` says of it."""
-    made = folders.whole
-    return [
-        (outcome, predicted(made / outcome["draft"], outcome))
-        for outcome in read_outcomes()
-        if (made / outcome["draft"]).is_dir() and outcome["draft"] not in NOT_READ
-    ]
-
-
 @pytest.mark.slow
-def test_predictions_are_what_the_engines_did(answers: list[tuple[Outcome, EngineCheck]]) -> None:
-    faults = []
-    for outcome, answer in answers:
-        where = f"{outcome['draft']} on {answer.engine} {answer.arch}, tp {answer.tp}"
-        said = f"{where}: {answer.error}"
-        if answer.verdict != outcome["verdict"]:
-            faults.append(f"{said}: {answer.verdict}, not {outcome['verdict']}")
-        elif answer.verdict == "REFUSED":
-            # The first words: what follows are numbers and lists of the engine's.
-            same = own_text(answer.error)[:40] == outcome["error"][:40]
-            if not same and outcome["draft"] not in OTHER_TEXT:
-                faults.append(f"{said}: not {outcome['error']}")
-    assert faults == []
-    assert len(answers) > 600
-    mixed = [outcome for outcome, _ in answers if "nvfp4-fp8-down" in outcome["draft"]]
+def test_predictions_are_what_the_engines_did(workshop: Workshop) -> None:
+    """Verdicts, errors, captured layers, and shapes of the linears that the engines built."""
+    for family in FAMILIES:
+        workshop.source(family).rename(workshop.out / f"{family}--unquantized")
+    for recipe in all_formats():
+        _quantized(workshop, "format", "eagle3-mla", recipe)  # in which the engines differ most
+    mixed_cases(workshop)
+    beyond_cases(workshop)
+    outcomes = [one for one in read_outcomes() if (workshop.out / one["draft"]).is_dir()]
+    outcomes = [{"error": None, **one} for one in outcomes]
+    assert find_mismatches(workshop.out, outcomes) == []
+    refused = [one for one in outcomes if one["verdict"] == "REFUSED"]
+    for outcome in refused:  # the first words: what follows are numbers and lists of the engine's
+        said = own_text(predicted(workshop.out / outcome["draft"], outcome).error)
+        same = said[:40] == outcome["error"][:40]
+        assert same or outcome["draft"] in OTHER_TEXT, (said, outcome["error"])
+    assert len(outcomes) - len(refused) > 400
+    mixed = [outcome for outcome in outcomes if "nvfp4-fp8-down" in outcome["draft"]]
     assert len(mixed) == len(FAMILIES) * 10  # on every GPU, in 1 and 2 shards
 
 
-@pytest.mark.slow
-def test_linears_have_the_shapes_that_the_engines_built(
-    answers: list[tuple[Outcome, EngineCheck]],
-) -> None:
-    wrong = [one for outcome, answer in answers for one in parameter_mismatches(outcome, answer)]
-    assert wrong == []
-    served = [outcome["draft"] for outcome, _ in answers if "LOADS" in outcome["verdict"]]
-    assert served.count("broken--kv-head-in-each-shard") == 10  # on every GPU, in 1 and 2 shards
-    assert served.count("broken--vocabulary-padded") == 10
-    assert len(served) > 400
-
-
-@pytest.mark.parametrize("name", ["broken--kv-head-in-each-shard", "broken--vocabulary-padded"])
-def test_shards_of_heads_have_the_shapes_that_engines_built(folders: Folders, name: str) -> None:
-    """What a shard holds whole, and what it is filled up to: on every GPU, in 1 and 2 shards."""
-    outcomes = [outcome for outcome in read_outcomes() if outcome["draft"] == name]
-    assert len(outcomes) == 10
-    for outcome in outcomes:
-        answer = predicted(folders / name, outcome)
-        assert answer.verdict == outcome["verdict"]
-        assert parameter_mismatches(outcome, answer) == []
-
-
-@pytest.mark.parametrize("name", NOT_READ)
-def test_what_is_not_read_no_engine_serves(folders: Folders, name: str) -> None:
-    """Of each platform: their selectors and projections have a row for every token."""
-    outcomes = [outcome for outcome in read_outcomes() if outcome["draft"] == name]
-    assert len(outcomes) == 5
-    assert all(outcome["verdict"] != "LOADS" for outcome in outcomes)
-    with pytest.raises(CheckpointError, match="draft_vocab_size: expected vocab_size 512, got 256"):
-        predicted(folders / name, outcomes[0])
-
-
-HEADS_THAT_REACH_NOTHING = {
-    "eagle3-llama-no-head": ("vllm", "takes the first 256 rows of it for the tokens of d2t"),
-    "eagle3-mla-no-head-size-null": ("sglang", "looks its 512 rows up in d2t, which has 256"),
-    "eagle3-llama-repeats": ("sglang", "64 of 256 rows of d2t stand for a token for which another"),
-    "eagle3-mla-absolute": ("vllm", "d2t holds target ids, and vLLM adds the number of the row"),
-    "dflash-no-d2t": ("vllm", "no map d2t is stored"),
-    "dflash": ("sglang", "SGLang drops d2t and lm_head"),
-    "dspark-no-head": ("vllm", "with its own lm_head and with d2t only"),
-    "eagle3-llama-size-other": ("vllm", "declares a draft_vocab_size of 192, and d2t has 256 rows"),
-    "dspark-size-null": ("sglang", "SGLang builds the Markov head for the whole vocabulary"),
-}
-
-
-@pytest.mark.parametrize("name", HEADS_THAT_REACH_NOTHING)
-def test_heads_that_do_not_reach_the_proposals(folders: Folders, name: str) -> None:
-    """Each is what the engine did, on H200 and one GPU; `check` says why."""
-    engine, text = HEADS_THAT_REACH_NOTHING[name]
-    (outcome,) = (
-        one
-        for one in read_outcomes()
-        if (one["draft"], one["engine"]) == (f"cut--{name}", engine)
-        if (one["arch"], one["tp"]) == ("sm90", 1)
-    )
-    answer = predicted(folders / f"cut--{name}", outcome)
-    assert answer.verdict == outcome["verdict"] != "LOADS"
-    assert text in (answer.error or "")
-
-
-@pytest.mark.parametrize(
-    ("name", "asked", "verdict", "text"),
-    [
-        ("fp8-block-split-inputs", "vllm sm90 1", "LOADS", ""),
-        ("fp8-block-split-inputs", "vllm sm90 2", "REFUSED", "input_size_per_partition = 192"),
-        ("ct-fp8-block-split-rows", "sglang sm90 2", "REFUSED", "output_partition_size = 192"),
-        ("qkv-kept-without-alias", "vllm sm90 1", "LOADS BUT WRONG", "from BF16 to F8_E4M3"),
-        ("qkv-kept-quark-without-alias", "sglang gfx942 1", "LOADS BUT WRONG", "BF16 to F8_E4M3"),
-    ],
-)
-def test_broken_folders(name: str, asked: str, verdict: str, text: str, folders: Folders) -> None:
-    """Everyday, of those that are slow above."""
-    engine, arch, tp = asked.split()
-    answer = check_draft(
-        folders / f"broken--{name}",
-        engine=engine,  # type: ignore[arg-type]
-        arch=arch,
-        tp=int(tp),
-        target_layers=NUM_TARGET_LAYERS,
-    )
-    assert answer.verdict == verdict
-    assert text in (answer.error or "")
-
-
-def test_layers_without_a_known_number_are_named_so(folders: Folders) -> None:
-    draft = folders / f"{FORMATS_OF}--fp8-fp8-block-fp8-group"
-    config = json.loads((draft / "config.json").read_text(encoding="utf-8"))
-    assert "num_target_layers" not in config
+def test_layers_without_a_known_number_are_named_so(workshop: Workshop) -> None:
+    recipe = format_recipe("fp8", "fp8-block", "fp8-group")
+    draft = workshop.quantize(workshop.source("eagle3-mla"), recipe, "numberless")
     answer = check_draft(draft, engine="vllm", arch="sm90")
     said = " ".join(finding.text + finding.remedy for finding in answer.findings)
     assert "model.layers.N.self_attn" in said
@@ -251,7 +78,6 @@ def test_a_broken_regular_expression_is_unsure() -> None:
 def test_heads_that_the_shards_cannot_share_are_refused(
     engine: EngineName, tp: int, tmp_path: Path
 ) -> None:
-    """Executed with 3, 8 and 16 shards, three families and two engines: 57 of 57 are refused."""
     draft = tiny_eagle3_llama(tmp_path / "d", pruned_vocabulary=True)
     answer = check_draft(draft, engine=engine, arch="sm90", tp=tp)
     assert answer.verdict == "REFUSED"
@@ -374,17 +200,16 @@ def test_tensorrt_llm_reads_the_side_file_first(workshop: Workshop) -> None:
 @pytest.mark.parametrize(
     ("case", "arguments", "code", "parts"),
     [
-        ("eagle3-llama--unquantized", ["sglang"], 0, ("LOADS", "unquant", "qkv_proj")),
-        ("broken--quark-exclude-bare", ["vllm"], 1, ("LOADS BUT WRONG", "exclude fc so that")),
-        ("broken--mla-model-type", ["vllm"], 1, ("REFUSED", "kimi_k2")),
+        ("quark-exclude-bare", ["vllm"], 1, ("LOADS BUT WRONG", "exclude fc so that")),
+        ("mla-model-type", ["vllm"], 1, ("REFUSED", "kimi_k2")),
         (
-            "broken--mla-model-type",
+            "mla-model-type",
             ["tensorrt-llm", "--gpu", "gfx950"],
             3,
             ("UNKNOWN", "what to do: try the server there, or take vLLM 0.33.0 or SGLang 0.5.23,"),
         ),
         (
-            "broken--o-proj-kept-regex",
+            "o-proj-kept-regex",
             ["sglang"],
             3,
             (
@@ -396,25 +221,27 @@ def test_tensorrt_llm_reads_the_side_file_first(workshop: Workshop) -> None:
     ],
 )
 def test_the_command(
-    folders: Folders,
     case: str,
     arguments: list[str],
     code: int,
     parts: tuple[str, ...],
+    tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["check", str(folders / case), "--engine", *arguments]) == code
+    if case in BROKEN:
+        write_folder(BROKEN[case], tmp_path / case)
+    assert main(["check", str(tmp_path / case), "--engine", *arguments]) == code
     out = capsys.readouterr().out
     for part in parts:
         assert part in out
 
 
-def test_check_imports_no_torch(folders: Folders) -> None:
+def test_check_imports_no_torch(tmp_path: Path) -> None:
     code = (
         "import sys; from draftquant.scripts.cli import main;"
         " main(['check', sys.argv[1], '--engine', 'vllm']);"
         " sys.exit(not {'torch', 'transformers', 'quark', 'modelopt'}.isdisjoint(sys.modules))"
     )
-    folder = str(folders / "broken--nvfp4-global-scales-differ")
+    folder = write_folder(BROKEN["nvfp4-global-scales-differ"], tmp_path / "draft")
     done = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, check=False)
     assert done.returncode == 0, done.stderr

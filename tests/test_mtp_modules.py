@@ -70,7 +70,7 @@ def test_subtree_of_several_layers(tmp_path: Path) -> None:
 
 
 def test_what_vllm_says_of_step(tmp_path: Path) -> None:
-    """Executed: `experiments/engines/mtp.py`."""
+    """Executed: `experiments/engines/mtp.json`."""
     source = tiny_step3p5_mtp(tmp_path / "draft", number=45)
     plain = check_draft(source, engine="vllm")
     assert (plain.verdict, plain.error) == ("LOADS", None)

@@ -31,18 +31,16 @@ def loaded(
     arch: str = "sm90",
     tp: int = 1,
     target: Path | None = None,
-    loader: str = "loader",
     log: Path | None = None,
     options: Sequence[str] = (),
 ) -> list[Outcome]:
     """What an engine's own loader says of each folder, as if there was such a GPU.
 
     Args:
-        target: of all; None: "target" beside each.
-        loader: "graft" takes targets with their layers.
+        target: of all; None: "target" beside each; /target and /layer: parts of the folders.
         log: for what it writes to standard error.
     """
-    command = [python(), f"{engine}_{loader}.py", "--arch", arch, "--tp", str(tp), *options]
+    command = [python(), f"{engine}_loader.py", "--arch", arch, "--tp", str(tp), *options]
     command += ["--target", str(target)] if target else []
     done = subprocess.run(
         [*command, *map(str, folders)], cwd=HERE, capture_output=True, text=True, check=False

@@ -1,4 +1,4 @@
-"""The folders that the engines are asked to load: every recipe on every family, and broken ones.
+"""The folders that the engines are asked to load: every recipe on every family.
 
 They are tiny drafts with real names, quantized by draftquant itself. Every dimension keeps the
 divisibility of the published drafts, so that an engine refuses a tiny draft for the reason for
@@ -12,9 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from asking import NUM_TARGET_LAYERS, TARGET_FOLDER, write_target
-from cut_heads import CUT_HEADS, HEADS, MLA, CutHead, edit_folder, target_ids
 from data_free import LAYERS_ALONE
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
@@ -22,19 +20,25 @@ from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.making.quantize_draft import quantize_draft
 from draftquant.quantize.planning.quantization_plan import Measured, make_plan
 from draftquant.recipes import DraftQuantError, Recipe, load_recipe
-from folder_rows import Row, read_rows, write_folder
 from formats import FamilyName, all_formats
 from heads import BEYOND, HEAD, LOADED
 from mixes import KEPT_DOWN, MIXES
-from proposals import proposed
-from tiny import Stored, read_tensors, tiny_eagle3_llama, values_of
+from tiny import tiny_eagle3_llama
 from tiny_dflash import tiny_dflash
 from tiny_dspark import tiny_dspark
 from tiny_llama import tiny_language_model
 from tiny_mla import tiny_eagle3_mla
 
 INPUT_SCALE = 0.01
-Kind = Literal["recipe", "format", "mixed", "beyond", "cut", "broken"]
+SHAPE: dict[str, Any] = {"hidden": 256, "intermediate": 512, "vocab": 512}
+# 512 rows of q, 256 of k and of v: each shard of two is whole blocks of 128.
+HEADS: dict[str, Any] = {**SHAPE, "heads": 8, "kv_heads": 4, "head_dim": 64}
+# As in the published drafts, kv_a_proj_with_mqa alone is not whole blocks of 128: 192 rows for 576.
+MLA: dict[str, Any] = {
+    **SHAPE, "heads": 4, "q_lora_rank": 256, "kv_lora_rank": 128, "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64, "v_head_dim": 128,
+}  # fmt: skip
+Kind = Literal["recipe", "format", "mixed", "beyond"]
 DTYPES = {"BF16": "bfloat16", "F16": "float16"}
 
 _SOURCES: dict[FamilyName, tuple[Callable[..., Path], dict[str, Any]]] = {
@@ -46,8 +50,6 @@ _SOURCES: dict[FamilyName, tuple[Callable[..., Path], dict[str, Any]]] = {
     "language-model": (tiny_language_model, {**HEADS, "num_layers": 2}),
 }
 FAMILIES = tuple(_SOURCES)
-BROKEN = read_rows(Path(__file__).resolve().parent / "broken.json")
-"""What other tools and hands make, each wrong in one way; and their right neighbours."""
 READS: dict[FamilyName, tuple[int, ...]] = {
     **dict.fromkeys(("eagle3-llama", "eagle3-mla"), (2, 4, 5)),
     **dict.fromkeys(("dflash", "dflash2", "dspark"), (2, 4, 6)),
@@ -64,13 +66,11 @@ class Case:
         name: of the folder.
         kind: "recipe": what draftquant ships; "format": what its layouts can store besides;
             "mixed": several formats in one draft; "beyond": the head or fc quantized as well, or
-            left to the target; "cut": a head with rows for half of the tokens; "broken": what
-            other tools and hands make, and what looks broken but is not.
-        what: one line; of a broken folder, what was done to it.
+            left to the target.
+        what: one line.
         recipe: what it was quantized with; None = not quantized.
         tp: numbers of tensor-parallel shards to load it in.
         reads: the target's layers whose inputs the draft reads.
-        proposes: target ids that it should propose, see `proposals`; none = that is not asked.
         refused: why draftquant itself does not write this folder; then there is none.
     """
 
@@ -81,7 +81,6 @@ class Case:
     recipe: str | None = None
     tp: tuple[int, ...] = (1, 2)
     reads: tuple[int, ...] = ()
-    proposes: tuple[int, ...] = ()
     refused: str | None = None
 
 
@@ -90,7 +89,7 @@ def write_cases(out: Path) -> list[Case]:
     out.mkdir()
     write_target(out / TARGET_FOLDER)
     workshop = Workshop(out)
-    kinds = (recipe_cases, format_cases, mixed_cases, beyond_cases, cut_cases, broken_cases)
+    kinds = (recipe_cases, format_cases, mixed_cases, beyond_cases)
     cases = [case for make in kinds for case in make(workshop)]
     shutil.rmtree(workshop.sources)
     return cases
@@ -210,47 +209,3 @@ def _quantized(
         said = str(exc).replace(f"{workshop.sources}/", "")
         return dataclasses.replace(case, refused=" ".join(said.split()))
     return case
-
-
-def cut_cases(workshop: Workshop) -> list[Case]:
-    """Every folder of `CUT_HEADS`."""
-    return [_cut(workshop, cut) for cut in CUT_HEADS]
-
-
-def _cut(workshop: Workshop, cut: CutHead) -> Case:
-    name = f"cut--{cut.name.replace(' ', '-')}"
-    source = cut.build(workshop.sources / name)
-    built = read_tensors(source)
-    if cut.recipe is None:
-        shutil.copytree(source, workshop.out / name)
-        proposes = proposed(_floats(built["lm_head.weight"]), target_ids(built))
-    else:  # by kernels, which no loader runs
-        workshop.quantize(source, BEYOND[cut.recipe], name)
-        proposes = []
-    edit_folder(workshop.out / name, cut.edit)
-    return Case(
-        name=name,
-        kind="cut",
-        family=cut.name.split()[0],
-        what=cut.what,
-        recipe=cut.recipe,
-        reads=cut.reads,
-        tp=cut.tp,
-        proposes=tuple(proposes),
-    )
-
-
-def _floats(stored: Stored) -> torch.Tensor:
-    return torch.from_numpy(values_of(stored))
-
-
-def broken_cases(workshop: Workshop) -> list[Case]:
-    """Every folder of `BROKEN`."""
-    return [_broken(workshop, row) for row in BROKEN]
-
-
-def _broken(workshop: Workshop, row: Row) -> Case:
-    name = f"broken--{row['draft']}"
-    write_folder(row, workshop.out / name)
-    reads = tuple(row.get("reads", READS[row["family"]]))
-    return Case(name=name, kind="broken", family=row["family"], what=row["what"], reads=reads)

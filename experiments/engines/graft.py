@@ -53,7 +53,7 @@ def main() -> int:
         folders = [folder for kind in MTP for folder in grafts(Path(made), kind)]
         for engine in asking.ENGINES:
             for part in ("target", "layer"):
-                for row in asking.loaded(engine, folders, target=Path("/", part), loader="graft"):
+                for row in asking.loaded(engine, folders, target=Path("/", part)):
                     name = str(row["draft"]).rpartition("/")[2]
                     rows[f"{engine} {name}: {part}"] = row
     keys = ("verdict", "stage", "error", "unloaded", "unread", "cast")

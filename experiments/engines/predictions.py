@@ -10,9 +10,6 @@ from draftquant.recipes.errors import CheckpointError
 from results import Outcome
 
 _SERVED = ("LOADS", "LOADS BUT WRONG")
-_NO_GROUP = "broken--awq-per-channel"
-"""Half a row has no group of it, so engines build no scales: `check` says that they are dropped,
-and shows those of a whole row."""
 
 
 def predicted(folder: Path, outcome: Outcome) -> EngineCheck:
@@ -39,9 +36,7 @@ def parameter_mismatches(outcome: Outcome, answer: EngineCheck) -> list[str]:
     NVFP4 has an input_scale besides, which is not stored and never read; a head that is not stored
     is the target's.
     """
-    split = outcome["tp"] > 1
-    no_group = outcome["draft"] == _NO_GROUP and split
-    if outcome["verdict"] not in _SERVED or no_group or not answer.layers:
+    if outcome["verdict"] not in _SERVED or not answer.layers:
         return []
     said = {
         f"{layer.module}.{parameter.name}": list(parameter.shape)

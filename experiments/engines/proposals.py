@@ -6,7 +6,7 @@ table of target ids is not read. So the same states are multiplied by the head t
 after sharing, by its own code, and the target ids are compared with those of the stored head.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 
 NUM_STATES = 31
-CLEAR = 0.25
-"""Between the two best logits: BF16 rounds them by a sixteenth of it at most."""
 UNCLEAR = -1
+"""Of a kept proposal: the two best logits are less than 0.25 apart, which BF16 may turn."""
+DEFAULT_LAYERS = [2, 4, 5]
+"""Of a target of 8 layers, as both engines say."""
 
 
 def states(hidden: int) -> Tensor:
@@ -32,23 +33,32 @@ def target_table(vocab: int, hidden: int) -> Tensor:
     return (((11 * rows * (columns + 1) + 3 * columns + rows) % 37 - 18) / 64).bfloat16()
 
 
-def proposed(head: Tensor, target_ids: Sequence[int]) -> list[int]:
-    """The target id of the best row for each state; `UNCLEAR` where two rows are as good.
-
-    Args:
-        head: [draft vocabulary, hidden], as it is stored.
-        target_ids: of its rows.
-    """
-    logits = states(head.shape[1]).float() @ head.float().T
-    best, second = logits.topk(2, dim=-1).values.unbind(-1)
-    rows = logits.argmax(-1).tolist()
-    apart = (best - second > CLEAR).tolist()
-    return [target_ids[row] if ok else UNCLEAR for row, ok in zip(rows, apart, strict=True)]
-
-
 def differ(expected: Sequence[int], found: Sequence[int]) -> bool:
     """Whether a clear one of the expected proposals is another one."""
     return any(token not in (UNCLEAR, other) for token, other in zip(expected, found, strict=True))
+
+
+def judged(
+    outcome: Mapping[str, Any], reads: Sequence[int] | None, proposes: Sequence[int] = ()
+) -> dict[str, Any]:
+    """A loader's outcome with what is known of a draft that loads beside its parameters.
+
+    It is wrong where the default runner captures other layers of the target than the draft reads,
+    and where it proposes other tokens than its head says.
+    """
+    found = outcome["proposes"]
+    outcome = {key: value for key, value in outcome.items() if key != "proposes"}
+    if outcome["verdict"] != "LOADS":
+        return outcome
+    if outcome["captures"] and reads is not None:
+        captured = next(iter(outcome["captures"].values())) or DEFAULT_LAYERS
+        if sorted(set(captured)) != list(reads):
+            outcome |= {"verdict": "LOADS BUT WRONG", "captured": captured}
+    if isinstance(found, str):
+        outcome |= {"verdict": "LOADS BUT WRONG", "proposals": found}
+    elif proposes and found and differ(proposes, found):
+        outcome |= {"verdict": "LOADS BUT WRONG", "proposals": "others than those of its head"}
+    return outcome
 
 
 def vllm_proposals(model: nn.Module, config: Any) -> list[int]:

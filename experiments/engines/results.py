@@ -7,27 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from cases import Case
-from proposals import differ
 
 Outcome = Mapping[str, Any]
 JSON_FILE = Path(__file__).resolve().parent / "results.json"
-_NOTHING: Outcome = {
-    "draft": "",
-    "engine": "",
-    "verdict": "",
-    "stage": "",
-    "error": None,
-    "schemes": {},
-    "unloaded": [],
-    "unread": [],
-    "cast": [],
-    "merged": [],
-    "not_run": {},
-    "captures": {},
-}
-"""What is left out of results.json, in the order of its keys."""
-_DEFAULT_LAYERS = [2, 4, 5]
-"""Of a target of 8 layers, as both engines say."""
 _NO_LINEAR = re.compile(
     r"(^|\bmodel|embed_tokens|markov_w1|confidence_head\.proj|attn|attn_m[hq]a|norm(\.\d+)?"
     r"|attention_conv|mlp_conv|candidate_selector)$"
@@ -94,17 +76,6 @@ def read_outcomes() -> Iterator[Outcome]:
             }
 
 
-def recorded_outcomes() -> Iterator[Outcome]:
-    """What `results.json` holds, as `judged` gave it."""
-    schemes = json.loads(JSON_FILE.read_text(encoding="utf-8"))["schemes"]
-    for outcome in read_outcomes():
-        found = {**_NOTHING, **outcome}
-        if isinstance(found["schemes"], int):
-            found["schemes"] = schemes[found["schemes"]]
-        found["not_run"] = dict(enumerate(found["not_run"]))
-        yield {key: value for key, value in found.items() if key not in ("on", "models")}
-
-
 def with_linears(outcome: Outcome) -> Outcome:
     """A loader's outcome, with `linears` instead of all parameters.
 
@@ -118,30 +89,6 @@ def with_linears(outcome: Outcome) -> Outcome:
             linears.setdefault(module, {})[parameter] = json.loads(form.split(" ", 1)[1])
     others = {k: value for k, value in outcome.items() if k not in ("parameters", "served")}
     return {**others, "linears": linears}
-
-
-def judged(outcome: Outcome, case: Case) -> Outcome:
-    """An outcome with what is known of a draft that loads beside its parameters.
-
-    It is wrong where the default runner captures other layers of the target than the draft reads,
-    and where it proposes other tokens than its head says.
-    """
-    outcome = dict(outcome)
-    found = outcome.pop("proposes")
-    if outcome["verdict"] != "LOADS":
-        return outcome
-    if outcome["captures"]:
-        captured = next(iter(outcome["captures"].values())) or _DEFAULT_LAYERS
-        if sorted(set(captured)) != list(case.reads):
-            outcome |= {"verdict": "LOADS BUT WRONG", "captured": captured}
-    if isinstance(found, str):  # which index of several is met first, follows no order
-        said = re.sub(r"index \d+ is", "an index is", found)
-        outcome |= {"verdict": "LOADS BUT WRONG", "proposals": said}
-    elif case.proposes and found and differ(case.proposes, found):
-        outcome |= {"verdict": "LOADS BUT WRONG", "proposals": "others than those of its head"}
-    elif case.proposes and found:
-        outcome |= {"proposals": "those of its head"}
-    return outcome
 
 
 class _Table:
@@ -199,17 +146,11 @@ def _as_markdown(cases: Sequence[Case], outcomes: Sequence[Outcome]) -> str:
         ("format", "What else the layouts can store (one shard)", "family and formats"),
         ("mixed", "Several formats in one draft", "family and formats"),
         ("beyond", "The head and fc quantized as well", "family and formats"),
-        ("cut", "A head with rows for half of the tokens", "family and what is special"),
-        ("broken", "Folders that are wrong, or look so", "what was done to the folder"),
     ):
         parts.append(f"\n## {title}\n\n| {column} | {header} |\n|{'---|' * 6}\n")
         for case in (case for case in cases if case.kind == kind):
             cells = [_cell(case, by_place, *place, reasons) for place in COLUMNS]
             label = case.name.replace("--", " ")
-            if kind == "broken":
-                label = f"{case.name.removeprefix('broken--')}: {case.what} ({case.family})"
-            if kind == "cut":
-                label = f"{case.name.removeprefix('cut--')}: {case.what}"
             parts.append(f"| {label} | {' | '.join(cells)} |\n")
     parts.append("\n## Reasons\n\n")
     parts += [f"{number}. {reason}\n" for reason, number in reasons.items()]
@@ -250,7 +191,6 @@ def _reason(outcome: Outcome) -> str:
         ("cast", outcome["cast"]),
         ("one scale for several", outcome["merged"]),
         ("the target's layers captured", [str(layer) for layer in outcome.get("captured", ())]),
-        ("proposals", [outcome["proposals"]] if "proposals" in outcome else []),
     )
     return "; ".join(f"{what}: {_some(names)}" for what, names in found if names)
 

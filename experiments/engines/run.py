@@ -7,7 +7,6 @@ import argparse
 import os
 import sys
 import tempfile
-import typing
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,15 +17,10 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1] / "tests"))  # tiny.py and its kin
 
 import asking  # noqa: E402
-from cases import FAMILIES, TARGET_FOLDER, Case, Kind, write_cases  # noqa: E402
+from cases import FAMILIES, TARGET_FOLDER, Case, write_cases  # noqa: E402
 from predictions import find_mismatches  # noqa: E402
-from results import (  # noqa: E402
-    Outcome,
-    judged,
-    recorded_outcomes,
-    with_linears,
-    write_results,
-)
+from proposals import judged  # noqa: E402
+from results import Outcome, with_linears, write_results  # noqa: E402
 
 ARCHS = {"vllm": ("sm90", "sm100"), "sglang": ("sm90", "sm100", "gfx942")}
 
@@ -56,11 +50,6 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--work", type=Path, help="folder to keep cases and raw output in")
     parser.add_argument("--out", type=Path, default=HERE, help="folder of the result tables")
-    parser.add_argument(
-        "--only",
-        choices=typing.get_args(Kind),
-        help="ask about these cases; what is said of the others stands in results.json",
-    )
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         work = arguments.work or Path(temporary)
@@ -68,13 +57,11 @@ def main() -> int:
         work.mkdir(parents=True, exist_ok=True)
         print(f"writing drafts into {folders}", file=sys.stderr)
         cases = write_cases(folders)
-        asked = [case for case in cases if arguments.only in (None, case.kind)]
-        outcomes = _ask_engines(folders, asked)
-        known = _known(cases, asked) if arguments.only else []
-        write_results(arguments.out, cases, [*known, *outcomes])
+        outcomes = _ask_engines(folders, cases)
+        write_results(arguments.out, cases, outcomes)
         mismatches = find_mismatches(folders, outcomes)
         ask = partial(_ask, folders)
-        faults = [] if arguments.only else [f for on in PLATFORMS for f in _plugin_faults(ask, on)]
+        faults = [fault for on in PLATFORMS for fault in _plugin_faults(ask, on)]
     for line in (*mismatches, *faults):
         print(line)
     print(f"{len(mismatches)} of {len(outcomes)} predictions of `draftquant check` are wrong")
@@ -88,7 +75,7 @@ def _ask_engines(folders: Path, cases: Sequence[Case]) -> list[Outcome]:
         answers = pool.map(lambda on: _ask(folders, _names(cases, on), on), PLATFORMS)
         outcomes = [with_linears(outcome) for answer in answers for outcome in answer]
     asked = {case.name: case for case in cases}
-    return [judged(outcome, asked[outcome["draft"]]) for outcome in outcomes]
+    return [judged(outcome, asked[outcome["draft"]].reads) for outcome in outcomes]
 
 
 def _plugin_faults(ask: Callable[..., list[Outcome]], platform: Platform) -> Iterator[str]:
@@ -108,12 +95,6 @@ def _plugin_faults(ask: Callable[..., list[Outcome]], platform: Platform) -> Ite
             yield f"{where}: other parameters are served than of {expected['draft']}"
 
 
-def _known(cases: Sequence[Case], asked: Sequence[Case]) -> list[Outcome]:
-    """What results.json holds of the cases that are not asked about."""
-    others = {case.name for case in cases} - {case.name for case in asked}
-    return [outcome for outcome in recorded_outcomes() if outcome["draft"] in others]
-
-
 def _names(cases: Sequence[Case], platform: Platform) -> list[str]:
     return [case.name for case in cases if case.refused is None and platform.tp in case.tp]
 
@@ -127,7 +108,7 @@ def _ask(folders: Path, names: Sequence[str], platform: Platform, *options: str)
         tp=platform.tp,
         target=folders / TARGET_FOLDER,
         log=folders.parent / f"{platform}.log",
-        options=("--debug", *options),
+        options=options,
     )
 
 

@@ -15,13 +15,14 @@ os.environ.update(HF_HUB_OFFLINE="1", SGLANG_LOG_LEVEL="error")
 import sglang_platform
 import torch
 from captures import method_of, reads_layers, sglang_captures
-from loader import run
+from loader import parts_of, run
 from proposals import sglang_proposals
 from torch import nn
 from verdict import Subject, read_tensors
 
-_UNUSED = re.compile(r"[.]layers[.][1-9][0-9]*[.]input_layernorm[.]")
-"""Layers after the first of `llama_eagle3.py` build it, and use hidden_norm in its place."""
+_UNUSED = re.compile(r"[.]layers[.][1-9][0-9]*[.]input_layernorm[.]|shared_head[.]head")
+"""Layers after the first of `llama_eagle3.py` build it, and use hidden_norm in its place; the head
+of an MTP layer is filled with the target's."""
 
 
 def subject(draft: Path, target: Path, tp: int, rank: int) -> Subject:
@@ -55,6 +56,25 @@ def subject(draft: Path, target: Path, tp: int, rank: int) -> Subject:
         # A block draft proposes by the target's head: `dflash_worker_v2.py:138`.
         proposes=lambda model: sglang_proposals(model, algorithm) if algorithm and tp == 1 else [],
         captures=lambda: sglang_captures(draft, config, num_target_layers) if reads else {},
+    )
+
+
+def of_part(folder: Path, part: Path, tp: int, rank: int) -> Subject:
+    """The target or its layer, as `--model-path FOLDER --speculative-algorithm NEXTN` builds it."""
+    from sglang.srt.configs.model_config import ModelConfig
+
+    is_layer = part.name == "layer"
+    sglang_platform.publish_server_arguments(tp)
+    sglang_platform.become_rank(tp, rank)
+    config = ModelConfig(str(folder), is_draft_model=is_layer, quantization=None, dtype="bfloat16")
+    build, load_folder = loading(config)
+    return Subject(
+        build=build,
+        load_folder=load_folder,
+        tensors=parts_of(folder)[part.name],
+        needs_gpu=sglang_platform.needs_gpu,
+        unused=_UNUSED,
+        first=rank == 0,
     )
 
 
@@ -93,4 +113,4 @@ def _is_transformed(draft: Path) -> bool:
 
 
 if __name__ == "__main__":
-    run("sglang", sglang_platform, subject)
+    run("sglang", sglang_platform, subject, of_part)

@@ -6,6 +6,7 @@ Usage: `VENV/bin/python vllm_loader.py --arch sm90 --target TARGET DRAFT...`.
 import json
 import os
 import re
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,56 +22,84 @@ os.environ.update(
 import torch
 import vllm_platform
 from captures import Captured, function_of, method_of, reads_layers, vllm_captures
-from loader import run
+from loader import parts_of, run
 from proposals import vllm_proposals
 from torch import nn
 from verdict import Steps, Subject, read_tensors
 
 _SHARING = "gpu/spec_decode/eagle/utils.py"
-_UNUSED = re.compile(r"[.]layers[.][1-9][0-9]*[.]hidden_norm[.]")
-"""Layers after the first of `llama_eagle3.py` and `deepseek_eagle3.py` build and skip it."""
+_UNUSED = re.compile(r"[.]layers[.][1-9][0-9]*[.]hidden_norm[.]|shared_head[.]head")
+"""Layers after the first of `llama_eagle3.py` and `deepseek_eagle3.py` build and skip it; the head
+of an MTP layer is filled with the target's (`glm4_moe_mtp.py`)."""
 
 
 def subject(draft: Path, target: Path, tp: int, rank: int) -> Subject:
     """One shard of the draft, as `vllm serve --speculative-config` builds it."""
+    config = _config(draft, target)
+    vllm_platform.become_rank(tp, rank)
+    speculative = config.speculative_config
+    whole = speculative.method == "draft_model"
+    # Other shards, and wholes and MTP layers, have no head of fewer rows.
+    asked = tp == 1 and speculative.method not in ("draft_model", "mtp")
+    dtype = config.model_config.dtype
+    return _shard(
+        _of_its_own(config) if whole else config,
+        speculative.draft_model_config,
+        read_tensors(draft),
+        rank,
+        prefix="draft_model" if whole else "",
+        captures=lambda: _captures(speculative),
+        proposes=lambda model: vllm_proposals(model, config) if asked else [],
+        more_steps=lambda model: {} if whole else _head_step(model, dtype),
+    )
+
+
+def of_part(folder: Path, part: Path, tp: int, rank: int) -> Subject:
+    """The target or its layer, as `vllm serve FOLDER --speculative-config` with mtp builds it."""
+    config = speculating(folder, method="mtp", num_speculative_tokens=1)
+    vllm_platform.become_rank(tp, rank)
+    is_layer = part.name == "layer"
+    served = config.speculative_config.draft_model_config if is_layer else config.model_config
+    tensors = parts_of(folder)[part.name]
+    return _shard(config, served, tensors, rank, is_second=is_layer)
+
+
+def _shard(
+    config: Any,
+    served: Any,
+    tensors: dict[str, torch.Tensor],
+    rank: int,
+    *,
+    prefix: str = "",
+    is_second: bool = False,
+    more_steps: Callable[[nn.Module], Steps] = lambda _model: {},
+    **more: Any,
+) -> Subject:
+    """Of the model `served`; `is_second`: the target is built first, and shares its config."""
     from vllm.config import set_current_vllm_config
     from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
     from vllm.model_executor.model_loader.utils import initialize_model
     from vllm.utils.torch_utils import set_default_torch_dtype
 
-    config = _config(draft, target)
-    served = config.model_config
-    vllm_platform.become_rank(tp, rank)
-    draft_config = config.speculative_config.draft_model_config
-    whole = config.speculative_config.method == "draft_model"
-    # Other shards, and wholes and MTP layers, have no head of fewer rows.
-    asked = tp == 1 and config.speculative_config.method not in ("draft_model", "mtp")
-    built = _of_its_own(config) if whole else config
-
     def build() -> nn.Module:
         config.compilation_config.static_forward_context.clear()  # of the model built before
-        with set_default_torch_dtype(draft_config.dtype):
-            return initialize_model(
-                vllm_config=built, model_config=draft_config, prefix="draft_model" if whole else ""
-            )
-
-    def load_folder(model: nn.Module) -> None:
-        DefaultModelLoader(config.load_config).load_weights(model, draft_config)
+        with set_default_torch_dtype(served.dtype):
+            if is_second:
+                initialize_model(vllm_config=config)
+            return initialize_model(vllm_config=config, model_config=served, prefix=prefix)
 
     return Subject(
         build=build,
-        load_folder=load_folder,
-        tensors=read_tensors(draft),
+        load_folder=lambda model: DefaultModelLoader(config.load_config).load_weights(
+            model, served
+        ),
+        tensors=tensors,
         needs_gpu=vllm_platform.needs_gpu,
         unused=_UNUSED,
         first=rank == 0,
-        captures=lambda: _captures(config.speculative_config),
-        proposes=lambda model: vllm_proposals(model, config) if asked else [],
-        context=set_current_vllm_config(built),
-        last_steps=lambda model: {
-            **_attention_steps(model, draft_config.dtype),
-            **({} if whole else _head_step(model, served.dtype)),
-        },
+        context=set_current_vllm_config(config),
+        last_steps=lambda model: {**_attention_steps(model, served.dtype), **more_steps(model)},
+        **more,
     )
 
 
@@ -174,4 +203,4 @@ def speculating(target: Path, **speculative: Any) -> Any:
 
 
 if __name__ == "__main__":
-    run("vllm", vllm_platform, subject)
+    run("vllm", vllm_platform, subject, of_part)

@@ -3,7 +3,7 @@
 Both engines name a parameter as its stored tensor, put the parts of a fused linear one below the
 other, and hold what each part has once in one element per part: executed with vLLM 0.33.0 and
 SGLang 0.5.23 (`experiments/engines/run.py` compares every shape), MTP layers of targets in a folder
-of their own by `experiments/engines/mtp.py`: the routed experts of a mixture are one fused module
+of their own by `experiments/engines/mtp.json`: the routed experts of a mixture are one fused module
 in both, `experts`; unquantized ones load.
 """
 

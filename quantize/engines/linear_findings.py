@@ -329,7 +329,7 @@ def excluding(engine: Engine, question: Question, module: Module) -> str:
 
 # ---- Routed experts of an MTP layer that are stored as floats in a quantized target
 # Engines fuse them into one module, which is no linear: excludes mean it by rules of its own.
-# Executed: `experiments/engines/inside.py`.
+# Executed: `experiments/engines/inside.json`.
 
 
 def _float_experts(engine: Engine, question: Question) -> Finding | None:

@@ -187,7 +187,7 @@ def _by_quark(declaration: Mapping[str, Any]) -> Iterator[str]:
 
 
 # ---- The MTP layers of a quantized target: dropped by its quantizer, or mixed with its scheme
-# Sources: `engines/mtp.py`; vLLM 0.33 gives most MTP layers the target's quantization
+# Sources: `engines/mtp.json`; vLLM 0.33 gives most MTP layers the target's quantization
 # (`deepseek_mtp.py:83`, `mimo_mtp.py:111`, `glm4_moe_mtp.py:144`), SGLang 0.5.23 reads the config
 # of the folder that the layer comes from.
 

@@ -10,7 +10,7 @@ layer's number among the target's is left out: it is `layers.0`. Of the modules 
 layers are `layers.1`, ..., and what stands around them `modules.1.fc`, ....
 
 Sources: `*_mtp.py` of vLLM 0.33 and `*_nextn.py`, `*_mtp.py` of SGLang 0.5.23 (`models/`); loading
-was executed with the engines' own classes (`experiments/engines/mtp.py`).
+was executed with the engines' own classes (`experiments/engines/mtp.json`).
 """
 
 import copy
