@@ -1,7 +1,9 @@
 """How a target's text is continued: the distribution drawn from, and what is recorded of it."""
 
 import dataclasses
+import itertools
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,28 +15,31 @@ from draftquant.calibration.recording.decoding import (
     prompt_draws,
     prompt_seed,
 )
+from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.recipes.errors import TraceError
 from recorded import record_traces
 from tied_pair import prompt_tokens, save_target
-from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from transformers import (
+    AutoModelForCausalLM,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 LOGITS = torch.randn((5, 64), generator=torch.Generator().manual_seed(0)) * 3
 
 
-@pytest.mark.parametrize("temperature", [0.3, 1.0, 1.7])
-@pytest.mark.parametrize("top_p", [1.0, 0.9, 0.5, 1e-6])
-@pytest.mark.parametrize("top_k", [0, 1, 10, 64, 100])
-def test_the_distribution_is_that_of_transformers(
-    temperature: float, top_p: float, top_k: int
-) -> None:
-    expected = TemperatureLogitsWarper(temperature)(None, LOGITS)
-    if top_k:
-        expected = TopKLogitsWarper(top_k)(None, expected)
-    expected = TopPLogitsWarper(top_p)(None, expected)
-    decoding = Decoding(temperature=temperature, top_p=top_p, top_k=top_k)
-    got = processed_logprobs(LOGITS, decoding)
-    torch.testing.assert_close(got, expected.log_softmax(-1))
-    assert torch.equal(got == -torch.inf, expected == -torch.inf)
+def test_the_distribution_is_that_of_transformers() -> None:
+    values = itertools.product([0.3, 1.0, 1.7], [1.0, 0.9, 0.5, 1e-6], [0, 1, 10, 64, 100])
+    for temperature, top_p, top_k in values:
+        expected = TemperatureLogitsWarper(temperature)(None, LOGITS)
+        if top_k:
+            expected = TopKLogitsWarper(top_k)(None, expected)
+        expected = TopPLogitsWarper(top_p)(None, expected)
+        decoding = Decoding(temperature=temperature, top_p=top_p, top_k=top_k)
+        got = processed_logprobs(LOGITS, decoding)
+        torch.testing.assert_close(got, expected.log_softmax(-1))
+        assert torch.equal(got == -torch.inf, expected == -torch.inf)
 
 
 def test_draws_have_the_law_that_is_recorded() -> None:
@@ -78,23 +83,19 @@ PROMPTS = [
 ]
 
 
-@pytest.mark.parametrize("batch_size", [1, 3])
+def recorded(
+    target: Path, out: Path, decoding: Decoding, new: int = 12, batch_size: int = 3
+) -> TraceFolder:
+    given: Any = {"aux_layer_ids": (0, 1, 2), "batch_size": batch_size}
+    return record_traces(target, PROMPTS, out, max_new_tokens=new, decoding=decoding, **given)
+
+
 def test_sampled_traces_hold_the_probabilities_that_were_drawn_from(
-    target: Path, tmp_path: Path, batch_size: int
+    target: Path, tmp_path: Path
 ) -> None:
     """Against the target itself, which reads the recorded text again."""
-    from transformers import AutoModelForCausalLM
-
     decoding = Decoding(temperature=0.7, top_p=0.9, top_k=20, num_top_logprobs=2)
-    traces = record_traces(
-        target,
-        PROMPTS,
-        tmp_path / "traces",
-        max_new_tokens=12,
-        decoding=decoding,
-        aux_layer_ids=(0, 1, 2),
-        batch_size=batch_size,
-    )
+    traces = recorded(target, tmp_path / "traces", decoding)
     assert traces.manifest.temperature == 0.7
     assert traces.manifest.logprobs_as_sampled
     model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
@@ -117,15 +118,8 @@ def test_sampled_traces_hold_the_probabilities_that_were_drawn_from(
 
 def test_the_seed_and_the_batch_say_all(target: Path, tmp_path: Path) -> None:
     def texts(name: str, batch_size: int, seed: int) -> list[tuple[int, ...]]:
-        traces = record_traces(
-            target,
-            PROMPTS,
-            tmp_path / name,
-            max_new_tokens=12,
-            decoding=Decoding(temperature=1.0, seed=seed),
-            aux_layer_ids=(0, 1, 2),
-            batch_size=batch_size,
-        )
+        decoding = Decoding(temperature=1.0, seed=seed)
+        traces = recorded(target, tmp_path / name, decoding, batch_size=batch_size)
         return [trace.continuation for trace in traces]
 
     first = texts("a", 1, 0)
@@ -134,14 +128,8 @@ def test_the_seed_and_the_batch_say_all(target: Path, tmp_path: Path) -> None:
 
 
 def test_greedy_text_may_have_its_raw_probabilities(target: Path, tmp_path: Path) -> None:
-    traces = record_traces(
-        target,
-        PROMPTS,
-        tmp_path / "traces",
-        max_new_tokens=6,
-        decoding=Decoding(logprobs=True, num_top_logprobs=2),
-        aux_layer_ids=(0, 1, 2),
-    )
+    decoding = Decoding(logprobs=True, num_top_logprobs=2)
+    traces = recorded(target, tmp_path / "traces", decoding, new=6)
     spec = traces.manifest.logprobs
     assert spec is not None
     assert (spec.kind, spec.num_top) == ("raw", 2)
@@ -153,9 +141,9 @@ def test_greedy_text_may_have_its_raw_probabilities(target: Path, tmp_path: Path
         assert torch.equal(trace.top_logprobs[:, 0], trace.token_logprob)
 
 
-@pytest.mark.parametrize(
-    ("changes", "where"),
-    [
+def test_values_out_of_range() -> None:
+    changes: dict[str, Any]
+    for changes, where in (
         ({"temperature": -0.1}, "--temperature"),
         ({"temperature": float("nan")}, "--temperature"),
         ({"temperature": float("inf")}, "--temperature"),
@@ -165,9 +153,7 @@ def test_greedy_text_may_have_its_raw_probabilities(target: Path, tmp_path: Path
         ({"num_top_logprobs": -1}, "--top-logprobs"),
         ({"top_p": 0.9}, "--temperature"),
         ({"top_k": 5}, "--temperature"),
-    ],
-)
-def test_values_out_of_range(changes: dict[str, float], where: str) -> None:
-    with pytest.raises(TraceError, match=r"expected|greedy") as caught:
-        dataclasses.replace(Decoding(), **changes)  # type: ignore[arg-type]
-    assert caught.value.where == where
+    ):
+        with pytest.raises(TraceError, match=r"expected|greedy") as caught:
+            dataclasses.replace(Decoding(), **changes)
+        assert caught.value.where == where

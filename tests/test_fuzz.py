@@ -12,7 +12,7 @@ import json
 import resource
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,10 +20,6 @@ import pytest
 import torch
 import yaml
 from draftquant.calibration.prompts.prompt_file import read_prompts
-from draftquant.calibration.recording.decoding import GREEDY
-from draftquant.calibration.traces.manifest import FeatureSpec, TargetIdentity
-from draftquant.calibration.traces.prompt_trace import PromptTrace
-from draftquant.calibration.traces.writer import trace_output
 from draftquant.quantize.drafts.shared.block_layers import read_mask_embedding
 from draftquant.recipes import built_in_recipes, load_recipe, to_mapping
 from draftquant.recipes.errors import CheckpointError, DraftQuantError, PromptError
@@ -33,6 +29,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mixes import DOWN, FP8, INT4_CHANNEL, mixed
 from mutations import VALUES, documents, json_bytes, mutated, scrambled
+from said_traces import write_said
 from tiny import INDEX_FILE, SINGLE_FILE, tiny_eagle3_llama
 from tiny_dflash import tiny_dflash
 from tiny_mla import tiny_eagle3_mla
@@ -88,32 +85,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Folders]:
     )
     asked = ("--recipe", str(recipe), "--out", str(quantized["mixed"]))
     assert main(["quantize", str(sources["llama"]), *asked]) == 0
-    traced(root / "traces")
+    write_said(root / "traces", prompts=3, tokens=12)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     yield Folders(root, sources, quantized)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MEGABYTES * 1000
-
-
-def traced(out: Path) -> None:
-    """Traces that fit the draft "llama"."""
-    target = TargetIdentity(name="t", config_sha256="0" * 64, weights_sha256="0" * 64,
-                            num_layers=6, vocab_size=96)  # fmt: skip
-    features = FeatureSpec(
-        kind="aux", width=192, dtype="float32", aux_layer_ids=(1, 3, 4), fusion_sha256=None
-    )
-    generator = torch.Generator().manual_seed(0)
-    with trace_output(out, GREEDY.manifest(target, features)) as writer:
-        for position in range(3):
-            tokens = torch.randint(0, 96, (12,), generator=generator)
-            trace = PromptTrace(
-                id=f"p{position}",
-                category="all",
-                prompt_length=4,
-                token_ids=tokens,
-                features=torch.randn(11, 192, generator=generator),
-                target_top1=tokens[1:],
-            )
-            writer.add(trace, position=position)
 
 
 @contextlib.contextmanager
@@ -161,37 +136,35 @@ def changed(folders: Folders, original: Path, file: str, content: bytes) -> None
 
 
 @given(st.data())
-def test_config(folders: Folders, data: st.DataObject) -> None:
-    source = data.draw(st.sampled_from(list(folders.sources)))
-    config = json.loads((folders.sources[source] / "config.json").read_text(encoding="utf-8"))
-    content = data.draw(documents(config))
-    changed(folders, folders.sources[source], "config.json", content)
-    run(data.draw(st.sampled_from(PLAIN)), folders, source)
+@pytest.mark.parametrize(("group", "file", "commands"), [
+    ("sources", "config.json", PLAIN), ("sources", INDEX_FILE, PLAIN),
+    ("quantized", "hf_quant_config.json", QUANTIZED), ("quantized", "draftquant.json", QUANTIZED),
+])  # fmt: skip
+def test_document(folders: Folders, group: str, file: str, commands: Any, data: Any) -> None:
+    of: dict[str, Path] = getattr(folders, group)
+    name = data.draw(st.sampled_from([name for name, at in of.items() if (at / file).exists()]))
+    original = json.loads((of[name] / file).read_text(encoding="utf-8"))
+    changed(folders, of[name], file, data.draw(documents(original)))
+    run(data.draw(st.sampled_from(commands)), folders, name if group == "sources" else "llama")
 
 
 @given(st.data())
 def test_declaration(folders: Folders, data: st.DataObject) -> None:
     original = folders.quantized[data.draw(st.sampled_from(list(folders.quantized)))]
     config = json.loads((original / "config.json").read_text(encoding="utf-8"))
-    declared = config["quantization_config"]
-    files = ["config.json"] + ["hf_quant_config.json"] * (
-        original / "hf_quant_config.json"
-    ).exists()
-    file = data.draw(st.sampled_from(files))
-    if file == "config.json":
-        content = json_bytes(config | {"quantization_config": data.draw(mutated(declared))})
-    else:
-        content = data.draw(documents(json.loads((original / file).read_text(encoding="utf-8"))))
-    changed(folders, original, file, content)
+    declared = data.draw(mutated(config["quantization_config"]))
+    changed(
+        folders, original, "config.json", json_bytes(config | {"quantization_config": declared})
+    )
     run(data.draw(st.sampled_from(QUANTIZED)), folders)
 
 
-@given(st.data())
-def test_index(folders: Folders, data: st.DataObject) -> None:
-    original = folders.sources["sharded"]
-    index = json.loads((original / INDEX_FILE).read_text(encoding="utf-8"))
-    changed(folders, original, INDEX_FILE, data.draw(documents(index)))
-    run(data.draw(st.sampled_from(PLAIN)), folders, "sharded")
+def with_header(data: st.DataObject, content: bytes) -> bytes:
+    """Safetensors with another header, whose length is now and then wrong."""
+    start = 8 + int.from_bytes(content[:8], "little")
+    text = data.draw(documents(json.loads(content[8:start])))
+    length = data.draw(st.sampled_from([len(text)] * 9 + [0, len(text) + 8, 2**24, 2**63]))
+    return length.to_bytes(8, "little") + text + content[start:]
 
 
 @given(st.data())
@@ -199,20 +172,9 @@ def test_header(folders: Folders, data: st.DataObject) -> None:
     plain = data.draw(st.booleans())
     of = folders.sources if plain else folders.quantized
     original = of[data.draw(st.sampled_from([name for name in of if name != "sharded"]))]
-    content = (original / SINGLE_FILE).read_bytes()
-    start = 8 + int.from_bytes(content[:8], "little")
-    text = data.draw(documents(json.loads(content[8:start])))
-    length = data.draw(st.sampled_from([len(text)] * 9 + [0, len(text) + 8, 2**24, 2**63]))
-    changed(folders, original, SINGLE_FILE, length.to_bytes(8, "little") + text + content[start:])
+    content = with_header(data, (original / SINGLE_FILE).read_bytes())
+    changed(folders, original, SINGLE_FILE, content)
     run(data.draw(st.sampled_from(PLAIN if plain else QUANTIZED)), folders)
-
-
-@given(st.data())
-def test_provenance(folders: Folders, data: st.DataObject) -> None:
-    original = folders.quantized["ours"]
-    recorded = json.loads((original / "draftquant.json").read_text(encoding="utf-8"))
-    changed(folders, original, "draftquant.json", data.draw(documents(recorded)))
-    run(data.draw(st.sampled_from(QUANTIZED)), folders)
 
 
 RECIPES = {name: to_mapping(load_recipe(name)) for name in built_in_recipes()}
@@ -242,9 +204,7 @@ def test_traces(folders: Folders, data: st.DataObject) -> None:
     if file == "trace.json":
         content = data.draw(documents(json.loads(content)))
     else:
-        start = 8 + int.from_bytes(content[:8], "little")
-        text = data.draw(documents(json.loads(content[8:start])))
-        content = len(text).to_bytes(8, "little") + text + content[start:]
+        content = with_header(data, content)
     changed(folders, original, file, content)
     draft = str(folders.sources["llama"])
     run(("replay", draft, "--traces", "DRAFT"), folders)
@@ -257,19 +217,24 @@ PROMPTS = [
 ]
 
 
+def read(path: Path, content: bytes, read: Callable[[Path], object]) -> None:
+    """Read a file, or be told in plain text."""
+    path.write_bytes(content)
+    with bounded():
+        try:
+            assert read(path)
+        except (PromptError, CheckpointError) as exc:
+            assert_plain(str(exc))
+
+
+def printable_prompts(path: Path) -> bool:
+    return all(prompt.token_ids and prompt.id.isprintable() for prompt in read_prompts(path))
+
+
 @given(st.data())
 def test_prompts(folders: Folders, data: st.DataObject) -> None:
     lines = [data.draw(documents(prompt)) for prompt in PROMPTS]
-    path = folders.root / "prompts.jsonl"
-    path.write_bytes(b"\n".join(lines))
-    error = ""
-    with bounded():
-        try:
-            prompts = read_prompts(path)
-            assert all(prompt.token_ids and prompt.id.isprintable() for prompt in prompts)
-        except PromptError as exc:
-            error = str(exc)
-    assert_plain(error)
+    read(folders.root / "prompts.jsonl", b"\n".join(lines), printable_prompts)
 
 
 def saved(value: object) -> bytes:
@@ -289,14 +254,7 @@ def test_mask_embedding(folders: Folders, data: st.DataObject) -> None:
         key: Any = data.draw(st.sampled_from(sorted(MASK)))
         content = saved(MASK | {key: data.draw(VALUES)})
     path = folders.root / "mask_embedding.pt"
-    path.write_bytes(content)
-    error = ""
-    with bounded():
-        try:
-            assert read_mask_embedding(path, 64, 95).shape == (64,)
-        except CheckpointError as exc:
-            error = str(exc)
-    assert_plain(error)
+    read(path, content, lambda path: read_mask_embedding(path, 64, 95).shape == (64,))
 
 
 def test_an_error_of_another_kind_would_be_seen(

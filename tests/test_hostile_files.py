@@ -13,7 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -49,11 +49,6 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_eagle3_llama(tmp_path_factory.mktemp("hostile") / "source", sharded=True)
 
 
-@pytest.fixture
-def draft(tmp_path: Path) -> Path:
-    return tiny_eagle3_llama(tmp_path / "draft", sharded=True)
-
-
 # ---- files that are none
 
 
@@ -75,14 +70,9 @@ def test_only_regular_files_are_opened(tmp_path: Path) -> None:
             open_regular(path)
         assert os.dup(0) == before + 1  # the lowest that is free: nothing was left open
         os.closerange(before, before + 2)
-
-
-def test_text_is_read_up_to_a_limit(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_text("a" * 100, encoding="utf-8")
-    assert len(read_text(path, 100)) == 100
-    with pytest.raises(OSError, match="more than 99 bytes"):
-        read_text(path, 99)
+    assert len(read_text(tmp_path / "file", 4)) == 4
+    with pytest.raises(OSError, match="more than 3 bytes"):
+        read_text(tmp_path / "file", 3)
 
 
 HOMES = {
@@ -128,21 +118,8 @@ def test_files_are_opened_and_text_is_printed_in_one_home() -> None:
         assert of_users == homes
 
 
-DRAFT_FILES = (
-    "config.json",
-    "model.safetensors.index.json",
-    "model-00001-of-00002.safetensors",
-    "hf_quant_config.json",
-    "draftquant.json",
-)
-
-
-def fifo(path: Path) -> None:
-    os.mkfifo(path)
-
-
-def endless(path: Path) -> None:
-    path.symlink_to("/dev/zero")
+DRAFT_FILES = ("config.json", "model.safetensors.index.json", "hf_quant_config.json",
+               "model-00001-of-00002.safetensors", "draftquant.json")  # fmt: skip
 
 
 def gigabyte(path: Path) -> None:
@@ -177,18 +154,18 @@ def bounded(seconds: int = 10, megabytes: int = 500) -> Iterator[None]:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < megabytes * 1000
 
 
-@pytest.mark.each_value
-@pytest.mark.parametrize("make", [fifo, endless, gigabyte])
-@pytest.mark.parametrize("file", DRAFT_FILES)
+MAKES: Sequence[Callable[[Path], object]] = (
+    gigabyte, lambda path: path.symlink_to("/dev/zero"), os.mkfifo
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("number", "file"), [*enumerate(DRAFT_FILES)])
 def test_no_file_of_a_draft_blocks_or_fills_the_memory(
-    file: str,
-    make: Callable[[Path], None],
-    source: Path,
-    draft: Path,
-    capsys: pytest.CaptureFixture[str],
+    number: int, file: str, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    draft = tiny_eagle3_llama(tmp_path / "draft", sharded=True)
     (draft / file).unlink(missing_ok=True)
-    make(draft / file)
+    MAKES[number % 3](draft / file)
     with bounded(megabytes=100):
         assert main(["verify", str(draft), "--against", str(source)]) in (1, 2)
     assert file in "".join(capsys.readouterr())
@@ -216,11 +193,9 @@ OTHER_FILES: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.each_value
-@pytest.mark.parametrize("make", [fifo, endless, gigabyte])
-@pytest.mark.parametrize("file", OTHER_FILES)
-def test_no_other_file_does(file: str, make: Callable[[Path], None], tmp_path: Path) -> None:
-    make(tmp_path / file)
+@pytest.mark.parametrize(("number", "file"), [*enumerate(OTHER_FILES)])
+def test_no_other_file_does(number: int, file: str, tmp_path: Path) -> None:
+    MAKES[number % 3](tmp_path / file)
     # A line of a measurement may have 64 MiB, which are read twice over before it is refused.
     with bounded(megabytes=200), pytest.raises(DraftQuantError) as caught:
         OTHER_FILES[file](tmp_path / file)
@@ -239,10 +214,8 @@ def test_doubled_names_of_a_header_are_found_at_once(tmp_path: Path) -> None:
         read_header(tmp_path, "x")
 
 
-@pytest.mark.some(1)
-@pytest.mark.parametrize("unit", [b"[],", b'{"a":0},', b'"\\u00e9",', b"1234567,"])
-def test_a_header_as_large_as_may_be(unit: bytes, tmp_path: Path) -> None:
-    text = b"[" + unit * ((MAX_HEADER_BYTES - 10) // len(unit)) + b"0]"
+def test_a_header_as_large_as_may_be(tmp_path: Path) -> None:
+    text = b"[" + b"[]," * ((MAX_HEADER_BYTES - 10) // 3) + b"0]"
     (tmp_path / "x").write_bytes(len(text).to_bytes(8, "little") + text)
     with bounded(), pytest.raises(CheckpointError, match="more than 2,000,000 values"):
         read_header(tmp_path, "x")
@@ -267,11 +240,9 @@ def test_recipes_that_are_none(tmp_path: Path) -> None:
     for text in (
         "name: &a [1]\nrules: *a",
         "a: " + "[" * 30_000,
-        "a: " + ":".join(["1"] * 30_000),
         "group_size: " + "9" * 60_000,
         "? [1]\n: 2",
         "a: .nan\nb: 1e400",
-        '"\\ud800": 1',
         "a: 1\n" * 3000,
     ):
         (tmp_path / "mine.yaml").write_text(text, encoding="utf-8")
@@ -307,48 +278,43 @@ def is_safe(text: str) -> bool:
     return all(line.isprintable() for line in text.split("\n"))
 
 
-COMMANDS: dict[str, list[str]] = {
-    "inspect": ["inspect", "DRAFT"],
-    "plan": ["plan", "DRAFT", "--recipe", "int4-channel"],
-    "quantize": ["quantize", "DRAFT", "--recipe", "int4-channel", "--out", "OUT"],
-    "verify": ["verify", "DRAFT", "--against", "SOURCE"],
-    "check": ["check", "DRAFT", "--engine", "vllm"],
-    "recipe": ["recipes", "check", "DRAFT/mine.yaml"],
-    "record": ["record", "--target", "DRAFT", "--prompts", "DRAFT/p.jsonl", "--out", "OUT"],
-    "replay": ["replay", "DRAFT", "--traces", "DRAFT"],
-    "gate": ["gate", "DRAFT", "DRAFT", "--traces", "DRAFT"],
-}
+COMMANDS = [
+    words.split()
+    for words in (
+        "inspect DRAFT",
+        "plan DRAFT --recipe int4-channel",
+        "quantize DRAFT --recipe int4-channel --out OUT",
+        "verify DRAFT --against SOURCE",
+        "check DRAFT --engine vllm",
+        "recipes check DRAFT/mine.yaml",
+        "record --target DRAFT --prompts DRAFT/p.jsonl --out OUT",
+        "replay DRAFT --traces DRAFT",
+        "gate DRAFT DRAFT --traces DRAFT",
+    )
+]
 
 
-def write_json(path: Path, value: object) -> int:
-    return path.write_text(json.dumps(value), encoding="utf-8")
+def with_files(folder: Path) -> None:
+    """Every file that has no tensors is EVIL."""
+    config = {"quant_method": "fp8", "activation_scheme": "dynamic", "ignored_layers": [EVIL]}
+    edit_json(folder / "config.json", quantization_config=config)
+    for file, value in (("draftquant.json", {EVIL: 1}), ("mine.yaml", {EVIL: EVIL}),
+                        ("p.jsonl", {"id": EVIL}), ("trace.json", {EVIL: 1})):  # fmt: skip
+        (folder / file).write_text(json.dumps(value), encoding="utf-8")
 
 
 CHANGES: dict[str, Callable[[Path], object]] = {
-    "nothing but the name of the folder": lambda folder: folder.stat(),
     "config": lambda folder: edit_json(folder / "config.json", architectures=[EVIL]),
-    "excludes": lambda folder: edit_json(
-        folder / "config.json",
-        quantization_config={"quant_method": "fp8", "activation_scheme": "dynamic",
-                             "ignored_layers": [EVIL]},
-    ),
     "tensor": lambda folder: write_safetensors(
-        folder / "model-00001-of-00002.safetensors", {EVIL: Stored("F32", (1,), bytes(4))}
+        folder / "model-00001-of-00002.safetensors",
+        {EVIL: Stored("F32", (1,), bytes(4))},
+        {"\ud800": EVIL},
     ),
-    "metadata": lambda folder: write_safetensors(
-        folder / "model-00001-of-00002.safetensors", {}, {"\ud800": EVIL}
-    ),
-    "index": lambda folder: edit_json(
-        folder / "model.safetensors.index.json", weight_map={EVIL: EVIL}
-    ),
-    "provenance": lambda folder: write_json(folder / "draftquant.json", {EVIL: 1}),
-    "recipe": lambda folder: write_json(folder / "mine.yaml", {EVIL: EVIL}),
-    "prompts": lambda folder: write_json(folder / "p.jsonl", {"id": EVIL}),
-    "traces": lambda folder: write_json(folder / "trace.json", {EVIL: 1}),
-}  # fmt: skip
+    "files": with_files,
+}
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(2)
 @pytest.mark.parametrize("change", CHANGES)
 def test_no_command_prints_what_a_terminal_would_obey(
     change: str, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -357,13 +323,12 @@ def test_no_command_prints_what_a_terminal_would_obey(
     folder = tiny_eagle3_llama(tmp_path / name, sharded=True)
     CHANGES[change](folder)
     named = {"DRAFT": str(folder), "SOURCE": str(source), "OUT": str(tmp_path / "out")}
-    for arguments in COMMANDS.values():
+    for arguments in COMMANDS:
         shutil.rmtree(tmp_path / "out", ignore_errors=True)
         filled = [re.sub("DRAFT|SOURCE|OUT", lambda found: named[found[0]], a) for a in arguments]
         assert main(filled) in (0, 1, 2, 3), arguments
         printed = capsys.readouterr()
-        assert is_safe(printed.out), arguments
-        assert is_safe(printed.err), arguments
+        assert is_safe(printed.out + printed.err), arguments
         assert printed.out or printed.err
 
 
@@ -394,16 +359,12 @@ def test_a_folder_whose_name_is_no_text(tmp_path: Path, capsys: pytest.CaptureFi
 MASKS: tuple[Callable[[], object], ...] = (
     lambda: torch.zeros(64).to(torch.float8_e4m3fn),
     lambda: torch.zeros(64).to_sparse(),
-    lambda: torch.zeros(64, device="meta"),
     lambda: torch.quantize_per_tensor(torch.zeros(64), 0.1, 0, torch.qint8),
-    lambda: torch.zeros(64, dtype=torch.complex64),
     lambda: torch.nested.nested_tensor([torch.zeros(32), torch.zeros(32)]),
     lambda: torch.zeros(1).expand(10**9),
     lambda: {"embedding": torch.zeros(64), "mask_token_id": torch.zeros(3)},
     lambda: {"embedding": torch.zeros(64), "mask_token_id": True},
-    lambda: {"embedding": torch.zeros(64), "per_position": torch.ones(2)},
     lambda: {"embedding": "\x1b"},
-    lambda: {1: 2},
     lambda: None,
 )
 
@@ -434,13 +395,11 @@ def run(shell: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     ("shell", "code", "reason"),
     [
         ('"$@" >&-', 2, "Bad file descriptor"),
-        ('"$@" > /dev/full', 2, "No space left on device"),
-        ('PYTHONUNBUFFERED=1 "$@" > /dev/full', 2, "No space left on device"),
         ('"$@" --json > /dev/full', 2, "No space left on device"),
         ('"$@" >&- 2>&-', 2, ""),
         ('set -o pipefail; "$@" | head -c 0', 141, ""),
     ],
-    ids=["closed", "full", "unbuffered", "full-json", "both closed", "pipe"],
+    ids=["closed", "full", "both closed", "pipe"],
 )
 def test_a_report_that_cannot_be_printed(
     shell: str, code: int, reason: str, source: Path, tmp_path: Path
@@ -468,30 +427,14 @@ def test_help_that_cannot_be_printed() -> None:
     assert "Traceback" not in ended.stderr
 
 
-@pytest.mark.some(1)
-@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm"])
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_the_launch_command_can_be_copied(
     engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Whatever the folder is called, a shell runs nothing else."""
     folder = tiny_eagle3_llama(tmp_path / """it's "a" $(touch x); `y` [red]""")
     assert main(["check", str(folder), "--engine", engine]) in (0, 3)
-    (line,) = (
-        x
-        for x in capsys.readouterr().out.split("\n")
-        if x.startswith(("serve", "to try", "try it"))
-    )
-    words = shlex.split(line.partition(": ")[2])
-    found = [
-        word if engine == "sglang" else " ".join(map(str, leaves(json.loads(word))))
-        for word in words
-        if "touch" in word
-    ]
-    assert len(found) == 1
-    assert str(folder) in found[0]
-
-
-def leaves(value: object) -> list[object]:
-    if not isinstance(value, dict):
-        return [value]
-    return [leaf for item in value.values() for leaf in leaves(item)]
+    lines = capsys.readouterr().out.split("\n")
+    (line,) = (x for x in lines if x.startswith(("serve", "to try", "try it")))
+    (word,) = (word for word in shlex.split(line.partition(": ")[2]) if "touch" in word)
+    assert (str(folder) if engine == "sglang" else json.dumps(str(folder))) in word

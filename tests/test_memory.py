@@ -109,9 +109,21 @@ def test_batches_shrink_until_they_fit(
     assert not estimate([PAIR / "draft"], traces, batch_size=6).fits  # as it was asked for
 
 
-def test_what_does_not_fit_is_refused(
-    traces: TraceFolder, int4: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_does_not_fit_is_refused_before_anything_is_loaded(
+    traces: TraceFolder,
+    int4: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    gate = ["gate", str(PAIR / "draft"), str(int4), "--traces", str(traces.folder)]
+    for options, what in (
+        (("--device", "cuda:7"), "--device: there is no cuda:7"),
+        (("--device", "gpu"), "--device: expected auto, cpu, cuda or cuda:I, got 'gpu'"),
+        (("--batch-size", "0"), "--batch-size: expected at least 1, got 0"),
+    ):
+        assert main([*gate, *options]) == 2
+        assert what in capsys.readouterr().err
+    monkeypatch.setattr("draftquant.quantize.stored.loading.load_draft", None)
     monkeypatch.setattr(memory, "available_bytes", lambda _: 1000)
     found = estimate([PAIR / "draft", int4], traces)
     with pytest.raises(DeviceError) as caught:
@@ -121,48 +133,12 @@ def test_what_does_not_fit_is_refused(
     assert "0.00 GB are available" in said
     assert "weights draft 0.00 GB, int4 0.00 GB beside 0.00 GB of the first's" in said
     assert "fix: use --dtype bfloat16 or --batch-size 1" in said
+    assert main(gate) == 2
+    assert "replay needs 0." in capsys.readouterr().err
     monkeypatch.setattr(memory, "available_bytes", lambda _: None)
     unknown = estimate([PAIR / "draft", int4], traces)
     unknown.check()
     assert "available" not in unknown.line()
-
-
-# ---- on the command line
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (("--device", "cuda:7"), "--device: there is no cuda:7"),
-        (("--device", "gpu"), "--device: expected auto, cpu, cuda or cuda:I, got 'gpu'"),
-        (("--batch-size", "0"), "--batch-size: expected at least 1, got 0"),
-    ],
-)
-def test_bad_options(
-    traces: TraceFolder,
-    int4: Path,
-    capsys: pytest.CaptureFixture[str],
-    options: tuple[str, ...],
-    said: str,
-) -> None:
-    arguments = ["gate", str(PAIR / "draft"), str(int4), "--traces", str(traces.folder)]
-    assert main([*arguments, *options]) == 2
-    assert said in capsys.readouterr().err
-
-
-def test_too_little_memory_ends_before_anything_is_loaded(
-    traces: TraceFolder,
-    int4: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def never(*_: Any, **__: Any) -> None:
-        raise AssertionError("loaded")
-
-    monkeypatch.setattr("draftquant.quantize.stored.loading.load_draft", never)
-    monkeypatch.setattr(memory, "available_bytes", lambda _: 1000)
-    assert main(["gate", str(PAIR / "draft"), str(int4), "--traces", str(traces.folder)]) == 2
-    assert "replay needs 0." in capsys.readouterr().err
 
 
 def test_tables_that_a_draft_lacks_are_the_targets(tmp_path: Path) -> None:

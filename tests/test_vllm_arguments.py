@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from draftquant.calibration.recording.target_shape import RecordingPlan, TargetS
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.calibration.vllm import vllm_engines as answers
 from draftquant.calibration.vllm.kept_recording import EngineSetup
-from draftquant.calibration.vllm.vllm_engines import Answer, most_likely, offline_engine
+from draftquant.calibration.vllm.vllm_engines import Answer, most_likely
 from draftquant.recipes.errors import TraceError
 from draftquant.scripts.cli import main
 from states_server import StatesServer, served, write_target
@@ -87,32 +88,16 @@ def test_plain_rotary_angles_of_latent_attention_are_computed_by_torch() -> None
 
 def test_which_targets_have_plain_rotary_angles(tmp_path: Path) -> None:
     sizes = {"num_hidden_layers": 2, "vocab_size": 7, "hidden_size": 5}
-    for rope, plain in (
-        ({}, True),
-        ({"rope_scaling": {"type": "yarn", "factor": 4}}, False),
-        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, True),
-        ({"rope_parameters": {"rope_type": "yarn", "factor": 4}}, False),
+    yarn, plain = {"rope_type": "yarn", "factor": 4}, {"rope_type": "default", "rope_theta": 1e4}
+    for config, expected in (
+        ({"kv_lora_rank": 512}, True),
+        ({}, False),
+        ({"kv_lora_rank": 512, "rope_scaling": {"type": "yarn", "factor": 4}}, False),
+        ({"kv_lora_rank": 512, "rope_parameters": plain}, True),
+        ({"kv_lora_rank": 512, "rope_parameters": yarn}, False),
     ):
-        for latent in ({"kv_lora_rank": 512}, {}):
-            config = json.dumps(sizes | rope | latent)
-            (tmp_path / "config.json").write_text(config, encoding="utf-8")
-            assert TargetShape.read(tmp_path).plain_latent_rope == (plain and bool(latent))
-
-
-def test_the_command_of_a_server_says_the_same() -> None:
-    given = {"tensor_parallel_size": 8, "enforce_eager": True, "hf_overrides": {"a": [1]}}
-    words = shlex.split(setup(given=given).command())
-    assert words[:3] == ["vllm", "serve", "/models/a target"]
-    assert {"--enforce-eager", "--no-enable-prefix-caching", "--no-async-scheduling"} < {*words}
-    for name, value in (
-        ("--max-model-len", 300),
-        ("--tensor-parallel-size", 8),
-        ("--hf-overrides", {"a": [1]}),
-        ("--kv-transfer-config", EXPECTED["kv_transfer_config"]),
-        ("--speculative-config", EXPECTED["speculative_config"]),
-    ):
-        assert json.loads(words[words.index(name) + 1]) == value
-    assert words[words.index("--scheduler-cls") + 1] == EXPECTED["scheduler_cls"]
+        (tmp_path / "config.json").write_text(json.dumps(sizes | config), encoding="utf-8")
+        assert TargetShape.read(tmp_path).plain_latent_rope == expected
 
 
 def test_arguments_that_contradict_recording() -> None:
@@ -174,17 +159,6 @@ def test_the_most_likely_are_sorted_and_bounded() -> None:
 # ---- the command
 
 
-def test_without_vllm_the_error_says_where_to_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
-    with (
-        pytest.raises(TraceError, match="vLLM is not installed beside draftquant") as caught,
-        offline_engine({}, setup().plan, "0" * 16),
-    ):
-        pass
-    assert "(pip install --no-deps " in caught.value.fix
-    assert "--server URL" in caught.value.fix
-
-
 @pytest.fixture
 def command(tmp_path: Path) -> list[str]:
     lines = [{"id": f"p{i}", "category": "a", "token_ids": [i + 1, i + 2]} for i in range(3)]
@@ -210,6 +184,10 @@ def test_the_command_prints_how_to_start_a_server(
     assert words[words.index("--tensor-parallel-size") + 1] == "8"
     assert words[words.index("--tokenizer") + 1] == "a b"
     assert words[words.index("--dtype") + 1] == "bfloat16"
+    assert "--no-enable-prefix-caching" in words
+    states = json.loads(words[words.index("--kv-transfer-config") + 1])
+    folder = {"draftquant_folder": str(tmp_path)}
+    assert states == EXPECTED["kv_transfer_config"] | {"kv_connector_extra_config": folder}
     assert err == ""
 
 
@@ -227,9 +205,7 @@ def test_the_command_records_from_a_server(
     assert traces.manifest.logprobs is not None
 
 
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
+MISTAKES = [
         (["--engine", "sglang", "--out", "x"], "--engine sglang: SGLang 0.5.23 captures layers"),
         (["--server", "http://a", "--out", "x"], "--server: belongs to vLLM, not to transformers"),
         (["--print-server-args"], "--print-server-args: belongs to vLLM"),
@@ -239,27 +215,19 @@ def test_the_command_records_from_a_server(
          "--engine-arg: a running server has its arguments"),
         ([], "--out: expected the folder to create"),
         (["--engine", "vllm", "--out", "x", "--top-p", "0.5"], "--temperature"),
-    ],
-)  # fmt: skip
+        (["--engine", "vllm", "--engine-arg", " =1"], "expected NAME=VALUE"),
+]  # fmt: skip
+
+
 def test_arguments_that_do_not_belong_together(
     command: list[str],
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    more: list[str],
-    message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main([*command, *more]) == 2
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / "x").exists()
-    assert not (tmp_path / "x.recording").exists()
-
-
-@pytest.mark.parametrize("text", ["a", "=1", " =1"])
-def test_an_argument_of_the_engine_has_a_name(
-    command: list[str], capsys: pytest.CaptureFixture[str], text: str
-) -> None:
-    with pytest.raises(SystemExit):
-        main([*command, "--engine", "vllm", "--engine-arg", text])
-    assert "expected NAME=VALUE" in capsys.readouterr().err
+    for more, message in MISTAKES:
+        with suppress(SystemExit):
+            assert main([*command, *more]) == 2
+        assert message in capsys.readouterr().err
+        assert [*tmp_path.glob("x*")] == []

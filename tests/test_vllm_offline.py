@@ -4,7 +4,6 @@ vLLM here is a module of the test; the real one is started by experiments/served
 """
 
 import os
-import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -126,10 +125,6 @@ def test_the_engine_is_started_and_asked_as_recording_needs(target: Path, tmp_pa
     assert [trace.continuation for trace in traces] == [
         tuple(range(i + 2, i + 6)) for i in range(len(PROMPTS))
     ]
-    on = plan(target, decoding=Decoding(ignore_eos=True))
-    assert record_with_vllm(on, Offline(arguments={}), tmp_path / "on").manifest.ignore_eos
-    assert FakeLLM.asked[-1][2]["ignore_eos"] is True
-    shutil.rmtree(tmp_path / "on")
     for trace in traces:
         assert trace.token_logprob is not None
         assert trace.token_logprob.tolist() == [-0.25] * 4
@@ -147,14 +142,16 @@ def test_the_state_behind_the_last_norm_needs_log_probabilities(
 
 
 def test_drawn_tokens_have_a_seed_of_their_prompt(target: Path, tmp_path: Path) -> None:
-    decoding = Decoding(temperature=0.5, top_p=0.8, top_k=7, seed=3, num_top_logprobs=2)
+    decoding = Decoding(
+        temperature=0.5, top_p=0.8, top_k=7, seed=3, num_top_logprobs=2, ignore_eos=True
+    )
     asked = plan(target, decoding=decoding)
     traces = record_with_vllm(asked, Offline(arguments={}), tmp_path / "out")
     for (_, prompt, params), given in zip(FakeLLM.asked, PROMPTS, strict=True):
         assert (params["temperature"], params["top_p"], params["top_k"]) == (0.5, 0.8, 7)
         assert params["seed"] == prompt_seed(3, prompt["prompt_token_ids"])
         assert prompt["prompt_token_ids"] == list(given.token_ids)
-        assert params["logprobs"] == 2
+        assert (params["logprobs"], params["ignore_eos"]) == (2, True)
     trace = next(iter(traces))
     assert trace.top_token_ids is not None
     assert trace.top_token_ids.tolist() == [[t, 40] for t in trace.continuation]
@@ -178,12 +175,9 @@ def test_what_the_engine_refuses(target: Path, tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="does not start: not so many GPUs here") as caught:
         record_with_vllm(plan(target), source, tmp_path / "out")
     assert "--engine-arg" in caught.value.fix
-    refused = Prompt(id="no", category="a", token_ids=(END,))
-    with pytest.raises(TraceError, match="prompt no: vLLM refuses it: not this one"):
-        record_with_vllm(plan(target, prompts=[refused]), Offline(arguments={}), tmp_path / "out")
-
-
-def test_the_engine_is_ended_whatever_happens(target: Path) -> None:
     with suppress(ZeroDivisionError), offline_engine({}, plan(target), "0" * 16) as engine:
         _ = 1 / 0
     assert engine._engine.ended
+    refused = Prompt(id="no", category="a", token_ids=(END,))
+    with pytest.raises(TraceError, match="prompt no: vLLM refuses it: not this one"):
+        record_with_vllm(plan(target, prompts=[refused]), Offline(arguments={}), tmp_path / "out")

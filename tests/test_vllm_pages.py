@@ -25,11 +25,10 @@ def cache(blocks: int, rows: int) -> torch.Tensor:
     return torch.arange(count, dtype=torch.float32).reshape(blocks, LAYERS, rows, WIDTH)
 
 
-@pytest.mark.parametrize("piece_bytes", [200, 2**20])
 def test_a_request_is_read_from_its_pages_in_order(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece_bytes: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pages, "_PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr(pages, "_PIECE_BYTES", 200)
     stored = cache(6, 4)
     token_ids = list(range(50, 60))
     write_states(tmp_path / "x.safetensors", Pages(stored, 4), [5, 0, 3], token_ids, HEAD, None)
@@ -49,17 +48,11 @@ def test_a_schedulers_block_is_several_of_the_cache() -> None:
         Pages(stored, 3)
 
 
-def test_more_tokens_than_pages(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="9 tokens, but pages for 8"):
-        write_states(
-            tmp_path / "x.safetensors", Pages(cache(4, 4), 4), [1, 2], list(range(9)), HEAD, None
-        )
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_file_appears_whole_or_not_at_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    with pytest.raises(ValueError, match="9 tokens, but pages for 8"):
+        write_states(tmp_path / "x", Pages(cache(4, 4), 4), [1, 2], list(range(9)), HEAD, None)
     monkeypatch.setattr(pages, "_PIECE_BYTES", 1)
     calls: list[Any] = []
     whole = Pages.read

@@ -110,15 +110,9 @@ def test_a_prompt_ends_with_the_end_of_text(
     ending = Prompt(id="e", category="a", token_ids=(END - 2,))
     (trace,) = record(running, tmp_path / "out", plan(target, prompts=[ending]))
     assert trace.continuation == (END - 1, END)
-    on = plan(target, prompts=[ending], decoding=Decoding(ignore_eos=True, logprobs=True))
-    traces = record(running, tmp_path / "on", on)
-    (trace,) = traces
+    on = plan(target, prompts=[ending], decoding=Decoding(ignore_eos=True))
+    (trace,) = record(running, tmp_path / "on", on)
     assert trace.continuation == (END - 1, END, 0, 1, 2, 3)
-    assert traces.manifest.ignore_eos
-    assert traces.manifest.logprobs is not None
-    assert traces.manifest.logprobs.kind == "raw"
-    assert trace.token_logprob is not None
-    assert trace.token_logprob.tolist() == [-0.5] * 6
 
 
 def test_drawn_tokens_have_their_logprobs(
@@ -146,22 +140,13 @@ def test_features_may_be_stored_as_the_drafts_fc_makes_them(
     running: StatesServer, target: Path, tmp_path: Path
 ) -> None:
     fc = torch.randn(4, 2 * WIDTH, generator=torch.manual_seed(0)).to(torch.bfloat16)
+    reads = {"target_hidden_size": WIDTH, "reads_layers": True, "reads_features": True}
+    geometry = SimpleNamespace(aux_layer_ids=LAYERS, num_aux_layers=2, hidden_size=4, **reads)
     draft = SimpleNamespace(
-        name="draft",
-        weights={"fc.weight": fc},
-        fusion_sha256="0" * 64,
-        device=torch.device("cpu"),
-        dtype=torch.bfloat16,
-        geometry=SimpleNamespace(
-            aux_layer_ids=LAYERS,
-            num_aux_layers=len(LAYERS),
-            target_hidden_size=WIDTH,
-            hidden_size=4,
-            reads_layers=True,
-            reads_features=True,
-        ),
+        name="draft", weights={"fc.weight": fc}, fusion_sha256="0" * 64, geometry=geometry,
+        device=torch.device("cpu"), dtype=torch.bfloat16,
         forward=SimpleNamespace(fuse=lambda features: features @ fc.T),
-    )
+    )  # fmt: skip
     fused = plan(target, aux_layer_ids=None, fuse_with=draft)
     traces = record(running, tmp_path / "out", fused)
     assert traces.manifest.features.kind == "fused"
@@ -246,20 +231,6 @@ def test_servers_that_differ_are_refused(
         record_with_vllm(plan(target), twice, tmp_path / "out")
 
 
-def test_what_is_complete_needs_no_server(
-    running: StatesServer, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A run that was ended while it wrote the trace folder."""
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            "draftquant.calibration.recording.target_shape.trace_output", lambda *_, **__: 1 / 0
-        )
-        with pytest.raises(ZeroDivisionError):
-            record(running, tmp_path / "out", plan(target))
-    running.status = lambda _number: 0
-    assert len(record(running, tmp_path / "out", plan(target))) == len(PROMPTS)
-
-
 def test_another_command_is_refused_with_the_difference(
     running: StatesServer, target: Path, tmp_path: Path
 ) -> None:
@@ -282,16 +253,6 @@ def test_another_command_is_refused_with_the_difference(
         assert f"rm -r {tmp_path / 'out.recording'}" in str(caught.value)
     assert len(record(running, tmp_path / "out", plan(target))) == len(PROMPTS)
     assert len(running.asked) == len(PROMPTS) - 2
-
-
-def test_two_processes_cannot_record_the_same(tmp_path: Path) -> None:
-    asked = {"max_new_tokens": 6}
-    with (
-        recording_folder.kept_recording(tmp_path / "out", asked),
-        pytest.raises(OutputError, match="another process is recording there"),
-        recording_folder.kept_recording(tmp_path / "out", asked),
-    ):
-        pass
 
 
 def test_what_was_kept_is_hostile_too(running: StatesServer, target: Path, tmp_path: Path) -> None:
@@ -343,9 +304,7 @@ FEW = {"token_logprobs": [-0.5] * 5, "top_logprobs": [BESIDE] * 6}
 FEW_BESIDE = {"token_logprobs": [-0.5] * 6, "top_logprobs": [{"token_id:7": -0.5}] * 6}
 
 
-@pytest.mark.parametrize(
-    ("change", "message", "fix"),
-    [
+ANSWERS: list[tuple[Change, str, str]] = [
         (edited(token_ids=[9] * 5), "asked for 6 tokens, got 5 and 'length'", "--override-gener"),
         (edited(finish_reason="abort"), "the engine ended it with 'abort'", "own messages"),
         (edited(token_ids=[VOCAB] * 6), "expected token ids in", "serve the target"),
@@ -357,16 +316,17 @@ FEW_BESIDE = {"token_logprobs": [-0.5] * 6, "top_logprobs": [{"token_id:7": -0.5
         (lambda answer: answer | {"kv_transfer_params": None}, "is not vLLM's: TypeError", "0.32"),
         (lambda _answer: {"choices": []}, "is not vLLM's: IndexError", "0.32"),
         (lambda _answer: [], r"expected a JSON object, got \[\]", "address of an engine's server"),
-    ],
-)  # fmt: skip
-def test_answers_that_are_none(
-    running: StatesServer, target: Path, tmp_path: Path, change: Change, message: str, fix: str
-) -> None:
-    running.change = change
-    with pytest.raises((TraceError, ServerError), match=message) as caught:
-        record(running, tmp_path / "out", plan(target, decoding=Decoding(num_top_logprobs=2)))
-    assert fix in caught.value.fix
-    assert not (tmp_path / "out").exists()
+]  # fmt: skip
+
+
+def test_answers_that_are_none(running: StatesServer, target: Path, tmp_path: Path) -> None:
+    few = plan(target, prompts=PROMPTS[1:2], decoding=Decoding(num_top_logprobs=2))
+    for change, message, fix in ANSWERS:
+        running.change = change
+        with pytest.raises((TraceError, ServerError), match=message) as caught:
+            record(running, tmp_path / "out", few)
+        assert fix in caught.value.fix
+        assert not (tmp_path / "out").exists()
 
 
 def _half(path: Path, token_ids: Any, layer_inputs: Any) -> None:
@@ -378,9 +338,7 @@ def _lost(path: Path, _token_ids: Any, _layer_inputs: Any) -> None:
     path.with_suffix(".failed").write_text("OSError: No space left on device", encoding="utf-8")
 
 
-@pytest.mark.parametrize(
-    ("write", "message", "fix"),
-    [
+FILES: list[tuple[Any, str, str]] = [
         (_half, r"model|bytes|range|size", "its prompt is repeated"),
         (lambda path, ids, layers: write_file(path, ids[:-1], layers),
          r"token_ids: expected I64 \[\d+\], got I64", "--print-server-args"),
@@ -393,82 +351,53 @@ def _lost(path: Path, _token_ids: Any, _layer_inputs: Any) -> None:
         (lambda path, ids, layers: write_file(path, ids, layers, engine=""),
          "expected the name of an engine, got ''", "--print-server-args"),
         (_lost, "the engine lost its states: OSError: No space left", "own messages"),
-    ],
-)  # fmt: skip
+]  # fmt: skip
+
+
 def test_files_that_are_not_of_the_answer(
-    running: StatesServer, target: Path, tmp_path: Path, write: Any, message: str, fix: str
+    running: StatesServer, target: Path, tmp_path: Path
 ) -> None:
-    running.write = write
-    few = plan(target, prompts=PROMPTS[:3])
-    with pytest.raises(TraceError, match=message) as caught:
-        record(running, tmp_path / "out", few)
-    assert fix in caught.value.fix
-    assert not (tmp_path / "out").exists()
+    few = plan(target, prompts=PROMPTS[1:3])
+    for write, message, fix in FILES:
+        running.write = write
+        with pytest.raises(TraceError, match=message) as caught:
+            record(running, tmp_path / "out", few)
+        assert fix in caught.value.fix
+        assert not (tmp_path / "out").exists()
     running.write = write_file
-    assert len(record(running, tmp_path / "out", few)) == 3
+    assert len(record(running, tmp_path / "out", few)) == 2
 
 
 # ---- refused before anything is asked
 
 
-def test_a_server_with_too_short_a_context(
-    running: StatesServer, target: Path, tmp_path: Path
-) -> None:
+def test_what_cannot_be_recorded(running: StatesServer, target: Path, tmp_path: Path) -> None:
+    far = [Prompt(id="x", category="a", token_ids=(VOCAB,))]
+    with pytest.raises(TraceError, match="token ids below 64"):
+        plan(target, prompts=far).check(tmp_path / "out")
     running.max_model_len = 15
     with pytest.raises(TraceError, match=r"its context has 15 tokens, .* needs 16") as caught:
         record(running, tmp_path / "out", plan(target))
     assert "--max-model-len 16" in caught.value.fix
-    assert running.asked == []
-
-
-def test_what_cannot_be_recorded(running: StatesServer, target: Path, tmp_path: Path) -> None:
-    far = [Prompt(id="x", category="a", token_ids=(VOCAB,))]
-    for changes, message in (
-        ({"max_new_tokens": 56}, "at most 64 tokens with the continuation"),
-        ({"prompts": far}, "token ids below 64"),
-        ({"max_new_tokens": 0}, "max_new_tokens: expected at least 1"),
-        ({"batch_size": 0}, "batch_size: expected at least 1"),
-    ):
-        with pytest.raises(TraceError, match=message):
-            plan(target, **changes).check(tmp_path / "out")
     with pytest.raises(OutputError, match="already exists"):
         record(running, tmp_path, plan(target))
+    nowhere = Served(urls=[running.url], folder=tmp_path / "nowhere")
+    with pytest.raises(TraceError, match=r"--shared: .* is no folder"):
+        record_with_vllm(plan(target), nowhere, tmp_path / "out")
     running.models = lambda: {"data": []}  # type: ignore[method-assign]
     with pytest.raises(TraceError, match="serves no model"):
         record(running, tmp_path / "out", plan(target))
     assert running.asked == []
 
 
-def test_no_server_and_no_folder(target: Path, tmp_path: Path) -> None:
-    shared = tmp_path / "shared"
-    source = Served(urls=["http://127.0.0.1:9"], folder=shared)
-    with pytest.raises(TraceError, match=r"--shared: .* is no folder"):
-        record_with_vllm(plan(target), source, tmp_path / "out")
-    shared.mkdir()
-    with pytest.raises(ServerError, match=r"no answer after 5 attempt\(s\): ConnectError"):
-        record_with_vllm(plan(target), source, tmp_path / "out")
-    for url, what in (
-        ("http://a:b", "--server: 'http://a:b': Invalid port"),
-        ("x", "an address, got 'x'"),
-    ):
-        with pytest.raises(ServerError, match=what):
-            record_with_vllm(plan(target), Served(urls=[url], folder=shared), tmp_path / "out")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["shared", "target"]
-
-
-def test_targets_whose_config_says_nothing(tmp_path: Path) -> None:
+def test_what_the_config_of_a_target_says(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="no such file"):
         TargetShape.read(tmp_path)
-    for changes, key in (
-        ({"hidden_size": None}, "hidden_size"),
-        ({"vocab_size": "9"}, "vocab_size"),
-    ):
-        folder = write_target(tmp_path / key, **changes)
+    changes: tuple[tuple[str, Any], ...] = (("hidden_size", None), ("vocab_size", "9"))
+    for key, value in changes:
+        folder = write_target(tmp_path / key, **{key: value})
         with pytest.raises(TraceError, match=f"{key}: expected a whole number above 0"):
             TargetShape.read(folder)
-
-
-def test_a_multimodal_target_is_read_in_its_section(tmp_path: Path) -> None:
-    text = {"num_hidden_layers": 61, "vocab_size": 7, "hidden_size": 5}
+    text = {"num_hidden_layers": 61, "vocab_size": 7, "hidden_size": 5}  # of a multimodal one
     shape = TargetShape.read(write_target(tmp_path / "target", text_config=text))
     assert shape == TargetShape(num_layers=61, vocab_size=7, hidden_size=5, max_positions=None)
